@@ -434,7 +434,7 @@ def a_server_that_was_away_gets_everything_when_it_is_back(world):
         made.server.up()
         equal(len(all_the_same(made)), 4, "jobs")
         eventually(made.settled, "nothing waits")
-        eventually(lambda: "what waited has been sent" in node.log(), "its log says that it is over")
+        eventually(lambda: "spool drained" in node.log(), "its log says that it is over")
 
 
 @test

@@ -474,7 +474,7 @@ def only_root_may_correct_the_emissions_of_everybodys_jobs(world):
 def a_second_root_daemon_is_refused(world):
     need_root()
     world.start_system_daemon()
-    world.met("daemon").refused("a daemon runs already")
+    world.met("daemon").refused("a daemon is already running")
     check(re.search(r"for all users", world.met("daemon", "--status").ok().out), "status")
 
 

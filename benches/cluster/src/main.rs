@@ -23,7 +23,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use met_core::JOB;
 use met_server::cluster::{Keeper, Plan, access};
 use met_sinks::forward::link::Link;
 use met_store::cluster::{Bearer, Log};
@@ -286,11 +285,9 @@ fn account(root: &Path, load: Load, sent: u64) -> Result<Moved> {
         state: state.clone(),
         backends: Backends::default(),
         retention: Retention::default(),
-        table: |name| (name == JOB.name).then_some(&JOB),
         gap_ms: 60_000,
         move_after: Duration::from_secs(3600),
         lost_after: Duration::from_secs(7 * 86_400),
-        adopt: |job, _| (vec![job.clone()], Vec::new()),
         sinks: Vec::new(),
     })?;
     // A server that runs on does not have to read again what waits.

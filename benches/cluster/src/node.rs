@@ -9,7 +9,7 @@ use met_core::course::Course;
 use met_core::job::{JobKey, Record};
 use met_core::{JOB, Kind, MISSING};
 use met_sinks::forward::link::{Address, Link};
-use met_wire::batch::{Batch, Header, Piece, Subject};
+use met_wire::batch::{Header, NodeBatch, Piece, Subject};
 use met_wire::block;
 use met_wire::meaning::describe_some;
 
@@ -104,7 +104,8 @@ impl Node {
             columns: BTreeMap::from([(JOB.name.to_owned(), MEANT[usize::from(first)].clone())]),
             ..Header::default()
         };
-        let batch = Batch { header, records, pieces: jobs.iter().map(piece).collect(), ..Batch::default() };
+        let batch =
+            NodeBatch { header, records, pieces: jobs.iter().map(piece).collect(), ..NodeBatch::default() };
         Ok(Made { node: name(self.number), packed: batch.pack()?.bytes, jobs })
     }
 

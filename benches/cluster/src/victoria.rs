@@ -149,7 +149,7 @@ mod tests {
         let mut node = Node::open(0, "http://127.0.0.1:1".to_owned(), "token", load.jobs)?;
         for _ in 0..2 {
             let made = node.make(load)?;
-            let batch = met_wire::batch::Batch::unpack(&made.packed)?;
+            let batch = met_wire::batch::NodeBatch::unpack(&made.packed)?;
             let mut samples = 0;
             for (piece, (_, course)) in batch.pieces.iter().zip(&made.jobs) {
                 let packed = met_wire::block::decode(&piece.block, &JOB).expect("a whole block");

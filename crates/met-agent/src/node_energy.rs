@@ -24,10 +24,10 @@ use met_core::energy::{
 };
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
-use met_core::{Batch, MISSING, Subject, rate};
+use met_core::{Batch, Kind, MISSING, Subject, Unit, rate};
 use met_host::{Host, clock};
 use met_sinks::snapshot::Rows;
-use met_sources::NodeSource;
+use met_sources::{NodeSource, node};
 
 use crate::emissions;
 use charged::Tariff;
@@ -417,8 +417,8 @@ impl NodeEnergy {
         let is_slow = matches!(source.name, "ipmi" | "redfish" | "hwmon");
         let least_ns = if is_slow { PATIENCE_MIN_SLOW_NS } else { PATIENCE_MIN_NS };
         let patience_ns = self.patience_ns(source.period_ns).max(least_ns);
-        let energy = batch.table.column("energy");
-        let power = batch.table.column("power");
+        let energy = batch.table.reading(Kind::Counter, Unit::Joules);
+        let power = batch.table.reading(Kind::Gauge, Unit::Watts);
         let mut any = false;
         // One that is there and has no row could not be read: a whole without it is not the whole.
         let has_row = |part: u32| batch.rows().any(|(row, _)| row.part == part);
@@ -467,9 +467,9 @@ impl NodeEnergy {
 
     fn weigh_node(&mut self, batch: &Batch, is_metered: bool) {
         let Some((_, cells)) = batch.rows().next() else { return };
-        let cell =
-            |name: &str| batch.table.column(name).map(|index| cells[index]).filter(|&cell| cell != MISSING);
-        let modes = ["cpu_user", "cpu_nice", "cpu_system", "cpu_interrupt", "cpu_soft_interrupt"];
+        let cell = |column: usize| Some(cells[column]).filter(|&cell| cell != MISSING);
+        let modes =
+            [node::CPU_USER, node::CPU_NICE, node::CPU_SYSTEM, node::CPU_INTERRUPT, node::CPU_SOFT_INTERRUPT];
         let Some(busy_ns) = modes.into_iter().filter_map(cell).reduce(|sum, more| sum + more) else { return };
         let at_ns = batch.window.end_ns;
         let before = self.node.replace(NodeSeen { at_ns, busy_ns });
@@ -481,7 +481,8 @@ impl NodeEnergy {
         };
         let rate::Step::Delta(grown_ns) = rate::step(before_busy_ns, busy_ns) else { return };
         let elapsed_ns = (at_ns - before_ns) as u64;
-        let used_bytes = cell("memory_total").zip(cell("memory_available")).map(|(total, free)| total - free);
+        let used_bytes =
+            cell(node::MEMORY_TOTAL).zip(cell(node::MEMORY_AVAILABLE)).map(|(total, free)| total - free);
         let held = self.cpu_count.saturating_mul(elapsed_ns);
         let cpu = grown_ns as u64;
         let memory = memory_weight(used_bytes.unwrap_or(0), elapsed_ns);

@@ -620,7 +620,10 @@ fn an_attached_job_whose_processes_left_its_tree_is_charged_a_lower_bound() {
         bench.energy.charged(slot).unwrap().put(&mut totals);
         totals.figure(column::ENERGY).unwrap().clone()
     });
-    assert_eq!((figures[0].kind, &*figures[0].source), (QualityKind::Attributed, "RAPL, by CPU time"));
+    assert_eq!(
+        (figures[0].kind, figures[0].source.text().as_ref()),
+        (QualityKind::Attributed, "RAPL, by CPU time")
+    );
     assert_eq!((figures[1].value, figures[1].kind), (50 * WATT_SECOND, QualityKind::LowerBound));
     assert_eq!(figures[1].source, "RAPL, by CPU time, without processes that left its tree");
 }
@@ -752,7 +755,7 @@ fn what_an_earlier_daemon_charged_is_added() {
     bench.energy.recall(1, &cells, true);
     let bound = energy(&bench);
     assert_eq!((bound.value, bound.kind), (8 * WATT_SECOND, QualityKind::LowerBound));
-    assert_eq!(&*bound.source, "RAPL, by CPU time, not watched all the time");
+    assert_eq!(bound.source, "RAPL, by CPU time, not watched all the time");
 }
 
 /// A captured machine of two sockets with memory, whose counters go on as the test says.
@@ -916,7 +919,7 @@ fn energy_that_is_nearly_all_of_cards_is_as_well_known_as_theirs() {
     let most = energy(40_000 * WATT_SECOND, QualityKind::Measured);
     assert!((40_168..40_200).contains(&(most.value / WATT_SECOND)), "{most:?}");
     assert_eq!(most.kind, QualityKind::Attributed);
-    assert_eq!(&*most.source, "energy counter of GPUs; 4 cores of an unknown model, by CPU time");
+    assert_eq!(most.source, "energy counter of GPUs; 4 cores of an unknown model, by CPU time");
     assert_eq!(energy(40_000 * WATT_SECOND, QualityKind::Estimated).kind, QualityKind::Estimated);
     assert_eq!(energy(40_000 * WATT_SECOND, QualityKind::LowerBound).kind, QualityKind::LowerBound);
     assert_eq!(energy(400 * WATT_SECOND, QualityKind::Measured).kind, QualityKind::Estimated);

@@ -27,9 +27,9 @@ use met_core::gpu::card;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_core::job_table::*;
 use met_core::node::NodeRows;
+use met_core::provenance::Caveat;
 use met_core::{Batch, JOB, MISSING, Subject};
 use met_host::{Host, Targets, clock};
-use met_insight::report::{NO_CONTAINERS, SOME_CONTAINERS};
 use met_jobs::Members;
 use met_sources::{NewError, Options, Runner, SourceSpec, TickInfo, Unavailable};
 
@@ -303,9 +303,9 @@ impl Sampler {
         let gone = self.departures.gone(slot).copied().unwrap_or_default();
         self.departures.close(slot);
         let uncounted = if self.members.has_named(slot) {
-            Some(NO_CONTAINERS)
+            Some(Caveat::NoContainers)
         } else {
-            job.lacks_containers.then_some(SOME_CONTAINERS)
+            job.lacks_containers.then_some(Caveat::SomeContainers)
         };
         self.members.remove(slot);
         let cards_uj = self.cards.own_uj(slot);

@@ -22,7 +22,7 @@ use met_jobs::layouts::Layout;
 
 use met_host::trusted;
 
-/// The file for everybody.
+/// The machine's file.
 pub const MACHINE_FILE: &str = "/etc/met/met.yaml";
 
 #[derive(Clone, Debug, PartialEq)]
@@ -48,7 +48,7 @@ pub struct Config {
     pub nvidia: Collector,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sampling {
     /// `sampling.interval` or `cpuCollector.interval`.
     pub interval: Duration,
@@ -58,15 +58,15 @@ pub struct Sampling {
     pub membership_interval: Option<Duration>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Daemon {
     pub idle_exit: Duration,
-    /// The group whose members may see everybody's jobs.
+    /// The group whose members may see all users' jobs.
     pub operators: Option<String>,
 }
 
-/// Jobs that somebody else started.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Jobs started by other programs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Jobs {
     pub discover: Presence,
     /// Tried before those that are built in.
@@ -83,7 +83,7 @@ pub struct Jobs {
 /// What makes processes a job where no batch system does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Plain {
-    /// Sessions, by a daemon that root runs for everybody, on a machine without a resource manager.
+    /// Sessions, by a system daemon, on a machine without a resource manager.
     #[default]
     Auto,
     Off,
@@ -92,14 +92,15 @@ pub enum Plain {
     Group,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StorageName {
+    #[default]
     Sqlite,
     /// Everything in the runtime directory; nothing survives a reboot.
     Memory,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Storage {
     pub name: StorageName,
     /// `storage.size`: at most this many jobs are kept.
@@ -108,11 +109,11 @@ pub struct Storage {
     pub flush_interval: Duration,
     pub keep: Duration,
     pub max_bytes: u64,
-    /// Whether the course of the machine is kept; `Auto` is by a daemon that root runs for everybody.
+    /// Whether series of the machine are stored; `Auto`: by a system daemon.
     pub node_series: Presence,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct System {
     pub runtime: PathBuf,
     pub state: PathBuf,
@@ -122,20 +123,20 @@ pub struct System {
 pub struct Gpu {
     /// The library of the NVIDIA driver, where it is not found by itself.
     pub nvml: Option<PathBuf>,
-    /// What cards draw while they do nothing.
+    /// Idle power of GPUs.
     pub idle_power: IdleRules,
 }
 
-/// Who is asked what is recorded of jobs, and how.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Which schedulers are queried, and how.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Schedulers {
-    /// Whether each is asked, in the order of `Scheduler::ALL`.
+    /// Whether each is queried, in the order of `Scheduler::ALL`.
     pub asked: [Presence; Scheduler::COUNT],
     pub interval: Duration,
-    /// How far back is asked the first time.
+    /// How far back the first query reaches.
     pub lookback: Duration,
     pub timeout: Duration,
-    /// `None`: a daemon asks for its node, a server for all.
+    /// `None`: a daemon queries jobs of its node, a server all jobs.
     pub scope: Option<Scope>,
     /// Folders of the commands, divided by colons.
     pub path: Option<String>,
@@ -143,14 +144,14 @@ pub struct Schedulers {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Presence {
-    /// Where there is something to find, and by a daemon that root runs for everybody.
+    /// By a system daemon, where there is something to find.
     #[default]
     Auto,
     Yes,
     No,
 }
 
-/// Whose jobs are asked for.
+/// Which jobs are queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     Cluster,
@@ -163,7 +164,7 @@ pub struct Perf {
     pub events: Vec<String>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Energy {
     pub idle_to_holders: bool,
     pub weight: Weight,
@@ -193,15 +194,16 @@ impl Weight {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Provider {
+    #[default]
     Country,
     Constant,
     Rte,
     ElectricityMaps,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Emissions {
     pub provider: Provider,
     pub country: Option<String>,
@@ -213,8 +215,8 @@ pub struct Emissions {
     pub url: Option<String>,
 }
 
-/// What others may read over the network.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The HTTP listener.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Http {
     /// Empty: there is no listener.
     pub listen: Vec<Address>,
@@ -226,15 +228,15 @@ pub struct Http {
     pub keep_ended: Duration,
 }
 
-/// What is a server's own.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Settings of a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Server {
     /// `None`: by where they are moved to.
     pub move_after: Option<Duration>,
     pub lost_after: Duration,
 }
 
-/// How `met --server` shows who is asking.
+/// How `met --server` authenticates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Client {
     pub token_file: Option<PathBuf>,
@@ -274,7 +276,7 @@ pub struct Loaded {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A file that was asked for, or one that is there and may not be read.
+    /// A file that was named, or one that exists and cannot be read.
     #[error("cannot read the configuration file {}, {whence}: {error}", path.display())]
     Read { path: PathBuf, whence: &'static str, error: io::Error },
     #[error("{}:{line}: {message}", path.display())]
@@ -296,70 +298,25 @@ impl Default for Config {
 impl Config {
     /// Nothing is set. Keys without a default leave it so; the value of the others does not matter.
     fn blank() -> Config {
-        let zero = Duration::ZERO;
         Config {
-            sampling: Sampling { interval: zero, buffer_samples: None, membership_interval: None },
-            daemon: Daemon { idle_exit: zero, operators: None },
-            storage: Storage {
-                name: StorageName::Memory,
-                jobs_max: None,
-                flush_interval: zero,
-                keep: zero,
-                max_bytes: 0,
-                node_series: Presence::No,
-            },
-            store: store::Store::default(),
-            jobs: Jobs {
-                discover: Presence::No,
-                layouts: Vec::new(),
-                below: None,
-                plain: Plain::Off,
-                plain_after: zero,
-                plain_cpu: zero,
-            },
-            system: System { runtime: PathBuf::new(), state: PathBuf::new() },
-            gpu: Gpu::default(),
-            schedulers: Schedulers {
-                asked: [Presence::No; Scheduler::COUNT],
-                interval: zero,
-                lookback: zero,
-                timeout: zero,
-                scope: None,
-                path: None,
-            },
-            perf: Perf::default(),
-            energy: Energy {
-                idle_to_holders: false,
-                weight: Weight::Cycles,
-                idle_watts: None,
-                pue: 0.0,
-                price_per_kwh: None,
-                currency: String::new(),
-            },
-            emissions: Emissions {
-                provider: Provider::Constant,
-                country: None,
-                grams_per_kwh: None,
-                zone: None,
-                token_file: None,
-                refresh: zero,
-                max_age: zero,
-                url: None,
-            },
-            http: Http {
-                listen: Vec::new(),
-                web_config: None,
-                operators: Vec::new(),
-                plain: false,
-                jobs_max: 0,
-                keep_ended: zero,
-            },
-            forward: Forward::default(),
-            server: Server { move_after: None, lost_after: zero },
-            client: Client::default(),
-            sources: sources::Sources::default(),
-            sinks: Vec::new(),
-            nvidia: Collector::default(),
+            sampling: Default::default(),
+            daemon: Default::default(),
+            storage: Default::default(),
+            store: Default::default(),
+            jobs: Default::default(),
+            system: Default::default(),
+            gpu: Default::default(),
+            schedulers: Default::default(),
+            perf: Default::default(),
+            energy: Default::default(),
+            emissions: Default::default(),
+            http: Default::default(),
+            forward: Default::default(),
+            server: Default::default(),
+            client: Default::default(),
+            sources: Default::default(),
+            sinks: Default::default(),
+            nvidia: Default::default(),
         }
     }
 

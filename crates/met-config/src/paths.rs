@@ -38,7 +38,7 @@ impl Place {
         Ok(Place { state, runtime, system: false })
     }
 
-    /// The one for everybody, of a daemon that root runs.
+    /// That of the system daemon, for all users.
     pub fn system(config: &Config) -> Place {
         let runtime = config.system.runtime.clone();
         let state = match config.storage.name {
@@ -65,7 +65,7 @@ impl Place {
         self.state.join("daemon.log")
     }
 
-    /// Whether nobody but root decides what lies in both directories; of interest to root alone.
+    /// Whether only root controls both directories; matters to root only.
     pub fn check_own(&self) -> Result<()> {
         for folder in [&self.state, &self.runtime] {
             trusted::check_own(folder).map_err(|error| {
@@ -75,10 +75,10 @@ impl Place {
         Ok(())
     }
 
-    /// Makes both directories; nobody else may look into the state.
+    /// Makes both directories; other users may not read the state.
     pub fn create(&self) -> Result<()> {
         create_private(&self.state).map_err(|error| self.cannot_keep("anything", &error))?;
-        // Everybody may reach a system daemon's socket; the daemon checks who asks.
+        // All users may connect to a system daemon's socket; the daemon checks the peer.
         let runtime_mode = if self.system { 0o755 } else { 0o700 };
         create_with_mode(&self.runtime, runtime_mode).map_err(|error| {
             refusal(format!("cannot create {}", self.runtime.display()), &error, self.remedy(&self.runtime))
@@ -93,7 +93,7 @@ impl Place {
 
     /// Who decides where a folder lies.
     fn remedy(&self, folder: &Path) -> &'static str {
-        // What is kept in memory lies beside the socket.
+        // A store in memory is beside the socket.
         match (self.system, folder.starts_with(&self.runtime)) {
             (false, false) => "set XDG_STATE_HOME to a folder you own",
             (false, true) => "set XDG_RUNTIME_DIR to a folder you own",
@@ -103,7 +103,7 @@ impl Place {
     }
 }
 
-/// A folder of the wrong kind is for the caller to change; a full disk, a broken one or a limit is nobody's mistake.
+/// A folder of the wrong kind is for the caller to change; a full or broken disk or a limit is not a usage error.
 fn refusal(claim: String, error: &io::Error, remedy: &str) -> anyhow::Error {
     match (error.kind(), error.raw_os_error()) {
         (kind, _) if is_full(kind) => {
@@ -152,7 +152,7 @@ fn create_with_mode(folder: &Path, mode: u32) -> io::Result<()> {
     if let Ok(found) = fs::metadata(folder)
         && found.is_dir()
     {
-        // Whoever made it first could read, or replace, what we keep in it.
+        // Its creator could read or replace its content.
         return match found.uid() == rustix::process::getuid().as_raw() {
             true => Ok(()),
             false => Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user")),

@@ -105,8 +105,7 @@ impl Fold {
             return known;
         }
         let feed = |(from, column): (usize, &crate::Column)| {
-            let to = JOB.column(column.feeds?)?;
-            Some(Feed { from, to, across: column.across })
+            Some(Feed { from, to: column.feeds?, across: column.across })
         };
         self.feeds.push((table, table.columns.iter().enumerate().filter_map(feed).collect()));
         self.feeds.len() - 1
@@ -159,12 +158,12 @@ mod tests {
     use crate::table::{NANO, ONE};
     use crate::{Column, Unit};
 
-    static CGROUP_COLUMNS: &[Column] = &[Column::counter("cpu", Unit::Seconds, NANO, "").feeds("cpu")];
+    static CGROUP_COLUMNS: &[Column] = &[Column::counter("cpu", Unit::Seconds, NANO, "").feeds(CPU)];
     static CGROUP: Table = Table { name: "cgroup", subject: "", labels: &[], columns: CGROUP_COLUMNS };
     static TASK_COLUMNS: &[Column] = &[
-        Column::counter("cpu", Unit::Seconds, NANO, "").feeds("cpu"),
-        Column::counter("cpu_reaped", Unit::Seconds, NANO, "").feeds("cpu"),
-        Column::gauge("alive", Unit::Count, ONE, "").feeds("processes_running"),
+        Column::counter("cpu", Unit::Seconds, NANO, "").feeds(CPU),
+        Column::counter("cpu_reaped", Unit::Seconds, NANO, "").feeds(CPU),
+        Column::gauge("alive", Unit::Count, ONE, "").feeds(PROCESSES_RUNNING),
     ];
     static TASK: Table = Table { name: "process", subject: "", labels: &[], columns: TASK_COLUMNS };
 

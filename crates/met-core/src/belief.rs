@@ -1,6 +1,6 @@
 //! Which of two statements about a job is believed.
 //!
-//! A job is described by its node, by its scheduler, by whoever samples it, and by a daemon or server that lost track
+//! A job is described by its node, by its scheduler, by a sampler, and by a daemon or server that lost track
 //! of it. Statements arrive in any order and more than once. [`believe`] is the only place that combines two records
 //! of one job. For each group of fields it takes the statement of the speaker that knows best, and fills what that
 //! one leaves open from the other:
@@ -37,7 +37,7 @@ pub enum Speaker {
     Node,
     /// A scheduler: the job runs or is suspended.
     Scheduler,
-    /// Whoever reads the counters of a running job at this moment.
+    /// A reader of the counters of a running job.
     Sample,
     /// Anyone who lost track of it: `lost`.
     Guess,
@@ -89,7 +89,7 @@ impl Speaker {
     }
 }
 
-/// Whether somebody saw or recorded how the job ended.
+/// Whether the end of the job was observed or recorded.
 pub fn is_known_end(record: &Record) -> bool {
     matches!(Speaker::of(record), Speaker::NodeEnd | Speaker::Accounting)
 }

@@ -1,7 +1,6 @@
 //! What a record may hold. Records come from users and nodes, and a record without bounds lets one of them fill the
 //! store of all. Applied wherever a record enters: the daemon's socket, the inbox, the server, schedulers.
 
-use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use crate::job::{
@@ -165,16 +164,16 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 
 fn bound_totals(totals: &mut Totals) {
     totals.sources_mut().for_each(|source| {
-        if escaped(source) > WORD_BYTES_MAX {
+        if escaped(&source.text()) > WORD_BYTES_MAX {
             let mut text = source.to_string();
             cut(&mut text, WORD_BYTES_MAX);
-            *source = Cow::Owned(text);
+            *source = text.into();
         }
     });
 }
 
 fn totals_bytes(totals: &Totals) -> usize {
-    totals.iter().map(|(_, figure)| FIGURE_BYTES + escaped(&figure.source)).sum()
+    totals.iter().map(|(_, figure)| FIGURE_BYTES + escaped(&figure.source.text())).sum()
 }
 
 fn bound_gpu(gpu: &mut GpuUse) {

@@ -1,18 +1,12 @@
 //! What several accounts of the same job prove together: its CPU time, and which of them saw every process.
 //!
 //! Each account has a blind spot. A cgroup does not count processes that left it. Resource usage lacks children
-//! that nobody waited for. An inherited perf clock stops when a set-user-ID program is executed, and does not
-//! count the end of a process. None of them can tell that it missed something, so one alone proves nothing: a
+//! that were not waited for. An inherited perf clock stops when a set-user-ID program is executed, and does not
+//! count the end of a process. None of them shows that it missed something, so one alone proves nothing: a
 //! total is measured where two agree whose blind spots differ, or where a blind spot is known to be empty.
 
 use crate::job::QualityKind::{self, Attributed, LowerBound, Measured};
-
-/// Shown as the source of a total.
-pub const CGROUP: &str = "cgroup";
-pub const RUSAGE: &str = "rusage";
-pub const PROC_STAT: &str = "/proc/PID/stat";
-pub const TASK_CLOCK: &str = "perf task-clock";
-const SPLIT_CLOCK: &str = "perf task-clock, split by rusage";
+use crate::provenance::{Account, Provenance};
 
 /// Differences below this come from reading one account after the other.
 const NOISE_NS: i64 = 1_000_000;
@@ -50,7 +44,7 @@ pub struct CpuTime {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Clock {
     pub ns: i64,
-    /// Taken from the machine by a hypervisor meanwhile; the clock counts it for whoever was running.
+    /// Taken from the machine by a hypervisor meanwhile; the clock counts it for the running process.
     pub stolen_ns: i64,
     /// No process of the job could gain privileges (`no_new_privs`), so the clock never stopped.
     pub sees_all: bool,
@@ -75,14 +69,14 @@ pub struct Evidence {
 }
 
 /// What follows from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     pub cpu_ns: i64,
     pub user_ns: i64,
     pub kind: QualityKind,
-    pub source: &'static str,
+    pub source: Account,
     pub split_kind: QualityKind,
-    pub split_source: &'static str,
+    pub split_source: Provenance,
     /// How good figures of the cgroup are: measured if every process was in it all the time.
     pub in_cgroup: QualityKind,
     /// How good sums over reaped processes are, such as bytes read: measured if every process was waited for.
@@ -113,15 +107,16 @@ pub fn weigh(evidence: &Evidence) -> Verdict {
     let kind = if is_proven { Measured } else { LowerBound };
 
     let source = match cgroup_ns {
-        Some(ns) if is_near(ns, NOISE_NS) => CGROUP,
-        _ if is_near(reaped.ns, NOISE_NS) && living == 0 => RUSAGE,
-        _ if is_near(reaped.ns, NOISE_NS) => PROC_STAT,
-        _ => TASK_CLOCK,
+        Some(ns) if is_near(ns, NOISE_NS) => Account::Cgroup,
+        _ if is_near(reaped.ns, NOISE_NS) && living == 0 => Account::Rusage,
+        _ if is_near(reaped.ns, NOISE_NS) => Account::ProcStat,
+        _ => Account::TaskClock,
     };
-    let of_source = if source == CGROUP { cgroup.unwrap_or(reaped) } else { reaped };
+    let of_source = if source == Account::Cgroup { cgroup.unwrap_or(reaped) } else { reaped };
+    let whole = Provenance::from(source.clone());
     let (split_kind, split_source) = match source {
-        TASK_CLOCK => (Attributed.max(kind), SPLIT_CLOCK),
-        _ => (kind, source),
+        Account::TaskClock => (Attributed.max(kind), whole.followed_by(", split by rusage")),
+        _ => (kind, whole),
     };
     // A child that used next to no CPU time may have written a lot: this needs a closer look.
     let tight_ns = evidence.tight_ns(cpu_ns);
@@ -171,7 +166,7 @@ impl Clock {
     }
 }
 
-/// A clock that counted more than a cgroup and resource usage, which agree: did it see somebody who left the cgroup
+/// A clock that counted more than a cgroup and resource usage, which agree: did it see a process that left the cgroup
 /// and was not waited for, or was time stolen that the machine does not report?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Excess {

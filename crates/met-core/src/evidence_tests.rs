@@ -12,7 +12,7 @@ fn clock(ms: i64) -> Option<Clock> {
     Some(Clock { ns: ms * MS, ..Clock::default() })
 }
 
-fn verdict(cgroup: Option<i64>, reaped: i64, clock_ms: Option<i64>) -> (i64, QualityKind, &'static str) {
+fn verdict(cgroup: Option<i64>, reaped: i64, clock_ms: Option<i64>) -> (i64, QualityKind, Account) {
     let clock = clock_ms.and_then(clock);
     let evidence = Evidence { cgroup: cgroup.map(cpu), reaped: cpu(reaped), clock, ..Evidence::default() };
     let verdict = weigh(&evidence);
@@ -21,28 +21,28 @@ fn verdict(cgroup: Option<i64>, reaped: i64, clock_ms: Option<i64>) -> (i64, Qua
 
 #[test]
 fn two_accounts_that_agree_measure() {
-    assert_eq!(verdict(Some(1000), 1000, None), (1000, Measured, CGROUP));
-    assert_eq!(verdict(None, 1000, Some(998)), (1000, Measured, RUSAGE));
-    assert_eq!(verdict(Some(1000), 1000, Some(999)), (1000, Measured, CGROUP));
+    assert_eq!(verdict(Some(1000), 1000, None), (1000, Measured, Account::Cgroup));
+    assert_eq!(verdict(None, 1000, Some(998)), (1000, Measured, Account::Rusage));
+    assert_eq!(verdict(Some(1000), 1000, Some(999)), (1000, Measured, Account::Cgroup));
 }
 
 #[test]
 fn one_account_alone_is_a_lower_bound() {
-    assert_eq!(verdict(None, 1000, None), (1000, LowerBound, RUSAGE));
+    assert_eq!(verdict(None, 1000, None), (1000, LowerBound, Account::Rusage));
     // A child of a process that ignores SIGCHLD, or a process outside that nobody knows of: who can tell?
-    assert_eq!(verdict(Some(1000), 10, None), (1000, LowerBound, CGROUP));
+    assert_eq!(verdict(Some(1000), 10, None), (1000, LowerBound, Account::Cgroup));
 }
 
 #[test]
 fn a_set_user_id_program_that_stopped_the_clock_is_in_resource_usage() {
-    assert_eq!(verdict(None, 1500, Some(0)), (1500, LowerBound, RUSAGE));
+    assert_eq!(verdict(None, 1500, Some(0)), (1500, LowerBound, Account::Rusage));
 }
 
 #[test]
 fn children_that_nobody_waited_for_are_in_the_cgroup_and_the_clock() {
-    assert_eq!(verdict(Some(2000), 3, Some(1995)), (2000, Measured, CGROUP));
+    assert_eq!(verdict(Some(2000), 3, Some(1995)), (2000, Measured, Account::Cgroup));
     // Without a cgroup nobody confirms the clock.
-    assert_eq!(verdict(None, 3, Some(2000)), (2000, LowerBound, TASK_CLOCK));
+    assert_eq!(verdict(None, 3, Some(2000)), (2000, LowerBound, Account::TaskClock));
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_clock_that_nothing_can_stop_proves_by_itself() {
     let closed = Some(Clock { ns: 2000 * MS, sees_all: true, ..Clock::default() });
     let mut evidence = Evidence { reaped: cpu(3), clock: closed, ..Evidence::default() };
     let found = weigh(&evidence);
-    assert_eq!((found.kind, found.source, found.in_rusage), (Measured, TASK_CLOCK, LowerBound));
+    assert_eq!((found.kind, found.source, found.in_rusage), (Measured, Account::TaskClock, LowerBound));
     assert_eq!(found.split_kind, Attributed);
     // Unless somebody else saw more than it.
     evidence.reaped = cpu(2100);
@@ -62,9 +62,9 @@ fn a_process_that_left_the_cgroup_is_in_resource_usage_and_its_memory_is_not_in_
     let evidence =
         Evidence { cgroup: Some(cpu(1)), reaped: cpu(1000), clock: clock(999), ..Evidence::default() };
     let found = weigh(&evidence);
-    assert_eq!((found.kind, found.source), (Measured, RUSAGE));
+    assert_eq!((found.kind, found.source), (Measured, Account::Rusage));
     assert_eq!((found.in_cgroup, found.in_rusage), (LowerBound, Measured));
-    assert_eq!(verdict(Some(1), 1000, None), (1000, LowerBound, RUSAGE));
+    assert_eq!(verdict(Some(1), 1000, None), (1000, LowerBound, Account::Rusage));
 }
 
 #[test]
@@ -88,10 +88,10 @@ fn stolen_time_explains_a_clock_that_counted_more() {
         let found = weigh(&Evidence { reaped: cpu(1000), clock, ..Evidence::default() });
         (found.cpu_ns / MS, found.kind, found.source)
     };
-    assert_eq!(stolen(20, 1019), (1000, Measured, RUSAGE));
+    assert_eq!(stolen(20, 1019), (1000, Measured, Account::Rusage));
     // So much was stolen that anything may have been counted besides.
-    assert_eq!(stolen(200, 1150), (1000, LowerBound, RUSAGE));
-    assert_eq!(stolen(200, 1500), (1300, LowerBound, TASK_CLOCK));
+    assert_eq!(stolen(200, 1150), (1000, LowerBound, Account::Rusage));
+    assert_eq!(stolen(200, 1500), (1300, LowerBound, Account::TaskClock));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 /// The card in whole, or a part of it that the driver hands out as a card of its own.
 pub mod card {
     use crate::table::{MEGA, MICRO, MILLI, NANO, ONE};
-    use crate::{Across, Column, Table, Unit, columns};
+    use crate::{Across, Column, Table, Unit, columns, labels};
 
     columns! { COLUMNS:
         UTILIZATION = Column::gauge("utilization", Unit::Ratio, MILLI, "share of time in which the GPU computed").across(Across::Mean),
@@ -32,32 +32,24 @@ pub mod card {
         LIST_AGE = Column::gauge("list_age", Unit::Seconds, NANO, "how long ago the list of processes on the GPU was read").across(Across::Max),
     }
 
-    pub static TABLE: Table = Table {
-        name: "gpu",
-        subject: "a GPU, or a MIG instance of one",
-        labels: &["index", "uuid", "name", "vendor", "parent", "device", "mig"],
-        columns: COLUMNS,
-    };
+    labels! { LABELS:
+        INDEX = "index", UUID = "uuid", NAME = "name", VENDOR = "vendor",
+        /// The uuid of the GPU that this is a part of; empty for a whole GPU.
+        PARENT = "parent",
+        /// Major and minor number of its device file.
+        DEVICE = "device",
+        /// GPU instance and compute instance of a part; absent for a whole GPU.
+        MIG = "mig",
+    }
+
+    pub static TABLE: Table =
+        Table { name: "gpu", subject: "a GPU, or a MIG instance of one", labels: LABELS, columns: COLUMNS };
 
     /// Of a card that is lost nothing is told but its critical errors.
     pub fn is_lost(cells: &[i64]) -> bool {
         let is_told = |column: usize| cells[column] != crate::MISSING;
         let mut others = (0..cells.len()).filter(|&column| column != FAULTS && column != FAULT_LAST);
         is_told(FAULTS) && !others.any(is_told)
-    }
-
-    /// Positions in the labels of a row.
-    pub mod label {
-        pub const INDEX: usize = 0;
-        pub const UUID: usize = 1;
-        pub const NAME: usize = 2;
-        pub const VENDOR: usize = 3;
-        /// The uuid of the card that this is a part of; empty for a whole card.
-        pub const PARENT: usize = 4;
-        /// Major and minor number of its device file.
-        pub const DEVICE: usize = 5;
-        /// GPU instance and compute instance of a part; not there for a whole card.
-        pub const MIG: usize = 6;
     }
 }
 

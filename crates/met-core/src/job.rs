@@ -1,6 +1,5 @@
 //! A job: who it is, how it lived, and what is known of it.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -8,12 +7,13 @@ use serde::de::Deserializer;
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
+use crate::provenance::Provenance;
 use crate::{JOB, any_path};
 
 /// The manager of jobs that `met` itself started or attached to.
 pub const LOCAL: &str = "local";
 
-/// What tells one job from every other one, also from an earlier job with the same id.
+/// Identifies a job, also among earlier jobs with the same id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct JobKey {
     pub cluster: Option<String>,
@@ -23,51 +23,53 @@ pub struct JobKey {
     pub incarnation: i64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum State {
-    Pending,
-    Running,
-    Suspended,
-    Finished,
-    Failed,
-    Cancelled,
-    Timeout,
-    OutOfMemory,
-    Lost,
+/// An enum whose variants have one name each in JSON, files and messages.
+macro_rules! named {
+    ($(#[$meta:meta])* pub enum $kind:ident { $($(#[$of:meta])* $variant:ident = $name:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Serialize, Deserialize)]
+        pub enum $kind { $($(#[$of])* #[serde(rename = $name)] $variant,)* }
+
+        impl $kind {
+            pub const ALL: [$kind; [$($name),*].len()] = [$($kind::$variant),*];
+
+            pub fn name(self) -> &'static str {
+                match self { $($kind::$variant => $name),* }
+            }
+
+            pub fn parse(name: &str) -> Option<$kind> {
+                $kind::ALL.into_iter().find(|one| one.name() == name)
+            }
+        }
+    };
+}
+
+/// Takes over these fields from another value where they are `None` here.
+macro_rules! fill {
+    ($own:ident, $other:ident: $($field:ident),*) => {
+        $(if $own.$field.is_none() {
+            $own.$field.clone_from(&$other.$field);
+        })*
+    };
+}
+
+named! {
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum State {
+        #[default]
+        Pending = "pending",
+        Running = "running",
+        Suspended = "suspended",
+        Finished = "finished",
+        Failed = "failed",
+        Cancelled = "cancelled",
+        Timeout = "timeout",
+        OutOfMemory = "out_of_memory",
+        Lost = "lost",
+    }
 }
 
 impl State {
-    pub const ALL: [State; 9] = [
-        State::Pending,
-        State::Running,
-        State::Suspended,
-        State::Finished,
-        State::Failed,
-        State::Cancelled,
-        State::Timeout,
-        State::OutOfMemory,
-        State::Lost,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            State::Pending => "pending",
-            State::Running => "running",
-            State::Suspended => "suspended",
-            State::Finished => "finished",
-            State::Failed => "failed",
-            State::Cancelled => "cancelled",
-            State::Timeout => "timeout",
-            State::OutOfMemory => "out_of_memory",
-            State::Lost => "lost",
-        }
-    }
-
-    pub fn parse(name: &str) -> Option<State> {
-        State::ALL.into_iter().find(|state| state.name() == name)
-    }
-
     /// Whether more may still come of the job.
     pub fn is_live(self) -> bool {
         matches!(self, State::Pending | State::Running | State::Suspended)
@@ -173,7 +175,7 @@ impl Record {
         Some((self.end_ns.unwrap_or(now_ns) - self.start_ns?).max(0))
     }
 
-    /// Whose accounts it is in. A node finds jobs whose cluster only the scheduler knows.
+    /// The cluster whose accounting has it. A node discovers jobs whose cluster only the scheduler knows.
     pub fn cluster(&self) -> Option<&str> {
         self.key.cluster.as_deref().or(self.scheduling.cluster.as_deref())
     }
@@ -240,11 +242,7 @@ impl Resources {
 
     /// Takes over what `other` knows and this does not.
     pub fn fill_from(&mut self, other: &Resources) {
-        self.nodes = self.nodes.or(other.nodes);
-        self.cpus = self.cpus.or(other.cpus);
-        self.memory_bytes = self.memory_bytes.or(other.memory_bytes);
-        self.gpus = self.gpus.or(other.gpus);
-        self.time_limit_ns = self.time_limit_ns.or(other.time_limit_ns);
+        fill!(self, other: nodes, cpus, memory_bytes, gpus, time_limit_ns);
         for (name, value) in &other.other {
             self.other.entry(name.clone()).or_insert_with(|| value.clone());
         }
@@ -264,7 +262,7 @@ pub struct Scheduling {
     /// The job of several components that this is one of, and which.
     pub het_id: Option<String>,
     pub het_offset: Option<i64>,
-    /// How often it was begun anew before this run.
+    /// How often it was restarted before this run.
     pub restarts: Option<i64>,
     pub partition: Option<String>,
     pub qos: Option<String>,
@@ -287,33 +285,8 @@ impl Scheduling {
 
     /// Takes over what `other` knows and this does not.
     pub fn fill_from(&mut self, other: &Scheduling) {
-        let texts = [
-            (&mut self.alias, &other.alias),
-            (&mut self.cluster, &other.cluster),
-            (&mut self.array_id, &other.array_id),
-            (&mut self.het_id, &other.het_id),
-            (&mut self.partition, &other.partition),
-            (&mut self.qos, &other.qos),
-            (&mut self.reason, &other.reason),
-        ];
-        for (own, others) in texts {
-            if own.is_none() {
-                own.clone_from(others);
-            }
-        }
-        let numbers = [
-            (&mut self.array_index, other.array_index),
-            (&mut self.het_offset, other.het_offset),
-            (&mut self.restarts, other.restarts),
-            (&mut self.submit_ns, other.submit_ns),
-            (&mut self.eligible_ns, other.eligible_ns),
-            (&mut self.cpu_ns, other.cpu_ns),
-            (&mut self.memory_peak_bytes, other.memory_peak_bytes),
-            (&mut self.asked_ns, other.asked_ns),
-        ];
-        for (own, others) in numbers {
-            *own = own.or(others);
-        }
+        fill!(self, other: alias, cluster, array_id, array_index, het_id, het_offset, restarts, partition, qos);
+        fill!(self, other: reason, submit_ns, eligible_ns, cpu_ns, memory_peak_bytes, asked_ns);
     }
 }
 
@@ -330,23 +303,23 @@ pub struct Part {
     pub start_ns: Option<i64>,
     pub end_ns: Option<i64>,
     pub exit_code: Option<i32>,
-    /// For how many this one stands, none of which has a line of its own.
+    /// How many parts without a line of their own this one sums.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folded: Option<u64>,
     pub totals: Totals,
 }
 
 impl Part {
-    /// The step, and the task, of the part that stands for many.
+    /// The step, and the task, of the part that sums many.
     pub const OTHERS: &'static str = "others";
 
-    /// Stands for no part yet: for steps, or for tasks, which are in their steps, too.
+    /// Sums no part yet: of steps, or of tasks, which are in their steps, too.
     pub fn others(node: String, of_tasks: bool) -> Part {
         let task = of_tasks.then(|| Part::OTHERS.to_owned());
         Part { node, step: Part::OTHERS.to_owned(), task, folded: Some(0), ..Part::default() }
     }
 
-    /// Stands for one more: CPU time is the sum, memory that of the one that had most. It ends with the last.
+    /// Adds one more: CPU time is the sum, memory that of the one that had most. It ends with the last.
     pub fn take_in(&mut self, part: &Part) {
         let before = self.folded.unwrap_or(1);
         self.folded = Some(before.saturating_add(part.folded.unwrap_or(1)));
@@ -412,7 +385,7 @@ pub enum Origin {
     Run,
     Time,
     Attach,
-    /// A job that somebody else started, found on this machine.
+    /// A job started by another program, discovered on this machine.
     Found,
 }
 
@@ -465,7 +438,7 @@ pub struct GpuUse {
     pub paid_ns: i64,
     /// By the job's own processes; 1 is all of the card.
     pub utilization: Option<f64>,
-    /// Of the whole card, whoever used it.
+    /// Of the whole GPU, including use by others.
     pub card_utilization: Option<f64>,
     pub encoder: Option<f64>,
     pub decoder: Option<f64>,
@@ -492,7 +465,7 @@ pub struct GpuUse {
     pub throttled_ns: Option<i64>,
     pub ecc_corrected: Option<i64>,
     pub ecc_uncorrected: Option<i64>,
-    /// Critical errors told by the driver, and the last one's number.
+    /// Critical errors reported by the driver, and the last one's number.
     pub faults: Option<i64>,
     pub fault_last: Option<i64>,
     pub pcie_received_rate: Option<f64>,
@@ -521,42 +494,19 @@ pub struct EventCount {
     pub source: String,
 }
 
-/// How a figure came to be; what is further down is known less well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum QualityKind {
-    /// The difference of a counter that covers the whole job.
-    Measured,
-    /// The largest, last or mean of samples; what happened between them is not in it.
-    Sampled,
-    /// A share of something measured for several.
-    Attributed,
-    Estimated,
-    /// At least this much.
-    LowerBound,
-}
-
-impl QualityKind {
-    pub const ALL: [QualityKind; 5] = [
-        QualityKind::Measured,
-        QualityKind::Sampled,
-        QualityKind::Attributed,
-        QualityKind::Estimated,
-        QualityKind::LowerBound,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            QualityKind::Measured => "measured",
-            QualityKind::Sampled => "sampled",
-            QualityKind::Attributed => "attributed",
-            QualityKind::Estimated => "estimated",
-            QualityKind::LowerBound => "lower_bound",
-        }
-    }
-
-    pub fn parse(name: &str) -> Option<QualityKind> {
-        QualityKind::ALL.into_iter().find(|kind| kind.name() == name)
+named! {
+    /// How a figure came to be; what is further down is known less well.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum QualityKind {
+        /// The difference of a counter that covers the whole job.
+        Measured = "measured",
+        /// The largest, last or mean of samples; what happened between them is not included.
+        Sampled = "sampled",
+        /// A share of a total measured for several jobs.
+        Attributed = "attributed",
+        Estimated = "estimated",
+        /// At least this much.
+        LowerBound = "lower_bound",
     }
 }
 
@@ -564,8 +514,7 @@ impl QualityKind {
 pub struct Figure {
     pub value: i64,
     pub kind: QualityKind,
-    /// The interface it was read from.
-    pub source: Cow<'static, str>,
+    pub source: Provenance,
 }
 
 /// The known totals of a job, by column of the job table.
@@ -583,13 +532,7 @@ impl Totals {
         self.figures.get(&column)
     }
 
-    pub fn set(
-        &mut self,
-        column: usize,
-        value: i64,
-        kind: QualityKind,
-        source: impl Into<Cow<'static, str>>,
-    ) {
+    pub fn set(&mut self, column: usize, value: i64, kind: QualityKind, source: impl Into<Provenance>) {
         self.figures.insert(column, Figure { value, kind, source: source.into() });
     }
 
@@ -610,7 +553,7 @@ impl Totals {
     }
 
     /// Where each of them is said to come from.
-    pub(crate) fn sources_mut(&mut self) -> impl Iterator<Item = &mut Cow<'static, str>> {
+    pub(crate) fn sources_mut(&mut self) -> impl Iterator<Item = &mut Provenance> {
         self.figures.values_mut().map(|figure| &mut figure.source)
     }
 

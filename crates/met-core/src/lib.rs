@@ -28,6 +28,7 @@ pub mod job_table;
 pub mod listing;
 pub mod managers;
 pub mod node;
+pub mod provenance;
 pub mod rate;
 pub mod running;
 #[doc(hidden)]

@@ -1,11 +1,11 @@
 //! Who starts jobs: one row for each resource manager, from which everything that differs between them derives.
 //!
-//! A scheduler whose records are queried is also a variant of [`Scheduler`] and a file in
+//! A scheduler whose records are queried is also named in [`schedulers!`](crate::schedulers) and has a file in
 //! `met-jobs/src/scheduler`; without them it does not compile.
 
 use crate::job::Record;
 
-/// What is known of a manager without asking it.
+/// What is known of a manager without querying it.
 pub struct Manager {
     pub name: &'static str,
     /// Another name that it goes by.
@@ -17,7 +17,7 @@ pub struct Manager {
     pub is_container: bool,
     /// The programs by which it watches a job from inside the job's cgroup.
     pub watchers: &'static [&'static str],
-    /// The user as whom it works inside of jobs.
+    /// The user that its processes inside jobs run as.
     pub user: Option<&'static str>,
     /// The command that ends a job.
     pub cancel: Option<fn(&Record) -> String>,
@@ -38,7 +38,7 @@ pub struct Query {
 pub struct Pattern {
     pub class: Class,
     /// The directories from the top of a hierarchy down to that of a job; those in parentheses may be
-    /// missing. `{name}` stands for any characters, `{name:pattern}` for those that fit, `*` for any.
+    /// missing. `{name}` matches any characters, `{name:pattern}` those that fit, `*` any.
     pub path: &'static str,
     /// The directories of the parts of a job, below its own.
     pub parts: &'static str,
@@ -54,8 +54,16 @@ pub enum Class {
     Known,
 }
 
+/// Hands all schedulers that are queried to a macro: each with its module in `met-jobs/src/scheduler`.
+#[macro_export]
 macro_rules! schedulers {
-    ($($name:ident),*) => {
+    ($to:ident) => {
+        $to! { Slurm: slurm, Oar: oar, Pbs: pbs, Lsf: lsf }
+    };
+}
+
+macro_rules! variants {
+    ($($name:ident: $module:ident),*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Scheduler { $($name),* }
 
@@ -65,7 +73,7 @@ macro_rules! schedulers {
     };
 }
 
-schedulers! { Slurm, Oar, Pbs, Lsf }
+schedulers!(variants);
 
 impl Scheduler {
     pub const COUNT: usize = Scheduler::ALL.len();

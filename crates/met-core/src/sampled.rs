@@ -5,11 +5,10 @@ use crate::ended::{INHERITED, OWN};
 use crate::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
 use crate::job::Totals;
 use crate::job_table::*;
+use crate::provenance::Account;
 
 use crate::running::Running;
 
-/// Where memory is read of a job without a cgroup.
-pub const STATM: &str = "/proc/PID/statm";
 /// Of a job with a network namespace of its own.
 pub const OF_NETWORK: [usize; 2] = [NETWORK_RECEIVED, NETWORK_SENT];
 
@@ -57,14 +56,14 @@ pub fn totals(running: &Running, profile: Profile) -> Totals {
     }
     if let Some(peak) = running.maximum(MEMORY_NEEDED) {
         match profile.counts_memory {
-            true => totals.set(MEMORY_NEEDED_PEAK, peak, SampledKind, "cgroup"),
-            false => totals.set(MEMORY_NEEDED_PEAK, peak, Estimated, STATM),
+            true => totals.set(MEMORY_NEEDED_PEAK, peak, SampledKind, Account::Cgroup),
+            false => totals.set(MEMORY_NEEDED_PEAK, peak, Estimated, Account::Statm),
         }
     }
     // The kernel's own peak is read at slow ticks only; meanwhile the samples may know better.
     if let Some(peak) = running.maximum(MEMORY_PEAK) {
         let peak = peak.max(running.maximum(MEMORY_NEEDED).unwrap_or(0));
-        totals.set(MEMORY_PEAK, peak, SampledKind, "cgroup");
+        totals.set(MEMORY_PEAK, peak, SampledKind, Account::Cgroup);
     }
     for (level, peak) in [(PROCESSES_RUNNING, PROCESSES_PEAK), (THREADS_RUNNING, THREADS_PEAK)] {
         if let Some(value) = running.maximum(level) {

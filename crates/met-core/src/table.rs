@@ -61,7 +61,7 @@ pub struct Column {
     pub across: Across,
     pub help: &'static str,
     /// The column of the job table this one contributes to, if any.
-    pub feeds: Option<&'static str>,
+    pub feeds: Option<usize>,
 }
 
 pub const NANO: f64 = 1e-9;
@@ -83,7 +83,8 @@ impl Column {
         Column { across, ..self }
     }
 
-    pub const fn feeds(self, job_column: &'static str) -> Column {
+    /// `job_column` is a constant of `job_table`.
+    pub const fn feeds(self, job_column: usize) -> Column {
         Column { feeds: Some(job_column), ..self }
     }
 
@@ -128,8 +129,14 @@ pub struct Table {
 }
 
 impl Table {
+    /// For names that were read from a file or a message; code uses the constants of [`columns!`].
     pub fn column(&self, name: &str) -> Option<usize> {
         self.columns.iter().position(|column| column.name == name)
+    }
+
+    /// The first column of this kind and unit: what a meter reads, before its means and limits.
+    pub fn reading(&self, kind: Kind, unit: Unit) -> Option<usize> {
+        self.columns.iter().position(|column| column.kind == kind && column.unit == unit)
     }
 
     pub fn prometheus_name(&self, column: &Column) -> String {
@@ -150,6 +157,19 @@ macro_rules! columns {
         enum ColumnIndex { $($index),* }
         $(#[allow(dead_code)] pub const $index: usize = ColumnIndex::$index as usize;)*
         pub static $list: &[$crate::Column] = &[$($column),*];
+    };
+}
+
+/// Declares the labels of a table together with the constants that index them, in a module `label`.
+#[macro_export]
+macro_rules! labels {
+    ($list:ident: $($(#[$doc:meta])* $index:ident = $name:literal),* $(,)?) => {
+        pub static $list: &[&str] = &[$($name),*];
+        pub mod label {
+            #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
+            enum LabelIndex { $($index),* }
+            $($(#[$doc])* #[allow(dead_code)] pub const $index: usize = LabelIndex::$index as usize;)*
+        }
     };
 }
 

@@ -79,8 +79,8 @@ pub fn shares(record: &Record, now_ns: i64) -> Vec<Share> {
 
 /// Whether what was measured is all of the job: on one node of several it is not.
 fn covers_all_nodes(record: &Record) -> bool {
-    let told = [record.allocated.nodes, record.requested.nodes, i64::try_from(record.nodes.len()).ok()];
-    let nodes = told.into_iter().flatten().max().unwrap_or(1);
+    let known = [record.allocated.nodes, record.requested.nodes, i64::try_from(record.nodes.len()).ok()];
+    let nodes = known.into_iter().flatten().max().unwrap_or(1);
     let measured = record.parts.iter().map(|part| part.node.as_str()).collect::<BTreeSet<_>>().len();
     nodes <= 1 || i64::try_from(measured).is_ok_and(|measured| measured >= nodes)
 }

@@ -1,21 +1,17 @@
 //! What a job used per second of its life.
 
 use met_core::JOB;
-use met_core::evidence::CGROUP;
 use met_core::job::{Figure, QualityKind, Record, State};
 use met_core::job_table::{
     CPU, GPU_MEMORY, GPU_UTILIZATION, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, MEMORY_PEAK, WALL,
 };
 
-use met_core::sampled::STATM;
+use met_core::provenance::Account;
 
 use crate::gpu;
 
-/// The source of the wall time of a job that nobody measured to its end, and that `met cancel` saw end.
-pub const CANCEL: &str = "met cancel";
-
 /// How long the job ran, or has been running. Unknown for one that has not begun, and for one that was
-/// lost: when it ended nobody saw.
+/// lost: its end was not observed.
 pub fn wall_ns(record: &Record, now_ns: i64) -> Option<i64> {
     if record.state == State::Pending {
         return None;
@@ -46,7 +42,7 @@ pub fn cores(record: &Record, now_ns: i64) -> Option<f64> {
 /// The mean of a level over time, in the column's unit. Of a part of that time it says nothing of the whole, not even
 /// a bound.
 pub fn level(record: &Record, column: usize) -> Option<f64> {
-    if record.totals.figure(WALL).is_some_and(|wall| wall.source == CANCEL) {
+    if record.totals.figure(WALL).is_some_and(|wall| wall.source.account == Account::Cancel) {
         return None;
     }
     Some(record.summaries.get(column)?.mean * JOB.columns[column].scale)
@@ -67,8 +63,9 @@ pub fn card_memory_bytes(record: &Record) -> Option<f64> {
 /// of a cgroup lacks processes that left it.
 pub fn level_kind(record: &Record, column: usize) -> QualityKind {
     let figure = |index: usize| record.totals.figure(index).filter(|_| column == MEMORY_NEEDED);
-    let by_process = |peak: &Figure| peak.kind == QualityKind::Estimated || peak.source == STATM;
-    let left = |peak: &Figure| peak.kind == QualityKind::LowerBound && peak.source.starts_with(CGROUP);
+    let by_process =
+        |peak: &Figure| peak.kind == QualityKind::Estimated || peak.source.account == Account::Statm;
+    let left = |peak: &Figure| peak.kind == QualityKind::LowerBound && peak.source.account == Account::Cgroup;
     if figure(MEMORY_NEEDED_PEAK).is_some_and(by_process) {
         QualityKind::Estimated
     } else if figure(MEMORY_PEAK).is_some_and(left) {
@@ -91,18 +88,18 @@ mod tests {
 
     #[test]
     fn a_mean_of_memory_is_marked_like_what_it_is_made_of() {
-        let kind = |needed: (QualityKind, &'static str), peak: QualityKind| {
+        let kind = |needed: (QualityKind, Account), peak: QualityKind| {
             let mut record = sample::finished();
             record.totals.set(MEMORY_NEEDED_PEAK, 5, needed.0, needed.1);
-            record.totals.set(MEMORY_PEAK, 6, peak, CGROUP);
+            record.totals.set(MEMORY_PEAK, 6, peak, Account::Cgroup);
             level_kind(&record, MEMORY_NEEDED)
         };
         use QualityKind::{Estimated, LowerBound, Measured, Sampled};
-        assert_eq!(kind((Sampled, CGROUP), Measured), Sampled);
+        assert_eq!(kind((Sampled, Account::Cgroup), Measured), Sampled);
         // A peak between two samples says nothing against the mean.
-        assert_eq!(kind((LowerBound, CGROUP), Measured), Sampled);
-        assert_eq!(kind((Estimated, STATM), Measured), Estimated);
-        assert_eq!(kind((LowerBound, STATM), Measured), Estimated);
-        assert_eq!(kind((Sampled, CGROUP), LowerBound), LowerBound);
+        assert_eq!(kind((LowerBound, Account::Cgroup), Measured), Sampled);
+        assert_eq!(kind((Estimated, Account::Statm), Measured), Estimated);
+        assert_eq!(kind((LowerBound, Account::Statm), Measured), Estimated);
+        assert_eq!(kind((Sampled, Account::Cgroup), LowerBound), LowerBound);
     }
 }

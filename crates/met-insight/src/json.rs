@@ -32,7 +32,7 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
         "parts": record.parts.iter().map(part).collect::<Vec<_>>(),
         "emission": record.emission.as_ref().map(emission),
     });
-    // Nobody asked for any: then there is no such section.
+    // Without configured events there is no such section.
     if !record.events.is_empty() {
         object["events"] = events::object(record, now_ns);
     }

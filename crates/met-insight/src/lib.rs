@@ -8,4 +8,5 @@ pub mod json;
 pub mod report;
 pub mod resample;
 #[cfg(test)]
+#[path = "sample_tests.rs"]
 mod sample;

@@ -1,4 +1,4 @@
-//! What `met show` and `met time` tell of a job: labelled amounts, without a word on how they are drawn.
+//! The report of `met show` and `met time`: labelled amounts, independent of how they are drawn.
 //!
 //! An amount that is not known is left out; it is never shown as 0.
 
@@ -19,26 +19,6 @@ use crate::events;
 use card::gpu;
 pub use outcome::outcome;
 use reader::Reader;
-
-/// In the source of a figure of energy: what the machine uses doing nothing was estimated.
-pub const IDLE_ESTIMATED: &str = "idle power estimated";
-/// In the source of a figure of energy: one of the meters was missing.
-pub const METER_MISSING: &str = "a meter missing";
-/// In the source of a figure of energy: CPU time of the job that samples did not see as its.
-pub const CPU_UNSEEN: &str = "without processes that left its tree";
-/// In the source of a figure of energy: there was a time in which nobody looked.
-pub const NOT_WATCHED: &str = "not watched all the time";
-/// In the source of a figure of energy: readings were missing or wrong, and the energy was shared over the gap.
-pub const GAP_BRIDGED: &str = "across missing readings";
-/// In the source of a figure of energy: what a meter counted in a gap is not assigned to any job.
-pub const ENERGY_UNASSIGNED: &str = "part of it unassigned";
-/// In the source of a figure of energy: inner meters and cards counted more than the meter of the node.
-pub const METER_SHORT: &str = "the node meter shows less than its parts";
-
-/// In the source of a total: a service ran containers for the job, which are in none of its figures.
-pub const NO_CONTAINERS: &str = "containers not included";
-/// In the source of a total: the job ran more containers at once than are followed.
-pub const SOME_CONTAINERS: &str = "too many containers, some not included";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -128,7 +108,7 @@ pub struct Heading {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// Tells the line from every other one, also without the section's title.
+    /// Identifies the line, also without the section's title.
     pub label: &'static str,
     pub amount: Amount,
     pub details: Vec<Detail>,
@@ -314,11 +294,11 @@ mod tests {
     #[test]
     fn containers_of_a_service_are_said_to_be_missing() {
         let mut record = sample::finished();
-        let source = format!("cgroup, {NO_CONTAINERS}");
+        let source = "cgroup, containers not included";
         record.totals.set(column::CPU, 1_000_000, QualityKind::LowerBound, source);
         let notes = report(&record, Machine::default(), sample::NOW_NS).notes.concat();
         assert!(notes.contains("work of its containers is not included"), "{notes}");
-        let source = format!("cgroup, {SOME_CONTAINERS}");
+        let source = "cgroup, too many containers, some not included";
         record.totals.set(column::CPU, 1_000_000, QualityKind::LowerBound, source);
         let notes = report(&record, Machine::default(), sample::NOW_NS).notes.concat();
         assert!(notes.contains("work of the others is not included"), "{notes}");
@@ -411,13 +391,13 @@ mod tests {
             report(&record, Machine::default(), sample::NOW_NS).notes.concat()
         };
         assert!(note(QualityKind::Estimated, "4 cores, by CPU time").starts_with("no energy meter"));
-        let idle = note(QualityKind::Estimated, &format!("IPMI, by CPU time, {IDLE_ESTIMATED}"));
+        let idle = note(QualityKind::Estimated, "IPMI, by CPU time, idle power estimated");
         assert!(idle.contains("idle power"), "{idle}");
-        let missing = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {METER_MISSING}"));
+        let missing = note(QualityKind::LowerBound, "RAPL, by CPU time, a meter missing");
         assert!(missing.contains("met doctor"), "{missing}");
-        let unseen = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {CPU_UNSEEN}"));
+        let unseen = note(QualityKind::LowerBound, "RAPL, by CPU time, without processes that left its tree");
         assert!(unseen.contains("met run"), "{unseen}");
-        let gap = note(QualityKind::LowerBound, &format!("RAPL, by CPU time, {NOT_WATCHED}"));
+        let gap = note(QualityKind::LowerBound, "RAPL, by CPU time, not watched all the time");
         assert!(gap.contains("daemon"), "{gap}");
         assert_eq!(note(QualityKind::Attributed, "RAPL, by CPU time"), "");
         let mut with_cards = sample::finished();

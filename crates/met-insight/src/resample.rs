@@ -53,7 +53,7 @@ pub fn between(
 }
 
 /// A course whose column `plus[0]` holds the sum of several, sample by sample, without `minus`: the peaks of the
-/// parts are not at the same time, and their sum is nobody's peak. A column that was never read counts nothing; a
+/// parts are not at the same time, and their sum is not a peak. A column that was never read counts nothing; a
 /// sample that lacks one of the others has no sum.
 pub fn combined(course: &Course, plus: &[usize], minus: Option<usize>) -> Course {
     let is_known = |column: &&usize| course.columns[**column].iter().any(|&cell| cell != MISSING);
@@ -70,7 +70,7 @@ pub fn combined(course: &Course, plus: &[usize], minus: Option<usize>) -> Course
     combined
 }
 
-/// A counter that was read twice in a moment grew by whatever was told meanwhile: such a rate is no peak. Half of
+/// A counter that was read twice in a moment grew by what was counted late: such a rate is not a peak. Half of
 /// the usual interval; a level is as good after any time.
 fn shortest_of_rates(course: &Course, column: usize, gap_ms: i64) -> i64 {
     if course.table.columns[column].kind == Kind::Gauge {
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_counter_that_is_read_twice_in_a_moment_has_no_peak_there() {
-        // Half a core all the time; 5 ms of it are told within 2 ms.
+        // Half a core all the time; 5 ms of it are counted within 2 ms.
         let mut samples: Vec<(i64, i64, i64)> = (0..10).map(|s| (s * 1000, s * 500_000_000, 0)).collect();
         samples.insert(6, (5002, 2_505_000_000, 0));
         let course = course(&samples);

@@ -291,10 +291,6 @@ fn merge(jobs: Vec<Record>) -> Vec<Record> {
     jobs
 }
 
-fn table_named(name: &str) -> Option<&'static Table> {
-    met_sources::catalogue().into_iter().find(|table| table.name == name)
-}
-
 /// The course of a card while a job had it, after a time.
 pub fn card_course(store: &Queries, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course, StoreError> {
     match held(store, key, uuid, after_ms)? {

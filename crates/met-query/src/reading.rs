@@ -82,9 +82,9 @@ impl Reading {
         for batch in runner.batches() {
             Fold::new().jobs(std::slice::from_ref(batch), map, &mut out);
             let Some((_, cells)) = out.rows().next() else { continue };
-            match batch.table.name {
-                "cgroup" => reading.cgroup = cells.to_vec(),
-                _ => reading.processes = cells.to_vec(),
+            match std::ptr::eq(batch.table, &met_sources::cgroup::TABLE) {
+                true => reading.cgroup = cells.to_vec(),
+                false => reading.processes = cells.to_vec(),
             }
             hidden_io::each_job(batch, map, |_| reading.hides_io = true);
         }

@@ -15,11 +15,11 @@ pub static FAMILIES: &[(&str, &str)] = &[BUILD_INFO, JOB_INFO, JOB_GPU_INFO, NOT
 const BUILD_INFO: (&str, &str) = ("met_build_info", "the program that wrote this page");
 const JOB_INFO: (&str, &str) = (
     "met_job_info",
-    "what is known of a job beside its figures; join it by cluster, manager and id; who it belongs to is told to those alone who logged in",
+    "properties of a job; join them by cluster, manager and id; owner labels require authentication",
 );
 const JOB_GPU_INFO: (&str, &str) = (
     "met_job_gpu_info",
-    "which job holds which card: uuid as in met_gpu metrics, gpu, UUID and GPU_I_ID as DCGM exporter names it",
+    "which job holds which GPU: uuid as in met_gpu metrics, gpu, UUID and GPU_I_ID as DCGM exporter names it",
 );
 const NOT_SHOWN: (&str, &str) = (
     "met_jobs_not_shown",

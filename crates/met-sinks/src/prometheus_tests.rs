@@ -98,12 +98,12 @@ fn the_page_names_units_and_leaves_out_what_is_missing() {
         # HELP met_jobs_not_shown jobs without series of their own, because there are too many; met_jobs_not_shown_* are their sums
         # TYPE met_jobs_not_shown gauge
         met_jobs_not_shown 0
-        # HELP met_job_info what is known of a job beside its figures; join it by cluster, manager and id; who it belongs to is told to those alone who logged in
+        # HELP met_job_info properties of a job; join them by cluster, manager and id; owner labels require authentication
         # TYPE met_job_info gauge
         met_job_info{cluster="c1",manager="slurm",id="1",shown_id="1",state="running"} 1
         met_job_info{cluster="c1",manager="slurm",id="2",shown_id="2",state="running"} 1
         met_job_info{cluster="c1",manager="slurm",id="3",shown_id="3",state="running"} 1
-        # HELP met_job_gpu_info which job holds which card: uuid as in met_gpu metrics, gpu, UUID and GPU_I_ID as DCGM exporter names it
+        # HELP met_job_gpu_info which job holds which GPU: uuid as in met_gpu metrics, gpu, UUID and GPU_I_ID as DCGM exporter names it
         # TYPE met_job_gpu_info gauge
         met_job_gpu_info{cluster="c1",manager="slurm",id="1",gpu="0",UUID="GPU-1",index="0",uuid="GPU-1"} 1
         met_job_gpu_info{cluster="c1",manager="slurm",id="2",gpu="0",UUID="GPU-1",GPU_I_ID="5",index="0.1",uuid="MIG-a"} 1

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use met_core::table::{NANO, ONE};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Host, KeptFile, Share, Targets, parse};
 
 use crate::parts::{Parts, label};
@@ -24,11 +24,13 @@ columns! { COLUMNS:
     REQUESTS = Column::gauge("requests", Unit::Count, ONE, "requests in flight"),
 }
 
-static TABLE: Table = Table {
+labels! { LABELS: DEVICE = "device", KIND = "kind" }
+
+pub static TABLE: Table = Table {
     name: "block",
     subject: "a block device; one of kind `virtual` (dm, md, loop) is backed by others, which count the \
         same bytes again",
-    labels: &["device", "kind"],
+    labels: LABELS,
     columns: COLUMNS,
 };
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use met_core::table::{NANO, ONE};
-use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, job_table};
 use met_host::cgroup::{CgroupDirs, Hierarchies, Kind};
 use met_host::{Budget, CgroupTarget, Dir, Host, KeptFile, Share, Targets, parse};
 
@@ -12,26 +12,26 @@ use crate::node::pressure_ns;
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, is_gone};
 
 columns! { COLUMNS:
-    CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of every process that was in the cgroup").feeds("cpu"),
-    CPU_USER = Column::counter("cpu_user", Unit::Seconds, NANO, "CPU time spent in user code").feeds("cpu_user"),
-    CPU_SYSTEM = Column::counter("cpu_system", Unit::Seconds, NANO, "CPU time spent in the kernel").feeds("cpu_system"),
-    MEMORY_NEEDED = Column::gauge("memory_needed", Unit::Bytes, ONE, "anonymous and shared memory, which cannot be dropped").feeds("memory_needed"),
-    MEMORY_SHARED = Column::gauge("memory_shared", Unit::Bytes, ONE, "shared memory and files in tmpfs, part of memory_needed").feeds("memory_shared"),
-    MEMORY_HUGETLB = Column::gauge("memory_hugetlb", Unit::Bytes, ONE, "reserved huge pages, not part of memory_needed").feeds("memory_hugetlb"),
-    MEMORY_CACHE = Column::gauge("memory_cache", Unit::Bytes, ONE, "page cache charged to the cgroup, shared memory excluded").feeds("memory_cache"),
-    MEMORY_PEAK = Column::gauge("memory_peak", Unit::Bytes, ONE, "largest memory charged, page cache included").across(Across::Max).feeds("memory_peak"),
-    THREADS = Column::gauge("threads", Unit::Count, ONE, "threads alive").feeds("threads_running"),
-    PRESSURE_CPU = Column::counter("pressure_cpu", Unit::Seconds, NANO, "time in which some task waited for a CPU").feeds("pressure_cpu"),
-    PRESSURE_MEMORY = Column::counter("pressure_memory", Unit::Seconds, NANO, "time in which some task waited for memory").feeds("pressure_memory"),
-    PRESSURE_IO = Column::counter("pressure_io", Unit::Seconds, NANO, "time in which some task waited for I/O").feeds("pressure_io"),
+    CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of every process that was in the cgroup").feeds(job_table::CPU),
+    CPU_USER = Column::counter("cpu_user", Unit::Seconds, NANO, "CPU time spent in user code").feeds(job_table::CPU_USER),
+    CPU_SYSTEM = Column::counter("cpu_system", Unit::Seconds, NANO, "CPU time spent in the kernel").feeds(job_table::CPU_SYSTEM),
+    MEMORY_NEEDED = Column::gauge("memory_needed", Unit::Bytes, ONE, "anonymous and shared memory, which cannot be dropped").feeds(job_table::MEMORY_NEEDED),
+    MEMORY_SHARED = Column::gauge("memory_shared", Unit::Bytes, ONE, "shared memory and files in tmpfs, part of memory_needed").feeds(job_table::MEMORY_SHARED),
+    MEMORY_HUGETLB = Column::gauge("memory_hugetlb", Unit::Bytes, ONE, "reserved huge pages, not part of memory_needed").feeds(job_table::MEMORY_HUGETLB),
+    MEMORY_CACHE = Column::gauge("memory_cache", Unit::Bytes, ONE, "page cache charged to the cgroup, shared memory excluded").feeds(job_table::MEMORY_CACHE),
+    MEMORY_PEAK = Column::gauge("memory_peak", Unit::Bytes, ONE, "largest memory charged, page cache included").across(Across::Max).feeds(job_table::MEMORY_PEAK),
+    THREADS = Column::gauge("threads", Unit::Count, ONE, "threads alive").feeds(job_table::THREADS_RUNNING),
+    PRESSURE_CPU = Column::counter("pressure_cpu", Unit::Seconds, NANO, "time in which some task waited for a CPU").feeds(job_table::PRESSURE_CPU),
+    PRESSURE_MEMORY = Column::counter("pressure_memory", Unit::Seconds, NANO, "time in which some task waited for memory").feeds(job_table::PRESSURE_MEMORY),
+    PRESSURE_IO = Column::counter("pressure_io", Unit::Seconds, NANO, "time in which some task waited for I/O").feeds(job_table::PRESSURE_IO),
     PRESSURE_CPU_FULL = Column::counter("pressure_cpu_full", Unit::Seconds, NANO, "time in which every task waited for a CPU"),
-    PRESSURE_MEMORY_FULL = Column::counter("pressure_memory_full", Unit::Seconds, NANO, "time in which every task waited for memory").feeds("pressure_memory_full"),
-    PRESSURE_IO_FULL = Column::counter("pressure_io_full", Unit::Seconds, NANO, "time in which every task waited for I/O").feeds("pressure_io_full"),
-    OOM_KILLS = Column::counter("oom_kills", Unit::Count, ONE, "processes killed because the cgroup was out of memory").feeds("oom_kills"),
-    THROTTLED = Column::counter("cpu_throttled", Unit::Seconds, NANO, "time in which its CPU quota throttled it, summed over CPUs").feeds("cpu_throttled"),
+    PRESSURE_MEMORY_FULL = Column::counter("pressure_memory_full", Unit::Seconds, NANO, "time in which every task waited for memory").feeds(job_table::PRESSURE_MEMORY_FULL),
+    PRESSURE_IO_FULL = Column::counter("pressure_io_full", Unit::Seconds, NANO, "time in which every task waited for I/O").feeds(job_table::PRESSURE_IO_FULL),
+    OOM_KILLS = Column::counter("oom_kills", Unit::Count, ONE, "processes killed because the cgroup was out of memory").feeds(job_table::OOM_KILLS),
+    THROTTLED = Column::counter("cpu_throttled", Unit::Seconds, NANO, "time in which its CPU quota throttled it, summed over CPUs").feeds(job_table::THROTTLED),
 }
 
-static TABLE: Table = Table {
+pub static TABLE: Table = Table {
     name: "cgroup",
     subject: "a cgroup of a job, the cgroups below it included",
     labels: &["cgroup"],

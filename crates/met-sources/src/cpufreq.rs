@@ -23,7 +23,7 @@ columns! { COLUMNS:
     THROTTLED_PACKAGE = Column::counter("throttled_package", Unit::Seconds, NANO, "time in which packages were throttled, summed over packages"),
 }
 
-static TABLE: Table =
+pub static TABLE: Table =
     Table { name: "cpufreq", subject: "all CPUs of the machine", labels: &[], columns: COLUMNS };
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {

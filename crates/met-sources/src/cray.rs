@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use met_core::table::{MICRO, MILLI};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, labels};
 use met_host::{Dir, Host, KeptFile, Share, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
@@ -14,10 +14,12 @@ columns! { COLUMNS:
     ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the blade's controller was started"),
 }
 
-static TABLE: Table = Table {
+labels! { LABELS: COMPONENT = "component" }
+
+pub static TABLE: Table = Table {
     name: "cray",
     subject: "a meter of a Cray blade: the whole node, or a part of it",
-    labels: &["component"],
+    labels: LABELS,
     columns: COLUMNS,
 };
 

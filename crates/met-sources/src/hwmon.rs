@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use met_core::table::{MICRO, MILLI};
-use met_core::{Across, Batch, Column, Subject, Table, Unit, columns};
+use met_core::{Across, Batch, Column, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
@@ -15,10 +15,12 @@ columns! { COLUMNS:
     TEMPERATURE_CRITICAL = Column::gauge("temperature_critical", Unit::Celsius, MILLI, "critical temperature of the part").across(Across::Max),
 }
 
-static TABLE: Table = Table {
+labels! { LABELS: CHIP = "chip", SENSOR = "sensor", NAME = "name" }
+
+pub static TABLE: Table = Table {
     name: "hwmon",
     subject: "a sensor of power, energy or temperature",
-    labels: &["chip", "sensor", "name"],
+    labels: LABELS,
     columns: COLUMNS,
 };
 

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use met_core::table::ONE;
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, labels};
 use met_host::{Host, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
@@ -23,10 +23,12 @@ columns! { COLUMNS:
     LINK_RATE = Column::gauge("link_rate", Unit::Bytes, ONE, "bytes per second that the link can carry each way"),
 }
 
-static TABLE: Table = Table {
+labels! { LABELS: DEVICE = "device", PORT = "port", LINK = "link" }
+
+pub static TABLE: Table = Table {
     name: "infiniband",
     subject: "a port of a host adapter: InfiniBand, Omni-Path or RoCE",
-    labels: &["device", "port", "link"],
+    labels: LABELS,
     columns: COLUMNS,
 };
 

@@ -9,7 +9,7 @@ use std::io;
 use std::time::Duration;
 
 use met_core::table::MILLI;
-use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets, parse};
 
 use self::bmc::{Ask, Completion, Device};
@@ -25,11 +25,13 @@ columns! { COLUMNS:
     TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature").across(Across::Max),
 }
 
-static TABLE: Table = Table {
+labels! { LABELS: SENSOR = "sensor" }
+
+pub static TABLE: Table = Table {
     name: "ipmi",
     subject: "a meter of the management controller (BMC): `node` is the whole machine, others are its \
         sensors",
-    labels: &["sensor"],
+    labels: LABELS,
     columns: COLUMNS,
 };
 

@@ -3,33 +3,33 @@
 //! To add one: a file with its table, its [`SourceSpec`] and its [`Source`], and one word in [`SOURCES`].
 
 mod background;
-mod block;
-mod cgroup;
+pub mod block;
+pub mod cgroup;
 mod command;
-mod cpufreq;
-mod cray;
+pub mod cpufreq;
+pub mod cray;
 mod drm;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
-mod hwmon;
-mod infiniband;
-mod ipmi;
-mod lustre;
-mod network;
-mod nfs;
-mod node;
-mod numa;
+pub mod hwmon;
+pub mod infiniband;
+pub mod ipmi;
+pub mod lustre;
+pub mod network;
+pub mod nfs;
+pub mod node;
+pub mod numa;
 mod nvidia;
 mod parts;
 pub mod perf;
 pub mod process;
 mod pulse;
-mod rapl;
-mod redfish;
+pub mod rapl;
+pub mod redfish;
 pub mod self_cost;
 mod sysfs;
 pub mod taskstats;
-mod thermal;
+pub mod thermal;
 
 use std::collections::HashMap;
 use std::io;
@@ -82,6 +82,11 @@ pub fn catalogue() -> Vec<&'static Table> {
         }
     }
     tables
+}
+
+/// The table that a file or another program means by this name.
+pub fn table(name: &str) -> Option<&'static Table> {
+    catalogue().into_iter().find(|table| table.name == name)
 }
 
 /// What can be said of a source without a machine.
@@ -291,6 +296,7 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 #[cfg(test)]
+#[path = "fixture_tests.rs"]
 mod fixture;
 #[cfg(test)]
 mod tests {
@@ -303,7 +309,7 @@ mod tests {
         let entries = std::fs::read_dir(here).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let shared =
-            ["lib", "self_cost", "fixture", "fuzz", "background", "command", "parts", "pulse", "sysfs"];
+            ["lib", "self_cost", "fixture_tests", "fuzz", "background", "command", "parts", "pulse", "sysfs"];
         for name in names {
             let source = name.trim_end_matches(".rs");
             if shared.contains(&source) {
@@ -314,13 +320,16 @@ mod tests {
     }
 
     #[test]
-    fn what_feeds_a_job_feeds_a_column_that_exists() {
+    fn what_feeds_a_job_feeds_a_column_of_its_kind_and_unit() {
         for table in catalogue() {
             for column in table.columns {
-                let Some(target) = column.feeds else { continue };
-                let job = JOB.column(target).map(|index| &JOB.columns[index]);
-                let job = job.unwrap_or_else(|| panic!("{}.{} feeds {target}", table.name, column.name));
-                assert_eq!((job.kind, job.unit, job.scale), (column.kind, column.unit, column.scale));
+                let Some(job) = column.feeds.map(|target| &JOB.columns[target]) else { continue };
+                let feeds = format!("{}.{} feeds {}", table.name, column.name, job.name);
+                assert_eq!(
+                    (job.kind, job.unit, job.scale),
+                    (column.kind, column.unit, column.scale),
+                    "{feeds}"
+                );
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use met_core::table::ONE;
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets, parse};
 
 use crate::parts::{Parts, label};
@@ -22,12 +22,10 @@ columns! { COLUMNS:
     NAMES = Column::counter("names", Unit::Count, ONE, "directory operations: create, link, unlink, rename, mkdir, rmdir"),
 }
 
-static TABLE: Table = Table {
-    name: "lustre",
-    subject: "a mounted Lustre file system",
-    labels: &["file_system", "mount"],
-    columns: COLUMNS,
-};
+labels! { LABELS: FILE_SYSTEM = "file_system", MOUNT = "mount" }
+
+pub static TABLE: Table =
+    Table { name: "lustre", subject: "a mounted Lustre file system", labels: LABELS, columns: COLUMNS };
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "lustre",

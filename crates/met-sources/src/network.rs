@@ -8,13 +8,13 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use met_core::table::ONE;
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, job_table};
 use met_host::{Host, KeptFile, PidPath, Share, Targets, TaskRole, parse};
 
 use crate::parts::{Parts, label};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable};
 
-mod device {
+pub mod device {
     use super::*;
 
     met_core::columns! { COLUMNS:
@@ -28,16 +28,18 @@ mod device {
         DROPPED_SENT = Column::counter("dropped_sent", Unit::Count, ONE, "outgoing packets dropped"),
     }
 
+    met_core::labels! { LABELS: DEVICE = "device" }
+
     pub static TABLE: Table =
-        Table { name: "network", subject: "a network device", labels: &["device"], columns: COLUMNS };
+        Table { name: "network", subject: "a network device", labels: LABELS, columns: COLUMNS };
 }
 
 mod namespace {
     use super::*;
 
     met_core::columns! { COLUMNS:
-        RECEIVED = Column::counter("received", Unit::Bytes, ONE, "bytes received by devices of the namespace").feeds("network_received"),
-        SENT = Column::counter("sent", Unit::Bytes, ONE, "bytes sent by devices of the namespace").feeds("network_sent"),
+        RECEIVED = Column::counter("received", Unit::Bytes, ONE, "bytes received by devices of the namespace").feeds(job_table::NETWORK_RECEIVED),
+        SENT = Column::counter("sent", Unit::Bytes, ONE, "bytes sent by devices of the namespace").feeds(job_table::NETWORK_SENT),
     }
 
     pub static TABLE: Table = Table {

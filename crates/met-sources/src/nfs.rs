@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use met_core::table::{NANO, ONE};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets, parse};
 
 use crate::parts::{Parts, label};
@@ -20,8 +20,9 @@ columns! { COLUMNS:
     WAIT = Column::counter("wait", Unit::Seconds, NANO, "time from a request to its reply, summed over all requests"),
 }
 
-static TABLE: Table =
-    Table { name: "nfs", subject: "an NFS mount", labels: &["mount", "server"], columns: COLUMNS };
+labels! { LABELS: MOUNT = "mount", SERVER = "server" }
+
+pub static TABLE: Table = Table { name: "nfs", subject: "an NFS mount", labels: LABELS, columns: COLUMNS };
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "nfs",

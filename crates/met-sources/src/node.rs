@@ -84,7 +84,7 @@ columns! { COLUMNS:
     PRESSURE_INTERRUPT_FULL = Column::counter("pressure_interrupt_full", Unit::Seconds, NANO, "time in which all threads waited for interrupts"),
 }
 
-static TABLE: Table =
+pub static TABLE: Table =
     Table { name: "node", subject: "the machine as a whole", labels: &[], columns: COLUMNS };
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {

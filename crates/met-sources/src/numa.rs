@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use met_core::table::ONE;
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Dir, Host, KeptFile, Share, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, is_gone, sysfs};
@@ -20,8 +20,9 @@ columns! { COLUMNS:
     REMOTE = Column::counter("remote", Unit::Count, ONE, "pages allocated for threads running on another node"),
 }
 
-static TABLE: Table =
-    Table { name: "numa", subject: "a NUMA node", labels: &["numa_node"], columns: COLUMNS };
+labels! { LABELS: NUMA_NODE = "numa_node" }
+
+pub static TABLE: Table = Table { name: "numa", subject: "a NUMA node", labels: LABELS, columns: COLUMNS };
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "numa",

@@ -4,37 +4,37 @@ use std::collections::HashMap;
 use std::io;
 
 use met_core::table::{NANO, ONE};
-use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, job_table};
 use met_host::parse::{self, Stat};
 use met_host::{Host, KeptFile, PidPath, Share, Targets, TaskRole, TaskTarget};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, is_gone};
 
 columns! { COLUMNS:
-    CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the process itself").feeds("cpu"),
-    CPU_USER = Column::counter("cpu_user", Unit::Seconds, NANO, "CPU time of the process in user code").feeds("cpu_user"),
-    CPU_SYSTEM = Column::counter("cpu_system", Unit::Seconds, NANO, "CPU time of the process in the kernel").feeds("cpu_system"),
-    CPU_REAPED = Column::counter("cpu_reaped", Unit::Seconds, NANO, "CPU time of children that ended and were waited for").feeds("cpu"),
-    CPU_USER_REAPED = Column::counter("cpu_user_reaped", Unit::Seconds, NANO, "CPU time of ended children in user code").feeds("cpu_user"),
-    CPU_SYSTEM_REAPED = Column::counter("cpu_system_reaped", Unit::Seconds, NANO, "CPU time of ended children in the kernel").feeds("cpu_system"),
-    ALIVE = Column::gauge("alive", Unit::Count, ONE, "1 while the process is alive").feeds("processes_running"),
-    THREADS = Column::gauge("threads", Unit::Count, ONE, "threads of the process").feeds("threads_running"),
-    FAULTS_MINOR = Column::counter("page_faults_minor", Unit::Count, ONE, "page faults served without storage").feeds("page_faults_minor"),
-    FAULTS_MAJOR = Column::counter("page_faults_major", Unit::Count, ONE, "page faults that waited for storage").feeds("page_faults_major"),
-    FAULTS_MINOR_REAPED = Column::counter("page_faults_minor_reaped", Unit::Count, ONE, "page faults of ended children, served without storage").feeds("page_faults_minor"),
-    FAULTS_MAJOR_REAPED = Column::counter("page_faults_major_reaped", Unit::Count, ONE, "page faults of ended children that waited for storage").feeds("page_faults_major"),
+    CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the process itself").feeds(job_table::CPU),
+    CPU_USER = Column::counter("cpu_user", Unit::Seconds, NANO, "CPU time of the process in user code").feeds(job_table::CPU_USER),
+    CPU_SYSTEM = Column::counter("cpu_system", Unit::Seconds, NANO, "CPU time of the process in the kernel").feeds(job_table::CPU_SYSTEM),
+    CPU_REAPED = Column::counter("cpu_reaped", Unit::Seconds, NANO, "CPU time of children that ended and were waited for").feeds(job_table::CPU),
+    CPU_USER_REAPED = Column::counter("cpu_user_reaped", Unit::Seconds, NANO, "CPU time of ended children in user code").feeds(job_table::CPU_USER),
+    CPU_SYSTEM_REAPED = Column::counter("cpu_system_reaped", Unit::Seconds, NANO, "CPU time of ended children in the kernel").feeds(job_table::CPU_SYSTEM),
+    ALIVE = Column::gauge("alive", Unit::Count, ONE, "1 while the process is alive").feeds(job_table::PROCESSES_RUNNING),
+    THREADS = Column::gauge("threads", Unit::Count, ONE, "threads of the process").feeds(job_table::THREADS_RUNNING),
+    FAULTS_MINOR = Column::counter("page_faults_minor", Unit::Count, ONE, "page faults served without storage").feeds(job_table::PAGE_FAULTS_MINOR),
+    FAULTS_MAJOR = Column::counter("page_faults_major", Unit::Count, ONE, "page faults that waited for storage").feeds(job_table::PAGE_FAULTS_MAJOR),
+    FAULTS_MINOR_REAPED = Column::counter("page_faults_minor_reaped", Unit::Count, ONE, "page faults of ended children, served without storage").feeds(job_table::PAGE_FAULTS_MINOR),
+    FAULTS_MAJOR_REAPED = Column::counter("page_faults_major_reaped", Unit::Count, ONE, "page faults of ended children that waited for storage").feeds(job_table::PAGE_FAULTS_MAJOR),
     MEMORY_RESIDENT = Column::gauge("memory_resident", Unit::Bytes, ONE, "memory in RAM, shared pages included"),
     MEMORY_SHARED = Column::gauge("memory_shared", Unit::Bytes, ONE, "memory in RAM that is backed by files or shared memory"),
-    MEMORY_PRIVATE = Column::gauge("memory_private", Unit::Bytes, ONE, "resident less shared memory; counted again in every fork").feeds("memory_needed"),
-    MEMORY_SHMEM = Column::gauge("memory_shmem", Unit::Bytes, ONE, "memory in RAM that is shared memory or a file in tmpfs").across(Across::Max).feeds("memory_shared"),
-    MEMORY_HUGETLB = Column::gauge("memory_hugetlb", Unit::Bytes, ONE, "reserved huge pages that it maps").feeds("memory_hugetlb"),
-    READ = Column::counter("read", Unit::Bytes, ONE, "bytes read from storage, ended children included").feeds("read"),
-    WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes written to storage, ended children included").feeds("written"),
-    READ_CALL = Column::counter("read_call", Unit::Bytes, ONE, "bytes returned by read calls, ended children included").feeds("read_call"),
-    WRITE_CALL = Column::counter("write_call", Unit::Bytes, ONE, "bytes passed to write calls, ended children included").feeds("write_call"),
-    READ_CALLS = Column::counter("read_calls", Unit::Count, ONE, "read calls, ended children included").feeds("read_calls"),
-    WRITE_CALLS = Column::counter("write_calls", Unit::Count, ONE, "write calls, ended children included").feeds("write_calls"),
-    RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time its living threads were runnable and waited for a CPU").feeds("run_queue_wait"),
+    MEMORY_PRIVATE = Column::gauge("memory_private", Unit::Bytes, ONE, "resident less shared memory; counted again in every fork").feeds(job_table::MEMORY_NEEDED),
+    MEMORY_SHMEM = Column::gauge("memory_shmem", Unit::Bytes, ONE, "memory in RAM that is shared memory or a file in tmpfs").across(Across::Max).feeds(job_table::MEMORY_SHARED),
+    MEMORY_HUGETLB = Column::gauge("memory_hugetlb", Unit::Bytes, ONE, "reserved huge pages that it maps").feeds(job_table::MEMORY_HUGETLB),
+    READ = Column::counter("read", Unit::Bytes, ONE, "bytes read from storage, ended children included").feeds(job_table::READ),
+    WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes written to storage, ended children included").feeds(job_table::WRITTEN),
+    READ_CALL = Column::counter("read_call", Unit::Bytes, ONE, "bytes returned by read calls, ended children included").feeds(job_table::READ_CALL),
+    WRITE_CALL = Column::counter("write_call", Unit::Bytes, ONE, "bytes passed to write calls, ended children included").feeds(job_table::WRITE_CALL),
+    READ_CALLS = Column::counter("read_calls", Unit::Count, ONE, "read calls, ended children included").feeds(job_table::READ_CALLS),
+    WRITE_CALLS = Column::counter("write_calls", Unit::Count, ONE, "write calls, ended children included").feeds(job_table::WRITE_CALLS),
+    RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time its living threads were runnable and waited for a CPU").feeds(job_table::RUN_QUEUE_WAIT),
 }
 
 /// Threads of one process whose wait is read.

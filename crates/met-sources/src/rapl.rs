@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use met_core::table::MICRO;
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Budget, Dir, Host, KeptFile, Share, Targets, clock, parse};
 use perf_event_open_sys as perf;
 
@@ -21,11 +21,13 @@ columns! { COLUMNS:
     ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used by the zone since the counter started; wraparounds are handled"),
 }
 
-static TABLE: Table = Table {
+labels! { LABELS: ZONE = "zone", PACKAGE = "package", PATH = "path" }
+
+pub static TABLE: Table = Table {
     name: "rapl",
     subject: "an energy zone of a processor; `core`, `uncore` and `dram` are inside or beside their \
         package, `psys` is the whole board",
-    labels: &["zone", "package", "path"],
+    labels: LABELS,
     columns: COLUMNS,
 };
 

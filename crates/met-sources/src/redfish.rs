@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use met_core::table::{MICRO, MILLI};
-use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets};
 use serde_json::Value;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
@@ -28,10 +28,12 @@ columns! { COLUMNS:
     ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the controller's counter started"),
 }
 
-static TABLE: Table = Table {
+labels! { LABELS: CHASSIS = "chassis", METER = "meter" }
+
+pub static TABLE: Table = Table {
     name: "redfish",
     subject: "a power meter of a chassis; the first row is used for this machine",
-    labels: &["chassis", "meter"],
+    labels: LABELS,
     columns: COLUMNS,
 };
 

@@ -9,7 +9,7 @@ mod record;
 use std::io;
 
 use met_core::table::{NANO, ONE};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, job_table};
 use met_host::netlink::{self, Datagrams, Socket};
 use met_host::{Host, Targets, TaskRole, TaskTarget};
 
@@ -18,15 +18,15 @@ use record::Record;
 
 columns! { COLUMNS:
     CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the process, ended threads included"),
-    RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time its threads were runnable and waited for a CPU").feeds("run_queue_wait"),
-    DELAY_IO = Column::counter("delay_io", Unit::Seconds, NANO, "time its threads waited for storage").feeds("delay_io"),
-    DELAY_SWAP = Column::counter("delay_swap", Unit::Seconds, NANO, "time its threads waited for pages to be swapped in").feeds("delay_memory"),
-    DELAY_RECLAIM = Column::counter("delay_reclaim", Unit::Seconds, NANO, "time its threads waited for memory reclaim").feeds("delay_memory"),
-    DELAY_COMPACT = Column::counter("delay_compact", Unit::Seconds, NANO, "time its threads waited for memory compaction").feeds("delay_memory"),
+    RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time its threads were runnable and waited for a CPU").feeds(job_table::RUN_QUEUE_WAIT),
+    DELAY_IO = Column::counter("delay_io", Unit::Seconds, NANO, "time its threads waited for storage").feeds(job_table::DELAY_IO),
+    DELAY_SWAP = Column::counter("delay_swap", Unit::Seconds, NANO, "time its threads waited for pages to be swapped in").feeds(job_table::DELAY_MEMORY),
+    DELAY_RECLAIM = Column::counter("delay_reclaim", Unit::Seconds, NANO, "time its threads waited for memory reclaim").feeds(job_table::DELAY_MEMORY),
+    DELAY_COMPACT = Column::counter("delay_compact", Unit::Seconds, NANO, "time its threads waited for memory compaction").feeds(job_table::DELAY_MEMORY),
     // Part of it is in delay_swap and delay_io already: no sum of a job may hold it twice.
     DELAY_THRASH = Column::counter("delay_thrash", Unit::Seconds, NANO, "time its threads waited for recently evicted pages (thrashing)"),
-    SWITCHES_VOLUNTARY = Column::counter("context_switches_voluntary", Unit::Count, ONE, "times a living thread gave up the CPU to wait").feeds("context_switches_voluntary"),
-    SWITCHES_INVOLUNTARY = Column::counter("context_switches_involuntary", Unit::Count, ONE, "times a living thread was preempted").feeds("context_switches_involuntary"),
+    SWITCHES_VOLUNTARY = Column::counter("context_switches_voluntary", Unit::Count, ONE, "times a living thread gave up the CPU to wait").feeds(job_table::SWITCHES_VOLUNTARY),
+    SWITCHES_INVOLUNTARY = Column::counter("context_switches_involuntary", Unit::Count, ONE, "times a living thread was preempted").feeds(job_table::SWITCHES_INVOLUNTARY),
 }
 
 pub static TABLE: Table = Table {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use met_core::table::MILLI;
-use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
@@ -13,8 +13,10 @@ columns! { COLUMNS:
     TEMPERATURE_CRITICAL = Column::gauge("temperature_critical", Unit::Celsius, MILLI, "temperature at which the machine is shut down").across(Across::Max),
 }
 
-static TABLE: Table =
-    Table { name: "thermal", subject: "a thermal zone", labels: &["zone", "type"], columns: COLUMNS };
+labels! { LABELS: ZONE = "zone", TYPE = "type" }
+
+pub static TABLE: Table =
+    Table { name: "thermal", subject: "a thermal zone", labels: LABELS, columns: COLUMNS };
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "thermal",

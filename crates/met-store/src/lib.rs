@@ -31,6 +31,7 @@ mod record;
 mod retention;
 mod salvage;
 #[cfg(test)]
+#[path = "samples_tests.rs"]
 mod samples;
 mod schema;
 mod series;

@@ -149,7 +149,7 @@ impl Figures {
         for (column, figure) in record.totals.iter() {
             let metric = term(sql, terms, JOB.columns[column].name)?;
             let kind = term(sql, terms, figure.kind.name())?;
-            let source = term(sql, terms, &figure.source)?;
+            let source = term(sql, terms, &figure.source.text())?;
             totals.push([metric, figure.value, kind, source]);
         }
         for (column, summary) in record.summaries.iter() {

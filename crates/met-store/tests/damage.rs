@@ -9,7 +9,7 @@ use met_core::job::{QualityKind, Record, Summary};
 use met_core::job_table::{CPU, READ};
 use met_store::{Filter, Reader, Writer};
 
-#[path = "../src/samples.rs"]
+#[path = "../src/samples_tests.rs"]
 #[allow(dead_code)]
 mod samples;
 

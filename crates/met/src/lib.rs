@@ -1,9 +1,7 @@
-//! `met`: tells people what their jobs did with the machine. A library, so that what the binary parses can be fuzzed.
+//! `met`: what jobs did with the machine.
 
 mod cli;
 mod commands;
-#[cfg(feature = "fuzzing")]
-pub mod fuzz;
 mod managers;
 mod output;
 mod server;

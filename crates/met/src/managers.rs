@@ -1,4 +1,4 @@
-//! Jobs that somebody else runs: what to type where `met` must not act itself.
+//! Jobs of other programs: what to type where `met` must not act itself.
 
 use met_core::job::{LOCAL, Record};
 use met_core::managers;

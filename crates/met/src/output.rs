@@ -37,18 +37,18 @@ impl Write for Output {
 }
 
 impl Drop for Output {
-    /// At the exit nobody would wait for a reader.
+    /// At exit, nothing would wait for a slow reader.
     fn drop(&mut self) {
         let _ = self.flush();
     }
 }
 
-/// Whoever has our output may have asked that no write of it waits: then this does.
+/// The reader may have made the descriptor non-blocking: then this waits.
 fn patiently<S: AsFd, T>(stream: &mut S, mut write: impl FnMut(&mut S) -> io::Result<T>) -> io::Result<T> {
     loop {
         match write(stream) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                // Interrupted or not: the write tells what became of it.
+                // Interrupted or not: the result of the write says what happened.
                 let _ = poll(&mut [PollFd::new(stream, PollFlags::OUT)], None);
             }
             written => return written,
@@ -62,12 +62,12 @@ impl AsFd for Output {
     }
 }
 
-/// Whoever read our output has had enough, which is no failure. Other pipes may break, and that is one.
+/// The reader of our output has closed it, which is not a failure. Other broken pipes are.
 #[derive(Debug, thiserror::Error)]
 #[error("broken pipe")]
 struct ReaderGone;
 
-/// Whether a command ended because nobody reads its output any more.
+/// Whether a command ended because its output was closed.
 pub fn is_reader_gone(error: &anyhow::Error) -> bool {
     let marked = |cause: &(dyn std::error::Error + 'static)| {
         let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -79,7 +79,7 @@ pub fn is_reader_gone(error: &anyhow::Error) -> bool {
 fn explained(error: io::Error) -> io::Error {
     match error.kind() {
         ErrorKind::BrokenPipe => io::Error::new(ErrorKind::BrokenPipe, ReaderGone),
-        // A write that is interrupted is tried again by whoever writes all.
+        // `write_all` retries a write that is interrupted.
         ErrorKind::Interrupted => error,
         kind => {
             let place = std::fs::read_link("/proc/self/fd/1").ok().filter(|path| path.is_absolute());

@@ -1,4 +1,4 @@
-//! `met server` at work: HTTP in front, one writer behind, schedulers asked beside.
+//! `met server`: the HTTP listener, the writer thread, and threads that query schedulers.
 
 pub mod page;
 mod scheduler_feed;
@@ -8,9 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use met_core::Table;
 use met_host::Address;
-use met_jobs::scheduler::join;
 use met_server::cluster::api::{self, Api};
 use met_server::cluster::{ClusterView, Incompatible, Keeper, Plan};
 use met_store::cluster::Log;
@@ -28,14 +26,14 @@ use met_query::jobs;
 use met_query::setting::Setting;
 use scheduler_feed::SchedulerFeed;
 
-/// Where a server listens that was told nothing: on this machine alone.
+/// Where a server listens by default: on this machine only.
 const LISTEN: &str = "127.0.0.1:9317";
-/// A level holds no longer than this in the course of a job on several nodes.
+/// A level is used no longer than this in the series of a job on several nodes.
 const GAP_MS: i64 = 60_000;
 const CONNECTIONS_MAX: usize = 4096;
-/// As long as a node waits: its batch may have come slowly.
+/// As long as a node waits: its batch may have arrived slowly.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Where a server keeps things: beside what a daemon of the same machine keeps.
+/// The state directory of a server: beside that of a daemon on the same machine.
 pub fn state(setting: &Setting) -> PathBuf {
     state_in(place(setting))
 }
@@ -55,7 +53,7 @@ fn make_state(place: &Place) -> Result<PathBuf> {
     Ok(state)
 }
 
-/// Serves until told to end.
+/// Serves until a signal ends it.
 pub fn serve(setting: &Setting) -> Result<()> {
     met_host::name_process(c"met-server");
     met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
@@ -67,14 +65,9 @@ pub fn serve(setting: &Setting) -> Result<()> {
         state: state.clone(),
         backends: backends.clone(),
         retention: jobs::retention(&setting.config.storage),
-        table: table_named,
         gap_ms: GAP_MS,
         move_after: move_after(&setting.config),
         lost_after: setting.config.server.lost_after,
-        adopt: |measured, known| {
-            let joined = join::adopt(measured, known);
-            (joined.write, joined.remove)
-        },
         sinks: setting.config.sinks.clone(),
     })
     .map_err(|error| Failure::usage(error.to_string()))?;
@@ -89,8 +82,8 @@ pub fn serve(setting: &Setting) -> Result<()> {
     let before =
         |manager: &str| view.ask(|store| Ok(scheduler_answers::before(store, manager))).unwrap_or_default();
     let root = rustix::process::getuid().is_root();
-    let asked = &setting.config.schedulers;
-    let schedulers = Schedulers::start(&setting.host, asked, root, Scope::Cluster, before)?;
+    let queried = &setting.config.schedulers;
+    let schedulers = Schedulers::start(&setting.host, queried, root, Scope::Cluster, before)?;
     let query = Arc::new(view.clone());
     let api = Arc::new(Api::new(keeper, Log::open_for_reading(&state)?, incompatible, query));
     let pages = page::Pages::new(view, setting.config.http.jobs_max);
@@ -106,7 +99,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
     ended
 }
 
-/// Files want long pieces, and who looks into an engine wants to see what is.
+/// Files compress better in long pieces; in an engine, recent samples matter.
 fn move_after(config: &Config) -> Duration {
     let by_place = if config.store.series.is_some() { 30 } else { 3600 };
     config.server.move_after.unwrap_or(Duration::from_secs(by_place))
@@ -151,8 +144,8 @@ fn listen(setting: &Setting, api: &Arc<Api>, pages: page::Pages) -> Result<Serve
     server.map_err(|error| Failure::usage(format!("http: {error}")))
 }
 
-/// Hands what schedulers tell to the writer, until a signal comes. A server that can write nothing any more ends, and is
-/// started anew by whoever looks after it.
+/// Passes scheduler records to the writer until a signal comes. A server that cannot write ends; its service manager
+/// restarts it.
 fn work(
     signals: &Signals,
     schedulers: &Schedulers,
@@ -168,7 +161,7 @@ fn work(
         if poll(&mut fds, timeout.as_ref()).is_err() {
             continue;
         }
-        let [signalled, settled, told] =
+        let [signalled, settled, rung] =
             [0, 1, 2].map(|index| fds.get(index).is_some_and(|fd| !fd.revents().is_empty()));
         drop(fds);
         if signalled && ends(signals) {
@@ -178,8 +171,8 @@ fn work(
             scheduler_feed.settle()?;
         }
         scheduler_feed.retry(Instant::now(), submit);
-        if let Some(told) = told.then(|| schedulers.take()).flatten() {
-            scheduler_feed.keep(told, submit);
+        if let Some(update) = rung.then(|| schedulers.take()).flatten() {
+            scheduler_feed.keep(update, submit);
         }
     }
 }
@@ -190,10 +183,6 @@ fn ends(signals: &Signals) -> bool {
         end |= matches!(signal.number, libc::SIGTERM | libc::SIGINT);
     }
     end
-}
-
-fn table_named(name: &str) -> Option<&'static Table> {
-    met_sources::catalogue().into_iter().find(|table| table.name == name)
 }
 
 #[cfg(test)]

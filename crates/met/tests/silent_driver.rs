@@ -83,7 +83,7 @@ fn a_card_that_hangs_under_a_daemon_that_asks_it_itself_costs_a_gap_and_no_total
     wait_for("the daemon has noticed", || {
         machine.met(&["daemon", "--status"]).contains("the NVIDIA driver does not answer").then_some(())
     });
-    assert!(machine.log().contains("the sampling thread is kept by source nvidia"), "{}", machine.log());
+    assert!(machine.log().contains("the sampling thread is stuck in source nvidia"), "{}", machine.log());
     // The other card, and all other sources, go on.
     machine.script(&hung.replace("power=70000 util=0", "power=80000 util=40"));
     let live = |machine: &Machine| machine.job(&job)["totals"]["cpu_seconds"].as_f64();

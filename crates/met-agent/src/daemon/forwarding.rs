@@ -46,7 +46,7 @@ struct Joined {
 /// Remembers a server and the token for it; the next daemon sends there.
 pub fn join(place: &Place, address: &Address, node: Option<&str>) -> Result<()> {
     let folder = place.state.join(FOLDER);
-    create_private(&folder).with_context(|| format!("cannot keep anything in {}", folder.display()))?;
+    create_private(&folder).with_context(|| format!("cannot store anything in {}", folder.display()))?;
     let joined = Joined {
         url: address.url.clone(),
         authority: address.authority.clone(),
@@ -56,7 +56,7 @@ pub fn join(place: &Place, address: &Address, node: Option<&str>) -> Result<()> 
     // A token is never found beside the address of another server, wherever this is interrupted.
     match fs::remove_file(folder.join(JOINED)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("cannot join anew in {}", folder.display()));
+            return Err(error).with_context(|| format!("cannot join again in {}", folder.display()));
         }
         _ => {}
     }
@@ -149,7 +149,7 @@ pub fn start(
         let url = config.forward.url.clone().or_else(joined);
         Box::new(Status {
             url: url.unwrap_or_else(|| "the server".to_owned()),
-            last_error: Some(format!("nothing is sent until the daemon is started anew: {error:#}")),
+            last_error: Some(format!("nothing is sent until the daemon is restarted: {error:#}")),
             ..Status::default()
         })
     })
@@ -168,7 +168,7 @@ fn try_start(host: &Host, config: &Config, place: &Place, page: Option<Page>) ->
     let Some((address, node)) = address(config, place)? else { return Ok(None) };
     let facts = host.facts();
     let folder = place.state.join(FOLDER);
-    create_private(&folder).with_context(|| format!("cannot keep anything in {}", folder.display()))?;
+    create_private(&folder).with_context(|| format!("cannot store anything in {}", folder.display()))?;
     let header = Header {
         id: identity::of(&place.state, &facts.machine_id)?,
         node: node.unwrap_or_else(|| facts.hostname.clone()),

@@ -145,7 +145,7 @@ fn runs_already(place: &Place) -> String {
         Err(silent @ Unreachable::Silent { .. }) => {
             format!("{silent}; {}", silent.remedy().unwrap_or_default())
         }
-        _ => "a daemon runs already; `met daemon --status` shows it, --stop ends it".to_owned(),
+        _ => "a daemon is already running; `met daemon --status` shows it, --stop ends it".to_owned(),
     }
 }
 

@@ -28,7 +28,9 @@ pub(super) fn check(host: &Host, registry: &Registry, record: &Record, peer: Pee
         kept.filter(|other| other.uid == Some(peer.uid) && !is_found(other))
     };
     if announced().count() >= RUNNING_PER_USER_MAX {
-        bail!("{RUNNING_PER_USER_MAX} jobs of this user run already; the job is announced again later");
+        bail!(
+            "{RUNNING_PER_USER_MAX} jobs of this user are already running; the job is announced again later"
+        );
     }
     let supervisors = announced().filter_map(|other| other.local.as_ref()?.supervisor);
     // The pid of one that is gone may be used again.

@@ -125,11 +125,11 @@ impl Recorder {
                 return written;
             }
             Err(error) if scheduler_answers::is_hopeless(&error) => {
-                tracing::warn!("what {} told is lost: {error:#}", told.manager);
+                tracing::warn!("records from {} are lost: {error:#}", told.manager);
             }
             Err(error) => {
                 if is_first {
-                    tracing::warn!("what {} told is not written yet: {error:#}", told.manager);
+                    tracing::warn!("records from {} are not written yet: {error:#}", told.manager);
                 }
                 self.unwritten.told = Some(told);
             }
@@ -156,7 +156,7 @@ impl Recorder {
         let bus = &mut outputs.bus;
         for (uuid, course) in drained.cards {
             if let Err(error) = self.writer.append_device(&uuid, &course) {
-                tracing::warn!("card {uuid}: {} samples are lost: {error}", course.len());
+                tracing::warn!("GPU {uuid}: {} samples are lost: {error}", course.len());
             }
             sinks::publish_samples(bus, Subject::Device(uuid), course);
         }
@@ -216,7 +216,7 @@ impl Recorder {
             .collect();
         let result = self.writer.put_devices(devices).and_then(|()| self.writer.put_all(&records));
         if let Err(error) = result {
-            tracing::warn!("what jobs did with cards is not written: {error}");
+            tracing::warn!("cannot write the GPU use of running jobs: {error}");
         }
     }
 
@@ -251,7 +251,7 @@ impl Recorder {
     pub(super) fn brief(&mut self, sampling: &Sampling, config: &Config, keeps_node: bool) {
         match self.writer.devices() {
             Ok(devices) => sampling.recall_devices(devices),
-            Err(error) => tracing::warn!("what was learned about cards is not known: {error}"),
+            Err(error) => tracing::warn!("cannot read what was learned about GPUs: {error}"),
         }
         sampling.recall_idle(self.idle_power.learned());
         sampling.keep_node(keeps_node);

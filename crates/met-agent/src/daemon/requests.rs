@@ -92,7 +92,7 @@ impl Service {
             Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
             Request::Nodes => Ok(Reply::Nodes(vec![self.this_node()])),
             Request::Hello { .. } | Request::Stop | Request::NodeCourses { .. } => {
-                bail!("not a question about jobs")
+                bail!("not a request about jobs")
             }
         }
     }

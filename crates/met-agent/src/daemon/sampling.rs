@@ -54,7 +54,7 @@ struct Delay {
 
 /// The sampling thread does not answer.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the sampling thread has not answered for {} s: something that it reads hangs", ANSWER_WITHIN.as_secs())]
+#[error("the sampling thread has not answered for {} s: a source is blocked", ANSWER_WITHIN.as_secs())]
 pub struct Stuck;
 
 enum Order {

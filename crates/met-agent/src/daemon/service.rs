@@ -84,7 +84,7 @@ impl Service {
         if let Some(group) =
             setting.config.daemon.operators.as_deref().filter(|group| !users::is_group(group))
         {
-            tracing::warn!("daemon.operators: there is no group {group:?}; nobody is an operator");
+            tracing::warn!("daemon.operators: there is no group {group:?}; there are no operators");
         }
         service.discovery.shadows.remove_old(&mut service.recorder.writer);
         service.recorder.emitting.told = service.recorder.writer.factors().unwrap_or_default();
@@ -259,7 +259,7 @@ impl Service {
     fn close_lost(&mut self, mut record: Record) {
         record.state = State::Lost;
         if let Err(error) = self.close_job(record) {
-            tracing::error!("cannot keep a lost job: {error:#}");
+            tracing::error!("cannot store a lost job: {error:#}");
         }
     }
 
@@ -286,12 +286,12 @@ impl Service {
             Ok(()) => drop(left.folder.map(|folder| folder.remove())),
             // It stays in the inbox, where every reader finds it.
             Err(error) if left.is_end => {
-                tracing::error!("cannot keep the end of job {}: {error:#}", key.id);
+                tracing::error!("cannot store the end of job {}: {error:#}", key.id);
                 self.registry.jobs.remove(key);
                 self.outputs.on_board(|board| board.forget(key));
                 self.revert_with(key);
             }
-            Err(error) => tracing::error!("cannot keep a lost job: {error:#}"),
+            Err(error) => tracing::error!("cannot store a lost job: {error:#}"),
         }
     }
 
@@ -391,7 +391,7 @@ impl Service {
     pub(super) fn close_found(&mut self, mut record: Record) {
         found::end(&mut record);
         if let Err(error) = self.close_job(record) {
-            tracing::error!("cannot keep the end of a job: {error:#}");
+            tracing::error!("cannot store the end of a job: {error:#}");
         }
     }
 
@@ -624,7 +624,7 @@ impl Service {
     fn revert_with(&mut self, key: &JobKey) {
         if self.settings.revert(Some(key)) {
             self.settle_standing();
-            tracing::info!("job {} is over, and what was configured for it", key.id);
+            tracing::info!("job {} has ended; its temporary settings are removed", key.id);
         }
     }
 

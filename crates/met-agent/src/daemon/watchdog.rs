@@ -199,20 +199,20 @@ impl Sampling {
     /// Gives up the thread; whether another one goes on, which knows nothing yet.
     pub(super) fn replace(&mut self, host: &Host, config: &Config, outputs: &Outputs) -> bool {
         let thread = self.thread.take().filter(|thread| !thread.is_finished());
-        let happened = if thread.is_some() { "is kept by" } else { "failed in" };
+        let happened = if thread.is_some() { "is stuck in" } else { "failed in" };
         let source = self.watchdog.give_up(thread);
-        let what = source.map_or("something that it reads".to_owned(), |source| format!("source {source}"));
+        let what = source.map_or("an unknown source".to_owned(), |source| format!("source {source}"));
         let instead = match source {
             Some(source) if self.watchdog.left_out().any(|left_out| left_out == source) => {
-                "; it is left out until it answers, the configuration is read again or a new daemon starts"
+                "; the source is disabled until it answers, the configuration is reloaded or the daemon restarts"
             }
-            Some(_) => "; it is asked by a thread of its own from now on",
+            Some(_) => "; the source now has its own thread",
             None => "",
         };
-        tracing::error!("the sampling thread {happened} {what}, and another one goes on{instead}");
+        tracing::error!("the sampling thread {happened} {what}; thread replaced{instead}");
         let begun = self.begin(host.clone(), config, outputs.board.clone(), outputs.bus.ticker());
         if let Err(error) = &begun {
-            tracing::error!("no other sampling thread can be started: {error}");
+            tracing::error!("cannot start another sampling thread: {error}");
         }
         begun.is_ok()
     }

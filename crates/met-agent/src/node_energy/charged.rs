@@ -8,9 +8,7 @@ use met_core::energy::ledger::{CPU, MEMORY, PARTS, REST};
 use met_core::energy::{Closed, Fault, Line};
 use met_core::job::{Emission, QualityKind, Totals};
 use met_core::job_table as column;
-use met_insight::report::{
-    CPU_UNSEEN, ENERGY_UNASSIGNED, GAP_BRIDGED, IDLE_ESTIMATED, METER_MISSING, METER_SHORT, NOT_WATCHED,
-};
+use met_core::provenance::{Caveat, Provenance};
 
 use super::weighing::Weighed;
 use met_config::Energy;
@@ -187,11 +185,11 @@ impl Charged {
     }
 
     /// What windows lack of it: some was used while nobody knew by whom, or never shown.
-    fn lacks(&self) -> Option<&'static str> {
+    fn lacks(&self) -> Option<Caveat> {
         if Charged::matters(self.lost_ns, self.windows_ns) {
-            return Some(ENERGY_UNASSIGNED);
+            return Some(Caveat::EnergyUnassigned);
         }
-        Charged::matters(self.short_uj, self.line.total_uj()).then_some(METER_SHORT)
+        Charged::matters(self.short_uj, self.line.total_uj()).then_some(Caveat::MeterShort)
     }
 
     /// How well what the windows say is known, as a part of so much.
@@ -219,24 +217,23 @@ impl Charged {
         doubtful.filter(|_| Charged::matters(cards_uj, whole_uj)).map_or(windows, |kind| windows.max(kind))
     }
 
-    /// What was wanting, in words.
-    fn reservation(&self) -> String {
+    fn caveat(&self) -> Option<Caveat> {
         if self.unseen {
-            return format!(", {CPU_UNSEEN}");
+            return Some(Caveat::CpuUnseen);
         }
         if self.missed {
-            return format!(", {NOT_WATCHED}");
+            return Some(Caveat::NotWatched);
         }
         if let Some(lacks) = self.lacks() {
-            return format!(", {lacks}");
+            return Some(lacks);
         }
         let matters = |part_uj: i64| Charged::matters(part_uj, self.host_uj());
         let is_bridged = Charged::matters(self.bridged_ns, self.windows_ns);
         match (self.measured && matters(self.idle_assumed_uj), matters(self.lower_bound_uj), is_bridged) {
-            (true, ..) => format!(", {IDLE_ESTIMATED}"),
-            (_, true, _) => format!(", {METER_MISSING}"),
-            (.., true) => format!(", {GAP_BRIDGED}"),
-            _ => String::new(),
+            (true, ..) => Some(Caveat::IdleEstimated),
+            (_, true, _) => Some(Caveat::MeterMissing),
+            (.., true) => Some(Caveat::GapBridged),
+            _ => None,
         }
     }
 
@@ -287,21 +284,24 @@ impl Charged {
         let Some(values) = self.values() else { return };
         let (kind, kind_of_parts) = (self.kind(cards), self.kind_of_windows(self.host_uj()));
         let meters = self.meters.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
-        let (by, reservation) = (self.weighed.words(), self.reservation());
-        let source = if meters.is_empty() { by.to_owned() } else { format!("{meters}, {by}{reservation}") };
-        let with_cards = match &cards.known_by {
-            Some((_, by)) if cards.energy_uj > 0 => format!("{by} of GPUs; {source}"),
-            _ => source.clone(),
+        let by = self.weighed.words();
+        let (by, caveat) = match meters.is_empty() {
+            true => (by.to_owned(), None),
+            false => (format!("{meters}, {by}"), self.caveat()),
         };
+        let of_cards = cards.known_by.as_ref().filter(|_| cards.energy_uj > 0);
+        let with_cards = of_cards.map_or(by.clone(), |(_, cards)| format!("{cards} of GPUs; {by}"));
+        let [source, with_cards] = [by, with_cards].map(|text| Provenance::from(text).with(caveat));
         for (column, value) in COLUMNS.into_iter().zip(values) {
             let Some(value) = value else { continue };
             let (source, kind) = match (column, &self.factor) {
                 (column::ENERGY_MEMORY, _) => {
-                    (format!("{meters}, by memory held{reservation}"), kind_of_parts)
+                    let source = Provenance::from(format!("{meters}, by memory held"));
+                    (source.with(self.caveat()), kind_of_parts)
                 }
                 (column::ENERGY_CPU | column::ENERGY_REST, _) => (source.clone(), kind_of_parts),
-                (column::EMISSIONS, Some(factor)) => (factor.source.clone(), kind),
-                (column::COST, _) => (self.tariff.words().unwrap_or_default(), kind),
+                (column::EMISSIONS, Some(factor)) => (factor.source.clone().into(), kind),
+                (column::COST, _) => (self.tariff.words().unwrap_or_default().into(), kind),
                 _ => (with_cards.clone(), kind),
             };
             totals.set(column, value, kind, source);

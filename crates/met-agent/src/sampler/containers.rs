@@ -89,7 +89,7 @@ mod tests {
 
     use met_core::job::{ProcessId, QualityKind};
     use met_core::job_table::CPU;
-    use met_insight::report::SOME_CONTAINERS;
+    use met_core::provenance::{Caveat, Provenance};
 
     use super::*;
     use crate::sampler::Known;
@@ -100,7 +100,7 @@ mod tests {
     const CONMON: u32 = 101;
 
     /// The CPU time of a job that runs so many containers at once, each of which has used a millisecond.
-    fn cpu_of_job_with(containers: usize) -> (i64, QualityKind, String) {
+    fn cpu_of_job_with(containers: usize) -> (i64, QualityKind, Provenance) {
         let root = tempfile::tempdir().unwrap();
         let put = |path: String, text: &str| {
             let path = root.path().join(path);
@@ -146,16 +146,16 @@ mod tests {
         let course = sampled.course.clone();
         sampled.complete(&mut record, &course, Duration::from_secs(1));
         let figure = record.totals.figure(CPU).unwrap();
-        (figure.value, figure.kind, figure.source.to_string())
+        (figure.value, figure.kind, figure.source.clone())
     }
 
     #[test]
     fn what_containers_beyond_the_bound_did_is_said_to_be_missing() {
         let (cpu_ns, _, source) = cpu_of_job_with(CONTAINERS_MAX);
         assert_eq!(cpu_ns, (CONTAINERS_MAX as i64 + 1) * 1_000_000);
-        assert!(!source.contains(SOME_CONTAINERS), "{source}");
+        assert!(!source.has(Caveat::SomeContainers), "{source}");
         let (cpu_ns, kind, source) = cpu_of_job_with(CONTAINERS_MAX + 1);
         assert_eq!((cpu_ns, kind), ((CONTAINERS_MAX as i64 + 1) * 1_000_000, QualityKind::LowerBound));
-        assert!(source.contains(SOME_CONTAINERS), "{source}");
+        assert!(source.has(Caveat::SomeContainers), "{source}");
     }
 }

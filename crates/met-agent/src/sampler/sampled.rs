@@ -5,12 +5,11 @@ use std::time::Duration;
 use met_core::belief::{CHARGED, completes, fill_events, fit_cpu_parts};
 use met_core::course::Course;
 use met_core::ended::{INHERITED, OWN};
-use met_core::evidence::{CGROUP, PROC_STAT, RUSAGE};
 use met_core::job::QualityKind::{LowerBound, Measured};
 use met_core::job::{Emission, EventCount, GpuUse, QualityKind, Record, Totals};
 use met_core::job_table::*;
+use met_core::provenance::{Account, Caveat};
 use met_core::{JOB, Kind, MISSING};
-use met_insight::report::NO_CONTAINERS;
 
 use met_core::sampled::totals;
 use met_query::live::PEAK_SPAN_MS;
@@ -49,7 +48,7 @@ pub struct Sampled {
     pub(super) attached: bool,
     pub(super) ends: Ends,
     /// Why some of its containers are in none of its figures.
-    pub(super) uncounted: Option<&'static str>,
+    pub(super) uncounted: Option<Caveat>,
     /// The longest time between two samples that was no gap while the job ran.
     pub(super) gap_ms: i64,
 }
@@ -86,7 +85,7 @@ impl Ends {
             else {
                 continue;
             };
-            let (value, source) = (figure.value, format!("{}, taskstats", figure.source));
+            let (value, source) = (figure.value, figure.source.followed_by(", taskstats"));
             totals.set(column, value, Measured, source);
         }
     }
@@ -97,12 +96,13 @@ impl Ends {
         for (&column, more) in INHERITED.iter().zip(unwaited).filter(|&(_, more)| more > 0) {
             let Some(figure) = totals.figure(column).cloned() else { continue };
             // A cgroup counts everybody's CPU time, and so does a clock even where it was disturbed.
-            let by_reaping = [RUSAGE, PROC_STAT].contains(&&*figure.source) && figure.kind == LowerBound;
+            let by_reaping = matches!(figure.source.account, Account::Rusage | Account::ProcStat)
+                && figure.kind == LowerBound;
             if matches!(column, CPU | CPU_USER | CPU_SYSTEM) && !by_reaping {
                 continue;
             }
             let value = figure.value.saturating_add(more);
-            let source = format!("{} and taskstats", figure.source);
+            let source = figure.source.followed_by(" and taskstats");
             totals.set(column, value, self.quality(column, value), source);
         }
     }
@@ -226,7 +226,7 @@ impl Sampled {
         }
         doubt_needed_memory(&mut record.totals, course);
         bound_by_cgroup(&mut record.totals);
-        let by_service = containers::is_client(record).then_some(NO_CONTAINERS);
+        let by_service = containers::is_client(record).then_some(Caveat::NoContainers);
         if let Some(why) = by_service.or(self.uncounted) {
             without_containers(&mut record.totals, why);
         }
@@ -244,19 +244,22 @@ impl Sampled {
 
 /// Where processes left the cgroup, what it shows of memory lacks theirs: at its peak and in every sample.
 fn bound_by_cgroup(totals: &mut Totals) {
-    let is_bound =
-        totals.figure(MEMORY_PEAK).is_some_and(|peak| peak.kind == LowerBound && peak.source == CGROUP);
-    let needed = totals.figure(MEMORY_NEEDED_PEAK).filter(|needed| is_bound && needed.source == CGROUP);
+    let is_bound = totals
+        .figure(MEMORY_PEAK)
+        .is_some_and(|peak| peak.kind == LowerBound && peak.source.account == Account::Cgroup);
+    let needed = totals
+        .figure(MEMORY_NEEDED_PEAK)
+        .filter(|needed| is_bound && needed.source.account == Account::Cgroup);
     if let Some(value) = needed.map(|needed| needed.value) {
-        totals.set(MEMORY_NEEDED_PEAK, value, LowerBound, CGROUP);
+        totals.set(MEMORY_NEEDED_PEAK, value, LowerBound, Account::Cgroup);
     }
 }
 
 /// What some containers did for the job is in none of its figures.
-fn without_containers(totals: &mut Totals, why: &str) {
+fn without_containers(totals: &mut Totals, why: Caveat) {
     for column in [CPU, CPU_USER, CPU_SYSTEM, MEMORY_PEAK, MEMORY_NEEDED_PEAK, READ, WRITTEN] {
-        if let Some(figure) = totals.figure(column).filter(|figure| !figure.source.contains(why)) {
-            let (value, source) = (figure.value, format!("{}, {why}", figure.source));
+        if let Some(figure) = totals.figure(column).filter(|figure| !figure.source.has(why)) {
+            let (value, source) = (figure.value, figure.source.clone().with(why));
             totals.set(column, value, LowerBound, source);
         }
     }
@@ -282,10 +285,10 @@ mod tests {
     #[test]
     fn a_peak_that_a_sample_raises_is_still_without_those_it_lacked() {
         let mut sampled = Sampled::default();
-        sampled.totals.set(MEMORY_PEAK, 200, QualityKind::Sampled, CGROUP);
+        sampled.totals.set(MEMORY_PEAK, 200, QualityKind::Sampled, Account::Cgroup);
         for (known, raised) in [(LowerBound, LowerBound), (Measured, QualityKind::Sampled)] {
             let mut record = met_core::sample::full(1, "train");
-            record.totals.set(MEMORY_PEAK, 100, known, CGROUP);
+            record.totals.set(MEMORY_PEAK, 100, known, Account::Cgroup);
             sampled.raise_peaks(&mut record);
             let peak = record.totals.figure(MEMORY_PEAK).unwrap();
             assert_eq!((peak.value, peak.kind), (200, raised));

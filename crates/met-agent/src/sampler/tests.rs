@@ -345,7 +345,7 @@ fn all_energy_of_a_job_is_that_of_its_cards_and_of_the_rest_at_every_moment() {
     };
     let before = look_until(&mut first, is_charged);
     let figure = before.totals.figure(ENERGY).unwrap();
-    assert!(figure.source.contains("of GPUs"), "{figure:?}");
+    assert!(figure.source.text().contains("of GPUs"), "{figure:?}");
     // What the cards draw now is in the power of the machine, and not what they drew in a minute.
     let now = first.energy().now().unwrap();
     assert!((200.0..400.0).contains(&now.watts(now.cards_uj)), "{now:?}");

@@ -157,8 +157,7 @@ impl Sampler {
     fn follow_own(&mut self) {
         for batch in self.runner.batches() {
             for (index, &column) in OWN.iter().enumerate() {
-                let feeds = Some(JOB.columns[column].name);
-                let fed = |(_, from): &(usize, &met_core::Column)| from.feeds == feeds;
+                let fed = |(_, from): &(usize, &met_core::Column)| from.feeds == Some(column);
                 let sources: Vec<usize> =
                     batch.table.columns.iter().enumerate().filter(fed).map(|(from, _)| from).collect();
                 if sources.is_empty() {

@@ -111,8 +111,7 @@ impl Tracked {
     /// Keeps what was counted in a directory that is gone; `cpu_ns` is better than its last reading.
     pub(super) fn leave(&mut self, table: &'static Table, cells: &[i64], cpu_ns: Option<i64>) {
         for (column, &cell) in table.columns.iter().zip(cells) {
-            let to = column.feeds.and_then(|feeds| JOB.column(feeds));
-            let Some(to) = to.filter(|_| column.kind == Kind::Counter) else { continue };
+            let Some(to) = column.feeds.filter(|_| column.kind == Kind::Counter) else { continue };
             let cell = cpu_ns.filter(|_| to == CPU).unwrap_or(cell);
             if cell != MISSING {
                 self.left[to] = self.left[to].saturating_add(cell);

@@ -1,9 +1,10 @@
 //! Gathers what counters say of a job at its end.
 
-use met_core::evidence::{self, CGROUP, Clock, CpuTime, Evidence, PROC_STAT, RUSAGE};
+use met_core::evidence::{self, Clock, CpuTime, Evidence};
 use met_core::job::QualityKind::{self, LowerBound, Measured};
 use met_core::job::{Record, Totals};
 use met_core::job_table::*;
+use met_core::provenance::{Account, Provenance};
 use met_core::{JOB, MISSING};
 use met_host::Host;
 
@@ -49,13 +50,13 @@ pub fn exact(
     let mut totals = Totals::default();
     totals.set(WALL, wall_ns, Measured, "clock");
     totals.set(CPU, verdict.cpu_ns, verdict.kind, verdict.source);
-    totals.set(CPU_USER, verdict.user_ns, verdict.split_kind, verdict.split_source);
+    totals.set(CPU_USER, verdict.user_ns, verdict.split_kind, verdict.split_source.clone());
     totals.set(CPU_SYSTEM, verdict.cpu_ns - verdict.user_ns, verdict.split_kind, verdict.split_source);
     set_of_processes(&mut totals, &usage, &reading, verdict.in_rusage, survivors);
     set_of_cgroup(&mut totals, &reading, verdict.in_cgroup, wall_ns);
     if reading.cgroup[MEMORY_PEAK] == MISSING {
         // The largest process alone; the job as a whole held at least that.
-        totals.set(MEMORY_PEAK, usage.max_rss_bytes, LowerBound, RUSAGE);
+        totals.set(MEMORY_PEAK, usage.max_rss_bytes, LowerBound, Account::Rusage);
     }
     totals
 }
@@ -101,13 +102,13 @@ fn set_of_processes(
     for (column, reaped) in [(PAGE_FAULTS_MINOR, usage.minor_faults), (PAGE_FAULTS_MAJOR, usage.major_faults)]
     {
         match survivors {
-            true => set_known(totals, column, reading.processes[column], kind, PROC_STAT),
-            false => totals.set(column, reaped, kind, RUSAGE),
+            true => set_known(totals, column, reading.processes[column], kind, Account::ProcStat),
+            false => totals.set(column, reaped, kind, Account::Rusage),
         }
     }
     let switches = if survivors { LowerBound } else { kind };
-    totals.set(SWITCHES_VOLUNTARY, usage.voluntary, switches, RUSAGE);
-    totals.set(SWITCHES_INVOLUNTARY, usage.involuntary, switches, RUSAGE);
+    totals.set(SWITCHES_VOLUNTARY, usage.voluntary, switches, Account::Rusage);
+    totals.set(SWITCHES_INVOLUNTARY, usage.involuntary, switches, Account::Rusage);
 }
 
 /// What the cgroup counted, which lacks processes that left it.
@@ -116,14 +117,26 @@ fn set_of_cgroup(totals: &mut Totals, reading: &Reading, kind: QualityKind, wall
     // The cgroup is a little older than the job: what was waited for before the start is not the job's.
     for column in pressures {
         let cell = reading.cgroup[column];
-        set_known(totals, column, if cell == MISSING { MISSING } else { cell.min(wall_ns) }, kind, CGROUP);
+        set_known(
+            totals,
+            column,
+            if cell == MISSING { MISSING } else { cell.min(wall_ns) },
+            kind,
+            Account::Cgroup,
+        );
     }
     for column in [OOM_KILLS, MEMORY_PEAK, THROTTLED] {
-        set_known(totals, column, reading.cgroup[column], kind, CGROUP);
+        set_known(totals, column, reading.cgroup[column], kind, Account::Cgroup);
     }
 }
 
-fn set_known(totals: &mut Totals, column: usize, cell: i64, kind: QualityKind, source: &'static str) {
+fn set_known(
+    totals: &mut Totals,
+    column: usize,
+    cell: i64,
+    kind: QualityKind,
+    source: impl Into<Provenance>,
+) {
     debug_assert!(column < JOB.columns.len());
     if cell != MISSING {
         totals.set(column, cell, kind, source);

@@ -92,7 +92,7 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
     Ok(())
 }
 
-/// The name that stands for all the others.
+/// The name that means all others.
 const ALL_OTHERS: &str = "default";
 
 fn apply_powers(prefix: &str, key: &Key, cards: &[Entry], config: &mut Config) -> Result<(), Complaint> {

@@ -11,10 +11,10 @@ use super::tree::{Complaint, Node, refuse_duplicates, unknown};
 use super::{Config, Plain, Presence, Scope, StorageName};
 use met_core::units::{self, ParseError};
 
-/// What may stand behind a key, and where it goes.
+/// The form of a value, and where it goes.
 #[derive(Clone, Copy)]
 pub enum Form {
-    /// From 10 ms to 1 h: shorter is all overhead, longer is no course.
+    /// From 10 ms to 1 h: shorter is all overhead, longer is not a series.
     Interval(fn(&mut Config, Duration)),
     Duration(fn(&mut Config, Duration)),
     Count(fn(&mut Config, u64)),
@@ -33,7 +33,7 @@ pub enum Form {
     /// One for all, or one for each name; the name is `None` for all the others.
     Power(fn(&mut Config, Option<&str>, i64)),
     Presence(fn(&mut Config, Presence)),
-    /// Whether it is asked.
+    /// Whether it is queried.
     Scheduler(Scheduler),
     Scope(fn(&mut Config, Scope)),
     Layouts(fn(&mut Config, Vec<Layout>)),
@@ -50,7 +50,7 @@ type Bound = (Duration, &'static str);
 const INTERVAL_MIN: Bound = (Duration::from_millis(10), "10ms");
 const INTERVAL_MAX: Bound = (Duration::from_secs(3600), "1h");
 const DURATION_MIN: Bound = (Duration::from_secs(1), "1s");
-/// A hundred years: nobody means more, and sums of times stay far from overflow.
+/// A hundred years: more is a mistake, and sums of times stay far from overflow.
 const DURATION_MAX: Bound = (Duration::from_secs(36_500 * 86_400), "36500d");
 const COUNT_MAX: u64 = 1_000_000_000;
 
@@ -109,12 +109,12 @@ impl Form {
     }
 }
 
-/// As behind `sampling.interval`.
+/// As for `sampling.interval`.
 pub fn interval(text: &str) -> Result<Duration, ParseError> {
     bounded(text, INTERVAL_MIN, INTERVAL_MAX)
 }
 
-/// As behind `perf.events`, in one text.
+/// As for `perf.events`, in one text.
 pub fn events_in(text: &str) -> Result<Vec<String>, ParseError> {
     events(text.split(','))
 }
@@ -225,7 +225,7 @@ fn scope(text: &str) -> Result<Scope, ParseError> {
 fn plain(text: &str) -> Result<Plain, ParseError> {
     match text {
         "auto" => Ok(Plain::Auto),
-        // What YAML makes of the word off is told by its reader.
+        // How YAML reads the word `off` is handled by its reader.
         "off" | "false" => Ok(Plain::Off),
         "session" => Ok(Plain::Session),
         "unit" => Ok(Plain::Unit),

@@ -21,6 +21,31 @@ pub struct Key {
     pub help: &'static str,
 }
 
+/// A key: its name, its form, where its value goes (`?`: into an option), its default, if any, and its help.
+macro_rules! key {
+    ($name:literal: $form:ident($($to:tt)*), $help:literal) => { key!($name: $form($($to)*) = "", $help) };
+    ($name:literal: $form:ident($($to:tt)*) = $default:expr, $help:literal) => {
+        Key { name: $name, form: form!($form, $($to)*), default: $default, help: $help }
+    };
+}
+
+macro_rules! form {
+    (Flag, $section:ident.$field:ident) => {
+        Form::Word(&["yes", "no", "true", "false"], |config, word| {
+            config.$section.$field = matches!(word, "yes" | "true");
+        })
+    };
+    (Engine, $section:ident.$field:ident?) => {
+        Form::Address(Engine::check, |config, url| config.$section.$field = Some(url))
+    };
+    ($form:ident, $section:ident.$field:ident) => {
+        Form::$form(|config, value| config.$section.$field = value)
+    };
+    ($form:ident, $section:ident.$field:ident?) => {
+        Form::$form(|config, value| config.$section.$field = Some(value))
+    };
+}
+
 /// The sections with readers of their own.
 pub const SOURCES: &str = "sources";
 pub const SINKS: &str = "sinks";
@@ -32,36 +57,11 @@ const SAMPLING_INTERVAL_DEFAULT: &str = "1s";
 
 /// How schedulers are queried, whichever they are.
 const QUERY_KEYS: &[Key] = &[
-    Key {
-        name: "interval",
-        form: Form::Interval(|config, interval| config.schedulers.interval = interval),
-        default: "60s",
-        help: "how often each is queried; less often where queries are slow, sooner after a job of this node ended",
-    },
-    Key {
-        name: "lookback",
-        form: Form::Duration(|config, span| config.schedulers.lookback = span),
-        default: "1d",
-        help: "how far back the first query reaches",
-    },
-    Key {
-        name: "timeout",
-        form: Form::Duration(|config, limit| config.schedulers.timeout = limit),
-        default: "30s",
-        help: "a command that takes longer is killed and retried later",
-    },
-    Key {
-        name: "scope",
-        form: Form::Scope(|config, scope| config.schedulers.scope = Some(scope)),
-        default: "",
-        help: "`cluster`: all jobs, pending ones included (default of `met server`); `node`: jobs running on this node (default of `met daemon`)",
-    },
-    Key {
-        name: "path",
-        form: Form::Text(|config, folders| config.schedulers.path = Some(folders)),
-        default: "",
-        help: "folders searched first for the commands, separated by colons",
-    },
+    key!("interval": Interval(schedulers.interval) = "60s", "how often each is queried; less often where queries are slow, sooner after a job of this node ended"),
+    key!("lookback": Duration(schedulers.lookback) = "1d", "how far back the first query reaches"),
+    key!("timeout": Duration(schedulers.timeout) = "30s", "a command that takes longer is killed and retried later"),
+    key!("scope": Scope(schedulers.scope?), "`cluster`: all jobs, pending ones included (default of `met server`); `node`: jobs running on this node (default of `met daemon`)"),
+    key!("path": Text(schedulers.path?), "folders searched first for the commands, separated by colons"),
 ];
 
 const SCHEDULER_KEYS_COUNT: usize = Scheduler::COUNT + QUERY_KEYS.len();
@@ -87,107 +87,39 @@ pub static SECTIONS: &[Section] = &[
     Section {
         name: "sampling",
         help: "How often jobs are sampled. Totals do not depend on it: they are exact at any interval.",
-        keys: &[Key {
-            name: "interval",
-            form: Form::Interval(|config, interval| config.sampling.interval = interval),
-            default: SAMPLING_INTERVAL_DEFAULT,
-            help: "time between two samples",
-        }],
+        keys: &[
+            key!("interval": Interval(sampling.interval) = SAMPLING_INTERVAL_DEFAULT, "time between two samples"),
+        ],
     },
     Section {
         name: "daemon",
         help: "The process that samples in the background.",
         keys: &[
-            Key {
-                name: "idle_exit",
-                form: Form::Duration(|config, wait| config.daemon.idle_exit = wait),
-                default: "10m",
-                help: "a user's daemon exits after this long without a job",
-            },
-            Key {
-                name: "operators",
-                form: Form::Text(|config, group| config.daemon.operators = Some(group)),
-                default: "",
-                help: "a group whose members may see all users' jobs",
-            },
+            key!("idle_exit": Duration(daemon.idle_exit) = "10m", "a user's daemon exits after this long without a job"),
+            key!("operators": Text(daemon.operators?), "a group whose members may see all users' jobs"),
         ],
     },
     Section {
         name: "storage",
         help: "Where jobs are stored, and for how long.",
         keys: &[
-            Key {
-                name: "name",
-                form: Form::Storage(|config, name| config.storage.name = name),
-                default: "sqlite",
-                help: "`sqlite`: a database in the state directory; `memory`: the runtime directory only, gone after a reboot",
-            },
-            Key {
-                name: "size",
-                form: Form::Count(|config, jobs| config.storage.jobs_max = Some(jobs)),
-                default: "",
-                help: "with `memory`: at most this many jobs are kept; users over their fair share lose their oldest",
-            },
-            Key {
-                name: "interval",
-                form: Form::Interval(|config, interval| config.storage.flush_interval = interval),
-                default: "60s",
-                help: "how often samples are written to the store; the end of a job is written at once",
-            },
-            Key {
-                name: "keep",
-                form: Form::Duration(|config, age| config.storage.keep = age),
-                default: "90d",
-                help: "jobs and samples older than this are removed",
-            },
-            Key {
-                name: "max_size",
-                form: Form::Size(|config, bytes| config.storage.max_bytes = bytes),
-                default: "2GiB",
-                help: "maximum size of the store; above it, users over their fair share lose their oldest samples, then their oldest jobs",
-            },
-            Key {
-                name: "node_series",
-                form: Form::Presence(|config, presence| config.storage.node_series = presence),
-                default: "auto",
-                help: "whether series of the machine itself are stored while jobs run, for `met node --since`; `auto`: by a system daemon only",
-            },
+            key!("name": Storage(storage.name) = "sqlite", "`sqlite`: a database in the state directory; `memory`: the runtime directory only, gone after a reboot"),
+            key!("size": Count(storage.jobs_max?), "with `memory`: at most this many jobs are kept; users over their fair share lose their oldest"),
+            key!("interval": Interval(storage.flush_interval) = "60s", "how often samples are written to the store; the end of a job is written at once"),
+            key!("keep": Duration(storage.keep) = "90d", "jobs and samples older than this are removed"),
+            key!("max_size": Size(storage.max_bytes) = "2GiB", "maximum size of the store; above it, users over their fair share lose their oldest samples, then their oldest jobs"),
+            key!("node_series": Presence(storage.node_series) = "auto", "whether series of the machine itself are stored while jobs run, for `met node --since`; `auto`: by a system daemon only"),
         ],
     },
     Section {
         name: "store",
         help: "Databases for `met server` at sites where its own files are not enough; read at start. Without this section everything is stored in the state directory. A secret is a file with one line that only its owner may read.",
         keys: &[
-            Key {
-                name: "series",
-                form: Form::Address(Engine::check, |config, url| config.store.series = Some(url)),
-                default: "",
-                help: "an engine that accepts Prometheus remote write and answers PromQL; `/api/v1/query` is appended",
-            },
-            Key {
-                name: "series_write",
-                form: Form::Address(Engine::check, |config, url| config.store.series_write = Some(url)),
-                default: "",
-                help: "where it accepts samples, if not at `/api/v1/write` below `store.series`",
-            },
-            Key {
-                name: "series_tenant",
-                form: Form::Text(|config, tenant| config.store.series_tenant = Some(tenant)),
-                default: "",
-                help: "sent as `X-Scope-OrgID`, to engines with several tenants",
-            },
-            Key {
-                name: "series_password_file",
-                form: Form::Path(|config, file| config.store.series_password_file = Some(file)),
-                default: "",
-                help: "`user:password` for the engine",
-            },
-            Key {
-                name: "series_token_file",
-                form: Form::Path(|config, file| config.store.series_token_file = Some(file)),
-                default: "",
-                help: "a bearer token for the engine",
-            },
+            key!("series": Engine(store.series?), "an engine that accepts Prometheus remote write and answers PromQL; `/api/v1/query` is appended"),
+            key!("series_write": Engine(store.series_write?), "where it accepts samples, if not at `/api/v1/write` below `store.series`"),
+            key!("series_tenant": Text(store.series_tenant?), "sent as `X-Scope-OrgID`, to engines with several tenants"),
+            key!("series_password_file": Path(store.series_password_file?), "`user:password` for the engine"),
+            key!("series_token_file": Path(store.series_token_file?), "a bearer token for the engine"),
             Key {
                 name: "catalogue",
                 form: Form::Address(PostgresServer::check, |config, url| {
@@ -196,72 +128,27 @@ pub static SECTIONS: &[Section] = &[
                 default: "",
                 help: "`postgres://user@host/database`, for jobs and totals; connections to other machines always use TLS",
             },
-            Key {
-                name: "password_file",
-                form: Form::Path(|config, file| config.store.password_file = Some(file)),
-                default: "",
-                help: "the password for the catalogue, if it is not in the address",
-            },
-            Key {
-                name: "ca_file",
-                form: Form::Path(|config, file| config.store.ca_file = Some(file)),
-                default: "",
-                help: "CA bundle (PEM) for both connections (default: system CAs)",
-            },
+            key!("password_file": Path(store.password_file?), "the password for the catalogue, if it is not in the address"),
+            key!("ca_file": Path(store.ca_file?), "CA bundle (PEM) for both connections (default: system CAs)"),
         ],
     },
     Section {
         name: "jobs",
         help: "Jobs started by a resource manager or by other means, discovered by their cgroups. A layout describes how a manager names them: `path` are the directories from the top of a hierarchy (those in parentheses at its beginning may be missing), `parts` those of the steps and tasks below a job. In a name `*` matches any characters, `#` digits, `{id}` a property of the job: `id`, `uid`, `user`, `node`, `cluster`, `index`, and in parts `step` and `task`; `{id:#}` matches digits only.",
         keys: &[
-            Key {
-                name: "discover",
-                form: Form::Presence(|config, discover| config.jobs.discover = discover),
-                default: "auto",
-                help: "whether they are discovered; `auto`: by a system daemon only",
-            },
-            Key {
-                name: "layouts",
-                form: Form::Layouts(|config, layouts| config.jobs.layouts = layouts),
-                default: "",
-                help: "further layouts, tried before those built in: `- {manager: mysched, path: \"mysched/job-{id}\"}`",
-            },
-            Key {
-                name: "below",
-                form: Form::Path(|config, path| config.jobs.below = Some(path)),
-                default: "",
-                help: "search only below this cgroup, given from the root of each hierarchy: `/machine.slice`",
-            },
-            Key {
-                name: "plain",
-                form: Form::Plain(|config, plain| config.jobs.plain = plain),
-                default: "auto",
-                help: "what makes processes a job where there is no batch system: `session`, a login; `unit`, a systemd unit created by a user; `group`, a line typed into a shell; `auto`: sessions, by a system daemon, where no resource manager is found",
-            },
-            Key {
-                name: "plain_after",
-                form: Form::Duration(|config, after| config.jobs.plain_after = after),
-                default: "10s",
-                help: "such processes become a job after this time,",
-            },
-            Key {
-                name: "plain_cpu",
-                form: Form::Duration(|config, cpu| config.jobs.plain_cpu = cpu),
-                default: "1s",
-                help: "or after this much CPU time; those that end earlier are summed in one job per user and day",
-            },
+            key!("discover": Presence(jobs.discover) = "auto", "whether they are discovered; `auto`: by a system daemon only"),
+            key!("layouts": Layouts(jobs.layouts), "further layouts, tried before those built in: `- {manager: mysched, path: \"mysched/job-{id}\"}`"),
+            key!("below": Path(jobs.below?), "search only below this cgroup, given from the root of each hierarchy: `/machine.slice`"),
+            key!("plain": Plain(jobs.plain) = "auto", "what makes processes a job where there is no batch system: `session`, a login; `unit`, a systemd unit created by a user; `group`, a line typed into a shell; `auto`: sessions, by a system daemon, where no resource manager is found"),
+            key!("plain_after": Duration(jobs.plain_after) = "10s", "such processes become a job after this time,"),
+            key!("plain_cpu": Duration(jobs.plain_cpu) = "1s", "or after this much CPU time; those that end earlier are summed in one job per user and day"),
         ],
     },
     Section {
         name: "gpu",
         help: "GPUs. They are detected automatically.",
         keys: &[
-            Key {
-                name: "nvml",
-                form: Form::Path(|config, path| config.gpu.nvml = Some(path)),
-                default: "",
-                help: "the NVIDIA driver's library libnvidia-ml.so.1, where it is not on the search path",
-            },
+            key!("nvml": Path(gpu.nvml?), "the NVIDIA driver's library libnvidia-ml.so.1, where it is not on the search path"),
             Key {
                 name: "idle_power",
                 form: Form::Power(|config, card, power_mw| match card {
@@ -281,12 +168,9 @@ pub static SECTIONS: &[Section] = &[
     Section {
         name: "perf",
         help: "Events that the kernel and the processor count. Only events named here are counted.",
-        keys: &[Key {
-            name: "events",
-            form: Form::Events(|config, events| config.perf.events = events),
-            default: "",
-            help: "what to count in every job: names from `met metrics`, as a list or separated by commas,  `[instructions, cpu_cycles]`",
-        }],
+        keys: &[
+            key!("events": Events(perf.events), "what to count in every job: names from `met metrics`, as a list or separated by commas,  `[instructions, cpu_cycles]`"),
+        ],
     },
     Section {
         name: "energy",
@@ -312,30 +196,10 @@ pub static SECTIONS: &[Section] = &[
                 default: "cpu-time",
                 help: "how the processors' energy is divided: by CPU time, or, among jobs in whose cgroups the processor counts them, instructions or cycles; jobs and the rest of the system are always separated by CPU time",
             },
-            Key {
-                name: "idle_power",
-                form: Form::Number(|config, watts| config.energy.idle_watts = Some(watts)),
-                default: "",
-                help: "idle power of the machine without its GPUs, in watts; by default learned while the machine is idle",
-            },
-            Key {
-                name: "pue",
-                form: Form::Ratio(|config, ratio| config.energy.pue = ratio),
-                default: "1",
-                help: "power usage effectiveness of the building: energy of the building per energy of its machines; applied to CO2 and cost, not to energy",
-            },
-            Key {
-                name: "price",
-                form: Form::Number(|config, price| config.energy.price_per_kwh = Some(price)),
-                default: "",
-                help: "price of a kilowatt hour",
-            },
-            Key {
-                name: "currency",
-                form: Form::Text(|config, name| config.energy.currency = name),
-                default: "EUR",
-                help: "currency of the price",
-            },
+            key!("idle_power": Number(energy.idle_watts?), "idle power of the machine without its GPUs, in watts; by default learned while the machine is idle"),
+            key!("pue": Ratio(energy.pue) = "1", "power usage effectiveness of the building: energy of the building per energy of its machines; applied to CO2 and cost, not to energy"),
+            key!("price": Number(energy.price_per_kwh?), "price of a kilowatt hour"),
+            key!("currency": Text(energy.currency) = "EUR", "currency of the price"),
         ],
     },
     Section {
@@ -355,66 +219,21 @@ pub static SECTIONS: &[Section] = &[
                 default: "country",
                 help: "`country`: its yearly average; `constant`: `factor`; `rte`: France in real time; `electricity-maps`: a zone in real time, with a token",
             },
-            Key {
-                name: "country",
-                form: Form::Text(|config, name| config.emissions.country = Some(name)),
-                default: "",
-                help: "name or three-letter code, for the yearly average; without it the world average is used",
-            },
-            Key {
-                name: "factor",
-                form: Form::Number(|config, grams| config.emissions.grams_per_kwh = Some(grams)),
-                default: "",
-                help: "grams of CO2 equivalent per kilowatt hour, for `constant`",
-            },
-            Key {
-                name: "zone",
-                form: Form::Text(|config, zone| config.emissions.zone = Some(zone)),
-                default: "",
-                help: "for `electricity-maps`, such as FR or DE",
-            },
-            Key {
-                name: "token_file",
-                form: Form::Path(|config, path| config.emissions.token_file = Some(path)),
-                default: "",
-                help: "a file that only its owner can read, with the token of `electricity-maps`",
-            },
-            Key {
-                name: "refresh",
-                form: Form::Duration(|config, every| config.emissions.refresh = every),
-                default: "15m",
-                help: "how often a real-time provider is queried",
-            },
-            Key {
-                name: "max_age",
-                form: Form::Duration(|config, age| config.emissions.max_age = age),
-                default: "6h",
-                help: "how long the last value is used when the provider does not answer; then the country's average",
-            },
-            Key {
-                name: "url",
-                form: Form::Text(|config, url| config.emissions.url = Some(url)),
-                default: "",
-                help: "alternative address of a real-time provider, such as a mirror",
-            },
+            key!("country": Text(emissions.country?), "name or three-letter code, for the yearly average; without it the world average is used"),
+            key!("factor": Number(emissions.grams_per_kwh?), "grams of CO2 equivalent per kilowatt hour, for `constant`"),
+            key!("zone": Text(emissions.zone?), "for `electricity-maps`, such as FR or DE"),
+            key!("token_file": Path(emissions.token_file?), "a file that only its owner can read, with the token of `electricity-maps`"),
+            key!("refresh": Duration(emissions.refresh) = "15m", "how often a real-time provider is queried"),
+            key!("max_age": Duration(emissions.max_age) = "6h", "how long the last value is used when the provider does not answer; then the country's average"),
+            key!("url": Text(emissions.url?), "alternative address of a real-time provider, such as a mirror"),
         ],
     },
     Section {
         name: "http",
         help: "The HTTP listener: `/metrics` for Prometheus and the API. Off unless an address is given. Without passwords or client certificates in `web_config` the page omits users, accounts and job names, because every user of the machine can read it. A user's own daemon ignores this section in `/etc/met/met.yaml`.",
         keys: &[
-            Key {
-                name: "listen",
-                form: Form::Addresses(|config, addresses| config.http.listen = addresses),
-                default: "",
-                help: "address and port, such as `127.0.0.1:9317`, `[::1]:9317` or `:9317` (all addresses); several as a list or separated by commas",
-            },
-            Key {
-                name: "web_config",
-                form: Form::Path(|config, path| config.http.web_config = Some(path)),
-                default: "",
-                help: "TLS and passwords, in the web configuration format of Prometheus exporters; reread when it changes",
-            },
+            key!("listen": Addresses(http.listen), "address and port, such as `127.0.0.1:9317`, `[::1]:9317` or `:9317` (all addresses); several as a list or separated by commas"),
+            key!("web_config": Path(http.web_config?), "TLS and passwords, in the web configuration format of Prometheus exporters; reread when it changes"),
             Key {
                 name: "operators",
                 form: Form::Text(|config, names| {
@@ -423,202 +242,73 @@ pub static SECTIONS: &[Section] = &[
                 default: "",
                 help: "users of `web_config`, separated by commas, who may read all users' jobs with the API of a daemon",
             },
-            Key {
-                name: "plain",
-                form: Form::Word(&["yes", "no", "true", "false"], |config, word| {
-                    config.http.plain = matches!(word, "yes" | "true");
-                }),
-                default: "no",
-                help: "`yes`: serve without TLS on addresses that other machines can reach",
-            },
-            Key {
-                name: "jobs_max",
-                form: Form::Count(|config, jobs| config.http.jobs_max = jobs),
-                default: "2000",
-                help: "maximum number of jobs with their own series; the others are summed in `met_jobs_not_shown_*`",
-            },
-            Key {
-                name: "keep_ended",
-                form: Form::Duration(|config, span| config.http.keep_ended = span),
-                default: "5m",
-                help: "how long the last figures of a finished job stay on the page, so that they are scraped",
-            },
+            key!("plain": Flag(http.plain) = "no", "`yes`: serve without TLS on addresses that other machines can reach"),
+            key!("jobs_max": Count(http.jobs_max) = "2000", "maximum number of jobs with their own series; the others are summed in `met_jobs_not_shown_*`"),
+            key!("keep_ended": Duration(http.keep_ended) = "5m", "how long the last figures of a finished job stay on the page, so that they are scraped"),
         ],
     },
     Section {
         name: "forward",
         help: "The server of a cluster to which a daemon sends job records and series. They are spooled on disk until the server has them. `met daemon --join URL` sets address and token without this section.",
         keys: &[
-            Key {
-                name: "url",
-                form: Form::Text(|config, url| config.forward.url = Some(url)),
-                default: "",
-                help: "address of the server, such as `https://met.example:9317`",
-            },
-            Key {
-                name: "token_file",
-                form: Form::Path(|config, path| config.forward.token_file = Some(path)),
-                default: "",
-                help: "file with the token that `met server enroll NODE` printed; only its owner may read it",
-            },
-            Key {
-                name: "ca_file",
-                form: Form::Path(|config, path| config.forward.ca_file = Some(path)),
-                default: "",
-                help: "CA bundle (PEM; default: system CAs)",
-            },
-            Key {
-                name: "cert_file",
-                form: Form::Path(|config, path| config.forward.cert_file = Some(path)),
-                default: "",
-                help: "certificate of this node (PEM), instead of a token; its common name is the node's name",
-            },
-            Key {
-                name: "key_file",
-                form: Form::Path(|config, path| config.forward.key_file = Some(path)),
-                default: "",
-                help: "its key; only its owner may read it",
-            },
-            Key {
-                name: "plain",
-                form: Form::Word(&["yes", "no", "true", "false"], |config, word| {
-                    config.forward.plain = matches!(word, "yes" | "true");
-                }),
-                default: "no",
-                help: "`yes`: allow http:// to other machines; the traffic can be read in transit",
-            },
-            Key {
-                name: "node",
-                form: Form::Text(|config, node| config.forward.node = Some(node)),
-                default: "",
-                help: "name of this node, as it was enrolled (default: host name)",
-            },
-            Key {
-                name: "interval",
-                form: Form::Duration(|config, interval| config.forward.interval = interval),
-                default: "10s",
-                help: "time between two batches, up to `60s`; starts and ends of jobs are sent immediately",
-            },
-            Key {
-                name: "spool_size",
-                form: Form::Size(|config, bytes| config.forward.spool_bytes = bytes),
-                default: "1GiB",
-                help: "maximum size of the spool; above it the oldest samples are dropped, job records never",
-            },
-            Key {
-                name: "spool_age",
-                form: Form::Duration(|config, age| config.forward.spool_age = age),
-                default: "14d",
-                help: "how long samples stay in the spool",
-            },
+            key!("url": Text(forward.url?), "address of the server, such as `https://met.example:9317`"),
+            key!("token_file": Path(forward.token_file?), "file with the token that `met server enroll NODE` printed; only its owner may read it"),
+            key!("ca_file": Path(forward.ca_file?), "CA bundle (PEM; default: system CAs)"),
+            key!("cert_file": Path(forward.cert_file?), "certificate of this node (PEM), instead of a token; its common name is the node's name"),
+            key!("key_file": Path(forward.key_file?), "its key; only its owner may read it"),
+            key!("plain": Flag(forward.plain) = "no", "`yes`: allow http:// to other machines; the traffic can be read in transit"),
+            key!("node": Text(forward.node?), "name of this node, as it was enrolled (default: host name)"),
+            key!("interval": Duration(forward.interval) = "10s", "time between two batches, up to `60s`; starts and ends of jobs are sent immediately"),
+            key!("spool_size": Size(forward.spool_bytes) = "1GiB", "maximum size of the spool; above it the oldest samples are dropped, job records never"),
+            key!("spool_age": Duration(forward.spool_age) = "14d", "how long samples stay in the spool"),
         ],
     },
     Section {
         name: "server",
         help: "Settings of `met server` only. The listener is in `http`, storage in `store` and `storage`.",
         keys: &[
-            Key {
-                name: "move_after",
-                form: Form::Duration(|config, span| config.server.move_after = Some(span)),
-                default: "",
-                help: "how long series stay as received before they are moved to the store (default: an hour with files, which compress better that way, and 30 s with an engine, `store.series`)",
-            },
-            Key {
-                name: "lost_after",
-                form: Form::Duration(|config, span| config.server.lost_after = span),
-                default: "7d",
-                help: "running jobs of a node that sent nothing for this long are recorded as lost until it sends again; those of an expelled node at once",
-            },
+            key!("move_after": Duration(server.move_after?), "how long series stay as received before they are moved to the store (default: an hour with files, which compress better that way, and 30 s with an engine, `store.series`)"),
+            key!("lost_after": Duration(server.lost_after) = "7d", "running jobs of a node that sent nothing for this long are recorded as lost until it sends again; those of an expelled node at once"),
         ],
     },
     Section {
         name: "client",
         help: "How `met --server URL` authenticates.",
         keys: &[
-            Key {
-                name: "token_file",
-                form: Form::Path(|config, path| config.client.token_file = Some(path)),
-                default: "",
-                help: "file with the token that `met server enroll --user NAME` printed; only its owner may read it. default: `$XDG_CONFIG_HOME/met/token` or `~/.config/met/token`",
-            },
-            Key {
-                name: "ca_file",
-                form: Form::Path(|config, path| config.client.ca_file = Some(path)),
-                default: "",
-                help: "CA bundle (PEM; default: system CAs)",
-            },
-            Key {
-                name: "plain",
-                form: Form::Word(&["yes", "no", "true", "false"], |config, word| {
-                    config.client.plain = matches!(word, "yes" | "true");
-                }),
-                default: "no",
-                help: "`yes`: allow http:// to other machines; the traffic can be read in transit",
-            },
+            key!("token_file": Path(client.token_file?), "file with the token that `met server enroll --user NAME` printed; only its owner may read it. default: `$XDG_CONFIG_HOME/met/token` or `~/.config/met/token`"),
+            key!("ca_file": Path(client.ca_file?), "CA bundle (PEM; default: system CAs)"),
+            key!("plain": Flag(client.plain) = "no", "`yes`: allow http:// to other machines; the traffic can be read in transit"),
         ],
     },
     Section {
         name: "system",
         help: "Directories of the system daemon. Those of a user's own daemon follow the XDG rules.",
         keys: &[
-            Key {
-                name: "runtime",
-                form: Form::Path(|config, path| config.system.runtime = path),
-                default: "/run/met",
-                help: "socket and lock",
-            },
-            Key {
-                name: "state",
-                form: Form::Path(|config, path| config.system.state = path),
-                default: "/var/lib/met",
-                help: "the store",
-            },
+            key!("runtime": Path(system.runtime) = "/run/met", "socket and lock"),
+            key!("state": Path(system.state) = "/var/lib/met", "the store"),
         ],
     },
     Section {
         name: "cpuCollector",
         help: "Older names of the sampling settings; existing files with these names still work.",
         keys: &[
-            Key {
-                name: "interval",
-                form: Form::Interval(|config, interval| config.sampling.interval = interval),
-                default: SAMPLING_INTERVAL_DEFAULT,
-                help: "the same as `sampling.interval`",
-            },
-            Key {
-                name: "size",
-                form: Form::Count(|config, samples| config.sampling.buffer_samples = Some(samples)),
-                default: "",
-                help: "samples are written to the store when this many are buffered, even before `storage.interval`",
-            },
+            key!("interval": Interval(sampling.interval) = SAMPLING_INTERVAL_DEFAULT, "the same as `sampling.interval`"),
+            key!("size": Count(sampling.buffer_samples?), "samples are written to the store when this many are buffered, even before `storage.interval`"),
         ],
     },
     Section {
         name: "nvidiaCollector",
         help: "Settings of an older tool: parsed and checked, but GPUs are sampled with everything else.",
         keys: &[
-            Key {
-                name: "interval",
-                form: Form::Interval(|config, interval| config.nvidia.interval = Some(interval)),
-                default: "",
-                help: "time between two samples of the GPUs",
-            },
-            Key {
-                name: "size",
-                form: Form::Count(|config, samples| config.nvidia.size = Some(samples)),
-                default: "",
-                help: "number of GPU samples to buffer",
-            },
+            key!("interval": Interval(nvidia.interval?), "time between two samples of the GPUs"),
+            key!("size": Count(nvidia.size?), "number of GPU samples to buffer"),
         ],
     },
     Section {
         name: "state",
         help: "How processes are discovered.",
-        keys: &[Key {
-            name: "interval",
-            form: Form::Interval(|config, interval| config.sampling.membership_interval = Some(interval)),
-            default: "",
-            help: "how often new processes of a job are searched for (default: with every sample)",
-        }],
+        keys: &[
+            key!("interval": Interval(sampling.membership_interval?), "how often new processes of a job are searched for (default: with every sample)"),
+        ],
     },
 ];

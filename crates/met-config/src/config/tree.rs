@@ -8,7 +8,7 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 
 #[derive(Debug)]
 pub enum Node {
-    /// As written, in the order written, a key that stands twice included.
+    /// As written, in the order written, including duplicate keys.
     Map(Vec<Entry>),
     /// With the line of each.
     List(Vec<(Node, u64)>),
@@ -25,7 +25,7 @@ pub struct Entry {
 }
 
 impl Node {
-    /// Where a key of this map stands.
+    /// The line of a key of this map.
     pub fn line_of(&self, key: &str) -> Option<u64> {
         let Node::Map(entries) = self else { return None };
         entries.iter().find(|entry| entry.key == key).map(|entry| entry.line)
@@ -59,7 +59,7 @@ pub fn parse(yaml: &str) -> Result<Node, Complaint> {
     }
 }
 
-/// The parser's message without its own idea of where: the line stands in front already.
+/// The parser's message without its own position: the line is already in front.
 fn without_place(message: &str) -> &str {
     let line = message.lines().next().unwrap_or(message);
     let place = line.rfind(" at line ").or_else(|| line.rfind(" (line "));

@@ -5,7 +5,7 @@ use crate::job::QualityKind::{Estimated, LowerBound, Measured};
 use crate::job::{Figure, GpuUse, QualityKind, Totals};
 use crate::job_table::*;
 
-/// What a ledger charges a job. It is written while the job runs, too, for the case that nobody sees its end.
+/// What a ledger charges a job. It is written while the job runs, too, in case its end is not observed.
 pub const CHARGED: [usize; 9] = {
     let [a, b, c, d, e, f, g] = energy::COLUMNS;
     [GPU_ENERGY, GPU_ENERGY_IDLE, a, b, c, d, e, f, g]
@@ -37,7 +37,7 @@ pub fn fit_cpu_parts(totals: &mut Totals) {
         return totals.set(CPU, parts_ns, whole.kind, whole.source);
     }
     let user_ns = (i128::from(whole.value) * i128::from(user) / i128::from(parts_ns)) as i64;
-    let source = format!("{}, split by /proc", whole.source);
+    let source = whole.source.followed_by(", split by /proc");
     totals.set(CPU_USER, user_ns, Estimated, source.clone());
     totals.set(CPU_SYSTEM, whole.value - user_ns, Estimated, source);
 }
@@ -47,14 +47,14 @@ pub fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64
     totals.remove(GPU_ENERGY);
     totals.remove(GPU_ENERGY_IDLE);
     let Some(worst) = gpus.iter().filter_map(|gpu| gpu.energy_kind).max_by_key(|kind| rank(*kind)) else {
-        // No card any more, for whatever reason: what it was charged before, it was charged.
+        // The job has no GPU now: what it was charged before stays charged.
         if before_uj.0 > 0 {
             totals.set(GPU_ENERGY, before_uj.0, LowerBound, "samples");
             totals.set(GPU_ENERGY_IDLE, before_uj.1, LowerBound, "samples");
         }
         return;
     };
-    // Few texts: which part of it each card's counter stands for is said with the card.
+    // Few texts: which part each GPU's counter measures is shown with the GPU.
     let says =
         |words: &str| gpus.iter().filter_map(|gpu| gpu.energy_source.as_deref()).any(|s| s.contains(words));
     let source = match (says("counter"), says("integral")) {
@@ -99,7 +99,10 @@ mod tests {
         let totals = totals_of((100, Measured), 90, 30);
         assert_eq!((totals.get(CPU_USER), totals.get(CPU_SYSTEM)), (Some(75), Some(25)));
         let user = totals.figure(CPU_USER).unwrap();
-        assert_eq!((user.kind, &*user.source), (Estimated, "perf task-clock, split by /proc"));
+        assert_eq!(
+            (user.kind, user.source.to_string().as_str()),
+            (Estimated, "perf task-clock, split by /proc")
+        );
         assert_eq!(totals.figure(CPU).unwrap().kind, Measured);
     }
 

@@ -25,11 +25,12 @@ pub struct Factor {
 /// The source of a constant in the configuration.
 pub const CONFIGURED: &str = "configured";
 const AVERAGE: &str = "average of ";
+const WORLD: &str = "world average, 2019";
 
 impl Factor {
     /// Whether it is a constant or an average of a year: nobody measured it at its time.
     pub fn is_fixed(&self) -> bool {
-        self.source == CONFIGURED || self.source.starts_with(AVERAGE)
+        self.source == CONFIGURED || self.source == WORLD || self.source.starts_with(AVERAGE)
     }
 }
 
@@ -106,7 +107,7 @@ pub fn of_country(country: &str) -> Option<Factor> {
 }
 
 pub fn of_the_world() -> Factor {
-    Factor { mg_per_kwh: WORLD_MG_PER_KWH, source: format!("{AVERAGE}the world 2019"), since_ns: i64::MIN }
+    Factor { mg_per_kwh: WORLD_MG_PER_KWH, source: WORLD.to_owned(), since_ns: i64::MIN }
 }
 
 #[cfg(test)]

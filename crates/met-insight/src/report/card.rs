@@ -21,7 +21,7 @@ pub(super) fn gpu(gpu: &GpuUse) -> Section {
     section.put("GPU memory", peak, [Detail::words("peak"), mean, Detail::before("of", total)]);
     if let Some(kind) = gpu.energy_kind {
         let energy = |uj: i64| some(Some(uj as f64 / 1e6), Measure::Joules, kind);
-        // Of a card that was never seen idle, nobody knows what it draws then.
+        // The idle power of a GPU that was never seen idle is unknown.
         let guessed = gpu.idle_power_source.as_deref() == Some("bound") && gpu.energy_active_uj > 0;
         let idle_kind = if guessed { QualityKind::Estimated } else { kind };
         let idle_joules = Some(gpu.energy_idle_uj as f64 / 1e6).filter(|&joules| joules > 0.0);

@@ -7,7 +7,7 @@ use super::{Detail, Measure, Section};
 
 pub(super) fn energy(job: &Reader<'_>) -> Section {
     let mut section = Section::new("Energy");
-    // Cards alone have told of theirs already.
+    // Energy of GPUs alone is shown with them.
     if job.figure(column::ENERGY).is_none() {
         return section;
     }

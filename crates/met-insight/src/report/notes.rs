@@ -2,12 +2,9 @@
 
 use met_core::job::{Origin, QualityKind};
 use met_core::job_table as column;
+use met_core::provenance::Caveat;
 
 use super::reader::Reader;
-use super::{
-    CPU_UNSEEN, ENERGY_UNASSIGNED, IDLE_ESTIMATED, METER_MISSING, METER_SHORT, NO_CONTAINERS, NOT_WATCHED,
-    SOME_CONTAINERS,
-};
 
 const OLD_SECONDS: i64 = 30;
 
@@ -16,12 +13,12 @@ impl Reader<'_> {
         let mut notes = Vec::new();
         notes.extend(self.age_note());
         notes.extend(self.energy_note().map(str::to_owned));
-        if self.figure(column::CPU).is_some_and(|figure| figure.source.contains(NO_CONTAINERS)) {
+        if self.figure(column::CPU).is_some_and(|figure| figure.source.has(Caveat::NoContainers)) {
             let why = "a container service did part of the work: work of its containers is not included; \
                 where containers are discovered as jobs, `met list` shows them";
             notes.push(why.to_owned());
         }
-        if self.figure(column::CPU).is_some_and(|figure| figure.source.contains(SOME_CONTAINERS)) {
+        if self.figure(column::CPU).is_some_and(|figure| figure.source.has(Caveat::SomeContainers)) {
             let why =
                 "the job ran more containers at once than met follows: work of the others is not included";
             notes.push(why.to_owned());
@@ -56,7 +53,7 @@ impl Reader<'_> {
         Some(format!("the figures are {old} old: the node has sent nothing since; see `met nodes`"))
     }
 
-    /// Of all but the cards, as far as a figure tells it apart.
+    /// Of all but the GPUs, as far as there is a separate figure.
     fn is_host_estimated(&self) -> bool {
         let mut parts =
             [column::ENERGY_CPU, column::ENERGY_REST].into_iter().filter_map(|part| self.figure(part));
@@ -73,30 +70,30 @@ impl Reader<'_> {
     fn energy_note(&self) -> Option<&'static str> {
         let figure = self.figure(column::ENERGY)?;
         match figure.kind {
-            QualityKind::Estimated if figure.source.contains(IDLE_ESTIMATED) => Some(
+            QualityKind::Estimated if figure.source.has(Caveat::IdleEstimated) => Some(
                 "the idle power of the machine was unknown and was estimated; a daemon learns it while no \
                  job runs, or set energy.idle_power",
             ),
-            // A share of a card is an estimate while nobody knows what it draws idle: that is said with the card.
+            // A share of a GPU is an estimate while its idle power is unknown: that is shown with the GPU.
             QualityKind::Estimated if !self.is_host_estimated() || self.is_of_cards() => None,
             QualityKind::Estimated if self.figure(column::GPU_ENERGY).is_some() => {
                 Some("only GPU energy was metered: the rest is an estimate; see `met doctor`")
             }
             QualityKind::Estimated => Some("no energy meter could be read; see `met doctor`"),
-            QualityKind::LowerBound if figure.source.contains(METER_MISSING) => {
+            QualityKind::LowerBound if figure.source.has(Caveat::MeterMissing) => {
                 Some("an energy meter could not be read at times; see `met doctor`")
             }
-            QualityKind::LowerBound if figure.source.contains(ENERGY_UNASSIGNED) => Some(
+            QualityKind::LowerBound if figure.source.has(Caveat::EnergyUnassigned) => Some(
                 "energy used while the meter could not be read is not included; `met node` shows it as \
                  unassigned",
             ),
-            QualityKind::LowerBound if figure.source.contains(METER_SHORT) => {
+            QualityKind::LowerBound if figure.source.has(Caveat::MeterShort) => {
                 Some("the node's meter shows less than the sum of GPUs, CPUs and memory")
             }
-            QualityKind::LowerBound if figure.source.contains(NOT_WATCHED) => {
+            QualityKind::LowerBound if figure.source.has(Caveat::NotWatched) => {
                 Some("energy used while no daemon sampled the job is not included")
             }
-            QualityKind::LowerBound if figure.source.contains(CPU_UNSEEN) => Some(
+            QualityKind::LowerBound if figure.source.has(Caveat::CpuUnseen) => Some(
                 "energy of processes that left the tree of the attached process is not included; `met run` \
                  follows all processes",
             ),

@@ -41,17 +41,17 @@ impl<'a> Variables<'a> {
     }
 
     /// Digits and nothing else.
-    fn digits(self, name: &str) -> Option<String> {
+    pub(crate) fn digits(self, name: &str) -> Option<String> {
         let value =
             self.raw(name).filter(|value| value.len() <= 20 && value.iter().all(u8::is_ascii_digit))?;
         Some(super::printable(value))
     }
 
-    fn number(self, name: &str) -> Option<i64> {
+    pub(crate) fn number(self, name: &str) -> Option<i64> {
         self.digits(name)?.parse().ok()
     }
 
-    fn positive(self, name: &str) -> Option<i64> {
+    pub(crate) fn positive(self, name: &str) -> Option<i64> {
         self.number(name).filter(|&number| number > 0)
     }
 }

@@ -1,4 +1,4 @@
-//! Runs a scheduler's command: no shell, a known environment, a limit on its time and on what it says.
+//! Runs a scheduler's command: no shell, a known environment, limits on its time and its output.
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -11,33 +11,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::Recorded;
+use super::{Recorded, kinds};
 
-/// Where commands are looked for by somebody who trusts no caller's search path.
-const FOLDERS: &[&str] = &[
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/usr/sbin",
-    "/usr/bin",
-    "/sbin",
-    "/bin",
-    "/opt/slurm/bin",
-    "/opt/slurm/current/bin",
-    "/opt/pbs/bin",
-    "/opt/oar/bin",
-];
-/// What the commands need to find their own configuration, and in which zone they write times.
-const PASSED_ON: &[&str] = &[
-    "TZ",
-    "SLURM_CONF",
-    "PBS_CONF_FILE",
-    "PBS_EXEC",
-    "OARCONFFILE",
-    "LSF_ENVDIR",
-    "LSF_BINDIR",
-    "LSF_LIBDIR",
-    "LSF_SERVERDIR",
-];
+/// Where commands are searched for; the caller's search path is not trusted.
+const FOLDERS: &[&str] = &["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+/// The zone in which they write times.
+const TIME_ZONE: &str = "TZ";
 const BUSY_TRIES: u32 = 20;
 const BUSY_PAUSE: Duration = Duration::from_millis(25);
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -45,19 +24,19 @@ const COMPLAINT_BYTES_MAX: usize = 4 << 10;
 /// How long a killed command is waited for before it is left to be reaped by a later run.
 const DYING: Duration = Duration::from_secs(2);
 
-/// Why a question was not answered, by what is to be done about it.
+/// Why a query failed, one variant for each reaction.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum Trouble {
-    /// Nothing to be asked here.
+    /// There is nothing to query.
     #[error("{program} is not installed")]
     Absent { program: &'static str },
-    /// Ask for less.
+    /// Query a shorter window.
     #[error("{program} printed more than {} MiB", ANSWER_BYTES_MAX >> 20)]
     TooMuch { program: &'static str },
-    /// Ask again later; what was read is true all the same.
+    /// Query again later; what was read is valid.
     #[error("{program}: output is cut off")]
     CutShort { program: &'static str, read: Vec<Recorded> },
-    /// Ask again later.
+    /// Query again later.
     #[error("{program}: {said}")]
     Failed { program: &'static str, said: String },
 }
@@ -68,14 +47,15 @@ pub struct Programs {
     folders: Vec<PathBuf>,
     timeout: Duration,
     answer_bytes_max: usize,
-    /// Killed, and not gone yet: a process that waits for a dead file server cannot die.
+    /// Killed and not reaped yet: a process that waits for a dead file server cannot end.
     dying: Vec<Child>,
 }
 
 impl Programs {
     /// `folders` come before the system's own.
     pub fn new(folders: impl IntoIterator<Item = PathBuf>, timeout: Duration) -> Programs {
-        let system = FOLDERS.iter().map(PathBuf::from);
+        let own = kinds().flat_map(|kind| kind.folders);
+        let system = FOLDERS.iter().chain(own).map(PathBuf::from);
         let folders = folders.into_iter().filter(|folder| folder.is_absolute()).chain(system).collect();
         Programs { folders, timeout, answer_bytes_max: ANSWER_BYTES_MAX, dying: Vec::new() }
     }
@@ -145,17 +125,10 @@ impl Programs {
         command.args(arguments).current_dir("/").process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.env_clear().env("LC_ALL", "C").env("HOME", "/");
-        // Unix seconds: a time without its zone is ambiguous for an hour each autumn.
-        command.env("SLURM_TIME_FORMAT", "%s").env("LSB_DISPLAY_YEAR", "Y");
-        // OAR's own program, run without the wrapper that sets these.
-        command.env("OARDIR", "/usr/lib/oar").env("OARDO_USER", "root");
-        command.env("OARCONFFILE", "/etc/oar/oar.conf");
+        command.envs(kinds().flat_map(|kind| kind.environment).copied());
         command.env("PATH", std::env::join_paths(&self.folders).unwrap_or_default());
-        for name in PASSED_ON {
-            if let Some(value) = std::env::var_os(name) {
-                command.env(name, value);
-            }
-        }
+        let passed_on = kinds().flat_map(|kind| kind.passed_on).chain([&TIME_ZONE]);
+        command.envs(passed_on.filter_map(|name| Some((name, std::env::var_os(name)?))));
         command
     }
 

@@ -22,7 +22,7 @@ pub struct Joined {
     pub remove: Vec<JobKey>,
 }
 
-/// Joins all runs that a scheduler told of one job with all records there are of it.
+/// Joins all runs that a scheduler reported of one job with all records of it.
 pub fn join(known: &[Record], runs: &[Recorded], asked_ns: i64) -> Joined {
     let known: Vec<&Record> = known.iter().filter(|record| is_same_job(record, runs)).collect();
     let pairs = pair(&known, runs);
@@ -43,7 +43,7 @@ pub fn join(known: &[Record], runs: &[Recorded], asked_ns: i64) -> Joined {
         let before = known.iter().find(|before| before.key == record.key);
         before.is_none_or(|before| says_more(record, before))
     };
-    // A run that lived and is told of no more was begun anew, and its end is not known.
+    // A live run that is no longer reported was restarted, and its end is unknown.
     let is_left = |record: &&&Record| {
         !is_measured(record)
             && record.state.is_live()
@@ -65,7 +65,7 @@ pub fn forgotten(known: &[Record]) -> Vec<Record> {
     live.map(lost).collect()
 }
 
-/// Joins a job that was just found on this node with what its scheduler had told before.
+/// Joins a job that was just discovered on this node with earlier records of its scheduler.
 pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
     let told = known.iter().filter(|record| {
         !is_measured(record)
@@ -147,7 +147,7 @@ fn distance(record: &Record, run: &Recorded) -> Option<i64> {
     let was_told = record.scheduling.asked_ns.is_some();
     match (record.start_ns, run.start_ns) {
         (Some(start_ns), Some(told_ns)) => {
-            // Begun anew, it was submitted anew.
+            // A restarted run was submitted again.
             if let (true, (Some(before), Some(now))) = (was_told, submitted)
                 && before != now
             {
@@ -168,14 +168,14 @@ fn distance(record: &Record, run: &Recorded) -> Option<i64> {
     }
 }
 
-/// Whether what is said to wait may be what began then: one that was begun anew waits for another run.
+/// Whether a pending job may be the one that started then: a restarted one is pending for its next run.
 fn is_behind(state: State, scheduling: &Scheduling, start_ns: i64) -> bool {
     state == State::Pending
         && scheduling.restarts.unwrap_or(0) == 0
         && scheduling.submit_ns.is_some_and(|submit_ns| submit_ns <= start_ns.saturating_add(SLACK_NS))
 }
 
-/// A run that nobody here measured.
+/// A run that was not measured here.
 fn record_of(run: &Recorded, asked_ns: i64) -> Record {
     let begin_ns = run.start_ns.or(run.scheduling.submit_ns).or(run.end_ns).unwrap_or(0);
     let key = JobKey {

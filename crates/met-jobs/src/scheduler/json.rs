@@ -1,4 +1,4 @@
-//! JSON as schedulers write it: raw control characters, quotes that nobody escaped, bare words.
+//! JSON as schedulers write it: raw control characters, unescaped quotes, bare words.
 //!
 //! A total function over bytes. Objects are handed out entry by entry, so that only one job is held at a time.
 
@@ -28,7 +28,7 @@ impl Value {
         }
     }
 
-    /// What stands under a key, unless it is nothing.
+    /// The text under a key, unless it is empty.
     pub fn said(&self, key: &str) -> Option<&str> {
         self.get(key)?.text().map(str::trim).filter(|text| !text.is_empty())
     }
@@ -189,7 +189,7 @@ impl<'a> Reader<'a> {
         Some(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// A quote that nobody escaped is followed by more text, the last one by what follows a value.
+    /// An unescaped quote is followed by more text, the closing one by what follows a value.
     fn ends_a_string(&self, mut at: usize) -> bool {
         while self.bytes.get(at).is_some_and(u8::is_ascii_whitespace) {
             at += 1;

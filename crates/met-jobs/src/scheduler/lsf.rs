@@ -1,6 +1,6 @@
 //! LSF: `bjobs` in JSON.
 //!
-//! `bjobs -a` also tells what ended within the last hour (CLEAN_PERIOD), and about single jobs it tells as
+//! `bjobs -a` also lists what ended within the last hour (CLEAN_PERIOD), and single jobs for as
 //! long: asked more often than that, nothing is left for `bhist`, which has no form for programs.
 
 use jiff::Timestamp;
@@ -17,8 +17,14 @@ use crate::identity::variables;
 
 const MANAGER: &str = managers::Scheduler::Lsf.row().0.name;
 
-pub(super) static KIND: Kind =
-    Kind { make: |node| Box::new(Lsf::new(node)), job_id: variables::lsf_id, read: variables::lsf };
+pub(super) static KIND: Kind = Kind {
+    make: |node| Box::new(Lsf::new(node)),
+    job_id: variables::lsf_id,
+    read: variables::lsf,
+    folders: &[],
+    environment: &[("LSB_DISPLAY_YEAR", "Y")],
+    passed_on: &["LSF_ENVDIR", "LSF_BINDIR", "LSF_LIBDIR", "LSF_SERVERDIR"],
+};
 
 const FIELDS: &str = "jobid jobindex stat user queue job_name proj_name exec_host submit_time start_time \
                       finish_time exit_code exit_reason nalloc_slot nreq_slot effective_resreq memlimit runtimelimit \
@@ -55,7 +61,7 @@ impl Scheduler for Lsf {
     }
 
     fn ask(&mut self, programs: &mut Programs, window: Window) -> Result<Vec<Recorded>, Trouble> {
-        // It has no past to choose from: all that it remembers is told at once.
+        // It cannot select a time: it lists all that it remembers.
         if window.until_s < window.now_s {
             return Ok(Vec::new());
         }
@@ -75,7 +81,7 @@ impl Scheduler for Lsf {
     }
 }
 
-/// `now_s` tells the year of times that are written without one.
+/// `now_s` gives the year of times that are written without one.
 pub(super) fn parse(answer: &[u8], now_s: i64) -> Answer {
     let mut recorded = Vec::new();
     // What can be read before the text makes no sense is true all the same.
@@ -106,7 +112,7 @@ fn job(told: &Value, now_s: i64) -> Option<Recorded> {
     job.manager_state = text("STAT");
     (job.start_ns, job.end_ns) = (time("START_TIME"), time("FINISH_TIME"));
     job.nodes = exec_hosts(told.said("EXEC_HOST").unwrap_or(""));
-    // Above 128 a signal ended it, as shells tell it.
+    // Above 128 a signal ended it, as in shells.
     (job.exit_code, job.signal) = match told.number("EXIT_CODE") {
         Some(code @ 129..=192) => (None, Some((code - 128) as i32)),
         Some(code @ 0..=255) => (Some(code as i32), None),

@@ -1,18 +1,13 @@
-//! What schedulers have recorded of jobs: asked for by their own commands, parsed, and joined with what was
-//! measured.
+//! Scheduler records of jobs: queried by the schedulers' own commands, parsed, and joined with measured jobs.
 //!
-//! The parsers are pure functions of bytes. Whatever a user may choose (a job's name, its command, its
-//! variables) reaches only the fields of his own job.
+//! The parsers are pure functions of bytes. What a user may choose (a job's name, its command, its
+//! variables) reaches only the fields of that job.
 
 mod command;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
 pub mod join;
 mod json;
-mod lsf;
-mod oar;
-mod pbs;
-mod slurm;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -27,8 +22,8 @@ use crate::identity::{Identity, Question};
 pub use command::{Programs, Trouble};
 pub use sync::{Cursor, Sync, Update};
 
-/// One run of a job, as its scheduler tells it. A job that was requeued has several.
-#[derive(Clone, Debug, PartialEq)]
+/// One run of a job, as its scheduler records it. A requeued job has several.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recorded {
     pub cluster: Option<String>,
     pub manager: &'static str,
@@ -55,30 +50,10 @@ pub struct Recorded {
 
 impl Recorded {
     pub fn new(manager: &'static str, id: String) -> Recorded {
-        Recorded {
-            cluster: None,
-            manager,
-            id,
-            name: String::new(),
-            user: None,
-            uid: None,
-            account: None,
-            command: Vec::new(),
-            state: State::Pending,
-            manager_state: None,
-            exit_code: None,
-            signal: None,
-            start_ns: None,
-            end_ns: None,
-            nodes: Vec::new(),
-            requested: Resources::default(),
-            allocated: Resources::default(),
-            scheduling: Scheduling::default(),
-            parts: Vec::new(),
-        }
+        Recorded { manager, id, ..Recorded::default() }
     }
 
-    /// What is only planned did not happen: schedulers tell when a waiting job will probably start and end.
+    /// Plans are not facts: schedulers report when a pending job will probably start and end.
     fn forget_plans(&mut self) {
         if self.state == State::Pending {
             (self.start_ns, self.end_ns) = (None, None);
@@ -87,12 +62,12 @@ impl Recorded {
         } else if self.state.is_live() {
             self.end_ns = None;
         } else if self.nodes.is_empty() && self.state == State::Cancelled {
-            // Some say that a job which was cancelled while it waited began when it was cancelled.
+            // Some report that a job cancelled while pending started when it was cancelled.
             self.start_ns = None;
             self.allocated = Resources::default();
         }
         let was_ended = matches!(self.state, State::Cancelled | State::Timeout | State::OutOfMemory);
-        // What was ended from outside did not exit.
+        // A job that was ended from outside has no exit code of its own.
         self.exit_code = self.exit_code.filter(|&code| code != 0 || !was_ended);
         if self.state.is_live() {
             (self.exit_code, self.signal) = (None, None);
@@ -100,7 +75,7 @@ impl Recorded {
     }
 }
 
-/// From when on a scheduler is asked, and until when; both in unix seconds.
+/// The time that a query covers, in unix seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     pub since_s: i64,
@@ -108,7 +83,7 @@ pub struct Window {
     pub now_s: i64,
 }
 
-/// Somebody who records jobs.
+/// A batch system that records jobs.
 pub trait Scheduler: Send {
     fn manager(&self) -> &'static str;
 
@@ -126,6 +101,29 @@ pub struct Kind {
     pub(crate) job_id: fn(Variables<'_>, &str) -> Option<String>,
     /// What else the environment says of the job.
     pub(crate) read: fn(Variables<'_>, &Question<'_>, &mut Identity),
+    /// Where its commands are, if not in a folder of the system.
+    folders: &'static [&'static str],
+    /// The environment that its commands run in.
+    environment: &'static [(&'static str, &'static str)],
+    /// Variables of our own environment that they need to find their configuration; these override the above.
+    passed_on: &'static [&'static str],
+}
+
+// The modules and their kinds are those of the table: a scheduler is a row there and a file here.
+macro_rules! modules {
+    ($($name:ident: $module:ident),*) => {
+        $(mod $module;)*
+
+        fn kind(scheduler: managers::Scheduler) -> &'static Kind {
+            match scheduler { $(managers::Scheduler::$name => &$module::KIND),* }
+        }
+    };
+}
+
+met_core::schedulers!(modules);
+
+fn kinds() -> impl Iterator<Item = &'static Kind> {
+    managers::Scheduler::ALL.iter().map(|&scheduler| kind(scheduler))
 }
 
 /// `node`: only the jobs of this node are of interest.
@@ -133,21 +131,12 @@ pub fn open(scheduler: managers::Scheduler, node: Option<String>) -> Box<dyn Sch
     (kind(scheduler).make)(node)
 }
 
-fn kind(scheduler: managers::Scheduler) -> &'static Kind {
-    match scheduler {
-        managers::Scheduler::Slurm => &slurm::KIND,
-        managers::Scheduler::Oar => &oar::KIND,
-        managers::Scheduler::Pbs => &pbs::KIND,
-        managers::Scheduler::Lsf => &lsf::KIND,
-    }
-}
-
 pub(crate) fn named(manager: &str) -> Option<&'static Kind> {
     let query = managers::find(manager)?.query.as_ref()?;
     Some(kind(query.scheduler))
 }
 
-/// What was read of a command's answer.
+/// What was read of a command's output.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) recorded: Vec<Recorded>,
@@ -163,7 +152,7 @@ impl Answer {
     }
 }
 
-/// Adds another answer to those before it, which are not lost if this one is cut short.
+/// Adds another reply to those before it, which are not lost if this one is cut off.
 fn add(found: &mut Vec<Recorded>, answer: Result<Vec<Recorded>, Trouble>) -> Result<(), Trouble> {
     match answer {
         Ok(more) => {
@@ -179,8 +168,8 @@ fn add(found: &mut Vec<Recorded>, answer: Result<Vec<Recorded>, Trouble>) -> Res
     }
 }
 
-/// Where a scheduler cannot select by node, its answer is. Whoever asks about a job knows it already, and hears
-/// of its end wherever that was.
+/// Where a scheduler cannot select by node, its reply is filtered. Queries by id are not: the job is known here, and its
+/// end matters wherever it was.
 fn retain_on(
     node: Option<&str>,
     mut answer: Result<Vec<Recorded>, Trouble>,

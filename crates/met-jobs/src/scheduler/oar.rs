@@ -13,13 +13,20 @@ use crate::identity::variables;
 
 const MANAGER: &str = managers::Scheduler::Oar.row().0.name;
 
-pub(super) static KIND: Kind =
-    Kind { make: |node| Box::new(Oar::new(node)), job_id: variables::oar_id, read: variables::oar };
+pub(super) static KIND: Kind = Kind {
+    make: |node| Box::new(Oar::new(node)),
+    job_id: variables::oar_id,
+    read: variables::oar,
+    folders: &["/opt/oar/bin"],
+    // For OAR's own program, run without the wrapper that sets these.
+    environment: &[("OARDIR", "/usr/lib/oar"), ("OARDO_USER", "root"), ("OARCONFFILE", CONFIGURATION)],
+    passed_on: &["OARCONFFILE"],
+};
 
-/// What the command of the users runs with the rights of OAR's own account.
+/// What the users' command runs with the rights of OAR's own account.
 const DIRECT: &str = "/usr/lib/oar/oarstat";
 const CONFIGURATION: &str = "/etc/oar/oar.conf";
-/// Ids in one question.
+/// Ids in one query.
 const IDS_MAX: usize = 500;
 const NODES_MAX: usize = 16 << 10;
 
@@ -136,7 +143,7 @@ fn has_event(told: &Value, kind: &str) -> bool {
     told.list("events").iter().any(|event| event.said("type") == Some(kind))
 }
 
-/// A job that exceeded its time, and one that somebody deleted, are both `Error`: the events tell them apart.
+/// A job that exceeded its time and one that was deleted are both `Error`: the events distinguish them.
 fn state(told: &Value, job: &Recorded) -> State {
     let ended = |otherwise| match () {
         _ if has_event(told, "WALLTIME") => State::Timeout,

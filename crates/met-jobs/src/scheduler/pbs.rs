@@ -12,10 +12,16 @@ use crate::identity::variables;
 
 const MANAGER: &str = managers::Scheduler::Pbs.row().0.name;
 
-pub(super) static KIND: Kind =
-    Kind { make: |node| Box::new(Pbs::new(node)), job_id: variables::pbs_id, read: variables::pbs };
+pub(super) static KIND: Kind = Kind {
+    make: |node| Box::new(Pbs::new(node)),
+    job_id: variables::pbs_id,
+    read: variables::pbs,
+    folders: &["/opt/pbs/bin"],
+    environment: &[],
+    passed_on: &["PBS_CONF_FILE", "PBS_EXEC"],
+};
 
-/// Ids in one question: they are long.
+/// Ids in one query: they are long.
 const IDS_MAX: usize = 200;
 const OTHER_MAX: usize = 32;
 
@@ -33,7 +39,7 @@ impl Pbs {
         let mut arguments: Vec<String> = ["-t", "-f", "-F", "json"].map(String::from).into();
         arguments.extend(more.iter().map(|&argument| argument.to_owned()));
         match programs.ask("qstat", &arguments) {
-            // One of several that it forgot meanwhile is a complaint; the others are told.
+            // A job that it forgot meanwhile is an error message; the others are listed.
             Err(Trouble::Failed { said, .. }) if said.contains("Unknown Job") => Ok(Vec::new()),
             answer => parse(&answer?).whole("qstat"),
         }
@@ -51,7 +57,7 @@ impl Scheduler for Pbs {
         let since = format!("-te.ge.{}", at(window.since_s));
         let until = format!("-te.le.{}", at(window.until_s + 60));
         let ended = match programs.ask("qselect", &["-x".into(), since, until]) {
-            // Then an end is not told, and the node's own word stands.
+            // Then the end is not listed, and the node's own record is used.
             Err(Trouble::Failed { said, .. }) if said.contains("job history") => Vec::new(),
             ended => ended?,
         };
@@ -225,7 +231,7 @@ fn state(told: &Value, job: &Recorded) -> State {
             Some(OVER_TIME) => State::Timeout,
             Some(status) if OVER_MEMORY.contains(&status) => State::OutOfMemory,
             Some(0) => State::Finished,
-            // Deleted jobs end by a signal, as others may: the comment tells.
+            // Deleted jobs end by a signal, as others may: the comment distinguishes them.
             _ if told.said("comment").is_some_and(|comment| comment.contains("terminated")) => {
                 State::Cancelled
             }

@@ -12,8 +12,15 @@ use crate::identity::variables;
 
 const MANAGER: &str = managers::Scheduler::Slurm.row().0.name;
 
-pub(super) static KIND: Kind =
-    Kind { make: |node| Box::new(Slurm::new(node)), job_id: variables::slurm_id, read: variables::slurm };
+pub(super) static KIND: Kind = Kind {
+    make: |node| Box::new(Slurm::new(node)),
+    job_id: variables::slurm_id,
+    read: variables::slurm,
+    folders: &["/opt/slurm/bin", "/opt/slurm/current/bin"],
+    // Unix seconds: a time without its zone is ambiguous for an hour each autumn.
+    environment: &[("SLURM_TIME_FORMAT", "%s")],
+    passed_on: &["SLURM_CONF"],
+};
 
 /// The name last: a line that continues it has no other fields.
 const FIELDS: &[&str] = &[
@@ -166,7 +173,7 @@ impl Scheduler for Slurm {
             answer => {
                 let mut recorded = answer?;
                 if self.node.is_none() && window.until_s >= window.now_s {
-                    // The accounts tell neither of jobs that are held or begin later, nor why one waits. If
+                    // Accounting lists neither jobs that are held or begin later, nor why one waits. If
                     // the controller does not answer, they are enough.
                     let waiting = self.queue(programs, "PENDING", None).unwrap_or_default();
                     add_waiting(&mut recorded, waiting);
@@ -209,7 +216,7 @@ fn is_number(id: &str) -> bool {
     !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Between two fields. Nobody can write it into the name of a job, and so begin a field or a job there.
+/// Between two fields. It is random, so no job name can contain it and begin a field or a job.
 fn unguessable() -> String {
     use std::hash::{BuildHasher, Hasher};
     // The standard library's hash maps are seeded from the system's random numbers.
@@ -324,7 +331,7 @@ fn job(row: &Row) -> Option<Recorded> {
     job.cluster = row.owned("Cluster");
     job.name = row.raw("JobName").to_owned();
     job.user = row.owned("User");
-    // Where a step is told to the accounts before its job, the job is anybody's and asks for nothing as yet.
+    // Where accounting has a step before its job, the job has no owner and no request yet.
     let is_filled_in = |uid: &u32| *uid != 0 || job.user.as_deref().is_none_or(|user| user == "root");
     job.uid = row.said("UID").and_then(|uid| uid.parse().ok()).filter(is_filled_in);
     job.account = row.owned("Account");
@@ -418,16 +425,16 @@ fn resources(tres: &str) -> Resources {
 fn add_step(job: &mut Recorded, step: &str, row: &Row) {
     let scheduling = &mut job.scheduling;
     let end_ns = row.time("End");
-    // Before the end it is 0, which nobody measured.
+    // Before the end it is 0, which is not a measurement.
     let cpu_ns = span_ns(row.raw("TotalCPU"), super::text::SECOND_NS).filter(|_| end_ns.is_some());
     if let Some(cpu_ns) = cpu_ns {
         scheduling.cpu_ns = Some(scheduling.cpu_ns.unwrap_or(0).saturating_add(cpu_ns));
     }
-    // Without a unit these are bytes. A step that nobody sampled has none, and that is not 0.
+    // Without a unit these are bytes. A step that was not sampled has none, and that is not 0.
     let peak = size(row.raw("MaxRSS"), 1).map(|(bytes, _)| bytes).filter(|&bytes| bytes > 0);
     scheduling.memory_peak_bytes = scheduling.memory_peak_bytes.max(peak);
     let (exit_code, signal) = exit(row.raw("ExitCode"));
-    // What was ended from outside did not exit by itself; how its script ended is told here.
+    // A job that was ended from outside did not exit by itself; this is how its script ended.
     if step == "batch" && matches!(job.exit_code, None | Some(0)) && job.signal.is_none() {
         job.signal = signal;
     }
@@ -445,7 +452,7 @@ fn add_step(job: &mut Recorded, step: &str, row: &Row) {
     );
 }
 
-/// The first ones have a line each, and the last line stands for all others.
+/// The first ones have a line each, and the last line sums all others.
 fn put_step(parts: &mut Vec<Part>, step: Part) {
     if parts.len() < PARTS_MAX {
         parts.push(step);
@@ -493,7 +500,7 @@ fn state(word: &str) -> Option<State> {
         "SUSPENDED" | "STOPPED" => State::Suspended,
         "COMPLETED" => State::Finished,
         "FAILED" | "NODE_FAIL" | "BOOT_FAIL" | "LAUNCH_FAILED" | "RECONFIG_FAIL" => State::Failed,
-        // The run was cut short by somebody else than the job.
+        // The run was ended from outside.
         "CANCELLED" | "REVOKED" | "PREEMPTED" | "REQUEUED" => State::Cancelled,
         "TIMEOUT" | "DEADLINE" => State::Timeout,
         "OUT_OF_MEMORY" => State::OutOfMemory,

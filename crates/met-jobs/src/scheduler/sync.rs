@@ -1,4 +1,4 @@
-//! Keeps up with a scheduler: asks for what changed since the last answer, and tells what is news.
+//! Follows a scheduler: queries what changed since the last reply, and returns what is new.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::{self, Write};
@@ -19,17 +19,17 @@ const BATCH: usize = 50;
 /// Jobs that vanished from the answers and are asked about by id, each time.
 const VANISHED_MAX: usize = 1000;
 
-/// Until when everything was told, in unix seconds.
+/// Everything up to this time was reported, in unix seconds.
 pub type Cursor = i64;
 
-/// News. All runs of one job that the scheduler told of are in one piece.
+/// New records. All runs of one job are in one piece.
 #[derive(Debug, PartialEq)]
 pub struct Update {
     pub manager: &'static str,
     pub recorded: Vec<Recorded>,
     /// Ids of jobs that were alive and that the scheduler knows no more.
     pub gone: Vec<String>,
-    /// To be remembered once the rest is kept.
+    /// To be stored after the rest.
     pub cursor: Option<Cursor>,
 }
 
@@ -37,14 +37,14 @@ pub struct Sync {
     scheduler: Box<dyn Scheduler>,
     cursor: Option<Cursor>,
     lookback_s: i64,
-    /// Jobs that were alive when last heard of.
+    /// Jobs that were alive in the last reply.
     live: BTreeSet<String>,
-    /// What was told of each run, so that it is told once.
+    /// What was reported of each run, so that it is reported once.
     told: HashMap<(String, Option<i64>), u64>,
 }
 
 impl Sync {
-    /// `live`: the ids of jobs of which an earlier sync told that they live.
+    /// `live`: ids of jobs that an earlier sync reported alive.
     pub fn new(
         scheduler: Box<dyn Scheduler>,
         cursor: Option<Cursor>,
@@ -55,7 +55,7 @@ impl Sync {
         Sync { scheduler, cursor, lookback_s, live: live.into_iter().collect(), told: HashMap::new() }
     }
 
-    /// Asks once. What was told before a trouble stays told; the next round goes on from there.
+    /// Queries once. What was reported before an error stays reported; the next round continues from there.
     pub fn round(
         &mut self,
         programs: &mut Programs,
@@ -77,7 +77,7 @@ impl Sync {
                 }
                 Err(mut trouble) => {
                     self.pass_on_read(&mut trouble, &before, tell);
-                    // Nothing was forgotten by the failure: what was told before is still told.
+                    // The failure loses nothing: what was reported before is still reported.
                     for (run, fingerprint) in before {
                         self.told.entry(run).or_insert(fingerprint);
                     }
@@ -129,7 +129,7 @@ impl Sync {
         Ok(())
     }
 
-    /// Of an answer that was cut short the rest is asked for again: nobody is done with its time yet.
+    /// The rest of a reply that was cut off is queried again: its window is not complete yet.
     fn pass_on_read(
         &mut self,
         trouble: &mut Trouble,
@@ -141,7 +141,7 @@ impl Sync {
         }
     }
 
-    /// `cursor`: until when everything was told, if it was.
+    /// `cursor`: everything up to it was reported, if known.
     fn pass_on(
         &mut self,
         answer: Vec<Recorded>,
@@ -208,7 +208,7 @@ mod tests {
 
     type Answers = VecDeque<Result<Vec<Recorded>, Trouble>>;
 
-    /// Answers as it is told to, and remembers what it was asked.
+    /// Replies as configured, and records the queries.
     #[derive(Clone, Default)]
     struct Script {
         answers: Arc<Mutex<Answers>>,
@@ -252,7 +252,7 @@ mod tests {
         Trouble::Failed { program: "sacct", said: "down".into() }
     }
 
-    /// What a round told: the jobs with their states, those gone, and the cursor.
+    /// The result of a round: the jobs with their states, those gone, and the cursor.
     fn round(sync: &mut Sync, now_s: i64) -> (Vec<String>, Vec<String>, Result<(), Trouble>) {
         let mut programs = Programs::only(Path::new("/nonexistent"), Duration::ZERO, 0);
         let (mut told, mut gone) = (Vec::new(), Vec::new());

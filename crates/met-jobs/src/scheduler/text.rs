@@ -4,11 +4,11 @@ use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use met_core::hostlist;
 
-/// Nobody's name is longer; what is, is cut.
+/// Longer names are cut.
 const WORD_BYTES_MAX: usize = 4 << 10;
 pub const SECOND_NS: i64 = 1_000_000_000;
 
-/// Text that somebody else chose: one line, valid, and not endless.
+/// Foreign text: made one line, valid and bounded.
 pub fn word(bytes: &[u8]) -> String {
     let bytes = &bytes[..bytes.len().min(WORD_BYTES_MAX)];
     let text = String::from_utf8_lossy(bytes);

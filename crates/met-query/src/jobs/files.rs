@@ -12,7 +12,7 @@ use met_host::Host;
 use met_store::{Page, Reader, StoreError, Writer};
 
 use super::settling::{overlay, settle_or_end};
-use super::{JobRef, JobsFilter, Remote, Source, card_course, page_of, table_named};
+use super::{JobRef, JobsFilter, Remote, Source, card_course, page_of};
 use crate::client::{Client, Unreachable};
 use crate::live::Live;
 use crate::protocol::NodeStatus;
@@ -155,7 +155,7 @@ impl Query for FromFiles {
         self.ask(|store| {
             let mut courses = Vec::new();
             for part in store.node_parts_between(since_ms, i64::MAX)? {
-                let Some(table) = table_named(&part.table) else { continue };
+                let Some(table) = met_sources::table(&part.table) else { continue };
                 let course = store.node_course(table, &part.part, since_ms, i64::MAX)?;
                 courses.push((part, course));
             }

@@ -10,7 +10,7 @@ use met_core::listing::sort_ns;
 use met_core::{JOB, MISSING, Table, gpu};
 use met_store::{NodePart, Page};
 
-use super::{JobRef, JobsFilter, Source, merge, table_named};
+use super::{JobRef, JobsFilter, Source, merge};
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::query::{NodeSpan, Query};
 use crate::viewer::Viewer;
@@ -98,7 +98,7 @@ impl Remote {
         let mut courses = Vec::new();
         for (table, part) in parts {
             // What a newer or older program measured has no name here.
-            let Some(known) = table_named(&table) else { continue };
+            let Some(known) = met_sources::table(&table) else { continue };
             let mut whole = Course::new(known);
             loop {
                 let after_ms = whole.times_ms.last().copied().unwrap_or(after_ms);
@@ -185,7 +185,7 @@ impl Query for Remote {
         let mut courses = BTreeMap::new();
         for (table, part, course) in parts {
             // What a newer or older program measured has no name here.
-            let Some(known) = table_named(&table) else { continue };
+            let Some(known) = met_sources::table(&table) else { continue };
             courses.insert(NodePart { table, part }, course.into_course(known));
         }
         Ok(Some(NodeSpan { courses: courses.into_iter().collect(), until_ms }))

@@ -174,7 +174,7 @@ async fn batches(
         return Err(Problem::new(StatusCode::FORBIDDEN, reason));
     }
     check(&batch).map_err(|reason| Problem::never(StatusCode::BAD_REQUEST, reason))?;
-    let trouble = api.incompatible.trouble(&batch.header, |name| api.keeper.table(name));
+    let trouble = api.incompatible.trouble(&batch.header, met_sources::table);
     if let Some(Trouble::Misread(what)) = trouble {
         return Err(api.misread(&node, received_ns, what));
     }
@@ -291,7 +291,7 @@ mod tests {
 
     use axum::http::HeaderValue;
     use met_core::job::{Record, State as JobState};
-    use met_core::table::MICRO;
+    use met_core::table::MILLI;
     use met_core::{Column, Table, Unit};
     use met_query::jobs::JobsFilter;
     use met_query::protocol::Request;
@@ -306,10 +306,10 @@ mod tests {
 
     /// As it is not meant here.
     static METER: Table = Table {
-        name: "meter",
+        name: "rapl",
         subject: "",
-        labels: &["name"],
-        columns: &[Column::gauge("power", Unit::Watts, MICRO, "")],
+        labels: &["zone"],
+        columns: &[Column::counter("energy", Unit::Joules, MILLI, "")],
     };
 
     /// A server with a node n1 and an operator, and the headers with which they come.
@@ -458,11 +458,11 @@ mod tests {
 
     #[test]
     fn a_node_that_would_be_misread_is_here_all_the_same() {
-        let columns = [("meter".to_owned(), describe(&METER))].into_iter().collect();
+        let columns = [(METER.name.to_owned(), describe(&METER))].into_iter().collect();
         let header = Header { columns, ..numbered(1, "") };
         let (problem, told) = answer_to(NodeBatch { header, ..NodeBatch::default() }.pack().unwrap().bytes);
         assert_eq!((problem.status, problem.come_again), (StatusCode::CONFLICT, true));
-        assert!(told.unwrap().contains("meter.power"));
+        assert!(told.unwrap().contains("rapl.energy"));
     }
 
     #[test]

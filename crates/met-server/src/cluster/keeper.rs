@@ -15,8 +15,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use met_core::job::{JobKey, Record};
-use met_core::{JOB, Table};
+use met_core::JOB;
+use met_core::job::Record;
 pub(super) use met_query::jobs::now_ns;
 use met_sinks::Configured;
 use met_store::cluster::{About, Arrival, Arrived, Kept};
@@ -35,7 +35,7 @@ pub(super) use wholes::{part_keys, series_key};
 
 use super::latest::Latest;
 
-/// Batches that wait for the disk; more are sent away with a word when to come again.
+/// Batches that wait for the disk; more are refused with a time to retry.
 const QUEUE: usize = 512;
 /// Batches that become durable together.
 const GROUP: usize = 256;
@@ -44,7 +44,7 @@ const REPLAY_GROUP: usize = 16;
 /// How often it is looked what there is to move, and what is too old.
 const LOOK_EVERY: Duration = Duration::from_secs(20);
 const RETAIN_EVERY: Duration = Duration::from_secs(3600);
-/// How long a server that starts looks up how jobs stood, before it listens.
+/// How long a server that starts restores live job state, before it listens.
 const RECALL_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a keeper needs to know.
@@ -54,24 +54,15 @@ pub struct Plan {
     /// Where catalogue and series are, if not in files of the state.
     pub backends: Backends,
     pub retention: Retention,
-    pub table: TableByName,
     /// A sample that is older says nothing of a level.
     pub gap_ms: i64,
     /// Series of a node are moved to the store when the oldest has waited for so long.
     pub move_after: Duration,
-    /// Jobs of a node that was not heard of for so long are lost.
+    /// Jobs of a node that sent nothing for so long are lost.
     pub lost_after: Duration,
-    /// Joins a job that nodes told of with what a scheduler told before.
-    pub adopt: Adopt,
     /// Where jobs and samples go, beside the store.
     pub sinks: Vec<Configured>,
 }
-
-/// The table that a node means by its name.
-pub type TableByName = fn(&str) -> Option<&'static Table>;
-
-/// Of a measured job and what is known under its id: what to write, and instead of what.
-pub type Adopt = fn(&Record, &[Record]) -> (Vec<Record>, Vec<JobKey>);
 
 /// Why a batch was not kept.
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +94,7 @@ type WithWriter = Box<dyn FnOnce(&mut Writer) -> Vec<Record> + Send>;
 
 enum Order {
     Batch(Box<Incoming>),
-    /// This node spoke at that time, and what it said is not taken.
+    /// This node sent something at that time, which was refused.
     Saw(String, i64),
     /// Something to do with the store, between two groups.
     Work(WithWriter),
@@ -116,14 +107,13 @@ pub struct Keeper {
     orders: SyncSender<Order>,
     thread: Option<JoinHandle<()>>,
     latest: Latest,
-    table: TableByName,
 }
 
 impl Keeper {
-    /// Everything is as the last server left it when this returns, so whoever asks then is told all of it. Without
+    /// Everything is as the last server left it when this returns, so the first reply is complete. Without
     /// space on the disk batches are refused until there is some.
     pub fn start(plan: Plan) -> Result<Keeper, StoreError> {
-        let (latest, table) = (Latest::default(), plan.table);
+        let latest = Latest::default();
         let work = match Work::open(plan.clone(), latest.clone()) {
             Err(error) if error.is_no_space() => Err(error),
             opened => Ok(opened?),
@@ -136,19 +126,14 @@ impl Keeper {
         };
         let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(run);
         let thread = thread.map_err(|error| StoreError::Io { path: PathBuf::from("thread"), error })?;
-        Ok(Keeper { orders, thread: Some(thread), latest, table })
-    }
-
-    /// The table that a node means by its name.
-    pub fn table(&self, name: &str) -> Option<&'static Table> {
-        (self.table)(name)
+        Ok(Keeper { orders, thread: Some(thread), latest })
     }
 
     pub fn latest(&self) -> &Latest {
         &self.latest
     }
 
-    /// Hands a batch over; the receiver hears when it is durable.
+    /// Submits a batch; the receiver is notified when it is durable.
     pub fn keep(
         &self,
         batch: NodeBatch,
@@ -240,11 +225,11 @@ impl Work {
         }
     }
 
-    /// Applies what an earlier server had no time for, and learns how the jobs stood that run.
+    /// Applies what an earlier server had no time for, and restores the state of running jobs.
     fn recall(&mut self) {
         self.catch_up();
         if let Err(error) = moving::recall(&self.wholes, RECALL_WITHIN) {
-            tracing::warn!("how jobs stood cannot be read, and comes with the next batches: {error}");
+            tracing::warn!("cannot restore live job state; it comes with the next batches: {error}");
         }
     }
 
@@ -274,7 +259,7 @@ impl Work {
         for Kept { number: at, node, received_ns, data } in batches {
             match NodeBatch::unpack(&data) {
                 Ok(batch) => group.push(Received { node, received_ns, batch }),
-                Err(error) => tracing::error!("batch {at} of {node} is passed over: {error}"),
+                Err(error) => tracing::error!("batch {at} of {node} is skipped: {error}"),
             }
         }
         Some(group)
@@ -326,7 +311,7 @@ impl Work {
     }
 
     fn move_due(&mut self, before_ns: i64) {
-        moving::move_due(&mut self.wholes, self.plan.table, self.applied, before_ns);
+        moving::move_due(&mut self.wholes, self.applied, before_ns);
     }
 
     fn take(&mut self, group: Vec<Incoming>) {
@@ -356,10 +341,9 @@ impl Work {
             let node = incoming.batch.header.node.clone();
             let answer = match kind {
                 Arrival::Stranger => Err(Refusal::Stranger(node)),
-                Arrival::Refused => Err(denied.remove(&index).map_or_else(
-                    || Refusal::Disk("nobody was asked whether it may be".to_owned()),
-                    Refusal::Denied,
-                )),
+                Arrival::Refused => Err(denied
+                    .remove(&index)
+                    .map_or_else(|| Refusal::Disk("the sender was not checked".to_owned()), Refusal::Denied)),
                 Arrival::Known => Ok(()),
                 Arrival::New(number) => {
                     last = last.max(number);
@@ -370,7 +354,7 @@ impl Work {
                     Ok(())
                 }
             };
-            // Who has gone meanwhile sends it again, and is told that it is known.
+            // A sender that has gone meanwhile sends it again, and gets an acknowledgement.
             let _ = incoming.reply.send(answer);
         }
         self.learn(&fresh);

@@ -1,8 +1,8 @@
+use met_core::MISSING;
 use met_core::course::Course;
 use met_core::job::{LOCAL, QualityKind, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
-use met_core::table::MILLI;
-use met_core::{Column, MISSING, Unit};
+use met_sources::rapl::TABLE as METER;
 use met_store::cluster::{Bearer, Log};
 use met_store::{Filter, NodePart};
 use met_wire::batch::{Header, Piece};
@@ -15,19 +15,14 @@ use crate::cluster::node_page::node_page;
 const SECOND_NS: i64 = 1_000_000_000;
 pub(in crate::cluster) const START_S: i64 = 1_794_700_800;
 
-static POWER: &[Column] = &[Column::gauge("power", Unit::Watts, MILLI, "")];
-static METER: Table = Table { name: "meter", subject: "", labels: &["name"], columns: POWER };
-
 pub fn plan(state: &std::path::Path) -> Plan {
     Plan {
         state: state.to_path_buf(),
         backends: Backends::default(),
         retention: Retention::default(),
-        table: |name| [&JOB, &METER].into_iter().find(|table| table.name == name),
         gap_ms: 60_000,
         move_after: Duration::from_secs(3600),
         lost_after: Duration::from_secs(7 * 86_400),
-        adopt: |job, _| (vec![job.clone()], Vec::new()),
         sinks: Vec::new(),
     }
 }

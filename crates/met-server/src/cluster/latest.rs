@@ -115,7 +115,7 @@ impl Latest {
             emission: standing.emission.clone(),
         };
         for (column, figure) in standing.totals.iter() {
-            let source = inner.source(&figure.source);
+            let source = inner.source(&figure.source.text());
             stands.known.insert(column, (figure.kind, source));
             if JOB.columns[column].kind == Kind::Gauge {
                 stands.peaks.set(column, figure.value, figure.kind, figure.source.clone());

@@ -53,9 +53,9 @@ impl Answer {
 
 #[derive(Debug, thiserror::Error)]
 pub enum BadAddress {
-    #[error("{0:?} is no address of a server; write https://HOST:9317")]
+    #[error("{0:?} is not a server address; write https://HOST:9317")]
     Url(String),
-    #[error("{0}: over plain HTTP all on the way can read it; use https")]
+    #[error("{0}: plain HTTP can be read in transit; use https")]
     Plain(String),
     #[error("cannot read {path}: {error}", path = .path.display())]
     File { path: PathBuf, error: io::Error },
@@ -147,7 +147,7 @@ fn cause(error: ureq::Error) -> io::Error {
 fn mix_up(error: &ureq::Error) -> Option<&'static str> {
     let text = error.to_string();
     if text.contains("InvalidContentType") {
-        return Some("it speaks plain HTTP and no TLS; write http://");
+        return Some("it uses plain HTTP, not TLS; write http://");
     }
     if text.contains("CaUsedAsEndEntity") {
         return Some(
@@ -157,7 +157,7 @@ fn mix_up(error: &ureq::Error) -> Option<&'static str> {
     }
     // A server that speaks TLS answers a line of HTTP with an alert.
     let is_none = matches!(error, ureq::Error::Protocol(_)) && text.contains("http parse fail");
-    is_none.then_some("it does not speak plain HTTP; where it speaks TLS, write https://")
+    is_none.then_some("it does not use plain HTTP; if it uses TLS, write https://")
 }
 
 fn check(url: &str, plain: bool) -> Result<(), BadAddress> {
@@ -288,9 +288,9 @@ mod tests {
     #[test]
     fn the_wrong_scheme_is_told_with_the_right_one() {
         let told = told_of("https", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
-        assert_eq!(told, "it speaks plain HTTP and no TLS; write http://");
+        assert_eq!(told, "it uses plain HTTP, not TLS; write http://");
         let told = told_of("http", b"\x15\x03\x03\x00\x02\x02\x46");
-        assert_eq!(told, "it does not speak plain HTTP; where it speaks TLS, write https://");
+        assert_eq!(told, "it does not use plain HTTP; if it uses TLS, write https://");
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub fn work(link: &Link, shared: &Shared, own: &Header) {
             Outcome::Sent => {
                 pause = Duration::ZERO;
                 if is_over(&mut waited, shared.lock().spool.batches()) {
-                    tracing::info!("what waited has been sent");
+                    tracing::info!("spool drained");
                 }
             }
             Outcome::Refused(reason) => {
@@ -169,7 +169,7 @@ fn judge(answer: &Answer, sequence: u64) -> Outcome {
     match answer.status {
         200 => match serde_json::from_slice::<Acknowledged>(&answer.body) {
             Ok(acknowledged) if acknowledged.sequence == sequence => Outcome::Sent,
-            _ => Outcome::Later(format!("this is no server of ours: {}", answer.reason()), None),
+            _ => Outcome::Later(format!("not a met server: {}", answer.reason()), None),
         },
         400..=499 if is_refused(answer) => Outcome::Refused(reason()),
         // Something in between says so, or we will be let in later; nothing is wrong with the batch.

@@ -14,7 +14,7 @@ use met_store::inbox::JobDir;
 use met_store::{Backends, Device, Filter, Reader, Retention, StoreError, Writer, device_on, node_on};
 use tempfile::TempDir;
 
-#[path = "../../src/samples.rs"]
+#[path = "../../src/samples_tests.rs"]
 mod samples;
 
 pub(crate) use samples::{MIDNIGHT_S, SECOND_NS, course, finished, running};

@@ -3,7 +3,16 @@
 use std::net::SocketAddr;
 
 use rustls::pki_types::{CertificateDer, DnsName};
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate, X509Name};
+use x509_cert::der::asn1::{Any, ObjectIdentifier};
+use x509_cert::der::{Decode, Tag, TagNumber, Tagged};
+use x509_cert::name::Name;
+
+const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
+const ALTERNATIVE_NAMES: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.17");
+/// An alternative name that is a DNS name.
+const DNS_NAME: Tag = Tag::ContextSpecific { constructed: false, number: TagNumber::N2 };
+/// Strings whose bytes are UTF-8 or ASCII.
+const TEXTS: [Tag; 3] = [Tag::Utf8String, Tag::PrintableString, Tag::Ia5String];
 
 /// An extension of every request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,16 +41,17 @@ pub struct Certificate {
 impl Certificate {
     /// A certificate that does not parse, or has its alternative names twice, identifies no one.
     pub(super) fn read(der: &CertificateDer<'_>) -> Option<Certificate> {
-        let (rest, certificate) = X509Certificate::from_der(der).ok()?;
-        let alternative = certificate.subject_alternative_name().ok()?;
-        let names = alternative.iter().flat_map(|found| &found.value.general_names);
-        let dns_names = names.filter_map(|name| match name {
-            GeneralName::DNSName(name) if is_dns_name(name) => Some((*name).to_owned()),
-            _ => None,
-        });
-        let dns_names = dns_names.collect();
-        let common_name = common_name(certificate.subject());
-        rest.is_empty().then_some(Certificate { common_name, dns_names })
+        let certificate = x509_cert::Certificate::from_der(der).ok()?.tbs_certificate;
+        let extensions = certificate.extensions.unwrap_or_default();
+        let mut alternative = extensions.iter().filter(|extension| extension.extn_id == ALTERNATIVE_NAMES);
+        let names = match (alternative.next(), alternative.next()) {
+            (None, _) => Vec::new(),
+            (Some(names), None) => Vec::<Any>::from_der(names.extn_value.as_bytes()).ok()?,
+            (Some(_), Some(_)) => return None,
+        };
+        let dns_names = names.iter().filter(|name| name.tag() == DNS_NAME).filter_map(text);
+        let dns_names = dns_names.filter(|name| is_dns_name(name)).map(str::to_owned).collect();
+        Some(Certificate { common_name: common_name(&certificate.subject), dns_names })
     }
 
     /// Whether one of the names is this one. The common name counts where there are no others, as of old.
@@ -54,12 +64,18 @@ impl Certificate {
 
 /// The last common name is the most specific one. If it is not printable text, there is none: an earlier one
 /// was not meant to identify the client.
-fn common_name(subject: &X509Name<'_>) -> Option<String> {
-    let name = subject.iter_common_name().last()?.as_str().ok()?;
+fn common_name(subject: &Name) -> Option<String> {
+    let mut attributes = subject.0.iter().flat_map(|part| part.0.iter());
+    let last = attributes.rfind(|attribute| attribute.oid == COMMON_NAME)?;
+    let name = text(&last.value).filter(|_| TEXTS.contains(&last.value.tag()))?;
     (!name.is_empty() && !name.chars().any(char::is_control)).then(|| name.to_owned())
 }
 
-/// Whether this is a host name, or a wildcard for host names. The parser checks only that it is ASCII.
+fn text(value: &Any) -> Option<&str> {
+    std::str::from_utf8(value.value()).ok()
+}
+
+/// Whether this is a host name, or a wildcard for host names.
 fn is_dns_name(name: &str) -> bool {
     DnsName::try_from(name.strip_prefix("*.").unwrap_or(name)).is_ok()
 }

@@ -63,12 +63,12 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
         notice => bail!("unexpected reply {notice:?}"),
     };
     let (id, name) = (&record.key.id, crate::view::text::escape(&record.name));
-    let told = match args.print_id {
+    let announced = match args.print_id {
         true => writeln!(output::stdout(), "{id}"),
         false => writeln!(output::stdout(), "Attached to pid {pid} as job {id} \"{name}\""),
     };
-    let untold = |error| super::untold(&record, &error, args.print_id, "is measured", "detach");
-    Ok(told.map_or_else(untold, |()| 0))
+    let not_announced = |error| super::not_announced(&record, &error, args.print_id, "is measured", "detach");
+    Ok(announced.map_or_else(not_announced, |()| 0))
 }
 
 /// What is measured already is not measured twice: the two would share what is sampled of it.
@@ -100,7 +100,7 @@ pub fn detach(setting: &Setting, args: &DetachArgs) -> Result<i32> {
     Ok(0)
 }
 
-/// All of them are children of kthreadd, which is a child of nobody and has pid 2.
+/// All of them are children of kthreadd, which has pid 2 and no parent.
 fn is_kernel_thread(host: &Host, pid: u32) -> bool {
     let mut text = Vec::new();
     let read = host.read_small(format!("/proc/{pid}/stat"), &mut text);

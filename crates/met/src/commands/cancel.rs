@@ -8,8 +8,8 @@ use met_core::MISSING;
 use met_core::job::QualityKind::{LowerBound, Measured};
 use met_core::job::{Origin, ProcessId, Record, State};
 use met_core::job_table::{CPU, CPU_SYSTEM, CPU_USER, MEMORY_PEAK, WALL};
+use met_core::provenance::Account;
 use met_host::Host;
-use met_insight::average;
 use met_jobs::enclosure;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -48,7 +48,7 @@ pub fn cancel(setting: &Setting, args: &CancelArgs) -> Result<i32> {
     Ok(0)
 }
 
-/// All or none: whoever names a manager's job among his own has mistaken something.
+/// All or none: a manager's job among the given ones is probably a mistake.
 fn refuse_foreign(records: &[Record]) -> Result<()> {
     let Some(record) = records.iter().find(|record| managers::is_foreign(record)) else { return Ok(()) };
     let (label, manager) = (record.label(), &record.key.manager);
@@ -72,7 +72,7 @@ fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) 
     end_all(setting, record, signal, grace)?;
     wait_for_supervisor(setting, record);
     if record.state == State::Lost && count > 0 {
-        // Nobody else saw its end: it was here.
+        // No other process observed its end.
         let end = end_of_lost(&setting.host, record, jobs::now_ns());
         AllJobs::open(setting)?
             .close(&end)
@@ -87,7 +87,7 @@ fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) 
 }
 
 /// How a job ended whose supervisor did not see it: just now, by us, with what its cgroup has counted. How its main
-/// process ended nobody knows, and what was sampled stopped when the job was lost.
+/// process ended is unknown, and samples stopped when the job was lost.
 fn end_of_lost(host: &Host, record: &Record, now_ns: i64) -> Record {
     let mut end = Record { state: State::Cancelled, end_ns: Some(now_ns), ..record.clone() };
     end.totals.set_lower_bounds();
@@ -96,18 +96,18 @@ fn end_of_lost(host: &Host, record: &Record, now_ns: i64) -> Record {
         gpu.energy_kind = Some(LowerBound);
     }
     if let Some(wall_ns) = end.start_ns.map(|start_ns| now_ns - start_ns).filter(|&wall_ns| wall_ns >= 0) {
-        end.totals.set(WALL, wall_ns, Measured, average::CANCEL);
+        end.totals.set(WALL, wall_ns, Measured, Account::Cancel);
     }
     let counted = Reading::after_end(host, record).cgroup;
     for column in [CPU, CPU_USER, CPU_SYSTEM, MEMORY_PEAK] {
         if counted[column] != MISSING {
-            end.totals.set(column, counted[column], Measured, "cgroup");
+            end.totals.set(column, counted[column], Measured, Account::Cgroup);
         }
     }
     end
 }
 
-/// The processes to end. A record that another user wrote speaks for his own processes only.
+/// The processes to end. A record written by another user is used for that user's processes only.
 fn members(setting: &Setting, record: &Record) -> Vec<Process> {
     let mut members = processes::of_job(&setting.host, record);
     if record.uid != Some(rustix::process::getuid().as_raw()) {
@@ -136,7 +136,7 @@ fn supervisor(setting: &Setting, record: &Record) -> Option<ProcessId> {
 /// The signal, then, when the grace is over, SIGKILL, until nothing is left. New processes get it too.
 fn end_all(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> Result<()> {
     let begin = Instant::now();
-    let mut told = std::collections::HashSet::new();
+    let mut reported = std::collections::HashSet::new();
     let mut progress = Progress::default();
     loop {
         let living = members(setting, record);
@@ -152,7 +152,7 @@ fn end_all(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> 
         for process in &living {
             if late {
                 send(setting, process.id, libc::SIGKILL)?;
-            } else if told.insert(process.id) {
+            } else if reported.insert(process.id) {
                 send(setting, process.id, signal)?;
                 // A stopped process sees no signal before it goes on.
                 if process.state == 'T' {
@@ -202,7 +202,7 @@ fn kill_cgroup(record: &Record) {
 fn send(setting: &Setting, process: ProcessId, signal: i32) -> Result<()> {
     let Some(pid) = Pid::from_raw(process.pid as i32) else { return Ok(()) };
     let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return Ok(()) };
-    // Looked at with the descriptor in hand: the pid may have become somebody else's.
+    // Checked while the descriptor is open: the pid may have been reused.
     if !setting.host.is_alive(process) {
         return Ok(());
     }
@@ -235,6 +235,7 @@ mod tests {
     use met_core::job_table::{
         COST, EMISSIONS, ENERGY, GPU_ENERGY, GPU_MEMORY_PEAK, MEMORY_NEEDED, MEMORY_NEEDED_PEAK,
     };
+    use met_insight::average;
 
     use super::*;
     use met_core::sample;

@@ -48,8 +48,8 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
     let node = args.node.clone().unwrap_or_else(|| setting.host.facts().hostname.clone());
     let answer = Link::open(&address).map_err(usage)?.post("/api/v1/whoami", &[], &[], 64 << 10);
     let answer = answer.map_err(|error| server_client::unreachable(url, &error))?;
-    let told: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
-    match (answer.status, told["kind"].as_str(), told["name"].as_str()) {
+    let reply: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    match (answer.status, reply["kind"].as_str(), reply["name"].as_str()) {
         (200, Some("node"), Some(name)) if name == node => {}
         (200, Some("node"), Some(name)) => {
             return Err(Failure::usage(format!(
@@ -60,7 +60,7 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
             return Err(Failure::usage(format!("the token belongs to the {kind} {name}, not to a node")));
         }
         (status, ..) => {
-            let reason = told["error"].as_str().map_or_else(|| answer.reason(), str::to_owned);
+            let reason = reply["error"].as_str().map_or_else(|| answer.reason(), str::to_owned);
             let advice = "run `met server enroll NODE` there to get a token";
             return Err(Failure::usage(format!("{url} answers {status}: {reason}; {advice}")));
         }
@@ -89,7 +89,7 @@ fn token_of_stdin() -> Result<String> {
 
 fn token_in_line(line: &str) -> Result<String> {
     let how = "on the server: met server enroll NODE | ssh NODE met daemon --join URL";
-    // It may be a token with a letter too much, which nobody else is to read.
+    // It may be a token with a typing error, which must not be shown.
     link::token_in(line.as_bytes()).ok_or_else(|| match line.trim().is_empty() {
         true => Failure::usage(format!("no token on standard input; {how}")),
         false => Failure::usage(format!(
@@ -202,7 +202,7 @@ fn write_state(stdout: &mut impl Write, status: &Status) -> Result<()> {
         writeln!(stdout, "  ledger: {}", doctor::ledger_words(ledger, &crate::view::local_zone()))?;
     }
     for status in &status.schedulers {
-        writeln!(stdout, "  {}", doctor::heard_of(status))?;
+        writeln!(stdout, "  {}", doctor::scheduler_words(status))?;
     }
     if let Some(forward) = &status.forward {
         writeln!(stdout, "  {}", doctor::sent_to(forward))?;

@@ -15,8 +15,10 @@ use serde_json::json;
 use crate::cli::DoctorArgs;
 use crate::output;
 use crate::view::{Paint, Style, text};
-pub use daemon::{heard_of, sent_to, sink_words};
+pub use daemon::{scheduler_words, sent_to, sink_words};
 pub use ledger::words as ledger_words;
+use met_query::client::Client;
+use met_query::protocol::{Reply, Request, Status};
 use met_query::setting::Setting;
 
 /// One thing looked at.
@@ -28,12 +30,30 @@ struct Finding {
     remedy: Option<String>,
 }
 
+impl Finding {
+    fn new(what: &'static str, health: Health, detail: impl Into<String>) -> Finding {
+        Finding { what, health, detail: detail.into(), remedy: None }
+    }
+
+    fn remedied_by(self, command: impl Into<String>) -> Finding {
+        Finding { remedy: Some(command.into()), ..self }
+    }
+}
+
+/// What the daemon that is used here says of itself.
+fn status_of(client: Option<Client>) -> Option<Box<Status>> {
+    match client?.call(&Request::Status) {
+        Ok(Reply::Status(status)) => Some(status),
+        _ => None,
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Health {
     Good,
     /// Works in part, or with less precision.
     Less,
-    /// The machine has no such thing, or nobody asked for it: nothing is wrong.
+    /// The machine has no such thing, or it is not configured: nothing is wrong.
     Absent,
     /// It could be had, and is not allowed or not switched on.
     Denied,
@@ -79,9 +99,11 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     if args.cost {
         return cost::cost(setting, args);
     }
-    let mut findings = sources::sources(setting);
-    findings.extend(sources::energy(setting));
-    findings.extend(ledger::ledger(setting));
+    let status = status_of(setting.system_daemon().or_else(|| setting.user_daemon().ok()));
+    let status = status.as_deref();
+    let mut findings = sources::sources(setting, status);
+    findings.extend(sources::energy(setting, status));
+    findings.extend(ledger::ledger(status));
     findings.extend([
         kernel::cgroups(setting),
         kernel::job_cgroup(setting),
@@ -89,13 +111,13 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         kernel::pressure(),
         kernel::open_files(),
         daemon::running_daemon(setting),
-        daemon::found_jobs(setting),
+        daemon::found_jobs(status),
         store::store(setting),
         daemon::listener(setting),
     ]);
     findings.extend(store::servers_of_store(setting));
     findings.extend(daemon::schedulers(setting));
-    findings.extend(daemon::sinks(setting));
+    findings.extend(daemon::sinks(status));
     findings.extend(store::served(setting));
     findings.extend(store::sinks_of_server(setting));
     let mut stdout = output::stdout();
@@ -144,10 +166,8 @@ mod tests {
     #[test]
     fn on_a_terminal_only_what_does_not_work_is_red() {
         let finding = |what, health, detail: &str, remedy: Option<&str>| Finding {
-            what,
-            health,
-            detail: detail.to_owned(),
             remedy: remedy.map(str::to_owned),
+            ..Finding::new(what, health, detail)
         };
         let findings = [
             finding("node", Health::Good, "CPU, memory and load", None),

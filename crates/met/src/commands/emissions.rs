@@ -20,7 +20,7 @@ use met_query::setting::Setting;
 
 /// A screen of them; the store has all.
 const SHOWN: usize = 24;
-/// How far back a provider is asked where nobody says since when.
+/// How far back a provider is queried by default.
 const HISTORY_NS: i64 = 30 * 86_400 * 1_000_000_000;
 /// A question to a daemon is bounded.
 const FACTORS_AT_ONCE: usize = 1000;
@@ -68,9 +68,9 @@ fn take_back(setting: &Setting, unset: &EmissionsUnsetArgs) -> Result<i32> {
     if to_ns <= from_ns {
         return Err(Failure::usage("--until must be later than --since"));
     }
-    let before = told(setting)?;
+    let before = stored_factors(setting)?;
     correct(setting, false, Correction::Unset { from_ns, to_ns })?;
-    let words = match before == told(setting)? {
+    let words = match before == stored_factors(setting)? {
         true => "Nothing was set for that time.".to_owned(),
         false => format!("Removed. {APPLY}"),
     };
@@ -101,7 +101,7 @@ fn learn_history(setting: &Setting, since_ns: Option<i64>) -> Result<()> {
     Ok(())
 }
 
-/// Who writes the store: root's is the system daemon's, if there is one and he does not mean his own.
+/// The writer of the store: for root the system daemon, if one runs and --user is not given.
 fn daemon(setting: &Setting, own: bool) -> Result<Option<Client>> {
     let is_root = rustix::process::geteuid().is_root();
     match setting.daemon(!is_root || own) {
@@ -139,7 +139,7 @@ fn correct(setting: &Setting, own: bool, correction: Correction) -> Result<Corre
     emissions::correct(&correction, &mut writer, &setting.config)
 }
 
-fn told(setting: &Setting) -> Result<Vec<Factor>> {
+fn stored_factors(setting: &Setting) -> Result<Vec<Factor>> {
     if let Some(mut client) = daemon(setting, false)? {
         return match client.call(&Request::Factors).map_err(unanswered)? {
             Reply::Factors(factors) => Ok(factors),
@@ -151,14 +151,14 @@ fn told(setting: &Setting) -> Result<Vec<Factor>> {
 }
 
 fn show(setting: &Setting) -> Result<i32> {
-    let told = told(setting)?;
-    let factors = emissions::course(&setting.config.emissions, &told);
+    let stored = stored_factors(setting)?;
+    let factors = emissions::course(&setting.config.emissions, &stored);
     let mut stdout = output::stdout();
     if let Some(now) = factors.at(jobs::now_ns()) {
         writeln!(stdout, "{}  now, {}", units::grams_per_kwh(now.mg_per_kwh as f64 / 1e3), now.source)?;
     }
     let zone = view::local_zone();
-    for factor in told.iter().rev().take(SHOWN) {
+    for factor in stored.iter().rev().take(SHOWN) {
         let since = units::time(factor.since_ns, &zone);
         let grams = units::grams_per_kwh(factor.mg_per_kwh as f64 / 1e3);
         writeln!(stdout, "{grams}  since {since}, {}", factor.source)?;

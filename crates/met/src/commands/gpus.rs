@@ -1,4 +1,4 @@
-//! `met gpus`: the cards now, who uses them, who holds them and idles.
+//! `met gpus`: the GPUs now, the jobs that use them, and those that hold them idle.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, Write};
@@ -23,7 +23,7 @@ use met_query::setting::Setting;
 
 /// A driver without its daemon takes seconds to wake a card up.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// In this time the dear figures (use by process) are read twice.
+/// In this time the expensive readings (use by process) are taken twice.
 const LOOK_FOR: Duration = Duration::from_millis(1200);
 const LOOKS: u32 = 6;
 /// Descriptors of one process that are looked through for cards.
@@ -112,7 +112,7 @@ fn line(
     }
     users.extend(held_elsewhere(card, keys, known));
     users.extend(strangers(host, card));
-    users.extend(untold(host, card, openers));
+    users.extend(unreported(host, card, openers));
     CardLine {
         index: card.labels[label::INDEX].clone(),
         uuid: card.labels[label::UUID].clone(),
@@ -184,11 +184,11 @@ fn openers(host: &Host) -> Openers {
     found
 }
 
-/// Those of them that no job has and no driver tells of: what they do on the card is not known.
-fn untold(host: &Host, card: &CardNow<'_>, openers: &Openers) -> Vec<UserLine> {
-    let is_told = |pid: u32| {
-        let mut told = card.processes.iter().map(|process| process.0);
-        told.any(|told| matches!(told, Subject::Task { pid: told, .. } if told == pid))
+/// Those that belong to no job and that no driver reports: their use of the GPU is unknown.
+fn unreported(host: &Host, card: &CardNow<'_>, openers: &Openers) -> Vec<UserLine> {
+    let is_reported = |pid: u32| {
+        let mut reported = card.processes.iter().map(|process| process.0);
+        reported.any(|task| matches!(task, Subject::Task { pid: other, .. } if other == pid))
     };
     let pids = openers.get(&card.labels[label::DEVICE]).into_iter().flatten();
     let line = |&pid: &u32| {
@@ -196,10 +196,10 @@ fn untold(host: &Host, card: &CardNow<'_>, openers: &Openers) -> Vec<UserLine> {
         // One that has ended meanwhile is not there.
         Some(UserLine { name: name?, user, pids: vec![pid], ..UserLine::default() })
     };
-    pids.filter(|&&pid| !is_told(pid)).filter_map(line).collect()
+    pids.filter(|&&pid| !is_reported(pid)).filter_map(line).collect()
 }
 
-/// What the processes of one job, or of nobody, have of a card.
+/// The use of a GPU by the processes of one job, or of no job.
 fn sums(card: &CardNow<'_>, whose: Option<u32>) -> UserLine {
     let mut line = UserLine::default();
     for &(subject, _, memory, utilization) in card.processes.iter().filter(|process| process.1 == whose) {
@@ -246,7 +246,7 @@ fn held_elsewhere(
     lines
 }
 
-/// Cards that a daemon knows of jobs and that cannot be read any more.
+/// GPUs that jobs hold according to a daemon and that can no longer be read.
 fn lost(shown: &[CardLine], known: &HashMap<JobKey, Record>) -> Vec<CardLine> {
     let mut lines: Vec<CardLine> = Vec::new();
     let mut records: Vec<&Record> = known.values().collect();

@@ -92,18 +92,14 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
     Ok(JobsFilter {
         since_ns: since.transpose()?,
         states,
-        uid: None,
         user: args.user.clone(),
         name: args.name.clone(),
         manager: args.manager.clone(),
         account: args.account.clone(),
-        until_ns: None,
         // That view is of cards: who never had one is not in it.
         with_cards: args.view == table::View::Gpu,
-        skip: 0,
-        paged: false,
-        after: None,
         limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
+        ..JobsFilter::default()
     })
 }
 

@@ -27,7 +27,7 @@ pub fn logs(setting: &Setting, args: &LogsArgs) -> Result<i32> {
     // Not waiting: what another user put there may be a pipe.
     let mut file = trusted::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
         .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
-    // A record that another user wrote speaks for his own files only.
+    // A record written by another user is used for that user's files only.
     let mine = record.uid == Some(rustix::process::getuid().as_raw());
     if !mine && file.metadata().ok().map(|metadata| metadata.uid()) != record.uid {
         return Err(Failure::usage(format!(

@@ -41,8 +41,8 @@ fn exit_code(record: &Record) -> i32 {
 
 /// A job that is there and whose id did not reach anybody is named once more, on stderr; the exit code. `what` is said
 /// of it, and `end` is the command that ends it.
-fn untold(record: &Record, error: &io::Error, print_id: bool, what: &str, end: &str) -> i32 {
-    // Whoever stops reading sentences has had enough of them; an id was asked for.
+fn not_announced(record: &Record, error: &io::Error, print_id: bool, what: &str, end: &str) -> i32 {
+    // A reader may close the output before the messages; the id was requested and must be written.
     if error.kind() == io::ErrorKind::BrokenPipe && !print_id {
         return 0;
     }
@@ -76,7 +76,8 @@ mod tests {
     #[test]
     fn whoever_asked_for_an_id_and_did_not_get_it_is_told_so() {
         let record = met_core::sample::bare(1, "x");
-        let code = |kind: io::ErrorKind, print_id| untold(&record, &kind.into(), print_id, "runs", "cancel");
+        let code =
+            |kind: io::ErrorKind, print_id| not_announced(&record, &kind.into(), print_id, "runs", "cancel");
         assert_eq!(code(io::ErrorKind::BrokenPipe, false), 0);
         assert_eq!(code(io::ErrorKind::BrokenPipe, true), 1);
         assert_eq!(code(io::ErrorKind::StorageFull, false), 1);

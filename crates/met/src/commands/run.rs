@@ -62,8 +62,9 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
                 let main = record.local.as_ref().and_then(|local| local.main).map_or(0, |main| main.pid);
                 let announced =
                     announce(&args, &record.key.id, &record.name, main, [&out_path, &err_path], &here);
-                let untold = |error| super::untold(&record, &error, args.print_id, "runs", "cancel");
-                let code = announced.map_or_else(untold, |()| 0);
+                let not_announced =
+                    |error| super::not_announced(&record, &error, args.print_id, "runs", "cancel");
+                let code = announced.map_or_else(not_announced, |()| 0);
                 // The job runs: there is time for what earlier ones left.
                 jobs::hand_over_ends(setting);
                 if setting.user.check_own().is_ok() {

@@ -75,7 +75,7 @@ fn bearer(args: &EnrollArgs) -> Result<Bearer> {
 }
 
 /// The server's file of who may speak to it. Root's is created when it is first needed. Another user's has to be there:
-/// a token in a new file of somebody who runs no server would open nothing.
+/// a token in the file of a user who runs no server would give access to nothing.
 fn log(setting: &Setting) -> Result<Log> {
     let state = crate::server::state(setting);
     if !rustix::process::getuid().is_root()

@@ -82,13 +82,13 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     Ok(code)
 }
 
-/// After the report, for which somebody waits.
+/// After the report, which the user waits for.
 fn keep_house(setting: &Setting, is_kept: bool, record: &Record) {
     if is_kept {
         jobs::hand_over_ends(setting);
         jobs::tidy(setting);
     } else if setting.user.check_own().is_ok() {
-        // Nobody else knows of its cgroup.
+        // No other process knows its cgroup.
         jobs::leave_cgroup(&setting.host, &setting.user.state, record);
         jobs::remove_left_cgroups(&setting.user.state);
     }
@@ -114,7 +114,7 @@ fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> 
     let mut sampling = Sampling::Not;
     loop {
         let timeout = sampling.patience().and_then(|patience| Timespec::try_from(patience).ok());
-        let (spoken, signalled) = {
+        let (readable, signalled) = {
             let channel = PollFd::from_borrowed_fd(supervisor.channel.as_fd(), PollFlags::IN);
             let mut fds = [channel, PollFd::new(&supervisor.signals, PollFlags::IN)];
             let _ = poll(&mut fds, timeout.as_ref());
@@ -123,7 +123,7 @@ fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> 
         if signalled {
             pass_on_signals(supervisor);
         }
-        if !spoken {
+        if !readable {
             sampling.go_on(setting, interval);
             continue;
         }
@@ -282,7 +282,7 @@ fn report(
             file.write_all(text.as_bytes())
         }
         None => match io::stderr().write_all(text.as_bytes()) {
-            // Whoever stops reading has had enough of it.
+            // A reader that closed the output does not want the rest.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             written => written,
         },

@@ -45,11 +45,11 @@ pub fn wait(setting: &Setting, args: &WaitArgs) -> Result<i32> {
 
 fn open_living(setting: &Setting, process: ProcessId) -> Option<OwnedFd> {
     let pidfd = pidfd_open(Pid::from_raw(process.pid as i32)?, PidfdFlags::empty()).ok()?;
-    // Looked at with the descriptor in hand: the pid may have become somebody else's.
+    // Checked while the descriptor is open: the pid may have been reused.
     setting.host.is_alive(process).then_some(pidfd)
 }
 
-/// Until the supervisor is gone. One that stays, to tell a daemon that is away, has written the end before.
+/// Until the supervisor is gone. One that stays to report to a daemon that is away has written the end before.
 fn wait_for_supervisor(setting: &Setting, record: &Record, supervisor: &OwnedFd) -> Option<Record> {
     let main = record.local.as_ref().and_then(|local| local.main);
     if let Some(main) = main.and_then(|main| open_living(setting, main)) {
@@ -66,14 +66,14 @@ fn wait_for_supervisor(setting: &Setting, record: &Record, supervisor: &OwnedFd)
             return None;
         }
         pause = (pause * 2).min(LONGEST_LOOK);
-        // A daemon that is just told of the end is not asked for it meanwhile.
+        // A daemon that is receiving the end is not queried meanwhile.
         if !waits_for_daemon(setting, record) && begin.elapsed() < HAND_OVER {
             continue;
         }
         // A daemon that comes or goes at this moment is asked again.
         let now = AllJobs::open(setting).and_then(|mut all| all.find(&name)).ok();
         if let Some(end) = now.filter(|now| now.key == record.key && is_known_end(now)) {
-            // A daemon that is told of it knows more in a moment.
+            // A daemon that receives the end knows more in a moment.
             let ended = *ended.get_or_insert_with(Instant::now);
             if !has_daemon(setting) || ended.elapsed() > HAND_OVER {
                 return Some(end);
@@ -95,7 +95,7 @@ fn wait_for(setting: &Setting, record: Record) -> Result<Record> {
     }
     let name = format!("{}:{}", record.key.manager, record.key.id);
     let mut now = AllJobs::open(setting)?.find(&name)?;
-    // Of a job that somebody else started there is nothing to wait on but its record.
+    // For a job of another program there is only its record to wait for.
     while record.key.manager != LOCAL && now.key == record.key && now.state.is_live() {
         std::thread::sleep(FOUND_PAUSE);
         now = AllJobs::open(setting)?.find(&name)?;

@@ -55,7 +55,7 @@ impl Pages {
         Pages { view, jobs_max: usize::try_from(jobs_max).unwrap_or(usize::MAX), last: Mutex::default() }
     }
 
-    /// Blocks; one reads and the others wait for him.
+    /// Blocks; one thread reads and the others wait for it.
     fn snapshot(&self) -> Result<Arc<Snapshot>> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, snapshot)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH_FOR) {

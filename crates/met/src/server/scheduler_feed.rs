@@ -1,4 +1,4 @@
-//! What schedulers tell, on its way to the store. One piece at a time: as long as it is not written the
+//! Scheduler records on their way to the store. One piece at a time: as long as it is not written the
 //! others wait where they are, and their schedulers with them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use met_agent::daemon::scheduler_answers;
 /// A store that does not take anything is tried again after so long.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// Something to do with the store, by whoever holds it; returns what it wrote.
+/// Work for the thread that owns the store; returns the records that it wrote.
 pub type Work = Box<dyn FnOnce(&mut Writer) -> Vec<Record> + Send>;
 
 /// What became of a piece.
@@ -25,11 +25,11 @@ enum Outcome {
     Settled,
     /// It comes back, with the reason.
     Unwritten(Update, anyhow::Error),
-    /// Nobody looked at it to the end: who writes is no more.
+    /// It was dropped: the writer has ended.
     Dropped,
 }
 
-/// Says what became of a piece, also where nobody does.
+/// Reports the outcome of a piece, also if the piece is dropped.
 struct Reply {
     outcome: Sender<Outcome>,
     done: Arc<OwnedFd>,
@@ -39,7 +39,7 @@ struct Reply {
 impl Reply {
     fn say(&mut self, outcome: Outcome) {
         self.is_said = true;
-        // Nobody is there to hear it when the server ends.
+        // When the server ends, there is no receiver.
         let _ = self.outcome.send(outcome);
         let _ = rustix::io::write(&self.done, &1u64.to_ne_bytes());
     }
@@ -61,7 +61,7 @@ pub struct SchedulerFeed {
     is_busy: bool,
     /// A piece that was not written, and when it is tried again.
     unwritten: Option<(Update, Instant)>,
-    /// The last piece could not be written, and that was told.
+    /// The last piece could not be written, and that was logged.
     is_failing: bool,
 }
 
@@ -88,43 +88,43 @@ impl SchedulerFeed {
     }
 
     /// Hands a piece to the writer.
-    pub fn keep(&mut self, told: Update, submit: impl FnOnce(Work)) {
+    pub fn keep(&mut self, update: Update, submit: impl FnOnce(Work)) {
         self.is_busy = true;
         let (outcome, done) = (self.outcome.0.clone(), Arc::clone(&self.done));
         let mut reply = Reply { outcome, done, is_said: false };
         submit(Box::new(move |writer| {
-            let (outcome, written) = match scheduler_answers::keep(writer, &told) {
+            let (outcome, written) = match scheduler_answers::keep(writer, &update) {
                 Ok(written) => (Outcome::Settled, written),
                 Err(error) if scheduler_answers::is_hopeless(&error) => {
-                    tracing::warn!("{}: reported jobs are lost: {error:#}", told.manager);
+                    tracing::warn!("{}: reported jobs are lost: {error:#}", update.manager);
                     (Outcome::Settled, Vec::new())
                 }
-                Err(error) => (Outcome::Unwritten(told, error), Vec::new()),
+                Err(error) => (Outcome::Unwritten(update, error), Vec::new()),
             };
             reply.say(outcome);
             written
         }));
     }
 
-    /// Hears what became of the piece that is on its way. An error says that nothing will be written any more.
+    /// Receives the outcome of the piece being written. An error means that nothing can be written from now on.
     pub fn settle(&mut self) -> Result<()> {
         let _ = rustix::io::read(&self.done, &mut [0; 8]);
         while let Ok(outcome) = self.outcome.1.try_recv() {
             self.is_busy = false;
             let unwritten = match outcome {
                 Outcome::Settled => None,
-                Outcome::Unwritten(told, error) => Some((told, error)),
+                Outcome::Unwritten(update, error) => Some((update, error)),
                 Outcome::Dropped => bail!("the thread that writes to the store has ended"),
             };
             if self.is_news(unwritten.is_some()) {
                 match &unwritten {
-                    Some((told, error)) => {
-                        tracing::warn!("{}: reported jobs are not stored yet: {error:#}", told.manager);
+                    Some((update, error)) => {
+                        tracing::warn!("{}: reported jobs are not stored yet: {error:#}", update.manager);
                     }
                     None => tracing::info!("jobs reported by schedulers are stored again"),
                 }
             }
-            self.unwritten = unwritten.map(|(told, _)| (told, Instant::now() + RETRY_AFTER));
+            self.unwritten = unwritten.map(|(update, _)| (update, Instant::now() + RETRY_AFTER));
         }
         Ok(())
     }
@@ -136,8 +136,8 @@ impl SchedulerFeed {
 
     /// Tries again what was not written, if it is time.
     pub fn retry(&mut self, now: Instant, submit: impl FnOnce(Work)) {
-        if let Some((told, _)) = self.unwritten.take_if(|(_, again)| *again <= now) {
-            self.keep(told, submit);
+        if let Some((update, _)) = self.unwritten.take_if(|(_, again)| *again <= now) {
+            self.keep(update, submit);
         }
     }
 }
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use met_query::jobs;
 
-    fn told(id: &str, cursor: i64) -> Update {
+    fn update(id: &str, cursor: i64) -> Update {
         let mut recorded = Recorded::new("slurm", id.to_owned());
         recorded.scheduling.submit_ns = Some(1_000_000_000);
         Update { manager: "slurm", recorded: vec![recorded], gone: Vec::new(), cursor: Some(cursor) }
@@ -170,7 +170,7 @@ mod tests {
         other.execute_batch(full).unwrap();
         let mut scheduler_feed = SchedulerFeed::new().unwrap();
         assert!(scheduler_feed.is_idle() && scheduler_feed.patience().is_none());
-        scheduler_feed.keep(told("7", 5), |work| drop(work(&mut writer)));
+        scheduler_feed.keep(update("7", 5), |work| drop(work(&mut writer)));
         assert!(!scheduler_feed.is_idle());
         scheduler_feed.settle().unwrap();
         assert!(!scheduler_feed.is_idle() && scheduler_feed.patience().is_some(), "the others wait");
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn a_writer_that_is_gone_is_not_waited_for() {
         let mut scheduler_feed = SchedulerFeed::new().unwrap();
-        scheduler_feed.keep(told("7", 5), drop);
+        scheduler_feed.keep(update("7", 5), drop);
         assert!(scheduler_feed.settle().is_err());
     }
 }

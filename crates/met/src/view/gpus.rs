@@ -33,7 +33,7 @@ pub struct UserLine {
     pub pids: Vec<u32>,
     pub utilization: Option<f64>,
     pub memory_bytes: Option<f64>,
-    /// Held and not used: since when, in unix nanoseconds, where somebody has watched.
+    /// Held and not used: since when, in unix nanoseconds, if a daemon has watched it.
     pub idle: bool,
     pub idle_since_ns: Option<i64>,
 }

@@ -38,7 +38,7 @@ struct Manual<'a> {
     style: &'a Style,
     width: usize,
     drawn: String,
-    /// Lines that belong together and are broken anew.
+    /// Lines of one paragraph, which are wrapped again.
     paragraph: Vec<String>,
 }
 

@@ -11,6 +11,7 @@ pub mod plot;
 pub mod ps;
 pub mod report;
 #[cfg(test)]
+#[path = "sample_tests.rs"]
 mod sample;
 pub mod table;
 pub mod text;

@@ -1,10 +1,14 @@
 //! The machine as it is now: one block for each thing that it has.
 
-use met_core::MISSING;
 use met_core::cards::CardNow;
 use met_core::gpu::card;
 use met_core::job::QualityKind;
 use met_core::node::{Freshness, NodeRow};
+use met_core::{Kind, MISSING, Table, Unit};
+use met_sources::network::device;
+use met_sources::{
+    block, cpufreq, cray, hwmon, infiniband, ipmi, lustre, nfs, node, numa, rapl, redfish, thermal,
+};
 
 use super::{Paint, Style, text};
 use met_core::energy::EnergyWindow;
@@ -24,7 +28,7 @@ const NAME_COLUMNS: usize = 24;
 const TEMPERATURES_MAX: usize = 8;
 
 pub fn machine(machine: &Machine<'_>, rows: Rows<'_>, style: &Style) -> String {
-    let uptime = of_table(rows, "node").find_map(|(row, _)| level(row, "uptime"));
+    let uptime = of_table(rows, &node::TABLE).find_map(|(row, _)| row.level(node::UPTIME));
     let up = uptime.map(|seconds| format!(", up {}", units::duration(seconds))).unwrap_or_default();
     let plural = if machine.cpus == 1 { "" } else { "s" };
     let head = format!("{}, {} CPU{plural}{up}", text::escape(machine.name), machine.cpus);
@@ -87,21 +91,12 @@ pub fn energy(window: &EnergyWindow, style: &Style) -> String {
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
 
-fn of_table<'a>(rows: Rows<'a>, table: &'a str) -> impl Iterator<Item = (&'a NodeRow, Freshness)> {
-    rows.iter().copied().filter(move |(row, _)| row.table.name == table)
+fn of_table<'a>(rows: Rows<'a>, table: &'static Table) -> impl Iterator<Item = (&'a NodeRow, Freshness)> {
+    rows.iter().copied().filter(move |(row, _)| std::ptr::eq(row.table, table))
 }
 
-fn level(row: &NodeRow, column: &str) -> Option<f64> {
-    row.level(row.table.column(column)?)
-}
-
-fn rate(row: &NodeRow, column: &str) -> Option<f64> {
-    row.rate(row.table.column(column)?)
-}
-
-fn label<'a>(row: &'a NodeRow, name: &str) -> &'a str {
-    let index = row.table.labels.iter().position(|label| *label == name);
-    index.and_then(|index| row.labels.get(index)).map_or("", String::as_str)
+fn label(row: &NodeRow, index: usize) -> &str {
+    row.labels.get(index).map_or("", String::as_str)
 }
 
 /// A name, what is known behind it, and a mark if it is not of this moment.
@@ -118,46 +113,46 @@ fn line(name: &str, parts: &[(&str, Option<String>)], freshness: Freshness) -> O
 
 fn cpu(rows: Rows<'_>, cpus: u32) -> Vec<String> {
     let mut lines = Vec::new();
-    for (row, _) in of_table(rows, "node") {
-        let share = |columns: &[&str]| {
-            let rates: Option<f64> = columns.iter().map(|column| rate(row, column)).sum();
+    for (row, _) in of_table(rows, &node::TABLE) {
+        let share = |columns: &[usize]| {
+            let rates: Option<f64> = columns.iter().map(|&column| row.rate(column)).sum();
             rates.map(|cores| cores / f64::from(cpus.max(1)))
         };
         let parts = [
-            ("user ", share(&["cpu_user", "cpu_nice"])),
-            ("system ", share(&["cpu_system", "cpu_interrupt", "cpu_soft_interrupt"])),
-            ("waiting for I/O ", share(&["cpu_io_wait"])),
-            ("stolen ", share(&["cpu_steal"])),
-            ("idle ", share(&["cpu_idle"])),
+            ("user ", share(&[node::CPU_USER, node::CPU_NICE])),
+            ("system ", share(&[node::CPU_SYSTEM, node::CPU_INTERRUPT, node::CPU_SOFT_INTERRUPT])),
+            ("waiting for I/O ", share(&[node::CPU_IO_WAIT])),
+            ("stolen ", share(&[node::CPU_STEAL])),
+            ("idle ", share(&[node::CPU_IDLE])),
         ];
         let shares =
             parts.iter().filter_map(|(name, share)| Some(format!("{name}{}", units::percent((*share)?))));
         lines.extend(joined(shares.collect()));
-        let loads = ["load_1", "load_5", "load_15"].map(|column| level(row, column));
+        let loads = [node::LOAD_1, node::LOAD_5, node::LOAD_15].map(|column| row.level(column));
         if let [Some(one), Some(five), Some(fifteen)] = loads {
-            let threads = level(row, "threads_runnable").zip(level(row, "threads"));
+            let threads = row.level(node::THREADS_RUNNABLE).zip(row.level(node::THREADS));
             let threads = threads.map_or(String::new(), |(ready, all)| {
                 format!("   {} of {} threads runnable", units::count(ready), units::count(all))
             });
             lines.push(format!("load {one:.2} {five:.2} {fifteen:.2}{threads}"));
         }
         let per_second = [
-            ("context switches", rate(row, "context_switches")),
-            ("interrupts", rate(row, "interrupts")),
-            ("forks", rate(row, "forks")),
+            ("context switches", row.rate(node::CONTEXT_SWITCHES)),
+            ("interrupts", row.rate(node::INTERRUPTS)),
+            ("forks", row.rate(node::FORKS)),
         ];
         let rates =
             per_second.iter().filter_map(|(name, rate)| Some(format!("{} {name}/s", units::count((*rate)?))));
         lines.extend(joined(rates.collect()));
     }
-    for (row, _) in of_table(rows, "cpufreq") {
-        let range = level(row, "frequency_min").zip(level(row, "frequency_max"));
+    for (row, _) in of_table(rows, &cpufreq::TABLE) {
+        let range = row.level(cpufreq::FREQUENCY_MIN).zip(row.level(cpufreq::FREQUENCY_MAX));
         let range = range.map_or(String::new(), |(slowest, fastest)| {
             format!("   {} to {}", units::hertz(slowest), units::hertz(fastest))
         });
-        let throttled = rate(row, "throttles_core").filter(|rate| *rate > 0.0);
+        let throttled = row.rate(cpufreq::THROTTLES_CORE).filter(|rate| *rate > 0.0);
         let throttled = throttled.map_or("", |_| "   throttled (temperature)");
-        let mean = level(row, "frequency_mean");
+        let mean = row.level(cpufreq::FREQUENCY_MEAN);
         lines.extend(mean.map(|mean| format!("at {}{range}{throttled}", units::hertz(mean))));
     }
     lines
@@ -169,19 +164,20 @@ fn joined(parts: Vec<String>) -> Option<String> {
 
 fn memory(rows: Rows<'_>) -> Vec<String> {
     let mut lines = Vec::new();
-    for (row, _) in of_table(rows, "node") {
-        let total = level(row, "memory_total");
-        if let (Some(total), Some(available)) = (total, level(row, "memory_available")) {
+    for (row, _) in of_table(rows, &node::TABLE) {
+        let total = row.level(node::MEMORY_TOTAL);
+        if let (Some(total), Some(available)) = (total, row.level(node::MEMORY_AVAILABLE)) {
             let used = total - available;
             let (used_text, total_text) = (units::bytes(used), units::bytes(total));
             let share = units::percent(used / total.max(1.0));
-            let cache = level(row, "memory_cached").map(units::bytes);
+            let cache = row.level(node::MEMORY_CACHED).map(units::bytes);
             let cache = cache.map_or(String::new(), |cache| format!("   cache {cache}"));
             lines.push(format!("{used_text} of {total_text} in use ({share}){cache}"));
         }
-        let swap = level(row, "swap_total").zip(level(row, "swap_free")).filter(|(total, _)| *total > 0.0);
+        let swap =
+            row.level(node::SWAP_TOTAL).zip(row.level(node::SWAP_FREE)).filter(|(total, _)| *total > 0.0);
         if let Some((total, free)) = swap {
-            let moved = rate(row, "swapped_in").zip(rate(row, "swapped_out"));
+            let moved = row.rate(node::SWAPPED_IN).zip(row.rate(node::SWAPPED_OUT));
             let moved = moved.map_or(String::new(), |(back, out)| {
                 format!("   in {}   out {}", units::bytes_per_second(back), units::bytes_per_second(out))
             });
@@ -195,130 +191,143 @@ fn memory(rows: Rows<'_>) -> Vec<String> {
     lines
 }
 
-/// The share of the last second in which somebody waited.
+/// The share of the last second in which some task waited.
 fn pressure(rows: Rows<'_>) -> Vec<String> {
-    let columns = [("CPU", "pressure_cpu"), ("memory", "pressure_memory"), ("I/O", "pressure_io")];
+    let columns =
+        [("CPU", node::PRESSURE_CPU), ("memory", node::PRESSURE_MEMORY), ("I/O", node::PRESSURE_IO)];
     let waited = |row: &NodeRow| {
         let share =
-            |(name, column): &(&str, &str)| Some(format!("{name} {}", units::percent(rate(row, column)?)));
+            |&(name, column): &(&str, usize)| Some(format!("{name} {}", units::percent(row.rate(column)?)));
         joined(columns.iter().filter_map(share).collect())
             .map(|text| format!("{text}   (share of time in which some task waited)"))
     };
-    of_table(rows, "node").filter_map(|(row, _)| waited(row)).collect()
+    of_table(rows, &node::TABLE).filter_map(|(row, _)| waited(row)).collect()
 }
 
 fn numa(rows: Rows<'_>) -> Vec<String> {
     // One node is the machine.
-    if of_table(rows, "numa").count() < 2 {
+    if of_table(rows, &numa::TABLE).count() < 2 {
         return Vec::new();
     }
     let one = |(row, freshness): (&NodeRow, Freshness)| {
         let used =
-            level(row, "memory_total").zip(level(row, "memory_free")).map(|(total, free)| total - free);
+            row.level(numa::MEMORY_TOTAL).zip(row.level(numa::MEMORY_FREE)).map(|(total, free)| total - free);
         let parts = [
             ("in use ", used.map(units::bytes)),
-            ("of ", level(row, "memory_total").map(units::bytes)),
-            ("remote pages/s ", rate(row, "foreign").map(units::count)),
+            ("of ", row.level(numa::MEMORY_TOTAL).map(units::bytes)),
+            ("remote pages/s ", row.rate(numa::FOREIGN).map(units::count)),
         ];
-        line(&format!("node {}", label(row, "numa_node")), &parts, freshness)
+        line(&format!("node {}", label(row, numa::label::NUMA_NODE)), &parts, freshness)
     };
-    of_table(rows, "numa").filter_map(one).collect()
+    of_table(rows, &numa::TABLE).filter_map(one).collect()
 }
 
 fn disks(rows: Rows<'_>) -> Vec<String> {
     let one = |(row, freshness): (&NodeRow, Freshness)| {
+        let requests = row.rate(block::READS).zip(row.rate(block::WRITES));
         let parts = [
-            ("read ", rate(row, "read").map(units::bytes_per_second)),
-            ("written ", rate(row, "written").map(units::bytes_per_second)),
-            (
-                "requests/s ",
-                rate(row, "reads")
-                    .zip(rate(row, "writes"))
-                    .map(|(reads, writes)| units::count(reads + writes)),
-            ),
-            ("busy ", rate(row, "busy").map(|share| units::percent(share.min(1.0)))),
+            ("read ", row.rate(block::READ).map(units::bytes_per_second)),
+            ("written ", row.rate(block::WRITTEN).map(units::bytes_per_second)),
+            ("requests/s ", requests.map(|(reads, writes)| units::count(reads + writes))),
+            ("busy ", row.rate(block::BUSY).map(|share| units::percent(share.min(1.0)))),
         ];
-        line(label(row, "device"), &parts, freshness)
+        line(label(row, block::label::DEVICE), &parts, freshness)
     };
-    of_table(rows, "block").filter_map(one).collect()
+    of_table(rows, &block::TABLE).filter_map(one).collect()
 }
 
 fn network(rows: Rows<'_>) -> Vec<String> {
     let one = |(row, freshness): (&NodeRow, Freshness)| {
-        let lost = ["errors_received", "errors_sent", "dropped_received", "dropped_sent"];
-        let lost: f64 = lost.iter().filter_map(|column| rate(row, column)).sum();
+        let lost =
+            [device::ERRORS_RECEIVED, device::ERRORS_SENT, device::DROPPED_RECEIVED, device::DROPPED_SENT];
+        let lost: f64 = lost.into_iter().filter_map(|column| row.rate(column)).sum();
         let parts = [
-            ("received ", rate(row, "received").map(units::bytes_per_second)),
-            ("sent ", rate(row, "sent").map(units::bytes_per_second)),
+            ("received ", row.rate(device::RECEIVED).map(units::bytes_per_second)),
+            ("sent ", row.rate(device::SENT).map(units::bytes_per_second)),
             ("packets lost/s ", (lost > 0.0).then(|| units::count(lost))),
         ];
-        line(label(row, "device"), &parts, freshness)
+        line(label(row, device::label::DEVICE), &parts, freshness)
     };
     // A device that never carried anything is not worth a line.
-    let used = |row: &NodeRow| level(row, "received") != Some(0.0) || level(row, "sent") != Some(0.0);
-    of_table(rows, "network").filter(|(row, _)| used(row)).filter_map(one).collect()
+    let used =
+        |row: &NodeRow| row.level(device::RECEIVED) != Some(0.0) || row.level(device::SENT) != Some(0.0);
+    of_table(rows, &device::TABLE).filter(|(row, _)| used(row)).filter_map(one).collect()
 }
 
 fn fabric(rows: Rows<'_>) -> Vec<String> {
     let one = |(row, freshness): (&NodeRow, Freshness)| {
+        let errors = row.rate(infiniband::SYMBOL_ERRORS).filter(|rate| *rate > 0.0);
         let parts = [
-            ("received ", rate(row, "received").map(units::bytes_per_second)),
-            ("sent ", rate(row, "sent").map(units::bytes_per_second)),
-            ("of ", level(row, "link_rate").map(units::bytes_per_second)),
-            ("symbol errors/s ", rate(row, "symbol_errors").filter(|rate| *rate > 0.0).map(units::count)),
+            ("received ", row.rate(infiniband::RECEIVED).map(units::bytes_per_second)),
+            ("sent ", row.rate(infiniband::SENT).map(units::bytes_per_second)),
+            ("of ", row.level(infiniband::LINK_RATE).map(units::bytes_per_second)),
+            ("symbol errors/s ", errors.map(units::count)),
         ];
-        line(
-            &format!("{}/{} {}", label(row, "device"), label(row, "port"), label(row, "link")),
-            &parts,
-            freshness,
-        )
+        let labels = [infiniband::label::DEVICE, infiniband::label::PORT, infiniband::label::LINK];
+        let [device, port, link] = labels.map(|index| label(row, index));
+        line(&format!("{device}/{port} {link}"), &parts, freshness)
     };
-    of_table(rows, "infiniband").filter_map(one).collect()
+    of_table(rows, &infiniband::TABLE).filter_map(one).collect()
 }
 
 fn lustre(rows: Rows<'_>) -> Vec<String> {
     let one = |(row, freshness): (&NodeRow, Freshness)| {
         let parts = [
-            ("read ", rate(row, "read").map(units::bytes_per_second)),
-            ("written ", rate(row, "written").map(units::bytes_per_second)),
-            ("opens/s ", rate(row, "opens").map(units::count)),
+            ("read ", row.rate(lustre::READ).map(units::bytes_per_second)),
+            ("written ", row.rate(lustre::WRITTEN).map(units::bytes_per_second)),
+            ("opens/s ", row.rate(lustre::OPENS).map(units::count)),
         ];
-        line(label(row, "file_system"), &parts, freshness)
+        line(label(row, lustre::label::FILE_SYSTEM), &parts, freshness)
     };
-    of_table(rows, "lustre").filter_map(one).collect()
+    of_table(rows, &lustre::TABLE).filter_map(one).collect()
 }
 
 fn nfs(rows: Rows<'_>) -> Vec<String> {
     let one = |(row, freshness): (&NodeRow, Freshness)| {
-        let wait = rate(row, "wait").zip(rate(row, "operations")).filter(|(_, operations)| *operations > 0.0);
+        let wait =
+            row.rate(nfs::WAIT).zip(row.rate(nfs::OPERATIONS)).filter(|(_, operations)| *operations > 0.0);
         let parts = [
-            ("received ", rate(row, "received").map(units::bytes_per_second)),
-            ("sent ", rate(row, "sent").map(units::bytes_per_second)),
-            ("questions/s ", rate(row, "operations").map(units::count)),
+            ("received ", row.rate(nfs::RECEIVED).map(units::bytes_per_second)),
+            ("sent ", row.rate(nfs::SENT).map(units::bytes_per_second)),
+            ("requests/s ", row.rate(nfs::OPERATIONS).map(units::count)),
             ("each ", wait.map(|(wait, operations)| units::duration(wait / operations))),
         ];
-        line(label(row, "mount"), &parts, freshness)
+        line(label(row, nfs::label::MOUNT), &parts, freshness)
     };
-    of_table(rows, "nfs").filter_map(one).collect()
+    of_table(rows, &nfs::TABLE).filter_map(one).collect()
 }
 
 /// Every meter: its power, or the growth of its energy counter, which is power too.
 fn power(rows: Rows<'_>) -> Vec<String> {
-    let name = |row: &NodeRow| match row.table.name {
-        "rapl" if label(row, "zone") == label(row, "package") => Some(label(row, "zone").to_owned()),
-        "rapl" => Some(format!("{} {}", label(row, "package"), label(row, "zone"))),
-        "cray" => Some(label(row, "component").to_owned()),
-        "ipmi" => Some(label(row, "sensor").to_owned()),
-        "redfish" => Some(format!("{} {}", label(row, "chassis"), label(row, "meter"))),
-        "hwmon" => Some(format!("{} {}", label(row, "chip"), label(row, "name"))),
-        _ => None,
-    };
     let one = |&(row, freshness): &(&NodeRow, Freshness)| {
-        let watts = level(row, "power").or_else(|| rate(row, "energy"));
+        let power = row.table.reading(Kind::Gauge, Unit::Watts).and_then(|column| row.level(column));
+        let energy = || row.rate(row.table.reading(Kind::Counter, Unit::Joules)?);
+        let watts = power.or_else(energy);
         let parts = [("", watts.map(units::watts)), ("by ", watts.map(|_| row.source.to_owned()))];
-        line(&name(row)?, &parts, freshness)
+        line(&sensor_name(row)?, &parts, freshness)
     };
     rows.iter().filter_map(one).collect()
+}
+
+/// The name of a meter of power or temperature; nothing for rows of other tables.
+fn sensor_name(row: &NodeRow) -> Option<String> {
+    let is = |table: &'static Table| std::ptr::eq(row.table, table);
+    let named = |index: usize| label(row, index).to_owned();
+    let both = |one: usize, other: usize| Some(format!("{} {}", label(row, one), label(row, other)));
+    match () {
+        () if is(&rapl::TABLE) => match named(rapl::label::ZONE) {
+            zone if zone == label(row, rapl::label::PACKAGE) => Some(zone),
+            _ => both(rapl::label::PACKAGE, rapl::label::ZONE),
+        },
+        () if is(&cray::TABLE) => Some(named(cray::label::COMPONENT)),
+        () if is(&ipmi::TABLE) => Some(named(ipmi::label::SENSOR)),
+        () if is(&redfish::TABLE) => both(redfish::label::CHASSIS, redfish::label::METER),
+        () if is(&hwmon::TABLE) => both(hwmon::label::CHIP, hwmon::label::NAME),
+        () if is(&thermal::TABLE) => {
+            both(thermal::label::ZONE, thermal::label::TYPE).map(|name| format!("zone {name}"))
+        }
+        () => None,
+    }
 }
 
 /// Parts of a card draw what the card draws.
@@ -340,21 +349,16 @@ fn card_power(cards: &[CardNow<'_>]) -> Vec<String> {
 
 /// The hottest first.
 fn temperatures(rows: Rows<'_>) -> Vec<String> {
-    let name = |row: &NodeRow| match row.table.name {
-        "thermal" => Some(format!("zone {} {}", label(row, "zone"), label(row, "type"))),
-        "hwmon" => Some(format!("{} {}", label(row, "chip"), label(row, "name"))),
-        "ipmi" => Some(label(row, "sensor").to_owned()),
-        _ => None,
+    let critical_of: [(&'static Table, usize); 2] =
+        [(&hwmon::TABLE, hwmon::TEMPERATURE_CRITICAL), (&thermal::TABLE, thermal::TEMPERATURE_CRITICAL)];
+    let one = |&(row, freshness): &(&NodeRow, Freshness)| {
+        let degrees = row.level(row.table.reading(Kind::Gauge, Unit::Celsius)?)?;
+        let critical = critical_of.iter().find(|(table, _)| std::ptr::eq(row.table, *table));
+        let critical = critical.and_then(|&(_, column)| row.level(column)).map(units::celsius);
+        let parts = [("", Some(units::celsius(degrees))), ("critical at ", critical)];
+        Some((degrees, line(&sensor_name(row)?, &parts, freshness)?))
     };
-    let mut found: Vec<(f64, String)> = rows
-        .iter()
-        .filter_map(|&(row, freshness)| {
-            let degrees = level(row, "temperature")?;
-            let critical = level(row, "temperature_critical").map(units::celsius);
-            let parts = [("", Some(units::celsius(degrees))), ("critical at ", critical)];
-            Some((degrees, line(&name(row)?, &parts, freshness)?))
-        })
-        .collect();
+    let mut found: Vec<(f64, String)> = rows.iter().filter_map(one).collect();
     found.sort_by(|one, other| other.0.total_cmp(&one.0));
     let more = found.len().saturating_sub(TEMPERATURES_MAX);
     let mut lines: Vec<String> = found.into_iter().take(TEMPERATURES_MAX).map(|(_, line)| line).collect();

@@ -1,8 +1,11 @@
 //! The machine over time: one plot for each thing that it has and that did something.
 
+use met_core::Table;
 use met_core::course::Course;
 use met_insight::json;
 use met_insight::resample::{self, Bin};
+use met_sources::network::device;
+use met_sources::{block, cpufreq, cray, hwmon, infiniband, ipmi, lustre, nfs, node, rapl, redfish, thermal};
 use met_store::NodePart;
 use serde_json::{Map, Value};
 
@@ -15,7 +18,7 @@ const PARTS_PLOTTED: usize = 4;
 
 /// What is plotted of a table: these columns together, or the first without the second.
 struct Plot {
-    table: &'static str,
+    table: &'static Table,
     what: What,
     title: &'static str,
     unit: fn(f64) -> String,
@@ -23,13 +26,13 @@ struct Plot {
 }
 
 enum What {
-    Sum(&'static [&'static str]),
-    Difference(&'static str, &'static str),
+    Sum(&'static [usize]),
+    Difference([usize; 1], usize),
 }
 
 const fn plot(
-    table: &'static str,
-    columns: &'static [&'static str],
+    table: &'static Table,
+    columns: &'static [usize],
     title: &'static str,
     unit: fn(f64) -> String,
     step: f64,
@@ -37,35 +40,42 @@ const fn plot(
     Plot { table, what: What::Sum(columns), title, unit, step }
 }
 
-const BUSY: &[&str] = &["cpu_user", "cpu_nice", "cpu_system", "cpu_interrupt", "cpu_soft_interrupt"];
+const BUSY: &[usize] =
+    &[node::CPU_USER, node::CPU_NICE, node::CPU_SYSTEM, node::CPU_INTERRUPT, node::CPU_SOFT_INTERRUPT];
 
 static PLOTS: &[Plot] = &[
-    plot("node", BUSY, "CPU cores in use", units::cores, 1000.0),
-    plot("node", &["load_1"], "load", units::cores, 1000.0),
+    plot(&node::TABLE, BUSY, "CPU cores in use", units::cores, 1000.0),
+    plot(&node::TABLE, &[node::LOAD_1], "load", units::cores, 1000.0),
     Plot {
-        table: "node",
-        what: What::Difference("memory_total", "memory_available"),
+        table: &node::TABLE,
+        what: What::Difference([node::MEMORY_TOTAL], node::MEMORY_AVAILABLE),
         title: "memory in use",
         unit: units::bytes,
         step: 1024.0,
     },
-    plot("node", &["pressure_cpu"], "pressure, CPU", units::percent, 1000.0),
-    plot("node", &["pressure_memory"], "pressure, memory", units::percent, 1000.0),
-    plot("node", &["pressure_io"], "pressure, I/O", units::percent, 1000.0),
-    plot("cpufreq", &["frequency_mean"], "frequency", units::hertz, 1000.0),
-    plot("block", &["read", "written"], "disk", units::bytes_per_second, 1024.0),
-    plot("network", &["received", "sent"], "network", units::bytes_per_second, 1024.0),
-    plot("infiniband", &["received", "sent"], "fabric", units::bytes_per_second, 1024.0),
-    plot("lustre", &["read", "written"], "Lustre", units::bytes_per_second, 1024.0),
-    plot("nfs", &["received", "sent"], "NFS", units::bytes_per_second, 1024.0),
-    plot("rapl", &["energy"], "power", units::watts, 1000.0),
-    plot("cray", &["power"], "power", units::watts, 1000.0),
-    plot("ipmi", &["power"], "power, IPMI", units::watts, 1000.0),
-    plot("redfish", &["power"], "power, Redfish", units::watts, 1000.0),
-    plot("hwmon", &["power"], "power", units::watts, 1000.0),
-    plot("hwmon", &["temperature"], "temperature", units::celsius, 1000.0),
-    plot("thermal", &["temperature"], "temperature, zone", units::celsius, 1000.0),
-    plot("ipmi", &["temperature"], "temperature, IPMI", units::celsius, 1000.0),
+    plot(&node::TABLE, &[node::PRESSURE_CPU], "pressure, CPU", units::percent, 1000.0),
+    plot(&node::TABLE, &[node::PRESSURE_MEMORY], "pressure, memory", units::percent, 1000.0),
+    plot(&node::TABLE, &[node::PRESSURE_IO], "pressure, I/O", units::percent, 1000.0),
+    plot(&cpufreq::TABLE, &[cpufreq::FREQUENCY_MEAN], "frequency", units::hertz, 1000.0),
+    plot(&block::TABLE, &[block::READ, block::WRITTEN], "disk", units::bytes_per_second, 1024.0),
+    plot(&device::TABLE, &[device::RECEIVED, device::SENT], "network", units::bytes_per_second, 1024.0),
+    plot(
+        &infiniband::TABLE,
+        &[infiniband::RECEIVED, infiniband::SENT],
+        "fabric",
+        units::bytes_per_second,
+        1024.0,
+    ),
+    plot(&lustre::TABLE, &[lustre::READ, lustre::WRITTEN], "Lustre", units::bytes_per_second, 1024.0),
+    plot(&nfs::TABLE, &[nfs::RECEIVED, nfs::SENT], "NFS", units::bytes_per_second, 1024.0),
+    plot(&rapl::TABLE, &[rapl::ENERGY], "power", units::watts, 1000.0),
+    plot(&cray::TABLE, &[cray::POWER], "power", units::watts, 1000.0),
+    plot(&ipmi::TABLE, &[ipmi::POWER], "power, IPMI", units::watts, 1000.0),
+    plot(&redfish::TABLE, &[redfish::POWER], "power, Redfish", units::watts, 1000.0),
+    plot(&hwmon::TABLE, &[hwmon::POWER], "power", units::watts, 1000.0),
+    plot(&hwmon::TABLE, &[hwmon::TEMPERATURE], "temperature", units::celsius, 1000.0),
+    plot(&thermal::TABLE, &[thermal::TEMPERATURE], "temperature, zone", units::celsius, 1000.0),
+    plot(&ipmi::TABLE, &[ipmi::TEMPERATURE], "temperature, IPMI", units::celsius, 1000.0),
 ];
 
 type Parts<'a> = &'a [(NodePart, Course)];
@@ -78,7 +88,7 @@ pub fn plots(parts: Parts<'_>, gap_ms: impl Fn(&Course) -> i64, style: &Style) -
     let span = Span { first_ms, last_ms, bins: plot::bin_count(columns) };
     let mut panels = Vec::new();
     for wanted in PLOTS {
-        let of_table = parts.iter().filter(|(part, _)| part.table == wanted.table);
+        let of_table = parts.iter().filter(|(_, course)| std::ptr::eq(course.table, wanted.table));
         let drawn =
             of_table.filter_map(|(part, course)| span.panel(wanted, &part.part, course, gap_ms(course)));
         panels.extend(busiest(drawn.collect()));
@@ -103,12 +113,11 @@ struct Span {
 
 impl Span {
     fn panel(&self, wanted: &Plot, label: &str, course: &Course, gap_ms: i64) -> Option<Panel> {
-        let (names, minus) = match &wanted.what {
+        let (plus, minus) = match &wanted.what {
             What::Sum(columns) => (*columns, None),
-            What::Difference(whole, part) => (std::slice::from_ref(whole), Some(course.table.column(part)?)),
+            What::Difference(whole, part) => (whole.as_slice(), Some(*part)),
         };
-        let plus: Vec<usize> = names.iter().filter_map(|name| course.table.column(name)).collect();
-        let bins = self.of(&resample::combined(course, &plus, minus), *plus.first()?, gap_ms);
+        let bins = self.of(&resample::combined(course, plus, minus), *plus.first()?, gap_ms);
         // Of a disk the kind is a label, too: once is enough.
         let words = label.split(' ').filter(|word| !word.is_empty() && *word != wanted.title);
         let title = std::iter::once(wanted.title).chain(words).collect::<Vec<_>>().join(" ");

@@ -34,7 +34,7 @@ fn line(node: &NodeStatus, name_columns: usize, now_ns: i64, style: &Style) -> S
         (_, true) => ("late", Paint::Red),
         (_, false) => ("ok", Paint::Green),
     };
-    let heard = node.seen_ns.map(|seen_ns| units::duration((now_ns - seen_ns).max(0) as f64 / 1e9));
+    let seen = node.seen_ns.map(|seen_ns| units::duration((now_ns - seen_ns).max(0) as f64 / 1e9));
     let clock = node.clock_offset_ns.map(|offset_ns| match offset_ns.abs() < OFFSET_SHOWN_NS {
         true => "ok".to_owned(),
         false => {
@@ -47,7 +47,7 @@ fn line(node: &NodeStatus, name_columns: usize, now_ns: i64, style: &Style) -> S
         "{:<name_columns$}  {}  {:>9}  {:>4}  {:>5}  {:>8}  {:>9}  {}",
         text::escape(&node.name),
         style.paint(paint, &format!("{state:<6}")),
-        or_dash(heard),
+        or_dash(seen),
         node.jobs,
         or_dash(node.cpus.map(|cpus| cpus.to_string())),
         or_dash(node.memory_bytes.map(|bytes| units::bytes(bytes as f64))),

@@ -91,7 +91,7 @@ pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Sty
     draw_course(&panels, course, columns, style)
 }
 
-/// A whole card while a job had it, whoever used it.
+/// A whole GPU while a job had it, including use by others.
 pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String {
     let columns = columns(style);
     let gap_ms = card_gap_ms(course, gap_ms);
@@ -113,7 +113,7 @@ pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String 
     draw_course(&panels, course, columns, style)
 }
 
-/// Cards are looked at in every tick, and nothing else tells what they did meanwhile: a shorter pause is a gap.
+/// GPUs are read in every tick, and no counter covers the time in between: a shorter pause is a gap.
 fn card_gap_ms(course: &Course, gap_ms: i64) -> i64 {
     const LEAST_MS: i64 = 5000;
     look_gap_ms(&course.times_ms, LEAST_MS).min(gap_ms)
@@ -252,8 +252,8 @@ fn time_axis(first_ms: i64, last_ms: i64, columns: usize, style: &Style) -> Stri
     let room = columns - SCALE_COLUMNS - 2;
     let between = room.saturating_sub(text::width(&first) + text::width(&last));
     let middle = label(first_ms + (last_ms - first_ms) / 2);
-    let tells = !is_short && middle != first && middle != last;
-    let middle = if tells && between > text::width(&middle) + 8 { middle } else { String::new() };
+    let is_useful = !is_short && middle != first && middle != last;
+    let middle = if is_useful && between > text::width(&middle) + 8 { middle } else { String::new() };
     let left = (room / 2).saturating_sub(text::width(&first) + text::width(&middle) / 2);
     let right = between.saturating_sub(left + text::width(&middle));
     let axis = format!("{first}{}{middle}{}{last}", " ".repeat(left), " ".repeat(right));

@@ -88,7 +88,7 @@ impl Page<'_> {
         let sign = mark(line.amount.quality).map_or(" ", |(sign, _)| sign);
         let value = units::marked(sign, &amount(&line.amount));
         let beside = LABEL_COLUMNS + 1 + AMOUNT_COLUMNS + 2;
-        // Where there is no room beside the value, details stand below it.
+        // Where there is no room beside the value, details go below it.
         let fits_beside = self.width >= beside + DETAIL_COLUMNS_MIN;
         let indent = if fits_beside { beside } else { LABEL_COLUMNS + 2 };
         let details = filled(line.details.iter().map(detail), SEPARATOR, self.width - indent);

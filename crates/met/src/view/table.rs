@@ -18,13 +18,13 @@ pub enum View {
     /// What matters most
     #[default]
     Jobs,
-    /// CPU and memory in per cent
+    /// CPU and memory in percent
     Cpu,
     /// Bytes read and written
     Io,
     /// Memory
     Mem,
-    /// Graphics cards
+    /// GPUs
     Gpu,
     /// Energy, CO2 and cost
     Energy,
@@ -75,7 +75,7 @@ enum Side {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Show {
     Always,
-    /// Only where it tells jobs apart.
+    /// Only where it differs between jobs.
     IfSeveral,
     /// Only where something is known of one of them.
     IfKnown,
@@ -98,7 +98,7 @@ struct Amount {
     /// How well it is known.
     kind: QualityKind,
     format: Format,
-    /// What stands behind it, such as a currency.
+    /// Printed after it, such as a currency.
     unit: String,
 }
 
@@ -134,33 +134,36 @@ const fn number_column(header: &'static str, csv: &'static str, value: fn(&Job) 
     ListColumn { side: Side::Right, ..text_column(header, csv, value) }
 }
 
-/// A column that only managers' jobs fill.
-const fn known_column(column: ListColumn) -> ListColumn {
-    ListColumn { show: Show::IfKnown, ..column }
-}
-
 impl ListColumn {
     const fn rank(self, rank: u8) -> ListColumn {
         ListColumn { rank, ..self }
     }
+
+    const fn short(self, short: &'static str) -> ListColumn {
+        ListColumn { short, ..self }
+    }
+
+    const fn side(self, side: Side) -> ListColumn {
+        ListColumn { side, ..self }
+    }
+
+    const fn show(self, show: Show) -> ListColumn {
+        ListColumn { show, ..self }
+    }
 }
 
 const ID: ListColumn = text_column("JOB", "job", |job| Value::Text(Some(job.record.label())));
-const MANAGER: ListColumn = ListColumn {
-    show: Show::InCsv,
-    ..text_column("MANAGER", "manager", |job| Value::Text(Some(job.record.key.manager.clone()))).rank(5)
-};
-const NAME: ListColumn = ListColumn {
-    side: Side::Flexible,
-    ..text_column("NAME", "name", |job| Value::Text(Some(job.record.name.clone())))
-};
-const USER: ListColumn = ListColumn {
-    show: Show::IfSeveral,
-    ..text_column("USER", "user", |job| Value::Text(job.user())).rank(6)
-};
-/// A job inside another one is counted there, too: whoever adds up leaves it out.
+const MANAGER: ListColumn =
+    text_column("MANAGER", "manager", |job| Value::Text(Some(job.record.key.manager.clone())))
+        .rank(5)
+        .show(Show::InCsv);
+const NAME: ListColumn =
+    text_column("NAME", "name", |job| Value::Text(Some(job.record.name.clone()))).side(Side::Flexible);
+const USER: ListColumn =
+    text_column("USER", "user", |job| Value::Text(job.user())).rank(6).show(Show::IfSeveral);
+/// A job inside another one is counted there, too: leave it out of sums.
 const INSIDE: ListColumn =
-    known_column(text_column("INSIDE", "inside", |job| Value::Text(job.record.inside.clone())).rank(5));
+    text_column("INSIDE", "inside", |job| Value::Text(job.record.inside.clone())).rank(5).show(Show::IfKnown);
 const STATE: ListColumn =
     text_column("STATE", "state", |job| Value::State(state_words(job.record.state), job.record.state));
 const CORES: ListColumn = number_column("CORES", "cores", |job| job.cores(units::cores)).rank(1);
@@ -195,51 +198,39 @@ static CPU: &[ListColumn] = &[
     ID,
     text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(3),
     ListColumn { header: "PROCESS NAME", ..NAME },
-    ListColumn {
-        short: "CPU %",
-        ..text_column("CPU % (AVG)", "cores", |job| job.cores(units::percent_fixed))
-    },
-    ListColumn {
-        short: "MEM %",
-        rank: 2,
-        value: |job| job.memory_ratio(units::percent_fixed),
-        ..text_column("MEM % (AVG)", "memory_ratio", |_| Value::Text(None))
-    },
+    text_column("CPU % (AVG)", "cores", |job| job.cores(units::percent_fixed)).short("CPU %"),
+    text_column("MEM % (AVG)", "memory_ratio", |job| job.memory_ratio(units::percent_fixed))
+        .short("MEM %")
+        .rank(2),
     text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
-    ListColumn { side: Side::Left, ..DURATION },
+    DURATION.side(Side::Left),
 ];
 
-/// Of the same tool, with the cards.
+/// Of the same tool, with the GPUs.
 static GPU: &[ListColumn] = &[
     ID,
     text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(6),
     ListColumn { header: "PROCESS NAME", ..NAME },
-    ListColumn {
-        short: "GPU UTIL",
-        ..text_column("GPU UTIL (AVG)", "gpu_ratio", |job| {
-            Value::plain(gpu::ratio(job.record), units::percent_fixed)
-        })
-    },
-    ListColumn {
-        short: "MEM",
-        ..text_column("MEM (AVG)", "gpu_memory_bytes", |job| {
-            Value::plain(gpu::memory_bytes(job.record), units::gigabytes_fixed)
-        })
-        .rank(4)
-    },
-    ListColumn {
-        short: "ENERGY",
-        ..text_column("TOTAL POWER", "gpu_energy_joules", |job| {
-            job.total(column::GPU_ENERGY, units::watt_hours_fixed)
-        })
-        .rank(2)
-    },
+    text_column("GPU UTIL (AVG)", "gpu_ratio", |job| {
+        Value::plain(gpu::ratio(job.record), units::percent_fixed)
+    })
+    .short("GPU UTIL"),
+    text_column("MEM (AVG)", "gpu_memory_bytes", |job| {
+        Value::plain(gpu::memory_bytes(job.record), units::gigabytes_fixed)
+    })
+    .short("MEM")
+    .rank(4),
+    text_column("TOTAL POWER", "gpu_energy_joules", |job| {
+        job.total(column::GPU_ENERGY, units::watt_hours_fixed)
+    })
+    .short("ENERGY")
+    .rank(2),
     text_column("MAX TEMP", "gpu_temperature_max_celsius", |job| {
         Value::plain(gpu::temperature_celsius(job.record), units::celsius_fixed)
     })
     .rank(5),
     text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
-    ListColumn { side: Side::Left, ..DURATION.rank(3) },
+    DURATION.rank(3).side(Side::Left),
     text_column("CARDS", "cards", |job| Value::Text(job.cards())).rank(1),
 ];
 
@@ -252,17 +243,16 @@ static ENERGY: &[ListColumn] = &[
     number_column("ENERGY", "energy_joules", |job| job.energy(column::ENERGY)),
     number_column("CPU", "energy_cpu_joules", |job| job.energy(column::ENERGY_CPU)).rank(4),
     number_column("MEMORY", "energy_memory_joules", |job| job.energy(column::ENERGY_MEMORY)).rank(6),
-    ListColumn {
-        show: Show::IfKnown,
-        ..number_column("GPU", "gpu_energy_joules", |job| job.energy(column::GPU_ENERGY)).rank(5)
-    },
+    number_column("GPU", "gpu_energy_joules", |job| job.energy(column::GPU_ENERGY))
+        .rank(5)
+        .show(Show::IfKnown),
     number_column("REST", "energy_rest_joules", |job| job.energy(column::ENERGY_REST)).rank(7),
     number_column("IDLE", "energy_idle_joules", |job| job.energy(column::ENERGY_IDLE)).rank(3),
     number_column("CO2E", "emissions_grams", |job| {
         job.figure(column::EMISSIONS, Format::Together(&units::EMISSIONS))
     })
     .rank(1),
-    ListColumn { show: Show::IfKnown, ..number_column("COST", "cost_money", |job| job.cost()).rank(2) },
+    number_column("COST", "cost_money", |job| job.cost()).rank(2).show(Show::IfKnown),
     text_column("QUALITY", "energy_quality", |job| Value::Text(job.energy_quality())).rank(8),
     DURATION.rank(2),
 ];
@@ -304,24 +294,24 @@ static EVERYTHING: &[ListColumn] = &[
     ID,
     MANAGER,
     NAME,
-    ListColumn { show: Show::Always, ..USER },
-    known_column(text_column("ACCOUNT", "account", |job| Value::Text(job.record.account.clone())).rank(7)),
-    known_column(
-        text_column("PARTITION", "partition", |job| Value::Text(job.record.scheduling.partition.clone()))
-            .rank(8),
-    ),
+    USER.show(Show::Always),
+    text_column("ACCOUNT", "account", |job| Value::Text(job.record.account.clone()))
+        .rank(7)
+        .show(Show::IfKnown),
+    text_column("PARTITION", "partition", |job| Value::Text(job.record.scheduling.partition.clone()))
+        .rank(8)
+        .show(Show::IfKnown),
     STATE,
-    ListColumn { side: Side::Right, ..text_column("EXIT", "exit", |job| Value::Text(job.exit())).rank(6) },
+    number_column("EXIT", "exit", |job| Value::Text(job.exit())).rank(6),
     CORES,
     number_column("CPU TIME", "cpu_seconds", |job| job.total(column::CPU, units::duration)).rank(5),
     MEMORY,
-    known_column(
-        number_column("REQUESTED", "requested_memory_bytes", |job| {
-            let bytes = job.record.requested.memory_bytes;
-            Value::plain(bytes.map(|bytes| bytes as f64), units::bytes)
-        })
-        .rank(8),
-    ),
+    number_column("REQUESTED", "requested_memory_bytes", |job| {
+        let bytes = job.record.requested.memory_bytes;
+        Value::plain(bytes.map(|bytes| bytes as f64), units::bytes)
+    })
+    .rank(8)
+    .show(Show::IfKnown),
     MEMORY_RATIO,
     WITH_CACHE,
     READ,
@@ -330,26 +320,23 @@ static EVERYTHING: &[ListColumn] = &[
     WRITE_CALL,
     number_column("PROCESSES", "processes", |job| job.total(column::PROCESSES, units::count)).rank(9),
     number_column("THREADS", "threads_peak", |job| job.total(column::THREADS_PEAK, units::count)).rank(9),
-    known_column(
-        number_column("QUEUED", "queue_wait_seconds", |job| {
-            let wait_ns = allocation::queue_wait_ns(job.record, job.now_ns);
-            Value::plain(wait_ns.map(|ns| ns as f64 / 1e9), units::duration)
-        })
-        .rank(8),
-    ),
+    number_column("QUEUED", "queue_wait_seconds", |job| {
+        let wait_ns = allocation::queue_wait_ns(job.record, job.now_ns);
+        Value::plain(wait_ns.map(|ns| ns as f64 / 1e9), units::duration)
+    })
+    .rank(8)
+    .show(Show::IfKnown),
     DURATION,
     STARTED,
-    ListColumn {
-        side: Side::Flexible,
-        ..text_column("COMMAND", "command", |job| Value::Text(Some(text::command_line(&job.record.command))))
-            .rank(10)
-    },
+    text_column("COMMAND", "command", |job| Value::Text(Some(text::command_line(&job.record.command))))
+        .rank(10)
+        .side(Side::Flexible),
     INSIDE,
 ];
 
 impl Job<'_> {
     fn user(&self) -> Option<String> {
-        // A user who has left the password file is still somebody.
+        // A user who is no longer in the password file is shown as a number.
         self.record.user.clone().or_else(|| self.record.uid.map(|uid| uid.to_string()))
     }
 
@@ -414,7 +401,7 @@ impl Job<'_> {
             value: JOB.columns[column::COST].scaled(figure.value),
             kind: figure.kind,
             format: Format::Alone(units::money),
-            unit: figure.source.split(' ').next().unwrap_or("").to_owned(),
+            unit: figure.source.text().split(' ').next().unwrap_or("").to_owned(),
         }))
     }
 
@@ -628,7 +615,7 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// What stands around and between the columns.
+/// Borders around and between the columns.
 #[derive(Clone, Copy)]
 struct Frame {
     boxed: bool,

@@ -1,7 +1,7 @@
 //! Nodes that are gone, and the jobs that were last seen there.
 //!
-//! What such a node told stays as it was told. While it is gone its jobs count as lost, as far as they were seen;
-//! when it speaks again they count as what it says.
+//! Records of such a node stay as they were sent. While it is gone, its jobs count as lost, as far as they were seen;
+//! when it sends again, its records count.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use met_store::cluster::{Log, NodeJob, NodeJobKey};
 use super::boots::Boots;
 use super::wholes::{Wholes, key_of_whole, series_key};
 
-/// A server that was away hears of its nodes within this time, and calls none of them silent before.
+/// A server that was away receives from its nodes within this time, and considers none of them silent before.
 const HEARD_WITHIN: Duration = Duration::from_secs(15 * 60);
 
 /// Shown where a part is lost though its node is here.
@@ -70,7 +70,7 @@ impl Presence {
 }
 
 impl Wholes {
-    /// Gives up the jobs of nodes that were expelled or not heard of for long, and takes back those of nodes that
+    /// Records as lost the jobs of nodes that were expelled or silent for long, and restores those of nodes that
     /// are here again.
     pub(super) fn look_for_nodes(&mut self, now_ns: i64) -> Result<(), StoreError> {
         let (living, given_up) = (self.log.nodes_with_jobs(false)?, self.log.nodes_with_jobs(true)?);
@@ -80,7 +80,7 @@ impl Wholes {
         for node in living.iter().filter(|node| !here.contains(*node)) {
             let told = self.log.unfinished(node, false)?;
             self.settle(node, told, true)?;
-            tracing::warn!("node {node} is gone, and its jobs are called lost until it speaks again");
+            tracing::warn!("node {node} is gone; its jobs are recorded as lost until it sends again");
         }
         for node in given_up.iter().filter(|node| here.contains(*node)) {
             let told = self.presence.boots.without_over(&self.log, node, self.log.unfinished(node, true)?)?;
@@ -108,7 +108,7 @@ impl Wholes {
         Ok(())
     }
 
-    /// Writes the jobs of a node anew, and then how it stands with them: what fails is done at the next look.
+    /// Writes the jobs of a node again, then its state: what fails is retried at the next look.
     fn settle(&mut self, node: &str, told: Vec<NodeJobKey>, give_up: bool) -> Result<(), StoreError> {
         if give_up {
             self.recall_parts(node, &told)?;
@@ -118,8 +118,8 @@ impl Wholes {
         self.log.give_up(&told, give_up)
     }
 
-    /// How these parts of jobs stood when they were last seen. Where that cannot be read now it is not decided that they
-    /// are lost either: nobody looks again.
+    /// The last known state of these parts of jobs. Where that cannot be read now it is not decided that they
+    /// are lost either: that would be final.
     fn recall_parts(&self, node: &str, parts: &[NodeJobKey]) -> Result<(), StoreError> {
         for part in parts {
             for told in self.log.told(&part.manager, &part.id)? {
@@ -141,14 +141,14 @@ impl Wholes {
         Ok(())
     }
 
-    /// What a node told of a job, and what is known of that if the node is gone.
+    /// The record that a node sent of a job, and its last state if the node is gone.
     pub(super) fn as_known(&self, told: NodeJob) -> (String, Record) {
         let NodeJob { node, mut record, heard_ns, .. } = told;
         if !record.state.is_live() || !self.presence.is_over(&node, &record) {
             return (node, record);
         }
         if let Err(error) = self.recall_part(&node, &record) {
-            tracing::warn!("how job {} stood on {node} cannot be read: {error}", record.key.id);
+            tracing::warn!("cannot read the live state of job {} on {node}: {error}", record.key.id);
         }
         let key = series_key(&node, &record.key);
         let sampled_ns = self.latest.get(&key).map(|sample| sample.time_ms.saturating_mul(1_000_000));
@@ -158,7 +158,7 @@ impl Wholes {
         if self.presence.boots.is_over(&node, &record) {
             record.scheduling.reason.get_or_insert_with(|| OTHER_BOOT.to_owned());
         }
-        // When it ended nobody knows; it was last heard of then.
+        // Its end is unknown; this is when it was last reported.
         record.end_ns = [sampled_ns, heard_ns, record.start_ns].into_iter().flatten().max();
         (node, record)
     }

@@ -1,4 +1,4 @@
-//! What is old goes: jobs and samples by the retention, and with a job what its nodes told of it.
+//! Retention: old jobs and samples, and with a job the records of its nodes.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ impl Clearing {
     }
 }
 
-/// Forgets what was told of jobs that the retention removes, and of no others: that a job is not in the catalogue may
+/// Removes the node records of jobs that the retention removes, and of no others: that a job is not in the catalogue may
 /// also mean that the catalogue was lost, and then this is all there is. A part that lives stays, and its job with it
 /// comes back.
 fn forget_removed(log: &mut Log, latest: &Latest, removed: &[JobKey]) -> Result<(), StoreError> {

@@ -11,7 +11,7 @@ use met_wire::batch::{NodeBatch, Piece, Subject};
 use met_wire::block;
 
 use super::wholes::{Wholes, series_key, series_of};
-use super::{REPLAY_GROUP, TableByName, now_ns};
+use super::{REPLAY_GROUP, now_ns};
 
 /// Samples that are held when series are moved.
 const MOVE_SAMPLES: usize = 200_000;
@@ -22,7 +22,7 @@ const MOVE_BYTES: i64 = 4 << 20;
 /// A job that runs was seen in this time, or its node is away.
 const RECENT_MS: i64 = 3_600_000;
 
-/// How jobs stood whose samples are in the store already, which is what pages and lists show of them. For a while:
+/// The live state of jobs whose samples are in the store already, which pages and lists show. For a while:
 /// what is missing then comes with the next batches.
 pub(super) fn recall(wholes: &Wholes, patience: Duration) -> Result<(), StoreError> {
     let begin = Instant::now();
@@ -44,7 +44,7 @@ pub(super) fn recall(wholes: &Wholes, patience: Duration) -> Result<(), StoreErr
 }
 
 /// Moves the series of nodes whose oldest batch came before `before_ns`, or of which much waits.
-pub(super) fn move_due(wholes: &mut Wholes, table: TableByName, applied: i64, before_ns: i64) {
+pub(super) fn move_due(wholes: &mut Wholes, applied: i64, before_ns: i64) {
     let backlog = match wholes.log.backlog() {
         Ok(backlog) => backlog,
         Err(error) => return tracing::error!("what was received cannot be read: {error}"),
@@ -52,7 +52,7 @@ pub(super) fn move_due(wholes: &mut Wholes, table: TableByName, applied: i64, be
     for (node, _, _) in
         backlog.into_iter().filter(|&(_, oldest_ns, bytes)| oldest_ns < before_ns || bytes > MOVE_BYTES)
     {
-        let moved = std::iter::repeat_with(|| move_some(wholes, table, applied, &node))
+        let moved = std::iter::repeat_with(|| move_some(wholes, applied, &node))
             .find(|moved| !matches!(moved, Ok(true)));
         if let Some(Err(error)) = moved {
             // What holds for one node holds for all: there is no room, or an engine is away.
@@ -62,7 +62,7 @@ pub(super) fn move_due(wholes: &mut Wholes, table: TableByName, applied: i64, be
 }
 
 /// Moves as much as fits in memory; false when nothing is left.
-fn move_some(wholes: &mut Wholes, table: TableByName, applied: i64, node: &str) -> Result<bool, StoreError> {
+fn move_some(wholes: &mut Wholes, applied: i64, node: &str) -> Result<bool, StoreError> {
     let mut moved: HashMap<(Subject, &'static str), Course> = HashMap::new();
     let (mut last, mut samples) = (None, 0);
     while samples < MOVE_SAMPLES {
@@ -71,8 +71,8 @@ fn move_some(wholes: &mut Wholes, table: TableByName, applied: i64, node: &str) 
         let Some(&(newest, _)) = waiting.last() else { break };
         for (number, data) in &waiting {
             match NodeBatch::unpack(data) {
-                Ok(batch) => samples += gather(batch.pieces, table, &mut moved),
-                Err(error) => tracing::error!("batch {number} of {node} is passed over: {error}"),
+                Ok(batch) => samples += gather(batch.pieces, met_sources::table, &mut moved),
+                Err(error) => tracing::error!("batch {number} of {node} is skipped: {error}"),
             }
         }
         last = Some(newest);

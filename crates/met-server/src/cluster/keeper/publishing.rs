@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::moving::readable;
 use super::wholes::series_key;
-use super::{Plan, Received, TableByName, now_ns};
+use super::{Plan, Received, now_ns};
 
 /// The state of a server's sinks, for who looks at its files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,12 +42,11 @@ impl SinksFile {
 pub(super) struct Publisher {
     pub(super) bus: Bus,
     state: PathBuf,
-    table: TableByName,
 }
 
 impl Publisher {
     pub(super) fn open(plan: &Plan) -> Publisher {
-        Publisher { bus: Bus::open(&plan.sinks), state: plan.state.clone(), table: plan.table }
+        Publisher { bus: Bus::open(&plan.sinks), state: plan.state.clone() }
     }
 
     /// What the store has of jobs that are about to be written; nothing if no sink wants to know.
@@ -92,7 +91,7 @@ impl Publisher {
             }
             let pieces = if self.bus.wants(Kind::Samples) { &batch.pieces[..] } else { &[] };
             for piece in pieces {
-                let table = (self.table)(&piece.table);
+                let table = met_sources::table(&piece.table);
                 if let Some(course) = table.and_then(|table| readable(piece, table)) {
                     let (node, subject) = (Some(node.clone()), piece.subject.clone());
                     self.bus.publish(&Event::Samples(Arc::new(Samples { node, subject, course })));

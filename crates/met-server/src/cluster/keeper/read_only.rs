@@ -12,7 +12,7 @@ const RETRY_EVERY: Duration = Duration::from_secs(5);
 /// Does nothing but say why, until the store can be opened for writing; then it works as ever.
 pub(super) fn run(plan: &Plan, latest: &Latest, mut why: StoreError, orders: &Receiver<Order>) {
     tracing::error!("no space for the store; the server is read-only and tries again: {why}");
-    // What schedulers tell is one piece at a time, and waits.
+    // Scheduler records come one piece at a time, and wait.
     let mut waiting: Vec<WithWriter> = Vec::new();
     let mut next_try = Instant::now() + RETRY_EVERY;
     loop {

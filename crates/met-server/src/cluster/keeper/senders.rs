@@ -1,7 +1,7 @@
 //! Who sends under the name of a node: one state folder, of one machine, with one daemon.
 //!
 //! Two that are alive at once would write into each other's jobs, so the later one is refused and its batches wait
-//! where they are. One that was not heard of for a while is taken to be gone, and the other takes its place.
+//! where they are. One that has sent nothing for a while is considered gone, and the other takes its place.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -16,10 +16,10 @@ const GONE_AFTER: Duration = Duration::from_secs(300);
 /// Starts of its daemon that are remembered of a node.
 const RUNS_MAX: usize = 8;
 
-/// Why somebody may not send under the name of a node.
+/// Why a sender may not use the name of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Denied {
-    /// Somebody else is alive who sends under this name.
+    /// Another machine sends under this name.
     Conflict(String),
     /// It is probably the same machine after a reboot, which has not been silent for long enough to be sure.
     Wait(String),
@@ -33,7 +33,7 @@ impl Denied {
     }
 }
 
-/// What was heard since this server was started.
+/// What was received since this server started.
 pub(super) struct Senders {
     started_ns: i64,
     nodes: HashMap<String, Heard>,
@@ -44,7 +44,7 @@ struct Heard {
     /// Of the daemon that sends, and of those before it.
     run: String,
     former_runs: VecDeque<String>,
-    /// Another boot that wants to send, and whether this one was heard since: then both are alive.
+    /// Another boot that wants to send, and whether this one has sent since: then both are alive.
     other_boot: Option<(String, bool)>,
 }
 
@@ -56,7 +56,7 @@ impl Senders {
     /// Whether the sender of this batch may send under its name, given who did so last.
     pub fn admit(&mut self, header: &Header, bound: &Bound, now_ns: i64) -> Result<(), Denied> {
         let heard = self.nodes.entry(header.node.clone()).or_default();
-        // While the server was away nobody could be heard.
+        // While the server was away, no node could send.
         let last_ns = bound.seen_ns.unwrap_or(i64::MIN).max(self.started_ns);
         let silent = Duration::from_nanos(u64::try_from(now_ns.saturating_sub(last_ns)).unwrap_or(0));
         let Some(bound_id) = &bound.id else {
@@ -106,7 +106,7 @@ impl Heard {
         )))
     }
 
-    /// The same machine. A daemon that was started anew sends from then on, and the one before no more.
+    /// The same machine. A restarted daemon sends from then on, and the previous one no more.
     fn admit_run(&mut self, header: &Header, silent: Duration) -> Result<(), Denied> {
         if let Some((_, is_alive_too)) = &mut self.other_boot {
             *is_alive_too = true;
@@ -159,7 +159,7 @@ fn named(id: &str) -> &str {
     if id.is_empty() { "none (an older version)" } else { short(id) }
 }
 
-/// Enough of a random id to tell it from others.
+/// Enough of a random id to distinguish it.
 fn short(id: &str) -> &str {
     id.get(..8).unwrap_or(id)
 }
@@ -170,7 +170,7 @@ mod tests {
 
     const SECOND_NS: i64 = 1_000_000_000;
 
-    /// A server that keeps in mind whom it let in, as its file does.
+    /// A server that remembers the senders it accepted, as its file does.
     struct Server {
         senders: Senders,
         bound: Bound,

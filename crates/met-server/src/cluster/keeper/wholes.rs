@@ -1,4 +1,4 @@
-//! One job of what its nodes told: which job a part belongs to, and what all parts of a job amount to.
+//! One job from the records of its nodes: which job a part belongs to, and the sum of all parts.
 
 use std::collections::HashSet;
 
@@ -6,6 +6,7 @@ use met_core::bounds;
 use met_core::job::{JobKey, Record, Summaries};
 use met_core::managers::spans_nodes;
 use met_core::whole::{distance_ns, together, whole};
+use met_jobs::scheduler::join;
 use met_store::cluster::{Log, NodeJob, NodeJobKey};
 use met_store::{StoreError, Writer};
 use met_wire::batch::Subject;
@@ -13,7 +14,7 @@ use met_wire::batch::Subject;
 use super::absent::Presence;
 use super::moving::add_waiting;
 use super::publishing::Publisher;
-use super::{Adopt, Latest, Plan, Received, now_ns};
+use super::{Latest, Plan, Received, now_ns};
 
 /// The means of a job on more nodes are not computed when it ends: others would wait for it.
 const SUMMED_PARTS_MAX: usize = 16;
@@ -25,7 +26,6 @@ pub(super) struct Wholes {
     pub(super) latest: Latest,
     pub(super) presence: Presence,
     pub(super) publisher: Publisher,
-    adopt: Adopt,
     /// A sample that is older says nothing of a level.
     gap_ms: i64,
 }
@@ -38,15 +38,7 @@ impl Wholes {
         let mut log = Log::open(&plan.state)?;
         log.settle_standings()?;
         let presence = Presence::open(&log, now_ns(), plan.lost_after)?;
-        Ok(Wholes {
-            writer,
-            log,
-            latest,
-            presence,
-            publisher: Publisher::open(plan),
-            adopt: plan.adopt,
-            gap_ms: plan.gap_ms,
-        })
+        Ok(Wholes { writer, log, latest, presence, publisher: Publisher::open(plan), gap_ms: plan.gap_ms })
     }
 
     /// Computes again what a damaged catalogue lost.
@@ -77,7 +69,7 @@ impl Wholes {
         self.put(keys)
     }
 
-    /// Writes jobs as they are by all that was told of them.
+    /// Writes jobs as computed from all records of their nodes.
     pub(super) fn put(&mut self, keys: impl IntoIterator<Item = JobKey>) -> Result<(), StoreError> {
         let (mut write, mut instead_of, mut revived) = (Vec::new(), Vec::new(), Vec::new());
         for key in keys {
@@ -91,9 +83,9 @@ impl Wholes {
             }
             let mut known = self.writer.find(Some(&job.key.manager), &job.key.id)?;
             known.retain(|record| record.key != job.key);
-            let (records, removed) = (self.adopt)(&job, &known);
-            write.extend(records);
-            instead_of.extend(removed);
+            let joined = join::adopt(&job, &known);
+            write.extend(joined.write);
+            instead_of.extend(joined.remove);
         }
         let before = self.publisher.before(&self.writer, &write);
         self.writer.put_revived(&write, &instead_of, &revived)?;
@@ -101,9 +93,9 @@ impl Wholes {
         Ok(())
     }
 
-    /// Everything that nodes ever told, for a catalogue that was begun anew. What was written before is written again.
+    /// Writes all jobs again, for a new catalogue.
     fn tell_again(&mut self) -> Result<(), StoreError> {
-        // No sink is told again what it knows.
+        // Sinks have received these jobs before.
         let bus = std::mem::take(&mut self.publisher.bus);
         let told = self.tell_all();
         self.publisher.bus = bus;
@@ -119,7 +111,7 @@ impl Wholes {
         Ok(())
     }
 
-    /// Which job a node's part belongs to: the one it was told to be of before, else the nearest that may be it.
+    /// Which job a node's part belongs to: the one it was assigned to before, else the nearest candidate.
     fn place(&self, node: &str, mut record: Record, group: &[NodeJob]) -> Result<NodeJob, StoreError> {
         bounds::bound(&mut record);
         let whole = record.key.incarnation;
@@ -147,7 +139,7 @@ impl Wholes {
         Ok(placed)
     }
 
-    /// A job by all that was told of it, and whether it may have been called over though it is not: because of a
+    /// A job from all records of its nodes, and whether it may have been recorded as ended although it has not: because of a
     /// node that was gone, or one that was done before another one had said that it takes part.
     fn whole(&self, key: JobKey) -> Result<Option<(Record, bool)>, StoreError> {
         let mut told = self.log.told(&key.manager, &key.id)?;

@@ -1,4 +1,4 @@
-//! Whether a daemon runs, and what it hears and tells: jobs of others, schedulers, its server, its page.
+//! The daemon: discovered jobs, schedulers, the server and the sinks that it sends to, its listener.
 
 use std::io;
 use std::time::Duration;
@@ -11,43 +11,35 @@ use met_agent::daemon;
 use met_core::units;
 use met_query::client::Client;
 use met_query::jobs;
-use met_query::protocol::{DiscoveryStatus, Reply, Request, SchedulerStatus};
+use met_query::protocol::{DiscoveryStatus, SchedulerStatus, Status};
 use met_query::setting::Setting;
 
 pub(super) fn running_daemon(setting: &Setting) -> Finding {
-    let finding = |health, detail, remedy| Finding { what: "daemon", health, detail, remedy };
+    let good = |detail: &str| Finding::new("daemon", Health::Good, detail);
     if setting.system_daemon().is_some() {
-        return finding(Health::Good, "a system daemon is running and is used".to_owned(), None);
+        return good("a system daemon is running and is used");
     }
     match setting.daemon(false) {
         Ok(_) => {
             // Perhaps in another runtime directory than this caller's.
             let socket = Client::connect_to(&setting.user)
                 .map_or_else(|_| setting.user.socket(), |(_, socket)| socket);
-            finding(Health::Good, format!("running, at {}", socket.display()), None)
+            good(&format!("running, at {}", socket.display()))
         }
         Err(missed) => match missed.remedy() {
-            Some(remedy) => finding(Health::Broken, missed.to_string(), Some(remedy)),
-            None => finding(Health::Good, "not running; the first `met run` starts one".to_owned(), None),
+            Some(remedy) => Finding::new("daemon", Health::Broken, missed.to_string()).remedied_by(remedy),
+            None => good("not running; the first `met run` starts one"),
         },
     }
 }
 
-/// Jobs of resource managers, as the daemon that looks for them tells it.
-pub(super) fn found_jobs(setting: &Setting) -> Finding {
+/// Jobs of resource managers, as reported by the daemon that discovers them.
+pub(super) fn found_jobs(status: Option<&Status>) -> Finding {
     let what = "found jobs";
-    let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
-    let status = client.and_then(|mut client| match client.call(&Request::Status) {
-        Ok(Reply::Status(status)) => status.discovery,
-        _ => None,
-    });
-    let Some(status) = status else {
-        return Finding {
-            what,
-            health: Health::Less,
-            detail: "no daemon discovers jobs of resource managers and containers".to_owned(),
-            remedy: Some("sudo met daemon    (with jobs.discover: auto or true)".to_owned()),
-        };
+    let Some(status) = status.and_then(|status| status.discovery.as_ref()) else {
+        let detail = "no daemon discovers jobs of resource managers and containers";
+        return Finding::new(what, Health::Less, detail)
+            .remedied_by("sudo met daemon    (with jobs.discover: auto or true)");
     };
     let counts: Vec<String> =
         status.jobs.iter().map(|(manager, count)| format!("{count} of {manager}")).collect();
@@ -63,7 +55,7 @@ pub(super) fn found_jobs(setting: &Setting) -> Finding {
         ),
         (None, _) => (Health::Less, String::new(), None),
     };
-    trouble += &left_out(&status);
+    trouble += &left_out(status);
     if status.unseen_directories > 0 || status.unseen_cpu_ns > 0 {
         health = Health::Less;
         trouble += &format!(
@@ -79,7 +71,8 @@ pub(super) fn found_jobs(setting: &Setting) -> Finding {
         health = Health::Less;
         trouble += &format!("; events of jobs on cgroup v1 are not counted: {why}");
     }
-    Finding { what, health, detail: format!("{jobs}; {} watches{trouble}", status.watches), remedy }
+    let detail = format!("{jobs}; {} watches{trouble}", status.watches);
+    Finding { remedy, ..Finding::new(what, health, detail) }
 }
 
 /// Where there are more cgroups than are followed.
@@ -97,19 +90,14 @@ fn left_out(status: &DiscoveryStatus) -> String {
     format!("; {} cgroups above the limit are not watched{places}", status.left_out)
 }
 
-/// The page for Prometheus: whether it is asked for, whether its file is in order, whether somebody answers.
+/// The HTTP listener: whether it is configured, whether `web_config` is valid, whether the address accepts connections.
 pub(super) fn listener(setting: &Setting) -> Finding {
     const WAIT: Duration = Duration::from_secs(1);
     let http = &setting.config.http;
-    let finding = |health: Health, detail: String, remedy: Option<&str>| Finding {
-        what: "http",
-        health,
-        detail,
-        remedy: remedy.map(str::to_owned),
-    };
+    let finding = |health: Health, detail: &str| Finding::new("http", health, detail);
     let Some(address) = http.listen.first() else {
-        let remedy = "http: {listen: 127.0.0.1:9317}    (in met.yaml)";
-        return finding(Health::Good, "not listening (http.listen is unset)".to_owned(), Some(remedy));
+        return finding(Health::Good, "not listening (http.listen is unset)")
+            .remedied_by("http: {listen: 127.0.0.1:9317}    (in met.yaml)");
     };
     let web = http.web_config.as_deref().map(met_web::listener::WebConfig::load).transpose();
     let web = match web {
@@ -120,48 +108,36 @@ pub(super) fn listener(setting: &Setting) -> Finding {
         {
             None
         }
-        Err(error) => return finding(Health::Broken, error.to_string(), None),
+        Err(error) => return finding(Health::Broken, &error.to_string()),
     };
     let found = address.resolve().unwrap_or_default();
     let answers = found.iter().any(|found| std::net::TcpStream::connect_timeout(found, WAIT).is_ok());
     if !answers {
-        let detail = format!("no process listens on {address}");
-        return finding(
-            Health::Broken,
-            detail,
-            Some("met daemon    (restart a running one to apply a new address)"),
-        );
+        return finding(Health::Broken, &format!("no process listens on {address}"))
+            .remedied_by("met daemon    (restart a running one to apply a new address)");
     }
     let Some(web) = web else {
         let detail = format!("/metrics on {address}; its web_config is readable by the daemon only");
-        return finding(Health::Good, detail, None);
+        return finding(Health::Good, &detail);
     };
     let how = if web.has_tls() { "TLS" } else { "no encryption" };
     let who = match web.knows_clients() {
         true => "user and job names require authentication",
         false => "user and job names are omitted, because there is no authentication",
     };
-    finding(Health::Good, format!("/metrics on {address}, {how}; {who}"), None)
+    finding(Health::Good, &format!("/metrics on {address}, {how}; {who}"))
 }
 
-/// What the system daemon hears of the schedulers; without one, which of them could be asked.
+/// The schedulers that daemons query; without a daemon, those that could be queried.
 pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
-    let finding = |health, detail: String, remedy: Option<String>| Finding {
-        what: "scheduler",
-        health,
-        detail,
-        remedy,
-    };
-    let mut asked: Vec<SchedulerStatus> = Vec::new();
+    let finding = |health, detail| Finding::new("scheduler", health, detail);
     let system = setting.system_daemon();
     let runs = system.is_some();
-    for mut client in system.into_iter().chain(setting.user_daemon().ok()) {
-        if let Ok(Reply::Status(status)) = client.call(&Request::Status) {
-            asked.extend(status.schedulers);
-        }
-    }
-    if !asked.is_empty() {
-        return asked.iter().map(|status| finding(health_of(status), heard_of(status), None)).collect();
+    let daemons = [super::status_of(system), super::status_of(setting.user_daemon().ok())];
+    let queried: Vec<SchedulerStatus> =
+        daemons.into_iter().flatten().flat_map(|status| status.schedulers).collect();
+    if !queried.is_empty() {
+        return queried.iter().map(|status| finding(health_of(status), scheduler_words(status))).collect();
     }
     let there = daemon::schedulers::wanted(&setting.config.schedulers, true);
     if there.is_empty() {
@@ -175,18 +151,16 @@ pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
             }
             off => format!("switched off: {}; jobs have measured figures only", off.join(", ")),
         };
-        return vec![finding(Health::Good, detail, None)];
+        return vec![finding(Health::Good, detail)];
     }
     let found = |(scheduler, installed): &(Scheduler, bool)| {
         let (manager, query) = scheduler.row();
         match installed {
-            false => {
-                finding(Health::Broken, format!("{}: {} is not installed", manager.name, query.program), None)
-            }
-            true if runs => finding(Health::Less, format!("{} is not queried", manager.name), None),
+            false => finding(Health::Broken, format!("{}: {} is not installed", manager.name, query.program)),
+            true if runs => finding(Health::Less, format!("{} is not queried", manager.name)),
             true => {
                 let detail = format!("{} found; only a system daemon queries it", manager.name);
-                finding(Health::Less, detail, Some("sudo met daemon".to_owned()))
+                finding(Health::Less, detail).remedied_by("sudo met daemon")
             }
         }
     };
@@ -202,7 +176,7 @@ fn health_of(status: &SchedulerStatus) -> Health {
 }
 
 /// When it last answered, and what went wrong since.
-pub fn heard_of(status: &SchedulerStatus) -> String {
+pub fn scheduler_words(status: &SchedulerStatus) -> String {
     let ago = status.answered_ns.map(|answered_ns| (jobs::now_ns() - answered_ns).max(0) / 1_000_000_000);
     let mut text = match ago {
         Some(ago) => format!("{} answered {ago} s ago", status.manager),
@@ -220,16 +194,10 @@ pub fn heard_of(status: &SchedulerStatus) -> String {
 }
 
 /// The server that a daemon sends to, and its other sinks.
-pub(super) fn sinks(setting: &Setting) -> Vec<Finding> {
-    let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
-    let status = client.map(|mut client| client.call(&Request::Status));
-    let Some(Ok(Reply::Status(status))) = status else { return Vec::new() };
-    let server = status.forward.map(|forward| Finding {
-        what: "server",
-        health: health_of_sending(&forward),
-        detail: sent_to(&forward),
-        remedy: None,
-    });
+pub(super) fn sinks(status: Option<&Status>) -> Vec<Finding> {
+    let Some(status) = status else { return Vec::new() };
+    let of_server = |forward| Finding::new("server", health_of_sending(forward), sent_to(forward));
+    let server = status.forward.as_ref().map(of_server);
     let others = status.sinks.iter().filter(|sink| sink.name != forward::SPEC.name);
     server.into_iter().chain(others.map(|sink| of_sink("sink", sink))).collect()
 }
@@ -240,7 +208,7 @@ pub(super) fn of_sink(what: &'static str, sink: &bus::Status) -> Finding {
         bus::State::Running if sink.dropped == 0 => Health::Good,
         bus::State::Running | bus::State::Retrying => Health::Less,
     };
-    Finding { what, health, detail: sink_words(sink), remedy: None }
+    Finding::new(what, health, sink_words(sink))
 }
 
 /// What a sink has taken, and what not.
@@ -311,7 +279,7 @@ mod tests {
         assert_eq!(left_out(&status), "; 7 cgroups above the limit are not watched in /cg/a");
         status.crowded = (0..5).map(|place| place.to_string().into()).collect();
         assert_eq!(left_out(&status), "; 7 cgroups above the limit are not watched in 0, 1, 2, 2 more");
-        // A daemon of an earlier version does not tell where.
+        // A daemon of an earlier version does not report where.
         status.crowded.clear();
         assert_eq!(left_out(&status), "; 7 cgroups above the limit are not watched");
     }

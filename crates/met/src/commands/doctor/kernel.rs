@@ -20,7 +20,7 @@ pub(super) fn cgroups(setting: &Setting) -> Finding {
         }
     };
     let remedy = (kind == Kind::None).then(|| "mount -t cgroup2 none /sys/fs/cgroup".to_owned());
-    Finding { what: "cgroups", health, detail: detail.to_owned(), remedy }
+    Finding { remedy, ..Finding::new("cgroups", health, detail) }
 }
 
 /// Tried for real: whether it works depends on who asks from where.
@@ -49,53 +49,35 @@ pub(super) fn job_cgroup(setting: &Setting) -> Finding {
     };
     let remedy =
         (health == Health::Less && !counts_cpu).then(|| "sudo met daemon    (serves all users)".to_owned());
-    Finding { what: "job cgroup", health, detail: detail.to_owned(), remedy }
+    Finding { remedy, ..Finding::new("job cgroup", health, detail) }
 }
 
 pub(super) fn perf() -> Finding {
+    let finding = |health, detail: &str| Finding::new("task clock", health, detail);
     if perf_allowed() {
-        let detail = "CPU of every descendant, also where there is no cgroup";
-        return Finding { what: "task clock", health: Health::Good, detail: detail.to_owned(), remedy: None };
+        return finding(Health::Good, "CPU of every descendant, also where there is no cgroup");
     }
-    Finding {
-        what: "task clock",
-        health: Health::Less,
-        detail: "perf events are not allowed: without a cgroup, CPU of unreaped children is missed"
-            .to_owned(),
-        remedy: Some("sudo sysctl kernel.perf_event_paranoid=2".to_owned()),
-    }
+    let detail = "perf events are not allowed: without a cgroup, CPU of unreaped children is missed";
+    finding(Health::Less, detail).remedied_by("sudo sysctl kernel.perf_event_paranoid=2")
 }
 
 pub(super) fn pressure() -> Finding {
+    let finding = |health, detail: &str| Finding::new("pressure", health, detail);
     if Path::new("/proc/pressure/cpu").exists() {
-        return Finding {
-            what: "pressure",
-            health: Health::Good,
-            detail: "time lost waiting for CPU, memory and I/O".to_owned(),
-            remedy: None,
-        };
+        return finding(Health::Good, "time lost waiting for CPU, memory and I/O");
     }
-    Finding {
-        what: "pressure",
-        health: Health::Denied,
-        detail: "the kernel does not account pressure".to_owned(),
-        remedy: Some("boot with psi=1 on the kernel command line".to_owned()),
-    }
+    finding(Health::Denied, "the kernel does not account pressure")
+        .remedied_by("boot with psi=1 on the kernel command line")
 }
 
 pub(super) fn open_files() -> Finding {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
-    let enough = limit.is_none_or(|limit| limit >= 8192);
-    Finding {
-        what: "open files",
-        health: if enough { Health::Good } else { Health::Less },
-        detail: match limit {
-            None => "unlimited".to_owned(),
-            Some(limit) => format!(
-                "at most {limit}; a quarter of it for files kept open, above that they are reopened for each reading"
-            ),
-        },
-        remedy: (!enough)
-            .then(|| "ulimit -Hn 65536    (as root, or in /etc/security/limits.conf)".to_owned()),
+    let detail = limit.map_or("unlimited".to_owned(), |limit| {
+        format!("at most {limit}; a quarter of it for files kept open, above that they are reopened for each reading")
+    });
+    match limit.is_none_or(|limit| limit >= 8192) {
+        true => Finding::new("open files", Health::Good, detail),
+        false => Finding::new("open files", Health::Less, detail)
+            .remedied_by("ulimit -Hn 65536    (as root, or in /etc/security/limits.conf)"),
     }
 }

@@ -6,22 +6,19 @@ use met_core::energy::Balance;
 use super::{Finding, Health};
 use crate::view;
 use met_core::units;
-use met_query::protocol::{Reply, Request};
-use met_query::setting::Setting;
+use met_query::protocol::Status;
 
 /// Of a running daemon that has closed a window.
-pub(super) fn ledger(setting: &Setting) -> Option<Finding> {
-    let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
-    let Ok(Reply::Status(status)) = client?.call(&Request::Status) else { return None };
-    Some(finding(&status.ledger?, &view::local_zone()))
+pub(super) fn ledger(status: Option<&Status>) -> Option<Finding> {
+    Some(finding(status?.ledger.as_ref()?, &view::local_zone()))
 }
 
 fn finding(balance: &Balance, zone: &TimeZone) -> Finding {
-    let (health, remedy) = match balance.off_uj() {
-        0 => (Health::Good, None),
-        _ => (Health::Broken, Some("met daemon --stop    (a new daemon begins a new ledger)".to_owned())),
-    };
-    Finding { what: "ledger", health, detail: words(balance, zone), remedy }
+    let finding = |health| Finding::new("ledger", health, words(balance, zone));
+    match balance.off_uj() {
+        0 => finding(Health::Good),
+        _ => finding(Health::Broken).remedied_by("met daemon --stop    (a new daemon begins a new ledger)"),
+    }
 }
 
 /// What was counted, and whether all of it is booked.

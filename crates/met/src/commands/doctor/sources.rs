@@ -14,16 +14,16 @@ use met_agent::node_energy;
 use met_agent::sampler::{self, METERS, Sampler};
 use met_core::units;
 use met_query::jobs;
-use met_query::protocol::{Reply, Request, Status};
+use met_query::protocol::Status;
 use met_query::setting::Setting;
 
 /// A driver without its daemon takes seconds to wake a card up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
-    let told = DaemonReport::by_daemon(setting);
-    // What keeps the daemon would keep us.
-    let left_out = told.left_out.clone();
+pub(super) fn sources(setting: &Setting, status: Option<&Status>) -> Vec<Finding> {
+    let report = status.map(DaemonReport::of).unwrap_or_default();
+    // A source that blocks the daemon would block us, too.
+    let left_out = report.left_out.clone();
     let options = Options { node: true, left_out, ..sampler::options(&setting.config, PATIENCE) };
     let mut runner = Runner::open(&setting.host, &options);
     runner.read(&Targets::default(), &TickInfo { slow: true, cgroups_only: false });
@@ -33,17 +33,17 @@ pub(super) fn sources(setting: &Setting) -> Vec<Finding> {
         let of_source = |(name, _): &&(&'static str, Shortfall)| *name == spec.name;
         if let Some((_, shortfall)) = shortfalls.iter().find(of_source) {
             let (detail, remedy) = (shortfall.detail.clone(), shortfall.remedy.clone());
-            return Finding { what: spec.name, health: Health::Less, detail, remedy };
+            return Finding { remedy, ..Finding::new(spec.name, Health::Less, detail) };
         }
         let reason = runner.unavailable().iter().find(|(missing, _)| missing.name == spec.name);
-        if let Some(unparsed) = told.unparsed(spec).or_else(|| unparsed_by(&runner, spec)) {
+        if let Some(unparsed) = report.unparsed(spec).or_else(|| unparsed_by(&runner, spec)) {
             return unparsed_finding(spec, &unparsed);
         }
         let error = errors.iter().find(|error| error.source == spec.name);
         match (reason, error) {
-            (Some((_, reason)), _) => unavailable(spec, reason, &told),
+            (Some((_, reason)), _) => unavailable(spec, reason, &report),
             (None, Some(error)) => failed(spec, &error.message, is_read(&runner, spec)),
-            (None, None) => told.finding(spec),
+            (None, None) => report.finding(spec),
         }
     };
     SOURCES.iter().map(finding).collect()
@@ -55,14 +55,13 @@ fn unparsed_by(runner: &Runner, spec: &SourceSpec) -> Option<Unparsed> {
 
 /// The kernel prints something else than this program expects.
 fn unparsed_finding(spec: &SourceSpec, unparsed: &Unparsed) -> Finding {
-    let detail = format!("{}, but {unparsed}", spec.help);
-    Finding { what: spec.name, health: Health::Less, detail, remedy: None }
+    Finding::new(spec.name, Health::Less, format!("{}, but {unparsed}", spec.help))
 }
 
 /// Whether anything was read of a source, whatever else went wrong.
 fn is_read(runner: &Runner, spec: &SourceSpec) -> bool {
     let is_its = |batch: &Batch| spec.tables.iter().any(|table| std::ptr::eq(*table, batch.table));
-    // Two sources fill the tables of cards, and the maker tells which it was.
+    // Two sources fill the GPU tables; the vendor says which it was.
     let is_its_card = |labels: &[Vec<String>], part: u32| {
         let maker = labels.get(part as usize).map(|labels| labels[card::label::VENDOR].as_str());
         maker.is_some_and(|maker| (maker == "nvidia") == (spec.name == "nvidia"))
@@ -83,24 +82,23 @@ fn failed(spec: &SourceSpec, message: &str, is_read: bool) -> Finding {
     let remedy = is_of_a_card.then(|| {
         "sudo nvidia-smi --gpu-reset -i NUMBER    (while the GPU is not in use; otherwise reboot)".to_owned()
     });
-    Finding { what: spec.name, health, detail: format!("{}, but: {message}", spec.help), remedy }
+    Finding { remedy, ..Finding::new(spec.name, health, format!("{}, but: {message}", spec.help)) }
 }
 
 /// A source that this machine does not have, or does not show.
-fn unavailable(spec: &SourceSpec, reason: &Unavailable, told: &DaemonReport) -> Finding {
-    let (health, detail, remedy) = match reason {
-        Unavailable::Absent(why) if why.contains(met_sources::NO_ANSWER) => {
-            (Health::Broken, why.clone(), None)
-        }
-        Unavailable::Absent(why) => (Health::Absent, why.clone(), None),
+fn unavailable(spec: &SourceSpec, reason: &Unavailable, report: &DaemonReport) -> Finding {
+    let finding = |health, detail: &str| Finding::new(spec.name, health, detail);
+    match reason {
+        Unavailable::Absent(why) if why.contains(met_sources::NO_ANSWER) => finding(Health::Broken, why),
+        Unavailable::Absent(why) => finding(Health::Absent, why),
         Unavailable::Denied { path, need } => {
-            (Health::Denied, format!("no permission to read {path}"), Some((*need).to_owned()))
+            finding(Health::Denied, &format!("no permission to read {path}")).remedied_by(*need)
         }
-        Unavailable::Hangs => {
-            (Health::Broken, format!("{}, but: {reason}", spec.help), told.try_again.clone())
-        }
-    };
-    Finding { what: spec.name, health, detail, remedy }
+        Unavailable::Hangs => Finding {
+            remedy: report.try_again.clone(),
+            ..finding(Health::Broken, &format!("{}, but: {reason}", spec.help))
+        },
+    }
 }
 
 /// What the daemon that runs says of its sources.
@@ -109,21 +107,13 @@ struct DaemonReport {
     /// What went wrong last in each of them.
     errors: Vec<(String, String)>,
     unparsed: Vec<(String, Unparsed)>,
-    /// Those that it does not read any more, because that kept it.
+    /// Those that it no longer reads, because they blocked it.
     left_out: Vec<&'static str>,
     /// The command that makes it try these again.
     try_again: Option<String>,
 }
 
 impl DaemonReport {
-    fn by_daemon(setting: &Setting) -> DaemonReport {
-        let daemon = setting.system_daemon().or_else(|| setting.user_daemon().ok());
-        match daemon.and_then(|mut client| client.call(&Request::Status).ok()) {
-            Some(Reply::Status(status)) => DaemonReport::of(&status),
-            _ => DaemonReport::default(),
-        }
-    }
-
     fn unparsed(&self, spec: &SourceSpec) -> Option<Unparsed> {
         self.unparsed.iter().find(|(name, _)| name == spec.name).map(|(_, unparsed)| unparsed.clone())
     }
@@ -131,11 +121,12 @@ impl DaemonReport {
     /// Of a source that we could read ourselves.
     fn finding(&self, spec: &SourceSpec) -> Finding {
         let error = self.errors.iter().find(|(name, _)| name == spec.name);
-        let (health, detail) = match error {
-            Some((_, error)) => (Health::Less, format!("{}; the daemon reports: {error}", spec.help)),
-            None => (Health::Good, spec.help.to_owned()),
-        };
-        Finding { what: spec.name, health, detail, remedy: None }
+        match error {
+            Some((_, error)) => {
+                Finding::new(spec.name, Health::Less, format!("{}; the daemon reports: {error}", spec.help))
+            }
+            None => Finding::new(spec.name, Health::Good, spec.help),
+        }
     }
 
     fn of(status: &Status) -> DaemonReport {
@@ -157,8 +148,8 @@ impl DaemonReport {
 }
 
 /// What jobs are charged energy by: a meter, or an estimate and what would give a meter.
-pub(super) fn energy(setting: &Setting) -> Vec<Finding> {
-    let left_out = DaemonReport::by_daemon(setting).left_out;
+pub(super) fn energy(setting: &Setting, status: Option<&Status>) -> Vec<Finding> {
+    let left_out = status.map(DaemonReport::of).unwrap_or_default().left_out;
     let only = Some(METERS);
     let options = Options { node: true, only, left_out, ..sampler::options(&setting.config, PATIENCE) };
     let mut sampler = Sampler::with(setting.host.clone(), Duration::from_secs(1), &setting.config, &options);
@@ -166,45 +157,38 @@ pub(super) fn energy(setting: &Setting) -> Vec<Finding> {
     let meters = sampler.energy().meters();
     if !meters.is_empty() {
         let detail = format!("job energy is derived from {}", meters.join(", "));
-        let measured = Finding { what: "energy", health: Health::Good, detail, remedy: None };
-        return vec![measured, idle_power(setting)];
+        return vec![Finding::new("energy", Health::Good, detail), idle_power(setting, status)];
     }
     let denied = sampler.unavailable().iter().find_map(|(spec, reason)| match reason {
         Unavailable::Denied { path, .. } if spec.name == "rapl" => Some(path),
         _ => None,
     });
     let remedy = match denied {
-        Some(_) => "sudo chmod a+r /sys/class/powercap/*/energy_uj".to_owned(),
+        Some(_) => "sudo chmod a+r /sys/class/powercap/*/energy_uj",
         None if node_energy::machine(&setting.host).1 => {
             "a virtual machine has no meter: name its host's controller in met.yaml, sources.redfish.url"
-                .to_owned()
         }
-        None => "sudo modprobe intel_rapl_msr; sudo modprobe -a ipmi_si ipmi_devintf".to_owned(),
+        None => "sudo modprobe intel_rapl_msr; sudo modprobe -a ipmi_si ipmi_devintf",
     };
     let detail = format!("no meter: estimated from load, {} and memory", sampler.energy().estimated_by());
-    vec![Finding { what: "energy", health: Health::Less, detail, remedy: Some(remedy) }]
+    vec![Finding::new("energy", Health::Less, detail).remedied_by(remedy)]
 }
 
-/// What of it is nobody's doing: configured, learned, or not known yet.
-fn idle_power(setting: &Setting) -> Finding {
-    let client = setting.system_daemon().or_else(|| setting.user_daemon().ok());
-    let told = client.and_then(|mut client| match client.call(&Request::Status) {
-        Ok(Reply::Status(status)) => Some(status.idle),
-        _ => None,
-    });
-    let learned = told.filter(|told| !told.is_empty()).unwrap_or_else(|| idle_power::known(setting));
+/// Idle power: configured, learned, or not known yet.
+fn idle_power(setting: &Setting, status: Option<&Status>) -> Finding {
+    let reported = status.map(|status| status.idle.clone()).filter(|idle| !idle.is_empty());
+    let learned = reported.unwrap_or_else(|| idle_power::known(setting));
     idle_finding(setting.config.energy.idle_watts, &learned, jobs::now_ns())
 }
 
 fn idle_finding(configured_watts: Option<f64>, learned: &[LearnedIdle], now_ns: i64) -> Finding {
-    let finding = |health, detail, remedy| Finding { what: "idle power", health, detail, remedy };
+    let finding = |health, detail| Finding::new("idle power", health, detail);
     if let Some(watts) = configured_watts {
-        return finding(Health::Good, format!("{}, configured", units::watts(watts)), None);
+        return finding(Health::Good, format!("{}, configured", units::watts(watts)));
     }
     if learned.is_empty() {
         let detail = "unknown, so it is estimated; a daemon learns it while no job runs".to_owned();
-        let remedy = "energy: {idle_power: WATTS}    (in met.yaml)".to_owned();
-        return finding(Health::Less, detail, Some(remedy));
+        return finding(Health::Less, detail).remedied_by("energy: {idle_power: WATTS}    (in met.yaml)");
     }
     let words = |learned: &LearnedIdle| {
         let how = match learned.how {
@@ -214,7 +198,7 @@ fn idle_finding(configured_watts: Option<f64>, learned: &[LearnedIdle], now_ns: 
         let ago = units::duration((now_ns - learned.at_ns).max(0) as f64 / 1e9);
         format!("{} by {}, {how} {ago} ago", units::watts(learned.total_mw() as f64 / 1e3), learned.meters)
     };
-    finding(Health::Good, learned.iter().map(words).collect::<Vec<_>>().join("; "), None)
+    finding(Health::Good, learned.iter().map(words).collect::<Vec<_>>().join("; "))
 }
 
 #[cfg(test)]
@@ -245,15 +229,15 @@ mod tests {
             forward: None,
             sinks: Vec::new(),
         };
-        let told = DaemonReport::of(&status(true));
-        assert_eq!(told.left_out, ["rapl"]);
+        let report = DaemonReport::of(&status(true));
+        assert_eq!(report.left_out, ["rapl"]);
         let of = |name: &str| *SOURCES.iter().find(|spec| spec.name == name).unwrap();
-        let rapl = unavailable(of("rapl"), &Unavailable::Hangs, &told);
+        let rapl = unavailable(of("rapl"), &Unavailable::Hangs, &report);
         assert_eq!((rapl.health.name(), rapl.health.cause()), ("no", Some("broken")));
         assert!(rapl.detail.ends_with("reading it did not return; source disabled"), "{}", rapl.detail);
         assert!(rapl.remedy.unwrap().starts_with("sudo kill -HUP 7 "));
         assert!(DaemonReport::of(&status(false)).try_again.unwrap().starts_with("kill -HUP 7 "));
-        assert!(told.finding(of("drm")).detail.ends_with("the daemon reports: no card"));
+        assert!(report.finding(of("drm")).detail.ends_with("the daemon reports: no card"));
     }
 
     #[test]

@@ -9,13 +9,10 @@ use met_store::Reader;
 use super::{Finding, Health};
 use met_core::units;
 use met_host::trusted;
-use met_query::protocol::{Reply, Request};
 use met_query::setting::Setting;
 
 pub(super) fn store(setting: &Setting) -> Finding {
-    let asked = setting.system_daemon().and_then(|mut daemon| daemon.call(&Request::Status).ok());
-    let system =
-        asked.and_then(|reply| if let Reply::Status(status) = reply { Some(status.state) } else { None });
+    let system = super::status_of(setting.system_daemon()).map(|status| status.state);
     let root = rustix::process::geteuid().is_root();
     let finding = looked_at(&setting.user.state, system.as_deref(), root);
     // The machine's is for root to read.
@@ -26,6 +23,10 @@ pub(super) fn store(setting: &Setting) -> Finding {
     }
 }
 
+fn of_store(health: Health, detail: String) -> Finding {
+    Finding::new("store", health, detail)
+}
+
 /// Problems that are named; there may be one for every record.
 const PROBLEMS_SHOWN: usize = 3;
 
@@ -33,32 +34,24 @@ const PROBLEMS_SHOWN: usize = 3;
 fn damaged(state: &Path) -> Option<Finding> {
     let checked = match met_store::check(state) {
         Ok(checked) => checked?,
-        Err(error) => {
-            let detail = format!("not checked: {error}");
-            return Some(Finding { what: "store", health: Health::Less, detail, remedy: None });
-        }
+        Err(error) => return Some(of_store(Health::Less, format!("not checked: {error}"))),
     };
     if !checked.problems.is_empty() {
         let shown = checked.problems.iter().take(PROBLEMS_SHOWN).cloned().collect::<Vec<_>>().join("; ");
         let more = checked.problems.len().saturating_sub(PROBLEMS_SHOWN);
         let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-        return Some(Finding {
-            what: "store",
-            health: Health::Broken,
-            detail: format!("{} is damaged: {shown}{more}", state.join("store.db").display()),
-            remedy: Some(
-                "restart the daemon, or run `met daemon --user` if none is running: readable jobs are copied to a \
-                 new store, and the damaged file is kept"
-                    .to_owned(),
-            ),
-        });
+        let detail = format!("{} is damaged: {shown}{more}", state.join("store.db").display());
+        return Some(of_store(Health::Broken, detail).remedied_by(
+            "restart the daemon, or run `met daemon --user` if none is running: readable jobs are copied to a new \
+             store, and the damaged file is kept",
+        ));
     }
     let salvage = Reader::open_checked(state).ok()?.last_salvage()?;
     let remedy = format!("rm {}*    (when it is no longer needed)", salvage.aside.display());
-    Some(Finding { what: "store", health: Health::Less, detail: salvage.sentence(), remedy: Some(remedy) })
+    Some(of_store(Health::Less, salvage.sentence()).remedied_by(remedy))
 }
 
-/// `system`: where the daemon of the machine keeps jobs, the caller's included. In his own folder they only wait for it.
+/// `system`: the store of the system daemon, which also has the caller's jobs. The caller's own folder only holds those not imported yet.
 fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
     let own = "export XDG_STATE_HOME=DIR    (a folder you own)";
     let machines = "system: {state: DIR}    (in met.yaml)";
@@ -66,12 +59,8 @@ fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
     let tried = [(Some(user), own), (system.filter(|_| root), machines)];
     for (folder, remedy) in tried.into_iter().filter_map(|(folder, remedy)| Some((folder?, remedy))) {
         if let Some(why) = unwritable(folder) {
-            return Finding {
-                what: "store",
-                health: Health::Broken,
-                detail: format!("{} cannot be written ({why}): jobs are not recorded", folder.display()),
-                remedy: Some(remedy.to_owned()),
-            };
+            let detail = format!("{} cannot be written ({why}): jobs are not recorded", folder.display());
+            return of_store(Health::Broken, detail).remedied_by(remedy);
         }
     }
     let (state, remedy) = system.map_or((user, own), |system| (system, machines));
@@ -80,13 +69,12 @@ fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
         None => state.display().to_string(),
     };
     match met_store::is_network(state) {
-        true => Finding {
-            what: "store",
-            health: Health::Less,
-            detail: format!("{of}, is on a network file system: one process at a time reads it"),
-            remedy: Some(remedy.replace("a folder you own", "a folder you own on a local disk")),
-        },
-        false => Finding { what: "store", health: Health::Good, detail: of, remedy: None },
+        true => {
+            let detail = format!("{of}, is on a network file system: one process at a time reads it");
+            let local = remedy.replace("a folder you own", "a folder you own on a local disk");
+            of_store(Health::Less, detail).remedied_by(local)
+        }
+        false => of_store(Health::Good, of),
     }
 }
 
@@ -95,7 +83,7 @@ pub(super) fn served(setting: &Setting) -> Option<Finding> {
     let state = crate::server::state(setting);
     let bytes = met_store::cluster::bytes_in(&state)?;
     let detail = format!("{} of data from nodes in {}", units::bytes(bytes as f64), state.display());
-    Some(Finding { what: "cluster", health: Health::Good, detail, remedy: None })
+    Some(Finding::new("cluster", Health::Good, detail))
 }
 
 /// The sinks of a server on this machine, as it last described them.
@@ -117,9 +105,9 @@ pub(super) fn sinks_of_server(setting: &Setting) -> Vec<Finding> {
 
 /// The servers that `store` in the configuration names, asked for real.
 pub(super) fn servers_of_store(setting: &Setting) -> Vec<Finding> {
-    let finding = |(what, told): (&'static str, Result<String, met_store::StoreError>)| {
-        let health = if told.is_ok() { Health::Good } else { Health::Broken };
-        Finding { what, health, detail: told.unwrap_or_else(|error| error.to_string()), remedy: None }
+    let finding = |(what, probed): (&'static str, Result<String, met_store::StoreError>)| {
+        let health = if probed.is_ok() { Health::Good } else { Health::Broken };
+        Finding::new(what, health, probed.unwrap_or_else(|error| error.to_string()))
     };
     match setting.config.store.backends() {
         Ok(backends) => backends.probe().into_iter().map(finding).collect(),

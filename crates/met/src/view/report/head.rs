@@ -13,7 +13,7 @@ const COMMAND_LINES_MAX: usize = 3;
 
 impl Page<'_> {
     pub(super) fn head(&self, report: &Report) -> Vec<String> {
-        // A job that nobody keeps has no number.
+        // A job that is not stored has no number.
         let id = format!("Job {}", text::escape(&report.id)).trim_end().to_owned();
         let outcome = text::cut(&text::escape(&report.outcome), self.width - 12, self.style.ascii);
         let room = self.width.saturating_sub(text::width(&id) + text::width(&outcome) + 4);

@@ -7,7 +7,7 @@ use super::{LABEL_COLUMNS, Page};
 use crate::view::{Paint, text};
 use met_core::units;
 
-/// What stands beside a meter's bar: `  47%  3.76 of 8 cores, average`.
+/// The text beside a meter's bar: `  47%  3.76 of 8 cores, average`.
 const METER_TEXT_COLUMNS: usize = 37;
 /// Steps and tasks on a terminal; a file gets all of them.
 const PARTS_MAX: usize = 20;

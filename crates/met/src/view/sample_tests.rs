@@ -2,7 +2,7 @@
 
 use super::ps::ProcessLine;
 
-/// A shell with children, one of them with a hostile command line, and one process that nobody owns.
+/// A shell with children, one of them with a hostile command line, and one process without an owner.
 pub fn processes() -> Vec<ProcessLine> {
     let process = |pid, ppid, state, cpu_seconds, cpu_percent, memory_bytes, command: &[&str]| ProcessLine {
         pid,
