@@ -26,6 +26,7 @@ use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
 use met_core::{Batch, MISSING, Subject, rate};
 use met_host::{Host, clock};
+use met_query::live::Live;
 use met_sinks::snapshot::Rows;
 use met_sources::NodeSource;
 
@@ -173,11 +174,6 @@ impl NodeEnergy {
         let by_unix =
             |learned: LearnedIdle| LearnedIdle { at_ns: learned.at_ns.saturating_add(offset_ns), ..learned };
         self.ledger.learned_idle().map(by_unix).collect()
-    }
-
-    /// What is known of idle power, and whether the ledger adds up.
-    pub fn ledger(&self) -> (Vec<LearnedIdle>, Option<Balance>) {
-        (self.learned_idle(), self.balance())
     }
 
     /// Sources were switched on or off: whoever is not read any more is not missing.
@@ -645,8 +641,22 @@ impl NodeEnergy {
         }
     }
 
-    pub fn charged(&self, slot: u32) -> Option<&Charged> {
+    /// Adds the job's energy and emissions so far.
+    pub fn complete(&self, slot: u32, live: &mut Live) {
+        if let Some(job) = self.jobs.get(&slot) {
+            job.charged.put(&mut live.totals);
+            live.emission = job.charged.emission();
+        }
+    }
+
+    #[cfg(test)]
+    fn charged(&self, slot: u32) -> Option<&Charged> {
         self.jobs.get(&slot).map(|job| &job.charged)
+    }
+
+    /// What energy is split by.
+    pub fn weight(&self) -> Weight {
+        self.weight
     }
 }
 

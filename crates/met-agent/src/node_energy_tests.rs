@@ -826,7 +826,7 @@ fn a_machine_without_jobs_is_looked_at_and_its_idle_power_learned() {
     let meters: Vec<&str> = learned.iter().map(|learned| learned.meters.as_str()).collect();
     assert_eq!(meters, ["processors, memory"]);
     assert!(learned[0].idle_mw[0] > 0 && learned[0].idle_mw[1] > 0, "{learned:?}");
-    assert!(sampler.drain_node().is_empty() && !sampler.is_at_work());
+    assert!(sampler.machine.drain().is_empty() && !sampler.is_at_work());
 }
 
 #[test]

@@ -26,10 +26,14 @@ impl Course {
         }
     }
 
-    pub fn clear(&mut self) {
-        self.times_ms.clear();
-        for column in &mut self.columns {
-            column.clear();
+    /// Calls `each` with a copy of every sample.
+    pub fn each_row(&self, mut each: impl FnMut(i64, &mut [i64])) {
+        let mut cells = vec![MISSING; self.columns.len()];
+        for (index, &time_ms) in self.times_ms.iter().enumerate() {
+            for (cell, column) in cells.iter_mut().zip(&self.columns) {
+                *cell = column[index];
+            }
+            each(time_ms, &mut cells);
         }
     }
 
