@@ -18,9 +18,8 @@ use met_core::attribute::JobMap;
 use met_core::cards::Cards;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
-use met_core::energy::ledger::IdleTo;
 use met_core::energy::{
-    Balance, COLUMNS, Closed, EnergyLedger, EnergyWindow, Line, Policy, Scope, Weights, Who,
+    Balance, COLUMNS, Closed, EnergyLedger, EnergyWindow, IdleTo, Line, Policy, Scope, Weights, Who,
 };
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
@@ -164,13 +163,13 @@ impl NodeEnergy {
         let offset_ns = clock::unix_offset_ns();
         for learned in learned {
             let at_ns = learned.at_ns.saturating_sub(offset_ns);
-            self.ledger.recall_idle(LearnedIdle { at_ns, ..learned });
+            self.ledger.resting.recall(LearnedIdle { at_ns, ..learned });
         }
     }
 
     /// Whether it is of any use: what was configured is not learned.
     pub fn learns_idle(&self) -> bool {
-        self.ledger.learns_idle()
+        self.ledger.resting.learns()
     }
 
     /// What is known of idle power: by which meters, how and when it was learned.
@@ -178,12 +177,12 @@ impl NodeEnergy {
         let offset_ns = clock::unix_offset_ns();
         let by_unix =
             |learned: LearnedIdle| LearnedIdle { at_ns: learned.at_ns.saturating_add(offset_ns), ..learned };
-        self.ledger.learned_idle().map(by_unix).collect()
+        self.ledger.resting.learned().map(by_unix).collect()
     }
 
     /// Sources were switched on or off: whoever is not read any more is not missing.
     pub fn forget_meters(&mut self) {
-        self.ledger.forget_meters();
+        self.ledger.meters.forget();
     }
 
     pub fn set_factor(&mut self, factor: Factor) {
@@ -243,7 +242,7 @@ impl NodeEnergy {
         self.weigh_jobs(now_ns, rows, map);
         self.charge_cards(cards);
         let (drawn_mw, limit_mw) = cards.power_mw();
-        self.ledger.rate(limit_mw.saturating_mul(2).saturating_add(RATED_MW), drawn_mw);
+        self.ledger.meters.rate(limit_mw.saturating_mul(2).saturating_add(RATED_MW), drawn_mw);
         let mut has_meter = false;
         let sources: Vec<NodeSource<'_>> = node.collect();
         // Of processors and memory one interface is enough: a second one sees the same energy again.
@@ -261,9 +260,9 @@ impl NodeEnergy {
         if has_meter {
             self.looks.metered_ns = Some(now_ns);
         }
-        if has_meter && self.ledger.lacks_idle() {
+        if has_meter && self.ledger.resting.is_unknown() {
             let estimate = self.estimator.get();
-            self.ledger.assume_idle(estimate.cpu_idle_mw, estimate.memory_mw);
+            self.ledger.resting.assume(estimate.cpu_idle_mw, estimate.memory_mw);
         }
         let closed = self.ledger.close(now_ns);
         self.take(closed);
@@ -303,8 +302,7 @@ impl NodeEnergy {
 
     /// The meters that were read so far.
     pub fn meters(&self) -> Vec<&str> {
-        self.ledger
-            .meters()
+        (self.ledger.meters.names())
             .filter(|(_, kind)| *kind == QualityKind::Measured)
             .map(|(name, _)| name)
             .collect()
@@ -400,7 +398,7 @@ impl NodeEnergy {
         let has_row = |part: u32| batch.rows().any(|(row, _)| row.part == part);
         for (part, labels) in (0..).zip(source.labels).filter(|(part, _)| !has_row(*part)) {
             if let Some((name, scope)) = meter_of(source.name, part, labels, has_rapl) {
-                self.ledger.meter(&name, scope, QualityKind::Measured, patience_ns);
+                self.ledger.meters.meter(&name, scope, QualityKind::Measured, patience_ns);
             }
         }
         for (row, cells) in batch.rows() {
@@ -415,16 +413,16 @@ impl NodeEnergy {
             let drawn = known(power).filter(|&index| cells[index] > 0 || !of_node);
             let meter = match (counter, drawn) {
                 (None, None) => continue,
-                _ => self.ledger.meter(&name, scope, QualityKind::Measured, patience_ns),
+                _ => self.ledger.meters.meter(&name, scope, QualityKind::Measured, patience_ns),
             };
             any = true;
             match (counter, drawn) {
-                (Some(index), None) => self.ledger.read_counter(meter, at_ns, cells[index]),
+                (Some(index), None) => self.ledger.meters.read_counter(meter, at_ns, cells[index]),
                 (Some(index), Some(power)) => {
-                    self.ledger.read_both(meter, at_ns, cells[index], milliwatts(batch, power, cells))
+                    self.ledger.meters.read_both(meter, at_ns, cells[index], milliwatts(batch, power, cells))
                 }
                 (None, Some(index)) => {
-                    self.ledger.read_power(meter, at_ns, milliwatts(batch, index, cells));
+                    self.ledger.meters.read_power(meter, at_ns, milliwatts(batch, index, cells));
                 }
                 (None, None) => {}
             }
@@ -456,19 +454,19 @@ impl NodeEnergy {
     /// Where no meter is read, what the machine probably used since the last look.
     fn estimate_energy(&mut self, at_ns: i64, is_metered: bool, load: Option<(u64, u64, u64)>) {
         if is_metered {
-            self.ledger.know_idle(None);
-            self.ledger.forget_estimates();
+            self.ledger.resting.know(None);
+            self.ledger.meters.forget_estimates();
             return;
         }
         if let Some((busy_ns, held_ns, elapsed_ns)) = load {
             self.estimator.add(busy_ns, held_ns, elapsed_ns);
         }
-        self.ledger.know_idle(Some([self.estimator.get().cpu_idle_mw, 0, 0, 0]));
+        self.ledger.resting.know(Some([self.estimator.get().cpu_idle_mw, 0, 0, 0]));
         // Of the length of a few looks: a meter that begins to answer does not have to wait for an estimate.
         let patience_ns = self.looks.interval_ns.saturating_mul(2).max(PATIENCE_MIN_NS);
         for (name, scope, counter_uj) in self.estimator.counters() {
-            let meter = self.ledger.meter(name, scope, QualityKind::Estimated, patience_ns);
-            self.ledger.read_counter(meter, at_ns, counter_uj as i64);
+            let meter = self.ledger.meters.meter(name, scope, QualityKind::Estimated, patience_ns);
+            self.ledger.meters.read_counter(meter, at_ns, counter_uj as i64);
         }
     }
 

@@ -731,8 +731,8 @@ proptest! {
             at_s += 1;
             read_s = at_s;
             counter_uj += shift.grown_uj;
-            let told = if shift.is_idle { Activity::Idle } else { Activity::Active };
-            let own = Claim { told, ..claim(0, shift.guess) };
+            let activity = if shift.is_idle { Activity::Idle } else { Activity::Active };
+            let own = Claim { activity, ..claim(0, shift.guess) };
             let claims = [own, claim(1, shift.told[0]), claim(2, shift.told[1])];
             ledger.look(&Look {
                 pass_ns: Some(read_s * SECOND_NS),

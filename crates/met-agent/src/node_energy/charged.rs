@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use met_core::energy::emission::{self, Factor};
-use met_core::energy::ledger::{CPU, MEMORY, PARTS, REST};
+use met_core::energy::line::{CPU, MEMORY, PARTS, REST};
 use met_core::energy::{Closed, Fault, Line};
 use met_core::job::{Emission, QualityKind, Totals};
 use met_core::job_table as column;
