@@ -291,6 +291,7 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 #[cfg(test)]
+#[path = "tests/fixture.rs"]
 mod fixture;
 #[cfg(test)]
 mod tests {
@@ -303,7 +304,7 @@ mod tests {
         let entries = std::fs::read_dir(here).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let shared =
-            ["lib", "self_cost", "fixture", "fuzz", "background", "command", "parts", "pulse", "sysfs"];
+            ["lib", "self_cost", "tests", "fuzz", "background", "command", "parts", "pulse", "sysfs"];
         for name in names {
             let source = name.trim_end_matches(".rs");
             if shared.contains(&source) {
