@@ -226,17 +226,17 @@ impl Sampling {
 
     /// Jobs that are over and whose energy is known since the last call.
     pub fn settled(&self) -> Vec<(JobKey, Charged)> {
-        self.ask_for(|worker, reply| {
-            let fresh = worker.sampler.take_settled();
-            worker.undelivered.hand_over_settled(fresh, &reply);
-        })
-        .unwrap_or_default()
+        self.settle(Sampler::take_settled)
     }
 
     /// The same for all that are over, by the meters as they are read now.
     pub fn settle_now(&self) -> Vec<(JobKey, Charged)> {
-        self.ask_for(|worker, reply| {
-            let fresh = worker.sampler.settle_now();
+        self.settle(Sampler::settle_now)
+    }
+
+    fn settle(&self, settled: fn(&mut Sampler) -> Vec<(JobKey, Charged)>) -> Vec<(JobKey, Charged)> {
+        self.ask_for(move |worker, reply| {
+            let fresh = settled(&mut worker.sampler);
             worker.undelivered.hand_over_settled(fresh, &reply);
         })
         .unwrap_or_default()

@@ -24,14 +24,9 @@ use met_jobs::processes;
 
 /// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
 pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut channel: Channel) {
-    match Supervision::begin(host, assignment, command, &mut channel).map(|job| job.finish(&mut channel)) {
-        Ok(None) => {}
-        Ok(Some(unreported)) => {
-            drop(channel);
-            unreported.stay();
-        }
-        Err(error) => drop(channel.tell(&Notice::Failed { message: error.to_string() })),
-    }
+    let begun = Supervision::begin(host, assignment, command, &mut channel);
+    let result = begun.map(|job| job.finish(&mut channel));
+    channel.close(result);
 }
 
 struct Supervision {
@@ -369,14 +364,8 @@ impl Supervision {
         true
     }
 
-    /// Makes the end durable, then tells the daemon, then cleans up.
     fn keep(self, record: Record) -> Option<Unreported> {
-        let inbox = self.inbox?;
-        if let Err(error) = inbox.folder.write_end(&record) {
-            let _ = writeln!(io::stderr(), "met: cannot store the end of job {}: {error}", record.key.id);
-        }
-        inbox.folder.give_back_room();
-        Unreported::or_told(self.link, self.signals, inbox.folder, record)
+        self.inbox?.keep_end(record, self.link, self.signals)
     }
 }
 
