@@ -270,7 +270,8 @@ def an_attached_process_is_measured_from_then_on(world, cgroups):
     most = expected * (1 + CPU_SHARE) + user.world.stolen()
     check(expected * (1 - CPU_SHARE) <= cpu <= most, f"CPU since the attachment: {cpu}, truth {expected}")
     totals = record["totals"]
-    parts = totals["cpu_user_seconds"] + totals["cpu_system_seconds"]
+    # To the nanosecond: a sum of two floats may be off by a bit.
+    parts = round(totals["cpu_user_seconds"] + totals["cpu_system_seconds"], 9)
     check(0 < parts <= cpu, f"user and system: {parts}, together: {cpu}")
     check(totals["processes"] >= 1, "no process was seen")
     if kernel() >= (6, 15):

@@ -5,37 +5,38 @@
 //! owed, and what was charged so far is provisional.
 
 mod charged;
+mod estimator;
 mod machine;
 mod used;
 mod weighing;
+mod windows;
 
-use std::cell::OnceCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use met_core::attribute::JobMap;
 use met_core::cards::Cards;
 use met_core::energy::emission::Factor;
-use met_core::energy::estimate::Estimate;
 use met_core::energy::idle::LearnedIdle;
-use met_core::energy::ledger::IdleTo;
 use met_core::energy::{
-    Balance, COLUMNS, Closed, EnergyLedger, EnergyWindow, Line, Policy, Scope, Weights, Who,
+    Balance, COLUMNS, Closed, EnergyLedger, EnergyWindow, IdleTo, Line, Policy, Scope, Weights, Who,
 };
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
 use met_core::{Batch, Kind, MISSING, Subject, Unit, rate};
 use met_host::{Host, clock};
+use met_query::live::Live;
 use met_sinks::snapshot::Rows;
 use met_sources::{NodeSource, node};
 
 use crate::emissions;
 use charged::Tariff;
-use machine::{estimate_of, meter_of};
+use estimator::Estimator;
+use machine::meter_of;
 use met_config::{Config, Energy, Weight};
-use used::Used;
 pub use used::{EMISSION, ENERGY};
 use weighing::{Job, by_counts, memory_weight};
+use windows::Windows;
 
 pub use charged::{CardEnergy, Charged, emission_of};
 pub use machine::machine;
@@ -45,8 +46,6 @@ const PATIENCE_PERIODS: i64 = 3;
 const PATIENCE_MIN_NS: i64 = 2_500_000_000;
 /// A controller may take longer to answer than the time between two questions.
 const PATIENCE_MIN_SLOW_NS: i64 = 15_000_000_000;
-/// The counter of a card is read up to so long apart: what it says more or less than power did is of all that time.
-const CARDS_SPAN_NS: i64 = 20_000_000_000;
 /// The least time without a look that is a gap.
 const GAP_NS: i64 = 60_000_000_000;
 /// A machine without jobs that nobody looked at for so long was not followed.
@@ -57,27 +56,48 @@ const RATED_MW: i64 = 10_000_000;
 pub struct NodeEnergy {
     ledger: EnergyLedger,
     jobs: BTreeMap<u32, Job>,
-    node: Option<NodeSeen>,
-    cpu_count: u64,
-    /// Between ticks; no meter is read more often.
-    interval_ns: i64,
-    host: Host,
-    /// Made when it is needed: a table is searched for it.
-    estimate: OnceCell<Estimate>,
-    estimated_uj: Estimated,
-    /// When a meter was last read.
-    metered_ns: Option<i64>,
+    looks: Looks,
+    estimator: Estimator,
     tariff: Tariff,
     weight: Weight,
     factor: Factor,
-    /// The last windows, the newest last.
-    recent: VecDeque<EnergyWindow>,
+    windows: Windows,
     settled: Vec<(JobKey, Charged)>,
-    used: Used,
-    balance: Balance,
+}
+
+/// When the machine was looked at, and how often it is.
+#[derive(Default)]
+struct Looks {
+    /// Between ticks; no meter is read more often.
+    interval_ns: i64,
     /// When the machine was last looked at, and whether that is for its own sake.
     followed_ns: Option<i64>,
     is_watched: bool,
+    /// When a meter was last read.
+    metered_ns: Option<i64>,
+    weighed: Option<NodeSeen>,
+}
+
+impl Looks {
+    fn patience_ns(&self, period_ns: i64) -> i64 {
+        period_ns.max(self.interval_ns).saturating_mul(PATIENCE_PERIODS)
+    }
+
+    /// Weighings further apart have nothing to do with each other: nothing was read in between.
+    fn gap_ns(&self) -> i64 {
+        self.patience_ns(GAP_NS / PATIENCE_PERIODS)
+    }
+
+    fn is_metered(&self, now_ns: i64) -> bool {
+        self.metered_ns.is_some_and(|metered_ns| now_ns - metered_ns < self.gap_ns())
+    }
+
+    /// Notes how busy the machine was; the weighing before, if it was not long ago.
+    fn weigh(&mut self, at_ns: i64, busy_ns: i64) -> Option<NodeSeen> {
+        let gap_ns = self.gap_ns();
+        let before = self.weighed.replace(NodeSeen { at_ns, busy_ns });
+        before.filter(|before| (1..gap_ns).contains(&(at_ns - before.at_ns)))
+    }
 }
 
 /// The machine when it was last weighed.
@@ -85,13 +105,6 @@ pub struct NodeEnergy {
 struct NodeSeen {
     at_ns: i64,
     busy_ns: i64,
-}
-
-/// What a machine without a meter has probably used, as counters.
-#[derive(Clone, Copy, Default)]
-struct Estimated {
-    cpu_uj: u64,
-    memory_uj: u64,
 }
 
 fn policy(energy: &Energy) -> Policy {
@@ -108,42 +121,34 @@ impl NodeEnergy {
         NodeEnergy {
             ledger: EnergyLedger::new(policy(&config.energy)),
             jobs: BTreeMap::new(),
-            node: None,
-            cpu_count: u64::from(host.facts().cpu_count),
-            interval_ns: ns(interval),
-            host: host.clone(),
-            estimate: OnceCell::new(),
-            estimated_uj: Estimated::default(),
-            metered_ns: None,
+            looks: Looks { interval_ns: ns(interval), ..Looks::default() },
+            estimator: Estimator::new(host),
             tariff: Tariff::of(&config.energy),
             weight: config.energy.weight,
             factor: emissions::fixed(&config.emissions),
-            recent: VecDeque::new(),
+            windows: Windows::default(),
             settled: Vec::new(),
-            used: Used::default(),
-            balance: Balance::default(),
-            followed_ns: None,
-            is_watched: false,
         }
     }
 
     /// The machine is followed for its own sake, with jobs or without.
     pub fn watch(&mut self) {
-        self.is_watched = true;
+        self.looks.is_watched = true;
     }
 
     /// Whether all that meters counted is booked, with times of the unix clock; nothing before the first window.
     pub fn balance(&self) -> Option<Balance> {
-        Some(self.balance.shifted(clock::unix_offset_ns())).filter(|_| self.balance.until_ns != 0)
+        let balance = &self.windows.balance;
+        Some(balance.shifted(clock::unix_offset_ns())).filter(|_| balance.until_ns != 0)
     }
 
     /// What the machine used so far, and the factor that holds.
     pub fn tables(&self) -> [Rows; 2] {
-        [self.used.rows(), used::factor_rows(&self.factor)]
+        [self.windows.used.rows(), used::factor_rows(&self.factor)]
     }
 
     pub fn set_interval(&mut self, interval: Duration) {
-        self.interval_ns = ns(interval);
+        self.looks.interval_ns = ns(interval);
     }
 
     /// Idle power by the new rules from now on; running jobs keep the tariff that they began with.
@@ -158,13 +163,13 @@ impl NodeEnergy {
         let offset_ns = clock::unix_offset_ns();
         for learned in learned {
             let at_ns = learned.at_ns.saturating_sub(offset_ns);
-            self.ledger.recall_idle(LearnedIdle { at_ns, ..learned });
+            self.ledger.resting.recall(LearnedIdle { at_ns, ..learned });
         }
     }
 
     /// Whether it is of any use: what was configured is not learned.
     pub fn learns_idle(&self) -> bool {
-        self.ledger.learns_idle()
+        self.ledger.resting.learns()
     }
 
     /// What is known of idle power: by which meters, how and when it was learned.
@@ -172,17 +177,12 @@ impl NodeEnergy {
         let offset_ns = clock::unix_offset_ns();
         let by_unix =
             |learned: LearnedIdle| LearnedIdle { at_ns: learned.at_ns.saturating_add(offset_ns), ..learned };
-        self.ledger.learned_idle().map(by_unix).collect()
-    }
-
-    /// What is known of idle power, and whether the ledger adds up.
-    pub fn ledger(&self) -> (Vec<LearnedIdle>, Option<Balance>) {
-        (self.learned_idle(), self.balance())
+        self.ledger.resting.learned().map(by_unix).collect()
     }
 
     /// Sources were switched on or off: whoever is not read any more is not missing.
     pub fn forget_meters(&mut self) {
-        self.ledger.forget_meters();
+        self.ledger.meters.forget();
     }
 
     pub fn set_factor(&mut self, factor: Factor) {
@@ -191,7 +191,8 @@ impl NodeEnergy {
 
     pub fn begin(&mut self, slot: u32, record: &Record, now_ns: i64) {
         let charged = Charged::nothing(self.tariff.clone());
-        let job = Job::new(record, charged, now_ns, self.followed_ns.filter(|_| !self.was_at_rest(now_ns)));
+        let looked_ns = self.looks.followed_ns.filter(|_| !self.was_at_rest(now_ns));
+        let job = Job::new(record, charged, now_ns, looked_ns);
         self.jobs.insert(slot, job);
     }
 
@@ -237,11 +238,11 @@ impl NodeEnergy {
         if self.was_at_rest(now_ns) {
             self.ledger.pause();
         }
-        self.followed_ns = Some(now_ns);
+        self.looks.followed_ns = Some(now_ns);
         self.weigh_jobs(now_ns, rows, map);
         self.charge_cards(cards);
         let (drawn_mw, limit_mw) = cards.power_mw();
-        self.ledger.rate(limit_mw.saturating_mul(2).saturating_add(RATED_MW), drawn_mw);
+        self.ledger.meters.rate(limit_mw.saturating_mul(2).saturating_add(RATED_MW), drawn_mw);
         let mut has_meter = false;
         let sources: Vec<NodeSource<'_>> = node.collect();
         // Of processors and memory one interface is enough: a second one sees the same energy again.
@@ -252,16 +253,16 @@ impl NodeEnergy {
             }
         }
         // What was estimated up to the first reading of a meter is needed for the time until then.
-        let is_metered = (has_meter || self.is_metered(now_ns)) && !self.ledger.needs_estimates();
+        let is_metered = (has_meter || self.looks.is_metered(now_ns)) && !self.ledger.needs_estimates();
         for batch in sources.iter().filter(|source| source.name == "node").flat_map(|source| source.batches) {
             self.weigh_node(batch, is_metered);
         }
         if has_meter {
-            self.metered_ns = Some(now_ns);
+            self.looks.metered_ns = Some(now_ns);
         }
-        if has_meter && self.ledger.lacks_idle() {
-            let (cpu_mw, memory_mw) = (self.estimate().cpu_idle_mw, self.estimate().memory_mw);
-            self.ledger.assume_idle(cpu_mw, memory_mw);
+        if has_meter && self.ledger.resting.is_unknown() {
+            let estimate = self.estimator.get();
+            self.ledger.resting.assume(estimate.cpu_idle_mw, estimate.memory_mw);
         }
         let closed = self.ledger.close(now_ns);
         self.take(closed);
@@ -270,8 +271,9 @@ impl NodeEnergy {
 
     /// Whether nobody looked for a while because there was nothing to look for.
     fn was_at_rest(&self, now_ns: i64) -> bool {
-        let is_followed = self.is_watched || self.jobs.values().any(|job| job.weighed_ns < now_ns - REST_NS);
-        !is_followed && self.followed_ns.is_some_and(|followed_ns| now_ns - followed_ns > REST_NS)
+        let has_old = || self.jobs.values().any(|job| job.weighed_ns < now_ns - REST_NS);
+        let is_followed = self.looks.is_watched || has_old();
+        !is_followed && self.looks.followed_ns.is_some_and(|followed_ns| now_ns - followed_ns > REST_NS)
     }
 
     /// What jobs used of cards since the last window: they have it, whatever meter will tell of it.
@@ -298,14 +300,9 @@ impl NodeEnergy {
         any
     }
 
-    fn is_metered(&self, now_ns: i64) -> bool {
-        self.metered_ns.is_some_and(|metered_ns| now_ns - metered_ns < self.gap_ns())
-    }
-
     /// The meters that were read so far.
     pub fn meters(&self) -> Vec<&str> {
-        self.ledger
-            .meters()
+        (self.ledger.meters.names())
             .filter(|(_, kind)| *kind == QualityKind::Measured)
             .map(|(name, _)| name)
             .collect()
@@ -313,41 +310,18 @@ impl NodeEnergy {
 
     /// What an estimate of the processors rests on.
     pub fn estimated_by(&self) -> &str {
-        &self.estimate().source
+        &self.estimator.get().source
     }
 
-    fn estimate(&self) -> &Estimate {
-        self.estimate.get_or_init(|| estimate_of(&self.host))
+    /// The last time in which every part of the machine is known.
+    pub fn now(&self) -> Option<EnergyWindow> {
+        self.windows.now()
     }
 
     /// The window that was closed last.
     #[cfg(test)]
     pub fn last_window(&self) -> Option<&EnergyWindow> {
-        self.recent.back()
-    }
-
-    /// The last time in which every part of the machine is known: that of the last window, or with cards one as
-    /// long as it takes until their counters are read.
-    pub fn now(&self) -> Option<EnergyWindow> {
-        let mut newest_first = self.recent.iter().rev();
-        let mut now = newest_first.next()?.clone();
-        if self.recent.iter().all(|window| window.cards_uj == 0) && !now.corrects() {
-            return Some(now);
-        }
-        for before in newest_first {
-            let goes_on = before.end_ns == now.begin_ns && before.meter == now.meter;
-            if !goes_on || now.end_ns - now.begin_ns >= CARDS_SPAN_NS && !now.corrects() {
-                break;
-            }
-            now = now.after(before);
-        }
-        Some(now)
-    }
-
-    fn keep_recent(&mut self, window: EnergyWindow) {
-        let since_ns = window.end_ns - CARDS_SPAN_NS;
-        self.recent.retain(|before| before.end_ns > since_ns);
-        self.recent.push_back(window);
+        self.windows.recent.back()
     }
 
     fn weigh_jobs(&mut self, now_ns: i64, rows: &Batch, map: &JobMap) {
@@ -416,7 +390,7 @@ impl NodeEnergy {
     fn read_meters(&mut self, source: &NodeSource<'_>, batch: &Batch, has_rapl: bool) -> bool {
         let is_slow = matches!(source.name, "ipmi" | "redfish" | "hwmon");
         let least_ns = if is_slow { PATIENCE_MIN_SLOW_NS } else { PATIENCE_MIN_NS };
-        let patience_ns = self.patience_ns(source.period_ns).max(least_ns);
+        let patience_ns = self.looks.patience_ns(source.period_ns).max(least_ns);
         let energy = batch.table.reading(Kind::Counter, Unit::Joules);
         let power = batch.table.reading(Kind::Gauge, Unit::Watts);
         let mut any = false;
@@ -424,7 +398,7 @@ impl NodeEnergy {
         let has_row = |part: u32| batch.rows().any(|(row, _)| row.part == part);
         for (part, labels) in (0..).zip(source.labels).filter(|(part, _)| !has_row(*part)) {
             if let Some((name, scope)) = meter_of(source.name, part, labels, has_rapl) {
-                self.ledger.meter(&name, scope, QualityKind::Measured, patience_ns);
+                self.ledger.meters.meter(&name, scope, QualityKind::Measured, patience_ns);
             }
         }
         for (row, cells) in batch.rows() {
@@ -439,30 +413,21 @@ impl NodeEnergy {
             let drawn = known(power).filter(|&index| cells[index] > 0 || !of_node);
             let meter = match (counter, drawn) {
                 (None, None) => continue,
-                _ => self.ledger.meter(&name, scope, QualityKind::Measured, patience_ns),
+                _ => self.ledger.meters.meter(&name, scope, QualityKind::Measured, patience_ns),
             };
             any = true;
             match (counter, drawn) {
-                (Some(index), None) => self.ledger.read_counter(meter, at_ns, cells[index]),
+                (Some(index), None) => self.ledger.meters.read_counter(meter, at_ns, cells[index]),
                 (Some(index), Some(power)) => {
-                    self.ledger.read_both(meter, at_ns, cells[index], milliwatts(batch, power, cells))
+                    self.ledger.meters.read_both(meter, at_ns, cells[index], milliwatts(batch, power, cells))
                 }
                 (None, Some(index)) => {
-                    self.ledger.read_power(meter, at_ns, milliwatts(batch, index, cells));
+                    self.ledger.meters.read_power(meter, at_ns, milliwatts(batch, index, cells));
                 }
                 (None, None) => {}
             }
         }
         any
-    }
-
-    fn patience_ns(&self, period_ns: i64) -> i64 {
-        period_ns.max(self.interval_ns).saturating_mul(PATIENCE_PERIODS)
-    }
-
-    /// Weighings further apart have nothing to do with each other: nobody looked in between.
-    fn gap_ns(&self) -> i64 {
-        self.patience_ns(GAP_NS / PATIENCE_PERIODS)
     }
 
     fn weigh_node(&mut self, batch: &Batch, is_metered: bool) {
@@ -472,18 +437,15 @@ impl NodeEnergy {
             [node::CPU_USER, node::CPU_NICE, node::CPU_SYSTEM, node::CPU_INTERRUPT, node::CPU_SOFT_INTERRUPT];
         let Some(busy_ns) = modes.into_iter().filter_map(cell).reduce(|sum, more| sum + more) else { return };
         let at_ns = batch.window.end_ns;
-        let before = self.node.replace(NodeSeen { at_ns, busy_ns });
-        let Some(NodeSeen { at_ns: before_ns, busy_ns: before_busy_ns }) =
-            before.filter(|before| (1..self.gap_ns()).contains(&(at_ns - before.at_ns)))
-        else {
+        let Some(before) = self.looks.weigh(at_ns, busy_ns) else {
             self.estimate_energy(at_ns, is_metered, None);
             return;
         };
-        let rate::Step::Delta(grown_ns) = rate::step(before_busy_ns, busy_ns) else { return };
-        let elapsed_ns = (at_ns - before_ns) as u64;
+        let rate::Step::Delta(grown_ns) = rate::step(before.busy_ns, busy_ns) else { return };
+        let elapsed_ns = (at_ns - before.at_ns) as u64;
         let used_bytes =
             cell(node::MEMORY_TOTAL).zip(cell(node::MEMORY_AVAILABLE)).map(|(total, free)| total - free);
-        let held = self.cpu_count.saturating_mul(elapsed_ns);
+        let held = self.estimator.cpu_count().saturating_mul(elapsed_ns);
         let cpu = grown_ns as u64;
         let memory = memory_weight(used_bytes.unwrap_or(0), elapsed_ns);
         self.ledger.weigh_node(Weights { cpu, memory, held });
@@ -493,27 +455,19 @@ impl NodeEnergy {
     /// Where no meter is read, what the machine probably used since the last look.
     fn estimate_energy(&mut self, at_ns: i64, is_metered: bool, load: Option<(u64, u64, u64)>) {
         if is_metered {
-            self.ledger.know_idle(None);
-            self.ledger.forget_estimates();
+            self.ledger.resting.know(None);
+            self.ledger.meters.forget_estimates();
             return;
         }
         if let Some((busy_ns, held_ns, elapsed_ns)) = load {
-            let permille = u128::from(busy_ns) * 1000 / u128::from(held_ns.max(1));
-            let estimate = self.estimate();
-            let power_mw = estimate.cpu_mw(u64::try_from(permille).unwrap_or(1000));
-            let memory_mw = estimate.memory_mw;
-            self.estimated_uj.cpu_uj += energy_uj(power_mw, elapsed_ns);
-            self.estimated_uj.memory_uj += energy_uj(memory_mw, elapsed_ns);
+            self.estimator.add(busy_ns, held_ns, elapsed_ns);
         }
-        self.ledger.know_idle(Some([self.estimate().cpu_idle_mw, 0, 0, 0]));
-        let Estimated { cpu_uj, memory_uj } = self.estimated_uj;
-        // Of the length of a few looks: a meter that begins to answer is not kept waiting by an estimate.
-        let patience_ns = self.interval_ns.saturating_mul(2).max(PATIENCE_MIN_NS);
-        for (name, scope, counter_uj) in
-            [(ESTIMATE, Scope::Package, cpu_uj), ("estimate of memory", Scope::Memory, memory_uj)]
-        {
-            let meter = self.ledger.meter(name, scope, QualityKind::Estimated, patience_ns);
-            self.ledger.read_counter(meter, at_ns, counter_uj as i64);
+        self.ledger.resting.know(Some([self.estimator.get().cpu_idle_mw, 0, 0, 0]));
+        // Of the length of a few looks: a meter that begins to answer does not have to wait for an estimate.
+        let patience_ns = self.looks.interval_ns.saturating_mul(2).max(PATIENCE_MIN_NS);
+        for (name, scope, counter_uj) in self.estimator.counters() {
+            let meter = self.ledger.meters.meter(name, scope, QualityKind::Estimated, patience_ns);
+            self.ledger.meters.read_counter(meter, at_ns, counter_uj as i64);
         }
     }
 
@@ -522,7 +476,7 @@ impl NodeEnergy {
     pub fn compare(&mut self, slot: u32, cpu_ns: i64) {
         if let Some(job) = self.jobs.get_mut(&slot) {
             let by_one_daemon = job.charged.before == [0; COLUMNS.len()];
-            job.charged.unseen = by_one_daemon && job.was_unseen(cpu_ns);
+            job.charged.doubts.unseen = by_one_daemon && job.was_unseen(cpu_ns);
         }
     }
 
@@ -554,7 +508,7 @@ impl NodeEnergy {
 
     /// Whether a window is or was open.
     pub fn has_begun(&self) -> bool {
-        self.node.is_some()
+        self.looks.weighed.is_some()
     }
 
     /// Whether jobs that are over wait for their last window.
@@ -581,7 +535,7 @@ impl NodeEnergy {
         if let Some(closed) = closed {
             let meter = match closed.source.as_str() {
                 "processors" | "memory" if closed.kind == QualityKind::Estimated => {
-                    self.estimate().source.clone()
+                    self.estimator.get().source.clone()
                 }
                 "processors" | "memory" => "RAPL".to_owned(),
                 named => named.to_owned(),
@@ -592,18 +546,7 @@ impl NodeEnergy {
                 job.charged.note(&meter, &closed, &self.factor);
             }
             if closed.is_measured() {
-                let shares_uj = used::shares_uj(&closed);
-                self.used.add(shares_uj, &self.factor, self.tariff.pue);
-                let (times_ns, [.., unassigned_uj]) = ((closed.begin_ns, closed.end_ns), shares_uj);
-                let was_off = self.balance.off_since_ns.is_some();
-                self.balance.add(times_ns, closed.counted_uj, booked_uj, unassigned_uj);
-                if self.balance.off_since_ns.is_some() && !was_off {
-                    let off_uj = self.balance.off_uj();
-                    tracing::warn!(
-                        "the energy ledger does not add up: booked {off_uj:+} µJ against the meter"
-                    );
-                }
-                self.keep_recent(EnergyWindow::of(&closed, &meter, used::shares_uj(&closed)));
+                self.windows.add(&closed, &meter, booked_uj, (&self.factor, self.tariff.pue));
             }
         }
         let waiting = self.ledger.unsettled();
@@ -646,19 +589,27 @@ impl NodeEnergy {
         }
     }
 
-    pub fn charged(&self, slot: u32) -> Option<&Charged> {
+    /// Adds the job's energy and emissions so far.
+    pub fn complete(&self, slot: u32, live: &mut Live) {
+        if let Some(job) = self.jobs.get(&slot) {
+            job.charged.put(&mut live.totals);
+            live.emission = job.charged.emission();
+        }
+    }
+
+    #[cfg(test)]
+    fn charged(&self, slot: u32) -> Option<&Charged> {
         self.jobs.get(&slot).map(|job| &job.charged)
+    }
+
+    /// What energy is split by.
+    pub fn weight(&self) -> Weight {
+        self.weight
     }
 }
 
-const ESTIMATE: &str = "estimate of processors";
-
 fn milliwatts(batch: &Batch, column: usize, cells: &[i64]) -> i64 {
     (batch.table.columns[column].scaled(cells[column]) * 1000.0).round() as i64
-}
-
-fn energy_uj(power_mw: u64, elapsed_ns: u64) -> u64 {
-    u64::try_from(u128::from(power_mw) * u128::from(elapsed_ns) / 1_000_000).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use met_core::{JOB, Table, Window};
 use met_sources::Options;
 use proptest::prelude::*;
 
-use super::machine::NODE_CHIP;
+use super::machine::{NODE_CHIP, estimate_of};
 use super::*;
 use crate::sampler::{Known, Sampler};
 use met_core::sample;
@@ -108,7 +108,7 @@ impl Bench {
             assert_eq!(shares_uj, window.whole_uj);
             self.windows.push(window.clone());
         }
-        assert_eq!(self.energy.balance.off_uj(), 0);
+        assert_eq!(self.energy.windows.balance.off_uj(), 0);
         self.batches.clear();
         self.rows.clear();
         self.now_ns += SECOND;
@@ -718,7 +718,7 @@ fn a_virtual_machine_is_not_charged_a_whole_processor() {
 #[test]
 fn ticks_that_are_rare_leave_no_gap() {
     let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
-    bench.energy.interval_ns = 300 * SECOND;
+    bench.energy.looks.interval_ns = 300 * SECOND;
     bench.begin(1, None);
     for tick in 0..4 {
         bench.package(tick * 300 * 50 * WATT_SECOND);
@@ -829,7 +829,7 @@ fn a_machine_without_jobs_is_looked_at_and_its_idle_power_learned() {
     let meters: Vec<&str> = learned.iter().map(|learned| learned.meters.as_str()).collect();
     assert_eq!(meters, ["processors, memory"]);
     assert!(learned[0].idle_mw[0] > 0 && learned[0].idle_mw[1] > 0, "{learned:?}");
-    assert!(sampler.drain_node().is_empty() && !sampler.is_at_work());
+    assert!(sampler.machine.drain().is_empty() && !sampler.is_at_work());
 }
 
 #[test]
@@ -953,15 +953,15 @@ fn power_now_is_a_mean_over_a_time_in_which_cards_are_known() {
     assert_eq!(bench.energy.now(), None);
     for second in 0..40 {
         // Once in ten seconds their counters say more than their power did, and are right.
-        bench.energy.keep_recent(window(second, if second % 10 == 0 { 580 } else { 480 }));
+        bench.energy.windows.keep(window(second, if second % 10 == 0 { 580 } else { 480 }));
     }
     assert_eq!(watts(&bench), (20, 510.0, 490.0));
-    assert!(bench.energy.recent.len() <= 21, "{}", bench.energy.recent.len());
+    assert!(bench.energy.windows.recent.len() <= 21, "{}", bench.energy.windows.recent.len());
     // Beyond a gap nothing is known.
-    bench.energy.keep_recent(window(45, 480));
+    bench.energy.windows.keep(window(45, 480));
     assert_eq!(watts(&bench), (1, 500.0, 480.0));
     // Without cards the last window says what is now.
     let mut bench = Bench::new(|_| {});
-    (0..5).for_each(|second| bench.energy.keep_recent(window(second, 0)));
+    (0..5).for_each(|second| bench.energy.windows.keep(window(second, 0)));
     assert_eq!(watts(&bench), (1, 20.0, 0.0));
 }

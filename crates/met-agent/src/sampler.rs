@@ -7,57 +7,54 @@ mod containers;
 mod costs;
 mod devices;
 mod events;
-mod live;
 mod machine;
+mod membership;
 mod now;
 mod sampled;
+mod schedule;
 mod tick_rows;
 mod ticking;
 mod tracked;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use met_core::attribute::{Fold, JobMap};
-use met_core::cards::Cards;
+use met_core::attribute::Fold;
+use met_core::cards::CardNow;
 use met_core::course::Course;
 use met_core::gpu::card;
+use met_core::holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
-use met_core::job_table::*;
-use met_core::node::NodeRows;
 use met_core::provenance::Caveat;
-use met_core::{Batch, JOB, MISSING, Subject};
+use met_core::{Batch, JOB};
 use met_host::{Host, Targets, clock};
-use met_jobs::Members;
-use met_sources::{NewError, Options, Runner, SourceSpec, TickInfo, Unavailable};
-
-use crate::departures::{Beginning, Departures, OwnFigures};
-use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
-use crate::node_series::NodeSeries;
-pub use costs::Cost;
-pub use events::EventsAsked;
-use met_config::{Config, Weight};
-use met_core::belief::set_gpu_energy;
-use met_core::running::Running;
-use met_core::sampled::totals;
-use met_jobs::containers::is_client_name;
 use met_jobs::processes;
-use met_query::live::PEAK_SPAN_MS;
+use met_query::live::Live;
+use met_sinks::bus::Ticker;
+use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable};
+
+use crate::departures::{Beginning, Departures};
+use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
+pub use costs::Cost;
+pub use devices::Gpus;
+pub use events::EventsAsked;
+pub use machine::Machine;
+use membership::Membership;
+use met_config::Config;
 pub use now::NodeNow;
 use sampled::Ends;
 pub use sampled::{Known, Sampled};
-use ticking::next_boundary;
-use tracked::Tracked;
+use schedule::Schedule;
+use tick_rows::TickRows;
+use tracked::{Jobs, Tracked};
 
 /// For one job in the foreground: its own figures and the meters of the machine.
 const WITH_ENERGY: &[&str] =
     &["cgroup", "process", "nvidia", "drm", "node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
 /// What energy is known by; `node` is what everybody does.
 pub const METERS: &[&str] = &["node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
-/// Ticks may be late by as much before the cards' figures have a gap.
-const CARD_GAP_NS: i64 = 2_000_000_000;
 
 /// The longest time between two samples over which a level is still believed: slow ticks are ten periods apart.
 pub fn gap_ms(interval: Duration) -> i64 {
@@ -84,34 +81,18 @@ pub fn look_gap_ms(times_ms: &[i64], least_ms: i64) -> i64 {
 
 pub struct Sampler {
     host: Host,
-    interval_ns: i64,
-    membership_every_ns: i64,
-    members: Members,
-    refreshed_ns: i64,
+    schedule: Schedule,
+    membership: Membership,
     runner: Runner,
-    node: NodeRows,
-    /// Where the course of the machine is kept.
-    node_series: Option<NodeSeries>,
-    asked: EventsAsked,
-    /// What energy is split by: counted in every job that can be counted in.
-    weight: Weight,
-    targets: Targets,
-    map: JobMap,
-    fold: Fold,
+    /// The rows of jobs at the last tick.
     out: Batch,
-    cards: Cards,
-    /// Processes on cards that are no job's, as far as is known.
-    card_strangers: HashSet<Subject>,
-    /// Samples of the cards themselves that were not taken out yet, by uuid.
-    card_courses: HashMap<String, Course>,
+    fold: Fold,
+    asked: EventsAsked,
     departures: Departures,
+    pub machine: Machine,
+    pub gpus: Gpus,
     energy: NodeEnergy,
-    jobs: HashMap<u32, Tracked>,
-    next_slot: u32,
-    ticks: u64,
-    next_tick_ns: i64,
-    /// Ticks also while there is no job: somebody wants to know how the machine is.
-    watches_node: bool,
+    jobs: Jobs,
 }
 
 impl Sampler {
@@ -133,53 +114,37 @@ impl Sampler {
     }
 
     pub fn with(host: Host, interval: Duration, config: &Config, options: &Options) -> Sampler {
-        let interval_ns = interval.as_nanos() as i64;
-        let membership = config.sampling.membership_interval.map_or(0, |every| every.as_nanos() as i64);
-        let mut cards = Cards::default();
-        cards.set_idle_rules(config.gpu.idle_power.clone());
-        cards.set_gap(interval_ns * 3 + CARD_GAP_NS);
+        let schedule = Schedule::new(interval);
         let mut runner = Runner::open(&host, options);
         runner.set_interval(interval);
         Sampler {
-            runner,
-            node: NodeRows::default(),
-            node_series: None,
-            asked: EventsAsked::of_file(&config.perf.events),
-            weight: config.energy.weight,
+            gpus: Gpus::new(config.gpu.idle_power.clone(), schedule.interval_ns),
             energy: NodeEnergy::new(&host, config, interval),
             host,
-            interval_ns,
-            membership_every_ns: membership,
-            members: Members::looking_for(is_client_name),
-            refreshed_ns: i64::MIN,
-            targets: Targets::default(),
-            map: JobMap::default(),
-            fold: Fold::new(),
+            schedule,
+            membership: Membership::new(config),
+            runner,
             out: Batch::new(&JOB),
-            cards,
-            card_strangers: HashSet::new(),
-            card_courses: HashMap::new(),
+            fold: Fold::new(),
+            asked: EventsAsked::of_file(&config.perf.events),
             departures: Departures::default(),
-            jobs: HashMap::new(),
-            next_slot: 0,
-            ticks: 0,
-            next_tick_ns: next_boundary(clock::boottime_ns(), interval_ns),
-            watches_node: false,
+            machine: Machine::default(),
+            jobs: Jobs::new(),
         }
     }
 
     /// Ticks from now on whether there are jobs or not.
     pub fn watch_node(&mut self) {
-        self.watches_node = true;
+        self.schedule.watches_node = true;
         self.energy.watch();
     }
 
     /// Begins to sample a job of this machine. `None` if its processes belong to an earlier boot.
     pub fn add(&mut self, record: &Record) -> Option<u32> {
-        let slot = self.next_slot;
+        let slot = self.membership.next_slot;
         let spec = processes::spec(&self.host, record, slot)?;
         let local = record.local.as_ref()?;
-        self.next_slot += 1;
+        self.membership.next_slot += 1;
         let now_ns = clock::boottime_ns();
         let first = spec.keeper.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
         let ns_per_tick = 1_000_000_000 / self.host.facts().ticks_per_second;
@@ -191,45 +156,20 @@ impl Sampler {
             _ => Beginning::Unknown,
         };
         let is_unused = || processes::is_unused(&self.host, &local.cgroup);
-        self.jobs.insert(
-            slot,
-            Tracked {
-                key: record.key.clone(),
-                profile: met_jobs::enclosure::profile(local),
-                born_ns: now_ns,
-                early_taken: 0,
-                unix_offset_ns: clock::realtime_ns() - now_ns,
-                course: Course::new(&JOB),
-                running: Running::new(self.gap_ms(), PEAK_SPAN_MS),
-                own: OwnFigures::default(),
-                watch: self.departures.open(&self.host, slot, beginning, is_unused),
-                left: vec![0; JOB.columns.len()],
-                hugetlb_bytes: 0,
-                containers: Vec::new(),
-                lacks_containers: false,
-                floors: vec![MISSING; JOB.columns.len()],
-                main: local.main.map(|main| (main, now_ns)),
-                gpu_before_uj: (0, 0),
-                gpus_before: record.gpus.clone(),
-                missed: false,
-                all_ended: false,
-                events: Vec::new(),
-            },
-        );
+        let watch = self.departures.open(&self.host, slot, beginning, is_unused);
+        self.jobs.insert(slot, Tracked::new(record, local, now_ns, self.gap_ms(), watch));
         self.energy.begin(slot, record, now_ns);
-        self.members.add(spec);
-        self.cards.join(slot, now_ns);
-        self.refreshed_ns = i64::MIN;
+        self.membership.change().add(spec);
+        self.gpus.cards.join(slot, now_ns);
         Some(slot)
     }
 
     /// Adds a process to a job that is known by its processes.
     pub fn add_root(&mut self, slot: u32, process: ProcessId) {
-        self.members.add_root(slot, process);
-        self.refreshed_ns = i64::MIN;
+        self.membership.change().add_root(slot, process);
     }
 
-    /// Goes on with a job under another name.
+    /// Continues a job under another name.
     pub fn rename(&mut self, slot: u32, key: &JobKey) {
         if let Some(job) = self.jobs.get_mut(&slot) {
             job.key = key.clone();
@@ -239,91 +179,74 @@ impl Sampler {
 
     /// Reads one more directory of a job, that of another node on this machine.
     pub fn add_cgroup(&mut self, slot: u32, paths: CgroupPaths) {
-        self.members.add_cgroup(slot, paths);
-        self.refreshed_ns = i64::MIN;
+        self.membership.change().add_cgroup(slot, paths);
     }
 
     /// One directory of a job is gone, and others are left: what was counted in it stays in the sum.
     pub fn leave_cgroup(&mut self, slot: u32, paths: &CgroupPaths, cpu_ns: Option<i64>) {
-        let (Some(job), Some(id)) = (self.jobs.get_mut(&slot), self.members.cgroup_id(slot, paths)) else {
-            return;
-        };
-        for batch in self.runner.batches() {
-            for (_, cells) in batch.rows().filter(|(row, _)| row.owner == Subject::Cgroup(id)) {
-                job.leave(batch.table, cells, cpu_ns);
-            }
+        let id = self.membership.members.cgroup_id(slot, paths);
+        if let (Some(job), Some(id)) = (self.jobs.get_mut(&slot), id) {
+            job.leave_cgroup(id, self.runner.batches(), cpu_ns);
         }
     }
 
     /// Counts the events of a job in a directory that was made for that.
     pub fn count_in(&mut self, slot: u32, path: &Path) {
         match self.host.cgroup_dir(path) {
-            Ok(dir) => self.members.count_in(slot, Some(Arc::new(dir))),
+            Ok(dir) => self.membership.change().count_in(slot, Some(Arc::new(dir))),
             Err(error) => tracing::warn!("{}: {error}", path.display()),
         }
-        self.refreshed_ns = i64::MIN;
     }
 
-    /// Tells what was sampled before this process began: by an earlier daemon.
+    /// Sets the first process of a job that was found before it had one, and the GPUs that this was given as
+    /// far as they are known: it may have ended.
+    pub fn set_main(&mut self, slot: u32, main: ProcessId, holdings: Vec<Holding>) {
+        let Some(job) = self.jobs.get_mut(&slot) else { return };
+        job.main = Some((main, clock::boottime_ns()));
+        if !holdings.is_empty() {
+            self.gpus.cards.hold(slot, holdings);
+        }
+    }
+
+    /// Takes over what was sampled before this process began: by an earlier daemon.
     pub fn recall(&mut self, slot: u32, course: &Course) {
         let Some(job) = self.jobs.get_mut(&slot) else { return };
-        let mut cells = vec![MISSING; JOB.columns.len()];
-        for (index, &time_ms) in course.times_ms.iter().enumerate() {
-            for (cell, column) in cells.iter_mut().zip(&course.columns) {
-                *cell = column[index];
-            }
-            job.hold_counters(&mut cells);
-            job.running.push(time_ms, &cells);
-        }
-        let before = |column: usize| job.floors[column].max(0);
-        job.gpu_before_uj = (before(GPU_ENERGY), before(GPU_ENERGY_IDLE));
-        let now_ms = (clock::boottime_ns() + job.unix_offset_ns) / 1_000_000;
-        let looks_ms: Vec<i64> = course.times_ms.iter().copied().chain([now_ms]).collect();
-        let gap_ms = look_gap_ms(&course.times_ms, (self.interval_ns * 3 + CARD_GAP_NS) / 1_000_000);
-        job.missed = looks_ms.windows(2).any(|pair| pair[1] - pair[0] > gap_ms);
-        job.recall_quiet(course);
-        self.energy.recall(slot, &job.floors, job.missed);
+        job.recall(course, clock::boottime_ns(), devices::gap_ns(self.schedule.interval_ns) / 1_000_000);
+        self.energy.recall(slot, &job.counts.floors, job.earlier.missed);
     }
 
-    /// Ends a job. All of its CPU time, where that is known, decides the last share of energy, which is told
-    /// by `take_settled` when the meters have been read again.
+    /// Ends a job. All of its CPU time, where that is known, decides the last share of energy, which
+    /// `take_settled` returns when the meters have been read again.
     pub fn remove(&mut self, slot: u32, known: Known) -> Option<Sampled> {
-        if self.cards.has_any(slot) {
+        if self.gpus.cards.has_any(slot) {
             // What it used since the last tick is its, too.
             let tick = TickInfo { slow: false, cgroups_only: false };
-            self.runner.read_those_of(&card::TABLE, &self.targets, &tick);
-            self.follow_cards(clock::boottime_ns());
+            self.runner.read_those_of(&card::TABLE, &self.membership.targets, &tick);
+            self.follow_gpus(clock::boottime_ns());
         }
         self.look_a_last_time(slot);
         // Counters outlive the cgroup they count, until they are closed.
-        self.runner.read_again("perf", &self.targets, &TickInfo::default());
+        self.runner.read_again("perf", &self.membership.targets, &TickInfo::default());
         self.follow_events();
         let job = self.jobs.remove(&slot)?;
-        let complete = self.departures.is_complete(job.watch, known.uid) && !job.profile.attached;
+        let attached = job.profile.attached;
+        let complete = self.departures.is_complete(job.watch, known.uid) && !attached;
         let gone = self.departures.gone(slot).copied().unwrap_or_default();
         self.departures.close(slot);
-        let uncounted = if self.members.has_named(slot) {
-            Some(Caveat::NoContainers)
-        } else {
-            job.lacks_containers.then_some(Caveat::SomeContainers)
+        let uncounted = match self.membership.members.has_named(slot) {
+            true => Some(Caveat::NoContainers),
+            false => job.containers.are_too_many.then_some(Caveat::SomeContainers),
         };
-        self.members.remove(slot);
-        let cards_uj = self.cards.own_uj(slot);
-        let gpus = job.gpus(self.cards.leave(slot));
-        let mut totals = totals(&job.running, job.profile);
-        set_gpu_energy(&mut totals, &gpus, job.gpu_untold_uj());
-        if let Some(cpu_ns) = known.cpu_ns.filter(|_| job.profile.attached) {
+        self.membership.members.remove(slot);
+        let cards_uj = self.gpus.cards.own_uj(slot);
+        let mut live = job.live(self.gpus.cards.leave(slot));
+        if let Some(cpu_ns) = known.cpu_ns.filter(|_| attached) {
             self.energy.compare(slot, cpu_ns);
         }
-        let cpu_ns = known.cpu_ns.filter(|_| !job.profile.attached);
-        self.energy.leave(slot, cpu_ns, cards_uj, CardEnergy::of(&totals), clock::boottime_ns());
-        let charged = self.energy.charged(slot);
-        let emission = charged.and_then(Charged::emission);
-        charged.into_iter().for_each(|charged| charged.put(&mut totals));
+        let cpu_ns = known.cpu_ns.filter(|_| !attached);
+        self.energy.leave(slot, cpu_ns, cards_uj, CardEnergy::of(&live.totals), clock::boottime_ns());
+        self.energy.complete(slot, &mut live);
         if self.jobs.is_empty() {
-            if !self.watches_node {
-                self.cards.pause();
-            }
             self.let_go();
         }
         let ends = Ends {
@@ -332,19 +255,120 @@ impl Sampler {
             lacks_delays: gone.lacks_delays,
             unwaited: job.profile.kept.then_some(gone.inherited),
         };
-        let Tracked { course, events, profile, running, .. } = job;
-        let (attached, gap_ms) = (profile.attached, running.gap_ms());
-        Some(Sampled { totals, gpus, events, emission, course, attached, ends, uncounted, gap_ms })
+        let (course, gap_ms) = (job.course, job.running.gap_ms());
+        Some(Sampled { live, course, attached, ends, uncounted, gap_ms })
     }
 
-    /// Nobody ticks without jobs: what was kept open of the last ones would stay so until there is another.
+    /// Without jobs there may be no tick: what is open of the last ones would stay so until there is another.
     fn let_go(&mut self) {
-        self.targets.clear();
-        self.map.clear();
-        self.refreshed_ns = i64::MIN;
-        for source in ["cgroup", "process"] {
-            self.runner.read_again(source, &self.targets, &TickInfo::default());
+        if !self.schedule.watches_node {
+            self.gpus.cards.pause();
         }
+        self.membership.forget();
+        for source in ["cgroup", "process"] {
+            self.runner.read_again(source, &self.membership.targets, &TickInfo::default());
+        }
+    }
+
+    /// What is known of each job so far.
+    pub fn live(&self) -> Vec<(JobKey, Live)> {
+        let live = |(&slot, job): (&u32, &Tracked)| {
+            let mut live = job.live(self.gpus.cards.uses_of(slot));
+            self.energy.complete(slot, &mut live);
+            (job.key.clone(), live)
+        };
+        self.jobs.iter().map(live).collect()
+    }
+
+    /// The samples taken since the last call, by job.
+    pub fn drain(&mut self) -> Vec<(JobKey, Course)> {
+        let drained = self.jobs.values_mut().filter(|job| !job.course.is_empty());
+        drained.map(|job| (job.key.clone(), std::mem::replace(&mut job.course, Course::new(&JOB)))).collect()
+    }
+
+    /// The samples of a job that are not drained yet.
+    pub fn undrained(&self, slot: u32) -> Option<&Course> {
+        self.jobs.get(&slot).map(|job| &job.course)
+    }
+
+    /// What the last tick knows.
+    pub fn now(&self) -> NodeNow {
+        let now_ns = clock::boottime_ns();
+        let mut tables = now::node_tables(&self.machine);
+        tables.push(self.gpus.rows());
+        tables.push(now::cost_rows(&self.runner));
+        tables.extend(self.energy.tables());
+        let cells = |(&slot, job): (&u32, &Tracked)| (job.key.clone(), job.cells(slot, &self.energy, now_ns));
+        NodeNow {
+            time_ns: now_ns + clock::unix_offset_ns(),
+            interval_ns: self.schedule.interval_ns,
+            ticks: self.schedule.ticks,
+            jobs: self.jobs.iter().map(cells).collect(),
+            cards: self.gpus.held(&self.jobs),
+            tables,
+        }
+    }
+
+    /// Publishes what the last tick has read.
+    pub fn publish_tick(&self, ticker: &Ticker) {
+        let time_ns = clock::boottime_ns() + clock::unix_offset_ns();
+        let Sampler { runner, out, jobs, membership, .. } = self;
+        TickRows { time_ns, runner, job_rows: out, jobs, map: &membership.map }.publish(ticker);
+    }
+
+    /// What each source has cost so far.
+    pub fn costs(&self) -> Vec<Cost> {
+        Cost::all(&self.runner, &self.departures)
+    }
+
+    /// Counts other events from now on. `options` has all their names. Returns what cannot be counted.
+    pub fn set_events(&mut self, asked: EventsAsked, options: &Options) -> Option<String> {
+        self.asked = asked;
+        if self.membership.listed_ns == i64::MIN {
+            self.list_members(clock::boottime_ns());
+        }
+        if !options.events.is_empty() && !self.runner.is_open("perf") {
+            self.runner.reopen("perf", &self.host, options);
+        }
+        self.request_events();
+        if options.events.is_empty() {
+            return None;
+        }
+        self.runner.read_again("perf", &self.membership.targets, &TickInfo::default());
+        self.follow_events();
+        let unavailable = self.runner.unavailable().iter().find(|(spec, _)| spec.name == "perf");
+        let shortfall = self.runner.shortfalls().find(|(name, _)| *name == "perf");
+        let reason = unavailable.map(|(_, reason)| reason.to_string());
+        let reason = reason.or(shortfall.map(|(_, short)| short.detail));
+        reason.or_else(|| self.asked.uncounted(&self.membership, &self.jobs))
+    }
+
+    /// What went wrong with GPUs that should be here.
+    pub fn card_troubles(&mut self) -> Vec<String> {
+        let of_cards = |name: &str| {
+            let spec = SOURCES.iter().find(|spec| spec.name == name);
+            spec.is_some_and(|spec| spec.tables.iter().any(|table| std::ptr::eq(*table, &card::TABLE)))
+        };
+        let errors = self.runner.take_new_errors().into_iter().filter(|error| of_cards(error.source));
+        let mut troubles: Vec<String> = errors.map(|error| error.message).collect();
+        // A machine without GPUs of some vendor is no trouble.
+        let silent = self.runner.unavailable().iter().map(|(_, why)| why.to_string());
+        troubles.extend(silent.filter(|why| why.contains(met_sources::NO_ANSWER)));
+        troubles
+    }
+
+    pub fn has_cards(&self) -> bool {
+        self.runner.batches().iter().any(|batch| std::ptr::eq(batch.table, &card::TABLE))
+    }
+
+    /// The GPUs as last seen, with the jobs by their keys.
+    pub fn cards(&self) -> Vec<(CardNow<'_>, HashMap<u32, JobKey>)> {
+        let keys = |card: &CardNow<'_>| {
+            let users = card.processes.iter().filter_map(|&(_, slot, _, _)| slot);
+            let slots = users.chain(card.holders.iter().map(|&(slot, _)| slot));
+            slots.filter_map(|slot| Some((slot, self.jobs.get(&slot)?.key.clone()))).collect()
+        };
+        self.gpus.cards.now().map(|card| (card.clone(), keys(&card))).collect()
     }
 
     /// Reads the meters once more and settles whoever is owed: nobody will be there to do it later.
@@ -354,8 +378,7 @@ impl Sampler {
             self.runner.hurry();
             self.runner.read(&Targets::default(), &TickInfo::default());
             self.out.clear();
-            let now_ns = clock::boottime_ns();
-            self.energy.follow(now_ns, self.runner.node(), &self.out, &self.cards, &self.map);
+            self.follow_energy(clock::boottime_ns());
         }
         self.energy.close_for_good(clock::boottime_ns());
         self.energy.take_settled()
@@ -367,14 +390,14 @@ impl Sampler {
     pub fn look_at_rest(&mut self, with_cards: bool) {
         let now_ns = clock::boottime_ns();
         for source in METERS {
-            self.runner.read_again(source, &self.targets, &TickInfo::default());
+            self.runner.read_again(source, &self.membership.targets, &TickInfo::default());
         }
         if with_cards {
-            self.runner.read_those_of(&card::TABLE, &self.targets, &TickInfo::default());
-            self.follow_cards(now_ns);
+            self.runner.read_those_of(&card::TABLE, &self.membership.targets, &TickInfo::default());
+            self.follow_gpus(now_ns);
         }
         self.out.clear();
-        self.energy.follow(now_ns, self.runner.node(), &self.out, &self.cards, &self.map);
+        self.follow_energy(now_ns);
     }
 
     /// The longest time between two readings of what may be a meter; `None` where a look at rest would teach nothing.
@@ -386,7 +409,7 @@ impl Sampler {
 
     /// Nobody looks until the next time.
     pub fn end_look_at_rest(&mut self) {
-        self.cards.pause();
+        self.gpus.cards.pause();
     }
 
     /// Jobs that are over and whose energy is known since the last call.
@@ -396,7 +419,7 @@ impl Sampler {
 
     /// Whether there is anything to tick for.
     pub fn is_at_work(&self) -> bool {
-        self.watches_node || !self.jobs.is_empty() || self.energy.owes()
+        self.schedule.watches_node || !self.jobs.is_empty() || self.energy.owes()
     }
 
     /// The sources that this machine does not have or does not show, and why.
@@ -409,14 +432,13 @@ impl Sampler {
     }
 
     pub fn gap_ms(&self) -> i64 {
-        gap_ms(Duration::from_nanos(self.interval_ns as u64))
+        gap_ms(Duration::from_nanos(self.schedule.interval_ns as u64))
     }
 
     /// Ticks by another period from now on, again at multiples of it.
     pub fn set_interval(&mut self, interval: Duration) {
-        self.interval_ns = interval.as_nanos() as i64;
-        self.next_tick_ns = next_boundary(clock::boottime_ns(), self.interval_ns);
-        self.cards.set_gap(self.interval_ns * 3 + CARD_GAP_NS);
+        self.schedule.set_interval(interval);
+        self.gpus.cards.set_gap(devices::gap_ns(self.schedule.interval_ns));
         self.energy.set_interval(interval);
         self.runner.set_interval(interval);
         let gap_ms = self.gap_ms();
@@ -425,12 +447,10 @@ impl Sampler {
 
     /// Takes up what a file says that was read again, other than period and events.
     pub fn reconfigure(&mut self, before: &Config, config: &Config) {
-        let membership = config.sampling.membership_interval.map_or(0, |every| every.as_nanos() as i64);
-        self.membership_every_ns = membership;
-        self.cards.set_idle_rules(config.gpu.idle_power.clone());
+        self.membership.reconfigure(config);
+        self.gpus.cards.set_idle_rules(config.gpu.idle_power.clone());
         if before.energy != config.energy {
             self.energy.set_rules(&config.energy);
-            self.weight = config.energy.weight;
         }
         let options = Options { node: true, ..options(config, Duration::ZERO) };
         let changed: Vec<&str> = before.sources.changed(&config.sources).collect();

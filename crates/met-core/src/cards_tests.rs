@@ -1,4 +1,7 @@
 use super::*;
+use crate::Subject;
+use crate::cards::deck::KNOWN_USUAL;
+use crate::gpu::card::label;
 use crate::holding;
 use crate::job::QualityKind;
 use crate::job_table::*;
@@ -734,7 +737,7 @@ fn parts_that_are_made_anew_without_end_are_forgotten_but_for_those_that_a_job_h
         machine.second(&[(0, 70_000, MISSING), (1, MISSING, MISSING)], &[]);
         machine.second(&[(0, 70_000, MISSING), (1, MISSING, MISSING)], &[]);
     }
-    assert!(machine.cards.known.len() <= KNOWN_USUAL, "{}", machine.cards.known.len());
+    assert!(machine.cards.deck.cards.len() <= KNOWN_USUAL, "{}", machine.cards.deck.cards.len());
     assert_eq!(machine.cards.uses_of(1).remove(0).uuid, "MIG-0");
 }
 

@@ -26,10 +26,14 @@ impl Course {
         }
     }
 
-    pub fn clear(&mut self) {
-        self.times_ms.clear();
-        for column in &mut self.columns {
-            column.clear();
+    /// Calls `each` with a copy of every sample.
+    pub fn each_row(&self, mut each: impl FnMut(i64, &mut [i64])) {
+        let mut cells = vec![MISSING; self.columns.len()];
+        for (index, &time_ms) in self.times_ms.iter().enumerate() {
+            for (cell, column) in cells.iter_mut().zip(&self.columns) {
+                *cell = column[index];
+            }
+            each(time_ms, &mut cells);
         }
     }
 
@@ -81,32 +85,6 @@ impl Course {
 
     pub fn maximum(&self, column: usize) -> Option<i64> {
         self.columns[column].iter().copied().filter(|&cell| cell != MISSING).max()
-    }
-
-    /// The largest growth per second of a counter over a span of at least `span_ms`.
-    pub fn peak_rate(&self, column: usize, span_ms: i64, gap_ms: i64) -> Option<f64> {
-        let known: Vec<(i64, i64)> = (self.times_ms.iter().copied())
-            .zip(self.columns[column].iter().copied())
-            .filter(|&(_, cell)| cell != MISSING)
-            .collect();
-        let mut peak: Option<f64> = None;
-        let mut begin = 0;
-        for end in 1..known.len() {
-            if known[end].0 - known[end - 1].0 > gap_ms {
-                begin = end;
-            }
-            while begin + 1 < end && known[end].0 - known[begin + 1].0 >= span_ms {
-                begin += 1;
-            }
-            let elapsed_ms = known[end].0 - known[begin].0;
-            if elapsed_ms < span_ms {
-                continue;
-            }
-            if let Some(rate) = rate::per_second(known[begin].1, known[end].1, elapsed_ms * 1_000_000) {
-                peak = Some(peak.map_or(rate, |peak| peak.max(rate)));
-            }
-        }
-        peak
     }
 
     pub fn summaries(&self, gap_ms: i64) -> Summaries {
@@ -193,13 +171,6 @@ mod tests {
         let summaries = course(&[(5, 7, 10)]).summaries(60_000);
         assert_eq!(summaries.get(MEMORY_NEEDED).unwrap().mean, 10.0);
         assert_eq!(summaries.get(CPU), None);
-    }
-
-    #[test]
-    fn peak_rates_ignore_spans_that_are_too_short() {
-        let samples = [(0, 0, 0), (10, 10_000_000, 0), (600, 100_000_000, 0), (1600, 1_100_000_000, 0)];
-        let peak = course(&samples).peak_rate(CPU, 500, 60_000).unwrap();
-        assert!((peak / 1e9 - 1.0).abs() < 1e-9, "{peak}");
     }
 
     #[test]

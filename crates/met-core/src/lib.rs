@@ -31,11 +31,13 @@ pub mod node;
 pub mod provenance;
 pub mod rate;
 pub mod running;
-#[doc(hidden)]
+#[cfg(any(test, feature = "tests"))]
+#[path = "tests/sample.rs"]
 #[allow(clippy::unwrap_used, reason = "a made-up job that cannot be made fails its test")]
 pub mod sample;
 pub mod sampled;
-#[doc(hidden)]
+#[cfg(any(test, feature = "tests"))]
+#[path = "tests/skipped.rs"]
 pub mod skipped;
 pub mod table;
 pub mod text;

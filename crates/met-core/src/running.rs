@@ -182,4 +182,13 @@ mod tests {
         assert_eq!(running.maximum(MEMORY_NEEDED), Some(500));
         assert_eq!(running.counters(false).find(|(column, _)| *column == CPU), Some((CPU, 91_000_000_000)));
     }
+
+    #[test]
+    fn peaks_ignore_spans_that_are_too_short() {
+        let mut running = Running::new(60_000, 500);
+        for (time_ms, cpu_ns) in [(0, 0), (10, 10_000_000), (600, 100_000_000), (1600, 1_100_000_000)] {
+            running.push(time_ms, &cells(cpu_ns, 0));
+        }
+        assert_eq!(running.peak_cores(), Some(1.0));
+    }
 }

@@ -67,12 +67,7 @@ const LABELS_MAX: usize = if cfg!(test) { 16 } else { 64 };
 struct Nvidia {
     host: Host,
     slow: Slow,
-    caller: Caller,
-    /// Power and use as last read, and how old that may be.
-    now: Answer,
-    age_max_ns: i64,
-    /// The thread that reads them was asked when this tick began.
-    asked: Option<Asked>,
+    fresh: Fresh,
     /// Since when the other thread has figures under way.
     slow_since_ns: Option<i64>,
     /// Somebody who had time waited in vain.
@@ -111,6 +106,47 @@ impl Hurry {
     }
 }
 
+/// Power and use.
+struct Fresh {
+    caller: Caller,
+    /// As last read, and how old that may be.
+    now: Answer,
+    age_max_ns: i64,
+    /// The thread that reads them was asked when this tick began.
+    asked: Option<Asked>,
+}
+
+impl Fresh {
+    /// Asks a thread in advance, if one reads them.
+    fn begin(&mut self, is_loaded: bool) -> bool {
+        let Caller::Thread(fast) = &self.caller else { return false };
+        self.asked = is_loaded.then(|| fast.ask(clock::boottime_ns()));
+        self.asked.is_some()
+    }
+
+    /// Brings them up to date; of a thread that is asked for them, as far as it answers in time.
+    fn read(&mut self, now_ns: i64, patience: Duration, figures: &[SlowCard]) {
+        match &mut self.caller {
+            Caller::Thread(fast) => {
+                let asked = self.asked.take().unwrap_or_else(|| fast.ask(now_ns));
+                fast.take(asked, patience, &mut self.now);
+            }
+            Caller::Reader(direct) => direct.read(now_ns, figures, &mut self.now),
+        }
+    }
+
+    /// Of a card, if they are new enough.
+    fn of_card(&self, shown: &Shown, index: usize, now_ns: i64) -> Option<&Reading> {
+        let reading = self.now.cards.get(index).filter(|_| self.now.loading == shown.number);
+        reading.filter(|reading| now_ns - reading.at_ns <= self.age_max_ns)
+    }
+
+    fn is_late(&self, now_ns: i64) -> bool {
+        let Caller::Thread(fast) = &self.caller else { return false };
+        fast.waiting_since_ns().is_some_and(|since_ns| now_ns - since_ns > self.age_max_ns)
+    }
+}
+
 /// Who asks for power and use.
 enum Caller {
     Thread(Fast),
@@ -143,10 +179,12 @@ fn open(host: &Host, options: &Options) -> Opened {
     Ok(Box::new(Nvidia {
         host: host.clone(),
         slow,
-        caller,
-        now: Answer::default(),
-        asked: None,
-        age_max_ns: age_max_ns(options.interval),
+        fresh: Fresh {
+            caller,
+            now: Answer::default(),
+            age_max_ns: age_max_ns(options.interval),
+            asked: None,
+        },
         slow_since_ns: None,
         hurry: Hurry::default(),
         waited_in_vain: false,
@@ -161,9 +199,7 @@ fn open(host: &Host, options: &Options) -> Opened {
 
 impl Source for Nvidia {
     fn begin(&mut self) -> bool {
-        let Caller::Thread(fast) = &self.caller else { return false };
-        self.asked = self.shown.is_some().then(|| fast.ask(clock::boottime_ns()));
-        self.asked.is_some()
+        self.fresh.begin(self.shown.is_some())
     }
 
     fn read(&mut self, targets: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
@@ -173,7 +209,7 @@ impl Source for Nvidia {
             self.meet_strangers(targets);
         }
         let Some(shown) = self.shown.clone() else { return Ok(()) };
-        self.ask_cards(now_ns, TICK_PATIENCE);
+        self.fresh.read(now_ns, TICK_PATIENCE, &self.figures);
         let now_ns = clock::boottime_ns();
         let mut first_error = self.silence(now_ns).map_or(Ok(()), Err);
         for (index, why) in shown.lost.iter() {
@@ -197,14 +233,14 @@ impl Source for Nvidia {
             return;
         }
         let deadline = Instant::now() + patience;
-        self.ask_cards(clock::boottime_ns(), patience);
+        self.fresh.read(clock::boottime_ns(), patience, &self.figures);
         let left = deadline.saturating_duration_since(Instant::now());
         let is_read = |state: &slow::State| state.number > 0 || state.failure.is_some();
-        self.waited_in_vain = self.now.at_ns == 0 || !self.slow.wait_until(left, is_read);
+        self.waited_in_vain = self.fresh.now.at_ns == 0 || !self.slow.wait_until(left, is_read);
     }
 
     fn set_interval(&mut self, interval: Duration) {
-        self.age_max_ns = age_max_ns(interval);
+        self.fresh.age_max_ns = age_max_ns(interval);
     }
 
     fn shortfall(&self) -> Option<Shortfall> {
@@ -230,7 +266,7 @@ impl Source for Nvidia {
     }
 
     fn errand_cpu_ns(&self) -> i64 {
-        match &self.caller {
+        match &self.fresh.caller {
             Caller::Thread(fast) => fast.cpu_ns(),
             Caller::Reader(_) => 0,
         }
@@ -305,21 +341,10 @@ impl Nvidia {
         Ok(true)
     }
 
-    /// Brings power and use up to date; of a thread that is asked for them, as far as it answers in time.
-    fn ask_cards(&mut self, now_ns: i64, patience: Duration) {
-        match &mut self.caller {
-            Caller::Thread(fast) => {
-                let asked = self.asked.take().unwrap_or_else(|| fast.ask(now_ns));
-                fast.take(asked, patience, &mut self.now);
-            }
-            Caller::Reader(direct) => direct.read(now_ns, &self.figures, &mut self.now),
-        }
-    }
-
     /// A card computes of which nobody was listed: somebody has come since. Who is there for a second or two would
     /// be gone when the list is read in its turn. One that nobody is ever listed of is not asked all the time.
     fn hurry_if_unexplained(&mut self, now_ns: i64) {
-        let mut cards = self.now.cards.iter().zip(&self.figures);
+        let mut cards = self.fresh.now.cards.iter().zip(&self.figures);
         if self.figures.iter().any(|figures| !figures.lists_nobody()) {
             self.hurry.explained();
         }
@@ -347,13 +372,8 @@ impl Nvidia {
 
     /// A driver that has kept a thread for longer than it may.
     fn silence(&self, now_ns: i64) -> Option<ReadError> {
-        let is_over = |since_ns: Option<i64>, most_ns| since_ns.is_some_and(|since| now_ns - since > most_ns);
-        let waiting_since_ns = match &self.caller {
-            Caller::Thread(fast) => fast.waiting_since_ns(),
-            Caller::Reader(_) => None,
-        };
-        let is_late = is_over(waiting_since_ns, self.age_max_ns);
-        (is_late || is_over(self.slow_since_ns, LOADING_MAX_NS) || self.waited_in_vain)
+        let is_loading = self.slow_since_ns.is_some_and(|since_ns| now_ns - since_ns > LOADING_MAX_NS);
+        (self.fresh.is_late(now_ns) || is_loading || self.waited_in_vain)
             .then(|| retry("NVML".to_owned(), NO_ANSWER.to_owned()))
     }
 
@@ -369,8 +389,7 @@ impl Nvidia {
         let facts = &shown.cards[index];
         let part = part_of(&self.labels, &facts.labels);
         let mut cells = [MISSING; card::TABLE.columns.len()];
-        let is_new = |reading: &&Reading| now_ns - reading.at_ns <= self.age_max_ns;
-        let reading = self.now.cards.get(index).filter(|_| self.now.loading == shown.number).filter(is_new);
+        let reading = self.fresh.of_card(shown, index, now_ns);
         let is_silent = self.figures.get(index).is_some_and(|figures| figures.silent);
         let silence = is_silent.then(Trouble::of_silent);
         let trouble = reading.and_then(|reading| reading.trouble.clone()).or(silence);

@@ -269,6 +269,12 @@ impl Runner {
         &self.costs
     }
 
+    /// The same by the names of the sources.
+    pub fn named_costs(&self) -> impl Iterator<Item = (&'static str, &[i64])> {
+        let name = |part: u32| SOURCES.get(part as usize).map_or("?", |spec| spec.name);
+        self.costs.rows().map(move |(row, cells)| (name(row.part), cells))
+    }
+
     /// The sources that this machine does not have or does not show, and why.
     pub fn unavailable(&self) -> &[(&'static SourceSpec, Unavailable)] {
         &self.unavailable

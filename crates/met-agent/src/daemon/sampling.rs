@@ -57,56 +57,8 @@ struct Delay {
 #[error("the sampling thread has not answered for {} s: a source is blocked", ANSWER_WITHIN.as_secs())]
 pub struct Stuck;
 
-enum Order {
-    Add(Box<Record>, Option<Box<Course>>),
-    Remove(JobKey, Known, SyncSender<Option<Sampled>>),
-    Settled(SyncSender<Vec<(JobKey, Charged)>>),
-    SettleNow(SyncSender<Vec<(JobKey, Charged)>>),
-    Factor(Box<Factor>),
-    Interval(Duration),
-    Events(EventsAsked, Box<Options>, SyncSender<Option<String>>),
-    Reconfigure(Box<Config>, Box<Config>),
-    Reopen(&'static str, Box<Options>),
-    KeepNode(bool),
-    Window(SyncSender<Option<EnergyWindow>>),
-    /// What is known of idle power, and whether the ledger adds up.
-    Ledger(SyncSender<(Vec<LearnedIdle>, Option<Balance>)>),
-    Change(JobKey, Change),
-    Rename(JobKey, JobKey),
-    Drain(SyncSender<Drained>),
-    /// As `Drain`, of one subject, and nothing is taken out.
-    Peek(Wanted, SyncSender<Vec<Course>>),
-    PeekParts(i64, SyncSender<Vec<NodePart>>),
-    RecallDevices(Vec<Device>),
-    RecallIdle(Vec<LearnedIdle>),
-    Live(SyncSender<HashMap<JobKey, Live>>),
-    Costs(SyncSender<Vec<SourceStatus>>),
-}
-
-/// Another place in which a job is to be read, or what was learned of it.
-enum Change {
-    Allocation(Box<Record>),
-    /// Its first process, and the cards that this was given.
-    Main(ProcessId, Vec<Holding>),
-    Process(ProcessId),
-    Cgroup(CgroupPaths),
-    /// One that is gone, with what was used in it.
-    CgroupGone(CgroupPaths, Option<i64>),
-    EventsIn(PathBuf),
-}
-
-impl Change {
-    fn make(self, sampler: &mut Sampler, slot: u32) {
-        match self {
-            Change::Allocation(record) => sampler.energy().hold(slot, &record),
-            Change::Main(main, holdings) => sampler.set_main(slot, main, holdings),
-            Change::Process(process) => sampler.add_root(slot, process),
-            Change::Cgroup(paths) => sampler.add_cgroup(slot, paths),
-            Change::CgroupGone(paths, cpu_ns) => sampler.leave_cgroup(slot, &paths, cpu_ns),
-            Change::EventsIn(path) => sampler.count_in(slot, &path),
-        }
-    }
-}
+/// What the sampling thread is to do between two ticks.
+type Order = Box<dyn FnOnce(&mut Worker) + Send>;
 
 /// What was sampled since it was last taken out.
 #[derive(Default)]
@@ -199,7 +151,7 @@ impl Sampling {
             if board.is_some() || ticker.is_some() {
                 sampler.watch_node();
             }
-            work(&mut sampler, &receiver, board.as_deref(), ticker.as_ref(), &options.pulse);
+            Worker::new(sampler).work(&receiver, board.as_deref(), ticker.as_ref(), &options.pulse);
         };
         self.thread = Some(std::thread::Builder::new().name("sampler".to_owned()).spawn(work)?);
         Ok(())
@@ -207,146 +159,166 @@ impl Sampling {
 
     /// Begins to sample a job; `before` is what an earlier daemon saw of it.
     pub fn add(&self, record: &Record, before: Option<Course>) {
-        let _ = self.orders.send(Order::Add(Box::new(record.clone()), before.map(Box::new)));
+        let record = record.clone();
+        self.order(move |worker| worker.add(&record, before.as_ref()));
     }
 
-    /// Tells what is known of cards, before the first job.
+    /// Passes on what is known of GPUs, before the first job.
     pub fn recall_devices(&self, devices: Vec<Device>) {
-        let _ = self.orders.send(Order::RecallDevices(devices));
+        self.order(|worker| worker.sampler.gpus.recall(devices));
     }
 
-    /// Tells what was learned of idle power, before the first job.
+    /// Passes on what was learned of idle power, before the first job.
     pub fn recall_idle(&self, learned: &[LearnedIdle]) {
-        let _ = self.orders.send(Order::RecallIdle(learned.to_vec()));
+        let learned = learned.to_vec();
+        self.order(|worker| worker.sampler.energy().recall_idle(learned));
     }
 
-    /// Tells of another process of a job that is known by its processes.
+    /// Adds a process to a job that is known by its processes.
     pub fn add_root(&self, key: &JobKey, process: ProcessId) {
-        let _ = self.orders.send(Order::Change(key.clone(), Change::Process(process)));
+        self.change(key, move |sampler, slot| sampler.add_root(slot, process));
     }
 
     /// Reads one more directory of a job.
     pub fn add_cgroup(&self, key: &JobKey, paths: CgroupPaths) {
-        let _ = self.orders.send(Order::Change(key.clone(), Change::Cgroup(paths)));
+        self.change(key, |sampler, slot| sampler.add_cgroup(slot, paths));
     }
 
     /// One of several directories of a job is gone; `cpu_ns` is what was used in it.
     pub fn leave_cgroup(&self, key: &JobKey, paths: CgroupPaths, cpu_ns: Option<i64>) {
-        let _ = self.orders.send(Order::Change(key.clone(), Change::CgroupGone(paths, cpu_ns)));
+        self.change(key, move |sampler, slot| sampler.leave_cgroup(slot, &paths, cpu_ns));
     }
 
-    /// Tells what a job was given, which may be known only after it began.
+    /// Sets what a job was given, which may be known only after it began.
     pub fn allocate(&self, record: &Record) {
         if record.allocated.cpus.or(record.requested.cpus).is_some() {
-            let change = Change::Allocation(Box::new(record.clone()));
-            let _ = self.orders.send(Order::Change(record.key.clone(), change));
+            let known = record.clone();
+            self.change(&record.key, move |sampler, slot| sampler.energy().hold(slot, &known));
         }
     }
 
-    /// Tells the first process of a job that was found before it had one, and the cards that this was given.
+    /// Sets the first process of a job that was found before it had one, and the GPUs that this was given.
     pub fn set_main(&self, key: &JobKey, main: ProcessId, holdings: Vec<Holding>) {
-        let _ = self.orders.send(Order::Change(key.clone(), Change::Main(main, holdings)));
+        self.change(key, move |sampler, slot| sampler.set_main(slot, main, holdings));
     }
 
     /// Counts the events of a job in a directory that was made for that.
     pub fn count_in(&self, key: &JobKey, path: PathBuf) {
-        let _ = self.orders.send(Order::Change(key.clone(), Change::EventsIn(path)));
+        self.change(key, move |sampler, slot| sampler.count_in(slot, &path));
     }
 
-    /// Goes on with a job under another name.
+    /// Continues a job under another name.
     pub fn rename(&self, old: &JobKey, new: &JobKey) {
-        let _ = self.orders.send(Order::Rename(old.clone(), new.clone()));
+        let (old, new) = (old.clone(), new.clone());
+        self.order(move |worker| {
+            if let Some(slot) = worker.slots.remove(&old) {
+                worker.sampler.rename(slot, &new);
+                worker.slots.insert(new, slot);
+            }
+        });
     }
 
     /// Ends a job.
     pub fn remove(&self, key: &JobKey, known: Known) -> Result<Option<Sampled>, Stuck> {
-        self.ask(|reply| Order::Remove(key.clone(), known, reply))
+        let key = key.clone();
+        self.ask(move |worker| worker.sampler.remove(worker.slots.remove(&key)?, known))
     }
 
     /// Jobs that are over and whose energy is known since the last call.
     pub fn settled(&self) -> Vec<(JobKey, Charged)> {
-        self.ask(Order::Settled).unwrap_or_default()
+        self.settle(Sampler::take_settled)
     }
 
     /// The same for all that are over, by the meters as they are read now.
     pub fn settle_now(&self) -> Vec<(JobKey, Charged)> {
-        self.ask(Order::SettleNow).unwrap_or_default()
+        self.settle(Sampler::settle_now)
+    }
+
+    fn settle(&self, settled: fn(&mut Sampler) -> Vec<(JobKey, Charged)>) -> Vec<(JobKey, Charged)> {
+        self.ask_for(move |worker, reply| {
+            let fresh = settled(&mut worker.sampler);
+            worker.undelivered.hand_over_settled(fresh, &reply);
+        })
+        .unwrap_or_default()
     }
 
     /// Whose the node's energy was in the last window.
     pub fn energy_window(&self) -> Option<EnergyWindow> {
-        self.ask(Order::Window).ok().flatten()
+        self.ask(|worker| worker.sampler.energy().now()).ok().flatten()
     }
 
-    /// What the machine uses doing nothing, as far as it is known.
+    /// What the machine uses when idle, as far as it is known.
     pub fn learned_idle(&self) -> Vec<LearnedIdle> {
-        self.ask(Order::Ledger).unwrap_or_default().0
+        self.ask(|worker| worker.sampler.energy().learned_idle()).unwrap_or_default()
     }
 
     /// Whether all energy that meters counted is booked.
     pub fn balance(&self) -> Option<Balance> {
-        self.ask(Order::Ledger).unwrap_or_default().1
+        self.ask(|worker| worker.sampler.energy().balance()).ok().flatten()
     }
 
     /// What a kilowatt hour emits from now on.
     pub fn set_factor(&self, factor: Factor) {
-        let _ = self.orders.send(Order::Factor(Box::new(factor)));
+        self.order(|worker| worker.sampler.energy().set_factor(factor));
     }
 
     /// Samples by another period from now on.
     pub fn set_interval(&self, interval: Duration) {
         self.watchdog.set_interval(interval);
-        let _ = self.orders.send(Order::Interval(interval));
+        self.order(move |worker| worker.sampler.set_interval(interval));
     }
 
     /// Counts other events from now on; says what cannot be counted.
     pub fn set_events(&self, asked: EventsAsked, options: Options) -> Option<String> {
-        self.ask(|reply| Order::Events(asked, Box::new(options), reply)).ok().flatten()
+        self.ask(move |worker| worker.sampler.set_events(asked, &options)).ok().flatten()
     }
 
-    /// The same, and nobody waits for what it says.
+    /// The same without waiting for what cannot be counted.
     pub fn tell_events(&self, asked: EventsAsked, options: Options) {
-        let (reply, _) = mpsc::sync_channel(1);
-        let _ = self.orders.send(Order::Events(asked, Box::new(options), reply));
+        self.order(move |worker| drop(worker.sampler.set_events(asked, &options)));
     }
 
     /// Reads a source again that was left out.
     pub fn reopen(&self, source: &'static str, options: Options) {
-        let _ = self.orders.send(Order::Reopen(source, Box::new(options)));
+        self.order(move |worker| worker.sampler.reopen(source, &options));
     }
 
     /// Takes up what another file says, other than period and events.
     pub fn reconfigure(&self, before: Config, config: Config) {
-        let _ = self.orders.send(Order::Reconfigure(Box::new(before), Box::new(config)));
+        self.order(move |worker| worker.reconfigure(&before, &config));
     }
 
-    /// Keeps the course of the machine, or does not, from now on.
+    /// Collects the series of the machine, or does not, from now on.
     pub fn keep_node(&self, keep: bool) {
-        let _ = self.orders.send(Order::KeepNode(keep));
+        self.order(move |worker| worker.sampler.machine.keep_series(keep));
     }
 
     /// The samples since the last call.
     pub fn drain(&self) -> Drained {
-        self.ask(Order::Drain).unwrap_or_default()
+        self.ask_for(|worker, reply| worker.drain(&reply)).unwrap_or_default()
     }
 
     /// Copies of the samples that the next [`Sampling::drain`] takes out.
     pub(super) fn peek(&self, wanted: Wanted) -> Vec<Course> {
-        self.ask(|reply| Order::Peek(wanted, reply)).unwrap_or_default()
+        self.ask(move |worker| {
+            unflushed::peek(&wanted, &worker.sampler, &worker.slots, &worker.undelivered.drained)
+        })
+        .unwrap_or_default()
     }
 
     /// The parts of the machine of which there are such samples.
     pub(super) fn peek_parts(&self, since_ms: i64) -> Vec<NodePart> {
-        self.ask(|reply| Order::PeekParts(since_ms, reply)).unwrap_or_default()
+        self.ask(move |worker| unflushed::parts(since_ms, &worker.sampler, &worker.undelivered.drained))
+            .unwrap_or_default()
     }
 
     pub fn live(&self) -> HashMap<JobKey, Live> {
-        self.ask(Order::Live).unwrap_or_default()
+        self.ask(|worker| worker.sampler.live().into_iter().collect()).unwrap_or_default()
     }
 
     /// What each source costs, also of those that are left out.
     pub fn costs(&self) -> Result<Vec<SourceStatus>, Stuck> {
-        let mut costs = self.ask(Order::Costs)?;
+        let mut costs = self.ask(|worker| worker.costs())?;
         self.watchdog.add_kept_by(&mut costs);
         Ok(costs)
     }
@@ -416,10 +388,38 @@ impl Sampling {
         }
     }
 
-    /// Waits for an answer, but not for a thread in whose place another one can go on.
-    fn ask<T>(&self, order: impl FnOnce(SyncSender<T>) -> Order) -> Result<T, Stuck> {
+    fn order(&self, order: impl FnOnce(&mut Worker) + Send + 'static) {
+        let _ = self.orders.send(Box::new(order));
+    }
+
+    /// Changes what is read of a job, if that is sampled.
+    fn change(&self, key: &JobKey, change: impl FnOnce(&mut Sampler, u32) + Send + 'static) {
+        let key = key.clone();
+        self.order(move |worker| {
+            if let Some(&slot) = worker.slots.get(&key) {
+                change(&mut worker.sampler, slot);
+            }
+        });
+    }
+
+    fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Worker) -> T + Send + 'static,
+    ) -> Result<T, Stuck> {
+        self.ask_for(|worker, reply| drop(reply.send(question(worker))))
+    }
+
+    fn ask_for<T: Send + 'static>(
+        &self,
+        order: impl FnOnce(&mut Worker, SyncSender<T>) + Send + 'static,
+    ) -> Result<T, Stuck> {
         let (reply, answer) = mpsc::sync_channel(1);
-        self.orders.send(order(reply)).map_err(|_| Stuck)?;
+        self.orders.send(Box::new(|worker| order(worker, reply))).map_err(|_| Stuck)?;
+        self.wait_for(&answer)
+    }
+
+    /// Waits for an answer, but not for a thread in whose place another one can continue.
+    fn wait_for<T>(&self, answer: &Receiver<T>) -> Result<T, Stuck> {
         let patience = if self.stuck.get() { ANSWER_WITHIN_WHEN_STUCK } else { ANSWER_WITHIN };
         let deadline = Instant::now() + patience;
         loop {
@@ -455,157 +455,129 @@ impl Sampling {
     }
 }
 
-fn work(
-    sampler: &mut Sampler,
-    orders: &Receiver<Order>,
-    board: Option<&Board>,
-    ticker: Option<&Ticker>,
-    pulse: &Pulse,
-) {
-    let mut slots = HashMap::new();
-    let mut last_errors = HashMap::new();
-    let mut undelivered = Undelivered::default();
-    let mut rest: Option<Rest> = None;
-    // Who was given up does nothing more, whatever is left in his channel.
-    while !pulse.is_given_up() {
-        // Without jobs there is nothing to wake up for, but for a look at the machine now and then.
-        let patience = patience(sampler, &mut rest);
-        pulse.rest();
-        let order = match patience {
-            None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(patience) => orders.recv_timeout(patience.max(Duration::from_micros(1))),
-        };
-        pulse.begin();
-        match order {
-            Ok(order) => obey(sampler, &mut slots, &last_errors, &mut undelivered, &mut rest, order),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
-        }
-        if pulse.is_given_up() {
-            return;
-        }
-        if sampler.is_at_work() && sampler.tick_if_due() {
+/// What the sampling thread has.
+struct Worker {
+    sampler: Sampler,
+    slots: HashMap<JobKey, u32>,
+    last_errors: HashMap<&'static str, String>,
+    undelivered: Undelivered,
+    rest: Option<Rest>,
+}
+
+impl Worker {
+    fn new(sampler: Sampler) -> Worker {
+        let (slots, last_errors) = (HashMap::new(), HashMap::new());
+        Worker { sampler, slots, last_errors, undelivered: Undelivered::default(), rest: None }
+    }
+
+    fn work(
+        &mut self,
+        orders: &Receiver<Order>,
+        board: Option<&Board>,
+        ticker: Option<&Ticker>,
+        pulse: &Pulse,
+    ) {
+        // A thread that was given up does nothing more, whatever is left in its channel.
+        while !pulse.is_given_up() {
+            // Without jobs there is nothing to wake up for, but for a look at the machine now and then.
+            let patience = self.patience();
+            pulse.rest();
+            let order = match patience {
+                None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(patience) => orders.recv_timeout(patience.max(Duration::from_micros(1))),
+            };
+            pulse.begin();
+            match order {
+                Ok(order) => order(self),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
             if pulse.is_given_up() {
                 return;
             }
-            for error in sampler.take_new_errors() {
-                tracing::warn!("source {}: {}", error.source, error.message);
-                last_errors.insert(error.source, error.message);
-            }
-            if let Some(board) = board {
-                board.post(sampler.now());
-            }
-            if let Some(ticker) = ticker {
-                sampler.publish_tick(ticker);
-            }
-        } else if let Some(rest) = rest.as_mut().filter(|rest| rest.is_due(clock::boottime_ns())) {
-            look_at_rest(sampler, rest);
-        }
-    }
-}
-
-/// How long nobody has to wake up; `None` for as long as nobody asks.
-fn patience(sampler: &Sampler, rest: &mut Option<Rest>) -> Option<Duration> {
-    if sampler.is_at_work() {
-        *rest = None;
-        return Some(sampler.until_next_tick());
-    }
-    let now_ns = clock::boottime_ns();
-    rest.get_or_insert_with(|| Rest::begin(now_ns, sampler.slowest_meter())).until_next(now_ns)
-}
-
-fn look_at_rest(sampler: &mut Sampler, rest: &mut Rest) {
-    if sampler.is_at_work() {
-        return;
-    }
-    sampler.look_at_rest(rest.is_first_look());
-    let has_meters = !sampler.energy().meters().is_empty();
-    if rest.took(clock::boottime_ns(), has_meters) {
-        sampler.end_look_at_rest();
-        memory::give_back_free();
-        memory::give_back_code();
-    }
-}
-
-fn obey(
-    sampler: &mut Sampler,
-    slots: &mut HashMap<JobKey, u32>,
-    last_errors: &HashMap<&'static str, String>,
-    undelivered: &mut Undelivered,
-    rest: &mut Option<Rest>,
-    order: Order,
-) {
-    match order {
-        Order::Add(record, before) => {
-            if slots.contains_key(&record.key) {
-                return;
-            }
-            if let Some(slot) = sampler.add(&record) {
-                slots.insert(record.key.clone(), slot);
-                if let Some(before) = before {
-                    sampler.recall(slot, &before);
+            if self.sampler.is_at_work() && self.sampler.tick_if_due() {
+                if pulse.is_given_up() {
+                    return;
                 }
+                for error in self.sampler.take_new_errors() {
+                    tracing::warn!("source {}: {}", error.source, error.message);
+                    self.last_errors.insert(error.source, error.message);
+                }
+                if let Some(board) = board {
+                    board.post(self.sampler.now());
+                }
+                if let Some(ticker) = ticker {
+                    self.sampler.publish_tick(ticker);
+                }
+            } else {
+                self.look_at_rest();
             }
         }
-        Order::Remove(key, known, reply) => {
-            let _ = reply.send(slots.remove(&key).and_then(|slot| sampler.remove(slot, known)));
-        }
-        Order::Settled(reply) => undelivered.hand_over_settled(sampler.take_settled(), &reply),
-        Order::SettleNow(reply) => undelivered.hand_over_settled(sampler.settle_now(), &reply),
-        Order::Window(reply) => drop(reply.send(sampler.energy().now())),
-        Order::Ledger(reply) => drop(reply.send(sampler.energy().ledger())),
-        Order::KeepNode(keep) => sampler.keep_node(keep),
-        Order::Interval(interval) => sampler.set_interval(interval),
-        Order::Events(asked, options, reply) => drop(reply.send(sampler.set_events(asked, &options))),
-        Order::Reconfigure(before, config) => {
-            sampler.reconfigure(&before, &config);
-            // There may be a meter now that nobody would look at until a job has come and gone.
-            *rest = rest.take().map(|rest| rest.again(clock::boottime_ns(), sampler.slowest_meter()));
-        }
-        Order::Reopen(source, options) => sampler.reopen(source, &options),
-        Order::Factor(factor) => sampler.energy().set_factor(*factor),
-        Order::Change(key, change) => {
-            if let Some(&slot) = slots.get(&key) {
-                change.make(sampler, slot);
-            }
-        }
-        Order::Rename(old, new) => {
-            if let Some(slot) = slots.remove(&old) {
-                sampler.rename(slot, &new);
-                slots.insert(new, slot);
-            }
-        }
-        Order::Drain(reply) => {
-            let (jobs, cards, devices) = (sampler.drain(), sampler.drain_cards(), sampler.devices());
-            let (node, idle) = (sampler.drain_node(), sampler.energy().learned_idle());
-            undelivered.hand_over(Drained { jobs, cards, devices, node, idle }, &reply);
-        }
-        Order::Peek(wanted, reply) => {
-            drop(reply.send(unflushed::peek(&wanted, sampler, slots, &undelivered.drained)));
-        }
-        Order::PeekParts(since_ms, reply) => {
-            drop(reply.send(unflushed::parts(since_ms, sampler, &undelivered.drained)));
-        }
-        Order::RecallDevices(devices) => sampler.recall_devices(devices),
-        Order::RecallIdle(learned) => sampler.energy().recall_idle(learned),
-        Order::Live(reply) => drop(reply.send(sampler.live().into_iter().collect())),
-        Order::Costs(reply) => drop(reply.send(costs(sampler, last_errors))),
     }
-}
 
-fn costs(sampler: &Sampler, last_errors: &HashMap<&'static str, String>) -> Vec<SourceStatus> {
-    let costs = sampler.costs().into_iter().map(|cost| SourceStatus {
-        name: cost.source.to_owned(),
-        read_ns: cost.read_ns,
-        background_ns: cost.background_ns,
-        errors: cost.errors,
-        rows: cost.rows,
-        unparsed: cost.unparsed.count,
-        first_unparsed: cost.unparsed.first,
-        last_error: last_errors.get(cost.source).cloned(),
-        left_out: false,
-    });
-    costs.collect()
+    /// How long the thread may sleep; `None` until the next order.
+    fn patience(&mut self) -> Option<Duration> {
+        if self.sampler.is_at_work() {
+            self.rest = None;
+            return Some(self.sampler.until_next_tick());
+        }
+        let now_ns = clock::boottime_ns();
+        let rest = self.rest.get_or_insert_with(|| Rest::begin(now_ns, self.sampler.slowest_meter()));
+        rest.until_next(now_ns)
+    }
+
+    fn look_at_rest(&mut self) {
+        let rest = self.rest.as_mut().filter(|rest| rest.is_due(clock::boottime_ns()));
+        let Some(rest) = rest.filter(|_| !self.sampler.is_at_work()) else { return };
+        self.sampler.look_at_rest(rest.is_first_look());
+        let has_meters = !self.sampler.energy().meters().is_empty();
+        if rest.took(clock::boottime_ns(), has_meters) {
+            self.sampler.end_look_at_rest();
+            memory::give_back_free();
+            memory::give_back_code();
+        }
+    }
+
+    fn add(&mut self, record: &Record, before: Option<&Course>) {
+        if self.slots.contains_key(&record.key) {
+            return;
+        }
+        if let Some(slot) = self.sampler.add(record) {
+            self.slots.insert(record.key.clone(), slot);
+            if let Some(before) = before {
+                self.sampler.recall(slot, before);
+            }
+        }
+    }
+
+    fn reconfigure(&mut self, before: &Config, config: &Config) {
+        self.sampler.reconfigure(before, config);
+        // There may be a meter now that would not be read until a job has come and gone.
+        let rest = self.rest.take();
+        self.rest = rest.map(|rest| rest.again(clock::boottime_ns(), self.sampler.slowest_meter()));
+    }
+
+    fn drain(&mut self, reply: &SyncSender<Drained>) {
+        let sampler = &mut self.sampler;
+        let (jobs, cards, devices) = (sampler.drain(), sampler.gpus.drain(), sampler.gpus.devices());
+        let (node, idle) = (sampler.machine.drain(), sampler.energy().learned_idle());
+        self.undelivered.hand_over(Drained { jobs, cards, devices, node, idle }, reply);
+    }
+
+    fn costs(&self) -> Vec<SourceStatus> {
+        let costs = self.sampler.costs().into_iter().map(|cost| SourceStatus {
+            name: cost.source.to_owned(),
+            read_ns: cost.read_ns,
+            background_ns: cost.background_ns,
+            errors: cost.errors,
+            rows: cost.rows,
+            unparsed: cost.unparsed.count,
+            first_unparsed: cost.unparsed.first,
+            last_error: self.last_errors.get(cost.source).cloned(),
+            left_out: false,
+        });
+        costs.collect()
+    }
 }
 
 #[cfg(test)]
@@ -642,20 +614,16 @@ mod tests {
         put("sys/class/powercap/intel-rapl:0/name", "package-0\n");
         put("sys/class/powercap/intel-rapl:0/energy_uj", "44444444444\n");
         put("sys/class/powercap/intel-rapl:0/max_energy_range_uj", "65532610987\n");
-        let config = |yaml| Box::new(Config::parse(yaml, std::path::Path::new("met.yaml")).unwrap());
+        let config = |yaml| Config::parse(yaml, std::path::Path::new("met.yaml")).unwrap();
         let off = "sources: {rapl: off, ipmi: off, hwmon: off, cray: off}";
         let (without, with) = (config(off), config(&off.replace("rapl: off", "rapl: auto")));
         let host = Host::at(root.path()).unwrap();
-        let mut sampler = Sampler::of_node(host, Duration::from_secs(1), &without);
-        let mut rest = None;
-        assert_eq!(patience(&sampler, &mut rest), None, "there is nothing to look at");
-        let mut obey = |order| {
-            let mut undelivered = Undelivered::default();
-            obey(&mut sampler, &mut HashMap::new(), &HashMap::new(), &mut undelivered, &mut rest, order);
-            patience(&sampler, &mut rest)
-        };
-        assert!(obey(Order::Reconfigure(without.clone(), with.clone())).is_some());
-        assert_eq!(obey(Order::Reconfigure(with, without)), None);
+        let mut worker = Worker::new(Sampler::of_node(host, Duration::from_secs(1), &without));
+        assert_eq!(worker.patience(), None, "there is nothing to look at");
+        worker.reconfigure(&without, &with);
+        assert!(worker.patience().is_some());
+        worker.reconfigure(&with, &without);
+        assert_eq!(worker.patience(), None);
     }
 
     #[test]
@@ -669,8 +637,7 @@ mod tests {
         assert!(received.try_recv().is_err());
         record.requested.cpus = Some(2);
         sampling.allocate(&record);
-        let order = received.try_recv().unwrap();
-        assert!(matches!(order, Order::Change(key, Change::Allocation(_)) if key == record.key));
+        assert!(received.try_recv().is_ok());
     }
 
     #[test]

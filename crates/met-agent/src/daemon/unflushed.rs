@@ -31,7 +31,7 @@ pub(super) fn peek(
         }
         Wanted::Card(uuid) => {
             let earlier = undelivered.cards.iter().filter(|(of, _)| of == uuid).map(|(_, course)| course);
-            earlier.chain(sampler.undrained_card(uuid)).collect()
+            earlier.chain(sampler.gpus.undrained(uuid)).collect()
         }
         Wanted::Part(part) => {
             let is_it =
@@ -53,7 +53,7 @@ pub(super) fn parts(since_ms: i64, sampler: &Sampler, undelivered: &Drained) -> 
 
 fn node<'a>(sampler: &'a Sampler, undelivered: &'a Drained) -> impl Iterator<Item = (&'a str, &'a Course)> {
     let earlier = undelivered.node.iter().map(|(_, label, course)| (label.as_str(), course));
-    earlier.chain(sampler.undrained_node())
+    earlier.chain(sampler.machine.undrained())
 }
 
 /// Adds to `stored` the samples in `window` (both ends included) that are later than its last one.

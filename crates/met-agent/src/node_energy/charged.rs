@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use met_core::energy::emission::{self, Factor};
-use met_core::energy::ledger::{CPU, MEMORY, PARTS, REST};
+use met_core::energy::line::{CPU, MEMORY, PARTS, REST};
 use met_core::energy::{Closed, Fault, Line};
 use met_core::job::{Emission, QualityKind, Totals};
 use met_core::job_table as column;
@@ -57,28 +57,108 @@ pub struct Charged {
     /// Microjoules × milligrams per kilowatt hour.
     emitted: i128,
     factor: Option<Factor>,
-    meters: BTreeSet<String>,
-    /// In a window that was measured, whole or in part.
+    metered: Metered,
+    pub(super) doubts: Doubts,
+    tariff: Tariff,
+    /// Of an earlier daemon, by `COLUMNS`.
+    pub(super) before: [i64; COLUMNS.len()],
+}
+
+/// What measured the windows of a job.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Metered {
+    names: BTreeSet<String>,
+    /// Not all of them estimates.
     measured: bool,
     /// Parts that a meter told apart.
-    metered: [bool; PARTS],
+    parts: [bool; PARTS],
+}
+
+/// Why the energy of a job is not known better.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Doubts {
     /// What was estimated, what was split by an estimate of idle power, and what came from too few meters.
     estimated_uj: i64,
     idle_assumed_uj: i64,
     lower_bound_uj: i64,
     /// What its parts counted and the meter of the node never showed.
     short_uj: i64,
-    /// The time of its windows; in how much of it readings were bridged, and in how much nobody knows who used what.
+    /// The time of its windows; in how much of it readings were bridged, and in how much the users are unknown.
     windows_ns: i64,
     bridged_ns: i64,
     lost_ns: i64,
-    /// Much of what it did nobody saw as its, and so it was charged to others.
+    /// Much of what it did was not seen as its, and so it was charged to others.
     pub(super) unseen: bool,
-    /// There was a time in which nobody looked.
+    /// There was a time in which nothing was read.
     missed: bool,
-    tariff: Tariff,
-    /// Of an earlier daemon, by `COLUMNS`.
-    pub(super) before: [i64; COLUMNS.len()],
+}
+
+/// Whether it is more than a hundredth of a whole: a controller takes a while to begin with.
+fn matters(part: i64, whole: i64) -> bool {
+    part.saturating_mul(100) > whole
+}
+
+impl Doubts {
+    /// Its line of a window, of which this is beside its GPUs: these are known by meters of their own.
+    fn add(&mut self, host_uj: i64, window: &Closed) {
+        match window.kind {
+            QualityKind::Estimated => self.estimated_uj += host_uj,
+            QualityKind::LowerBound => self.lower_bound_uj += host_uj,
+            _ => {}
+        }
+        if window.idle_assumed {
+            self.idle_assumed_uj += host_uj;
+        }
+    }
+
+    /// A window that the job lived in.
+    fn note(&mut self, window: &Closed) {
+        let elapsed_ns = window.end_ns - window.begin_ns;
+        self.windows_ns += elapsed_ns;
+        match window.fault {
+            Fault::None => {}
+            Fault::Bridged => self.bridged_ns += elapsed_ns,
+            Fault::Lost | Fault::Unknown => self.lost_ns += elapsed_ns,
+        }
+    }
+
+    /// Why the figure, of `line_uj` in windows, is too small for certain.
+    fn lacks(&self, line_uj: i64) -> Option<Caveat> {
+        [
+            (self.unseen, Caveat::CpuUnseen),
+            (self.missed, Caveat::NotWatched),
+            (matters(self.lost_ns, self.windows_ns), Caveat::EnergyUnassigned),
+            (matters(self.short_uj, line_uj), Caveat::MeterShort),
+        ]
+        .into_iter()
+        .find_map(|(is_so, why)| is_so.then_some(why))
+    }
+
+    /// How well what the windows say is known, as a part of so much.
+    fn kind(&self, whole_uj: i64, line_uj: i64, is_measured: bool) -> QualityKind {
+        let matters = |part_uj: i64| matters(part_uj, whole_uj);
+        if self.lacks(line_uj).is_some() {
+            QualityKind::LowerBound
+        } else if !is_measured || matters(self.estimated_uj) || matters(self.idle_assumed_uj) {
+            QualityKind::Estimated
+        } else if matters(self.lower_bound_uj) {
+            QualityKind::LowerBound
+        } else {
+            QualityKind::Attributed
+        }
+    }
+
+    /// What is missing or estimated.
+    fn caveat(&self, host_uj: i64, line_uj: i64, is_measured: bool) -> Option<Caveat> {
+        let matters_here = |part_uj: i64| matters(part_uj, host_uj);
+        let why = match (is_measured && matters_here(self.idle_assumed_uj), matters_here(self.lower_bound_uj))
+        {
+            (true, _) => Some(Caveat::IdleEstimated),
+            (_, true) => Some(Caveat::MeterMissing),
+            _ => matters(self.bridged_ns, self.windows_ns).then_some(Caveat::GapBridged),
+        };
+        self.lacks(line_uj).or(why)
+    }
 }
 
 impl Tariff {
@@ -97,18 +177,8 @@ impl Charged {
             weighed: Weighed::default(),
             emitted: 0,
             factor: None,
-            meters: BTreeSet::new(),
-            measured: false,
-            metered: [false; PARTS],
-            estimated_uj: 0,
-            idle_assumed_uj: 0,
-            lower_bound_uj: 0,
-            short_uj: 0,
-            windows_ns: 0,
-            bridged_ns: 0,
-            lost_ns: 0,
-            unseen: false,
-            missed: false,
+            metered: Metered::default(),
+            doubts: Doubts::default(),
             tariff,
             before: [0; COLUMNS.len()],
         }
@@ -117,51 +187,37 @@ impl Charged {
     /// Its line of a window, or that of a job inside it.
     pub(super) fn add(&mut self, line: &Line, window: &Closed, factor: &Factor) {
         self.line.add(line);
-        // Cards are known by meters of their own.
-        let host_uj = line.total_uj() - line.cards_uj();
-        match window.kind {
-            QualityKind::Estimated => self.estimated_uj += host_uj,
-            QualityKind::LowerBound => self.lower_bound_uj += host_uj,
-            _ => {}
-        }
-        if window.idle_assumed {
-            self.idle_assumed_uj += host_uj;
-        }
+        self.doubts.add(line.total_uj() - line.cards_uj(), window);
         self.emitted += i128::from(line.total_uj()) * i128::from(factor.mg_per_kwh.max(0));
     }
 
     /// The meter of the node did not show so much of what it, or a job inside it, used.
     pub(super) fn fall_short(&mut self, short_uj: u64) {
-        self.short_uj = self.short_uj.saturating_add_unsigned(short_uj);
+        self.doubts.short_uj = self.doubts.short_uj.saturating_add_unsigned(short_uj);
     }
 
     /// A window that the job lived in.
     pub(super) fn note(&mut self, meter: &str, window: &Closed, factor: &Factor) {
-        let elapsed_ns = window.end_ns - window.begin_ns;
-        self.windows_ns += elapsed_ns;
-        match window.fault {
-            Fault::None => {}
-            Fault::Bridged => self.bridged_ns += elapsed_ns,
-            Fault::Lost | Fault::Unknown => self.lost_ns += elapsed_ns,
-        }
+        self.doubts.note(window);
         if !window.is_measured() {
             return;
         }
         if self.factor.as_ref() != Some(factor) {
             self.factor = Some(factor.clone());
         }
-        if self.meters.len() < SOURCES_NAMED_MAX && !self.meters.contains(meter) {
-            self.meters.insert(meter.to_owned());
+        let Metered { names, measured, parts } = &mut self.metered;
+        if names.len() < SOURCES_NAMED_MAX && !names.contains(meter) {
+            names.insert(meter.to_owned());
         }
-        self.measured |= window.kind != QualityKind::Estimated;
-        for (known, metered) in self.metered.iter_mut().zip(window.metered) {
+        *measured |= window.kind != QualityKind::Estimated;
+        for (known, metered) in parts.iter_mut().zip(window.metered) {
             *known |= metered;
         }
     }
 
     /// What an earlier daemon charged, by the job's last cells; `missed` if nobody looked for a while.
     pub(super) fn recall(&mut self, cells: &[i64], missed: bool) {
-        self.missed = missed;
+        self.doubts.missed = missed;
         self.before = COLUMNS.map(|column| cells[column].max(0));
         for (column, of_cards) in
             [(column::ENERGY, column::GPU_ENERGY), (column::ENERGY_IDLE, column::GPU_ENERGY_IDLE)]
@@ -179,32 +235,10 @@ impl Charged {
         now
     }
 
-    /// Whether it is more than a hundredth of a whole: a controller takes a while to begin with.
-    fn matters(part: i64, whole: i64) -> bool {
-        part.saturating_mul(100) > whole
-    }
-
-    /// What windows lack of it: some was used while nobody knew by whom, or never shown.
-    fn lacks(&self) -> Option<Caveat> {
-        if Charged::matters(self.lost_ns, self.windows_ns) {
-            return Some(Caveat::EnergyUnassigned);
-        }
-        Charged::matters(self.short_uj, self.line.total_uj()).then_some(Caveat::MeterShort)
-    }
-
     /// How well what the windows say is known, as a part of so much.
     fn kind_of_windows(&self, whole_uj: i64) -> QualityKind {
-        let matters = |part_uj: i64| Charged::matters(part_uj, whole_uj);
-        let is_all = whole_uj == self.host_uj();
-        if self.unseen || self.missed || self.lacks().is_some() {
-            QualityKind::LowerBound
-        } else if (!self.measured && is_all) || matters(self.estimated_uj) || matters(self.idle_assumed_uj) {
-            QualityKind::Estimated
-        } else if matters(self.lower_bound_uj) {
-            QualityKind::LowerBound
-        } else {
-            QualityKind::Attributed
-        }
+        let is_measured = self.metered.measured || whole_uj != self.host_uj();
+        self.doubts.kind(whole_uj, self.line.total_uj(), is_measured)
     }
 
     /// The same of all that it was charged: it is known as badly as the worse of its parts that matter.
@@ -214,27 +248,12 @@ impl Charged {
         let kind_of_cards = cards.known_by.as_ref().map(|(kind, _)| *kind);
         // That it was measured, or how it was shared, is what the windows say of the whole, too.
         let doubtful = kind_of_cards.filter(|&kind| kind >= QualityKind::Estimated);
-        doubtful.filter(|_| Charged::matters(cards_uj, whole_uj)).map_or(windows, |kind| windows.max(kind))
+        doubtful.filter(|_| matters(cards_uj, whole_uj)).map_or(windows, |kind| windows.max(kind))
     }
 
+    /// What is missing or estimated.
     fn caveat(&self) -> Option<Caveat> {
-        if self.unseen {
-            return Some(Caveat::CpuUnseen);
-        }
-        if self.missed {
-            return Some(Caveat::NotWatched);
-        }
-        if let Some(lacks) = self.lacks() {
-            return Some(lacks);
-        }
-        let matters = |part_uj: i64| Charged::matters(part_uj, self.host_uj());
-        let is_bridged = Charged::matters(self.bridged_ns, self.windows_ns);
-        match (self.measured && matters(self.idle_assumed_uj), matters(self.lower_bound_uj), is_bridged) {
-            (true, ..) => Some(Caveat::IdleEstimated),
-            (_, true, _) => Some(Caveat::MeterMissing),
-            (.., true) => Some(Caveat::GapBridged),
-            _ => None,
-        }
+        self.doubts.caveat(self.host_uj(), self.line.total_uj(), self.metered.measured)
     }
 
     fn host_uj(&self) -> i64 {
@@ -243,14 +262,14 @@ impl Charged {
 
     /// By `COLUMNS`; nothing before the first window.
     pub(super) fn values(&self) -> Option<[Option<i64>; COLUMNS.len()]> {
-        if self.meters.is_empty() && self.before == [0; COLUMNS.len()] {
+        if self.metered.names.is_empty() && self.before == [0; COLUMNS.len()] {
             return None;
         }
         // A part that no meter tells from the others is in the rest, and not 0.
         let part = |part: usize, column: usize| {
             let energy_uj = self.line.active_uj[part] + self.line.idle_uj[part];
             let before = COLUMNS.iter().position(|&known| known == column).map(|at| self.before[at]);
-            (self.metered[part] || before.is_some_and(|before| before > 0)).then_some(energy_uj)
+            (self.metered.parts[part] || before.is_some_and(|before| before > 0)).then_some(energy_uj)
         };
         let now = self.now();
         let energy_uj = now.total_uj();
@@ -283,7 +302,7 @@ impl Charged {
         let cards = if known.known_by.is_some() { &known } else { &self.cards };
         let Some(values) = self.values() else { return };
         let (kind, kind_of_parts) = (self.kind(cards), self.kind_of_windows(self.host_uj()));
-        let meters = self.meters.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
+        let meters = self.metered.names.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
         let by = self.weighed.words();
         let (by, caveat) = match meters.is_empty() {
             true => (by.to_owned(), None),

@@ -6,8 +6,7 @@ use std::path::Path;
 use met_core::job::CgroupPaths;
 use met_host::Host;
 
-use super::Sampler;
-use met_jobs::processes;
+use met_jobs::{Members, processes};
 
 /// The process that waits for a container of Podman or CRI-O; it has left the tree of whoever started it.
 const MONITOR: &[u8] = b"conmon";
@@ -16,50 +15,44 @@ const OF_CONTAINER: &str = "libpod-";
 /// Of one job at once.
 const CONTAINERS_MAX: usize = 64;
 
-impl Sampler {
+/// Containers that a job started.
+#[derive(Default)]
+pub(super) struct Containers {
+    /// The cgroups of those that are still there.
+    known: Vec<CgroupPaths>,
+    /// There were more at once than are followed.
+    pub(super) are_too_many: bool,
+}
+
+impl Containers {
     /// Begins to read the cgroups of containers that were started since the last look.
-    pub(super) fn follow_containers(&mut self) {
-        let Sampler { host, members, jobs, .. } = self;
-        for (&slot, job) in jobs.iter_mut().filter(|(_, job)| job.profile.kept && job.profile.counts_cpu) {
-            let Some(keeper) = members.keeper(slot) else { continue };
-            let has_name = |&pid: &u32| {
-                let name = host.process(pid).ok().and_then(|process| host.process_name(process));
-                name.is_some_and(|name| name.as_bytes() == MONITOR)
-            };
-            let monitors = processes::children_of(host, keeper.pid).into_iter().filter(has_name);
-            for pid in monitors.flat_map(|monitor| processes::children_of(host, monitor)) {
-                let Some(paths) = container_of(host, pid) else { continue };
-                // A daemon that finds jobs of others may have it as a job of its own.
-                if members.has_cgroup(&paths) {
-                    continue;
-                }
-                if job.containers.len() >= CONTAINERS_MAX {
-                    job.lacks_containers = true;
-                    break;
-                }
-                members.add_cgroup(slot, paths.clone());
-                job.containers.push(paths);
+    pub(super) fn follow(&mut self, host: &Host, members: &mut Members, slot: u32) {
+        let Some(keeper) = members.keeper(slot) else { return };
+        let has_name = |&pid: &u32| {
+            let name = host.process(pid).ok().and_then(|process| host.process_name(process));
+            name.is_some_and(|name| name.as_bytes() == MONITOR)
+        };
+        let monitors = processes::children_of(host, keeper.pid).into_iter().filter(has_name);
+        for pid in monitors.flat_map(|monitor| processes::children_of(host, monitor)) {
+            let Some(paths) = container_of(host, pid) else { continue };
+            // A daemon that finds jobs of others may have it as a job of its own.
+            if members.has_cgroup(&paths) {
+                continue;
             }
+            if self.known.len() >= CONTAINERS_MAX {
+                self.are_too_many = true;
+                break;
+            }
+            members.add_cgroup(slot, paths.clone());
+            self.known.push(paths);
         }
     }
 
-    /// Keeps what was counted in cgroups of containers that are gone.
-    pub(super) fn leave_containers(&mut self) {
+    /// The cgroups that are gone since the last look.
+    pub(super) fn take_gone(&mut self, host: &Host) -> Vec<CgroupPaths> {
         let is_gone =
-            |paths: &CgroupPaths| main_dir(paths).is_some_and(|dir| self.host.cgroup_dir(dir).is_err());
-        let mut gone = Vec::new();
-        for (&slot, job) in &self.jobs {
-            gone.extend(
-                job.containers.iter().filter(|paths| is_gone(paths)).map(|paths| (slot, paths.clone())),
-            );
-        }
-        for (slot, paths) in gone {
-            self.leave_cgroup(slot, &paths, None);
-            self.members.drop_cgroup(slot, &paths);
-            if let Some(job) = self.jobs.get_mut(&slot) {
-                job.containers.retain(|known| *known != paths);
-            }
-        }
+            |paths: &mut CgroupPaths| main_dir(paths).is_some_and(|dir| host.cgroup_dir(dir).is_err());
+        self.known.extract_if(.., is_gone).collect()
     }
 }
 
@@ -92,7 +85,7 @@ mod tests {
     use met_core::provenance::{Caveat, Provenance};
 
     use super::*;
-    use crate::sampler::Known;
+    use crate::sampler::{Known, Sampler};
     use met_config::Config;
     use met_core::sample;
 

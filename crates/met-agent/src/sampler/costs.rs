@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use met_core::Unparsed;
-use met_sources::{SOURCES, self_cost};
+use met_sources::{Runner, self_cost};
 
-use super::Sampler;
+use crate::departures::Departures;
 
 /// The price of one source.
 #[derive(Clone, Debug)]
@@ -22,35 +22,33 @@ pub struct Cost {
     pub period: Option<Duration>,
 }
 
-impl Sampler {
+impl Cost {
     /// What each source has cost so far.
-    pub fn costs(&self) -> Vec<Cost> {
-        let period_of = |part: u32| {
-            let name = SOURCES.get(part as usize).map(|spec| spec.name);
-            self.runner.periods().find(|(spec, _)| Some(spec.name) == name).and_then(|(_, period)| period)
+    pub(super) fn all(runner: &Runner, departures: &Departures) -> Vec<Cost> {
+        let period_of = |source: &str| {
+            runner.periods().find(|(spec, _)| spec.name == source).and_then(|(_, period)| period)
         };
         let unparsed_of = |source: &str| {
-            let found = self.runner.unparsed().find(|(name, _)| *name == source);
+            let found = runner.unparsed().find(|(name, _)| *name == source);
             found.map(|(_, unparsed)| unparsed.clone()).unwrap_or_default()
         };
-        let cost = |(row, cells): (met_core::Row, &[i64])| {
-            let source = SOURCES.get(row.part as usize).map_or("?", |spec| spec.name);
-            // Exit records are heard by a thread of their own, and entered at ticks.
-            let (heard_ns, entered_ns) = match source {
-                "taskstats" => (self.departures.listening_cpu_ns(), self.departures.cpu_ns()),
+        let cost = |(source, cells): (&'static str, &[i64])| {
+            // A thread of their own receives exit records, and ticks enter them.
+            let (received_ns, entered_ns) = match source {
+                "taskstats" => (departures.listening_cpu_ns(), departures.cpu_ns()),
                 _ => (0, 0),
             };
             Cost {
                 source,
                 read_ns: cells[self_cost::READ_CPU] + entered_ns,
-                background_ns: cells[self_cost::BACKGROUND_CPU] + heard_ns,
+                background_ns: cells[self_cost::BACKGROUND_CPU] + received_ns,
                 errors: cells[self_cost::ERRORS],
                 readings: cells[self_cost::READINGS],
                 rows: cells[self_cost::ROWS],
                 unparsed: unparsed_of(source),
-                period: period_of(row.part),
+                period: period_of(source),
             }
         };
-        self.runner.costs().rows().map(cost).collect()
+        runner.named_costs().map(cost).collect()
     }
 }

@@ -1,42 +1,65 @@
-//! Cards: what jobs do with them, and their own courses.
+//! GPUs: what jobs do with them, and their own series.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use met_core::cards::{CardNow, Rows};
+use met_core::attribute::JobMap;
+use met_core::cards::{Cards, Rows};
 use met_core::course::Course;
 use met_core::gpu::card::{self, label};
-use met_core::holding::Holding;
-use met_core::job::{JobKey, ProcessId};
-use met_core::{MISSING, gpu};
-use met_host::clock;
-use met_sources::SOURCES;
+use met_core::idle_power::IdleRules;
+use met_core::job::JobKey;
+use met_core::{Batch, MISSING, Subject, gpu};
+use met_host::{Host, clock};
+use met_jobs::processes;
+use met_sinks::snapshot::{self, HeldCard};
+use met_sources::Runner;
 use met_store::Device;
 
-use super::Sampler;
-use met_jobs::processes;
+use super::tracked::Jobs;
 
-/// A card is sampled no more often than this for its own course.
-const CARD_SAMPLES_MS: i64 = 900;
-/// Bounds what a daemon that cannot write holds of each card: more than an hour.
-const CARD_SAMPLES_MAX: usize = 4096;
-
-/// How long after it was met the first process of a job is asked which cards it was given.
+/// A GPU is sampled no more often than this for its own series.
+const SAMPLES_MS: i64 = 900;
+/// Bounds what a daemon that cannot write holds of each GPU: more than an hour.
+const SAMPLES_MAX: usize = 4096;
+/// How long after it was met the first process of a job is asked which GPUs it was given.
 const ASKED_FOR_NS: i64 = 1_000_000_000;
+/// Ticks may be late by as much before the figures of GPUs have a gap.
+const LATE_NS: i64 = 2_000_000_000;
 
-impl Sampler {
-    /// Tells the first process of a job that was found before it had one, and the cards that this was given as
-    /// far as they are known: it may have ended.
-    pub fn set_main(&mut self, slot: u32, main: ProcessId, holdings: Vec<Holding>) {
-        let Some(job) = self.jobs.get_mut(&slot) else { return };
-        job.main = Some((main, clock::boottime_ns()));
-        if !holdings.is_empty() {
-            self.cards.hold(slot, holdings);
-        }
+/// A longer time between two looks is a gap in the figures of GPUs.
+pub(super) fn gap_ns(interval_ns: i64) -> i64 {
+    interval_ns * 3 + LATE_NS
+}
+
+/// The GPUs of the machine.
+#[derive(Default)]
+pub struct Gpus {
+    pub(super) cards: Cards,
+    /// Processes on GPUs that are no job's, as far as is known.
+    pub(super) strangers: HashSet<Subject>,
+    /// Samples that were not taken out yet, by uuid.
+    courses: HashMap<String, Course>,
+}
+
+impl Gpus {
+    pub(super) fn new(rules: IdleRules, interval_ns: i64) -> Gpus {
+        let mut gpus = Gpus::default();
+        gpus.cards.set_idle_rules(rules);
+        gpus.cards.set_gap(gap_ns(interval_ns));
+        gpus
     }
 
-    pub(super) fn follow_cards(&mut self, now_ns: i64) {
+    /// Takes in what was read of the GPUs.
+    pub(super) fn follow(
+        &mut self,
+        runner: &Runner,
+        host: &Host,
+        jobs: &mut Jobs,
+        map: &JobMap,
+        now_ns: i64,
+    ) {
         let mut rows = Vec::new();
-        for (batches, labels) in self.runner.labelled() {
+        for (batches, labels) in runner.labelled() {
             if let [cards, processes] = batches
                 && std::ptr::eq(cards.table, &gpu::card::TABLE)
             {
@@ -46,10 +69,10 @@ impl Sampler {
         if rows.is_empty() {
             return;
         }
-        for (&slot, job) in &mut self.jobs {
+        for (&slot, job) in jobs {
             // Between fork and exec a process still has its parent's environment, so a young one is asked again.
             if let Some((main, since_ns)) = job.main {
-                let known = processes::holdings(&self.host, main);
+                let known = processes::holdings(host, main);
                 if !known.is_empty() {
                     self.cards.hold(slot, known);
                 }
@@ -59,43 +82,56 @@ impl Sampler {
             }
         }
         let unix_offset_ns = clock::unix_offset_ns();
-        self.cards.look(&rows, &self.map, now_ns, unix_offset_ns);
-        self.keep_card_samples((now_ns + unix_offset_ns) / 1_000_000);
+        self.cards.look(&rows, map, now_ns, unix_offset_ns);
+        self.keep_samples((now_ns + unix_offset_ns) / 1_000_000);
     }
 
-    /// A card's own course is kept once, whoever uses it; what nobody holds, nobody asks for.
-    fn keep_card_samples(&mut self, time_ms: i64) {
+    /// A GPU's own series is stored once, whoever uses it; one that no job holds has none.
+    fn keep_samples(&mut self, time_ms: i64) {
         const KEPT: [usize; 5] =
             [card::UTILIZATION, card::MEMORY_USED, card::POWER, card::TEMPERATURE, card::CLOCK];
         for (labels, cells) in self.cards.in_use() {
             let uuid = &labels[label::UUID];
-            if !self.card_courses.contains_key(uuid) {
-                self.card_courses.insert(uuid.clone(), Course::new(&card::TABLE));
+            if !self.courses.contains_key(uuid) {
+                self.courses.insert(uuid.clone(), Course::new(&card::TABLE));
             }
-            let Some(course) = self.card_courses.get_mut(uuid) else { continue };
+            let Some(course) = self.courses.get_mut(uuid) else { continue };
             let mut kept = [MISSING; card::TABLE.columns.len()];
             for column in KEPT {
                 kept[column] = cells[column];
             }
-            // Early looks at a young job, and a clock that was set back, add nothing to a card's course.
+            // Early looks at a young job, and a clock that was set back, add nothing to a GPU's series.
             let last_ms = course.times_ms.last().copied().unwrap_or(i64::MIN);
-            if course.len() < CARD_SAMPLES_MAX && time_ms.saturating_sub(CARD_SAMPLES_MS) >= last_ms {
+            if course.len() < SAMPLES_MAX && time_ms.saturating_sub(SAMPLES_MS) >= last_ms {
                 course.push(time_ms, &kept);
             }
         }
     }
 
-    /// The samples of cards taken since the last call, by uuid.
-    pub fn drain_cards(&mut self) -> Vec<(String, Course)> {
-        self.card_courses.drain().filter(|(_, course)| !course.is_empty()).collect()
+    /// Whether a living process is on a GPU that was not there before and is of no job. On a busy node it may
+    /// be a job's, whose processes were last listed some ticks ago.
+    pub(super) fn meets_strangers(&mut self, batches: &[Batch], map: &JobMap) -> bool {
+        let of_cards = |batch: &&Batch| std::ptr::eq(batch.table, &gpu::process::TABLE);
+        let lives = |owner: &Subject| matches!(owner, Subject::Task { start_ticks, .. } if *start_ticks != 0);
+        let owners = batches.iter().filter(of_cards).flat_map(Batch::rows).map(|(row, _)| row.owner);
+        let strangers: HashSet<Subject> =
+            owners.filter(|owner| lives(owner) && map.owner(*owner).is_none()).collect();
+        let has_new = strangers.iter().any(|stranger| !self.strangers.contains(stranger));
+        self.strangers = strangers;
+        has_new
     }
 
-    /// The samples of a card that are not drained yet.
-    pub fn undrained_card(&self, uuid: &str) -> Option<&Course> {
-        self.card_courses.get(uuid)
+    /// The samples taken since the last call, by uuid.
+    pub fn drain(&mut self) -> Vec<(String, Course)> {
+        self.courses.drain().filter(|(_, course)| !course.is_empty()).collect()
     }
 
-    /// What is known of cards and outlives this process.
+    /// The samples of a GPU that are not drained yet.
+    pub fn undrained(&self, uuid: &str) -> Option<&Course> {
+        self.courses.get(uuid)
+    }
+
+    /// What is known of GPUs and outlives this process.
     pub fn devices(&self) -> Vec<Device> {
         let device = |(labels, idle_mw, lowest_mw): (&[String], Option<i64>, Option<i64>)| Device {
             uuid: labels[label::UUID].clone(),
@@ -107,40 +143,37 @@ impl Sampler {
         self.cards.idle_powers().map(device).collect()
     }
 
-    /// Tells what an earlier process learned about cards.
-    pub fn recall_devices(&mut self, devices: Vec<Device>) {
+    /// Takes over what an earlier process learned about GPUs.
+    pub fn recall(&mut self, devices: Vec<Device>) {
         for device in devices {
             self.cards.recall_idle(device.uuid, device.idle_mw, device.lowest_mw);
         }
     }
 
-    /// What went wrong with cards that should be here.
-    pub fn card_troubles(&mut self) -> Vec<String> {
-        let of_cards = |name: &str| {
-            let spec = SOURCES.iter().find(|spec| spec.name == name);
-            spec.is_some_and(|spec| spec.tables.iter().any(|table| std::ptr::eq(*table, &card::TABLE)))
-        };
-        let errors = self.runner.take_new_errors().into_iter().filter(|error| of_cards(error.source));
-        let mut troubles: Vec<String> = errors.map(|error| error.message).collect();
-        // A machine without cards of some maker is no trouble.
-        let silent = self.runner.unavailable().iter().map(|(_, why)| why.to_string());
-        troubles.extend(silent.filter(|why| why.contains(met_sources::NO_ANSWER)));
-        troubles
+    pub(super) fn rows(&self) -> snapshot::Rows {
+        let mut rows = snapshot::Rows::new(&card::TABLE);
+        for card in self.cards.now() {
+            rows.push(card.labels, card.cells);
+        }
+        rows
     }
 
-    pub fn has_cards(&self) -> bool {
-        self.runner
-            .labelled()
-            .any(|(batches, _)| batches.iter().any(|batch| std::ptr::eq(batch.table, &gpu::card::TABLE)))
-    }
-
-    /// The cards as last seen, with the jobs by their keys.
-    pub fn cards(&self) -> Vec<(CardNow<'_>, HashMap<u32, JobKey>)> {
-        let keys = |card: &CardNow<'_>| {
-            let users = card.processes.iter().filter_map(|&(_, slot, _, _)| slot);
-            let slots = users.chain(card.holders.iter().map(|&(slot, _)| slot));
-            slots.filter_map(|slot| Some((slot, self.jobs.get(&slot)?.key.clone()))).collect()
-        };
-        self.cards.now().map(|card| (card.clone(), keys(&card))).collect()
+    /// Each GPU that a job holds, with the job.
+    pub(super) fn held(&self, jobs: &Jobs) -> Vec<(JobKey, HeldCard)> {
+        let mut held = Vec::new();
+        for card in self.cards.now() {
+            let text = |index: usize| card.labels.get(index).cloned().unwrap_or_default();
+            for job in card.holders.iter().filter_map(|(slot, _)| jobs.get(slot)) {
+                let card = HeldCard {
+                    index: text(label::INDEX),
+                    uuid: text(label::UUID),
+                    parent: text(label::PARENT),
+                    vendor: text(label::VENDOR),
+                    mig: text(label::MIG),
+                };
+                held.push((job.key.clone(), card));
+            }
+        }
+        held
     }
 }

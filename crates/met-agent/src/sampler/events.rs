@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use met_core::Subject;
+use met_core::attribute::JobMap;
 use met_core::job::{EventCount, JobKey};
-use met_host::clock;
-use met_sources::{Options, TickInfo, perf};
+use met_sources::{Runner, perf};
 
-use super::Sampler;
-use super::tracked::Tracked;
+use super::membership::Membership;
+use super::tracked::{Jobs, Tracked};
 
 /// More names tell no more.
 const NAMED_MAX: usize = 5;
@@ -45,6 +45,44 @@ impl EventsAsked {
         let by_supervisor = has_supervisor && self.since_ns.is_none_or(|since_ns| born_ns > since_ns);
         self.for_all.clone().filter(|_| !by_supervisor)
     }
+
+    /// Requests the events of each cgroup, and `needed` in every job.
+    pub(super) fn request(&self, membership: &mut Membership, jobs: &Jobs, needed: Option<&str>) {
+        for target in &mut membership.targets.cgroups {
+            let slot = membership.map.owner(Subject::Cgroup(target.dirs.id));
+            let job = slot.and_then(|slot| jobs.get(&slot));
+            let asked = job.and_then(|job| self.of_job(&job.key, job.age.born_ns, target.counted));
+            target.events = match needed.filter(|_| job.is_some()) {
+                Some(event) => Some(with(asked, event)),
+                None => asked,
+            };
+        }
+    }
+
+    /// Jobs in which events cannot be counted from now on: they are their processes, and these are counted by a
+    /// supervisor that knew of it when the job began.
+    pub(super) fn uncounted(&self, membership: &Membership, jobs: &Jobs) -> Option<String> {
+        let counted: HashSet<u32> = (membership.targets.cgroups.iter())
+            .filter_map(|target| membership.map.owner(Subject::Cgroup(target.dirs.id)))
+            .collect();
+        let is_left_out = |(slot, job): &(&u32, &Tracked)| {
+            self.of_job(&job.key, job.age.born_ns, job.profile.kept).is_some() && !counted.contains(slot)
+        };
+        let mut names: Vec<String> = (jobs.iter())
+            .filter(is_left_out)
+            .map(|(_, job)| format!("{}:{}", job.key.manager, job.key.id))
+            .collect();
+        names.sort();
+        let more = names.len().saturating_sub(NAMED_MAX);
+        names.truncate(NAMED_MAX);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        (!names.is_empty()).then(|| {
+            format!(
+                "not counted in {}{more}: no cgroup to count in; perf.events counts jobs from their start",
+                names.join(", ")
+            )
+        })
+    }
 }
 
 /// The events that are asked for, and one that is needed besides.
@@ -60,91 +98,24 @@ fn shared(events: &[String]) -> Option<Arc<[String]>> {
     (!events.is_empty()).then(|| events.into())
 }
 
-impl Sampler {
-    /// Counts other events from now on. `options` has all their names. What cannot be counted is told.
-    pub fn set_events(&mut self, asked: EventsAsked, options: &Options) -> Option<String> {
-        self.asked = asked;
-        if self.refreshed_ns == i64::MIN {
-            self.refresh_members(clock::boottime_ns());
+/// What was counted in the cgroups of each job, as last read.
+pub(super) fn counts(runner: &Runner, map: &JobMap) -> Vec<(u32, EventCount)> {
+    let mut fresh: Vec<(u32, EventCount)> = Vec::new();
+    for (batches, labels) in runner.labelled() {
+        let [batch] = batches else { continue };
+        if !std::ptr::eq(batch.table, &perf::TABLE) {
+            continue;
         }
-        if options.events.is_empty() {
-            self.ask_for_events();
-            return None;
-        }
-        if !self.runner.is_open("perf") {
-            self.runner.reopen("perf", &self.host, options);
-        }
-        self.ask_for_events();
-        self.runner.read_again("perf", &self.targets, &TickInfo::default());
-        self.follow_events();
-        let unavailable = self.runner.unavailable().iter().find(|(spec, _)| spec.name == "perf");
-        let shortfall = self.runner.shortfalls().find(|(name, _)| *name == "perf");
-        let reason = unavailable.map(|(_, reason)| reason.to_string());
-        reason.or(shortfall.map(|(_, short)| short.detail)).or_else(|| self.without_cgroup())
-    }
-
-    /// Jobs in which events cannot be counted from now on: they are their processes, and these are counted by a
-    /// supervisor that knew of it when the job began.
-    fn without_cgroup(&self) -> Option<String> {
-        let counted: HashSet<u32> = (self.targets.cgroups.iter())
-            .filter_map(|target| self.map.owner(Subject::Cgroup(target.dirs.id)))
-            .collect();
-        let is_left_out = |(slot, job): &(&u32, &Tracked)| {
-            self.asked.of_job(&job.key, job.born_ns, job.profile.kept).is_some() && !counted.contains(slot)
-        };
-        let mut names: Vec<String> = (self.jobs.iter())
-            .filter(is_left_out)
-            .map(|(_, job)| format!("{}:{}", job.key.manager, job.key.id))
-            .collect();
-        names.sort();
-        let more = names.len().saturating_sub(NAMED_MAX);
-        names.truncate(NAMED_MAX);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        (!names.is_empty()).then(|| {
-            format!(
-                "not counted in {}{more}: no cgroup to count in; perf.events counts jobs from their start",
-                names.join(", ")
-            )
-        })
-    }
-
-    pub(super) fn ask_for_events(&mut self) {
-        for target in &mut self.targets.cgroups {
-            let slot = self.map.owner(Subject::Cgroup(target.dirs.id));
-            let job = slot.and_then(|slot| self.jobs.get(&slot));
-            let asked = job.and_then(|job| self.asked.of_job(&job.key, job.born_ns, target.counted));
-            target.events = match self.weight.event().filter(|_| job.is_some()) {
-                Some(event) => Some(with(asked, event)),
-                None => asked,
-            };
-        }
-    }
-
-    pub(super) fn follow_events(&mut self) {
-        let mut fresh: Vec<(u32, EventCount)> = Vec::new();
-        for (batches, labels) in self.runner.labelled() {
-            let [batch] = batches else { continue };
-            if !std::ptr::eq(batch.table, &perf::TABLE) {
-                continue;
-            }
-            for (row, cells) in batch.rows() {
-                let label = labels.get(row.part as usize).and_then(|label| label.first());
-                let (Some(slot), Some(label)) = (self.map.owner(row.owner), label) else { continue };
-                let Some(count) = perf::count_of(label, cells) else { continue };
-                // Several directories are of one job where several of its nodes are this machine.
-                match fresh.iter_mut().find(|(of, event)| *of == slot && event.name == count.name) {
-                    Some((_, event)) => event.count = event.count.saturating_add(count.count),
-                    None => fresh.push((slot, count)),
-                }
-            }
-        }
-        for (slot, count) in fresh {
-            self.energy.count(slot, &count.name, count.count);
-            let Some(job) = self.jobs.get_mut(&slot) else { continue };
-            match job.events.iter_mut().find(|event| event.name == count.name) {
-                Some(known) => *known = count,
-                None => job.events.push(count),
+        for (row, cells) in batch.rows() {
+            let label = labels.get(row.part as usize).and_then(|label| label.first());
+            let (Some(slot), Some(label)) = (map.owner(row.owner), label) else { continue };
+            let Some(count) = perf::count_of(label, cells) else { continue };
+            // Several directories are of one job where several of its nodes are this machine.
+            match fresh.iter_mut().find(|(of, event)| *of == slot && event.name == count.name) {
+                Some((_, event)) => event.count = event.count.saturating_add(count.count),
+                None => fresh.push((slot, count)),
             }
         }
     }
+    fresh
 }

@@ -1,46 +1,52 @@
 //! The machine itself, beside its jobs.
 
 use met_core::course::Course;
-use met_core::node::{Freshness, NodeRow};
+use met_core::node::{Freshness, NodeRow, NodeRows};
 use met_host::clock;
+use met_sources::Runner;
 
-use super::Sampler;
 use crate::node_series::{NodeCourse, NodeSeries};
 
-impl Sampler {
-    /// Whether the course of the machine is kept from now on.
-    pub fn keep_node(&mut self, keep: bool) {
-        self.node_series =
-            if keep { self.node_series.take().or_else(|| Some(NodeSeries::default())) } else { None };
+/// What is known of the machine, and its series if they are stored.
+#[derive(Default)]
+pub struct Machine {
+    rows: NodeRows,
+    series: Option<NodeSeries>,
+}
+
+impl Machine {
+    /// Whether the series of the machine are collected from now on.
+    pub fn keep_series(&mut self, keep: bool) {
+        self.series = keep.then(|| self.series.take().unwrap_or_default());
     }
 
-    /// The samples of the machine taken since the last call.
-    pub fn drain_node(&mut self) -> Vec<NodeCourse> {
-        self.node_series.as_mut().map(NodeSeries::drain).unwrap_or_default()
+    /// The samples taken since the last call.
+    pub fn drain(&mut self) -> Vec<NodeCourse> {
+        self.series.as_mut().map(NodeSeries::drain).unwrap_or_default()
     }
 
-    /// The samples of the machine that are not drained yet, by table and label.
-    pub fn undrained_node(&self) -> impl Iterator<Item = (&str, &Course)> {
-        self.node_series.iter().flat_map(NodeSeries::undrained)
+    /// The samples that are not drained yet, by label.
+    pub fn undrained(&self) -> impl Iterator<Item = (&str, &Course)> {
+        self.series.iter().flat_map(NodeSeries::undrained)
     }
 
-    pub(super) fn follow_node(&mut self, now_ns: i64) {
+    pub(super) fn follow(&mut self, runner: &Runner, interval_ns: i64, now_ns: i64) {
         let unix_offset_ns = clock::unix_offset_ns();
-        for source in self.runner.node() {
+        for source in runner.node() {
             // What a tick reads is as old as the last tick, however short its own period.
-            let period_ns = source.period_ns.max(self.interval_ns);
+            let period_ns = source.period_ns.max(interval_ns);
             for batch in source.batches {
-                self.node.take(source.name, batch, source.labels, period_ns);
-                if let Some(series) = &mut self.node_series {
+                self.rows.take(source.name, batch, source.labels, period_ns);
+                if let Some(series) = &mut self.series {
                     series.take(batch, source.labels, unix_offset_ns);
                 }
             }
         }
-        self.node.forget_old(now_ns);
+        self.rows.forget_old(now_ns);
     }
 
     /// What is known of the machine at this moment, and how fresh it is.
-    pub fn node_rows(&self) -> impl Iterator<Item = (&NodeRow, Freshness)> {
-        self.node.known(clock::boottime_ns())
+    pub fn rows(&self) -> impl Iterator<Item = (&NodeRow, Freshness)> {
+        self.rows.known(clock::boottime_ns())
     }
 }

@@ -2,18 +2,17 @@
 
 use std::collections::HashMap;
 
-use met_core::gpu::card::{self, label};
 use met_core::job::JobKey;
 use met_core::job_table::*;
-use met_core::{JOB, MISSING, Table};
-use met_host::clock;
-use met_sinks::snapshot::{HeldCard, Rows};
-use met_sources::{SOURCES, self_cost};
-
 use met_core::sampled::OF_NETWORK;
-
-use super::{Sampler, Tracked};
+use met_core::{JOB, MISSING, Table};
 use met_query::hidden_io;
+use met_sinks::snapshot::{HeldCard, Rows};
+use met_sources::{Runner, self_cost};
+
+use super::machine::Machine;
+use super::tracked::Tracked;
+use crate::node_energy::NodeEnergy;
 
 /// The machine and its jobs at one tick.
 #[derive(Clone, Debug, Default)]
@@ -28,81 +27,18 @@ pub struct NodeNow {
     pub cards: Vec<(JobKey, HeldCard)>,
 }
 
-impl Sampler {
-    pub fn now(&self) -> NodeNow {
-        let now_ns = clock::boottime_ns();
-        let mut tables = self.node_tables(now_ns);
-        tables.push(self.card_rows());
-        tables.push(self.cost_rows());
-        tables.extend(self.energy.tables());
-        let jobs = self.jobs.iter().map(|(&slot, job)| (job.key.clone(), self.cells_of(slot, job, now_ns)));
-        NodeNow {
-            time_ns: now_ns + clock::unix_offset_ns(),
-            interval_ns: self.interval_ns,
-            ticks: self.ticks,
-            jobs: jobs.collect(),
-            cards: self.held_cards(),
-            tables,
-        }
-    }
-
-    /// Of the machine, without what has grown old: a gap is a gap on a page, too.
-    fn node_tables(&self, now_ns: i64) -> Vec<Rows> {
-        let mut tables: Vec<Rows> = Vec::new();
-        for (row, _) in self.node.known(now_ns) {
-            rows_of(&mut tables, row.table).push(&row.labels, &row.cells);
-        }
-        tables
-    }
-
-    fn card_rows(&self) -> Rows {
-        let mut rows = Rows::new(&card::TABLE);
-        for card in self.cards.now() {
-            rows.push(card.labels, card.cells);
-        }
-        rows
-    }
-
-    fn cost_rows(&self) -> Rows {
-        let mut rows = Rows::new(&self_cost::TABLE);
-        for (row, cells) in self.runner.costs().rows() {
-            let name = SOURCES.get(row.part as usize).map_or("?", |spec| spec.name);
-            rows.push(&[name.to_owned()], cells);
-        }
-        rows
-    }
-
-    fn held_cards(&self) -> Vec<(JobKey, HeldCard)> {
-        let mut held = Vec::new();
-        for card in self.cards.now() {
-            let text = |index: usize| card.labels.get(index).cloned().unwrap_or_default();
-            for (slot, _) in &card.holders {
-                let Some(job) = self.jobs.get(slot) else { continue };
-                let card = HeldCard {
-                    index: text(label::INDEX),
-                    uuid: text(label::UUID),
-                    parent: text(label::PARENT),
-                    vendor: text(label::VENDOR),
-                    mig: text(label::MIG),
-                };
-                held.push((job.key.clone(), card));
-            }
-        }
-        held
-    }
-
-    /// The job's row with its counters and levels as last read and its peaks so far, as `live` tells them.
-    fn cells_of(&self, slot: u32, job: &Tracked, now_ns: i64) -> Vec<i64> {
+impl Tracked {
+    /// The job's row with its counters and levels as last read and its peaks so far, as [`Tracked::live`] has them.
+    pub(super) fn cells(&self, slot: u32, energy: &NodeEnergy, now_ns: i64) -> Vec<i64> {
         let mut cells = vec![MISSING; JOB.columns.len()];
-        let running = &job.running;
-        let now_ms = (now_ns + job.unix_offset_ns) / 1_000_000;
-        for (column, value) in running.levels(now_ms - running.gap_ms()) {
+        let running = &self.running;
+        for (column, value) in running.levels(self.age.unix_ms(now_ns) - running.gap_ms()) {
             cells[column] = value;
         }
-        for (column, value) in running.counters(job.profile.attached) {
+        for (column, value) in running.counters(self.profile.attached) {
             cells[column] = value;
         }
-        if job.profile.hides_io {
+        if self.profile.hides_io {
             hidden_io::blank(&mut cells);
         }
         for (column, value) in running.counters(true).filter(|(column, _)| OF_NETWORK.contains(column)) {
@@ -124,16 +60,33 @@ impl Sampler {
         if let Some(cores) = running.peak_cores() {
             cells[CORES_PEAK] = (cores * 1000.0).round() as i64;
         }
-        self.energy.fill(slot, &mut cells);
-        // A counter on a page does not fall because a card's energy turned out to be another's: that is a restart to
-        // whoever reads it.
+        energy.fill(slot, &mut cells);
+        // A counter on a page does not fall because a GPU's energy turned out to be another's: that is a restart to
+        // its readers.
         for column in met_core::energy::COLUMNS {
             if cells[column] != MISSING {
-                cells[column] = cells[column].max(job.floors[column]);
+                cells[column] = cells[column].max(self.counts.floors[column]);
             }
         }
         cells
     }
+}
+
+/// Of the machine, without what has grown old: a gap is a gap on a page, too.
+pub(super) fn node_tables(machine: &Machine) -> Vec<Rows> {
+    let mut tables: Vec<Rows> = Vec::new();
+    for (row, _) in machine.rows() {
+        rows_of(&mut tables, row.table).push(&row.labels, &row.cells);
+    }
+    tables
+}
+
+pub(super) fn cost_rows(runner: &Runner) -> Rows {
+    let mut rows = Rows::new(&self_cost::TABLE);
+    for (source, cells) in runner.named_costs() {
+        rows.push(&[source.to_owned()], cells);
+    }
+    rows
 }
 
 fn rows_of<'t>(tables: &'t mut Vec<Rows>, table: &'static Table) -> &'t mut Rows {
@@ -154,6 +107,7 @@ mod tests {
     use met_host::Host;
 
     use super::*;
+    use crate::sampler::Sampler;
     use met_config::Config;
     use met_core::sample;
 
@@ -173,7 +127,7 @@ mod tests {
         let shown = |sampler: &Sampler| sampler.now().jobs[&record.key][ENERGY];
         assert_eq!(shown(&sampler), 3_000_000);
         // The last tick had more, before a part of it went to another job.
-        sampler.jobs.get_mut(&slot).unwrap().floors[ENERGY] = 5_000_000;
+        sampler.jobs.get_mut(&slot).unwrap().counts.floors[ENERGY] = 5_000_000;
         assert_eq!(shown(&sampler), 5_000_000);
     }
 }

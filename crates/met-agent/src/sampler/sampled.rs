@@ -6,13 +6,12 @@ use met_core::belief::{CHARGED, completes, fill_events, fit_cpu_parts};
 use met_core::course::Course;
 use met_core::ended::{INHERITED, OWN};
 use met_core::job::QualityKind::{LowerBound, Measured};
-use met_core::job::{Emission, EventCount, GpuUse, QualityKind, Record, Totals};
+use met_core::job::{QualityKind, Record, Totals};
 use met_core::job_table::*;
 use met_core::provenance::{Account, Caveat};
 use met_core::{JOB, Kind, MISSING};
 
-use met_core::sampled::totals;
-use met_query::live::PEAK_SPAN_MS;
+use met_query::live::{Live, PEAK_SPAN_MS};
 
 use super::gap_ms;
 use met_core::running::Running;
@@ -41,10 +40,8 @@ impl Known {
 pub struct Sampled {
     /// Samples that were not taken out before.
     pub course: Course,
-    pub(super) totals: Totals,
-    pub(super) gpus: Vec<GpuUse>,
-    pub(super) events: Vec<EventCount>,
-    pub(super) emission: Option<Emission>,
+    /// What was known of it last.
+    pub(super) live: Live,
     pub(super) attached: bool,
     pub(super) ends: Ends,
     /// Why some of its containers are in none of its figures.
@@ -112,10 +109,7 @@ impl Default for Sampled {
     fn default() -> Sampled {
         Sampled {
             course: Course::new(&JOB),
-            totals: Totals::default(),
-            gpus: Vec::new(),
-            emission: None,
-            events: Vec::new(),
+            live: Live::default(),
             attached: false,
             ends: Ends::default(),
             uncounted: None,
@@ -129,24 +123,18 @@ impl Sampled {
     pub fn of_course(course: &Course, record: &Record) -> Sampled {
         let Some(local) = &record.local else { return Sampled::default() };
         let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
-        let mut cells = vec![MISSING; JOB.columns.len()];
-        for (index, &time_ms) in course.times_ms.iter().enumerate() {
-            for (cell, column) in cells.iter_mut().zip(&course.columns) {
-                *cell = column[index];
-            }
-            running.push(time_ms, &cells);
-        }
-        Sampled { totals: totals(&running, met_jobs::enclosure::profile(local)), ..Sampled::default() }
+        course.each_row(|time_ms, cells| running.push(time_ms, cells));
+        Sampled { live: Live::of(&running, met_jobs::enclosure::profile(local)), ..Sampled::default() }
     }
 
     /// Whether it had to do with a card, as far as could be seen.
     pub fn has_cards(&self) -> bool {
-        !self.gpus.is_empty()
+        !self.live.gpus.is_empty()
     }
 
     /// Adds the totals that are not known otherwise. Of a counter the last sample is not its end.
     pub fn fill(&self, record: &mut Record) {
-        for (column, figure) in self.totals.iter() {
+        for (column, figure) in self.live.totals.iter() {
             // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
             let final_already = CHARGED.contains(&column);
             if completes(column, record.totals.figure(column), figure) {
@@ -166,7 +154,7 @@ impl Sampled {
     /// still lacks him.
     fn raise_peaks(&self, record: &mut Record) {
         for column in [MEMORY_PEAK, OOM_KILLS] {
-            if let (Some(known), Some(seen)) = (record.totals.figure(column), self.totals.figure(column))
+            if let (Some(known), Some(seen)) = (record.totals.figure(column), self.live.totals.figure(column))
                 && seen.value > known.value
             {
                 let kind = if known.kind == LowerBound { LowerBound } else { seen.kind };
@@ -177,7 +165,7 @@ impl Sampled {
 
     /// No total is below what a sample saw. The account it is from missed somebody, then, and may have missed more.
     fn raise_cpu(&self, totals: &mut Totals) {
-        let (Some(known), Some(seen)) = (totals.figure(CPU), self.totals.figure(CPU)) else { return };
+        let (Some(known), Some(seen)) = (totals.figure(CPU), self.live.totals.figure(CPU)) else { return };
         if seen.value > known.value + known.value / CPU_DOUBT_SHARE + CPU_DOUBT_NS {
             totals.set(CPU, seen.value, LowerBound, seen.source.clone());
         }
@@ -187,7 +175,7 @@ impl Sampled {
     /// slow tick may be long ago.
     pub fn close_course(&mut self, record: &Record) {
         let Some(end_ms) = record.end_ns.map(|end_ns| end_ns / 1_000_000) else { return };
-        let never_sampled = self.totals.iter().next().is_none();
+        let never_sampled = self.live.totals.iter().next().is_none();
         if self.attached
             || never_sampled
             || self.course.times_ms.last().is_some_and(|&last_ms| last_ms >= end_ms)
@@ -208,7 +196,7 @@ impl Sampled {
         if !course.is_empty() {
             record.summaries = course.summaries(gap_ms(interval).max(self.gap_ms));
         }
-        let seen = self.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
+        let seen = self.live.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
         self.fill(record);
         self.raise_peaks(record);
         self.ends.confirm_reaped(&mut record.totals);
@@ -216,11 +204,11 @@ impl Sampled {
         self.raise_cpu(&mut record.totals);
         fit_cpu_parts(&mut record.totals);
         // What a supervisor counts, it counts from the beginning.
-        fill_events(&mut record.events, &self.events);
-        if !self.gpus.is_empty() {
-            record.gpus = self.gpus.clone();
+        fill_events(&mut record.events, &self.live.events);
+        if !self.live.gpus.is_empty() {
+            record.gpus = self.live.gpus.clone();
         }
-        record.emission = record.emission.take().or_else(|| self.emission.clone());
+        record.emission = record.emission.take().or_else(|| self.live.emission.clone());
         if let Some(seen) = seen {
             record.totals.set(PROCESSES, seen, LowerBound, "/proc");
         }
@@ -285,7 +273,7 @@ mod tests {
     #[test]
     fn a_peak_that_a_sample_raises_is_still_without_those_it_lacked() {
         let mut sampled = Sampled::default();
-        sampled.totals.set(MEMORY_PEAK, 200, QualityKind::Sampled, Account::Cgroup);
+        sampled.live.totals.set(MEMORY_PEAK, 200, QualityKind::Sampled, Account::Cgroup);
         for (known, raised) in [(LowerBound, LowerBound), (Measured, QualityKind::Sampled)] {
             let mut record = met_core::sample::full(1, "train");
             record.totals.set(MEMORY_PEAK, 100, known, Account::Cgroup);

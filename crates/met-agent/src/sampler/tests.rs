@@ -7,11 +7,12 @@ use std::time::Instant;
 
 use met_core::gpu::card::label;
 use met_core::job::{GpuUse, QualityKind};
+use met_core::job_table::*;
+use met_core::{MISSING, Subject};
 use met_sources::self_cost;
 
 use super::*;
 use met_core::sample;
-use met_query::live::Live;
 
 const SCRIPT: &str = "driver 1\n\
     card 0 uuid=GPU-a name=Fake_H200 power=300000 util=90 memory=3000 total=8000 temperature=61\n";
@@ -104,13 +105,13 @@ fn what_a_job_did_with_a_card_goes_on_after_a_restart() {
         live.gpus.first().is_some_and(|gpu| gpu.used_ns > 0 && gpu.memory_peak_bytes == Some(5000))
     });
     let course = first.drain().remove(0).1;
-    let devices = first.devices();
+    let devices = first.gpus.devices();
     drop(first);
 
     job.script(0, 10);
     record.gpus = before.gpus.clone();
     let mut second = job.sampler(&host);
-    second.recall_devices(devices);
+    second.gpus.recall(devices);
     let slot = second.add(&record).unwrap();
     second.recall(slot, &course);
     let used_ns = before.gpus[0].used_ns;
@@ -143,7 +144,7 @@ fn energy_that_was_charged_stays_when_the_library_is_gone() {
     second.recall(slot, &course);
     second.look();
     let sampled = second.remove(slot, Known::default()).unwrap();
-    let figure = sampled.totals.figure(GPU_ENERGY).unwrap();
+    let figure = sampled.live.totals.figure(GPU_ENERGY).unwrap();
     assert_eq!((figure.value, figure.kind), (energy_uj(&before), QualityKind::LowerBound));
 }
 
@@ -155,12 +156,12 @@ fn the_course_of_a_card_is_sampled_once_while_a_job_has_it() {
     let mut sampler = job.sampler(&host);
     sampler.add(&job.record(&host)).unwrap();
     look_until(&mut sampler, |live| live.gpus.first().is_some_and(|gpu| gpu.held_ns > 0));
-    let cards = sampler.drain_cards();
+    let cards = sampler.gpus.drain();
     assert_eq!(cards.iter().map(|(uuid, _)| uuid.as_str()).collect::<Vec<_>>(), ["GPU-a"]);
     let course = &cards[0].1;
     assert_eq!((course.columns[card::POWER][0], course.columns[card::UTILIZATION][0]), (300_000, 900));
     assert!(course.columns[card::PASS_AGE].iter().all(|&cell| cell == MISSING), "only what is shown is kept");
-    assert!(sampler.drain_cards().is_empty());
+    assert!(sampler.gpus.drain().is_empty());
 }
 
 /// The script with the process of a job on the card, which a driver may name when it has ended.
@@ -210,21 +211,21 @@ fn a_process_that_appears_on_a_card_is_its_jobs_though_nobody_has_listed_it_yet(
     let slot = sampler.add(&job.record(&host)).unwrap();
     look_until(&mut sampler, |live| live.gpus.first().is_some_and(|gpu| gpu.processes == 1));
     // As if its processes had not been listed since before it was there.
-    sampler.map.clear();
-    sampler.map.add_job(slot, None);
-    sampler.targets.clear();
-    sampler.card_strangers.clear();
-    sampler.membership_every_ns = i64::MAX / 2;
+    sampler.membership.map.clear();
+    sampler.membership.map.add_job(slot, None);
+    sampler.membership.targets.clear();
+    sampler.gpus.strangers.clear();
+    sampler.membership.every_ns = i64::MAX / 2;
     look_until(&mut sampler, |_| true);
     let me = sampler.host.process(job.child.id()).unwrap();
     let subject = Subject::Task { pid: me.pid, start_ticks: me.start_ticks };
     let begin = Instant::now();
-    while sampler.map.owner(subject) != Some(slot) {
+    while sampler.membership.map.owner(subject) != Some(slot) {
         assert!(begin.elapsed() < Duration::from_secs(30), "it stays nobody's");
         sampler.look();
     }
     sampler.look();
-    assert!(sampler.card_strangers.is_empty());
+    assert!(sampler.gpus.strangers.is_empty());
 }
 
 #[test]
@@ -235,7 +236,7 @@ fn another_period_ticks_at_its_own_multiples() {
     let gap_before_ms = sampler.gap_ms();
     for interval_ms in [1500, 250, 60_000] {
         sampler.set_interval(Duration::from_millis(interval_ms));
-        assert_eq!(sampler.next_tick_ns % (interval_ms as i64 * 1_000_000), 0);
+        assert_eq!(sampler.schedule.next_ns % (interval_ms as i64 * 1_000_000), 0);
         assert!(sampler.until_next_tick() <= Duration::from_millis(interval_ms));
     }
     assert!(sampler.gap_ms() < gap_before_ms);
@@ -361,12 +362,12 @@ fn all_energy_of_a_job_is_that_of_its_cards_and_of_the_rest_at_every_moment() {
     second.recall(slot, &course);
     look_until(&mut second, |live| is_charged(live) && energy_uj(live) > energy_uj(&before) + 20_000_000);
     let sampled = second.remove(slot, Known::default()).unwrap();
-    assert_cards_are_a_part(&sampled.totals, None);
+    assert_cards_are_a_part(&sampled.live.totals, None);
     let settled = second.settle_now();
     // Who keeps the end may know nothing of cards yet.
     let mut totals = met_core::job::Totals::default();
     settled[0].1.put(&mut totals);
-    assert!(totals.get(ENERGY) >= sampled.totals.get(GPU_ENERGY), "{totals:?}");
+    assert!(totals.get(ENERGY) >= sampled.live.totals.get(GPU_ENERGY), "{totals:?}");
 }
 
 #[test]

@@ -1,40 +1,47 @@
 //! Rows of any table, as they were just read, for sinks that want them.
 
+use met_core::attribute::JobMap;
 use met_core::gpu::{self, card};
 use met_core::job::JobKey;
 use met_core::{Batch, JOB, Row, Subject, Table};
-use met_host::clock;
 use met_sinks::bus::Ticker;
 use met_sinks::event::{Tick, TickRow};
-use met_sources::{SOURCES, self_cost};
+use met_sources::{Runner, self_cost};
 
-use super::Sampler;
+use super::tracked::Jobs;
 
-impl Sampler {
-    /// Publishes what the last tick has read. Sources that are read less often have rows only when they were.
-    pub fn publish_tick(&self, ticker: &Ticker) {
-        let time_ns = clock::boottime_ns() + clock::unix_offset_ns();
+/// What a tick has read, and whose it is.
+pub(super) struct TickRows<'a> {
+    pub(super) time_ns: i64,
+    pub(super) runner: &'a Runner,
+    pub(super) job_rows: &'a Batch,
+    pub(super) jobs: &'a Jobs,
+    pub(super) map: &'a JobMap,
+}
+
+impl TickRows<'_> {
+    /// Publishes the rows that sinks want. Sources that are read less often have rows only when they were.
+    pub(super) fn publish(&self, ticker: &Ticker) {
         if ticker.wants(&JOB) {
-            ticker.publish(self.job_rows(time_ns));
+            ticker.publish(self.of_jobs());
         }
         if ticker.wants(&self_cost::TABLE) {
-            let mut tick = Tick::new(time_ns, &self_cost::TABLE);
-            for (row, cells) in self.runner.costs().rows() {
-                let source = SOURCES.get(row.part as usize).map_or("?", |spec| spec.name);
+            let mut tick = Tick::new(self.time_ns, &self_cost::TABLE);
+            for (source, cells) in self.runner.named_costs() {
                 tick.push(TickRow { job: None, labels: vec![source.to_owned()] }, cells);
             }
             ticker.publish(tick);
         }
         for (batches, labels) in self.runner.labelled() {
             for batch in batches.iter().filter(|batch| !batch.is_empty() && ticker.wants(batch.table)) {
-                ticker.publish(self.rows_of(time_ns, batch, labels));
+                ticker.publish(self.of_source(batch, labels));
             }
         }
     }
 
-    fn job_rows(&self, time_ns: i64) -> Tick {
-        let mut tick = Tick::new(time_ns, &JOB);
-        for (row, cells) in self.out.rows() {
+    fn of_jobs(&self) -> Tick {
+        let mut tick = Tick::new(self.time_ns, &JOB);
+        for (row, cells) in self.job_rows.rows() {
             if let Some(job) = self.job_of(row.owner) {
                 let labels =
                     vec![job.cluster.clone().unwrap_or_default(), job.manager.clone(), job.id.clone()];
@@ -44,8 +51,8 @@ impl Sampler {
         tick
     }
 
-    fn rows_of(&self, time_ns: i64, batch: &Batch, known: &[Vec<String>]) -> Tick {
-        let mut tick = Tick::new(time_ns, batch.table);
+    fn of_source(&self, batch: &Batch, known: &[Vec<String>]) -> Tick {
+        let mut tick = Tick::new(self.time_ns, batch.table);
         for (row, cells) in batch.rows() {
             let labels = labels_of(batch.table, row, known);
             tick.push(TickRow { job: self.job_of(row.owner).cloned(), labels }, cells);
@@ -91,6 +98,7 @@ mod tests {
     use met_sinks::sink::{Interest, Sink, SinkError};
 
     use super::*;
+    use crate::sampler::Sampler;
     use met_config::Config;
 
     struct Collects(Vec<String>, mpsc::Sender<Event>);

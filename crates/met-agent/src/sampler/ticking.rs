@@ -1,24 +1,20 @@
-//! Ticks: when, and what is done at one.
+//! What is done at a tick.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::time::Duration;
 
 use met_core::ended::{INHERITED, OWN};
 use met_core::job_table::*;
-use met_core::{Batch, JOB, MISSING, Subject, gpu};
+use met_core::{JOB, MISSING, Subject};
 use met_host::clock;
+use met_query::hidden_io;
 use met_sources::TickInfo;
 
-use super::Sampler;
-use super::tracked::Tracked;
-use met_query::hidden_io;
+use super::tracked::{AsRead, Tracked};
+use super::{Sampler, events};
 
-/// A job younger than this is read more often than the period: a short one would not be seen at all.
-pub(super) const EARLY_MS: [i64; 6] = [20, 50, 100, 200, 400, 800];
 /// Beyond so many jobs the extra readings would cost more than they tell.
 const EARLY_JOBS_MAX: usize = 16;
-/// What is dear to read is read at every tenth tick.
-const SLOW_EVERY: u64 = 10;
 /// So few processes and cgroups may be read in full each time: a quarter of a millisecond.
 const FEW_TARGETS: usize = 32;
 
@@ -34,10 +30,10 @@ impl Sampler {
         if now_ns < self.due_ns() {
             return false;
         }
-        let regular = now_ns >= self.next_tick_ns;
+        let regular = now_ns >= self.schedule.next_ns;
         self.tick(now_ns, regular);
         if regular {
-            self.next_tick_ns = next_boundary(clock::boottime_ns(), self.interval_ns);
+            self.schedule.plan_next();
         }
         true
     }
@@ -48,109 +44,103 @@ impl Sampler {
     }
 
     fn due_ns(&self) -> i64 {
-        if self.jobs.len() > EARLY_JOBS_MAX {
-            return self.next_tick_ns;
-        }
-        let early = |job: &Tracked| EARLY_MS.get(job.early_taken).map(|ms| job.born_ns + ms * 1_000_000);
-        self.jobs.values().filter_map(early).min().map_or(self.next_tick_ns, |due| due.min(self.next_tick_ns))
+        let few = (self.jobs.len() <= EARLY_JOBS_MAX).then_some(&self.jobs);
+        let early = few.into_iter().flat_map(HashMap::values).filter_map(|job| job.age.early_ns());
+        early.chain([self.schedule.next_ns]).min().unwrap_or(self.schedule.next_ns)
     }
 
-    pub(super) fn tick(&mut self, now_ns: i64, regular: bool) {
-        let due = regular && self.ticks.is_multiple_of(SLOW_EVERY);
-        let cgroups_only = !due && self.cgroups_suffice(now_ns);
-        self.departures.hear(&self.targets, &self.map);
+    fn tick(&mut self, now_ns: i64, regular: bool) {
+        let is_slow_due = regular && self.schedule.is_slow_due();
+        let cgroups_only = !is_slow_due && self.cgroups_suffice(now_ns);
+        self.departures.hear(&self.membership.targets, &self.membership.map);
         self.leave_containers();
-        if now_ns - self.membership_every_ns >= self.refreshed_ns && !cgroups_only {
+        if self.membership.is_due(now_ns) && !cgroups_only {
             self.follow_containers();
-            self.refresh_members(now_ns);
+            self.list_members(now_ns);
         }
         self.follow_departures(None);
-        let slow = due || regular && self.target_count() <= FEW_TARGETS;
-        self.ticks += u64::from(regular);
-        self.runner.read(&self.targets, &TickInfo { slow, cgroups_only });
-        if self.meets_strangers() && self.refreshed_ns < now_ns {
-            self.refresh_members(now_ns);
+        let slow = is_slow_due || regular && self.membership.target_count() <= FEW_TARGETS;
+        self.schedule.ticks += u64::from(regular);
+        self.runner.read(&self.membership.targets, &TickInfo { slow, cgroups_only });
+        let meets_strangers = self.gpus.meets_strangers(self.runner.batches(), &self.membership.map);
+        if meets_strangers && self.membership.listed_ns < now_ns {
+            self.list_members(now_ns);
         }
-        self.fold.jobs(self.runner.batches(), &self.map, &mut self.out);
+        self.fold.jobs(self.runner.batches(), &self.membership.map, &mut self.out);
         self.follow_own();
         self.follow_hidden_io(slow);
         self.follow_events();
-        self.follow_cards(now_ns);
-        self.follow_node(now_ns);
-        self.energy.follow(now_ns, self.runner.node(), &self.out, &self.cards, &self.map);
+        self.follow_gpus(now_ns);
+        self.machine.follow(&self.runner, self.schedule.interval_ns, now_ns);
+        self.follow_energy(now_ns);
+        self.sample_jobs(now_ns);
+    }
+
+    fn sample_jobs(&mut self, now_ns: i64) {
         for (row, cells) in self.out.rows_mut() {
             let Subject::Job(slot) = row.owner else { continue };
             let Some(job) = self.jobs.get_mut(&slot) else { continue };
-            while EARLY_MS.get(job.early_taken).is_some_and(|ms| job.born_ns + ms * 1_000_000 <= now_ns) {
-                job.early_taken += 1;
-            }
-            cells[PROCESSES] = self.members.processes_seen(slot) as i64;
-            job.add_gone(self.departures.gone(slot), cells);
-            job.add_left(cells);
-            if job.profile.hides_io {
-                hidden_io::blank(cells);
-            }
-            job.add_memory(cells);
-            // A process holds some memory: the kernel counts in batches, and has not counted it yet.
-            if cells[MEMORY_NEEDED] == 0 {
-                cells[MEMORY_NEEDED] = MISSING;
-            }
-            self.cards.fill(slot, cells);
-            for (column, before_uj) in
-                [(GPU_ENERGY, job.gpu_before_uj.0), (GPU_ENERGY_IDLE, job.gpu_before_uj.1)]
-            {
-                cells[column] = match cells[column] {
-                    // Out of sight, or not met yet: what an earlier daemon saw of it is known all the same.
-                    MISSING if before_uj > 0 => before_uj,
-                    MISSING => MISSING,
-                    since_uj => since_uj + before_uj,
-                };
-            }
-            self.energy.fill(slot, cells);
-            job.hold_counters(cells);
-            let time_ms = (now_ns + job.unix_offset_ns) / 1_000_000;
-            job.course.push(time_ms, cells);
-            job.running.push(time_ms, cells);
+            job.age.pass_early(now_ns);
+            let seen = self.membership.members.processes_seen(slot);
+            let row = job.add_ended(AsRead(cells), self.departures.gone(slot), seen);
+            let row = job.complete_levels(row);
+            let row = job.add_shares(row, slot, &self.gpus.cards, &self.energy);
+            job.sample(row, now_ns);
         }
     }
 
-    pub(super) fn refresh_members(&mut self, now_ns: i64) {
-        // A /proc that cannot be listed leaves the members as they were.
-        let _ = self.members.refresh(&self.host);
-        self.runner.count_unparsed("process", self.members.unparsed());
-        self.refreshed_ns = now_ns;
-        self.targets.clear();
-        self.map.clear();
-        self.members.fill(&mut self.targets, &mut self.map);
-        self.ask_for_events();
+    pub(super) fn list_members(&mut self, now_ns: i64) {
+        self.membership.list(&self.host, now_ns);
+        self.runner.count_unparsed("process", self.membership.members.unparsed());
+        self.request_events();
     }
 
-    /// Whether a living process is on a card that was not there before and is nobody's. On a busy node it may
-    /// be a job's, whose processes were last listed some ticks ago.
-    fn meets_strangers(&mut self) -> bool {
-        let of_cards = |batch: &&Batch| std::ptr::eq(batch.table, &gpu::process::TABLE);
-        let mut strangers = HashSet::new();
-        for (row, _) in self.runner.batches().iter().filter(of_cards).flat_map(Batch::rows) {
-            let lives = matches!(row.owner, Subject::Task { start_ticks, .. } if start_ticks != 0);
-            if lives && self.map.owner(row.owner).is_none() {
-                strangers.insert(row.owner);
+    pub(super) fn request_events(&mut self) {
+        self.asked.request(&mut self.membership, &self.jobs, self.energy.weight().event());
+    }
+
+    pub(super) fn follow_events(&mut self) {
+        for (slot, count) in events::counts(&self.runner, &self.membership.map) {
+            self.energy.count(slot, &count.name, count.count);
+            if let Some(job) = self.jobs.get_mut(&slot) {
+                job.count_event(count);
             }
         }
-        let has_new = strangers.iter().any(|stranger| !self.card_strangers.contains(stranger));
-        self.card_strangers = strangers;
-        has_new
     }
 
-    fn target_count(&self) -> usize {
-        self.targets.tasks.len() + self.targets.cgroups.len()
+    pub(super) fn follow_gpus(&mut self, now_ns: i64) {
+        self.gpus.follow(&self.runner, &self.host, &mut self.jobs, &self.membership.map, now_ns);
+    }
+
+    pub(super) fn follow_energy(&mut self, now_ns: i64) {
+        self.energy.follow(now_ns, self.runner.node(), &self.out, &self.gpus.cards, &self.membership.map);
+    }
+
+    /// Begins to read containers that were started since the last look.
+    fn follow_containers(&mut self) {
+        for (&slot, job) in self.jobs.iter_mut().filter(|(_, job)| job.profile.kept && job.profile.counts_cpu)
+        {
+            job.containers.follow(&self.host, &mut self.membership.members, slot);
+        }
+    }
+
+    /// Keeps what was counted in cgroups of containers that are gone.
+    fn leave_containers(&mut self) {
+        for (&slot, job) in &mut self.jobs {
+            for paths in job.containers.take_gone(&self.host) {
+                if let Some(id) = self.membership.members.cgroup_id(slot, &paths) {
+                    job.leave_cgroup(id, self.runner.batches(), None);
+                }
+                self.membership.members.drop_cgroup(slot, &paths);
+            }
+        }
     }
 
     /// Between slow ticks a CPU file and a memory file of each job tell enough, unless processes are all
     /// there is of a job, or it is new, or they are few.
     fn cgroups_suffice(&self, now_ns: i64) -> bool {
-        let is_old = |job: &Tracked| now_ns - job.born_ns > self.interval_ns * SLOW_EVERY as i64;
-        let suffices = |job: &Tracked| job.profile.counts_cpu && is_old(job);
-        self.target_count() > FEW_TARGETS && self.jobs.values().all(suffices)
+        let suffices = |job: &Tracked| job.profile.counts_cpu && self.schedule.is_old(&job.age, now_ns);
+        self.membership.target_count() > FEW_TARGETS && self.jobs.values().all(suffices)
     }
 
     /// Reads into the books of each job what ends with its processes.
@@ -167,29 +157,28 @@ impl Sampler {
                     let Subject::Task { pid, start_ticks } = row.owner else { continue };
                     let known = sources.iter().map(|&from| cells[from]).filter(|&cell| cell != MISSING);
                     let Some(sum) = known.reduce(i64::saturating_add) else { continue };
-                    for slot in self.map.owners(row.owner) {
+                    for slot in self.membership.map.owners(row.owner) {
                         if let Some(job) = self.jobs.get_mut(&slot) {
-                            job.own.see(pid, start_ticks, index, sum);
+                            job.counts.own.see(pid, start_ticks, index, sum);
                         }
                     }
                 }
             }
         }
-        let (map, told) = (&self.map, self.departures.is_listening());
+        let (map, told) = (&self.membership.map, self.departures.is_listening());
         for job in self.jobs.values_mut() {
-            job.own.depart(told, |subject| map.owner(subject).is_some());
+            job.counts.own.depart(told, |subject| map.owner(subject).is_some());
         }
     }
 
     /// Notes which jobs have processes whose I/O cannot be read. Only a slow tick reads that of all.
     fn follow_hidden_io(&mut self, slow: bool) {
-        let Sampler { jobs, runner, map, .. } = self;
         if slow {
-            jobs.values_mut().for_each(|job| job.profile.hides_io = false);
+            self.jobs.values_mut().for_each(|job| job.profile.hides_io = false);
         }
-        for batch in runner.batches() {
-            hidden_io::each_job(batch, map, |slot| {
-                if let Some(job) = jobs.get_mut(&slot) {
+        for batch in self.runner.batches() {
+            hidden_io::each_job(batch, &self.membership.map, |slot| {
+                if let Some(job) = self.jobs.get_mut(&slot) {
                     job.profile.hides_io = true;
                 }
             });
@@ -197,12 +186,12 @@ impl Sampler {
     }
 
     /// Enters the ends that were heard of; `leaving` is a job that is not read any more.
-    pub(super) fn follow_departures(&mut self, leaving: Option<u32>) {
-        let Sampler { departures, host, targets, map, jobs, .. } = self;
-        departures.enter(host, targets, map, leaving, |slot, exit| {
+    fn follow_departures(&mut self, leaving: Option<u32>) {
+        let (targets, map) = (&self.membership.targets, &self.membership.map);
+        self.departures.enter(&self.host, targets, map, leaving, |slot, exit| {
             for slot in std::iter::successors(Some(slot), |&inner| map.outer(inner)) {
-                if let Some(job) = jobs.get_mut(&slot) {
-                    job.own.end(exit.pid);
+                if let Some(job) = self.jobs.get_mut(&slot) {
+                    job.counts.own.end(exit.pid);
                 }
             }
         });
@@ -213,14 +202,14 @@ impl Sampler {
         if !self.departures.is_listening() {
             return;
         }
-        self.departures.hear(&self.targets, &self.map);
+        self.departures.hear(&self.membership.targets, &self.membership.map);
         self.follow_departures(Some(slot));
         let kept = self.jobs.get(&slot).is_some_and(|job| job.profile.kept);
         // With a supervisor, it has the totals of all that was reaped.
         let all_ended = kept || {
-            let _ = self.members.refresh(&self.host);
-            self.refreshed_ns = i64::MIN;
-            self.members.processes_of(slot).next().is_none()
+            let members = self.membership.change();
+            let _ = members.refresh(&self.host);
+            members.processes_of(slot).next().is_none()
         };
         let (Some(job), Some(gone)) = (self.jobs.get_mut(&slot), self.departures.gone(slot)) else { return };
         job.all_ended = all_ended;
@@ -228,7 +217,7 @@ impl Sampler {
         let delays = self.departures.accounts_delays();
         for (index, &column) in OWN.iter().enumerate() {
             if delays || !matches!(column, DELAY_IO | DELAY_MEMORY) {
-                cells[column] = job.own.total(index).saturating_add(gone.own[index]);
+                cells[column] = job.counts.own.total(index).saturating_add(gone.own[index]);
             }
         }
         for (index, &column) in INHERITED.iter().enumerate().filter(|_| all_ended && !kept) {
@@ -236,18 +225,13 @@ impl Sampler {
                 cells[column] = gone.inherited[index];
             }
         }
-        cells[PROCESSES] = self.members.processes_seen(slot) as i64 + gone.unseen as i64;
-        job.hold_counters(&mut cells);
-        let time_ms = (clock::boottime_ns() + job.unix_offset_ns) / 1_000_000;
+        cells[PROCESSES] = self.membership.members.processes_seen(slot) as i64 + gone.unseen as i64;
+        job.counts.hold(&mut cells);
+        let time_ms = job.age.unix_ms(clock::boottime_ns());
         job.running.push(time_ms, &cells);
         // The end of a supervised job's course is what its supervisor counted.
         if !kept {
             job.course.push(time_ms, &cells);
         }
     }
-}
-
-/// The first multiple of the interval after `now_ns`: ticks do not drift, and nodes tick together.
-pub(super) fn next_boundary(now_ns: i64, interval_ns: i64) -> i64 {
-    (now_ns / interval_ns + 1) * interval_ns
 }

@@ -1,86 +1,183 @@
 //! A job while it is sampled.
 
+use std::collections::HashMap;
+
+use met_core::belief::set_gpu_energy;
+use met_core::cards::Cards;
 use met_core::course::Course;
 use met_core::ended::{Gone, INHERITED, OWN};
-use met_core::job::{CgroupPaths, EventCount, GpuUse, JobKey, ProcessId, QualityKind};
+use met_core::job::{EventCount, GpuUse, JobKey, Local, ProcessId, QualityKind, Record};
 use met_core::job_table::*;
-use met_core::sampled::Profile;
-use met_core::{JOB, Kind, MISSING, Table, gpu_use};
-
-use crate::departures::{OwnFigures, Watch};
 use met_core::running::Running;
+use met_core::sampled::Profile;
+use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu_use};
+use met_query::hidden_io;
+use met_query::live::{Live, PEAK_SPAN_MS};
+
+use super::containers::Containers;
+use super::look_gap_ms;
+use super::schedule::Age;
+use crate::departures::{OwnFigures, Watch};
+use crate::node_energy::NodeEnergy;
+
+/// The jobs that are sampled, by slot.
+pub(super) type Jobs = HashMap<u32, Tracked>;
 
 pub(super) struct Tracked {
     pub(super) key: JobKey,
     pub(super) profile: Profile,
-    pub(super) born_ns: i64,
-    pub(super) early_taken: usize,
-    /// Unix time minus boot time when the job began: its samples stay in line if the clock is set.
-    pub(super) unix_offset_ns: i64,
+    pub(super) age: Age,
+    /// Samples that were not taken out yet.
     pub(super) course: Course,
     pub(super) running: Running,
-    pub(super) own: OwnFigures,
+    pub(super) counts: Counts,
+    pub(super) containers: Containers,
+    pub(super) earlier: Earlier,
     pub(super) watch: Watch,
-    /// What was counted in directories that are gone, while it has others.
-    pub(super) left: Vec<i64>,
-    /// Cgroups of containers that it started and that are still there.
-    pub(super) containers: Vec<CgroupPaths>,
-    /// There were more at once than are followed.
-    pub(super) lacks_containers: bool,
-    /// Huge pages when they were last read, which is not at every tick.
-    pub(super) hugetlb_bytes: i64,
-    /// The highest reading of each counter.
-    pub(super) floors: Vec<i64>,
     /// Its first process and since when that is known, until its environment has been read for the last time.
     pub(super) main: Option<(ProcessId, i64)>,
-    /// Energy of cards, and its idle part, that an earlier daemon saw.
-    pub(super) gpu_before_uj: (i64, i64),
-    /// What the job had done with its cards when an earlier daemon last wrote it down.
-    pub(super) gpus_before: Vec<GpuUse>,
-    /// Since it was first sampled there was a time in which nobody looked.
-    pub(super) missed: bool,
     /// At its end none of its processes was left.
     pub(super) all_ended: bool,
     /// Counted in its cgroup, where no supervisor counts.
     pub(super) events: Vec<EventCount>,
 }
 
+/// A job's row with what was read of its living processes and its cgroups. Each step on the way to a sample takes the
+/// row of the step before, so that no other order is possible.
+pub(super) struct AsRead<'r>(pub(super) &'r mut [i64]);
+
+/// With what those did that are gone: the counters are complete.
+pub(super) struct Counted<'r>(&'r mut [i64]);
+
+/// With complete levels, and without what cannot be known.
+pub(super) struct Levelled<'r>(&'r mut [i64]);
+
+/// With the job's shares of GPUs and energy.
+pub(super) struct Shared<'r>(&'r mut [i64]);
+
 impl Tracked {
-    /// Of the energy that an earlier daemon saw, what is in its samples and not in what it wrote of the cards.
-    pub(super) fn gpu_untold_uj(&self) -> (i64, i64) {
-        let told = |energy_uj: fn(&GpuUse) -> i64| self.gpus_before.iter().map(energy_uj).sum::<i64>();
-        let (all_uj, idle_uj) = self.gpu_before_uj;
-        ((all_uj - told(GpuUse::energy_uj)).max(0), (idle_uj - told(|gpu| gpu.energy_idle_uj)).max(0))
-    }
-
-    /// What it did with its cards, by what an earlier daemon wrote and what is known since. What a card used while
-    /// nobody looked is in no figure.
-    pub(super) fn gpus(&self, now: Vec<GpuUse>) -> Vec<GpuUse> {
-        let mut gpus = gpu_use::together(&self.gpus_before, now);
-        let had = |gpu: &GpuUse| self.gpus_before.iter().any(|before| before.uuid == gpu.uuid);
-        for gpu in gpus.iter_mut().filter(|gpu| self.missed && had(gpu)) {
-            gpu.energy_kind = gpu.energy_kind.map(|_| QualityKind::LowerBound);
-        }
-        gpus
-    }
-
-    /// Cards that were quiet when an earlier daemon last looked, and that it did not call idle yet, are idle since
-    /// then if they are found so.
-    pub(super) fn recall_quiet(&mut self, course: &Course) {
-        let used = &course.columns[GPU_UTILIZATION];
-        let quiet = used.iter().rev().take_while(|&&cell| cell == 0).count();
-        let Some(&since_ms) = course.times_ms.get(used.len() - quiet).filter(|_| quiet > 0) else { return };
-        for gpu in self.gpus_before.iter_mut().filter(|gpu| gpu.idle_since_ns.is_none()) {
-            gpu.idle_since_ns = Some(since_ms * 1_000_000);
+    pub(super) fn new(record: &Record, local: &Local, now_ns: i64, gap_ms: i64, watch: Watch) -> Tracked {
+        Tracked {
+            key: record.key.clone(),
+            profile: met_jobs::enclosure::profile(local),
+            age: Age::new(now_ns),
+            course: Course::new(&JOB),
+            running: Running::new(gap_ms, PEAK_SPAN_MS),
+            counts: Counts::default(),
+            containers: Containers::default(),
+            earlier: Earlier { gpus: record.gpus.clone(), ..Earlier::default() },
+            watch,
+            main: local.main.map(|main| (main, now_ns)),
+            all_ended: false,
+            events: Vec::new(),
         }
     }
 
+    pub(super) fn add_ended<'r>(&self, row: AsRead<'r>, gone: Option<&Gone>, seen: u64) -> Counted<'r> {
+        let AsRead(cells) = row;
+        cells[PROCESSES] = seen as i64;
+        self.counts.add_gone(gone.unwrap_or(&Gone::default()), self.profile.counts_cpu, cells);
+        self.counts.add_left(cells);
+        Counted(cells)
+    }
+
+    pub(super) fn complete_levels<'r>(&mut self, row: Counted<'r>) -> Levelled<'r> {
+        let Counted(cells) = row;
+        if self.profile.hides_io {
+            hidden_io::blank(cells);
+        }
+        self.counts.add_memory(self.profile.counts_memory, cells);
+        // A process holds some memory: the kernel counts in batches, and has not counted it yet.
+        if cells[MEMORY_NEEDED] == 0 {
+            cells[MEMORY_NEEDED] = MISSING;
+        }
+        Levelled(cells)
+    }
+
+    pub(super) fn add_shares<'r>(
+        &self,
+        row: Levelled<'r>,
+        slot: u32,
+        cards: &Cards,
+        energy: &NodeEnergy,
+    ) -> Shared<'r> {
+        let Levelled(cells) = row;
+        cards.fill(slot, cells);
+        self.earlier.add_energy(cells);
+        energy.fill(slot, cells);
+        Shared(cells)
+    }
+
+    /// Makes a sample of its row.
+    pub(super) fn sample(&mut self, row: Shared<'_>, now_ns: i64) {
+        let Shared(cells) = row;
+        self.counts.hold(cells);
+        let time_ms = self.age.unix_ms(now_ns);
+        self.course.push(time_ms, cells);
+        self.running.push(time_ms, cells);
+    }
+
+    /// Keeps what was counted in a cgroup that is gone; `cpu_ns` is better than its last reading.
+    pub(super) fn leave_cgroup(&mut self, id: u64, batches: &[Batch], cpu_ns: Option<i64>) {
+        for batch in batches {
+            for (_, cells) in batch.rows().filter(|(row, _)| row.owner == Subject::Cgroup(id)) {
+                self.counts.leave(batch, cells, cpu_ns);
+            }
+        }
+    }
+
+    pub(super) fn count_event(&mut self, count: EventCount) {
+        match self.events.iter_mut().find(|event| event.name == count.name) {
+            Some(known) => *known = count,
+            None => self.events.push(count),
+        }
+    }
+
+    /// Takes over the samples of an earlier daemon; `least_ms` without any is a gap.
+    pub(super) fn recall(&mut self, course: &Course, now_ns: i64, least_ms: i64) {
+        course.each_row(|time_ms, cells| {
+            self.counts.hold(cells);
+            self.running.push(time_ms, cells);
+        });
+        let gap_ms = look_gap_ms(&course.times_ms, least_ms);
+        let looks_ms: Vec<i64> = course.times_ms.iter().copied().chain([self.age.unix_ms(now_ns)]).collect();
+        self.earlier.missed = looks_ms.windows(2).any(|pair| pair[1] - pair[0] > gap_ms);
+        self.earlier.recall(&self.counts.floors, course);
+    }
+
+    /// What is known of it so far, but for its energy. `gpus` is since it was added.
+    pub(super) fn live(&self, gpus: Vec<GpuUse>) -> Live {
+        let mut live = Live::of(&self.running, self.profile);
+        live.gpus = self.earlier.together(gpus);
+        live.events.clone_from(&self.events);
+        set_gpu_energy(&mut live.totals, &live.gpus, self.earlier.unwritten_uj());
+        live
+    }
+}
+
+/// What the counters of a job's living processes and cgroups do not show.
+pub(super) struct Counts {
+    pub(super) own: OwnFigures,
+    /// What was counted in directories that are gone, while it has others.
+    left: Vec<i64>,
+    /// Huge pages when they were last read, which is not at every tick.
+    hugetlb_bytes: i64,
+    /// The highest reading of each counter.
+    pub(super) floors: Vec<i64>,
+}
+
+impl Default for Counts {
+    fn default() -> Counts {
+        let (left, floors) = (vec![0; JOB.columns.len()], vec![MISSING; JOB.columns.len()]);
+        Counts { own: OwnFigures::default(), left, hugetlb_bytes: 0, floors }
+    }
+}
+
+impl Counts {
     /// Adds what no living process shows.
-    pub(super) fn add_gone(&self, gone: Option<&Gone>, cells: &mut [i64]) {
-        let nothing = Gone::default();
-        let gone = gone.unwrap_or(&nothing);
+    fn add_gone(&self, gone: &Gone, counts_cpu: bool, cells: &mut [i64]) {
         for (index, &column) in INHERITED.iter().enumerate() {
-            let by_cgroup = self.profile.counts_cpu && matches!(column, CPU | CPU_USER | CPU_SYSTEM);
+            let by_cgroup = counts_cpu && matches!(column, CPU | CPU_USER | CPU_SYSTEM);
             if cells[column] != MISSING && !by_cgroup {
                 cells[column] = cells[column].saturating_add(gone.inherited[index]);
             }
@@ -93,24 +190,8 @@ impl Tracked {
         cells[PROCESSES] = cells[PROCESSES].saturating_add(gone.unseen as i64);
     }
 
-    /// Completes the needed memory: no counter of a cgroup has huge pages in it, and what is private to each
-    /// process has no shared memory in it.
-    pub(super) fn add_memory(&mut self, cells: &mut [i64]) {
-        if cells[MEMORY_HUGETLB] != MISSING {
-            self.hugetlb_bytes = cells[MEMORY_HUGETLB];
-        }
-        if cells[MEMORY_NEEDED] == MISSING {
-            return;
-        }
-        let shared =
-            Some(cells[MEMORY_SHARED]).filter(|&shared| shared != MISSING && !self.profile.counts_memory);
-        let more = self.hugetlb_bytes.saturating_add(shared.unwrap_or(0));
-        cells[MEMORY_NEEDED] = cells[MEMORY_NEEDED].saturating_add(more);
-    }
-
-    /// Keeps what was counted in a directory that is gone; `cpu_ns` is better than its last reading.
-    pub(super) fn leave(&mut self, table: &'static Table, cells: &[i64], cpu_ns: Option<i64>) {
-        for (column, &cell) in table.columns.iter().zip(cells) {
+    fn leave(&mut self, batch: &Batch, cells: &[i64], cpu_ns: Option<i64>) {
+        for (column, &cell) in batch.table.columns.iter().zip(cells) {
             let Some(to) = column.feeds.filter(|_| column.kind == Kind::Counter) else { continue };
             let cell = cpu_ns.filter(|_| to == CPU).unwrap_or(cell);
             if cell != MISSING {
@@ -119,20 +200,118 @@ impl Tracked {
         }
     }
 
-    pub(super) fn add_left(&self, cells: &mut [i64]) {
+    fn add_left(&self, cells: &mut [i64]) {
         for (cell, left) in cells.iter_mut().zip(&self.left).filter(|(_, left)| **left > 0) {
             *cell = if *cell == MISSING { *left } else { cell.saturating_add(*left) };
         }
     }
 
+    /// Completes the needed memory: no counter of a cgroup has huge pages in it, and what is private to each
+    /// process has no shared memory in it.
+    fn add_memory(&mut self, counts_memory: bool, cells: &mut [i64]) {
+        if cells[MEMORY_HUGETLB] != MISSING {
+            self.hugetlb_bytes = cells[MEMORY_HUGETLB];
+        }
+        if cells[MEMORY_NEEDED] == MISSING {
+            return;
+        }
+        let shared = Some(cells[MEMORY_SHARED]).filter(|&shared| shared != MISSING && !counts_memory);
+        let more = self.hugetlb_bytes.saturating_add(shared.unwrap_or(0));
+        cells[MEMORY_NEEDED] = cells[MEMORY_NEEDED].saturating_add(more);
+    }
+
     /// A child that ends between the listing and the reading is missing from one sum and back, by its
     /// parent, in the next: not a restart, and not a peak.
-    pub(super) fn hold_counters(&mut self, cells: &mut [i64]) {
+    pub(super) fn hold(&mut self, cells: &mut [i64]) {
         for ((floor, cell), column) in self.floors.iter_mut().zip(cells).zip(JOB.columns) {
             if *cell != MISSING && column.kind == Kind::Counter {
                 *floor = (*floor).max(*cell);
                 *cell = *floor;
             }
         }
+    }
+}
+
+/// What an earlier daemon saw of a job's GPUs.
+#[derive(Default)]
+pub(super) struct Earlier {
+    energy_uj: i64,
+    idle_uj: i64,
+    /// As it last wrote them.
+    gpus: Vec<GpuUse>,
+    /// Since the job was first sampled there was a time in which nothing was read.
+    pub(super) missed: bool,
+}
+
+impl Earlier {
+    fn recall(&mut self, counters: &[i64], course: &Course) {
+        (self.energy_uj, self.idle_uj) = (counters[GPU_ENERGY].max(0), counters[GPU_ENERGY_IDLE].max(0));
+        // GPUs that were quiet at the last look, and not called idle yet, are idle since then if they are found so.
+        let used = &course.columns[GPU_UTILIZATION];
+        let quiet = used.iter().rev().take_while(|&&cell| cell == 0).count();
+        let Some(&since_ms) = course.times_ms.get(used.len() - quiet).filter(|_| quiet > 0) else { return };
+        for gpu in self.gpus.iter_mut().filter(|gpu| gpu.idle_since_ns.is_none()) {
+            gpu.idle_since_ns = Some(since_ms * 1_000_000);
+        }
+    }
+
+    fn add_energy(&self, cells: &mut [i64]) {
+        for (column, before_uj) in [(GPU_ENERGY, self.energy_uj), (GPU_ENERGY_IDLE, self.idle_uj)] {
+            cells[column] = match cells[column] {
+                // Out of sight, or not met yet: what an earlier daemon saw of it is known all the same.
+                MISSING if before_uj > 0 => before_uj,
+                MISSING => MISSING,
+                since_uj => since_uj + before_uj,
+            };
+        }
+    }
+
+    /// Energy, and its idle part, that is in the samples and not in what was written of the GPUs.
+    fn unwritten_uj(&self) -> (i64, i64) {
+        let written = |energy_uj: fn(&GpuUse) -> i64| self.gpus.iter().map(energy_uj).sum::<i64>();
+        let idle_uj = self.idle_uj - written(|gpu| gpu.energy_idle_uj);
+        ((self.energy_uj - written(GpuUse::energy_uj)).max(0), idle_uj.max(0))
+    }
+
+    /// What the job did with its GPUs before and `now`. What one used while nothing was read is in no figure.
+    fn together(&self, now: Vec<GpuUse>) -> Vec<GpuUse> {
+        let mut gpus = gpu_use::together(&self.gpus, now);
+        let had = |gpu: &GpuUse| self.gpus.iter().any(|before| before.uuid == gpu.uuid);
+        for gpu in gpus.iter_mut().filter(|gpu| self.missed && had(gpu)) {
+            gpu.energy_kind = gpu.energy_kind.map(|_| QualityKind::LowerBound);
+        }
+        gpus
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_becomes_a_sample_by_its_own_and_by_what_is_gone() {
+        let record = met_core::sample::bare(1, "x");
+        let local = record.local.as_ref().unwrap();
+        let mut departures = crate::departures::Departures::default();
+        let host = met_host::Host::real().unwrap();
+        let watch = departures.open(&host, 0, crate::departures::Beginning::Unknown, || false);
+        let mut job = Tracked::new(&record, local, 0, 1000, watch);
+        job.profile = Profile { counts_cpu: true, counts_memory: false, hides_io: true, ..job.profile };
+        job.counts.left[CPU] = 5;
+        let gone = Gone { unseen: 3, ..Gone::default() };
+        let mut sample = |values: &[(usize, i64)]| {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            values.iter().for_each(|&(column, value)| cells[column] = value);
+            let row = job.add_ended(AsRead(&mut cells), Some(&gone), 2);
+            let Levelled(cells) = job.complete_levels(row);
+            job.sample(Shared(cells), 0);
+            [CPU, PROCESSES, READ, MEMORY_NEEDED]
+                .map(|column| job.running.maximum(column).map_or(MISSING, |_| cells[column]))
+        };
+        let first =
+            sample(&[(CPU, 10), (READ, 0), (MEMORY_NEEDED, 100), (MEMORY_HUGETLB, 40), (MEMORY_SHARED, 2)]);
+        assert_eq!(first, [15, 5, MISSING, 142]);
+        // Huge pages are not read at every tick, and no counter falls.
+        assert_eq!(sample(&[(CPU, 8), (MEMORY_NEEDED, 100)]), [15, 5, MISSING, 140]);
     }
 }

@@ -1,7 +1,7 @@
 //! Watching a process that somebody else started, until it ends.
 
 use std::collections::HashSet;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -28,14 +28,8 @@ const REAPED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Waits for the process named as the main one of the assignment's job.
 pub fn supervise_attached(assignment: Assignment, mut channel: Channel) {
-    match watch(assignment, &mut channel) {
-        Ok(None) => {}
-        Ok(Some(unreported)) => {
-            drop(channel);
-            unreported.stay();
-        }
-        Err(error) => drop(channel.tell(&Notice::Failed { message: error.to_string() })),
-    }
+    let result = watch(assignment, &mut channel);
+    channel.close(result);
 }
 
 fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option<Unreported>> {
@@ -63,12 +57,7 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option
     assignment.record.events = events.close();
     let record =
         close(assignment.record, clocks.as_deref(), &pidfd, clock::boottime_ns() - begin_boot_ns, &outcome);
-    let Some(inbox) = inbox else { return Ok(None) };
-    if let Err(error) = inbox.folder.write_end(&record) {
-        let _ = writeln!(io::stderr(), "met: cannot store the end of job {}: {error}", record.key.id);
-    }
-    inbox.folder.give_back_room();
-    Ok(Unreported::or_told(Some(link), signals, inbox.folder, record))
+    Ok(inbox.and_then(|inbox| inbox.keep_end(record, Some(link), signals)))
 }
 
 fn open_process(host: &Host, process: ProcessId) -> io::Result<OwnedFd> {

@@ -24,14 +24,9 @@ use met_jobs::processes;
 
 /// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
 pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut channel: Channel) {
-    match Supervision::begin(host, assignment, command, &mut channel).map(|job| job.finish(&mut channel)) {
-        Ok(None) => {}
-        Ok(Some(unreported)) => {
-            drop(channel);
-            unreported.stay();
-        }
-        Err(error) => drop(channel.tell(&Notice::Failed { message: error.to_string() })),
-    }
+    let begun = Supervision::begin(host, assignment, command, &mut channel);
+    let result = begun.map(|job| job.finish(&mut channel));
+    channel.close(result);
 }
 
 struct Supervision {
@@ -41,18 +36,70 @@ struct Supervision {
     signals: Signals,
     link: Option<Link>,
     enclosure: Enclosure,
+    counters: Counters,
+    outcome: Option<Outcome>,
+    children: Children,
+    cancelled: bool,
+}
+
+/// What counts for the job beside its cgroup.
+struct Counters {
+    begin_boot_ns: i64,
     /// `None` until they are due.
     clocks: Option<Option<Clocks>>,
     quota: Option<Quota>,
     events: Events,
-    outcome: Option<Outcome>,
-    begin_boot_ns: i64,
+}
+
+impl Counters {
+    /// How long until the clocks of a job in a cgroup are due: a short one needs none.
+    fn until_clocks(&self) -> Option<Duration> {
+        let age_ns = clock::boottime_ns() - self.begin_boot_ns;
+        self.clocks.is_none().then(|| Duration::from_nanos((CLOCKS_AFTER_NS - age_ns).max(0) as u64))
+    }
+
+    fn open_late_clocks(&mut self, host: &Host, record: &Record) {
+        if self.until_clocks() != Some(Duration::ZERO) {
+            return;
+        }
+        // The grace period is waited for here, and not between the reading of the cgroup and the clocks.
+        let _first = TaskClock::open(0, Begin::Now);
+        let used_ns = record.local.as_ref().and_then(|local| processes::used_ns(host, &local.cgroup));
+        let clocks = attached::open_clocks(host, record, LATE_THREADS_MAX);
+        let clocks = clocks.filter(|clocks| !clocks.is_empty());
+        self.clocks = Some(used_ns.zip(clocks).map(|(used_ns, clocks)| Clocks::late(clocks, used_ns)));
+    }
+}
+
+/// The processes of the job: as subreaper we have inherited every descendant.
+struct Children {
     main: Pid,
     main_status: Option<WaitStatus>,
     reaped: i64,
-    /// Whether children are left; as subreaper we have inherited every descendant.
-    childless: bool,
-    cancelled: bool,
+    /// No child is left.
+    are_gone: bool,
+}
+
+impl Children {
+    /// Reaps whatever has ended.
+    fn reap(&mut self) {
+        loop {
+            match rustix::process::wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) => {
+                    self.reaped += 1;
+                    if pid == self.main {
+                        self.main_status = Some(status);
+                    }
+                }
+                Ok(None) => return,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => {
+                    self.are_gone = true;
+                    return;
+                }
+            }
+        }
+    }
 }
 
 /// How long supervisors of jobs inside a job are waited for: a tenth of a second, in which a disk answers.
@@ -122,15 +169,9 @@ impl Supervision {
             signals,
             link,
             enclosure,
-            clocks,
-            quota,
-            events,
+            counters: Counters { begin_boot_ns, clocks, quota, events },
             outcome: Some(outcome),
-            begin_boot_ns,
-            main,
-            main_status: None,
-            reaped: 0,
-            childless: false,
+            children: Children { main, main_status: None, reaped: 0, are_gone: false },
             cancelled: false,
         })
     }
@@ -159,8 +200,8 @@ impl Supervision {
                 link.keep_up(&self.assignment.record);
             }
             let [signalled, farewell, executed] = self.poll();
-            self.open_late_clocks();
-            self.events.yield_to_others();
+            self.counters.open_late_clocks(&self.host, &self.assignment.record);
+            self.counters.events.yield_to_others();
             if executed && let Some(outcome) = self.outcome.take() {
                 self.executed(outcome, channel);
             }
@@ -184,60 +225,24 @@ impl Supervision {
         let outcome = self.outcome.as_ref().map(|outcome| outcome.fd().as_fd());
         fds.extend(link.iter().chain(&outcome).map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         let patience = self.link.as_ref().and_then(|link| link.patience());
-        let patience = patience.into_iter().chain(self.events.patience()).chain(self.until_clocks()).min();
+        let counters = &self.counters;
+        let patience =
+            patience.into_iter().chain(counters.events.patience()).chain(counters.until_clocks()).min();
         memory::wait(&mut fds, patience, self.is_settled());
         let ready = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
         let behind_link = 1 + usize::from(link.is_some());
         [ready(0), link.is_some() && ready(1), outcome.is_some() && ready(behind_link)]
     }
 
-    /// How long until the clocks of a job in a cgroup are due: a short one needs none.
-    fn until_clocks(&self) -> Option<Duration> {
-        let age_ns = clock::boottime_ns() - self.begin_boot_ns;
-        self.clocks.is_none().then(|| Duration::from_nanos((CLOCKS_AFTER_NS - age_ns).max(0) as u64))
-    }
-
-    fn open_late_clocks(&mut self) {
-        if self.until_clocks() != Some(Duration::ZERO) {
-            return;
-        }
-        let record = &self.assignment.record;
-        // The grace period is waited for here, and not between the reading of the cgroup and the clocks.
-        let _first = TaskClock::open(0, Begin::Now);
-        let used_ns = record.local.as_ref().and_then(|local| processes::used_ns(&self.host, &local.cgroup));
-        let clocks = attached::open_clocks(&self.host, record, LATE_THREADS_MAX);
-        let clocks = clocks.filter(|clocks| !clocks.is_empty());
-        self.clocks = Some(used_ns.zip(clocks).map(|(used_ns, clocks)| Clocks::late(clocks, used_ns)));
-    }
-
     /// Reaps whatever has ended; true when the job is over.
     fn reap(&mut self) -> bool {
-        loop {
-            match rustix::process::wait(WaitOptions::NOHANG) {
-                Ok(Some((pid, status))) => {
-                    self.reaped += 1;
-                    if pid == self.main {
-                        self.main_status = Some(status);
-                    }
-                }
-                Ok(None) => {
-                    let over = !self.assignment.until_last || self.only_daemons_left();
-                    return self.main_status.is_some() && over;
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => {
-                    self.childless = true;
-                    return true;
-                }
-            }
-        }
+        self.children.reap();
+        let over = || !self.assignment.until_last || self.only_daemons_left();
+        self.children.are_gone || self.children.main_status.is_some() && over()
     }
 
     /// A daemon that was started from inside the job serves other jobs too, and outlives this one.
     fn only_daemons_left(&self) -> bool {
-        if self.main_status.is_none() {
-            return false;
-        }
         let children = processes::children_of(&self.host, std::process::id());
         !children.is_empty() && children.iter().all(|&pid| processes::is_daemon(&self.host, pid))
     }
@@ -247,7 +252,7 @@ impl Supervision {
         for _ in 0..LOOKS_MAX {
             let is_leaving = |&pid: &u32| processes::is_supervisor_at_its_end(&self.host, pid);
             // While they change the list of them may lack some.
-            if self.childless
+            if self.children.are_gone
                 || !processes::children_of(&self.host, std::process::id()).iter().all(is_leaving)
             {
                 return;
@@ -260,10 +265,11 @@ impl Supervision {
     fn react(&mut self, signal: super::signals::Signal) {
         if signal.number == cancel_signal() {
             self.cancelled = true;
-        } else if signal.number != libc::SIGCHLD && !signal.from_kernel && self.main_status.is_none() {
+        } else if signal.number != libc::SIGCHLD && !signal.from_kernel && self.children.main_status.is_none()
+        {
             // Passed on to the command, which decides; a terminal has signalled its whole group by itself.
             // SAFETY: plain system call.
-            unsafe { libc::kill(self.main.as_raw_nonzero().get(), signal.number) };
+            unsafe { libc::kill(self.children.main.as_raw_nonzero().get(), signal.number) };
         }
     }
 
@@ -291,26 +297,26 @@ impl Supervision {
 
     /// The job's record with its exact end. The cgroup is gone afterwards.
     fn close(&mut self) -> Record {
-        let wall_ns = clock::boottime_ns() - self.begin_boot_ns;
+        let wall_ns = clock::boottime_ns() - self.counters.begin_boot_ns;
         let mut record = self.assignment.record.clone();
-        record.events = self.events.close();
+        record.events = self.counters.events.close();
         self.see_supervisors_off();
         let (left_over, daemons_ns) = self.left_over();
         let remains = totals::Remains { living: left_over.len(), daemons_ns };
         record.totals = totals::exact(
             &self.host,
             &record,
-            self.clocks.as_ref().and_then(Option::as_ref),
+            self.counters.clocks.as_ref().and_then(Option::as_ref),
             wall_ns,
             &remains,
         );
-        if let Some(quota) = &self.quota {
+        if let Some(quota) = &self.counters.quota {
             quota.tell(&mut record.totals);
         }
-        let seen = self.reaped + left_over.len() as i64;
+        let seen = self.children.reaped + left_over.len() as i64;
         record.totals.set(PROCESSES, seen, met_core::job::QualityKind::LowerBound, "wait");
         record.end_ns = record.start_ns.map(|start_ns| start_ns + wall_ns);
-        match self.main_status {
+        match self.children.main_status {
             Some(status) if status.signaled() => record.signal = status.terminating_signal(),
             Some(status) => record.exit_code = status.exit_status(),
             None => {}
@@ -339,7 +345,7 @@ impl Supervision {
 
     /// Who is still alive, in the cgroup or out of it, and the CPU time of daemons of ours among them.
     fn left_over(&self) -> (Vec<LeftOver>, i64) {
-        if self.childless {
+        if self.children.are_gone {
             return (Vec::new(), 0);
         }
         let members = processes::of_supervised(&self.host, &self.assignment.record);
@@ -358,14 +364,8 @@ impl Supervision {
         true
     }
 
-    /// Makes the end durable, then tells the daemon, then cleans up.
     fn keep(self, record: Record) -> Option<Unreported> {
-        let inbox = self.inbox?;
-        if let Err(error) = inbox.folder.write_end(&record) {
-            let _ = writeln!(io::stderr(), "met: cannot store the end of job {}: {error}", record.key.id);
-        }
-        inbox.folder.give_back_room();
-        Unreported::or_told(self.link, self.signals, inbox.folder, record)
+        self.inbox?.keep_end(record, self.link, self.signals)
     }
 }
 

@@ -16,7 +16,7 @@ mod spawn;
 mod totals;
 mod unreported;
 
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 
 use met_core::job::Record;
@@ -24,8 +24,10 @@ use met_query::setting::DaemonPlace;
 use met_store::inbox::JobDir;
 use serde::{Deserialize, Serialize};
 
+use link::Link;
 use met_config::Place;
 use met_query::protocol;
+use unreported::Unreported;
 
 pub use attached::supervise_attached;
 pub use child::supervise_child;
@@ -98,6 +100,17 @@ impl Channel {
             let _ = stream.read(&mut [0]);
         }
     }
+
+    /// Hangs up when the job is over, and stays while its end is not delivered.
+    fn close(mut self, result: io::Result<Option<Unreported>>) {
+        match result {
+            Ok(unreported) => {
+                drop(self);
+                unreported.into_iter().for_each(Unreported::stay);
+            }
+            Err(error) => drop(self.tell(&Notice::Failed { message: error.to_string() })),
+        }
+    }
 }
 
 /// The folder of a job that is kept, and who says where it is.
@@ -111,6 +124,15 @@ impl Inbox {
         let Some(place) = assignment.inbox.clone() else { return Ok(None) };
         let id = assignment.record.key.id.parse().map_err(io::Error::other)?;
         Ok(Some(Inbox { folder: JobDir::open(&place.state, id), place }))
+    }
+
+    /// Makes the end durable, then reports it to the daemon, then cleans up.
+    fn keep_end(self, record: Record, link: Option<Link>, signals: Signals) -> Option<Unreported> {
+        if let Err(error) = self.folder.write_end(&record) {
+            let _ = writeln!(io::stderr(), "met: cannot store the end of job {}: {error}", record.key.id);
+        }
+        self.folder.give_back_room();
+        Unreported::or_told(link, signals, self.folder, record)
     }
 
     /// Takes back what was reserved of a job whose start cannot be written; why, and what would help.

@@ -1,6 +1,10 @@
 //! What one job did with one card: sums, means and peaks over the looks at it.
 
+use std::collections::{BTreeMap, HashMap};
+
 use super::GpuUseSince;
+use super::deck::Deck;
+use super::holders::Holders;
 use crate::MISSING;
 use crate::card_ledger::Line;
 use crate::gpu::{self, card};
@@ -8,39 +12,84 @@ use crate::gpu::{self, card};
 /// A job that has not computed for so long idles.
 const IDLE_AFTER_NS: i64 = 10_000_000_000;
 
+/// What each job did with each card so far: slot and card.
+#[derive(Default)]
+pub(super) struct Uses {
+    pub all: BTreeMap<(u32, usize), Use>,
+    /// What jobs that left were charged, for the job around them: slot and whole card.
+    inherited: HashMap<(u32, usize), Line>,
+}
+
+impl Uses {
+    pub fn of_slot(&self, slot: u32) -> impl Iterator<Item = (usize, &Use)> {
+        self.all.range((slot, 0)..=(slot, usize::MAX)).map(|(&(_, index), usage)| (index, usage))
+    }
+
+    pub fn of_card(&mut self, index: usize) -> impl Iterator<Item = &mut Use> {
+        self.all.iter_mut().filter(move |((_, used), _)| *used == index).map(|(_, usage)| usage)
+    }
+
+    pub fn is_first_present(&self, deck: &Deck, slot: u32, index: usize) -> bool {
+        let whole = deck.whole(index);
+        let mut own = self.of_slot(slot).filter(|(_, usage)| usage.present);
+        own.find(|(other, _)| deck.whole(*other) == whole).is_some_and(|(first, _)| first == index)
+    }
+
+    /// What a job is charged for a card is reported once, with the first of what it has of it: the card, a part.
+    pub fn owns_line(&self, deck: &Deck, slot: u32, index: usize) -> bool {
+        let whole = deck.whole(index);
+        let first = self.of_slot(slot).find(|(other, _)| deck.whole(*other) == whole);
+        first.is_some_and(|(first, _)| first == index)
+    }
+
+    /// What the job, and the jobs inside it, were charged of a card, or of the card this is a part of.
+    pub fn line(&self, deck: &Deck, holders: &Holders, slot: u32, index: usize) -> Line {
+        let whole = deck.whole(index);
+        let inherited = |slot: u32| self.inherited.get(&(slot, whole)).copied().unwrap_or_default();
+        let left = self.all.get(&(slot, index)).and_then(|usage| usage.line);
+        let mut line = left.unwrap_or_else(|| deck[whole].ledger.line(Some(slot)));
+        for inner in holders.inside(slot) {
+            line.add(&deck[whole].ledger.line(Some(inner)));
+            line.add(&inherited(inner));
+        }
+        line.add(&inherited(slot));
+        line
+    }
+
+    /// What a job that leaves was charged is final, and a part of what the job around it was.
+    pub fn settle(&mut self, deck: &mut Deck, slot: u32, outer: Option<u32>) {
+        for index in 0..deck.cards.len() {
+            if deck[index].parent.is_some() {
+                continue;
+            }
+            let line = deck[index].ledger.leave(slot);
+            if let Some(outer) = outer {
+                let mut left = self.inherited.get(&(slot, index)).copied().unwrap_or_default();
+                left.add(&line);
+                self.inherited.entry((outer, index)).or_default().add(&left);
+            }
+            for (&(owner, card), usage) in &mut self.all {
+                if owner == slot && deck.whole(card) == index {
+                    usage.line = Some(line);
+                }
+            }
+        }
+    }
+
+    pub fn forget(&mut self, slot: u32) {
+        self.all.retain(|(owner, _), _| *owner != slot);
+        self.inherited.retain(|(owner, _), _| *owner != slot);
+    }
+}
+
 /// What one job did with one card so far.
 #[derive(Default)]
 pub(super) struct Use {
     pub held_by: &'static str,
-    pub since: GpuUseSince,
-    /// Since when nothing was computed, for however short a time.
-    pub quiet_since_ns: Option<i64>,
-    pub last_ns: Option<i64>,
-    pub held_ns: i64,
-    /// For how long before it was first seen with the card the job is charged for it.
-    pub paid_early_ns: i64,
-    pub used_ns: i64,
-    pub utilization: Mean,
-    pub card_utilization: Mean,
-    /// The same in the times of which the job's own use is known.
-    pub card_utilization_beside: Mean,
-    pub encoder: Mean,
-    pub decoder: Mean,
-    pub copy: Mean,
-    pub memory: Mean,
-    pub memory_peak: i64,
-    pub power: Mean,
-    pub clock: Mean,
-    pub clock_max: i64,
-    pub temperature_max: i64,
-    pub throttle_bits: i64,
-    pub throttled_ns: Option<i64>,
-    pub pcie_received: Mean,
-    pub pcie_sent: Mean,
-    pub ecc_corrected: Growth,
-    pub ecc_uncorrected: Growth,
-    pub faults: Growth,
-    pub fault_last: i64,
+    pub time: Time,
+    pub means: Means,
+    pub most: Most,
+    pub errors: Errors,
     pub processes: i64,
     /// What the job has of the card now.
     pub now_utilization: i64,
@@ -50,6 +99,119 @@ pub(super) struct Use {
     /// The card was lost while the job had it.
     pub lost_it: bool,
     pub line: Option<Line>,
+}
+
+/// For how long a job held and used a card.
+#[derive(Default)]
+pub(super) struct Time {
+    pub since: GpuUseSince,
+    /// Since when nothing was computed, for however short a time.
+    quiet_since_ns: Option<i64>,
+    pub last_ns: Option<i64>,
+    pub held_ns: i64,
+    /// For how long before it was first seen with the card the job is charged for it.
+    pub paid_early_ns: i64,
+    pub used_ns: i64,
+}
+
+impl Time {
+    /// Up to a look; how long it is since the last one, without gaps.
+    fn pass(&mut self, seen: &Seen, gap_ns: i64) -> i64 {
+        let span_ns = self.last_ns.replace(seen.at_ns).map_or(0, |last_ns| seen.at_ns - last_ns);
+        let span_ns = if span_ns > gap_ns { 0 } else { span_ns };
+        self.held_ns += span_ns;
+        let works = seen.utilization > 0;
+        self.used_ns += if works { span_ns } else { 0 };
+        self.quiet_since_ns = match self.quiet_since_ns {
+            _ if works || seen.utilization == MISSING => None,
+            Some(since_ns) => Some(since_ns),
+            None => Some(seen.unix_ns),
+        };
+        // A pause between two batches is not idleness, unless there was never anything but that.
+        let lasts = |since_ns: &i64| self.used_ns == 0 || seen.unix_ns - since_ns >= IDLE_AFTER_NS;
+        self.since.idle_ns = self.quiet_since_ns.filter(lasts);
+        span_ns
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Means {
+    pub utilization: Mean,
+    pub card_utilization: Mean,
+    /// The same in the times of which the job's own use is known.
+    pub card_utilization_beside: Mean,
+    pub encoder: Mean,
+    pub decoder: Mean,
+    pub copy: Mean,
+    pub memory: Mean,
+    pub power: Mean,
+    pub clock: Mean,
+    pub pcie_received: Mean,
+    pub pcie_sent: Mean,
+}
+
+impl Means {
+    fn add(&mut self, seen: &Seen, cells: &[i64], span_ns: i64) {
+        for (mean, cell) in [
+            (&mut self.utilization, seen.utilization),
+            (&mut self.card_utilization, cells[card::UTILIZATION]),
+            (&mut self.encoder, seen.encoder),
+            (&mut self.decoder, seen.decoder),
+            (&mut self.copy, seen.copy),
+            (&mut self.memory, seen.memory),
+            (&mut self.power, cells[card::POWER]),
+            (&mut self.clock, cells[card::CLOCK]),
+            (&mut self.pcie_received, cells[card::PCIE_RECEIVED]),
+            (&mut self.pcie_sent, cells[card::PCIE_SENT]),
+        ] {
+            mean.add(cell, span_ns);
+        }
+        if seen.utilization != MISSING {
+            self.card_utilization_beside.add(cells[card::UTILIZATION], span_ns);
+        }
+    }
+}
+
+/// Peaks, and what held the card back.
+#[derive(Default)]
+pub(super) struct Most {
+    pub memory: Option<i64>,
+    pub clock: Option<i64>,
+    pub temperature: Option<i64>,
+    pub throttle_bits: i64,
+    pub throttled_ns: Option<i64>,
+}
+
+impl Most {
+    fn add(&mut self, memory: i64, cells: &[i64], span_ns: i64) {
+        let known = |cell: i64| (cell != MISSING).then_some(cell);
+        self.memory = self.memory.max(known(memory));
+        self.clock = self.clock.max(known(cells[card::CLOCK]));
+        self.temperature = self.temperature.max(known(cells[card::TEMPERATURE]));
+        if let Some(bits) = known(cells[card::THROTTLE]) {
+            let throttled = !gpu::throttle_words(bits).is_empty();
+            self.throttle_bits |= if throttled { bits } else { 0 };
+            *self.throttled_ns.get_or_insert(0) += if throttled { span_ns } else { 0 };
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Errors {
+    pub ecc_corrected: Growth,
+    pub ecc_uncorrected: Growth,
+    pub faults: Growth,
+    pub fault_last: Option<i64>,
+}
+
+impl Errors {
+    pub fn count_faults(&mut self, cells: &[i64]) {
+        self.faults.add(cells[card::FAULTS]);
+        // The number of an error of before is not this job's; a driver that is loaded again knows none.
+        if self.faults.get().is_some_and(|faults| faults > 0) && cells[card::FAULT_LAST] != MISSING {
+            self.fault_last = Some(cells[card::FAULT_LAST]);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -108,60 +270,26 @@ pub(super) struct Seen {
 }
 
 impl Use {
-    pub fn see(&mut self, seen: &Seen, cells: &[i64], gap_ns: i64) {
-        let span_ns = self.last_ns.map_or(0, |last_ns| seen.at_ns - last_ns);
-        let span_ns = if span_ns > gap_ns { 0 } else { span_ns };
-        self.held_ns += span_ns;
-        let works = seen.utilization > 0;
-        self.used_ns += if works { span_ns } else { 0 };
-        self.quiet_since_ns = match self.quiet_since_ns {
-            _ if works || seen.utilization == MISSING => None,
-            Some(since_ns) => Some(since_ns),
-            None => Some(seen.unix_ns),
-        };
-        // A pause between two batches is not idleness, unless there was never anything but that.
-        let lasts = |since_ns: &i64| self.used_ns == 0 || seen.unix_ns - since_ns >= IDLE_AFTER_NS;
-        self.since.idle_ns = self.quiet_since_ns.filter(lasts);
-        for (mean, cell) in [
-            (&mut self.utilization, seen.utilization),
-            (&mut self.card_utilization, cells[card::UTILIZATION]),
-            (&mut self.encoder, seen.encoder),
-            (&mut self.decoder, seen.decoder),
-            (&mut self.copy, seen.copy),
-            (&mut self.memory, seen.memory),
-            (&mut self.power, cells[card::POWER]),
-            (&mut self.clock, cells[card::CLOCK]),
-            (&mut self.pcie_received, cells[card::PCIE_RECEIVED]),
-            (&mut self.pcie_sent, cells[card::PCIE_SENT]),
-        ] {
-            mean.add(cell, span_ns);
-        }
-        if seen.utilization != MISSING {
-            self.card_utilization_beside.add(cells[card::UTILIZATION], span_ns);
-        }
-        self.memory_peak = self.memory_peak.max(seen.memory);
-        self.clock_max = self.clock_max.max(cells[card::CLOCK]);
-        self.temperature_max = self.temperature_max.max(cells[card::TEMPERATURE]);
-        let bits = cells[card::THROTTLE];
-        if bits != MISSING {
-            let throttled = !gpu::throttle_words(bits).is_empty();
-            self.throttle_bits |= if throttled { bits } else { 0 };
-            *self.throttled_ns.get_or_insert(0) += if throttled { span_ns } else { 0 };
-        }
-        self.ecc_corrected.add(cells[card::ECC_CORRECTED]);
-        self.ecc_uncorrected.add(cells[card::ECC_UNCORRECTED]);
-        self.count_faults(cells);
-        self.processes = self.processes.max(seen.processes);
-        (self.now_utilization, self.now_memory) = (seen.utilization, seen.memory);
-        (self.present, self.lost_it, self.last_ns) = (true, false, Some(seen.at_ns));
+    pub fn new(unix_ns: i64, paid_early_ns: i64) -> Use {
+        let since = GpuUseSince { held_ns: unix_ns, idle_ns: None };
+        Use { time: Time { since, paid_early_ns, ..Time::default() }, ..Use::default() }
     }
 
-    pub fn count_faults(&mut self, cells: &[i64]) {
-        self.faults.add(cells[card::FAULTS]);
-        // The number of an error of before is not this job's; a driver that is loaded anew knows none.
-        if self.faults.get().is_some_and(|faults| faults > 0) && cells[card::FAULT_LAST] != MISSING {
-            self.fault_last = cells[card::FAULT_LAST];
-        }
+    pub fn see(&mut self, seen: &Seen, cells: &[i64], gap_ns: i64) {
+        let span_ns = self.time.pass(seen, gap_ns);
+        self.means.add(seen, cells, span_ns);
+        self.most.add(seen.memory, cells, span_ns);
+        self.errors.ecc_corrected.add(cells[card::ECC_CORRECTED]);
+        self.errors.ecc_uncorrected.add(cells[card::ECC_UNCORRECTED]);
+        self.errors.count_faults(cells);
+        self.processes = self.processes.max(seen.processes);
+        (self.now_utilization, self.now_memory) = (seen.utilization, seen.memory);
+        (self.present, self.lost_it) = (true, false);
+    }
+
+    /// Nothing is known of it until the next look.
+    pub fn pause(&mut self) {
+        (self.present, self.time.last_ns) = (false, None);
     }
 }
 
@@ -171,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_job_is_compared_with_its_card_in_the_times_in_which_both_are_known() {
-        let mut usage = Use { memory_peak: MISSING, ..Use::default() };
+        let mut usage = Use::default();
         let mut cells = vec![MISSING; card::TABLE.columns.len()];
         let second_ns = 1_000_000_000;
         // Who computes is told two seconds later than that the card does.
@@ -192,8 +320,8 @@ mod tests {
             };
             usage.see(&seen, &cells, 10 * second_ns);
         }
-        assert_eq!(usage.utilization.get(), Some(600.0));
-        assert_eq!(usage.card_utilization.get(), Some(525.0));
-        assert_eq!(usage.card_utilization_beside.get(), Some(700.0));
+        assert_eq!(usage.means.utilization.get(), Some(600.0));
+        assert_eq!(usage.means.card_utilization.get(), Some(525.0));
+        assert_eq!(usage.means.card_utilization_beside.get(), Some(700.0));
     }
 }

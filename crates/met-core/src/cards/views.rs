@@ -1,7 +1,10 @@
-//! What is told of cards: rows and reports of jobs, and the cards as they are now.
+//! What is reported of cards: rows and reports of jobs, and the cards as they are now.
+
+use super::processes::Presence;
+use std::collections::BTreeMap;
 
 use super::usage::Mean;
-use super::{Cards, GpuUseSince, Presence};
+use super::{Cards, GpuUseSince};
 use crate::card_ledger::Line;
 use crate::gpu::{self, card, card::label, process};
 use crate::idle_power::IdlePower;
@@ -30,24 +33,24 @@ impl Cards {
             }
         };
         let mut any = false;
-        for (index, usage) in self.of_slot(slot) {
+        for (index, usage) in self.uses.of_slot(slot) {
             any = true;
-            if self.owns_line(slot, index) {
-                let line = self.line(slot, index);
+            if self.uses.owns_line(&self.deck, slot, index) {
+                let line = self.uses.line(&self.deck, &self.holders, slot, index);
                 let sum = energy.get_or_insert_default();
                 sum.active_uj += line.active_uj;
                 sum.idle_uj += line.idle_uj;
             }
             if usage.present {
                 cards += 1;
-                idle += i64::from(usage.since.idle_ns.is_some());
+                idle += i64::from(usage.time.since.idle_ns.is_some());
                 add(&mut utilization, usage.now_utilization);
                 add(&mut memory, usage.now_memory);
                 // Parts of one card have the job's part of it each.
-                if self.is_first_present(slot, index) {
+                if self.uses.is_first_present(&self.deck, slot, index) {
                     add(&mut power, usage.now_power);
                 }
-                temperature = temperature.max(self.cells_of(index)[card::TEMPERATURE]);
+                temperature = temperature.max(self.deck.cells_of(index)[card::TEMPERATURE]);
             }
         }
         if !any {
@@ -64,18 +67,18 @@ impl Cards {
 
     /// What the job did with each card so far, in the order of the cards.
     pub fn uses_of(&self, slot: u32) -> Vec<GpuUse> {
-        self.of_slot(slot).map(|(index, _)| self.report(slot, index)).collect()
+        self.uses.of_slot(slot).map(|(index, _)| self.report(slot, index)).collect()
     }
 
     fn report(&self, slot: u32, index: usize) -> GpuUse {
-        let card = &self.known[index];
-        let usage = &self.uses[&(slot, index)];
+        let card = &self.deck[index];
+        let usage = &self.uses.all[&(slot, index)];
         // The parts of one card that a job holds are charged together, to the first of them.
-        let line = match self.owns_line(slot, index) {
-            true => self.line(slot, index),
+        let line = match self.uses.owns_line(&self.deck, slot, index) {
+            true => self.uses.line(&self.deck, &self.holders, slot, index),
             false => Line::default(),
         };
-        let idle = self.known[card.parent.unwrap_or(index)].ledger.idle.get();
+        let idle = self.deck[self.deck.whole(index)].ledger.idle.get();
         let known = |cell: i64| (cell != MISSING).then_some(cell);
         let ratio = |mean: Mean| mean.get().map(|mean| mean / 1000.0);
         let counted = line.counted_uj > 0 && line.counted_uj / 9 >= line.total_uj() / 10;
@@ -86,20 +89,21 @@ impl Cards {
             vendor: card.labels[label::VENDOR].clone(),
             parent: Some(card.labels[label::PARENT].clone()).filter(|parent| !parent.is_empty()),
             held_by: usage.held_by.to_owned(),
-            held_since_ns: Some(usage.since.held_ns),
-            idle_since_ns: usage.since.idle_ns,
+            held_since_ns: Some(usage.time.since.held_ns),
+            idle_since_ns: usage.time.since.idle_ns,
             lost_since_ns: (card.seen_ns < self.looked_ns).then_some(card.seen_unix_ns),
-            held_ns: usage.held_ns,
-            paid_ns: usage.held_ns + usage.paid_early_ns,
-            used_ns: usage.used_ns,
-            utilization: ratio(usage.utilization),
+            held_ns: usage.time.held_ns,
+            paid_ns: usage.time.held_ns + usage.time.paid_early_ns,
+            used_ns: usage.time.used_ns,
+            utilization: ratio(usage.means.utilization),
             // Of the same times as the job's: else a part may be more than the whole.
-            card_utilization: ratio(usage.card_utilization_beside).or_else(|| ratio(usage.card_utilization)),
-            encoder: ratio(usage.encoder),
-            decoder: ratio(usage.decoder),
-            copy: ratio(usage.copy),
-            memory_mean_bytes: usage.memory.get(),
-            memory_peak_bytes: known(usage.memory_peak),
+            card_utilization: ratio(usage.means.card_utilization_beside)
+                .or_else(|| ratio(usage.means.card_utilization)),
+            encoder: ratio(usage.means.encoder),
+            decoder: ratio(usage.means.decoder),
+            copy: ratio(usage.means.copy),
+            memory_mean_bytes: usage.means.memory.get(),
+            memory_peak_bytes: usage.most.memory,
             memory_total_bytes: card.cells.get(card::MEMORY_TOTAL).copied().and_then(known),
             energy_active_uj: line.active_uj as i64,
             energy_idle_uj: line.idle_uj as i64,
@@ -112,18 +116,18 @@ impl Cards {
             energy_source: (line.total_uj() > 0).then(|| energy_source(&line)),
             idle_power_mw: idle.map(|(idle_mw, _)| idle_mw),
             idle_power_source: idle.map(|(_, source)| source.name().to_owned()),
-            card_power_mw: usage.power.get(),
-            temperature_max_mc: known(usage.temperature_max),
-            clock_mean_mhz: usage.clock.get(),
-            clock_max_mhz: known(usage.clock_max),
-            throttled: gpu::throttle_words(usage.throttle_bits).into_iter().map(str::to_owned).collect(),
-            throttled_ns: usage.throttled_ns,
-            ecc_corrected: usage.ecc_corrected.get(),
-            ecc_uncorrected: usage.ecc_uncorrected.get(),
-            faults: usage.faults.get(),
-            fault_last: known(usage.fault_last),
-            pcie_received_rate: usage.pcie_received.get(),
-            pcie_sent_rate: usage.pcie_sent.get(),
+            card_power_mw: usage.means.power.get(),
+            temperature_max_mc: usage.most.temperature,
+            clock_mean_mhz: usage.means.clock.get(),
+            clock_max_mhz: usage.most.clock,
+            throttled: gpu::throttle_words(usage.most.throttle_bits).into_iter().map(str::to_owned).collect(),
+            throttled_ns: usage.most.throttled_ns,
+            ecc_corrected: usage.errors.ecc_corrected.get(),
+            ecc_uncorrected: usage.errors.ecc_uncorrected.get(),
+            faults: usage.errors.faults.get(),
+            fault_last: usage.errors.fault_last,
+            pcie_received_rate: usage.means.pcie_received.get(),
+            pcie_sent_rate: usage.means.pcie_sent.get(),
             processes: usage.processes,
         }
     }
@@ -131,7 +135,7 @@ impl Cards {
     /// What is known of the idle power of each whole card, to be told again after a restart: its uuid, what
     /// was learned, and the lowest power seen.
     pub fn idle_powers(&self) -> impl Iterator<Item = (&[String], Option<i64>, Option<i64>)> {
-        self.known.iter().filter(|card| card.parent.is_none()).map(|card| {
+        self.deck.cards.iter().filter(|card| card.parent.is_none()).map(|card| {
             let IdlePower { learned_mw, lowest_mw, .. } = card.ledger.idle;
             (card.labels.as_slice(), learned_mw, lowest_mw)
         })
@@ -140,16 +144,34 @@ impl Cards {
     /// The cards that somebody holds or uses, as read at the last look.
     pub fn in_use(&self) -> impl Iterator<Item = (&[String], &[i64])> {
         let latest_ns = self.looked_ns;
-        self.known.iter().enumerate().filter_map(move |(index, card)| {
-            let is_used = || self.uses.iter().any(|((_, used), usage)| *used == index && usage.present);
+        self.deck.cards.iter().enumerate().filter_map(move |(index, card)| {
+            let is_used = || self.uses.all.iter().any(|((_, used), usage)| *used == index && usage.present);
             (card.seen_ns == latest_ns && is_used())
                 .then_some((card.labels.as_slice(), card.cells.as_slice()))
         })
     }
 
+    /// Who was charged what on all cards together up to now, provisionally in windows that are open.
+    pub fn charged(&self) -> BTreeMap<Option<u32>, (u64, u64)> {
+        let mut sums = BTreeMap::<Option<u32>, (u64, u64)>::new();
+        for (who, line) in self.deck.cards.iter().flat_map(|card| card.ledger.charged()) {
+            let (active_uj, idle_uj) = sums.entry(who).or_default();
+            *active_uj += line.active_uj;
+            *idle_uj += line.idle_uj;
+        }
+        sums
+    }
+
+    /// What a job was charged up to now, active and idle, without the jobs inside it: final if it leaves now.
+    pub fn own_uj(&self, slot: u32) -> (u64, u64) {
+        let lines = self.deck.cards.iter().map(|card| card.ledger.line(Some(slot)));
+        lines.fold((0, 0), |sum, line| (sum.0 + line.active_uj, sum.1 + line.idle_uj))
+    }
+
     /// What all cards draw as last looked at, and the most that they may, as far as they say.
     pub fn power_mw(&self) -> (i64, i64) {
-        let whole = self.known.iter().filter(|card| card.seen_ns == self.looked_ns && card.parent.is_none());
+        let whole =
+            self.deck.cards.iter().filter(|card| card.seen_ns == self.looked_ns && card.parent.is_none());
         whole.fold((0, 0), |(drawn_mw, limit_mw), card| {
             let known = |column: usize| card.cells[column].max(0);
             (drawn_mw + known(card::POWER), limit_mw + known(card::POWER_LIMIT))
@@ -159,19 +181,20 @@ impl Cards {
     /// The cards as last looked at.
     pub fn now(&self) -> impl Iterator<Item = CardNow<'_>> {
         let latest_ns = self.looked_ns;
-        self.known.iter().enumerate().filter(move |(_, card)| card.seen_ns == latest_ns).map(
+        self.deck.cards.iter().enumerate().filter(move |(_, card)| card.seen_ns == latest_ns).map(
             |(index, card)| {
                 let process = |presence: &Presence| {
                     let cells = &presence.cells;
                     (presence.subject, presence.slot, cells[process::MEMORY], cells[process::UTILIZATION])
                 };
                 let open = card.present.iter().filter(|presence| presence.cells[process::OPEN] != 0);
-                let holders = self.uses.iter().filter(|((_, card), usage)| *card == index && usage.present);
+                let holders =
+                    self.uses.all.iter().filter(|((_, card), usage)| *card == index && usage.present);
                 CardNow {
                     labels: &card.labels,
                     cells: &card.cells,
                     processes: open.map(process).collect(),
-                    holders: holders.map(|((slot, _), usage)| (*slot, &usage.since)).collect(),
+                    holders: holders.map(|((slot, _), usage)| (*slot, &usage.time.since)).collect(),
                 }
             },
         )

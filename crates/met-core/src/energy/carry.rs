@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::ledger::{Line, PARTS, Who};
+use super::line::{Line, PARTS, Who};
 use crate::apportion::apportion;
 
 /// A meter lags by less than this.

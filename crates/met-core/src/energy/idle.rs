@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::ledger::{CARDS, PARTS, Weights};
+use super::line::{CARDS, PARTS, Weights};
 
 /// A window is quiet when less than this of the machine's CPU time was used, in thousandths.
 const QUIET_PERMILLE: u64 = 20;

@@ -1,6 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::energy::Scope;
+use crate::energy::meters::MeterId;
+use crate::job::QualityKind;
 
 const SECOND: i64 = 1_000_000_000;
 const PATIENCE: i64 = 30 * SECOND;
@@ -11,7 +14,7 @@ fn ledger(idle_to: IdleTo, idle_w: Option<u64>) -> EnergyLedger {
 
 fn node(ledger: &mut EnergyLedger) -> MeterId {
     let scope = Scope::Node { rank: 0, with_cards: true };
-    ledger.meter("bmc", scope, QualityKind::Measured, PATIENCE)
+    ledger.meters.meter("bmc", scope, QualityKind::Measured, PATIENCE)
 }
 
 /// One second of a machine with four CPUs of which `busy` CPU seconds (in thousandths) were used.
@@ -27,9 +30,9 @@ fn joules(uj: impl TryInto<i64>) -> i64 {
 fn a_job_asleep_alone_is_charged_no_active_energy_and_idle_shows_as_idle() {
     let mut ledger = ledger(IdleTo::Nobody, None);
     let meter = node(&mut ledger);
-    ledger.read_power(meter, 0, 200_000);
+    ledger.meters.read_power(meter, 0, 200_000);
     ledger.close(0);
-    ledger.read_power(meter, SECOND, 200_000);
+    ledger.meters.read_power(meter, SECOND, 200_000);
     ledger.weigh_job(1, Weights { cpu: 0, memory: 0, held: SECOND as u64 });
     second(&mut ledger, 10);
     let closed = ledger.close(SECOND).unwrap();
@@ -42,9 +45,9 @@ fn a_job_asleep_alone_is_charged_no_active_energy_and_idle_shows_as_idle() {
 fn holders_are_charged_idle_as_a_line_of_its_own() {
     let mut ledger = ledger(IdleTo::Holders, Some(100));
     let meter = node(&mut ledger);
-    ledger.read_power(meter, 0, 200_000);
+    ledger.meters.read_power(meter, 0, 200_000);
     ledger.close(0);
-    ledger.read_power(meter, SECOND, 200_000);
+    ledger.meters.read_power(meter, SECOND, 200_000);
     ledger.weigh_job(1, Weights { cpu: 3_000_000_000, memory: 0, held: 3 * SECOND as u64 });
     second(&mut ledger, 4000);
     let closed = ledger.close(SECOND).unwrap();
@@ -61,8 +64,8 @@ fn a_meter_that_is_read_more_rarely_than_before_is_still_believed() {
     let scope = Scope::Node { rank: 0, with_cards: true };
     let mut closed_uj = Vec::new();
     for (at_s, patience_s) in [(0, 3), (1, 3), (2, 3), (7, 15), (12, 15)] {
-        let meter = ledger.meter("bmc", scope, QualityKind::Measured, patience_s * SECOND);
-        ledger.read_counter(meter, at_s * SECOND, at_s * 100);
+        let meter = ledger.meters.meter("bmc", scope, QualityKind::Measured, patience_s * SECOND);
+        ledger.meters.read_counter(meter, at_s * SECOND, at_s * 100);
         closed_uj.extend(ledger.close(at_s * SECOND).map(|closed| closed.whole_uj));
     }
     assert_eq!(closed_uj, [100, 100, 500, 500]);
@@ -72,9 +75,9 @@ fn a_meter_that_is_read_more_rarely_than_before_is_still_believed() {
 fn two_jobs_add_up_and_the_busier_one_pays_more() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
     let meter = node(&mut ledger);
-    ledger.read_counter(meter, 0, 5);
+    ledger.meters.read_counter(meter, 0, 5);
     ledger.close(0);
-    ledger.read_counter(meter, SECOND, 300_000_005);
+    ledger.meters.read_counter(meter, SECOND, 300_000_005);
     ledger.weigh_job(1, Weights { cpu: 2000, ..Weights::default() });
     ledger.weigh_job(2, Weights { cpu: 1000, ..Weights::default() });
     ledger.weigh_node(Weights { cpu: 3000, memory: 0, held: 4000 });
@@ -87,10 +90,10 @@ fn two_jobs_add_up_and_the_busier_one_pays_more() {
 fn cards_inside_the_node_meter_are_not_counted_twice() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
     let meter = node(&mut ledger);
-    let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
     for (at_ns, node_uj, cpu_uj) in [(0, 0, 0), (SECOND, 500_000_000, 100_000_000)] {
-        ledger.read_counter(meter, at_ns, node_uj);
-        ledger.read_counter(package, at_ns, cpu_uj);
+        ledger.meters.read_counter(meter, at_ns, node_uj);
+        ledger.meters.read_counter(package, at_ns, cpu_uj);
         if at_ns == 0 {
             ledger.close(0);
         }
@@ -108,13 +111,13 @@ fn cards_inside_the_node_meter_are_not_counted_twice() {
 #[test]
 fn what_cards_turn_out_to_have_used_is_made_good_by_later_windows() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
-    let meter = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
-    ledger.read_counter(meter, 0, 0);
+    let meter = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    ledger.meters.read_counter(meter, 0, 0);
     ledger.close(0);
     let mut at_ns = 0;
     let mut close = |ledger: &mut EnergyLedger| {
         at_ns += SECOND;
-        ledger.read_counter(meter, at_ns, 0);
+        ledger.meters.read_counter(meter, at_ns, 0);
         ledger.close(at_ns).unwrap()
     };
     let cards = |closed: &Closed, who: Who| {
@@ -145,12 +148,12 @@ fn what_cards_turn_out_to_have_used_is_made_good_by_later_windows() {
 fn the_better_meter_is_believed_and_a_lost_one_replaced() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
     let meter = node(&mut ledger);
-    let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
     for step in 0..4 {
         if step < 2 {
-            ledger.read_counter(meter, step * SECOND, step * 500);
+            ledger.meters.read_counter(meter, step * SECOND, step * 500);
         }
-        ledger.read_counter(package, step * SECOND, step * 100);
+        ledger.meters.read_counter(package, step * SECOND, step * 100);
         let closed = ledger.close(step * SECOND);
         if step == 1 {
             assert_eq!(closed.unwrap().source, "bmc");
@@ -159,7 +162,7 @@ fn the_better_meter_is_believed_and_a_lost_one_replaced() {
     // While the slower meter may still answer it is waited for; then the window goes on without it.
     let late = 70 * SECOND;
     for at_ns in [13 * SECOND, 30 * SECOND, 60 * SECOND, late] {
-        ledger.read_counter(package, at_ns, at_ns / SECOND * 100);
+        ledger.meters.read_counter(package, at_ns, at_ns / SECOND * 100);
     }
     let closed = ledger.close(late).unwrap();
     assert_eq!((closed.source.as_str(), closed.begin_ns, closed.end_ns), ("processors", SECOND, late));
@@ -170,8 +173,8 @@ fn the_better_meter_is_believed_and_a_lost_one_replaced() {
     );
     // It comes back: what it counted meanwhile beyond the processors is nobody's.
     for second in 71..=72 {
-        ledger.read_counter(meter, second * SECOND, second * 500);
-        ledger.read_counter(package, second * SECOND, second * 100);
+        ledger.meters.read_counter(meter, second * SECOND, second * 500);
+        ledger.meters.read_counter(package, second * SECOND, second * 100);
     }
     let closed = ledger.close(72 * SECOND).unwrap();
     assert_eq!((closed.source.as_str(), closed.fault), ("bmc", Fault::Lost));
@@ -189,7 +192,7 @@ fn read_at(seconds: &[i64]) -> Vec<Closed> {
         ledger.weigh_job(1, Weights { cpu: (second - before) as u64, ..Weights::default() });
         ledger.weigh_node(Weights { cpu: (second - before) as u64, ..Weights::default() });
         before = second;
-        ledger.read_counter(meter, second * SECOND, second * 100);
+        ledger.meters.read_counter(meter, second * SECOND, second * 100);
         found.extend(ledger.close(second * SECOND));
     }
     found
@@ -216,13 +219,13 @@ fn what_was_counted_in_a_long_gap_is_nobodys_and_said_to_be() {
 fn meters_that_are_away_in_turn_do_not_keep_a_window_open() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
     let meter = node(&mut ledger);
-    let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
     let mut ends_s = Vec::new();
     for step in 0..40 {
         // Each is read every 50 s, and in the middle of the other one's gap.
         let at_ns = step * 25 * SECOND;
         let (id, counter_uj) = if step % 2 == 0 { (meter, 200) } else { (package, 100) };
-        ledger.read_counter(id, at_ns, counter_uj * step);
+        ledger.meters.read_counter(id, at_ns, counter_uj * step);
         ends_s.extend(ledger.close(at_ns).map(|closed| closed.end_ns / SECOND));
     }
     assert!(ends_s.len() >= 5 && ends_s.windows(2).all(|ends| ends[1] - ends[0] <= 200), "{ends_s:?}");
@@ -233,12 +236,12 @@ fn a_window_does_not_wait_for_the_next_tick_where_the_node_is_read_last() {
     for (period_s, after_ns) in [(1, SECOND / 100), (5, SECOND / 100), (1, SECOND / 2)] {
         let mut ledger = ledger(IdleTo::Nobody, Some(0));
         let meter = node(&mut ledger);
-        let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+        let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
         for second in 0..=20 {
             let at_ns = second * SECOND;
-            ledger.read_counter(package, at_ns, second * 100);
+            ledger.meters.read_counter(package, at_ns, second * 100);
             if second % period_s == 0 {
-                ledger.read_counter(meter, at_ns + after_ns, second * 200);
+                ledger.meters.read_counter(meter, at_ns + after_ns, second * 200);
             }
             ledger.weigh_job(1, Weights { cpu: 1000, ..Weights::default() });
             if second == 20 {
@@ -257,14 +260,14 @@ fn a_window_does_not_wait_for_the_next_tick_where_the_node_is_read_last() {
 fn after_a_time_without_meters_no_window_reaches_back_into_it() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
     let meter = node(&mut ledger);
-    let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
     let mut ends_ns = Vec::new();
     for second in (0..4).chain(70..80).chain(100..104) {
         let at_ns = second * SECOND;
         if !(4..100).contains(&second) {
             // The processors are read a little before the node.
-            ledger.read_counter(package, at_ns - SECOND / 4, second * 100);
-            ledger.read_counter(meter, at_ns, second * 200);
+            ledger.meters.read_counter(package, at_ns - SECOND / 4, second * 100);
+            ledger.meters.read_counter(meter, at_ns, second * 200);
         }
         if let Some(closed) = ledger.close(at_ns) {
             let before_ns = ends_ns.last().copied().unwrap_or(closed.begin_ns);
@@ -286,7 +289,7 @@ fn a_meter_of_the_node_that_lags_pays_for_cards_when_it_shows_them() {
         // A card draws 300 W for its job from second 10 to 40; the controller shows it 8 s later.
         let busy = |second: i64| (11..=40).contains(&second);
         let shown_w = if busy(second - LAG) { 400 } else { 100 };
-        ledger.read_power(meter, second * SECOND, shown_w * 1000);
+        ledger.meters.read_power(meter, second * SECOND, shown_w * 1000);
         if busy(second) {
             cards_uj += 300_000_000;
             ledger.charge_cards(Who::Job(1), cards_uj, 0);
@@ -314,7 +317,7 @@ fn cards_that_the_meter_of_the_node_never_shows_are_missing_and_said_to_be() {
     let meter = node(&mut ledger);
     let (mut paid_uj, mut short_uj, mut settled) = (0, 0, false);
     for second in 0..200 {
-        ledger.read_power(meter, second * SECOND, 100_000);
+        ledger.meters.read_power(meter, second * SECOND, 100_000);
         if second <= 50 {
             ledger.charge_cards(Who::Job(1), second as u64 * 300_000_000, 0);
         }
@@ -335,13 +338,13 @@ fn cards_that_the_meter_of_the_node_never_shows_are_missing_and_said_to_be() {
 fn a_job_that_ends_is_settled_by_the_window_it_ended_in() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
     let meter = node(&mut ledger);
-    ledger.read_counter(meter, 0, 0);
+    ledger.meters.read_counter(meter, 0, 0);
     ledger.close(0);
     ledger.weigh_job(7, Weights { cpu: 5, ..Weights::default() });
     ledger.weigh_node(Weights { cpu: 5, ..Weights::default() });
     ledger.leave(7);
     assert_eq!(ledger.close(SECOND), None, "the meter has not been read since");
-    ledger.read_counter(meter, 2 * SECOND, 90);
+    ledger.meters.read_counter(meter, 2 * SECOND, 90);
     let closed = ledger.close(2 * SECOND).unwrap();
     assert_eq!((closed.settled, closed.lines[&Who::Job(7)].total_uj()), (vec![7], 90));
 }
@@ -355,7 +358,7 @@ fn idle_power_is_learned_from_two_loads_where_the_machine_never_rests() {
     let loads = [1000, 4000, 2000].into_iter().flat_map(|busy| std::iter::repeat_n(busy, 5));
     for (step, busy) in (0..).zip(std::iter::once(0).chain(loads)) {
         energy_uj += if step == 0 { 0 } else { 100_000_000 + 50_000 * busy as i64 };
-        ledger.read_counter(meter, step * SECOND, energy_uj);
+        ledger.meters.read_counter(meter, step * SECOND, energy_uj);
         second(&mut ledger, busy);
         ledger.close(step * SECOND);
     }
@@ -364,23 +367,23 @@ fn idle_power_is_learned_from_two_loads_where_the_machine_never_rests() {
 
 /// What was learned in all, by the meters that say so.
 fn idle_mw(ledger: &EnergyLedger) -> Vec<(String, u64)> {
-    ledger.learned_idle().map(|learned| (learned.meters.clone(), learned.total_mw())).collect()
+    ledger.resting.learned().map(|learned| (learned.meters.clone(), learned.total_mw())).collect()
 }
 
 #[test]
 fn a_package_that_is_not_read_makes_the_whole_a_lower_bound() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
     let meter = |ledger: &mut EnergyLedger, name: &str| {
-        ledger.meter(name, Scope::Package, QualityKind::Measured, 2 * SECOND)
+        ledger.meters.meter(name, Scope::Package, QualityKind::Measured, 2 * SECOND)
     };
     let (mut kinds, mut whole_uj) = (Vec::new(), 0);
     for second in 0..100 {
         let one = meter(&mut ledger, "package-0");
-        ledger.read_counter(one, second * SECOND, second * 100);
+        ledger.meters.read_counter(one, second * SECOND, second * 100);
         // The other one cannot be read for longer than it is waited for.
         if !(3..90).contains(&second) {
             let other = meter(&mut ledger, "package-1");
-            ledger.read_counter(other, second * SECOND, second * 300);
+            ledger.meters.read_counter(other, second * SECOND, second * 300);
         }
         if let Some(closed) = ledger.close(second * SECOND) {
             let seconds = (closed.end_ns - closed.begin_ns) / SECOND;
@@ -403,11 +406,11 @@ fn a_package_that_is_not_read_makes_the_whole_a_lower_bound() {
 fn under_a_meter_of_the_node_a_part_that_is_known_in_part_is_in_the_rest() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
     let outer = node(&mut ledger);
-    let one = ledger.meter("package-0", Scope::Package, QualityKind::Measured, PATIENCE);
-    ledger.meter("package-1", Scope::Package, QualityKind::Measured, PATIENCE);
+    let one = ledger.meters.meter("package-0", Scope::Package, QualityKind::Measured, PATIENCE);
+    ledger.meters.meter("package-1", Scope::Package, QualityKind::Measured, PATIENCE);
     for (at_ns, node_uj, cpu_uj) in [(0, 0, 0), (SECOND, 500, 100)] {
-        ledger.read_counter(outer, at_ns, node_uj);
-        ledger.read_counter(one, at_ns, cpu_uj);
+        ledger.meters.read_counter(outer, at_ns, node_uj);
+        ledger.meters.read_counter(one, at_ns, cpu_uj);
         ledger.weigh_job(1, Weights { cpu: 10, ..Weights::default() });
         ledger.weigh_node(Weights { cpu: 10, ..Weights::default() });
         let Some(closed) = ledger.close(at_ns) else { continue };
@@ -421,11 +424,11 @@ fn under_a_meter_of_the_node_a_part_that_is_known_in_part_is_in_the_rest() {
 #[test]
 fn an_estimate_is_not_added_to_what_was_measured() {
     let mut ledger = ledger(IdleTo::Nobody, Some(0));
-    let guess = ledger.meter("estimate", Scope::Package, QualityKind::Estimated, PATIENCE);
-    let package = ledger.meter("package-0", Scope::Package, QualityKind::Measured, PATIENCE);
+    let guess = ledger.meters.meter("estimate", Scope::Package, QualityKind::Estimated, PATIENCE);
+    let package = ledger.meters.meter("package-0", Scope::Package, QualityKind::Measured, PATIENCE);
     for second in 0..2 {
-        ledger.read_counter(guess, second * SECOND, second * 70);
-        ledger.read_counter(package, second * SECOND, second * 100);
+        ledger.meters.read_counter(guess, second * SECOND, second * 70);
+        ledger.meters.read_counter(package, second * SECOND, second * 100);
         let closed = ledger.close(second * SECOND);
         assert_eq!(
             closed.map(|closed| (closed.whole_uj, closed.kind)),
@@ -442,10 +445,10 @@ fn rest(ledger: &mut EnergyLedger, seconds: std::ops::Range<i64>, with_bmc: bool
     for second in seconds {
         if with_bmc {
             let meter = node(ledger);
-            ledger.read_counter(meter, second * SECOND, second * 120_000_000);
+            ledger.meters.read_counter(meter, second * SECOND, second * 120_000_000);
         }
-        let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, 2 * SECOND);
-        ledger.read_counter(package, second * SECOND, second * 40_000_000);
+        let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, 2 * SECOND);
+        ledger.meters.read_counter(package, second * SECOND, second * 40_000_000);
         self::second(ledger, 10);
         ledger.close(second * SECOND);
     }
@@ -466,15 +469,15 @@ fn what_was_learned_before_holds_from_the_first_window_on() {
     let mut before = ledger(IdleTo::Nobody, None);
     rest(&mut before, 0..7, true);
     let mut after = ledger(IdleTo::Nobody, None);
-    before.learned_idle().for_each(|learned| after.recall_idle(learned));
-    assert!(!after.lacks_idle());
+    before.resting.learned().for_each(|learned| after.resting.recall(learned));
+    assert!(!after.resting.is_unknown());
     // The first thing that it sees is a busy machine.
     let busy = |ledger: &mut EnergyLedger| {
         let meter = node(ledger);
-        let package = ledger.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+        let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
         for (at_ns, node_uj, cpu_uj) in [(0, 0, 0), (SECOND, 300_000_000, 200_000_000)] {
-            ledger.read_counter(meter, at_ns, node_uj);
-            ledger.read_counter(package, at_ns, cpu_uj);
+            ledger.meters.read_counter(meter, at_ns, node_uj);
+            ledger.meters.read_counter(package, at_ns, cpu_uj);
             ledger.weigh_job(1, Weights { cpu: 4_000_000_000, ..Weights::default() });
             self::second(ledger, 4000);
             ledger.close(at_ns).into_iter().for_each(|closed| {
@@ -491,11 +494,11 @@ fn what_was_learned_before_holds_from_the_first_window_on() {
 #[test]
 fn until_idle_power_is_known_it_is_estimated_and_said_to_be() {
     let mut ledger = ledger(IdleTo::Nobody, None);
-    assert!(ledger.lacks_idle());
-    ledger.assume_idle(30_000, 10_000);
+    assert!(ledger.resting.is_unknown());
+    ledger.resting.assume(30_000, 10_000);
     let meter = node(&mut ledger);
     for (at_ns, node_uj) in [(0, 0), (SECOND, 300_000_000)] {
-        ledger.read_counter(meter, at_ns, node_uj);
+        ledger.meters.read_counter(meter, at_ns, node_uj);
         ledger.weigh_job(1, Weights { cpu: 4_000_000_000, ..Weights::default() });
         second(&mut ledger, 4000);
         let Some(closed) = ledger.close(at_ns) else { continue };
@@ -509,10 +512,10 @@ fn until_idle_power_is_known_it_is_estimated_and_said_to_be() {
 #[test]
 fn a_job_that_all_but_sleeps_pays_little_also_before_idle_power_is_known() {
     let mut ledger = ledger(IdleTo::Nobody, None);
-    ledger.assume_idle(10_000, 0);
+    ledger.resting.assume(10_000, 0);
     let meter = node(&mut ledger);
     for at_ns in [0, SECOND] {
-        ledger.read_power(meter, at_ns, 210_000);
+        ledger.meters.read_power(meter, at_ns, 210_000);
         // A fortieth of the machine, and all of that is the job: too much for a quiet window.
         ledger.weigh_job(1, Weights { cpu: 100_000_000, ..Weights::default() });
         second(&mut ledger, 100);
@@ -569,7 +572,7 @@ proptest! {
             Scope::Node { rank: 1, with_cards }, Scope::Board, Scope::Package, Scope::Package, Scope::Memory,
         ];
         let meters: Vec<MeterId> = (0..5)
-            .map(|index| ledger.meter(&format!("meter {index}"), scopes[index], QualityKind::Measured, PATIENCE))
+            .map(|index| ledger.meters.meter(&format!("meter {index}"), scopes[index], QualityKind::Measured, PATIENCE))
             .collect();
         let mut counters = [0i64; 5];
         let mut cards = [(0u64, 0u64); 4];
@@ -590,7 +593,7 @@ proptest! {
                 }
                 Event::Read { meter, grown_uj } => {
                     counters[meter] += grown_uj as i64;
-                    ledger.read_counter(meters[meter], now_ns, counters[meter]);
+                    ledger.meters.read_counter(meters[meter], now_ns, counters[meter]);
                 }
                 Event::Restart(meter) => counters[meter] = 0,
                 Event::Pass(elapsed_ns) => now_ns += elapsed_ns,
@@ -609,18 +612,18 @@ proptest! {
         steps in prop::collection::vec((1..5_000_000_000i64, 0..900_000_000i64, 1..4usize), 2..60),
     ) {
         let mut ledger = ledger(IdleTo::Nobody, Some(50));
-        let fast = ledger.meter("fast", Scope::Package, QualityKind::Measured, PATIENCE);
-        let slow = ledger.meter("slow", Scope::Memory, QualityKind::Measured, PATIENCE);
+        let fast = ledger.meters.meter("fast", Scope::Package, QualityKind::Measured, PATIENCE);
+        let slow = ledger.meters.meter("slow", Scope::Memory, QualityKind::Measured, PATIENCE);
         let (mut now_ns, mut counter_uj, mut sum) = (0, 0, 0u64);
         let mut closed_to = None;
         let mut at_time = vec![];
         for (index, (elapsed_ns, grown_uj, every)) in steps.into_iter().enumerate() {
             now_ns += elapsed_ns;
             counter_uj += grown_uj;
-            ledger.read_counter(fast, now_ns, counter_uj);
+            ledger.meters.read_counter(fast, now_ns, counter_uj);
             at_time.push((now_ns, counter_uj));
             if index % every == 0 {
-                ledger.read_counter(slow, now_ns, 0);
+                ledger.meters.read_counter(slow, now_ns, 0);
             }
             if let Some(closed) = ledger.close(now_ns) {
                 sum += closed.whole_uj;

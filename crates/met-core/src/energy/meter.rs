@@ -58,11 +58,7 @@ pub(super) struct Meter {
     pub kind: QualityKind,
     /// Readings further apart than this have a gap between them.
     pub patience_ns: i64,
-    /// What it had seen at the end of the last window that took it up, and what windows took from others since.
-    pub taken_uj: Option<u64>,
-    pub others_uj: u64,
-    /// There was a time since then of which it knows nothing.
-    has_unknown: bool,
+    pub taken: Taken,
     /// The oldest is not later than the window that is open.
     readings: VecDeque<Reading>,
     /// The time of the last reading, believed or not.
@@ -73,6 +69,16 @@ pub(super) struct Meter {
     power_mw: Option<i64>,
     /// What an integral of power is short of a whole microjoule.
     carry: i128,
+}
+
+/// The last window that took a meter up.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Taken {
+    /// What the meter had seen at the end of that window, and what windows took from others since.
+    pub so_far_uj: Option<u64>,
+    pub others_uj: u64,
+    /// There was a time since then of which it knows nothing.
+    has_unknown: bool,
 }
 
 /// A milliwatt over so many nanoseconds is a microjoule.
@@ -93,9 +99,7 @@ impl Meter {
             scope,
             kind,
             patience_ns,
-            taken_uj: None,
-            others_uj: 0,
-            has_unknown: false,
+            taken: Taken::default(),
             readings: VecDeque::new(),
             seen_ns: None,
             counter: Counter::coarse(),
@@ -222,7 +226,7 @@ impl Meter {
     }
 
     fn push(&mut self, at_ns: i64, grown_uj: u64, fault: Fault) {
-        self.has_unknown |= fault == Fault::Unknown;
+        self.taken.has_unknown |= fault == Fault::Unknown;
         let so_far = self.readings.back().map_or(0, |reading| reading.energy_uj);
         if self.readings.len() == READINGS_MAX {
             let merged = self.readings.remove(1).map_or(Fault::None, |reading| reading.fault);
@@ -233,16 +237,17 @@ impl Meter {
 
     /// A window took up all that it has seen so far; others have shown so much more already.
     pub fn take_up(&mut self, so_far_uj: u64, ahead_uj: u64) {
-        (self.taken_uj, self.others_uj, self.has_unknown) = (Some(so_far_uj), ahead_uj, false);
+        self.taken = Taken { so_far_uj: Some(so_far_uj), others_uj: ahead_uj, has_unknown: false };
     }
 
     /// Of the time until a window in which others were read in its place: what it counted beyond what they showed,
     /// and what they showed beyond that. Where it does not know all of that time, they may be right.
     pub fn apart(&self, begin_ns: i64) -> (u64, u64) {
-        let Some((so_far_uj, taken_uj)) = self.at(begin_ns).zip(self.taken_uj) else { return (0, 0) };
+        let Some((so_far_uj, taken_uj)) = self.at(begin_ns).zip(self.taken.so_far_uj) else { return (0, 0) };
         let counted_uj = so_far_uj.saturating_sub(taken_uj);
-        let ahead_uj = if self.has_unknown { 0 } else { self.others_uj.saturating_sub(counted_uj) };
-        (counted_uj.saturating_sub(self.others_uj), ahead_uj)
+        let ahead_uj =
+            if self.taken.has_unknown { 0 } else { self.taken.others_uj.saturating_sub(counted_uj) };
+        (counted_uj.saturating_sub(self.taken.others_uj), ahead_uj)
     }
 
     /// Nobody follows the machine until the next reading: what is before it is not asked for.
@@ -250,7 +255,7 @@ impl Meter {
         self.readings.clear();
         self.counter.forget();
         (self.power_mw, self.carry) = (None, 0);
-        (self.taken_uj, self.others_uj) = (None, 0);
+        (self.taken.so_far_uj, self.taken.others_uj) = (None, 0);
     }
 
     /// The oldest reading that is still asked for.

@@ -5,13 +5,18 @@ mod carry;
 pub mod emission;
 pub mod estimate;
 pub mod idle;
-pub mod ledger;
+mod ledger;
+pub mod line;
 mod meter;
+mod meters;
+mod resting;
 mod ticks;
+mod whole;
 mod window;
 
 pub use balance::Balance;
-pub use ledger::{Closed, EnergyLedger, Line, Policy, Weights, Who};
+pub use ledger::EnergyLedger;
+pub use line::{Closed, IdleTo, Line, Policy, Weights, Who};
 pub use meter::{Fault, Scope};
 pub use window::EnergyWindow;
 

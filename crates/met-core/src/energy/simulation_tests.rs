@@ -10,6 +10,8 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use super::*;
+use crate::energy::Scope;
+use crate::job::QualityKind;
 
 const SECOND: i64 = 1_000_000_000;
 /// Steps of truth in a second.
@@ -229,8 +231,8 @@ impl<'a> Machine<'a> {
             if self.plan.has_package && (!is_in(&self.plan.package_gaps, second) || is_end) {
                 let step = second * STEPS;
                 let package =
-                    self.ledger.meter("package-0", Scope::Package, QualityKind::Measured, 3 * SECOND);
-                self.ledger.read_counter(package, at_ns(step), self.truth.package_uj[step]);
+                    self.ledger.meters.meter("package-0", Scope::Package, QualityKind::Measured, 3 * SECOND);
+                self.ledger.meters.read_counter(package, at_ns(step), self.truth.package_uj[step]);
             }
             self.looked = second * STEPS;
             let closed = self.ledger.close(second as i64 * SECOND);
@@ -251,7 +253,7 @@ impl<'a> Machine<'a> {
         let (shown_uj, power_mw) = self.truth.node_at(step, plan.lag_s * STEPS);
         let patience_ns = 3 * plan.period_s as i64 * SECOND;
         let scope = Scope::Node { rank: 0, with_cards: true };
-        let meter = self.ledger.meter("bmc", scope, QualityKind::Measured, patience_ns);
+        let meter = self.ledger.meters.meter("bmc", scope, QualityKind::Measured, patience_ns);
         let glitch = self.glitches.first().filter(|(from, _)| second >= *from && !is_end).copied();
         self.glitches.drain(..usize::from(glitch.is_some()));
         // Gaps may bring two of them together, and nobody can tell who is right then.
@@ -267,13 +269,13 @@ impl<'a> Machine<'a> {
             }
             let counter_uj = self.epoch_uj + shown_uj;
             let wrong_uj = glitch.map(|(_, kind)| if kind > 1 { counter_uj + 9_000_000_000_000 } else { 0 });
-            self.ledger.read_counter(meter, at_ns(step), wrong_uj.unwrap_or(counter_uj));
+            self.ledger.meters.read_counter(meter, at_ns(step), wrong_uj.unwrap_or(counter_uj));
             if glitch.is_none() {
                 self.trusted.count(at_ns(step), counter_uj);
             }
         } else {
             let wrong_mw = glitch.map(|(_, watts)| watts * 1000);
-            self.ledger.read_power(meter, at_ns(step), wrong_mw.unwrap_or(power_mw));
+            self.ledger.meters.read_power(meter, at_ns(step), wrong_mw.unwrap_or(power_mw));
             if glitch.is_none() {
                 self.trusted.draw(at_ns(step), power_mw);
             }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::ledger::{Line, Weights, Who};
+use super::line::{Line, Weights, Who};
 
 /// Looks that are told apart; of more the oldest are one.
 const TICKS_MAX: usize = 128;
@@ -95,6 +95,14 @@ impl Ticks {
 }
 
 impl Done {
+    /// Jobs and the system, as they are weighed.
+    pub fn weighed(&self) -> (Vec<Who>, Vec<Weights>) {
+        let mut sum = Weights::default();
+        self.jobs.values().for_each(|weights| sum.add(*weights));
+        let everybody = self.jobs.keys().map(|&slot| Who::Job(slot)).chain([Who::System]).collect();
+        (everybody, self.jobs.values().copied().chain([self.node.above(sum)]).collect())
+    }
+
     fn add(&mut self, other: Done) {
         for (slot, weights) in other.jobs {
             self.jobs.entry(slot).or_default().add(weights);

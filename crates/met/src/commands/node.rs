@@ -49,7 +49,7 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     sampler.look();
     progress.end();
     let energy = ledger_of_daemon(setting).or_else(|| sampler.energy().now());
-    let rows: Vec<(&NodeRow, Freshness)> = sampler.node_rows().collect();
+    let rows: Vec<(&NodeRow, Freshness)> = sampler.machine.rows().collect();
     let cards: Vec<CardNow<'_>> = sampler.cards().into_iter().map(|(card, _)| card).collect();
     let mut stdout = output::stdout();
     if args.json {
