@@ -6,7 +6,7 @@ use met_core::gpu::card;
 use nvml_wrapper::enums::gpm::GpmMetricId;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::gpm::gpm_metrics_get;
-use nvml_wrapper::{Device, GpmSample, Nvml};
+use nvml_wrapper::{GpmSample, Nvml};
 
 use super::library::CardFacts;
 
