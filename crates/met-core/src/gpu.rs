@@ -30,6 +30,12 @@ pub mod card {
         SLICES = Column::gauge("slices", Unit::Count, ONE, "compute slices of a MIG instance; for a partitioned GPU, all its slices"),
         USE_AGE = Column::gauge("use_age", Unit::Seconds, NANO, "how long ago use by process was read; each reading covers the time since the previous one").across(Across::Max),
         LIST_AGE = Column::gauge("list_age", Unit::Seconds, NANO, "how long ago the list of processes on the GPU was read").across(Across::Max),
+        SM_ACTIVITY = Column::gauge("sm_activity", Unit::Ratio, MILLI, "share of the compute units (SMs) that had work, mean since the previous reading").across(Across::Mean),
+        SM_OCCUPANCY = Column::gauge("sm_occupancy", Unit::Ratio, MILLI, "share of the threads that the compute units could hold, mean since the previous reading").across(Across::Mean),
+        TENSOR_ACTIVITY = Column::gauge("tensor_activity", Unit::Ratio, MILLI, "share of time in which the tensor cores computed, mean since the previous reading").across(Across::Mean),
+        MEMORY_BANDWIDTH = Column::gauge("memory_bandwidth", Unit::Ratio, MILLI, "share of the bandwidth of GPU memory that was used, mean since the previous reading").across(Across::Mean),
+        NVLINK_RECEIVED = Column::gauge("nvlink_received_rate", Unit::Bytes, ONE, "bytes per second from other GPUs over NVLink"),
+        NVLINK_SENT = Column::gauge("nvlink_sent_rate", Unit::Bytes, ONE, "bytes per second to other GPUs over NVLink"),
     }
 
     labels! { LABELS:

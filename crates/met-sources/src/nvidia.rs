@@ -8,6 +8,7 @@
 //! wait for calls it: one thread reads power and use when a tick begins, another does the rest, and figures
 //! have an age. Who is replaced when something keeps him asks for power and use himself, which is cheaper.
 
+mod activity;
 mod direct;
 mod duty;
 mod fast;
@@ -417,12 +418,12 @@ impl Nvidia {
         cells[card::SLICES] = facts.slices.map_or(MISSING, i64::from);
         cards.push_part(Subject::Node, part).copy_from_slice(&cells);
         for (position, piece) in facts.parts.iter().enumerate() {
-            let used = figures.and_then(|figures| figures.parts_used.get(position));
             let cells = cards.push_part(Subject::Node, part_of(&self.labels, &piece.labels));
             cells[card::SLICES] = i64::from(piece.slices);
-            cells[card::MEMORY_USED] = used.copied().unwrap_or(MISSING);
             cells[card::MEMORY_TOTAL] = piece.memory_bytes;
-            cells[card::LIST_AGE] = figures.map_or(MISSING, |figures| figures.list_age_ns(now_ns));
+            if let Some(figures) = figures {
+                figures.fill_part(position, now_ns, cells);
+            }
         }
         if let Some(figures) = figures {
             self.push_processes(facts, figures, part, targets, processes);

@@ -291,6 +291,16 @@ pub struct GpusArgs {
     /// Print an array of JSON objects
     #[arg(long)]
     pub json: bool,
+    /// Print the indices of N free GPUs (default 1), separated by commas; exit code 1 if fewer are free
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", conflicts_with = "json",
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub free: Option<u32>,
+    /// Print UUIDs instead of indices
+    #[arg(long, requires = "free")]
+    pub uuid: bool,
+    /// Keep the GPUs on the screen and refresh them
+    #[arg(long, short, conflicts_with_all = ["json", "free"])]
+    pub watch: bool,
 }
 
 #[derive(Debug, Args)]

@@ -2,7 +2,9 @@
 
 use std::io::{self, ErrorKind, IsTerminal, StdoutLock, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
+use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::view::Style;
@@ -23,6 +25,26 @@ impl Output {
 
     pub fn is_terminal(&self) -> bool {
         self.stream.is_terminal()
+    }
+
+    /// Keeps a text on the screen that is made anew again and again. Ends only with an error.
+    pub fn keep_on_screen(
+        &mut self,
+        every: Duration,
+        mut text: impl FnMut(&Style) -> Result<String>,
+    ) -> Result<i32> {
+        write!(self, "\x1b[2J")?;
+        loop {
+            let text = text(&self.style())?;
+            let rows =
+                rustix::termios::tcgetwinsize(&self).map_or(usize::MAX, |size| usize::from(size.ws_row));
+            // Drawn over the old one line by line: a cleared screen flickers. What does not fit is left out.
+            let shown = text.lines().take(rows.saturating_sub(1));
+            let lines = shown.map(|line| format!("{line}\x1b[K\n")).collect::<String>();
+            write!(self, "\x1b[H{lines}\x1b[J")?;
+            self.flush()?;
+            std::thread::sleep(every);
+        }
     }
 }
 

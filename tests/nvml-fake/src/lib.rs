@@ -10,6 +10,7 @@
 //! process 0 pid=100 memory=7 sm=60 gi=1 ci=0       with draws=1 it is one that does not compute
 //! xid 0 number=79
 //! clock 0 ahead_us=5000            samples of use bear a time that is later by so much
+//! card 0 … gpm=1 sm_activity=96 sm_occupancy=14 tensor=93 bandwidth=17 pcie_rx=14 pcie_tx=5 nvlink_rx=2 nvlink_tx=1
 //! error nvmlDeviceGetPowerUsage 1 15
 //! delay nvmlDeviceGetPowerUsage 0 60000
 //! ```
@@ -655,4 +656,96 @@ pub unsafe extern "C" fn nvmlEventSetWait_v2(set: Handle, out: *mut Event, _time
     };
     unsafe { out.write(event) };
     OK
+}
+
+#[repr(C)]
+pub struct GpmSupport {
+    version: c_uint,
+    is_supported: c_uint,
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlGpmQueryDeviceSupport(handle: Handle, out: *mut GpmSupport) -> c_int {
+    call("nvmlGpmQueryDeviceSupport", handle, |script| {
+        let Some(pairs) = script.pairs(handle) else { return INVALID_ARGUMENT };
+        unsafe { (*out).is_supported = number_of(pairs, "gpm").unwrap_or(0) as c_uint };
+        OK
+    })
+}
+
+/// A sample is the handle of what it is of.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlGpmSampleAlloc(out: *mut *mut Handle) -> c_int {
+    unsafe { out.write(Box::into_raw(Box::new(0))) };
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlGpmSampleFree(sample: *mut Handle) -> c_int {
+    drop(unsafe { Box::from_raw(sample) });
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlGpmSampleGet(handle: Handle, sample: *mut Handle) -> c_int {
+    call("nvmlGpmSampleGet", handle, |_| {
+        unsafe { sample.write(handle) };
+        OK
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlGpmMigSampleGet(handle: Handle, instance: c_uint, sample: *mut Handle) -> c_int {
+    call("nvmlGpmMigSampleGet", handle, |script| {
+        let parts = script.parts(split(handle).0);
+        let is_meant = |pairs: &&[(String, String)]| number_of(pairs, "gi") == Some(u64::from(instance));
+        let Some(part) = parts.iter().position(|pairs| is_meant(&pairs)) else { return INVALID_ARGUMENT };
+        unsafe { sample.write(handle | (part + 1)) };
+        OK
+    })
+}
+
+#[repr(C)]
+pub struct GpmMetric {
+    id: c_uint,
+    code: c_int,
+    value: f64,
+    texts: [*const c_char; 3],
+}
+
+#[repr(C)]
+pub struct GpmRequest {
+    version: c_uint,
+    count: c_uint,
+    samples: [*mut Handle; 2],
+    metrics: [GpmMetric; 210],
+}
+
+const GPM_KEYS: [(c_uint, &str); 8] = [
+    (2, "sm_activity"),
+    (3, "sm_occupancy"),
+    (5, "tensor"),
+    (10, "bandwidth"),
+    (20, "pcie_tx"),
+    (21, "pcie_rx"),
+    (60, "nvlink_rx"),
+    (61, "nvlink_tx"),
+];
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlGpmMetricsGet(request: *mut GpmRequest) -> c_int {
+    let request = unsafe { &mut *request };
+    let [first, second] = request.samples.map(|sample| unsafe { *sample });
+    if first != second {
+        return INVALID_ARGUMENT;
+    }
+    call("nvmlGpmMetricsGet", second, |script| {
+        let Some(pairs) = script.pairs(second) else { return INVALID_ARGUMENT };
+        for metric in &mut request.metrics[..request.count as usize] {
+            let key = GPM_KEYS.iter().find(|(id, _)| *id == metric.id).map(|(_, key)| *key);
+            let value = key.and_then(|key| number_of(pairs, key));
+            (metric.code, metric.value) = value.map_or((NOT_SUPPORTED, 0.0), |value| (OK, value as f64));
+        }
+        OK
+    })
 }

@@ -13,9 +13,11 @@ use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::{Device, EventSet};
 
+use super::activity::Monitor;
 use super::duty::Duty;
 use super::figures::{
-    EVERY_MAX_NS, PERIODS_MAX, SlowCard, USE_EVERY_MAX_NS, pass, read_levels, read_pcie, read_use,
+    ACTIVITY_EVERY_MAX_NS, EVERY_MAX_NS, PERIODS_MAX, SlowCard, USE_EVERY_MAX_NS, pass, read_activity,
+    read_levels, read_pcie, read_use,
 };
 use super::library::{CardFacts, Lender, Loaded, Shown, is_changed, load, lock};
 
@@ -25,6 +27,7 @@ const LEVELS_COST_INVERSE: i64 = 5000;
 const USE_COST_INVERSE: i64 = 2500;
 const PASS_COST_INVERSE: i64 = 5000;
 const PCIE_COST_INVERSE: i64 = 20_000;
+const ACTIVITY_COST_INVERSE: i64 = 10_000;
 /// A little less than a second: who looks once a second finds new figures every time.
 const EVERY_MIN_NS: i64 = 900_000_000;
 const LEVELS_EVERY_MAX_NS: i64 = 5_000_000_000;
@@ -131,6 +134,8 @@ struct Rounds<'a> {
     levels: Kind,
     usage: Kind,
     pass: Kind,
+    activity: Kind,
+    monitors: BTreeMap<u32, Monitor<'a>>,
     pcie_due_ns: i64,
     layout_due_ns: i64,
 }
@@ -143,6 +148,8 @@ impl Rounds<'_> {
             levels: Kind::new(LEVELS_COST_INVERSE, LEVELS_EVERY_MAX_NS),
             usage: Kind::new(USE_COST_INVERSE, USE_EVERY_MAX_NS),
             pass: Kind::new(PASS_COST_INVERSE, EVERY_MAX_NS),
+            activity: Kind::new(ACTIVITY_COST_INVERSE, ACTIVITY_EVERY_MAX_NS),
+            monitors: BTreeMap::new(),
             pcie_due_ns: 0,
             layout_due_ns: clock::boottime_ns() + LAYOUT_EVERY_NS,
         }
@@ -406,7 +413,17 @@ impl Worker {
 
     /// Reads what is due.
     fn round<'a>(&self, loaded: &'a Loaded, rounds: &mut Rounds<'a>) -> Result<(), Relieved> {
-        let Rounds { figures, faults, levels, usage, pass: passes, pcie_due_ns, layout_due_ns } = rounds;
+        let Rounds {
+            figures,
+            faults,
+            levels,
+            usage,
+            pass: passes,
+            activity,
+            monitors,
+            pcie_due_ns,
+            layout_due_ns,
+        } = rounds;
         if clock::boottime_ns() >= *layout_due_ns {
             *layout_due_ns = clock::boottime_ns() + LAYOUT_EVERY_NS;
             let changed = self.has_changed(loaded, figures)?;
@@ -440,6 +457,13 @@ impl Worker {
             self.each(loaded, figures, |facts, _, figures| {
                 hear(faults.get(&facts.index).filter(|_| figures.is_lost), figures);
             })?;
+        }
+        if activity.is_due() {
+            activity.begin();
+            self.each(loaded, figures, |facts, _, figures| {
+                read_activity(facts, &loaded.nvml, monitors.entry(facts.index).or_default(), figures);
+            })?;
+            activity.end();
         }
         self.publish(figures, levels_every_ns);
         // The first pass is for those who wait; what takes 20 ms and more comes with a later one.

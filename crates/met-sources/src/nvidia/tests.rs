@@ -613,3 +613,27 @@ fn the_thread_reads_when_it_is_hurried_though_nothing_is_due() {
         assert!(slow.wait_until(patience, |state| state.number >= number));
     }
 }
+
+#[test]
+fn a_card_with_gpm_tells_how_busy_its_units_are() {
+    let script = "driver 1\n\
+        card 0 uuid=GPU-a name=Fake_H200 power=300000 util=90 total=8000 sent=1 received=1 gpm=1 sm_activity=96 sm_occupancy=14 tensor=93 pcie_rx=14 pcie_tx=5 nvlink_rx=2 nvlink_tx=1\n\
+        part 0 uuid=MIG-a slices=3 memory=20 used=9 gi=1 ci=0 sm_activity=40 bandwidth=17\n\
+        card 1 uuid=GPU-b name=Fake_T4 power=70000 util=0 total=4000 sent=3 received=4\n";
+    let mut machine = Machine::new(script);
+    let text = machine
+        .read_until(|text| text.matches("sm_activity").count() == 2 && text.contains("pcie_sent_rate=3"));
+    check(
+        text,
+        expect![[r#"
+            0 GPU-a Fake H200 nvidia  195:0: utilization=900 utilization_memory=450 power=300000 faults=0 pcie_received_rate=14680064 pcie_sent_rate=5242880 processes=0 slices=7 sm_activity=960 sm_occupancy=140 tensor_activity=930 nvlink_received_rate=2097152 nvlink_sent_rate=1048576
+            0.0 MIG-a Fake H200 MIG 3g nvidia GPU-a  1/0: memory_used=9 memory_total=20971520 slices=3 sm_activity=400 memory_bandwidth=170
+            1 GPU-b Fake T4 nvidia  195:1: utilization=0 utilization_memory=0 power=70000 faults=0 pcie_received_rate=4000 pcie_sent_rate=3000 processes=0
+        "#]],
+    );
+    // The script gives it no bandwidth: it is not known to be 0.
+    machine.script(&script.replace("gpm=1 ", ""));
+    machine.script(&format!("{script}error nvmlGpmSampleGet 0 999\n"));
+    let text = machine.read_until(|text| !text.lines().next().unwrap().contains("sm_activity"));
+    assert!(text.contains("power=300000"), "the rest of the card is there: {text}");
+}

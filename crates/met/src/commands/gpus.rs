@@ -1,6 +1,6 @@
 //! `met gpus`: the GPUs now, the jobs that use them, and those that hold them idle.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -35,6 +35,40 @@ const RENDER_MAJOR: u32 = 226;
 const UNSEEN: u32 = 0;
 
 pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
+    let mut stdout = output::stdout();
+    if args.watch {
+        return stdout.keep_on_screen(Duration::ZERO, |style| {
+            let (lines, troubles) = look(setting)?;
+            let troubles = troubles.iter().map(|trouble| format!("{trouble}\n")).collect::<String>();
+            Ok(gpus::cards(&lines, jobs::now_ns(), style) + &troubles)
+        });
+    }
+    let (lines, troubles) = look(setting)?;
+    for trouble in &troubles {
+        writeln!(io::stderr(), "met: {trouble}")?;
+    }
+    if let Some(count) = args.free {
+        return match free(&lines, count as usize, args.uuid) {
+            Ok(found) => writeln!(stdout, "{found}").map(|()| 0).map_err(Into::into),
+            Err(why) => writeln!(io::stderr(), "met: {why}").map(|()| 1).map_err(Into::into),
+        };
+    }
+    // That there are no cards is not known then.
+    if lines.is_empty() && !troubles.is_empty() {
+        return Ok(1);
+    }
+    if args.json {
+        let all: Vec<_> = lines.iter().map(object).collect();
+        writeln!(stdout, "{}", serde_json::Value::Array(all))?;
+        return Ok(0);
+    }
+    let style = stdout.style();
+    stdout.write_all(gpus::cards(&lines, jobs::now_ns(), &style).as_bytes())?;
+    Ok(0)
+}
+
+/// The cards, and what is wrong with those that cannot be read.
+fn look(setting: &Setting) -> Result<(Vec<CardLine>, Vec<String>)> {
     let interval = LOOK_FOR / LOOKS;
     let mut sampler = Sampler::patient(setting.host.clone(), interval, &setting.config, PATIENCE);
     let filter = JobsFilter { states: vec![State::Running, State::Suspended], ..JobsFilter::default() };
@@ -64,23 +98,26 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
         let numbers = line.index.split('.').map(|part| part.parse::<u32>().ok());
         (line.vendor.clone(), numbers.collect::<Vec<_>>())
     });
-    let troubles = sampler.card_troubles();
-    for trouble in &troubles {
-        writeln!(io::stderr(), "met: {trouble}")?;
+    Ok((lines, sampler.card_troubles()))
+}
+
+/// So many free cards of one maker, whose numbers mean something together.
+fn free(lines: &[CardLine], count: usize, by_uuid: bool) -> Result<String, String> {
+    let mut by_vendor: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for line in lines.iter().filter(|line| line.is_free) {
+        // A MIG instance has no index that CUDA knows.
+        let name = if by_uuid || line.index.contains('.') { &line.uuid } else { &line.index };
+        by_vendor.entry(&line.vendor).or_default().push(name);
     }
-    // That there are no cards is not known then.
-    if lines.is_empty() && !troubles.is_empty() {
-        return Ok(1);
+    let most = by_vendor.into_values().max_by_key(Vec::len).unwrap_or_default();
+    if most.len() < count {
+        let all = lines.len();
+        return Err(format!(
+            "{} of {all} GPUs are free, {count} requested; `met gpus` shows who has them",
+            most.len()
+        ));
     }
-    let mut stdout = output::stdout();
-    if args.json {
-        let all: Vec<_> = lines.iter().map(object).collect();
-        writeln!(stdout, "{}", serde_json::Value::Array(all))?;
-        return Ok(0);
-    }
-    let style = stdout.style();
-    stdout.write_all(gpus::cards(&lines, jobs::now_ns(), &style).as_bytes())?;
-    Ok(0)
+    Ok(most[..count].join(","))
 }
 
 fn line(
@@ -114,6 +151,7 @@ fn line(
     users.extend(strangers(host, card));
     users.extend(unreported(host, card, openers));
     CardLine {
+        is_free: users.is_empty() && is_unused(card),
         index: card.labels[label::INDEX].clone(),
         uuid: card.labels[label::UUID].clone(),
         name: card.labels[label::NAME].clone(),
@@ -128,6 +166,23 @@ fn line(
         lost_since_ns: None,
         users,
     }
+}
+
+/// Whether a card that nobody is seen on is known to do nothing: one that is divided is given away in parts, and not
+/// every driver says who is on it.
+fn is_unused(card: &CardNow<'_>) -> bool {
+    let cell = |column: usize| Some(card.cells[column]).filter(|&cell| cell != MISSING);
+    let is_part = !card.labels[label::PARENT].is_empty();
+    if is_part {
+        return cell(card::LIST_AGE).is_some();
+    }
+    let is_empty = match cell(card::PROCESSES) {
+        Some(processes) => processes == 0,
+        None => {
+            cell(card::MEMORY_USED).zip(cell(card::MEMORY_TOTAL)).is_some_and(|(used, all)| used <= all / 50)
+        }
+    };
+    is_empty && cell(card::UTILIZATION) == Some(0) && cell(card::SLICES).is_none()
 }
 
 /// The processes on a card that are no job's. Those of which only the driver knows, because they are outside of
@@ -421,5 +476,32 @@ mod tests {
         for key in shown.as_object().unwrap().keys().chain(of_users) {
             assert!(page.contains(&format!("`{key}`")), "docs/json.md lacks {key} of met gpus");
         }
+    }
+
+    fn cards() -> Vec<CardLine> {
+        let card = |vendor: &str, index: &str, is_free| CardLine {
+            vendor: vendor.to_owned(),
+            index: index.to_owned(),
+            uuid: format!("{vendor}-{index}"),
+            is_free,
+            ..CardLine::default()
+        };
+        vec![
+            card("amd", "0", true),
+            card("nvidia", "0", false),
+            card("nvidia", "1", true),
+            card("nvidia", "2", false),
+            card("nvidia", "2.1", true),
+        ]
+    }
+
+    #[test]
+    fn free_cards_are_of_one_maker_and_named_as_programs_want_them() {
+        assert_eq!(free(&cards(), 1, false).unwrap(), "1");
+        assert_eq!(free(&cards(), 2, false).unwrap(), "1,nvidia-2.1");
+        assert_eq!(free(&cards(), 1, true).unwrap(), "nvidia-1");
+        let few = free(&cards(), 3, false).unwrap_err();
+        assert_eq!(few, "2 of 5 GPUs are free, 3 requested; `met gpus` shows who has them");
+        assert!(free(&[], 1, false).is_err());
     }
 }

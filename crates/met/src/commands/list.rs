@@ -31,17 +31,7 @@ pub fn list(setting: &Setting, args: &ListArgs) -> Result<i32> {
         stdout.write_all(text.as_bytes())?;
         return Ok(0);
     }
-    write!(stdout, "\x1b[2J")?;
-    loop {
-        let text = text(setting, args, &filter, &stdout.style())?;
-        let rows = rustix::termios::tcgetwinsize(&stdout).map_or(usize::MAX, |size| usize::from(size.ws_row));
-        // Drawn over the old list line by line: a cleared screen flickers. The newest fit on the screen.
-        let shown = text.lines().take(rows.saturating_sub(1));
-        let lines = shown.map(|line| format!("{line}\x1b[K\n")).collect::<String>();
-        write!(stdout, "\x1b[H{lines}\x1b[J")?;
-        stdout.flush()?;
-        std::thread::sleep(WATCH_EVERY);
-    }
+    stdout.keep_on_screen(WATCH_EVERY, |style| text(setting, args, &filter, style))
 }
 
 fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) -> Result<String> {

@@ -21,6 +21,8 @@ pub struct CardLine {
     /// Since when it cannot be read, in unix nanoseconds: then there are no figures.
     pub lost_since_ns: Option<i64>,
     pub users: Vec<UserLine>,
+    /// Known to be nobody's and to do nothing.
+    pub is_free: bool,
 }
 
 /// Who uses or holds a card: a job, or a process of no job.
