@@ -44,6 +44,9 @@ impl GpuUse {
             fault_last: now.fault_last.or(before.fault_last),
             pcie_received_rate: mean(before.pcie_received_rate, now.pcie_received_rate),
             pcie_sent_rate: mean(before.pcie_sent_rate, now.pcie_sent_rate),
+            sm_activity: mean(before.sm_activity, now.sm_activity),
+            tensor_activity: mean(before.tensor_activity, now.tensor_activity),
+            memory_bandwidth: mean(before.memory_bandwidth, now.memory_bandwidth),
             processes: before.processes.max(now.processes),
             ..now.clone()
         }

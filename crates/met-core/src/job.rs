@@ -470,6 +470,13 @@ pub struct GpuUse {
     pub fault_last: Option<i64>,
     pub pcie_received_rate: Option<f64>,
     pub pcie_sent_rate: Option<f64>,
+    /// Of the whole card: its compute units, its tensor cores, the bandwidth of its memory.
+    #[serde(default)]
+    pub sm_activity: Option<f64>,
+    #[serde(default)]
+    pub tensor_activity: Option<f64>,
+    #[serde(default)]
+    pub memory_bandwidth: Option<f64>,
     /// The most of the job's processes that were seen on it at once.
     pub processes: i64,
 }

@@ -51,6 +51,9 @@ pub fn object(gpu: &GpuUse) -> Value {
         "fault_last": gpu.fault_last,
         "pcie_received_bytes_per_second": gpu.pcie_received_rate,
         "pcie_sent_bytes_per_second": gpu.pcie_sent_rate,
+        "sm_activity_ratio": gpu.sm_activity,
+        "tensor_activity_ratio": gpu.tensor_activity,
+        "memory_bandwidth_ratio": gpu.memory_bandwidth,
     })
 }
 

@@ -1,5 +1,8 @@
 //! Answers from stored data. Pure: no I/O, no clock; the caller says what time it is.
 
+// An object of JSON with many keys.
+#![recursion_limit = "256"]
+
 pub mod allocation;
 pub mod average;
 pub mod events;

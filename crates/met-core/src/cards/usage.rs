@@ -148,6 +148,15 @@ pub(super) struct Means {
     pub clock: Mean,
     pub pcie_received: Mean,
     pub pcie_sent: Mean,
+    pub units: UnitMeans,
+}
+
+/// How busy the units of the card were, whoever used them.
+#[derive(Default)]
+pub(super) struct UnitMeans {
+    pub sm_activity: Mean,
+    pub tensor_activity: Mean,
+    pub memory_bandwidth: Mean,
 }
 
 impl Means {
@@ -163,6 +172,9 @@ impl Means {
             (&mut self.clock, cells[card::CLOCK]),
             (&mut self.pcie_received, cells[card::PCIE_RECEIVED]),
             (&mut self.pcie_sent, cells[card::PCIE_SENT]),
+            (&mut self.units.sm_activity, cells[card::SM_ACTIVITY]),
+            (&mut self.units.tensor_activity, cells[card::TENSOR_ACTIVITY]),
+            (&mut self.units.memory_bandwidth, cells[card::MEMORY_BANDWIDTH]),
         ] {
             mean.add(cell, span_ns);
         }

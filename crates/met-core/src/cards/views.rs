@@ -128,6 +128,9 @@ impl Cards {
             fault_last: usage.errors.fault_last,
             pcie_received_rate: usage.means.pcie_received.get(),
             pcie_sent_rate: usage.means.pcie_sent.get(),
+            sm_activity: ratio(usage.means.units.sm_activity),
+            tensor_activity: ratio(usage.means.units.tensor_activity),
+            memory_bandwidth: ratio(usage.means.units.memory_bandwidth),
             processes: usage.processes,
         }
     }

@@ -15,6 +15,10 @@ pub(super) fn gpu(gpu: &GpuUse) -> Section {
     let [encoder, decoder, copy] = works;
     let used = sampled(gpu.utilization, Measure::Share);
     section.put("GPU use", used, [Detail::words("average"), busy, encoder, decoder, copy]);
+    let tensor = Detail::before("tensor cores", sampled(gpu.tensor_activity, Measure::Share));
+    let bandwidth = Detail::before("memory bandwidth", sampled(gpu.memory_bandwidth, Measure::Share));
+    let units = sampled(gpu.sm_activity, Measure::Share);
+    section.put("GPU activity", units, [Detail::words("compute units of the whole GPU"), tensor, bandwidth]);
     let total = sampled(gpu.memory_total_bytes.map(|bytes| bytes as f64), Measure::Bytes);
     let peak = sampled(gpu.memory_peak_bytes.map(|bytes| bytes as f64), Measure::Bytes);
     let mean = Detail::before("average", sampled(gpu.memory_mean_bytes, Measure::Bytes));
