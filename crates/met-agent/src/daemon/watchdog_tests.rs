@@ -191,7 +191,7 @@ fn daemon_of(service: Service) -> super::super::Daemon {
         gave_back: Instant::now(),
         next_flush: Instant::now(),
         next_retention: Instant::now(),
-        service: service,
+        service,
     }
 }
 
