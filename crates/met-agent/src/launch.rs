@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{CgroupPaths, JobKey, LOCAL, Local, Origin, Record, State};
+use met_core::job::{JobKey, LOCAL, Local, Origin, Record, State};
 use met_host::{Host, clock};
 use met_jobs::layouts::Layout;
 use met_store::inbox::JobDir;
@@ -75,17 +75,9 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         node_memory_bytes: facts.memory_total_bytes,
         inside: setting.layouts().job_around(&setting.host, draft.pid.unwrap_or(std::process::id())),
         local: Some(Local {
-            boot_id: facts.boot_id.clone(),
-            origin: draft.origin,
-            supervisor: None,
-            main: None,
-            cgroup: CgroupPaths::default(),
-            cwd: draft.cwd,
             stdout: draft.stdout,
             stderr: draft.stderr,
-            left_over: Vec::new(),
-            more_cgroups: Vec::new(),
-            folded: Vec::new(),
+            ..Local::new(&facts.boot_id, draft.origin, draft.cwd)
         }),
         ..Record::new(
             JobKey { cluster: None, manager: LOCAL.to_owned(), id: id.to_string(), incarnation },

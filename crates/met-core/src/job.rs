@@ -379,6 +379,25 @@ pub struct Local {
     pub left_over: Vec<LeftOver>,
 }
 
+impl Local {
+    /// Before anything is known of its processes.
+    pub fn new(boot_id: impl Into<String>, origin: Origin, cwd: impl Into<PathBuf>) -> Local {
+        Local {
+            boot_id: boot_id.into(),
+            origin,
+            supervisor: None,
+            main: None,
+            cgroup: CgroupPaths::default(),
+            more_cgroups: Vec::new(),
+            folded: Vec::new(),
+            cwd: cwd.into(),
+            stdout: None,
+            stderr: None,
+            left_over: Vec::new(),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {

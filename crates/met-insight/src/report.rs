@@ -254,19 +254,7 @@ mod tests {
         assert_eq!(account(&record), (None, Vec::new()));
         record.totals.set(column::CPU, 8_000_000_000, QualityKind::LowerBound, "cgroup");
         assert_eq!(account(&record).0, Some(9.0));
-        record.local = Some(met_core::job::Local {
-            boot_id: String::new(),
-            origin: Origin::Found,
-            supervisor: None,
-            main: None,
-            cgroup: Default::default(),
-            more_cgroups: Vec::new(),
-            folded: Vec::new(),
-            cwd: "/".into(),
-            stdout: None,
-            stderr: None,
-            left_over: Vec::new(),
-        });
+        record.local = Some(met_core::job::Local::new("", Origin::Found, "/"));
         let notes = account(&record).1;
         assert!(notes.len() == 1 && notes[0].starts_with("its end was not observed"), "{notes:?}");
     }

@@ -1,7 +1,6 @@
 //! Jobs that somebody else started, from their discovery to their end.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::path::PathBuf;
 
 use met_core::job::Totals;
 use met_core::job::{CgroupPaths, Figure, JobKey, Local, Origin, Part, QualityKind, Record, State};
@@ -153,19 +152,7 @@ pub(super) fn new_record(host: &Host, registry: &Registry, writer: &Writer, foun
     let mut record = Record {
         start_ns: Some(found.start_ns),
         node_memory_bytes: facts.memory_total_bytes,
-        local: Some(Local {
-            boot_id: facts.boot_id.clone(),
-            origin: Origin::Found,
-            supervisor: None,
-            main: None,
-            cgroup: found.cgroup.clone(),
-            cwd: PathBuf::from("/"),
-            stdout: None,
-            stderr: None,
-            left_over: Vec::new(),
-            more_cgroups: Vec::new(),
-            folded: Vec::new(),
-        }),
+        local: Some(Local { cgroup: found.cgroup.clone(), ..Local::new(&facts.boot_id, Origin::Found, "/") }),
         ..Record::new(key, name, State::Running)
     };
     describe(&found.captures, &mut record);
@@ -405,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_path_that_is_no_text_survives_the_store() {
-        let odd = PathBuf::from(std::ffi::OsString::from_vec(b"/cg/\xff\n".to_vec()));
+        let odd = std::path::PathBuf::from(std::ffi::OsString::from_vec(b"/cg/\xff\n".to_vec()));
         let paths = CgroupPaths { unified: Some(odd), memory: Some("/cg/plain".into()), cpuacct: None };
         let text = serde_json::to_string(&paths).unwrap();
         assert_eq!(serde_json::from_str::<CgroupPaths>(&text).unwrap(), paths);

@@ -1,6 +1,6 @@
 //! Cards of jobs that somebody else started, on a machine whose NVIDIA library plays a script.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use met_core::job::GpuUse;

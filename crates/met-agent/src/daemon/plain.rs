@@ -1,7 +1,7 @@
 //! Jobs where there is no batch system: groups of processes, looked at every few seconds.
 
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use met_core::job::{CgroupPaths, JobKey, Local, Origin, ProcessId, QualityKind, Record, State};
@@ -308,17 +308,9 @@ fn new_record(host: &Host, group: &Group) -> Record {
         nodes: vec![facts.hostname.clone()],
         node_memory_bytes: facts.memory_total_bytes,
         local: Some(Local {
-            boot_id: facts.boot_id.clone(),
-            origin: Origin::Found,
-            supervisor: None,
             main: first,
             cgroup: cgroup_of(host, &group.key),
-            cwd: PathBuf::from("/"),
-            stdout: None,
-            stderr: None,
-            left_over: Vec::new(),
-            more_cgroups: Vec::new(),
-            folded: Vec::new(),
+            ..Local::new(&facts.boot_id, Origin::Found, "/")
         }),
         ..Record::new(
             JobKey {

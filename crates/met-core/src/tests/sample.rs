@@ -2,8 +2,8 @@
 
 use crate::course::Course;
 use crate::job::{
-    CgroupPaths, Emission, JobKey, LOCAL, LeftOver, Local, Origin, Part, ProcessId, QualityKind, Record,
-    Resources, Scheduling, State, Summary, Totals,
+    Emission, JobKey, LOCAL, LeftOver, Local, Origin, Part, ProcessId, QualityKind, Record, Resources,
+    Scheduling, State, Summary, Totals,
 };
 use crate::job_table as column;
 use crate::{JOB, MISSING};
@@ -23,17 +23,8 @@ pub fn bare(id: u32, name: &str) -> Record {
         nodes: vec!["n1".to_owned()],
         node_memory_bytes: Some(16 << 30),
         local: Some(Local {
-            boot_id: "b".to_owned(),
-            origin: Origin::Run,
-            supervisor: None,
             main: Some(ProcessId { pid: 3113, start_ticks: 7 }),
-            cgroup: CgroupPaths::default(),
-            cwd: "/home/alice".into(),
-            stdout: None,
-            stderr: None,
-            left_over: Vec::new(),
-            more_cgroups: Vec::new(),
-            folded: Vec::new(),
+            ..Local::new("b", Origin::Run, "/home/alice")
         }),
         ..Record::new(
             JobKey {

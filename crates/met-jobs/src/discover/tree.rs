@@ -624,21 +624,17 @@ impl Tree {
     /// Settles what no child explains, and says how much of it nobody can have used who is known.
     pub(super) fn rebase_all(&mut self, now_ns: i64) -> u64 {
         self.mark_own_processes();
-        let accounted: Vec<u32> = self.nodes.keys().copied().filter(|id| self.ledger.follows(*id)).collect();
-        let mut unseen_ns: u64 = 0;
-        for id in accounted {
-            unseen_ns += self.with_counters(|ledger, read| ledger.rebase(id, read, now_ns));
-        }
-        unseen_ns
+        self.rebase(CpuLedger::follows, now_ns)
     }
 
     /// Where processes of its own let a directory grow, that is settled before a child of it ends.
     pub(super) fn rebase_inhabited(&mut self, now_ns: i64) {
-        let inhabited: Vec<u32> =
-            self.nodes.keys().copied().filter(|id| self.ledger.has_own_processes(*id)).collect();
-        for id in inhabited {
-            self.with_counters(|ledger, read| ledger.rebase(id, read, now_ns));
-        }
+        self.rebase(CpuLedger::has_own_processes, now_ns);
+    }
+
+    fn rebase(&mut self, which: fn(&CpuLedger, u32) -> bool, now_ns: i64) -> u64 {
+        let ids: Vec<u32> = self.nodes.keys().copied().filter(|id| which(&self.ledger, *id)).collect();
+        ids.into_iter().map(|id| self.with_counters(|ledger, read| ledger.rebase(id, read, now_ns))).sum()
     }
 
     /// The ledger, and how it reads the counters of nodes.

@@ -676,19 +676,7 @@ fn nobody_gets_the_job_of_another_user_by_its_number() {
 fn an_element_that_the_node_knows_by_the_array_meets_its_own_run() {
     let mut element = measured(31, None);
     element.scheduling.array_index = Some(3);
-    element.local = Some(met_core::job::Local {
-        boot_id: "b".into(),
-        origin: met_core::job::Origin::Found,
-        supervisor: None,
-        main: None,
-        cgroup: Default::default(),
-        cwd: "/".into(),
-        stdout: None,
-        stderr: None,
-        left_over: Vec::new(),
-        more_cgroups: Vec::new(),
-        folded: Vec::new(),
-    });
+    element.local = Some(met_core::job::Local::new("b", met_core::job::Origin::Found, "/"));
     let told = |index: i64| {
         let mut told = run(State::Running, 0, Some(30), None);
         told.id = format!("12[{index}]");
