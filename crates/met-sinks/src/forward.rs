@@ -74,6 +74,7 @@ pub static SPEC: SinkSpec = SinkSpec {
     name: "forward",
     help: "sends records and series to the server of a cluster; it has a section of its own, `forward`",
     options: &[],
+    interest: |_| Interest::default(),
     open: None,
 };
 
@@ -245,6 +246,11 @@ impl Forward {
         Ok(Forward { queue, shared, maker: Some(maker), every })
     }
 
+    pub fn interest(&self) -> Interest {
+        let kinds = vec![Kind::Started, Kind::Ended, Kind::Interim, Kind::Samples];
+        Interest { kinds, tables: Vec::new(), within: Some(self.every) }
+    }
+
     /// Hands over samples. When nobody takes them in time they are given up, and counted.
     fn offer(&self, samples: &Arc<Samples>) {
         let course = &samples.course;
@@ -283,11 +289,6 @@ impl Forward {
 }
 
 impl Sink for Forward {
-    fn interest(&self) -> Interest {
-        let kinds = vec![Kind::Started, Kind::Ended, Kind::Interim, Kind::Samples];
-        Interest { kinds, tables: Vec::new(), within: Some(self.every) }
-    }
-
     /// Records are read from the catalogue, so that none is lost with this process.
     fn take(&mut self, event: &Event) -> Result<(), SinkError> {
         match event {

@@ -10,6 +10,7 @@ use met_core::job_table::WALL;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit, columns};
 use met_host::clock;
+use met_sinks::bus;
 use met_sinks::forward::Watch;
 use met_sinks::prometheus::{self, Disclosure, Format};
 use met_sinks::snapshot::{About, HeldCard, Job, Person, Rows, Snapshot, allocated};
@@ -50,6 +51,7 @@ pub struct Board {
     began_ns: i64,
     /// What waits for a server, where there is one.
     spool: OnceLock<Watch>,
+    sinks: OnceLock<bus::Watch>,
 }
 
 #[derive(Default)]
@@ -97,12 +99,18 @@ impl Board {
             keep_ended,
             began_ns: clock::realtime_ns(),
             spool: OnceLock::new(),
+            sinks: OnceLock::new(),
         }
     }
 
     /// From now on it is told what waits for a server.
     pub fn watch_spool(&self, spool: Watch) {
         let _ = self.spool.set(spool);
+    }
+
+    /// From now on it shows how sinks are doing.
+    pub fn watch_sinks(&self, sinks: bus::Watch) {
+        let _ = self.sinks.set(sinks);
     }
 
     /// Of the sampling thread, which does not wait: a reader holds this for as long as it takes to copy a pointer.
@@ -169,7 +177,7 @@ impl Board {
         }
         let mut page = Vec::new();
         let disclosure = Disclosure { people: wanted.people, jobs_max: self.jobs_max };
-        prometheus::page(&[self.snapshot(&now)], wanted.format, disclosure, &mut page);
+        prometheus::page(&self.snapshot(&now), wanted.format, disclosure, &mut page);
         let page: Arc<[u8]> = match wanted.gzip {
             // Nothing that is written to memory fails.
             true => prometheus::gzip(&page).unwrap_or_default().into(),
@@ -215,7 +223,8 @@ impl Board {
         let mut tables = now.tables.clone();
         tables.push(self.own_row(now, jobs.running.len()));
         tables.extend(self.spool.get().map(Watch::row));
-        Snapshot { node: None, tables, jobs: shown }
+        tables.extend(self.sinks.get().map(bus::Watch::rows));
+        Snapshot { tables, jobs: shown }
     }
 
     fn own_row(&self, now: &NodeNow, jobs: usize) -> Rows {
