@@ -319,9 +319,10 @@ impl Bus {
         self.lanes.iter().map(status).collect()
     }
 
-    /// For other threads that show how the sinks are doing.
-    pub fn watch(&self) -> Watch {
-        Watch { lanes: self.lanes.iter().map(|lane| Arc::clone(&lane.shared)).collect() }
+    /// The same for a page, also when this is gone.
+    pub fn watch(&self) -> impl Fn() -> Rows + Send + Sync + use<> {
+        let lanes: Vec<_> = self.lanes.iter().map(|lane| Arc::clone(&lane.shared)).collect();
+        move || rows(&lanes.iter().map(|shared| shared.status()).collect::<Vec<_>>())
     }
 
     /// Delivers what is queued, as far as sinks take it in time.
@@ -342,17 +343,6 @@ impl Bus {
                 Outlet::None => {}
             }
         }
-    }
-}
-
-/// How the sinks of a bus are doing, also when that is gone.
-pub struct Watch {
-    lanes: Vec<Arc<Shared>>,
-}
-
-impl Watch {
-    pub fn rows(&self) -> Rows {
-        rows(&self.lanes.iter().map(|shared| shared.status()).collect::<Vec<_>>())
     }
 }
 

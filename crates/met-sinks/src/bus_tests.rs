@@ -209,7 +209,7 @@ fn a_sink_that_cannot_be_opened_at_first_is_opened_later_and_what_it_missed_is_c
         until("it works", || of(&bus, "late").state == State::Running);
         let status = of(&bus, "late");
         assert_eq!((status.delivered, status.dropped, status.failed), (1, 1, 2));
-        let shown: Vec<_> = bus.watch().rows().iter().map(|(_, cells)| cells.to_vec()).collect();
+        let shown: Vec<_> = bus.watch()().iter().map(|(_, cells)| cells.to_vec()).collect();
         assert_eq!(shown[0], [1, 1, 2, 0]);
         bus.close();
     }

@@ -159,14 +159,9 @@ struct Inner {
     stopping: bool,
 }
 
-/// Looks at how it goes.
-pub struct Watch {
-    shared: Arc<Shared>,
-}
-
-impl Watch {
-    pub fn row(&self) -> Rows {
-        let status = self.shared.status();
+impl Shared {
+    fn rows(&self) -> Rows {
+        let status = self.status();
         let count = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let mut cells = [MISSING; COLUMNS.len()];
         cells[WAITING] = count(status.bytes_waiting);
@@ -181,9 +176,7 @@ impl Watch {
         rows.push(&[], &cells);
         rows
     }
-}
 
-impl Shared {
     fn status(&self) -> Status {
         let inner = self.lock();
         Status {
@@ -272,9 +265,10 @@ impl Forward {
         self.shared.status()
     }
 
-    /// The same for others, also when this is gone.
-    pub fn watch(&self) -> Watch {
-        Watch { shared: Arc::clone(&self.shared) }
+    /// The same for a page, also when this is gone.
+    pub fn watch(&self) -> impl Fn() -> Rows + Send + Sync + use<> {
+        let shared = Arc::clone(&self.shared);
+        move || shared.rows()
     }
 
     /// Spools what there is. What is not sent waits for the next one.

@@ -2,7 +2,7 @@
 //! Prometheus is written from both. Nobody who reads it keeps a tick waiting.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use met_core::job::{JobKey, Record, Totals};
@@ -10,8 +10,6 @@ use met_core::job_table::WALL;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit, columns};
 use met_host::clock;
-use met_sinks::bus;
-use met_sinks::forward::Watch;
 use met_sinks::prometheus::{self, Disclosure, Format};
 use met_sinks::snapshot::{About, HeldCard, Job, Person, Rows, Snapshot, allocated};
 
@@ -49,9 +47,8 @@ pub struct Board {
     jobs_max: usize,
     keep_ended: Duration,
     began_ns: i64,
-    /// What waits for a server, where there is one.
-    spool: OnceLock<Watch>,
-    sinks: OnceLock<bus::Watch>,
+    /// Further tables, such as what waits for a server.
+    watched: Mutex<Vec<Box<dyn Fn() -> Rows + Send + Sync>>>,
 }
 
 #[derive(Default)]
@@ -98,19 +95,13 @@ impl Board {
             jobs_max,
             keep_ended,
             began_ns: clock::realtime_ns(),
-            spool: OnceLock::new(),
-            sinks: OnceLock::new(),
+            watched: Mutex::default(),
         }
     }
 
-    /// From now on it is told what waits for a server.
-    pub fn watch_spool(&self, spool: Watch) {
-        let _ = self.spool.set(spool);
-    }
-
-    /// From now on it shows how sinks are doing.
-    pub fn watch_sinks(&self, sinks: bus::Watch) {
-        let _ = self.sinks.set(sinks);
+    /// Shows a further table from now on.
+    pub fn watch(&self, rows: impl Fn() -> Rows + Send + Sync + 'static) {
+        lock(&self.watched).push(Box::new(rows));
     }
 
     /// Of the sampling thread, which does not wait: a reader holds this for as long as it takes to copy a pointer.
@@ -222,8 +213,7 @@ impl Board {
         }
         let mut tables = now.tables.clone();
         tables.push(self.own_row(now, jobs.running.len()));
-        tables.extend(self.spool.get().map(Watch::row));
-        tables.extend(self.sinks.get().map(bus::Watch::rows));
+        tables.extend(lock(&self.watched).iter().map(|rows| rows()));
         Snapshot { tables, jobs: shown }
     }
 

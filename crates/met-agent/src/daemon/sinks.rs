@@ -30,7 +30,7 @@ fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
         Ok(None) => {}
         Ok(Some(forward)) => {
             if let Some(board) = board {
-                board.watch_spool(forward.watch());
+                board.watch(forward.watch());
             }
             bus.add_direct(name, forward.interest(), Box::new(forward));
         }
@@ -42,7 +42,7 @@ fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
         }
     }
     if let Some(board) = board.filter(|_| !bus.is_empty()) {
-        board.watch_sinks(bus.watch());
+        board.watch(bus.watch());
     }
     bus
 }
