@@ -617,3 +617,20 @@ def a_folder_that_cannot_be_written_does_not_stop_met_time(world):
     result = world.met("time", "--", "echo", "hello", env={"XDG_STATE_HOME": blocked})
     equal((result.code, result.out), (0, "hello\n"), "exit code and output")
     check("will not be recorded" in result.err, result.err)
+
+
+@each(time=("time", "--quiet"), run=("run", "--wait"), run_in_the_background=("run", "--print-id"))
+def without_a_daemon_an_end_is_imported_by_who_waited_for_the_job(world, *command):
+    # A short one waits for others.
+    world.met("time", "--quiet", "--", "true").ok()
+    equal(list(world.waiting()), ["1"], "jobs that are not imported")
+    # A daemon that has no log does not start.
+    os.makedirs(os.path.join(world.store_folder(), "daemon.log"))
+    world.met(*command, "--", "sleep", "0.3").ok()
+    store = os.path.join(world.store_folder(), "store.db")
+    eventually(lambda: os.path.exists(store) and not world.waiting(), lambda: f"it is imported: {world.waiting()}")
+    equal(world.daemon_pids(), [], "daemons")
+    world.met("time", "--quiet", "--", "true").ok()
+    for _ in range(2):
+        states = [job["job"]["state"] for job in world.met("list", "--json").ok().json()]
+        equal((states, list(world.waiting())), (["finished"] * 3, ["3"]), "a list shows all and imports none")

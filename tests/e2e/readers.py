@@ -6,6 +6,7 @@ import glob
 import os
 import signal
 import threading
+import time
 
 from harness import Skip, alive, check, each, equal, eventually, homes, need_root, test
 from robustness import fill, on_a_small_disk
@@ -21,22 +22,42 @@ FAST = "sampling:\n  interval: 50ms\nstorage:\n  interval: 100ms\n  node_series:
 NEVER = "sampling:\n  interval: 50ms\nstorage:\n  interval: 1h\n  node_series: yes\n"
 
 
-@contextlib.contextmanager
-def read_only(folder):
-    """Seen by this test and what it starts from now on; processes that run already can still write there."""
+BIND, REMOUNT_READ_ONLY, PRIVATE = 0x1000, 0x1000 | 0x20 | 0x1, 0x4000 | 0x40000
+
+
+def own_mounts(read_only=None, hidden=None):
+    """From now on this process and what it starts see one folder read-only and another one empty; whether that works."""
     need_root()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(0x20000) != 0:
-        raise Skip("no mount namespace can be made")
-    libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None)
-    bind, remount = 0x1000, 0x1000 | 0x20 | 0x1
-    path = folder.encode()
-    if libc.mount(path, path, None, bind, None) != 0 or libc.mount(None, path, None, remount, None) != 0:
+
+    def enter():
+        made = libc.unshare(0x20000) == 0 and libc.mount(b"none", b"/", None, PRIVATE, None) == 0
+        if made and read_only:
+            path = read_only.encode()
+            made = libc.mount(path, path, None, BIND, None) == 0 and libc.mount(None, path, None, REMOUNT_READ_ONLY, None) == 0
+        return made and (not hidden or libc.mount(b"none", hidden.encode(), b"tmpfs", 0, None) == 0)
+
+    return enter
+
+
+@contextlib.contextmanager
+def read_only(folder, hidden=None):
+    """Seen by this test and what it starts from now on; processes that run already can still write there."""
+    if not own_mounts(folder, hidden)():
         raise Skip("nothing can be mounted read-only")
     try:
         yield
     finally:
-        libc.umount2(path, 2)
+        libc = ctypes.CDLL(None, use_errno=True)
+        for path in filter(None, (hidden, folder)):
+            libc.umount2(path.encode(), 2)
+
+
+def reader_of_files(world, read_only):
+    """Options of a command that finds no daemon, though one runs: it reads the files, which it may be unable to write."""
+    enter = own_mounts(world.state if read_only else None, world.me.env["XDG_RUNTIME_DIR"])
+    world.met("daemon", "--user", "--status", preexec=enter).refused("no daemon is running")
+    return {"preexec": enter}
 
 
 def listing(folder):
@@ -58,22 +79,15 @@ def three_jobs(world):
     return world.daemon_pid()
 
 
-def answers(world, env=None, jobs=("1", "2", "3"), reading=READING):
+def answers(world, jobs=("1", "2", "3"), reading=READING):
     """Every reading command succeeds and says what is so."""
     for command in reading:
-        result = world.met(*command, env=env).ok()
+        result = world.met(*command).ok()
         check("rror" not in result.err and "damaged" not in result.err, f"{command}: {result.err}")
-    equal(ids(world.met("list", "--json", env=env)), sorted(jobs), "jobs")
-    equal(world.met("logs", "1", env=env).ok().out, "hello\n", "output of a job")
-    shown = world.met("show", "1", "--json", env=env).ok().json()
+    equal(ids(world.met("list", "--json")), sorted(jobs), "jobs")
+    equal(world.met("logs", "1").ok().out, "hello\n", "output of a job")
+    shown = world.met("show", "1", "--json").ok().json()
     equal((shown["job"]["state"], shown["totals"]["wall_seconds"] > 0.3), ("finished", True), "a job")
-
-
-def without_daemon(world):
-    """An environment in which a daemon that runs is not found: the files are read."""
-    other = world.path("elsewhere")
-    os.makedirs(other, 0o700, exist_ok=True)
-    return {"XDG_RUNTIME_DIR": other}
 
 
 def crash(world, daemon):
@@ -111,14 +125,14 @@ def a_store_on_a_read_only_mount_is_read_beside_a_live_writer(world):
     world.configure(FAST)
     three_jobs(world)
     sampled = world.run("sh", "-c", "while [ ! -e go ]; do sleep 0.02; done")
-    env = without_daemon(world)
     store = os.path.join(world.store_folder(), "series")
-    with read_only(world.state):
+    with read_only(world.state, world.me.env["XDG_RUNTIME_DIR"]):
+        world.met("daemon", "--user", "--status").refused("no daemon is running")
         check(not os.access(world.store_folder(), os.W_OK), "it can be written")
         before = listing(store)
-        answers(world, env, ("1", "2", "3", sampled))
+        answers(world, ("1", "2", "3", sampled))
         eventually(lambda: listing(store) != before, "the daemon writes behind the other mount")
-        answers(world, env, ("1", "2", "3", sampled))
+        answers(world, ("1", "2", "3", sampled))
     open(world.path("go"), "w").close()
     world.met("wait", sampled).ok()
 
@@ -128,30 +142,73 @@ def eight_readers_beside_a_writer_see_every_job_that_had_ended(world):
     world.configure(FAST)
     world.met("run", "--wait", "--", "true").ok()
     world.daemon_pid()
-    env, ended, problems, is_over = without_daemon(world), [1], [], threading.Event()
+    ended, read, problems, is_over = [1], [0] * 8, [], threading.Event()
+    of_files = reader_of_files(world, read_only=True)
 
-    def read(own):
+    def reading(number):
         while not is_over.is_set():
             before = ended[0]
-            result = world.met("list", "--json", env=env if own else None)
+            # Half of them read the files and could not write, half ask the daemon.
+            result = world.met("list", "--json", **(of_files if number % 2 else {}))
             if result.code != 0 or result.err:
                 problems.append(f"{result}: {result.err}")
             elif not before <= len(result.json()) <= ended[0] + 1:
                 problems.append(f"{len(result.json())} jobs, of {before} that had ended before")
+            read[number] += 1
 
-    # Half of them read the files, half ask the daemon.
-    readers = [threading.Thread(target=read, args=(number % 2 == 0,)) for number in range(8)]
+    readers = [threading.Thread(target=reading, args=(number,)) for number in range(8)]
     for reader in readers:
         reader.start()
     try:
         for _ in range(20):
             world.met("run", "--wait", "--", "true").ok()
             ended[0] += 1
+        eventually(lambda: min(read) > 2, lambda: f"all of them read: {read}")
     finally:
         is_over.set()
         for reader in readers:
             reader.join()
     equal(problems, [], "problems of readers")
+
+
+@test
+def a_reader_that_is_stopped_at_any_moment_keeps_nobody_from_writing(world):
+    world.configure(FAST)
+    world.met("run", "--wait", "--", "true").ok()
+    world.daemon_pid()
+    of_files = reader_of_files(world, read_only=False)
+    for number in range(20):
+        reader = world.spawn("list", "--json", **of_files)
+        time.sleep(0.003 * number)
+        reader.send_signal(signal.SIGSTOP)
+        try:
+            job = world.run("true")
+            world.met("wait", job).ok()
+            # It is in the store, and not only in the inbox.
+            eventually(lambda: job not in world.waiting(), lambda: f"the daemon keeps its end: {world.waiting()}")
+        finally:
+            reader.send_signal(signal.SIGCONT)
+        equal(len(world.me.finish(reader, ("list",)).ok().json()) in (number + 1, number + 2), True, "jobs")
+
+
+@each(beside_a_daemon=True, alone=False)
+def a_store_that_could_be_written_stays_as_it_is_when_it_is_read(world, has_daemon):
+    world.configure(NEVER)
+    three_jobs(world)
+    if not has_daemon:
+        world.stop_daemon()
+        # One is left in the inbox.
+        world.met("time", "--quiet", "--", "true").ok()
+        check(world.waiting(), "nothing is in the inbox")
+    jobs = ("1", "2", "3") if has_daemon else ("1", "2", "3", "4")
+    # What the daemon does by itself after the last job, such as charging its energy, it does once.
+    for last in [False] * 4 * has_daemon + [True]:
+        before = listing(world.state)
+        answers(world, jobs=jobs)
+        after = listing(world.state)
+        if after == before:
+            break
+        check(not last, f"changed: {sorted(set(after.items()) ^ set(before.items()))}")
 
 
 @each(beside_a_daemon=True, alone=False)

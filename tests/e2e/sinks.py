@@ -5,11 +5,14 @@ import fcntl
 import io
 import json
 import os
+import re
 import signal
 import subprocess
+import urllib.request
 
 from cluster import cluster
 from harness import check, equal, eventually, need_root, test
+from prometheus import free_port
 
 F_SETPIPE_SZ = 1031
 
@@ -238,3 +241,43 @@ def a_server_publishes_what_its_nodes_sent_and_a_full_pipe_holds_up_no_node(worl
         made.server.process.send_signal(signal.SIGTERM)
         made.server.process.wait()
         stream.close()
+
+
+def counted(port):
+    """What a page says of the sink, by name."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        return {name: float(value) for name, value in re.findall(r'^met_sink_(\w+){sink="stdout"} (\S+)$', answer.read().decode(), re.M)}
+
+
+@test
+def the_page_of_a_daemon_counts_what_a_sink_took(world):
+    need_root()
+    port = free_port()
+    world.configure(f"http: {{listen: '127.0.0.1:{port}'}}\nsampling:\n  interval: 200ms\nsinks:\n  - stdout: {{}}\n")
+    world.start_system_daemon()
+    equal(counted(port), {"delivered_total": 0, "dropped_total": 0, "failed_total": 0, "queued": 0}, "before the first job")
+    world.run_to_end("true")
+    eventually(lambda: counted(port)["delivered_total"] >= 2, lambda: f"a start and an end: {counted(port)}")
+    equal(counted(port)["dropped_total"], 0, "dropped events")
+
+
+@test
+def what_a_sink_of_a_server_drops_is_counted_on_its_page(world):
+    with cluster(world, 1, server_config="sinks:\n  - stdout: {}\n") as made:
+        node = made.nodes[0]
+        node.met("run", "--wait", "--", "true").ok()
+        shown = lambda: counted(made.forwarded)
+        eventually(lambda: shown().get("delivered_total", 0) >= 1, lambda: f"an end: {shown()}", 90, 1)
+        equal(shown()["dropped_total"], 0, "dropped events")
+        made.server.process.send_signal(signal.SIGTERM)
+        made.server.process.wait()
+        with open(os.path.join(made.server.folder, "log"), "ab") as log:
+            made.server.process = made.server.spawn("server", stdout=subprocess.PIPE, stderr=log)
+        # Nobody will ever read it.
+        made.server.process.stdout.close()
+        eventually(made.server.answers, "the server answers")
+        jobs = [node.met("run", "--print-id", "--wait", "--", "true").ok().out.strip() for _ in range(2)]
+        eventually(lambda: shown().get("dropped_total", 0) >= 2, lambda: f"both ends: {shown()}", 90, 1)
+        check(shown()["failed_total"] >= 1, shown())
+        doctor = [one for one in made.server.met("doctor", "--json").ok().json() if one["what"] == "server sink"]
+        check("standard output is closed" in doctor[0]["detail"] and jobs[0] in doctor[0]["detail"], doctor)

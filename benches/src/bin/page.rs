@@ -19,9 +19,9 @@ const PAGES: usize = 40;
 const LIMIT_MS: f64 = 10.0;
 
 fn main() -> Result<()> {
-    let nodes = [snapshot()];
+    let snapshot = snapshot();
     let mut page = Vec::new();
-    prometheus::page(&nodes, Format::Text, Disclosure { people: true, jobs_max: JOBS }, &mut page);
+    prometheus::page(&snapshot, Format::Text, Disclosure { people: true, jobs_max: JOBS }, &mut page);
     let samples = page.split(|&byte| byte == b'\n').filter(|line| line.starts_with(b"met_")).count();
     println!("{JOBS} jobs, {samples} samples");
     let mut dearest_ms: f64 = 0.0;
@@ -35,7 +35,7 @@ fn main() -> Result<()> {
         for _ in 0..PAGES {
             let begin_ns = clock::thread_cpu_ns();
             let mut page = Vec::new();
-            prometheus::page(&nodes, format, Disclosure { people: true, jobs_max: JOBS }, &mut page);
+            prometheus::page(&snapshot, format, Disclosure { people: true, jobs_max: JOBS }, &mut page);
             let page = if gzip { prometheus::gzip(&page)? } else { page };
             times_ms.push((clock::thread_cpu_ns() - begin_ns) as f64 / 1e6);
             bytes = page.len();
@@ -90,7 +90,7 @@ fn snapshot() -> Snapshot {
         let cards = if number.is_multiple_of(10) { vec![card] } else { Vec::new() };
         Job { about: Arc::new(about), cells: JOB.columns.iter().enumerate().map(cell).collect(), cards }
     };
-    Snapshot { node: None, tables: node_tables(), jobs: (0..JOBS).map(job).collect() }
+    Snapshot { tables: node_tables(), jobs: (0..JOBS).map(job).collect() }
 }
 
 /// One row of every table about the machine, and eight of those with labels.

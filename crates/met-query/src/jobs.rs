@@ -22,7 +22,7 @@ use met_store::inbox::JobDir;
 use met_store::{NodePart, Page, Queries, StoreError};
 
 use crate::client::Unreachable;
-use crate::query::Query;
+use crate::query::{PAGE_SAMPLES, Query};
 use crate::setting::Setting;
 use crate::viewer::Viewer;
 use files::FromFiles;
@@ -30,7 +30,9 @@ use met_config::Failure;
 
 pub use files::unreadable;
 pub use filter::{JobsFilter, page_of};
-pub use housekeeping::{Imported, hand_over_ends, import, log_removed, open_writer, retention, tidy};
+pub use housekeeping::{
+    Imported, hand_over_ends, import, import_unless_locked, log_removed, open_writer, retention, tidy,
+};
 pub use leftovers::{leave_cgroup, remove_left_cgroups};
 pub use reference::{JobRef, Meant, find, newest_of, one_of, step};
 pub use remote::{Answers, Remote};
@@ -163,32 +165,38 @@ impl AllJobs {
     }
 
     pub fn course(&mut self, key: &JobKey) -> Result<Course> {
-        for source in &self.sources {
-            let course = every_sample(&JOB, |after_ms| source.course(CALLER, key, after_ms))?;
-            if !course.is_empty() {
-                return Ok(course);
-            }
-        }
-        Ok(Course::new(&JOB))
+        self.first_course(&JOB, |source, after_ms| source.course(CALLER, key, after_ms))
     }
 
-    /// The course of a card while the job had it; nothing where nobody kept it.
+    /// The course of a card while the job had it; nothing where it was not kept.
     pub fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
+        let page = |source: &dyn Source, after_ms| source.card_course(CALLER, key, uuid, after_ms);
+        self.first_course(&gpu::card::TABLE, page)
+    }
+
+    /// From the first source that has one.
+    fn first_course(
+        &self,
+        table: &'static Table,
+        page: impl Fn(&dyn Source, i64) -> Result<Course>,
+    ) -> Result<Course> {
         for source in &self.sources {
-            let page = |after_ms| source.card_course(CALLER, key, uuid, after_ms);
-            let course = every_sample(&gpu::card::TABLE, page)?;
+            let course = every_sample(table, i64::MIN, |after_ms| page(source.as_ref(), after_ms))?;
             if !course.is_empty() {
                 return Ok(course);
             }
         }
-        Ok(Course::new(&gpu::card::TABLE))
+        Ok(Course::new(table))
     }
 
     /// A node of a cluster, or this machine, since a time, by part. What a system daemon kept is preferred.
     pub fn node_courses(&mut self, node: Option<&str>, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
-        let mut parts = BTreeMap::new();
+        let (mut parts, after_ms) = (BTreeMap::new(), since_ms.saturating_sub(1));
         for source in &self.sources {
-            parts.extend(every_span(source.as_ref(), node, since_ms)?);
+            parts.extend(match node {
+                Some(node) => every_span(source.as_ref(), node, after_ms)?,
+                None => own_courses(source.as_ref(), after_ms)?,
+            });
         }
         Ok(parts.into_iter().collect())
     }
@@ -246,27 +254,53 @@ pub fn every_found<Q: Query + ?Sized>(source: &Q, viewer: &Viewer, job: &JobRef)
     }
 }
 
-fn every_sample(table: &'static Table, page: impl Fn(i64) -> Result<Course>) -> Result<Course> {
+/// All samples after a time, page by page, up to those of about now: of a job that runs there are always newer ones.
+fn every_sample(
+    table: &'static Table,
+    mut after_ms: i64,
+    page: impl Fn(i64) -> Result<Course>,
+) -> Result<Course> {
+    let asked_ms = now_ns() / 1_000_000;
     let mut whole = Course::new(table);
     loop {
-        let course = page(whole.times_ms.last().copied().unwrap_or(i64::MIN))?;
-        if course.is_empty() {
-            return Ok(whole);
-        }
+        let course = page(after_ms)?;
+        // A source that does not get on is not asked for ever.
+        let Some(&last_ms) = course.times_ms.last().filter(|&&last_ms| last_ms > after_ms) else { break };
         whole.append(&course);
+        // The clock of another machine may be ahead: a full page is followed by another one.
+        if last_ms >= asked_ms && course.len() < PAGE_SAMPLES {
+            break;
+        }
+        after_ms = last_ms;
     }
+    Ok(whole)
 }
 
-fn every_span(source: &dyn Source, node: Option<&str>, since_ms: i64) -> Result<BTreeMap<NodePart, Course>> {
+fn every_span(source: &dyn Source, node: &str, after_ms: i64) -> Result<BTreeMap<NodePart, Course>> {
     let mut courses: BTreeMap<NodePart, Course> = BTreeMap::new();
-    let mut after_ms = Some(since_ms.saturating_sub(1));
-    while let Some(after) = after_ms {
-        let Some(span) = source.node_courses(node, after)? else { break };
+    let mut next_ms = Some(after_ms);
+    while let Some(after_ms) = next_ms {
+        let Some(span) = source.node_courses(node, after_ms)? else { break };
         for (part, course) in span.courses {
             courses.entry(part).or_insert_with(|| Course::new(course.table)).append(&course);
         }
         // A server that does not get on is not asked for ever.
-        after_ms = span.until_ms.filter(|&until_ms| until_ms > after);
+        next_ms = span.until_ms.filter(|&until_ms| until_ms > after_ms);
+    }
+    Ok(courses)
+}
+
+/// The machine of a daemon or of the files.
+fn own_courses(source: &dyn Source, after_ms: i64) -> Result<BTreeMap<NodePart, Course>> {
+    let mut courses = BTreeMap::new();
+    for part in source.node_parts(after_ms.saturating_add(1))?.unwrap_or_default() {
+        // What a newer or older program measured has no name here.
+        let Some(table) = met_sources::table(&part.table) else { continue };
+        let page = |after_ms| {
+            Ok(source.node_course(table, &part.part, after_ms)?.unwrap_or_else(|| Course::new(table)))
+        };
+        let course = every_sample(table, after_ms, page)?;
+        courses.insert(part, course);
     }
     Ok(courses)
 }
@@ -328,7 +362,6 @@ mod tests {
 
     use super::*;
     use crate::protocol::{NodeStatus, Reply, Request};
-    use crate::query::NodeSpan;
 
     /// A source with one job, or one that stops answering.
     struct One(Option<Record>);
@@ -353,10 +386,6 @@ mod tests {
 
         fn nodes(&self) -> Result<Vec<NodeStatus>> {
             Ok(Vec::new())
-        }
-
-        fn node_courses(&self, _: Option<&str>, _: i64) -> Result<Option<NodeSpan>> {
-            Ok(None)
         }
     }
 
@@ -408,6 +437,26 @@ mod tests {
             assert_eq!((merged[0].state, merged[0].exit_code), (State::Finished, Some(3)));
             assert!(!merged[0].summaries.is_empty());
         }
+    }
+
+    #[test]
+    fn of_a_job_that_runs_no_sample_is_asked_for_that_is_newer_than_the_question() {
+        let asked = AtomicUsize::new(0);
+        let page = |after_ms: i64| {
+            // As long as anybody asks there are newer ones.
+            assert!(asked.fetch_add(1, Ordering::Relaxed) < 3, "asked for ever");
+            let mut course = Course::new(&JOB);
+            course.push(
+                after_ms.max(now_ns() / 1_000_000 - 1) + 1,
+                &vec![met_core::MISSING; JOB.columns.len()],
+            );
+            Ok(course)
+        };
+        assert_eq!(every_sample(&JOB, i64::MIN, page).unwrap().len(), asked.into_inner());
+        // Whoever returns the same page again is not asked for ever, either.
+        let mut same = Course::new(&JOB);
+        same.push(7, &vec![met_core::MISSING; JOB.columns.len()]);
+        assert_eq!(every_sample(&JOB, i64::MIN, |_| Ok(same.clone())).unwrap().len(), 1);
     }
 
     /// A daemon with jobs, of this version or of one that knows no pages.

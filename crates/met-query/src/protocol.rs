@@ -326,7 +326,7 @@ impl From<met_jobs::discover::Health> for DiscoveryStatus {
     }
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct SourceStatus {
     pub name: String,
     pub read_ns: i64,
@@ -353,17 +353,7 @@ impl SourceStatus {
 
     /// Of one that nobody has read yet.
     pub fn unread(name: &str) -> SourceStatus {
-        SourceStatus {
-            name: name.to_owned(),
-            read_ns: 0,
-            background_ns: 0,
-            errors: 0,
-            rows: 0,
-            unparsed: 0,
-            first_unparsed: None,
-            last_error: None,
-            left_out: false,
-        }
+        SourceStatus { name: name.to_owned(), ..SourceStatus::default() }
     }
 }
 

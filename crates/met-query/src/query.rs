@@ -1,6 +1,7 @@
 //! The one way to ask: what a daemon, a server and the web answer from.
 
 use anyhow::Result;
+use met_core::Table;
 use met_core::course::Course;
 use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
@@ -21,8 +22,8 @@ pub struct NodeSpan {
     pub until_ms: Option<i64>,
 }
 
-/// Jobs and their series, read-only. A viewer gets what he may see; the rest does not exist for him.
-pub trait Query: Send + Sync {
+/// Jobs and their series, read-only. Viewers get what they may see; the rest does not exist for them.
+pub trait Query {
     /// Jobs, newest first, as many as fit an answer, and in sentences what is missing from the list.
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)>;
     /// The jobs that a reference may mean, newest first; `after` continues a list that did not fit.
@@ -31,11 +32,20 @@ pub trait Query: Send + Sync {
     fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course>;
     /// The same of a card, while the job had it.
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course>;
-    /// The machines, which are nobody's secret.
+    /// The machines. Everybody may see them.
     fn nodes(&self) -> Result<Vec<NodeStatus>>;
-    /// The series after a time of a node, or of the machine itself, as far as they fit an answer; `None` if there is no
-    /// such node.
-    fn node_courses(&self, node: Option<&str>, after_ms: i64) -> Result<Option<NodeSpan>>;
+    /// The parts of this machine with samples from a time on; `None` from a server, which is no node.
+    fn node_parts(&self, _since_ms: i64) -> Result<Option<Vec<NodePart>>> {
+        Ok(None)
+    }
+    /// The samples of such a part after a time, as those of a job.
+    fn node_course(&self, _: &'static Table, _part: &str, _after_ms: i64) -> Result<Option<Course>> {
+        Ok(None)
+    }
+    /// The series after a time of a node of a cluster, as far as they fit an answer; `None` if there is no such node.
+    fn node_courses(&self, _node: &str, _after_ms: i64) -> Result<Option<NodeSpan>> {
+        Ok(None)
+    }
 }
 
 /// Answers a request that only reads; `None` for any other.
@@ -53,7 +63,16 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
             course(query.card_course(viewer, key, uuid, *after_ms)?)
         }
         Request::Nodes => Reply::Nodes(query.nodes()?),
-        Request::NodeCourses { node, after_ms } => match query.node_courses(Some(node), *after_ms)? {
+        Request::NodeParts { since_ms } => {
+            let Some(parts) = query.node_parts(*since_ms)? else { return Ok(None) };
+            Reply::NodeParts(parts.into_iter().map(|part| (part.table, part.part)).collect())
+        }
+        Request::NodeCourse { table, part, after_ms } => match met_sources::table(table) {
+            // What a newer or older program measured has no name here.
+            None => Reply::Course(WireCourse::default()),
+            Some(table) => return Ok(query.node_course(table, part, *after_ms)?.map(course)),
+        },
+        Request::NodeCourses { node, after_ms } => match query.node_courses(node, *after_ms)? {
             Some(span) => Reply::NodeCourses(wire(span)),
             None => Reply::Error { message: format!("no node named {node:?}; `met nodes` lists all") },
         },
@@ -66,8 +85,13 @@ fn wire(span: NodeSpan) -> NodeCourses {
     NodeCourses { parts: span.courses.into_iter().map(one).collect(), until_ms: span.until_ms }
 }
 
+/// A list without jobs.
+pub fn nothing() -> (Page, Vec<String>) {
+    (Page { jobs: Vec::new(), next: None }, Vec::new())
+}
+
 /// An answer to `Find`. One that fits is what clients of every version understand.
-pub fn found(page: Page) -> Reply {
+fn found(page: Page) -> Reply {
     match page.next {
         Some(_) => Reply::JobsPage { jobs: page.jobs, next: page.next, warnings: Vec::new() },
         None => Reply::Jobs(page.jobs),
@@ -80,7 +104,7 @@ pub fn find_in(store: &Queries, viewer: &Viewer, job: &JobRef) -> Result<Vec<Rec
     found.retain(|record| viewer.sees(record));
     if found.is_empty() && !viewer.sees_all() {
         // The newest of all is somebody else's.
-        let own = viewer.restrict(&JobsFilter::default());
+        let own = viewer.restrict(&JobsFilter::default()).unwrap_or_default();
         let own = Filter { uid: own.uid, user: own.user, ..Filter::default() };
         found = jobs::newest_of(store, job, &own)?;
     }

@@ -12,9 +12,13 @@ const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// What a command has found out so far.
 #[derive(Default)]
 pub struct Reach {
-    system: Mutex<Option<Missed>>,
-    user: Mutex<Option<Missed>>,
+    pub system: Known,
+    pub user: Known,
 }
+
+/// The same of one daemon.
+#[derive(Default)]
+pub struct Known(Mutex<Option<Missed>>);
 
 struct Missed {
     why: Unreachable,
@@ -30,48 +34,32 @@ pub enum Report {
     ByCaller,
 }
 
-impl Reach {
-    pub fn system<T>(
+impl Known {
+    pub fn once<T>(
         &self,
         report: Report,
         connect: impl FnOnce() -> Result<T, Unreachable>,
     ) -> Result<T, Unreachable> {
-        once(&self.system, report, connect)
-    }
-
-    pub fn user<T>(
-        &self,
-        report: Report,
-        connect: impl FnOnce() -> Result<T, Unreachable>,
-    ) -> Result<T, Unreachable> {
-        once(&self.user, report, connect)
-    }
-}
-
-fn once<T>(
-    missed: &Mutex<Option<Missed>>,
-    report: Report,
-    connect: impl FnOnce() -> Result<T, Unreachable>,
-) -> Result<T, Unreachable> {
-    let mut missed = missed.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = missed.as_ref().filter(|missed| missed.since.elapsed() < ASK_AGAIN);
-    if let Some(again) = known.and_then(|missed| missed.why.again()) {
-        return Err(again);
-    }
-    let result = connect();
-    if let Err(error) = &result
-        && let Some(why) = error.again()
-    {
-        match report {
-            Report::Warn if missed.is_none() => tracing::warn!("{why}; continuing without it"),
-            Report::WarnReader if missed.is_none() => {
-                tracing::warn!("{why}; continuing without it: its jobs are not shown");
-            }
-            _ => {}
+        let mut missed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = missed.as_ref().filter(|missed| missed.since.elapsed() < ASK_AGAIN);
+        if let Some(again) = known.and_then(|missed| missed.why.again()) {
+            return Err(again);
         }
-        *missed = Some(Missed { why, since: Instant::now() });
+        let result = connect();
+        if let Err(error) = &result
+            && let Some(why) = error.again()
+        {
+            match report {
+                Report::Warn if missed.is_none() => tracing::warn!("{why}; continuing without it"),
+                Report::WarnReader if missed.is_none() => {
+                    tracing::warn!("{why}; continuing without it: its jobs are not shown");
+                }
+                _ => {}
+            }
+            *missed = Some(Missed { why, since: Instant::now() });
+        }
+        result
     }
-    result
 }
 
 #[cfg(test)]
@@ -89,21 +77,24 @@ mod tests {
             Err(Unreachable::Silent { pid: Some(7) })
         };
         for _ in 0..3 {
-            assert!(matches!(reach.system(Report::Warn, hung), Err(Unreachable::Silent { pid: Some(7) })));
+            assert!(matches!(
+                reach.system.once(Report::Warn, hung),
+                Err(Unreachable::Silent { pid: Some(7) })
+            ));
         }
         assert_eq!(asked.get(), 1);
-        assert!(reach.user(Report::Warn, || Ok(())).is_ok(), "another daemon is another matter");
-        if let Some(missed) = reach.system.lock().unwrap().as_mut() {
+        assert!(reach.user.once(Report::Warn, || Ok(())).is_ok(), "another daemon is another matter");
+        if let Some(missed) = reach.system.0.lock().unwrap().as_mut() {
             missed.since -= ASK_AGAIN;
         }
-        assert!(reach.system(Report::Warn, hung).is_err());
+        assert!(reach.system.once(Report::Warn, hung).is_err());
         assert_eq!(asked.get(), 2, "it may answer again");
     }
 
     #[test]
     fn one_that_is_not_there_is_looked_for_each_time() {
         let reach = Reach::default();
-        assert!(reach.user(Report::Warn, || Err::<(), _>(Unreachable::Absent)).is_err());
-        assert!(reach.user(Report::Warn, || Ok(())).is_ok());
+        assert!(reach.user.once(Report::Warn, || Err::<(), _>(Unreachable::Absent)).is_err());
+        assert!(reach.user.once(Report::Warn, || Ok(())).is_ok());
     }
 }

@@ -108,26 +108,26 @@ impl Setting {
 
     /// A running system daemon is preferred; `None` where there is none that answers.
     pub fn system_daemon(&self) -> Option<Client> {
-        self.reach.system(Report::Warn, || Client::connect(&self.system.socket())).ok()
+        self.reach.system.once(Report::Warn, || Client::connect(&self.system.socket())).ok()
     }
 
     /// The same to read jobs from.
     pub fn system_daemon_to_read(&self) -> Option<Client> {
-        self.reach.system(Report::WarnReader, || Client::connect(&self.system.socket())).ok()
+        self.reach.system.once(Report::WarnReader, || Client::connect(&self.system.socket())).ok()
     }
 
     /// The user's own daemon, if it runs.
     pub fn user_daemon(&self) -> Result<Client, Unreachable> {
-        self.reach.user(Report::Warn, || self.connect_own(Client::connect))
+        self.reach.user.once(Report::Warn, || self.connect_own(Client::connect))
     }
 
     /// The same for a job that is about to start.
     pub fn system_daemon_for_start(&self) -> Result<Client, Unreachable> {
-        self.reach.system(Report::Warn, || Client::connect_for_start(&self.system.socket()))
+        self.reach.system.once(Report::Warn, || Client::connect_for_start(&self.system.socket()))
     }
 
     pub fn user_daemon_for_start(&self) -> Result<Client, Unreachable> {
-        self.reach.user(Report::Warn, || self.connect_own(Client::connect_for_start))
+        self.reach.user.once(Report::Warn, || self.connect_own(Client::connect_for_start))
     }
 
     /// A socket in another user's directory may be anybody's.
@@ -143,11 +143,11 @@ impl Setting {
     /// The daemon that a change is for: the system's, unless there is none or the user means his own. One that hangs is
     /// an error, for the caller to report, and not as if there was none.
     pub fn daemon(&self, own: bool) -> Result<Client, Unreachable> {
-        let user = || self.reach.user(Report::ByCaller, || self.connect_own(Client::connect));
+        let user = || self.reach.user.once(Report::ByCaller, || self.connect_own(Client::connect));
         if own {
             return user();
         }
-        match self.reach.system(Report::ByCaller, || Client::connect(&self.system.socket())) {
+        match self.reach.system.once(Report::ByCaller, || Client::connect(&self.system.socket())) {
             Err(Unreachable::Absent | Unreachable::Failed(_)) => user(),
             reached => reached,
         }

@@ -27,15 +27,15 @@ impl Viewer {
         }
     }
 
-    /// The same as a filter. Whatever user was asked for, the viewer's own jobs are all there is.
-    pub fn restrict(&self, filter: &JobsFilter) -> JobsFilter {
+    /// What was asked for, of the jobs that the viewer sees; `None` if jobs of somebody else were.
+    pub fn restrict(&self, filter: &JobsFilter) -> Option<JobsFilter> {
         let mut filter = filter.clone();
-        match self {
-            Viewer::Everything => {}
-            Viewer::Uid(uid) => filter.uid = Some(*uid),
-            Viewer::User(name) => filter.user = Some(name.clone()),
-        }
-        filter
+        let is_own = match self {
+            Viewer::Everything => true,
+            Viewer::Uid(uid) => *filter.uid.get_or_insert(*uid) == *uid,
+            Viewer::User(name) => filter.user.get_or_insert_with(|| name.clone()) == name,
+        };
+        is_own.then_some(filter)
     }
 }
 
@@ -44,16 +44,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_sees_the_own_jobs_whatever_is_asked_for() {
+    fn a_viewer_gets_what_was_asked_for_of_the_jobs_that_he_sees() {
         let mut record = met_core::sample::full(1, "train");
         (record.uid, record.user) = (Some(7), Some("ada".to_owned()));
         let (ada, eve) = (Viewer::User("ada".to_owned()), Viewer::User("eve".to_owned()));
         assert!(Viewer::Everything.sees(&record) && ada.sees(&record) && Viewer::Uid(7).sees(&record));
         assert!(!eve.sees(&record) && !Viewer::Uid(8).sees(&record));
         let asked = JobsFilter { user: Some("ada".to_owned()), uid: Some(7), ..JobsFilter::default() };
-        assert_eq!(eve.restrict(&asked).user.as_deref(), Some("eve"));
-        assert_eq!(Viewer::Uid(8).restrict(&asked).uid, Some(8));
-        assert_eq!(Viewer::Everything.restrict(&asked).user.as_deref(), Some("ada"));
+        assert!(eve.restrict(&asked).is_none() && Viewer::Uid(8).restrict(&asked).is_none());
+        for viewer in [&ada, &Viewer::Uid(7), &Viewer::Everything] {
+            let filter = viewer.restrict(&asked).unwrap();
+            assert_eq!((filter.user.as_deref(), filter.uid), (Some("ada"), Some(7)));
+        }
+        let restricted = |viewer: &Viewer| {
+            let filter = viewer.restrict(&JobsFilter::default()).unwrap();
+            (filter.user, filter.uid)
+        };
+        assert_eq!(restricted(&eve), (Some("eve".to_owned()), None));
+        assert_eq!(restricted(&Viewer::Uid(8)), (None, Some(8)));
+        // The name of a uid is not known here: the store looks for both.
+        let by_name = JobsFilter { user: Some("ada".to_owned()), ..JobsFilter::default() };
+        let filter = Viewer::Uid(8).restrict(&by_name).unwrap();
+        assert_eq!((filter.user.as_deref(), filter.uid), (Some("ada"), Some(8)));
     }
 
     #[test]

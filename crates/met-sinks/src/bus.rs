@@ -7,12 +7,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use met_core::Table;
+use met_core::table::ONE;
+use met_core::{Column, Table, Unit};
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Event, Kind, Tick};
 use crate::forward;
 use crate::sink::{Configured, Interest, Opened, Sink, SinkError};
+use crate::snapshot::Rows;
 
 /// Events and bytes that wait for one sink.
 const QUEUE: usize = 1024;
@@ -28,6 +30,28 @@ const NAMED_MAX: usize = 8;
 /// A sink that hangs is not waited for any longer at the end.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 const STACK_BYTES: usize = 512 << 10;
+
+pub static SINK: Table = Table {
+    name: "sink",
+    subject: "a sink that events are delivered to",
+    labels: &["sink"],
+    columns: &[
+        Column::counter("delivered", Unit::Count, ONE, "events that the sink took, since the process began"),
+        Column::counter(
+            "dropped",
+            Unit::Count,
+            ONE,
+            "events that the sink did not get: its queue was full, or it failed",
+        ),
+        Column::counter(
+            "failed",
+            Unit::Count,
+            ONE,
+            "attempts to open the sink or to deliver an event that failed",
+        ),
+        Column::gauge("queued", Unit::Count, ONE, "events that wait for the sink"),
+    ],
+};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -49,6 +73,9 @@ pub struct Status {
     pub delivered: u64,
     pub queued: u64,
     pub dropped: u64,
+    /// Attempts to open it or to deliver an event that ended in an error or a panic.
+    #[serde(default)]
+    pub failed: u64,
     /// Ends of jobs among the dropped events, and the last of these jobs.
     #[serde(default)]
     pub dropped_ends: u64,
@@ -134,6 +161,7 @@ impl Shared {
     fn set_state(&self, state: State, error: Option<&SinkError>) {
         let (before, name) = {
             let status = &mut self.lock().status;
+            status.failed += u64::from(error.is_some());
             status.last_error = error.map(SinkError::to_string).or(status.last_error.take());
             (std::mem::replace(&mut status.state, state), status.name.clone())
         };
@@ -156,7 +184,7 @@ enum Outlet {
     /// It has a queue and threads of its own, and never waits.
     Direct(Box<dyn Sink>),
     Queued(JoinHandle<()>),
-    /// It could not be opened.
+    /// It could not be started.
     None,
 }
 
@@ -194,41 +222,41 @@ impl Ticker {
 }
 
 impl Bus {
-    /// Opens what the configuration names. One that cannot be opened is disabled, and its status says why.
+    /// Opens what the configuration names.
     pub fn open(configured: &[Configured]) -> Bus {
         let mut bus = Bus::default();
         for Configured { spec, options } in configured {
             let Some(open) = spec.open else { continue };
             let options = options.clone();
-            bus.add(spec.name, move || open(&options));
+            bus.add(spec.name, (spec.interest)(&options), move || open(&options));
         }
         bus
     }
 
-    /// Adds a sink with a queue and a thread; it is opened again by the same function.
-    pub fn add(&mut self, name: &str, open: impl Fn() -> Opened + Send + 'static) {
+    /// Adds a sink with a queue and a thread, in which it is opened, and opened again after an error.
+    pub fn add(&mut self, name: &str, interest: Interest, open: impl Fn() -> Opened + Send + 'static) {
         let shared = Shared::new(Status::new(name));
-        let started = open().and_then(|sink| {
-            let interest = sink.interest();
-            let (shared, open) = (Arc::clone(&shared), Box::new(open));
-            let worker = Worker { shared, open, sink: Some(sink), pause: PAUSE_MIN, logged: 0 };
-            let builder = std::thread::Builder::new().name(format!("sink-{name}")).stack_size(STACK_BYTES);
-            let thread = builder.spawn(move || worker.run());
-            thread.map(|thread| (interest, thread)).map_err(|error| SinkError::Failed(error.to_string()))
-        });
-        let (interest, outlet) = match started {
-            Ok((interest, thread)) => (interest, Outlet::Queued(thread)),
-            Err(error) => {
-                shared.set_state(State::Failed, Some(&error));
-                (Interest::default(), Outlet::None)
-            }
+        let worker = Worker {
+            shared: Arc::clone(&shared),
+            open: Box::new(open),
+            sink: None,
+            pause: PAUSE_MIN,
+            logged: 0,
         };
+        let builder = std::thread::Builder::new().name(format!("sink-{name}")).stack_size(STACK_BYTES);
+        let outlet = builder.spawn(move || worker.run()).map_or_else(
+            |error| {
+                shared.set_state(State::Failed, Some(&SinkError::Failed(error.to_string())));
+                Outlet::None
+            },
+            Outlet::Queued,
+        );
         self.lanes.push(Lane { interest, shared, outlet });
     }
 
     /// Adds a sink that has a queue of its own: events are handed to it directly.
-    pub fn add_direct(&mut self, name: &str, sink: Box<dyn Sink>) {
-        let (interest, shared) = (sink.interest(), Shared::new(Status::new(name)));
+    pub fn add_direct(&mut self, name: &str, interest: Interest, sink: Box<dyn Sink>) {
+        let shared = Shared::new(Status::new(name));
         self.lanes.push(Lane { interest, shared, outlet: Outlet::Direct(sink) });
     }
 
@@ -262,7 +290,7 @@ impl Bus {
     pub fn publish(&mut self, event: &Event) {
         for Lane { shared, outlet, .. } in self.lanes.iter_mut().filter(|lane| lane.interest.wants(event)) {
             match outlet {
-                Outlet::Queued(_) => shared.offer(event.clone()),
+                Outlet::Queued(_) | Outlet::None => shared.offer(event.clone()),
                 Outlet::Direct(sink) => {
                     let taken = catch(|| sink.take(event));
                     let status = &mut shared.lock().status;
@@ -270,11 +298,11 @@ impl Bus {
                         Ok(()) => status.delivered += 1,
                         Err(error) => {
                             status.lose(event);
+                            status.failed += 1;
                             status.last_error = Some(error.to_string());
                         }
                     }
                 }
-                Outlet::None => {}
             }
         }
     }
@@ -289,6 +317,12 @@ impl Bus {
             status
         };
         self.lanes.iter().map(status).collect()
+    }
+
+    /// The same for a page, also when this is gone.
+    pub fn watch(&self) -> impl Fn() -> Rows + Send + Sync + use<> {
+        let lanes: Vec<_> = self.lanes.iter().map(|lane| Arc::clone(&lane.shared)).collect();
+        move || rows(&lanes.iter().map(|shared| shared.status()).collect::<Vec<_>>())
     }
 
     /// Delivers what is queued, as far as sinks take it in time.
@@ -310,6 +344,17 @@ impl Bus {
             }
         }
     }
+}
+
+/// The figures of sinks for a page.
+pub fn rows(sinks: &[Status]) -> Rows {
+    let mut rows = Rows::new(&SINK);
+    for status in sinks {
+        let figures = [status.delivered, status.dropped, status.failed, status.queued];
+        let cells = figures.map(|count| i64::try_from(count).unwrap_or(i64::MAX));
+        rows.push(std::slice::from_ref(&status.name), &cells);
+    }
+    rows
 }
 
 /// A panic is an error of the sink that panicked.
@@ -334,24 +379,37 @@ struct Worker {
 
 impl Worker {
     fn run(mut self) {
-        while let Some(event) = self.next() {
-            let delivered = self.deliver(&event);
-            let failed = delivered.as_ref().err().filter(|error| matches!(error, SinkError::Failed(_)));
-            match &delivered {
+        let mut ready = self.opened().map(drop);
+        loop {
+            match ready {
+                Err(error @ SinkError::Failed(_)) => return self.fail(&error),
+                // It is tried again with the next event.
+                Err(error) => self.reopen_later(&error),
+                Ok(()) => {}
+            }
+            let Some(event) = self.next() else { break };
+            ready = self.deliver(&event);
+            match &ready {
                 Ok(()) => self.shared.lock().status.delivered += 1,
                 Err(_) => self.shared.lock().status.lose(&event),
-            }
-            if let Some(error) = failed {
-                self.shared.set_state(State::Failed, Some(error));
-                let mut inner = self.shared.lock();
-                while let Some(event) = inner.pop() {
-                    inner.status.lose(&event);
-                }
-                return;
             }
         }
         if let Some(sink) = self.sink.take() {
             sink.close();
+        }
+    }
+
+    fn opened(&mut self) -> Result<&mut Box<dyn Sink>, SinkError> {
+        let sink = self.sink.take().map_or_else(|| catch(|| (self.open)()), Ok)?;
+        Ok(self.sink.insert(sink))
+    }
+
+    /// It takes nothing any more.
+    fn fail(self, error: &SinkError) {
+        self.shared.set_state(State::Failed, Some(error));
+        let mut inner = self.shared.lock();
+        while let Some(event) = inner.pop() {
+            inner.status.lose(&event);
         }
     }
 
@@ -379,19 +437,13 @@ impl Worker {
     /// An error means that the event is lost.
     fn deliver(&mut self, event: &Event) -> Result<(), SinkError> {
         for attempt in 1.. {
-            let taken = catch(|| {
-                let sink = self.sink.take().map_or_else(|| (self.open)(), Ok)?;
-                self.sink.insert(sink).take(event)
-            });
+            let taken = self.opened().and_then(|sink| catch(|| sink.take(event)));
             let Err(error) = taken else { break };
-            if matches!(error, SinkError::Failed(_)) {
-                return Err(error);
-            }
-            self.reopen_later(&error);
             let again = matches!(error, SinkError::Retry(_)) && attempt < ATTEMPTS_MAX;
             if !again || self.shared.lock().closing {
                 return Err(error);
             }
+            self.reopen_later(&error);
         }
         self.shared.set_state(State::Running, None);
         self.pause = PAUSE_MIN;

@@ -39,18 +39,14 @@ type Behaviour = Arc<dyn Fn(&Event) -> Result<(), SinkError> + Send + Sync>;
 struct Puppet {
     taken: Sender<String>,
     behaviour: Behaviour,
-    tables: Vec<String>,
+}
+
+fn interest(tables: &[&str]) -> Interest {
+    let tables = tables.iter().map(|&name| name.to_owned()).collect();
+    Interest { kinds: vec![Kind::Started, Kind::Ended, Kind::Interim], tables, within: None }
 }
 
 impl Sink for Puppet {
-    fn interest(&self) -> Interest {
-        Interest {
-            kinds: vec![Kind::Started, Kind::Ended, Kind::Interim],
-            tables: self.tables.clone(),
-            within: None,
-        }
-    }
-
     fn take(&mut self, event: &Event) -> Result<(), SinkError> {
         (self.behaviour)(event)?;
         let _ = self.taken.send(match event {
@@ -64,10 +60,9 @@ impl Sink for Puppet {
 
 fn add(bus: &mut Bus, name: &str, tables: &[&str], behaviour: Behaviour) -> Receiver<String> {
     let (taken, received) = channel();
-    let tables: Vec<String> = tables.iter().map(|&name| name.to_owned()).collect();
-    bus.add(name, move || {
-        let (taken, behaviour, tables) = (taken.clone(), Arc::clone(&behaviour), tables.clone());
-        Ok(Box::new(Puppet { taken, behaviour, tables }))
+    bus.add(name, interest(tables), move || {
+        let (taken, behaviour) = (taken.clone(), Arc::clone(&behaviour));
+        Ok(Box::new(Puppet { taken, behaviour }))
     });
     received
 }
@@ -178,10 +173,46 @@ fn a_sink_that_has_failed_stays_so_and_what_it_misses_is_counted() {
     bus.close();
 
     let mut bus = Bus::default();
-    bus.add("broken", || Err(SinkError::Failed("no such file".to_owned())));
+    bus.add("broken", interest(&[]), || Err(SinkError::Failed("no such file".to_owned())));
     bus.publish(&ended(1));
-    assert_eq!(of(&bus, "broken").state, State::Failed);
+    until("it has failed, and missed an end", || of(&bus, "broken").dropped_ends == 1);
+    let status = of(&bus, "broken");
+    assert_eq!((status.state, status.failed), (State::Failed, 1));
     bus.close();
+}
+
+/// A sink whose first attempts to be opened end so.
+fn opened_later(bus: &mut Bus, attempts: usize, wrong: fn() -> Opened) -> Receiver<String> {
+    let ((taken, received), left) = (channel(), AtomicUsize::new(attempts));
+    bus.add("late", interest(&[]), move || {
+        match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) {
+            Ok(_) => wrong(),
+            Err(_) => Ok(Box::new(Puppet { taken: taken.clone(), behaviour: well() })),
+        }
+    });
+    received
+}
+
+#[test]
+fn a_sink_that_cannot_be_opened_at_first_is_opened_later_and_what_it_missed_is_counted() {
+    for wrong in [|| Err(SinkError::Lost("no such file".to_owned())), || panic!("on purpose")] {
+        let mut bus = Bus::default();
+        let (late, good) = (opened_later(&mut bus, 2, wrong), add(&mut bus, "good", &[], well()));
+        assert!(bus.wants(Kind::Ended), "it is known what it wants");
+        until("it was tried", || of(&bus, "late").failed == 1);
+        assert_eq!((of(&bus, "late").state, of(&bus, "late").dropped), (State::Retrying, 0));
+        bus.publish(&ended(1));
+        until("it was tried again, and missed an end", || of(&bus, "late").dropped_ends == 1);
+        bus.publish(&ended(2));
+        assert_eq!(next(&late), "2");
+        assert_eq!([next(&good), next(&good)], ["1", "2"]);
+        until("it works", || of(&bus, "late").state == State::Running);
+        let status = of(&bus, "late");
+        assert_eq!((status.delivered, status.dropped, status.failed), (1, 1, 2));
+        let shown: Vec<_> = bus.watch()().iter().map(|(_, cells)| cells.to_vec()).collect();
+        assert_eq!(shown[0], [1, 1, 2, 0]);
+        bus.close();
+    }
 }
 
 #[test]

@@ -74,6 +74,7 @@ pub static SPEC: SinkSpec = SinkSpec {
     name: "forward",
     help: "sends records and series to the server of a cluster; it has a section of its own, `forward`",
     options: &[],
+    interest: |_| Interest::default(),
     open: None,
 };
 
@@ -158,14 +159,9 @@ struct Inner {
     stopping: bool,
 }
 
-/// Looks at how it goes.
-pub struct Watch {
-    shared: Arc<Shared>,
-}
-
-impl Watch {
-    pub fn row(&self) -> Rows {
-        let status = self.shared.status();
+impl Shared {
+    fn rows(&self) -> Rows {
+        let status = self.status();
         let count = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let mut cells = [MISSING; COLUMNS.len()];
         cells[WAITING] = count(status.bytes_waiting);
@@ -180,9 +176,7 @@ impl Watch {
         rows.push(&[], &cells);
         rows
     }
-}
 
-impl Shared {
     fn status(&self) -> Status {
         let inner = self.lock();
         Status {
@@ -245,6 +239,11 @@ impl Forward {
         Ok(Forward { queue, shared, maker: Some(maker), every })
     }
 
+    pub fn interest(&self) -> Interest {
+        let kinds = vec![Kind::Started, Kind::Ended, Kind::Interim, Kind::Samples];
+        Interest { kinds, tables: Vec::new(), within: Some(self.every) }
+    }
+
     /// Hands over samples. When nobody takes them in time they are given up, and counted.
     fn offer(&self, samples: &Arc<Samples>) {
         let course = &samples.course;
@@ -266,9 +265,10 @@ impl Forward {
         self.shared.status()
     }
 
-    /// The same for others, also when this is gone.
-    pub fn watch(&self) -> Watch {
-        Watch { shared: Arc::clone(&self.shared) }
+    /// The same for a page, also when this is gone.
+    pub fn watch(&self) -> impl Fn() -> Rows + Send + Sync + use<> {
+        let shared = Arc::clone(&self.shared);
+        move || shared.rows()
     }
 
     /// Spools what there is. What is not sent waits for the next one.
@@ -283,11 +283,6 @@ impl Forward {
 }
 
 impl Sink for Forward {
-    fn interest(&self) -> Interest {
-        let kinds = vec![Kind::Started, Kind::Ended, Kind::Interim, Kind::Samples];
-        Interest { kinds, tables: Vec::new(), within: Some(self.every) }
-    }
-
     /// Records are read from the catalogue, so that none is lost with this process.
     fn take(&mut self, event: &Event) -> Result<(), SinkError> {
         match event {

@@ -8,7 +8,7 @@ use flate2::write::GzEncoder;
 use met_core::{Column, JOB, Kind, MISSING, Table};
 
 use crate::decimal;
-use crate::snapshot::{ALLOCATED, HeldCard, Job, Rest, Snapshot};
+use crate::snapshot::{ALLOCATED, HeldCard, Job, Rest, Rows, Snapshot};
 
 /// Metrics that are in no table, and what they say.
 pub static FAMILIES: &[(&str, &str)] = &[BUILD_INFO, JOB_INFO, JOB_GPU_INFO, NOT_SHOWN];
@@ -84,12 +84,12 @@ pub struct Disclosure {
     pub jobs_max: usize,
 }
 
-/// The whole page: of one machine, or of several with their names.
-pub fn page(nodes: &[Snapshot], format: Format, disclosure: Disclosure, out: &mut Vec<u8>) {
+/// The whole page.
+pub fn page(snapshot: &Snapshot, format: Format, disclosure: Disclosure, out: &mut Vec<u8>) {
     let mut page = Page { format, out };
     page.build_info();
-    page.tables(nodes);
-    let shown = Shown::of(nodes, disclosure.jobs_max);
+    snapshot.tables.iter().for_each(|rows| page.table(rows));
+    let shown = Shown::of(&snapshot.jobs, disclosure.jobs_max);
     page.jobs(&shown);
     page.rest(&shown);
     page.job_info(&shown, disclosure.people);
@@ -106,21 +106,17 @@ struct Shown<'s> {
 }
 
 impl<'s> Shown<'s> {
-    fn of(nodes: &'s [Snapshot], most: usize) -> Shown<'s> {
+    fn of(all: &'s [Job], most: usize) -> Shown<'s> {
         let mut seen = HashSet::new();
         let (mut jobs, mut others) = (Vec::new(), Vec::new());
-        let all = nodes.iter().flat_map(|node| node.jobs.iter().map(move |job| (node.node.as_deref(), job)));
-        for (node, job) in all {
+        for job in all {
             let about = &job.about;
-            let key = [
+            let labels = labels_of([
                 ("cluster", about.key.cluster.as_deref().unwrap_or_default()),
                 ("manager", &about.key.manager),
                 ("id", &about.key.id),
-            ];
-            let mut labels = Vec::new();
-            write_labels(node_label(node).into_iter().chain(key), &mut labels);
+            ]);
             // A requeued job is another one with the same name: the first is the newest.
-            let labels = String::from_utf8_lossy(&labels).into_owned();
             if seen.insert(labels.clone()) {
                 if jobs.len() < most { jobs.push((labels, job)) } else { others.push(job) }
             }
@@ -129,8 +125,10 @@ impl<'s> Shown<'s> {
     }
 }
 
-fn node_label(node: Option<&str>) -> Option<(&'static str, &str)> {
-    node.map(|node| ("node", node))
+fn labels_of<'l>(labels: impl IntoIterator<Item = (&'l str, &'l str)>) -> String {
+    let mut text = Vec::new();
+    write_labels(labels.into_iter(), &mut text);
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 struct Page<'a> {
@@ -178,38 +176,23 @@ impl<'a> Page<'a> {
 
     fn build_info(&mut self) {
         let mut family = self.untabled(BUILD_INFO, Type::Info);
-        family.sample([("version", env!("CARGO_PKG_VERSION"))].into_iter(), |out| out.push(b'1'));
+        family.labelled_and("", [("version", env!("CARGO_PKG_VERSION"))].into_iter());
     }
 
-    /// Each family in one piece, whichever machines have it.
-    fn tables(&mut self, nodes: &[Snapshot]) {
-        let mut tables: Vec<&'static Table> = Vec::new();
-        for rows in nodes.iter().flat_map(|node| &node.tables) {
-            if !tables.iter().any(|known| std::ptr::eq(*known, rows.table)) {
-                tables.push(rows.table);
+    fn table(&mut self, all: &Rows) {
+        let mut seen = HashSet::new();
+        let mut rows: Vec<(String, &[i64])> = Vec::new();
+        for (values, cells) in all.iter() {
+            let labels = labels_of(all.table.labels.iter().copied().zip(values.iter().map(String::as_str)));
+            // Two devices with all names alike: the page would be refused in whole for the second.
+            if seen.insert(labels.clone()) {
+                rows.push((labels, cells));
             }
         }
-        for table in tables {
-            let mut seen = HashSet::new();
-            let mut rows: Vec<(String, &[i64])> = Vec::new();
-            for node in nodes {
-                let own = node.tables.iter().filter(|rows| std::ptr::eq(rows.table, table));
-                for (values, cells) in own.flat_map(|rows| rows.iter()) {
-                    let named = table.labels.iter().copied().zip(values.iter().map(String::as_str));
-                    let mut labels = Vec::new();
-                    write_labels(node_label(node.node.as_deref()).into_iter().chain(named), &mut labels);
-                    // Two devices with all names alike: the page would be refused in whole for the second.
-                    let labels = String::from_utf8_lossy(&labels).into_owned();
-                    if seen.insert(labels.clone()) {
-                        rows.push((labels, cells));
-                    }
-                }
-            }
-            for (index, column) in table.columns.iter().enumerate() {
-                let mut family = self.family(table, column);
-                for (labels, cells) in rows.iter().filter(|(_, cells)| cells[index] != MISSING) {
-                    family.labelled(labels, |out| decimal::write(column, cells[index], out));
-                }
+        for (index, column) in all.table.columns.iter().enumerate() {
+            let mut family = self.family(all.table, column);
+            for (labels, cells) in rows.iter().filter(|(_, cells)| cells[index] != MISSING) {
+                family.labelled(labels, |out| decimal::write(column, cells[index], out));
             }
         }
     }
@@ -290,16 +273,6 @@ fn card_labels(card: &HeldCard) -> [(&str, &str); 6] {
 }
 
 impl Family<'_, '_> {
-    fn sample<'l>(
-        &mut self,
-        labels: impl Iterator<Item = (&'l str, &'l str)>,
-        value: impl FnOnce(&mut Vec<u8>),
-    ) {
-        let mut text = Vec::new();
-        write_labels(labels, &mut text);
-        self.labelled(&String::from_utf8_lossy(&text), value);
-    }
-
     /// A fact: these labels, further ones, and 1.
     fn labelled_and<'l>(&mut self, labels: &str, more: impl Iterator<Item = (&'l str, &'l str)>) {
         let mut text = labels.as_bytes().to_vec();

@@ -9,7 +9,7 @@ use met_core::{Unit, columns};
 use proptest::prelude::*;
 
 use super::*;
-use crate::snapshot::{About, Person, Rows, allocated};
+use crate::snapshot::{About, Person, allocated};
 
 columns! { COLUMNS:
     ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy \\ \"used\""),
@@ -59,12 +59,12 @@ fn snapshot() -> Snapshot {
     };
     jobs[0].cards.push(HeldCard { index: "0".into(), uuid: "GPU-1".into(), ..HeldCard::default() });
     jobs[1].cards.push(part);
-    Snapshot { node: None, tables: vec![rows], jobs }
+    Snapshot { tables: vec![rows], jobs }
 }
 
 fn text(format: Format, disclosure: Disclosure) -> String {
     let mut out = Vec::new();
-    page(&[snapshot()], format, disclosure, &mut out);
+    page(&snapshot(), format, disclosure, &mut out);
     String::from_utf8(out).unwrap()
 }
 
@@ -151,26 +151,10 @@ fn jobs_beyond_the_cap_are_added_up_and_counted() {
 fn of_two_runs_of_one_job_the_newest_is_shown() {
     let again = Snapshot { jobs: vec![job("1", 5_000_000_000, 1), job("1", 7, 1)], ..Snapshot::default() };
     let mut out = Vec::new();
-    page(&[again], Format::Text, STRANGER, &mut out);
+    page(&again, Format::Text, STRANGER, &mut out);
     let text = String::from_utf8(out).unwrap();
     assert_eq!(text.matches("met_job_cpu_seconds_total{").count(), 1);
     assert!(text.contains(r#"id="1"} 5"#));
-}
-
-#[test]
-fn several_machines_are_one_page_with_their_names() {
-    let named = |name: &str| Snapshot { node: Some(name.into()), ..snapshot() };
-    let mut out = Vec::new();
-    page(&[named("n1"), named("n2")], Format::Text, STRANGER, &mut out);
-    let text = String::from_utf8(out).unwrap();
-    assert_eq!(text.matches("# TYPE met_zone_clock_hertz gauge\n").count(), 1);
-    let both = "met_zone_clock_hertz{node=\"n1\",zone=\"dram\"} 7\nmet_zone_clock_hertz{node=\"n2\",zone=\"dram\"} 7\n";
-    assert!(text.contains(both), "{text}");
-    assert!(
-        text.contains(
-            "met_job_cpu_seconds_total{node=\"n2\",cluster=\"c1\",manager=\"slurm\",id=\"1\"} 1.5\n"
-        )
-    );
 }
 
 #[test]
@@ -207,7 +191,7 @@ proptest! {
         let mut snapshot = snapshot();
         snapshot.jobs.push(job_of("4", 1, 1, Person { name, user, account: String::new() }));
         let mut out = Vec::new();
-        page(&[snapshot], Format::Text, Disclosure { people: true, jobs_max: 10 }, &mut out);
+        page(&snapshot, Format::Text, Disclosure { people: true, jobs_max: 10 }, &mut out);
         let text = String::from_utf8(out).unwrap();
         for line in text.split('\n').filter(|line| !line.is_empty()) {
             prop_assert!(line.starts_with("# ") || line.starts_with("met_"), "{line:?}");

@@ -10,8 +10,6 @@ use crate::event::{Event, Kind};
 
 /// Takes events, each sink in a thread of its own.
 pub trait Sink: Send {
-    fn interest(&self) -> Interest;
-
     /// May block: only this sink waits.
     fn take(&mut self, event: &Event) -> Result<(), SinkError>;
 
@@ -71,7 +69,10 @@ pub struct SinkSpec {
     pub name: &'static str,
     pub help: &'static str,
     pub options: &'static [SinkOption],
-    /// Must not block. `None`: the sink has a section of its own name in the configuration, and who reads that opens it.
+    /// Known before it is opened: what a sink misses until then is counted.
+    pub interest: fn(&Options) -> Interest,
+    /// In the thread of the sink. `None`: it has a section of its own name in the configuration, and who reads that opens
+    /// it.
     pub open: Option<fn(&Options) -> Opened>,
 }
 

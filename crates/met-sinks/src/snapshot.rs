@@ -111,8 +111,6 @@ pub struct HeldCard {
 
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// A label of every sample, where one page tells of several machines.
-    pub node: Option<String>,
     pub tables: Vec<Rows>,
     pub jobs: Vec<Job>,
 }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
@@ -17,6 +17,8 @@ const EVENTS: [(&str, Kind); 4] = [
     ("interim", Kind::Interim),
     ("samples", Kind::Samples),
 ];
+/// How often the rest of a line is tried again, on a full disk for instance.
+const FINISH_EVERY: Duration = Duration::from_millis(100);
 const CSV_HEAD: &str = "time,event,table,node,manager,job,part,name,value\n";
 
 pub static SPEC: SinkSpec = SinkSpec {
@@ -48,42 +50,57 @@ pub static SPEC: SinkSpec = SinkSpec {
             check: |value, tables| one_of(value, &tables.iter().map(|table| table.name).collect::<Vec<_>>()),
         },
     ],
+    interest,
     open: Some(|options| {
         // Without the buffer and the lock of the library: a line is written at once, or blocks nobody else.
         let file = io::stdout().as_fd().try_clone_to_owned();
-        let file =
-            file.map_err(|error| SinkError::Failed(format!("cannot open standard output: {error}")))?;
+        let file = file.map_err(|error| SinkError::Lost(format!("cannot open standard output: {error}")))?;
         Ok(Box::new(Stdout::new(File::from(file), options)))
     }),
 };
 
+fn interest(options: &Options) -> Interest {
+    let is_wanted = |name: &str| match options.list("events") {
+        Some(chosen) => chosen.iter().any(|word| word == name),
+        None => name != "interim",
+    };
+    let kinds = EVENTS.iter().filter(|(name, _)| is_wanted(name)).map(|(_, kind)| *kind).collect();
+    Interest { kinds, tables: options.list("tables").unwrap_or_default().to_vec(), within: None }
+}
+
 pub(crate) struct Stdout<W> {
     to: W,
     csv: bool,
-    interest: Interest,
     lines: Vec<u8>,
 }
 
 impl<W: Write + Send> Stdout<W> {
     pub(crate) fn new(to: W, options: &Options) -> Stdout<W> {
         let csv = options.word("format") == Some("csv");
-        let chosen = options.list("events");
-        let is_wanted = |name: &str| match chosen {
-            Some(chosen) => chosen.iter().any(|word| word == name),
-            None => name != "interim",
-        };
-        let kinds = EVENTS.iter().filter(|(name, _)| is_wanted(name)).map(|(_, kind)| *kind).collect();
-        let tables = options.list("tables").unwrap_or_default().to_vec();
-        let lines = if csv { CSV_HEAD.as_bytes().to_vec() } else { Vec::new() };
-        Stdout { to, csv, interest: Interest { kinds, tables, within: None }, lines }
+        Stdout { to, csv, lines: if csv { CSV_HEAD.as_bytes().to_vec() } else { Vec::new() } }
+    }
+
+    /// A line that was begun is finished first, however long that takes: another one would continue it.
+    fn write_lines(&mut self) -> io::Result<()> {
+        let mut written = 0;
+        while written < self.lines.len() {
+            match self.to.write(&self.lines[written..]) {
+                Ok(count @ 1..) => written += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if error.kind() == io::ErrorKind::BrokenPipe
+                        || written.checked_sub(1).is_none_or(|last| self.lines[last] == b'\n') =>
+                {
+                    return Err(error);
+                }
+                _ => std::thread::sleep(FINISH_EVERY),
+            }
+        }
+        Ok(())
     }
 }
 
 impl<W: Write + Send> Sink for Stdout<W> {
-    fn interest(&self) -> Interest {
-        self.interest.clone()
-    }
-
     fn take(&mut self, event: &Event) -> Result<(), SinkError> {
         let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
         let (csv, lines) = (self.csv, &mut self.lines);
@@ -91,8 +108,8 @@ impl<W: Write + Send> Sink for Stdout<W> {
             true => write_csv(&object, lines),
             false => lines.extend(format!("{object}\n").bytes()),
         });
-        let written = self.to.write_all(lines).and_then(|()| self.to.flush());
-        lines.clear();
+        let written = self.write_lines();
+        self.lines.clear();
         written.map_err(|error| match error.kind() {
             io::ErrorKind::BrokenPipe => SinkError::Failed("standard output is closed".to_owned()),
             _ => SinkError::Lost(format!("cannot write to standard output: {error}")),

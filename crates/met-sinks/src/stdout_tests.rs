@@ -125,12 +125,45 @@ fn a_closed_pipe_ends_the_sink_and_another_error_loses_an_event() {
 }
 
 #[test]
+fn a_line_that_was_begun_is_finished_before_another_one() {
+    /// Takes seven bytes, then none for two attempts.
+    #[derive(Clone, Default)]
+    struct Reluctant(Arc<Mutex<(Vec<u8>, u32)>>);
+    impl Write for Reluctant {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let (written, calls) = &mut *self.0.lock().unwrap();
+            *calls += 1;
+            if *calls % 3 != 1 && written.len() < 20 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            let count = if written.len() < 20 { bytes.len().min(7) } else { bytes.len() };
+            written.extend_from_slice(&bytes[..count]);
+            Ok(count)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let to = Reluctant::default();
+    for _ in 0..2 {
+        // As after an error: a sink that was opened again.
+        let _ = Stdout::new(to.clone(), &options("json")).take(&tick());
+    }
+    let text = String::from_utf8(to.0.lock().unwrap().0.clone()).unwrap();
+    assert_eq!(text.lines().count(), 2);
+    for line in text.lines() {
+        serde_json::from_str::<Value>(line).unwrap();
+    }
+}
+
+#[test]
 fn events_and_tables_are_chosen() {
     let mut options = Options::default();
-    let kinds = |options: &Options| Stdout::new(Vec::new(), options).interest().kinds;
+    let kinds = |options: &Options| interest(options).kinds;
     assert_eq!(kinds(&options), [Kind::Started, Kind::Ended, Kind::Samples]);
     options.set("events", vec!["interim".to_owned()]);
     options.set("tables", vec!["node".to_owned()]);
     assert_eq!(kinds(&options), [Kind::Interim]);
-    assert_eq!(Stdout::new(Vec::new(), &options).interest().tables, ["node"]);
+    assert_eq!(interest(&options).tables, ["node"]);
 }

@@ -45,7 +45,7 @@ pub struct Admitted {
 
 /// What the endpoints answer from.
 pub struct Api {
-    pub query: Arc<dyn Query>,
+    pub query: Arc<dyn Query + Send + Sync>,
     pub admission: Arc<dyn Admission>,
     pub answers: Arc<Answers>,
     /// Managers that the configuration names, whose jobs are asked for by their names.

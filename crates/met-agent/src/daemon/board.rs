@@ -2,7 +2,7 @@
 //! Prometheus is written from both. Nobody who reads it keeps a tick waiting.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use met_core::job::{JobKey, Record, Totals};
@@ -10,7 +10,6 @@ use met_core::job_table::WALL;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit, columns};
 use met_host::clock;
-use met_sinks::forward::Watch;
 use met_sinks::prometheus::{self, Disclosure, Format};
 use met_sinks::snapshot::{About, HeldCard, Job, Person, Rows, Snapshot, allocated};
 
@@ -48,8 +47,8 @@ pub struct Board {
     jobs_max: usize,
     keep_ended: Duration,
     began_ns: i64,
-    /// What waits for a server, where there is one.
-    spool: OnceLock<Watch>,
+    /// Further tables, such as what waits for a server.
+    watched: Mutex<Vec<Box<dyn Fn() -> Rows + Send + Sync>>>,
 }
 
 #[derive(Default)]
@@ -96,13 +95,13 @@ impl Board {
             jobs_max,
             keep_ended,
             began_ns: clock::realtime_ns(),
-            spool: OnceLock::new(),
+            watched: Mutex::default(),
         }
     }
 
-    /// From now on it is told what waits for a server.
-    pub fn watch_spool(&self, spool: Watch) {
-        let _ = self.spool.set(spool);
+    /// Shows a further table from now on.
+    pub fn watch(&self, rows: impl Fn() -> Rows + Send + Sync + 'static) {
+        lock(&self.watched).push(Box::new(rows));
     }
 
     /// Of the sampling thread, which does not wait: a reader holds this for as long as it takes to copy a pointer.
@@ -169,7 +168,7 @@ impl Board {
         }
         let mut page = Vec::new();
         let disclosure = Disclosure { people: wanted.people, jobs_max: self.jobs_max };
-        prometheus::page(&[self.snapshot(&now)], wanted.format, disclosure, &mut page);
+        prometheus::page(&self.snapshot(&now), wanted.format, disclosure, &mut page);
         let page: Arc<[u8]> = match wanted.gzip {
             // Nothing that is written to memory fails.
             true => prometheus::gzip(&page).unwrap_or_default().into(),
@@ -214,8 +213,8 @@ impl Board {
         }
         let mut tables = now.tables.clone();
         tables.push(self.own_row(now, jobs.running.len()));
-        tables.extend(self.spool.get().map(Watch::row));
-        Snapshot { node: None, tables, jobs: shown }
+        tables.extend(lock(&self.watched).iter().map(|rows| rows()));
+        Snapshot { tables, jobs: shown }
     }
 
     fn own_row(&self, now: &NodeNow, jobs: usize) -> Rows {

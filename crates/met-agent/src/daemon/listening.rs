@@ -125,3 +125,48 @@ pub fn respond(wanted: Wanted, page: impl IntoResponse) -> Response {
     }
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::time::{Duration, Instant};
+
+    use super::super::watchdog::tests::daemon_of;
+    use super::*;
+
+    struct Anybody;
+
+    impl Admission for Anybody {
+        fn admit(&self, _: &Peer, _: &HeaderMap) -> Result<Admitted, Problem> {
+            Ok(Admitted { viewer: Viewer::Everything, client: "anybody".to_owned() })
+        }
+    }
+
+    #[test]
+    fn a_request_in_flight_is_answered_when_the_daemon_leaves() {
+        let root = tempfile::tempdir().unwrap();
+        let mut daemon = daemon_of(super::super::unwritten::tests::service(root.path()));
+        let api = Api {
+            query: Arc::new(Remote::new(OwnSocket(daemon.service.place.clone()))),
+            admission: Arc::new(Anybody),
+            answers: Arc::default(),
+            layouts: Vec::new(),
+        };
+        let options = Options::new(vec!["127.0.0.1:0".parse().unwrap()]);
+        let server = Server::start(options, api::router(Arc::new(api))).unwrap();
+        let mut client = std::net::TcpStream::connect(server.local_addrs()[0]).unwrap();
+        daemon.http = Some(server);
+        write!(client, "GET /api/v1/nodes HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        // It asks the daemon, which does not serve its socket here.
+        let begin = Instant::now();
+        while daemon.connections.len() == 0 {
+            assert!(begin.elapsed() < Duration::from_secs(60), "the listener asks");
+            daemon.let_in();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        daemon.leave();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer:?}");
+    }
+}

@@ -21,6 +21,7 @@ mod nesting;
 mod permissions;
 mod plain;
 mod privilege;
+mod query;
 mod quotas;
 mod recorder;
 mod registry;
@@ -365,9 +366,7 @@ impl Daemon {
             // A supervisor that was killed at once has told of its job; nobody waits for other answers.
             Some(Ok(request))
                 if connection.is_deaf() && !matches!(request, Request::Started(_) | Request::Ended(_)) => {}
-            Some(Ok(request))
-                if self.service.needs_sampler(&request) && !self.service.sampling.is_ready() =>
-            {
+            Some(Ok(request)) if Service::needs_sampler(&request) && !self.service.sampling.is_ready() => {
                 if let Err(error) = connection.postpone(&request) {
                     connection.reply(&Reply::Error { message: error.to_string() });
                 }
@@ -486,17 +485,25 @@ impl Daemon {
 
     /// Ends the daemon; whatever was sampled is kept, jobs run on.
     fn leave(mut self) {
-        let late = self.post.close_door();
-        // The listener may be asking this thread, which answers no more.
-        late.into_iter().for_each(|(stream, peer)| self.admit(Connection::new(stream, peer)));
+        let mut late = self.post.close_door();
+        while let Some((stream, peer)) = late {
+            self.admit(Connection::new(stream, peer));
+            late = self.post.accept();
+        }
+        // The HTTP listener asks this thread, which answers no more: its requests end now and keep nobody waiting.
+        self.dismiss(|connection| connection.peer.pid == std::process::id());
         if let Some(http) = self.http.take() {
             http.stop();
         }
         self.service.flush();
-        for connection in self.connections.iter_mut() {
+        self.dismiss(|_| true);
+        self.service.close();
+    }
+
+    fn dismiss(&mut self, who: impl Fn(&Connection) -> bool) {
+        for connection in self.connections.iter_mut().filter(|connection| who(connection)) {
             connection.reply(&Reply::Leaving);
             connection.flush();
         }
-        self.service.close();
     }
 }

@@ -413,6 +413,33 @@ mod tests {
     }
 
     #[test]
+    fn what_a_look_counted_is_shown_where_a_sample_knows_of_less() {
+        let root = tempfile::tempdir().unwrap();
+        let mut service = super::super::unwritten::tests::service(root.path());
+        let place = Place { system: true, ..service.place.clone() };
+        service.discovery.groups =
+            Groups::of(&service.host, &met_config::Config::default().jobs, &place, true);
+        log_in(root.path(), 70);
+        service.look_at_groups(true);
+        let key = service.registry.jobs.keys().next().unwrap().clone();
+        let begin = Instant::now();
+        while service.sampling.live().get(&key).is_none_or(|live| live.totals.get(CPU).is_none()) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "it is sampled");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Others of the group came and went.
+        let counted = &mut service.registry.jobs.get_mut(&key).unwrap().record.totals;
+        let (cpu, processes) = (counted.get(CPU).unwrap() + 4_000_000_000, 12);
+        counted.set(CPU, cpu, QualityKind::LowerBound, "processes");
+        counted.set(PROCESSES, processes, QualityKind::LowerBound, "processes");
+        let viewer = met_query::viewer::Viewer::Everything;
+        let (page, _) = met_query::query::Query::jobs(&service, &viewer, &Default::default()).unwrap();
+        let shown = &page.jobs[0].totals;
+        assert_eq!((shown.get(CPU), shown.get(PROCESSES)), (Some(cpu), Some(processes)));
+        service.close();
+    }
+
+    #[test]
     fn a_boot_has_its_own_number() {
         let [one, other] = ["0f1c", "0f1d"].map(boot_number);
         assert!(one != other && one >= 0 && other >= 0);

@@ -13,6 +13,7 @@ use met_store::{Device, StoreError, Writer};
 use met_wire::batch::Subject;
 
 use super::charging::Emitting;
+use super::found::is_unnamed;
 use super::registry::Registry;
 use super::repairs::Repairs;
 use super::sampling::Sampling;
@@ -170,7 +171,8 @@ impl Recorder {
         let wanted = !drained.devices.is_empty() || has_interim;
         let live = if wanted { sampling.live() } else { HashMap::new() };
         if has_interim {
-            live.iter().for_each(|(key, live)| sinks::publish_interim(bus, key, live));
+            let named = live.iter().filter(|(key, _)| !is_unnamed(key));
+            named.for_each(|(key, live)| sinks::publish_interim(bus, key, live));
         }
         if !drained.devices.is_empty() {
             self.keep_cards(&drained.devices, live, registry);

@@ -1,6 +1,6 @@
 //! The sampling thread: it ticks, and between ticks does what it is asked to. It never touches a disk.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
@@ -110,6 +110,8 @@ pub struct Sampling {
     delay: Cell<Option<Delay>>,
     /// Its ticks take longer than the main thread waits.
     is_slow: Cell<bool>,
+    /// The figures of jobs, as it last told them to a reader.
+    live: RefCell<HashMap<JobKey, Live>>,
     pub(super) watchdog: Watchdog,
 }
 
@@ -125,7 +127,8 @@ impl Sampling {
         let (orders, _) = mpsc::channel();
         let watchdog = Watchdog::new(config.sampling.interval);
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
-        let mut sampling = Sampling { orders, thread: None, stuck, delay, is_slow, watchdog };
+        let live = RefCell::default();
+        let mut sampling = Sampling { orders, thread: None, stuck, delay, is_slow, live, watchdog };
         sampling.begin(host, config, board, ticker)?;
         Ok(sampling)
     }
@@ -220,6 +223,7 @@ impl Sampling {
 
     /// Ends a job.
     pub fn remove(&self, key: &JobKey, known: Known) -> Result<Option<Sampled>, Stuck> {
+        self.live.borrow_mut().remove(key);
         let key = key.clone();
         self.ask(move |worker| worker.sampler.remove(worker.slots.remove(&key)?, known))
     }
@@ -300,7 +304,7 @@ impl Sampling {
 
     /// Copies of the samples that the next [`Sampling::drain`] takes out.
     pub(super) fn peek(&self, wanted: Wanted) -> Vec<Course> {
-        self.ask(move |worker| {
+        self.glance(move |worker| {
             unflushed::peek(&wanted, &worker.sampler, &worker.slots, &worker.undelivered.drained)
         })
         .unwrap_or_default()
@@ -308,12 +312,23 @@ impl Sampling {
 
     /// The parts of the machine of which there are such samples.
     pub(super) fn peek_parts(&self, since_ms: i64) -> Vec<NodePart> {
-        self.ask(move |worker| unflushed::parts(since_ms, &worker.sampler, &worker.undelivered.drained))
+        self.glance(move |worker| unflushed::parts(since_ms, &worker.sampler, &worker.undelivered.drained))
             .unwrap_or_default()
     }
 
     pub fn live(&self) -> HashMap<JobKey, Live> {
         self.ask(|worker| worker.sampler.live().into_iter().collect()).unwrap_or_default()
+    }
+
+    /// For replies: asks for the figures of all jobs. False if the thread is busy, and the last ones have to do.
+    pub(super) fn look_at_jobs(&self) -> bool {
+        let live = self.glance(|worker| worker.sampler.live().into_iter().collect());
+        live.map(|live| self.live.replace(live)).is_some()
+    }
+
+    /// The figures of a job as of the last look.
+    pub(super) fn last_known(&self, key: &JobKey) -> Option<Live> {
+        self.live.borrow().get(key).cloned()
     }
 
     /// What each source costs, also of those that are left out.
@@ -386,6 +401,20 @@ impl Sampling {
         if !self.stuck.replace(true) {
             tracing::error!("{Stuck}");
         }
+    }
+
+    /// An answer to a reader, who does not wait for a tick: `None` if the thread is busy.
+    fn glance<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Worker) -> T + Send + 'static,
+    ) -> Option<T> {
+        if !self.is_ready() {
+            return None;
+        }
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.order(move |worker| drop(reply.send(question(worker))));
+        let patience = if self.stuck.get() { ANSWER_WITHIN_WHEN_STUCK } else { READY_WITHIN };
+        answer.recv_timeout(patience).ok()
     }
 
     fn order(&self, order: impl FnOnce(&mut Worker) + Send + 'static) {
@@ -631,7 +660,8 @@ mod tests {
         let (orders, received) = mpsc::channel();
         let watchdog = Watchdog::new(Duration::from_secs(1));
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
-        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, watchdog };
+        let sampling =
+            Sampling { orders, thread: None, stuck, delay, is_slow, live: RefCell::default(), watchdog };
         let mut record = met_core::sample::bare(1, "x");
         sampling.allocate(&record);
         assert!(received.try_recv().is_err());
@@ -645,7 +675,8 @@ mod tests {
         let (orders, _never_read) = mpsc::channel();
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
         let watchdog = Watchdog::new(Duration::from_secs(1));
-        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, watchdog };
+        let sampling =
+            Sampling { orders, thread: None, stuck, delay, is_slow, live: RefCell::default(), watchdog };
         assert!(sampling.is_ready() && !sampling.is_blocked(), "it rests");
         let pulse = Arc::clone(&sampling.watchdog.pulse);
         pulse.begin();
@@ -671,7 +702,8 @@ mod tests {
         let (orders, _never_read) = mpsc::channel();
         let watchdog = Watchdog::new(Duration::from_secs(1));
         let (stuck, delay, is_slow) = (Cell::new(true), Cell::new(None), Cell::new(false));
-        let sampling = Sampling { orders, thread: None, stuck, delay, is_slow, watchdog };
+        let sampling =
+            Sampling { orders, thread: None, stuck, delay, is_slow, live: RefCell::default(), watchdog };
         assert!(sampling.costs().unwrap_err().to_string().contains("has not answered"));
         assert!(sampling.live().is_empty() && sampling.drain().jobs.is_empty());
         sampling.stop();

@@ -11,6 +11,7 @@ use met_core::job::{JobKey, Origin, Record, State};
 use met_host::Host;
 use met_jobs::discover::{Event, Found};
 use met_store::inbox;
+use met_wire::batch::Subject;
 
 use super::admission::Admission;
 use super::board::Board;
@@ -28,7 +29,7 @@ use super::registry::{Registry, is_found};
 use super::sampling::{Sampling, Stuck};
 use super::scheduler_answers;
 use super::schedulers::Schedulers;
-use super::sinks::Outputs;
+use super::sinks::{self, Outputs};
 use super::socket::Peer;
 use super::supervisors::LOOK_FOR;
 use crate::idle_power::IdleFile;
@@ -235,6 +236,9 @@ impl Service {
         self.recorder.complete(&mut record, sampled.unwrap_or_default(), interval, &mut self.outputs);
         self.outputs.on_board(|board| board.ended(&record));
         let written = self.recorder.commit_end(&record);
+        if let Some(kept) = self.registry.jobs.get(&record.key).filter(|_| found::is_unnamed(&record.key)) {
+            self.outputs.publish_unnamed(&kept.record, self.recorder.course_before(&record.key));
+        }
         if written.is_ok() {
             self.outputs.publish_stored_end(&self.recorder.writer, &record);
         }
@@ -357,7 +361,7 @@ impl Service {
     }
 
     /// Moves a job that was found under another name to what its manager calls it.
-    fn rename(&mut self, job: u64, id: &str) {
+    pub(super) fn rename(&mut self, job: u64, id: &str) {
         let Some(old) = self.discovery.other_name(job, id) else { return };
         // What was sampled under its old name goes with it.
         self.flush();
@@ -369,6 +373,9 @@ impl Service {
         kept.record.name = if kept.record.name == old.id { id.to_owned() } else { kept.record.name };
         kept.record.key = new.clone();
         self.recorder.adopt(&kept.record, &mut self.outputs);
+        if let Some(course) = self.recorder.course_before(&new).filter(|_| found::is_unnamed(&old)) {
+            sinks::publish_samples(&mut self.outputs.bus, Subject::Job(new.clone()), course);
+        }
         self.registry.jobs.insert(new.clone(), kept);
         self.follow_allocation(&new);
         self.registry.nesting.rename(&old, &new, &mut self.registry.jobs, &mut self.recorder);

@@ -13,6 +13,7 @@ use met_wire::batch::{Interim, Subject};
 
 use super::board::Board;
 use super::forwarding;
+use super::found::is_unnamed;
 use met_config::Place;
 use met_query::live::Live;
 use met_query::setting::Setting;
@@ -29,9 +30,9 @@ fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
         Ok(None) => {}
         Ok(Some(forward)) => {
             if let Some(board) = board {
-                board.watch_spool(forward.watch());
+                board.watch(forward.watch());
             }
-            bus.add_direct(name, Box::new(forward));
+            bus.add_direct(name, forward.interest(), Box::new(forward));
         }
         Err(why) => {
             let mut status = bus::Status::new(name);
@@ -39,6 +40,9 @@ fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
             status.state = bus::State::Failed;
             bus.add_failed(status);
         }
+    }
+    if let Some(board) = board.filter(|_| !bus.is_empty()) {
+        board.watch(bus.watch());
     }
     bus
 }
@@ -57,8 +61,19 @@ impl Outputs {
 
     /// After the store has it.
     pub(super) fn publish_start(&mut self, record: &Record) {
+        if self.bus.wants(event::Kind::Started) && !is_unnamed(&record.key) {
+            self.bus.publish(&Event::Started(Arc::new(record.clone())));
+        }
+    }
+
+    /// A job that ended without a name: what was not published while it might have got one.
+    pub(super) fn publish_unnamed(&mut self, record: &Record, course: Option<Course>) {
         if self.bus.wants(event::Kind::Started) {
             self.bus.publish(&Event::Started(Arc::new(record.clone())));
+        }
+        if let Some(course) = course.filter(|_| self.bus.wants(event::Kind::Samples)) {
+            let subject = Subject::Job(record.key.clone());
+            self.bus.publish(&Event::Samples(Arc::new(Samples { node: None, subject, course })));
         }
     }
 
@@ -89,7 +104,8 @@ pub(super) fn publish_end(bus: &mut Bus, record: &Record) {
 }
 
 pub(super) fn publish_samples(bus: &mut Bus, subject: Subject, course: Course) {
-    if !course.is_empty() && bus.wants(event::Kind::Samples) {
+    let is_later = matches!(&subject, Subject::Job(key) if is_unnamed(key));
+    if !course.is_empty() && !is_later && bus.wants(event::Kind::Samples) {
         bus.publish(&Event::Samples(Arc::new(Samples { node: None, subject, course })));
     }
 }
@@ -120,11 +136,6 @@ mod tests {
     struct Reports(mpsc::Sender<String>);
 
     impl Sink for Reports {
-        fn interest(&self) -> Interest {
-            let kinds = vec![event::Kind::Started, event::Kind::Ended];
-            Interest { kinds, ..Interest::default() }
-        }
-
         fn take(&mut self, event: &Event) -> Result<(), SinkError> {
             let (Event::Started(record) | Event::Ended(record)) = event else { return Ok(()) };
             let told = format!("{:?} {}", event.kind(), record.key.id);
@@ -134,7 +145,9 @@ mod tests {
 
     fn listen(service: &mut Service) -> Receiver<String> {
         let (sender, received) = mpsc::channel();
-        service.outputs.bus.add("reports", move || Ok(Box::new(Reports(sender.clone()))));
+        let interest =
+            Interest { kinds: vec![event::Kind::Started, event::Kind::Ended], ..Default::default() };
+        service.outputs.bus.add("reports", interest, move || Ok(Box::new(Reports(sender.clone()))));
         received
     }
 
@@ -176,6 +189,55 @@ mod tests {
         assert_eq!([next(&received), next(&received)], ["Started 8", "Ended 7"]);
         service.close();
         assert!(received.try_recv().is_err());
+    }
+
+    const SLUID: &str = "s7XK2M9PQ4RTVW";
+
+    /// A daemon that has found a job of Slurm by its directory.
+    fn found_by_sluid(root: &std::path::Path) -> (Service, Receiver<String>) {
+        let mut service = service(root);
+        let received = listen(&mut service);
+        service.found(met_jobs::discover::Found {
+            job: 1,
+            manager: "slurm".to_owned(),
+            id: SLUID.to_owned(),
+            captures: met_jobs::layouts::Captures { sluid: Some(SLUID.to_owned()), ..Default::default() },
+            cgroup: Default::default(),
+            start_ns: 1_700_000_000_000_000_000,
+            pids: Vec::new(),
+        });
+        (service, received)
+    }
+
+    fn end_all(service: &mut Service) {
+        let running: Vec<Record> = service.registry.jobs.values().map(|kept| kept.record.clone()).collect();
+        running.into_iter().for_each(|record| service.close_found(record));
+    }
+
+    #[test]
+    fn a_job_that_is_renamed_starts_and_ends_once_under_its_last_name() {
+        let root = tempfile::tempdir().unwrap();
+        let (mut service, received) = found_by_sluid(root.path());
+        service.flush();
+        service.rename(1, "42");
+        end_all(&mut service);
+        assert_eq!([next(&received), next(&received)], ["Started 42", "Ended 42"]);
+        service.close();
+        // It may be published again with the last share of energy.
+        assert!(received.try_iter().all(|event| event == "Ended 42"));
+    }
+
+    #[test]
+    fn a_job_that_is_never_named_starts_and_ends_under_the_name_of_its_directory() {
+        let root = tempfile::tempdir().unwrap();
+        let (mut service, received) = found_by_sluid(root.path());
+        end_all(&mut service);
+        assert_eq!(
+            [next(&received), next(&received)],
+            [format!("Started {SLUID}"), format!("Ended {SLUID}")]
+        );
+        service.close();
+        assert!(received.try_iter().all(|event| event == format!("Ended {SLUID}")));
     }
 
     #[test]

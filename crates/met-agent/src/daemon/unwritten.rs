@@ -11,7 +11,7 @@ const ENDS_MAX: usize = 4096;
 
 #[derive(Default)]
 pub(super) struct Unwritten {
-    ends: VecDeque<Record>,
+    pub(super) ends: VecDeque<Record>,
     /// As long as there is one no further news is taken: its scheduler waits with the rest.
     pub(super) told: Option<Update>,
 }
@@ -32,8 +32,8 @@ impl Unwritten {
         self.ends.push_back(record);
     }
 
-    pub(super) fn end_of(&mut self, key: &JobKey) -> Option<&mut Record> {
-        self.ends.iter_mut().find(|record| record.key == *key)
+    pub(super) fn end_of(&self, key: &JobKey) -> Option<&Record> {
+        self.ends.iter().find(|record| record.key == *key)
     }
 
     /// Writes the ends, oldest first, until it fails again.

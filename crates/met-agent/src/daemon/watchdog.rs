@@ -232,4 +232,4 @@ impl Sampling {
 
 #[cfg(test)]
 #[path = "watchdog_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -14,6 +14,7 @@ use super::super::unwritten::tests::keeping_by;
 use super::*;
 use met_core::sample;
 use met_query::handshake::Hello;
+use met_query::jobs::JobsFilter;
 use met_query::protocol::{Reply, Request, write_frame};
 
 const METER: &str = "sys/cray/pm_counters/freshness";
@@ -175,7 +176,7 @@ fn a_job_that_ends_while_the_thread_is_kept_has_all_its_samples() {
 }
 
 /// A daemon around it that is driven by hand, and clients of it.
-fn daemon_of(service: Service) -> super::super::Daemon {
+pub(in crate::daemon) fn daemon_of(service: Service) -> super::super::Daemon {
     use super::super::*;
     service.place.create().unwrap();
     let claim = Claim::take(&service.place).unwrap().unwrap();
@@ -214,7 +215,10 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     let machine = Machine::new();
     let mut service = machine.service();
     let key = machine.job(&mut service).key;
-    until(&mut service, "the job is sampled", |service| total(service, &key, CPU).is_some());
+    until(&mut service, "the job is sampled", |service| {
+        service.sampling.look_at_jobs();
+        service.sampling.last_known(&key).is_some_and(|live| live.totals.get(CPU).is_some())
+    });
     let mut daemon = daemon_of(service);
     machine.hang(METER);
     let kept =
@@ -224,16 +228,25 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     let status = client_of(&mut daemon, &Request::Status);
     let gone = client_of(&mut daemon, &Request::Status);
     let factors = client_of(&mut daemon, &Request::Factors);
+    let reads = [
+        client_of(&mut daemon, &Request::Jobs(JobsFilter::default())),
+        client_of(&mut daemon, &Request::Course { key: key.clone(), after_ms: i64::MIN }),
+        client_of(&mut daemon, &Request::NodeParts { since_ms: 0 }),
+    ];
     // The first round may be spent on waiting for the tick.
     for _ in 0..2 {
-        daemon.serve_connections(&[true, true, true]);
+        daemon.serve_connections(&[true; 6]);
     }
     assert!(is_answered(&factors) && !is_answered(&status) && !is_answered(&gone));
+    assert!(reads.iter().all(is_answered), "reading waits for no tick");
+    let [mut jobs, ..] = reads;
+    let Ok(Reply::Jobs(jobs)) = met_query::protocol::read_frame(&mut jobs) else { panic!("no jobs") };
+    assert!(jobs[0].totals.get(CPU).is_some(), "as last known: {:?}", jobs[0]);
     drop(gone);
     // Nobody spins until the sampler answers.
     assert!(daemon.service.sampling.is_blocked());
     assert_eq!(daemon.patience(), Some(super::super::RETRY_EVERY));
-    assert_eq!(daemon.poll().connections, [false, false, false], "a hang-up is seen to later");
+    assert_eq!(daemon.poll().connections[..2], [false, false], "a hang-up is seen to later");
     assert_eq!(daemon.service.sampling.watchdog.replaced, 0, "nobody waited so long");
 
     let begin = Instant::now();

@@ -101,15 +101,11 @@ mod tests {
     use crate::sampler::Sampler;
     use met_config::Config;
 
-    struct Collects(Vec<String>, mpsc::Sender<Event>);
+    struct Collects(mpsc::Sender<Event>);
 
     impl Sink for Collects {
-        fn interest(&self) -> Interest {
-            Interest { tables: self.0.clone(), ..Interest::default() }
-        }
-
         fn take(&mut self, event: &Event) -> Result<(), SinkError> {
-            self.1.send(event.clone()).map_err(|error| SinkError::Failed(error.to_string()))
+            self.0.send(event.clone()).map_err(|error| SinkError::Failed(error.to_string()))
         }
     }
 
@@ -129,8 +125,9 @@ mod tests {
         sampler.look();
         let (sender, received) = mpsc::channel();
         let mut bus = Bus::default();
-        let tables: Vec<String> = tables.iter().map(|&name| name.to_owned()).collect();
-        bus.add("collects", move || Ok(Box::new(Collects(tables.clone(), sender.clone()))));
+        let tables = tables.iter().map(|&name| name.to_owned()).collect();
+        let interest = Interest { tables, ..Interest::default() };
+        bus.add("collects", interest, move || Ok(Box::new(Collects(sender.clone()))));
         sampler.publish_tick(&bus.ticker().unwrap());
         bus.close();
         let tick = |event: Event| match event {

@@ -21,12 +21,19 @@ use super::spawn::{self, Command, Outcome};
 use super::unreported::Unreported;
 use super::{Assignment, Channel, Inbox, Notice, attached, totals};
 use met_jobs::processes;
+use met_query::jobs;
 
 /// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
 pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut channel: Channel) {
+    // Without a daemon nobody else imports the end.
+    let imports = assignment.detached && !assignment.daemon.system;
+    let (place, own_host) = (assignment.inbox.clone().filter(|_| imports), host.clone());
     let begun = Supervision::begin(host, assignment, command, &mut channel);
     let result = begun.map(|job| job.finish(&mut channel));
     channel.close(result);
+    if let Some(place) = place.filter(|place| place.check_own().is_ok()) {
+        drop(jobs::import_unless_locked(&place.state, &own_host));
+    }
 }
 
 struct Supervision {

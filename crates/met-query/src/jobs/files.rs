@@ -7,16 +7,16 @@ use anyhow::Result;
 use met_core::course::Course;
 use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
-use met_core::{JOB, gpu};
+use met_core::{JOB, Table, gpu};
 use met_host::Host;
-use met_store::{Page, Reader, StoreError, Writer};
+use met_store::{NodePart, Page, Reader, StoreError, Writer};
 
 use super::settling::{overlay, settle_or_end};
 use super::{JobRef, JobsFilter, Remote, Source, card_course, page_of};
 use crate::client::{Client, Unreachable};
 use crate::live::Live;
 use crate::protocol::NodeStatus;
-use crate::query::{NodeSpan, Query, find_in, sees};
+use crate::query::{Query, find_in, nothing, sees};
 use crate::setting::Setting;
 use crate::viewer::Viewer;
 use met_config::Failure;
@@ -112,7 +112,7 @@ fn open_store(place: &Place) -> Result<Reader> {
 /// Nobody else reads the files of a user here.
 impl Query for FromFiles {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
-        let filter = viewer.restrict(filter);
+        let Some(filter) = viewer.restrict(filter) else { return Ok(nothing()) };
         self.ask(|store| {
             let mut page = store.page(&filter.to_store())?;
             page.jobs = self.up_to_date(store, page.jobs);
@@ -147,20 +147,13 @@ impl Query for FromFiles {
         Ok(Vec::new())
     }
 
-    fn node_courses(&self, node: Option<&str>, after_ms: i64) -> Result<Option<NodeSpan>> {
-        if node.is_some() {
-            return Ok(None);
-        }
-        let since_ms = after_ms.saturating_add(1);
-        self.ask(|store| {
-            let mut courses = Vec::new();
-            for part in store.node_parts_between(since_ms, i64::MAX)? {
-                let Some(table) = met_sources::table(&part.table) else { continue };
-                let course = store.node_course(table, &part.part, since_ms, i64::MAX)?;
-                courses.push((part, course));
-            }
-            Ok(Some(NodeSpan { courses, until_ms: None }))
-        })
+    fn node_parts(&self, since_ms: i64) -> Result<Option<Vec<NodePart>>> {
+        self.ask(|store| Ok(Some(store.node_parts_between(since_ms, i64::MAX)?)))
+    }
+
+    fn node_course(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Course>> {
+        let begin_ms = after_ms.saturating_add(1);
+        self.ask(|store| Ok(Some(store.node_course(table, part, begin_ms, i64::MAX)?)))
     }
 }
 

@@ -20,26 +20,35 @@ use crate::setting::Setting;
 const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
 /// How long one waits for another writer of the store.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
-/// So many jobs wait for their import: each makes a list a little slower, and an import takes longer than a short job.
+/// A shorter job is imported together with others: an import would take as long as the job did.
+const SHORT_NS: i64 = 100_000_000;
+/// So many short jobs wait for their import at most: each makes a list a little slower.
 const PENDING_MAX: usize = 16;
 
 /// After a command that left a job in the inbox, where no daemon imports it. Best effort.
-pub fn tidy(setting: &Setting) {
+pub fn tidy(setting: &Setting, ended: &Record) {
     let state = &setting.user.state;
     if setting.user.check_own().is_err() {
         return;
     }
     remove_left_cgroups(state);
-    if inbox::pending_ends(state) < PENDING_MAX {
+    let is_short = ended.wall_ns(now_ns()).is_none_or(|wall_ns| wall_ns < SHORT_NS);
+    if is_short && inbox::pending_ends(state) < PENDING_MAX {
         return;
     }
-    // One that writes is a daemon, or does the same: nobody waits for it.
-    let Ok(mut writer) = Writer::open(state) else { return };
-    match import(&mut writer, state, &setting.host) {
+    if let Some(mut writer) = import_unless_locked(state, &setting.host) {
+        retain_daily(&mut writer, setting);
+    }
+}
+
+/// Takes what is in the inbox into the store. Who writes is a daemon, or does the same: it is not waited for.
+pub fn import_unless_locked(state: &Path, host: &Host) -> Option<Writer> {
+    let mut writer = Writer::open(state).ok()?;
+    match import(&mut writer, state, host) {
         Ok(imported) => imported.left.iter().for_each(|cgroup| note_cgroup(state, cgroup)),
         Err(error) => tracing::warn!("{error:#}"),
     }
-    retain_daily(&mut writer, setting);
+    Some(writer)
 }
 
 /// How long a system daemon that refuses an end is asked to take it.

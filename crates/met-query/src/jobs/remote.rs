@@ -12,7 +12,7 @@ use met_store::{NodePart, Page};
 
 use super::{JobRef, JobsFilter, Source, merge};
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
-use crate::query::{NodeSpan, Query};
+use crate::query::{NodeSpan, Query, nothing};
 use crate::viewer::Viewer;
 use met_core::listing::Cursor;
 
@@ -87,37 +87,11 @@ impl Remote {
         let job = JobRef::Id { manager: Some(key.manager.clone()), id: key.id.clone(), node: None };
         Ok(self.find(viewer, &job, None)?.jobs.iter().any(|record| record.key == *key))
     }
-
-    /// The machine on which the daemon runs.
-    fn own_courses(&self, after_ms: i64) -> Result<NodeSpan> {
-        let since_ms = after_ms.saturating_add(1);
-        let parts = match self.ask(&Request::NodeParts { since_ms })? {
-            Reply::NodeParts(parts) => parts,
-            reply => return self.unexpected(&reply),
-        };
-        let mut courses = Vec::new();
-        for (table, part) in parts {
-            // What a newer or older program measured has no name here.
-            let Some(known) = met_sources::table(&table) else { continue };
-            let mut whole = Course::new(known);
-            loop {
-                let after_ms = whole.times_ms.last().copied().unwrap_or(after_ms);
-                let request = Request::NodeCourse { table: table.clone(), part: part.clone(), after_ms };
-                let course = self.page_of_course(known, &request)?;
-                if course.is_empty() {
-                    break;
-                }
-                whole.append(&course);
-            }
-            courses.push((NodePart { table, part }, whole));
-        }
-        Ok(NodeSpan { courses, until_ms: None })
-    }
 }
 
 impl Query for Remote {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
-        let filter = viewer.restrict(filter);
+        let Some(filter) = viewer.restrict(filter) else { return Ok(nothing()) };
         let paged = JobsFilter { paged: true, ..filter.clone() };
         let (mut page, warnings) = match self.ask(&Request::Jobs(paged))? {
             Reply::JobsPage { jobs, next, warnings } => (Page { jobs, next }, warnings),
@@ -175,8 +149,21 @@ impl Query for Remote {
         }
     }
 
-    fn node_courses(&self, node: Option<&str>, after_ms: i64) -> Result<Option<NodeSpan>> {
-        let Some(node) = node else { return self.own_courses(after_ms).map(Some) };
+    fn node_parts(&self, since_ms: i64) -> Result<Option<Vec<NodePart>>> {
+        match self.ask(&Request::NodeParts { since_ms })? {
+            Reply::NodeParts(parts) => {
+                Ok(Some(parts.into_iter().map(|(table, part)| NodePart { table, part }).collect()))
+            }
+            reply => self.unexpected(&reply),
+        }
+    }
+
+    fn node_course(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Course>> {
+        let request = Request::NodeCourse { table: table.name.to_owned(), part: part.to_owned(), after_ms };
+        self.page_of_course(table, &request).map(Some)
+    }
+
+    fn node_courses(&self, node: &str, after_ms: i64) -> Result<Option<NodeSpan>> {
         let NodeCourses { parts, until_ms } =
             match self.ask(&Request::NodeCourses { node: node.to_owned(), after_ms })? {
                 Reply::NodeCourses(courses) => courses,

@@ -39,7 +39,7 @@ const QUESTION_BYTES_MAX: usize = 1 << 20;
 pub struct Api {
     pub keeper: Keeper,
     log: Mutex<Log>,
-    query: Arc<dyn Query>,
+    query: Arc<dyn Query + Send + Sync>,
     room: Room,
     answers: Arc<Answers>,
     incompatible: Incompatible,
@@ -47,7 +47,12 @@ pub struct Api {
 
 impl Api {
     /// `log` is to look up tokens; the keeper has one of its own.
-    pub fn new(keeper: Keeper, log: Log, incompatible: Incompatible, query: Arc<dyn Query>) -> Api {
+    pub fn new(
+        keeper: Keeper,
+        log: Log,
+        incompatible: Incompatible,
+        query: Arc<dyn Query + Send + Sync>,
+    ) -> Api {
         let (room, answers) = (Room::default(), Arc::default());
         Api { keeper, log: Mutex::new(log), query, room, answers, incompatible }
     }

@@ -1,6 +1,6 @@
 use met_core::MISSING;
 use met_core::course::Course;
-use met_core::job::{LOCAL, QualityKind, State};
+use met_core::job::{JobKey, LOCAL, QualityKind, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
 use met_sources::rapl::TABLE as METER;
 use met_store::cluster::{Bearer, Log};

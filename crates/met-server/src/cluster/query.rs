@@ -7,7 +7,7 @@ use met_core::listing::Cursor;
 use met_core::{JOB, gpu};
 use met_query::jobs::{self, JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;
-use met_query::query::{NodeSpan, PAGE_SAMPLES, Query, find_in, warn_unreadable};
+use met_query::query::{NodeSpan, PAGE_SAMPLES, Query, find_in, nothing, warn_unreadable};
 use met_query::viewer::Viewer;
 use met_store::cluster::Node;
 use met_store::{Page, StoreError};
@@ -31,7 +31,8 @@ impl ClusterView {
 
 impl Query for ClusterView {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
-        let (page, unreadable) = self.page(&viewer.restrict(filter).to_store_for_reply())?;
+        let Some(filter) = viewer.restrict(filter) else { return Ok(nothing()) };
+        let (page, unreadable) = self.page(&filter.to_store_for_reply())?;
         Ok((page, warn_unreadable(viewer, &unreadable)))
     }
 
@@ -51,10 +52,8 @@ impl Query for ClusterView {
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
         let nothing = Course::new(&gpu::card::TABLE);
         let Some(record) = self.visible(viewer, key)? else { return Ok(nothing) };
-        let allocations = self.ask(|store| store.allocations(key))?;
-        let Some(had) = allocations.iter().find(|had| had.uuid == uuid) else { return Ok(nothing) };
-        let begin_ms = (had.begin_ns / 1_000_000).max(after_ms.saturating_add(1));
-        let end_ms = had.end_ns.map_or(i64::MAX, |end_ns| end_ns / 1_000_000);
+        let held = self.ask(|store| jobs::held(store, key, uuid, after_ms))?;
+        let Some((begin_ms, end_ms)) = held else { return Ok(nothing) };
         let mut course = self.course_of_card(&record.nodes, uuid, begin_ms, end_ms)?;
         course.truncate(PAGE_SAMPLES);
         Ok(course)
@@ -79,9 +78,7 @@ impl Query for ClusterView {
         Ok(self.known_nodes()?.into_iter().map(status).collect())
     }
 
-    /// A server is no node of its cluster.
-    fn node_courses(&self, node: Option<&str>, after_ms: i64) -> Result<Option<NodeSpan>> {
-        let Some(node) = node else { return Ok(None) };
+    fn node_courses(&self, node: &str, after_ms: i64) -> Result<Option<NodeSpan>> {
         if !self.has_heard_of(node)? {
             return Ok(None);
         }

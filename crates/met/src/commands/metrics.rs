@@ -4,6 +4,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use met_core::Table;
+use met_sinks::bus::SINK;
 use met_sinks::forward::SPOOL;
 use met_sinks::prometheus::FAMILIES;
 use met_sinks::snapshot::ALLOCATED;
@@ -25,7 +26,7 @@ pub fn metrics(args: &MetricsArgs) -> Result<i32> {
 fn tables() -> Vec<&'static Table> {
     met_sources::catalogue()
         .into_iter()
-        .chain([&ALLOCATED, &ENERGY, &EMISSION, &DAEMON, &SPOOL, &MEMBER])
+        .chain([&ALLOCATED, &ENERGY, &EMISSION, &DAEMON, &SPOOL, &SINK, &MEMBER])
         .collect()
 }
 

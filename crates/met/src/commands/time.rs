@@ -86,7 +86,7 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
 fn keep_house(setting: &Setting, is_kept: bool, record: &Record) {
     if is_kept {
         jobs::hand_over_ends(setting);
-        jobs::tidy(setting);
+        jobs::tidy(setting, record);
     } else if setting.user.check_own().is_ok() {
         // No other process knows its cgroup.
         jobs::leave_cgroup(&setting.host, &setting.user.state, record);

@@ -13,8 +13,9 @@ use met_core::job::{Record, State};
 use met_core::job_table::WALL;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, MISSING, Table, Unit, columns};
-use met_server::cluster::ClusterView;
 use met_server::cluster::api::Api;
+use met_server::cluster::{ClusterView, SinksFile};
+use met_sinks::bus;
 use met_sinks::prometheus::{self, Disclosure};
 use met_sinks::service_discovery::{self, Target};
 use met_sinks::snapshot::{Job, Rows, Snapshot};
@@ -66,7 +67,9 @@ impl Pages {
         // The oldest keep their series when there are too many.
         records.sort_by(|one, other| (one.start_ns, &one.key).cmp(&(other.start_ns, &other.key)));
         let jobs = records.iter().map(job).collect();
-        let snapshot = Arc::new(Snapshot { node: None, tables: vec![members(&self.view, &records)?], jobs });
+        let mut tables = vec![members(&self.view, &records)?];
+        tables.extend(SinksFile::read(&self.view.state).map(|file| bus::rows(&file.sinks)));
+        let snapshot = Arc::new(Snapshot { tables, jobs });
         *last = Some((Instant::now(), Arc::clone(&snapshot)));
         Ok(snapshot)
     }
@@ -75,7 +78,7 @@ impl Pages {
         let snapshot = self.snapshot()?;
         let mut page = Vec::new();
         let disclosure = Disclosure { people, jobs_max: self.jobs_max };
-        prometheus::page(std::slice::from_ref(&*snapshot), format, disclosure, &mut page);
+        prometheus::page(&snapshot, format, disclosure, &mut page);
         Ok(if gzip { prometheus::gzip(&page)? } else { page })
     }
 }
@@ -144,7 +147,7 @@ fn targets(view: &ClusterView) -> Result<Response> {
     let mut targets = Vec::new();
     for met_store::cluster::Node { name, page, .. } in &nodes {
         if let Some(page) = page {
-            targets.push(Target { node: name, host: name, port: page.port, tls: page.tls, cluster: None });
+            targets.push(Target { node: name, port: page.port, tls: page.tls });
         }
     }
     let json = service_discovery::json(&targets);

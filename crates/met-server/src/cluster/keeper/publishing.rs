@@ -136,6 +136,10 @@ mod tests {
         name: "file",
         help: "",
         options: &[],
+        interest: |_| Interest {
+            kinds: vec![Kind::Started, Kind::Ended, Kind::Samples],
+            ..Interest::default()
+        },
         open: Some(|options| Ok(Box::new(ToFile(options.word("path").unwrap_or_default().into())))),
     };
 
@@ -143,10 +147,6 @@ mod tests {
     struct ToFile(PathBuf);
 
     impl Sink for ToFile {
-        fn interest(&self) -> Interest {
-            Interest { kinds: vec![Kind::Started, Kind::Ended, Kind::Samples], ..Interest::default() }
-        }
-
         fn take(&mut self, event: &Event) -> Result<(), SinkError> {
             let line = match event {
                 Event::Started(record) => format!("started {}", record.key.id),
@@ -193,5 +193,32 @@ mod tests {
         keeper.stop();
         let published = std::fs::read_to_string(path).unwrap();
         assert_eq!(published, "10 samples of n1\nstarted 1\nended 1 finished\n");
+    }
+    static CLOSED: SinkSpec =
+        SinkSpec { name: "closed", open: Some(|_| Err(SinkError::Failed("closed".to_owned()))), ..TO_FILE };
+
+    #[test]
+    fn what_a_sink_of_a_server_does_not_take_is_counted() {
+        let state = tempfile::tempdir().unwrap();
+        let mut log = Log::open(state.path()).unwrap();
+        log.enroll(&Bearer::Node("n1".to_owned()), b"n1", 1, false).unwrap();
+        drop(log);
+        let sinks = vec![Configured { spec: &CLOSED, options: Options::default() }];
+        let keeper = Keeper::start(super::super::Plan { sinks, ..plan(state.path()) }).unwrap();
+        let ended = |id: u64| record(LOCAL, &id.to_string(), START_S, State::Finished, 20);
+        // Its state is written with each batch, and counts those before at the latest.
+        let mut sent = 0;
+        let counted = loop {
+            sent += 1;
+            send(&keeper, "n1", sent, vec![ended(sent)], Vec::new()).unwrap();
+            let status = SinksFile::read(state.path()).unwrap().sinks.remove(0);
+            if status.dropped_ends > 0 {
+                break status;
+            }
+            assert!(sent < 1000, "{status:?}");
+        };
+        assert!(counted.dropped_ends <= sent as u64 && counted.delivered == 0, "{counted:?}");
+        assert_eq!((counted.failed, counted.last_error.as_deref()), (1, Some("closed")));
+        keeper.stop();
     }
 }

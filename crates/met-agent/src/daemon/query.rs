@@ -1,0 +1,180 @@
+//! The daemon as a [`Query`]: what is stored, what is not written yet, and the last known figures of running jobs. A
+//! reply waits for no tick and for no disk that is written to.
+
+use anyhow::Result;
+use met_core::course::Course;
+use met_core::job::{JobKey, Record, State, Totals};
+use met_core::job_table::{CPU, PROCESSES};
+use met_core::listing::Cursor;
+use met_core::{JOB, Table, gpu};
+use met_store::{NodePart, Page};
+
+use super::found;
+use super::registry::is_found;
+use super::service::Service;
+use super::unflushed::{self, Wanted};
+use met_query::jobs::{self, JobRef, JobsFilter};
+use met_query::live::Live;
+use met_query::protocol::NodeStatus;
+use met_query::query::{self, PAGE_SAMPLES, Query};
+use met_query::viewer::Viewer;
+
+impl Query for Service {
+    fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
+        let Some(filter) = viewer.restrict(filter) else { return Ok(query::nothing()) };
+        let mut page = self.recorder.writer.page(&filter.to_store_for_reply())?;
+        let warnings = damage(self, viewer);
+        add_live(self, &mut page.jobs);
+        Ok((page, warnings))
+    }
+
+    fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page> {
+        let (mut jobs, next) = jobs::page_of(query::find_in(&self.recorder.writer, viewer, job)?, after);
+        add_live(self, &mut jobs);
+        Ok(Page { jobs, next })
+    }
+
+    fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
+        let store = &self.recorder.writer;
+        if !query::sees(store, viewer, key)? {
+            return Ok(Course::new(&JOB));
+        }
+        let window = after(after_ms);
+        let unflushed = self.registry.jobs.contains_key(key).then(|| Wanted::Job(key.clone()));
+        Ok(page(self, store.course_between(key, window.0, window.1)?, unflushed, window))
+    }
+
+    fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
+        let store = &self.recorder.writer;
+        let window = match query::sees(store, viewer, key)? {
+            true => held(self, key, uuid, after_ms)?,
+            false => None,
+        };
+        let Some(window) = window else { return Ok(Course::new(&gpu::card::TABLE)) };
+        let unflushed = self.registry.jobs.contains_key(key).then(|| Wanted::Card(uuid.to_owned()));
+        Ok(page(self, store.device_course(uuid, window.0, window.1)?, unflushed, window))
+    }
+
+    /// This machine, as a server would list it.
+    fn nodes(&self) -> Result<Vec<NodeStatus>> {
+        let facts = self.host.facts();
+        Ok(vec![NodeStatus {
+            name: facts.hostname.clone(),
+            jobs: self.registry.jobs.len(),
+            seen_ns: Some(jobs::now_ns()),
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            cpus: Some(i64::from(facts.cpu_count)),
+            memory_bytes: facts.memory_total_bytes,
+            ..NodeStatus::default()
+        }])
+    }
+
+    fn node_parts(&self, since_ms: i64) -> Result<Option<Vec<NodePart>>> {
+        let mut parts = self.recorder.writer.node_parts_between(since_ms, i64::MAX)?;
+        parts.extend(self.sampling.peek_parts(since_ms));
+        parts.sort_unstable();
+        parts.dedup();
+        Ok(Some(parts))
+    }
+
+    fn node_course(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Course>> {
+        let window = after(after_ms);
+        let stored = self.recorder.writer.node_course(table, part, window.0, window.1)?;
+        let unflushed = Wanted::Part(NodePart { table: table.name.to_owned(), part: part.to_owned() });
+        Ok(Some(page(self, stored, Some(unflushed), window)))
+    }
+}
+
+fn after(after_ms: i64) -> (i64, i64) {
+    (after_ms.saturating_add(1), i64::MAX)
+}
+
+/// A page of stored samples, and, unless these fill it, of those that are not written yet.
+fn page(service: &Service, mut course: Course, unflushed: Option<Wanted>, window: (i64, i64)) -> Course {
+    if let Some(wanted) = unflushed.filter(|_| course.len() <= PAGE_SAMPLES) {
+        unflushed::append(&mut course, &service.sampling.peek(wanted), window);
+    }
+    course.truncate(PAGE_SAMPLES);
+    course
+}
+
+/// When the job held a GPU, after a time, in unix milliseconds; `None` if it never did.
+fn held(service: &Service, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Option<(i64, i64)>> {
+    if let Some(window) = jobs::held(&service.recorder.writer, key, uuid, after_ms)? {
+        return Ok(Some(window));
+    }
+    // The store learns of a GPU at the next flush.
+    let Some(kept) = service.registry.jobs.get(key) else { return Ok(None) };
+    service.sampling.look_at_jobs();
+    let live = service.sampling.last_known(key);
+    let held = live.into_iter().flat_map(|live| live.gpus).find(|gpu| gpu.uuid == uuid);
+    // Earlier samples may be of another user's job.
+    let begin_ns = held.and_then(|gpu| gpu.held_since_ns.or(kept.record.start_ns));
+    Ok(begin_ns.map(|begin_ns| ((begin_ns / 1_000_000).max(after_ms.saturating_add(1)), i64::MAX)))
+}
+
+/// Warnings about jobs that are missing from lists. Only users who may see all jobs get their ids.
+fn damage(service: &Service, viewer: &Viewer) -> Vec<String> {
+    let Service { recorder, registry, .. } = service;
+    let names = recorder.writer.take_unreadable();
+    if !names.is_empty() {
+        recorder.repairs.wanted.set(true);
+    }
+    let salvage = recorder.writer.last_salvage().map(|salvage| registry.without_kept(salvage));
+    let lost = salvage.map(|salvage| match (viewer.sees_all(), salvage.lost_count()) {
+        (true, _) => salvage.sentence(),
+        (false, 0) => "the store was damaged; no job is known to be lost".to_owned(),
+        (false, 1) => "the store was damaged; 1 job was lost, of all users'".to_owned(),
+        (false, count) => format!("the store was damaged; {count} jobs were lost, of all users'"),
+    });
+    query::warn_unreadable(viewer, &names).into_iter().chain(lost).collect()
+}
+
+/// Brings jobs up to date with ends that are not written yet and with figures of those that run.
+fn add_live(service: &Service, jobs: &mut [Record]) {
+    let Service { host, recorder, registry, sampling, .. } = service;
+    for record in &mut *jobs {
+        if let Some(end) = recorder.unwritten.end_of(&record.key) {
+            record.clone_from(end);
+        }
+    }
+    let mut is_current = None;
+    for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
+        let is_current = *is_current.get_or_insert_with(|| sampling.look_at_jobs());
+        jobs::settle_or_end(host, &recorder.writer, record);
+        // Its directory is gone, and the discovery is about to report its end.
+        let kept = registry.jobs.get(&record.key).map(|kept| &kept.record);
+        let kept = kept.filter(|_| is_found(record));
+        if let Some(kept) = kept {
+            // What the scheduler said of its steps is in the store alone.
+            found::put_parts(&mut record.parts, kept.parts.clone());
+            record.totals = kept.totals.clone();
+            record.state = if record.state == State::Lost { State::Running } else { record.state };
+        }
+        if !record.state.is_live() {
+            continue;
+        }
+        let sampled = sampling.last_known(&record.key).filter(|live| live.totals.get(CPU).is_some());
+        match sampled {
+            Some(live) => jobs::overlay(record, live),
+            // A job in a terminal is sampled there, and one that has just begun not yet.
+            None if is_current => jobs::overlay(record, Live::now(host, record)),
+            // What keeps the sampling thread would keep this one, too.
+            None => {}
+        }
+        if let Some(kept) = kept {
+            raise(&mut record.totals, &kept.totals);
+        }
+    }
+}
+
+/// Of a group of processes its looks count those that came and went between two samples, and a sample what was used
+/// since the last look.
+fn raise(totals: &mut Totals, counted: &Totals) {
+    for column in [CPU, PROCESSES] {
+        let higher = counted.figure(column).filter(|figure| totals.get(column) < Some(figure.value));
+        if let Some(figure) = higher {
+            totals.set(column, figure.value, figure.kind, figure.source.clone());
+        }
+    }
+}
