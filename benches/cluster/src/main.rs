@@ -277,7 +277,7 @@ fn account(root: &Path, load: Load, sent: u64) -> Result<Moved> {
     let state = state(root);
     let waiting: usize = {
         let log = Log::open(&state)?;
-        (0..load.nodes).map(|node| Ok(log.waiting(&name(node), i64::MAX)?.len())).sum::<Result<usize>>()?
+        (0..load.nodes).map(|node| Ok(log.waiting(&name(node))?.len())).sum::<Result<usize>>()?
     };
     ensure!(waiting as u64 == sent, "{sent} batches were acknowledged, {waiting} are there");
     let begin = Instant::now();

@@ -149,7 +149,7 @@ fn week(state: &Path) -> Result<()> {
     writer.append_course(key, &part)?;
     let mut next = 1000;
     time("append 6 samples to a block of over 1,000 (31 columns, 21 known)", || {
-        part.clear();
+        part.truncate(0);
         (next..next + 6).for_each(|index| part.push(course.times_ms[index], &sample(index)));
         next += 6;
         Ok(writer.append_course(key, &part)?)
