@@ -36,7 +36,8 @@ fn ticks_jobs_and_the_end_of_the_daemon_do_not_wait_for_a_driver() {
 fn met_time_says_why_it_knows_nothing_of_cards_that_were_given() {
     let machine = Machine::with("");
     machine.script(&format!("{CARD}error nvmlInit 0 18\n"));
-    let report = machine.output(&["time", "--", "sleep", "2"]).stderr;
+    // On a busy machine it takes a while until the library was tried.
+    let report = machine.output(&["time", "--", "sleep", "6"]).stderr;
     let report = String::from_utf8(report).unwrap();
     let words = "the job was given GPUs (CUDA_VISIBLE_DEVICES) that cannot be read";
     assert!(report.contains(words) && report.contains("different versions"), "{report}");

@@ -79,7 +79,7 @@ fn since<'a>(
     let mut cells = [MISSING; METRICS.len()];
     for ((cell, result), (_, _, scale)) in cells.iter_mut().zip(found).zip(METRICS) {
         let value = result.map_or(f64::NAN, |result| result.value * scale);
-        if value >= 0.0 && value < 1e15 {
+        if (0.0..1e15).contains(&value) {
             *cell = value.round() as i64;
         }
     }
