@@ -699,7 +699,7 @@ pub unsafe extern "C" fn nvmlGpmMigSampleGet(handle: Handle, instance: c_uint, s
     call("nvmlGpmMigSampleGet", handle, |script| {
         let parts = script.parts(split(handle).0);
         let is_meant = |pairs: &&[(String, String)]| number_of(pairs, "gi") == Some(u64::from(instance));
-        let Some(part) = parts.iter().position(|pairs| is_meant(pairs)) else { return INVALID_ARGUMENT };
+        let Some(part) = parts.iter().position(is_meant) else { return INVALID_ARGUMENT };
         unsafe { sample.write(handle | (part + 1)) };
         OK
     })
