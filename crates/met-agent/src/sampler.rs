@@ -352,8 +352,9 @@ impl Sampler {
         let errors = self.runner.take_new_errors().into_iter().filter(|error| of_cards(error.source));
         let mut troubles: Vec<String> = errors.map(|error| error.message).collect();
         // A machine without GPUs of some vendor is no trouble.
-        let silent = self.runner.unavailable().iter().map(|(_, why)| why.to_string());
-        troubles.extend(silent.filter(|why| why.contains(met_sources::NO_ANSWER)));
+        let missing = self.runner.unavailable().iter().filter(|(spec, _)| of_cards(spec.name));
+        let missing = missing.filter(|(_, why)| !matches!(why, Unavailable::Absent(_)));
+        troubles.extend(missing.map(|(_, why)| why.to_string()));
         troubles
     }
 

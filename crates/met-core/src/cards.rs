@@ -197,14 +197,12 @@ impl Cards {
             presence.cells[process::OPEN] != 0 && presence.cells[process::MEMORY] == MISSING
         };
         let knows_who = self.holders.knows_who(&self.deck, slot, index, at_ns);
+        // Who is alone on a card computes what the card computes: use by process is told later, and of short times.
+        let is_alone = open && card.present.iter().all(|presence| self.holders.is_within(presence.slot, slot));
         let utilization = match sum(process::UTILIZATION) {
+            _ if is_alone && card.cells[card::UTILIZATION] != MISSING => card.cells[card::UTILIZATION],
             Some(utilization) => utilization.min(1000),
-            None if !open && !knows_who => MISSING,
-            None if !open => 0,
-            // Who is alone on a card computes what the card computes.
-            None if card.present.iter().all(|presence| self.holders.is_within(presence.slot, slot)) => {
-                card.cells[card::UTILIZATION]
-            }
+            None if !open && knows_who => 0,
             None => MISSING,
         };
         let seen = Seen {

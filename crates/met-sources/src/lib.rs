@@ -248,6 +248,8 @@ pub enum Unavailable {
     Absent(String),
     /// It has, and `need` would make it readable.
     Denied { path: String, need: &'static str },
+    /// It has, and it cannot be read.
+    Broken(String),
     /// It has, and who read it last never came back.
     Hangs,
 }
@@ -255,7 +257,7 @@ pub enum Unavailable {
 impl std::fmt::Display for Unavailable {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Unavailable::Absent(what) => to.write_str(what),
+            Unavailable::Absent(what) | Unavailable::Broken(what) => to.write_str(what),
             Unavailable::Denied { path, need } => write!(to, "no permission to read {path}; needs {need}"),
             Unavailable::Hangs => to.write_str("reading it did not return; source disabled"),
         }

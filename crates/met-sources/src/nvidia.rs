@@ -31,7 +31,7 @@ use nvml_wrapper_sys::bindings::nvmlReturn_t;
 use self::direct::Direct;
 use self::fast::{Asked, Fast, TICK_PATIENCE};
 use self::figures::SlowCard;
-use self::library::{CardFacts, Lender, Shown};
+use self::library::{CardFacts, Lender, NO_GPU, Shown};
 use self::numbers::Numbers;
 use self::reading::{Answer, Reading, Trouble};
 use self::slow::Slow;
@@ -172,10 +172,11 @@ fn open(host: &Host, options: &Options) -> Opened {
     let slow = Slow::start(options.nvml_library.clone(), lender, options.interval).map_err(no_thread)?;
     let is_settled = |state: &slow::State| state.shown.is_some() || state.failure.is_some();
     if !options.patience.is_zero() && !slow.wait_until(options.patience, is_settled) {
-        return Err(Unavailable::Absent(NO_ANSWER.to_owned()));
+        return Err(Unavailable::Broken(NO_ANSWER.to_owned()));
     }
     if let Some(why) = slow.failure() {
-        return Err(Unavailable::Absent(why));
+        let unavailable = if why == NO_GPU { Unavailable::Absent } else { Unavailable::Broken };
+        return Err(unavailable(why));
     }
     Ok(Box::new(Nvidia {
         host: host.clone(),

@@ -17,6 +17,8 @@ use super::{NO_ANSWER, memory_bytes, outcome};
 const LIBRARIES: [&str; 3] =
     ["libnvidia-ml.so.1", "libnvidia-ml.so", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"];
 
+pub(super) const NO_GPU: &str = "the NVIDIA driver reports no GPU";
+
 /// Some cards take a second to wake up; one that takes longer is left out until it answers.
 const CARD_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5000 });
 
@@ -133,7 +135,7 @@ pub(super) fn load(library: Option<&Path>, number: u64) -> Result<Loaded, String
     })?;
     let count = nvml.device_count().map_err(|error| format!("NVML: {error}"))?;
     if count == 0 {
-        return Err("the NVIDIA driver reports no GPU".to_owned());
+        return Err(NO_GPU.to_owned());
     }
     let (nvml, has_answered) = (Arc::new(nvml), Arc::default());
     let (mut cards, mut lost) = (Vec::new(), Vec::new());

@@ -89,7 +89,7 @@ fn failed(spec: &SourceSpec, message: &str, is_read: bool) -> Finding {
 fn unavailable(spec: &SourceSpec, reason: &Unavailable, report: &DaemonReport) -> Finding {
     let finding = |health, detail: &str| Finding::new(spec.name, health, detail);
     match reason {
-        Unavailable::Absent(why) if why.contains(met_sources::NO_ANSWER) => finding(Health::Broken, why),
+        Unavailable::Broken(why) => finding(Health::Broken, why),
         Unavailable::Absent(why) => finding(Health::Absent, why),
         Unavailable::Denied { path, need } => {
             finding(Health::Denied, &format!("no permission to read {path}")).remedied_by(*need)
