@@ -198,7 +198,8 @@ impl Cards {
         };
         let knows_who = self.holders.knows_who(&self.deck, slot, index, at_ns);
         // Who is alone on a card computes what the card computes: use by process is told later, and of short times.
-        let is_alone = open && card.present.iter().all(|presence| self.holders.is_within(presence.slot, slot));
+        let is_alone =
+            open && card.present.iter().all(|presence| self.holders.is_within(presence.slot, slot));
         let utilization = match sum(process::UTILIZATION) {
             _ if is_alone && card.cells[card::UTILIZATION] != MISSING => card.cells[card::UTILIZATION],
             Some(utilization) => utilization.min(1000),

@@ -128,6 +128,13 @@ impl Inner {
         Some(event)
     }
 
+    /// Drops what is queued, and says how many events that were.
+    fn lose_rest(&mut self) -> usize {
+        let rest: Vec<Event> = std::iter::from_fn(|| self.pop()).collect();
+        rest.iter().for_each(|event| self.status.lose(event));
+        rest.len()
+    }
+
     fn push(&mut self, event: Event) {
         let is_rare = matches!(event.kind(), Kind::Started | Kind::Ended);
         let room = |all: usize| if is_rare { all } else { all - all / RESERVED };
@@ -334,10 +341,26 @@ impl Bus {
         let deadline = Instant::now() + CLOSE_WITHIN;
         for lane in self.lanes {
             match lane.outlet {
-                Outlet::Direct(sink) => sink.close(),
+                Outlet::Direct(sink) => {
+                    let closed = catch(|| {
+                        sink.close();
+                        Ok(())
+                    });
+                    if let Err(error) = closed {
+                        tracing::error!("sink {}: {error}", lane.shared.lock().status.name);
+                    }
+                }
                 Outlet::Queued(thread) => {
                     while !thread.is_finished() && Instant::now() < deadline {
                         std::thread::sleep(Duration::from_millis(2));
+                    }
+                    let mut inner = lane.shared.lock();
+                    let lost = inner.lose_rest();
+                    if lost > 0 {
+                        let name = &inner.status.name;
+                        tracing::warn!(
+                            "sink {name}: {lost} events are dropped; it did not take them in time"
+                        );
                     }
                 }
                 Outlet::None => {}

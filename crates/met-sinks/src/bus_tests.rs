@@ -264,3 +264,23 @@ fn bytes_are_bounded_too() {
     while inner.pop().is_some() {}
     assert_eq!(inner.bytes, 0);
 }
+
+#[test]
+fn what_a_sink_that_hangs_does_not_take_before_the_end_is_counted() {
+    let mut bus = Bus::default();
+    let (let_go, held) = std::sync::mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let hangs: Behaviour = Arc::new(move |_| {
+        let _ = held.lock().unwrap().recv();
+        Ok(())
+    });
+    let _stuck = add(&mut bus, "stuck", &[], hangs);
+    bus.publish(&ended(0));
+    until("the first is being taken", || of(&bus, "stuck").queued == 0);
+    (1..=3).for_each(|id| bus.publish(&ended(id)));
+    let shared = Arc::clone(&bus.lanes[0].shared);
+    bus.close();
+    let status = shared.status();
+    assert_eq!((status.dropped, status.dropped_ends, status.queued), (3, 3, 0));
+    drop(let_go);
+}

@@ -217,11 +217,15 @@ fn changeable(before: &Config, mut new: Config) -> (Config, Vec<&'static str>) {
     keep(new.storage.name != before.storage.name, "storage.name");
     keep(new.gpu.nvml != before.gpu.nvml, "gpu.nvml");
     keep(new.http != before.http, "http");
+    keep(new.forward != before.forward, "forward");
+    keep(new.sinks != before.sinks, "sinks");
     new.jobs = before.jobs.clone();
     new.system = before.system.clone();
     new.storage.name = before.storage.name;
     new.gpu.nvml.clone_from(&before.gpu.nvml);
     new.http = before.http.clone();
+    new.forward = before.forward.clone();
+    new.sinks.clone_from(&before.sinks);
     (new, fixed)
 }
 
@@ -301,10 +305,12 @@ mod tests {
     #[test]
     fn what_only_a_new_daemon_takes_up_is_named_and_kept() {
         let before = Config::default();
-        let yaml = "sampling: {interval: 2s}\nstorage: {name: memory, keep: 7d}\njobs: {discover: false}\n";
+        let yaml = "sampling: {interval: 2s}\nstorage: {name: memory, keep: 7d}\njobs: {discover: false}\n\
+            forward: {url: \"https://server:9200\"}\nsinks: [stdout: {format: csv}]\n";
         let new = Config::parse(yaml, Path::new("met.yaml")).unwrap();
         let (config, fixed) = changeable(&before, new);
-        assert_eq!(fixed, ["jobs", "storage.name"]);
+        assert_eq!(fixed, ["jobs", "storage.name", "forward", "sinks"]);
+        assert!(config.sinks.is_empty(), "the bus that runs has none");
         assert_eq!((config.jobs, config.storage.name), (before.jobs, before.storage.name));
         assert_eq!(config.sampling.interval, 2 * SECOND);
         assert_eq!(config.storage.keep, Duration::from_secs(7 * 86_400));

@@ -25,6 +25,7 @@ impl Query for Service {
         let mut page = self.recorder.writer.page(&filter.to_store_for_reply())?;
         let warnings = damage(self, viewer);
         add_live(self, &mut page.jobs);
+        filter.retain_states(&mut page.jobs);
         Ok((page, warnings))
     }
 

@@ -13,7 +13,6 @@ use met_store::{Device, StoreError, Writer};
 use met_wire::batch::Subject;
 
 use super::charging::Emitting;
-use super::found::is_unnamed;
 use super::registry::Registry;
 use super::repairs::Repairs;
 use super::sampling::Sampling;
@@ -171,8 +170,8 @@ impl Recorder {
         let wanted = !drained.devices.is_empty() || has_interim;
         let live = if wanted { sampling.live() } else { HashMap::new() };
         if has_interim {
-            let named = live.iter().filter(|(key, _)| !is_unnamed(key));
-            named.for_each(|(key, live)| sinks::publish_interim(bus, key, live));
+            let published = live.iter().filter(|(key, _)| !outputs.is_withheld(key)).collect::<Vec<_>>();
+            published.into_iter().for_each(|(key, live)| sinks::publish_interim(&mut outputs.bus, key, live));
         }
         if !drained.devices.is_empty() {
             self.keep_cards(&drained.devices, live, registry);
@@ -189,7 +188,7 @@ impl Recorder {
         if let Err(error) = self.writer.append_course(key, course) {
             tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
         }
-        if outputs.bus.wants(Kind::Samples) {
+        if outputs.bus.wants(Kind::Samples) && !outputs.is_withheld(key) {
             sinks::publish_samples(&mut outputs.bus, Subject::Job(key.clone()), course.clone());
         }
     }

@@ -236,7 +236,9 @@ impl Service {
         self.recorder.complete(&mut record, sampled.unwrap_or_default(), interval, &mut self.outputs);
         self.outputs.on_board(|board| board.ended(&record));
         let written = self.recorder.commit_end(&record);
-        if let Some(kept) = self.registry.jobs.get(&record.key).filter(|_| found::is_unnamed(&record.key)) {
+        if let Some(kept) =
+            self.registry.jobs.get(&record.key).filter(|_| self.outputs.is_withheld(&record.key))
+        {
             self.outputs.publish_unnamed(&kept.record, self.recorder.course_before(&record.key));
         }
         if written.is_ok() {
@@ -373,9 +375,14 @@ impl Service {
         kept.record.name = if kept.record.name == old.id { id.to_owned() } else { kept.record.name };
         kept.record.key = new.clone();
         self.recorder.adopt(&kept.record, &mut self.outputs);
-        if let Some(course) = self.recorder.course_before(&new).filter(|_| found::is_unnamed(&old)) {
+        let was_withheld = self.outputs.stop_withholding(&old);
+        if let Some(course) = self.recorder.course_before(&new).filter(|_| was_withheld) {
             sinks::publish_samples(&mut self.outputs.bus, Subject::Job(new.clone()), course);
         }
+        self.outputs.on_board(|board| {
+            board.forget(&old);
+            board.runs(&kept.record);
+        });
         self.registry.jobs.insert(new.clone(), kept);
         self.follow_allocation(&new);
         self.registry.nesting.rename(&old, &new, &mut self.registry.jobs, &mut self.recorder);
@@ -488,6 +495,12 @@ impl Service {
         self.write_again();
         self.follow_shadows();
         self.recorder.write_samples(&self.sampling, &self.registry, &mut self.outputs);
+        for key in self.outputs.withheld_for_long() {
+            match self.registry.jobs.get(&key) {
+                Some(kept) => self.outputs.publish_unnamed(&kept.record, self.recorder.course_before(&key)),
+                None => drop(self.outputs.stop_withholding(&key)),
+            }
+        }
     }
 
     /// Adds to jobs that are over what their last window of energy came to.

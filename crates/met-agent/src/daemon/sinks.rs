@@ -1,7 +1,9 @@
 //! The sinks of a daemon, and what it publishes to them.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use met_core::course::Course;
 use met_core::job::{JobKey, Record, Summaries};
@@ -18,6 +20,9 @@ use met_config::Place;
 use met_query::live::Live;
 use met_query::setting::Setting;
 use met_store::Queries;
+
+/// A job that is found under a name of its directory is asked for its number within moments, if it tells it at all.
+const NAMED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Opens all that are configured. One that cannot be opened keeps nothing from being measured; its status says why.
 fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
@@ -52,28 +57,49 @@ pub(super) struct Outputs {
     pub(super) bus: Bus,
     /// If somebody listens.
     pub(super) board: Option<Arc<Board>>,
+    /// Jobs of which nothing is published yet, because they will soon have another name: since when.
+    withheld: HashMap<JobKey, Instant>,
 }
 
 impl Outputs {
     pub(super) fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Outputs {
-        Outputs { bus: open(setting, place, board.as_deref()), board }
+        Outputs { bus: open(setting, place, board.as_deref()), board, withheld: HashMap::new() }
     }
 
     /// After the store has it.
     pub(super) fn publish_start(&mut self, record: &Record) {
-        if self.bus.wants(event::Kind::Started) && !is_unnamed(&record.key) {
+        if is_unnamed(&record.key) {
+            self.withheld.insert(record.key.clone(), Instant::now());
+        } else if self.bus.wants(event::Kind::Started) {
             self.bus.publish(&Event::Started(Arc::new(record.clone())));
         }
     }
 
-    /// A job that ended without a name: what was not published while it might have got one.
+    pub(super) fn is_withheld(&self, key: &JobKey) -> bool {
+        self.withheld.contains_key(key)
+    }
+
+    /// Those that were to have another name by now.
+    pub(super) fn withheld_for_long(&self) -> Vec<JobKey> {
+        let is_over = |since: &Instant| since.elapsed() > NAMED_WITHIN;
+        self.withheld.iter().filter(|(_, since)| is_over(since)).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Whether a job was withheld, which it no longer is.
+    pub(super) fn stop_withholding(&mut self, key: &JobKey) -> bool {
+        self.withheld.remove(key).is_some()
+    }
+
+    /// A job that goes by the name it was found under: what was not published while it might have got another.
     pub(super) fn publish_unnamed(&mut self, record: &Record, course: Option<Course>) {
+        if !self.stop_withholding(&record.key) {
+            return;
+        }
         if self.bus.wants(event::Kind::Started) {
             self.bus.publish(&Event::Started(Arc::new(record.clone())));
         }
-        if let Some(course) = course.filter(|_| self.bus.wants(event::Kind::Samples)) {
-            let subject = Subject::Job(record.key.clone());
-            self.bus.publish(&Event::Samples(Arc::new(Samples { node: None, subject, course })));
+        if let Some(course) = course {
+            publish_samples(&mut self.bus, Subject::Job(record.key.clone()), course);
         }
     }
 
@@ -104,8 +130,7 @@ pub(super) fn publish_end(bus: &mut Bus, record: &Record) {
 }
 
 pub(super) fn publish_samples(bus: &mut Bus, subject: Subject, course: Course) {
-    let is_later = matches!(&subject, Subject::Job(key) if is_unnamed(key));
-    if !course.is_empty() && !is_later && bus.wants(event::Kind::Samples) {
+    if !course.is_empty() && bus.wants(event::Kind::Samples) {
         bus.publish(&Event::Samples(Arc::new(Samples { node: None, subject, course })));
     }
 }
@@ -225,6 +250,22 @@ mod tests {
         service.close();
         // It may be published again with the last share of energy.
         assert!(received.try_iter().all(|event| event == "Ended 42"));
+    }
+
+    #[test]
+    fn a_job_that_is_not_named_for_long_is_published_as_it_was_found() {
+        let root = tempfile::tempdir().unwrap();
+        let (mut service, received) = found_by_sluid(root.path());
+        service.flush();
+        assert!(received.try_recv().is_err(), "it may be named yet");
+        for since in service.outputs.withheld.values_mut() {
+            *since = Instant::now().checked_sub(2 * NAMED_WITHIN).unwrap();
+        }
+        service.flush();
+        assert_eq!(next(&received), format!("Started {SLUID}"));
+        end_all(&mut service);
+        assert_eq!(next(&received), format!("Ended {SLUID}"));
+        service.close();
     }
 
     #[test]

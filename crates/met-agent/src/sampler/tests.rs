@@ -38,7 +38,9 @@ impl Sleeper {
     fn script(&self, sm: u32, memory: u64) {
         let process = format!("process 0 pid={} memory={memory} sm={sm}\n", self.child.id());
         let fresh = self.folder.path().join("script.new");
-        std::fs::write(&fresh, format!("{SCRIPT}{process}")).unwrap();
+        // Nobody else is on the card.
+        let script = SCRIPT.replace("util=90", &format!("util={sm}"));
+        std::fs::write(&fresh, format!("{script}{process}")).unwrap();
         std::fs::rename(fresh, self.folder.path().join("script")).unwrap();
     }
 
@@ -159,7 +161,7 @@ fn the_course_of_a_card_is_sampled_once_while_a_job_has_it() {
     let cards = sampler.gpus.drain();
     assert_eq!(cards.iter().map(|(uuid, _)| uuid.as_str()).collect::<Vec<_>>(), ["GPU-a"]);
     let course = &cards[0].1;
-    assert_eq!((course.columns[card::POWER][0], course.columns[card::UTILIZATION][0]), (300_000, 900));
+    assert_eq!((course.columns[card::POWER][0], course.columns[card::UTILIZATION][0]), (300_000, 600));
     assert!(course.columns[card::PASS_AGE].iter().all(|&cell| cell == MISSING), "only what is shown is kept");
     assert!(sampler.gpus.drain().is_empty());
 }

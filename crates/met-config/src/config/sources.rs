@@ -28,7 +28,7 @@ impl Default for Sources {
             redfish_url: None,
             redfish_credentials: None,
             redfish_certificate: None,
-            redfish_verify: false,
+            redfish_verify: true,
             redfish_chassis: ChassisChoice::First,
         };
         for extra in EXTRAS.iter().filter(|extra| !extra.default.is_empty()) {

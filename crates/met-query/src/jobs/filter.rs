@@ -103,10 +103,15 @@ impl JobsFilter {
         Reply::Jobs(jobs)
     }
 
-    /// Keeps what still fits after the running jobs were looked at.
-    pub fn retain(&self, jobs: &mut Vec<Record>) {
+    /// Keeps the jobs of a page that have the requested state now. A page may have fewer jobs than its limit.
+    pub fn retain_states(&self, jobs: &mut Vec<Record>) {
         jobs.retain(|record| self.states.is_empty() || self.states.contains(&record.state));
         jobs.retain(|record| !self.with_cards || !record.gpus.is_empty());
+    }
+
+    /// Keeps what still fits after the running jobs were looked at.
+    pub fn retain(&self, jobs: &mut Vec<Record>) {
+        self.retain_states(jobs);
         jobs.drain(..self.skip.min(jobs.len()));
         jobs.truncate(self.limit.unwrap_or(usize::MAX));
     }

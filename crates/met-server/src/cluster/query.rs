@@ -32,7 +32,8 @@ impl ClusterView {
 impl Query for ClusterView {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(nothing()) };
-        let (page, unreadable) = self.page(&filter.to_store_for_reply())?;
+        let (mut page, unreadable) = self.page(&filter.to_store_for_reply())?;
+        filter.retain_states(&mut page.jobs);
         Ok((page, warn_unreadable(viewer, &unreadable)))
     }
 

@@ -176,6 +176,9 @@ impl Acceptor {
         };
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         peer.certificate = shown.and_then(Certificate::read);
+        if shown.is_some() && peer.certificate.is_none() {
+            tracing::warn!("http: the client certificate of {address} cannot be read; it identifies no one");
+        }
         if web.config.admits(peer.certificate.as_ref()) {
             self.converse(stream, peer, watcher).await;
         }

@@ -81,5 +81,5 @@ fn is_dns_name(name: &str) -> bool {
 }
 
 #[cfg(test)]
-#[path = "asker_tests.rs"]
+#[path = "peer_tests.rs"]
 mod tests;
