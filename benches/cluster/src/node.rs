@@ -5,13 +5,13 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use met_core::course::Course;
 use met_core::job::{JobKey, Record};
+use met_core::series::Course;
 use met_core::{JOB, Kind, MISSING};
 use met_sinks::forward::link::{Address, Link};
 use met_wire::batch::{Header, NodeBatch, Piece, Subject};
 use met_wire::block;
-use met_wire::meaning::describe_some;
+use met_wire::schema::describe_some;
 
 use crate::Load;
 

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL};
+use met_core::series::Course;
 use met_core::{JOB, Kind};
 use met_store::{Backends, Engine, Writer};
 

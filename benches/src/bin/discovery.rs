@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use met_host::cgroup::Hierarchies;
 use met_host::{Host, clock};
+use met_jobs::cgroup_layouts::Layouts;
 use met_jobs::discover::{Discovery, Event};
-use met_jobs::layouts::Layouts;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const JOBS: usize = 1000;

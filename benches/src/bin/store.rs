@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, QualityKind, Record, State};
+use met_core::series::Course;
 use met_core::{JOB, Kind, MISSING};
 use met_store::inbox::JobDir;
 use met_store::{Filter, Reader, Writer};

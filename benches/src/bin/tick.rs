@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use met_core::attribute::{Fold, JobMap};
 use met_core::cards::{Cards, Rows};
 use met_core::job::CgroupPaths;
-use met_core::{Batch, JOB, Subject, gpu, holding};
+use met_core::{Batch, JOB, Subject, gpu, gpu_holding};
 use met_host::cgroup::Hierarchies;
 use met_host::{Host, Targets, clock, parse};
 use met_jobs::{JobSpec, Members};
@@ -162,7 +162,7 @@ fn bench_holders() {
         let (mut cards, mut map) = (Cards::default(), JobMap::default());
         for slot in 0..holders {
             map.add_job(slot, None);
-            cards.hold(slot, holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
+            cards.hold(slot, gpu_holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
         }
         let labels = vec![["0", "GPU-a", "Card", "nvidia", "", ""].map(str::to_owned).to_vec()];
         let (mut card_rows, process_rows) = (Batch::new(&gpu::card::TABLE), Batch::new(&gpu::process::TABLE));

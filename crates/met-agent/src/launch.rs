@@ -13,7 +13,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, LOCAL, Local, Origin, Record, State};
 use met_host::{Host, clock};
-use met_jobs::layouts::Layout;
+use met_jobs::cgroup_layouts::Layout;
 use met_store::inbox::JobDir;
 
 use crate::supervise::{self, Assignment, Channel, Command, look_up};

@@ -2,9 +2,9 @@
 //! all jobs.
 
 pub mod daemon;
-mod departures;
 pub mod emissions;
-pub mod idle_power;
+mod exits;
+pub mod idle_power_file;
 pub mod launch;
 pub mod node_energy;
 mod node_series;

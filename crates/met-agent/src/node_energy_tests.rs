@@ -400,7 +400,7 @@ fn readings_as_far_apart_as_those_at_rest_teach_idle_power() {
         bench.package(reading * 2 * 70 * WATT_SECOND);
         bench.node(reading * SECOND / 100);
         bench.tick();
-        bench.now_ns += crate::daemon::rest::APART_NS - SECOND;
+        bench.now_ns += crate::daemon::idle_readings::APART_NS - SECOND;
     }
     let learned = bench.energy.learned_idle();
     assert_eq!(learned.iter().map(LearnedIdle::total_mw).collect::<Vec<_>>(), [70_000]);

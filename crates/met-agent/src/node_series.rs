@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use met_core::course::Course;
+use met_core::series::Course;
 use met_core::{Batch, Subject, Table};
 
 /// One sample in ten seconds of each part: counters lose nothing by that, and a day takes some megabytes.

@@ -23,11 +23,11 @@ use std::time::Duration;
 
 use met_core::attribute::Fold;
 use met_core::cards::CardNow;
-use met_core::course::Course;
 use met_core::gpu::card;
-use met_core::holding::Holding;
+use met_core::gpu_holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_core::provenance::Caveat;
+use met_core::series::Course;
 use met_core::{Batch, JOB};
 use met_host::{Host, Targets, clock};
 use met_jobs::processes;
@@ -35,7 +35,7 @@ use met_query::live::Live;
 use met_sinks::bus::Ticker;
 use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable};
 
-use crate::departures::{Beginning, Departures};
+use crate::exits::{Beginning, Departures};
 use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
 pub use costs::Cost;
 pub use devices::Gpus;

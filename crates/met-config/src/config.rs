@@ -15,10 +15,10 @@ use std::time::Duration;
 
 pub use form::{events_in, interval};
 use met_core::energy::emission;
-use met_core::idle_power::IdleRules;
+use met_core::gpu_idle_power::IdleRules;
 use met_core::managers::Scheduler;
 use met_host::Address;
-use met_jobs::layouts::Layout;
+use met_jobs::cgroup_layouts::Layout;
 
 use met_host::trusted;
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use met_core::any_path;
+use met_core::lossless_path;
 use serde::{Deserialize, Serialize};
 
 use crate::address;
@@ -19,9 +19,9 @@ const LOCK: &str = "daemon.lock";
 /// The two directories of one daemon, a user's or the system's.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Place {
-    #[serde(with = "any_path")]
+    #[serde(with = "lossless_path")]
     pub state: PathBuf,
-    #[serde(with = "any_path")]
+    #[serde(with = "lossless_path")]
     pub runtime: PathBuf,
     pub system: bool,
 }

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::MISSING;
 use crate::apportion::apportion;
-use crate::doubt::{Counter, Shown};
-use crate::idle_power::{IdlePower, IdleSource};
+use crate::gpu_idle_power::{IdlePower, IdleSource};
+use crate::meter_checks::{Counter, Shown};
 
 /// The age of a reading is told with some jitter; two readings are further apart than this.
 const SAME_PASS_NS: i64 = 50_000_000;

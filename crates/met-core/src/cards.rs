@@ -15,8 +15,8 @@ use self::usage::{Seen, Use, Uses};
 pub use self::views::CardNow;
 use crate::attribute::JobMap;
 use crate::gpu::{card, process};
-use crate::holding::Holding;
-use crate::idle_power::{IdlePower, IdleRules};
+use crate::gpu_holding::Holding;
+use crate::gpu_idle_power::{IdlePower, IdleRules};
 use crate::job::GpuUse;
 use crate::{Batch, MISSING};
 

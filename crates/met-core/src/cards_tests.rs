@@ -2,7 +2,7 @@ use super::*;
 use crate::Subject;
 use crate::cards::deck::KNOWN_USUAL;
 use crate::gpu::card::label;
-use crate::holding;
+use crate::gpu_holding;
 use crate::job::QualityKind;
 use crate::job_table::*;
 
@@ -32,7 +32,7 @@ impl Machine {
         for &(slot, environ) in jobs {
             machine.map.add_job(slot, None);
             machine.map.assign(task(slot * 100), slot);
-            machine.cards.hold(slot, holding::of_environ(environ.as_bytes()));
+            machine.cards.hold(slot, gpu_holding::of_environ(environ.as_bytes()));
         }
         machine.label("0", "GPU-a", "");
         machine
@@ -327,7 +327,7 @@ fn a_number_means_the_card_that_has_it_now() {
     // The first one is lost, and the driver counts the others anew.
     machine.labels[1][label::INDEX] = "0".to_owned();
     machine.map.add_job(1, None);
-    machine.cards.hold(1, holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
+    machine.cards.hold(1, gpu_holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
     machine.second(&[(1, 100_000, 0)], &[]);
     machine.second(&[(1, 100_000, 0)], &[]);
     let uses = machine.cards.leave(1);
@@ -469,7 +469,7 @@ fn a_job_after_a_pause_does_not_pay_for_the_pause() {
     machine.map.add_job(2, None);
     machine.at_s += 40;
     machine.cards.join(2, machine.at_s * SECOND_NS);
-    machine.cards.hold(2, holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
+    machine.cards.hold(2, gpu_holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
     for _ in 0..3 {
         machine.second(&[(0, 110_000, 0)], &[]);
     }

@@ -8,7 +8,7 @@ use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
 use crate::provenance::Provenance;
-use crate::{JOB, any_path};
+use crate::{JOB, lossless_path};
 
 /// The manager of jobs that `met` itself started or attached to.
 pub const LOCAL: &str = "local";
@@ -368,11 +368,11 @@ pub struct Local {
     /// Parts without a line of their own that have ended: who follows the job next sees the others himself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub folded: Vec<Part>,
-    #[serde(with = "any_path")]
+    #[serde(with = "lossless_path")]
     pub cwd: PathBuf,
-    #[serde(default, with = "any_path::option")]
+    #[serde(default, with = "lossless_path::option")]
     pub stdout: Option<PathBuf>,
-    #[serde(default, with = "any_path::option")]
+    #[serde(default, with = "lossless_path::option")]
     pub stderr: Option<PathBuf>,
     /// Processes that were still alive when a `met time` job was closed.
     #[serde(default)]
@@ -411,11 +411,11 @@ pub enum Origin {
 /// Directories below the mount points, on cgroup v1 one for each hierarchy that counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupPaths {
-    #[serde(default, with = "any_path::option")]
+    #[serde(default, with = "lossless_path::option")]
     pub unified: Option<PathBuf>,
-    #[serde(default, with = "any_path::option")]
+    #[serde(default, with = "lossless_path::option")]
     pub memory: Option<PathBuf>,
-    #[serde(default, with = "any_path::option")]
+    #[serde(default, with = "lossless_path::option")]
     pub cpuacct: Option<PathBuf>,
 }
 

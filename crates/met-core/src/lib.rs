@@ -4,7 +4,6 @@
 //! a line of the metric reference. Sources fill [`Batch`]es of integers, [`attribute`] folds them into
 //! one row per job, and everything behind that reads the [`JOB`] table only.
 
-pub mod any_path;
 pub mod apportion;
 pub mod attribute;
 mod batch;
@@ -12,22 +11,23 @@ pub mod belief;
 pub mod bounds;
 pub mod card_ledger;
 pub mod cards;
-pub mod course;
-pub mod doubt;
-pub mod ended;
+pub mod cluster_job;
 pub mod energy;
 pub mod event;
 pub mod evidence;
 pub mod gpu;
+pub mod gpu_holding;
+pub mod gpu_idle_power;
 pub mod gpu_use;
-pub mod holding;
 pub mod hostlist;
-pub mod idle_power;
 pub mod job;
 pub mod job_table;
 pub mod listing;
+pub mod lossless_path;
 pub mod managers;
+pub mod meter_checks;
 pub mod node;
+pub mod process_exits;
 pub mod provenance;
 pub mod rate;
 pub mod running;
@@ -36,13 +36,13 @@ pub mod running;
 #[allow(clippy::unwrap_used, reason = "a made-up job that cannot be made fails its test")]
 pub mod sample;
 pub mod sampled;
+pub mod series;
 #[cfg(any(test, feature = "tests"))]
 #[path = "tests/skipped.rs"]
 pub mod skipped;
 pub mod table;
 pub mod text;
 pub mod units;
-pub mod whole;
 
 pub use batch::{Batch, MISSING, Row, Subject, Unparsed, Window};
 pub use job_table::JOB;

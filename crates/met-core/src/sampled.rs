@@ -1,10 +1,10 @@
 //! Totals by what was sampled.
 
 use crate::belief::fit_cpu_parts;
-use crate::ended::{INHERITED, OWN};
 use crate::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
 use crate::job::Totals;
 use crate::job_table::*;
+use crate::process_exits::{INHERITED, OWN};
 use crate::provenance::Account;
 
 use crate::running::Running;

@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(memory_bytes(&record), Some(3e9));
         assert_eq!(power_watts(&record.gpus[0]), Some(240.0));
         // Samples know of the times in which a card was lost, and of nothing better.
-        let mut course = met_core::course::Course::new(&met_core::JOB);
+        let mut course = met_core::series::Course::new(&met_core::JOB);
         let mut cells = vec![met_core::MISSING; met_core::JOB.columns.len()];
         cells[met_core::job_table::GPU_UTILIZATION] = 300;
         (0..3).for_each(|second| course.push(second * 1000, &cells));

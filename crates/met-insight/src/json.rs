@@ -1,12 +1,12 @@
 //! The public object of a job: what `--json` prints. Its keys are a promise, written in docs/json.md.
 
 use jiff::Timestamp;
-use met_core::course::Course;
 use met_core::job::{Emission, Figure, Part, QualityKind, Record, Resources};
 use met_core::job_table::{
     ENERGY, GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ,
     READ_CALL, THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
 };
+use met_core::series::Course;
 use met_core::{Column, JOB, MISSING, Unit};
 use serde_json::{Map, Value, json};
 

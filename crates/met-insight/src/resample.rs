@@ -1,6 +1,6 @@
 //! A course in as many steps as a plot has columns.
 
-use met_core::course::Course;
+use met_core::series::Course;
 use met_core::{Kind, MISSING};
 
 /// What a column did in one step of the plot, in the column's sub-unit; counters: their growth per second.

@@ -6,7 +6,7 @@
 mod limits;
 pub(crate) mod variables;
 
-use met_core::holding::{self, CardRef, Holding};
+use met_core::gpu_holding::{self, CardRef, Holding};
 use met_core::job::{CgroupPaths, ProcessId, Record, Resources, Scheduling};
 use met_core::managers;
 use met_host::{Host, PidPath, clock, parse};
@@ -89,7 +89,7 @@ pub fn identify(host: &Host, question: &Question<'_>) -> Identity {
             identity.add_nodes(&text);
         }
         identity.id = Some(id).filter(|_| is_sluid(question.id));
-        identity.holdings = holding::of_environ(&environ);
+        identity.holdings = gpu_holding::of_environ(&environ);
         identity.environment_read = true;
         if !question.is_container() {
             identity.main = Some(process.id);

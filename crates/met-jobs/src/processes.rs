@@ -2,7 +2,7 @@
 
 use crate::{JobSpec, Members};
 use met_core::MISSING;
-use met_core::holding::{self, Holding};
+use met_core::gpu_holding::{self, Holding};
 use met_core::job::{CgroupPaths, Local, ProcessId, Record};
 use met_host::{Host, parse};
 
@@ -223,7 +223,7 @@ pub fn holdings(host: &Host, process: ProcessId) -> Vec<Holding> {
     if host.read_small(format!("/proc/{}/environ", process.pid), &mut text).is_err() {
         text.clear();
     }
-    let mut held = holding::of_environ(&text);
+    let mut held = gpu_holding::of_environ(&text);
     if held.is_empty() {
         held.extend(devices_of(host, process.pid));
     }
@@ -242,5 +242,5 @@ fn devices_of(host: &Host, pid: u32) -> Option<Holding> {
     })?;
     let mut list = Vec::new();
     host.read_small(format!("/sys/fs/cgroup/devices{path}/devices.list"), &mut list).ok()?;
-    holding::of_devices(&list)
+    gpu_holding::of_devices(&list)
 }

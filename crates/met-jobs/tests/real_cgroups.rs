@@ -12,8 +12,8 @@ use met_core::job::QualityKind;
 use met_core::job_table::CPU;
 use met_host::cgroup::Hierarchies;
 use met_host::{Host, raise_open_file_limit};
+use met_jobs::cgroup_layouts::Layouts;
 use met_jobs::discover::{Discovery, Ended, Event, Found};
-use met_jobs::layouts::Layouts;
 
 /// A cgroup of this test in each hierarchy that a manager would use, removed with everything in it.
 struct Ground {

@@ -11,7 +11,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use met_host::Host;
-use met_jobs::shadow::Shadow;
+use met_jobs::perf_cgroup::Shadow;
 use met_sources::perf::{self, Begin, Counters};
 
 /// A job of a v1 manager, ended with this value.

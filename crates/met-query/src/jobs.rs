@@ -4,20 +4,20 @@ mod files;
 mod filter;
 mod housekeeping;
 mod leftovers;
+mod liveness;
 mod reference;
 mod remote;
-mod settling;
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use met_core::belief;
-use met_core::course::Course;
 use met_core::job::{JobKey, Record};
 use met_core::listing::{self, sort_ns};
+use met_core::series::Course;
 use met_core::{JOB, Table, gpu};
 use met_host::clock;
-use met_jobs::layouts::Layout;
+use met_jobs::cgroup_layouts::Layout;
 use met_store::inbox::JobDir;
 use met_store::{NodePart, Page, Queries, StoreError};
 
@@ -34,9 +34,9 @@ pub use housekeeping::{
     Imported, hand_over_ends, import, import_unless_locked, log_removed, open_writer, retention, tidy,
 };
 pub use leftovers::{leave_cgroup, remove_left_cgroups};
+pub use liveness::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
 pub use reference::{JobRef, Meant, find, newest_of, one_of, step};
 pub use remote::{Answers, Remote};
-pub use settling::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
 
 /// Where commands find jobs, and change what is kept of them.
 trait Source: Query {

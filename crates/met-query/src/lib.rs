@@ -1,14 +1,14 @@
 //! One way to ask for jobs and their series: from the files of a user, from a daemon, from a server.
 
 pub mod client;
+pub mod counters;
 pub mod handshake;
 pub mod hidden_io;
 pub mod jobs;
 pub mod live;
 pub mod protocol;
 pub mod query;
-pub mod reach;
-pub mod reading;
 pub mod server_client;
 pub mod setting;
+pub mod unusable;
 pub mod viewer;

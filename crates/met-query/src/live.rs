@@ -5,9 +5,9 @@ use met_core::job::{Emission, EventCount, GpuUse, Record, Summaries, Totals};
 use met_core::running::Running;
 use met_core::sampled::{Profile, totals};
 use met_host::Host;
-use met_jobs::enclosure;
+use met_jobs::job_cgroup;
 
-use crate::reading::Reading;
+use crate::counters::Reading;
 
 /// A peak of cores is one that lasted.
 pub const PEAK_SPAN_MS: i64 = 500;
@@ -36,6 +36,6 @@ impl Live {
         let cells: Vec<i64> = reading.cgroup.iter().zip(&reading.processes).map(first_known).collect();
         let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
         running.push(0, &cells);
-        Live::of(&running, Profile { hides_io: reading.hides_io, ..enclosure::profile(local) })
+        Live::of(&running, Profile { hides_io: reading.hides_io, ..job_cgroup::profile(local) })
     }
 }

@@ -10,7 +10,7 @@ use met_core::energy::idle::LearnedIdle;
 use met_core::energy::{Balance, EnergyWindow};
 use met_core::job::{CgroupPaths, JobKey, Record};
 use met_core::listing::Cursor;
-use met_core::{Unparsed, any_path};
+use met_core::{Unparsed, lossless_path};
 use serde::{Deserialize, Serialize};
 
 use crate::handshake::Hello;
@@ -193,7 +193,7 @@ pub struct Held<T> {
 #[serde(rename_all = "snake_case")]
 pub enum Whence {
     Default,
-    File(#[serde(with = "any_path")] PathBuf),
+    File(#[serde(with = "lossless_path")] PathBuf),
     Live,
     /// Live, until this job ends; its name is for those who may see it.
     Job(Option<String>),
@@ -226,7 +226,7 @@ pub struct Status {
     pub system: bool,
     pub jobs: usize,
     pub interval_ms: i64,
-    #[serde(with = "any_path")]
+    #[serde(with = "lossless_path")]
     pub state: PathBuf,
     pub sources: Vec<SourceStatus>,
     #[serde(default)]
@@ -287,14 +287,14 @@ pub struct SchedulerStatus {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DiscoveryStatus {
     pub jobs: Vec<(String, usize)>,
-    #[serde(with = "any_path::list")]
+    #[serde(with = "lossless_path::list")]
     pub homes: Vec<PathBuf>,
     pub watches: usize,
     /// Why not everything is watched.
     pub refused: Option<String>,
     pub left_out: u64,
     /// Where there are more than are followed.
-    #[serde(default, with = "any_path::list")]
+    #[serde(default, with = "lossless_path::list")]
     pub crowded: Vec<PathBuf>,
     /// Directories of users that were gone before a job was seen in them, and what was used unseen.
     #[serde(default)]

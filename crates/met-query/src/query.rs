@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use met_core::Table;
-use met_core::course::Course;
 use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
+use met_core::series::Course;
 use met_store::{Filter, NodePart, Page, Queries, StoreError};
 
 use crate::jobs::{self, JobRef, JobsFilter};

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use met_core::any_path;
+use met_core::lossless_path;
 use met_host::Host;
-use met_jobs::layouts::Layouts;
+use met_jobs::cgroup_layouts::Layouts;
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, Unreachable};
-use crate::reach::{Reach, Report};
 use crate::server_client::{self, Asked, ServerClient};
+use crate::unusable::{Reach, Report};
 use met_config::Config;
 use met_config::Failure;
 use met_config::Place;
@@ -30,17 +30,17 @@ pub struct Setting {
 /// How the daemon of a job is reached.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DaemonPlace {
-    #[serde(with = "any_path")]
+    #[serde(with = "lossless_path")]
     pub socket: PathBuf,
     /// The file with the socket of a daemon of this user that serves elsewhere.
-    #[serde(default, with = "any_path::option")]
+    #[serde(default, with = "lossless_path::option")]
     pub address: Option<PathBuf>,
     /// A system daemon is not ours to start.
     pub system: bool,
-    #[serde(default, with = "any_path::option")]
+    #[serde(default, with = "lossless_path::option")]
     pub config: Option<PathBuf>,
     /// Where a daemon that we start writes what it has to say.
-    #[serde(with = "any_path")]
+    #[serde(with = "lossless_path")]
     pub log: PathBuf,
 }
 

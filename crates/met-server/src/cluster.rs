@@ -10,7 +10,7 @@ mod keeper;
 mod latest;
 mod node_page;
 mod query;
-mod room;
+mod receive_memory;
 mod view;
 
 pub use incompatible::Incompatible;

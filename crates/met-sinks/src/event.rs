@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use met_core::Table;
 use met_core::bounds;
-use met_core::course::Course;
 use met_core::job::{JobKey, Record};
+use met_core::series::Course;
 use met_wire::batch::{Interim, Subject};
 
 #[derive(Clone, Debug)]

@@ -18,8 +18,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use met_core::course::Course;
 use met_core::job::Record;
+use met_core::series::Course;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, MISSING, Table, Unit, columns};
 use met_wire::batch::{Header, Interim, NodeBatch, SAMPLES_MAX};

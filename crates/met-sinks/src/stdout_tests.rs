@@ -1,9 +1,9 @@
 use std::sync::{Arc, Mutex};
 
 use expect_test::{Expect, expect};
-use met_core::course::Course;
 use met_core::job::QualityKind;
 use met_core::job_table::{CPU, MEMORY_NEEDED};
+use met_core::series::Course;
 use met_core::{JOB, MISSING, sample};
 use met_wire::batch::Subject;
 

@@ -11,6 +11,7 @@ pub mod cray;
 mod drm;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
+mod heartbeat;
 pub mod hwmon;
 pub mod infiniband;
 pub mod ipmi;
@@ -20,12 +21,11 @@ pub mod nfs;
 pub mod node;
 pub mod numa;
 mod nvidia;
-mod parts;
 pub mod perf;
 pub mod process;
-mod pulse;
 pub mod rapl;
 pub mod redfish;
+mod row_parts;
 pub mod self_cost;
 mod sysfs;
 pub mod taskstats;
@@ -43,8 +43,8 @@ use met_host::Host;
 /// Said of a driver that keeps whoever calls it.
 pub const NO_ANSWER: &str = nvidia::NO_ANSWER;
 
+pub use heartbeat::{At, Pulse};
 pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
-pub use pulse::{At, Pulse};
 pub use self_cost::{NewError, NodeSource, Runner};
 
 /// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.

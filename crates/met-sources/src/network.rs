@@ -11,7 +11,7 @@ use met_core::table::ONE;
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, job_table};
 use met_host::{Host, KeptFile, PidPath, Share, Targets, TaskRole, parse};
 
-use crate::parts::{Parts, label};
+use crate::row_parts::{Parts, label};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable};
 
 pub mod device {

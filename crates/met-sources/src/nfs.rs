@@ -6,7 +6,7 @@ use met_core::table::{NANO, ONE};
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets, parse};
 
-use crate::parts::{Parts, label};
+use crate::row_parts::{Parts, label};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable};
 
 columns! { COLUMNS:

@@ -14,7 +14,7 @@ use met_host::{Host, Targets};
 use serde_json::Value;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
-use crate::parts::Parts;
+use crate::row_parts::Parts;
 use crate::{
     ChassisChoice, Opened, Options, Pace, ReadError, Redfish, Shortfall, Source, SourceSpec, TickInfo,
     Unavailable,

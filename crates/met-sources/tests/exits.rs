@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::process::{Command, Stdio};
 
-use met_core::ended::{Exit, INHERITED, OWN};
 use met_core::job_table::{CPU, PAGE_FAULTS_MINOR, SWITCHES_INVOLUNTARY, SWITCHES_VOLUNTARY, WRITTEN};
+use met_core::process_exits::{Exit, INHERITED, OWN};
 use met_host::Host;
 use met_sources::taskstats::exits::{Exits, News};
 

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use met_core::Table;
-use met_core::course::Course;
 use met_core::job::JobKey;
+use met_core::series::Course;
 use rusqlite::Connection;
 
 use crate::day;

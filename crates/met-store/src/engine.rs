@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use met_core::course::Course;
 use met_core::job::JobKey;
+use met_core::series::Course;
 use met_core::{MISSING, Table};
 use met_wire::remote_write::{self, Request};
 use ureq::http::{Response, StatusCode};

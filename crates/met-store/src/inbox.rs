@@ -16,8 +16,8 @@ use std::time::{Duration, SystemTime};
 
 use met_core::JOB;
 use met_core::bounds;
-use met_core::course::Course;
 use met_core::job::Record;
+use met_core::series::Course;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 

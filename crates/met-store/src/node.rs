@@ -27,7 +27,7 @@ pub(crate) fn series_key(part: &str) -> JobKey {
 
 #[cfg(test)]
 mod tests {
-    use met_core::course::Course;
+    use met_core::series::Course;
     use met_core::table::{MILLI, ONE};
     use met_core::{Column, Table, Unit};
 

@@ -8,10 +8,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use met_core::belief::believe;
-use met_core::course::Course;
 use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record, State};
 use met_core::listing::{self, Cursor, id_number, sort_ns};
+use met_core::series::Course;
 use met_core::{JOB, Table, gpu};
 use rustix::fs::{FlockOperation, OFlags};
 

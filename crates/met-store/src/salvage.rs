@@ -43,7 +43,7 @@ const META_MAX: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Salvage {
     /// The damaged file, as it was.
-    #[serde(with = "met_core::any_path")]
+    #[serde(with = "met_core::lossless_path")]
     pub aside: PathBuf,
     /// Why it was given up.
     pub why: String,

@@ -1,8 +1,8 @@
 //! Records and courses for tests.
 
-use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, Local, Origin, QualityKind, Record, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
+use met_core::series::Course;
 use met_core::{JOB, MISSING};
 
 pub(crate) const SECOND_NS: i64 = 1_000_000_000;

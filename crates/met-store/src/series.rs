@@ -7,8 +7,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use met_core::Table;
-use met_core::course::Course;
 use met_core::job::JobKey;
+use met_core::series::Course;
 use rusqlite::{Connection, OptionalExtension, Result, params};
 
 use crate::backends::Backends;

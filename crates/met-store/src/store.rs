@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use met_core::belief::is_known_end;
-use met_core::course::Course;
 use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record};
+use met_core::series::Course;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 

@@ -9,9 +9,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, QualityKind, Record, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
+use met_core::series::Course;
 use met_core::{JOB, MISSING};
 use met_store::inbox::JobDir;
 use met_store::{Filter, Reader, Writer};

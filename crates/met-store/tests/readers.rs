@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use met_core::JOB;
-use met_core::course::Course;
 use met_core::job::Record;
 use met_core::job_table::CPU;
 use met_core::sample::{self, SECOND_NS};
+use met_core::series::Course;
 use met_store::{Filter, Reader, Writer};
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 

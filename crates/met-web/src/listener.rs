@@ -3,10 +3,10 @@
 //! Nothing else of this program is asynchronous: whoever starts a `Server` hands it a router and goes on.
 
 mod acceptor;
+mod connection_limits;
 mod idle_timeout;
 mod passwords;
 mod peer;
-mod seats;
 mod web_config;
 
 use std::io;

@@ -21,9 +21,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::bits::put_varint;
 
-mod own;
+mod spooled;
 
-pub use own::{split, with_header};
+pub use spooled::{split, with_header};
 
 const MAGIC: &[u8; 3] = b"MET";
 /// The first one said less of its columns; what lies in spools and waits on servers may be of it.
@@ -86,7 +86,7 @@ pub struct Header {
     /// Samples that found no room since the spool was made.
     #[serde(default)]
     pub dropped_samples: u64,
-    /// What is meant by the columns of each table in this batch: see [`crate::meaning`].
+    /// What is meant by the columns of each table in this batch: see [`crate::schema`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub columns: BTreeMap<String, String>,
     /// The same as the first version said it.
@@ -226,7 +226,7 @@ pub fn fuzz(bytes: &[u8]) {
     let _ = header(bytes);
     let plain = [&begin(), bytes].concat();
     let Ok(batch) = NodeBatch::read_within(&plain, RECORD_BYTES_MAX) else { return };
-    let meant = crate::meaning::Meaning::of(&met_core::JOB);
+    let meant = crate::schema::Meaning::of(&met_core::JOB);
     for said in batch.header.columns.values().chain(batch.header.tables.values()) {
         let _ = (meant.compare(said), meant.compare_letters(said));
     }

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use met_core::course::Course;
+use met_core::series::Course;
 use met_core::{MISSING, Table};
 
 use crate::bits::{Input, put_varint};

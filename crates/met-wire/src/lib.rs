@@ -5,5 +5,5 @@ mod bits;
 pub mod block;
 pub mod column;
 mod huffman;
-pub mod meaning;
 pub mod remote_write;
+pub mod schema;

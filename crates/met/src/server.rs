@@ -187,7 +187,7 @@ fn ends(signals: &Signals) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use met_wire::meaning::{Compared, Meaning, describe};
+    use met_wire::schema::{Compared, Meaning, describe};
 
     use super::*;
 

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use anyhow::{Context, Result, bail};
 use met_core::job::{CgroupPaths, Record};
 use met_host::Host;
-use met_jobs::enclosure::{self, Enable, Enclosure};
+use met_jobs::job_cgroup::{self, Enable, Enclosure};
 use met_store::Writer;
 use met_store::inbox::{self, JobDir};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -17,7 +17,7 @@ use super::registry::{Registry, is_found};
 use super::reservations::Reservations;
 use super::service::Ended;
 use super::socket::Peer;
-use super::spare::Spare;
+use super::spare_descriptors::Spare;
 use met_config::Place;
 
 pub(super) struct Admission {
@@ -40,7 +40,7 @@ impl Admission {
 
     /// Makes a cgroup inside the caller's own slice and moves his waiting child into it.
     pub(super) fn enclose(&mut self, host: &Host, name: &str, pid: u32, peer: Peer) -> Result<CgroupPaths> {
-        if !enclosure::is_valid_name(name) {
+        if !job_cgroup::is_valid_name(name) {
             bail!("{name:?} is not a name for a job's cgroup");
         }
         if peer.pid == 0 {
@@ -108,7 +108,7 @@ impl Admission {
         let in_use = |paths: &CgroupPaths| registry.jobs.values().any(|kept| is_of(&kept.record, paths));
         let mut abandoned = self.made.abandoned(|pid| host.process(pid).is_err(), in_use);
         abandoned.iter().for_each(|paths| self.made.forget(paths));
-        abandoned.retain(|paths| !enclosure::remove(paths));
+        abandoned.retain(|paths| !job_cgroup::remove(paths));
         abandoned
     }
 }

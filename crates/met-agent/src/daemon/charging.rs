@@ -8,7 +8,7 @@ use met_core::job::JobKey;
 use met_store::Writer;
 
 use super::recorder::Recorder;
-use super::sampling::Sampling;
+use super::sampler_thread::Sampling;
 use super::sinks::Outputs;
 use crate::emissions;
 use crate::node_energy::Charged;

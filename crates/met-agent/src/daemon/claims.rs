@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use met_core::job::{CgroupPaths, LOCAL, Local, Origin, Record, Resources, Scheduling};
 use met_host::cgroup::Hierarchies;
 use met_host::{Host, clock, parse};
-use met_jobs::enclosure;
+use met_jobs::job_cgroup;
 
 use super::socket::Peer;
 use met_host::users;
@@ -167,7 +167,7 @@ fn check_cgroup(host: &Host, pid: u32, claimed: &CgroupPaths) -> Result<()> {
     ];
     // A cgroup that holds more than the job would be counted to it whole.
     let of_a_job = |path: &PathBuf| {
-        path.file_name().and_then(|name| name.to_str()).is_some_and(enclosure::is_valid_name)
+        path.file_name().and_then(|name| name.to_str()).is_some_and(job_cgroup::is_valid_name)
     };
     for (claimed, actual) in pairs {
         if claimed.as_ref().is_some_and(|claimed| Some(claimed) != actual.as_ref() || !of_a_job(claimed)) {

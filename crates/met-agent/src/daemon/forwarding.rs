@@ -15,7 +15,7 @@ use met_web::listener::WebConfig;
 use met_wire::batch::{Header, Page};
 use serde::{Deserialize, Serialize};
 
-use super::identity;
+use super::node_id;
 use met_config::Failure;
 use met_config::paths::{Place, create_private};
 use met_config::{Config, Http};
@@ -170,7 +170,7 @@ fn try_start(host: &Host, config: &Config, place: &Place, page: Option<Page>) ->
     let folder = place.state.join(FOLDER);
     create_private(&folder).with_context(|| format!("cannot store anything in {}", folder.display()))?;
     let header = Header {
-        id: identity::of(&place.state, &facts.machine_id)?,
+        id: node_id::of(&place.state, &facts.machine_id)?,
         node: node.unwrap_or_else(|| facts.hostname.clone()),
         boot_id: facts.boot_id.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),

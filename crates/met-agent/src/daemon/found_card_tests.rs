@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use met_core::job::GpuUse;
 
 use super::super::service::Service;
-use super::super::unwritten::tests::keeping_by;
+use super::super::write_retries::tests::keeping_by;
 use super::*;
 use met_config::Config;
 

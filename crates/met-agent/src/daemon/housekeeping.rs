@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use met_core::job::{CgroupPaths, Record};
 use met_core::listing::Cursor;
 use met_host::Host;
-use met_jobs::enclosure;
+use met_jobs::job_cgroup;
 use met_query::jobs::{self, Imported};
 use met_store::{Filter, Writer, inbox};
 
@@ -85,7 +85,7 @@ impl Housekeeping {
     }
 
     pub(super) fn remove_cgroups_now(&mut self) {
-        self.cgroups.retain(|cgroup| !enclosure::remove(cgroup));
+        self.cgroups.retain(|cgroup| !job_cgroup::remove(cgroup));
     }
 
     pub(super) fn remove_cgroups(&mut self, now: Instant) {

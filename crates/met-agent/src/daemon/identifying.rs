@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use met_core::job::JobKey;
 use met_jobs::identity::{self, Question};
 
-use super::found::Discovery;
+use super::found_jobs::Discovery;
 use super::recorder::Recorder;
 use super::registry::Registry;
-use super::sampling::Sampling;
+use super::sampler_thread::Sampling;
 use super::sinks::Outputs;
 use met_host::{Host, users};
 use met_jobs::processes;

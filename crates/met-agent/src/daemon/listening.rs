@@ -12,7 +12,7 @@ use met_web::api::{self, Admission, Admitted, Api};
 use met_web::listener::{Options, Peer, Server};
 use met_web::problem::Problem;
 
-use super::board::{Board, Wanted};
+use super::last_tick::{Board, Wanted};
 use super::privilege;
 use met_config::Place;
 use met_query::client::{Client, Unreachable};
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_request_in_flight_is_answered_when_the_daemon_leaves() {
         let root = tempfile::tempdir().unwrap();
-        let mut daemon = daemon_of(super::super::unwritten::tests::service(root.path()));
+        let mut daemon = daemon_of(super::super::write_retries::tests::service(root.path()));
         let api = Api {
             query: Arc::new(Remote::new(OwnSocket(daemon.service.place.clone()))),
             admission: Arc::new(Anybody),

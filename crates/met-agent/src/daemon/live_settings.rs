@@ -7,7 +7,7 @@ use met_core::job::JobKey;
 use met_host::clock;
 use met_sources::Options;
 
-use super::sampling::Sampling;
+use super::sampler_thread::Sampling;
 use crate::sampler::{self, EventsAsked};
 use met_config::{Config, Presence};
 use met_query::protocol::{Held, InForce, Whence};

@@ -4,23 +4,25 @@
 //! asks the scheduler, where there is one. It never starts a user's process, and jobs go on without it.
 
 mod admission;
-pub mod board;
 mod charging;
 mod claims;
 mod connections;
-mod finding;
+mod discovery_thread;
 pub mod forwarding;
-mod found;
+mod found_jobs;
 mod housekeeping;
 mod identifying;
-mod identity;
+pub(crate) mod idle_readings;
+pub mod last_tick;
 pub mod listening;
 mod live_settings;
-mod memory;
+mod memory_release;
 mod nesting;
+mod node_id;
+mod perf_cgroups;
 mod permissions;
-mod plain;
 mod privilege;
+mod process_groups;
 mod query;
 mod quotas;
 mod recorder;
@@ -28,19 +30,17 @@ mod registry;
 mod repairs;
 mod requests;
 mod reservations;
-pub(crate) mod rest;
-mod sampling;
+mod sampler_thread;
 pub mod scheduler_answers;
 pub mod schedulers;
 mod service;
-mod shadows;
 mod sinks;
 mod socket;
-mod spare;
+mod spare_descriptors;
 mod supervisors;
-mod unflushed;
-mod unwritten;
+mod unflushed_samples;
 mod watchdog;
+mod write_retries;
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -50,14 +50,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use met_core::job::JobKey;
-use met_jobs::enclosure;
+use met_jobs::job_cgroup;
 use met_web::listener::Server;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::supervise::Signals;
-use board::Board;
-pub use board::DAEMON;
 use connections::{Connections, Limits, Served};
+use last_tick::Board;
+pub use last_tick::DAEMON;
 use met_config::Failure;
 use met_config::Place;
 use met_config::address;
@@ -104,7 +104,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     if place.system {
         privilege::give_up().context("cannot give up rights")?;
     }
-    enclosure::leave(&setting.host, std::process::id());
+    job_cgroup::leave(&setting.host, std::process::id());
     let board = board(setting, place);
     // Before anything else is begun: a fault in the configuration ends it here.
     let http = listen(setting, place, board.as_ref(), auto)?;
@@ -449,7 +449,7 @@ impl Daemon {
             self.busy_at = now;
         }
         if now >= self.gave_back + GIVE_BACK_EVERY {
-            memory::give_back_code();
+            memory_release::give_back_code();
             self.gave_back = now;
         }
     }
@@ -458,8 +458,8 @@ impl Daemon {
     fn rest_if_due(&mut self) {
         let is_quiet = self.is_idle() && self.busy_at.elapsed() >= REST_AFTER;
         if is_quiet && !self.rests {
-            memory::give_back_free();
-            memory::give_back_code();
+            memory_release::give_back_free();
+            memory_release::give_back_code();
         }
         self.rests = is_quiet;
     }

@@ -7,7 +7,7 @@ use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK, MEMORY_PEAK};
 use met_host::Host;
 use met_host::cgroup::Hierarchies;
 
-use super::found::Discovery;
+use super::found_jobs::Discovery;
 use super::recorder::Recorder;
 use super::registry::Jobs;
 use super::socket::Peer;

@@ -2,17 +2,17 @@
 //! reply waits for no tick and for no disk that is written to.
 
 use anyhow::Result;
-use met_core::course::Course;
 use met_core::job::{JobKey, Record, State, Totals};
 use met_core::job_table::{CPU, PROCESSES};
 use met_core::listing::Cursor;
+use met_core::series::Course;
 use met_core::{JOB, Table, gpu};
 use met_store::{NodePart, Page};
 
-use super::found;
+use super::found_jobs;
 use super::registry::is_found;
 use super::service::Service;
-use super::unflushed::{self, Wanted};
+use super::unflushed_samples::{self, Wanted};
 use met_query::jobs::{self, JobRef, JobsFilter};
 use met_query::live::Live;
 use met_query::protocol::NodeStatus;
@@ -93,7 +93,7 @@ fn after(after_ms: i64) -> (i64, i64) {
 /// A page of stored samples, and, unless these fill it, of those that are not written yet.
 fn page(service: &Service, mut course: Course, unflushed: Option<Wanted>, window: (i64, i64)) -> Course {
     if let Some(wanted) = unflushed.filter(|_| course.len() <= PAGE_SAMPLES) {
-        unflushed::append(&mut course, &service.sampling.peek(wanted), window);
+        unflushed_samples::append(&mut course, &service.sampling.peek(wanted), window);
     }
     course.truncate(PAGE_SAMPLES);
     course
@@ -148,7 +148,7 @@ fn add_live(service: &Service, jobs: &mut [Record]) {
         let kept = kept.filter(|_| is_found(record));
         if let Some(kept) = kept {
             // What the scheduler said of its steps is in the store alone.
-            found::put_parts(&mut record.parts, kept.parts.clone());
+            found_jobs::put_parts(&mut record.parts, kept.parts.clone());
             record.totals = kept.totals.clone();
             record.state = if record.state == State::Lost { State::Running } else { record.state };
         }

@@ -66,7 +66,7 @@ mod tests {
 
     use super::super::permissions::Access;
     use super::super::service::Service;
-    use super::super::unwritten::tests::{keeping_by, service};
+    use super::super::write_retries::tests::{keeping_by, service};
     use super::*;
     use met_config::Config;
     use met_core::sample;

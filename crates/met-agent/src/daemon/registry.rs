@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use met_core::job::{JobKey, Origin, Record};
 use met_store::{Salvage, Writer};
 
-use super::found::Gone;
+use super::found_jobs::Gone;
 use super::nesting::Nesting;
 use super::recorder::Recorder;
 use super::service::Ended;

@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use met_core::job::JobKey;
 
 use super::permissions::{self, Access, Caller, Role};
-use super::sampling::Sampling;
+use super::sampler_thread::Sampling;
 use super::service::Service;
 use super::socket::Peer;
 use met_host::users;

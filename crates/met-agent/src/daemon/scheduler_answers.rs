@@ -7,12 +7,12 @@ use met_jobs::scheduler::{Recorded, Update, join};
 use met_store::{Filter, Queries, Writer};
 
 use super::schedulers::Before;
-use super::unwritten;
+use super::write_retries;
 use met_query::jobs;
 
 /// The same again will not do.
 pub fn is_hopeless(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(unwritten::is_hopeless)
+    error.downcast_ref().is_some_and(write_retries::is_hopeless)
 }
 
 /// Joins what a scheduler told with what is known, keeps it, and returns what was written.

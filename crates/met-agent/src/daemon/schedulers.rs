@@ -207,7 +207,7 @@ impl Asking {
             }
         });
         if told_runs > LONG_ANSWER_RUNS {
-            super::memory::give_back_free();
+            super::memory_release::give_back_free();
         }
         let mut status = lock(&self.status);
         status.told += told_runs;

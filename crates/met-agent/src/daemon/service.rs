@@ -14,25 +14,25 @@ use met_store::inbox;
 use met_wire::batch::Subject;
 
 use super::admission::Admission;
-use super::board::Board;
 use super::claims;
-use super::finding::Finding;
-use super::found::{self, Discovery};
+use super::discovery_thread::Finding;
+use super::found_jobs::{self, Discovery};
 use super::housekeeping::Housekeeping;
 use super::identifying::Asked;
+use super::last_tick::Board;
 use super::live_settings::LiveSettings;
 use super::permissions::Access;
-use super::plain::{self, News};
+use super::process_groups::{self, News};
 use super::quotas;
 use super::recorder::Recorder;
 use super::registry::{Registry, is_found};
-use super::sampling::{Sampling, Stuck};
+use super::sampler_thread::{Sampling, Stuck};
 use super::scheduler_answers;
 use super::schedulers::Schedulers;
 use super::sinks::{self, Outputs};
 use super::socket::Peer;
 use super::supervisors::LOOK_FOR;
-use crate::idle_power::IdleFile;
+use crate::idle_power_file::IdleFile;
 use crate::sampler::Known;
 use met_config::{Config, Failure, Place, Scope};
 use met_host::users;
@@ -94,7 +94,7 @@ impl Service {
         service.housekeeping.remove_earlier_cgroups(&service.host, &service.recorder.writer);
         service.brief_sampling();
         service.take_up_running()?;
-        if found::discovers(&setting.config, place) {
+        if found_jobs::discovers(&setting.config, place) {
             service.discovery.finding = Some(Finding::start(&setting.host, &setting.config.jobs)?);
         } else {
             service.close_vanished();
@@ -108,7 +108,7 @@ impl Service {
         let live = self.recorder.writer.jobs(&live.to_store())?;
         // What only a scheduler tells of runs elsewhere.
         for mut record in live.into_iter().filter(|record| record.local.is_some()) {
-            if plain::is_plain(&record) {
+            if process_groups::is_plain(&record) {
                 match &mut self.discovery.groups {
                     Some(groups) => groups.resume(record),
                     // Without a look at processes they are over.
@@ -329,14 +329,15 @@ impl Service {
             return;
         }
         let resumable = &mut self.registry.resumable;
-        let continued = resumable.iter().position(|record| found::is_same(&self.host, record, &found));
+        let continued = resumable.iter().position(|record| found_jobs::is_same(&self.host, record, &found));
         let record = match continued.map(|index| resumable.swap_remove(index)) {
             Some(record) => {
                 self.recorder.keep(&record);
                 record
             }
             None => {
-                let record = found::new_record(&self.host, &self.registry, &self.recorder.writer, &found);
+                let record =
+                    found_jobs::new_record(&self.host, &self.registry, &self.recorder.writer, &found);
                 self.recorder.adopt(&record, &mut self.outputs);
                 record
             }
@@ -403,7 +404,7 @@ impl Service {
     }
 
     pub(super) fn close_found(&mut self, mut record: Record) {
-        found::end(&mut record);
+        found_jobs::end(&mut record);
         if let Err(error) = self.close_job(record) {
             tracing::error!("cannot store the end of a job: {error:#}");
         }

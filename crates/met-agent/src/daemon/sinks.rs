@@ -5,17 +5,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use met_core::course::Course;
 use met_core::job::{JobKey, Record, Summaries};
+use met_core::series::Course;
 use met_core::{JOB, Kind};
 use met_sinks::bus::{self, Bus};
 use met_sinks::event::{self, Event, Samples};
 use met_sinks::forward;
 use met_wire::batch::{Interim, Subject};
 
-use super::board::Board;
 use super::forwarding;
-use super::found::is_unnamed;
+use super::found_jobs::is_unnamed;
+use super::last_tick::Board;
 use met_config::Place;
 use met_query::live::Live;
 use met_query::setting::Setting;
@@ -154,7 +154,7 @@ mod tests {
     use met_sinks::sink::{Interest, Sink, SinkError};
 
     use super::super::service::Service;
-    use super::super::unwritten::tests::service;
+    use super::super::write_retries::tests::service;
     use super::*;
 
     /// Reports events by name and job.
@@ -226,7 +226,10 @@ mod tests {
             job: 1,
             manager: "slurm".to_owned(),
             id: SLUID.to_owned(),
-            captures: met_jobs::layouts::Captures { sluid: Some(SLUID.to_owned()), ..Default::default() },
+            captures: met_jobs::cgroup_layouts::Captures {
+                sluid: Some(SLUID.to_owned()),
+                ..Default::default()
+            },
             cgroup: Default::default(),
             start_ns: 1_700_000_000_000_000_000,
             pids: Vec::new(),

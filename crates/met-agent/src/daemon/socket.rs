@@ -13,7 +13,7 @@ use met_core::job::JobKey;
 pub use met_host::Peer;
 use rustix::fs::FlockOperation;
 
-use super::spare::Spare;
+use super::spare_descriptors::Spare;
 use met_config::Place;
 use met_config::address;
 use met_query::client::Client;

@@ -11,7 +11,7 @@ use met_host::{Host, Liveness};
 use met_store::inbox::{Entry, JobDir};
 
 use super::registry::{Kept, Registry, is_found};
-use super::spare::Spare;
+use super::spare_descriptors::Spare;
 use met_config::Place;
 use met_query::jobs;
 
@@ -136,7 +136,7 @@ mod tests {
 
     use met_core::job::{Origin, ProcessId};
 
-    use super::super::unwritten::tests::service;
+    use super::super::write_retries::tests::service;
     use super::*;
     use met_core::sample;
 

@@ -14,7 +14,7 @@ use met_host::{Host, clock};
 use met_sources::{At, DriverCalls, Options, Pulse, Unavailable};
 
 use super::recorder::Recorder;
-use super::sampling::Sampling;
+use super::sampler_thread::Sampling;
 use super::sinks::Outputs;
 use crate::sampler;
 use met_config::Config;

@@ -10,7 +10,7 @@ use met_core::{JOB, MISSING};
 use super::super::connections::{Connections, Limits};
 use super::super::service::Service;
 use super::super::socket::{Connection, Peer};
-use super::super::unwritten::tests::keeping_by;
+use super::super::write_retries::tests::keeping_by;
 use super::*;
 use met_core::sample;
 use met_query::handshake::Hello;

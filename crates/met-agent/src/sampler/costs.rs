@@ -5,7 +5,7 @@ use std::time::Duration;
 use met_core::Unparsed;
 use met_sources::{Runner, self_cost};
 
-use crate::departures::Departures;
+use crate::exits::Departures;
 
 /// The price of one source.
 #[derive(Clone, Debug)]

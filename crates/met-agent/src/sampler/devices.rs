@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use met_core::attribute::JobMap;
 use met_core::cards::{Cards, Rows};
-use met_core::course::Course;
 use met_core::gpu::card::{self, label};
-use met_core::idle_power::IdleRules;
+use met_core::gpu_idle_power::IdleRules;
 use met_core::job::JobKey;
+use met_core::series::Course;
 use met_core::{Batch, MISSING, Subject, gpu};
 use met_host::{Host, clock};
 use met_jobs::processes;

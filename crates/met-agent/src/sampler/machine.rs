@@ -1,7 +1,7 @@
 //! The machine itself, beside its jobs.
 
-use met_core::course::Course;
 use met_core::node::{Freshness, NodeRow, NodeRows};
+use met_core::series::Course;
 use met_host::clock;
 use met_sources::Runner;
 

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use met_core::belief::{CHARGED, completes, fill_events, fit_cpu_parts};
-use met_core::course::Course;
-use met_core::ended::{INHERITED, OWN};
 use met_core::job::QualityKind::{LowerBound, Measured};
 use met_core::job::{QualityKind, Record, Totals};
 use met_core::job_table::*;
+use met_core::process_exits::{INHERITED, OWN};
 use met_core::provenance::{Account, Caveat};
+use met_core::series::Course;
 use met_core::{JOB, Kind, MISSING};
 
 use met_query::live::{Live, PEAK_SPAN_MS};
@@ -124,7 +124,7 @@ impl Sampled {
         let Some(local) = &record.local else { return Sampled::default() };
         let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
         course.each_row(|time_ms, cells| running.push(time_ms, cells));
-        Sampled { live: Live::of(&running, met_jobs::enclosure::profile(local)), ..Sampled::default() }
+        Sampled { live: Live::of(&running, met_jobs::job_cgroup::profile(local)), ..Sampled::default() }
     }
 
     /// Whether it had to do with a card, as far as could be seen.

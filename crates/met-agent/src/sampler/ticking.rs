@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use met_core::ended::{INHERITED, OWN};
 use met_core::job_table::*;
+use met_core::process_exits::{INHERITED, OWN};
 use met_core::{JOB, MISSING, Subject};
 use met_host::clock;
 use met_query::hidden_io;

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use met_core::belief::set_gpu_energy;
 use met_core::cards::Cards;
-use met_core::course::Course;
-use met_core::ended::{Gone, INHERITED, OWN};
 use met_core::job::{EventCount, GpuUse, JobKey, Local, ProcessId, QualityKind, Record};
 use met_core::job_table::*;
+use met_core::process_exits::{Gone, INHERITED, OWN};
 use met_core::running::Running;
 use met_core::sampled::Profile;
+use met_core::series::Course;
 use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu_use};
 use met_query::hidden_io;
 use met_query::live::{Live, PEAK_SPAN_MS};
@@ -17,7 +17,7 @@ use met_query::live::{Live, PEAK_SPAN_MS};
 use super::containers::Containers;
 use super::look_gap_ms;
 use super::schedule::Age;
-use crate::departures::{OwnFigures, Watch};
+use crate::exits::{OwnFigures, Watch};
 use crate::node_energy::NodeEnergy;
 
 /// The jobs that are sampled, by slot.
@@ -59,7 +59,7 @@ impl Tracked {
     pub(super) fn new(record: &Record, local: &Local, now_ns: i64, gap_ms: i64, watch: Watch) -> Tracked {
         Tracked {
             key: record.key.clone(),
-            profile: met_jobs::enclosure::profile(local),
+            profile: met_jobs::job_cgroup::profile(local),
             age: Age::new(now_ns),
             course: Course::new(&JOB),
             running: Running::new(gap_ms, PEAK_SPAN_MS),
@@ -292,9 +292,9 @@ mod tests {
     fn a_row_becomes_a_sample_by_its_own_and_by_what_is_gone() {
         let record = met_core::sample::bare(1, "x");
         let local = record.local.as_ref().unwrap();
-        let mut departures = crate::departures::Departures::default();
+        let mut departures = crate::exits::Departures::default();
         let host = met_host::Host::real().unwrap();
-        let watch = departures.open(&host, 0, crate::departures::Beginning::Unknown, || false);
+        let watch = departures.open(&host, 0, crate::exits::Beginning::Unknown, || false);
         let mut job = Tracked::new(&record, local, 0, 1000, watch);
         job.profile = Profile { counts_cpu: true, counts_memory: false, hides_io: true, ..job.profile };
         job.counts.left[CPU] = 5;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use met_core::job::{LeftOver, Record, State};
 use met_core::job_table::{OOM_KILLS, PROCESSES};
 use met_host::{Host, clock};
-use met_jobs::enclosure::{self, Enable, Enclosure};
+use met_jobs::job_cgroup::{self, Enable, Enclosure};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
 
@@ -333,7 +333,7 @@ impl Supervision {
             local.left_over = left_over;
         }
         // Processes that are left alone keep their cgroup; housekeeping removes it when it is empty.
-        enclosure::remove(&self.enclosure.paths);
+        job_cgroup::remove(&self.enclosure.paths);
         record
     }
 

@@ -10,7 +10,7 @@ use met_host::Host;
 
 use super::perf::Clocks;
 use met_jobs::containers;
-use met_query::reading::Reading;
+use met_query::counters::Reading;
 
 /// Where the reaped children of this process are added up.
 struct ChildUsage {

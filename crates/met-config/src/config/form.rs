@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use met_core::managers::Scheduler;
 use met_host::Address;
-use met_jobs::layouts::Layout;
+use met_jobs::cgroup_layouts::Layout;
 
 use super::tree::{Complaint, Node, refuse_duplicates, unknown};
 use super::{Config, Plain, Presence, Scope, StorageName};

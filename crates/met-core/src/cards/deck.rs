@@ -8,8 +8,8 @@ use super::REMEMBERED_NS;
 use super::processes::Presence;
 use crate::card_ledger::{CardLedger, Claim};
 use crate::gpu::{card, card::label};
-use crate::holding::Named;
-use crate::idle_power::{IdlePower, IdleRules};
+use crate::gpu_holding::Named;
+use crate::gpu_idle_power::{IdlePower, IdleRules};
 use crate::{MISSING, rate};
 
 /// Of more cards and parts than this those that are gone are forgotten.

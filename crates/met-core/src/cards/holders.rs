@@ -7,7 +7,7 @@ use crate::MISSING;
 use crate::attribute::JobMap;
 use crate::card_ledger::{Activity, Claim};
 use crate::gpu::{card, card::label, process};
-use crate::holding::Holding;
+use crate::gpu_holding::Holding;
 
 #[derive(Default)]
 pub(super) struct Holders {

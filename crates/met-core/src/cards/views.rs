@@ -7,7 +7,7 @@ use super::usage::Mean;
 use super::{Cards, GpuUseSince};
 use crate::card_ledger::Line;
 use crate::gpu::{self, card, card::label, process};
-use crate::idle_power::IdlePower;
+use crate::gpu_idle_power::IdlePower;
 use crate::job::{GpuUse, QualityKind};
 use crate::job_table::*;
 use crate::{MISSING, Subject};

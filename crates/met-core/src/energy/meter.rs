@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use crate::doubt::{Counter, Grown, Power, Shown, UNLIMITED_MW, Verdict};
 use crate::job::QualityKind;
+use crate::meter_checks::{Counter, Grown, Power, Shown, UNLIMITED_MW, Verdict};
 
 /// What a meter sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,11 +1,11 @@
 //! Made-up jobs that the tests of the views share.
 
-use crate::course::Course;
 use crate::job::{
     Emission, JobKey, LOCAL, LeftOver, Local, Origin, Part, ProcessId, QualityKind, Record, Resources,
     Scheduling, State, Summary, Totals,
 };
 use crate::job_table as column;
+use crate::series::Course;
 use crate::{JOB, MISSING};
 
 /// 2026-01-14 16:40:44 UTC.

@@ -6,9 +6,9 @@ use std::path::Path;
 use met_core::MISSING;
 use met_core::job::{CgroupPaths, Figure, Part, QualityKind};
 
-use super::alarm::Bell;
 use super::files::{Files, Memory};
-use crate::layouts::Captures;
+use super::oom_events::Bell;
+use crate::cgroup_layouts::Captures;
 
 /// When a job is read that was found a moment ago: one that ends soon is known by these readings.
 const EARLY_MS: [i64; 5] = [50, 100, 200, 400, 800];

@@ -9,14 +9,14 @@ use met_core::job::{Figure, Part, QualityKind, Totals};
 use met_core::job_table::{CPU, MEMORY_PEAK};
 use met_host::clock;
 
-use super::alarm::{Bell, Ear};
 use super::files::{Files, Memory};
 use super::job::{Job, Parts, Progress, figure};
 use super::ledger::{Certainty, Closed};
+use super::oom_events::{Bell, Ear};
 use super::remnants::Remnants;
 use super::tree::{Role, Tree};
 use super::{Ended, Event, Found};
-use crate::layouts::{Captures, SLURM_JOB_ID};
+use crate::cgroup_layouts::{Captures, SLURM_JOB_ID};
 
 pub(super) struct Jobs {
     node_name: String,

@@ -5,13 +5,13 @@
 //! directory of a job is gone some milliseconds after its last process, with all it knew. A look at everything
 //! from time to time is the safety net.
 
-mod alarm;
+mod dir_limits;
 mod files;
-mod homes;
 mod job;
 mod jobs;
 mod ledger;
-mod places;
+mod manager_dirs;
+mod oom_events;
 mod remnants;
 mod schedule;
 mod tree;
@@ -27,11 +27,11 @@ use std::time::Duration;
 use met_core::job::{CgroupPaths, Figure, Part};
 use met_host::{Host, clock};
 
-use crate::layouts::{Captures, Layouts};
-use alarm::Ear;
+use crate::cgroup_layouts::{Captures, Layouts};
 use files::Files;
 use jobs::Jobs;
 use ledger::Closed;
+use oom_events::Ear;
 use schedule::Schedule;
 use tree::{Change, Tree};
 use watch::{Notice, Watcher};

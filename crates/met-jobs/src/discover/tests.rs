@@ -8,7 +8,7 @@ use met_host::Host;
 
 use super::schedule::{RESCAN_EVERY_NS, UPKEEP_EVERY_NS};
 use super::*;
-use crate::layouts::Layout;
+use crate::cgroup_layouts::Layout;
 
 /// A machine of plain directories. Their counters are files that a test writes.
 struct Machine {
@@ -519,12 +519,12 @@ fn a_user_who_makes_directories_without_end_hides_no_job_of_others() {
     machine.make(&flooded, 0);
     machine.make(&slice_of(1001), 0);
     machine.begin();
-    let made = places::IN_HOME_OF_USER + 20;
+    let made = dir_limits::IN_HOME_OF_USER + 20;
     for number in 0..made {
         fs::create_dir(machine.root.path().join(format!("{flooded}/libpod-{number:064x}.scope"))).unwrap();
     }
     let found = machine.found();
-    assert_eq!(found, places::IN_HOME_OF_USER);
+    assert_eq!(found, dir_limits::IN_HOME_OF_USER);
     assert!(machine.discovery().take_news());
     let left_out = machine.health().left_out;
     assert_eq!(left_out, [(PathBuf::from("/").join(&flooded), 20)]);
@@ -555,7 +555,7 @@ fn a_job_that_makes_directories_without_end_hides_no_other() {
     let job = format!("{CPUACCT}/slurm/uid_7/job_5");
     machine.make(&job, 0);
     machine.begin();
-    for number in 0..places::IN_JOB + 5 {
+    for number in 0..dir_limits::IN_JOB + 5 {
         fs::create_dir(machine.root.path().join(format!("{job}/step_{number}"))).unwrap();
     }
     machine.work();
@@ -675,7 +675,7 @@ fn a_user_who_makes_and_removes_directories_without_end_is_not_listened_to_for_a
             fs::remove_dir(&path).unwrap();
         }
     };
-    for _ in 0..places::MADE_IN_HOME_OF_USER / 256 {
+    for _ in 0..dir_limits::MADE_IN_HOME_OF_USER / 256 {
         churn(256);
         machine.work();
     }

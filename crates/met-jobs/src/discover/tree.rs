@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use met_host::KeptFile;
 
+use super::dir_limits::{self, Places};
 use super::files::Files;
 use super::ledger::{Closed, CpuLedger, Reading};
-use super::places::{self, Places};
 use super::watch::{Trail, Watch, Watcher};
 use super::watches::Watches;
-use crate::layouts::{Captures, Layouts, Segment};
+use crate::cgroup_layouts::{Captures, Layouts, Segment};
 
 /// One layout from the top of a hierarchy.
 pub(super) struct Route {
@@ -156,7 +156,7 @@ impl Tree {
         let way = |route| Way { route, at: 0, captures: Captures::default() };
         let role = Role::Way((0..self.routes.len()).map(way).collect());
         let id = self.insert(hierarchy, None, PathBuf::new(), role);
-        self.places.open(id, None, places::IN_HIERARCHY, usize::MAX);
+        self.places.open(id, None, dir_limits::IN_HIERARCHY, usize::MAX);
         self.homes.entry(PathBuf::new()).or_default().insert(hierarchy);
         self.descend(id, true, None, now_ns);
     }
@@ -231,15 +231,15 @@ impl Tree {
     fn open_place(&mut self, id: u32) {
         let Some(node) = self.nodes.get(&id) else { return };
         let (room, made_max) = match &node.role {
-            Role::Job { .. } => (places::IN_JOB, usize::MAX),
+            Role::Job { .. } => (dir_limits::IN_JOB, usize::MAX),
             Role::Way(ways) => {
                 let mut homes = ways.iter().filter(|way| self.ends_at_home(way)).peekable();
                 if homes.peek().is_none() {
                     return;
                 }
                 match homes.any(|way| way.captures.uid.is_some()) {
-                    true => (places::IN_HOME_OF_USER, places::MADE_IN_HOME_OF_USER),
-                    false => (places::IN_HOME, usize::MAX),
+                    true => (dir_limits::IN_HOME_OF_USER, dir_limits::MADE_IN_HOME_OF_USER),
+                    false => (dir_limits::IN_HOME, usize::MAX),
                 }
             }
             Role::Part { .. } | Role::Beside => return,

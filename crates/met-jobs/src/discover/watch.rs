@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-use crate::layouts::{Captures, Segment};
+use crate::cgroup_layouts::{Captures, Segment};
 
 /// Room for some hundred notices at a time.
 const BUFFER_BYTES: usize = 64 << 10;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use met_core::holding::{self, CardRef};
+use met_core::gpu_holding::{self, CardRef};
 use met_core::job::CgroupPaths;
 use met_host::{Host, parse};
 
@@ -80,7 +80,7 @@ impl Reader<'_> {
         const RENDER_FIRST: u32 = 128;
         let held = folders(cgroup, "devices")
             .iter()
-            .find_map(|folder| holding::of_devices(self.file(folder, "devices.list")?))?;
+            .find_map(|folder| gpu_holding::of_devices(self.file(folder, "devices.list")?))?;
         let is_card = |card: &&CardRef| match **card {
             CardRef::Device(major, minor) => major == NVIDIA || minor >= RENDER_FIRST,
             _ => false,

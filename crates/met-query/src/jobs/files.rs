@@ -4,14 +4,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use met_core::course::Course;
 use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
+use met_core::series::Course;
 use met_core::{JOB, Table, gpu};
 use met_host::Host;
 use met_store::{NodePart, Page, Reader, StoreError, Writer};
 
-use super::settling::{overlay, settle_or_end};
+use super::liveness::{overlay, settle_or_end};
 use super::{JobRef, JobsFilter, Remote, Source, card_course, page_of};
 use crate::client::{Client, Unreachable};
 use crate::live::Live;

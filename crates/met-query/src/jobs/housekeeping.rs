@@ -12,8 +12,8 @@ use met_host::Host;
 use met_store::{Retained, Retention, StoreError, Writer, inbox};
 
 use super::leftovers::{note_cgroup, remove_left_cgroups};
+use super::liveness::{remove_empty_cgroups, settle};
 use super::now_ns;
-use super::settling::{remove_empty_cgroups, settle};
 use crate::protocol::Request;
 use crate::setting::Setting;
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use met_core::job::{CgroupPaths, Origin, Record};
 use met_host::Host;
-use met_jobs::enclosure;
+use met_jobs::job_cgroup;
 
 const FOLDER: &str = "cgroups";
 /// Notes that are read in one go; removed ones make room for the others.
@@ -21,7 +21,7 @@ const NOTE_BYTES_MAX: u64 = 64 << 10;
 pub fn leave_cgroup(host: &Host, state: &Path, record: &Record) {
     let Some(local) = record.local.as_ref() else { return };
     let is_ours = local.origin != Origin::Found && local.boot_id == host.facts().boot_id;
-    if is_ours && !enclosure::remove(&local.cgroup) {
+    if is_ours && !job_cgroup::remove(&local.cgroup) {
         note_cgroup(state, &local.cgroup);
     }
 }
@@ -40,14 +40,14 @@ fn note(state: &Path, cgroup: &CgroupPaths) -> io::Result<()> {
 
 fn name_of(cgroup: &CgroupPaths) -> Option<&str> {
     let path = [&cgroup.unified, &cgroup.memory, &cgroup.cpuacct].into_iter().flatten().next()?;
-    path.file_name()?.to_str().filter(|name| enclosure::is_valid_name(name))
+    path.file_name()?.to_str().filter(|name| job_cgroup::is_valid_name(name))
 }
 
 /// Tries again those that were left. Where there are none this costs one system call.
 pub fn remove_left_cgroups(state: &Path) {
     let Ok(notes) = fs::read_dir(state.join(FOLDER)) else { return };
     for note in notes.flatten().take(NOTES_MAX).map(|note| note.path()) {
-        if read(&note).is_none_or(|cgroup| enclosure::remove(&cgroup)) {
+        if read(&note).is_none_or(|cgroup| job_cgroup::remove(&cgroup)) {
             let _ = fs::remove_file(note);
         }
     }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use met_core::job::{LOCAL, Record};
 use met_core::managers;
-use met_jobs::layouts::Layout;
+use met_jobs::cgroup_layouts::Layout;
 use met_store::{Filter, Queries, StoreError};
 use serde::{Deserialize, Serialize};
 

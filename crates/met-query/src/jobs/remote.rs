@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, bail};
-use met_core::course::Course;
 use met_core::job::{JobKey, Record};
 use met_core::listing::sort_ns;
+use met_core::series::Course;
 use met_core::{JOB, MISSING, Table, gpu};
 use met_store::{NodePart, Page};
 

@@ -15,7 +15,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use met_jobs::layouts::Layout;
+use met_jobs::cgroup_layouts::Layout;
 use met_query::protocol::Reply;
 use met_query::query::{self, Query};
 use met_query::viewer::Viewer;
@@ -26,7 +26,7 @@ use serde_json::json;
 use super::access;
 use super::incompatible::{Incompatible, Trouble};
 use super::keeper::{Denied, Keeper, Refusal, now_ns};
-use super::room::{NotReceived, Room};
+use super::receive_memory::{NotReceived, Room};
 use met_web::answers::Answers;
 use met_web::api::{Admission, Admitted};
 use met_web::listener::{Peer, in_background};
@@ -302,7 +302,7 @@ mod tests {
     use met_query::protocol::Request;
     use met_store::{Backends, Writer};
     use met_wire::batch::Header;
-    use met_wire::meaning::describe;
+    use met_wire::schema::describe;
     use proptest::prelude::*;
 
     use super::super::keeper::tests::{plan, record};

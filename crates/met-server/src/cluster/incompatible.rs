@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use met_core::Table;
 use met_wire::batch::Header;
-use met_wire::meaning::{Compared, Meaning};
+use met_wire::schema::{Compared, Meaning};
 
 /// Beyond this nobody's cluster has nodes.
 const NODES_MAX: usize = 100_000;
@@ -125,7 +125,7 @@ fn trouble(
 mod tests {
     use met_core::table::{MICRO, MILLI};
     use met_core::{Column, Unit};
-    use met_wire::meaning::describe;
+    use met_wire::schema::describe;
 
     use super::*;
 

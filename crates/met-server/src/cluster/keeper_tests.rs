@@ -1,7 +1,7 @@
 use met_core::MISSING;
-use met_core::course::Course;
 use met_core::job::{JobKey, LOCAL, QualityKind, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
+use met_core::series::Course;
 use met_sources::rapl::TABLE as METER;
 use met_store::cluster::{Bearer, Log};
 use met_store::{Filter, NodePart};

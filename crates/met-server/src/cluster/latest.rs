@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use met_core::belief;
-use met_core::course::Course;
 use met_core::job::{Emission, JobKey, QualityKind, Record, Summaries, Summary, Totals};
 use met_core::job_table::{
     GPU_MEMORY, GPU_MEMORY_PEAK, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, PROCESSES_PEAK, PROCESSES_RUNNING,
     THREADS_PEAK, THREADS_RUNNING,
 };
+use met_core::series::Course;
 use met_core::{Across, JOB, Kind, MISSING};
 use met_wire::batch::Interim;
 

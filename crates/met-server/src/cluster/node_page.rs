@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use met_core::Table;
-use met_core::course::Course;
+use met_core::series::Course;
 use met_query::query::NodeSpan;
 use met_store::cluster::Log;
 use met_store::{NodePart, Reader, StoreError, node_on};

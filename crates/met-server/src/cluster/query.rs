@@ -1,9 +1,9 @@
 //! Questions to a server, answered from the store, from what waits, and from how running jobs stand.
 
 use anyhow::Result;
-use met_core::course::Course;
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
+use met_core::series::Course;
 use met_core::{JOB, gpu};
 use met_query::jobs::{self, JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;

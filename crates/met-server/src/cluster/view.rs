@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use met_core::course::Course;
+use met_core::cluster_job::together;
 use met_core::gpu;
 use met_core::job::{JobKey, Record};
-use met_core::whole::together;
+use met_core::series::Course;
 use met_store::cluster::{Log, Node};
 use met_store::{Backends, Filter, Page, Reader, StoreError, device_on};
 use met_wire::batch::Subject;

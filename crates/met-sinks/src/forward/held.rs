@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
-use met_core::course::Course;
+use met_core::series::Course;
 use met_core::{JOB, MISSING, Table};
 use met_wire::batch::{Piece, SAMPLES_MAX, Subject};
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
-use met_wire::meaning;
+use met_wire::schema;
 
 use super::{CELLS_MAX, NODE_EVERY, SERIES_BYTES_PER_BATCH, TIMES_MAX, samples_in};
 use crate::event::Samples;
@@ -93,7 +93,7 @@ impl Held {
             }
         }
         let describe = |(name, (table, occurs)): (&str, (&Table, Vec<bool>))| {
-            (name.to_owned(), meaning::describe_some(table, |column| occurs[column]))
+            (name.to_owned(), schema::describe_some(table, |column| occurs[column]))
         };
         occurring.into_iter().map(describe).collect()
     }

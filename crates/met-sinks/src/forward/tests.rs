@@ -5,7 +5,7 @@ use met_core::JOB;
 use met_core::job::{JobKey, LOCAL};
 use met_wire::batch::{PACKED_BYTES_MAX, Piece, Subject};
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
-use met_wire::meaning;
+use met_wire::schema;
 use proptest::prelude::*;
 
 use super::spool::Oldest;
@@ -149,7 +149,7 @@ fn records_and_samples_arrive_once_and_in_order_though_the_server_fails_at_first
     let names: Vec<&str> =
         arrived.iter().flat_map(|batch| &batch.records).map(|record| record.name.as_str()).collect();
     assert_eq!(names.len(), 1201);
-    let described = |batch: &&NodeBatch| batch.header.columns.get(JOB.name) == Some(&meaning::describe(&JOB));
+    let described = |batch: &&NodeBatch| batch.header.columns.get(JOB.name) == Some(&schema::describe(&JOB));
     let with_content = |batch: &&NodeBatch| !batch.records.is_empty() || !batch.pieces.is_empty();
     assert!(arrived.iter().filter(with_content).all(|batch| described(&batch)), "it is said what is meant");
     let mut times = Vec::new();

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use met_core::MISSING;
-use met_core::ended::{Exit, INHERITED, OWN};
+use met_core::process_exits::{Exit, INHERITED, OWN};
 use met_host::netlink::{self, Datagrams, Socket, u16_at, u32_at};
 use met_host::{Host, clock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

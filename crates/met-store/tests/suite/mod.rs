@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use met_core::course::Course;
 use met_core::energy::emission::Factor;
 use met_core::gpu::card;
 use met_core::job::{GpuUse, JobKey, Part, QualityKind, Record, State, Summary};
 use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, READ};
+use met_core::series::Course;
 use met_core::table::{MILLI, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit};
 use met_store::inbox::JobDir;

@@ -1,7 +1,7 @@
 //! What can be asked for. Lists are bounded and continued by `next`; times are RFC 3339.
 
-use met_core::course::Course;
 use met_core::job::State;
+use met_core::series::Course;
 use met_host::clock;
 use met_insight::json;
 use met_query::jobs::{JobsFilter, Meant};

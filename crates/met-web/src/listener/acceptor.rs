@@ -22,10 +22,10 @@ use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
 
+use super::connection_limits::Seats;
 use super::idle_timeout::IdleTimeout;
 use super::passwords::{self, Passwords, Verdict};
 use super::peer::{Certificate, Peer};
-use super::seats::Seats;
 use super::web_config::{Files, WebConfig};
 use super::{Error, Options};
 use met_host::Address;

@@ -10,7 +10,7 @@ use met_core::job::{Origin, ProcessId, Record, State};
 use met_core::job_table::{CPU, CPU_SYSTEM, CPU_USER, MEMORY_PEAK, WALL};
 use met_core::provenance::Account;
 use met_host::Host;
-use met_jobs::enclosure;
+use met_jobs::job_cgroup;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::cli::CancelArgs;
@@ -20,8 +20,8 @@ use met_agent::supervise::{cancel_signal, parse_signal};
 use met_config::Failure;
 use met_core::units;
 use met_jobs::processes::{self, Process};
+use met_query::counters::Reading;
 use met_query::jobs::{self, AllJobs};
-use met_query::reading::Reading;
 use met_query::setting::Setting;
 
 /// How often is looked whether a job has ended, and for new processes of one that does not.
@@ -79,7 +79,7 @@ fn cancel_job(setting: &Setting, record: &Record, signal: i32, grace: Duration) 
             .with_context(|| format!("cannot store the end of job {}", record.key.id))?;
     }
     if let Some(local) = &record.local {
-        enclosure::remove(&local.cgroup);
+        job_cgroup::remove(&local.cgroup);
     }
     let plural = if count == 1 { "" } else { "es" };
     writeln!(stdout, "Cancelled job {} ({count} process{plural})", record.key.id)?;

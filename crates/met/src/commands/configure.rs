@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use met_jobs::layouts::Layout;
+use met_jobs::cgroup_layouts::Layout;
 
 use crate::cli::ConfigureArgs;
 use crate::output;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use met_core::cards::CardNow;
-use met_core::course::Course;
 use met_core::gpu::card;
 use met_core::node::{Freshness, NodeRow};
+use met_core::series::Course;
 use met_core::{Kind, MISSING};
 use met_host::clock;
 use met_sources::{Choice, Options, Pace, SOURCES, SourceSpec};
@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use crate::cli::NodeArgs;
 use crate::output;
 use crate::view::{self, node, node_course};
-use met_agent::idle_power;
+use met_agent::idle_power_file;
 use met_agent::sampler::{self, Sampler};
 use met_config::Failure;
 use met_core::energy::EnergyWindow;
@@ -40,7 +40,7 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     }
     let progress = Progress::begin();
     let mut sampler = open(setting);
-    sampler.energy().recall_idle(idle_power::known(setting));
+    sampler.energy().recall_idle(idle_power_file::known(setting));
     sampler.look();
     std::thread::sleep(BETWEEN_LOOKS);
     // Asked now, taken over when it is there.

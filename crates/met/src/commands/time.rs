@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use met_core::holding;
+use met_core::gpu_holding;
 use met_core::job::{Origin, Record};
 use met_host::{Host, clock};
 use met_store::inbox::JobDir;
@@ -18,7 +18,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::cli::TimeArgs;
 use crate::view::{self, Style};
-use met_agent::idle_power;
+use met_agent::idle_power_file;
 use met_agent::launch::{self, Draft, Supervisor};
 use met_agent::sampler::{Known, Sampled, Sampler};
 use met_agent::supervise::Notice;
@@ -167,7 +167,7 @@ impl Sampling {
         match self {
             Sampling::From(at, record) if *at <= Instant::now() => {
                 let mut sampler = Sampler::of_energy(setting.host.clone(), interval, &setting.config);
-                sampler.energy().recall_idle(idle_power::known(setting));
+                sampler.energy().recall_idle(idle_power_file::known(setting));
                 let added = sampler.add(record);
                 *self = added.map_or(Sampling::Not, |slot| Sampling::By(Box::new(sampler), slot));
             }
@@ -198,7 +198,7 @@ fn miss_cards(host: &Host, troubles: &[String]) {
     }
     let mut environ = Vec::new();
     let _ = host.read_small("/proc/self/environ", &mut environ);
-    let given = holding::of_environ(&environ);
+    let given = gpu_holding::of_environ(&environ);
     let sources: Vec<&str> = given.iter().map(|holding| holding.source).collect();
     for trouble in troubles.iter().filter(|_| !given.is_empty()) {
         let source = sources.join(", ");

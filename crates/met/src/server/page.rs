@@ -21,7 +21,7 @@ use met_sinks::service_discovery::{self, Target};
 use met_sinks::snapshot::{Job, Rows, Snapshot};
 use met_web::listener::Peer;
 
-use met_agent::daemon::board::{Wanted, about, nothing};
+use met_agent::daemon::last_tick::{Wanted, about, nothing};
 use met_agent::daemon::listening::{respond, wanted};
 use met_query::jobs::{self, JobsFilter};
 

@@ -1,10 +1,10 @@
 //! What people see of cards, in every view.
 
 use expect_test::{Expect, expect};
-use met_core::course::Course;
 use met_core::gpu::card;
 use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
+use met_core::series::Course;
 use met_core::{JOB, MISSING};
 use met_insight::report::{Machine, report};
 

@@ -1,7 +1,7 @@
 //! The machine over time: one plot for each thing that it has and that did something.
 
 use met_core::Table;
-use met_core::course::Course;
+use met_core::series::Course;
 use met_insight::json;
 use met_insight::resample::{self, Bin};
 use met_sources::network::device;

@@ -1,8 +1,8 @@
 //! The course of a job over time, in a few lines of a terminal.
 
-use met_core::course::Course;
 use met_core::gpu::card;
 use met_core::job_table as column;
+use met_core::series::Course;
 use met_insight::resample::{self, Bin};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;

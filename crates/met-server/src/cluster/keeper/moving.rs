@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use met_core::Table;
-use met_core::course::Course;
 use met_core::job::JobKey;
+use met_core::series::Course;
 use met_store::{StoreError, device_on, node_on};
 use met_wire::batch::{NodeBatch, Piece, Subject};
 use met_wire::block;

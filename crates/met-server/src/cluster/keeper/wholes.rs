@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use met_core::bounds;
+use met_core::cluster_job::{distance_ns, together, whole};
 use met_core::job::{JobKey, Record, Summaries};
 use met_core::managers::spans_nodes;
-use met_core::whole::{distance_ns, together, whole};
 use met_jobs::scheduler::join;
 use met_store::cluster::{Log, NodeJob, NodeJobKey};
 use met_store::{StoreError, Writer};

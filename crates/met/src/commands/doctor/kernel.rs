@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use met_host::cgroup::{Hierarchies, Kind};
-use met_jobs::enclosure::{Enable, Enclosure};
+use met_jobs::job_cgroup::{Enable, Enclosure};
 
 use super::{Finding, Health};
 use met_agent::supervise::perf_allowed;

@@ -9,7 +9,7 @@ use met_host::Targets;
 use met_sources::{Options, Runner, SOURCES, Shortfall, SourceSpec, TickInfo, Unavailable};
 
 use super::{Finding, Health};
-use met_agent::idle_power;
+use met_agent::idle_power_file;
 use met_agent::node_energy;
 use met_agent::sampler::{self, METERS, Sampler};
 use met_core::units;
@@ -177,7 +177,7 @@ pub(super) fn energy(setting: &Setting, status: Option<&Status>) -> Vec<Finding>
 /// Idle power: configured, learned, or not known yet.
 fn idle_power(setting: &Setting, status: Option<&Status>) -> Finding {
     let reported = status.map(|status| status.idle.clone()).filter(|idle| !idle.is_empty());
-    let learned = reported.unwrap_or_else(|| idle_power::known(setting));
+    let learned = reported.unwrap_or_else(|| idle_power_file::known(setting));
     idle_finding(setting.config.energy.idle_watts, &learned, jobs::now_ns())
 }
 

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use met_core::job::{JobKey, Record};
 use met_host::Host;
-use met_jobs::shadow::Shadow;
+use met_jobs::perf_cgroup::Shadow;
 use met_store::Writer;
 
 use super::live_settings::LiveSettings;
-use super::plain;
+use super::process_groups;
 use super::registry::{Registry, is_found};
-use super::sampling::Sampling;
+use super::sampler_thread::Sampling;
 use met_jobs::processes;
 
 /// Where the store remembers the directories: a daemon that is killed cannot remove them.
@@ -131,7 +131,7 @@ impl Shadows {
 
 /// Whether a job that somebody else started has cgroups of v1 alone.
 fn lacks_directory(record: &Record) -> bool {
-    let local = record.local.as_ref().filter(|_| is_found(record) && !plain::is_plain(record));
+    let local = record.local.as_ref().filter(|_| is_found(record) && !process_groups::is_plain(record));
     local.is_some_and(|local| !local.cgroup.is_empty() && local.cgroup.unified.is_none())
 }
 

@@ -9,21 +9,21 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use met_core::course::Course;
 use met_core::energy::Balance;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
-use met_core::holding::Holding;
+use met_core::gpu_holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
+use met_core::series::Course;
 use met_host::{Host, clock};
 use met_sinks::bus::Ticker;
 use met_sources::{Options, Pulse};
 use met_store::{Device, NodePart};
 
-use super::board::Board;
-use super::memory;
-use super::rest::Rest;
-use super::unflushed::{self, Wanted};
+use super::idle_readings::Rest;
+use super::last_tick::Board;
+use super::memory_release;
+use super::unflushed_samples::{self, Wanted};
 use super::watchdog::{SURE_AFTER, Watchdog};
 use crate::node_energy::Charged;
 use crate::node_series::NodeCourse;
@@ -305,15 +305,17 @@ impl Sampling {
     /// Copies of the samples that the next [`Sampling::drain`] takes out.
     pub(super) fn peek(&self, wanted: Wanted) -> Vec<Course> {
         self.glance(move |worker| {
-            unflushed::peek(&wanted, &worker.sampler, &worker.slots, &worker.undelivered.drained)
+            unflushed_samples::peek(&wanted, &worker.sampler, &worker.slots, &worker.undelivered.drained)
         })
         .unwrap_or_default()
     }
 
     /// The parts of the machine of which there are such samples.
     pub(super) fn peek_parts(&self, since_ms: i64) -> Vec<NodePart> {
-        self.glance(move |worker| unflushed::parts(since_ms, &worker.sampler, &worker.undelivered.drained))
-            .unwrap_or_default()
+        self.glance(move |worker| {
+            unflushed_samples::parts(since_ms, &worker.sampler, &worker.undelivered.drained)
+        })
+        .unwrap_or_default()
     }
 
     pub fn live(&self) -> HashMap<JobKey, Live> {
@@ -562,8 +564,8 @@ impl Worker {
         let has_meters = !self.sampler.energy().meters().is_empty();
         if rest.took(clock::boottime_ns(), has_meters) {
             self.sampler.end_look_at_rest();
-            memory::give_back_free();
-            memory::give_back_code();
+            memory_release::give_back_free();
+            memory_release::give_back_code();
         }
     }
 

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use met_core::course::Course;
 use met_core::job::JobKey;
+use met_core::series::Course;
 use met_store::NodePart;
 
-use super::sampling::Drained;
+use super::sampler_thread::Drained;
 use crate::sampler::Sampler;
 
 /// Whose samples are requested.

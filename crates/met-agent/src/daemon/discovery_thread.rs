@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use met_host::Host;
+use met_jobs::cgroup_layouts::Layouts;
 use met_jobs::discover::{Discovery, Event, Health};
-use met_jobs::layouts::Layouts;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Resource, Rlimit, setpriority_process, setrlimit};
 

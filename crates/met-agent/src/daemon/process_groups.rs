@@ -8,13 +8,13 @@ use met_core::job::{CgroupPaths, JobKey, Local, Origin, ProcessId, QualityKind, 
 use met_core::job_table::{CPU, PROCESSES};
 use met_host::cgroup::{Hierarchies, Mount};
 use met_host::{Host, clock};
-use met_jobs::layouts::Layouts;
+use met_jobs::cgroup_layouts::Layouts;
 use met_jobs::sessions::{
     self, By, Change, Group, GroupId, Grouping, Key, Look, Now, Process, ProcessTable, Rules,
 };
 
 use super::registry::Registry;
-use super::sampling::Sampling;
+use super::sampler_thread::Sampling;
 use met_config::Place;
 use met_config::{Jobs, Plain};
 use met_host::users;
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn groups_that_are_jobs_are_followed_to_their_end_when_a_resource_manager_comes() {
         let root = tempfile::tempdir().unwrap();
-        let mut service = super::super::unwritten::tests::service(root.path());
+        let mut service = super::super::write_retries::tests::service(root.path());
         let place = Place { system: true, ..service.place.clone() };
         let new = Groups::of(&service.host, &met_config::Config::default().jobs, &place, true).unwrap();
         assert!(new.unless_managed);
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn what_a_look_counted_is_shown_where_a_sample_knows_of_less() {
         let root = tempfile::tempdir().unwrap();
-        let mut service = super::super::unwritten::tests::service(root.path());
+        let mut service = super::super::write_retries::tests::service(root.path());
         let place = Place { system: true, ..service.place.clone() };
         service.discovery.groups =
             Groups::of(&service.host, &met_config::Config::default().jobs, &place, true);

@@ -279,5 +279,5 @@ pub fn about(record: &Record) -> About {
 }
 
 #[cfg(test)]
-#[path = "board_tests.rs"]
+#[path = "last_tick_tests.rs"]
 mod tests;

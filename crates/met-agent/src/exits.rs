@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use met_core::attribute::JobMap;
-use met_core::ended::{Exit, ExitLedger, Gone, Living, OWN};
+use met_core::process_exits::{Exit, ExitLedger, Gone, Living, OWN};
 use met_core::{MISSING, Subject};
 use met_host::{Host, Targets, TaskRole, TaskTarget, clock, parse};
 use met_sources::taskstats::exits::{Exits, News};

@@ -331,5 +331,5 @@ fn around(job: u32, living: &impl Living) -> impl Iterator<Item = u32> {
 }
 
 #[cfg(test)]
-#[path = "ended_tests.rs"]
+#[path = "process_exits_tests.rs"]
 mod tests;

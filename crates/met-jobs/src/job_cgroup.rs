@@ -11,7 +11,7 @@ use met_host::Host;
 use met_host::cgroup::{Hierarchies, Kind};
 use rustix::fs::{Mode, OFlags};
 
-use crate::layouts;
+use crate::cgroup_layouts;
 
 /// The directories made for one job, open for the child to enter. Whatever could not be made is absent.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl Enclosure {
         let mut enclosure = Enclosure::default();
         let hierarchies = host.hierarchies();
         let Ok(home) = hierarchies.of_process(host, caller) else { return enclosure };
-        if !matches!(layouts::resource_manager_of(host, caller), Ok(None)) {
+        if !matches!(cgroup_layouts::resource_manager_of(host, caller), Ok(None)) {
             return enclosure;
         }
         if let (Some(home), Some(mount)) = (&home.unified, &hierarchies.unified) {

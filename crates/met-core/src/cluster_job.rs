@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::belief::{self, Speaker};
-use crate::course::Course;
 use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, Totals};
 use crate::managers::spans_nodes;
+use crate::series::Course;
 use crate::{Across, JOB, Kind, MISSING};
 
 /// Nodes begin the same run of a job this close to each other; a run after a requeue begins later.
@@ -197,5 +197,5 @@ fn combined(across: Across, known: &[i64]) -> i64 {
 }
 
 #[cfg(test)]
-#[path = "whole_tests.rs"]
+#[path = "cluster_job_tests.rs"]
 mod tests;

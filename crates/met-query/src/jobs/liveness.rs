@@ -3,7 +3,7 @@
 use met_core::belief::{self, Sample};
 use met_core::job::{CgroupPaths, Local, Origin, ProcessId, Record, State};
 use met_host::{Host, Liveness, parse};
-use met_jobs::enclosure;
+use met_jobs::job_cgroup;
 use met_store::Queries;
 
 use crate::live::Live;
@@ -86,7 +86,7 @@ pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) -> Vec<CgroupPaths> {
     let is_ours = |local: &&Local| local.origin != Origin::Found && local.boot_id == host.facts().boot_id;
     let over = jobs.iter().filter(|record| !record.state.is_live());
     let cgroups = over.filter_map(|record| record.local.as_ref()).filter(is_ours).map(|local| &local.cgroup);
-    cgroups.filter(|cgroup| !enclosure::remove(cgroup)).cloned().collect()
+    cgroups.filter(|cgroup| !job_cgroup::remove(cgroup)).cloned().collect()
 }
 
 /// Adds what is known of a running job to its record.
