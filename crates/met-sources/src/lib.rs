@@ -310,8 +310,17 @@ mod tests {
         #[allow(clippy::disallowed_methods, reason = "the test looks at the source tree, not at a machine")]
         let entries = std::fs::read_dir(here).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let shared =
-            ["lib", "self_cost", "fixture_tests", "fuzz", "background", "command", "parts", "pulse", "sysfs"];
+        let shared = [
+            "lib",
+            "self_cost",
+            "fixture_tests",
+            "fuzz",
+            "background",
+            "command",
+            "row_parts",
+            "heartbeat",
+            "sysfs",
+        ];
         for name in names {
             let source = name.trim_end_matches(".rs");
             if shared.contains(&source) {
