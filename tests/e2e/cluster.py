@@ -951,7 +951,7 @@ def joining_with_a_bad_address_or_token_says_what_is_wrong(world):
         join(made.url, token[:-1] + "x", "--plain").refused("401")
         join(made.url, "", "--plain").refused("no token")
         join(made.url, "bad", "--plain").refused("is not a token")
-        join("https://", token).refused("no address")
+        join("https://", token).refused("is not a server address")
         join(f"http://{made.server.address}:1", token, "--plain").refused("refused")
         node.met("daemon", "--join", made.url, "--node", "n6", "--plain", input=token.encode()).refused("--node n7")
         path = os.path.join(node.folder, "open-token")

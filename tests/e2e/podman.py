@@ -23,7 +23,9 @@ def a_container_is_a_job_with_its_name(world):
         equal((record["job"]["manager"], record["job"]["state"]), ("podman", "running"), "manager and state")
         eventually(lambda: found(world, container)["totals"].get("cpu_seconds", 0) > 0.5, "its CPU time is counted")
         eventually(lambda: found(world, container)["job"]["name"] == "e2e-train", "its name is known")
-        equal(record["allocated"].get("memory_bytes"), 64 << 20, "memory that it may use")
+        # Its directory is there a moment before its limits are.
+        eventually(lambda: found(world, container)["allocated"].get("memory_bytes") == 64 << 20,
+                   lambda: f"memory that it may use: {found(world, container)['allocated']}")
         world.met("cancel", f"podman:{container}").refused("podman stop", code=1)
     finally:
         GROUND.command("podman", "rm", "--force", "--time", "0", container)

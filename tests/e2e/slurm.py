@@ -235,7 +235,7 @@ def a_requeued_slurm_job_has_two_incarnations(world):
         GROUND.command("scontrol", "update", f"JobId={job}", "StartTime=now", check_code=False)
         return os.path.exists(user.path("cpu.1"))
 
-    eventually(released, "it runs again", 160, pause_s=4)
+    eventually(released, "it runs again", 185, pause_s=15)
     recorded(world, job, "COMPLETED")
     records = eventually(lambda: two(incarnations(world, job)), lambda: f"two incarnations: {incarnations(world, job)}")
     equal([record["job"]["manager_state"] for record in records], ["REQUEUED", "COMPLETED"], "what Slurm says of them")
