@@ -478,6 +478,38 @@ mod tests {
         }
     }
 
+    #[test]
+    fn only_a_gpu_that_is_known_to_do_nothing_is_free() {
+        let is_free = |parent: &str, known: &[(usize, i64)], holders: Vec<(u32, &GpuUseSince)>| {
+            let (mut labels, mut cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
+            labels[label::PARENT] = parent.to_owned();
+            known.iter().for_each(|&(column, cell)| cells[column] = cell);
+            let now = CardNow { labels: &labels, cells: &cells, processes: Vec::new(), holders };
+            let record = sample::bare(7, "holder");
+            let keys = HashMap::from([(3, record.key.clone())]);
+            let known = HashMap::from([(record.key.clone(), record)]);
+            line(&Host::real().unwrap(), &now, &keys, &known, &Openers::new()).is_free
+        };
+        let quiet = [(card::PROCESSES, 0), (card::UTILIZATION, 0)];
+        assert!(is_free("", &quiet, Vec::new()));
+        let since = GpuUseSince { held_ns: 1, idle_ns: Some(1) };
+        assert!(!is_free("", &quiet, vec![(3, &since)]), "a job holds it");
+        for not_free in [
+            vec![],
+            vec![(card::PROCESSES, 0)],
+            vec![(card::PROCESSES, 1), (card::UTILIZATION, 0)],
+            vec![(card::PROCESSES, 0), (card::UTILIZATION, 10)],
+            vec![(card::PROCESSES, 0), (card::UTILIZATION, 0), (card::SLICES, 7)],
+            vec![(card::MEMORY_USED, 500), (card::MEMORY_TOTAL, 1000), (card::UTILIZATION, 0)],
+        ] {
+            assert!(!is_free("", &not_free, Vec::new()), "{not_free:?}");
+        }
+        let almost_empty = [(card::MEMORY_USED, 5), (card::MEMORY_TOTAL, 1000), (card::UTILIZATION, 0)];
+        assert!(is_free("", &almost_empty, Vec::new()), "a driver that lists no processes");
+        assert!(is_free("GPU-b", &[(card::LIST_AGE, 1)], Vec::new()), "a MIG instance");
+        assert!(!is_free("GPU-b", &[], Vec::new()), "nobody knows who is on it");
+    }
+
     fn cards() -> Vec<CardLine> {
         let card = |vendor: &str, index: &str, is_free| CardLine {
             vendor: vendor.to_owned(),
