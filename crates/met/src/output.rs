@@ -36,8 +36,10 @@ impl Output {
         write!(self, "\x1b[2J")?;
         loop {
             let text = text(&self.style())?;
-            let rows =
-                rustix::termios::tcgetwinsize(&self).map_or(usize::MAX, |size| usize::from(size.ws_row));
+            let size = rustix::termios::tcgetwinsize(&self);
+            // A terminal that does not know its size says 0.
+            let rows = size.map_or(0, |size| usize::from(size.ws_row));
+            let rows = if rows == 0 { usize::MAX } else { rows };
             // Drawn over the old one line by line: a cleared screen flickers. What does not fit is left out.
             let shown = text.lines().take(rows.saturating_sub(1));
             let lines = shown.map(|line| format!("{line}\x1b[K\n")).collect::<String>();

@@ -26,6 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// In this time the expensive readings (use by process) are taken twice.
 const LOOK_FOR: Duration = Duration::from_millis(1200);
 const LOOKS: u32 = 6;
+/// Between two looks, which take a second themselves where there are cards.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// Descriptors of one process that are looked through for cards.
 const DESCRIPTORS_MAX: usize = 4096;
 /// By these programs compute; what draws has others.
@@ -37,7 +39,7 @@ const UNSEEN: u32 = 0;
 pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
     let mut stdout = output::stdout();
     if args.watch {
-        return stdout.keep_on_screen(Duration::ZERO, |style| {
+        return stdout.keep_on_screen(WATCH_EVERY, |style| {
             let (lines, troubles) = look(setting)?;
             let troubles = troubles.iter().map(|trouble| format!("{trouble}\n")).collect::<String>();
             Ok(gpus::cards(&lines, jobs::now_ns(), style) + &troubles)
@@ -110,6 +112,9 @@ fn free(lines: &[CardLine], count: usize, by_uuid: bool) -> Result<String, Strin
         by_vendor.entry(&line.vendor).or_default().push(name);
     }
     let most = by_vendor.into_values().max_by_key(Vec::len).unwrap_or_default();
+    if lines.is_empty() {
+        return Err("no GPU can be read; `met doctor` says why".to_owned());
+    }
     if most.len() < count {
         let all = lines.len();
         return Err(format!(
