@@ -9,7 +9,7 @@ use met_jobs::job_cgroup;
 use met_query::jobs::{self, Imported};
 use met_store::{Filter, Writer, inbox};
 
-use super::registry::is_found;
+use super::registry::{Registry, is_found};
 use super::service::Ended;
 use met_config::Place;
 
@@ -17,8 +17,8 @@ use met_config::Place;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// When so many jobs wait they are imported: each makes a list a little slower.
 const PENDING_MAX: usize = 16;
-/// Fewer wait for so long.
-const IMPORT_EVERY: Duration = Duration::from_secs(60);
+/// Fewer wait for so long: the server of a cluster has them within ten seconds of their end.
+const IMPORT_EVERY: Duration = Duration::from_secs(5);
 /// From the first try to remove a cgroup in which there are processes, to the longest time between two.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -29,6 +29,7 @@ const EARLIER_JOBS: usize = 8;
 
 pub(super) struct Housekeeping {
     looked: Instant,
+    /// Or found that there was nothing to import.
     imported: Instant,
     /// Of jobs that are over, with processes that are not.
     cgroups: Vec<CgroupPaths>,
@@ -98,7 +99,14 @@ impl Housekeeping {
     }
 
     /// Looks at what others left, if that is due; whether the inbox is to be imported.
-    pub(super) fn look(&mut self, now: Instant, host: &Host, place: &Place, writer: &Writer) -> bool {
+    pub(super) fn look(
+        &mut self,
+        now: Instant,
+        host: &Host,
+        place: &Place,
+        writer: &Writer,
+        registry: &Registry,
+    ) -> bool {
         if now < self.looked + LOOK_EVERY {
             return false;
         }
@@ -110,7 +118,14 @@ impl Housekeeping {
         }
         jobs::remove_left_cgroups(&place.state);
         let pending = inbox::pending_ends(&place.state);
-        pending >= PENDING_MAX || pending > 0 && now >= self.imported + IMPORT_EVERY
+        if pending >= PENDING_MAX {
+            return true;
+        }
+        if now < self.imported + IMPORT_EVERY {
+            return false;
+        }
+        self.imported = now;
+        pending > 0 || jobs::has_lost(&place.state, host, |key| registry.jobs.contains_key(key))
     }
 
     /// The ends that were imported. What cannot be imported, on a full disk, is read where it is.

@@ -536,7 +536,7 @@ impl Service {
         if self.recorder.repairs.begin(now) {
             self.recorder.look_after_store(&self.registry);
         }
-        if self.housekeeping.look(now, &self.host, &self.place, &self.recorder.writer) {
+        if self.housekeeping.look(now, &self.host, &self.place, &self.recorder.writer, &self.registry) {
             self.import();
         }
     }

@@ -302,6 +302,23 @@ mod tests {
     }
 
     #[test]
+    fn a_job_whose_supervisor_died_before_it_announced_it_is_imported_as_lost() {
+        let root = tempfile::tempdir().unwrap();
+        let mut service = service(root.path());
+        let received = listen(&mut service);
+        let (id, dir) = met_store::inbox::JobDir::reserve(&root.path().join("state"), 1).unwrap();
+        let mut record = running(u32::try_from(id).unwrap());
+        if let Some(local) = &mut record.local {
+            (local.origin, local.main) = (Origin::Run, None);
+        }
+        dir.write_start(&record).unwrap();
+        service.tidy(Instant::now() + Duration::from_secs(10));
+        assert_eq!(next(&received), format!("Ended {id}"));
+        assert_eq!(service.recorder.writer.get(&record.key).unwrap().unwrap().state, State::Lost);
+        service.close();
+    }
+
+    #[test]
     fn without_sinks_there_is_no_bus_to_speak_of() {
         let root = tempfile::tempdir().unwrap();
         let service = service(root.path());

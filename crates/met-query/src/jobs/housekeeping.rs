@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use met_config::Storage;
-use met_core::job::{CgroupPaths, Origin, Record, State};
+use met_core::job::{CgroupPaths, JobKey, Origin, Record, State};
 use met_host::Host;
 use met_store::{Retained, Retention, StoreError, Writer, inbox};
 
@@ -124,6 +124,18 @@ pub struct Imported {
     pub ended: Vec<Record>,
     /// Cgroups of these in which processes are left.
     pub left: Vec<CgroupPaths>,
+}
+
+/// Whether the inbox holds a job that nobody follows any more: its supervisor is gone and has written no end.
+pub fn has_lost(state: &Path, host: &Host, is_followed: impl Fn(&JobKey) -> bool) -> bool {
+    let pending = inbox::pending(state).unwrap_or_default();
+    pending.iter().filter(|folder| !folder.has_end()).any(|folder| {
+        let Some(mut record) = folder.read().start.filter(|start| !is_followed(&start.key)) else {
+            return false;
+        };
+        settle(host, &mut record);
+        record.state == State::Lost
+    })
 }
 
 /// Takes what is in the inbox into the store. Jobs whose supervisor is gone are lost.
