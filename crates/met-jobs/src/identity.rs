@@ -6,14 +6,25 @@
 mod limits;
 pub(crate) mod variables;
 
+use std::time::Duration;
+
 use met_core::gpu_holding::{self, CardRef, Holding};
-use met_core::job::{CgroupPaths, ProcessId, Record, Resources, Scheduling};
+use met_core::job::{CgroupPaths, JobKey, ProcessId, Record, Resources, Scheduling};
 use met_core::managers;
 use met_host::{Host, PidPath, clock, parse};
 
-use variables::{ENVIRON_BYTES_MAX, VALUE_BYTES_MAX, Variables};
+use variables::{ENVIRON_BYTES_MAX, VALUE_BYTES_MAX, Variables, is_sluid};
 
-pub use variables::{host_list, is_sluid};
+pub use variables::host_list;
+
+/// A job that is found under a name of its directory is asked for its number within moments, if it tells it at all.
+pub const NAMED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Whether a job of Slurm is known by the name of its directory alone. Sinks get it when its number is known, or after
+/// [`NAMED_WITHIN`]: they cannot follow it from one name to another.
+pub fn is_unnamed(key: &JobKey) -> bool {
+    key.manager == "slurm" && is_sluid(&key.id)
+}
 
 /// A job may have thousands of processes; the first ones know all that there is to know.
 const PROCESSES_MAX: usize = 256;

@@ -195,9 +195,13 @@ enum Outlet {
     None,
 }
 
+/// Fills in what a sink with a queue of its own knows about itself.
+pub type Details = Arc<dyn Fn(&mut Status) + Send + Sync>;
+
 struct Lane {
     interest: Interest,
     shared: Arc<Shared>,
+    details: Option<Details>,
     outlet: Outlet,
 }
 
@@ -258,19 +262,20 @@ impl Bus {
             },
             Outlet::Queued,
         );
-        self.lanes.push(Lane { interest, shared, outlet });
+        self.lanes.push(Lane { interest, shared, details: None, outlet });
     }
 
     /// Adds a sink that has a queue of its own: events are handed to it directly.
-    pub fn add_direct(&mut self, name: &str, interest: Interest, sink: Box<dyn Sink>) {
+    pub fn add_direct(&mut self, name: &str, interest: Interest, sink: Box<dyn Sink>, details: Details) {
         let shared = Shared::new(Status::new(name));
-        self.lanes.push(Lane { interest, shared, outlet: Outlet::Direct(sink) });
+        self.lanes.push(Lane { interest, shared, details: Some(details), outlet: Outlet::Direct(sink) });
     }
 
     /// Adds a sink that could not be opened, so that its status says why.
     pub fn add_failed(&mut self, status: Status) {
         let shared = Shared::new(status);
-        self.lanes.push(Lane { interest: Interest::default(), shared, outlet: Outlet::None });
+        let (interest, outlet) = (Interest::default(), Outlet::None);
+        self.lanes.push(Lane { interest, shared, details: None, outlet });
     }
 
     /// Whether an event of this kind is worth being made.
@@ -316,20 +321,15 @@ impl Bus {
 
     /// The state of each sink, in the order of the configuration.
     pub fn status(&self) -> Vec<Status> {
-        let status = |lane: &Lane| {
-            let mut status = lane.shared.status();
-            if let Outlet::Direct(sink) = &lane.outlet {
-                sink.status(&mut status);
-            }
-            status
-        };
-        self.lanes.iter().map(status).collect()
+        self.lanes.iter().map(|lane| status_of(&lane.shared, lane.details.as_ref())).collect()
     }
 
     /// The same for a page, also when this is gone.
     pub fn watch(&self) -> impl Fn() -> Rows + Send + Sync + use<> {
-        let lanes: Vec<_> = self.lanes.iter().map(|lane| Arc::clone(&lane.shared)).collect();
-        move || rows(&lanes.iter().map(|shared| shared.status()).collect::<Vec<_>>())
+        let lanes: Vec<_> =
+            self.lanes.iter().map(|lane| (Arc::clone(&lane.shared), lane.details.clone())).collect();
+        let status = |(shared, details): &(Arc<Shared>, Option<Details>)| status_of(shared, details.as_ref());
+        move || rows(&lanes.iter().map(status).collect::<Vec<_>>())
     }
 
     /// Delivers what is queued, as far as sinks take it in time.
@@ -367,6 +367,12 @@ impl Bus {
             }
         }
     }
+}
+
+fn status_of(shared: &Shared, details: Option<&Details>) -> Status {
+    let mut status = shared.status();
+    details.into_iter().for_each(|details| details(&mut status));
+    status
 }
 
 /// The figures of sinks for a page.

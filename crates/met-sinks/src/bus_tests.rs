@@ -80,6 +80,24 @@ fn of(bus: &Bus, name: &str) -> Status {
 }
 
 #[test]
+fn the_page_and_the_status_say_the_same_of_a_sink_with_its_own_queue() {
+    let (taken, _) = channel();
+    let refuses_ends: Behaviour = Arc::new(|event| match event.kind() {
+        Kind::Ended => Err(SinkError::Lost("full".to_owned())),
+        _ => Ok(()),
+    });
+    let mut bus = Bus::default();
+    let puppet = Puppet { taken, behaviour: refuses_ends };
+    let details: Details = Arc::new(|status| status.dropped += 40);
+    bus.add_direct("puppet", interest(&[]), Box::new(puppet), details);
+    let page = bus.watch();
+    [started(1), ended(1), ended(2)].iter().for_each(|event| bus.publish(event));
+    let status = &bus.status()[0];
+    assert_eq!((status.delivered, status.dropped, status.failed), (1, 42, 2));
+    assert_eq!(format!("{:?}", page()), format!("{:?}", rows(&bus.status())));
+}
+
+#[test]
 fn a_bus_without_sinks_wants_nothing_and_holds_nothing() {
     let mut bus = Bus::default();
     assert!(bus.is_empty() && bus.ticker().is_none() && !bus.wants(Kind::Ended) && bus.within().is_none());

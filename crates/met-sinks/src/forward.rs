@@ -245,14 +245,15 @@ impl Forward {
     }
 
     /// Hands over samples. When nobody takes them in time they are given up, and counted.
-    fn offer(&self, samples: &Arc<Samples>) {
+    fn offer(&self, samples: &Arc<Samples>) -> Result<(), SinkError> {
         let course = &samples.course;
-        if course.is_empty() {
-            return;
-        }
-        if let Err(TrySendError::Full(_)) = self.queue.try_send(Message::Samples(Arc::clone(samples))) {
+        if !course.is_empty()
+            && let Err(TrySendError::Full(_)) = self.queue.try_send(Message::Samples(Arc::clone(samples)))
+        {
             self.shared.lock().lost_in_queue += samples_in(course, 0..course.len());
+            return Err(SinkError::Lost("its queue is full".to_owned()));
         }
+        Ok(())
     }
 
     /// There is a record that people wait for.
@@ -271,6 +272,12 @@ impl Forward {
         move || shared.rows()
     }
 
+    /// What its status says beside the events that it took.
+    pub fn details(&self) -> bus::Details {
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move |status| status.add_forward(shared.status()))
+    }
+
     /// Spools what there is. What is not sent waits for the next one.
     pub fn stop(mut self) {
         let _ = self.queue.send(Message::Stop);
@@ -287,16 +294,12 @@ impl Sink for Forward {
     fn take(&mut self, event: &Event) -> Result<(), SinkError> {
         match event {
             Event::Started(_) | Event::Ended(_) => self.hurry(),
-            Event::Samples(samples) => self.offer(samples),
+            Event::Samples(samples) => return self.offer(samples),
             // One that finds no room comes again.
             Event::Interim(standing) => drop(self.queue.try_send(Message::Interim(Arc::clone(standing)))),
             Event::Tick(_) => {}
         }
         Ok(())
-    }
-
-    fn status(&self, status: &mut bus::Status) {
-        status.add_forward(self.shared.status());
     }
 
     fn close(self: Box<Self>) {

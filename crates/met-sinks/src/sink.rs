@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use met_core::Table;
 
-use crate::bus::Status;
 use crate::event::{Event, Kind};
 
 /// Takes events, each sink in a thread of its own.
@@ -17,9 +16,6 @@ pub trait Sink: Send {
     fn idle(&mut self) -> Result<(), SinkError> {
         Ok(())
     }
-
-    /// Fills in what a sink with a queue of its own knows about itself.
-    fn status(&self, _status: &mut Status) {}
 
     fn close(self: Box<Self>) {}
 }

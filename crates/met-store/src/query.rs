@@ -71,7 +71,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    fn accepts(&self, record: &Record) -> bool {
+    pub fn accepts(&self, record: &Record) -> bool {
         self.since_ns.is_none_or(|since_ns| sort_ns(record) >= since_ns)
             && self.after.as_ref().is_none_or(|after| Cursor::of(record) < *after)
             && self.until_ns.is_none_or(|until_ns| sort_ns(record) < until_ns)

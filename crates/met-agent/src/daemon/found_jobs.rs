@@ -164,12 +164,6 @@ pub(super) fn new_record(host: &Host, registry: &Registry, writer: &Writer, foun
     record
 }
 
-/// Whether a job of Slurm is known by the name of its directory alone. Sinks learn of it when its number is known, or at
-/// its end: they cannot follow it from one name to another.
-pub(super) fn is_unnamed(key: &JobKey) -> bool {
-    key.manager == "slurm" && identity::is_sluid(&key.id)
-}
-
 /// How it ended only its manager knows; that it was killed for its memory, the kernel, too.
 pub(super) fn end(record: &mut Record) {
     let killed = record.totals.get(OOM_KILLS).is_some_and(|kills| kills > 0);

@@ -4,10 +4,10 @@
 use anyhow::Result;
 use met_core::job::{JobKey, Record, State, Totals};
 use met_core::job_table::{CPU, PROCESSES};
-use met_core::listing::Cursor;
+use met_core::listing::{self, Cursor};
 use met_core::series::Course;
 use met_core::{JOB, Table, gpu};
-use met_store::{NodePart, Page};
+use met_store::{Filter, NodePart, Page};
 
 use super::found_jobs;
 use super::registry::is_found;
@@ -22,8 +22,10 @@ use met_query::viewer::Viewer;
 impl Query for Service {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(query::nothing()) };
-        let mut page = self.recorder.writer.page(&filter.to_store_for_reply())?;
+        let stored = filter.to_store_for_reply();
+        let mut page = self.recorder.writer.page(&stored)?;
         let warnings = damage(self, viewer);
+        add_unwritten(self, &stored, &mut page);
         add_live(self, &mut page.jobs);
         filter.retain_states(&mut page.jobs);
         Ok((page, warnings))
@@ -129,6 +131,19 @@ fn damage(service: &Service, viewer: &Viewer) -> Vec<String> {
         (false, count) => format!("the store was damaged; {count} jobs were lost, of all users'"),
     });
     query::warn_unreadable(viewer, &names).into_iter().chain(lost).collect()
+}
+
+/// Adds jobs that are over and that the store still has as running, if it was asked for those that are over.
+fn add_unwritten(service: &Service, filter: &Filter, page: &mut Page) {
+    let Page { jobs, next } = page;
+    let is_here = |record: &Record| next.as_ref().is_none_or(|next| Cursor::of(record) >= *next);
+    let ends = service.recorder.unwritten.ends.iter().filter(|end| filter.accepts(end) && is_here(end));
+    let missing: Vec<Record> =
+        ends.filter(|end| jobs.iter().all(|job| job.key != end.key)).cloned().collect();
+    if !missing.is_empty() {
+        jobs.extend(missing);
+        listing::sort(jobs);
+    }
 }
 
 /// Brings jobs up to date with ends that are not written yet and with figures of those that run.

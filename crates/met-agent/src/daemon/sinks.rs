@@ -3,26 +3,23 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use met_core::job::{JobKey, Record, Summaries};
 use met_core::series::Course;
 use met_core::{JOB, Kind};
+use met_jobs::identity::{NAMED_WITHIN, is_unnamed};
 use met_sinks::bus::{self, Bus};
 use met_sinks::event::{self, Event, Samples};
 use met_sinks::forward;
 use met_wire::batch::{Interim, Subject};
 
 use super::forwarding;
-use super::found_jobs::is_unnamed;
 use super::last_tick::Board;
 use met_config::Place;
 use met_query::live::Live;
 use met_query::setting::Setting;
 use met_store::Queries;
-
-/// A job that is found under a name of its directory is asked for its number within moments, if it tells it at all.
-const NAMED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Opens all that are configured. One that cannot be opened keeps nothing from being measured; its status says why.
 fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
@@ -37,7 +34,8 @@ fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
             if let Some(board) = board {
                 board.watch(forward.watch());
             }
-            bus.add_direct(name, forward.interest(), Box::new(forward));
+            let (interest, details) = (forward.interest(), forward.details());
+            bus.add_direct(name, interest, Box::new(forward), details);
         }
         Err(why) => {
             let mut status = bus::Status::new(name);

@@ -150,11 +150,13 @@ pub(super) mod tests {
 
         service.close_found(record.clone());
         let peer = Peer { uid: rustix::process::getuid().as_raw(), pid: std::process::id() };
-        let Ok(Reply::Jobs(shown)) = service.answer(Request::Jobs(JobsFilter::default()), &Caller::new(peer))
-        else {
-            panic!("no jobs");
-        };
-        assert_eq!(shown.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Finished]);
+        for states in [Vec::new(), vec![State::Finished]] {
+            let filter = JobsFilter { states, ..JobsFilter::default() };
+            let Ok(Reply::Jobs(shown)) = service.answer(Request::Jobs(filter), &Caller::new(peer)) else {
+                panic!("no jobs");
+            };
+            assert_eq!(shown.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Finished]);
+        }
         assert_eq!((service.job_count(), service.has_to_flush()), (0, true));
         let mut told = Recorded::new("slurm", "8".to_owned());
         told.scheduling.submit_ns = Some(1_000_000_000);

@@ -4,6 +4,7 @@ use met_core::attribute::JobMap;
 use met_core::gpu::{self, card};
 use met_core::job::JobKey;
 use met_core::{Batch, JOB, Row, Subject, Table};
+use met_jobs::identity::{NAMED_WITHIN, is_unnamed};
 use met_sinks::bus::Ticker;
 use met_sinks::event::{Tick, TickRow};
 use met_sources::{Runner, self_cost};
@@ -60,14 +61,18 @@ impl TickRows<'_> {
         tick
     }
 
-    /// The innermost job that a row belongs to.
+    /// The innermost job that a row belongs to. One that may get another name has no rows yet, and its processes have no
+    /// job.
     fn job_of(&self, owner: Subject) -> Option<&JobKey> {
         let slot = match owner {
             Subject::Job(slot) => slot,
             Subject::Node => return None,
             Subject::Cgroup(_) | Subject::Task { .. } => self.map.owner(owner)?,
         };
-        self.jobs.get(&slot).map(|job| &job.key)
+        let job = self.jobs.get(&slot)?;
+        let born_ms = job.age.unix_ms(job.age.born_ns);
+        let is_young = self.time_ns / 1_000_000 - born_ms < NAMED_WITHIN.as_millis() as i64;
+        (!is_young || !is_unnamed(&job.key)).then_some(&job.key)
     }
 }
 
@@ -92,6 +97,7 @@ mod tests {
     use std::time::Duration;
 
     use met_core::MISSING;
+    use met_core::job::Record;
     use met_host::Host;
     use met_sinks::Bus;
     use met_sinks::event::Event;
@@ -111,8 +117,11 @@ mod tests {
 
     /// The tables of a tick of this machine, with its own process as a job, and their rows.
     fn ticked(tables: &[&str]) -> Vec<(&'static str, Vec<TickRow>)> {
+        ticked_with(met_core::sample::bare(1, "x"), tables)
+    }
+
+    fn ticked_with(mut record: Record, tables: &[&str]) -> Vec<(&'static str, Vec<TickRow>)> {
         let host = Host::real().unwrap();
-        let mut record = met_core::sample::bare(1, "x");
         let local = record.local.as_mut().unwrap();
         local.boot_id.clone_from(&host.facts().boot_id);
         local.cgroup = Default::default();
@@ -150,6 +159,15 @@ mod tests {
         let own = rows("process").iter().find(|row| row.labels[0] == pid).unwrap();
         assert_eq!(own.job.as_ref().unwrap().id, "1");
         assert!(rows("node")[0].job.is_none());
+    }
+
+    #[test]
+    fn a_job_that_will_have_another_name_is_in_no_row() {
+        let mut record = met_core::sample::bare(1, "x");
+        (record.key.manager, record.key.id) = ("slurm".to_owned(), "s7XK2M9PQ4RTVW".to_owned());
+        let ticked = ticked_with(record, &["job", "process"]);
+        assert_eq!(ticked.iter().map(|(table, _)| *table).collect::<Vec<_>>(), ["process"]);
+        assert!(ticked[0].1.iter().all(|row| row.job.is_none()));
     }
 
     #[test]

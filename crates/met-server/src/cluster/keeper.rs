@@ -239,6 +239,7 @@ impl Work {
         let mut number = self.applied;
         while let Some(group) = self.received_after(&mut number) {
             self.apply(&group, number);
+            self.wholes.publisher.ends();
             if self.behind {
                 return;
             }
@@ -358,10 +359,11 @@ impl Work {
             let _ = incoming.reply.send(answer);
         }
         self.learn(&fresh);
-        self.wholes.publisher.batches(&fresh);
         if !self.behind {
             self.apply(&fresh, last);
         }
+        self.wholes.publisher.batches(&fresh);
+        self.wholes.publisher.ends();
     }
 
     /// What running jobs showed last.
@@ -412,6 +414,7 @@ impl Work {
         if let Err(error) = self.wholes.look_for_nodes(now_ns) {
             tracing::warn!("jobs of nodes that are gone stay as they are for now: {error}");
         }
+        self.wholes.publisher.ends();
         if now >= self.next_retain {
             self.next_retain = now + RETAIN_EVERY;
             if let Err(error) = self.clearing.retain(&mut self.wholes, &self.plan.retention, now_ns) {

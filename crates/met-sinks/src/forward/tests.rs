@@ -128,8 +128,8 @@ fn records_and_samples_arrive_once_and_in_order_though_the_server_fails_at_first
     let records = Records::default();
     records.all.lock().unwrap().extend((0..1200).map(|id| record(&id.to_string())));
     let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
-    forward.offer(&offered(Subject::Job(key("1")), course(0, 10)));
-    forward.offer(&offered(Subject::Job(key("1")), course(10_000, 10)));
+    forward.offer(&offered(Subject::Job(key("1")), course(0, 10))).unwrap();
+    forward.offer(&offered(Subject::Job(key("1")), course(10_000, 10))).unwrap();
     until("all arrives", || {
         arrived.lock().unwrap().iter().map(|batch| batch.records.len()).sum::<usize>() >= 1200
             && arrived.lock().unwrap().iter().any(|batch| !batch.pieces.is_empty())
@@ -169,7 +169,7 @@ fn what_could_not_be_sent_waits_for_the_next_daemon() {
     records.all.lock().unwrap().push(record("one"));
     let forward = Forward::start(first, Box::new(records.clone())).unwrap();
     until("it is spooled", || forward.status().batches_waiting == 1);
-    forward.offer(&offered(Subject::Job(key("1")), course(0, 5)));
+    forward.offer(&offered(Subject::Job(key("1")), course(0, 5))).unwrap();
     forward.stop();
 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -204,8 +204,8 @@ fn the_course_of_the_machine_is_sent_in_longer_pieces() {
     let records = Records::default();
     let forward = Forward::start(first, Box::new(records.clone())).unwrap();
     for from_ms in [0, 10_000] {
-        forward.offer(&offered(Subject::Node("psu 1".into()), course(from_ms, 1)));
-        forward.offer(&offered(Subject::Job(key("1")), course(from_ms, 1)));
+        forward.offer(&offered(Subject::Node("psu 1".into()), course(from_ms, 1))).unwrap();
+        forward.offer(&offered(Subject::Job(key("1")), course(from_ms, 1))).unwrap();
         let samples = from_ms / 10_000 + 1;
         until("the job's arrive", || arrived.lock().unwrap().len() as i64 == samples);
     }
@@ -312,7 +312,7 @@ fn the_server_is_told_of_samples_that_nobody_took_in_time() {
     let mut at_ms = 0;
     while forward.status().dropped_samples == 0 {
         at_ms += 1000;
-        forward.offer(&offered(Subject::Job(key("1")), course(at_ms, 1)));
+        let _ = forward.offer(&offered(Subject::Job(key("1")), course(at_ms, 1)));
     }
     let lost = forward.status().dropped_samples;
     drop(held);
@@ -372,7 +372,7 @@ fn a_batch_never_has_more_times_than_a_server_takes() {
         let records = Records::default();
         records.all.lock().unwrap().push(record("one"));
         let forward = Forward::start(plan, Box::new(records)).unwrap();
-        zones(count, samples).for_each(|(subject, course)| forward.offer(&offered(subject, course)));
+        zones(count, samples).for_each(|(subject, course)| forward.offer(&offered(subject, course)).unwrap());
         forward.stop();
         let mut spool = Spool::open(folder.path()).unwrap();
         let (mut all, mut names) = (0, Vec::new());
@@ -457,7 +457,7 @@ proptest! {
         records.all.lock().unwrap().extend(made);
         let forward = Forward::start(plan, Box::new(records)).unwrap();
         for job in 0..jobs {
-            forward.offer(&offered(Subject::Job(key(&job.to_string())), course(0, 2000)));
+            forward.offer(&offered(Subject::Job(key(&job.to_string())), course(0, 2000))).unwrap();
         }
         forward.stop();
         let batches = spooled(folder.path());
@@ -487,7 +487,7 @@ fn what_a_server_never_takes_is_quarantined_alone() {
     let records = Records::default();
     records.all.lock().unwrap().extend(["one", "bad", "two"].map(record));
     let forward = Forward::start(plan, Box::new(records)).unwrap();
-    forward.offer(&offered(Subject::Job(key("1")), course(0, 10)));
+    forward.offer(&offered(Subject::Job(key("1")), course(0, 10))).unwrap();
     until("the others arrive, and their samples", || {
         let arrived = arrived.lock().unwrap();
         let mut names: Vec<&str> =

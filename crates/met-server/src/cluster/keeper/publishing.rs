@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use met_core::belief;
 use met_core::job::Record;
 use met_sinks::bus::{self, Bus};
 use met_sinks::event::{Event, Kind, Samples};
@@ -42,11 +43,13 @@ impl SinksFile {
 pub(super) struct Publisher {
     pub(super) bus: Bus,
     state: PathBuf,
+    /// Published after the samples that came with them.
+    ends: Vec<Record>,
 }
 
 impl Publisher {
     pub(super) fn open(plan: &Plan) -> Publisher {
-        Publisher { bus: Bus::open(&plan.sinks), state: plan.state.clone() }
+        Publisher { bus: Bus::open(&plan.sinks), state: plan.state.clone(), ends: Vec::new() }
     }
 
     /// What the store has of jobs that are about to be written; nothing if no sink wants to know.
@@ -57,7 +60,8 @@ impl Publisher {
         }
     }
 
-    /// Jobs that are new, or have ended, or whose end has changed. A job that was written again as it was is no event.
+    /// Jobs that are new, or have ended, or whose end has changed. A job that was written again as it was is no event;
+    /// one of which only its scheduler had spoken before is new.
     pub(super) fn written(&mut self, writer: &Writer, before: Vec<Option<Record>>, written: &[Record]) {
         for (before, record) in before.into_iter().zip(written) {
             // As it is stored: with what its scheduler said of it, for instance.
@@ -66,10 +70,17 @@ impl Publisher {
                 continue;
             }
             if !now.state.is_live() {
-                self.bus.publish(&Event::Ended(Arc::new(now)));
-            } else if before.is_none_or(|before| !before.state.is_live()) {
+                self.ends.push(now);
+            } else if before.is_none_or(|before| !before.state.is_live() || !belief::is_measured(&before)) {
                 self.bus.publish(&Event::Started(Arc::new(now)));
             }
+        }
+    }
+
+    /// The ends among what was written last.
+    pub(super) fn ends(&mut self) {
+        for ended in self.ends.drain(..) {
+            self.bus.publish(&Event::Ended(Arc::new(ended)));
         }
     }
 
@@ -113,6 +124,7 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
+        self.ends();
         if !self.bus.is_empty() {
             Bus::close(std::mem::take(&mut self.bus));
             let _ = std::fs::remove_file(SinksFile::path(&self.state));
@@ -162,16 +174,20 @@ mod tests {
         }
     }
 
+    /// A server with one node and a sink that writes to a file.
+    fn enrolled(state: &Path) -> (Vec<Configured>, PathBuf) {
+        let mut log = Log::open(state).unwrap();
+        log.enroll(&Bearer::Node("n1".to_owned()), b"n1", 1, false).unwrap();
+        let path = state.join("events");
+        let mut options = Options::default();
+        options.set("path", vec![path.display().to_string()]);
+        (vec![Configured { spec: &TO_FILE, options }], path)
+    }
+
     #[test]
     fn starts_ends_and_samples_are_published_once_and_after_a_restart_only_what_is_new() {
         let state = tempfile::tempdir().unwrap();
-        let mut log = Log::open(state.path()).unwrap();
-        log.enroll(&Bearer::Node("n1".to_owned()), b"n1", 1, false).unwrap();
-        drop(log);
-        let path = state.path().join("events");
-        let mut options = Options::default();
-        options.set("path", vec![path.display().to_string()]);
-        let sinks = vec![Configured { spec: &TO_FILE, options }];
+        let (sinks, path) = enrolled(state.path());
         let begin =
             || Keeper::start(super::super::Plan { sinks: sinks.clone(), ..plan(state.path()) }).unwrap();
 
@@ -192,7 +208,35 @@ mod tests {
         send(&keeper, "n1", 4, vec![ended], Vec::new()).unwrap();
         keeper.stop();
         let published = std::fs::read_to_string(path).unwrap();
-        assert_eq!(published, "10 samples of n1\nstarted 1\nended 1 finished\n");
+        assert_eq!(published, "started 1\n10 samples of n1\nended 1 finished\n");
+    }
+
+    #[test]
+    fn a_short_job_is_published_as_its_samples_and_then_its_end() {
+        let state = tempfile::tempdir().unwrap();
+        let (sinks, path) = enrolled(state.path());
+        let keeper = Keeper::start(super::super::Plan { sinks, ..plan(state.path()) }).unwrap();
+        let ended = record(LOCAL, "1", START_S, State::Finished, 20);
+        let pieces = vec![piece(&ended.key, START_S, 10)];
+        send(&keeper, "n1", 1, vec![ended], pieces).unwrap();
+        keeper.stop();
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "10 samples of n1\nended 1 finished\n");
+    }
+
+    #[test]
+    fn a_job_that_its_scheduler_announced_starts_when_a_node_measures_it() {
+        let state = tempfile::tempdir().unwrap();
+        let (sinks, path) = enrolled(state.path());
+        let keeper = Keeper::start(super::super::Plan { sinks, ..plan(state.path()) }).unwrap();
+        let running = record("slurm", "7", START_S, State::Running, 0);
+        let announced = Record::new(running.key.clone(), "job", running.state);
+        keeper.with_writer(move |writer| {
+            writer.put(&announced).unwrap();
+            vec![announced]
+        });
+        send(&keeper, "n1", 1, vec![running], Vec::new()).unwrap();
+        keeper.stop();
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "started 7\n");
     }
     static CLOSED: SinkSpec =
         SinkSpec { name: "closed", open: Some(|_| Err(SinkError::Failed("closed".to_owned()))), ..TO_FILE };
@@ -200,9 +244,7 @@ mod tests {
     #[test]
     fn what_a_sink_of_a_server_does_not_take_is_counted() {
         let state = tempfile::tempdir().unwrap();
-        let mut log = Log::open(state.path()).unwrap();
-        log.enroll(&Bearer::Node("n1".to_owned()), b"n1", 1, false).unwrap();
-        drop(log);
+        enrolled(state.path());
         let sinks = vec![Configured { spec: &CLOSED, options: Options::default() }];
         let keeper = Keeper::start(super::super::Plan { sinks, ..plan(state.path()) }).unwrap();
         let ended = |id: u64| record(LOCAL, &id.to_string(), START_S, State::Finished, 20);
