@@ -27,12 +27,11 @@ use met_core::{Batch, Kind, MISSING, Subject, Unit, rate};
 use met_host::{Host, clock};
 use met_query::live::Live;
 use met_sinks::snapshot::Rows;
-use met_sources::{NodeSource, node};
+use met_sources::{NodeSource, meter, node};
 
 use crate::emissions;
 use charged::Tariff;
 use estimator::Estimator;
-use machine::meter_of;
 use met_config::{Config, Energy, Weight};
 pub use used::{EMISSION, ENERGY};
 use weighing::{Job, by_counts, memory_weight};
@@ -245,16 +244,16 @@ impl NodeEnergy {
         self.ledger.meters.rate(limit_mw.saturating_mul(2).saturating_add(RATED_MW), drawn_mw);
         let mut has_meter = false;
         let sources: Vec<NodeSource<'_>> = node.collect();
-        // Of processors and memory one interface is enough: a second one sees the same energy again.
-        let has_rapl = sources.iter().any(|source| source.name == "rapl");
+        let split_by = first_split(&sources);
         for source in &sources {
             for batch in source.batches.iter().filter(|batch| !batch.is_empty()) {
-                has_meter |= self.read_meters(source, batch, has_rapl);
+                has_meter |= self.read_meters(source, batch, split_by);
             }
         }
         // What was estimated up to the first reading of a meter is needed for the time until then.
         let is_metered = (has_meter || self.looks.is_metered(now_ns)) && !self.ledger.needs_estimates();
-        for batch in sources.iter().filter(|source| source.name == "node").flat_map(|source| source.batches) {
+        let batches = sources.iter().flat_map(|source| source.batches);
+        for batch in batches.filter(|batch| std::ptr::eq(batch.table, &node::TABLE)) {
             self.weigh_node(batch, is_metered);
         }
         if has_meter {
@@ -387,9 +386,13 @@ impl NodeEnergy {
     }
 
     /// Whether there was a reading among them.
-    fn read_meters(&mut self, source: &NodeSource<'_>, batch: &Batch, has_rapl: bool) -> bool {
-        let is_slow = matches!(source.name, "ipmi" | "redfish" | "hwmon");
-        let least_ns = if is_slow { PATIENCE_MIN_SLOW_NS } else { PATIENCE_MIN_NS };
+    fn read_meters(&mut self, source: &NodeSource<'_>, batch: &Batch, split_by: Option<u8>) -> bool {
+        let Some((rank, kind)) = meter::of(source.name) else { return false };
+        let part_of = |part: u32, labels: &[String]| {
+            let measured = kind.part(rank, part, labels)?;
+            (!is_split(measured.1) || split_by == Some(rank)).then_some(measured)
+        };
+        let least_ns = if kind.is_slow { PATIENCE_MIN_SLOW_NS } else { PATIENCE_MIN_NS };
         let patience_ns = self.looks.patience_ns(source.period_ns).max(least_ns);
         let energy = batch.table.reading(Kind::Counter, Unit::Joules);
         let power = batch.table.reading(Kind::Gauge, Unit::Watts);
@@ -397,17 +400,16 @@ impl NodeEnergy {
         // One that is there and has no row could not be read: a whole without it is not the whole.
         let has_row = |part: u32| batch.rows().any(|(row, _)| row.part == part);
         for (part, labels) in (0..).zip(source.labels).filter(|(part, _)| !has_row(*part)) {
-            if let Some((name, scope)) = meter_of(source.name, part, labels, has_rapl) {
+            if let Some((name, scope)) = part_of(part, labels) {
                 self.ledger.meters.meter(&name, scope, QualityKind::Measured, patience_ns);
             }
         }
         for (row, cells) in batch.rows() {
             let Some(labels) = source.labels.get(row.part as usize) else { continue };
-            let Some((name, scope)) = meter_of(source.name, row.part, labels, has_rapl) else { continue };
+            let Some((name, scope)) = part_of(row.part, labels) else { continue };
             let known = |index: Option<usize>| index.filter(|&index| cells[index] != MISSING);
             let at_ns = batch.window.end_ns;
-            // Controllers count energy in steps of a thousandth of a kilowatt hour: power tells more.
-            let counter = known(energy).filter(|_| source.name != "redfish");
+            let counter = known(energy).filter(|_| !kind.is_coarse);
             // A machine that runs draws power: 0 is a controller without a meter.
             let of_node = matches!(scope, Scope::Node { .. });
             let drawn = known(power).filter(|&index| cells[index] > 0 || !of_node);
@@ -606,6 +608,21 @@ impl NodeEnergy {
     pub fn weight(&self) -> Weight {
         self.weight
     }
+}
+
+fn is_split(scope: Scope) -> bool {
+    matches!(scope, Scope::Package | Scope::Memory)
+}
+
+/// The meter of processors and memory. One is enough: a second one sees the same energy again.
+fn first_split(sources: &[NodeSource<'_>]) -> Option<u8> {
+    let splits = |source: &NodeSource<'_>| {
+        let (rank, kind) = meter::of(source.name)?;
+        let parts = (0..).zip(source.labels);
+        let mut scopes = parts.filter_map(|(part, labels)| (kind.scope)(part, labels));
+        scopes.any(is_split).then_some(rank)
+    };
+    sources.iter().filter_map(splits).min()
 }
 
 fn milliwatts(batch: &Batch, column: usize, cells: &[i64]) -> i64 {

@@ -7,7 +7,7 @@ use met_core::{JOB, Table, Window};
 use met_sources::Options;
 use proptest::prelude::*;
 
-use super::machine::{NODE_CHIP, estimate_of};
+use super::machine::estimate_of;
 use super::*;
 use crate::sampler::{Known, Sampler};
 use met_core::sample;
@@ -547,21 +547,38 @@ fn a_controller_that_takes_four_seconds_delays_no_window_of_the_others_until_it_
 
 #[test]
 fn cores_lie_in_their_package_and_a_second_interface_is_not_added() {
-    let zones = |label: &str| meter_of("rapl", 0, &[label.to_owned()], true).map(|(_, scope)| scope);
+    let scope = |source: &str, part: u32, label: &str| {
+        let (rank, meter) = meter::of(source).unwrap();
+        meter.part(rank, part, &[label.to_owned()]).map(|(_, scope)| scope)
+    };
+    let zones = |label: &str| scope("rapl", 0, label);
     assert_eq!(zones("package-1"), Some(Scope::Package));
     assert_eq!(zones("dram"), Some(Scope::Memory));
     assert_eq!(zones("psys"), Some(Scope::Board));
     assert_eq!((zones("core"), zones("uncore")), (None, None));
-    let cray =
-        |label: &str, has_rapl| meter_of("cray", 1, &[label.to_owned()], has_rapl).map(|(_, scope)| scope);
-    assert_eq!((cray("cpu", false), cray("cpu", true)), (Some(Scope::Package), None));
-    assert_eq!(cray("accel0", false), None, "cards have a ledger of their own");
-    let rank = |source, label: &str| match meter_of(source, 0, &[label.to_owned()], true) {
-        Some((_, Scope::Node { rank, with_cards: true })) => rank,
+    assert_eq!(scope("cray", 1, "cpu"), Some(Scope::Package));
+    assert_eq!(scope("cray", 1, "accel0"), None, "cards have a ledger of their own");
+    let rank = |source: &str, label: &str| match scope(source, 0, label) {
+        Some(Scope::Node { rank, with_cards: true }) => rank,
         other => panic!("{other:?}"),
     };
-    let ranks = [rank("cray", "node"), rank("ipmi", "node"), rank("redfish", "1"), rank("hwmon", NODE_CHIP)];
-    assert!(ranks.is_sorted() && meter_of("hwmon", 0, &["coretemp".to_owned()], true).is_none());
+    let ranks =
+        [rank("cray", "node"), rank("ipmi", "node"), rank("redfish", "1"), rank("hwmon", "power_meter")];
+    assert!(ranks.is_sorted() && scope("hwmon", 0, "coretemp").is_none());
+
+    let labels = |names: &[&str]| names.iter().map(|name| vec![(*name).to_owned()]).collect::<Vec<_>>();
+    let (cray, rapl, psys) = (labels(&["node", "cpu"]), labels(&["package-0"]), labels(&["psys"]));
+    let source = |name, labels| NodeSource { name, period_ns: 0, batches: &[], labels };
+    let split_by = |sources: &[NodeSource<'_>]| {
+        first_split(sources).map(|rank| met_sources::METERS[rank as usize].source.name)
+    };
+    assert_eq!(split_by(&[source("cray", &cray), source("rapl", &rapl)]), Some("rapl"));
+    assert_eq!(
+        split_by(&[source("cray", &cray), source("rapl", &psys)]),
+        Some("cray"),
+        "the board is no part"
+    );
+    assert_eq!(split_by(&[source("cray", &cray)]), Some("cray"));
 }
 
 #[test]

@@ -18,7 +18,7 @@ mod tracked;
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use met_core::attribute::Fold;
@@ -33,7 +33,7 @@ use met_host::{Host, Targets, clock};
 use met_jobs::processes;
 use met_query::live::Live;
 use met_sinks::bus::Ticker;
-use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable};
+use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, meter};
 
 use crate::exits::{Beginning, Departures};
 use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
@@ -50,11 +50,13 @@ use schedule::Schedule;
 use tick_rows::TickRows;
 use tracked::{Jobs, Tracked};
 
-/// For one job in the foreground: its own figures and the meters of the machine.
-const WITH_ENERGY: &[&str] =
-    &["cgroup", "process", "nvidia", "drm", "node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
 /// What energy is known by; `node` is what everybody does.
-pub const METERS: &[&str] = &["node", "rapl", "cray", "ipmi", "redfish", "hwmon"];
+pub static METERS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+    ["node"].into_iter().chain(met_sources::METERS.iter().map(|meter| meter.source.name)).collect()
+});
+/// For one job in the foreground: its own figures and the meters of the machine.
+static WITH_ENERGY: LazyLock<Vec<&'static str>> =
+    LazyLock::new(|| [&["cgroup", "process", "nvidia", "drm"], &METERS[..]].concat());
 
 /// The longest time between two samples over which a level is still believed: slow ticks are ten periods apart.
 pub fn gap_ms(interval: Duration) -> i64 {
@@ -109,7 +111,7 @@ impl Sampler {
 
     /// One that watches jobs and the meters of the machine.
     pub fn of_energy(host: Host, interval: Duration, config: &Config) -> Sampler {
-        let options = Options { node: true, only: Some(WITH_ENERGY), ..options(config, Duration::ZERO) };
+        let options = Options { node: true, only: Some(&WITH_ENERGY), ..options(config, Duration::ZERO) };
         Sampler::with(host, interval, config, &options)
     }
 
@@ -390,7 +392,7 @@ impl Sampler {
     /// sleep is not woken for that.
     pub fn look_at_rest(&mut self, with_cards: bool) {
         let now_ns = clock::boottime_ns();
-        for source in METERS {
+        for source in METERS.iter() {
             self.runner.read_again(source, &self.membership.targets, &TickInfo::default());
         }
         if with_cards {
@@ -403,7 +405,7 @@ impl Sampler {
 
     /// The longest time between two readings of what may be a meter; `None` where a look at rest would teach nothing.
     pub fn slowest_meter(&self) -> Option<Duration> {
-        let is_meter = |name: &str| name != "node" && METERS.contains(&name) && self.runner.is_open(name);
+        let is_meter = |name: &str| meter::of(name).is_some() && self.runner.is_open(name);
         let meters = self.runner.periods().filter(|(spec, _)| is_meter(spec.name));
         meters.filter_map(|(_, period)| period).max().filter(|_| self.energy.learns_idle())
     }

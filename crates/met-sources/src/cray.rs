@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use met_core::energy::Scope;
 use met_core::table::{MICRO, MILLI};
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, labels};
 use met_host::{Dir, Host, KeptFile, Share, Targets, parse};
 
+use crate::meter::{self, Meter};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
@@ -29,6 +31,20 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     pace: Pace::Every(Duration::from_secs(1)),
     tables: &[&TABLE],
     open,
+};
+
+pub(crate) static METER: Meter = Meter {
+    source: &SPEC,
+    name: "Cray pm_counters",
+    // Cards have a ledger of their own.
+    scope: |_, labels| match labels.first()?.as_str() {
+        "node" => meter::NODE,
+        "cpu" => Some(Scope::Package),
+        "memory" => Some(Scope::Memory),
+        _ => None,
+    },
+    is_slow: false,
+    is_coarse: false,
 };
 
 const FOLDER: &str = "/sys/cray/pm_counters";

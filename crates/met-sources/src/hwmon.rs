@@ -6,6 +6,7 @@ use met_core::table::{MICRO, MILLI};
 use met_core::{Across, Batch, Column, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets};
 
+use crate::meter::{self, Meter};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
@@ -31,6 +32,15 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     pace: Pace::Apart(Duration::from_secs(5)),
     tables: &[&TABLE],
     open,
+};
+
+pub(crate) static METER: Meter = Meter {
+    source: &SPEC,
+    name: "power meter",
+    // The one chip whose power is that of the whole node.
+    scope: |_, labels| meter::NODE.filter(|_| labels.first().is_some_and(|chip| chip == "power_meter")),
+    is_slow: true,
+    is_coarse: false,
 };
 
 const FOLDER: &str = "/sys/class/hwmon";

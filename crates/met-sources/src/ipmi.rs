@@ -15,6 +15,7 @@ use met_host::{Host, Targets, parse};
 use self::bmc::{Ask, Completion, Device};
 use self::sdr::{Quantity, Sensor};
 use crate::command;
+use crate::meter::{self, Meter};
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
@@ -41,6 +42,14 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     pace: Pace::Apart(Duration::from_secs(10)),
     tables: &[&TABLE],
     open,
+};
+
+pub(crate) static METER: Meter = Meter {
+    source: &SPEC,
+    name: "IPMI",
+    scope: |_, labels| meter::NODE.filter(|_| labels.first().is_some_and(|label| label == "node")),
+    is_slow: true,
+    is_coarse: false,
 };
 
 const DEVICES: [&str; 3] = ["/dev/ipmi0", "/dev/ipmi/0", "/dev/ipmidev/0"];

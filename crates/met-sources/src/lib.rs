@@ -16,6 +16,7 @@ pub mod hwmon;
 pub mod infiniband;
 pub mod ipmi;
 pub mod lustre;
+pub mod meter;
 pub mod network;
 pub mod nfs;
 pub mod node;
@@ -70,6 +71,11 @@ pub static SOURCES: &[&SourceSpec] = &[
     &hwmon::SPEC,
     &thermal::SPEC,
 ];
+
+/// Of several meters of the whole node, and of several that tell processors from memory, the first is believed: counters
+/// of the processors and the blade, then what controllers say, then a sensor.
+pub static METERS: &[&meter::Meter] =
+    &[&rapl::METER, &cray::METER, &ipmi::METER, &redfish::METER, &hwmon::METER];
 
 /// Every table, in the order of the documentation.
 pub fn catalogue() -> Vec<&'static Table> {

@@ -9,11 +9,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use met_core::energy::Scope;
 use met_core::table::MICRO;
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Budget, Dir, Host, KeptFile, Share, Targets, clock, parse};
 use perf_event_open_sys as perf;
 
+use crate::meter::Meter;
 use crate::perf::cpu_list;
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
@@ -37,6 +39,20 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     pace: Pace::Every(Duration::from_secs(1)),
     tables: &[&TABLE],
     open,
+};
+
+pub(crate) static METER: Meter = Meter {
+    source: &SPEC,
+    name: "RAPL psys",
+    // Cores and the uncore lie within their package.
+    scope: |_, labels| match labels.first()?.as_str() {
+        zone if zone.starts_with("package") => Some(Scope::Package),
+        "dram" => Some(Scope::Memory),
+        "psys" => Some(Scope::Board),
+        _ => None,
+    },
+    is_slow: false,
+    is_coarse: false,
 };
 
 const POWERCAP: &str = "/sys/class/powercap";

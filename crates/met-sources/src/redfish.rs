@@ -14,6 +14,7 @@ use met_host::{Host, Targets};
 use serde_json::Value;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
+use crate::meter::{self, Meter};
 use crate::row_parts::Parts;
 use crate::{
     ChassisChoice, Opened, Options, Pace, ReadError, Redfish, Shortfall, Source, SourceSpec, TickInfo,
@@ -43,6 +44,16 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     pace: Pace::Apart(Duration::from_secs(10)),
     tables: &[&TABLE],
     open,
+};
+
+pub(crate) static METER: Meter = Meter {
+    source: &SPEC,
+    name: "Redfish",
+    // The first meter of the chassis is that of all of it.
+    scope: |part, _| meter::NODE.filter(|_| part == 0),
+    is_slow: true,
+    // Controllers count in steps of a thousandth of a kilowatt hour.
+    is_coarse: true,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(20);

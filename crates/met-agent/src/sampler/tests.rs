@@ -329,7 +329,7 @@ fn sampler_of_energy(job: &Sleeper, host: &Host) -> Sampler {
     let mut config = Config::default();
     config.gpu.nvml = Some(job.library());
     let options =
-        Options { node: true, only: Some(WITH_ENERGY), ..options(&config, Duration::from_secs(20)) };
+        Options { node: true, only: Some(&WITH_ENERGY), ..options(&config, Duration::from_secs(20)) };
     Sampler::with(host.clone(), Duration::from_millis(20), &config, &options)
 }
 

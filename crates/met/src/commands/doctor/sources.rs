@@ -150,7 +150,7 @@ impl DaemonReport {
 /// What jobs are charged energy by: a meter, or an estimate and what would give a meter.
 pub(super) fn energy(setting: &Setting, status: Option<&Status>) -> Vec<Finding> {
     let left_out = status.map(DaemonReport::of).unwrap_or_default().left_out;
-    let only = Some(METERS);
+    let only = Some(&METERS[..]);
     let options = Options { node: true, only, left_out, ..sampler::options(&setting.config, PATIENCE) };
     let mut sampler = Sampler::with(setting.host.clone(), Duration::from_secs(1), &setting.config, &options);
     sampler.look();
