@@ -59,7 +59,8 @@ pub struct Draft<'a> {
 pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let name = job_name(draft.name, &draft.command, &setting.config.jobs.layouts)?;
     let detached = draft.origin != Origin::Time;
-    let mut system = if detached { setting.system_daemon_for_start() } else { Err(Unreachable::Absent) };
+    let mut system =
+        if detached || draft.keep { setting.system_daemon_for_start() } else { Err(Unreachable::Absent) };
     let id = if draft.keep { reserve(setting, &mut system)? } else { 0 };
     let events = if detached { live_events(setting, &mut system) } else { None };
     let now_ns = clock::realtime_ns();
@@ -93,7 +94,8 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         inbox: draft.keep.then(|| setting.user.clone()),
         detached,
         until_last: draft.until_last,
-        daemon: setting.daemon_place(is_for_system(&system)),
+        // A job in a terminal needs the system daemon for its id alone.
+        daemon: setting.daemon_place(detached && is_for_system(&system)),
         events: events.unwrap_or_else(|| setting.config.perf.events.clone()),
         env: draft
             .env

@@ -45,6 +45,19 @@ impl Course {
         }
     }
 
+    /// At most so many of its samples, evenly spread, the first and the last among them.
+    pub fn spread(mut self, most: usize) -> Course {
+        let count = self.len();
+        if count > most && most > 1 {
+            let chosen = |index: usize| index * (count - 1) / (most - 1);
+            let spread =
+                |cells: &mut Vec<i64>| *cells = (0..most).map(|index| cells[chosen(index)]).collect();
+            spread(&mut self.times_ms);
+            self.columns.iter_mut().for_each(spread);
+        }
+        self
+    }
+
     pub fn len(&self) -> usize {
         self.times_ms.len()
     }
@@ -149,6 +162,17 @@ mod tests {
             course.push(time_ms, &cells);
         }
         course
+    }
+
+    #[test]
+    fn a_long_series_is_spread_from_its_first_to_its_last_sample() {
+        let mut course = Course::new(&crate::JOB);
+        course.times_ms = (0..1001).collect();
+        course.columns.iter_mut().for_each(|cells| *cells = (0..1001).map(|cell| cell * 2).collect());
+        let spread = course.clone().spread(5);
+        assert_eq!(spread.times_ms, [0, 250, 500, 750, 1000]);
+        assert_eq!(spread.columns[0], [0, 500, 1000, 1500, 2000]);
+        assert_eq!(course.clone().spread(1001).times_ms, course.times_ms);
     }
 
     #[test]

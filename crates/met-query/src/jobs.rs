@@ -161,8 +161,7 @@ impl AllJobs {
 
     fn find_ref(&mut self, text: &str, job: &JobRef) -> Result<Option<Record>> {
         let found = self.gather(|source| every_found(source, CALLER, job))?;
-        let me = Some(rustix::process::getuid().as_raw());
-        reference::one_of(text, job, &merge(found), me)
+        reference::one_of(text, job, merge(found))
     }
 
     pub fn course(&mut self, key: &JobKey) -> Result<Course> {
@@ -211,7 +210,12 @@ impl AllJobs {
 
     /// Tells the end of a job to whoever has it.
     pub fn close(&mut self, end: &Record) -> Result<()> {
-        let job = JobRef::Id { manager: Some(end.key.manager.clone()), id: end.key.id.clone(), node: None };
+        let job = JobRef::Id {
+            manager: Some(end.key.manager.clone()),
+            id: end.key.id.clone(),
+            node: None,
+            user: None,
+        };
         for source in &mut self.sources {
             if every_found(source.as_ref(), CALLER, &job)?.iter().any(|known| known.key == end.key) {
                 source.close(end)?;

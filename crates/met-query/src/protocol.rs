@@ -20,6 +20,8 @@ use crate::jobs::{JobRef, JobsFilter};
 const REPLY_BYTES_MAX: u32 = 64 << 20;
 /// Bounds what each client can make a daemon hold. A record is the largest thing a client says.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
+/// Samples that fit a request, whatever they are: of a longer series, so many of its points.
+pub const TIMED_SAMPLES_MAX: usize = 500;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -36,6 +38,11 @@ pub enum Request {
     },
     Started(Box<Record>),
     Ended(Box<Record>),
+    /// The end of a job of `met time`, with what that sampled.
+    Timed {
+        record: Box<Record>,
+        course: WireCourse,
+    },
     Jobs(JobsFilter),
     Find(JobRef),
     /// The rest of an answer to `Find` that was too large for one reply.

@@ -365,7 +365,11 @@ impl Daemon {
             Some(Err(_)) => return Served::Gone,
             // A supervisor that was killed at once has told of its job; nobody waits for other answers.
             Some(Ok(request))
-                if connection.is_deaf() && !matches!(request, Request::Started(_) | Request::Ended(_)) => {}
+                if connection.is_deaf()
+                    && !matches!(
+                        request,
+                        Request::Started(_) | Request::Ended(_) | Request::Timed { .. }
+                    ) => {}
             Some(Ok(request)) if Service::needs_sampler(&request) && !self.service.sampling.is_ready() => {
                 if let Err(error) = connection.postpone(&request) {
                     connection.reply(&Reply::Error { message: error.to_string() });

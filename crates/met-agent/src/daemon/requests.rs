@@ -2,6 +2,7 @@
 //! series are read in `query.rs`.
 
 use anyhow::{Result, bail};
+use met_core::JOB;
 use met_core::job::JobKey;
 
 use super::permissions::{self, Access, Caller, Role};
@@ -57,7 +58,10 @@ impl Service {
                 self.admission.enclose(&self.host, &name, pid, peer).map(Reply::Enclosed)
             }
             Request::Started(record) => self.started(*record, peer, access),
-            Request::Ended(record) => self.ended(*record, peer, access),
+            Request::Ended(record) => self.ended(*record, None, peer, access),
+            Request::Timed { record, course } => {
+                self.ended(*record, Some(course.into_course(&JOB)), peer, access)
+            }
             Request::Remove(key) => self.remove(&key, caller, access),
             Request::Factors => Ok(Reply::Factors(self.recorder.writer.factors()?)),
             Request::Correct(correction) => {
@@ -77,7 +81,14 @@ impl Service {
 
     /// Whether a request waits for the sampling thread.
     pub fn needs_sampler(request: &Request) -> bool {
-        matches!(request, Request::Ended(_) | Request::Energy | Request::Configure(_) | Request::Status)
+        matches!(
+            request,
+            Request::Ended(_)
+                | Request::Timed { .. }
+                | Request::Energy
+                | Request::Configure(_)
+                | Request::Status
+        )
     }
 
     fn remove(&mut self, key: &JobKey, caller: &Caller, access: Access) -> Result<Reply> {

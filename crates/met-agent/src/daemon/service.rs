@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use met_core::belief::is_known_end;
 use met_core::bounds;
 use met_core::job::{JobKey, Origin, Record, State};
+use met_core::series::Course;
 use met_host::Host;
 use met_jobs::discover::{Event, Found};
 use met_store::inbox;
@@ -204,8 +205,14 @@ impl Service {
         }
     }
 
-    /// Keeps the end of a job; it is on disk when this returns.
-    pub(super) fn ended(&mut self, mut record: Record, peer: Peer, access: Access) -> Result<Reply> {
+    /// Keeps the end of a job, and what `met time` sampled of it; it is on disk when this returns.
+    pub(super) fn ended(
+        &mut self,
+        mut record: Record,
+        sampled: Option<Course>,
+        peer: Peer,
+        access: Access,
+    ) -> Result<Reply> {
         if record.state.is_live() {
             bail!("the job has not ended");
         }
@@ -218,6 +225,10 @@ impl Service {
         }
         claims::vouch_end(&self.admission.made, &mut record, known.as_ref(), peer);
         self.take_announced(&mut record, known.as_ref(), peer);
+        if let Some(course) = sampled.filter(|_| known.is_none()) {
+            let course = claims::vouch_samples(course, &record)?;
+            self.recorder.keep_course(&record.key, &course, &mut self.outputs);
+        }
         self.close_job(record)?;
         Ok(Reply::Done)
     }

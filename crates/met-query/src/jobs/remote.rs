@@ -84,7 +84,8 @@ impl Remote {
         if viewer.sees_all() {
             return Ok(true);
         }
-        let job = JobRef::Id { manager: Some(key.manager.clone()), id: key.id.clone(), node: None };
+        let job =
+            JobRef::Id { manager: Some(key.manager.clone()), id: key.id.clone(), node: None, user: None };
         Ok(self.find(viewer, &job, None)?.jobs.iter().any(|record| record.key == *key))
     }
 }
@@ -201,7 +202,7 @@ impl WireCourse {
         }
     }
 
-    fn into_course(self, table: &'static Table) -> Course {
+    pub fn into_course(self, table: &'static Table) -> Course {
         let mut course = Course::new(table);
         let count = self.times_ms.len();
         course.columns.iter_mut().for_each(|column| column.resize(count, MISSING));
