@@ -188,6 +188,24 @@ pub struct InForce {
     pub events_in_jobs: Vec<Held<Vec<String>>>,
     /// What of a change cannot be done.
     pub note: Option<String>,
+    /// For the owner of the daemon and root.
+    #[serde(default)]
+    pub file: Option<ConfigFile>,
+    /// Sections and keys of that file that a new daemon will follow.
+    #[serde(default)]
+    pub after_restart: Vec<String>,
+    /// What a kilowatt hour emits now.
+    #[serde(default)]
+    pub factor: Option<Factor>,
+}
+
+/// A configuration file as a daemon read it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigFile {
+    /// `None`: there is none, and the defaults hold.
+    #[serde(with = "lossless_path::option")]
+    pub path: Option<PathBuf>,
+    pub text: String,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -204,6 +222,13 @@ pub enum Whence {
     Live,
     /// Live, until this job ends; its name is for those who may see it.
     Job(Option<String>),
+}
+
+impl Whence {
+    /// Whether it was changed live.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Whence::Live | Whence::Job(_))
+    }
 }
 
 impl fmt::Display for Whence {

@@ -122,8 +122,8 @@ pub enum Command {
     #[command(after_help = "Example:\n  met metrics --markdown")]
     Metrics(MetricsArgs),
     /// Print every configuration key with its default; as Markdown if the output is not a terminal
-    #[command(after_help = "Example:\n  met config | less")]
-    Config,
+    #[command(after_help = "Example:\n  met config | less\n  met config --current | grep -v default")]
+    Config(ConfigArgs),
     /// Print shell completions
     #[command(
         after_help = "Example:\n  met completions bash > ~/.local/share/bash-completion/completions/met"
@@ -444,6 +444,16 @@ pub struct NodesArgs {
     /// Print an array of JSON objects
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ConfigArgs {
+    /// Print the values in force, as the running daemon follows them, and where each comes from
+    #[arg(long)]
+    pub current: bool,
+    /// With --current: of this user's own daemon even if a system daemon is running
+    #[arg(long, requires = "current")]
+    pub user: bool,
 }
 
 #[derive(Debug, Args)]

@@ -73,10 +73,10 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::Server(args)) => commands::server::server(&setting()?, &args),
         Some(Command::Nodes(args)) => commands::nodes::nodes(&asking()?, &args),
         Some(Command::Configure(args)) => commands::configure::configure(&setting()?, &args),
-        Some(Command::Doctor(args)) => commands::doctor::doctor(&setting()?, &args),
+        Some(Command::Doctor(args)) => commands::doctor::doctor(&setting()?.of_daemon(), &args),
         Some(Command::Emissions(args)) => commands::emissions::emissions(&setting()?, &args),
         Some(Command::Metrics(args)) => commands::metrics::metrics(&args),
-        Some(Command::Config) => commands::man::config(),
+        Some(Command::Config(args)) => commands::config::config(setting, &args),
         Some(Command::Completions(args)) => commands::man::completions(&args),
         Some(Command::Man(args)) => commands::man::man(&args),
     }

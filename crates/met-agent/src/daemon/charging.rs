@@ -56,6 +56,10 @@ impl Emitting {
         self.told.sort_by_key(|told| told.since_ns);
     }
 
+    pub(super) fn factor_at(&self, config: &Config, at_ns: i64) -> Option<Factor> {
+        emissions::course(&config.emissions, &self.told).at(at_ns).cloned()
+    }
+
     /// Begins to ask the provider that is configured, for what is newer than what it told last.
     pub(super) fn ask(&mut self, config: &Config) -> Result<()> {
         let by_provider = self.told.iter().filter(|told| told.source != emissions::BY_HAND);

@@ -224,6 +224,9 @@ impl Daemon {
                 return Ok(());
             }
             // Before requests, so that they are answered with what is known by now.
+            if self.service.settings.is_file_changed(Instant::now()) {
+                self.reread();
+            }
             if ready.discovered {
                 self.service.discovered();
             }
@@ -310,14 +313,18 @@ impl Daemon {
             reread |= hangup;
         }
         if reread && !stop {
-            self.service.reread();
-            if let Some(http) = &self.http {
-                http.reread();
-            }
-            self.idle_exit = self.idle_exit.map(|_| self.service.settings.config.daemon.idle_exit);
-            (self.next_flush, self.next_retention) = (Instant::now(), Instant::now());
+            self.reread();
         }
         stop
+    }
+
+    fn reread(&mut self) {
+        self.service.reread();
+        if let Some(http) = &self.http {
+            http.reread();
+        }
+        self.idle_exit = self.idle_exit.map(|_| self.service.settings.config.daemon.idle_exit);
+        (self.next_flush, self.next_retention) = (Instant::now(), Instant::now());
     }
 
     fn let_in(&mut self) {

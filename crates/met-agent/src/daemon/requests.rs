@@ -9,9 +9,9 @@ use super::permissions::{self, Access, Caller, Role};
 use super::sampler_thread::Sampling;
 use super::service::Service;
 use super::socket::Peer;
-use met_host::users;
+use met_host::{clock, users};
 use met_query::jobs::JobRef;
-use met_query::protocol::{DiscoveryStatus, Reply, Request, Status};
+use met_query::protocol::{DiscoveryStatus, InForce, Reply, Request, Status};
 use met_query::query;
 
 impl Service {
@@ -72,10 +72,19 @@ impl Service {
                 Ok(Reply::Corrected(corrected))
             }
             Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
-            Request::InForce => Ok(Reply::InForce(Box::new(self.settings.in_force(access.others)))),
+            Request::InForce => Ok(Reply::InForce(Box::new(self.in_force(peer, access)))),
             Request::Configure(change) => self.configure(&change),
             Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
             _ => bail!("a daemon does not answer this request"),
+        }
+    }
+
+    fn in_force(&self, peer: Peer, access: Access) -> InForce {
+        let is_trusted = peer.uid == 0 || peer.uid == rustix::process::getuid().as_raw();
+        InForce {
+            file: is_trusted.then(|| self.settings.file()),
+            factor: self.recorder.emitting.factor_at(&self.settings.config, clock::realtime_ns()),
+            ..self.settings.in_force(access.others)
         }
     }
 

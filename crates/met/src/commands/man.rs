@@ -1,4 +1,4 @@
-//! `met man`, `met completions` and `met config`: references made from the definitions themselves.
+//! `met man` and `met completions`: references made from the definitions themselves.
 
 use std::io::Write;
 
@@ -7,8 +7,6 @@ use clap::CommandFactory;
 
 use crate::cli::{Cli, CompletionsArgs, ManArgs};
 use crate::output;
-use crate::view::manual;
-use met_config::Config;
 use met_config::Failure;
 
 pub fn man(args: &ManArgs) -> Result<i32> {
@@ -25,14 +23,5 @@ pub fn completions(args: &CompletionsArgs) -> Result<i32> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "met", &mut script);
     output::stdout().write_all(&script)?;
-    Ok(0)
-}
-
-pub fn config() -> Result<i32> {
-    let mut stdout = output::stdout();
-    let reference = Config::reference();
-    // A file gets Markdown, which is what docs/config.md is.
-    let text = if stdout.is_terminal() { manual::page(&reference, &stdout.style()) } else { reference };
-    stdout.write_all(text.as_bytes())?;
     Ok(0)
 }

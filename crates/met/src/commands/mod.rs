@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod cancel;
+pub mod config;
 pub mod configure;
 pub mod daemon;
 pub mod doctor;

@@ -16,6 +16,12 @@ use met_query::setting::Setting;
 
 pub(super) fn running_daemon(setting: &Setting) -> Finding {
     let good = |detail: &str| Finding::new("daemon", Health::Good, detail);
+    let later = setting.in_force(false).map(|held| held.after_restart).unwrap_or_default();
+    if !later.is_empty() {
+        let detail = format!("running; its file has changed, and {} need a restart", later.join(", "));
+        let remedy = "met daemon --stop    (a service: systemctl restart met)";
+        return Finding::new("daemon", Health::Less, detail).remedied_by(remedy);
+    }
     if setting.system_daemon().is_some() {
         return good("a system daemon is running and is used");
     }
