@@ -1,7 +1,7 @@
 //! What a kilowatt hour emits now: asked of a provider in the background, never waited for.
 //!
-//! A real-time provider that does not answer is believed for a while by its last word; then the average of
-//! the country stands in. Whoever uses a factor stores with it where it came from.
+//! The last value of a real-time provider is used for a while when it stops answering; then the country's average
+//! replaces it. The origin of a factor is stored wherever the factor is used.
 
 use std::io::Read;
 use std::path::Path;
@@ -31,7 +31,7 @@ const ELECTRICITY_MAPS: &str = "https://api.electricitymap.org/v3/carbon-intensi
 const ELECTRICITY_MAPS_LATEST: &str = "/latest";
 const ELECTRICITY_MAPS_HISTORY: &str = "/history";
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// As many values as RTE tells at once, and as many answers as a history is made of: a hundred days.
+/// As many values as RTE returns at once, and as many answers as make up a history: a hundred days.
 const PAGE: usize = 100;
 const PAGES_MAX: usize = 100;
 /// The newest value of a provider is this old at most while it works: after that its past is asked for, too.
@@ -57,21 +57,21 @@ pub fn fixed(config: &Emissions) -> Factor {
     country.and_then(emission::of_country).unwrap_or_else(emission::of_the_world)
 }
 
-/// The course of the factor: what was told while it was young, set by hand whatever its age, else the fixed one.
-pub fn course(config: &Emissions, told: &[Factor]) -> Factors {
+/// The factor over time: a provider's value while it is fresh, a manual one at any age, else the fixed one.
+pub fn course(config: &Emissions, known: &[Factor]) -> Factors {
     let base = Base { fixed: fixed(config), believes_providers: asks_a_provider(config) };
-    base.course(config, told)
+    base.course(config, known)
 }
 
 fn asks_a_provider(config: &Emissions) -> bool {
     matches!(config.provider, Provider::Rte | Provider::ElectricityMaps)
 }
 
-/// What holds where nothing was told.
+/// The factor where no value was reported.
 #[derive(Clone, PartialEq, Eq)]
 struct Base {
     fixed: Factor,
-    /// Whether what providers told is believed, or this instead of it.
+    /// Whether providers' values are used, or this one instead.
     believes_providers: bool,
 }
 
@@ -90,11 +90,11 @@ impl Base {
         }
     }
 
-    fn course(&self, config: &Emissions, told: &[Factor]) -> Factors {
+    fn course(&self, config: &Emissions, known: &[Factor]) -> Factors {
         let max_age_ns = i64::try_from(config.max_age.as_nanos()).unwrap_or(i64::MAX);
         let mut factors = Factors::default();
         factors.put(self.fixed.clone());
-        for (index, factor) in told.iter().enumerate() {
+        for (index, factor) in known.iter().enumerate() {
             let by_hand = factor.source == BY_HAND;
             // A fixed one among them is what held at the end of a correction, by another configuration.
             if factor.is_fixed() || !by_hand && !self.believes_providers {
@@ -103,7 +103,7 @@ impl Base {
             }
             factors.put(factor.clone());
             let old_ns = factor.since_ns.saturating_add(max_age_ns);
-            let next_ns = told.get(index + 1).map_or(i64::MAX, |next| next.since_ns);
+            let next_ns = known.get(index + 1).map_or(i64::MAX, |next| next.since_ns);
             if !by_hand && old_ns < next_ns {
                 factors.put(Factor { since_ns: old_ns, ..self.fixed.clone() });
             }
@@ -129,8 +129,8 @@ pub fn correct(correction: &Correction, writer: &mut Writer, config: &Config) ->
             Ok(Corrected::default())
         }
         Correction::Unset { from_ns, to_ns } => {
-            let told = writer.factors()?;
-            let left = without_corrections(&told, from_ns, to_ns, &fixed(&config.emissions));
+            let known = writer.factors()?;
+            let left = without_corrections(&known, from_ns, to_ns, &fixed(&config.emissions));
             writer.put_factors(from_ns, to_ns, &left)?;
             Ok(Corrected::default())
         }
@@ -138,28 +138,28 @@ pub fn correct(correction: &Correction, writer: &mut Writer, config: &Config) ->
     }
 }
 
-/// What is told between two times, and at the second one, when nothing holds there that was set by hand.
-fn without_corrections(told: &[Factor], from_ns: i64, to_ns: i64, fixed: &Factor) -> Vec<Factor> {
+/// The values between two times, and at the second one, without those set by hand.
+fn without_corrections(known: &[Factor], from_ns: i64, to_ns: i64, fixed: &Factor) -> Vec<Factor> {
     let is_by_hand = |factor: &Factor| factor.source == BY_HAND;
-    let last_before = |time_ns: i64| told.iter().rfind(|factor| factor.since_ns < time_ns);
+    let last_before = |time_ns: i64| known.iter().rfind(|factor| factor.since_ns < time_ns);
     // What was set before would go on to hold for ever.
     let ended = last_before(from_ns).filter(|last| is_by_hand(last));
     let mut left: Vec<Factor> =
         ended.map(|_| Factor { since_ns: from_ns, ..fixed.clone() }).into_iter().collect();
-    let between = told.iter().filter(|factor| (from_ns..to_ns).contains(&factor.since_ns));
+    let between = known.iter().filter(|factor| (from_ns..to_ns).contains(&factor.since_ns));
     // One that is fixed only ended a correction.
     left.extend(between.filter(|factor| !is_by_hand(factor) && !factor.is_fixed()).cloned());
-    let told_there = told.iter().any(|factor| factor.since_ns == to_ns);
-    let after = last_before(to_ns).filter(|last| is_by_hand(last) && to_ns != i64::MAX && !told_there);
+    let value_there = known.iter().any(|factor| factor.since_ns == to_ns);
+    let after = last_before(to_ns).filter(|last| is_by_hand(last) && to_ns != i64::MAX && !value_there);
     left.extend(after.map(|factor| Factor { since_ns: to_ns, ..factor.clone() }));
     left
 }
 
 /// Goes over all jobs, a few at a time: a store may hold more than fit into memory.
 fn recompute_since(writer: &mut Writer, config: &Config, since_ns: Option<i64>) -> Result<Corrected> {
-    let told = writer.factors()?;
+    let known = writer.factors()?;
     let mut last: Option<(Base, Factors)> = None;
-    // Who is written is numbered anew, and comes after all that are here now.
+    // A written record gets a new number, after all present ones.
     let newest = writer.newest_change()?;
     let (mut mark, mut corrected) = (0, Corrected::default());
     while mark < newest {
@@ -177,7 +177,7 @@ fn recompute_since(writer: &mut Writer, config: &Config, since_ns: Option<i64>) 
             let base = Base::of(&record, &config.emissions);
             let factors = match last.take().filter(|(known, _)| *known == base) {
                 Some((_, factors)) => factors,
-                None => base.course(&config.emissions, &told),
+                None => base.course(&config.emissions, &known),
             };
             let course = writer.course(&record.key)?;
             match recompute(&mut record, &course, &factors, pue) {
@@ -195,8 +195,8 @@ fn recompute_since(writer: &mut Writer, config: &Config, since_ns: Option<i64>) 
     Ok(corrected)
 }
 
-/// What the building used when a job ran. It is today's where emissions were never computed; where they were, before
-/// this was kept, nobody knows.
+/// What the building used when a job ran. It is today's where emissions were never computed; unknown where they
+/// were computed before it was stored.
 fn pue_then(record: &Record, today: f64) -> Option<f64> {
     match &record.emission {
         Some(emission) => emission.pue(),
@@ -252,21 +252,21 @@ pub struct Asking {
 }
 
 impl Asking {
-    /// `None` where nobody has to be asked. `told_ns` is the time of the newest value that is known.
-    pub fn start(config: &Emissions, mut told_ns: Option<i64>) -> std::io::Result<Option<Asking>> {
+    /// `None` without a provider. `newest_ns` is the time of the newest known value.
+    pub fn start(config: &Emissions, mut newest_ns: Option<i64>) -> std::io::Result<Option<Asking>> {
         if matches!(config.provider, Provider::Country | Provider::Constant) {
             return Ok(None);
         }
         let (stop, stopped) = sync_channel::<()>(0);
-        let (tell, answers) = sync_channel(4);
+        let (sender, answers) = sync_channel(4);
         let config = config.clone();
         let thread = std::thread::Builder::new().name("emissions".to_owned()).spawn(move || {
             loop {
-                let answer = ask_on(&config, told_ns).map_err(|error| format!("{error:#}"));
-                let newest_ns = answer.iter().flatten().map(|factor| factor.since_ns).max().max(told_ns);
-                // What nobody takes is asked for again.
-                if tell.try_send(answer).is_ok() {
-                    told_ns = newest_ns;
+                let answer = ask_on(&config, newest_ns).map_err(|error| format!("{error:#}"));
+                let last_ns = answer.iter().flatten().map(|factor| factor.since_ns).max().max(newest_ns);
+                // An answer that cannot be queued is requested again.
+                if sender.try_send(answer).is_ok() {
+                    newest_ns = last_ns;
                 }
                 if stopped.recv_timeout(config.refresh) != Err(RecvTimeoutError::Timeout) {
                     return;
@@ -293,12 +293,12 @@ impl Drop for Asking {
 }
 
 /// The newest value, and after an outage those since the last one that is known.
-fn ask_on(config: &Emissions, told_ns: Option<i64>) -> Result<Vec<Factor>> {
+fn ask_on(config: &Emissions, newest_ns: Option<i64>) -> Result<Vec<Factor>> {
     let newest = ask(config)?;
-    match told_ns.filter(|told_ns| newest.since_ns.saturating_sub(*told_ns) > OUTAGE_NS) {
+    match newest_ns.filter(|newest_ns| newest.since_ns.saturating_sub(*newest_ns) > OUTAGE_NS) {
         // A provider without a past has its newest value all the same.
-        Some(told_ns) => {
-            let mut factors = history(config, told_ns).unwrap_or_default();
+        Some(newest_ns) => {
+            let mut factors = history(config, newest_ns).unwrap_or_default();
             factors.retain(|factor| factor.since_ns != newest.since_ns);
             factors.push(newest);
             Ok(factors)
@@ -371,7 +371,7 @@ fn get(url: &str, token: Option<&str>) -> Result<Vec<u8>> {
     if let Some(token) = token {
         request = request.header("auth-token", token);
     }
-    // What stands behind the question mark is long and the same for everybody.
+    // The query string is long and always the same.
     let server = url.split('?').next().unwrap_or(url);
     let mut answer = request.call().map_err(|error| match error {
         ureq::Error::StatusCode(401 | 403) => {

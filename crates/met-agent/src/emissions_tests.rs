@@ -53,10 +53,10 @@ fn after_an_outage_a_provider_is_asked_for_what_was_missed() {
     let missed = (4..41).map(|quarter| (quarter, (quarter != 8).then_some(quarter as i64)));
     let (url, thread) = serve_all(vec![rte([(40, Some(40))].into_iter()), rte(missed)]);
     let config = Emissions { url: Some(url), ..config(Provider::Rte) };
-    let told = ask_on(&config, Some(at("01:00:00"))).unwrap();
-    assert_eq!(told.len(), 36, "every quarter but one");
-    assert!(told.is_sorted_by_key(|factor| factor.since_ns));
-    assert_eq!(told.last().map(|factor| factor.mg_per_kwh), Some(40_000));
+    let known = ask_on(&config, Some(at("01:00:00"))).unwrap();
+    assert_eq!(known.len(), 36, "every quarter but one");
+    assert!(known.is_sorted_by_key(|factor| factor.since_ns));
+    assert_eq!(known.last().map(|factor| factor.mg_per_kwh), Some(40_000));
     let asked = thread.join().unwrap();
     assert!(asked.contains("date%272026-03-01T01%3A00%3A00Z%27"), "{asked}");
     // Without an outage the newest is enough.
@@ -70,21 +70,21 @@ fn after_an_outage_a_provider_is_asked_for_what_was_missed() {
 fn a_long_past_comes_in_pages() {
     let full = || rte((0..PAGE).map(|value| (value % 96, Some(5))));
     let (url, thread) = serve_all(vec![full(), full(), rte([(7, Some(7))].into_iter())]);
-    let told = history(&Emissions { url: Some(url), ..config(Provider::Rte) }, at("00:00:00")).unwrap();
-    assert_eq!(told.len(), 2 * PAGE + 1);
+    let known = history(&Emissions { url: Some(url), ..config(Provider::Rte) }, at("00:00:00")).unwrap();
+    assert_eq!(known.len(), 2 * PAGE + 1);
     let asked = thread.join().unwrap();
     assert!(asked.contains("offset=0") && asked.contains("offset=200"), "{asked}");
     assert_eq!(history(&config(Provider::Country), 0).unwrap(), []);
 }
 
 #[test]
-fn electricity_maps_tells_its_past_elsewhere() {
-    let told = parse_electricity_maps_history(
+fn electricity_maps_has_its_history_elsewhere() {
+    let known = parse_electricity_maps_history(
         br#"{"history":[{"carbonIntensity":301,"datetime":"2026-03-01T10:00:00.000Z"},{"datetime":"x"}]}"#,
         "DE",
     );
-    let told = told.unwrap();
-    assert_eq!((told.len(), told[0].source.as_str()), (1, "electricity maps DE"));
+    let known = known.unwrap();
+    assert_eq!((known.len(), known[0].source.as_str()), (1, "electricity maps DE"));
     assert!(parse_electricity_maps_history(b"{}", "DE").is_err());
 }
 
@@ -123,7 +123,7 @@ fn electricity_maps_gets_the_token_from_a_private_file() {
     assert!(asked.contains("auth-token: secret") && asked.contains("zone=DE"), "{asked}");
 }
 
-fn told(since_ns: i64, grams: i64, source: &str) -> Factor {
+fn factor(since_ns: i64, grams: i64, source: &str) -> Factor {
     Factor { mg_per_kwh: grams * 1000, source: source.into(), since_ns }
 }
 
@@ -132,7 +132,7 @@ const HOUR_NS: i64 = 3600 * 1_000_000_000;
 #[test]
 fn a_provider_that_is_away_is_believed_for_a_while() {
     let config = config(Provider::Rte);
-    let factors = course(&config, &[told(0, 20, "rte eco2mix"), told(30 * HOUR_NS, 25, "rte eco2mix")]);
+    let factors = course(&config, &[factor(0, 20, "rte eco2mix"), factor(30 * HOUR_NS, 25, "rte eco2mix")]);
     let source = |at_ns: i64| factors.at(at_ns).unwrap().source.clone();
     assert_eq!(source(HOUR_NS), "rte eco2mix");
     assert!(source(7 * HOUR_NS).starts_with("average of France"), "its word is too old");
@@ -143,7 +143,7 @@ fn a_provider_that_is_away_is_believed_for_a_while() {
 #[test]
 fn another_provider_is_believed_for_all_times_but_not_against_what_was_set() {
     let constant = Emissions { grams_per_kwh: Some(300.0), ..config(Provider::Constant) };
-    let factors = course(&constant, &[told(0, 20, "rte eco2mix"), told(HOUR_NS, 42, BY_HAND)]);
+    let factors = course(&constant, &[factor(0, 20, "rte eco2mix"), factor(HOUR_NS, 42, BY_HAND)]);
     let grams = |at_ns: i64| factors.at(at_ns).unwrap().mg_per_kwh / 1000;
     assert_eq!((grams(-1), grams(1), grams(100 * HOUR_NS)), (300, 300, 42));
 }
@@ -167,18 +167,18 @@ fn job() -> (Record, Course) {
 fn corrected_factors_are_applied_to_the_course_of_the_energy() {
     let (mut record, samples) = job();
     let rte = config(Provider::Rte);
-    let told_then = [told(0, 20, "rte eco2mix"), told(HOUR_NS, 60, "rte eco2mix")];
-    assert_eq!(recompute(&mut record, &samples, &course(&rte, &told_then), 1.0), Recomputed::OtherFigure);
+    let known_then = [factor(0, 20, "rte eco2mix"), factor(HOUR_NS, 60, "rte eco2mix")];
+    assert_eq!(recompute(&mut record, &samples, &course(&rte, &known_then), 1.0), Recomputed::OtherFigure);
     assert_eq!(record.totals.get(EMISSIONS), Some((20 + 3 * 60) * 1_000_000));
     assert_eq!(record.emission.as_ref().unwrap().factor_time_ns, Some(HOUR_NS));
     assert_eq!(record.emission.as_ref().unwrap().pue(), Some(1.0));
-    assert_eq!(recompute(&mut record, &samples, &course(&rte, &told_then), 1.0), Recomputed::Same);
-    // The same factors under another name: the record says so, the figure stays.
+    assert_eq!(recompute(&mut record, &samples, &course(&rte, &known_then), 1.0), Recomputed::Same);
+    // The same factors under another name: the record gets the name, the figure stays.
     let renamed: Vec<Factor> =
-        told_then.iter().map(|factor| Factor { source: BY_HAND.to_owned(), ..factor.clone() }).collect();
+        known_then.iter().map(|factor| Factor { source: BY_HAND.to_owned(), ..factor.clone() }).collect();
     assert_eq!(recompute(&mut record, &samples, &course(&rte, &renamed), 1.0), Recomputed::OtherSource);
     assert_eq!(record.emission.as_ref().unwrap().factor_source, BY_HAND);
-    let corrected = [told(0, 20, "rte eco2mix"), told(HOUR_NS, 50, "rte eco2mix")];
+    let corrected = [factor(0, 20, "rte eco2mix"), factor(HOUR_NS, 50, "rte eco2mix")];
     assert_eq!(recompute(&mut record, &samples, &course(&rte, &corrected), 1.5), Recomputed::OtherFigure);
     assert_eq!(record.totals.get(EMISSIONS), Some((20 + 3 * 50) * 1_500_000));
 }
@@ -228,7 +228,7 @@ fn store_of(count: u32, used: Option<&Factor>, pue: f64) -> (tempfile::TempDir, 
 
 #[test]
 fn what_is_configured_today_does_not_change_the_past() {
-    let then = Factor { since_ns: i64::MIN, ..told(0, 100, emission::CONFIGURED) };
+    let then = Factor { since_ns: i64::MIN, ..factor(0, 100, emission::CONFIGURED) };
     let (_state, mut writer, records) = store_of(1, Some(&then), 1.5);
     assert_eq!(records[0].totals.get(EMISSIONS), Some(600_000_000));
     let mut today = Config {
@@ -248,8 +248,8 @@ fn what_is_configured_today_does_not_change_the_past() {
 }
 
 #[test]
-fn jobs_of_which_nobody_kept_the_pue_stay_as_they_were_and_are_counted() {
-    let then = Factor { since_ns: i64::MIN, ..told(0, 100, emission::CONFIGURED) };
+fn jobs_without_a_stored_pue_are_unchanged_and_counted() {
+    let then = Factor { since_ns: i64::MIN, ..factor(0, 100, emission::CONFIGURED) };
     let (_state, mut writer, records) = store_of(4, Some(&then), 1.5);
     // As older versions wrote them: without the building, and without where the factor came from.
     let mut older = records[0].clone();
@@ -276,8 +276,8 @@ fn jobs_of_which_nobody_kept_the_pue_stay_as_they_were_and_are_counted() {
 }
 
 #[test]
-fn what_a_provider_told_then_holds_after_another_one_was_chosen() {
-    let then = told(0, 20, "rte eco2mix");
+fn a_providers_past_values_hold_after_another_one_was_chosen() {
+    let then = factor(0, 20, "rte eco2mix");
     let (_state, mut writer, records) = store_of(1, Some(&then), 1.0);
     writer.put_factor(&then).unwrap();
     let today = Config {
@@ -321,20 +321,20 @@ fn nonsense_is_not_a_factor() {
 fn what_was_set_is_taken_back_for_a_time_or_altogether() {
     let (hand, rte) = (BY_HAND, "rte eco2mix");
     let fixed = fixed(&config(Provider::Country));
-    let left = |told: &[Factor], from: i64, to: i64| {
-        let left = without_corrections(told, from, to, &fixed);
+    let left = |known: &[Factor], from: i64, to: i64| {
+        let left = without_corrections(known, from, to, &fixed);
         left.iter().map(|factor| (factor.since_ns, factor.mg_per_kwh / 1000)).collect::<Vec<_>>()
     };
     let world = fixed.mg_per_kwh / 1000;
     let all = (i64::MIN, i64::MAX);
-    assert_eq!(left(&[told(10, 34, hand)], all.0, all.1), []);
-    // What a provider told stays, and so does what was set at other times.
-    let several = [told(0, 20, rte), told(10, 34, hand), told(20, 25, rte), told(30, 36, hand)];
+    assert_eq!(left(&[factor(10, 34, hand)], all.0, all.1), []);
+    // A provider's values stay, and so do those set at other times.
+    let several = [factor(0, 20, rte), factor(10, 34, hand), factor(20, 25, rte), factor(30, 36, hand)];
     assert_eq!(left(&several, all.0, all.1), [(0, 20), (20, 25)]);
     assert_eq!(left(&several, 5, 25), [(20, 25)]);
     // In the midst of a correction it is interrupted, and goes on afterwards.
-    assert_eq!(left(&[told(10, 34, hand)], 20, 30), [(20, world), (30, 34)]);
+    assert_eq!(left(&[factor(10, 34, hand)], 20, 30), [(20, world), (30, 34)]);
     // What ended it is not needed any more.
-    let ended = [told(10, 34, hand), Factor { since_ns: 20, ..fixed.clone() }];
+    let ended = [factor(10, 34, hand), Factor { since_ns: 20, ..fixed.clone() }];
     assert_eq!(left(&ended, all.0, all.1), []);
 }

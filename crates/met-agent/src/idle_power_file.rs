@@ -1,7 +1,7 @@
 //! What this machine uses doing nothing, kept for the next daemon: a small file in the state folder.
 //!
-//! It belongs to the machine that it was learned on. A folder that moved to another one, or a board with other
-//! processors, begins anew.
+//! It belongs to the machine that it was learned on. A folder moved to another machine, or a board with other
+//! processors, starts over.
 
 use std::fs;
 use std::io;
@@ -68,7 +68,7 @@ pub fn known(setting: &Setting) -> Vec<LearnedIdle> {
         let file = state.join(FILE);
         trusted::check_own(&file).is_ok() && fs::File::open(file).is_ok()
     };
-    // Who this machine is takes longer to tell than whether there is a file.
+    // Identifying the machine takes longer than checking for the file.
     let learned = states.iter().filter(is_usable).map(|state| IdleFile::open(state, &setting.host).written);
     learned.into_iter().find(|learned| !learned.is_empty()).unwrap_or_default()
 }

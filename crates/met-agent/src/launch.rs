@@ -336,7 +336,7 @@ fn exec(assignment: &Assignment, arguments: &[&OsStr], surroundings: Surrounding
 /// The life of an executed supervisor. `arguments`: the program and its argument vector.
 pub fn run_as_supervisor(arguments: &[OsString]) -> Result<()> {
     use std::os::fd::FromRawFd;
-    // SAFETY: whoever executed us put a socket there, for us alone.
+    // SAFETY: the parent passed a socket there, for us alone.
     let mut channel = unsafe { UnixStream::from_raw_fd(CHANNEL_FD) };
     rustix::io::fcntl_setfd(&channel, rustix::io::FdFlags::CLOEXEC)?;
     let assignment: Assignment = protocol::read_frame(&mut channel)?;

@@ -47,7 +47,7 @@ const PATIENCE_MIN_NS: i64 = 2_500_000_000;
 const PATIENCE_MIN_SLOW_NS: i64 = 15_000_000_000;
 /// The least time without a look that is a gap.
 const GAP_NS: i64 = 60_000_000_000;
-/// A machine without jobs that nobody looked at for so long was not followed.
+/// A machine without jobs that was not read for this long was not followed.
 const REST_NS: i64 = 15_000_000_000;
 /// What a machine draws beside its cards: less.
 const RATED_MW: i64 = 10_000_000;
@@ -107,7 +107,7 @@ struct NodeSeen {
 }
 
 fn policy(energy: &Energy) -> Policy {
-    let idle_to = if energy.idle_to_holders { IdleTo::Holders } else { IdleTo::Nobody };
+    let idle_to = if energy.idle_to_holders { IdleTo::Holders } else { IdleTo::Unassigned };
     Policy { idle_to, idle_mw: energy.idle_watts.map(|watts| (watts * 1000.0).round() as u64) }
 }
 
@@ -179,7 +179,7 @@ impl NodeEnergy {
         self.ledger.resting.learned().map(by_unix).collect()
     }
 
-    /// Sources were switched on or off: whoever is not read any more is not missing.
+    /// Sources were switched on or off: one that is no longer read is not missing.
     pub fn forget_meters(&mut self) {
         self.ledger.meters.forget();
     }
@@ -209,7 +209,7 @@ impl NodeEnergy {
         }
     }
 
-    /// What an earlier daemon charged, by the job's last cells; `missed` if nobody looked for a while.
+    /// What an earlier daemon charged, by the job's last cells; `missed` if it was not measured for a while.
     pub fn recall(&mut self, slot: u32, cells: &[i64], missed: bool) {
         if let Some(job) = self.jobs.get_mut(&slot) {
             job.charged.recall(cells, missed);
@@ -268,14 +268,14 @@ impl NodeEnergy {
         self.follow_open_cards();
     }
 
-    /// Whether nobody looked for a while because there was nothing to look for.
+    /// Whether nothing was read for a while because there were no jobs.
     fn was_at_rest(&self, now_ns: i64) -> bool {
         let has_old = || self.jobs.values().any(|job| job.weighed_ns < now_ns - REST_NS);
         let is_followed = self.looks.is_watched || has_old();
         !is_followed && self.looks.followed_ns.is_some_and(|followed_ns| now_ns - followed_ns > REST_NS)
     }
 
-    /// What jobs used of cards since the last window: they have it, whatever meter will tell of it.
+    /// What jobs used of GPUs since the last window: it is theirs, whichever meter will measure it.
     fn follow_open_cards(&mut self) {
         if !self.ledger.has_cards() {
             return;
@@ -362,12 +362,12 @@ impl NodeEnergy {
             let Some(outer) = self.jobs.get(slot).and_then(|job| job.outer) else { continue };
             match (all.get(slot), counts.get_mut(&outer)) {
                 (Some(inner), Some(sum)) => *sum = sum.saturating_sub(*inner),
-                // How much of the outer one's it is, nobody knows.
+                // Its share of the outer one's is unknown.
                 (None, Some(_)) if own.cpu > 0 => drop(counts.remove(&outer)),
                 _ => {}
             }
         }
-        // Who was on a CPU did something there: a counter that stands still was given up for somebody else.
+        // A job that ran on a CPU executed something: a counter that does not move was reassigned.
         counts.retain(|slot, &mut count| count > 0 || weights.get(slot).is_none_or(|own| own.cpu == 0));
         counts
     }
@@ -379,7 +379,7 @@ impl NodeEnergy {
             let (active_uj, idle_uj) = uj(Some(slot));
             self.ledger.charge_cards(Who::Job(slot), active_uj, idle_uj);
         }
-        // Cards that nobody holds are idle; what computes on one without a job is the system's.
+        // GPUs that no job holds are idle; computation on one without a job is the system's.
         let (active_uj, idle_uj) = uj(None);
         self.ledger.charge_cards(Who::System, active_uj, 0);
         self.ledger.charge_cards(Who::Idle, 0, idle_uj);
@@ -518,7 +518,7 @@ impl NodeEnergy {
         self.jobs.values().any(|job| job.has_left)
     }
 
-    /// Closes the last window with what there is: nobody will be there to read a meter again.
+    /// Closes the last window with what there is: no meter will be read again.
     pub fn close_for_good(&mut self, now_ns: i64) {
         let closed = self.ledger.close_for_good(now_ns);
         self.take(closed);
@@ -564,7 +564,7 @@ impl NodeEnergy {
         }
     }
 
-    /// Adds the lines of a window to whoever they are of; what was really added.
+    /// Adds the lines of a window to their owners; returns what was really added.
     fn book(&mut self, closed: &Closed) -> i64 {
         let factor = self.factor.clone();
         let mut booked_uj = 0;

@@ -152,7 +152,7 @@ fn a_job_asleep_alone_on_a_200_w_node_pays_nothing_and_idle_shows_as_idle() {
         assert_eq!(window.watts(window.idle_uj).round(), 200.0);
     }
     assert_eq!(bench.value(1, column::ENERGY), Some(0));
-    assert_eq!(bench.value(1, column::ENERGY_CPU), None, "no meter tells it from the rest");
+    assert_eq!(bench.value(1, column::ENERGY_CPU), None, "no meter separates it from the rest");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn who_holds_cpus_is_charged_idle_as_a_part_of_its_own() {
 }
 
 #[test]
-fn a_job_whose_allocation_is_told_late_is_charged_idle_from_then_on() {
+fn a_job_whose_allocation_is_known_late_is_charged_idle_from_then_on() {
     let mut bench = Bench::new(|config| config.energy.idle_watts = Some(40.0));
     bench.begin(1, None);
     for second in 0..11 {
@@ -215,7 +215,8 @@ fn a_longer_interval_does_not_stop_the_energy() {
     assert_eq!(bench.value(1, column::ENERGY), Some(43 * 50 * WATT_SECOND));
 }
 
-/// A job that has half of a machine of 100 W, whose counter cannot be read in some seconds; in others nobody looks.
+/// A job that has half of a machine of 100 W, whose counter is unreadable in some seconds; in others it is not
+/// read.
 fn with_faults(unreadable: std::ops::Range<i64>, stopped: std::ops::Range<i64>) -> Bench {
     let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
     bench.begin(1, None);
@@ -224,7 +225,7 @@ fn with_faults(unreadable: std::ops::Range<i64>, stopped: std::ops::Range<i64>) 
             bench.now_ns += SECOND;
             continue;
         }
-        // The counter goes on while nobody can read it.
+        // The counter goes on while it is unreadable.
         if !unreadable.contains(&second) {
             bench.package(second * 100 * WATT_SECOND);
         }
@@ -281,7 +282,7 @@ fn one_glitch_of_a_controller_is_no_energy() {
 }
 
 #[test]
-fn a_job_that_began_while_nobody_looked_has_its_share_of_that_time() {
+fn a_job_that_began_unobserved_has_its_share_of_that_time() {
     let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
     bench.begin(1, None);
     for second in 0..40 {
@@ -356,7 +357,7 @@ fn until_idle_power_is_known_the_split_is_an_estimate_and_says_so() {
     assert_eq!(energy.source, "IPMI, by CPU time, idle power estimated");
     // Four unknown cores at 6 W, of which a third is idle power, and 8 GB of memory at 3 W.
     assert_eq!(bench.windows.last().unwrap().watts(bench.windows.last().unwrap().idle_uj).round(), 10.0);
-    assert_eq!(totals.get(column::ENERGY_CPU), None, "no meter tells it from the rest");
+    assert_eq!(totals.get(column::ENERGY_CPU), None, "no meter separates it from the rest");
 }
 
 #[test]
@@ -475,7 +476,7 @@ fn jobs_with_equal_cpu_time_are_charged_by_their_instructions() {
 }
 
 #[test]
-fn a_counter_that_stands_still_is_not_believed() {
+fn a_counter_that_does_not_move_is_not_believed() {
     let mut bench = Bench::new(|config| {
         (config.energy.idle_watts, config.energy.weight) = (Some(0.0), Weight::Cycles);
     });
@@ -600,7 +601,7 @@ fn a_nested_job_is_a_part_of_the_one_around_it() {
     assert_eq!(bench.value(2, column::ENERGY), Some(500 * WATT_SECOND));
     assert_eq!(bench.value(1, column::ENERGY), Some(1000 * WATT_SECOND));
     assert_eq!(bench.windows.iter().map(|window| window.jobs_uj).sum::<i64>(), 1000 * WATT_SECOND);
-    // It ends with a second of CPU time that only its end tells; the outer one's next figures have it, too.
+    // It ends with a second of CPU time that only its end reports; the outer one's next figures include it, too.
     bench.energy.leave(2, Some(11 * SECOND), (0, 0), CardEnergy::default(), bench.now_ns);
     bench.package(1100 * WATT_SECOND);
     bench.node(22 * SECOND);
@@ -768,7 +769,7 @@ fn what_an_earlier_daemon_charged_is_added() {
         totals.figure(column::ENERGY).unwrap().clone()
     };
     assert_eq!(energy(&bench).kind, QualityKind::Attributed);
-    // Nobody was there in between, and nobody knows what it used then.
+    // Nothing was measured in between, so its use then is unknown.
     bench.energy.recall(1, &cells, true);
     let bound = energy(&bench);
     assert_eq!((bound.value, bound.kind), (8 * WATT_SECOND, QualityKind::LowerBound));

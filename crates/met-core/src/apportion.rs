@@ -1,7 +1,7 @@
 //! Splitting a whole number into whole parts that add up to it.
 
-/// Splits `whole` in proportion to `weights` into `out`: Σ out == whole, always. The last slot is for what
-/// belongs to nobody and takes all when every weight is 0. No part is further than 1 from its exact share.
+/// Splits `whole` in proportion to `weights` into `out`: Σ out == whole, always. The last slot is the unassigned
+/// rest and takes all when every weight is 0. No part is further than 1 from its exact share.
 pub fn apportion(whole: u64, weights: &[u64], out: &mut Vec<u64>) {
     out.clear();
     let sum: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn without_weights_all_is_nobodys() {
+    fn without_weights_all_is_unassigned() {
         assert_eq!(parts(7, &[0, 0, 0]), [0, 0, 7]);
         assert_eq!(parts(7, &[]), [0u64; 0]);
     }

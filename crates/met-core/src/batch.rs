@@ -78,7 +78,7 @@ impl std::fmt::Display for Unparsed {
 pub struct Batch {
     pub table: &'static Table,
     pub window: Window,
-    /// Of the readings since whoever owns the batch looked last.
+    /// Of the readings since the owner of the batch last took it.
     pub unparsed: Unparsed,
     rows: Vec<Row>,
     cells: Vec<i64>,

@@ -11,7 +11,7 @@ use crate::sample::{START_NS, bare};
 /// What each speaker says of one job, in the order in which it says it.
 #[derive(Clone, Debug)]
 struct Said {
-    /// The node, and whoever loses track of it.
+    /// The node, and a server that loses track of it.
     node: Vec<Record>,
     scheduler: Vec<Record>,
 }
@@ -72,7 +72,7 @@ fn part(node: &str, step: usize, task: Option<&str>) -> Part {
 }
 
 impl Story {
-    fn tell(&self) -> Said {
+    fn statements(&self) -> Said {
         let mut node: Vec<Record> = (0..self.columns.len()).map(|at| self.by_node(at)).collect();
         if self.guesses {
             let guess = Record {
@@ -167,7 +167,7 @@ fn interleaved(said: &Said, picks: &[usize]) -> Vec<Record> {
 proptest! {
     #[test]
     fn the_order_of_two_statements_does_not_matter(story in stories()) {
-        let said = story.tell();
+        let said = story.statements();
         for node in &said.node {
             for scheduler in &said.scheduler {
                 prop_assert_eq!(believe(node, scheduler), believe(scheduler, node));
@@ -177,7 +177,7 @@ proptest! {
 
     #[test]
     fn the_same_statement_twice_changes_nothing(story in stories()) {
-        let said = story.tell();
+        let said = story.statements();
         for record in said.all() {
             prop_assert_eq!(&believe(&record, &record), &record);
         }
@@ -192,7 +192,7 @@ proptest! {
 
     #[test]
     fn of_three_statements_any_two_may_meet_first(story in stories()) {
-        let said = story.tell();
+        let said = story.statements();
         let (mut threes, queues) = (Vec::new(), [&said.node, &said.scheduler]);
         for (two, one) in [(queues[0], queues[1]), (queues[1], queues[0])] {
             for pair in two.windows(2) {
@@ -214,18 +214,18 @@ proptest! {
         story in stories(), one in prop::collection::vec(0_usize..2, 1..12),
         other in prop::collection::vec(0_usize..2, 1..12),
     ) {
-        let said = story.tell();
+        let said = story.statements();
         prop_assert_eq!(fold(&interleaved(&said, &one)), fold(&interleaved(&said, &other)));
     }
 
     #[test]
-    fn a_restart_that_hears_everything_again_changes_nothing(
+    fn a_restart_that_repeats_everything_changes_nothing(
         story in stories(), one in prop::collection::vec(0_usize..2, 1..12),
         other in prop::collection::vec(0_usize..2, 1..12), kept in subsequence(vec![0, 1], 1..=2),
     ) {
-        let mut said = story.tell();
+        let mut said = story.statements();
         let once = fold(&interleaved(&said, &one)).unwrap();
-        // Each speaker that is heard again tells all it said, in its order.
+        // Each repeated source repeats all its statements, in their order.
         for (at, queue) in [&mut said.node, &mut said.scheduler].into_iter().enumerate() {
             if !kept.contains(&at) {
                 queue.clear();
@@ -238,7 +238,7 @@ proptest! {
     #[test]
     fn an_end_that_is_known_is_never_undone(story in stories(), picks in prop::collection::vec(0_usize..2, 1..12)) {
         let mut known: Option<Record> = None;
-        for said in interleaved(&story.tell(), &picks) {
+        for said in interleaved(&story.statements(), &picks) {
             let before = known.clone();
             let now = before.as_ref().map_or_else(|| said.clone(), |before| believe(before, &said));
             if before.is_some_and(|before| is_known_end(&before)) {

@@ -30,8 +30,8 @@ const RECORD_BYTES: usize = 4 << 10;
 const ENTRY_BYTES: usize = 400;
 const FIGURE_BYTES: usize = 100;
 
-/// Cuts everything in `record` that is too long. What was cut says so: a text ends with `…(+N bytes)`, a list with
-/// `…(+N)`, parts become one that stands for many. A record that was cut once is not cut again.
+/// Cuts everything in `record` that is too long. A cut is marked: a text ends with `…(+N bytes)`, a list with
+/// `…(+N)`, parts are folded into one. A record that was cut once is not cut again.
 pub fn bound(record: &mut Record) {
     bound_key(&mut record.key);
     cut(&mut record.name, NAME_BYTES_MAX);
@@ -264,13 +264,13 @@ fn part_bytes(part: &Part) -> usize {
     ENTRY_BYTES + escaped(&part.node) + escaped(&part.step) + options + totals_bytes(&part.totals)
 }
 
-/// Keeps the first parts that fit into `room`; one stands for the others.
+/// Keeps the first parts that fit into `room`; the others are folded into one.
 fn fold_parts(parts: &mut Vec<Part>, room: usize) {
     if parts_bytes(parts) <= room {
         return;
     }
     let largest = parts.iter().map(part_bytes).max().unwrap_or(0);
-    // The one that stands for the others may have the figures of any of them.
+    // The folded part may have the figures of any of them.
     let mut left = room.saturating_sub(4 * largest);
     let fitting = parts.iter().take_while(|part| {
         let bytes = part_bytes(part);

@@ -1,11 +1,11 @@
 //! Whose energy a card's energy is. Exact: what the lines hold adds up to what the card used.
 //!
-//! A card's energy counter and its use by process are dear to read. Between two readings of the counter lies
-//! a window, whose energy is the growth of the counter, or where there is none the integral of power. Use by
-//! process is read more often: each reading tells of the stretch since the one before, and splits what the
-//! card drew in it above its idle power. A window is split by the sum of its stretches. Until it ends, its
-//! energy is the integral of power, and what no reading has told of yet is split by who was seen to compute.
-//! What a job that leaves in the middle is charged stays as it is, and the rest is for the others.
+//! A card's energy counter and its use by process are expensive to read. The time between two readings of the
+//! counter is a window, whose energy is the growth of the counter, or without a counter the integral of power. Use
+//! by process is read more often: each reading covers the stretch since the one before, and splits the card's
+//! energy above idle in it. A window is split by the sum of its stretches. Until it ends, its energy is the
+//! integral of power, and the part not yet covered by a reading is split by who was seen to compute. The charge of
+//! a job that leaves in the middle stays as it is, and the rest goes to the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,13 +14,13 @@ use crate::apportion::apportion;
 use crate::gpu_idle_power::{IdlePower, IdleSource};
 use crate::meter_checks::{Counter, Shown};
 
-/// The age of a reading is told with some jitter; two readings are further apart than this.
+/// The age of a reading has some jitter; two readings are further apart than this.
 const SAME_PASS_NS: i64 = 50_000_000;
 
-/// Somebody on the card: a job by its slot, or all others together.
+/// A user of the card: a job by its slot, or all others together.
 pub type Who = Option<u32>;
 
-/// What somebody has to do with the card at a reading.
+/// What a job does with the card at a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     pub who: Who,
@@ -31,7 +31,7 @@ pub struct Claim {
     pub activity: Activity,
 }
 
-/// What the last reading of use by process says of somebody.
+/// What the last reading of use by process says about one user of the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activity {
     /// What is active, as far as it can be known.
@@ -64,7 +64,7 @@ pub struct Look<'a> {
     pub slices: u64,
     /// Jobs that came since the last look, and when: what was before is not theirs.
     pub joined: &'a [(u32, i64)],
-    /// Looks further apart than this have nothing to do with each other: nobody looked in between.
+    /// Looks further apart than this are unrelated: nothing was read in between.
     pub gap_ns: i64,
 }
 
@@ -73,11 +73,11 @@ pub struct Look<'a> {
 pub struct Line {
     pub active_uj: u64,
     pub idle_uj: u64,
-    /// How much of both the card's counter stands for; the rest is an integral of power.
+    /// How much of both the card's counter covers; the rest is an integral of power.
     pub counted_uj: u64,
-    /// Somebody else had a share of the same window.
+    /// Another job had a share of the same window.
     pub shared: bool,
-    /// The share depends on an idle power that nobody knows for certain.
+    /// The share depends on an estimated idle power.
     pub estimated: bool,
 }
 
@@ -133,7 +133,7 @@ struct Window {
 struct Computed {
     /// By power, and above idle.
     by_uj: BTreeMap<Who, u64>,
-    /// The time in which somebody did, and the energy of the rest.
+    /// The time in which any did, and the energy of the rest.
     busy_ns: i64,
     quiet_uj: u64,
 }
@@ -144,7 +144,7 @@ struct Stretch {
     piece: Piece,
     /// Who was seen to compute, by the energy above idle: so it is split until it is read.
     seen: BTreeMap<Who, u64>,
-    /// Somebody computed who was not listed.
+    /// An unlisted process computed.
     unseen: bool,
 }
 
@@ -179,7 +179,7 @@ impl CardLedger {
         for read_ns in readings {
             self.cover(from_ns, read_ns.max(from_ns), look);
             from_ns = read_ns.max(from_ns);
-            // Read a moment before or after, it tells of all the stretch.
+            // Read a moment before or after, it covers the whole stretch.
             if use_ns.is_some() || look.use_ns.is_none() {
                 self.settle(look);
             }
@@ -194,7 +194,7 @@ impl CardLedger {
         if look.use_ns.is_none() {
             self.settle(look);
         }
-        // Nothing dear to wait for: every look closes its own window.
+        // No expensive reading to wait for: every look closes its own window.
         if look.pass_ns.is_none() {
             self.close(Shown::new(look.counter_uj, look.at_ns));
             self.window.begin_ns = look.at_ns;
@@ -203,7 +203,7 @@ impl CardLedger {
         self.open = self.provisional();
     }
 
-    /// Nobody looks for a while, or the card is out of sight: what it uses until the next look is nobody's.
+    /// Readings pause, or the card is unreachable: its energy until the next look is unassigned.
     pub fn pause(&mut self) {
         self.close(None);
         self.last = None;
@@ -258,7 +258,7 @@ impl CardLedger {
     }
 
     fn learn_idle(&mut self, look: &Look<'_>) {
-        // Parts of a card do not say how busy they are: then nobody on them is idle enough.
+        // Parts of a card do not say how busy they are: then no job on them counts as idle.
         let nothing_runs = look.claims.iter().all(|claim| claim.active == 0);
         self.idle.learn(look.power_mw, look.power_limit_mw, look.utilization <= 0 && nothing_runs);
     }
@@ -269,7 +269,7 @@ impl CardLedger {
         u64::try_from(idle_uj).unwrap_or(u64::MAX)
     }
 
-    /// Adds a span, which lies between the last look and this one; who came in it has a share from then on.
+    /// Adds a span between the last look and this one; a job that came in it has a share from then on.
     fn cover(&mut self, begin_ns: i64, end_ns: i64, look: &Look<'_>) {
         let inside =
             look.joined.iter().map(|&(_, at_ns)| at_ns).filter(|&at_ns| at_ns > begin_ns && at_ns < end_ns);
@@ -290,7 +290,7 @@ impl CardLedger {
         let Some((last_ns, last_mw)) = self.last.filter(|_| span_ns > 0) else { return };
         let mut piece = Piece { span_ns, energy_uj: 0, covered_ns: 0 };
         if last_mw != MISSING && look.power_mw != MISSING {
-            // The power in between is taken to lie on a straight line.
+            // The power in between is interpolated linearly.
             let at = |ns: i64| {
                 let (part, whole) = (i128::from(ns - last_ns), i128::from((look.at_ns - last_ns).max(1)));
                 i128::from(last_mw) + i128::from(look.power_mw - last_mw) * part.max(0) / whole
@@ -315,13 +315,13 @@ impl CardLedger {
         share_out(above_uj, weights, &mut stretch.seen);
     }
 
-    /// What somebody's computing took of a piece. Where no power is known time says a little.
+    /// The energy of computing in a piece. Without known power, time is a rough substitute.
     fn above_idle(&self, piece: Piece) -> u64 {
         let least_uj = u64::try_from(piece.span_ns / 1_000_000).unwrap_or(0).max(1);
         piece.energy_uj.saturating_sub(self.idle_uj(piece.covered_ns)).max(least_uj)
     }
 
-    /// Since when it is not settled who is charged what; where nobody looked before, from now on.
+    /// Since when charges are not settled; without an earlier look, from now on.
     pub fn open_since_ns(&self) -> i64 {
         self.last.map_or(i64::MAX, |_| self.window.begin_ns)
     }
@@ -331,9 +331,8 @@ impl CardLedger {
         self.use_ns
     }
 
-    /// Use by process was read, of all the stretch: that is who computed in it. If it names nobody they have
-    /// ended since, and it is who was seen to compute; who was told to have done nothing only if there is nobody
-    /// else.
+    /// Use by process was read for the whole stretch: it names who computed in it. If it names no one, they have
+    /// ended since, and those seen to compute are charged; those reported idle only if there are no others.
     fn settle(&mut self, look: &Look<'_>) {
         let Stretch { piece, seen, .. } = std::mem::take(&mut self.window.stretch);
         if piece.span_ns == 0 {
@@ -345,10 +344,11 @@ impl CardLedger {
             |who: Who| look.claims.iter().any(|claim| claim.who == who && claim.activity == Activity::Idle);
         let (seen_idle, seen): (Weights, Weights) = seen.into_iter().partition(|&(who, _)| is_idle(who));
         let now = look.claims.iter().filter(|claim| claim.active > 0 && !has_left(left, claim.who));
-        let (told, guessed): (Vec<&Claim>, Vec<&Claim>) =
+        let (active, guessed): (Vec<&Claim>, Vec<&Claim>) =
             now.partition(|claim| claim.activity == Activity::Active);
         let weights = |claims: Vec<&Claim>| claims.iter().map(|claim| (claim.who, claim.active)).collect();
-        let who = [weights(told), seen, weights(guessed), seen_idle].into_iter().find(|who| !who.is_empty());
+        let who =
+            [weights(active), seen, weights(guessed), seen_idle].into_iter().find(|who| !who.is_empty());
         let who: Weights = who.unwrap_or_default();
         computed.count(piece, !who.is_empty());
         share_out(above_uj, who, &mut computed.by_uj);
@@ -436,7 +436,7 @@ impl CardLedger {
 }
 
 impl Computed {
-    /// Adds a piece of time in which somebody computed, or nobody.
+    /// Adds a piece of time in which some job computed, or none.
     fn count(&mut self, piece: Piece, busy: bool) {
         if busy {
             self.busy_ns += piece.covered_ns;

@@ -55,7 +55,7 @@ fn who_holds_an_idle_card_is_charged_all_of_it_as_idle() {
 }
 
 #[test]
-fn a_card_that_nobody_holds_costs_nobody() {
+fn a_card_without_holders_is_charged_to_no_job() {
     let mut ledger = CardLedger::default();
     for at_s in 0..=10 {
         ledger.look(&look(at_s, 70_000, &[]));
@@ -106,7 +106,7 @@ fn the_counter_corrects_the_integral_and_a_pass_decides_whose_it_was() {
     assert_eq!(ledger.line(Some(1)).total_uj(), 1_200_000_000);
     assert_eq!(ledger.line(Some(2)).total_uj(), 400_000_000);
     assert_eq!(ledger.line(Some(1)).counted_uj, 1_200_000_000);
-    // A driver that was loaded anew begins at 0: the window is known by its power alone.
+    // A reloaded driver begins at 0: the window is known by its power alone.
     ledger.look(&at(7, 7, 10, &AFTER));
     assert_eq!(ledger.line(Some(1)).total_uj(), 1_200_000_000 + 225_000_000);
 }
@@ -158,10 +158,10 @@ fn parts_of_a_card_pay_by_their_slices() {
         ledger.look(&Look { slices: 7, ..look(at_s, 70_000, &claims) });
     }
     let (one, two) = (ledger.line(Some(1)), ledger.line(Some(2)));
-    // A window's last microjoule goes to somebody.
+    // A window's last microjoule is assigned.
     assert!(one.idle_uj.abs_diff(300_000_000) < 20 && two.idle_uj.abs_diff(100_000_000) < 20);
-    let nobodys = ledger.line(None).total_uj();
-    assert_eq!(one.total_uj() + two.total_uj() + nobodys, ledger.closed_uj());
+    let unassigned = ledger.line(None).total_uj();
+    assert_eq!(one.total_uj() + two.total_uj() + unassigned, ledger.closed_uj());
 }
 
 #[derive(Clone, Debug)]
@@ -174,13 +174,13 @@ enum Event {
         unseen: bool,
         active: Vec<u64>,
         held: Vec<bool>,
-        told: Vec<Activity>,
+        reported: Vec<Activity>,
     },
     Leave(u32),
     Pause,
 }
 
-/// A dear reading.
+/// An expensive reading.
 #[derive(Clone, Copy, Debug)]
 struct Pass {
     /// The counter does not agree with the samples of power: how much of what they say it grew by, and what besides.
@@ -197,7 +197,7 @@ enum Reading {
     Right,
     /// It could not be read.
     Failed,
-    /// The driver was loaded anew: it begins at 0.
+    /// The driver was reloaded: it begins at 0.
     NewDriver,
     /// What no card can do, this time alone: it shows nothing, or a lot.
     Zero,
@@ -206,7 +206,7 @@ enum Reading {
     Behind,
 }
 
-fn told() -> impl Strategy<Value = Activity> {
+fn activity() -> impl Strategy<Value = Activity> {
     prop_oneof![4 => Just(Activity::Active), 1 => Just(Activity::Idle), 1 => Just(Activity::IdleButEnded)]
 }
 
@@ -230,10 +230,10 @@ fn event() -> impl Strategy<Value = Event> {
             prop::bool::weighted(0.1),
             prop::collection::vec(0u64..1000, 4),
             prop::collection::vec(any::<bool>(), 4),
-            prop::collection::vec(told(), 4),
+            prop::collection::vec(activity(), 4),
         )
-            .prop_map(|(after_ms, power_mw, pass, use_read, unseen, active, held, told)| {
-                Event::Look { after_ms, power_mw, pass, use_read, unseen, active, held, told }
+            .prop_map(|(after_ms, power_mw, pass, use_read, unseen, active, held, reported)| {
+                Event::Look { after_ms, power_mw, pass, use_read, unseen, active, held, reported }
             });
     prop_oneof![12 => look, 1 => (0u32..4).prop_map(Event::Leave), 1 => Just(Event::Pause)]
 }
@@ -288,7 +288,7 @@ impl Truth {
         }
         let is_first = self.last.is_none();
         self.last = Some((at_ns, power_mw));
-        // What was read before the first look is not about what is looked at.
+        // A reading from before the first look does not cover the observed time.
         let (_, pass) = pass.filter(|(pass_ns, _)| !is_first || at_ns - pass_ns < SAME_PASS_NS)?;
         let shown_uj = self.read(pass);
         self.open_uj = after_pass_uj;
@@ -299,8 +299,8 @@ impl Truth {
         self.counter_uj += self.open_uj * pass.percent / 100 + pass.besides_uj + 1;
         self.closed_uj += self.open_uj;
         self.open_uj = 0;
-        // After three wrong ones nobody could know; and a counter that is new must show once that it grows.
-        // Of one that has counted a few joules nobody could tell a new one, either.
+        // Three wrong values cannot be detected, and a new counter must grow once first. A counter with only a few
+        // joules cannot be distinguished from a new one, either.
         let is_high = self.counter_uj > 1_000_000_000_000;
         let can_be_wrong = is_high && self.wrong < 2 && !self.is_new_driver && self.right_uj.is_some();
         match pass.reading {
@@ -366,12 +366,12 @@ proptest! {
     fn what_is_charged_is_what_the_card_used(events in prop::collection::vec(event(), 1..60)) {
         let mut ledger = CardLedger::default();
         let mut truth = Truth::default();
-        let (mut at_ns, mut pass_ns, mut told_uj) = (1, 1, MISSING);
+        let (mut at_ns, mut pass_ns, mut reported_uj) = (1, 1, MISSING);
         let (mut left_uj, mut gone) = (0u64, Vec::new());
         let (mut use_ns, mut looks) = (1, 0);
         for event in events {
             match event {
-                Event::Look { after_ms, power_mw, pass, use_read, unseen, active, held, told } => {
+                Event::Look { after_ms, power_mw, pass, use_read, unseen, active, held, reported } => {
                     let last_ns = at_ns;
                     at_ns += after_ms * 1_000_000;
                     if after_ms > 60_000 {
@@ -387,7 +387,7 @@ proptest! {
                     }
                     let shown_uj = truth.power(at_ns, power_mw, passed);
                     if passed.is_some() {
-                        told_uj = shown_uj.unwrap_or(MISSING);
+                        reported_uj = shown_uj.unwrap_or(MISSING);
                     }
                     let claims: Vec<Claim> = (0u32..4)
                         .filter(|slot| !gone.contains(slot))
@@ -395,7 +395,7 @@ proptest! {
                             who: (slot < 3).then_some(slot),
                             active: active[slot as usize],
                             held: u64::from(held[slot as usize]),
-                            activity: told[slot as usize],
+                            activity: reported[slot as usize],
                         })
                         .collect();
                     if use_read {
@@ -404,7 +404,7 @@ proptest! {
                     ledger.look(&Look {
                         utilization: 5,
                         pass_ns: Some(pass_ns),
-                        counter_uj: told_uj,
+                        counter_uj: reported_uj,
                         use_ns: Some(use_ns),
                         unseen,
                         at_ns,
@@ -437,7 +437,7 @@ fn what_a_running_job_is_charged_does_not_depend_on_when_it_is_asked() {
         let power_mw = if busy { 700_000 } else { 100_000 };
         let used_uj = |at_s: i64| (at_s.min(5) * 100 + (at_s - 5).max(0) * 700) * 1_000_000;
         let (pass_s, use_s) = ((at_s - 1) / 16 * 16 + 1, (at_s - 1) / 4 * 4 + 1);
-        // Who was not there when use was last read is not told of, and counts as one of a thousand.
+        // A process that was absent when use was last read is not in it, and counts as one of a thousand.
         let active = if !listed {
             0
         } else if use_s > 6 {
@@ -496,7 +496,7 @@ fn readings_of_use_count_by_what_the_card_drew_in_their_time() {
 fn who_was_seen_to_compute_and_has_ended_pays_though_the_next_reading_does_not_name_him() {
     let mut ledger = CardLedger::default();
     ledger.idle.configured_mw = Some(100_000);
-    // Use by process is read every five seconds; somebody computes from the second to the fourth.
+    // Use by process is read every five seconds; a job computes from the second to the fourth.
     for at_s in 0..=10 {
         let busy = (2..=4).contains(&at_s);
         let claims = [claim(1, if busy { 900 } else { 0 })];
@@ -620,10 +620,10 @@ fn one_wrong_reading_of_the_counter_charges_nothing_that_the_card_did_not_use() 
 }
 
 #[test]
-fn a_counter_that_stands_still_is_not_believed_and_what_it_lost_is_not_paid_back() {
+fn a_counter_that_does_not_move_is_not_believed_and_what_it_lost_is_not_paid_back() {
     let right = |at_s: i64| BEGIN_UJ + at_s * 300_000_000;
     assert_eq!(charged_by(1, |at_s| right(at_s.min(19))).total_uj(), MINUTE_UJ);
-    // It goes on from where it stood: what it has not counted is known by power.
+    // It goes on from its last value: what it has not counted is known by power.
     let lost = |at_s: i64| right(if at_s < 40 { at_s.min(20) } else { at_s - 20 });
     for every_s in [1, 5, 10] {
         assert_eq!(charged_by(every_s, lost).total_uj(), MINUTE_UJ, "read every {every_s} s");
@@ -661,7 +661,7 @@ fn a_job_pays_from_when_it_came() {
     ledger.pause();
     ledger.look(&look(45, 100_000, &[claim(3, 0)]));
     ledger.look(&look(46, 100_000, &[claim(3, 0)]));
-    assert_eq!(ledger.line(Some(3)).idle_uj, 100_000_000, "the pause is nobody's");
+    assert_eq!(ledger.line(Some(3)).idle_uj, 100_000_000, "the pause is unassigned");
 }
 
 /// A reading of use, and what was to be seen of two jobs in each second before it. The third one, which has the
@@ -670,12 +670,12 @@ fn a_job_pays_from_when_it_came() {
 struct Shift {
     /// By second: what the other two are taken to compute.
     others: Vec<[u64; 2]>,
-    /// What the reading tells of them; they may have ended and not be told of.
-    told: [u64; 2],
+    /// What the reading reports of them; they may have ended and be missing from it.
+    reported: [u64; 2],
     power_mw: i64,
     /// What the first one is taken to compute meanwhile, by the reading before or because the card is busy.
     guess: u64,
-    /// Whether the reading tells that it computed nothing.
+    /// Whether the reading reports that it computed nothing.
     is_idle: bool,
     grown_uj: i64,
 }
@@ -691,9 +691,9 @@ fn shift() -> impl Strategy<Value = Shift> {
         prop::bool::weighted(0.7),
         1i64..4_000_000_000,
     )
-        .prop_map(|(others, told, power_mw, guess, is_idle, grown_uj)| Shift {
+        .prop_map(|(others, reported, power_mw, guess, is_idle, grown_uj)| Shift {
             others,
-            told,
+            reported,
             power_mw,
             guess,
             is_idle,
@@ -703,7 +703,7 @@ fn shift() -> impl Strategy<Value = Shift> {
 
 proptest! {
     #[test]
-    fn who_is_told_to_have_done_nothing_pays_nothing_above_idle_while_others_compute(
+    fn a_job_reported_idle_pays_nothing_above_idle_while_others_compute(
         shifts in prop::collection::vec(shift(), 1..12)
     ) {
         let mut ledger = CardLedger::default();
@@ -733,7 +733,7 @@ proptest! {
             counter_uj += shift.grown_uj;
             let activity = if shift.is_idle { Activity::Idle } else { Activity::Active };
             let own = Claim { activity, ..claim(0, shift.guess) };
-            let claims = [own, claim(1, shift.told[0]), claim(2, shift.told[1])];
+            let claims = [own, claim(1, shift.reported[0]), claim(2, shift.reported[1])];
             ledger.look(&Look {
                 pass_ns: Some(read_s * SECOND_NS),
                 counter_uj,
@@ -743,7 +743,7 @@ proptest! {
             let lines: u64 = ledger.lines.values().map(Line::total_uj).sum();
             prop_assert_eq!(lines, ledger.closed_uj());
             prop_assert_eq!(lines, counter_uj as u64, "the card's counter, to the microjoule");
-            let others_computed = shift.others.iter().flatten().chain(&shift.told).any(|&active| active > 0);
+            let others_computed = shift.others.iter().flatten().chain(&shift.reported).any(|&active| active > 0);
             if shift.is_idle && others_computed {
                 prop_assert_eq!(active_uj(&ledger), before_uj);
             }

@@ -197,7 +197,7 @@ impl Cards {
             presence.cells[process::OPEN] != 0 && presence.cells[process::MEMORY] == MISSING
         };
         let knows_who = self.holders.knows_who(&self.deck, slot, index, at_ns);
-        // Who is alone on a card computes what the card computes: use by process is told later, and of short times.
+        // A job alone on a card does all its computing: use by process is reported later, and for short times.
         let is_alone =
             open && card.present.iter().all(|presence| self.holders.is_within(presence.slot, slot));
         let utilization = match sum(process::UTILIZATION) {

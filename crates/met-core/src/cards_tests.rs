@@ -16,7 +16,7 @@ struct Machine {
     map: JobMap,
     at_s: i64,
     labels: Vec<Vec<String>>,
-    /// How old the list of processes is, where that is told.
+    /// How old the list of processes is, where known.
     list_age_ns: i64,
 }
 
@@ -146,7 +146,7 @@ fn a_lost_card_is_a_gap_and_no_zero() {
 }
 
 #[test]
-fn why_a_card_was_lost_is_told_with_the_job_that_had_it() {
+fn why_a_card_was_lost_is_reported_with_the_job_that_had_it() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
     let mut look = |power_mw: i64, faults: i64, fault_last: i64| {
         machine.at_s += 1;
@@ -160,7 +160,7 @@ fn why_a_card_was_lost_is_told_with_the_job_that_had_it() {
     };
     assert_eq!(look(200_000, 0, MISSING), (Some(0), None, None));
     assert_eq!(look(MISSING, 1, 79), (Some(1), Some(79), Some(SECOND_NS)));
-    // The driver is loaded anew, and has heard of nothing.
+    // The driver is reloaded and has no history.
     assert_eq!(look(200_000, 0, MISSING), (Some(1), Some(79), None));
     assert_eq!(machine.cards.leave(1).remove(0).held_ns, 0, "the time without it is not held");
 }
@@ -230,7 +230,7 @@ fn a_process_that_ended_since_the_last_look_is_still_its_jobs() {
 }
 
 #[test]
-fn what_is_still_told_of_a_job_that_left_is_charged_to_nobody_else_but_the_holders() {
+fn late_reports_of_a_job_that_left_are_charged_only_to_the_holders() {
     let mut machine = Machine::new(&[(1, ""), (2, "CUDA_VISIBLE_DEVICES=0")]);
     for _ in 0..11 {
         machine.second(&[(0, 300_000, 900)], &[(100, 0, 5, 900)]);
@@ -324,7 +324,7 @@ fn a_number_means_the_card_that_has_it_now() {
     let mut machine = Machine::new(&[]);
     machine.label("1", "GPU-b", "");
     machine.second(&[(0, 100_000, 0), (1, 100_000, 0)], &[]);
-    // The first one is lost, and the driver counts the others anew.
+    // The first one is lost, and the driver renumbers the others.
     machine.labels[1][label::INDEX] = "0".to_owned();
     machine.map.add_job(1, None);
     machine.cards.hold(1, gpu_holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
@@ -390,8 +390,8 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Jobs 2 to 5 are inside earlier ones or not, and end at any time before those around them; job 1 holds
-    /// the card from beginning to end, so nothing of its energy is nobody's.
+    /// Jobs 2 to 5 are inside earlier ones or not, and end at any time before those around them; job 1 holds the
+    /// card from beginning to end, so none of its energy is unassigned.
     #[test]
     fn top_level_jobs_add_up_to_the_card_whatever_is_nested(
         outer in prop::collection::vec(0u32..=4, 4),
@@ -436,7 +436,7 @@ proptest! {
 }
 
 #[test]
-fn a_process_that_ended_is_told_without_its_beginning_and_is_still_its_jobs() {
+fn a_process_that_ended_is_reported_without_its_start_and_is_still_its_jobs() {
     let mut machine = Machine::new(&[(1, "")]);
     for _ in 0..3 {
         machine.second(&[(0, 300_000, 900)], &[(100, 0, 5, 900)]);
@@ -477,7 +477,7 @@ fn a_job_after_a_pause_does_not_pay_for_the_pause() {
 }
 
 #[test]
-fn what_a_lost_card_used_meanwhile_is_nobodys() {
+fn what_a_lost_card_used_meanwhile_is_unassigned() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
     for second in 0..12 {
         let cards = [(0, 110_000, 0)];
@@ -527,7 +527,7 @@ fn who_computes_on_one_card_does_not_pay_for_what_unseen_others_compute_on_anoth
 }
 
 #[test]
-fn a_job_does_not_pay_for_strangers_of_whom_a_card_does_not_tell() {
+fn a_job_does_not_pay_for_processes_that_the_card_does_not_list() {
     let mut machine = Machine::new(&[(1, "ROCR_VISIBLE_DEVICES=0")]);
     machine.labels[0][label::VENDOR] = "amd".to_owned();
     machine.cards.recall_idle("GPU-a".to_owned(), Some(100_000), None);
@@ -541,7 +541,7 @@ fn a_job_does_not_pay_for_strangers_of_whom_a_card_does_not_tell() {
 }
 
 #[test]
-fn who_does_not_tell_what_he_does_pays_for_what_the_others_did_not() {
+fn a_process_without_activity_pays_for_what_the_others_did_not() {
     let mut machine = Machine::new(&[(1, ""), (2, "")]);
     machine.labels[0][label::VENDOR] = "amd".to_owned();
     machine.cards.recall_idle("GPU-a".to_owned(), Some(100_000), None);
@@ -593,10 +593,10 @@ fn a_card_that_is_cut_into_parts_under_a_job_is_charged_once() {
         machine.second(&[(0, 70_000, 0)], &[]);
     }
     let uses = machine.cards.uses_of(1);
-    let told: i64 = uses.iter().map(GpuUse::energy_uj).sum();
-    assert_eq!((uses.len(), told), (2, machine.cells(1)[GPU_ENERGY]));
+    let total_uj: i64 = uses.iter().map(GpuUse::energy_uj).sum();
+    assert_eq!((uses.len(), total_uj), (2, machine.cells(1)[GPU_ENERGY]));
     // As a whole for ten seconds, and three of its seven slices for five.
-    assert!(told.abs_diff(700_000_000 + 150_000_000) < 100, "{told}");
+    assert!(total_uj.abs_diff(700_000_000 + 150_000_000) < 100, "{total_uj}");
 }
 
 #[test]
@@ -617,7 +617,7 @@ fn a_short_pause_is_not_idleness() {
 }
 
 #[test]
-fn a_driver_that_does_not_say_who_is_on_a_card_does_not_say_that_nobody_is() {
+fn a_driver_without_a_process_list_does_not_mean_an_empty_card() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
     for _ in 0..3 {
         machine.at_s += 1;
@@ -632,7 +632,7 @@ fn a_driver_that_does_not_say_who_is_on_a_card_does_not_say_that_nobody_is() {
 }
 
 #[test]
-fn a_process_that_never_tells_what_it_does_is_like_the_others_only_while_it_is_new() {
+fn a_process_without_activity_is_like_the_others_only_while_it_is_new() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0"), (2, "CUDA_VISIBLE_DEVICES=0")]);
     let processes = [(100, 0, 5, 500), (200, 0, 5, MISSING)];
     for _ in 0..31 {
@@ -664,7 +664,7 @@ fn a_part_shows_what_only_the_whole_card_can_say() {
 #[test]
 fn a_process_that_computed_before_it_was_listed_is_charged_for_that_while_it_runs() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
-    // The dear figures were read in the first second, and nobody was there; the list is three seconds late.
+    // The expensive readings were taken in the first second, with no process there; the list is three seconds late.
     for at_s in 1..=12 {
         machine.at_s = at_s;
         let (mut cards, mut processes) = (Batch::new(&card::TABLE), Batch::new(&process::TABLE));
@@ -682,7 +682,7 @@ fn a_process_that_computed_before_it_was_listed_is_charged_for_that_while_it_run
         machine.cards.look(&[rows], &machine.map, at_s * SECOND_NS, 0);
     }
     let usage = machine.cards.uses_of(1).remove(0);
-    // Four seconds of 100 W, one that leads to 700 W, and six of those: nobody else was ever seen.
+    // Four seconds of 100 W, one that leads to 700 W, and six of those: no other process was ever seen.
     assert_eq!(usage.energy_uj(), (400 + 400 + 4200) * 1_000_000);
     assert!(usage.energy_active_uj > 3_500_000_000, "{usage:?}");
 }
@@ -759,7 +759,7 @@ fn a_list_from_before_a_job_began_says_nothing_of_it() {
 }
 
 #[test]
-fn while_a_card_computes_a_list_of_nobody_is_behind() {
+fn while_a_card_computes_an_empty_list_is_stale() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
     machine.cards.join(1, 0);
     machine.list_age_ns = 0;

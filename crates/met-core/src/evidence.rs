@@ -10,7 +10,7 @@ use crate::provenance::{Account, Provenance};
 
 /// Differences below this come from reading one account after the other.
 const NOISE_NS: i64 = 1_000_000;
-/// How far two accounts of the same processes may lie apart: 1 % and 3 ms.
+/// How much two accounts of the same processes may differ: 1 % and 3 ms.
 const SLACK_SHARE: i64 = 100;
 const SLACK_NS: i64 = 3_000_000;
 /// The same for a claim that no process at all is missing, however little CPU time it used: 0.1 %, 0.3 ms, and for each
@@ -91,7 +91,7 @@ pub fn weigh(evidence: &Evidence) -> Verdict {
     let counted_ns = cgroup_ns.unwrap_or(0).max(reaped.ns).max(0);
     let excess = evidence.excess_of_clock(counted_ns);
     let cpu_ns = match (clock, excess) {
-        (Some(clock), Excess::None | Excess::Somebody) => clock.least_ns(counted_ns),
+        (Some(clock), Excess::None | Excess::Process) => clock.least_ns(counted_ns),
         _ => counted_ns,
     };
     let skew_ns = living.max(0).saturating_mul(LIVING_NS);
@@ -123,7 +123,7 @@ pub fn weigh(evidence: &Evidence) -> Verdict {
     let all_reaped = is_proven
         && is_near(reaped.ns, tight_ns.saturating_add(skew_ns))
         && clock.is_none_or(|clock| by_cgroup || clock.ns <= cpu_ns.saturating_add(tight_ns))
-        && !clock.is_some_and(|clock| evidence.saw_somebody(clock, tight_ns));
+        && !clock.is_some_and(|clock| evidence.saw_process(clock, tight_ns));
     let or_bound = |complete: bool| if complete { Measured } else { LowerBound };
     Verdict {
         cpu_ns,
@@ -172,7 +172,7 @@ impl Clock {
 enum Excess {
     None,
     /// The clock saw page faults that no reaped process had.
-    Somebody,
+    Process,
     /// It saw the page faults of the reaped processes and no more.
     Stolen,
     Doubtful,
@@ -190,14 +190,14 @@ impl Evidence {
         // A few faults are made by the kernel on behalf of a process, and by no instruction of it.
         let room = (self.page_faults / FAULTS_SHARE).saturating_add(FAULTS_ROOM);
         match clock.page_faults {
-            Some(faults) if faults > self.page_faults => Excess::Somebody,
+            Some(faults) if faults > self.page_faults => Excess::Process,
             Some(faults) if faults >= self.page_faults.saturating_sub(room) => Excess::Stolen,
             _ => Excess::Doubtful,
         }
     }
 
     /// Whether the clock saw page faults that no reaped process had, and time, too: alone, each may be noise.
-    fn saw_somebody(&self, clock: Clock, tight_ns: i64) -> bool {
+    fn saw_process(&self, clock: Clock, tight_ns: i64) -> bool {
         clock.page_faults.is_some_and(|faults| faults > self.page_faults)
             && clock.ns > self.reaped.ns.saturating_add(tight_ns)
     }

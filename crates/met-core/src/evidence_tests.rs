@@ -29,7 +29,7 @@ fn two_accounts_that_agree_measure() {
 #[test]
 fn one_account_alone_is_a_lower_bound() {
     assert_eq!(verdict(None, 1000, None), (1000, LowerBound, Account::Rusage));
-    // A child of a process that ignores SIGCHLD, or a process outside that nobody knows of: who can tell?
+    // A child of a process that ignores SIGCHLD, or an unknown process outside: undecidable.
     assert_eq!(verdict(Some(1000), 10, None), (1000, LowerBound, Account::Cgroup));
 }
 
@@ -39,9 +39,9 @@ fn a_set_user_id_program_that_stopped_the_clock_is_in_resource_usage() {
 }
 
 #[test]
-fn children_that_nobody_waited_for_are_in_the_cgroup_and_the_clock() {
+fn children_not_waited_for_are_in_the_cgroup_and_the_clock() {
     assert_eq!(verdict(Some(2000), 3, Some(1995)), (2000, Measured, Account::Cgroup));
-    // Without a cgroup nobody confirms the clock.
+    // Without a cgroup nothing confirms the clock.
     assert_eq!(verdict(None, 3, Some(2000)), (2000, LowerBound, Account::TaskClock));
 }
 
@@ -52,7 +52,7 @@ fn a_clock_that_nothing_can_stop_proves_by_itself() {
     let found = weigh(&evidence);
     assert_eq!((found.kind, found.source, found.in_rusage), (Measured, Account::TaskClock, LowerBound));
     assert_eq!(found.split_kind, Attributed);
-    // Unless somebody else saw more than it.
+    // Unless another account saw more than it.
     evidence.reaped = cpu(2100);
     assert_eq!(weigh(&evidence).kind, LowerBound);
 }
@@ -95,7 +95,7 @@ fn stolen_time_explains_a_clock_that_counted_more() {
 }
 
 #[test]
-fn page_faults_tell_stolen_time_that_is_not_reported_from_a_process_that_two_accounts_miss() {
+fn page_faults_separate_unreported_stolen_time_from_a_process_that_two_accounts_miss() {
     let evidence = |faults: Option<i64>| Evidence {
         cgroup: Some(cpu(100)),
         reaped: cpu(100),
@@ -108,7 +108,7 @@ fn page_faults_tell_stolen_time_that_is_not_reported_from_a_process_that_two_acc
         (found.cpu_ns / MS, found.kind, found.in_rusage)
     };
     assert_eq!(found(Some(4_990)), (100, Measured, Measured));
-    // It left the cgroup, and nobody waited for it.
+    // It left the cgroup and was not waited for.
     assert_eq!(found(Some(5_060)), (120, LowerBound, LowerBound));
     assert_eq!(found(None), (100, LowerBound, LowerBound));
     // A program that gained privileges hides what others did.
@@ -116,7 +116,7 @@ fn page_faults_tell_stolen_time_that_is_not_reported_from_a_process_that_two_acc
 }
 
 #[test]
-fn bytes_are_complete_only_if_nobody_at_all_went_unreaped() {
+fn bytes_are_complete_only_if_every_process_was_reaped() {
     let evidence = |reaped: i64| Evidence {
         cgroup: Some(cpu(10_000)),
         reaped: cpu(reaped),
@@ -204,7 +204,8 @@ proptest! {
         for account in [evidence.cgroup.map(|cgroup| cgroup.ns), Some(evidence.reaped.ns)].into_iter().flatten() {
             prop_assert!(account <= found.cpu_ns);
         }
-        // A clock may have counted stolen time; a verdict that does not follow it says so, unless it is about little.
+        // A clock may have counted stolen time; a verdict that does not follow it is marked, unless the difference
+        // is small.
         let slack_ns = found.cpu_ns / SLACK_SHARE + SLACK_NS;
         let is_above = evidence.clock.is_some_and(|clock| clock.ns > found.cpu_ns + slack_ns);
         // Page faults of who the clock missed and of who only the clock saw may cancel.

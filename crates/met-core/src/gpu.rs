@@ -51,11 +51,11 @@ pub mod card {
     pub static TABLE: Table =
         Table { name: "gpu", subject: "a GPU, or a MIG instance of one", labels: LABELS, columns: COLUMNS };
 
-    /// Of a card that is lost nothing is told but its critical errors.
+    /// A lost card reports only its critical errors.
     pub fn is_lost(cells: &[i64]) -> bool {
-        let is_told = |column: usize| cells[column] != crate::MISSING;
+        let is_known = |column: usize| cells[column] != crate::MISSING;
         let mut others = (0..cells.len()).filter(|&column| column != FAULTS && column != FAULT_LAST);
-        is_told(FAULTS) && !others.any(is_told)
+        is_known(FAULTS) && !others.any(is_known)
     }
 }
 

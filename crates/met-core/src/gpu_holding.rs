@@ -1,15 +1,15 @@
 //! Which cards a job was given, by what its environment and its devices cgroup say.
 
-/// The cards that somebody was given.
+/// The cards that a process was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// The variable, or what else says so.
+    /// The variable, or another source of it.
     pub source: &'static str,
-    /// Only cards of this maker are meant; `None`: whoever numbers them.
+    /// Only cards of this maker are meant; `None`: of any maker.
     pub vendor: Option<&'static str>,
     pub cards: Vec<CardRef>,
-    /// Its numbers are CUDA's, which puts the fastest card first unless it is told to count as the driver
-    /// does: where cards differ, they may mean others.
+    /// Its numbers are CUDA's, which puts the fastest card first unless configured to count as the driver does:
+    /// with different cards they may mean others.
     pub fastest_first: bool,
 }
 
@@ -19,7 +19,7 @@ pub enum CardRef {
     All,
     /// The driver's number; of a part of a card also the number of the part.
     Index(u32, Option<u32>),
-    /// A uuid or as much of its beginning as tells it from the others.
+    /// A uuid or an unambiguous prefix of one.
     Uuid(String),
     /// A device file.
     Device(u32, u32),
@@ -39,14 +39,14 @@ const OF_MAKERS: [(&str, &[&str]); 3] = [
     ("amd", &["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"]),
     (INTEL, &["ZE_AFFINITY_MASK"]),
 ];
-/// More cards than any machine has; what is beyond is somebody's joke.
+/// More cards than any machine has; a longer list is bogus.
 const CARDS_MAX: usize = 1024;
 
 /// What the environment of a process, as /proc/PID/environ has it, says about cards: one holding, or one for
 /// each maker whose cards it names.
 pub fn of_environ(environ: &[u8]) -> Vec<Holding> {
     let environ = Environ(environ);
-    // A scheduler sets the variables of all makers, whoever made the cards: its word is all there is.
+    // A scheduler sets the variables of all makers, whatever the cards are: there is no other source.
     if let Some(scheduler) = OF_SCHEDULER.into_iter().find_map(|name| environ.holding(name, None)) {
         // Its numbers count what it hands out, of which a part of a card is one: then only the uuid is exact.
         // Numbers for CUDA begin at 0 again in a job whose other cards are hidden.
@@ -258,7 +258,7 @@ mod tests {
         };
         assert_eq!(holds("SLURM_JOB_GPUS=0 CUDA_VISIBLE_DEVICES=MIG-1"), [true, false]);
         assert_eq!(holds("SLURM_JOB_GPUS=1 CUDA_VISIBLE_DEVICES=MIG-2"), [false, true]);
-        // Which of them the number means nobody says.
+        // Which of them the number means is unknown.
         assert_eq!(holds("SLURM_JOB_GPUS=0 CUDA_VISIBLE_DEVICES=0"), [false, false]);
         assert_eq!(holds("SLURM_JOB_GPUS=0"), [false, false]);
     }
@@ -349,7 +349,7 @@ mod tests {
         );
         assert!(!held.includes(part("MIG-GPU-8f2c-77/2/0"), "nvidia") && !held.includes(CARD, "nvidia"));
         assert!(of("CUDA_VISIBLE_DEVICES=MIG-77aa").unwrap().includes(part("MIG-77aa-b"), "nvidia"));
-        // A newer driver takes the older form, and tells a part's uuid and instances.
+        // A newer driver accepts the older form, and reports a part's uuid and instances.
         let renamed = |mig| Named { mig, ..part("MIG-77aa-b") };
         assert!(held.includes(renamed("1/0"), "nvidia") && !held.includes(renamed("1/01"), "nvidia"));
         let other_card = Named { parent: "GPU-other", ..renamed("1/0") };

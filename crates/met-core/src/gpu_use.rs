@@ -3,8 +3,8 @@
 use crate::job::{GpuUse, QualityKind};
 
 impl GpuUse {
-    /// What `earlier` and this, which began when nobody knew of it any more, say together. Means are weighted
-    /// by the time each of them saw.
+    /// Merges `earlier` with this, which began after the earlier one was forgotten. Means are weighted by the time
+    /// each of them saw.
     pub fn after(&self, earlier: &GpuUse) -> GpuUse {
         let (before, now) = (earlier, self);
         let mean = |one: Option<f64>, other: Option<f64>| weighted(one, before.held_ns, other, now.held_ns);

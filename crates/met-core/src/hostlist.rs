@@ -31,7 +31,7 @@ fn split_outside_brackets(list: &str) -> impl Iterator<Item = &str> {
     parts.map(str::trim).filter(|part| !part.is_empty())
 }
 
-/// One bracket at a time, from the left; what makes no sense is a name as it stands.
+/// One bracket at a time, from the left; malformed text is taken as a literal name.
 fn expand(pattern: &str, before: String, found: &mut Vec<String>, steps: &mut usize) {
     *steps = steps.saturating_sub(1);
     if found.len() >= NODES_MAX || *steps == 0 {

@@ -8,7 +8,7 @@ use crate::job::Record;
 /// What is known of a manager without querying it.
 pub struct Manager {
     pub name: &'static str,
-    /// Another name that it goes by.
+    /// An alias.
     pub alias: Option<&'static str>,
     /// How its records are queried.
     pub query: Option<Query>,

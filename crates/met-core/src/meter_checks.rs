@@ -97,7 +97,7 @@ impl Counter {
         self.drawn_mw = self.drawn_mw.max(power_mw);
     }
 
-    /// Nobody looks: what is read later says nothing of the time until then.
+    /// Readings pause: a later one does not cover the time until then.
     pub fn forget(&mut self) {
         (self.trusted, self.doubted, self.doubts) = (None, None, 0);
     }
@@ -125,7 +125,7 @@ impl Counter {
         let slack_uj = u64::try_from(late_uj).unwrap_or(u64::MAX).max(drawn_uj(&old) / 4);
         let lacks_much = old.delta_uj.saturating_add(slack_uj) < drawn_uj(&old);
         let is_nearer = new.delta_uj.abs_diff(drawn_uj(&new)) < old.delta_uj.abs_diff(drawn_uj(&old));
-        // It stood still, and what it did not count is lost: it goes on from where it stood.
+        // It did not move, and what it did not count is lost: it goes on from its last value.
         Some(if lacks_much && is_nearer { new } else { old })
     }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::rate;
 use crate::{Batch, Kind, Subject, Table, Window};
 
-/// Rows that nothing was heard of for so many periods are forgotten: a disk was taken out.
+/// Rows without a reading for this many periods are dropped: a disk was removed.
 const FORGOTTEN_AFTER: i64 = 10;
 
 /// The last rows of every table about the machine, by part, and the ones before.
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_per_second_and_never_across_a_gap_or_a_restart() {
+    fn growth_is_given_per_second_and_never_across_a_gap_or_a_restart() {
         let mut rows = NodeRows::default();
         let rate = |rows: &NodeRows| rows.rows[0].rate(0);
         read(&mut rows, 10, 1_000_000, 200_000);

@@ -1,7 +1,7 @@
 //! Foreign text made harmless: escaped, and quoted as a shell would have it.
 
-/// Makes text harmless: control characters, which could move the cursor, rename the window or fake a
-/// line, are shown as escapes. So are characters that reorder or hide what stands beside them.
+/// Makes text harmless: control characters, which could move the cursor, rename the window or fake a line, are
+/// shown as escapes. So are characters that reorder or hide adjacent text.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

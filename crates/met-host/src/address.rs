@@ -40,7 +40,7 @@ impl std::fmt::Display for Address {
 }
 
 impl Address {
-    /// Every address that it stands for.
+    /// Every address that it resolves to.
     pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         let host = if self.host.is_empty() { "::" } else { &self.host };
         Ok((host, self.port).to_socket_addrs()?.collect())

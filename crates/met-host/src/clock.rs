@@ -15,12 +15,12 @@ pub fn realtime_ns() -> i64 {
     nanoseconds(clock_gettime(ClockId::Realtime))
 }
 
-/// CPU time of the calling thread: what a reading cost, whoever else used the machine meanwhile.
+/// CPU time of the calling thread: the cost of a reading, whatever else the machine does.
 pub fn thread_cpu_ns() -> i64 {
     nanoseconds(clock_gettime(ClockId::ThreadCPUTime))
 }
 
-/// What must be added to a boot time to make it unix time. It changes when somebody sets the clock.
+/// What must be added to a boot time to make it unix time. It changes when the clock is set.
 pub fn unix_offset_ns() -> i64 {
     realtime_ns() - boottime_ns()
 }

@@ -114,7 +114,7 @@ impl Dir {
         Ok(())
     }
 
-    /// As `read`, for a file that somebody else may make as long as he likes. What is beyond is not read.
+    /// As `read`, for a file whose length another user controls. At most the limit is read.
     pub fn read_at_most(
         &self,
         name: impl AsRef<Path>,
@@ -150,7 +150,7 @@ impl Dir {
         Ok(rustix::fs::statat(&self.descriptor()?, name.as_ref(), rustix::fs::AtFlags::empty())?.st_ino)
     }
 
-    /// Whether a directory may lie below this one. Cgroups say it by their link count, without a listing.
+    /// Whether there may be a directory below this one. Cgroups say it by their link count, without a listing.
     pub fn may_have_dirs(&self) -> io::Result<bool> {
         // Two links, its name and its `.`, are those of a directory without another one in it; file systems
         // that do not count this way say 1.
@@ -159,7 +159,7 @@ impl Dir {
 
     /// Calls `visit` with name, inode number and type of every entry but `.` and `..`. The buffer is reused.
     pub fn list(&self, buffer: &mut Vec<u8>, mut visit: impl FnMut(&[u8], u64, FileType)) -> io::Result<()> {
-        // A descriptor of its own: the position of a shared one belongs to whoever lists at the same time.
+        // A descriptor of its own: concurrent listings share the position of a shared one.
         let fd = rustix::fs::openat(&self.descriptor()?, ".", DIR_FLAGS, Mode::empty())?;
         buffer.clear();
         buffer.reserve(LISTING_BYTES);

@@ -49,7 +49,7 @@ pub enum Liveness {
     Unknown,
 }
 
-/// The boot id of a machine that does not tell it.
+/// The boot id of a machine that has none.
 const UNKNOWN_BOOT: &str = "unknown";
 
 impl Facts {
@@ -145,7 +145,7 @@ impl Host {
                 None => Liveness::Unknown,
             },
             Err(error) if is_absent(&error) => Liveness::Gone,
-            // Needs no descriptor, and tells of a pid that nobody has.
+            // Needs no descriptor, and detects a free pid.
             Err(_) if self.is_absent(format!("/proc/{}", process.pid)) => Liveness::Gone,
             Err(_) => Liveness::Unknown,
         }
@@ -247,7 +247,7 @@ mod tests {
         for pid in ["7", "8", "9"] {
             std::fs::create_dir_all(root.path().join("proc").join(pid)).unwrap();
         }
-        // Opening a socket fails whoever tries it, as opening anything does without descriptors.
+        // Opening a socket fails even for root, as any open does without descriptors.
         let _socket = std::os::unix::net::UnixListener::bind(root.path().join("proc/7/stat")).unwrap();
         std::fs::write(root.path().join("proc/9/stat"), "9 (x").unwrap();
         let host = Host::at(root.path()).unwrap();

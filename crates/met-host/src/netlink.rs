@@ -31,7 +31,7 @@ impl Socket {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a fresh descriptor that nothing else owns.
         let socket = Socket { fd: unsafe { OwnedFd::from_raw_fd(fd) } };
         // SAFETY: the address is plain data, valid for the call; its port 0 lets the kernel choose one.
         let bound = unsafe {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::Dir;
 use crate::cgroup::CgroupDirs;
 
-/// The caller owns it and fills it anew at each tick.
+/// The caller owns it and refills it at each tick.
 #[derive(Debug, Default)]
 pub struct Targets {
     pub cgroups: Vec<CgroupTarget>,
@@ -26,7 +26,7 @@ pub struct CgroupTarget {
     pub counted: bool,
     /// A v2 directory with the same processes in which events are counted, where its own is none.
     pub counted_in: Option<Arc<Dir>>,
-    /// Events that are to be counted in it by whoever reads it.
+    /// Events that the reader should count in it.
     pub events: Option<Arc<[String]>>,
     /// Read what is otherwise read at slow ticks only: a short job has none.
     pub young: bool,

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_that_nobody_made_is_none() {
+    fn a_group_that_does_not_exist_is_none() {
         assert!(is_group("root") && !is_group("no-such-group") && !is_group("a\0b"));
     }
 
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn root_is_known_and_nobody_else_is_root() {
+    fn root_is_known_and_no_other_user_is_root() {
         assert_eq!(name_of(0).as_deref(), Some("root"));
         assert_eq!(uid_of("root"), Some(0));
         assert_eq!(uid_of("no-such-user"), None);

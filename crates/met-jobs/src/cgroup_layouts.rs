@@ -1,4 +1,4 @@
-//! How the names of cgroups tell who made them: one table of layouts, which the configuration may extend.
+//! Recognises who made a cgroup by its name: one table of layouts, which the configuration may extend.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -19,7 +19,7 @@ const STARS_MAX: usize = 3;
 /// Deeper patterns than any manager's are a mistake.
 const SEGMENTS_MAX: usize = 16;
 
-/// What a path may tell of a job.
+/// What the path of a cgroup may contain about a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {
     Id,
@@ -48,7 +48,7 @@ const FIELDS: &[(&str, Field)] = &[
     ("qos", Field::Qos),
 ];
 
-/// What the path of a job told. Text in it is printable, whatever the directory was called.
+/// What was parsed from the path of a job. Its text is printable, whatever the directory was called.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Captures {
     pub id: Option<String>,
@@ -64,7 +64,7 @@ pub struct Captures {
 }
 
 impl Captures {
-    /// What its manager calls the job, if the path tells: of an array each element is a job.
+    /// The manager's id of the job, if the path has it: each element of an array is a job.
     pub fn job_id(&self) -> Option<String> {
         let id = self.id.as_ref()?;
         Some(match &self.index {
@@ -163,7 +163,7 @@ impl Layout {
     /// and how many of them lead to the directory that outlives its jobs.
     pub(crate) fn routes(&self) -> Vec<(&[Segment], usize)> {
         let core = self.segments.len() - self.optional;
-        // A job that lies alone in a directory of many others is accounted for there.
+        // A job without a directory of its own is accounted for in the shared one.
         let home = |optional: usize| optional + usize::from(core > 1);
         let mut routes = vec![(&self.segments[..], home(self.optional))];
         if self.optional > 0 {
@@ -188,7 +188,7 @@ impl Layouts {
         Layouts::with(Vec::new())
     }
 
-    /// The user's own come first: whoever writes one knows his machine.
+    /// Configured layouts come first: their author knows the machine.
     pub fn with(mut own: Vec<Layout>) -> Layouts {
         let lines =
             MANAGERS.iter().flat_map(|manager| manager.layouts.iter().map(|line| (manager.name, line)));
@@ -206,12 +206,12 @@ impl Layouts {
         self.all.iter().filter(|layout| layout.class != Class::Known)
     }
 
-    /// Who made the cgroup with this path, with or without its mount point, if the path tells.
+    /// The manager that made the cgroup with this path (with or without its mount point), if it is recognised.
     pub fn manager_of(&self, path: &Path) -> Option<&str> {
         self.layout_of(path).map(Layout::manager)
     }
 
-    /// Whether the path lies inside a job of a resource manager.
+    /// Whether the path is inside a job of a resource manager.
     pub fn is_managed(&self, path: &Path) -> bool {
         self.layout_of(path).is_some_and(|layout| layout.class == Class::Managed)
     }
@@ -320,12 +320,12 @@ impl Segment {
         Ok(Segment { tokens })
     }
 
-    /// A name that stands for itself.
+    /// A literal name.
     pub(crate) fn literal(name: &[u8]) -> Segment {
         Segment { tokens: name.iter().copied().map(Token::Byte).collect() }
     }
 
-    /// Whether the name fits; what it tells is added to `captures` then.
+    /// Whether the name matches; its fields are then added to `captures`.
     pub(crate) fn capture(&self, name: &[u8], captures: &mut Captures) -> bool {
         let mut found = Vec::new();
         let fits = fit(&self.tokens, name, 0, 0, &mut |field, range| found.push((field, range)));
@@ -352,7 +352,7 @@ fn fit(
     name: &[u8],
     at: usize,
     begin: usize,
-    tell: &mut dyn FnMut(Field, Range<usize>),
+    capture: &mut dyn FnMut(Field, Range<usize>),
 ) -> bool {
     let Some((token, rest)) = tokens.split_first() else { return at == name.len() };
     let text = &name[at..];
@@ -363,7 +363,7 @@ fn fit(
         Token::Byte(byte) => (text.first() == Some(byte)).then_some(at + 1),
         Token::Any | Token::Some => {
             let least = usize::from(*token == Token::Some);
-            return (at + least..=name.len()).any(|skip| fit(rest, name, skip, begin, tell));
+            return (at + least..=name.len()).any(|skip| fit(rest, name, skip, begin, capture));
         }
         Token::Digits => {
             let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -371,16 +371,16 @@ fn fit(
         }
         Token::Hex64 => run(64, u8::is_ascii_hexdigit),
         Token::Base32 => run(13, u8::is_ascii_alphanumeric),
-        Token::Begin(_) => return fit(rest, name, at, at, tell),
+        Token::Begin(_) => return fit(rest, name, at, at, capture),
         Token::End(field) => {
-            let fits = fit(rest, name, at, begin, tell);
+            let fits = fit(rest, name, at, begin, capture);
             if fits {
-                tell(*field, begin..at);
+                capture(*field, begin..at);
             }
             return fits;
         }
     };
-    next.is_some_and(|next| fit(rest, name, next, begin, tell))
+    next.is_some_and(|next| fit(rest, name, next, begin, capture))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use met_core::job::Record;
 
-/// Clients of services that run containers outside of the process tree of whoever asks for one.
+/// Clients of services that run containers outside the client's process tree.
 const CLIENTS: [&str; 4] = ["docker", "nerdctl", "ctr", "crictl"];
 
 /// Whether the command of a job is such a client: what its containers do is in none of the job's figures.

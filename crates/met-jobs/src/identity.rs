@@ -1,4 +1,4 @@
-//! Who a job is that somebody else started: from its cgroup and from the processes in it.
+//! Identifies a job of another manager from its cgroup and the processes in it.
 //!
 //! Whose job it is comes from the path of the cgroup and from the processes' real user, never from their
 //! environment, which its user may write as he likes.
@@ -17,7 +17,7 @@ use variables::{ENVIRON_BYTES_MAX, VALUE_BYTES_MAX, Variables, is_sluid};
 
 pub use variables::host_list;
 
-/// A job that is found under a name of its directory is asked for its number within moments, if it tells it at all.
+/// A job found under the name of its directory reveals its number within moments, if at all.
 pub const NAMED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Whether a job of Slurm is known by the name of its directory alone. Sinks get it when its number is known, or after
@@ -33,7 +33,7 @@ const ENVIRONS_MAX: usize = 8;
 const ARGUMENTS_MAX: usize = 1024;
 const COMMAND_BYTES_MAX: usize = 64 << 10;
 
-/// What is known of a job before its processes are looked at.
+/// What is known of a job before its processes are read.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
     pub manager: &'a str,
@@ -52,7 +52,7 @@ pub struct Identity {
     /// The id of a job whose cgroup is not named by it.
     pub id: Option<String>,
     pub uid: Option<u32>,
-    /// Only where the cgroup's path names him; else whoever has the uid.
+    /// Only where the cgroup's path names the user; otherwise the user with the uid.
     pub user: Option<String>,
     pub account: Option<String>,
     pub name: Option<String>,
@@ -92,11 +92,13 @@ pub fn identify(host: &Host, question: &Question<'_>) -> Identity {
         if !read_environ(host, process.id, &mut environ) {
             continue;
         }
-        let told = Variables::of(&environ);
-        let Some(id) = variables::job_id(told, question) else { continue };
-        variables::read(told, question, &mut identity);
+        let variables = Variables::of(&environ);
+        let Some(id) = variables::job_id(variables, question) else { continue };
+        variables::read(variables, question, &mut identity);
         let mut text = Vec::new();
-        if variables::node_file(told, question).is_some_and(|path| host.read_small(path, &mut text).is_ok()) {
+        if variables::node_file(variables, question)
+            .is_some_and(|path| host.read_small(path, &mut text).is_ok())
+        {
             identity.add_nodes(&text);
         }
         identity.id = Some(id).filter(|_| is_sluid(question.id));
@@ -157,7 +159,7 @@ impl Identity {
         i64::try_from(boot_ns + i128::from(clock::unix_offset_ns())).ok()
     }
 
-    /// Writes into a record what it does not know yet: who asked the manager itself knows better.
+    /// Fills the gaps of a record: what the manager itself reported takes precedence.
     pub fn apply(&self, record: &mut Record) {
         fill(&mut record.user, &self.user);
         fill(&mut record.uid, &self.uid);
@@ -180,7 +182,7 @@ impl Identity {
         // Its users know it by its number, whatever its directory is called.
         fill(&mut record.scheduling.alias, &self.id);
         if let Some(local) = &mut record.local {
-            // Who is known by his environment is it, whoever was taken for it before.
+            // A process identified by its environment replaces an earlier guess.
             local.main = self.main.filter(|_| self.environment_read).or(local.main).or(self.main);
         }
     }
@@ -287,14 +289,14 @@ fn command(host: &Host, process: ProcessId) -> Vec<String> {
     arguments.take(ARGUMENTS_MAX).map(lossy).collect()
 }
 
-/// The name of a container is told by the program that watches over it, its parent, alone.
+/// Only the container's monitor, its parent, knows its name.
 fn conmon_name(host: &Host, main: ProcessId, container: &str) -> Option<String> {
     let mut text = Vec::new();
     host.proc_dir().read(PidPath::new(main.pid, "stat").as_path(), &mut text).ok()?;
     let parent = host.process(parse::stat(&text)?.parent_pid).ok()?;
-    let told = command(host, parent);
-    let value = |option: &str| told.iter().skip_while(|word| *word != option).nth(1);
-    let is_its_own = told.first()?.ends_with("conmon") && value("-c")? == container;
+    let words = command(host, parent);
+    let value = |option: &str| words.iter().skip_while(|word| *word != option).nth(1);
+    let is_its_own = words.first()?.ends_with("conmon") && value("-c")? == container;
     value("-n").filter(|name| is_its_own && !name.is_empty()).map(|name| printable(name.as_bytes()))
 }
 

@@ -118,13 +118,13 @@ impl Enclosure {
         counts_cpu(&self.paths)
     }
 
-    /// Lets the directories stay when this is dropped; somebody else removes them.
+    /// Keeps the directories when this is dropped; another process removes them.
     pub fn keep(mut self) -> CgroupPaths {
         std::mem::take(&mut self.paths)
     }
 }
 
-/// Directories that nobody is in go; those that processes are left in stay.
+/// Removes empty directories; those with processes left stay.
 impl Drop for Enclosure {
     fn drop(&mut self) {
         remove(&self.paths);

@@ -15,11 +15,11 @@ use met_host::{CgroupTarget, Dir, Host, PidPath, Targets, TaskRole, TaskTarget, 
 
 use cgroups::{Cgroup, main_path};
 
-/// A listing cannot tell every reused pid: each is looked at again once in this many refreshes.
+/// A listing does not reveal every reused pid: each process is read again once in this many refreshes.
 const VERIFY_REFRESHES: u64 = 60;
 /// For as long a job is young, which covers the time to the first slow tick.
 const YOUNG_REFRESHES: u64 = 10;
-/// Deeper trees of processes or cgroups are a fault of ours or somebody's joke.
+/// Deeper trees of processes or cgroups are a bug or an attack.
 const DEPTH_LIMIT: usize = 1 << 12;
 
 /// Where a job's processes are to be found.
@@ -37,7 +37,7 @@ pub struct JobSpec {
     pub more_cgroups: Vec<CgroupPaths>,
 }
 
-/// The processes of all jobs. `refresh` looks at the machine, `fill` tells what it saw.
+/// The processes of all jobs. `refresh` reads the machine, `fill` writes the result into batches.
 #[derive(Default)]
 pub struct Members {
     jobs: Vec<Job>,
@@ -80,7 +80,7 @@ struct Job {
     cgroups: Vec<Option<Cgroup>>,
     /// Where its events are counted, if not in its cgroup.
     counted_in: Option<Arc<Dir>>,
-    /// How deep its cgroup lies.
+    /// The depth of its cgroup.
     depth: usize,
     added: u64,
     young: bool,
@@ -131,8 +131,8 @@ impl Members {
     /// Takes up a job; `refresh` finds its processes.
     pub fn add(&mut self, spec: JobSpec) {
         let first_start = spec.keeper.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
-        // Nobody older than its first process can be in it: the others stay as they are.
-        // A job that is nothing but a cgroup has no say in it.
+        // Processes older than its first one cannot be in it and keep their job. A job that is only a cgroup
+        // changes nothing.
         for known in self.known.values_mut().filter(|_| first_start.is_some()) {
             known.decided &= first_start.is_some_and(|start_ticks| known.start_ticks < start_ticks);
         }
@@ -258,7 +258,7 @@ impl Members {
         for job in &self.jobs {
             let (slot, young) = (job.spec.slot, job.young);
             map.add_job(slot, job.outer);
-            // It stands in for the first: there are not two of it.
+            // It replaces the first; it is not counted twice.
             let mut counted_in = job.counted_in.clone();
             for cgroup in job.cgroups.iter().flatten() {
                 let counted = job.spec.keeper.is_some();
@@ -346,7 +346,7 @@ impl Members {
         if let Some(known) = self.known.get_mut(&pid) {
             known.seen = self.generation;
             let due = (self.generation + u64::from(pid)).is_multiple_of(VERIFY_REFRESHES);
-            // In a listing of a cgroup there is no inode to compare, and nobody asks for its ancestors.
+            // A cgroup listing has no inode to compare, and its ancestors are not needed.
             let sure = inode == 0 || (known.decided && inode == known.inode);
             // A name is the program's only after its exec.
             let is_named = self.wanted.is_none() || std::mem::replace(&mut known.is_seen_again, true);
@@ -402,7 +402,7 @@ impl Members {
         }
     }
 
-    /// A job is inside the one whose process its keeper is, or in whose cgroup its own lies.
+    /// A job is inside the one that contains its keeper process or its cgroup.
     fn find_outer_jobs(&mut self) {
         // It changes with the jobs only: with hundreds of them this must not be done at each tick.
         if !std::mem::take(&mut self.outer_due) {
@@ -432,7 +432,7 @@ impl Members {
         }
     }
 
-    /// For each job the one in whose cgroup its own lies.
+    /// For each job the one whose cgroup contains its own.
     fn outer_by_path(&self) -> Vec<Option<u32>> {
         let mut slots: HashMap<&Path, u32> = HashMap::new();
         for job in &self.jobs {
@@ -556,7 +556,7 @@ impl Job {
         std::iter::once(&self.spec.cgroup).chain(&self.spec.more_cgroups)
     }
 
-    /// Opens each cgroup when it first appears. One that is gone again stays open and lists nobody.
+    /// Opens each cgroup when it first appears. A removed one stays open and lists no process.
     fn open_cgroups(&mut self, host: &Host) -> bool {
         let Job { spec, cgroups, .. } = self;
         cgroups.resize_with(1 + spec.more_cgroups.len(), || None);

@@ -41,19 +41,19 @@ pub fn spec(host: &Host, record: &Record, slot: u32) -> Option<JobSpec> {
     })
 }
 
-/// Who is in the session or process group that a job is; in that of an earlier one nobody is.
+/// The members of the session or process group that is the job; none if its number was reused.
 fn session_members(host: &Host, record: &Record) -> Vec<ProcessId> {
     let by_session = match record.key.manager.as_str() {
         "session" => true,
         "group" => false,
         _ => return Vec::new(),
     };
-    let told = record
+    let parsed = record
         .key
         .id
         .split_once('-')
         .and_then(|(number, start)| Some((number.parse::<i64>().ok()?, start.parse::<u64>().ok()?)));
-    let Some((number, start_ticks)) = told else { return Vec::new() };
+    let Some((number, start_ticks)) = parsed else { return Vec::new() };
     let (mut buffer, mut pids) = (Vec::new(), Vec::new());
     let listed = host.proc_dir().list(&mut buffer, |name, _, _| pids.extend(parse::u32(name)));
     let member = |pid: u32, buffer: &mut Vec<u8>| {
@@ -72,7 +72,7 @@ fn session_members(host: &Host, record: &Record) -> Vec<ProcessId> {
 /// Everything of the job that is alive. Zombies are not.
 pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
     let Some(spec) = spec(host, record, 0) else { return Vec::new() };
-    // A job that somebody else started has no marker either.
+    // A job that another manager started has no marker either.
     let ours = record.key.manager == met_core::job::LOCAL;
     let orphaned = ours && spec.cgroup.is_empty() && !spec.keeper.is_some_and(|keeper| host.is_alive(keeper));
     let mut ids = Vec::new();
@@ -116,7 +116,7 @@ pub fn cpu_ns(host: &Host, process: ProcessId) -> Option<i64> {
     Some(parse::scaled(ticks, 1_000_000_000 / host.facts().ticks_per_second)).filter(|&ns| ns != MISSING)
 }
 
-/// Which of these jobs a process is part of: the innermost, where they lie in each other.
+/// Which of these jobs a process is part of: the innermost, where they are nested.
 pub fn job_of<'a>(host: &Host, jobs: &'a [Record], process: ProcessId) -> Option<&'a Record> {
     let mut members = Members::default();
     for (slot, record) in (0..).zip(jobs) {
@@ -215,8 +215,7 @@ pub fn command_of(host: &Host, pid: u32) -> Vec<String> {
     arguments.map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
 }
 
-/// The cards that a process was given, by its environment or else by its devices cgroup. Nothing where nobody
-/// says.
+/// The GPUs given to a process, by its environment or else by its devices cgroup; `None` if neither says.
 pub fn holdings(host: &Host, process: ProcessId) -> Vec<Holding> {
     let mut text = Vec::new();
     // The devices of others may be looked at, and their environments may not.

@@ -69,8 +69,8 @@ impl Group {
         }
     }
 
-    /// The same for one group for as long as a machine runs, and of no other: the first process tells it
-    /// from a later one with its number. Unique together with the boot.
+    /// Constant for one group while the machine runs: the first process distinguishes it from a later group with
+    /// the same number. Unique together with the boot id.
     pub fn id(&self) -> String {
         let start_ticks = self.first.map_or(0, |first| first.start_ticks);
         match &self.key {
@@ -91,11 +91,11 @@ impl Group {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A group became a job, or an aggregate began; its members are told by `group`.
+    /// A group became a job, or an aggregate began; `group` lists its members.
     Began(GroupId),
     /// Another process of a job.
     Joined(GroupId, ProcessId),
-    /// The group is told once more by `take_ended`.
+    /// `take_ended` returns the group once more.
     Ended(GroupId),
 }
 
@@ -124,11 +124,11 @@ struct Seen {
     cpu_ns: u64,
     reaped_ns: u64,
     debt: Debt,
-    /// It was seen to have a child that is nobody's work: what it waited for may have been anything.
+    /// It had a child that belongs to no group: its waited-for time may include anything.
     mixed: bool,
 }
 
-/// A group, or nobody, and CPU time.
+/// A group or none, and CPU time.
 type Share = (Option<GroupId>, u64);
 
 /// What a process is expected to be given for descendants that have gone.
@@ -139,8 +139,7 @@ struct Owed {
     orphans_ns: u64,
 }
 
-/// A child that is not awaited any more leaves its debt for as many looks: one look may see it gone and
-/// its parent not yet told.
+/// A vanished child's debt is kept for this many looks: one look may see it gone before its parent waited for it.
 const DEBT_LOOKS: u64 = 3;
 
 /// Groups of processes, followed from look to look. It does no I/O.
@@ -197,7 +196,7 @@ impl Grouping {
 
     /// Tells the exact CPU time of everything that a user runs, where a cgroup of his counts it. What no
     /// process accounts for was used by those too short to be seen.
-    pub fn tell_whole(&mut self, uid: u32, cpu_ns: u64, now: Now, changes: &mut Vec<Change>) {
+    pub fn add_slice_total(&mut self, uid: u32, cpu_ns: u64, now: Now, changes: &mut Vec<Change>) {
         let counted = self.counted.get(&uid).copied().unwrap_or(0);
         let (whole_before, counted_before) = *self.wholes.entry(uid).or_insert((cpu_ns, counted));
         let used = cpu_ns.saturating_sub(whole_before);
@@ -285,8 +284,8 @@ impl Grouping {
         }
     }
 
-    /// Gives what nobody was seen to use to the groups of the children that have gone, or, where there were
-    /// none, to that of the parent.
+    /// Charges unexplained time to the groups of the children that have gone, or, without any, to that of the
+    /// parent.
     fn pay(&mut self, parent: Option<GroupId>, ns: u64, children: &[Share]) {
         match children {
             _ if ns == 0 => {}
@@ -313,9 +312,9 @@ impl Grouping {
         }
     }
 
-    /// What each process that is there will be given for those that have gone and were counted already. Who
-    /// lost his parent, too, was waited for by it before, or by somebody above: too little is counted where
-    /// nobody can tell, and never too much.
+    /// What each living process will be credited for children that have gone and were counted already. A child
+    /// whose parent is gone too was waited for by it, or by an ancestor: where this is unknown, too little is
+    /// counted, never too much.
     fn owed(&self, present: &HashMap<u32, &Process>) -> HashMap<u32, Owed> {
         let mut owed: HashMap<u32, Owed> = HashMap::new();
         for (&pid, gone) in &self.seen {
@@ -350,7 +349,7 @@ impl Grouping {
             }
             stays
         });
-        // Before anybody new is placed: a group that nobody is left of is not continued by its number.
+        // Before new processes are placed: an empty group is not continued under its number.
         self.close_empty(now, changes);
     }
 
@@ -395,8 +394,8 @@ impl Grouping {
         self.seen.insert(pid, seen);
     }
 
-    /// Whether a process is somebody's work: by itself, or because it belongs to what already is. A program
-    /// that leaves its terminal, and has no login in the books, is still its user's.
+    /// Whether a process counts as user work: by itself, or because its group already does. A program that leaves
+    /// its terminal and has no login record is still its user's.
     fn is_included(&self, process: &Process, key: &Key, present: &HashMap<u32, &Process>) -> bool {
         if self.rules.includes(process) {
             return true;
@@ -471,7 +470,7 @@ impl Grouping {
         }
     }
 
-    /// Groups that nobody is left of end; those that were no jobs yet go to the rest of their user.
+    /// Empty groups end; those that were not jobs yet are added to the rest of their user.
     fn close_empty(&mut self, now: Now, changes: &mut Vec<Change>) {
         let is_over = |group: &Group| group.members.is_empty() && !matches!(group.key, Key::Rest { .. });
         let over: Vec<GroupId> =

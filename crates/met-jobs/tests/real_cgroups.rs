@@ -50,7 +50,7 @@ impl Ground {
         self.tops.iter().for_each(|top| fs::create_dir_all(top.join(path)).unwrap());
     }
 
-    /// As a manager does it: from the inside out, as soon as nobody is in there.
+    /// As a manager does it: from the inside out, as soon as it is empty.
     fn remove(&self, path: &str) {
         for top in &self.tops {
             let mut path = top.join(path);
@@ -101,15 +101,15 @@ impl Drop for Ground {
     }
 }
 
-/// What a discovery told so far.
+/// The events of a discovery so far.
 #[derive(Default)]
-struct Told {
+struct Seen {
     found: HashMap<u64, Found>,
     ended: HashMap<u64, Ended>,
 }
 
-impl Told {
-    fn listen(&mut self, discovery: &mut Discovery) {
+impl Seen {
+    fn take(&mut self, discovery: &mut Discovery) {
         for event in discovery.work() {
             match event {
                 Event::Found(found) => assert!(self.found.insert(found.job, *found).is_none()),
@@ -119,11 +119,11 @@ impl Told {
         }
     }
 
-    fn until(&mut self, discovery: &mut Discovery, condition: impl Fn(&Told) -> bool) {
+    fn until(&mut self, discovery: &mut Discovery, condition: impl Fn(&Seen) -> bool) {
         let begin = Instant::now();
         while !condition(self) {
             assert!(begin.elapsed().as_secs() < 20, "{} found, {} ended", self.found.len(), self.ended.len());
-            self.listen(discovery);
+            self.take(discovery);
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -138,29 +138,29 @@ fn a_job_is_closed_exactly(name: &str, unified: bool, job: &str, task: &str, hom
     ground.make(&format!("{home}/system"));
     let host = Host::real().unwrap();
     let mut discovery = Discovery::open(&host, &Layouts::builtin(), Some(&ground.below)).unwrap();
-    let mut told = Told::default();
-    // Somebody else in the same directory works all the time.
+    let mut seen = Seen::default();
+    // Another process in the same directory works all the time.
     let mut sibling = ground.start(&format!("{home}/system"), "while :; do :; done");
     let home_path = ground.tops[0].join(home);
     let task = format!("{job}/{task}");
     ground.make(&task);
-    told.until(&mut discovery, |told| told.found.len() == 1);
+    seen.until(&mut discovery, |seen| seen.found.len() == 1);
     let mut child = ground.start(&task, SPIN);
     child.wait().unwrap();
     let truth_ns = ground.counter_ns(&ground.tops[0].join(&task));
     ground.remove(&task);
-    told.until(&mut discovery, |told| told.ended.len() == 1);
+    seen.until(&mut discovery, |seen| seen.ended.len() == 1);
     sibling.kill().unwrap();
     sibling.wait().unwrap();
     assert!(home_path.exists());
 
-    let ended = &told.ended[&1];
+    let ended = &seen.ended[&1];
     let cpu = ended.cpu.as_ref().unwrap();
     assert_eq!(cpu.kind, QualityKind::Measured, "{cpu:?}");
     let off_ns = (cpu.value - truth_ns).abs();
     // The sibling is read a moment before or after the directory they share.
     assert!(off_ns <= truth_ns / 50 + 5_000_000, "{} instead of {truth_ns}", cpu.value);
-    assert_eq!(told.found[&1].id, "5");
+    assert_eq!(seen.found[&1].id, "5");
     // Where nothing counts memory, nothing is known of it.
     assert!(ended.oom_kills.as_ref().is_none_or(|kills| kills.value == 0), "{:?}", ended.oom_kills);
     assert_eq!(ended.parts.len(), 2, "{:?}", ended.parts);
@@ -186,14 +186,14 @@ fn jobs_that_come_and_go_add_up_to_their_ancestor() {
     ground.make("slurm_n1/system");
     let host = Host::real().unwrap();
     let mut discovery = Discovery::open(&host, &Layouts::builtin(), Some(&ground.below)).unwrap();
-    let mut told = Told::default();
+    let mut seen = Seen::default();
     let before_ns = ground.counter_ns(&ground.tops[0].join("slurm_n1"));
     let task = |job: usize| format!("slurm_n1/uid_{}/job_{job}/step_0/task_0", job % 3);
     let mut running = Vec::new();
     for job in 0..JOBS {
         ground.make(&task(job));
         running.push((job, ground.start(&task(job), SPIN)));
-        told.listen(&mut discovery);
+        seen.take(&mut discovery);
         if running.len() == 4 {
             for (job, mut child) in running.drain(..) {
                 child.wait().unwrap();
@@ -201,10 +201,10 @@ fn jobs_that_come_and_go_add_up_to_their_ancestor() {
             }
         }
     }
-    told.until(&mut discovery, |told| told.ended.len() == JOBS);
+    seen.until(&mut discovery, |seen| seen.ended.len() == JOBS);
     let grown_ns = ground.counter_ns(&ground.tops[0].join("slurm_n1")) - before_ns;
-    let sum_ns: i64 = told.ended.values().map(|ended| ended.cpu.as_ref().unwrap().value).sum();
-    assert_eq!(told.found.len(), JOBS);
+    let sum_ns: i64 = seen.ended.values().map(|ended| ended.cpu.as_ref().unwrap().value).sum();
+    assert_eq!(seen.found.len(), JOBS);
     assert_eq!(sum_ns, grown_ns);
 }
 
@@ -215,7 +215,7 @@ fn a_thousand_directories_at_once_are_all_seen() {
     ground.make("oar/x");
     let host = Host::real().unwrap();
     let mut discovery = Discovery::open(&host, &Layouts::builtin(), Some(&ground.below)).unwrap();
-    let mut told = Told::default();
+    let mut seen = Seen::default();
     let before = discovery.health().watches;
     for job in 0..JOBS {
         ground.make(&format!("oar/ann_{job}"));
@@ -223,10 +223,10 @@ fn a_thousand_directories_at_once_are_all_seen() {
     for job in 0..JOBS {
         ground.tops.iter().for_each(|top| fs::remove_dir(top.join(format!("oar/ann_{job}"))).unwrap());
     }
-    told.until(&mut discovery, |told| told.ended.len() == JOBS);
-    assert_eq!(told.found.len(), JOBS);
+    seen.until(&mut discovery, |seen| seen.ended.len() == JOBS);
+    assert_eq!(seen.found.len(), JOBS);
     assert_eq!(discovery.health().watches, before, "watches are given back");
-    assert!(told.ended.values().all(|ended| ended.cpu.as_ref().is_some_and(|cpu| cpu.value == 0)));
+    assert!(seen.ended.values().all(|ended| ended.cpu.as_ref().is_some_and(|cpu| cpu.value == 0)));
 }
 
 #[test]
@@ -235,30 +235,30 @@ fn a_job_that_runs_out_of_memory_says_so_though_nothing_is_left_of_its_step() {
     ground.make("slurm_n1");
     let host = Host::real().unwrap();
     let mut discovery = Discovery::open(&host, &Layouts::builtin(), Some(&ground.below)).unwrap();
-    let mut told = Told::default();
+    let mut seen = Seen::default();
     let task = "slurm_n1/uid_7/job_5/step_0/task_0";
     ground.make(task);
     let limit = ground.tops[1].join("slurm_n1/uid_7/job_5/step_0/memory.limit_in_bytes");
     fs::write(limit, "16777216").unwrap();
-    told.until(&mut discovery, |told| told.found.len() == 1);
+    seen.until(&mut discovery, |seen| seen.found.len() == 1);
     // The early readings set the alarm.
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_millis(150) {
-        told.listen(&mut discovery);
+        seen.take(&mut discovery);
         std::thread::sleep(Duration::from_millis(5));
     }
     let mut child = ground.start(task, "x=$(head -c 100000000 /dev/zero | tr '\\0' x); echo ${#x}");
     let status = loop {
-        told.listen(&mut discovery);
+        seen.take(&mut discovery);
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    told.listen(&mut discovery);
+    seen.take(&mut discovery);
     ground.remove(task);
-    told.until(&mut discovery, |told| told.ended.len() == 1);
+    seen.until(&mut discovery, |seen| seen.ended.len() == 1);
     assert!(!status.success(), "it was not killed");
-    let kills = told.ended[&1].oom_kills.as_ref().unwrap();
+    let kills = seen.ended[&1].oom_kills.as_ref().unwrap();
     assert!(kills.value >= 1, "{kills:?}");
 }

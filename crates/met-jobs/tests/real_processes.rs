@@ -116,7 +116,7 @@ fn what_ended_orphans_did_is_with_their_keeper() {
     std::thread::sleep(Duration::from_millis(20));
     bench.wait_for(&[]);
     let after = bench.sample();
-    assert_eq!(after[PROCESSES_RUNNING], MISSING, "nobody is left to ask");
+    assert_eq!(after[PROCESSES_RUNNING], MISSING, "no process is left to ask");
     assert!(after[CPU] - before[CPU] >= 50_000_000, "{} ns", after[CPU] - before[CPU]);
     assert!(after[WRITE_CALL] - before[WRITE_CALL] >= 8 << 20);
 }

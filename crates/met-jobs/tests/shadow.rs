@@ -81,7 +81,7 @@ fn a_job_that_forks_is_moved_as_a_whole_counted_and_left_as_it_was() {
         }
     };
     assert!(shadow.is_complete());
-    // Both lists change all the time, and one who ends is in one of them for longer: nobody may stay outside.
+    // Both lists change all the time, and an exiting process stays longer in one of them: none may stay outside.
     let mut outside = job.pids();
     let begin = Instant::now();
     while !outside.is_empty() {

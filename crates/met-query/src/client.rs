@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_nobody_runs_is_absent() {
+    fn a_daemon_that_does_not_run_is_absent() {
         let root = tempfile::tempdir().unwrap();
         let socket = root.path().join("daemon.sock");
         assert!(matches!(Client::connect(&socket), Err(Unreachable::Absent)));
@@ -319,13 +319,13 @@ mod tests {
             Err(Unreachable::Silent { pid }) => pid,
             other => panic!("{:?}", other.err()),
         };
-        assert_eq!(silent(), ours, "the queue takes it, and nobody greets");
+        assert_eq!(silent(), ours, "the queue takes it, and no greeting comes");
         // SAFETY: plain system call on a descriptor of ours.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 1) }, 0);
         let _waiting: Vec<_> = (0..2)
             .filter_map(|_| connect_until(&socket, Instant::now() + GREETS_START_WITHIN).ok())
             .collect();
-        assert_eq!(silent(), None, "the queue is full, and nobody says who listens");
+        assert_eq!(silent(), None, "the queue is full, and the listener is unknown");
         std::fs::write(root.path().join("daemon.lock"), std::process::id().to_string()).unwrap();
         assert_eq!(silent(), ours, "but for the lock");
         let words = Unreachable::Silent { pid: Some(12) };

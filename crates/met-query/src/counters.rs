@@ -28,7 +28,7 @@ impl Reading {
     /// Of a job with living processes.
     pub fn of_job(host: &Host, record: &Record) -> Reading {
         let Some(spec) = processes::spec(host, record, 0) else { return Reading::nothing() };
-        // Whoever left the cgroup of a supervised job is still below its supervisor.
+        // A process that left the cgroup of a supervised job is still below its supervisor.
         if spec.keeper.is_none() || spec.cgroup.is_empty() {
             return Reading::of_members(host, spec);
         }

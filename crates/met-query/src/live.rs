@@ -1,4 +1,4 @@
-//! Figures of a job that still runs, where nobody samples it.
+//! Figures of a running job that is not sampled.
 
 use met_core::MISSING;
 use met_core::job::{Emission, EventCount, GpuUse, Record, Summaries, Totals};
@@ -27,7 +27,7 @@ impl Live {
         Live { totals: totals(running, profile), summaries: running.summaries(), ..Live::default() }
     }
 
-    /// Of a job that nobody samples: what its counters and levels are at this moment.
+    /// For a job that is not sampled: its current counters and levels.
     pub fn now(host: &Host, record: &Record) -> Live {
         let Some(local) = &record.local else { return Live::default() };
         let reading = Reading::of_job(host, record);

@@ -30,7 +30,7 @@ pub struct Asked {
 
 impl ServerClient {
     pub fn open(asked: &Asked) -> Result<ServerClient> {
-        let usage = |error: link::BadAddress| Failure::usage(error.told(ALLOW_PLAIN));
+        let usage = |error: link::BadAddress| Failure::usage(error.message(ALLOW_PLAIN));
         let token = asked.token_file.as_deref().map(link::token_of).transpose();
         let token = token.map_err(|error| Failure::usage(format!("no token for {}: {error}", asked.url)))?;
         let address = Address {
@@ -68,12 +68,12 @@ impl ServerClient {
     }
 }
 
-/// Where a person's token is looked for that no configuration names.
+/// The default place of a person's token.
 pub fn own_token() -> Option<PathBuf> {
     met_config::user_folder().map(|folder| folder.join("token"))
 }
 
-/// Why nobody answered at an address, and what to look at.
+/// Why an address did not answer, and what to check.
 pub fn unreachable(url: &str, error: &io::Error) -> anyhow::Error {
     let advice = match error.kind() {
         io::ErrorKind::ConnectionRefused => "is `met server` running there, on this port?",
@@ -116,9 +116,9 @@ impl Answers for ServerClient {
 
 /// What the server gives as reason, else what it sent.
 fn reason(answer: &link::Answer) -> String {
-    let told: Option<serde_json::Value> = serde_json::from_slice(&answer.body).ok();
-    let told = told.as_ref().and_then(|told| told["error"].as_str()).map(str::to_owned);
-    told.unwrap_or_else(|| answer.reason())
+    let body: Option<serde_json::Value> = serde_json::from_slice(&answer.body).ok();
+    let error = body.as_ref().and_then(|body| body["error"].as_str()).map(str::to_owned);
+    error.unwrap_or_else(|| answer.reason())
 }
 
 #[cfg(test)]
@@ -150,17 +150,18 @@ mod tests {
     }
 
     #[test]
-    fn an_address_at_which_nobody_answers_is_told_with_what_to_look_at() {
+    fn an_address_without_an_answer_is_reported_with_what_to_check() {
         let error = unreachable("http://n1:1", &io::ErrorKind::ConnectionRefused.into());
         assert_eq!(error.downcast_ref::<Failure>().unwrap().code, 2);
         let words = "cannot reach the server http://n1:1: connection refused; is `met server` running there, on this port?";
         assert_eq!(error.to_string(), words);
-        let told = unreachable("http://n1:1", &io::Error::new(io::ErrorKind::InvalidInput, "write https://"));
-        assert_eq!(told.to_string(), "cannot reach the server http://n1:1: write https://");
+        let error =
+            unreachable("http://n1:1", &io::Error::new(io::ErrorKind::InvalidInput, "write https://"));
+        assert_eq!(error.to_string(), "cannot reach the server http://n1:1: write https://");
     }
 
     #[test]
-    fn who_asks_is_told_how_he_allows_plain_http() {
+    fn the_error_says_how_to_allow_plain_http() {
         let asked = Asked { url: "http://10.0.0.1:9".to_owned(), ..Asked::default() };
         let words = ServerClient::open(&asked).err().expect("it is not allowed").to_string();
         assert!(words.contains("client.plain: yes") && !words.contains("--plain"), "{words}");

@@ -1,5 +1,5 @@
-//! Daemons that run but cannot be used, because they hang or speak another version. A command waits for such a daemon
-//! once and says so once, however often it needs it.
+//! Daemons that run but cannot be used, because they hang or speak another version. A command waits for such a
+//! daemon once and reports it once, however often it needs it.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ struct Missed {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Report {
     Warn,
-    /// To whoever reads jobs: some of them are with that daemon.
+    /// For commands that read jobs: some of them are known only to that daemon.
     WarnReader,
     ByCaller,
 }

@@ -27,7 +27,8 @@ impl Viewer {
         }
     }
 
-    /// What was asked for, of the jobs that the viewer sees; `None` if jobs of somebody else were.
+    /// The requested filter, restricted to the jobs that the viewer sees; `None` if it requests another user's
+    /// jobs.
     pub fn restrict(&self, filter: &JobsFilter) -> Option<JobsFilter> {
         let mut filter = filter.clone();
         let is_own = match self {

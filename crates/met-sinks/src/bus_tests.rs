@@ -35,7 +35,7 @@ fn until(what: &str, condition: impl Fn() -> bool) {
 
 type Behaviour = Arc<dyn Fn(&Event) -> Result<(), SinkError> + Send + Sync>;
 
-/// Does as it is told, and reports what it took.
+/// Follows its script, and reports what it took.
 struct Puppet {
     taken: Sender<String>,
     behaviour: Behaviour,
@@ -234,7 +234,7 @@ fn a_sink_that_cannot_be_opened_at_first_is_opened_later_and_what_it_missed_is_c
 }
 
 #[test]
-fn a_sink_that_hangs_delays_nobody_and_ends_of_jobs_have_room_after_samples() {
+fn a_sink_that_hangs_delays_no_other_and_ends_of_jobs_have_room_after_samples() {
     let mut bus = Bus::default();
     let (release, held) = channel::<()>();
     let held = Mutex::new(held);
@@ -245,7 +245,7 @@ fn a_sink_that_hangs_delays_nobody_and_ends_of_jobs_have_room_after_samples() {
     let (stuck, good) = (add(&mut bus, "stuck", &[], hangs), add(&mut bus, "good", &[], well()));
     bus.publish(&started(0));
     until("the first is being taken", || of(&bus, "stuck").queued == 0 && of(&bus, "good").delivered == 1);
-    // The good sink is given time to keep up; nobody waits for the other one.
+    // The good sink is given time to keep up; nothing waits for the other one.
     for id in 0..QUEUE as u32 {
         bus.publish(&interim(id));
         until("the good sink takes it", || of(&bus, "good").delivered == u64::from(id) + 2);

@@ -47,7 +47,7 @@ const RECORDS_PER_BATCH: usize = 100;
 const RECORD_BYTES_PER_BATCH: usize = 2 << 20;
 /// The same of the series: more than all the cells that are held can take.
 const SERIES_BYTES_PER_BATCH: usize = 4 << 20;
-/// Who ends is told this soon, together with who ends right after.
+/// An end is sent this soon, together with ends right after it.
 const END_WITHIN: Duration = Duration::from_millis(300);
 /// The course of the machine is sent this often: with one sample of each part its names are most of it.
 const NODE_EVERY: Duration = Duration::from_secs(60);
@@ -116,7 +116,7 @@ pub struct Status {
     pub oldest_ns: Option<i64>,
     pub dropped_samples: u64,
     pub refused_batches: u64,
-    /// Batches that lie in the spool and are not sent, also those of earlier daemons.
+    /// Batches in the spool that are not sent, also those of earlier daemons.
     #[serde(default)]
     pub quarantined_batches: u64,
     #[serde(default)]
@@ -221,7 +221,7 @@ impl Forward {
             builder.spawn(work).map_err(CannotForward::Thread)
         };
         let sending = Arc::clone(&shared);
-        // Nobody waits for it at the end: it may be waiting for a server.
+        // It is not joined at the end: it may be waiting for a server.
         spawn("forward-send", Box::new(move || sender::work(&link, &sending, &own)))?;
         let every = plan.every;
         let mut maker = Maker {
@@ -244,7 +244,7 @@ impl Forward {
         Interest { kinds, tables: Vec::new(), within: Some(self.every) }
     }
 
-    /// Hands over samples. When nobody takes them in time they are given up, and counted.
+    /// Queues samples. Samples not taken in time are dropped, and counted.
     fn offer(&self, samples: &Arc<Samples>) -> Result<(), SinkError> {
         let course = &samples.course;
         if !course.is_empty()
@@ -434,14 +434,14 @@ impl Maker {
         }
     }
 
-    /// What found no place in the queue is told with the next batch.
+    /// Drops of the queue are reported with the next batch.
     fn count_lost(&self) {
         let mut inner = self.shared.lock();
         let lost = std::mem::take(&mut inner.lost_in_queue);
         inner.spool.count_dropped(lost);
     }
 
-    /// A server calls a node late that it has not heard of. One it cannot reach is not told more often.
+    /// A server reports a silent node as late. An unreachable server is not contacted more often.
     fn is_quiet(&self) -> bool {
         self.spooled.is_none_or(|spooled| spooled.elapsed() >= self.quiet)
             && self.shared.lock().spool.batches() == 0

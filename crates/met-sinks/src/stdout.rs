@@ -52,7 +52,7 @@ pub static SPEC: SinkSpec = SinkSpec {
     ],
     interest,
     open: Some(|options| {
-        // Without the buffer and the lock of the library: a line is written at once, or blocks nobody else.
+        // Without the buffer and the lock of the library: a line is written at once, or blocks only this sink.
         let file = io::stdout().as_fd().try_clone_to_owned();
         let file = file.map_err(|error| SinkError::Lost(format!("cannot open standard output: {error}")))?;
         Ok(Box::new(Stdout::new(File::from(file), options)))

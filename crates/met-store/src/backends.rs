@@ -17,11 +17,11 @@ use crate::postgresql::Postgres;
 
 /// More than any password or token.
 const SECRET_BYTES_MAX: u64 = 16 << 10;
-/// Where the certificates of this machine's authorities lie, by distribution.
+/// Paths of the system CA certificates, by distribution.
 const SYSTEM_CERTIFICATES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"];
 
-/// In files, unless told otherwise.
+/// Files are the default.
 #[derive(Clone, Debug, Default)]
 pub struct Backends {
     pub catalogue: Option<PostgresServer>,
@@ -33,8 +33,8 @@ impl Backends {
     pub fn probe(&self) -> Vec<(&'static str, Result<String, StoreError>)> {
         let catalogue = self.catalogue.as_ref().map(|server| ("catalogue", Postgres::probe(server)));
         let series = self.series.as_ref().map(|engine| {
-            let told = Remote::new(engine).and_then(|remote| remote.probe());
-            ("series", told.map(|()| engine.url.clone()))
+            let probed = Remote::new(engine).and_then(|remote| remote.probe());
+            ("series", probed.map(|()| engine.url.clone()))
         });
         catalogue.into_iter().chain(series).collect()
     }
@@ -85,7 +85,7 @@ impl Secret {
         Secret(text.into())
     }
 
-    /// The one line of a file that nobody but its owner may read.
+    /// The one line of a file that only its owner may read.
     pub fn read(path: &Path) -> Result<Secret, StoreError> {
         let refuse = |why: &str| StoreError::Io { path: path.to_path_buf(), error: io::Error::other(why) };
         let file = File::open(path).map_err(StoreError::io(path))?;

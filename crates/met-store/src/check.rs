@@ -13,7 +13,7 @@ use crate::sql::{self, Sql};
 use crate::sqlite::Sqlite;
 use crate::sums;
 
-/// Rows that are looked at in one statement.
+/// Rows checked in one statement.
 const CHUNK: usize = 500;
 /// More problems than these say nothing new.
 const PROBLEMS_MAX: usize = 20;
@@ -30,7 +30,7 @@ pub struct Checked {
 /// Checks the catalogue in a state directory, also while it is written. `None` where there is none.
 pub fn check(state: &Path) -> Result<Option<Checked>, StoreError> {
     let path = state.join(CATALOGUE_FILE);
-    // Where nobody writes it is opened so that nothing is, not even shared memory.
+    // Without a writer it is opened so that nothing is written, not even shared memory.
     let guard = keep_writers_away(state);
     let sharing = if guard.is_some() { Sharing::Alone } else { Sharing::Shared };
     match open_shared_or_alone(&path, &CATALOGUE, sharing) {

@@ -1,7 +1,7 @@
-//! What a server keeps beside the store: its nodes, who may speak, and batches as they were received.
+//! What a server keeps beside the store: its nodes, its access tokens, and batches as they were received.
 //!
-//! A batch is durable here before a node is told so, and stays until its series are in the store. Records are
-//! applied in the order of arrival; whatever was not marked as applied is applied again, which changes nothing.
+//! A batch is durable here before it is acknowledged, and stays until its series are in the store. Records are
+//! applied in the order of arrival. Records not marked as applied are applied again, which is idempotent.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub struct Arrived<'a> {
     pub about: About<'a>,
 }
 
-/// What a node says of itself with every batch.
+/// The node's description of itself, sent with every batch.
 #[derive(Clone, Copy, Default)]
 pub struct About<'a> {
     pub version: &'a str,
@@ -64,9 +64,9 @@ pub enum Arrival {
     /// Its number here.
     New(i64),
     Known,
-    /// Nobody enrolled this node.
+    /// This node is not enrolled.
     Stranger,
-    /// Somebody else sends under this name.
+    /// Another sender uses this name.
     Refused,
 }
 
@@ -120,19 +120,19 @@ impl Bearer {
     }
 }
 
-/// What a node tells of a job, and which job it is a part of.
+/// A node's record of a job, and which job it is a part of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeJob {
     pub node: String,
     pub whole: i64,
     pub record: Record,
-    /// When it was told, by the server's clock, where that is known.
-    pub heard_ns: Option<i64>,
-    /// It lives as far as was told, and the job is called lost, because its node fell silent.
+    /// Arrival time by the server's clock, where known.
+    pub received_ns: Option<i64>,
+    /// The last record says it runs, but its node fell silent, so the job is reported as lost.
     pub given_up: bool,
 }
 
-/// One of these, by what names it.
+/// The key of a [`NodeJob`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeJobKey {
     pub manager: String,
@@ -142,7 +142,7 @@ pub struct NodeJobKey {
     pub whole: i64,
 }
 
-/// How it stands with what was told of a job, as it is in the file.
+/// Values of the column `standing`.
 const ENDED: i64 = 0;
 const LIVES: i64 = 1;
 const GIVEN_UP: i64 = 2;
@@ -228,8 +228,8 @@ impl Log {
         self.write(durable, |connection| connection.prepare_cached(sql)?.execute(values))
     }
 
-    /// Lets somebody in who shows what has this hash. A node is known from then on. `replace`: all earlier tokens are
-    /// taken back, and whoever sends under the name next is the node.
+    /// Grants access to the token with this hash and registers a node. `replace` revokes all earlier tokens, and
+    /// the next sender under this name becomes the node.
     pub fn enroll(
         &mut self,
         bearer: &Bearer,
@@ -281,7 +281,7 @@ impl Log {
     }
 
     /// Whether this node ever sent anything, or may: what it sent stays when it may no more.
-    pub fn has_heard_of(&self, node: &str) -> Result<bool, StoreError> {
+    pub fn knows_node(&self, node: &str) -> Result<bool, StoreError> {
         let sql = "SELECT 1 FROM node WHERE name = ?1 UNION ALL SELECT 1 FROM spool WHERE node = ?1";
         self.exists(sql, [node])
     }
@@ -373,8 +373,8 @@ impl Log {
         self.execute(false, sql, params![node, up_to]).map(drop)
     }
 
-    /// A server of an older version that ran on while the file was upgraded did not say of what it wrote how it stands.
-    /// Once is enough: that version does not open the file again.
+    /// A server of an older version that ran on while the file was upgraded did not set `standing` in the rows it
+    /// wrote. Once is enough: that version does not open the file again.
     pub fn settle_standings(&mut self) -> Result<(), StoreError> {
         self.write(false, |connection| {
             if connection.prepare("SELECT 1 FROM meta WHERE name = 'standings'")?.exists([])? {
@@ -395,15 +395,15 @@ impl Log {
         })
     }
 
-    /// Keeps what nodes tell of jobs, and up to which batch that is. A job that ended stays ended: that it lives is
-    /// then old news, which came late.
-    pub fn note(&mut self, told: &[NodeJob], applied: i64) -> Result<(), StoreError> {
+    /// Stores nodes' records of jobs, and the number of the last batch applied. A job that ended stays ended: a
+    /// later record of it running arrived late.
+    pub fn note(&mut self, jobs: &[NodeJob], applied: i64) -> Result<(), StoreError> {
         self.write(false, |connection| {
-            for told in told {
-                let JobKey { manager, id, incarnation, .. } = &told.record.key;
-                let record = serde_json::to_string(&told.record).unwrap_or_default();
-                let standing = if told.record.state.is_live() { LIVES } else { ENDED };
-                // That it was given up is taken back when the job has been written as it is.
+            for job in jobs {
+                let JobKey { manager, id, incarnation, .. } = &job.record.key;
+                let record = serde_json::to_string(&job.record).unwrap_or_default();
+                let standing = if job.record.state.is_live() { LIVES } else { ENDED };
+                // `given_up` is reset once the job has been written.
                 let sql =
                     "INSERT INTO told (manager, id, node, incarnation, whole, record, standing, heard_ns)
                            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
@@ -412,7 +412,7 @@ impl Log {
                                standing = CASE WHEN excluded.standing = 0 THEN 0 ELSE standing END
                            WHERE excluded.standing = 0 OR standing <> 0";
                 let values =
-                    params![manager, id, told.node, incarnation, told.whole, record, standing, told.heard_ns];
+                    params![manager, id, job.node, incarnation, job.whole, record, standing, job.received_ns];
                 connection.prepare_cached(sql)?.execute(values)?;
             }
             let sql = "INSERT OR REPLACE INTO meta (name, value) VALUES ('applied', ?1)";
@@ -420,24 +420,24 @@ impl Log {
         })
     }
 
-    /// What every node tells of the jobs with this id.
-    pub fn told(&self, manager: &str, id: &str) -> Result<Vec<NodeJob>, StoreError> {
+    /// Every node's records of the jobs with this id.
+    pub fn node_jobs(&self, manager: &str, id: &str) -> Result<Vec<NodeJob>, StoreError> {
         self.ask(|connection| {
             let sql =
                 "SELECT node, whole, record, heard_ns, standing FROM told WHERE manager = ?1 AND id = ?2
                        ORDER BY node";
             let mut statement = connection.prepare_cached(sql)?;
             let mut rows = statement.query([manager, id])?;
-            let mut told = Vec::new();
+            let mut jobs = Vec::new();
             while let Some(row) = rows.next()? {
-                // What cannot be read is told again by its node, or was never a record.
+                // An unreadable record is sent again by its node, or never was one.
                 if let Ok(record) = serde_json::from_str(row.get_ref(2)?.as_str()?) {
                     let given_up = row.get::<_, i64>(4)? == GIVEN_UP;
-                    let (node, whole, heard_ns) = (row.get(0)?, row.get(1)?, row.get(3)?);
-                    told.push(NodeJob { node, whole, record, heard_ns, given_up });
+                    let (node, whole, received_ns) = (row.get(0)?, row.get(1)?, row.get(3)?);
+                    jobs.push(NodeJob { node, whole, record, received_ns, given_up });
                 }
             }
-            Ok(told)
+            Ok(jobs)
         })
     }
 
@@ -447,11 +447,11 @@ impl Log {
         self.rows(sql, [standing(given_up)], |row| row.get(0))
     }
 
-    /// What such a node told of these jobs.
+    /// The unfinished jobs of this node.
     pub fn unfinished(&self, node: &str, given_up: bool) -> Result<Vec<NodeJobKey>, StoreError> {
         let sql = "SELECT manager, id, node, incarnation, whole FROM told
                    WHERE node = ?1 AND standing > 0 AND standing = ?2";
-        self.rows(sql, params![node, standing(given_up)], told_key)
+        self.rows(sql, params![node, standing(given_up)], node_job_key)
     }
 
     /// Those of them that ran in another boot of their machine than this one, as far as their records say.
@@ -464,7 +464,7 @@ impl Log {
         let sql = "SELECT manager, id, node, incarnation, whole FROM told
                    WHERE node = ?1 AND standing > 0 AND standing = ?2 AND CASE WHEN json_valid(record)
                    THEN json_extract(record, '$.local.boot_id') NOT IN (?3, '', 'unknown') ELSE 0 END";
-        self.rows(sql, params![node, standing(given_up), boot_id], told_key)
+        self.rows(sql, params![node, standing(given_up), boot_id], node_job_key)
     }
 
     /// The boot of each node that sends one, by its last batch.
@@ -472,10 +472,10 @@ impl Log {
         self.rows("SELECT name, boot_id FROM node WHERE boot_id IS NOT NULL", [], |row| row.try_into())
     }
 
-    /// Gives jobs up, or takes that back. What ended meanwhile stays as it is.
-    pub fn give_up(&mut self, told: &[NodeJobKey], given_up: bool) -> Result<(), StoreError> {
+    /// Marks jobs as given up, or reverts that. Jobs that ended meanwhile are unchanged.
+    pub fn give_up(&mut self, jobs: &[NodeJobKey], given_up: bool) -> Result<(), StoreError> {
         self.write(false, |connection| {
-            for NodeJobKey { manager, id, node, incarnation, .. } in told {
+            for NodeJobKey { manager, id, node, incarnation, .. } in jobs {
                 let sql = "UPDATE told SET standing = ?5
                            WHERE manager = ?1 AND id = ?2 AND node = ?3 AND incarnation = ?4 AND standing > 0";
                 let values = params![manager, id, node, incarnation, standing(given_up)];
@@ -485,10 +485,10 @@ impl Log {
         })
     }
 
-    /// Forgets what was told of jobs that are no longer kept: durable when this returns.
-    pub fn forget_told(&mut self, told: &[NodeJobKey]) -> Result<(), StoreError> {
+    /// Deletes the records of jobs that are no longer kept: durable when this returns.
+    pub fn forget_node_jobs(&mut self, jobs: &[NodeJobKey]) -> Result<(), StoreError> {
         self.write(true, |connection| {
-            for NodeJobKey { manager, id, node, incarnation, .. } in told {
+            for NodeJobKey { manager, id, node, incarnation, .. } in jobs {
                 let sql =
                     "DELETE FROM told WHERE manager = ?1 AND id = ?2 AND node = ?3 AND incarnation = ?4";
                 connection.prepare_cached(sql)?.execute(params![manager, id, node, incarnation])?;
@@ -497,9 +497,9 @@ impl Log {
         })
     }
 
-    /// Of the next `rows` things that were told, after this one: those of jobs that were over, and last heard of before
-    /// this time; and how far that is, if there may be more.
-    pub fn old_told(
+    /// Of the next `rows` records after this one: those of jobs that had ended and were last reported before this
+    /// time. Also returns the last key examined, if there may be more.
+    pub fn old_node_jobs(
         &self,
         before_ns: i64,
         after: Option<&NodeJobKey>,
@@ -507,20 +507,20 @@ impl Log {
     ) -> Result<(Vec<NodeJobKey>, Option<NodeJobKey>), StoreError> {
         let first = NodeJobKey { incarnation: i64::MIN, ..NodeJobKey::default() };
         let NodeJobKey { manager, id, node, incarnation, .. } = after.unwrap_or(&first);
-        // The first version did not note when it heard of something.
+        // The first version did not store arrival times.
         let sql = "SELECT manager, id, node, incarnation, whole, standing <> ?6 AND coalesce(heard_ns,
                        CASE WHEN json_valid(record) THEN json_extract(record, '$.end_ns') END, 0) < ?5
                    FROM told WHERE (manager, id, node, incarnation) > (?1, ?2, ?3, ?4)
                    ORDER BY manager, id, node, incarnation LIMIT ?7";
         let values = params![manager, id, node, incarnation, before_ns, LIVES, rows as i64];
-        let looked_at = self.rows(sql, values, |row| Ok((told_key(row)?, row.get::<_, bool>(5)?)))?;
-        let last = looked_at.last().filter(|_| looked_at.len() == rows).map(|(told, _)| told.clone());
-        Ok((looked_at.into_iter().filter_map(|(told, is_old)| is_old.then_some(told)).collect(), last))
+        let examined = self.rows(sql, values, |row| Ok((node_job_key(row)?, row.get::<_, bool>(5)?)))?;
+        let last = examined.last().filter(|_| examined.len() == rows).map(|(key, _)| key.clone());
+        Ok((examined.into_iter().filter_map(|(key, is_old)| is_old.then_some(key)).collect(), last))
     }
 
-    /// Forgets how far spools got that sent nothing since: each start of a daemon has one of its own. The newest of
-    /// every node stays, and of the others so many that a batch which is met again on its way is recognised. Of one
-    /// that is sent after all this the content is recognised.
+    /// Forgets the positions of spools that sent nothing since: each start of a daemon has its own spool. The
+    /// newest of every node stays, and enough of the others to recognise a batch that is delivered twice. Later
+    /// repetitions are recognised by their content.
     pub fn forget_spools(&mut self, before_ns: i64) -> Result<usize, StoreError> {
         let sql = "DELETE FROM spool WHERE (node, id) IN (
                        SELECT node, id FROM (
@@ -531,13 +531,13 @@ impl Log {
         self.execute(false, sql, [before_ns, SPOOLS_MAX])
     }
 
-    /// Whether the catalogue is being made again of what was told here.
-    pub fn is_told_again(&self) -> Result<bool, StoreError> {
+    /// Whether the catalogue is being rebuilt from the records here.
+    pub fn is_rebuilding(&self) -> Result<bool, StoreError> {
         self.exists("SELECT 1 FROM meta WHERE name = 'told_again'", [])
     }
 
-    /// Notes that it is, or that all of it has been: what is interrupted goes on at the next start.
-    pub fn set_told_again(&mut self, is: bool) -> Result<(), StoreError> {
+    /// Marks the rebuild as begun or finished: an interrupted one continues at the next start.
+    pub fn set_rebuilding(&mut self, is: bool) -> Result<(), StoreError> {
         let sql = match is {
             true => "INSERT OR REPLACE INTO meta (name, value) VALUES ('told_again', 1)",
             false => "DELETE FROM meta WHERE name = 'told_again'",
@@ -545,8 +545,8 @@ impl Log {
         self.execute(true, sql, []).map(drop)
     }
 
-    /// Manager and id of every job that a node told of.
-    pub fn told_jobs(&self) -> Result<Vec<(String, String)>, StoreError> {
+    /// Manager and id of every job that a node reported.
+    pub fn reported_jobs(&self) -> Result<Vec<(String, String)>, StoreError> {
         self.rows("SELECT DISTINCT manager, id FROM told", [], |row| row.try_into())
     }
 }
@@ -555,7 +555,7 @@ fn standing(given_up: bool) -> i64 {
     if given_up { GIVEN_UP } else { LIVES }
 }
 
-fn told_key(row: &Row<'_>) -> Answer<NodeJobKey> {
+fn node_job_key(row: &Row<'_>) -> Answer<NodeJobKey> {
     let (manager, id, node) = (row.get(0)?, row.get(1)?, row.get(2)?);
     Ok(NodeJobKey { manager, id, node, incarnation: row.get(3)?, whole: row.get(4)? })
 }
@@ -693,44 +693,45 @@ mod tests {
     fn the_newest_word_of_a_node_on_a_job_holds() {
         let state = tempfile::tempdir().unwrap();
         let mut log = log(state.path());
-        let told = |node: &str, name: &str| {
+        let on_node = |node: &str, name: &str| {
             let mut record = finished(1, MIDNIGHT_S);
             name.clone_into(&mut record.name);
-            NodeJob { node: node.to_owned(), whole: 5, record, heard_ns: Some(9), given_up: false }
+            NodeJob { node: node.to_owned(), whole: 5, record, received_ns: Some(9), given_up: false }
         };
-        log.note(&[told("n2", "old"), told("n1", "x"), told("n2", "new")], 3).unwrap();
+        log.note(&[on_node("n2", "old"), on_node("n1", "x"), on_node("n2", "new")], 3).unwrap();
         assert_eq!(log.applied().unwrap(), 3);
-        assert_eq!(log.told("local", "1").unwrap(), [told("n1", "x"), told("n2", "new")]);
+        assert_eq!(log.node_jobs("local", "1").unwrap(), [on_node("n1", "x"), on_node("n2", "new")]);
         // A batch that comes very late, and says that the job lives.
-        let late = NodeJob { record: running(1, MIDNIGHT_S), ..told("n2", "new") };
+        let late = NodeJob { record: running(1, MIDNIGHT_S), ..on_node("n2", "new") };
         log.note(&[late], 3).unwrap();
-        assert_eq!(log.told("local", "1").unwrap()[1], told("n2", "new"));
-        let JobKey { manager, id, incarnation, .. } = told("n1", "x").record.key;
-        log.forget_told(&[NodeJobKey { manager, id, node: "n1".into(), incarnation, whole: 5 }]).unwrap();
-        assert_eq!(log.told("local", "1").unwrap(), [told("n2", "new")]);
+        assert_eq!(log.node_jobs("local", "1").unwrap()[1], on_node("n2", "new"));
+        let JobKey { manager, id, incarnation, .. } = on_node("n1", "x").record.key;
+        log.forget_node_jobs(&[NodeJobKey { manager, id, node: "n1".into(), incarnation, whole: 5 }])
+            .unwrap();
+        assert_eq!(log.node_jobs("local", "1").unwrap(), [on_node("n2", "new")]);
     }
 
     #[test]
     fn a_job_is_given_up_until_its_node_speaks_again() {
         let state = tempfile::tempdir().unwrap();
         let mut log = log(state.path());
-        let told = |id: u64| {
+        let job_with_id = |id: u64| {
             let record = running(id, MIDNIGHT_S);
-            NodeJob { node: "n1".to_owned(), whole: 5, record, heard_ns: Some(9), given_up: false }
+            NodeJob { node: "n1".to_owned(), whole: 5, record, received_ns: Some(9), given_up: false }
         };
-        log.note(&[told(1), told(2)], 1).unwrap();
+        log.note(&[job_with_id(1), job_with_id(2)], 1).unwrap();
         assert_eq!(log.nodes_with_jobs(false).unwrap(), ["n1"]);
         let unfinished = log.unfinished("n1", false).unwrap();
         assert_eq!(unfinished.len(), 2);
         log.give_up(&unfinished, true).unwrap();
-        assert!(log.told("local", "1").unwrap()[0].given_up);
-        // It ended after all; of the other one only that it lives is told again.
-        let ended = NodeJob { record: finished(1, MIDNIGHT_S), ..told(1) };
-        log.note(&[ended.clone(), told(2)], 2).unwrap();
+        assert!(log.node_jobs("local", "1").unwrap()[0].given_up);
+        // It ended after all; the other one is reported as running again.
+        let ended = NodeJob { record: finished(1, MIDNIGHT_S), ..job_with_id(1) };
+        log.note(&[ended.clone(), job_with_id(2)], 2).unwrap();
         assert_eq!(log.nodes_with_jobs(true).unwrap(), ["n1"]);
         log.give_up(&log.unfinished("n1", true).unwrap(), false).unwrap();
-        assert_eq!(log.told("local", "1").unwrap(), [ended]);
-        assert_eq!(log.told("local", "2").unwrap(), [told(2)]);
+        assert_eq!(log.node_jobs("local", "1").unwrap(), [ended]);
+        assert_eq!(log.node_jobs("local", "2").unwrap(), [job_with_id(2)]);
         assert!(log.nodes_with_jobs(true).unwrap().is_empty());
     }
 
@@ -777,8 +778,8 @@ mod tests {
         drop(connection);
         let mut log = Log::open(state.path()).unwrap();
         let lives = log.unfinished("n1", false).unwrap();
-        assert_eq!(lives.iter().map(|told| told.id.as_str()).collect::<Vec<_>>(), ["1"]);
-        assert_eq!(log.told("local", "1").unwrap()[0].heard_ns, None);
+        assert_eq!(lives.iter().map(|key| key.id.as_str()).collect::<Vec<_>>(), ["1"]);
+        assert_eq!(log.node_jobs("local", "1").unwrap()[0].received_ns, None);
         assert_eq!(log.forget_spools(1_000_000_000_000_000_000).unwrap(), 0, "as if they had sent just now");
     }
 
@@ -796,6 +797,6 @@ mod tests {
         log.settle_standings().unwrap();
         log.settle_standings().unwrap();
         let lives = log.unfinished("n1", false).unwrap();
-        assert_eq!(lives.iter().map(|told| told.id.as_str()).collect::<Vec<_>>(), ["1"]);
+        assert_eq!(lives.iter().map(|key| key.id.as_str()).collect::<Vec<_>>(), ["1"]);
     }
 }

@@ -53,7 +53,7 @@ pub(crate) struct Remote {
     headers: Vec<(&'static str, String)>,
     refused: u64,
     /// Whether it was said that this engine removes nothing on request.
-    told_of_removal: bool,
+    warned_of_removal: bool,
 }
 
 /// Rows of a course that go in one request.
@@ -65,7 +65,7 @@ struct Piece<'c> {
 
 enum Sent {
     Taken,
-    /// Not because of who asks or when: these samples are not wanted.
+    /// Neither authentication nor rate limiting: the engine rejects these samples.
     Refused(String),
 }
 
@@ -98,22 +98,22 @@ impl Remote {
             write_url,
             headers,
             refused: 0,
-            told_of_removal: false,
+            warned_of_removal: false,
         })
     }
 
     /// Asks for nothing, and sends a request without samples.
     pub fn probe(&self) -> Result<(), StoreError> {
         let mut asked = self.form(&self.query_url, &[("query", "1")])?;
-        let told = |at: &str, response: &mut Response<Body>| match response.status().is_success() {
+        let check = |at: &str, response: &mut Response<Body>| match response.status().is_success() {
             true => Ok(()),
             false => Err(StoreError::Refused { at: at.to_owned(), error: complaint(response) }),
         };
-        told(&self.query_url, &mut asked)?;
+        check(&self.query_url, &mut asked)?;
         let unreachable = |error: String| StoreError::Unreachable { at: self.write_url.clone(), error };
         let body = Request::new().body().map_err(|error| unreachable(error.to_string()))?;
         let mut sent = self.post(&body).map_err(|error| unreachable(error.to_string()))?;
-        told(&self.write_url, &mut sent)
+        check(&self.write_url, &mut sent)
     }
 
     /// Sends pieces in one request, as often as it takes.
@@ -325,8 +325,8 @@ impl Series for Remote {
         let labels = labels(key);
         let wanted: Vec<(&str, &str)> = labels.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let mut response = self.form(&self.delete_url, &[("match[]", &selector("met_.+", &wanted))])?;
-        if !response.status().is_success() && !self.told_of_removal {
-            self.told_of_removal = true;
+        if !response.status().is_success() && !self.warned_of_removal {
+            self.warned_of_removal = true;
             let why = complaint(&mut response);
             tracing::info!("{}: samples of removed jobs stay until they expire: {why}", self.delete_url);
         }
@@ -369,11 +369,11 @@ fn pieces<'c>(key: &'c JobKey, course: &'c Course) -> impl Iterator<Item = Piece
     })
 }
 
-/// What tells the series of one job or device from those of every other.
+/// The labels that identify the series of one job or device.
 fn labels(key: &JobKey) -> Vec<(&'static str, String)> {
     let cluster = ("cluster", key.cluster.clone().unwrap_or_default());
     if let Some(part) = key.id.strip_prefix(NODE).filter(|_| key.manager == DEVICE) {
-        // Where there is one of its kind, nothing else tells them from cards' and jobs'.
+        // For the only one of its kind, no other label separates its series from those of GPUs and jobs.
         return vec![cluster, (PART, part.to_owned()), ("uuid", String::new()), ("id", String::new())];
     }
     if key.manager == DEVICE {

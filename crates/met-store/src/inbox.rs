@@ -32,7 +32,8 @@ const COURSE: &str = "course";
 const DONE: &str = "done";
 /// A second copy of the end, for the system daemon, which does not know the job yet.
 const UNREPORTED: &str = "unreported";
-/// Marks a job whose id the system daemon gave: it is to have the end, whoever imports it before.
+/// Marks a job whose id the system daemon gave: its end must reach that daemon even if another process imports it
+/// first.
 const OF_SYSTEM: &str = "of-system";
 
 /// Ids below this are given out by the system daemon, or by users on a machine without one. Above it every user has a
@@ -124,7 +125,7 @@ impl JobDir {
         JobDir { id, path: state.join(JOBS).join(id.to_string()) }
     }
 
-    /// Makes the directory of exactly this id; `AlreadyExists` if somebody else has it.
+    /// Makes the directory of exactly this id; `AlreadyExists` if the id is taken.
     pub fn claim(state: &Path, id: u64) -> io::Result<JobDir> {
         private_dir(&state.join(JOBS))?;
         let dir = JobDir::open(state, id);
@@ -150,8 +151,8 @@ impl JobDir {
         self.reserve_end(serde_json::to_vec(record)?.len() as u64 + START_GROWTH_BYTES + END_GROWTH_BYTES)
     }
 
-    /// Writes the start and reserves the space of the end; an error here says that the end could not be
-    /// kept either. Nobody waits for the disk: what a crash of the machine takes is a job without an end.
+    /// Writes the start and reserves the space of the end; an error here means that the end could not be stored
+    /// either. Nothing waits for the disk: a crash of the machine leaves a job without an end.
     pub fn write_start(&self, record: &Record) -> io::Result<()> {
         let json = serde_json::to_vec(record)?;
         self.reserve_end(json.len() as u64 + END_GROWTH_BYTES)?;
@@ -212,7 +213,7 @@ impl JobDir {
 
     /// The system daemon gave the id: it is to know the end.
     pub fn mark_of_system(&self) {
-        // Best effort: without it the end is reported unless somebody else imports it first.
+        // Best effort: without it the end is reported unless another process imports it first.
         let _ = create(&self.path.join(OF_SYSTEM));
     }
 
@@ -344,7 +345,7 @@ pub fn clean(state: &Path) -> io::Result<()> {
         return Ok(());
     }
     let lock = File::open(state.join(JOBS))?;
-    // Where somebody is reserving an id the directories wait for the next time.
+    // While another process reserves an id, the directories are left for the next pass.
     if let Err(Errno::WOULDBLOCK) = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         return Ok(());
     }
@@ -415,7 +416,7 @@ fn ids(jobs: &Path) -> io::Result<Vec<u64>> {
     let mut ids = Vec::new();
     for entry in entries {
         let name = entry?.file_name();
-        // Only names this program writes: `007` and `+7` are somebody else's.
+        // Only names this program writes: `007` and `+7` are not ours.
         let id = name.to_str().and_then(|text| text.parse::<u64>().ok().filter(|id| id.to_string() == text));
         ids.extend(id);
     }

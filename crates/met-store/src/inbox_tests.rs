@@ -22,7 +22,7 @@ fn ids_count_up_and_are_never_given_twice() {
 }
 
 #[test]
-fn a_users_own_ids_are_nobody_elses_and_stay_out_of_the_shared_ones() {
+fn a_users_own_ids_do_not_collide_with_the_shared_ones() {
     let state = tempfile::tempdir().unwrap();
     let (first, dir) = JobDir::reserve_own(state.path(), 1000).unwrap();
     assert_eq!(first, 1_001_000_000_001);
@@ -110,7 +110,7 @@ fn an_end_is_there_until_its_folder_is_gone_and_keeps_no_more_room_than_it_needs
     fs::remove_dir_all(dir.path()).unwrap();
     assert!(dir.has_end());
     dir.give_back_room();
-    // A path through a file cannot be looked at, whoever looks.
+    // A path through a file is unreadable, even for root.
     let file = state.path().join("file");
     fs::write(&file, b"").unwrap();
     assert!(!JobDir::open(&file, 1).has_end(), "it may be without one");
@@ -187,7 +187,7 @@ fn a_full_disk_does_not_lose_the_end() {
     rustix::mount::unmount(mount.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
     written.unwrap();
     assert_eq!(read.end, Some(end));
-    assert_eq!(next.unwrap_err().kind(), io::ErrorKind::StorageFull, "the next job is told at its start");
+    assert_eq!(next.unwrap_err().kind(), io::ErrorKind::StorageFull, "the next job fails at its start");
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn an_end_that_cannot_be_read_is_not_one_that_is_absent() {
     let (id, dir) = JobDir::reserve(state.path(), 1).unwrap();
     dir.write_start(&running(id, MIDNIGHT_S)).unwrap();
     assert!(dir.read().end_is_absent);
-    // A directory cannot be read, whoever tries, as a file on a failing disk.
+    // Reading a directory as a file fails even for root, like a file on a failing disk.
     fs::create_dir(dir.path().join(END)).unwrap();
     let entry = dir.read();
     assert!(!entry.end_is_absent && entry.end.is_none() && entry.problems.len() == 1);

@@ -112,7 +112,7 @@ impl Postgres {
         Ok(postgres)
     }
 
-    /// Connects; `None` where nobody made the tables yet.
+    /// Connects; `None` if the tables do not exist yet.
     pub fn for_reading(server: &PostgresServer) -> Result<Option<Postgres>, StoreError> {
         let postgres = Postgres::new(server)?;
         let session = postgres.connect()?;
@@ -181,18 +181,18 @@ impl Postgres {
         if session.version == VERSION {
             return Ok(());
         }
-        let told = |error: postgres::Error| self.error(&error);
+        let to_error = |error: postgres::Error| self.error(&error);
         // Undone where this returns early.
-        let mut transaction = session.client.transaction().map_err(told)?;
+        let mut transaction = session.client.transaction().map_err(to_error)?;
         // One at a time: two servers may be started for one database.
-        transaction.batch_execute("SELECT pg_advisory_xact_lock(7169396)").map_err(told)?;
+        transaction.batch_execute("SELECT pg_advisory_xact_lock(7169396)").map_err(to_error)?;
         let found = self.version_in(&mut transaction)?;
         for sql in MIGRATIONS.iter().skip((found - FIRST_VERSION + 1).max(0) as usize) {
-            transaction.batch_execute(sql).map_err(told)?;
+            transaction.batch_execute(sql).map_err(to_error)?;
         }
         let keep = format!("UPDATE store_version SET version = {VERSION}");
-        transaction.batch_execute(&keep).map_err(told)?;
-        transaction.commit().map_err(told)?;
+        transaction.batch_execute(&keep).map_err(to_error)?;
+        transaction.commit().map_err(to_error)?;
         session.version = VERSION;
         Ok(())
     }
@@ -222,11 +222,10 @@ impl Postgres {
     fn error(&self, error: &postgres::Error) -> StoreError {
         let at = self.at.clone();
         match error.as_db_error() {
-            Some(told) => {
-                let error = format!("{} ({})", told.message(), told.code().code());
+            Some(db) => {
+                let error = format!("{} ({})", db.message(), db.code().code());
                 // Connections, resources, an operator's hand, a lock or a conflict: it may do later.
-                match ["08", "53", "57", "55", "40"].iter().any(|class| told.code().code().starts_with(class))
-                {
+                match ["08", "53", "57", "55", "40"].iter().any(|class| db.code().code().starts_with(class)) {
                     true => StoreError::Unreachable { at, error },
                     false => StoreError::Refused { at, error },
                 }
@@ -242,7 +241,7 @@ impl Postgres {
 /// Whether nothing comes after this: the server, or the way to it, went away.
 fn ends_connection(error: &postgres::Error) -> bool {
     let ends = |code: &str| code.starts_with("08") || code.starts_with("57P");
-    error.as_db_error().is_none_or(|told| ends(told.code().code()))
+    error.as_db_error().is_none_or(|reply| ends(reply.code().code()))
 }
 
 fn tls(ca_file: Option<&Path>) -> Result<MakeRustlsConnect, StoreError> {
@@ -375,7 +374,7 @@ impl Sql for Postgres {
         }
     }
 
-    /// Its size is for whoever runs the server.
+    /// Its size is the server administrator's business.
     fn bytes(&self) -> Result<Option<u64>, StoreError> {
         Ok(None)
     }
@@ -409,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_will_not_do_is_told_why() {
+    fn an_unusable_address_is_refused_with_the_reason() {
         let why = |url: &str| PostgresServer::check(url).unwrap_err();
         assert!(why("host=localhost user=met").contains("postgres://user@host/database"));
         assert!(why("postgres://met@localhost").contains("no database"));

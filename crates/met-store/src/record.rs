@@ -186,7 +186,7 @@ impl Figures {
     }
 }
 
-/// Far more than there are; what is beyond was made up by somebody who may announce jobs.
+/// Far more than there are; a larger number was invented by a client that may announce jobs.
 const TERMS_MAX: i64 = 2_000;
 const TERM_BYTES_MAX: usize = 200;
 /// Stands for every text that found no room.

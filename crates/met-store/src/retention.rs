@@ -38,7 +38,7 @@ pub struct Retention {
 pub struct Retained {
     pub jobs_removed: u64,
     pub days_removed: u64,
-    /// The same per user; the empty name stands for series of devices and nodes.
+    /// The same per user; the empty name means series of devices and nodes.
     pub of_users: BTreeMap<String, Removed>,
     /// Samples that were removed by whole days, without a look at whose they were.
     pub days: Option<RemovedDays>,
@@ -140,11 +140,11 @@ fn fair_share(mut needs: Vec<u64>, total: u64) -> u64 {
 impl Writer {
     /// Removes what is too old, then what users have above their fair share. Running jobs stay.
     pub fn retain(&mut self, retention: &Retention, now_ns: i64) -> Result<Retained, StoreError> {
-        self.retain_telling(retention, now_ns, &mut |_| Ok(()))
+        self.retain_with(retention, now_ns, &mut |_| Ok(()))
     }
 
     /// As [`Writer::retain`], with a callback before each removal; if it fails, those jobs stay.
-    pub fn retain_telling(
+    pub fn retain_with(
         &mut self,
         retention: &Retention,
         now_ns: i64,

@@ -140,7 +140,7 @@ pub(crate) fn scan(path: &Path) -> io::Result<Found> {
 }
 
 impl Raw {
-    /// Tables are told apart by what their rows look like.
+    /// Tables are recognised by the shape of their rows.
     fn take(&mut self, kind: Kind, cells: &[Cell]) {
         use Cell::{Integer, Null, Text};
         match (kind, cells) {
@@ -305,7 +305,7 @@ pub(crate) fn replace(path: &Path, why: &str) -> Result<Salvage, StoreError> {
     // The only connection to it: it leaves no log when it is closed.
     let sql = Sqlite::new(open_for_writing(&fresh, &CATALOGUE, true)?, &fresh);
     in_transaction(&sql, true, || {
-        // Whoever remembers a number of the old file gets everything that the new one has.
+        // A reader that holds a change number of the old file gets everything in the new one.
         sql.execute("UPDATE change SET last = ?1", &[found.last_change.into()])?;
         let mut terms = Terms::new();
         found.records.iter().try_for_each(|record| record::write(&sql, &mut terms, record))?;
@@ -376,11 +376,11 @@ pub(crate) fn take_over(path: &Path) -> Result<(), StoreError> {
     fs::rename(&fresh, path).map_err(StoreError::io(path))
 }
 
-/// Where the damaged file is that a new one, which nobody has open, was made of.
+/// The path of the damaged file from which this new one, not open anywhere, was made.
 fn aside_of(fresh: &Path) -> Option<PathBuf> {
     let connection = open_frozen(fresh).ok()?;
-    let told: String =
+    let saved: String =
         connection.query_row("SELECT value FROM meta WHERE name = ?1", [META], |row| row.get(0)).ok()?;
-    let salvage: Salvage = serde_json::from_str(&told).ok()?;
+    let salvage: Salvage = serde_json::from_str(&saved).ok()?;
     salvage.aside.exists().then_some(salvage.aside)
 }

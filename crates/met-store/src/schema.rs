@@ -18,7 +18,7 @@ pub(crate) struct Schema {
     migrations: &'static [&'static str],
     cache_kib: i32,
     /// Whether `meta` has the version once more, from version 4 on.
-    tells_version: bool,
+    has_version_row: bool,
 }
 
 pub(crate) static CATALOGUE: Schema = Schema {
@@ -30,14 +30,14 @@ pub(crate) static CATALOGUE: Schema = Schema {
         include_str!("schema/catalogue-4.sql"),
     ],
     cache_kib: 1000,
-    tells_version: true,
+    has_version_row: true,
 };
 
 pub(crate) static SERIES: Schema = Schema {
     application_id: i32::from_be_bytes(*b"mets"),
     migrations: &[include_str!("schema/series-1.sql")],
     cache_kib: 256,
-    tells_version: false,
+    has_version_row: false,
 };
 
 pub(crate) static CLUSTER: Schema = Schema {
@@ -49,7 +49,7 @@ pub(crate) static CLUSTER: Schema = Schema {
         include_str!("schema/cluster-4.sql"),
     ],
     cache_kib: 4000,
-    tells_version: false,
+    has_version_row: false,
 };
 
 impl Schema {
@@ -91,7 +91,7 @@ pub(crate) fn open_for_writing(
     );
     connection.execute_batch(&settings).map_err(|error| forbidden(path, error))?;
     // An upgrade writes: what is damaged stays as it is.
-    if schema.tells_version && found > 0 && found < schema.version() {
+    if schema.has_version_row && found > 0 && found < schema.version() {
         let verdict: String =
             connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(database)?;
         if verdict != "ok" {
@@ -123,10 +123,10 @@ fn migrate(connection: &mut Connection, schema: &Schema, found: i64) -> rusqlite
     for step in &schema.migrations[found as usize..] {
         transaction.execute_batch(step)?;
     }
-    if schema.tells_version {
+    if schema.has_version_row {
         // For a file whose header is damaged. Every version writes its own, so that no earlier one takes it for that.
-        let tell = "INSERT OR REPLACE INTO meta (name, value) VALUES ('schema', ?1)";
-        transaction.execute(tell, [schema.version().to_string()])?;
+        let sql = "INSERT OR REPLACE INTO meta (name, value) VALUES ('schema', ?1)";
+        transaction.execute(sql, [schema.version().to_string()])?;
     }
     transaction.pragma_update(None, "application_id", schema.application_id)?;
     transaction.pragma_update(None, "user_version", schema.version())?;
@@ -185,8 +185,8 @@ fn open_shared(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Opens a file without the shared memory by which processes share its log: what is in the log is looked up in memory of
-/// our own. Nothing is written, not even beside the file.
+/// Opens a file without the shared memory by which processes share its log; the log's index is kept in private
+/// memory. Nothing is written, not even beside the file.
 fn open_alone(path: &Path) -> Result<Connection, StoreError> {
     let has_log = fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
     if !has_log && path.to_str().is_some() {
@@ -216,7 +216,7 @@ fn checked(connection: Connection, path: &Path, schema: &Schema) -> Result<Optio
                 _ => Err(StoreError::Damaged { path: path.to_path_buf(), what }),
             };
         }
-        // Whoever created it was killed before there was a log; only a writer can undo that.
+        // Its creator was killed before there was a log; only a writer can undo that.
         Err(StoreError::Database { error, .. })
             if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ReadOnly) =>
         {
@@ -230,7 +230,7 @@ fn checked(connection: Connection, path: &Path, schema: &Schema) -> Result<Optio
         let what = format!("a database of another program (application id {application_id:#x})");
         return Err(StoreError::Damaged { path: path.to_path_buf(), what });
     }
-    if schema.tells_version {
+    if schema.has_version_row {
         let twin = connection.query_row("SELECT value FROM meta WHERE name = 'schema'", [], |row| row.get(0));
         let twin = twin.ok().and_then(|text: String| text.parse::<i64>().ok());
         if let Some(twin) = twin.filter(|&twin| twin != found) {
@@ -245,8 +245,8 @@ fn checked(connection: Connection, path: &Path, schema: &Schema) -> Result<Optio
     Ok(Some(connection))
 }
 
-/// Opens a file that nobody writes, and of which no log was left. Where there is no space for shared memory there is
-/// no other way; what is written meanwhile is not seen.
+/// Opens a file that has no writer and no log. Without space for shared memory there is no other way; concurrent
+/// writes are not seen.
 pub(crate) fn open_frozen(path: &Path) -> Result<Connection, StoreError> {
     let has_log = fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
     let text = path.to_str().filter(|_| !has_log);

@@ -15,7 +15,7 @@ pub(crate) enum Value<'a> {
     Text(&'a str),
 }
 
-/// A value that is of another type than its column: nobody but this program writes these tables.
+/// A value of another type than its column: only this program writes these tables.
 #[derive(Debug)]
 pub(crate) struct Mismatch;
 
@@ -98,7 +98,7 @@ pub(crate) struct Noted {
     more: u64,
 }
 
-/// More names than these help nobody.
+/// More names than these help no reader.
 const NAMES_MAX: usize = 50;
 
 impl Noted {

@@ -14,7 +14,7 @@ use crate::sql::{Dialect, Each, Mismatch, Noted, Row, Sql, Value};
 /// Beside a database in which something was found damaged: the next open looks through all of it.
 pub(crate) const SUSPECT: &str = ".suspect";
 
-/// Faults that are told of one file.
+/// Faults reported per file.
 const PROBLEMS_MAX: usize = 20;
 
 static DIALECT: Dialect = Dialect {
@@ -139,9 +139,9 @@ impl Sql for Sqlite {
     fn integrity(&self) -> Result<Vec<String>, StoreError> {
         let sql = format!("PRAGMA integrity_check({PROBLEMS_MAX})");
         let mut statement = self.connection.prepare(&sql).map_err(self.error())?;
-        let told = statement.query_map([], |row| row.get::<_, String>(0)).map_err(self.error())?;
+        let faults = statement.query_map([], |row| row.get::<_, String>(0)).map_err(self.error())?;
         let mut problems = Vec::new();
-        for line in told {
+        for line in faults {
             match line {
                 Ok(line) if line == "ok" => {}
                 // A heading and several findings come as one row.

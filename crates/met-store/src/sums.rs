@@ -1,5 +1,5 @@
-//! Checksums of what is kept of a job. They notice accidents (a changed byte, a page in the place of another), not
-//! somebody who may write the file.
+//! Checksums of a job's stored data. They detect accidents (a changed byte, a misplaced page), not an attacker who
+//! may write the file.
 
 use met_core::bounds::checksum;
 use met_core::job::Summary;

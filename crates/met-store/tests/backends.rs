@@ -53,15 +53,15 @@ fn servers_are_asked_whether_they_would_do() {
     let Some(postgresql) = there("PostgreSQL", servers::postgresql()) else { return };
     let Some(engine) = there("VictoriaMetrics", servers::victoria_metrics()) else { return };
     let backends = Backends { catalogue: Some(postgresql.database("asked")), series: Some(engine.engine()) };
-    let told = || -> Vec<String> {
-        backends.probe().into_iter().map(|(what, told)| format!("{what}: {}", told.unwrap())).collect()
+    let probed = || -> Vec<String> {
+        backends.probe().into_iter().map(|(what, result)| format!("{what}: {}", result.unwrap())).collect()
     };
     let series = format!("series: http://127.0.0.1:{}", engine.port);
-    assert_eq!(told(), ["catalogue: postgres://127.0.0.1/asked, empty", &series]);
+    assert_eq!(probed(), ["catalogue: postgres://127.0.0.1/asked, empty", &series]);
     drop(Place::new(backends.clone(), 0, true).writer());
-    assert_eq!(told(), ["catalogue: postgres://127.0.0.1/asked, schema 4", &series]);
+    assert_eq!(probed(), ["catalogue: postgres://127.0.0.1/asked, schema 4", &series]);
     drop((postgresql, engine));
-    assert!(backends.probe().iter().all(|(_, told)| matches!(told, Err(StoreError::Unreachable { .. }))));
+    assert!(backends.probe().iter().all(|(_, result)| matches!(result, Err(StoreError::Unreachable { .. }))));
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_lost_connection_is_made_again_and_loses_nothing() {
     let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'met'";
     for id in 2..6 {
         server.client().batch_execute(cut).unwrap();
-        // The first to notice says so, and the same once more does it.
+        // The first conflict is reported; a retry succeeds.
         let put = writer.put(&finished(id, place.start_s));
         if let Err(error) = put {
             assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
@@ -170,8 +170,8 @@ fn beyond_this_machine_and_on_request_the_connection_is_encrypted() {
         ..server.at("localhost", "closed", "?sslmode=require")
     };
     open(trusted.clone()).unwrap();
-    let stranger = PostgresServer { ca_file: None, ..trusted.clone() };
-    assert!(open(stranger).unwrap_err().to_string().contains("certificate"), "nobody vouches for it");
+    let untrusting = PostgresServer { ca_file: None, ..trusted.clone() };
+    assert!(open(untrusting).unwrap_err().to_string().contains("certificate"), "its CA is not trusted");
     let wrong = PostgresServer { password: Some(Secret::new("wrong")), ..trusted };
     let error = open(wrong).unwrap_err().to_string();
     assert!(error.contains("password authentication failed") && !error.contains("wrong"), "{error}");
@@ -194,7 +194,7 @@ fn an_engine_that_is_gone_loses_no_end() {
     let mut writer = place.writer();
     let imported = writer.import().unwrap();
     assert_eq!((imported.ended.len(), imported.problems.len()), (0, 1));
-    assert_eq!(writer.newest().unwrap().unwrap().state, State::Finished, "it is read where it lies");
+    assert_eq!(writer.newest().unwrap().unwrap().state, State::Finished, "it is read in place");
     assert!(matches!(writer.course(&finished(2, place.start_s).key), Err(StoreError::Unreachable { .. })));
     // Once it is there, all of it is kept.
     drop(writer);

@@ -66,7 +66,7 @@ fn as_writer(state: &Path) -> (Vec<Record>, Vec<String>) {
     (jobs, reported)
 }
 
-/// A store that somebody else writes is only read.
+/// A store with another writer is only read.
 fn as_reader(state: &Path) -> (Vec<Record>, Vec<String>) {
     let reader = Reader::open_checked(state).unwrap();
     let jobs = reader.jobs(&Filter { with_summaries: true, ..Filter::default() }).unwrap();

@@ -1,4 +1,4 @@
-//! Answers on their way out: a client that does not read them holds a few of them, and keeps nobody else waiting.
+//! Answers on their way out: a client that does not read holds a few of them, and delays no other client.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_large_answers_unread_waits_for_his_own_share_and_holds_up_nobody() {
+    fn a_client_that_leaves_large_answers_unread_delays_no_other() {
         block_on(async {
             let answers = Arc::new(Answers::default());
             let half = CLIENT_BYTES_MAX / 2;

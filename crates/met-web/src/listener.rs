@@ -1,6 +1,6 @@
 //! A listener in one thread of its own: TLS and passwords by the file that exporters share, bounds on everything.
 //!
-//! Nothing else of this program is asynchronous: whoever starts a `Server` hands it a router and goes on.
+//! Nothing else of this program is asynchronous: the caller that starts a `Server` hands it a router and goes on.
 
 mod acceptor;
 mod connection_limits;
@@ -46,7 +46,7 @@ pub struct Options {
     pub own_checks: &'static [&'static str],
     /// For what blocks: passwords, and what handlers do in the background.
     pub background_threads: usize,
-    /// Called first in the thread, to give up rights there. If it fails, nobody is served.
+    /// Called first in the thread, to drop privileges there. If it fails, nothing is served.
     pub in_thread: Option<fn() -> io::Result<()>>,
 }
 
@@ -97,7 +97,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens when this returns; every fault of the configuration is told here.
+    /// Listens when this returns; every fault of the configuration is reported here.
     pub fn start(options: Options, router: Router) -> Result<Server, Error> {
         let listeners = listen(&options)?;
         let (in_thread, background_threads) = (options.in_thread, options.background_threads);

@@ -95,7 +95,7 @@ const OK: &str = "HTTP/1.1 200 OK";
 const NOBODY: &str = "user None, name None []\n";
 
 #[test]
-fn a_listener_without_a_file_tells_everybody_on_this_machine() {
+fn a_listener_without_a_file_answers_every_local_user() {
     let server = start(None);
     assert_eq!(ask(&server, "/", ""), (OK.to_owned(), NOBODY.to_owned()));
     assert_eq!(ask(&server, "/nothing", "").0, "HTTP/1.1 404 Not Found");
@@ -103,7 +103,7 @@ fn a_listener_without_a_file_tells_everybody_on_this_machine() {
 }
 
 #[test]
-fn with_passwords_nobody_is_told_anything_without_one() {
+fn with_passwords_nothing_is_answered_without_one() {
     let (_folder, path) = web(&format!("basic_auth_users:\n  ann: {HASH}\n"));
     let server = start(Some(&path));
     assert_eq!(ask(&server, "/", "").0, "HTTP/1.1 401 Unauthorized");
@@ -111,8 +111,8 @@ fn with_passwords_nobody_is_told_anything_without_one() {
     assert_eq!(ask(&server, "/", &login("bob", "secret")).0, "HTTP/1.1 401 Unauthorized");
     assert_eq!(ask(&server, "/nothing", "").0, "HTTP/1.1 401 Unauthorized", "not even what there is");
     for _ in 0..2 {
-        let told = ask(&server, "/", &login("ann", "secret"));
-        assert_eq!(told, (OK.to_owned(), "user Some(\"ann\"), name None []\n".to_owned()));
+        let answer = ask(&server, "/", &login("ann", "secret"));
+        assert_eq!(answer, (OK.to_owned(), "user Some(\"ann\"), name None []\n".to_owned()));
     }
     assert_eq!(ask(&server, "/nodes/push", "").1, NOBODY, "it has other means to know who this is");
     assert_eq!(ask(&server, "/nodes/push", &login("ann", "wrong")).0, "HTTP/1.1 401 Unauthorized");

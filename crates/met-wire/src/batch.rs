@@ -4,7 +4,7 @@
 //! "MET", version (1 byte), then frames of: kind (1 byte), length (varint), payload
 //!   H  who sends, as JSON; the first frame and only there
 //!   R  the record of a job, as JSON
-//!   L  how a job stands that runs, as JSON; beside its samples, with the series
+//!   L  interim totals of a running job, as JSON; beside its samples, with the series
 //!   S  a piece of a series: length and JSON of whose it is, length and name of its table, a block
 //! ```
 //! On the way and on disk it is gzip in two members: records, then series. A spool that is full cuts the
@@ -26,7 +26,7 @@ mod spooled;
 pub use spooled::{split, with_header};
 
 const MAGIC: &[u8; 3] = b"MET";
-/// The first one said less of its columns; what lies in spools and waits on servers may be of it.
+/// The first one described its columns in less detail; batches in spools and on servers may be of it.
 const VERSION: u8 = 2;
 const BEGIN_BYTES: usize = MAGIC.len() + 1;
 const HEADER: u8 = b'H';
@@ -51,7 +51,7 @@ pub fn unpacked_max(packed: usize) -> usize {
 
 /// A record of a job with all its steps.
 pub const RECORD_BYTES_MAX: usize = 4 << 20;
-/// How a job stands has a few thousand; what is longer is not ours.
+/// A job's interim totals have a few thousand; a longer text is not ours.
 const STANDING_BYTES_MAX: usize = 64 << 10;
 const NAME_BYTES_MAX: usize = 255;
 /// Far more tables, and columns of one, than there are.
@@ -62,7 +62,7 @@ const DESCRIPTION_BYTES_MAX: usize = 512 * 32;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     pub node: String,
-    /// Drawn whenever a daemon opens its spool: numbers are told apart by it.
+    /// Drawn whenever a daemon opens its spool: it makes batch numbers unique.
     pub spool: String,
     /// From 1 on, in the order in which they were made.
     pub sequence: u64,
@@ -120,7 +120,7 @@ pub struct Piece {
     pub block: Vec<u8>,
 }
 
-/// How a job stands that runs, as far as its samples do not say it.
+/// The interim totals of a running job, as far as its samples do not contain them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interim {
     pub key: JobKey,

@@ -101,7 +101,7 @@ fn little_that_unpacks_to_much_is_refused() {
 }
 
 #[test]
-fn what_is_no_batch_is_told_why() {
+fn a_malformed_batch_is_refused_with_the_reason() {
     let refusal = |plain: &[u8]| NodeBatch::unpack(&gzipped(plain)).unwrap_err().to_string();
     assert_eq!(refusal(b"hello"), "it is not a batch");
     assert_eq!(refusal(b"MET\x01"), "no header at byte 4");

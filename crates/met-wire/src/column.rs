@@ -365,8 +365,8 @@ fn get_numbers(input: &mut Input, count: usize, out: &mut Vec<i64>) -> Result<()
     Ok(())
 }
 
-/// About the value in the middle, by position in the order of size: of some of the values, which tells a
-/// level as well as all of them and takes a fraction of the time.
+/// Approximately the median, from a subset of the values: that estimates a level as well as all of them in a
+/// fraction of the time.
 fn middle(units: &[i64]) -> i64 {
     const ENOUGH: usize = 128;
     let mut some: Vec<i64> = units.iter().copied().step_by(units.len().div_ceil(ENOUGH)).collect();
@@ -447,7 +447,7 @@ impl Plan {
 const PLAIN_BITS: u32 = 4;
 const LEADING_BITS: u32 = 2;
 
-/// The token of a number, and the low bits that the token does not tell.
+/// The token of a number, and the low bits that the token does not contain.
 #[inline(always)]
 fn split(number: u64) -> (u8, u32, u64) {
     // Both cases are computed and one is chosen: which it is cannot be guessed.

@@ -9,7 +9,7 @@
 //! Four messages that have not changed in years and never will: fewer lines than a library for them needs to
 //! describe them, and the cells of a course go straight into the buffer.
 
-/// What stands behind a number of a field: how its value is written.
+/// The wire type after a field number: how its value is encoded.
 const FIXED_64: u8 = 1;
 const BYTES: u8 = 2;
 const VARINT: u8 = 0;

@@ -1,4 +1,4 @@
-//! What the columns of a table mean, so that two versions can tell whether they mean the same.
+//! Describes the columns of a table, so that two versions can check whether they agree.
 //!
 //! Blocks and records name their columns, and a column that one side does not know is passed over. But a cell is an
 //! integer in a sub-unit that the name does not say: a version that counts in others would be misread. So a sender
@@ -30,7 +30,7 @@ pub fn describe_some(table: &Table, occurs: impl Fn(usize) -> bool) -> String {
     groups.join(";")
 }
 
-/// How what somebody said of a table is to ours.
+/// How a peer's description of a table compares with ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Compared {
     Same,
@@ -55,7 +55,7 @@ impl Meaning {
         Meaning { table, columns, letters: table.columns.iter().map(letters_of).collect() }
     }
 
-    /// Compares what somebody said of a table with it. What is no description says nothing.
+    /// Compares a peer's description of a table with ours. A malformed description has no effect.
     pub fn compare(&self, said: &str) -> Compared {
         let mut unknown = 0;
         for (theirs, names) in said.split(';').filter_map(|group| group.split_once(' ')) {
@@ -73,8 +73,8 @@ impl Meaning {
         }
     }
 
-    /// The same with what a batch of the first version says, which may still lie in a spool: eight letters for each
-    /// column, four of its name and four of its meaning. They are too few to be sure.
+    /// The same for a batch of the first version, which may still be in a spool: eight letters for each column,
+    /// four of its name and four of its meaning. They are too few to be sure.
     pub fn compare_letters(&self, said: &str) -> Compared {
         let half = |text: Option<&str>| u16::from_str_radix(text?, 16).ok();
         let letters = said.as_bytes().chunks_exact(8).filter_map(|one| std::str::from_utf8(one).ok());
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_look_alike_to_a_hash_are_told_apart() {
+    fn names_with_the_same_hash_are_distinguished() {
         static TWINS: Table = table(&[Column::counter("cpu_calls", Unit::Bytes, ONE, "")]);
         let theirs = Column::gauge("power_errors_large", Unit::Watts, MILLI, "");
         assert_eq!(letters_of(&theirs).0, letters_of(&TWINS.columns[0]).0, "else this shows nothing");

@@ -50,7 +50,7 @@ impl Admission {
             bail!("this supervisor has a cgroup for its job already");
         }
         let child = Pid::from_raw(pid as i32).context("no such process")?;
-        // While the pidfd shows it alive, the pid cannot have become somebody else's.
+        // While the pidfd shows it alive, the pid cannot have been reused.
         let pidfd = pidfd_open(child, PidfdFlags::empty()).context("no such process")?;
         let (parent, uid) = claims::parent_and_user(host, pid)?;
         if parent != peer.pid || uid != peer.uid {

@@ -24,7 +24,7 @@ pub(super) struct Emitting {
 }
 
 impl Emitting {
-    /// Takes up what a provider said.
+    /// Applies the answers of the provider.
     pub(super) fn hear_provider(&mut self, writer: &mut Writer, config: &Config, sampling: &Sampling) {
         let answers = self.asking.as_ref().map(emissions::Asking::answers).unwrap_or_default();
         for answer in answers {
@@ -49,32 +49,32 @@ impl Emitting {
             if let Err(error) = writer.put_factor(&factor) {
                 tracing::warn!("an emission factor is not kept: {error}");
             }
-            // A provider says the same until it has measured again, and may correct itself.
-            self.told.retain(|told| told.since_ns != factor.since_ns);
+            // A provider repeats a value until its next measurement, and may correct it.
+            self.told.retain(|known| known.since_ns != factor.since_ns);
             self.told.push(factor);
         }
-        self.told.sort_by_key(|told| told.since_ns);
+        self.told.sort_by_key(|factor| factor.since_ns);
     }
 
     pub(super) fn factor_at(&self, config: &Config, at_ns: i64) -> Option<Factor> {
         emissions::course(&config.emissions, &self.told).at(at_ns).cloned()
     }
 
-    /// Begins to ask the provider that is configured, for what is newer than what it told last.
+    /// Starts to query the configured provider, for values newer than its last.
     pub(super) fn ask(&mut self, config: &Config) -> Result<()> {
-        let by_provider = self.told.iter().filter(|told| told.source != emissions::BY_HAND);
-        let told_ns = by_provider.map(|told| told.since_ns).max();
-        self.asking = emissions::Asking::start(&config.emissions, told_ns)?;
+        let by_provider = self.told.iter().filter(|factor| factor.source != emissions::BY_HAND);
+        let newest_ns = by_provider.map(|factor| factor.since_ns).max();
+        self.asking = emissions::Asking::start(&config.emissions, newest_ns)?;
         Ok(())
     }
 
-    /// Tells a sampler that knows of none which factor holds now.
+    /// Sends the current factor to a new sampler.
     pub(super) fn tell(&mut self, config: &Config, sampling: &Sampling) {
         self.holds = None;
         self.follow(config, sampling);
     }
 
-    /// Tells the sampler which factor holds now, if that is another one.
+    /// Sends the current factor to the sampler if it changed.
     pub(super) fn follow(&mut self, config: &Config, sampling: &Sampling) {
         let factors = emissions::course(&config.emissions, &self.told);
         let holds = factors.at(jobs::now_ns()).cloned();

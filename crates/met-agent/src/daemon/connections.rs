@@ -1,7 +1,7 @@
 //! The clients of a daemon: how many there may be, whose turn it is, and what may be held for them.
 //!
-//! Every connection is answered one request at a time, and the next one is looked at when the reply has been taken.
-//! Users take turns, so that nobody who asks much makes others wait; what is held for one user is bounded.
+//! Every connection is answered one request at a time; the next one is read when the reply has been taken. Users
+//! take turns, so that a busy client does not make others wait; the memory held for one user is bounded.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ use met_query::protocol::Reply;
 
 /// Of one user in one round; then it is others' turn.
 const TURN: Duration = Duration::from_millis(10);
-/// Where nobody else waits: a round costs something by itself.
+/// When no other client waits: a round has a cost of its own.
 const TURN_ALONE: Duration = Duration::from_millis(100);
 /// Replies that one user has not taken and requests that are not complete; beyond it no further request is taken.
 const USER_BYTES_MAX: usize = 16 << 20;
@@ -138,8 +138,8 @@ impl Connections {
         self.all.iter().filter_map(Connection::stalled_since).min().map(|since| since + STALLED_AFTER)
     }
 
-    /// Lets somebody in, or says why not, upon which clients try again later. Where there is no room for a user, his
-    /// idlest connection makes room.
+    /// Accepts a connection, or says why not, upon which clients retry later. Without room for a user, that user's
+    /// idlest connection is closed.
     pub fn admit(&mut self, mut connection: Connection) -> Vec<JobKey> {
         let uid = connection.peer.uid;
         let clients = self.all.iter().filter(|other| other.job.is_none());
@@ -380,7 +380,7 @@ mod tests {
             .collect();
         let mut left: Vec<u32> = all.iter_mut().map(|connection| connection.peer.uid).collect();
         left.sort_unstable();
-        assert_eq!((left, peers.len()), (vec![70_000, 70_001], 2), "the idle one went, then nobody");
+        assert_eq!((left, peers.len()), (vec![70_000, 70_001], 2), "the idle one went, then none");
     }
 
     #[test]
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_said_before_he_hung_up_is_looked_at() {
+    fn what_a_client_sent_before_it_hung_up_is_read() {
         let mut all = Connections::new(Limits::of(20_000, true));
         let (connection, mut peer) = client(7);
         all.admit(connection);

@@ -1,4 +1,4 @@
-//! The thread that looks for jobs: it waits for the kernel's notices and tells the daemon what happened.
+//! The thread that looks for jobs: it waits for the kernel's notices and reports events to the daemon.
 
 use std::collections::HashSet;
 use std::io;
@@ -29,16 +29,16 @@ const COMPLAINTS_MAX: usize = 1000;
 pub struct Finding {
     events: Receiver<Vec<Event>>,
     /// Readable when there are events.
-    told: Arc<OwnedFd>,
+    ready: Arc<OwnedFd>,
     stop: Arc<OwnedFd>,
     health: Arc<Mutex<Health>>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// The thread's end.
-struct Teller {
+struct Reporter {
     events: SyncSender<Vec<Event>>,
-    told: Arc<OwnedFd>,
+    ready: Arc<OwnedFd>,
     stop: Arc<OwnedFd>,
     health: Arc<Mutex<Health>>,
 }
@@ -47,25 +47,25 @@ impl Finding {
     pub fn start(host: &Host, jobs: &Jobs) -> io::Result<Finding> {
         let (sender, events) = mpsc::sync_channel(QUEUE_BATCHES);
         let signal = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
-        let (told, stop, health) = (signal()?, signal()?, Arc::new(Mutex::new(Health::default())));
-        let teller = Teller {
+        let (ready, stop, health) = (signal()?, signal()?, Arc::new(Mutex::new(Health::default())));
+        let reporter = Reporter {
             events: sender,
-            told: Arc::clone(&told),
+            ready: Arc::clone(&ready),
             stop: Arc::clone(&stop),
             health: Arc::clone(&health),
         };
         let (host, layouts, below) = (host.clone(), Layouts::with(jobs.layouts.clone()), jobs.below.clone());
         let thread = std::thread::Builder::new()
             .name("finder".to_owned())
-            .spawn(move || look(&host, &layouts, below, &teller))?;
-        Ok(Finding { events, told, stop, health, thread: Some(thread) })
+            .spawn(move || look(&host, &layouts, below, &reporter))?;
+        Ok(Finding { events, ready, stop, health, thread: Some(thread) })
     }
 
     /// What happened since the last call.
     pub fn take(&self) -> Vec<Event> {
         let mut count = [0; 8];
-        // Empty if nothing was told.
-        let _ = rustix::io::read(&*self.told, &mut count);
+        // Empty if nothing was signalled.
+        let _ = rustix::io::read(&*self.ready, &mut count);
         self.events.try_iter().flatten().collect()
     }
 
@@ -86,7 +86,7 @@ impl Finding {
 
 impl AsFd for Finding {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.told.as_fd()
+        self.ready.as_fd()
     }
 }
 
@@ -99,7 +99,7 @@ fn hurry() {
     let _ = setpriority_process(None, NICE);
 }
 
-fn look(host: &Host, layouts: &Layouts, below: Option<PathBuf>, teller: &Teller) {
+fn look(host: &Host, layouts: &Layouts, below: Option<PathBuf>, reporter: &Reporter) {
     hurry();
     let mut discovery = match Discovery::open(host, layouts, below.as_deref()) {
         Ok(discovery) => discovery,
@@ -116,17 +116,17 @@ fn look(host: &Host, layouts: &Layouts, below: Option<PathBuf>, teller: &Teller)
             for complaint in complaints.about(&health) {
                 tracing::warn!("{complaint}");
             }
-            if let Ok(mut shown) = teller.health.lock() {
+            if let Ok(mut shown) = reporter.health.lock() {
                 *shown = health;
             }
         }
         if !events.is_empty() {
-            if teller.events.send(events).is_err() {
+            if reporter.events.send(events).is_err() {
                 return;
             }
-            let _ = rustix::io::write(&*teller.told, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&*reporter.ready, &1u64.to_ne_bytes());
         }
-        if wait(&discovery, teller) {
+        if wait(&discovery, reporter) {
             return;
         }
     }
@@ -160,9 +160,9 @@ impl Complaints {
     }
 }
 
-/// Until something is noticed or due; true when told to stop.
-fn wait(discovery: &Discovery, teller: &Teller) -> bool {
-    let mut fds = vec![PollFd::new(&*teller.stop, PollFlags::IN)];
+/// Until something is noticed or due; true when `stop` is signalled.
+fn wait(discovery: &Discovery, reporter: &Reporter) -> bool {
+    let mut fds = vec![PollFd::new(&*reporter.stop, PollFlags::IN)];
     fds.push(PollFd::from_borrowed_fd(discovery.fd(), PollFlags::IN));
     let timeout = Timespec::try_from(discovery.patience()).ok();
     // An interrupted wait is one that was short.

@@ -92,7 +92,7 @@ fn joined(folder: &Path) -> Result<Option<Joined>> {
     })
 }
 
-/// Where to send to: the configuration's word, else what `--join` left. `None` where nobody said.
+/// The configured server, else the one `--join` stored. `None` without either.
 fn address(config: &Config, place: &Place) -> Result<Option<(Address, Option<String>)>> {
     let usage = |error: link::BadAddress| Failure::usage(format!("forward: {error}"));
     let forward = &config.forward;
@@ -129,13 +129,12 @@ fn address(config: &Config, place: &Place) -> Result<Option<(Address, Option<Str
 pub fn check(config: &Config, place: &Place) -> Result<()> {
     if let Some((address, _)) = address(config, place)? {
         Link::open(&address)
-            .map_err(|error| Failure::usage(format!("forward: {}", error.told(ALLOW_PLAIN))))?;
+            .map_err(|error| Failure::usage(format!("forward: {}", error.message(ALLOW_PLAIN))))?;
     }
     Ok(())
 }
 
-/// Starts to send, where a server is known. What is wrong with that is told to who asks for the status, and
-/// keeps nobody from measuring.
+/// Starts to send if a server is configured. A failure is shown in the status and does not stop measuring.
 pub fn start(
     host: &Host,
     config: &Config,
@@ -191,7 +190,7 @@ fn try_start(host: &Host, config: &Config, place: &Place, page: Option<Page>) ->
     let outbox = Box::new(Catalogue { state: place.state.clone(), reader: None });
     let url = plan.address.url.clone();
     let started = Forward::start(plan, outbox).map_err(|error| match error {
-        CannotForward::Address(error) => Failure::usage(format!("forward: {}", error.told(ALLOW_PLAIN))),
+        CannotForward::Address(error) => Failure::usage(format!("forward: {}", error.message(ALLOW_PLAIN))),
         error => Failure::usage(format!("forward: {error}")),
     })?;
     tracing::info!("sending to {url}");
@@ -211,14 +210,14 @@ impl Outbox for Catalogue {
             Some(reader) => reader,
             None => Reader::open(&self.state).map_err(other)?,
         };
-        // A catalogue that was begun anew counts from the beginning, and all of it is news.
+        // A new catalogue counts from the beginning, and all of it is new.
         let mark = if reader.newest_change().map_err(other)? < mark { 0 } else { mark };
         let changed = reader.changed_after(mark, limit).map_err(other)?;
         self.reader = Some(reader);
         let more = changed.len() == limit;
         let mark = changed.last().map_or(mark, |(mark, _)| *mark);
         let records = changed.into_iter().map(|(_, record)| record);
-        // What only a scheduler tells is told to the server by the scheduler, and once for all nodes.
+        // The server gets scheduler-only records from the scheduler, once for all nodes.
         let records = records.filter(|record| record.local.is_some()).collect();
         Ok(Changed { records, mark, more })
     }
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_sending_is_told_and_keeps_nobody_from_measuring() {
+    fn a_failure_to_send_is_reported_and_does_not_stop_measuring() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("proc")).unwrap();
         let place = place(folder.path());

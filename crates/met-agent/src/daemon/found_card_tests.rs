@@ -1,4 +1,4 @@
-//! Cards of jobs that somebody else started, on a machine whose NVIDIA library plays a script.
+//! GPUs of jobs of other managers, on a machine whose NVIDIA library plays a script.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ const SCRIPT: &str = "card 0 uuid=GPU-a name=Fake power=70000 util=0 memory=0 to
     card 1 uuid=GPU-b name=Fake power=70000 util=0 memory=0 total=8000 temperature=40\n";
 const CGROUP: &str = "sys/fs/cgroup/slurm/job_31";
 
-/// A machine with a job of Slurm's in which nobody is yet.
+/// A machine with a Slurm job that has no process yet.
 struct Machine {
     root: tempfile::TempDir,
 }
@@ -107,7 +107,7 @@ fn a_found_job_holds_its_cards_as_soon_as_its_first_process_is_there() {
     machine.enter(51, 1000, "bash slurm_script", "step_batch/user/task_0");
     let gpu = held(&mut service);
     assert_eq!((gpu.index.as_str(), gpu.held_by.as_str()), ("1", "SLURM_JOB_GPUS"));
-    assert!(gpu.idle_since_ns.is_some(), "nobody has it open");
+    assert!(gpu.idle_since_ns.is_some(), "no process has it open");
     let record = record(&service);
     assert_eq!(
         (record.command, record.uid),
@@ -131,7 +131,7 @@ fn a_first_process_that_has_ended_leaves_the_cards_that_it_named() {
 }
 
 #[test]
-fn another_sampling_thread_is_told_of_the_cards_by_who_is_left() {
+fn a_replaced_sampling_thread_gets_the_gpus_of_running_jobs() {
     let machine = Machine::new();
     for pid in [51, 52] {
         machine.put(&format!("proc/{pid}/environ"), "SLURM_JOB_ID=31\0SLURM_JOB_GPUS=0\0");

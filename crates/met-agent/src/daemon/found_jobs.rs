@@ -1,4 +1,4 @@
-//! Jobs that somebody else started, from their discovery to their end.
+//! Jobs of other managers, from their discovery to their end.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -130,7 +130,7 @@ impl Discovery {
     }
 }
 
-/// A daemon for everybody sees everybody's jobs; a user's own sees what he started, unless told otherwise.
+/// A system daemon follows the jobs of all users; a user's daemon follows that user's, unless configured otherwise.
 pub(super) fn discovers(config: &Config, place: &Place) -> bool {
     match config.jobs.discover {
         Presence::Auto => place.system,
@@ -195,24 +195,24 @@ impl Directory {
         }
     }
 
-    fn put_parts_of(&self, record: &mut Record, told: Vec<Part>) {
-        let folded = self.put_parts(&mut record.parts, told);
+    fn put_parts_of(&self, record: &mut Record, parts: Vec<Part>) {
+        let folded = self.put_parts(&mut record.parts, parts);
         if let Some(local) = &mut record.local {
             local.folded.retain(|part| part.node != self.node);
             local.folded.extend(folded);
         }
     }
 
-    /// Brings the parts of a job up to date. The discovery tells all it knows each time; what an earlier daemon
-    /// saw is added, and of a job that many daemons followed further parts have no line of their own. Those of
-    /// them that have ended are returned: the next daemon does not see them.
-    fn put_parts(&self, known: &mut Vec<Part>, told: Vec<Part>) -> Vec<Part> {
+    /// Brings the parts of a job up to date. The discovery reports all it knows each time; parts an earlier daemon
+    /// saw are added, and parts beyond the limit are folded into one line. Those of them that have ended are
+    /// returned: the next daemon does not see them.
+    fn put_parts(&self, known: &mut Vec<Part>, seen: Vec<Part>) -> Vec<Part> {
         known.retain(|part| part.folded.is_none() || part.node != self.node);
         let lines_before: HashSet<Name> =
             known.iter().filter(|part| part.folded.is_none()).map(name).collect();
         let mut room = LINES_MAX.saturating_sub(lines_before.len());
         let (mut lines, mut others, mut ended) = (Vec::new(), Vec::new(), Vec::new());
-        for part in told.iter().chain(&self.folded) {
+        for part in seen.iter().chain(&self.folded) {
             let has_line = part.folded.is_none() && (lines_before.contains(&name(part)) || room > 0);
             if has_line {
                 room = room.saturating_sub(usize::from(!lines_before.contains(&name(part))));
@@ -357,7 +357,7 @@ fn highest<'a>(figures: impl Iterator<Item = Option<&'a Figure>>) -> Option<Figu
     Some(Figure { kind, ..(*highest).clone() })
 }
 
-/// What the path of its cgroup tells of a job.
+/// What the path of its cgroup contains about a job.
 fn describe(captures: &Captures, record: &mut Record) {
     let Captures { uid, user, node, cluster, index, .. } = captures;
     record.uid = uid.or_else(|| users::uid_of(user.as_deref()?));
@@ -367,7 +367,7 @@ fn describe(captures: &Captures, record: &mut Record) {
     record.scheduling.array_index = index.as_ref().and_then(|index| index.parse().ok());
 }
 
-/// A daemon that starts anew finds its jobs again: the same directories, within one boot.
+/// A restarted daemon finds its jobs again: the same directories, within one boot.
 pub(super) fn is_same(host: &Host, record: &Record, found: &Found) -> bool {
     let Some(local) = &record.local else { return false };
     // Of a job on several nodes of this machine any of them may be found first.
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_brought_up_to_date_and_keep_what_others_told() {
+    fn parts_are_brought_up_to_date_and_keep_what_others_reported() {
         let part = |step: &str, name: Option<&str>, end_ns| Part {
             node: "n1".to_owned(),
             step: step.to_owned(),
@@ -488,9 +488,9 @@ mod tests {
             // 300 live and stay; each daemon sees 5 others end.
             ended += 5;
             for _ in 0..3 {
-                let told = (0..256).map(|number| task(number, None));
-                let told = told.chain([others(5, Some(9)), others(44, None)]).collect();
-                directory.put_parts_of(&mut record, told);
+                let seen = (0..256).map(|number| task(number, None));
+                let seen = seen.chain([others(5, Some(9)), others(44, None)]).collect();
+                directory.put_parts_of(&mut record, seen);
                 let folded = record.parts.iter().filter(|part| part.folded.is_some());
                 let folded: Vec<_> = folded.map(|part| (part.folded, part.totals.get(CPU))).collect();
                 assert_eq!(folded, [(Some(44 + ended), Some(440 + 10 * ended as i64))], "daemon {daemon}");
@@ -502,7 +502,7 @@ mod tests {
         let directory = directory_with(&record.local.as_ref().unwrap().folded);
         directory.put_parts_of(&mut record, vec![task(7, None)]);
         let others = record.parts.iter().find(|part| part.folded.is_some()).unwrap();
-        assert_eq!((others.folded, others.end_ns), (Some(20), Some(9)), "the rest ended while nobody looked");
+        assert_eq!((others.folded, others.end_ns), (Some(20), Some(9)), "the rest ended unobserved");
     }
 
     #[test]
@@ -530,10 +530,10 @@ mod tests {
             let mut others = Part::others("n1".to_owned(), false);
             (begin + 250..begin + 300).for_each(|step| others.take_in(&part(step)));
             for _ in 0..3 {
-                let told = (begin..begin + 250).map(part).chain([others.clone()]).collect();
-                folded = directory.put_parts(&mut parts, told);
+                let seen = (begin..begin + 250).map(part).chain([others.clone()]).collect();
+                folded = directory.put_parts(&mut parts, seen);
                 let count = begin as u64 + 300;
-                assert_eq!(all(&parts), (count, 10 * count as i64), "however often it is told");
+                assert_eq!(all(&parts), (count, 10 * count as i64), "however often it is reported");
             }
         }
         assert_eq!(parts.len(), LINES_MAX + 1);

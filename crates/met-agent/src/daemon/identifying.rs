@@ -1,5 +1,5 @@
-//! Who the jobs are that somebody else started: their processes are asked when there are some, and again
-//! while those are only the manager's own.
+//! Identifies jobs of other managers: their processes are read when there are some, and again while those are only
+//! the manager's own.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ pub(super) struct Unidentified {
     answer: Answer,
 }
 
-/// What the processes of a job told.
+/// What the processes of a job revealed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answer {
     /// All there is to know.
@@ -38,14 +38,14 @@ enum Answer {
     /// Some of it; the rest may come.
     Partly,
     /// None of them is its user's.
-    Nobody,
+    NoProcess,
 }
 
 impl Unidentified {
     fn due(&self) -> Option<Instant> {
         match ASK_AFTER_MS.get(self.asked) {
             Some(&ms) => Some(self.since + Duration::from_millis(ms)),
-            None => (self.answer == Answer::Nobody).then(|| self.last + ASK_EVERY),
+            None => (self.answer == Answer::NoProcess).then(|| self.last + ASK_EVERY),
         }
     }
 }
@@ -60,10 +60,10 @@ pub(super) struct Asked<'a> {
 }
 
 impl Discovery {
-    /// Somebody is in the job now who can be asked who it is.
+    /// The job has a process now by which it can be identified.
     pub(super) fn identify(&mut self, job: u64) {
         let now = Instant::now();
-        self.asking.push(Unidentified { job, since: now, asked: 0, last: now, answer: Answer::Nobody });
+        self.asking.push(Unidentified { job, since: now, asked: 0, last: now, answer: Answer::NoProcess });
     }
 
     /// When a job is to be asked again.
@@ -144,7 +144,7 @@ impl Discovery {
         }
         // Who watches over a container, and knows its name, may come after its first process.
         match identity.main {
-            None => Answer::Nobody,
+            None => Answer::NoProcess,
             Some(_) if identity.environment_read && record.name != record.key.id => Answer::Known,
             Some(_) => Answer::Partly,
         }

@@ -1,7 +1,7 @@
-//! When a machine without jobs is looked at, to learn what it uses doing nothing.
+//! When to measure a machine without jobs, to learn its idle power.
 //!
-//! A look is a few readings of the meters some seconds apart, as many as the ledger needs to believe them: a controller
-//! answers one question while the next is asked. Between looks nobody wakes up.
+//! A look is a few readings of the meters some seconds apart, as many as the ledger needs to believe them: a
+//! controller answers one query while the next is sent. Between looks nothing wakes up.
 
 use std::time::Duration;
 
@@ -25,14 +25,14 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// The slowest meter is read so often; without any nobody is ever woken.
+    /// How often the slowest meter is read; without meters nothing ever wakes up.
     pub(super) fn begin(now_ns: i64, slowest: Option<Duration>) -> Rest {
         let Some(slowest) = slowest else {
             return Rest { next_ns: None, readings: 0, readings_left: 0, is_first: true };
         };
         let slowest_ns = i64::try_from(slowest.as_nanos()).unwrap_or(i64::MAX);
-        // It is asked at the first reading, and told at the one after the answer: four answers, which are the ends of
-        // three windows, and some time.
+        // It is queried at the first reading and reported at the one after the answer: four answers, which end
+        // three windows, and some slack.
         let most = slowest_ns.saturating_mul(9) / 2 / APART_NS + 2;
         let readings = u32::try_from(most).unwrap_or(READINGS_MAX).clamp(READINGS_MIN, READINGS_MAX);
         Rest { next_ns: Some(now_ns + SETTLES_NS), readings, readings_left: readings, is_first: true }

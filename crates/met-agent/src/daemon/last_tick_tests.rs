@@ -71,18 +71,18 @@ fn what_was_kept_long_enough_is_gone() {
 }
 
 #[test]
-fn nobody_is_named_to_a_stranger() {
+fn no_user_is_named_to_an_unauthenticated_client() {
     let board = board(10);
     let record = record(7, 1_700_000_000);
     board.runs(&record);
     tick(&board, &[(&record, SECOND)]);
-    let stranger = page(&board, TEXT);
+    let public = page(&board, TEXT);
     for word in ["ann", "physics", "secret-name"] {
-        assert!(!stranger.contains(&format!("\"{word}")), "{word}");
+        assert!(!public.contains(&format!("\"{word}")), "{word}");
     }
     let known = page(&board, Wanted { people: true, ..TEXT });
     assert!(known.contains("name=\"secret-name\",user=\"ann\",account=\"physics\"} 1\n"), "{known}");
-    assert_eq!(page(&board, TEXT), stranger, "a page that was kept for one is not given to another");
+    assert_eq!(page(&board, TEXT), public, "a page that was kept for one is not given to another");
 }
 
 #[test]

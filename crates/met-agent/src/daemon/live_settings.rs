@@ -141,11 +141,11 @@ impl LiveSettings {
         Held { value, whence }
     }
 
-    /// What holds and what follows it. Who may not see all jobs is not told their numbers.
-    pub(super) fn in_force(&self, tells_jobs: bool) -> InForce {
+    /// The current values and those that follow. Clients that may not see all jobs do not get their ids.
+    pub(super) fn in_force(&self, shows_jobs: bool) -> InForce {
         let whence = |job: &Option<JobKey>| match job {
             None => Whence::Live,
-            Some(key) => Whence::Job(tells_jobs.then(|| format!("{}:{}", key.manager, key.id))),
+            Some(key) => Whence::Job(shows_jobs.then(|| format!("{}:{}", key.manager, key.id))),
         };
         let held = |(job, value): &(Option<JobKey>, Duration)| Held { value: *value, whence: whence(job) };
         let intervals = self.intervals.iter().rev().map(held);
@@ -167,7 +167,7 @@ impl LiveSettings {
         self.read.clone()
     }
 
-    /// Brings the interval of the sampler in line; events are told by `set_events`.
+    /// Updates the interval of the sampler; `set_events` updates the events.
     pub(super) fn settle(&mut self, sampling: &Sampling) {
         let interval = self.interval();
         if interval != self.config.sampling.interval {
@@ -367,13 +367,14 @@ mod tests {
     fn what_holds_says_whence_and_until_when() {
         let mut standing = standing("sampling: {interval: 5s}\n");
         standing.hold(Some(&key("12")), Some(SECOND), names(&["page_faults"]));
-        let told = standing.in_force(true);
+        let in_force = standing.in_force(true);
         let file = Whence::File(PathBuf::from("met.yaml"));
         let by_job = Whence::Job(Some("slurm:12".to_owned()));
-        let intervals: Vec<_> = told.intervals.into_iter().map(|held| (held.value, held.whence)).collect();
+        let intervals: Vec<_> =
+            in_force.intervals.into_iter().map(|held| (held.value, held.whence)).collect();
         assert_eq!(intervals, [(SECOND, by_job.clone()), (5 * SECOND, file)]);
-        assert_eq!(told.events, [Held { value: Vec::new(), whence: Whence::Default }]);
-        assert_eq!(told.events_in_jobs, [Held { value: vec!["page_faults".to_owned()], whence: by_job }]);
+        assert_eq!(in_force.events, [Held { value: Vec::new(), whence: Whence::Default }]);
+        assert_eq!(in_force.events_in_jobs, [Held { value: vec!["page_faults".to_owned()], whence: by_job }]);
         assert_eq!(standing.in_force(false).intervals[0].whence, Whence::Job(None), "not for everybody");
     }
 

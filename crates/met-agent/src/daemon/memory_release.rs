@@ -11,22 +11,22 @@ pub fn give_back_free() {
     }
 }
 
-/// Code that was needed to start and to answer: more than half of what a daemon at rest would hold. It lies in
-/// the file of the program, from which the kernel takes what is called next.
+/// Code that was needed to start and to answer: more than half of what a daemon at rest would hold. It is in the
+/// program's file, from which the kernel reloads what is called next.
 pub fn give_back_code() {
     let (Ok(maps), Ok(program)) = (std::fs::read("/proc/self/maps"), std::fs::read_link("/proc/self/exe"))
     else {
         return;
     };
     for (begin, end) in code_of(&maps, program.as_os_str().as_bytes()) {
-        // SAFETY: a mapping of our own that nobody writes to: what is dropped is read from the file again.
+        // SAFETY: a read-only mapping of our own: dropped pages are read from the file again.
         unsafe {
             libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_DONTNEED);
         }
     }
 }
 
-/// Where a program's code lies: `5584e1-5584e2 r-xp 00396000 fe:00 1183 /usr/bin/met`.
+/// Where a program's code is mapped: `5584e1-5584e2 r-xp 00396000 fe:00 1183 /usr/bin/met`.
 fn code_of(maps: &[u8], program: &[u8]) -> Vec<(usize, usize)> {
     let range = |line: &[u8]| {
         let line = std::str::from_utf8(line.strip_suffix(program)?).ok()?;

@@ -14,7 +14,7 @@ use super::socket::Peer;
 
 /// Steps of this name are jobs of ours.
 const STEP: &str = "met:";
-/// A job may start ours without end; the list tells of all of them.
+/// A job may start any number of ours; the list shows all of them.
 const INNER_MAX: usize = 200;
 
 /// The job around another one, and the node it is on there.
@@ -31,8 +31,8 @@ pub(super) struct Nesting {
 }
 
 impl Nesting {
-    /// Says of a job that was announced in which it runs: the directories of its processes tell, whatever
-    /// its owner says.
+    /// Finds the job in which an announced job runs, from the directories of its processes, whatever its owner
+    /// says.
     pub(super) fn place(
         &mut self,
         host: &Host,
@@ -95,7 +95,7 @@ fn outer_of(host: &Host, discovery: &Discovery, pid: u32) -> Option<Outer> {
 fn process_of(host: &Host, record: &Record, peer: Peer) -> Option<u32> {
     let local = record.local.as_ref()?;
     let main = local.main.filter(|main| host.is_alive(*main)).map(|main| main.pid);
-    // Whoever attaches to a process may do so from anywhere.
+    // A client may attach to a process from anywhere.
     main.or((local.origin != Origin::Attach).then_some(peer.pid))
 }
 

@@ -55,7 +55,7 @@ struct Followed {
 }
 
 impl Groups {
-    /// `discovers`: whether jobs of resource managers are looked for.
+    /// `discovers`: whether jobs of resource managers are discovered.
     pub(super) fn of(host: &Host, jobs: &Jobs, place: &Place, discovers: bool) -> Option<Groups> {
         let by = match jobs.plain {
             Plain::Off => return None,
@@ -84,7 +84,7 @@ impl Groups {
         })
     }
 
-    /// Whether somebody is followed, or was by an earlier daemon.
+    /// Whether a user is followed, or was by an earlier daemon.
     fn has_jobs(&self) -> bool {
         !self.jobs.is_empty() || !self.resumable.is_empty()
     }
@@ -99,7 +99,7 @@ impl Groups {
         match self.table.read(&look) {
             Ok(rows) => {
                 self.grouping.look(now, rows, &mut changes);
-                self.tell_slices(host, now, &mut changes);
+                self.add_slices(host, now, &mut changes);
             }
             Err(error) => tracing::warn!("processes cannot be listed: {error}"),
         }
@@ -107,13 +107,13 @@ impl Groups {
         changes
     }
 
-    /// What the slice of a user counted and no process of his accounts for was used by those that nobody saw.
-    fn tell_slices(&mut self, host: &Host, now: Now, changes: &mut Vec<Change>) {
+    /// CPU time in a user's slice that no known process explains was used by unseen processes.
+    fn add_slices(&mut self, host: &Host, now: Now, changes: &mut Vec<Change>) {
         let Some(slices) = &self.slices else { return };
         for uid in self.grouping.users() {
             let counted_ns = sessions::slice_cpu_ns(host, slices, uid).filter(|_| !self.busy.contains(&uid));
             match counted_ns {
-                Some(cpu_ns) => self.grouping.tell_whole(uid, cpu_ns, now, changes),
+                Some(cpu_ns) => self.grouping.add_slice_total(uid, cpu_ns, now, changes),
                 None => self.grouping.forget_whole(uid),
             }
         }
@@ -167,10 +167,10 @@ impl Groups {
         std::mem::take(&mut self.resumable)
     }
 
-    /// Whether groups that are no jobs yet may become some; nothing if nobody is to be looked at.
+    /// Whether groups that are not jobs yet may become some; `None` if no user is followed.
     pub(super) fn admits(&self, has_resource_manager: bool) -> Option<bool> {
         let is_managed = self.unless_managed && has_resource_manager;
-        // Those that are jobs already are followed to their end, whoever comes.
+        // Groups that are jobs already are followed to their end.
         (!is_managed || self.has_jobs()).then_some(!is_managed)
     }
 
@@ -387,7 +387,7 @@ mod tests {
         // A resource manager is there.
         log_in(root.path(), 80);
         service.look_at_groups(false);
-        assert_eq!(running(&service), expected(&[70]), "nobody else becomes a job");
+        assert_eq!(running(&service), expected(&[70]), "no other group becomes a job");
         assert!(has_jobs(&service));
         std::fs::remove_dir_all(root.path().join("proc/70")).unwrap();
         service.look_at_groups(false);

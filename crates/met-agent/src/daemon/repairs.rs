@@ -52,7 +52,7 @@ mod tests {
         assert!(list_at(now));
         assert!(!list_at(now) && !list_at(now + PAUSE / 2));
         assert!(list_at(now + PAUSE));
-        assert!(!list_at(now + PAUSE), "the pause begins anew");
+        assert!(!list_at(now + PAUSE), "the pause restarts");
     }
 
     #[test]

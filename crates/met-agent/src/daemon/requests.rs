@@ -101,7 +101,7 @@ impl Service {
     }
 
     fn remove(&mut self, key: &JobKey, caller: &Caller, access: Access) -> Result<Reply> {
-        // Removed is removed, whoever kept it.
+        // Removed counts, whichever process stored it.
         let Some(record) = self.recorder.writer.get(key)? else { return Ok(Reply::Done) };
         if !access.viewer(caller.peer).sees(&record) {
             let reading = self.access(&Request::Find(JobRef::Last), caller)?;

@@ -1,8 +1,8 @@
 //! Job ids that a system daemon gave away and of which no start is known yet.
 //!
-//! They are in memory alone: an id that is never used leaves nothing behind. They are bounded per user, expire, and are
-//! given again. Ids count up for everybody; a user whose own ids are ahead of that gets one from there, which moves
-//! nobody else's.
+//! They are only in memory: an unused id leaves nothing behind. They are bounded per user, expire, and are given
+//! again. All users share one counter; a user whose own ids are ahead of it gets the next of those, without moving
+//! the counter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -21,7 +21,7 @@ const ID_LEAP_MAX: u64 = 1_000_000;
 /// More jobs than one user starts at once.
 const PER_USER_MAX: usize = 4096;
 const TOTAL_MAX: usize = 65_536;
-/// Between a reservation and the start that uses it lies a fork.
+/// Only a fork happens between a reservation and the start that uses it.
 const EXPIRES_AFTER: Duration = Duration::from_secs(15 * 60);
 /// Expired ids that are remembered; more are skipped.
 const FREE_MAX: usize = 65_536;
@@ -110,7 +110,7 @@ impl Reservations {
             None => {
                 let is_ahead = at_least > self.next;
                 let id = self.fresh(at_least.max(self.next), is_ahead, known)?;
-                // One that somebody asked for from further ahead moves nobody else's.
+                // An id requested from further ahead does not move the counter.
                 if !is_ahead {
                     self.next = id + 1;
                 }
@@ -124,7 +124,7 @@ impl Reservations {
     fn freed(&mut self, at_least: u64, known: &dyn Known) -> Result<Option<u64>> {
         while let Some(&id) = self.free.range(at_least..).next() {
             self.free.remove(&id);
-            // Somebody who had expired may have used it all the same.
+            // A client whose reservation expired may have used it all the same.
             if !self.by_id.contains_key(&id) && known.taken(id..id + 1)?.is_empty() {
                 return Ok(Some(id));
             }
@@ -178,8 +178,8 @@ impl Reservations {
         Ok(Reply::Reserved { id })
     }
 
-    /// Whether an earlier daemon may have given this id for a job that began before this daemon did: reservations are
-    /// not on disk, and a job that began then is not to be lost. Nobody else has the id.
+    /// Whether an earlier daemon may have given this id for a job that began before this daemon did: reservations
+    /// are not on disk, and a job that began then must not be lost. No one else has the id.
     pub fn may_be_of_earlier(&self, id: u64, record: &Record, writer: &Writer, state: &Path) -> bool {
         let next = if self.next > 0 { self.next } else { first_id(writer, state).unwrap_or(1) };
         let end = next.saturating_add(ID_LEAP_MAX).min(SHARED_IDS_END);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_from_further_ahead_moves_nobody_elses() {
+    fn an_id_from_further_ahead_does_not_move_the_counter() {
         let (mut all, mut taken, now) = (from(5), HashSet::new(), Instant::now());
         assert_eq!(all.take(900_000, 7, now, &taken).unwrap(), 900_000);
         taken.insert(900_000);

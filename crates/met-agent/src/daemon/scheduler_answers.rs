@@ -1,4 +1,4 @@
-//! What schedulers tell of jobs, joined with what was measured and kept.
+//! Joins the schedulers' records of jobs with what was measured, and stores the result.
 
 use anyhow::Result;
 use met_core::bounds;
@@ -15,24 +15,24 @@ pub fn is_hopeless(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(write_retries::is_hopeless)
 }
 
-/// Joins what a scheduler told with what is known, keeps it, and returns what was written.
-pub fn keep(writer: &mut Writer, told: &Update) -> Result<Vec<Record>> {
+/// Joins a scheduler's update with what is known, stores it, and returns what was written.
+pub fn keep(writer: &mut Writer, update: &Update) -> Result<Vec<Record>> {
     let asked_ns = jobs::now_ns();
     let (mut write, mut instead_of) = (Vec::new(), Vec::new());
-    for runs in told.recorded.chunk_by(|one, next| one.id == next.id) {
-        let known = known_as(writer, told.manager, &runs[0])?;
+    for runs in update.recorded.chunk_by(|one, next| one.id == next.id) {
+        let known = known_as(writer, update.manager, &runs[0])?;
         let joined = join::join(&known, runs, asked_ns);
         write.extend(joined.write);
         instead_of.extend(joined.remove);
     }
-    for id in &told.gone {
-        let known = writer.find(Some(told.manager), id)?;
+    for id in &update.gone {
+        let known = writer.find(Some(update.manager), id)?;
         write.extend(join::forgotten(&known).into_iter().filter(|record| record.key.id == *id));
     }
     write.iter_mut().for_each(bounds::bound);
     writer.put_instead(&write, &instead_of)?;
-    if let Some(cursor) = told.cursor {
-        writer.set_meta(&cursor_name(told.manager), &cursor.to_string())?;
+    if let Some(cursor) = update.cursor {
+        writer.set_meta(&cursor_name(update.manager), &cursor.to_string())?;
     }
     Ok(write)
 }
@@ -50,12 +50,12 @@ fn known_as(writer: &Writer, manager: &str, recorded: &Recorded) -> Result<Vec<R
     Ok(known)
 }
 
-/// Until when a scheduler has told everything.
+/// Up to when a scheduler has reported everything.
 fn cursor_name(manager: &str) -> String {
     format!("scheduler.{manager}.cursor")
 }
 
-/// What a scheduler had told when the daemon last ran.
+/// What a scheduler had reported when the daemon last ran.
 pub fn before(writer: &Queries, manager: &str) -> Before {
     let cursor = writer.meta(&cursor_name(manager)).ok().flatten().and_then(|cursor| cursor.parse().ok());
     let live = Filter {
@@ -63,8 +63,8 @@ pub fn before(writer: &Queries, manager: &str) -> Before {
         states: State::ALL.into_iter().filter(|state| state.is_live()).collect(),
         ..Filter::default()
     };
-    let was_told = |record: &Record| record.scheduling.asked_ns.is_some();
+    let is_reported = |record: &Record| record.scheduling.asked_ns.is_some();
     // Without them all is well, too: they are found again by the answer, or when they end.
-    let live = writer.jobs(&live).unwrap_or_default().into_iter().filter(was_told);
+    let live = writer.jobs(&live).unwrap_or_default().into_iter().filter(is_reported);
     Before { cursor, live: live.map(|record| record.key.id).collect() }
 }

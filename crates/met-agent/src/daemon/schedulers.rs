@@ -1,7 +1,7 @@
 //! Threads that ask schedulers what they have recorded of jobs, one for each scheduler there is.
 //!
-//! What they hear waits in a bounded queue for the thread that writes the store. A scheduler that is slow or
-//! down delays nobody; without one there is no thread.
+//! Their updates wait in a bounded queue for the thread that writes the store. A scheduler that is slow or down
+//! delays nothing else; without one there is no thread.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,9 +23,9 @@ use met_query::protocol::SchedulerStatus;
 
 /// After an answer of so many runs memory is given back.
 const LONG_ANSWER_RUNS: u64 = 5_000;
-/// Pieces of news that wait; whoever has more waits, too.
+/// Updates that are queued; a thread with more waits.
 const QUEUE: usize = 4;
-/// A scheduler hears of an end after the node does.
+/// A scheduler learns of an end after the node.
 const NUDGE_DELAY: Duration = Duration::from_secs(2);
 /// And may record it later still.
 const NUDGE_AGAIN: Duration = Duration::from_secs(15);
@@ -84,8 +84,8 @@ fn programs(config: &Configured) -> Programs {
 }
 
 impl Schedulers {
-    /// One thread for each scheduler that is wanted; `before` tells what is known of each. `scope` holds where
-    /// the configuration says nothing.
+    /// One thread for each configured scheduler; `before` returns what is known of each. `scope` is the default
+    /// where the configuration has none.
     pub fn start(
         host: &Host,
         config: &Configured,
@@ -93,7 +93,7 @@ impl Schedulers {
         scope: Scope,
         before: impl Fn(&str) -> Before,
     ) -> io::Result<Schedulers> {
-        let (told, news) = mpsc::sync_channel(QUEUE);
+        let (sender, news) = mpsc::sync_channel(QUEUE);
         let mut schedulers = Schedulers { workers: Vec::new(), news, bell: None };
         let scope = config.scope.unwrap_or(scope);
         let node = Some(host.facts().hostname.clone()).filter(|_| scope == Scope::Node);
@@ -113,7 +113,7 @@ impl Schedulers {
                 programs: programs(config),
                 interval: config.interval,
                 uids: HashMap::new(),
-                told: told.clone(),
+                sender: sender.clone(),
                 bell,
                 status: status.clone(),
                 failures: 0,
@@ -134,15 +134,15 @@ impl Schedulers {
         let bell = self.bell.as_ref()?;
         // Silenced before the look: what comes after it rings again.
         let _ = rustix::io::read(bell, &mut [0; 8]);
-        let told = self.news.try_recv().ok()?;
+        let update = self.news.try_recv().ok()?;
         ring(bell);
-        Some(told)
+        Some(update)
     }
 
     /// A job of this manager has just ended here: its scheduler is asked soon, once for many.
     pub fn nudge(&self, manager: &str) {
         for worker in self.workers.iter().filter(|worker| worker.manager == manager) {
-            // One that waits to be heard is enough.
+            // One pending signal is enough.
             let _ = worker.nudges.try_send(());
         }
     }
@@ -166,7 +166,7 @@ struct Asking {
     interval: Duration,
     /// Some schedulers know users by name alone.
     uids: HashMap<String, Option<u32>>,
-    told: SyncSender<Update>,
+    sender: SyncSender<Update>,
     bell: Arc<OwnedFd>,
     status: Arc<Mutex<SchedulerStatus>>,
     failures: u32,
@@ -197,20 +197,21 @@ impl Asking {
 
     fn ask(&mut self) {
         let begin = Instant::now();
-        let (mut told_runs, uids, channel, bell) = (0, &mut self.uids, &self.told, &self.bell);
-        let result = self.sync.round(&mut self.programs, jobs::now_ns() / 1_000_000_000, &mut |mut told| {
-            told_runs += told.recorded.len() as u64;
-            told.recorded.iter_mut().for_each(|recorded| name_owner(recorded, uids));
-            // Nobody hears any more when the daemon leaves.
-            if channel.send(told).is_ok() {
-                ring(bell);
-            }
-        });
-        if told_runs > LONG_ANSWER_RUNS {
+        let (mut runs, uids, channel, bell) = (0, &mut self.uids, &self.sender, &self.bell);
+        let result =
+            self.sync.round(&mut self.programs, jobs::now_ns() / 1_000_000_000, &mut |mut update| {
+                runs += update.recorded.len() as u64;
+                update.recorded.iter_mut().for_each(|recorded| name_owner(recorded, uids));
+                // The receiver is gone when the daemon stops.
+                if channel.send(update).is_ok() {
+                    ring(bell);
+                }
+            });
+        if runs > LONG_ANSWER_RUNS {
             super::memory_release::give_back_free();
         }
         let mut status = lock(&self.status);
-        status.told += told_runs;
+        status.told += runs;
         status.took_ms = i64::try_from(begin.elapsed().as_millis()).ok();
         match result {
             Ok(()) => {
@@ -274,7 +275,7 @@ mod tests {
     use super::*;
     use met_config::Config;
 
-    /// A folder with commands that print what they are told to.
+    /// A folder with commands that print given text.
     fn commands(scripts: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, script) in scripts {
@@ -300,22 +301,22 @@ mod tests {
     }
 
     #[test]
-    fn what_a_scheduler_tells_rings_the_bell() {
+    fn an_update_of_a_scheduler_rings_the_bell() {
         let answer = r#"echo '{"7": {"state": "Running", "owner": "root", "startTime": 1794722204}}'"#;
         let folder = commands(&[("oarstat", answer)]);
         let host = Host::real().unwrap();
         let config = configured(folder.path());
         let schedulers =
             Schedulers::start(&host, &config, true, Scope::Cluster, |_| Before::default()).unwrap();
-        let told = loop {
+        let update = loop {
             // The day before is asked for in pieces, and each has the same answer.
-            let told = wait_for_news(&schedulers);
-            if !told.recorded.is_empty() {
-                break told;
+            let update = wait_for_news(&schedulers);
+            if !update.recorded.is_empty() {
+                break update;
             }
         };
-        assert_eq!((told.manager, told.recorded[0].id.as_str()), ("oar", "7"));
-        assert_eq!(told.recorded[0].uid, Some(0), "a name is resolved where the command gives no number");
+        assert_eq!((update.manager, update.recorded[0].id.as_str()), ("oar", "7"));
+        assert_eq!(update.recorded[0].uid, Some(0), "a name is resolved where the command gives no number");
     }
 
     #[test]
@@ -329,21 +330,21 @@ mod tests {
         };
         let answer = format!("echo '{{{}, {}}}'", job(7, here), job(8, "not-this-node"));
         let folder = commands(&[("oarstat", &answer)]);
-        let told = |scope, by_asker| {
+        let reported = |scope, by_default| {
             let config = Configured { scope, ..configured(folder.path()) };
             let schedulers =
-                Schedulers::start(&host, &config, true, by_asker, |_| Before::default()).unwrap();
+                Schedulers::start(&host, &config, true, by_default, |_| Before::default()).unwrap();
             loop {
-                let told = wait_for_news(&schedulers);
-                if !told.recorded.is_empty() {
-                    break told.recorded.into_iter().map(|recorded| recorded.id).collect::<Vec<_>>();
+                let update = wait_for_news(&schedulers);
+                if !update.recorded.is_empty() {
+                    break update.recorded.into_iter().map(|recorded| recorded.id).collect::<Vec<_>>();
                 }
             }
         };
-        assert_eq!(told(None, Scope::Node), ["7"]);
-        assert_eq!(told(None, Scope::Cluster), ["7", "8"]);
-        assert_eq!(told(Some(Scope::Cluster), Scope::Node), ["7", "8"]);
-        assert_eq!(told(Some(Scope::Node), Scope::Cluster), ["7"]);
+        assert_eq!(reported(None, Scope::Node), ["7"]);
+        assert_eq!(reported(None, Scope::Cluster), ["7", "8"]);
+        assert_eq!(reported(Some(Scope::Cluster), Scope::Node), ["7", "8"]);
+        assert_eq!(reported(Some(Scope::Node), Scope::Cluster), ["7"]);
     }
 
     #[test]
@@ -365,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_asked_who_is_not_there_or_not_wanted() {
+    fn only_installed_and_wanted_schedulers_are_queried() {
         let folder = commands(&[("bjobs", "true")]);
         let mut config = configured(folder.path());
         config.asked[Scheduler::Oar as usize] = Presence::Auto;
@@ -373,7 +374,7 @@ mod tests {
         let names =
             |system| wanted(&config, system).iter().map(|(kind, _)| kind.row().0.name).collect::<Vec<_>>();
         assert!(names(true).contains(&"lsf"));
-        assert_eq!(names(false), Vec::<&str>::new(), "a user's daemon asks nobody by itself");
+        assert_eq!(names(false), Vec::<&str>::new(), "a user's daemon queries none by default");
     }
 
     #[test]

@@ -53,7 +53,7 @@ fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
 /// Where jobs and samples go beside the store: to sinks, and to the page that others read.
 pub(super) struct Outputs {
     pub(super) bus: Bus,
-    /// If somebody listens.
+    /// If there is a subscriber.
     pub(super) board: Option<Arc<Board>>,
     /// Jobs of which nothing is published yet, because they will soon have another name: since when.
     withheld: HashMap<JobKey, Instant>,
@@ -88,7 +88,7 @@ impl Outputs {
         self.withheld.remove(key).is_some()
     }
 
-    /// A job that goes by the name it was found under: what was not published while it might have got another.
+    /// A job that keeps the name it was found under: publishes what was held back while the name might change.
     pub(super) fn publish_unnamed(&mut self, record: &Record, course: Option<Course>) {
         if !self.stop_withholding(&record.key) {
             return;
@@ -113,9 +113,9 @@ impl Outputs {
         }
     }
 
-    pub(super) fn on_board(&self, tell: impl FnOnce(&Board)) {
+    pub(super) fn on_board(&self, update: impl FnOnce(&Board)) {
         if let Some(board) = &self.board {
-            tell(board);
+            update(board);
         }
     }
 }
@@ -161,8 +161,8 @@ mod tests {
     impl Sink for Reports {
         fn take(&mut self, event: &Event) -> Result<(), SinkError> {
             let (Event::Started(record) | Event::Ended(record)) = event else { return Ok(()) };
-            let told = format!("{:?} {}", event.kind(), record.key.id);
-            self.0.send(told).map_err(|error| SinkError::Failed(error.to_string()))
+            let line = format!("{:?} {}", event.kind(), record.key.id);
+            self.0.send(line).map_err(|error| SinkError::Failed(error.to_string()))
         }
     }
 

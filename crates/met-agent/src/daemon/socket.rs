@@ -57,7 +57,7 @@ impl Claim {
         Ok(Some(Claim { lock }))
     }
 
-    /// Opens the door: from now on whoever knocks is answered.
+    /// Starts to listen: from now on connections are answered.
     pub fn open_door(self, place: &Place) -> Result<Post> {
         let listener = bind(&place.socket(), place.system)?;
         let post = Post {
@@ -89,7 +89,7 @@ impl Post {
         }
     }
 
-    /// Takes the socket away; whoever had connected by then is found by one last accept.
+    /// Removes the socket; one last accept finds clients that had connected by then.
     pub fn close_door(&mut self) -> Option<(UnixStream, Peer)> {
         self.address.iter().for_each(|file| address::withdraw(file));
         let _ = fs::remove_file(&self.socket);
@@ -106,7 +106,7 @@ impl Post {
         self.accept_with(&mut Spare::default())
     }
 
-    /// Without descriptors whoever knocks is let in by a spare one and sent away: he would wait for ever.
+    /// Without descriptors a client is accepted with a spare one and turned away: it would wait for ever.
     pub fn accept_with(&self, spare: &mut Spare) -> Option<(UnixStream, Peer)> {
         let (stream, _) = match self.listener.accept() {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
@@ -156,7 +156,7 @@ pub struct Connection {
     taken: usize,
     /// When something last went either way.
     moved: Instant,
-    /// The peer takes no replies any more; what it said before may still tell of a job.
+    /// The peer takes no replies any more; its earlier messages may still report a job.
     is_deaf: bool,
     /// The next request cannot be answered yet.
     is_postponed: bool,

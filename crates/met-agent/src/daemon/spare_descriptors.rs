@@ -53,7 +53,7 @@ impl Spare {
         second
     }
 
-    /// The same where a lack of descriptors says so.
+    /// The same for an error caused by a lack of descriptors.
     pub fn try_with<T>(&mut self, attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         let is_exhausted = |result: &io::Result<T>| {
             let number = result.as_ref().err().and_then(io::Error::raw_os_error);

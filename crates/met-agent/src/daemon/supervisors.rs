@@ -1,8 +1,8 @@
 //! Whether the supervisors of jobs still live: seen at the connection of each, and looked for where there is none.
 //!
-//! A connection costs one descriptor, which a supervisor needs in any case to learn that its daemon is gone; where
-//! there are none left it is looked for from time to time. So the end of a supervisor is never taken from a lack of
-//! descriptors.
+//! A connection costs one descriptor, which a supervisor needs in any case to learn that its daemon is gone;
+//! without free descriptors the daemon checks for it from time to time. So a lack of descriptors is never taken for
+//! the end of a supervisor.
 
 use std::time::{Duration, Instant};
 
@@ -82,7 +82,7 @@ impl Registry {
         due.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Whether the supervisor of a job is proven to be gone; any other is looked at later.
+    /// Whether the supervisor of a job is proven to be gone; the others are checked later.
     pub(super) fn is_orphan(&mut self, key: &JobKey, host: &Host) -> bool {
         let Some(kept) = self.jobs.get_mut(key) else { return false };
         let local = kept.record.local.as_ref();
@@ -120,7 +120,7 @@ impl Registry {
     }
 }
 
-/// Nobody waits for the job and nobody left an end.
+/// No process waits for the job and none recorded an end.
 fn lost(record: &Record, folder: Option<JobDir>) -> Left {
     tracing::warn!("job {}: its supervisor was killed", record.key.id);
     Left { record: Record { state: State::Lost, ..record.clone() }, is_end: false, folder }

@@ -2,7 +2,7 @@
 //! system, is given up, and another one goes on in its place as after a start of the daemon: with the records of
 //! the jobs and what the store has of their courses. What kept it is left out, or asked in another way.
 //!
-//! Nobody sets a timer for a tick: the thread leaves word of what it is at, and who wakes up anyway looks.
+//! There is no timer per tick: the sampler records what it is doing, and threads that wake up anyway check it.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use crate::sampler;
 use met_config::Config;
 use met_query::protocol::SourceStatus;
 
-/// A tick takes milliseconds. One that has lasted for two periods and so long is kept by something, and nobody
-/// who asks the thread waits longer than that.
+/// A tick takes milliseconds. One that has lasted for two periods and this long is stuck, and a request to the
+/// thread waits no longer than that.
 const KEPT_AFTER_MIN: Duration = Duration::from_secs(2);
 const KEPT_AFTER_MAX: Duration = Duration::from_secs(3);
 /// It is where it was for so long while others ran: a daemon that was stopped and goes on is not kept, nor is
 /// one that only takes its time.
 pub(super) const SURE_AFTER: Duration = Duration::from_secs(1);
-/// While it ticks somebody looks so often, though nobody else may have a reason to wake up.
+/// During a tick it is checked this often, even if nothing else wakes up.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
 /// Then it stays where it is, for a while: what keeps it is not among what can be left out.
 const REPLACED_MAX: usize = 4;
@@ -53,7 +53,7 @@ pub(super) struct Watchdog {
 struct GivenUp {
     thread: Option<JoinHandle<()>>,
     source: Option<&'static str>,
-    /// Nobody reads what kept it; else another thread asks for it.
+    /// The blocking source is no longer read; otherwise another thread reads it.
     is_left_out: bool,
 }
 
@@ -139,12 +139,12 @@ impl Watchdog {
             .filter(|given_up| given_up.is_left_out)
             .filter_map(|given_up| given_up.source)
             .collect();
-        // One that keeps somebody else, too, has not answered him.
+        // A source that blocks another reader, too, has not answered it.
         answered.retain(|source| !self.left_out().any(|left_out| left_out == *source));
         answered
     }
 
-    /// All that is left out is tried again: somebody has changed something.
+    /// All excluded sources are tried again: the configuration changed.
     fn take_all(&mut self) -> Vec<&'static str> {
         let sources = self.left_out().collect();
         self.given_up.iter_mut().for_each(|given_up| given_up.is_left_out = false);

@@ -159,10 +159,10 @@ pub(super) mod tests {
             assert_eq!(shown.iter().map(|record| record.state).collect::<Vec<_>>(), [State::Finished]);
         }
         assert_eq!((service.job_count(), service.has_to_flush()), (0, true));
-        let mut told = Recorded::new("slurm", "8".to_owned());
-        told.scheduling.submit_ns = Some(1_000_000_000);
+        let mut run = Recorded::new("slurm", "8".to_owned());
+        run.scheduling.submit_ns = Some(1_000_000_000);
         service.recorder.unwritten.told =
-            Some(Update { manager: "slurm", recorded: vec![told], gone: Vec::new(), cursor: Some(5) });
+            Some(Update { manager: "slurm", recorded: vec![run], gone: Vec::new(), cursor: Some(5) });
         service.flush();
         assert!(
             service.recorder.unwritten.told.is_some()
@@ -180,7 +180,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_refused_holds_up_nobody() {
+    fn a_refused_write_does_not_block_others() {
         let mut unwritten = Unwritten::default();
         unwritten.keep_end(sample::bare(1, "x"));
         unwritten.write_ends(|_| {

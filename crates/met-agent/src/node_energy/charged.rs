@@ -48,7 +48,7 @@ impl CardEnergy {
 pub struct Charged {
     /// Its share of windows: all that it is charged, cards included.
     pub(super) line: Line,
-    /// What it used of cards since the last window, of which no meter of the node has told yet.
+    /// What it used of GPUs since the last window, not yet covered by a meter of the node.
     pub(super) open: Line,
     /// At its end, what it shows of cards.
     pub(super) cards: CardEnergy,
@@ -70,7 +70,7 @@ struct Metered {
     names: BTreeSet<String>,
     /// Not all of them estimates.
     measured: bool,
-    /// Parts that a meter told apart.
+    /// Parts that a meter measured separately.
     parts: [bool; PARTS],
 }
 
@@ -215,7 +215,7 @@ impl Charged {
         }
     }
 
-    /// What an earlier daemon charged, by the job's last cells; `missed` if nobody looked for a while.
+    /// What an earlier daemon charged, by the job's last cells; `missed` if it was not measured for a while.
     pub(super) fn recall(&mut self, cells: &[i64], missed: bool) {
         self.doubts.missed = missed;
         self.before = COLUMNS.map(|column| cells[column].max(0));
@@ -265,7 +265,7 @@ impl Charged {
         if self.metered.names.is_empty() && self.before == [0; COLUMNS.len()] {
             return None;
         }
-        // A part that no meter tells from the others is in the rest, and not 0.
+        // A part that no meter measures separately is in the rest, and not 0.
         let part = |part: usize, column: usize| {
             let energy_uj = self.line.active_uj[part] + self.line.idle_uj[part];
             let before = COLUMNS.iter().position(|&known| known == column).map(|at| self.before[at]);

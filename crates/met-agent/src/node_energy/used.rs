@@ -33,7 +33,7 @@ pub static EMISSION: Table = Table {
 
 const SHARES: [&str; 4] = ["jobs", "system", "idle", "unassigned"];
 
-/// The place of somebody in `SHARES`.
+/// The index of a consumer in `SHARES`.
 fn share_of(who: &Who) -> usize {
     match who {
         Who::Job(_) => 0,

@@ -37,7 +37,7 @@ impl Job {
     /// `looked_ns` is when anybody last looked at the machine, if that is followed.
     pub(super) fn new(record: &Record, charged: Charged, now_ns: i64, looked_ns: Option<i64>) -> Job {
         let age_ns = record.start_ns.map(|start_ns| clock::realtime_ns() - start_ns);
-        // It began in the window that is open, or nobody has looked since it did.
+        // It began in the open window, or has not been read since.
         let young_ns = looked_ns.map_or(YOUNG_NS, |looked_ns| YOUNG_NS.max(now_ns - looked_ns));
         let is_young = age_ns.is_some_and(|age_ns| (0..young_ns).contains(&age_ns));
         let is_attached = record.local.as_ref().is_some_and(|local| local.origin == Origin::Attach);
@@ -57,16 +57,16 @@ impl Job {
         }
     }
 
-    /// Its allocation is told after it began, by its own processes or by its scheduler.
+    /// Its allocation becomes known after its start, from its processes or its scheduler.
     pub(super) fn hold(&mut self, record: &Record) {
         self.held_cpus = held_here(record).unwrap_or(self.held_cpus);
     }
 
-    /// The processor counted so many events in all, since it was told to.
+    /// The number of events counted by the processor since counting began.
     pub(super) fn count(&mut self, count: i64) {
         let before = self.counted.replace(count);
         let grown = before.and_then(|before| u64::try_from(count.checked_sub(before)?).ok());
-        // Two readings may lie between two looks.
+        // There may be two readings between two looks.
         self.grown = grown.map(|grown| self.grown.unwrap_or(0).saturating_add(grown));
     }
 
@@ -75,7 +75,7 @@ impl Job {
         self.grown.take()
     }
 
-    /// Whether much of its CPU time was used by processes that nobody saw as its.
+    /// Whether much of its CPU time was used by processes never seen as its own.
     pub(super) fn was_unseen(&self, cpu_ns: i64) -> bool {
         let unseen_ns = cpu_ns.saturating_sub(i64::try_from(self.seen_ns).unwrap_or(i64::MAX));
         unseen_ns > cpu_ns / UNSEEN_SHARE
@@ -194,7 +194,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_sum_stays_and_whoever_is_not_counted_stays(
+        fn the_sum_stays_and_uncounted_jobs_stay(
             cpu in prop::collection::vec(0..u64::MAX / 64, 1..20),
             counts in prop::collection::btree_map(0..25u32, any::<u64>(), 0..20),
         ) {

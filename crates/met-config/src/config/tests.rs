@@ -474,7 +474,10 @@ fn the_nearest_file_wins_and_a_named_one_must_exist() {
         })
     };
     let none: &[(&str, &str)] = &[];
-    assert_eq!(load(None, none).unwrap(), Loaded { config: Config::default(), path: None, text: String::new() });
+    assert_eq!(
+        load(None, none).unwrap(),
+        Loaded { config: Config::default(), path: None, text: String::new() }
+    );
     write("etc/met.yaml", "1s");
     let home = write("home/.config/met/met.yaml", "2s");
     let xdg = write("xdg/met/met.yaml", "3s");

@@ -10,7 +10,7 @@ use crate::gpu::{card, process};
 
 /// A slice in the units in which parts are shared.
 const SLICE: u64 = 5040;
-/// What a card may seem to compute by chance: of what nobody is known to do, less is nobody's.
+/// Noise in a card's utilisation: unexplained computing below this is unassigned.
 const NOISE_THOUSANDTHS: u64 = 50;
 
 /// Splits the card's energy among those who use and hold it, or who use and hold its parts.
@@ -107,8 +107,8 @@ pub(super) fn power_share(deck: &Deck, holders: &Holders, slot: u32, index: usiz
 }
 
 impl Card {
-    /// The card computes, and not by those of whom it is known: the energy is not that of who only holds it.
-    /// Says whether nobody at all is known who could have.
+    /// The card computes, but none of the jobs with known activity do: the energy does not belong to mere holders.
+    /// Returns whether no known job could have computed.
     fn claim_unseen(&self, claims: &mut Vec<Claim>) -> bool {
         let Ok(busy) = u64::try_from(self.cells[card::UTILIZATION]) else { return false };
         let active: u64 = claims.iter().map(|claim| claim.active).sum();
@@ -139,7 +139,7 @@ impl Card {
             presence.cells[process::OPEN] != 0 && presence.cells[process::UTILIZATION] == MISSING
         };
         match presence.cells[process::UTILIZATION] {
-            // Here it does not depend on when they came: what others do not tell of is theirs.
+            // Here it does not depend on when they came: what others do not report is theirs.
             MISSING
                 if count > 0 && open && self.hides_others() && self.cells[card::UTILIZATION] != MISSING =>
             {
@@ -148,14 +148,14 @@ impl Card {
                 return u64::try_from(rest / unknown).unwrap_or(0);
             }
             MISSING if count > 0 && open && presence.young => {
-                // Newer than the last dear reading: until the next it is taken to be like the others.
+                // Newer than the last expensive reading: until the next it is treated like the others.
                 return u64::try_from(sum / count).unwrap_or(0);
             }
             MISSING if count > 0 => return 0,
             MISSING => {}
             used => return u64::try_from(used).unwrap_or(0),
         }
-        // Nobody tells them apart: if the card computes, or does not say, they share what it does.
+        // They cannot be separated: if the card computes, or does not say, they share its energy.
         u64::from(open && self.cells[card::UTILIZATION] != 0)
     }
 }

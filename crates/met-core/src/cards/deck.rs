@@ -149,7 +149,7 @@ impl Deck {
 }
 
 impl Card {
-    /// Of these only the processes of jobs are looked at, and not each tells what it does.
+    /// Of these only the processes of jobs are read, and not each reports its activity.
     pub fn hides_others(&self) -> bool {
         self.labels[label::VENDOR] != "nvidia"
     }

@@ -61,7 +61,7 @@ impl Holders {
         }
     }
 
-    /// Whether the job was given the card, and what says so.
+    /// Whether the job was given the card, and the source of that.
     fn given(&self, deck: &Deck, slot: u32, index: usize) -> Option<&'static str> {
         // What is cut into parts is held by its parts.
         let holdings = self.holdings.get(&slot).filter(|_| !deck[index].has_parts)?;
@@ -103,7 +103,7 @@ impl Holders {
     /// What jobs and others claim of one card or part.
     pub fn claim(&self, deck: &Deck, index: usize, map: &JobMap, claims: &mut Vec<Claim>) {
         let card = &deck[index];
-        // In the order of who: who is looked for later is found at once.
+        // Sorted by `who`, for a binary search.
         let mut by_who: BTreeMap<Option<u32>, Claim> = BTreeMap::new();
         let put =
             |by_who: &mut BTreeMap<_, _>, who: Option<u32>, active: u64, held: u64, activity: Activity| {
@@ -138,11 +138,11 @@ impl Holders {
     /// Whether a job of which no process is listed on the card is known to have none there.
     pub fn knows_who(&self, deck: &Deck, slot: u32, index: usize, at_ns: i64) -> bool {
         let card = &deck[index];
-        // A driver that does not say who is on the card does not say that nobody is.
+        // A driver that does not list the processes on the card does not say that there are none.
         let is_listed = card.labels[label::VENDOR] != "nvidia"
             || card.parent.is_some()
             || card.cells[card::PROCESSES] != MISSING;
-        // Nor does a list from before the job began, nor one of nobody while the card computes.
+        // Nor does a list from before the job began, nor an empty one while the card computes.
         let age_ns = card.cells[card::LIST_AGE];
         let is_old =
             age_ns != MISSING && self.began_ns.get(&slot).is_some_and(|&began_ns| at_ns - age_ns < began_ns);

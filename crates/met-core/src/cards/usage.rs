@@ -151,7 +151,7 @@ pub(super) struct Means {
     pub units: UnitMeans,
 }
 
-/// How busy the units of the card were, whoever used them.
+/// How busy the units of the card were, by all users together.
 #[derive(Default)]
 pub(super) struct UnitMeans {
     pub sm_activity: Mean,
@@ -256,7 +256,7 @@ impl Growth {
     pub fn add(&mut self, cell: i64) {
         if cell != MISSING {
             let first = *self.first.get_or_insert(cell);
-            // The driver was loaded anew: what it counted before is over.
+            // The driver was reloaded: its earlier counts are void.
             if cell < self.last {
                 self.first = Some(first - self.last);
             }
@@ -314,7 +314,7 @@ mod tests {
         let mut usage = Use::default();
         let mut cells = vec![MISSING; card::TABLE.columns.len()];
         let second_ns = 1_000_000_000;
-        // Who computes is told two seconds later than that the card does.
+        // Which process computes is reported two seconds later than the card's activity.
         for (second, own, whole) in
             [(0, MISSING, 0), (1, MISSING, 0), (2, MISSING, 700), (3, 600, 700), (4, 600, 700)]
         {

@@ -135,8 +135,8 @@ impl Cards {
         }
     }
 
-    /// What is known of the idle power of each whole card, to be told again after a restart: its uuid, what
-    /// was learned, and the lowest power seen.
+    /// What is known of the idle power of each whole card, to be restored after a restart: its uuid, what was
+    /// learned, and the lowest power seen.
     pub fn idle_powers(&self) -> impl Iterator<Item = (&[String], Option<i64>, Option<i64>)> {
         self.deck.cards.iter().filter(|card| card.parent.is_none()).map(|card| {
             let IdlePower { learned_mw, lowest_mw, .. } = card.ledger.idle;
@@ -144,7 +144,7 @@ impl Cards {
         })
     }
 
-    /// The cards that somebody holds or uses, as read at the last look.
+    /// The cards that a job holds or uses, as read at the last look.
     pub fn in_use(&self) -> impl Iterator<Item = (&[String], &[i64])> {
         let latest_ns = self.looked_ns;
         self.deck.cards.iter().enumerate().filter_map(move |(index, card)| {

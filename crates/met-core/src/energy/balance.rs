@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Sums over all windows since the ledger began. They are equal, or somebody was charged twice or not at all.
+/// Sums over all windows since the ledger began. They are equal unless something was charged twice or not at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Balance {
     /// The beginning of the first window and the end of the last.
@@ -10,7 +10,7 @@ pub struct Balance {
     pub until_ns: i64,
     pub counted_uj: i64,
     pub booked_uj: i64,
-    /// Of what is booked, what nobody used as far as is known.
+    /// Of what is booked, the part without a known user.
     pub unassigned_uj: i64,
     /// Since when they differ.
     pub off_since_ns: Option<i64>,

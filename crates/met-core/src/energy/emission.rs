@@ -12,13 +12,13 @@ pub const WORLD_MG_PER_KWH: i64 = 475_000;
 
 pub const UJ_PER_KWH: i128 = 3_600_000_000_000;
 
-/// What a kilowatt hour emits from a time on, and who says so.
+/// What a kilowatt hour emits from a time on, and the source of the value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Factor {
     pub mg_per_kwh: i64,
     /// `rte eco2mix`, `electricity maps FR`, `average of France 2022`, `configured`.
     pub source: String,
-    /// Unix nanoseconds: of the provider's own measurement where it tells.
+    /// Unix nanoseconds: the provider's measurement time, where it has one.
     pub since_ns: i64,
 }
 
@@ -28,7 +28,7 @@ const AVERAGE: &str = "average of ";
 const WORLD: &str = "world average, 2019";
 
 impl Factor {
-    /// Whether it is a constant or an average of a year: nobody measured it at its time.
+    /// Whether it is a constant or an average of a year, not measured at its time.
     pub fn is_fixed(&self) -> bool {
         self.source == CONFIGURED || self.source == WORLD || self.source.starts_with(AVERAGE)
     }

@@ -11,7 +11,7 @@ use super::line::{CARDS, PARTS, Weights};
 
 /// A window is quiet when less than this of the machine's CPU time was used, in thousandths.
 const QUIET_PERMILLE: u64 = 20;
-/// Two loads as far apart tell what none would use, in thousandths.
+/// Two loads this far apart allow an extrapolation to no load, in thousandths.
 const APART_PERMILLE: u64 = 200;
 /// Shorter spans say little about power, and neither do fewer windows: each has one reading of the slowest meter. Until
 /// there was such a span, a single window serves.
@@ -38,12 +38,12 @@ pub enum How {
 /// Idle power by part of the machine, as it outlives who learned it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LearnedIdle {
-    /// The meters that say so.
+    /// The meters it was learned from.
     pub meters: String,
     /// In milliwatts; of cards it is part of their own lines, and 0 here.
     pub idle_mw: [u64; PARTS],
     pub how: How,
-    /// The end of the window that told it, by the clock of whoever reads the meters.
+    /// The end of the window it was learned in, by the reader's clock.
     pub at_ns: i64,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct IdlePower {
 /// What one set of meters has shown.
 #[derive(Debug, Default)]
 struct Seen {
-    /// By whoever read them before.
+    /// By an earlier reader.
     recalled: Option<LearnedIdle>,
     /// In spans that are long enough.
     firm: Shown,

@@ -60,7 +60,7 @@ impl Ended {
     }
 }
 
-/// Of somebody on all cards together, active and idle: what is known of it now, and what was at the last look.
+/// One job's use of all cards together, active and idle: as known now, and at the last look.
 #[derive(Clone, Copy, Debug, Default)]
 struct CardLine {
     now_uj: (u64, u64),
@@ -68,7 +68,7 @@ struct CardLine {
 }
 
 impl CardLine {
-    /// Since the last look. Less than 0: what it had then turned out to be somebody else's.
+    /// Since the last look. Less than 0: what it had then turned out to be another job's.
     fn grown(&self) -> Line {
         let mut line = Line::default();
         line.active_uj[CARDS] = self.now_uj.0 as i64 - self.looked_uj.0 as i64;
@@ -110,7 +110,7 @@ impl EnergyLedger {
         self.meters.needs_estimates(self.open_ns)
     }
 
-    /// Nobody follows the machine for a while: what it uses until the next reading is in no window.
+    /// The machine is not measured for a while: what it uses until the next reading is in no window.
     pub fn pause(&mut self) {
         (self.open_ns, self.unmeasured_ns) = (None, None);
         self.cards.values_mut().for_each(|line| line.looked_uj = line.now_uj);
@@ -128,8 +128,8 @@ impl EnergyLedger {
         self.ticks.current.node.add(weights);
     }
 
-    /// What somebody's use of cards has come to, active and idle, by what is known now. Until a card's counter
-    /// is read that is provisional, and may turn out to be less or somebody else's.
+    /// One job's total use of cards, active and idle, as known now. Until a card's counter is read it is
+    /// provisional, and may turn out to be less or another job's.
     pub fn charge_cards(&mut self, who: Who, active_uj: u64, idle_uj: u64) {
         // Most jobs have no card.
         if (active_uj, idle_uj) != (0, 0) || self.cards.contains_key(&who) {
@@ -147,7 +147,7 @@ impl EnergyLedger {
         !self.cards.is_empty()
     }
 
-    /// What somebody has used of cards since the last window, of which no meter has told yet.
+    /// A job's use of cards since the last window, not yet covered by a meter.
     pub fn open_cards(&self, who: Who) -> Line {
         let mut line = self.cards.get(&who).map(CardLine::grown).unwrap_or_default();
         line.add(&self.ticks.cards_of(who));
@@ -162,8 +162,8 @@ impl EnergyLedger {
         self.close_at(end_ns, now_ns)
     }
 
-    /// Closes the window up to the last reading of any meter, without those that are slower: nobody will be
-    /// there to take their readings.
+    /// Closes the window up to the last reading of any meter, without the slower ones: their next readings will not
+    /// be taken.
     pub fn close_for_good(&mut self, now_ns: i64) -> Option<Closed> {
         self.look(now_ns);
         let end_ns = self.meters.last_ns(now_ns).max();
@@ -194,7 +194,7 @@ impl EnergyLedger {
 
     fn close_at(&mut self, end_ns: Option<i64>, now_ns: i64) -> Option<Closed> {
         let Some(end_ns) = end_ns else {
-            // Nobody has measured what these did.
+            // These were not measured.
             let since_ns = self.open_ns.take().or(self.unmeasured_ns);
             self.unmeasured_ns = since_ns.map(|since_ns| since_ns.max(now_ns));
             return self.leave_out(since_ns, now_ns);
@@ -286,7 +286,7 @@ impl EnergyLedger {
         let most_uj = self.carry.claimed_uj().saturating_sub(backlog_uj);
         let room_uj = if is_lost { room_uj.min(most_uj) } else { room_uj };
         let paid = self.carry.pay(room_uj);
-        // What nobody used nobody is owed.
+        // Unused energy is owed to no one.
         self.carry.close(Who::Unassigned);
         let rest_uj = whole.outer_uj().map_or(0, |outer_uj| outer_uj - paid.sum_uj);
         let mut lines = paid.lines;
@@ -324,9 +324,9 @@ impl EnergyLedger {
         })
     }
 
-    /// A counter tells the energy of a long gap, and not when it was used. Where others were read until the gap ends in
-    /// this window, what parts used in the window beyond the mean of the gap is in what was caught up, and the meter is
-    /// not behind by that. It is where less than the idle energy of the gap would be left.
+    /// A counter gives the energy of a long gap, but not when it was used. Where others were read until the gap
+    /// ends in this window, what parts used in the window beyond the mean of the gap is in what was caught up, and
+    /// the meter is not behind by that. It is where less than the idle energy of the gap would be left.
     fn settle_gap(&self, whole: &mut Whole, idle: &Idle, backlog_uj: u64, (begin_ns, end_ns): (i64, i64)) {
         let Some(outer) = &mut whole.outer else { return };
         let Some((gap_ns, _, Fault::Lost)) = self.meters.around(outer, begin_ns) else { return };

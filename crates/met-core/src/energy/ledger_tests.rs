@@ -28,7 +28,7 @@ fn joules(uj: impl TryInto<i64>) -> i64 {
 
 #[test]
 fn a_job_asleep_alone_is_charged_no_active_energy_and_idle_shows_as_idle() {
-    let mut ledger = ledger(IdleTo::Nobody, None);
+    let mut ledger = ledger(IdleTo::Unassigned, None);
     let meter = node(&mut ledger);
     ledger.meters.read_power(meter, 0, 200_000);
     ledger.close(0);
@@ -60,7 +60,7 @@ fn holders_are_charged_idle_as_a_line_of_its_own() {
 
 #[test]
 fn a_meter_that_is_read_more_rarely_than_before_is_still_believed() {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let scope = Scope::Node { rank: 0, with_cards: true };
     let mut closed_uj = Vec::new();
     for (at_s, patience_s) in [(0, 3), (1, 3), (2, 3), (7, 15), (12, 15)] {
@@ -73,7 +73,7 @@ fn a_meter_that_is_read_more_rarely_than_before_is_still_believed() {
 
 #[test]
 fn two_jobs_add_up_and_the_busier_one_pays_more() {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
     ledger.meters.read_counter(meter, 0, 5);
     ledger.close(0);
@@ -88,7 +88,7 @@ fn two_jobs_add_up_and_the_busier_one_pays_more() {
 
 #[test]
 fn cards_inside_the_node_meter_are_not_counted_twice() {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
     let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
     for (at_ns, node_uj, cpu_uj) in [(0, 0, 0), (SECOND, 500_000_000, 100_000_000)] {
@@ -110,7 +110,7 @@ fn cards_inside_the_node_meter_are_not_counted_twice() {
 
 #[test]
 fn what_cards_turn_out_to_have_used_is_made_good_by_later_windows() {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
     ledger.meters.read_counter(meter, 0, 0);
     ledger.close(0);
@@ -146,7 +146,7 @@ fn what_cards_turn_out_to_have_used_is_made_good_by_later_windows() {
 
 #[test]
 fn the_better_meter_is_believed_and_a_lost_one_replaced() {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
     let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
     for step in 0..4 {
@@ -171,7 +171,7 @@ fn the_better_meter_is_believed_and_a_lost_one_replaced() {
         (6900, QualityKind::LowerBound),
         "the meter of the node is away"
     );
-    // It comes back: what it counted meanwhile beyond the processors is nobody's.
+    // It comes back: what it counted meanwhile beyond the processors is unassigned.
     for second in 71..=72 {
         ledger.meters.read_counter(meter, second * SECOND, second * 500);
         ledger.meters.read_counter(package, second * SECOND, second * 100);
@@ -184,7 +184,7 @@ fn the_better_meter_is_believed_and_a_lost_one_replaced() {
 
 /// A meter and a job that is all there is, read at these times; the counter has 100 W.
 fn read_at(seconds: &[i64]) -> Vec<Closed> {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
     let mut before = 0;
     let mut found = Vec::new();
@@ -207,7 +207,7 @@ fn what_was_counted_in_a_gap_is_shared_by_what_jobs_did_in_it() {
 }
 
 #[test]
-fn what_was_counted_in_a_long_gap_is_nobodys_and_said_to_be() {
+fn what_was_counted_in_a_long_gap_is_unassigned_and_marked() {
     let found = read_at(&[0, 1, 121, 122]);
     let whole: Vec<(u64, Fault)> = found.iter().map(|closed| (closed.whole_uj, closed.fault)).collect();
     assert_eq!(whole, [(100, Fault::None), (12_000, Fault::Lost), (100, Fault::None)]);
@@ -217,7 +217,7 @@ fn what_was_counted_in_a_long_gap_is_nobodys_and_said_to_be() {
 
 #[test]
 fn meters_that_are_away_in_turn_do_not_keep_a_window_open() {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
     let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
     let mut ends_s = Vec::new();
@@ -234,7 +234,7 @@ fn meters_that_are_away_in_turn_do_not_keep_a_window_open() {
 #[test]
 fn a_window_does_not_wait_for_the_next_tick_where_the_node_is_read_last() {
     for (period_s, after_ns) in [(1, SECOND / 100), (5, SECOND / 100), (1, SECOND / 2)] {
-        let mut ledger = ledger(IdleTo::Nobody, Some(0));
+        let mut ledger = ledger(IdleTo::Unassigned, Some(0));
         let meter = node(&mut ledger);
         let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
         for second in 0..=20 {
@@ -258,7 +258,7 @@ fn a_window_does_not_wait_for_the_next_tick_where_the_node_is_read_last() {
 
 #[test]
 fn after_a_time_without_meters_no_window_reaches_back_into_it() {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
     let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
     let mut ends_ns = Vec::new();
@@ -281,7 +281,7 @@ fn after_a_time_without_meters_no_window_reaches_back_into_it() {
 #[test]
 fn a_meter_of_the_node_that_lags_pays_for_cards_when_it_shows_them() {
     const LAG: i64 = 8;
-    let mut ledger = ledger(IdleTo::Nobody, Some(100));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(100));
     let meter = node(&mut ledger);
     let mut sums: BTreeMap<Who, i64> = BTreeMap::new();
     let (mut cards_uj, mut whole_uj, mut settled_s) = (0, 0, None);
@@ -313,7 +313,7 @@ fn a_meter_of_the_node_that_lags_pays_for_cards_when_it_shows_them() {
 
 #[test]
 fn cards_that_the_meter_of_the_node_never_shows_are_missing_and_said_to_be() {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
     let (mut paid_uj, mut short_uj, mut settled) = (0, 0, false);
     for second in 0..200 {
@@ -336,7 +336,7 @@ fn cards_that_the_meter_of_the_node_never_shows_are_missing_and_said_to_be() {
 
 #[test]
 fn a_job_that_ends_is_settled_by_the_window_it_ended_in() {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
     ledger.meters.read_counter(meter, 0, 0);
     ledger.close(0);
@@ -351,7 +351,7 @@ fn a_job_that_ends_is_settled_by_the_window_it_ended_in() {
 
 #[test]
 fn idle_power_is_learned_from_two_loads_where_the_machine_never_rests() {
-    let mut ledger = ledger(IdleTo::Nobody, None);
+    let mut ledger = ledger(IdleTo::Unassigned, None);
     let meter = node(&mut ledger);
     let mut energy_uj = 0;
     // 100 W at rest and 50 W for each busy CPU.
@@ -365,14 +365,14 @@ fn idle_power_is_learned_from_two_loads_where_the_machine_never_rests() {
     assert_eq!(idle_mw(&ledger), [("bmc".to_owned(), 100_000)]);
 }
 
-/// What was learned in all, by the meters that say so.
+/// What was learned in all, by meters.
 fn idle_mw(ledger: &EnergyLedger) -> Vec<(String, u64)> {
     ledger.resting.learned().map(|learned| (learned.meters.clone(), learned.total_mw())).collect()
 }
 
 #[test]
 fn a_package_that_is_not_read_makes_the_whole_a_lower_bound() {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = |ledger: &mut EnergyLedger, name: &str| {
         ledger.meters.meter(name, Scope::Package, QualityKind::Measured, 2 * SECOND)
     };
@@ -404,7 +404,7 @@ fn a_package_that_is_not_read_makes_the_whole_a_lower_bound() {
 
 #[test]
 fn under_a_meter_of_the_node_a_part_that_is_known_in_part_is_in_the_rest() {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let outer = node(&mut ledger);
     let one = ledger.meters.meter("package-0", Scope::Package, QualityKind::Measured, PATIENCE);
     ledger.meters.meter("package-1", Scope::Package, QualityKind::Measured, PATIENCE);
@@ -423,7 +423,7 @@ fn under_a_meter_of_the_node_a_part_that_is_known_in_part_is_in_the_rest() {
 
 #[test]
 fn an_estimate_is_not_added_to_what_was_measured() {
-    let mut ledger = ledger(IdleTo::Nobody, Some(0));
+    let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let guess = ledger.meters.meter("estimate", Scope::Package, QualityKind::Estimated, PATIENCE);
     let package = ledger.meters.meter("package-0", Scope::Package, QualityKind::Measured, PATIENCE);
     for second in 0..2 {
@@ -456,7 +456,7 @@ fn rest(ledger: &mut EnergyLedger, seconds: std::ops::Range<i64>, with_bmc: bool
 
 #[test]
 fn idle_power_is_learned_for_each_set_of_meters() {
-    let mut ledger = ledger(IdleTo::Nobody, None);
+    let mut ledger = ledger(IdleTo::Unassigned, None);
     // The controller answers later than the processors: what these showed alone is not all there is.
     rest(&mut ledger, 0..7, false);
     rest(&mut ledger, 7..14, true);
@@ -466,9 +466,9 @@ fn idle_power_is_learned_for_each_set_of_meters() {
 
 #[test]
 fn what_was_learned_before_holds_from_the_first_window_on() {
-    let mut before = ledger(IdleTo::Nobody, None);
+    let mut before = ledger(IdleTo::Unassigned, None);
     rest(&mut before, 0..7, true);
-    let mut after = ledger(IdleTo::Nobody, None);
+    let mut after = ledger(IdleTo::Unassigned, None);
     before.resting.learned().for_each(|learned| after.resting.recall(learned));
     assert!(!after.resting.is_unknown());
     // The first thing that it sees is a busy machine.
@@ -493,7 +493,7 @@ fn what_was_learned_before_holds_from_the_first_window_on() {
 
 #[test]
 fn until_idle_power_is_known_it_is_estimated_and_said_to_be() {
-    let mut ledger = ledger(IdleTo::Nobody, None);
+    let mut ledger = ledger(IdleTo::Unassigned, None);
     assert!(ledger.resting.is_unknown());
     ledger.resting.assume(30_000, 10_000);
     let meter = node(&mut ledger);
@@ -511,7 +511,7 @@ fn until_idle_power_is_known_it_is_estimated_and_said_to_be() {
 
 #[test]
 fn a_job_that_all_but_sleeps_pays_little_also_before_idle_power_is_known() {
-    let mut ledger = ledger(IdleTo::Nobody, None);
+    let mut ledger = ledger(IdleTo::Unassigned, None);
     ledger.resting.assume(10_000, 0);
     let meter = node(&mut ledger);
     for at_ns in [0, SECOND] {
@@ -567,7 +567,7 @@ proptest! {
         holders in any::<bool>(),
         with_cards in any::<bool>(),
     ) {
-        let mut ledger = ledger(if holders { IdleTo::Holders } else { IdleTo::Nobody }, idle_w);
+        let mut ledger = ledger(if holders { IdleTo::Holders } else { IdleTo::Unassigned }, idle_w);
         let scopes = [
             Scope::Node { rank: 1, with_cards }, Scope::Board, Scope::Package, Scope::Package, Scope::Memory,
         ];
@@ -611,7 +611,7 @@ proptest! {
     fn windows_one_after_the_other_add_up_to_the_counter(
         steps in prop::collection::vec((1..5_000_000_000i64, 0..900_000_000i64, 1..4usize), 2..60),
     ) {
-        let mut ledger = ledger(IdleTo::Nobody, Some(50));
+        let mut ledger = ledger(IdleTo::Unassigned, Some(50));
         let fast = ledger.meters.meter("fast", Scope::Package, QualityKind::Measured, PATIENCE);
         let slow = ledger.meters.meter("slow", Scope::Memory, QualityKind::Measured, PATIENCE);
         let (mut now_ns, mut counter_uj, mut sum) = (0, 0, 0u64);

@@ -21,12 +21,12 @@ pub enum Who {
     System,
     /// What the machine uses doing nothing, as far as no job is charged for it.
     Idle,
-    /// What a meter counted while nobody saw who used it.
+    /// What a meter counted while its users were unknown.
     Unassigned,
 }
 
-/// Energy in microjoules by part of the machine. In a window a part of cards may be negative: a share that was
-/// provisional went to somebody else. Windows one after the other never add up to less than 0.
+/// Energy in microjoules by part of the machine. In a window a part of cards may be negative: a provisional share
+/// went to another job. Windows one after the other never add up to less than 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Line {
     pub active_uj: [i64; PARTS],
@@ -68,9 +68,9 @@ impl Line {
 /// Who is charged for what the machine uses doing nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdleTo {
-    /// Jobs, by the CPUs they hold; what nobody holds is nobody's.
+    /// Jobs, by the CPUs they hold; unheld CPUs are unassigned.
     Holders,
-    Nobody,
+    Unassigned,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +80,7 @@ pub struct Policy {
     pub idle_mw: Option<u64>,
 }
 
-/// What somebody did since the last weighing.
+/// What a job did since the last weighing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weights {
     /// CPU time, or instructions: whatever is the same for all.
@@ -127,11 +127,11 @@ pub struct Closed {
     pub source: String,
     /// A lower bound where a meter is missing that the whole is made of.
     pub kind: QualityKind,
-    /// By part, whether a meter told it apart from the others.
+    /// By part, whether a meter measured it separately.
     pub metered: [bool; PARTS],
-    /// Nobody knows what the machine uses doing nothing: that was estimated.
+    /// The idle power of the machine is unknown: it was estimated.
     pub idle_assumed: bool,
-    /// What was wrong with the meters in it: whoever lived in it has figures that are touched by that.
+    /// Faults of the meters in it: they affect the figures of every job that ran in it.
     pub fault: Fault,
     pub lines: BTreeMap<Who, Line>,
     /// What is missing in a line for good: its part was counted, and the meter of the node never showed it.

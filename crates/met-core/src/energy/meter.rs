@@ -37,7 +37,7 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub energy_uj: u64,
-    /// Of it, what nobody can be charged for.
+    /// Of it, what cannot be charged.
     pub lost_uj: u64,
     pub fault: Fault,
 }
@@ -89,7 +89,7 @@ const READINGS_MAX: usize = 4096;
 pub(super) const BRIDGE_NS: i64 = 60_000_000_000;
 /// What a node draws of which nothing is known: less.
 const NODE_MOST_MW: i64 = 10_000_000;
-/// Power that differs by more before and after a gap does not tell what was in between.
+/// Power that differs by more before and after a gap does not determine what was in between.
 const AGREES_FACTOR: i64 = 2;
 
 impl Meter {
@@ -123,8 +123,8 @@ impl Meter {
         self.power.rate(rated_mw.max(least_mw));
     }
 
-    /// Takes in what it has counted, and its power where it tells that, too; `explained_mw` is what parts of the
-    /// machine are seen to draw at that time.
+    /// Takes its counter, and its power where it reports that, too; `explained_mw` is what parts of the machine are
+    /// seen to draw at that time.
     pub fn read_counter(&mut self, at_ns: i64, counter_uj: i64, power_mw: Option<i64>, explained_mw: i64) {
         let Some(shown) = Shown::new(counter_uj, at_ns).filter(|_| !self.is_old_news(at_ns)) else { return };
         let before_ns = self.seen_ns.replace(at_ns);
@@ -147,7 +147,7 @@ impl Meter {
         match grown {
             Some(grown) => {
                 if self.last_ns() != Some(grown.since_ns) {
-                    // It began again: what it had counted before that nobody saw.
+                    // It restarted: what it had counted before that is lost.
                     self.push(grown.since_ns, 0, Fault::Unknown);
                 }
                 let fault = match self.gap(at_ns) {
@@ -201,8 +201,8 @@ impl Meter {
         self.push(at_ns, u64::try_from(sum / NS_PER_UJ_AT_1_MW).unwrap_or(0), gap.max(fault));
     }
 
-    /// Whether it tells its power, and what was drawn between two readings is a guess: unlike a counter, it never
-    /// shows what it missed.
+    /// Whether it reports power only, so that the energy between two readings is a guess: unlike a counter, it
+    /// never shows what it missed.
     pub fn is_power(&self) -> bool {
         self.power_mw.is_some()
     }
@@ -250,7 +250,7 @@ impl Meter {
         (counted_uj.saturating_sub(self.taken.others_uj), ahead_uj)
     }
 
-    /// Nobody follows the machine until the next reading: what is before it is not asked for.
+    /// The machine is not measured until the next reading: earlier time is not requested.
     pub fn pause(&mut self) {
         self.readings.clear();
         self.counter.forget();
@@ -352,7 +352,7 @@ mod tests {
         let meter = counted(&[(1, 100 * JOULE), (2, 110 * JOULE), (4, 150 * JOULE)]);
         assert_eq!(span(&meter, 1, 4), Some((50 * JOULE, 0, Fault::None)));
         assert_eq!(span(&meter, 2, 3), Some((20 * JOULE, 0, Fault::None)));
-        assert_eq!(span(&meter, 0, 1), None, "nobody looked before");
+        assert_eq!(span(&meter, 0, 1), None, "no earlier reading");
         assert_eq!(span(&meter, 4, 5), None, "nor after");
     }
 
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_over_a_gap_is_known_and_over_a_long_one_nobodys() {
+    fn what_is_counted_over_a_gap_is_known_and_over_a_long_one_unassigned() {
         let meter = counted(&[(0, 0), (1, 100), (30, 3000), (31, 3100), (131, 13_100)]);
         assert_eq!(span(&meter, 0, 1), Some((100, 0, Fault::None)));
         assert_eq!(span(&meter, 1, 30), Some((2900, 0, Fault::Bridged)));
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn power_around_a_gap_tells_of_it_if_it_agrees_and_the_gap_is_short() {
+    fn power_around_a_gap_covers_it_if_it_agrees_and_the_gap_is_short() {
         let meter = drawn(&[(0, 100), (30, 110), (60, 300), (200, 300), (201, 300)]);
         assert_eq!(span(&meter, 0, 30), Some((3150 * JOULE, 0, Fault::Bridged)));
         assert_eq!(span(&meter, 30, 60), Some((6150 * JOULE, 6150 * JOULE, Fault::Lost)));

@@ -25,7 +25,7 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// Begins anew with all meters, for sources may have changed.
+    /// Starts over with all meters, since sources may have changed.
     pub fn forget(&mut self) {
         self.all.clear();
     }
@@ -67,7 +67,7 @@ impl Meters {
         self.all[meter.0].read_counter(at_ns, counter_uj, None, self.explained_mw);
     }
 
-    /// A counter whose meter tells its power, too: each is held against the other.
+    /// A counter whose meter also reports power: each is checked against the other.
     pub fn read_both(&mut self, meter: MeterId, at_ns: i64, counter_uj: i64, power_mw: i64) {
         self.all[meter.0].read_counter(at_ns, counter_uj, Some(power_mw), self.explained_mw);
     }

@@ -51,7 +51,7 @@ impl Resting {
         self.learned.all()
     }
 
-    /// A window in which all meters agree tells what the machine uses at such a load.
+    /// A window in which all meters agree shows what the machine uses at such a load.
     pub(super) fn learn(&mut self, whole: &Whole, node: &Weights, window_ns: i64, end_ns: i64) {
         self.usual_uj = Some(whole.host_uj());
         if whole.kind == QualityKind::Measured {
@@ -83,8 +83,8 @@ impl Resting {
         }
         let known_mw = self.known_mw.or_else(learned);
         let idle_mw = known_mw.unwrap_or_else(|| self.assumed_by_part(whole.metered));
-        // Where it is not known, what is above the estimate is somebody's doing as far as anything was done: else a
-        // job that sleeps would pay for a machine that idles at more.
+        // Where it is not known, power above the estimate is charged only as far as work was done: otherwise a
+        // sleeping job would pay for a machine that idles at more.
         let resting_permille = match known_mw {
             Some(_) => 0,
             None => 1000 - node.load_permille().unwrap_or(1000),

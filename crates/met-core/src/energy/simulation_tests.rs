@@ -50,7 +50,7 @@ struct Plan {
     /// Known, or to be learned in the first seconds, in which nothing runs.
     idle_known: bool,
     /// Seconds in which the meter of the node does not answer, those in which that of the processors does not, and
-    /// those in which nobody looks.
+    /// those without any reading.
     gaps: Vec<Range<usize>>,
     package_gaps: Vec<Range<usize>>,
     pauses: Vec<Range<usize>>,
@@ -207,7 +207,7 @@ impl<'a> Machine<'a> {
         Machine {
             plan,
             truth: Truth::of(plan),
-            ledger: EnergyLedger::new(Policy { idle_to: IdleTo::Nobody, idle_mw }),
+            ledger: EnergyLedger::new(Policy { idle_to: IdleTo::Unassigned, idle_mw }),
             trusted: Trusted::default(),
             booked: Booked::default(),
             glitches: plan.glitches.clone(),
@@ -256,14 +256,14 @@ impl<'a> Machine<'a> {
         let meter = self.ledger.meters.meter("bmc", scope, QualityKind::Measured, patience_ns);
         let glitch = self.glitches.first().filter(|(from, _)| second >= *from && !is_end).copied();
         self.glitches.drain(..usize::from(glitch.is_some()));
-        // Gaps may bring two of them together, and nobody can tell who is right then.
+        // Gaps may bring two of them together, and then it is undecidable which is right.
         let glitch = glitch.filter(|_| self.right >= 4);
         self.right = if glitch.is_some() { 0 } else { self.right + 1 };
         if plan.counts {
             if self.restarts.first().is_some_and(|&from| second >= from) {
                 self.restarts.remove(0);
                 self.right = 0;
-                // From here on, and what was used since the last reading nobody counted.
+                // From here on; the use since the last reading was not counted.
                 self.epoch_uj = -shown_uj;
                 self.trusted.last = None;
             }
@@ -351,12 +351,12 @@ fn plan() -> impl Strategy<Value = Plan> {
             let silent: Vec<Range<usize>> = gaps.iter().chain(&pauses).cloned().collect();
             let is_read =
                 |second: &usize| !silent.iter().any(|gap| gap.start < second + 60 && *second < gap.end + 60);
-            // What a counter loses when it begins again the processors tell in its place: two trusted meters.
+            // The processors' meter covers what a restarting counter loses: two trusted meters.
             let restarts =
                 restarts.into_iter().filter(far).filter(is_read).filter(|_| counts && !has_package).collect();
-            // Without meters of parts nobody can see that a meter lags.
+            // Without meters of parts a lag is undetectable.
             let lag_s = if has_package { lag_s } else { 0 };
-            // What power was in a long gap the processors tell in its place, and then two meters are trusted.
+            // The processors' meter covers the power in a long gap, and then two meters are trusted.
             let short = |gap: Range<usize>| gap.start..gap.end.min(gap.start + 45);
             let gaps = gaps.into_iter().map(|gap| if counts { gap } else { short(gap) }).collect();
             let pauses = pauses.into_iter().map(|gap| if counts { gap } else { short(gap) }).collect();
@@ -427,8 +427,8 @@ fn check_jobs(plan: &Plan, booked: &Booked, truth: &Truth) -> Result<(), TestCas
         let end = truth.jobs_cpu_uj[slot].len() - 1;
         let true_uj = truth.jobs_cpu_uj[slot][end] + truth.jobs_card_uj[slot][end];
         let found_uj = booked.lines_uj.get(&Who::Job(slot as u32)).copied().unwrap_or(0);
-        // A second is what jobs are looked at in; power is read now and then, and not counted. A meter that lags is
-        // wrong for that time whenever a job comes or goes.
+        // Jobs are read every second; power is read now and then, and not counted. A meter that lags is wrong for
+        // that time whenever a job comes or goes.
         let power_s = if plan.counts { 0 } else { 2 * plan.period_s + 2 };
         let lag_s = if plan.lag_s > 0 { plan.lag_s + plan.period_s } else { 0 };
         let slack_s = (power_s + lag_s) as i64;
@@ -453,7 +453,7 @@ fn power_of(job: &Job) -> i64 {
 fn check(plan: &Plan) -> Result<(), TestCaseError> {
     let (booked, trusted, truth) = Machine::new(plan).run();
     let sum_uj: i64 = booked.lines_uj.values().sum();
-    // Where several faults make one long gap, power that nobody read is told by the processors' meter.
+    // Where several faults make one long gap, the processors' meter covers the unread power.
     if plan.counts || booked.windows.iter().all(|closed| closed.source == "bmc") {
         prop_assert_eq!(sum_uj, trusted.total_uj());
     }
@@ -622,7 +622,7 @@ fn a_counter_that_lags_is_still_behind_after_a_long_gap() {
 /// the next one the first job used more than the mean of the gap. That passed for a lag of the meter, and what the
 /// second job used was paid late, in part never.
 #[test]
-fn what_a_counter_tells_of_a_long_gap_late_is_not_a_lag() {
+fn what_a_counter_reports_late_of_a_long_gap_is_not_a_lag() {
     let first = Job { life: 102..165, cpu_permille: 945, has_card: true };
     let second = Job { life: 218..315, cpu_permille: 400, has_card: false };
     let plan = Plan {

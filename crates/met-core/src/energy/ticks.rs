@@ -1,13 +1,13 @@
 //! What jobs did between looks, until the window is closed that it belongs to.
 //!
-//! A meter may be read long before or after jobs are looked at. What was done between two looks is taken to be spread
-//! evenly over that time, and a window takes what lies in it.
+//! A meter may be read long before or after jobs are. Work done between two looks is assumed to be spread evenly
+//! over that time, and a window takes its part.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::line::{Line, Weights, Who};
 
-/// Looks that are told apart; of more the oldest are one.
+/// Looks kept separately; beyond that the oldest are merged.
 const TICKS_MAX: usize = 128;
 
 /// What was done in a time.
@@ -79,7 +79,7 @@ impl Ticks {
         self.ticks.back().map(|tick| tick.begin_ns)
     }
 
-    /// What somebody used of cards and no window has taken.
+    /// Use of cards that no window has taken yet.
     pub fn cards_of(&self, who: Who) -> Line {
         let mut line = Line::default();
         let done = self.ticks.iter().map(|tick| &tick.done).chain([&self.current]);

@@ -29,7 +29,7 @@ pub(super) struct Outer {
     /// Its position among the meters.
     pub index: usize,
     pub energy_uj: u64,
-    /// Of that, what nobody can be charged for.
+    /// Of that, what cannot be charged.
     pub lost_uj: u64,
     /// Readings of its power are missing, and what it shows is a line between the others.
     pub is_guess: bool,
@@ -66,7 +66,7 @@ impl Inner {
         self.energy_uj.unwrap_or(0)
     }
 
-    /// What can be charged to somebody.
+    /// What can be charged.
     pub fn shared_uj(&self) -> u64 {
         self.shown_uj().saturating_sub(self.lost_uj)
     }
@@ -135,7 +135,7 @@ impl Whole {
     /// Its meters as a person would name them, if those of these parts were read.
     pub fn set_of_meters(&self, metered: [bool; PARTS]) -> String {
         let outer = self.outer.as_ref().map(|_| self.source.as_str());
-        // Cards that nobody reads are in what the meter of the node calls the rest.
+        // Cards that are not read are in the rest of the node's meter.
         let has_cards = self.has_cards_inside() && self.cards_uj > 0;
         let inner = [("processors", metered[CPU]), ("memory", metered[MEMORY]), ("cards", has_cards)];
         let inner = inner.into_iter().filter(|(_, is_read)| *is_read).map(|(name, _)| name);

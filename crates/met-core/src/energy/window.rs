@@ -17,7 +17,7 @@ pub struct EnergyWindow {
     pub jobs_uj: i64,
     pub system_uj: i64,
     pub idle_uj: i64,
-    /// What the meter counted while nobody saw who used it.
+    /// What the meter counted while its users were unknown.
     #[serde(default)]
     pub unassigned_uj: i64,
     /// Of the whole, what cards used.
@@ -64,7 +64,7 @@ impl EnergyWindow {
         }
     }
 
-    /// Whether a share is negative: what a window before gave somebody on a card went to somebody else.
+    /// Whether a share is negative: a card share given in an earlier window went to another job.
     pub fn corrects(&self) -> bool {
         [self.jobs_uj, self.system_uj, self.idle_uj, self.cards_uj].into_iter().any(|uj| uj < 0)
     }

@@ -1,4 +1,4 @@
-//! For tests alone: how one that cannot run on this machine says so.
+//! For tests only: how a test that cannot run on this machine reports that.
 
 use std::fmt::Display;
 use std::io::Write;

@@ -120,7 +120,7 @@ fn the_job_around_a_process_is_named_as_its_manager_names_it() {
 }
 
 /// What the first layout that fits says of a path from the top of a hierarchy.
-fn told(layouts: &Layouts, path: &str) -> Option<String> {
+fn captured(layouts: &Layouts, path: &str) -> Option<String> {
     let names: Vec<&[u8]> = path.split('/').map(str::as_bytes).collect();
     layouts.of_jobs().find_map(|layout| {
         layout.routes().into_iter().find_map(|(segments, home)| {
@@ -174,13 +174,13 @@ const FROM_THE_TOP: &[&str] = &[
 ];
 
 #[test]
-fn a_path_tells_what_the_manager_put_into_it() {
+fn a_path_yields_what_the_manager_put_into_it() {
     let layouts = Layouts::builtin();
     let mut text = String::new();
     for path in FROM_THE_TOP {
-        let told = told(&layouts, &path.replace("CONTAINER", CONTAINER));
-        let told = told.map(|told| told.replace(CONTAINER, "CONTAINER"));
-        writeln!(text, "{path}\n    {}", told.as_deref().unwrap_or("-")).unwrap();
+        let found = captured(&layouts, &path.replace("CONTAINER", CONTAINER));
+        let found = found.map(|text| text.replace(CONTAINER, "CONTAINER"));
+        writeln!(text, "{path}\n    {}", found.as_deref().unwrap_or("-")).unwrap();
     }
     expect![[r#"
         slurm/uid_1000/job_42
@@ -242,7 +242,10 @@ fn a_path_tells_what_the_manager_put_into_it() {
 fn a_layout_of_the_configuration_comes_first_and_must_name_its_job() {
     let own = Layout::parse("mine", "slurm/uid_{uid:#}/job_{id}", "part-{step}").unwrap();
     let layouts = Layouts::with(vec![own]);
-    assert_eq!(told(&layouts, "slurm/uid_7/job_x/part-2").as_deref(), Some("mine home 1 id=x uid=7 step=2"));
+    assert_eq!(
+        captured(&layouts, "slurm/uid_7/job_x/part-2").as_deref(),
+        Some("mine home 1 id=x uid=7 step=2")
+    );
     for (manager, path) in [
         ("", "a/{id}"),
         ("local", "a/{id}"),
@@ -284,7 +287,7 @@ proptest! {
 
     #[test]
     fn the_user_of_an_oar_job_is_all_before_the_last_underscore(user in "[a-z0-9_]{1,20}", id in 0u32..) {
-        let told = told(&Layouts::builtin(), &format!("oar/{user}_{id}"));
-        prop_assert_eq!(told, Some(format!("oar home 1 id={id} user={user}")));
+        let found = captured(&Layouts::builtin(), &format!("oar/{user}_{id}"));
+        prop_assert_eq!(found, Some(format!("oar home 1 id={id} user={user}")));
     }
 }

@@ -11,13 +11,13 @@ pub(super) const IN_HIERARCHY: usize = 1 << 17;
 pub(super) const IN_HOME: usize = 1 << 15;
 /// Where the directory that keeps the jobs is a user's own.
 pub(super) const IN_HOME_OF_USER: usize = 1 << 10;
-/// In such a one, of those that are made within a minute. Whoever makes more, and removes them as fast, is no
-/// longer listened to until the next one: notices of others would come late, or not at all.
+/// New directories in one such directory per minute. Beyond that its notices are ignored until the next minute:
+/// they would delay or displace those of others.
 pub(super) const MADE_IN_HOME_OF_USER: usize = 1 << 12;
 /// Of one job.
 pub(super) const IN_JOB: usize = 1 << 10;
 
-/// Places go by the numbers of their directories.
+/// Places are keyed by the numbers of their directories.
 #[derive(Default)]
 pub(super) struct Places {
     places: HashMap<u32, Place>,

@@ -1,4 +1,4 @@
-//! The files of cgroups that are looked at beside the sampling: counters, members, peaks.
+//! The files of cgroups that are read outside of sampling: counters, members, peaks.
 
 use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
@@ -179,7 +179,7 @@ impl Files {
         }
     }
 
-    /// The highest that the memory files of a cgroup tell.
+    /// The highest value in the memory files of a cgroup.
     pub(crate) fn memory_of(&self, path: &Path) -> Memory {
         let buffer = &mut *self.buffer.borrow_mut();
         let mut memory = Memory::UNKNOWN;

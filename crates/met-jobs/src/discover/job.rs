@@ -17,7 +17,7 @@ const COMPLETE_AFTER_NS: i64 = 100_000_000;
 const LOOK_AGAIN_NS: i64 = 20_000_000;
 /// One look in so many is a full one, as long as nothing ran in a job.
 const FULL_LOOKS: u32 = 16;
-/// A job whose id is not known yet is looked at again this often.
+/// A job whose id is not known yet is read again this often.
 const NAMELESS_NS: i64 = 1_000_000_000;
 
 /// So many parts of a job have a line of their own, the first ones; the others have one together.
@@ -68,7 +68,7 @@ impl Job {
         }
     }
 
-    pub(super) fn hear_alarm(&mut self, files: &Files) {
+    pub(super) fn take_alarm(&mut self, files: &Files) {
         let bell = self.bell.as_mut();
         self.out_of_memory |= bell.is_some_and(|bell| bell.is_alarm(|path| files.has_memory_of(path)));
     }

@@ -126,8 +126,8 @@ impl Jobs {
     pub(super) fn look_at(&mut self, tree: &mut Tree, id: u32, now_ns: i64) {
         let Some(job) = self.by_node.get_mut(&id) else { return };
         let reads = job.progress.is_readable(now_ns);
-        // A job that has used no CPU time has no process, which its counter says for a tenth of the price of a look.
-        // It is looked at in full now and then for processes that have not run yet.
+        // A job that used no CPU time has no process; reading its counter costs a tenth of listing it. It is listed
+        // now and then for processes that have not run yet.
         if !job.progress.counter_suffices() || tree.counter_ns(id) != Some(0) {
             self.announce(tree, id, now_ns, false);
             self.look_for_name(tree, id);
@@ -196,10 +196,10 @@ impl Jobs {
     }
 
     /// Before the notices: the cgroup in which a process was killed is gone soon.
-    pub(super) fn hear_alarms(&mut self, files: &Files) {
+    pub(super) fn take_alarms(&mut self, files: &Files) {
         for id in self.ear.rung() {
             if let Some(job) = self.by_node.get_mut(&id) {
-                job.hear_alarm(files);
+                job.take_alarm(files);
             }
         }
     }
@@ -211,7 +211,7 @@ impl Jobs {
         self.look_for_name(tree, id);
     }
 
-    /// Reads all there is to know of a job and its parts. `stirred`: whether it is empty is looked up, too.
+    /// Reads everything about a job and its parts. `stirred`: also checks whether it is empty.
     fn read(&mut self, tree: &mut Tree, id: u32, stirred: bool, now_ns: i64) {
         let counter_ns = tree.counter_ns(id);
         let (Some(node), Some(job)) = (tree.nodes.get(&id), self.by_node.get_mut(&id)) else { return };

@@ -34,7 +34,7 @@ pub enum Reading {
     At(u64),
     /// The cgroup is there no more.
     Gone,
-    /// Nobody knows: without memory or descriptors nothing can be read, and all are still there.
+    /// Unknown: without memory or descriptors nothing can be read; all are assumed to be there.
     Failed,
 }
 
@@ -60,7 +60,7 @@ struct Account {
     children: HashSet<u32>,
     last_ns: u64,
     read_at_ns: i64,
-    /// Nobody was in it when it was last read: it will not grow any more.
+    /// It was empty when last read: it will not grow any more.
     deserted: bool,
     /// Processes of its own make it grow beside its children.
     inhabited: bool,
@@ -147,9 +147,9 @@ impl CpuLedger {
         }
     }
 
-    /// Settles that all which no child explains was used by the directory itself. To be done when no child is
-    /// gone unnoticed: at the beginning, and where processes of its own let it grow. Returns by how much a
-    /// directory grew that has nothing in it but others: that was used by children that nobody saw.
+    /// Charges what no child explains to the directory itself. Call it when no child vanished unnoticed: at the
+    /// beginning, and when its own processes let it grow. Returns the growth of a directory without processes of
+    /// its own: unseen children used it.
     pub fn rebase(&mut self, id: u32, read: &mut Read<'_>, now_ns: i64) -> u64 {
         let Some(account) = self.accounts.get(&id) else { return 0 };
         let children: Vec<u32> = account.children.iter().copied().collect();
@@ -259,8 +259,8 @@ impl CpuLedger {
 
     /// Reads a directory and its living children: its counter, their sum, and those that are gone.
     ///
-    /// Nothing stands still meanwhile. The middle of two readings of the directory belongs to the middle of
-    /// the time in which the children were read.
+    /// Counters move meanwhile. The mean of two readings of the directory matches the middle of the time in which
+    /// the children were read.
     fn look(&mut self, id: u32, children: &[u32], read: &mut Read<'_>, now_ns: i64) -> Option<Look> {
         let Reading::At(before_ns) = read(id) else { return None };
         let (mut living_ns, mut gone, mut is_partial) = (0u128, Vec::new(), false);
@@ -276,7 +276,7 @@ impl CpuLedger {
                     is_partial = true;
                     living_ns += u128::from(account.last_ns);
                 }
-                // One that counts anew is another one of the same name.
+                // A counter that restarted belongs to a new directory of the same name.
                 Reading::At(_) | Reading::Gone => gone.push(child),
             }
         }
@@ -304,8 +304,8 @@ impl CpuLedger {
             *weight = 1;
         }
         let growing = weights.iter().filter(|&&weight| weight > 0).count();
-        // Nobody used less than was read of him. Readings are not of one instant: what one is given too much
-        // is missing at the next closing, so that the sum stays right.
+        // A child used at least what was read. Readings are not of one instant: an excess is subtracted at the next
+        // closing, so that the sum stays right.
         let extra_ns = if growing == 0 { 0 } else { (missing_ns - last_ns as i128).max(0) };
         let mut shares = Vec::new();
         apportion(u64::try_from(extra_ns).unwrap_or(u64::MAX), &weights, &mut shares);

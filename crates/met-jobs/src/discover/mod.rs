@@ -40,22 +40,22 @@ use watches::Watched;
 /// Other things have to be done, too.
 const NOTICE_ROUNDS_MAX: usize = 64;
 
-/// Something that happened to a job. Jobs go by numbers that are used once.
+/// Something that happened to a job. Jobs are keyed by numbers that are used once.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     Found(Box<Found>),
-    /// A process was seen in it for the first time: there is somebody to ask who it is.
+    /// A process was seen in it for the first time: the job can be identified now.
     Inhabited(u64),
-    /// What its manager calls it is known now; it was told by another name.
+    /// Its manager's id is known now; it was reported under another name.
     Named(u64, String),
     /// Its steps and tasks so far.
     Parts(u64, Vec<Part>),
     Ended(Box<Ended>),
-    /// All that was there at the beginning has been told.
+    /// Everything present at the beginning has been reported.
     Looked,
 }
 
-/// A job as its path tells it.
+/// A job as parsed from its path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
     pub job: u64,
@@ -103,7 +103,7 @@ pub struct Health {
 pub struct Unseen {
     /// Directories on the way to jobs that were gone before a job was seen in them: each had at least one.
     pub directories: u64,
-    /// What was used by jobs that nobody saw.
+    /// What unseen jobs used.
     pub cpu_ns: u64,
 }
 
@@ -168,7 +168,7 @@ impl Discovery {
     /// Does what there is to do, and returns what happened.
     pub fn work(&mut self) -> Vec<Event> {
         let now_ns = clock::boottime_ns();
-        self.jobs.hear_alarms(&self.tree.files);
+        self.jobs.take_alarms(&self.tree.files);
         self.act_on_notices(now_ns);
         self.read_stirred(now_ns);
         self.close_removed(now_ns);

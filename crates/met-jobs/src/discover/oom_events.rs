@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
-/// Rings heard in one go; the rest is heard the next time.
+/// Events taken in one call; the rest is taken by the next.
 const RINGS_MAX: usize = 64;
 /// Stands for the notices of directories.
 const NOTICES: u64 = u64::MAX;
@@ -36,8 +36,8 @@ impl Ear {
     pub(crate) fn rung(&self) -> Vec<u32> {
         let mut events = Vec::with_capacity(RINGS_MAX);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let heard = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
-        let nodes = events.iter().filter(|_| heard.is_ok()).map(|event| event.data.u64());
+        let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
+        let nodes = events.iter().filter(|_| waited.is_ok()).map(|event| event.data.u64());
         nodes.filter_map(|node| u32::try_from(node).ok()).collect()
     }
 }

@@ -137,7 +137,7 @@ fn text(events: &[Event]) -> String {
 }
 
 #[test]
-fn a_job_that_came_and_went_with_the_directory_of_its_user_is_told() {
+fn a_job_that_came_and_went_with_the_directory_of_its_user_is_reported() {
     let mut machine = Machine::new();
     let home = format!("{CPUACCT}/slurm_n1");
     machine.make(&home, 1000);
@@ -156,7 +156,7 @@ fn a_job_that_came_and_went_with_the_directory_of_its_user_is_told() {
 }
 
 #[test]
-fn what_was_used_by_jobs_that_nobody_saw_is_told() {
+fn the_usage_of_unseen_jobs_is_reported() {
     let mut machine = Machine::new();
     let home = format!("{CPUACCT}/slurm_n1");
     machine.make(&home, 1000);
@@ -328,7 +328,7 @@ fn what_is_left_of_a_job_in_other_hierarchies_is_no_other_job() {
     "#]]);
     machine.write(&format!("{FREEZER}/slurm/uid_7/job_5/cgroup.procs"), "77\n");
     machine.make(&format!("{FREEZER}/slurm/uid_7/job_5/step_0"), 0);
-    // Somebody is in it, so it is a job again.
+    // A process is in it, so it is a job again.
     machine.check(expect![[r#"
         2 found slurm:5 Some(7) None Some("n0") []
     "#]]);
@@ -350,7 +350,7 @@ fn ended_sluid(machine: &mut Machine) -> &'static str {
 fn a_directory_that_goes_unseen_after_the_end_of_its_job_is_no_other_job() {
     let mut machine = Machine::new();
     let path = ended_sluid(&mut machine);
-    // It goes in the other hierarchy after that is watched and before it is listed: only the notice tells of it.
+    // It goes in the other hierarchy after that is watched and before it is listed: only the notice reveals it.
     machine.remove(&format!("{FREEZER}/{path}"));
     machine.remove(&format!("{CPUACCT}/system.slice"));
     machine.check(expect![[r#"
@@ -381,7 +381,7 @@ fn directories_that_were_left_at_the_end_of_a_job_are_known_until_they_are_gone(
 }
 
 #[test]
-fn a_home_that_nobody_follows_may_go() {
+fn a_home_that_is_not_followed_may_go() {
     let mut machine = Machine::new();
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
     machine.make(&format!("{FREEZER}/slurm/uid_7/job_5"), 0);
@@ -684,7 +684,7 @@ fn a_user_who_makes_and_removes_directories_without_end_is_not_listened_to_for_a
     machine.work();
     assert_eq!(watches(&machine), before - 1);
     churn(256);
-    assert_eq!(machine.discovery().tree.watches.watcher.drain(), [], "nothing is heard of it");
+    assert_eq!(machine.discovery().tree.watches.watcher.drain(), [], "no notice of it arrives");
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
     machine.make(&format!("{flooded}/libpod-{:064x}.scope", 1), 0);
     machine.work();

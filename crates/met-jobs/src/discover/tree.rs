@@ -288,7 +288,7 @@ impl Tree {
         }
     }
 
-    /// The kernel tells that a directory is gone. A job that was never seen is taken note of now.
+    /// The kernel reports that a directory is gone. A job that was never seen is recorded now.
     pub(super) fn noticed_removal(&mut self, parent: u32, name: &OsStr, now_ns: i64) {
         let is_known = self.nodes.get(&parent).is_some_and(|node| node.children.contains_key(name));
         let was_awaited = self.watches.was_awaited(parent, name);
@@ -298,7 +298,7 @@ impl Tree {
         self.vanished(parent, name);
     }
 
-    /// A directory is gone. Whoever is in the job around it is read at once: it may go next.
+    /// A directory is gone. The job around it is read at once: it may go next.
     fn vanished(&mut self, parent: u32, name: &OsStr) {
         let child = self.nodes.get(&parent).and_then(|node| self.nodes.get(node.children.get(name)?));
         // A notice may be of an earlier one of the same name, which was gone before it could be looked at.
@@ -361,7 +361,7 @@ impl Tree {
         true
     }
 
-    /// Room for one more directory. What one without room uses is not told from what its neighbours do.
+    /// Room for one more directory. The usage of one without room cannot be separated from its neighbours'.
     fn make_room(&mut self, parent: u32) -> bool {
         let Some(place) = self.place_in(parent) else { return false };
         let has_room = self.places.take(place);
@@ -437,8 +437,8 @@ impl Tree {
         let parent = node.parent.filter(|parent| self.ledger.follows(*parent));
         node.counter = self.files.open_counter(node.hierarchy, &node.path);
         let Some(counter) = &node.counter else {
-            // Gone before it could be looked at: what it used is its parent's to tell. One that is there and
-            // cannot be read is not followed, and its parent no longer sure of its children.
+            // Gone before it could be read: its parent accounts for its usage. One that exists but cannot be read
+            // is not followed, and makes its parent's children uncertain.
             let gone = self.files.look_at(node.hierarchy, &node.path).is_err();
             match parent {
                 Some(parent) if gone => self.ledger.begin_new(id, Some(parent), now_ns),
@@ -621,7 +621,7 @@ impl Tree {
         }
     }
 
-    /// Settles what no child explains, and says how much of it nobody can have used who is known.
+    /// Settles what no child explains; returns how much of it no known job can have used.
     pub(super) fn rebase_all(&mut self, now_ns: i64) -> u64 {
         self.mark_own_processes();
         self.rebase(CpuLedger::follows, now_ns)

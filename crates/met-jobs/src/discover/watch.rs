@@ -1,8 +1,8 @@
 //! Notices of directories that are made, removed or change, by inotify.
 //!
-//! Whoever looks into cgroups may wait a tenth of a second for a lock of the kernel, and meanwhile a user's
-//! directory can come and go with a job in it. So a thread does nothing but take notices, and watches at once
-//! what is made on the way to jobs: what happens in there is then told, though it is gone when it is looked at.
+//! A reader of cgroups may wait a tenth of a second for a kernel lock, and meanwhile a user's directory can come
+//! and go with a job in it. So one thread only takes notices, and at once watches directories made on the way to
+//! jobs: their events are then reported even if they are gone when read.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -22,7 +22,7 @@ use crate::cgroup_layouts::{Captures, Segment};
 
 /// Room for some hundred notices at a time.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Kept until somebody acts on them; the rest waits in the kernel.
+/// Kept until they are drained; the rest waits in the kernel.
 const NOTICES_MAX: usize = 1 << 16;
 
 /// A number that the kernel gives to what is watched; used once.
@@ -77,21 +77,21 @@ impl Lead {
 
 pub(crate) struct Watcher {
     /// `None` where the kernel grants none: everything is then found by looking.
-    ears: Option<Arc<Ears>>,
+    shared: Option<Arc<Shared>>,
     thread: Option<JoinHandle<()>>,
     /// Why something is not watched, the last time that happened.
     refused: Option<Errno>,
 }
 
-struct Ears {
+struct Shared {
     inotify: OwnedFd,
     /// Readable when there are notices.
-    told: OwnedFd,
+    ready: OwnedFd,
     stop: OwnedFd,
-    heard: Mutex<Heard>,
+    queue: Mutex<Queue>,
 }
 
-struct Heard {
+struct Queue {
     buffer: Vec<MaybeUninit<u8>>,
     notices: Vec<Notice>,
     leads: HashMap<Watch, Lead>,
@@ -100,85 +100,85 @@ struct Heard {
 
 impl Watcher {
     pub(crate) fn new() -> Watcher {
-        match Ears::open() {
-            Ok(ears) => {
-                let ears = Arc::new(ears);
-                let theirs = Arc::clone(&ears);
+        match Shared::open() {
+            Ok(shared) => {
+                let shared = Arc::new(shared);
+                let for_thread = Arc::clone(&shared);
                 let thread =
-                    std::thread::Builder::new().name("notices".to_owned()).spawn(move || theirs.listen());
-                // Without the thread notices are taken when somebody asks for them.
-                Watcher { ears: Some(ears), thread: thread.ok(), refused: None }
+                    std::thread::Builder::new().name("notices".to_owned()).spawn(move || for_thread.run());
+                // Without the thread, notices are taken when they are drained.
+                Watcher { shared: Some(shared), thread: thread.ok(), refused: None }
             }
-            Err(error) => Watcher { ears: None, thread: None, refused: Some(error) },
+            Err(error) => Watcher { shared: None, thread: None, refused: Some(error) },
         }
     }
 
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        let ears = self.ears.as_ref()?;
-        Some(if self.thread.is_some() { ears.told.as_fd() } else { ears.inotify.as_fd() })
+        let shared = self.shared.as_ref()?;
+        Some(if self.thread.is_some() { shared.ready.as_fd() } else { shared.inotify.as_fd() })
     }
 
     /// Whether some of what should be watched is not.
     pub(crate) fn refused(&self) -> Option<io::Error> {
-        let ahead = self.ears.as_ref().and_then(|ears| ears.lock().refused);
+        let ahead = self.shared.as_ref().and_then(|shared| shared.lock().refused);
         self.refused.or(ahead).map(io::Error::from)
     }
 
     /// Notices what is made and removed in a directory, and watches at once what is made along the trails.
     pub(crate) fn add_dir(&mut self, path: &Path, trails: Vec<Trail>) -> Option<Watch> {
-        let ears = Arc::clone(self.ears.as_ref()?);
+        let shared = Arc::clone(self.shared.as_ref()?);
         // Held, so that nothing is taken from the new watch before its trails are known.
-        let mut heard = ears.lock();
-        let watch = self.add(&ears, path, DIRECTORY)?;
+        let mut queue = shared.lock();
+        let watch = self.add(&shared, path, DIRECTORY)?;
         if !trails.is_empty() {
             let trails = trails.into_iter().map(|trail| (trail, 0)).collect();
-            heard.leads.insert(watch, Lead { path: path.to_path_buf(), trails });
+            queue.leads.insert(watch, Lead { path: path.to_path_buf(), trails });
         }
         Some(watch)
     }
 
-    /// Notices changes that the kernel tells of a file.
+    /// Watches a file for changes.
     pub(crate) fn add_file(&mut self, path: &Path) -> Option<Watch> {
-        let ears = Arc::clone(self.ears.as_ref()?);
-        self.add(&ears, path, WatchFlags::MODIFY)
+        let shared = Arc::clone(self.shared.as_ref()?);
+        self.add(&shared, path, WatchFlags::MODIFY)
     }
 
-    fn add(&mut self, ears: &Ears, path: &Path, flags: WatchFlags) -> Option<Watch> {
-        ears.watch(path, flags).unwrap_or_else(|error| {
+    fn add(&mut self, shared: &Shared, path: &Path, flags: WatchFlags) -> Option<Watch> {
+        shared.watch(path, flags).unwrap_or_else(|error| {
             self.refused = Some(error);
             None
         })
     }
 
     pub(crate) fn remove(&mut self, watch: Watch) {
-        if let Some(ears) = &self.ears {
+        if let Some(shared) = &self.shared {
             // The kernel removes it by itself when the directory is gone.
-            let _ = inotify::remove_watch(&ears.inotify, watch);
-            ears.lock().leads.remove(&watch);
+            let _ = inotify::remove_watch(&shared.inotify, watch);
+            shared.lock().leads.remove(&watch);
         }
     }
 
     /// How many notices wait to be acted on.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
-        self.ears.as_ref().map_or(0, |ears| ears.lock().notices.len())
+        self.shared.as_ref().map_or(0, |shared| shared.lock().notices.len())
     }
 
     /// What has been noticed since the last call, in order.
     pub(crate) fn drain(&mut self) -> Vec<Notice> {
-        let Some(ears) = &self.ears else { return Vec::new() };
-        // Empty if nothing was told.
-        let _ = rustix::io::read(&ears.told, &mut [0; 8]);
-        let mut heard = ears.lock();
-        heard.hear(ears);
-        std::mem::take(&mut heard.notices)
+        let Some(shared) = &self.shared else { return Vec::new() };
+        // Empty if nothing was signalled.
+        let _ = rustix::io::read(&shared.ready, &mut [0; 8]);
+        let mut queue = shared.lock();
+        queue.take(shared);
+        std::mem::take(&mut queue.notices)
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        if let Some(ears) = &self.ears {
-            let _ = rustix::io::write(&ears.stop, &1u64.to_ne_bytes());
+        if let Some(shared) = &self.shared {
+            let _ = rustix::io::write(&shared.stop, &1u64.to_ne_bytes());
         }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -189,29 +189,29 @@ impl Drop for Watcher {
 const DIRECTORY: WatchFlags =
     WatchFlags::CREATE.union(WatchFlags::DELETE).union(WatchFlags::ONLYDIR).union(WatchFlags::DONT_FOLLOW);
 
-impl Ears {
-    fn open() -> Result<Ears, Errno> {
+impl Shared {
+    fn open() -> Result<Shared, Errno> {
         let signal = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let heard = Heard {
+        let queue = Queue {
             buffer: vec![MaybeUninit::uninit(); BUFFER_BYTES],
             notices: Vec::new(),
             leads: HashMap::new(),
             refused: None,
         };
-        Ok(Ears {
+        Ok(Shared {
             inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
-            told: signal()?,
+            ready: signal()?,
             stop: signal()?,
-            heard: Mutex::new(heard),
+            queue: Mutex::new(queue),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Heard> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes notices as they come, until told to stop.
-    fn listen(&self) {
+    /// Takes notices as they come, until `stop` is signalled.
+    fn run(&self) {
         loop {
             let mut fds = [PollFd::new(&self.inotify, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
             // An interrupted wait is one that was short.
@@ -220,13 +220,13 @@ impl Ears {
                 return;
             }
             let is_full = {
-                let mut heard = self.lock();
-                heard.hear(self);
-                heard.notices.len() >= NOTICES_MAX
+                let mut queue = self.lock();
+                queue.take(self);
+                queue.notices.len() >= NOTICES_MAX
             };
-            let _ = rustix::io::write(&self.told, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&self.ready, &1u64.to_ne_bytes());
             if is_full {
-                // Whoever acts on them is behind by far, and takes the rest himself.
+                // The consumer is far behind, and takes the rest itself.
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
         }
@@ -242,11 +242,11 @@ impl Ears {
     }
 }
 
-impl Heard {
+impl Queue {
     /// Takes what the kernel has noticed up to now.
-    fn hear(&mut self, ears: &Ears) {
+    fn take(&mut self, shared: &Shared) {
         let mut buffer = std::mem::take(&mut self.buffer);
-        let mut reader = Reader::new(&ears.inotify, &mut buffer);
+        let mut reader = Reader::new(&shared.inotify, &mut buffer);
         while self.notices.len() < NOTICES_MAX {
             let event = match reader.next() {
                 Ok(event) => event,
@@ -265,7 +265,7 @@ impl Heard {
             } else if let Some(name) = name().filter(|_| flags.contains(ReadFlags::ISDIR)) {
                 let made = flags.contains(ReadFlags::CREATE);
                 let notice = match made {
-                    true => Notice::Made { watch, ahead: self.go_ahead(ears, watch, &name), name },
+                    true => Notice::Made { watch, ahead: self.go_ahead(shared, watch, &name), name },
                     false => Notice::Removed { watch, name },
                 };
                 self.notices.push(notice);
@@ -275,9 +275,9 @@ impl Heard {
     }
 
     /// Watches a new directory if it is on a trail.
-    fn go_ahead(&mut self, ears: &Ears, watch: Watch, name: &OsStr) -> Option<Watch> {
+    fn go_ahead(&mut self, shared: &Shared, watch: Watch, name: &OsStr) -> Option<Watch> {
         let below = self.leads.get(&watch)?.below(name)?;
-        let ahead = ears.watch(&below.path, DIRECTORY).unwrap_or_else(|error| {
+        let ahead = shared.watch(&below.path, DIRECTORY).unwrap_or_else(|error| {
             self.refused = Some(error);
             None
         })?;

@@ -17,7 +17,7 @@ pub(super) enum Watched {
     Events(u32),
 }
 
-/// Directories go by the numbers of their nodes.
+/// Directories are keyed by the numbers of their nodes.
 pub(super) struct Watches {
     pub(super) watcher: Watcher,
     by_watch: HashMap<Watch, Watched>,

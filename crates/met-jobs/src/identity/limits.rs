@@ -89,8 +89,8 @@ impl Reader<'_> {
     }
 }
 
-/// Where the files of a controller may lie: in the known directories themselves, where hierarchies are
-/// mounted together, and in the directory of the same name below the controller's own mount.
+/// Where the files of a controller may be: in the known directories themselves, where hierarchies are mounted
+/// together, and in the directory of the same name below the controller's own mount.
 fn folders(cgroup: &CgroupPaths, controller: &str) -> Vec<PathBuf> {
     let known = [&cgroup.unified, &cgroup.cpuacct, &cgroup.memory];
     let known: Vec<&PathBuf> = known.into_iter().flatten().collect();

@@ -188,7 +188,7 @@ fn root_who_waits_in_a_job_is_not_its_first_process() {
 }
 
 #[test]
-fn who_is_known_by_his_environment_is_the_first_process_whoever_was_there_before() {
+fn a_process_identified_by_its_environment_is_the_first_process() {
     let machine = machine(CONTAIN);
     let cgroup = CgroupPaths::default();
     let question =

@@ -8,11 +8,11 @@ use met_core::job::Resources;
 use super::{Identity, Question};
 use crate::scheduler;
 
-/// An environment is as long as its user likes; what lies beyond is not looked at.
+/// An environment is as long as its user likes; the rest is not read.
 pub const ENVIRON_BYTES_MAX: usize = 256 << 10;
 /// A longer value is cut.
 pub const VALUE_BYTES_MAX: usize = 4 << 10;
-/// More nodes than any cluster has; a list that names more is somebody's joke.
+/// More nodes than any cluster has; a longer list is bogus.
 const NODES_MAX: usize = 1 << 14;
 const SECOND_NS: i64 = 1_000_000_000;
 
@@ -67,22 +67,22 @@ pub fn job_id(variables: Variables<'_>, question: &Question<'_>) -> Option<Strin
 }
 
 pub(crate) fn slurm_id(variables: Variables<'_>, asked: &str) -> Option<String> {
-    let told = variables.digits("SLURM_JOB_ID").or_else(|| variables.digits("SLURM_JOBID"))?;
-    (is_sluid(asked) || told == asked).then_some(told)
+    let found = variables.digits("SLURM_JOB_ID").or_else(|| variables.digits("SLURM_JOBID"))?;
+    (is_sluid(asked) || found == asked).then_some(found)
 }
 
 pub(crate) fn oar_id(variables: Variables<'_>, asked: &str) -> Option<String> {
-    variables.digits("OAR_JOB_ID").filter(|told| told == asked)
+    variables.digits("OAR_JOB_ID").filter(|found| found == asked)
 }
 
 pub(crate) fn pbs_id(variables: Variables<'_>, asked: &str) -> Option<String> {
     let stem = |id: &str| id.split('.').next().unwrap_or_default().to_owned();
-    variables.text("PBS_JOBID").filter(|told| stem(told) == stem(asked))
+    variables.text("PBS_JOBID").filter(|found| stem(found) == stem(asked))
 }
 
 pub(crate) fn lsf_id(variables: Variables<'_>, asked: &str) -> Option<String> {
     let number = asked.split(['[', '.', '_']).next().unwrap_or_default();
-    variables.digits("LSB_JOBID").filter(|told| told == number)
+    variables.digits("LSB_JOBID").filter(|found| found == number)
 }
 
 /// `s` and thirteen characters of Crockford's base 32: what Slurm calls the directory of a job from 26.05 on.
@@ -137,7 +137,7 @@ fn slurm_request(variables: Variables<'_>, nodes: Option<i64>, cpus: Option<i64>
     const MEGABYTE: i64 = 1 << 20;
     let tasks = variables.positive("SLURM_NTASKS");
     let per_task = variables.positive("SLURM_CPUS_PER_TASK");
-    // 0 stands for all the memory of a node, whatever it has.
+    // 0 means all the memory of a node.
     let of_nodes = || variables.positive("SLURM_MEM_PER_NODE")?.checked_mul(nodes?)?.checked_mul(MEGABYTE);
     let of_cpus = || variables.positive("SLURM_MEM_PER_CPU")?.checked_mul(cpus?)?.checked_mul(MEGABYTE);
     let limit_seconds = || {
@@ -147,7 +147,7 @@ fn slurm_request(variables: Variables<'_>, nodes: Option<i64>, cpus: Option<i64>
     };
     Resources {
         nodes: None,
-        // Who asks for neither gets one task of one CPU, by a default of the site that is not told here.
+        // A job that requests neither gets one task of one CPU, by a site default that is not visible here.
         cpus: tasks.or(per_task).and_then(|_| tasks.unwrap_or(1).checked_mul(per_task.unwrap_or(1))),
         memory_bytes: of_nodes().or_else(of_cpus),
         gpus: variables.text("SLURM_GPUS").and_then(|text| gpu_count(&text)),
@@ -174,8 +174,8 @@ pub fn node_file(variables: Variables<'_>, question: &Question<'_>) -> Option<Pa
     let id = question.id;
     let path = format!("/var/lib/oar/{id}");
     let is_number = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
-    let told = question.manager == "oar" && is_number && variables.text("OAR_NODE_FILE")? == path;
-    told.then(|| PathBuf::from(path))
+    let is_own = question.manager == "oar" && is_number && variables.text("OAR_NODE_FILE")? == path;
+    is_own.then(|| PathBuf::from(path))
 }
 
 pub(crate) fn pbs(variables: Variables<'_>, _: &Question<'_>, identity: &mut Identity) {
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sluid_is_told_from_a_number_and_a_name() {
+    fn a_sluid_is_neither_a_number_nor_a_name() {
         assert!(is_sluid("s7XK2M9PQ4RTVW"));
         for other in ["1234", "system", "s7XK2M9PQ4RTV", "sUXK2M9PQ4RTVW", "slurmstepd.scope"] {
             assert!(!is_sluid(other), "{other}");

@@ -74,7 +74,7 @@ pub(crate) fn list_below(
 }
 
 fn push_pids(text: &[u8], pids: &mut Vec<u32>) {
-    // 0 stands for a process outside this pid namespace.
+    // 0 means a process outside this pid namespace.
     pids.extend(parse::lines(text).filter_map(parse::u32).filter(|&pid| pid != 0));
 }
 

@@ -53,7 +53,7 @@ impl Machine {
     }
 }
 
-/// Two levels below the keeper, and somebody else.
+/// Two levels below the keeper, and an unrelated process.
 fn one_job() -> Machine {
     let mut machine = Machine::new();
     for (pid, parent_pid, start_ticks) in [(10, 1, 100), (11, 10, 110), (12, 11, 120), (99, 1, 130)] {

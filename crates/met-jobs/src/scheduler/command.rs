@@ -37,8 +37,8 @@ pub enum Trouble {
     #[error("{program}: output is cut off")]
     CutShort { program: &'static str, read: Vec<Recorded> },
     /// Query again later.
-    #[error("{program}: {said}")]
-    Failed { program: &'static str, said: String },
+    #[error("{program}: {message}")]
+    Failed { program: &'static str, message: String },
 }
 
 /// The commands of this machine's schedulers.
@@ -97,7 +97,7 @@ impl Programs {
         arguments: &[String],
     ) -> Result<Vec<u8>, Trouble> {
         self.dying.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
-        let failed = |said: String| Trouble::Failed { program, said };
+        let failed = |message: String| Trouble::Failed { program, message };
         let mut child = self.spawn(path, arguments).map_err(|error| failed(error.to_string()))?;
         let deadline = Instant::now() + self.timeout;
         let mut answer = Bounded::new(child.stdout.take(), self.answer_bytes_max);
@@ -235,7 +235,7 @@ fn wait_until(child: &mut Child, deadline: Instant) -> Option<std::process::Exit
 fn first_line(complaint: &[u8], program: &str) -> Option<String> {
     let text = String::from_utf8_lossy(complaint);
     let line = text.lines().map(str::trim).find(|line| !line.is_empty())?;
-    // Who complains is said anyway.
+    // The program is named anyway.
     let line = line.strip_prefix(program).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(line);
     let line = line.strip_prefix("error: ").unwrap_or(line);
     Some(line.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).take(200).collect())
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_failure_says_what_the_command_said() {
-        let failed = |said: &str| Trouble::Failed { program: "sacct", said: said.into() };
+        let failed = |message: &str| Trouble::Failed { program: "sacct", message: message.into() };
         assert_eq!(ask("echo oh >&2; exit 1").unwrap_err(), failed("oh"));
         assert_eq!(ask("echo sacct: error: oh >&2; exit 1").unwrap_err(), failed("oh"));
         assert_eq!(ask("exit 3").unwrap_err(), failed("exit status: 3"));

@@ -67,20 +67,20 @@ pub fn forgotten(known: &[Record]) -> Vec<Record> {
 
 /// Joins a job that was just discovered on this node with earlier records of its scheduler.
 pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
-    let told = known.iter().filter(|record| {
+    let scheduled = known.iter().filter(|record| {
         !is_measured(record)
             && (&record.key.manager, &record.key.id) == (&measured.key.manager, &measured.key.id)
             && may_own(measured, record.uid)
     });
     let near = |record: &&Record| match (record.start_ns, measured.start_ns?) {
-        (Some(told_ns), start_ns) => Some((told_ns - start_ns).abs()).filter(|far| *far <= SLACK_NS),
+        (Some(reported_ns), start_ns) => Some((reported_ns - start_ns).abs()).filter(|far| *far <= SLACK_NS),
         (None, start_ns) => is_behind(record.state, &record.scheduling, start_ns).then_some(SLACK_NS),
     };
-    let Some(told) = told.filter(|record| near(record).is_some()).min_by_key(near) else {
+    let Some(record) = scheduled.filter(|record| near(record).is_some()).min_by_key(near) else {
         return Joined { write: vec![measured.clone()], remove: Vec::new() };
     };
-    let record = believe(&under(&measured.key, told.clone()), measured);
-    Joined { write: vec![record], remove: vec![told.key.clone()] }
+    let whole = believe(&under(&measured.key, record.clone()), measured);
+    Joined { write: vec![whole], remove: vec![record.key.clone()] }
 }
 
 fn is_same_job(record: &Record, runs: &[Recorded]) -> bool {
@@ -144,19 +144,19 @@ fn distance(record: &Record, run: &Recorded) -> Option<i64> {
         return None;
     }
     let submitted = (record.scheduling.submit_ns, run.scheduling.submit_ns);
-    let was_told = record.scheduling.asked_ns.is_some();
+    let was_reported = record.scheduling.asked_ns.is_some();
     match (record.start_ns, run.start_ns) {
-        (Some(start_ns), Some(told_ns)) => {
+        (Some(start_ns), Some(reported_ns)) => {
             // A restarted run was submitted again.
-            if let (true, (Some(before), Some(now))) = (was_told, submitted)
+            if let (true, (Some(before), Some(now))) = (was_reported, submitted)
                 && before != now
             {
                 return None;
             }
             let latest_ns = run.end_ns.unwrap_or(i64::MAX).saturating_add(SLACK_NS);
-            let fits = (told_ns - SLACK_NS..=latest_ns).contains(&start_ns);
-            let over = record.end_ns.is_some_and(|end_ns| end_ns < told_ns - SLACK_NS);
-            (fits && !over).then(|| (start_ns - told_ns).abs())
+            let fits = (reported_ns - SLACK_NS..=latest_ns).contains(&start_ns);
+            let over = record.end_ns.is_some_and(|end_ns| end_ns < reported_ns - SLACK_NS);
+            (fits && !over).then(|| (start_ns - reported_ns).abs())
         }
         // It is seen to run, and its scheduler's books are behind.
         (Some(start_ns), None) if is_measured(record) && record.state.is_live() => {

@@ -29,12 +29,12 @@ impl Value {
     }
 
     /// The text under a key, unless it is empty.
-    pub fn said(&self, key: &str) -> Option<&str> {
+    pub fn text_at(&self, key: &str) -> Option<&str> {
         self.get(key)?.text().map(str::trim).filter(|text| !text.is_empty())
     }
 
     pub fn number(&self, key: &str) -> Option<i64> {
-        self.said(key)?.parse().ok()
+        self.text_at(key)?.parse().ok()
     }
 
     pub fn list(&self, key: &str) -> &[Value] {

@@ -11,7 +11,7 @@ use met_core::managers;
 use super::command::{Programs, Trouble};
 use super::json::{Reader, Value};
 use super::pbs::month_of;
-use super::text::{SECOND_NS, hosts, local_ns, said, size, span_ns, time_ns, word, zone};
+use super::text::{SECOND_NS, filled, hosts, local_ns, size, span_ns, time_ns, word, zone};
 use super::{Answer, Kind, Recorded, Scheduler, Window, add, retain_on};
 use crate::identity::variables;
 
@@ -44,15 +44,15 @@ impl Lsf {
         let mut arguments: Vec<String> = ["-json", "-o", FIELDS].map(String::from).into();
         arguments.extend(which.iter().map(|&argument| argument.to_owned()));
         let answer = match programs.ask("bjobs", &arguments) {
-            Err(Trouble::Failed { said, .. }) if is_nothing(&said) => Vec::new(),
+            Err(Trouble::Failed { message, .. }) if is_nothing(&message) => Vec::new(),
             answer => answer?,
         };
         parse(&answer, Timestamp::now().as_second()).whole("bjobs")
     }
 }
 
-fn is_nothing(said: &str) -> bool {
-    ["No job found", "No unfinished job found", "is not found"].iter().any(|words| said.contains(words))
+fn is_nothing(message: &str) -> bool {
+    ["No job found", "No unfinished job found", "is not found"].iter().any(|words| message.contains(words))
 }
 
 impl Scheduler for Lsf {
@@ -99,11 +99,11 @@ pub(super) fn parse(answer: &[u8], now_s: i64) -> Answer {
     Answer { recorded, is_cut_short: reader.is_cut_short(read) }
 }
 
-fn job(told: &Value, now_s: i64) -> Option<Recorded> {
-    let text = |key: &str| told.said(key).and_then(said).map(|text| word(text.as_bytes()));
-    let time = |key: &str| calendar_ns(told.said(key)?, now_s);
+fn job(reply: &Value, now_s: i64) -> Option<Recorded> {
+    let text = |key: &str| reply.text_at(key).and_then(filled).map(|text| word(text.as_bytes()));
+    let time = |key: &str| calendar_ns(reply.text_at(key)?, now_s);
     let id = text("JOBID").filter(|id| id.bytes().all(|byte| byte.is_ascii_digit()))?;
-    let index = told.number("JOBINDEX").filter(|&index| index > 0);
+    let index = reply.number("JOBINDEX").filter(|&index| index > 0);
     let mut job = Recorded::new(MANAGER, index.map_or(id.clone(), |index| format!("{id}[{index}]")));
     job.cluster = text("CLUSTER_NAME");
     job.name = text("JOB_NAME").unwrap_or_default();
@@ -111,14 +111,14 @@ fn job(told: &Value, now_s: i64) -> Option<Recorded> {
     job.account = text("PROJ_NAME").filter(|project| project != "default");
     job.manager_state = text("STAT");
     (job.start_ns, job.end_ns) = (time("START_TIME"), time("FINISH_TIME"));
-    job.nodes = exec_hosts(told.said("EXEC_HOST").unwrap_or(""));
+    job.nodes = exec_hosts(reply.text_at("EXEC_HOST").unwrap_or(""));
     // Above 128 a signal ended it, as in shells.
-    (job.exit_code, job.signal) = match told.number("EXIT_CODE") {
+    (job.exit_code, job.signal) = match reply.number("EXIT_CODE") {
         Some(code @ 129..=192) => (None, Some((code - 128) as i32)),
         Some(code @ 0..=255) => (Some(code as i32), None),
         _ => (None, None),
     };
-    job.state = state(told);
+    job.state = state(reply);
     if job.state == State::Finished {
         job.exit_code = Some(job.exit_code.unwrap_or(0));
     }
@@ -128,13 +128,13 @@ fn job(told: &Value, now_s: i64) -> Option<Recorded> {
     scheduling.partition = text("QUEUE");
     scheduling.reason = text("EXIT_REASON").or_else(|| text("PEND_REASON"));
     scheduling.submit_ns = time("SUBMIT_TIME");
-    scheduling.cpu_ns = told.said("CPU_USED").and_then(seconds_ns);
-    scheduling.memory_peak_bytes = told.said("MAX_MEM").and_then(|mem| Some(size(mem, 1 << 20)?.0));
+    scheduling.cpu_ns = reply.text_at("CPU_USED").and_then(seconds_ns);
+    scheduling.memory_peak_bytes = reply.text_at("MAX_MEM").and_then(|mem| Some(size(mem, 1 << 20)?.0));
     job.requested = Resources {
-        cpus: told.number("NREQ_SLOT"),
-        memory_bytes: told.said("MEMLIMIT").and_then(|limit| Some(size(limit, 1 << 10)?.0)),
-        gpus: told.number("GPU_NUM"),
-        time_limit_ns: told.said("RUNTIMELIMIT").and_then(|limit| span_ns(limit, 60 * SECOND_NS)),
+        cpus: reply.number("NREQ_SLOT"),
+        memory_bytes: reply.text_at("MEMLIMIT").and_then(|limit| Some(size(limit, 1 << 10)?.0)),
+        gpus: reply.number("GPU_NUM"),
+        time_limit_ns: reply.text_at("RUNTIMELIMIT").and_then(|limit| span_ns(limit, 60 * SECOND_NS)),
         ..Resources::default()
     };
     if let Some(wanted) = text("EFFECTIVE_RESREQ") {
@@ -142,16 +142,16 @@ fn job(told: &Value, now_s: i64) -> Option<Recorded> {
     }
     if !job.nodes.is_empty() {
         job.allocated.nodes = Some(job.nodes.len() as i64);
-        job.allocated.cpus = told.number("NALLOC_SLOT");
+        job.allocated.cpus = reply.number("NALLOC_SLOT");
         job.allocated.gpus = job.requested.gpus;
     }
     job.forget_plans();
     Some(job)
 }
 
-fn state(told: &Value) -> State {
-    let reason = told.said("EXIT_REASON").unwrap_or("");
-    match told.said("STAT") {
+fn state(reply: &Value) -> State {
+    let reason = reply.text_at("EXIT_REASON").unwrap_or("");
+    match reply.text_at("STAT") {
         Some("RUN" | "WAIT" | "PROV") => State::Running,
         Some("USUSP" | "SSUSP") => State::Suspended,
         Some("DONE") => State::Finished,
@@ -168,7 +168,7 @@ fn state(told: &Value) -> State {
 
 /// `4*node1:node2`.
 fn exec_hosts(text: &str) -> Vec<String> {
-    let parts = said(text).into_iter().flat_map(|text| text.split([':', ' ']));
+    let parts = filled(text).into_iter().flat_map(|text| text.split([':', ' ']));
     let mut nodes: Vec<String> = parts.filter_map(|part| part.rsplit('*').next()).flat_map(hosts).collect();
     nodes.sort_unstable();
     nodes.dedup();

@@ -97,7 +97,7 @@ pub trait Scheduler: Send {
 /// What differs between schedulers beside their row in `met_core::managers`. Each file here has one.
 pub struct Kind {
     make: fn(Option<String>) -> Box<dyn Scheduler>,
-    /// The id in the environment of a job's process, if it is the one that is looked for.
+    /// The id in the environment of a job's process, if it matches.
     pub(crate) job_id: fn(Variables<'_>, &str) -> Option<String>,
     /// What else the environment says of the job.
     pub(crate) read: fn(Variables<'_>, &Question<'_>, &mut Identity),

@@ -90,12 +90,12 @@ pub(super) fn parse(answer: &[u8]) -> Answer {
     Answer { recorded, is_cut_short: reader.is_cut_short(read) }
 }
 
-fn job(id: &str, told: &Value) -> Option<Recorded> {
+fn job(id: &str, reply: &Value) -> Option<Recorded> {
     if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    let text = |key: &str| told.said(key).map(|text| word(text.as_bytes()));
-    let seconds = |key: &str| told.number(key).filter(|&seconds| seconds > 0)?.checked_mul(SECOND_NS);
+    let text = |key: &str| reply.text_at(key).map(|text| word(text.as_bytes()));
+    let seconds = |key: &str| reply.number(key).filter(|&seconds| seconds > 0)?.checked_mul(SECOND_NS);
     let mut job = Recorded::new(MANAGER, id.to_owned());
     job.name = text("name").unwrap_or_default();
     job.user = text("owner");
@@ -103,11 +103,11 @@ fn job(id: &str, told: &Value) -> Option<Recorded> {
     job.command = text("command").into_iter().collect();
     job.manager_state = text("state");
     (job.start_ns, job.end_ns) = (seconds("startTime"), seconds("stopTime"));
-    if let Some(status) = told.number("exit_code") {
+    if let Some(status) = reply.number("exit_code") {
         (job.exit_code, job.signal) = super::slurm::exit_of_status(status);
     }
-    job.state = state(told, &job);
-    let nodes = told.list("assigned_network_address").iter().take(NODES_MAX);
+    job.state = state(reply, &job);
+    let nodes = reply.list("assigned_network_address").iter().take(NODES_MAX);
     job.nodes = nodes.filter_map(|node| Some(word(node.text()?.as_bytes()))).collect();
     job.nodes.sort_unstable();
     job.nodes.dedup();
@@ -115,20 +115,20 @@ fn job(id: &str, told: &Value) -> Option<Recorded> {
     scheduling.partition = text("queue");
     scheduling.submit_ns = seconds("submissionTime");
     // A lone job is an array of one.
-    let array_id = told.number("array_id").map(|array| array.to_string());
-    let index = told.number("array_index");
+    let array_id = reply.number("array_id").map(|array| array.to_string());
+    let index = reply.number("array_index");
     let is_array = array_id.as_deref() != Some(id)
         || index.is_some_and(|index| index > 1)
-        || told.said("initial_request").is_some_and(|request| request.contains(" --array"));
+        || reply.text_at("initial_request").is_some_and(|request| request.contains(" --array"));
     (scheduling.array_id, scheduling.array_index) = if is_array { (array_id, index) } else { (None, None) };
-    scheduling.restarts = told.number("resubmit_job_id").filter(|&before| before > 0).map(|_| 1);
-    scheduling.reason = reason(told);
+    scheduling.restarts = reply.number("resubmit_job_id").filter(|&before| before > 0).map(|_| 1);
+    scheduling.reason = reason(reply);
     let walltime_ns = seconds("walltime");
     job.requested = Resources { time_limit_ns: walltime_ns, ..Resources::default() };
     if let Some(wanted) = text("wanted_resources") {
         job.requested.other.insert("resources".to_owned(), wanted.trim().to_owned());
     }
-    let given = told.list("assigned_resources").len() as i64;
+    let given = reply.list("assigned_resources").len() as i64;
     if given > 0 {
         job.allocated.nodes = Some(job.nodes.len() as i64).filter(|&nodes| nodes > 0);
         job.allocated.time_limit_ns = walltime_ns;
@@ -139,18 +139,18 @@ fn job(id: &str, told: &Value) -> Option<Recorded> {
     Some(job)
 }
 
-fn has_event(told: &Value, kind: &str) -> bool {
-    told.list("events").iter().any(|event| event.said("type") == Some(kind))
+fn has_event(reply: &Value, kind: &str) -> bool {
+    reply.list("events").iter().any(|event| event.text_at("type") == Some(kind))
 }
 
 /// A job that exceeded its time and one that was deleted are both `Error`: the events distinguish them.
-fn state(told: &Value, job: &Recorded) -> State {
+fn state(reply: &Value, job: &Recorded) -> State {
     let ended = |otherwise| match () {
-        _ if has_event(told, "WALLTIME") => State::Timeout,
-        _ if has_event(told, "FRAG_JOB_REQUEST") => State::Cancelled,
+        _ if has_event(reply, "WALLTIME") => State::Timeout,
+        _ if has_event(reply, "FRAG_JOB_REQUEST") => State::Cancelled,
         _ => otherwise,
     };
-    match told.said("state") {
+    match reply.text_at("state") {
         Some("Running" | "Finishing" | "Launching" | "toError" | "Resuming") => State::Running,
         Some("Suspended") => State::Suspended,
         Some("Terminated") if job.signal.is_some() || job.exit_code.is_some_and(|code| code != 0) => {
@@ -165,12 +165,12 @@ fn state(told: &Value, job: &Recorded) -> State {
 }
 
 /// The last thing that went wrong, in OAR's words; while it waits, its message.
-fn reason(told: &Value) -> Option<String> {
+fn reason(reply: &Value) -> Option<String> {
     let ordinary = ["SWITCH_INTO_TERMINATE_STATE", "SWITCH_INTO_ERROR_STATE", "SEND_KILL_JOB"];
-    let telling = |event: &&Value| event.said("type").is_some_and(|kind| !ordinary.contains(&kind));
-    let event = told.list("events").iter().rfind(telling);
-    let said = event.and_then(|event| event.said("description"));
-    let waits = matches!(told.said("state"), Some("Waiting" | "Hold"));
-    let said = said.or_else(|| told.said("message").filter(|_| waits))?;
-    Some(word(said.as_bytes()))
+    let is_unusual = |event: &&Value| event.text_at("type").is_some_and(|kind| !ordinary.contains(&kind));
+    let event = reply.list("events").iter().rfind(is_unusual);
+    let message = event.and_then(|event| event.text_at("description"));
+    let waits = matches!(reply.text_at("state"), Some("Waiting" | "Hold"));
+    let message = message.or_else(|| reply.text_at("message").filter(|_| waits))?;
+    Some(word(message.as_bytes()))
 }

@@ -40,7 +40,7 @@ impl Pbs {
         arguments.extend(more.iter().map(|&argument| argument.to_owned()));
         match programs.ask("qstat", &arguments) {
             // A job that it forgot meanwhile is an error message; the others are listed.
-            Err(Trouble::Failed { said, .. }) if said.contains("Unknown Job") => Ok(Vec::new()),
+            Err(Trouble::Failed { message, .. }) if message.contains("Unknown Job") => Ok(Vec::new()),
             answer => parse(&answer?).whole("qstat"),
         }
     }
@@ -58,7 +58,7 @@ impl Scheduler for Pbs {
         let until = format!("-te.le.{}", at(window.until_s + 60));
         let ended = match programs.ask("qselect", &["-x".into(), since, until]) {
             // Then the end is not listed, and the node's own record is used.
-            Err(Trouble::Failed { said, .. }) if said.contains("job history") => Vec::new(),
+            Err(Trouble::Failed { message, .. }) if message.contains("job history") => Vec::new(),
             ended => ended?,
         };
         let ended: Vec<String> = String::from_utf8_lossy(&ended).lines().map(str::to_owned).collect();
@@ -78,12 +78,12 @@ impl Scheduler for Pbs {
             let mut more = vec!["-x"];
             more.extend_from_slice(ids);
             match self.status(programs, &more) {
-                Ok(told) if told.is_empty() && ids.len() > 1 => {
+                Ok(reply) if reply.is_empty() && ids.len() > 1 => {
                     for id in ids {
                         add(&mut found, self.status(programs, &["-x", id]))?;
                     }
                 }
-                told => add(&mut found, told)?,
+                reply => add(&mut found, reply)?,
             }
         }
         Ok(found)
@@ -125,22 +125,22 @@ pub(super) fn parse(answer: &[u8]) -> Answer {
     Answer { recorded: found, is_cut_short: reader.is_cut_short(read) }
 }
 
-fn job(id: &str, told: &Value) -> Option<Recorded> {
+fn job(id: &str, reply: &Value) -> Option<Recorded> {
     if !is_id(id) {
         return None;
     }
-    let text = |key: &str| told.said(key).map(|text| word(text.as_bytes()));
+    let text = |key: &str| reply.text_at(key).map(|text| word(text.as_bytes()));
     let mut job = Recorded::new(MANAGER, id.to_owned());
     job.name = text("Job_Name").unwrap_or_default();
     job.user = text("euser").or_else(|| text("Job_Owner")?.split('@').next().map(str::to_owned));
     job.account = text("project").filter(|project| project != "_pbs_project_default");
     job.account = text("Account_Name").or(job.account);
     job.manager_state = text("job_state");
-    job.start_ns = told.said("stime").and_then(calendar_ns);
-    job.nodes = exec_hosts(told.said("exec_host").unwrap_or(""));
-    (job.exit_code, job.signal) = told.number("Exit_status").map_or((None, None), exit);
-    job.end_ns = end_ns(told, &job);
-    job.state = state(told, &job);
+    job.start_ns = reply.text_at("stime").and_then(calendar_ns);
+    job.nodes = exec_hosts(reply.text_at("exec_host").unwrap_or(""));
+    (job.exit_code, job.signal) = reply.number("Exit_status").map_or((None, None), exit);
+    job.end_ns = end_ns(reply, &job);
+    job.state = state(reply, &job);
     let scheduling = &mut job.scheduling;
     // Users leave the server away.
     let short = id.split('.').next().unwrap_or(id);
@@ -151,15 +151,15 @@ fn job(id: &str, told: &Value) -> Option<Recorded> {
     }
     scheduling.partition = text("queue");
     scheduling.reason = text("comment");
-    scheduling.restarts = told.number("run_count").filter(|&runs| runs > 0).map(|runs| runs - 1);
-    scheduling.submit_ns = told.said("ctime").and_then(calendar_ns);
-    scheduling.eligible_ns = told.said("etime").and_then(calendar_ns);
-    if let Some(used) = told.get("resources_used") {
-        scheduling.cpu_ns = used.said("cput").and_then(|cput| span_ns(cput, SECOND_NS));
-        scheduling.memory_peak_bytes = used.said("mem").and_then(|mem| Some(size(mem, 1)?.0));
+    scheduling.restarts = reply.number("run_count").filter(|&runs| runs > 0).map(|runs| runs - 1);
+    scheduling.submit_ns = reply.text_at("ctime").and_then(calendar_ns);
+    scheduling.eligible_ns = reply.text_at("etime").and_then(calendar_ns);
+    if let Some(used) = reply.get("resources_used") {
+        scheduling.cpu_ns = used.text_at("cput").and_then(|cput| span_ns(cput, SECOND_NS));
+        scheduling.memory_peak_bytes = used.text_at("mem").and_then(|mem| Some(size(mem, 1)?.0));
         scheduling.memory_peak_bytes = scheduling.memory_peak_bytes.filter(|&bytes| bytes > 0);
     }
-    job.requested = told.get("Resource_List").map(resources).unwrap_or_default();
+    job.requested = reply.get("Resource_List").map(resources).unwrap_or_default();
     if !job.nodes.is_empty() {
         // What was asked for is what is given: PBS gives whole chunks.
         job.allocated = Resources { other: Default::default(), ..job.requested.clone() };
@@ -169,16 +169,16 @@ fn job(id: &str, told: &Value) -> Option<Recorded> {
     Some(job)
 }
 
-fn end_ns(told: &Value, job: &Recorded) -> Option<i64> {
-    let over = matches!(told.said("job_state"), Some("F" | "X" | "M" | "C"));
+fn end_ns(reply: &Value, job: &Recorded) -> Option<i64> {
+    let over = matches!(reply.text_at("job_state"), Some("F" | "X" | "M" | "C"));
     if !over {
         return None;
     }
     // Newer versions write when it ended; else it is the start and how long it took, else the last change.
-    let written = told.said("obittime").and_then(calendar_ns);
-    let wall_ns = told.get("resources_used").and_then(|used| span_ns(used.said("walltime")?, SECOND_NS));
+    let written = reply.text_at("obittime").and_then(calendar_ns);
+    let wall_ns = reply.get("resources_used").and_then(|used| span_ns(used.text_at("walltime")?, SECOND_NS));
     let computed = job.start_ns.and_then(|start_ns| start_ns.checked_add(wall_ns?));
-    written.or(computed).or_else(|| told.said("mtime").and_then(calendar_ns))
+    written.or(computed).or_else(|| reply.text_at("mtime").and_then(calendar_ns))
 }
 
 fn resources(list: &Value) -> Resources {
@@ -222,9 +222,9 @@ fn exit(status: i64) -> (Option<i32>, Option<i32>) {
 const OVER_MEMORY: [i64; 2] = [-27, -28];
 const OVER_TIME: i64 = -29;
 
-fn state(told: &Value, job: &Recorded) -> State {
-    let status = told.number("Exit_status");
-    match told.said("job_state") {
+fn state(reply: &Value, job: &Recorded) -> State {
+    let status = reply.number("Exit_status");
+    match reply.text_at("job_state") {
         Some("R" | "E" | "B") => State::Running,
         Some("S" | "U") => State::Suspended,
         Some("F" | "X" | "C" | "M") => match status {
@@ -232,12 +232,12 @@ fn state(told: &Value, job: &Recorded) -> State {
             Some(status) if OVER_MEMORY.contains(&status) => State::OutOfMemory,
             Some(0) => State::Finished,
             // Deleted jobs end by a signal, as others may: the comment distinguishes them.
-            _ if told.said("comment").is_some_and(|comment| comment.contains("terminated")) => {
+            _ if reply.text_at("comment").is_some_and(|comment| comment.contains("terminated")) => {
                 State::Cancelled
             }
             None if job.start_ns.is_none() => State::Cancelled,
             // A part of an array that is done has its status in the array.
-            None if told.said("job_state") == Some("X") => State::Finished,
+            None if reply.text_at("job_state") == Some("X") => State::Finished,
             _ => State::Failed,
         },
         _ => State::Pending,

@@ -6,7 +6,7 @@ use met_core::job::{Part, Resources, State};
 use met_core::managers;
 
 use super::command::{Programs, Trouble};
-use super::text::{hosts, said, size, span_ns, time_ns, word};
+use super::text::{filled, hosts, size, span_ns, time_ns, word};
 use super::{Kind, Recorded, Scheduler, Window};
 use crate::identity::variables;
 
@@ -114,15 +114,15 @@ impl Slurm {
             arguments.extend_from_slice(which);
             match programs.ask("sacct", &arguments) {
                 Ok(answer) => return Ok(parse_sacct(&answer, &delimiter)),
-                Err(Trouble::Failed { said, .. }) if self.learn_unknown(&said) => {}
+                Err(Trouble::Failed { message, .. }) if self.learn_unknown(&message) => {}
                 Err(trouble) => return Err(trouble),
             }
         }
     }
 
     /// `Invalid field requested: "Restarts"`: an older version is asked again without it.
-    fn learn_unknown(&mut self, said: &str) -> bool {
-        let Some(named) = said.split("Invalid field requested: ").nth(1) else { return false };
+    fn learn_unknown(&mut self, message: &str) -> bool {
+        let Some(named) = message.split("Invalid field requested: ").nth(1) else { return false };
         let named = named.trim_matches(|letter: char| !letter.is_ascii_alphanumeric());
         let is_ours = FIELDS.contains(&named) && !self.unknown.iter().any(|known| known == named);
         if is_ours {
@@ -167,7 +167,7 @@ impl Scheduler for Slurm {
         }
         which.extend(self.node.iter().map(|node| format!("--nodelist={node}")));
         match self.account(programs, &which) {
-            Err(Trouble::Failed { said, .. }) if is_without_accounting(&said) => {
+            Err(Trouble::Failed { message, .. }) if is_without_accounting(&message) => {
                 self.queue(programs, "all", self.node.as_deref())
             }
             answer => {
@@ -189,7 +189,7 @@ impl Scheduler for Slurm {
         for ids in ids.chunks(IDS_MAX) {
             let which = format!("--jobs={}", ids.join(","));
             match self.account(programs, &[which]) {
-                Err(Trouble::Failed { said, .. }) if is_without_accounting(&said) => {
+                Err(Trouble::Failed { message, .. }) if is_without_accounting(&message) => {
                     // It forgets a job minutes after its end, and complains about one it does not know.
                     let known = self.queue(programs, "all", None)?;
                     found.extend(known.into_iter().filter(|known| ids.contains(&known.id.as_str())));
@@ -208,8 +208,9 @@ fn add_waiting(recorded: &mut Vec<Recorded>, waiting: Vec<Recorded>) {
     recorded.extend(waiting.into_iter().filter(|job| job.state == State::Pending));
 }
 
-fn is_without_accounting(said: &str) -> bool {
-    said.contains("accounting storage is disabled") || said.contains("not running a supported accounting")
+fn is_without_accounting(message: &str) -> bool {
+    message.contains("accounting storage is disabled")
+        || message.contains("not running a supported accounting")
 }
 
 fn is_number(id: &str) -> bool {
@@ -269,16 +270,16 @@ impl Row<'_> {
         self.columns.get(name).and_then(|&at| self.fields.get(at)).map_or("", |field| field.trim())
     }
 
-    fn said(&self, name: &str) -> Option<&str> {
-        said(self.raw(name))
+    fn text_at(&self, name: &str) -> Option<&str> {
+        filled(self.raw(name))
     }
 
     fn owned(&self, name: &str) -> Option<String> {
-        self.said(name).map(str::to_owned)
+        self.text_at(name).map(str::to_owned)
     }
 
     fn number(&self, name: &str) -> Option<i64> {
-        self.said(name)?.parse().ok()
+        self.text_at(name)?.parse().ok()
     }
 
     fn time(&self, name: &str) -> Option<i64> {
@@ -333,12 +334,12 @@ fn job(row: &Row) -> Option<Recorded> {
     job.user = row.owned("User");
     // Where accounting has a step before its job, the job has no owner and no request yet.
     let is_filled_in = |uid: &u32| *uid != 0 || job.user.as_deref().is_none_or(|user| user == "root");
-    job.uid = row.said("UID").and_then(|uid| uid.parse().ok()).filter(is_filled_in);
+    job.uid = row.text_at("UID").and_then(|uid| uid.parse().ok()).filter(is_filled_in);
     job.account = row.owned("Account");
     (job.start_ns, job.end_ns) = (row.time("Start"), row.time("End"));
     job.nodes = hosts(row.raw("NodeList"));
     let word = row.raw("State");
-    job.manager_state = said(word).map(str::to_owned);
+    job.manager_state = filled(word).map(str::to_owned);
     job.state = state(word).unwrap_or(match (job.start_ns, job.end_ns) {
         (_, Some(_)) => State::Failed,
         (Some(_), None) => State::Running,
@@ -369,13 +370,13 @@ fn ids(job: &mut Recorded, shown: &str) {
         scheduling.het_id = Some(het.to_owned());
         scheduling.het_offset = offset.parse().ok();
     }
-    scheduling.alias = said(shown).filter(|shown| *shown != job.id).map(str::to_owned);
+    scheduling.alias = filled(shown).filter(|shown| *shown != job.id).map(str::to_owned);
 }
 
 fn asked_for(job: &mut Recorded, row: &Row) {
     job.requested = resources(row.raw("ReqTRES"));
     job.allocated = resources(row.raw("AllocTRES"));
-    if let Some(tres) = row.said("TRES") {
+    if let Some(tres) = row.text_at("TRES") {
         // The queue knows one list: what is wanted until the job runs, and then what it has.
         job.requested = resources(tres);
         job.allocated = resources(tres);

@@ -40,7 +40,7 @@ pub struct Sync {
     /// Jobs that were alive in the last reply.
     live: BTreeSet<String>,
     /// What was reported of each run, so that it is reported once.
-    told: HashMap<(String, Option<i64>), u64>,
+    reported: HashMap<(String, Option<i64>), u64>,
 }
 
 impl Sync {
@@ -52,7 +52,7 @@ impl Sync {
         live: impl IntoIterator<Item = String>,
     ) -> Sync {
         let lookback_s = i64::try_from(lookback.as_secs()).unwrap_or(i64::MAX);
-        Sync { scheduler, cursor, lookback_s, live: live.into_iter().collect(), told: HashMap::new() }
+        Sync { scheduler, cursor, lookback_s, live: live.into_iter().collect(), reported: HashMap::new() }
     }
 
     /// Queries once. What was reported before an error stays reported; the next round continues from there.
@@ -60,9 +60,9 @@ impl Sync {
         &mut self,
         programs: &mut Programs,
         now_s: i64,
-        tell: &mut dyn FnMut(Update),
+        report: &mut dyn FnMut(Update),
     ) -> Result<(), Trouble> {
-        let before = std::mem::take(&mut self.told);
+        let before = std::mem::take(&mut self.reported);
         let mut since_s = match self.cursor {
             Some(cursor) => cursor.min(now_s).saturating_sub(OVERLAP_S),
             None => now_s.saturating_sub(self.lookback_s),
@@ -76,10 +76,10 @@ impl Sync {
                     continue;
                 }
                 Err(mut trouble) => {
-                    self.pass_on_read(&mut trouble, &before, tell);
+                    self.pass_on_read(&mut trouble, &before, report);
                     // The failure loses nothing: what was reported before is still reported.
                     for (run, fingerprint) in before {
-                        self.told.entry(run).or_insert(fingerprint);
+                        self.reported.entry(run).or_insert(fingerprint);
                     }
                     return Err(trouble);
                 }
@@ -87,9 +87,9 @@ impl Sync {
             };
             let is_last = until_s >= now_s;
             let vanished = if is_last { self.vanished(&answer) } else { Vec::new() };
-            self.pass_on(answer, &before, Some(until_s), tell);
+            self.pass_on(answer, &before, Some(until_s), report);
             if is_last {
-                return self.follow(programs, vanished, &before, tell);
+                return self.follow(programs, vanished, &before, report);
             }
             (since_s, piece_s) = (until_s, (piece_s * 2).min(PIECE_S));
         }
@@ -107,7 +107,7 @@ impl Sync {
         programs: &mut Programs,
         vanished: Vec<String>,
         before: &HashMap<(String, Option<i64>), u64>,
-        tell: &mut dyn FnMut(Update),
+        report: &mut dyn FnMut(Update),
     ) -> Result<(), Trouble> {
         if vanished.is_empty() {
             return Ok(());
@@ -115,16 +115,16 @@ impl Sync {
         let found = match self.scheduler.ask_about(programs, &vanished) {
             Ok(found) => found,
             Err(mut trouble) => {
-                self.pass_on_read(&mut trouble, before, tell);
+                self.pass_on_read(&mut trouble, before, report);
                 return Err(trouble);
             }
         };
         let known: BTreeSet<String> = found.iter().map(|recorded| recorded.id.clone()).collect();
         let gone: Vec<String> = vanished.into_iter().filter(|id| !known.contains(id)).collect();
-        self.pass_on(found, before, Some(self.cursor.unwrap_or_default()), tell);
+        self.pass_on(found, before, Some(self.cursor.unwrap_or_default()), report);
         if !gone.is_empty() {
             self.live.retain(|id| !gone.contains(id));
-            tell(Update { manager: self.scheduler.manager(), recorded: Vec::new(), gone, cursor: None });
+            report(Update { manager: self.scheduler.manager(), recorded: Vec::new(), gone, cursor: None });
         }
         Ok(())
     }
@@ -134,10 +134,10 @@ impl Sync {
         &mut self,
         trouble: &mut Trouble,
         before: &HashMap<(String, Option<i64>), u64>,
-        tell: &mut dyn FnMut(Update),
+        report: &mut dyn FnMut(Update),
     ) {
         if let Trouble::CutShort { read, .. } = trouble {
-            self.pass_on(std::mem::take(read), before, None, tell);
+            self.pass_on(std::mem::take(read), before, None, report);
         }
     }
 
@@ -147,7 +147,7 @@ impl Sync {
         answer: Vec<Recorded>,
         before: &HashMap<(String, Option<i64>), u64>,
         cursor: Option<Cursor>,
-        tell: &mut dyn FnMut(Update),
+        report: &mut dyn FnMut(Update),
     ) {
         let mut jobs: BTreeMap<String, Vec<Recorded>> = BTreeMap::new();
         for recorded in answer {
@@ -165,19 +165,19 @@ impl Sync {
             for run in &runs {
                 let key = (run.id.clone(), run.scheduling.submit_ns);
                 let fingerprint = fingerprint(run);
-                let told = self.told.insert(key.clone(), fingerprint).or(before.get(&key).copied());
-                is_news |= told != Some(fingerprint);
+                let previous = self.reported.insert(key.clone(), fingerprint).or(before.get(&key).copied());
+                is_news |= previous != Some(fingerprint);
             }
             if is_news {
                 batch.extend(runs);
             }
             if batch.len() >= BATCH {
                 let recorded = std::mem::take(&mut batch);
-                tell(Update { manager, recorded, gone: Vec::new(), cursor: None });
+                report(Update { manager, recorded, gone: Vec::new(), cursor: None });
             }
         }
         self.cursor = cursor.or(self.cursor);
-        tell(Update { manager, recorded: batch, gone: Vec::new(), cursor });
+        report(Update { manager, recorded: batch, gone: Vec::new(), cursor });
     }
 }
 
@@ -249,22 +249,22 @@ mod tests {
     }
 
     fn failed() -> Trouble {
-        Trouble::Failed { program: "sacct", said: "down".into() }
+        Trouble::Failed { program: "sacct", message: "down".into() }
     }
 
     /// The result of a round: the jobs with their states, those gone, and the cursor.
     fn round(sync: &mut Sync, now_s: i64) -> (Vec<String>, Vec<String>, Result<(), Trouble>) {
         let mut programs = Programs::only(Path::new("/nonexistent"), Duration::ZERO, 0);
-        let (mut told, mut gone) = (Vec::new(), Vec::new());
+        let (mut changed, mut gone) = (Vec::new(), Vec::new());
         let result = sync.round(&mut programs, now_s, &mut |part| {
-            told.extend(part.recorded.iter().map(|run| format!("{} {}", run.id, run.state.name())));
+            changed.extend(part.recorded.iter().map(|run| format!("{} {}", run.id, run.state.name())));
             gone.extend(part.gone);
         });
-        (told, gone, result)
+        (changed, gone, result)
     }
 
     #[test]
-    fn only_what_changed_is_told() {
+    fn only_changes_are_reported() {
         let script = Script::default();
         let mut sync = Sync::new(Box::new(script.clone()), None, Duration::from_secs(3600), []);
         script.will([Ok(vec![run("1", State::Running), run("2", State::Pending)])]);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn all_runs_of_a_job_are_told_together() {
+    fn all_runs_of_a_job_are_reported_together() {
         let script = Script::default();
         let mut sync = Sync::new(Box::new(script.clone()), Some(100_000), Duration::ZERO, []);
         let second = |state| {
@@ -295,13 +295,13 @@ mod tests {
         let live = ["1", "2", "3"].map(String::from);
         let mut sync = Sync::new(Box::new(script.clone()), Some(100_000), Duration::ZERO, live);
         script.will([Ok(vec![run("2", State::Running)]), Ok(vec![run("1", State::Finished)])]);
-        let (told, gone, result) = round(&mut sync, 100_060);
-        assert_eq!((told, gone), (vec!["2 running".into(), "1 finished".into()], vec!["3".into()]));
+        let (changed, gone, result) = round(&mut sync, 100_060);
+        assert_eq!((changed, gone), (vec!["2 running".into(), "1 finished".into()], vec!["3".into()]));
         assert_eq!(result, Ok(()));
         assert_eq!(script.was_asked(), ["99400..100060", "1,3"]);
         script.will([Ok(vec![run("2", State::Running)])]);
         assert_eq!(round(&mut sync, 100_120).0, Vec::<String>::new());
-        assert_eq!(script.was_asked(), ["99460..100120"], "nobody is missed any more");
+        assert_eq!(script.was_asked(), ["99460..100120"], "no job is missing any more");
     }
 
     #[test]
@@ -314,12 +314,12 @@ mod tests {
             Ok(vec![run("2", State::Finished)]),
             Err(failed()),
         ]);
-        let (told, _, result) = round(&mut sync, 1_000_000);
-        assert_eq!((told, result), (vec!["1 finished".into(), "2 finished".into()], Err(failed())));
+        let (changed, _, result) = round(&mut sync, 1_000_000);
+        assert_eq!((changed, result), (vec!["1 finished".into(), "2 finished".into()], Err(failed())));
         let pieces = ["740800..827200", "827200..913600", "827200..870400", "870400..956800"];
         assert_eq!(script.was_asked(), pieces);
-        let (told, _, result) = round(&mut sync, 1_000_060);
-        assert_eq!((told, result), (vec![], Ok(())));
+        let (changed, _, result) = round(&mut sync, 1_000_060);
+        assert_eq!((changed, result), (vec![], Ok(())));
         assert_eq!(script.was_asked(), ["869800..956200", "956200..1000060"]);
     }
 
@@ -329,8 +329,8 @@ mod tests {
         let mut sync = Sync::new(Box::new(script.clone()), Some(100_000), Duration::ZERO, ["3".to_owned()]);
         let cut = |read| Trouble::CutShort { program: "oarstat", read };
         script.will([Err(cut(vec![run("1", State::Running)]))]);
-        let (told, gone, result) = round(&mut sync, 100_060);
-        assert_eq!((told, gone), (vec!["1 running".to_owned()], vec![]));
+        let (changed, gone, result) = round(&mut sync, 100_060);
+        assert_eq!((changed, gone), (vec!["1 running".to_owned()], vec![]));
         assert_eq!(result, Err(cut(Vec::new())));
         script.will([Ok(vec![
             run("1", State::Running),

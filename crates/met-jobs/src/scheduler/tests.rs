@@ -164,7 +164,7 @@ fn slurm_23_11_with_cards_and_a_second_run() {
 }
 
 #[test]
-fn slurm_24_05_with_words_nobody_has_heard() {
+fn slurm_24_05_with_unknown_words() {
     check(
         &slurm::parse_sacct(&fixture("slurm-24.05/sacct-newest.txt"), DIVIDED),
         expect![[r#"
@@ -304,7 +304,7 @@ fn slurm_without_accounting_is_asked_for_its_queue() {
 }
 
 #[test]
-fn a_job_whose_step_is_in_the_accounts_first_is_not_somebody_elses() {
+fn a_job_whose_step_is_in_the_accounts_first_is_not_another_job() {
     let answer = "JobIDRaw|JobID|State|JobName|User|UID|Submit|Start|ReqCPUS|ReqNodes\n\
                   7|7|PENDING|allocation|ada|0|1794746558|Unknown|0|0\n\
                   8|8|PENDING|allocation|root|0|1794746558|Unknown|1|1\n";
@@ -396,7 +396,7 @@ fn outcome(joined: &Joined) -> String {
     written.chain(removed).collect::<Vec<_>>().join(", ")
 }
 
-/// What the store holds after all of these were told, one after the other.
+/// What the store holds after all of these were reported, one after the other.
 fn after(known: &mut Vec<Record>, runs: &[Recorded]) -> String {
     let joined = join(known, runs, ASKED_NS);
     known.retain(|record| !joined.remove.contains(&record.key));
@@ -435,12 +435,12 @@ fn measured_and_recorded_meet_whichever_comes_first() {
 }
 
 #[test]
-fn a_job_found_on_the_node_takes_over_what_was_told_before() {
+fn a_job_found_on_the_node_takes_over_earlier_reports() {
     let mut known = Vec::new();
-    let mut told = run(State::Running, 0, Some(30), None);
-    told.account = Some("chem".into());
-    told.requested.cpus = Some(4);
-    after(&mut known, &[told]);
+    let mut reported = run(State::Running, 0, Some(30), None);
+    reported.account = Some("chem".into());
+    reported.requested.cpus = Some(4);
+    after(&mut known, &[reported]);
     let adopted = adopt(&measured(31, None), &known);
     assert_eq!(outcome(&adopted), "31 running, -30");
     let record = &adopted.write[0];
@@ -482,9 +482,9 @@ fn at(second: i64) -> i64 {
 #[test]
 fn a_job_whose_end_is_known_before_it_is_found_has_ended() {
     let mut known = Vec::new();
-    let mut told = run(State::Failed, 0, Some(30), Some(32));
-    (told.exit_code, told.cluster) = (Some(7), Some("tux".into()));
-    after(&mut known, &[told]);
+    let mut reported = run(State::Failed, 0, Some(30), Some(32));
+    (reported.exit_code, reported.cluster) = (Some(7), Some("tux".into()));
+    after(&mut known, &[reported]);
     let adopted = adopt(&measured(31, None), &known);
     assert_eq!(outcome(&adopted), "31 failed, -30");
     let record = &adopted.write[0];
@@ -497,15 +497,15 @@ fn whole_seconds_do_not_replace_what_was_measured() {
     let fine = |second: i64, more_ms: i64| Some(at(second) + more_ms * 1_000_000);
     let mut job = measured(30, None);
     (job.start_ns, job.end_ns, job.state) = (fine(30, 900), fine(32, 100), State::Finished);
-    let mut told = run(State::Finished, 0, Some(30), Some(32));
-    told.cluster = Some("tux".into());
+    let mut reported = run(State::Finished, 0, Some(30), Some(32));
+    reported.cluster = Some("tux".into());
     let mut known = vec![job];
-    after(&mut known, std::slice::from_ref(&told));
+    after(&mut known, std::slice::from_ref(&reported));
     assert_eq!((known[0].start_ns, known[0].end_ns), (fine(30, 900), fine(32, 100)));
     assert_eq!((known[0].key.cluster.as_deref(), known[0].cluster()), (None, Some("tux")));
     // Farther away it is another time, and the scheduler's holds.
-    (told.start_ns, told.end_ns) = (Some(at(29)), Some(at(40)));
-    after(&mut known, &[told]);
+    (reported.start_ns, reported.end_ns) = (Some(at(29)), Some(at(40)));
+    after(&mut known, &[reported]);
     assert_eq!((known[0].start_ns, known[0].end_ns), (Some(at(29)), Some(at(40))));
 }
 
@@ -514,12 +514,12 @@ fn a_job_within_one_second_does_not_end_before_it_began() {
     let begin_ns = Some(at(30) + 220_000_000);
     let mut job = measured(30, None);
     job.start_ns = begin_ns;
-    let told = run(State::Finished, 0, Some(30), Some(30));
+    let reported = run(State::Finished, 0, Some(30), Some(30));
     let mut known = vec![job.clone()];
-    after(&mut known, std::slice::from_ref(&told));
+    after(&mut known, std::slice::from_ref(&reported));
     assert_eq!((known[0].start_ns, known[0].end_ns), (begin_ns, begin_ns));
     let mut known = Vec::new();
-    after(&mut known, &[told]);
+    after(&mut known, &[reported]);
     let adopted = adopt(&job, &known);
     assert_eq!((adopted.write[0].start_ns, adopted.write[0].end_ns), (begin_ns, begin_ns));
 }
@@ -548,11 +548,11 @@ fn the_scheduler_decides_how_it_ended_and_the_node_what_it_used() {
     let mut ended = measured(31, Some(90));
     ended.parts = vec![Part { node: "node1".into(), step: "0".into(), ..Part::default() }];
     ended.requested.memory_bytes = Some(1 << 30);
-    let mut told = run(State::Timeout, 0, Some(30), Some(92));
-    told.signal = Some(15);
-    told.requested.cpus = Some(4);
-    told.scheduling.cpu_ns = Some(5);
-    told.scheduling.alias = Some("10_2".into());
+    let mut reported = run(State::Timeout, 0, Some(30), Some(92));
+    reported.signal = Some(15);
+    reported.requested.cpus = Some(4);
+    reported.scheduling.cpu_ns = Some(5);
+    reported.scheduling.alias = Some("10_2".into());
     let step = |step: &str| Part {
         node: "node[1-2]".into(),
         step: step.into(),
@@ -560,8 +560,8 @@ fn the_scheduler_decides_how_it_ended_and_the_node_what_it_used() {
         exit_code: Some(1),
         ..Part::default()
     };
-    told.parts = vec![step("0"), step("1")];
-    let joined = join(&[ended], &[told], ASKED_NS);
+    reported.parts = vec![step("0"), step("1")];
+    let joined = join(&[ended], &[reported], ASKED_NS);
     let [record] = &joined.write[..] else { panic!("{joined:?}") };
     assert_eq!((record.state, record.signal, record.exit_code), (State::Timeout, Some(15), None));
     assert_eq!(record.end_ns, Some((BEGIN_S + 92) * SECOND_NS));
@@ -574,7 +574,7 @@ fn the_scheduler_decides_how_it_ended_and_the_node_what_it_used() {
 
 #[test]
 fn steps_without_a_line_of_their_own_are_counted() {
-    let told = |steps: i64| {
+    let reported = |steps: i64| {
         let mut answer = "JobIDRaw|State|Start|End|NodeList|TotalCPU\n".to_owned();
         answer += &format!("12|RUNNING|{BEGIN_S}|Unknown|node[1-2]|\n");
         for step in 0..steps {
@@ -591,14 +591,14 @@ fn steps_without_a_line_of_their_own_are_counted() {
         let folded = parts.iter().filter(|part| part.folded.is_some());
         folded.map(|part| (part.node.clone(), part.folded, end_s(part))).collect()
     };
-    assert_eq!((told(256).parts.len(), others(&told(256).parts)), (256, Vec::new()));
-    assert_eq!(others(&told(257).parts), [("node1".to_owned(), Some(1), Some(257))]);
-    assert_eq!(others(&told(300).parts), [(String::new(), Some(44), Some(300))]);
+    assert_eq!((reported(256).parts.len(), others(&reported(256).parts)), (256, Vec::new()));
+    assert_eq!(others(&reported(257).parts), [("node1".to_owned(), Some(1), Some(257))]);
+    assert_eq!(others(&reported(300).parts), [(String::new(), Some(44), Some(300))]);
 
     // Told again they are not there twice.
     let mut known = Vec::new();
     for steps in [257, 290, 300, 300] {
-        after(&mut known, &[told(steps)]);
+        after(&mut known, &[reported(steps)]);
     }
     assert_eq!(others(&known[0].parts), [(String::new(), Some(44), Some(300))]);
     assert_eq!(known[0].parts.len(), 257);
@@ -609,12 +609,12 @@ fn steps_without_a_line_of_their_own_are_counted() {
     seen.folded = Some(40);
     seen.totals.set(CPU, 5, QualityKind::Measured, "cgroup");
     ended.parts = vec![seen];
-    let joined = join(&[ended], &[told(300)], ASKED_NS);
+    let joined = join(&[ended], &[reported(300)], ASKED_NS);
     assert_eq!(others(&joined.write[0].parts), [("node1".to_owned(), Some(40), None)]);
 }
 
 #[test]
-fn an_end_that_the_scheduler_has_not_heard_of_stays() {
+fn an_end_unknown_to_the_scheduler_stays() {
     let joined = join(&[measured(31, Some(90))], &[run(State::Running, 0, Some(30), None)], ASKED_NS);
     assert_eq!(outcome(&joined), "31 finished");
     assert_eq!(joined.write[0].end_ns, Some((BEGIN_S + 90) * SECOND_NS));
@@ -625,15 +625,15 @@ fn what_is_seen_to_run_does_not_wait_though_its_scheduler_says_so() {
     let mut known = vec![measured(31, None)];
     let waits = run(State::Pending, 29, None, None);
     assert_eq!(after(&mut known, std::slice::from_ref(&waits)), "31 running");
-    assert_eq!(known[0].manager_state, None, "nothing is told that is not so");
+    assert_eq!(known[0].manager_state, None, "no stale state is shown");
     // Told before it was seen.
     let mut known = Vec::new();
     assert_eq!(after(&mut known, std::slice::from_ref(&waits)), "29 pending");
     assert_eq!(outcome(&adopt(&measured(31, None), &known)), "31 running, -29");
-    // One that was begun anew waits for its next run.
-    let mut anew = waits;
-    anew.scheduling.restarts = Some(1);
-    assert_eq!(after(&mut vec![measured(31, None)], &[anew]), "29 pending");
+    // A restarted job waits for its next run.
+    let mut restarted = waits;
+    restarted.scheduling.restarts = Some(1);
+    assert_eq!(after(&mut vec![measured(31, None)], &[restarted]), "29 pending");
 }
 
 #[test]
@@ -652,24 +652,24 @@ fn strangers_with_the_same_id_are_left_alone() {
 }
 
 #[test]
-fn nobody_gets_the_job_of_another_user_by_its_number() {
-    let told = |uid: u32| Recorded { uid: Some(uid), ..run(State::Running, 0, Some(30), None) };
+fn the_job_of_another_user_is_not_claimed_by_its_number() {
+    let reported = |uid: u32| Recorded { uid: Some(uid), ..run(State::Running, 0, Some(30), None) };
     let mut known = vec![measured(31, None)];
-    assert_eq!(after(&mut known, &[told(1001)]), "30 running");
-    assert_eq!(known[0].scheduling.asked_ns, None, "nothing was told of the one that was measured");
-    let told_of_another: Vec<Record> = known.split_off(1);
-    assert_eq!(outcome(&adopt(&measured(31, None), &told_of_another)), "31 running");
-    // Of one job two runs are told, and one of them is his.
+    assert_eq!(after(&mut known, &[reported(1001)]), "30 running");
+    assert_eq!(known[0].scheduling.asked_ns, None, "the measured one has no report");
+    let of_another: Vec<Record> = known.split_off(1);
+    assert_eq!(outcome(&adopt(&measured(31, None), &of_another)), "31 running");
+    // Two runs of one job are reported, and one of them is this user's.
     let mut known = vec![measured(31, None)];
-    assert_eq!(after(&mut known, &[told(1001), told(1000)]), "30 running, 31 running");
+    assert_eq!(after(&mut known, &[reported(1001), reported(1000)]), "30 running, 31 running");
 
     let mut known = vec![measured(31, None)];
-    assert_eq!(after(&mut known, &[told(1000)]), "31 running");
+    assert_eq!(after(&mut known, &[reported(1000)]), "31 running");
     // Its manager's own process was there before its user's.
     let mut known = vec![Record { uid: Some(0), ..measured(31, None) }];
-    assert_eq!(after(&mut known, &[told(1000)]), "31 running");
+    assert_eq!(after(&mut known, &[reported(1000)]), "31 running");
     let mut known = vec![measured(31, None)];
-    assert_eq!(after(&mut known, &[told(0)]), "30 running", "a user is not root");
+    assert_eq!(after(&mut known, &[reported(0)]), "30 running", "a user is not root");
 }
 
 #[test]
@@ -677,15 +677,15 @@ fn an_element_that_the_node_knows_by_the_array_meets_its_own_run() {
     let mut element = measured(31, None);
     element.scheduling.array_index = Some(3);
     element.local = Some(met_core::job::Local::new("b", met_core::job::Origin::Found, "/"));
-    let told = |index: i64| {
-        let mut told = run(State::Running, 0, Some(30), None);
-        told.id = format!("12[{index}]");
-        told.scheduling.array_id = Some("12".into());
-        told.scheduling.array_index = Some(index);
-        told
+    let reported = |index: i64| {
+        let mut reported = run(State::Running, 0, Some(30), None);
+        reported.id = format!("12[{index}]");
+        reported.scheduling.array_id = Some("12".into());
+        reported.scheduling.array_index = Some(index);
+        reported
     };
-    assert_eq!(outcome(&join(std::slice::from_ref(&element), &[told(3)], ASKED_NS)), "31 running");
-    assert_eq!(outcome(&join(&[element], &[told(4)], ASKED_NS)), "30 running");
+    assert_eq!(outcome(&join(std::slice::from_ref(&element), &[reported(3)], ASKED_NS)), "31 running");
+    assert_eq!(outcome(&join(&[element], &[reported(4)], ASKED_NS)), "30 running");
 }
 
 #[test]
@@ -720,14 +720,14 @@ proptest! {
         state in 0_usize..9, start in 0_i64..60, lasts in prop::option::of(0_i64..60),
         measured_end in prop::option::of(30_i64..90), steps in 0_usize..3, says_more: bool,
     ) {
-        let mut told = run(State::ALL[state], 0, Some(start), lasts.map(|lasts| start + lasts));
-        told.forget_plans();
-        prop_assume!(told.start_ns.is_some());
+        let mut reported = run(State::ALL[state], 0, Some(start), lasts.map(|lasts| start + lasts));
+        reported.forget_plans();
+        prop_assume!(reported.start_ns.is_some());
         if says_more {
-            (told.uid, told.command, told.account) = (Some(1000), vec!["sh".into()], Some("chem".into()));
-            told.scheduling.reason = Some("why".into());
+            (reported.uid, reported.command, reported.account) = (Some(1000), vec!["sh".into()], Some("chem".into()));
+            reported.scheduling.reason = Some("why".into());
         }
-        told.parts = (0..steps).map(|step| Part {
+        reported.parts = (0..steps).map(|step| Part {
             node: "node[1-2]".into(),
             step: step.to_string(),
             name: Some("solve".into()),
@@ -737,10 +737,10 @@ proptest! {
         job.start_ns = job.start_ns.map(|start_ns| start_ns + 250_000_000);
         job.parts = vec![Part { node: "node1".into(), step: "0".into(), ..Part::default() }];
         job.parts[0].totals.set(CPU, 7, QualityKind::Measured, "cgroup");
-        let joined = join(std::slice::from_ref(&job), std::slice::from_ref(&told), ASKED_NS);
+        let joined = join(std::slice::from_ref(&job), std::slice::from_ref(&reported), ASKED_NS);
         prop_assume!(joined.write.iter().all(|record| record.key == job.key));
         let mut known = Vec::new();
-        after(&mut known, &[told]);
+        after(&mut known, &[reported]);
         let adopted = adopt(&job, &known);
         prop_assume!(!adopted.remove.is_empty());
         prop_assert_eq!(joined.write, adopted.write);

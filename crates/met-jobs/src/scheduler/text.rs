@@ -18,7 +18,7 @@ pub fn word(bytes: &[u8]) -> String {
 }
 
 /// What schedulers write where there is nothing to say.
-pub fn said(text: &str) -> Option<&str> {
+pub fn filled(text: &str) -> Option<&str> {
     let text = text.trim();
     let nothing = ["", "Unknown", "None", "N/A", "n/a", "(null)", "INVALID", "None assigned", "-", "NULL"];
     (!nothing.contains(&text)).then_some(text)
@@ -26,7 +26,7 @@ pub fn said(text: &str) -> Option<&str> {
 
 /// `250.5G`, `500`, `1048576kb`, `4Gc`: bytes, and what it is per (`c` a CPU, `n` a node).
 pub fn size(text: &str, default_unit: i64) -> Option<(i64, Option<char>)> {
-    let text = said(text)?.trim_end_matches('?');
+    let text = filled(text)?.trim_end_matches('?');
     let digits = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     let number: f64 = text[..digits].parse().ok()?;
     let unit = text[digits..].trim();
@@ -54,7 +54,7 @@ pub fn size(text: &str, default_unit: i64) -> Option<(i64, Option<char>)> {
 
 /// `1-02:03:04`, `01:00:00`, `05:00`, `00:00.376`; a lone number is of `lone_unit_ns`.
 pub fn span_ns(text: &str, lone_unit_ns: i64) -> Option<i64> {
-    let text = said(text)?;
+    let text = filled(text)?;
     let (days, clock) = match text.split_once('-') {
         Some((days, clock)) => (days.parse::<i64>().ok()?, clock),
         None => (0, text),
@@ -87,7 +87,7 @@ fn fraction_ns(digits: &str) -> Option<i64> {
 
 /// Unix seconds, or a calendar time; without an offset it is the zone of this machine. 0 is none.
 pub fn time_ns(text: &str) -> Option<i64> {
-    let text = said(text)?;
+    let text = filled(text)?;
     if text.bytes().all(|byte| byte.is_ascii_digit()) {
         return text.parse::<i64>().ok().filter(|&seconds| seconds > 0)?.checked_mul(SECOND_NS);
     }
@@ -109,7 +109,7 @@ pub fn local_ns(time: DateTime) -> Option<i64> {
 
 /// The names in `node[01-03,7],gpu1`.
 pub fn hosts(list: &str) -> Vec<String> {
-    said(list).map(hostlist::hosts).unwrap_or_default()
+    filled(list).map(hostlist::hosts).unwrap_or_default()
 }
 
 #[cfg(test)]

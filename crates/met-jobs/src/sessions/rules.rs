@@ -1,4 +1,4 @@
-//! Which processes count as somebody's work, and what holds them together.
+//! Which processes count as user work, and how they are grouped.
 
 use met_host::{Host, parse};
 
@@ -7,7 +7,7 @@ use super::Process;
 /// What makes processes one job where no batch system does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// The session of a login, or of whoever called setsid.
+    /// The session of a login, or of a process that called setsid.
     Session,
     /// The unit of systemd: a login's scope, a service of a user's own.
     Unit,
@@ -26,7 +26,7 @@ pub struct Rules {
     pub job_cpu_ns: u64,
 }
 
-/// Whom files on the network belong to when nobody knows; no person.
+/// The owner of network files whose owner is unknown; not a person.
 const NOBODY_UID: u32 = 65534;
 /// What a process is without a login: the number that cannot be a user's.
 const NO_LOGIN: u32 = u32::MAX;
@@ -36,7 +36,7 @@ impl Rules {
         Rules { by, uid_min, job_after_ns: 10_000_000_000, job_cpu_ns: 1_000_000_000 }
     }
 
-    /// Whether a process is somebody's work by itself: not the kernel's, not a daemon's, nobody else's job.
+    /// Whether a process counts as user work by itself: no kernel thread, no daemon, not in another manager's job.
     pub fn includes(&self, process: &Process) -> bool {
         let interactive = process.terminal;
         if process.kernel || process.claimed || process.uid == NOBODY_UID || is_of_init(&process.cgroup) {
@@ -70,8 +70,8 @@ fn is_made_by_hand(cgroup: &str) -> bool {
     cgroup.split('/').any(|part| part.starts_with("run-"))
 }
 
-/// The path of the unit that a cgroup is in, where a user made it: `session-3.scope`, what lies below
-/// `user@1000.service`, and what was started by hand.
+/// The path of the unit that a cgroup is in, where a user made it: `session-3.scope`, units below
+/// `user@1000.service`, and units started by hand.
 pub fn unit_of(cgroup: &str) -> Option<&str> {
     let is_unit = |part: &str| part.ends_with(".service") || part.ends_with(".scope");
     let manager = |part: &str| part.starts_with("user@") && part.ends_with(".service");
@@ -98,7 +98,7 @@ pub fn uid_min(host: &Host) -> u32 {
     u32::try_from(parse::value_of(&text, "UID_MIN")).unwrap_or(USUAL)
 }
 
-/// What /proc/PID/loginuid says: whether somebody logged in to start it.
+/// Whether /proc/PID/loginuid names a login session.
 pub fn is_login(text: &[u8]) -> bool {
     parse::u32(text.trim_ascii()).is_some_and(|uid| uid != NO_LOGIN)
 }

@@ -1,4 +1,4 @@
-//! The slice in which systemd keeps all that a user runs. Its counter has those, too, that nobody saw.
+//! The slice in which systemd keeps all that a user runs. Its counter includes processes that were never seen.
 
 use met_host::cgroup::Mount;
 use met_host::{Host, parse};

@@ -22,7 +22,7 @@ pub struct Process {
     pub uid: u32,
     /// It has a controlling terminal.
     pub terminal: bool,
-    /// Somebody logged in to start it.
+    /// It belongs to a login session.
     pub login: bool,
     pub kernel: bool,
     /// It is in a job that something else follows.
@@ -33,10 +33,9 @@ pub struct Process {
     pub reaped_ns: u64,
 }
 
-/// A process that has just begun may still become somebody else's and move to another cgroup: what is read
-/// of it while it is as young is read again.
+/// A new process may still change its user or cgroup: values read while it is this young are read again.
 const YOUNG_NS: u64 = 5_000_000_000;
-/// A listing cannot tell every reused pid: each process is read again once in this many looks.
+/// A listing does not reveal every reused pid: each process is read again once in this many looks.
 const VERIFY_LOOKS: u64 = 60;
 /// More processes than a machine has.
 const PROCESSES_MAX: usize = 1 << 20;
@@ -62,7 +61,7 @@ struct Known {
     wanted: bool,
 }
 
-/// What the table is told about the machine.
+/// The table's input from the machine.
 pub struct Look<'a> {
     pub host: &'a Host,
     /// Now, since the boot.

@@ -96,16 +96,16 @@ fn who_also_waits_for_the_system_says_nothing_of_a_user() {
 }
 
 #[test]
-fn a_slice_counts_what_nobody_saw() {
+fn a_slice_counts_unseen_processes() {
     let mut grouping = sessions();
     let mut changes = Vec::new();
     let shell = process(10, 1, 10, 100);
     look(&mut grouping, 120, std::slice::from_ref(&shell));
-    grouping.tell_whole(1000, 50 * SECOND_NS, now(120), &mut changes);
+    grouping.add_slice_total(1000, 50 * SECOND_NS, now(120), &mut changes);
     let worked = Process { cpu_ns: 3 * SECOND_NS, ..shell };
     look(&mut grouping, 121, &[worked]);
-    grouping.tell_whole(1000, 55 * SECOND_NS, now(121), &mut changes);
-    grouping.tell_whole(1000, 55 * SECOND_NS, now(121), &mut changes);
+    grouping.add_slice_total(1000, 55 * SECOND_NS, now(121), &mut changes);
+    grouping.add_slice_total(1000, 55 * SECOND_NS, now(121), &mut changes);
     let rest = grouping.groups().find(|(_, group)| matches!(group.key, Key::Rest { .. })).unwrap();
     assert_eq!(rest.1.cpu_ns, 2 * SECOND_NS);
 }
@@ -123,10 +123,10 @@ fn a_session_whose_leader_has_gone_goes_on() {
     let grandchild = Process { terminal: false, login: false, ..process(12, 11, 10, 122) };
     assert_eq!(look(&mut grouping, 123, &[orphan, grandchild.clone()]), [Change::Joined(id, grandchild.id)]);
     // The number is a new leader's: its session is another one.
-    let stranger = process(10, 1, 10, 124);
-    look(&mut grouping, 125, &[grandchild.clone(), stranger.clone()]);
+    let unrelated = process(10, 1, 10, 124);
+    look(&mut grouping, 125, &[grandchild.clone(), unrelated.clone()]);
     assert_eq!(grouping.group_of(grandchild.id), Some(id));
-    assert_ne!(grouping.group_of(stranger.id), Some(id));
+    assert_ne!(grouping.group_of(unrelated.id), Some(id));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn a_process_that_leaves_its_session_takes_its_work_along() {
 }
 
 #[test]
-fn the_system_is_nobodys_work() {
+fn the_system_is_not_user_work() {
     let rules = Rules::new(By::Session, 1000);
     let user = process(10, 1, 10, 100);
     assert!(rules.includes(&user));
@@ -168,7 +168,7 @@ fn the_system_is_nobodys_work() {
     service(&mut daemon);
     assert!(!rules.includes(&daemon));
     daemon.cgroup = Arc::from("/system.slice/run-r1.service");
-    assert!(rules.includes(&daemon), "somebody started it by hand");
+    assert!(rules.includes(&daemon), "a user started it by hand");
 }
 
 #[test]
@@ -250,7 +250,7 @@ impl Machine {
         (2..self.rows.len()).collect()
     }
 
-    /// A pid that is nobody's, nor a living session's number.
+    /// A pid that neither a process nor a living session has.
     fn free_pid(&self) -> Option<u32> {
         PIDS.into_iter().find(|pid| self.rows.iter().all(|row| row.id.pid != *pid && row.session != *pid))
     }
@@ -285,7 +285,7 @@ impl Machine {
 
     fn end(&mut self, index: usize, orphans: bool) {
         let row = self.rows[index].clone();
-        // Of a login that nobody saw, nobody knows whose it was.
+        // The user of an unseen login is unknown.
         if row.parent_pid == SERVER && row.id.start_ticks > self.looked * 100 {
             return;
         }
@@ -338,7 +338,7 @@ fn run(looks: Vec<Vec<(u8, usize, u64)>>, orphans: bool) -> Result<(), TestCaseE
         let mut changes = Vec::new();
         grouping.look(now(machine.clock), &machine.rows, &mut changes);
         ended.extend(grouping.take_ended());
-        // Everybody's work is in one group, and nobody else's in any.
+        // Every user process is in one group, and no other process in any.
         let mut members: Vec<ProcessId> =
             grouping.groups().flat_map(|(_, group)| group.members.clone()).collect();
         let mut present: Vec<ProcessId> = machine.rows[2..].iter().map(|row| row.id).collect();
@@ -372,7 +372,7 @@ proptest! {
     }
 
     #[test]
-    fn reused_numbers_never_merge_whoever_dies_first(looks in actions()) {
+    fn reused_numbers_never_merge_in_any_order_of_death(looks in actions()) {
         run(looks, true)?;
     }
 }

@@ -8,7 +8,7 @@ use met_store::Queries;
 
 use crate::live::Live;
 
-/// A job that nobody waits for any more is lost, whatever its last record says.
+/// A job without a supervisor is lost, whatever its last record says.
 pub fn settle(host: &Host, record: &mut Record) {
     let Some(local) = record.local.as_ref().filter(|_| record.state.is_live()) else { return };
     if local.origin == Origin::Found {
@@ -24,7 +24,7 @@ pub fn settle(host: &Host, record: &mut Record) {
     };
 }
 
-/// Whether somebody still waits for a job of our own.
+/// Whether a job of our own still has its supervisor.
 pub fn supervision(host: &Host, local: &Local) -> Liveness {
     if host.facts().is_other_boot(&local.boot_id) {
         return Liveness::Gone;
@@ -32,7 +32,7 @@ pub fn supervision(host: &Host, local: &Local) -> Liveness {
     local.supervisor.or(local.main).map_or(Liveness::Gone, |process| host.liveness(process))
 }
 
-/// A job that somebody else started lives as long as its cgroup does, in this boot.
+/// A job of another manager lives as long as its cgroup, in this boot.
 fn found_state(host: &Host, local: &Local) -> State {
     let CgroupPaths { unified, cpuacct, memory } = &local.cgroup;
     let Some(path) = unified.as_ref().or(cpuacct.as_ref()).or(memory.as_ref()) else {
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(settled(&rebooted), State::Lost);
         let mut reused = record.clone();
         reused.local.as_mut().unwrap().supervisor.as_mut().unwrap().start_ticks += 1;
-        assert_eq!(settled(&reused), State::Lost, "the pid is somebody else's now");
+        assert_eq!(settled(&reused), State::Lost, "the pid was reused");
         record.state = State::Finished;
         assert_eq!(settled(&record), State::Finished);
     }
@@ -128,7 +128,7 @@ mod tests {
     fn what_cannot_be_looked_at_is_not_lost() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc/7")).unwrap();
-        // Opening a socket fails whoever tries it, as opening anything does without descriptors.
+        // Opening a socket fails even for root, as any open does without descriptors.
         let socket = root.path().join("proc/7/stat");
         let _socket = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let host = Host::at(root.path()).unwrap();

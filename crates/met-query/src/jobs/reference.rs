@@ -13,7 +13,7 @@ use met_config::Failure;
 /// Steps of a job that have a name instead of a number.
 const STEPS: [&str; 3] = ["batch", "extern", "interactive"];
 
-/// Jobs of a name that are looked at together, from the newest on, for one of a node.
+/// Jobs of one name that are searched together, from the newest on, for one of a node.
 const PAGE_JOBS: usize = 100;
 
 /// How a user names a job.
@@ -180,7 +180,7 @@ pub fn step(
     })
 }
 
-/// A job may have hundreds; whoever mistyped one looks for it among a few.
+/// A job may have hundreds; a few are enough to correct a mistyped one.
 fn steps_in_words(steps: &[&str]) -> String {
     const SHOWN: usize = 16;
     match steps {
@@ -190,7 +190,7 @@ fn steps_in_words(steps: &[&str]) -> String {
     }
 }
 
-/// A number that several managers gave is nobody's.
+/// A number that several managers gave is ambiguous.
 fn one_managers(text: &str, found: &[Record]) -> Result<()> {
     let mut names: Vec<String> =
         found.iter().map(|record| format!("{}:{}", record.key.manager, record.shown_id())).collect();
@@ -205,7 +205,7 @@ fn one_managers(text: &str, found: &[Record]) -> Result<()> {
     Err(Failure::usage(format!("job {text} is ambiguous: {}", names.join(" or "))))
 }
 
-/// A number that several nodes gave is nobody's.
+/// A number that several nodes gave is ambiguous.
 fn one_nodes(text: &str, id: &str, found: &[Record]) -> Result<()> {
     const SHOWN: usize = 4;
     let mut nodes: Vec<&str> = found.iter().filter_map(|record| record.own_node()).collect();

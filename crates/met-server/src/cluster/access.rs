@@ -9,7 +9,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 const TOKEN_BYTES: usize = 32;
 
-/// Lets somebody in and returns his token; nobody can find it out again. `replace`: see [`Log::enroll`].
+/// Grants access and returns the token, which cannot be recovered later. `replace`: see [`Log::enroll`].
 pub fn enroll(log: &mut Log, bearer: &Bearer, now_ns: i64, replace: bool) -> Result<String, StoreError> {
     let token = token().map_err(|error| StoreError::Io { path: "/dev/urandom".into(), error })?;
     log.enroll(bearer, &hash(&token), now_ns, replace)?;
@@ -21,7 +21,7 @@ pub fn bearer(log: &Log, token: &str) -> Result<Option<Bearer>, StoreError> {
     log.bearer(&hash(token))
 }
 
-/// A token has so much chance in it that nobody finds it by trying, and a quick hash is enough.
+/// A token has enough entropy to make guessing hopeless, so a fast hash is enough.
 fn hash(token: &str) -> Vec<u8> {
     digest(&SHA256, token.as_bytes()).as_ref().to_vec()
 }

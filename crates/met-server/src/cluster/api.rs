@@ -57,7 +57,7 @@ impl Api {
         Api { keeper, log: Mutex::new(log), query, room, answers, incompatible }
     }
 
-    /// Who is asking; nobody if that cannot be shown.
+    /// The authenticated client, if any.
     pub fn who(&self, peer: &Peer, headers: &HeaderMap) -> Option<Bearer> {
         self.bearer(peer, headers).ok()
     }
@@ -83,7 +83,7 @@ impl Api {
         peer.user.clone().map(Bearer::Operator).ok_or_else(unknown)
     }
 
-    /// Somebody else sends under this name; the batch waits on its node.
+    /// Another sender uses this name; the batch stays queued on its node.
     fn denied(&self, node: &str, peer: &Peer, why: &Denied) -> Problem {
         let reason = match why {
             Denied::Wait(reason) => reason.clone(),
@@ -98,7 +98,7 @@ impl Api {
         Problem::later(StatusCode::CONFLICT, reason)
     }
 
-    /// Makes a page for whoever asks, known or not; those of one address count as one client.
+    /// Renders a page for any client, authenticated or not; clients at one address count as one.
     pub async fn page(&self, peer: &Peer, work: impl FnOnce() -> Response + Send + 'static) -> Response {
         let Some(turn) = self.answers.turn(&peer.address.ip().to_string()).await else {
             return Problem::unread().into_response();
@@ -199,7 +199,7 @@ async fn batches(
     }
 }
 
-/// Unpacks a small one at once, and a large one where nobody waits for it.
+/// Unpacks a small batch at once, and a large one on a blocking thread.
 async fn unpacked(packed: Vec<u8>) -> Result<(Result<NodeBatch, BadBatch>, Vec<u8>), Problem> {
     let is_small = packed.len() <= SMALL_BYTES;
     let work = move || (NodeBatch::unpack(&packed), packed);
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_send_as_one_node_are_told_and_shown() {
+    fn two_senders_under_one_name_are_refused_and_shown() {
         let served = Served::new();
         let packed = |sequence, id| {
             NodeBatch { header: numbered(sequence, id), ..NodeBatch::default() }.pack().unwrap().bytes
@@ -465,9 +465,9 @@ mod tests {
     fn a_node_that_would_be_misread_is_here_all_the_same() {
         let columns = [(METER.name.to_owned(), describe(&METER))].into_iter().collect();
         let header = Header { columns, ..numbered(1, "") };
-        let (problem, told) = answer_to(NodeBatch { header, ..NodeBatch::default() }.pack().unwrap().bytes);
+        let (problem, noted) = answer_to(NodeBatch { header, ..NodeBatch::default() }.pack().unwrap().bytes);
         assert_eq!((problem.status, problem.come_again), (StatusCode::CONFLICT, true));
-        assert!(told.unwrap().contains("rapl.energy"));
+        assert!(noted.unwrap().contains("rapl.energy"));
     }
 
     #[test]
@@ -475,12 +475,12 @@ mod tests {
         // "MET", 9, stored in gzip as it is.
         let later = b"\x1f\x8b\x08\0\0\0\0\0\0\xff\x01\x04\0\xfb\xffMET\x09";
         let sum = 0x99603023_u32.to_le_bytes();
-        let (problem, told) = answer_to([&later[..], &sum, &4_u32.to_le_bytes()].concat());
+        let (problem, noted) = answer_to([&later[..], &sum, &4_u32.to_le_bytes()].concat());
         assert_eq!((problem.status, problem.come_again), (StatusCode::CONFLICT, true), "{}", problem.reason);
         assert_eq!(problem.body()["refused"], serde_json::Value::Null);
-        assert!(told.unwrap().starts_with("it has version 9"));
-        let (problem, told) = answer_to(b"plain".to_vec());
-        assert_eq!((problem.status, problem.refused, told), (StatusCode::BAD_REQUEST, true, None));
+        assert!(noted.unwrap().starts_with("it has version 9"));
+        let (problem, noted) = answer_to(b"plain".to_vec());
+        assert_eq!((problem.status, problem.refused, noted), (StatusCode::BAD_REQUEST, true, None));
     }
 
     #[test]

@@ -8,15 +8,15 @@ use met_core::Table;
 use met_wire::batch::Header;
 use met_wire::schema::{Compared, Meaning};
 
-/// Beyond this nobody's cluster has nodes.
+/// More nodes than any cluster has.
 const NODES_MAX: usize = 100_000;
-/// Of what is passed over so much is told.
+/// At most this much of an ignored item is reported.
 const TOLD_MAX: usize = 5;
-/// Whoever is refused tries again within a minute or two.
+/// A refused sender retries within a minute or two.
 const CONFLICT_HOLDS: Duration = Duration::from_secs(180);
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What is told of a node, by its name, since it last sent something.
+/// The problem reported for a node, by its name, since it last sent something valid.
 #[derive(Clone, Default)]
 pub struct Incompatible {
     nodes: Arc<Mutex<HashMap<String, String>>>,
@@ -46,7 +46,7 @@ impl Incompatible {
         conflict.map(|(what, _)| what.clone()).or_else(|| self.lock().get(node).cloned())
     }
 
-    /// Remembers that somebody else sends under the name of a node; true if that is news.
+    /// Records that another sender uses the name of a node; true if that is new.
     pub fn conflict(&self, node: &str, what: String) -> bool {
         let mut conflicts = self.conflicts.lock().unwrap_or_else(PoisonError::into_inner);
         conflicts.retain(|_, (_, at)| at.elapsed() < CONFLICT_HOLDS);
@@ -159,7 +159,7 @@ mod tests {
         let Some(Trouble::PassedOver(what)) =
             known.trouble(&header(&[("meter", &MORE), ("fan", &OURS)]), named)
         else {
-            panic!("it is taken, and told of")
+            panic!("it is accepted, with a report")
         };
         assert!(what.ends_with("table fan, 1 columns of meter"), "{what}");
         let Some(Trouble::Misread(what)) = known.trouble(&header(&[("meter", &OTHER)]), named) else {

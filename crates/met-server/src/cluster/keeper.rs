@@ -348,7 +348,7 @@ impl Work {
                 Arrival::Known => Ok(()),
                 Arrival::New(number) => {
                     last = last.max(number);
-                    if self.wholes.presence.hear(&node, &incoming.batch.header.boot_id) {
+                    if self.wholes.presence.note_boot(&node, &incoming.batch.header.boot_id) {
                         self.next_look = Instant::now();
                     }
                     fresh.push(Received { node, received_ns: incoming.received_ns, batch: incoming.batch });

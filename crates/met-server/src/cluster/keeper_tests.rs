@@ -155,7 +155,7 @@ fn jobs_of_two_nodes_with_one_number_are_two() {
 }
 
 #[test]
-fn a_job_on_two_nodes_is_one_whoever_tells_first() {
+fn a_job_on_two_nodes_is_one_in_either_order_of_reports() {
     for order in [["n1", "n2"], ["n2", "n1"]] {
         let state = tempfile::tempdir().unwrap();
         let (keeper, view) = start(state.path(), &["n1", "n2"]);
@@ -209,7 +209,7 @@ fn what_was_kept_and_not_applied_is_applied_by_the_next_server() {
 }
 
 #[test]
-fn parts_that_are_told_again_stay_where_they_are_whatever_came_first() {
+fn parts_reported_again_keep_their_job_in_any_order() {
     let state = tempfile::tempdir().unwrap();
     let (keeper, view) = start(state.path(), &["a", "b", "c"]);
     let part = |start_s: i64, state, cpu_s| record("slurm", "77", START_S + start_s, state, cpu_s);
@@ -223,7 +223,7 @@ fn parts_that_are_told_again_stay_where_they_are_whatever_came_first() {
     let jobs = all(&view);
     assert_eq!((jobs.len(), jobs[0].state, jobs[0].nodes.len()), (1, State::Finished, 3));
     assert_eq!(jobs[0].totals.get(CPU), Some(30 * SECOND_NS));
-    // Begun anew at once on one of the nodes.
+    // Restarted at once on one of the nodes.
     send(&keeper, "a", 3, vec![part(300, State::Running, 0)], Vec::new()).unwrap();
     send(&keeper, "b", 3, vec![part(301, State::Running, 0)], Vec::new()).unwrap();
     let jobs = all(&view);
@@ -236,7 +236,7 @@ fn parts_that_are_told_again_stay_where_they_are_whatever_came_first() {
 }
 
 #[test]
-fn a_catalogue_that_is_damaged_is_made_again_of_what_nodes_told() {
+fn a_damaged_catalogue_is_rebuilt_from_the_nodes_records() {
     let state = tempfile::tempdir().unwrap();
     let (keeper, view) = start(state.path(), &["n1"]);
     let jobs: Vec<Record> =
@@ -325,10 +325,7 @@ fn jobs_of_a_silent_node_are_lost_until_it_speaks_again() {
     work.wholes.look_for_nodes(now + 8 * DAY_NS).unwrap();
     let lost = only(&work);
     assert_eq!((lost.state, lost.exit_code), (State::Lost, None));
-    assert!(
-        lost.end_ns.unwrap() >= now - 60 * SECOND_NS && lost.end_ns.unwrap() <= now,
-        "when it was heard of"
-    );
+    assert!(lost.end_ns.unwrap() >= now - 60 * SECOND_NS && lost.end_ns.unwrap() <= now, "its arrival time");
     let cpu = lost.totals.figure(CPU).unwrap();
     assert_eq!((cpu.value, cpu.kind), (29 * SECOND_NS, QualityKind::LowerBound));
     assert_eq!(lost.totals.get(MEMORY_NEEDED), None, "what it held is no total");
@@ -353,7 +350,7 @@ fn jobs_of_a_silent_node_are_lost_until_it_speaks_again() {
 }
 
 #[test]
-fn how_a_lost_job_stood_is_known_by_a_server_that_was_started_long_after() {
+fn the_last_totals_of_a_lost_job_survive_a_late_restart_of_the_server() {
     let state = tempfile::tempdir().unwrap();
     let mut work = enrolled(state.path(), &["n1"]);
     let start_s = now_ns() / SECOND_NS - 2 * 86_400;
@@ -464,7 +461,7 @@ fn jobs_of_a_node_that_was_replaced_are_lost_when_the_new_one_reports() {
     give_from(&mut work, ("old", "boot-1"), 1, vec![running_in("boot-1", "1")]);
     replace(state.path());
     work.wholes.look_for_nodes(now_ns()).unwrap();
-    assert_eq!(only(&work).state, State::Running, "nobody reports yet");
+    assert_eq!(only(&work).state, State::Running, "no node reports yet");
     work.next_look = Instant::now() + Duration::from_secs(3600);
     give_from(&mut work, ("new", "boot-2"), 1, Vec::new());
     assert!(work.next_look <= Instant::now(), "looked for at once");
@@ -473,7 +470,7 @@ fn jobs_of_a_node_that_was_replaced_are_lost_when_the_new_one_reports() {
     let job = only(&work);
     assert_eq!((job.state, job.end_ns.is_some()), (State::Lost, true));
     assert_eq!(job.scheduling.reason.as_deref(), Some("the node was replaced or rebooted"));
-    // It stays so, whoever looks, beside jobs of the new node.
+    // It stays so for every reader, beside jobs of the new node.
     give_from(&mut work, ("new", "boot-2"), 2, vec![running_in("boot-2", "2")]);
     work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(states(&work), lost);
@@ -519,13 +516,14 @@ fn jobs_stay_where_only_the_state_folder_of_their_node_was_lost() {
 }
 
 #[test]
-fn a_part_that_is_told_late_revives_a_job_that_its_scheduler_only_said_to_run() {
+fn a_part_reported_late_revives_a_job_known_only_from_its_scheduler() {
     for asked_after_the_end in [false, true] {
         let state = tempfile::tempdir().unwrap();
         let mut work = enrolled(state.path(), &["n1", "n2"]);
-        let mut told = record("slurm", "77", START_S, State::Running, 0);
-        (told.scheduling.asked_ns, told.manager_state) = (Some(now_ns()), Some("RUNNING".to_owned()));
-        work.wholes.writer.put(&told).unwrap();
+        let mut scheduled = record("slurm", "77", START_S, State::Running, 0);
+        (scheduled.scheduling.asked_ns, scheduled.manager_state) =
+            (Some(now_ns()), Some("RUNNING".to_owned()));
+        work.wholes.writer.put(&scheduled).unwrap();
         give(&mut work, "n1", 1, vec![record("slurm", "77", START_S, State::Finished, 7)], Vec::new());
         if asked_after_the_end {
             // He still says that it runs, which does not undo an end.
@@ -541,10 +539,10 @@ fn a_part_that_is_told_late_revives_a_job_that_its_scheduler_only_said_to_run() 
 }
 
 #[test]
-fn what_was_told_of_a_job_goes_with_the_job_and_not_before() {
+fn the_records_of_a_job_are_removed_with_the_job_and_not_before() {
     let state = tempfile::tempdir().unwrap();
     let mut work = enrolled(state.path(), &["n1", "n2"]);
-    // One part of it was over long ago, before the other one was heard of, and the job runs.
+    // One part ended long ago, before the other was reported, and the job runs.
     give(&mut work, "n1", 1, vec![record("slurm", "77", START_S, State::Finished, 7)], Vec::new());
     assert_eq!(only(&work).state, State::Finished, "as far as is known");
     give(&mut work, "n2", 1, vec![record("slurm", "77", START_S, State::Running, 0)], Vec::new());
@@ -553,20 +551,20 @@ fn what_was_told_of_a_job_goes_with_the_job_and_not_before() {
     work.plan.retention.max_age_ns = Some(DAY_NS);
     let later_ns = (START_S + 10 * 86_400) * SECOND_NS;
     retain(&mut work, later_ns).unwrap();
-    assert_eq!(work.wholes.log.told("slurm", "77").unwrap().len(), 2);
-    assert_eq!(work.wholes.log.told(LOCAL, "1").unwrap(), []);
+    assert_eq!(work.wholes.log.node_jobs("slurm", "77").unwrap().len(), 2);
+    assert_eq!(work.wholes.log.node_jobs(LOCAL, "1").unwrap(), []);
     give(&mut work, "n2", 3, vec![record("slurm", "77", START_S, State::Finished, 5)], Vec::new());
     assert_eq!(only(&work).totals.get(CPU), Some(12 * SECOND_NS));
     retain(&mut work, later_ns).unwrap();
-    assert_eq!(work.wholes.log.told("slurm", "77").unwrap(), []);
-    // The same where it is the room that is short, and where the end was never told.
+    assert_eq!(work.wholes.log.node_jobs("slurm", "77").unwrap(), []);
+    // The same where the disk space runs short, and where the end was never reported.
     give(&mut work, "n1", 2, vec![record(LOCAL, "9", START_S, State::Running, 0)], Vec::new());
     Log::open(state.path()).unwrap().expel(&Bearer::Node("n1".into())).unwrap();
     work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(only(&work).state, State::Lost);
     work.plan.retention = Retention { max_age_ns: None, max_bytes: Some(0) };
     retain(&mut work, now_ns()).unwrap();
-    assert_eq!(work.wholes.log.told(LOCAL, "9").unwrap(), []);
+    assert_eq!(work.wholes.log.node_jobs(LOCAL, "9").unwrap(), []);
 }
 
 #[test]
@@ -577,21 +575,21 @@ fn what_is_left_of_jobs_that_were_removed_goes_when_it_is_old() {
     give(&mut work, "n1", 1, jobs.to_vec(), Vec::new());
     give(&mut work, "n1", 2, vec![record(LOCAL, "4", START_S, State::Running, 0)], Vec::new());
     give(&mut work, "n2", 1, vec![record(LOCAL, "1", START_S, State::Finished, 1)], Vec::new());
-    // As an earlier version did it: the job is gone, and what was told of it is not.
+    // As an earlier version left it: the job is gone, its records are not.
     for job in work.wholes.writer.jobs(&Filter::default()).unwrap().iter().filter(|job| job.key.id != "3") {
         work.wholes.writer.remove(&job.key).unwrap();
     }
     let left = |work: &Work| -> Vec<(String, String)> {
         let ids = ["1", "2", "3", "4"].into_iter();
-        let told = ids.flat_map(|id| work.wholes.log.told(LOCAL, id).unwrap());
-        told.map(|told| (told.record.key.id, told.node)).collect()
+        let jobs = ids.flat_map(|id| work.wholes.log.node_jobs(LOCAL, id).unwrap());
+        jobs.map(|job| (job.record.key.id, job.node)).collect()
     };
     let all = [("1", "n1"), ("1", "n2"), ("2", "n1"), ("3", "n1"), ("4", "n1")];
     let named = |names: &[(&str, &str)]| -> Vec<(String, String)> {
         names.iter().map(|(id, node)| ((*id).to_owned(), (*node).to_owned())).collect()
     };
     work.clearing.forget_left_behind(&mut work.wholes, now_ns() - DAY_NS, 100).unwrap();
-    assert_eq!(left(&work), named(&all), "it was heard of lately");
+    assert_eq!(left(&work), named(&all), "it was reported lately");
     // Two at a time, and from the beginning when all were looked at.
     let later_ns = now_ns() + DAY_NS;
     work.clearing.forget_left_behind(&mut work.wholes, later_ns, 2).unwrap();
@@ -606,7 +604,7 @@ fn what_is_left_of_jobs_that_were_removed_goes_when_it_is_old() {
 }
 
 #[test]
-fn what_was_told_of_a_job_stays_where_only_the_catalogue_is_lost() {
+fn the_records_of_a_job_stay_where_only_the_catalogue_is_lost() {
     let state = tempfile::tempdir().unwrap();
     let mut work = enrolled(state.path(), &["n1"]);
     give(&mut work, "n1", 1, vec![record(LOCAL, "1", START_S, State::Finished, 5)], Vec::new());
@@ -620,14 +618,14 @@ fn what_was_told_of_a_job_stays_where_only_the_catalogue_is_lost() {
     let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
     work.keep_house();
     retain(&mut work, now_ns()).unwrap();
-    assert_eq!(work.wholes.log.told(LOCAL, "1").unwrap().len(), 1);
+    assert_eq!(work.wholes.log.node_jobs(LOCAL, "1").unwrap().len(), 1);
     // A server that was to make it again did not come to the end.
-    work.wholes.log.set_told_again(true).unwrap();
+    work.wholes.log.set_rebuilding(true).unwrap();
     drop(work);
     lose_catalogue();
     let work = Work::open(plan(state.path()), Latest::default()).unwrap();
     assert_eq!(only(&work).totals.get(CPU), Some(5 * SECOND_NS));
-    assert!(!work.wholes.log.is_told_again().unwrap());
+    assert!(!work.wholes.log.is_rebuilding().unwrap());
 }
 
 #[test]

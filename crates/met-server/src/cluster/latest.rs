@@ -14,7 +14,7 @@ use met_core::series::Course;
 use met_core::{Across, JOB, Kind, MISSING};
 use met_wire::batch::Interim;
 
-/// Beyond this nobody's cluster runs jobs at once; those that come later have no figures until they end.
+/// More jobs than any cluster runs at once; later ones have no figures until they end.
 const JOBS_MAX: usize = 400_000;
 
 /// What has no samples of its own: the highest of another figure so far.
@@ -27,7 +27,7 @@ const PEAKS: [(usize, usize); 4] = [
 
 /// Of figures whose own source is not known.
 const LAST_SAMPLE: &str = "last sample";
-/// Far more than nodes have; what is named after that is not told apart.
+/// Far more than nodes have; names beyond this share one entry.
 const SOURCES_MAX: usize = 4096;
 
 /// By the key under which a node's series are kept.
@@ -47,12 +47,12 @@ struct Inner {
 pub struct Sample {
     pub time_ms: i64,
     pub cells: Box<[i64]>,
-    stands: Option<Box<Stands>>,
+    totals: Option<Box<LiveTotals>>,
 }
 
 /// What a node says of the figures of a job.
 #[derive(Clone, Debug, PartialEq)]
-struct Stands {
+struct LiveTotals {
     known: BTreeMap<usize, (QualityKind, Arc<str>)>,
     /// Peaks that no sample has.
     peaks: Totals,
@@ -98,7 +98,7 @@ impl Latest {
         if jobs.len() < JOBS_MAX {
             let mut cells: Box<[i64]> = course.columns.iter().map(|column| column[last]).collect();
             PEAKS.into_iter().for_each(|(peak, of)| cells[peak] = cells[peak].max(highest(of)));
-            jobs.insert(key.clone(), Sample { time_ms, cells, stands: None });
+            jobs.insert(key.clone(), Sample { time_ms, cells, totals: None });
         }
     }
 
@@ -108,7 +108,7 @@ impl Latest {
         if !inner.jobs.contains_key(key) {
             return;
         }
-        let mut stands = Stands {
+        let mut totals = LiveTotals {
             known: BTreeMap::new(),
             peaks: Totals::default(),
             summaries: standing.summaries.clone(),
@@ -116,13 +116,13 @@ impl Latest {
         };
         for (column, figure) in standing.totals.iter() {
             let source = inner.source(&figure.source.text());
-            stands.known.insert(column, (figure.kind, source));
+            totals.known.insert(column, (figure.kind, source));
             if JOB.columns[column].kind == Kind::Gauge {
-                stands.peaks.set(column, figure.value, figure.kind, figure.source.clone());
+                totals.peaks.set(column, figure.value, figure.kind, figure.source.clone());
             }
         }
         if let Some(sample) = inner.jobs.get_mut(key) {
-            sample.stands = Some(Box::new(stands));
+            sample.totals = Some(Box::new(totals));
         }
     }
 
@@ -142,13 +142,13 @@ impl Latest {
         let totals = totals(&samples, all, |column| known_by_all(&samples, column));
         record.as_of_ns = mean_time_ns(&samples);
         let mut last = belief::Sample { totals, ..Default::default() };
-        let stands: Vec<&Stands> = samples.iter().filter_map(|sample| sample.stands.as_deref()).collect();
-        if !stands.is_empty() && stands.len() == keys.len() {
-            if let [one] = stands[..] {
+        let totals: Vec<&LiveTotals> = samples.iter().filter_map(|sample| sample.totals.as_deref()).collect();
+        if !totals.is_empty() && totals.len() == keys.len() {
+            if let [one] = totals[..] {
                 last.totals.fill_from(&one.peaks);
             }
-            last.summaries = summaries_together(&stands);
-            last.emission = stands.iter().find_map(|stands| stands.emission.clone());
+            last.summaries = summaries_together(&totals);
+            last.emission = totals.iter().find_map(|totals| totals.emission.clone());
         }
         belief::add_sample(record, last);
     }
@@ -188,7 +188,7 @@ fn totals(
 
 /// A figure of several nodes is no better known than the worst of theirs. What no node says of it is a sample.
 fn known_by_all(samples: &[&Sample], column: usize) -> (QualityKind, Cow<'static, str>) {
-    let known = |sample: &&Sample| sample.stands.as_ref()?.known.get(&column).cloned();
+    let known = |sample: &&Sample| sample.totals.as_ref()?.known.get(&column).cloned();
     let (mut kinds, mut sources) = (Vec::new(), Vec::new());
     for (kind, source) in samples.iter().filter_map(known) {
         kinds.push(kind);
@@ -206,12 +206,12 @@ fn known_by_all(samples: &[&Sample], column: usize) -> (QualityKind, Cow<'static
 }
 
 /// Levels of nodes that run at the same time: the mean of a sum is the sum of the means.
-fn summaries_together(stands: &[&Stands]) -> Summaries {
+fn summaries_together(totals: &[&LiveTotals]) -> Summaries {
     let mut all = Summaries::default();
     for (column, definition) in JOB.columns.iter().enumerate() {
-        let known: Vec<&Summary> = stands.iter().filter_map(|stands| stands.summaries.get(column)).collect();
+        let known: Vec<&Summary> = totals.iter().filter_map(|totals| totals.summaries.get(column)).collect();
         // Not of all nodes: of the job nothing is known.
-        if known.is_empty() || known.len() < stands.len() {
+        if known.is_empty() || known.len() < totals.len() {
             continue;
         }
         let together = |of: fn(&Summary) -> f64| match definition.across {
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_known_figure_stands_and_old_news_change_nothing() {
+    fn the_newest_known_figure_wins_over_late_samples() {
         let latest = Latest::default();
         let key =
             JobKey { cluster: Some("n1".into()), manager: "local".into(), id: "1".into(), incarnation: 1 };
@@ -317,7 +317,7 @@ mod tests {
         latest.stand(&keys[0], &standing(&keys[0], QualityKind::Measured, 5.0));
         latest.learn(&keys[0], &course(&[(1000, 3, 1)]));
         let unsaid = Some((3, QualityKind::Sampled, LAST_SAMPLE.to_owned()));
-        assert_eq!(completed(&keys[..1]), (unsaid, None, None, false), "nothing stands without a sample");
+        assert_eq!(completed(&keys[..1]), (unsaid, None, None, false), "no totals without a sample");
         latest.stand(&keys[0], &standing(&keys[0], QualityKind::Measured, 5.0));
         let one = Some((3, QualityKind::Measured, "cgroup".to_owned()));
         assert_eq!(completed(&keys[..1]), (one, Some(5.0), Some(1500), true));

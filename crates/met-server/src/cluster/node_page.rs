@@ -1,4 +1,4 @@
-//! The courses of a node, a page at a time: what a page costs goes by the samples in it and not by the time they span.
+//! The series of a node, a page at a time: the cost of a page depends on its samples, not on the time they span.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,8 +12,7 @@ use met_wire::batch::{NodeBatch, Subject};
 use super::keeper::gather;
 use super::view::{ClusterView, between};
 
-/// What is read at first, then twice as much each time, as long as a page has room: nobody knows beforehand how dense
-/// samples are.
+/// The span read first; it doubles as long as the page has room, since the density of samples is unknown.
 const SPAN_MS: i64 = 900_000;
 const SPAN_MS_MAX: i64 = 86_400_000;
 

@@ -16,7 +16,7 @@ use super::keeper::now_ns;
 use super::node_page::node_page;
 use super::view::ClusterView;
 
-/// A node that was not heard of for so long is late.
+/// A node that sent nothing for this long is late.
 const LATE_NS: i64 = 180_000_000_000;
 /// Of all parts of a node together, which have fewer columns than a job.
 const NODE_PAGE_SAMPLES: usize = 100_000;
@@ -80,7 +80,7 @@ impl Query for ClusterView {
     }
 
     fn node_courses(&self, node: &str, after_ms: i64) -> Result<Option<NodeSpan>> {
-        if !self.has_heard_of(node)? {
+        if !self.knows_node(node)? {
             return Ok(None);
         }
         let span_ms = (after_ms.saturating_add(1).max(0), (now_ns() / 1_000_000).saturating_add(AHEAD_MS));

@@ -30,8 +30,8 @@ impl ClusterView {
     }
 
     /// Whether there may be something of this node.
-    pub fn has_heard_of(&self, node: &str) -> Result<bool, StoreError> {
-        Log::open_for_reading(&self.state)?.has_heard_of(node)
+    pub fn knows_node(&self, node: &str) -> Result<bool, StoreError> {
+        Log::open_for_reading(&self.state)?.knows_node(node)
     }
 
     pub fn all_jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {

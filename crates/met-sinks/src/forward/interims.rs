@@ -8,20 +8,20 @@ use met_wire::batch::Interim;
 
 use super::json_bytes;
 
-/// Means change ever more slowly: they are told again when a job is twice as old, within these bounds. A server that
-/// was started anew has forgotten the rest.
+/// Means change ever more slowly: they are sent again when a job is twice as old, within these bounds. A restarted
+/// server has forgotten the rest.
 const EVERY_MIN: Duration = Duration::from_secs(60);
 const EVERY_MAX: Duration = Duration::from_secs(600);
 /// Of all in one batch, as JSON. One that finds no room is offered again.
 const HELD_BYTES_MAX: usize = 1 << 20;
-/// Nothing more comes of a job that was not told of for so long.
+/// A job that was not sent for this long is over.
 const OVER_AFTER: Duration = Duration::from_secs(1800);
 
-/// What is told at once when it is another one.
+/// Changes of these are sent at once.
 type Said = (Vec<(usize, QualityKind)>, Option<Emission>);
 
 struct Sent {
-    /// When it was told for the first time, and for the last.
+    /// When it was sent for the first time, and for the last.
     first: Instant,
     last: Instant,
     said: Said,
@@ -90,23 +90,23 @@ mod tests {
     }
 
     #[test]
-    fn news_are_told_at_once_and_the_rest_ever_more_rarely() {
+    fn changes_are_sent_at_once_and_the_rest_ever_more_rarely() {
         let mut interims = Interims::default();
         let begin = Instant::now();
-        let mut told = |energy_uj, kind, seconds| {
+        let mut sent = |energy_uj, kind, seconds| {
             let now = begin + Duration::from_secs(seconds);
             interims.hold(standing(energy_uj, kind), now);
             let held = interims.held().len();
             interims.let_go(now);
             held
         };
-        assert_eq!(told(1, QualityKind::Estimated, 0), 1);
-        assert_eq!(told(2, QualityKind::Estimated, 10), 0);
-        assert_eq!(told(3, QualityKind::Attributed, 20), 1, "it is known better now");
-        assert_eq!(told(4, QualityKind::Attributed, 79), 0);
-        assert_eq!(told(5, QualityKind::Attributed, 80), 1);
+        assert_eq!(sent(1, QualityKind::Estimated, 0), 1);
+        assert_eq!(sent(2, QualityKind::Estimated, 10), 0);
+        assert_eq!(sent(3, QualityKind::Attributed, 20), 1, "it is known better now");
+        assert_eq!(sent(4, QualityKind::Attributed, 79), 0);
+        assert_eq!(sent(5, QualityKind::Attributed, 80), 1);
         let again: Vec<u64> =
-            (81..4000).filter(|&second| told(6, QualityKind::Attributed, second) > 0).collect();
+            (81..4000).filter(|&second| sent(6, QualityKind::Attributed, second) > 0).collect();
         assert_eq!(again, [160, 320, 640, 1240, 1840, 2440, 3040, 3640]);
     }
 }

@@ -19,7 +19,7 @@ const REASON_BYTES_MAX: usize = 600;
 pub struct Address {
     pub url: String,
     pub token: Option<String>,
-    /// Who vouches for the server, where it is not one of the world's authorities.
+    /// The CA of the server, unless a system CA signed it.
     pub authority: Option<PathBuf>,
     /// A certificate of one's own and its key.
     pub certificate: Option<(PathBuf, PathBuf)>,
@@ -43,9 +43,9 @@ pub struct Answer {
 impl Answer {
     /// The reason that a server gives, within bounds and in printable letters.
     pub fn reason(&self) -> String {
-        let told: Option<serde_json::Value> = serde_json::from_slice(&self.body).ok();
-        let told = told.as_ref().and_then(|told| told["error"].as_str()).map(str::as_bytes);
-        let bytes = told.unwrap_or(&self.body);
+        let body: Option<serde_json::Value> = serde_json::from_slice(&self.body).ok();
+        let error = body.as_ref().and_then(|body| body["error"].as_str()).map(str::as_bytes);
+        let bytes = error.unwrap_or(&self.body);
         let text = String::from_utf8_lossy(&bytes[..bytes.len().min(REASON_BYTES_MAX)]);
         text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
     }
@@ -64,8 +64,8 @@ pub enum BadAddress {
 }
 
 impl BadAddress {
-    /// With how whoever wrote the address allows plain HTTP.
-    pub fn told(&self, allowed_by: &str) -> String {
+    /// The message, with the option that allows plain HTTP.
+    pub fn message(&self, allowed_by: &str) -> String {
         match self {
             BadAddress::Plain(_) => format!("{self}, or allow it: {allowed_by}"),
             _ => self.to_string(),
@@ -269,8 +269,8 @@ mod tests {
         }
     }
 
-    /// What is told of a server that answers with these bytes.
-    fn told_of(scheme: &str, answer: &'static [u8]) -> String {
+    /// The error for a server that answers with these bytes.
+    fn error_for(scheme: &str, answer: &'static [u8]) -> String {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("{scheme}://{}", listener.local_addr().unwrap());
         let server = std::thread::spawn(move || {
@@ -280,24 +280,24 @@ mod tests {
             stream.write_all(answer).unwrap();
         });
         let link = Link::open(&Address { url, ..Address::default() }).unwrap();
-        let told = link.post("/", &[], b"", 100).unwrap_err().to_string();
+        let error = link.post("/", &[], b"", 100).unwrap_err().to_string();
         server.join().unwrap();
-        told
+        error
     }
 
     #[test]
-    fn the_wrong_scheme_is_told_with_the_right_one() {
-        let told = told_of("https", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
-        assert_eq!(told, "it uses plain HTTP, not TLS; write http://");
-        let told = told_of("http", b"\x15\x03\x03\x00\x02\x02\x46");
-        assert_eq!(told, "it does not use plain HTTP; if it uses TLS, write https://");
+    fn the_wrong_scheme_is_reported_with_the_right_one() {
+        let error = error_for("https", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        assert_eq!(error, "it uses plain HTTP, not TLS; write http://");
+        let error = error_for("http", b"\x15\x03\x03\x00\x02\x02\x46");
+        assert_eq!(error, "it does not use plain HTTP; if it uses TLS, write https://");
     }
 
     #[test]
     fn how_plain_http_is_allowed_is_said_by_who_was_asked() {
         let plain = BadAddress::Plain("http://n1".to_owned());
-        assert!(plain.told("--plain").ends_with("use https, or allow it: --plain"));
-        assert!(!BadAddress::Url("n1".to_owned()).told("--plain").contains("--plain"));
+        assert!(plain.message("--plain").ends_with("use https, or allow it: --plain"));
+        assert!(!BadAddress::Url("n1".to_owned()).message("--plain").contains("--plain"));
     }
 
     #[test]

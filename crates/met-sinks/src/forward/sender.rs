@@ -106,7 +106,7 @@ fn addressed(oldest: Oldest, own: &Header) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Enough of a random id to tell it from others.
+/// Enough of a random id to identify it.
 pub(super) fn short(id: &str) -> &str {
     id.get(..8).unwrap_or(id)
 }
@@ -172,7 +172,7 @@ fn judge(answer: &Answer, sequence: u64) -> Outcome {
             _ => Outcome::Later(format!("not a met server: {}", answer.reason()), None),
         },
         400..=499 if is_refused(answer) => Outcome::Refused(reason()),
-        // Something in between says so, or we will be let in later; nothing is wrong with the batch.
+        // A proxy says so, or access will be granted later; nothing is wrong with the batch.
         _ => Outcome::Later(reason(), answer.retry_after),
     }
 }
@@ -231,7 +231,7 @@ fn longer(pause: Duration) -> Duration {
     (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE)
 }
 
-/// Should it be the server that errs, it has not emptied the spool before somebody looks.
+/// If the server is at fault, it does not empty the spool before an operator can look.
 fn after_refusal(pause: Duration) -> Duration {
     longer(pause).max(REFUSED_PAUSE)
 }
@@ -271,12 +271,12 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_waiting_is_told_once() {
+    fn the_end_of_waiting_is_reported_once() {
         let mut waited = false;
         assert!(!is_over(&mut waited, 0), "nothing waited");
         waited = true;
-        let told: Vec<bool> = [2, 1, 0, 0].map(|left| is_over(&mut waited, left)).into();
-        assert_eq!(told, [false, false, true, false]);
+        let reports: Vec<bool> = [2, 1, 0, 0].map(|left| is_over(&mut waited, left)).into();
+        assert_eq!(reports, [false, false, true, false]);
     }
 
     #[test]

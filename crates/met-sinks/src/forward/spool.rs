@@ -27,7 +27,7 @@ const REFUSED: &str = "refused";
 const UNFINISHED: &str = "unfinished";
 /// What a file takes on disk is counted in these.
 const BLOCK_BYTES: u64 = 4096;
-/// More of them tell a person nothing new.
+/// More of them add nothing.
 const REFUSED_MAX: usize = 1000;
 const ID_BYTES: usize = 16;
 
@@ -53,7 +53,7 @@ pub struct Spool {
     refused_removed: u64,
     /// The newest batch that the server has, until there is a newer one.
     sent: Option<PathBuf>,
-    /// One that could not be removed is told of once.
+    /// One that could not be removed is reported once.
     sent_stays: bool,
     dropped_samples: u64,
 }
@@ -147,7 +147,7 @@ impl Spool {
             let path = entry?.path();
             match parse(&path) {
                 Some(found) => all.push(found),
-                // A half-written one was never told to anybody.
+                // A half-written one was never used.
                 None if path.extension().is_some_and(|ending| ending == UNFINISHED) => {
                     let _ = fs::remove_file(&path);
                 }
@@ -206,7 +206,7 @@ impl Spool {
         self.dropped_samples
     }
 
-    /// Samples that nobody could keep.
+    /// Samples that could not be stored.
     pub fn count_dropped(&mut self, samples: u64) {
         self.dropped_samples += samples;
     }
@@ -239,7 +239,7 @@ impl Spool {
         let packed = batch.pack()?;
         let name = format!("{sequence:016}-{}-{samples}.{WAITS}", packed.records_end);
         write_again_in(&self.folder, &name, &packed.bytes)?;
-        // A mark that went back is that of a catalogue which was begun anew.
+        // A mark that went back belongs to a new catalogue.
         let begin_mark = if batch.header.mark < self.mark { 0 } else { self.mark };
         self.mark = batch.header.mark;
         self.waiting.push_back(Waiting {
@@ -258,7 +258,7 @@ impl Spool {
         Ok(())
     }
 
-    /// One that stays is in nobody's way; the next start tries again.
+    /// One that stays does no harm; the next start tries again.
     fn forget_sent(&mut self, sent: &Path) {
         if let Err(error) = remove(sent)
             && !std::mem::replace(&mut self.sent_stays, true)
@@ -267,7 +267,7 @@ impl Spool {
         }
     }
 
-    /// The batch to send next. One that is gone or cannot be read stops nobody.
+    /// The batch to send next. A missing or unreadable one is skipped.
     pub fn oldest(&mut self) -> io::Result<Option<Oldest>> {
         while let Some(oldest) = self.waiting.front() {
             let mut bytes = Vec::with_capacity(oldest.bytes as usize);
@@ -355,10 +355,10 @@ impl Spool {
         Ok(true)
     }
 
-    /// Gives up the oldest series until the rest is within its limits, first of what lies aside. A file that
-    /// cannot be cut is left, and the first error told at the end.
+    /// Drops the oldest series until the rest is within its limits, quarantined ones first. A file that cannot be
+    /// cut is left, and the first error returned at the end.
     pub fn make_room(&mut self, limits: &Limits, now: SystemTime) -> io::Result<()> {
-        let mut told = self.remove_refused();
+        let mut result = self.remove_refused();
         let mut bytes = self.bytes() + self.refused.iter().map(Waiting::disk_bytes).sum::<u64>();
         for waiting in self.refused.iter_mut().chain(&mut self.waiting) {
             let too_old = waiting.is_too_old(limits, now);
@@ -371,23 +371,23 @@ impl Spool {
                 Ok(samples) => self.dropped_samples += samples,
                 // Who sends it finds that it is gone.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => told = told.and(Err(error)),
+                Err(error) => result = result.and(Err(error)),
             }
             bytes -= before - waiting.disk_bytes();
         }
         self.refused.retain(|refused| refused.bytes > 0);
         self.waiting.retain(|waiting| waiting.bytes > 0);
-        told
+        result
     }
 
     fn remove_refused(&mut self) -> io::Result<()> {
-        let mut told = Ok(());
+        let mut result = Ok(());
         let removed_before = self.refused_removed;
         while self.refused.len() > REFUSED_MAX {
             let Some(oldest) = self.refused.pop_front() else { break };
             self.dropped_samples += if oldest.has_series() { oldest.samples } else { 0 };
             self.refused_removed += 1;
-            told = told.and(remove(&oldest.path));
+            result = result.and(remove(&oldest.path));
         }
         if self.refused_removed > removed_before {
             let removed = self.refused_removed;
@@ -395,7 +395,7 @@ impl Spool {
                 "more than {REFUSED_MAX} refused batches: {removed} of the oldest are removed since the start"
             );
         }
-        told
+        result
     }
 }
 
@@ -434,7 +434,7 @@ fn is_of_this_file(error: &io::Error) -> bool {
         || matches!(error.raw_os_error(), Some(INPUT_OUTPUT | UNCLEAN))
 }
 
-/// Somebody may have removed the folder under us.
+/// The folder may have been removed meanwhile.
 fn write_again_in(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let sync = |folder: &Path| File::open(folder)?.sync_all();
     match write_durably(folder, name, bytes, sync) {
@@ -468,13 +468,13 @@ fn write_durably(
     })();
     if written.is_err() {
         let _ = fs::remove_file(&unfinished);
-        // It is made anew with another number; the old one must not come back at the next start.
+        // It is written again with another number; the old one must not come back at the next start.
         let _ = fs::remove_file(&finished);
     }
     written
 }
 
-/// Letters that nobody can guess.
+/// Unpredictable letters.
 pub fn random_text() -> io::Result<String> {
     let mut bytes = [0; ID_BYTES];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;

@@ -198,7 +198,7 @@ fn what_an_earlier_daemon_made_and_is_gone_is_sent_from_the_beginning() {
     assert_eq!(spool.mark(), 0);
 }
 
-/// Neither can be read nor removed, whoever asks.
+/// Neither can be read nor removed, even by root.
 fn spoil(path: &Path) {
     fs::remove_file(path).unwrap();
     fs::create_dir(path).unwrap();
@@ -238,7 +238,7 @@ fn what_is_not_durable_is_not_there() {
 }
 
 #[test]
-fn an_old_one_that_stays_is_in_nobodys_way() {
+fn an_old_one_that_stays_does_no_harm() {
     let folder = tempfile::tempdir().unwrap();
     let mut spool = Spool::open(folder.path()).unwrap();
     put(&mut spool, 3);
@@ -269,7 +269,7 @@ fn nothing_is_kept_of_a_batch_in_which_nothing_is_left_but_the_newest() {
         batch.records.truncate(usize::from(mark == 3));
         spool.put(&mut batch, if mark == 2 { 0 } else { 10 }).unwrap();
     }
-    // What an earlier daemon made is looked at.
+    // Batches of an earlier daemon are read.
     let mut spool = Spool::open(folder.path()).unwrap();
     spool.make_room(&Limits { bytes_max: 0, ..PLENTY }, SystemTime::now()).unwrap();
     let left: Vec<u64> = spool.waiting.iter().map(|waiting| waiting.sequence).collect();
@@ -302,7 +302,7 @@ fn what_lies_aside_is_bounded_too() {
     let mut spool = Spool::open(folder.path()).unwrap();
     spool.make_room(&Limits { bytes_max: 5 * 4096, ..PLENTY }, SystemTime::now()).unwrap();
     assert_eq!(spool.refused.iter().map(Waiting::has_series).collect::<Vec<_>>(), [false, true]);
-    assert!(spool.waiting[0].has_series(), "what waits comes after what lies aside");
+    assert!(spool.waiting[0].has_series(), "queued batches come after quarantined ones");
 
     let old = |number: usize| folder.path().join(format!("{number:016}-0-0.refused"));
     (10..10 + REFUSED_MAX).for_each(|number| fs::write(old(number), "x").unwrap());

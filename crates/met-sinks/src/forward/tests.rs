@@ -222,7 +222,7 @@ fn the_course_of_the_machine_is_sent_in_longer_pieces() {
 }
 
 #[test]
-fn a_batch_that_will_never_be_taken_stops_nobody() {
+fn a_batch_that_will_never_be_taken_blocks_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = plan(folder.path(), &listener);
@@ -273,7 +273,7 @@ fn a_node_where_nothing_happens_says_that_it_is_here() {
         answer
     });
     let forward = Forward::start(plan, Box::new(Records::default())).unwrap();
-    until("it is heard of again and again", || arrived.lock().unwrap().len() >= 3);
+    until("it sends again and again", || arrived.lock().unwrap().len() >= 3);
     forward.stop();
     for batch in arrived.lock().unwrap().iter() {
         assert!(batch.records.is_empty() && batch.pieces.is_empty());
@@ -282,7 +282,7 @@ fn a_node_where_nothing_happens_says_that_it_is_here() {
 }
 
 #[test]
-fn a_server_that_is_away_is_not_told_again_that_nothing_happened() {
+fn an_unreachable_server_is_not_sent_more_empty_batches() {
     let folder = tempfile::tempdir().unwrap();
     let away = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = Plan { quiet: Duration::ZERO, ..plan(folder.path(), &away) };
@@ -295,18 +295,18 @@ fn a_server_that_is_away_is_not_told_again_that_nothing_happened() {
 }
 
 #[test]
-fn the_server_is_told_of_samples_that_nobody_took_in_time() {
+fn the_server_gets_the_count_of_dropped_samples() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = plan(folder.path(), &listener);
-    let told: Arc<Mutex<u64>> = Arc::default();
-    let kept = Arc::clone(&told);
+    let reported: Arc<Mutex<u64>> = Arc::default();
+    let kept = Arc::clone(&reported);
     serve(listener, move |batch| {
         *kept.lock().unwrap() = batch.header.dropped_samples;
         acknowledge(&batch)
     });
     let records = Records::default();
-    // While somebody holds the catalogue no batch is made.
+    // While the catalogue is locked no batch is made.
     let held = records.all.lock().unwrap();
     let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
     let mut at_ms = 0;
@@ -317,7 +317,7 @@ fn the_server_is_told_of_samples_that_nobody_took_in_time() {
     let lost = forward.status().dropped_samples;
     drop(held);
     // The batch in work was begun before; what is in the queue makes another one.
-    until("all of it is told", || *told.lock().unwrap() == lost);
+    until("all of it is reported", || *reported.lock().unwrap() == lost);
     assert_eq!(forward.status().dropped_samples, lost, "it is counted once");
 }
 
@@ -341,7 +341,7 @@ fn on_a_full_disk_records_wait_in_the_catalogue() {
     std::fs::write(&spool, "in the way").unwrap();
     records.all.lock().unwrap().push(record("one"));
     forward.hurry();
-    until("it is told", || forward.status().spool_error.is_some());
+    until("it is reported", || forward.status().spool_error.is_some());
     std::fs::remove_file(&spool).unwrap();
     std::fs::rename(folder.path().join("away"), &spool).unwrap();
     until("it arrives after all", || arrived.lock().unwrap().iter().any(|batch| batch.records.len() == 1));
@@ -390,7 +390,7 @@ fn a_batch_never_has_more_times_than_a_server_takes() {
 }
 
 #[test]
-fn who_has_nothing_to_tell_says_that_he_is_there() {
+fn a_node_with_nothing_to_send_still_reports() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = plan(folder.path(), &listener);
@@ -403,7 +403,7 @@ fn who_has_nothing_to_tell_says_that_he_is_there() {
     });
     let records = Records::default();
     let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
-    until("it is heard of", || !arrived.lock().unwrap().is_empty());
+    until("it reports", || !arrived.lock().unwrap().is_empty());
     // Looked at again, and found to have nothing to say.
     let asked = || records.asked.load(std::sync::atomic::Ordering::Relaxed);
     let before = asked();

@@ -83,7 +83,7 @@ impl Acceptor {
         let mut files = Files::default();
         let web = Web::load(options.web_config.as_deref(), &mut files)?;
         let acceptor = Acceptor {
-            // Each listener takes a place before it has somebody for it.
+            // Each listener takes a place before it accepts a client for it.
             room: Arc::new(Semaphore::new(options.connections_max + options.listen.len().saturating_sub(1))),
             seats: Seats::of(options.connections_max),
             rules: Mutex::new(Rules { web: Arc::new(web), files, looked: Instant::now() }),
@@ -98,7 +98,7 @@ impl Acceptor {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What others can read must be encrypted, unless somebody said otherwise.
+    /// Connections that others can read must be encrypted, unless configured otherwise.
     fn refuse_plain(&self, web: &Web) -> Result<(), Error> {
         if web.config.tls.is_some() || self.options.plain {
             return Ok(());
@@ -121,7 +121,7 @@ impl Acceptor {
             Ok(web) => rules.web = Arc::new(web),
             Err(error) => tracing::error!("http: certificates and passwords not reloaded: {error}"),
         }
-        // Also of those that were refused: they are told of once.
+        // Also of refused ones: they are reported once.
         (rules.files, rules.looked) = (files, Instant::now());
     }
 

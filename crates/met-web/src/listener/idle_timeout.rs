@@ -73,7 +73,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn who_says_nothing_is_given_up_and_who_says_something_is_heard() {
+    fn a_silent_client_is_dropped_and_an_active_one_is_served() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();

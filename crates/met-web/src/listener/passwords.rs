@@ -1,4 +1,4 @@
-//! Passwords against their bcrypt hashes. A check is dear on purpose, so the right ones are remembered.
+//! Checks passwords against their bcrypt hashes. A check is expensive by design, so successful ones are cached.
 
 use std::collections::{BTreeMap, HashSet};
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::{hmac, rand};
 
-/// So many checks may wait for their turn. Who comes later is told to come again.
+/// Checks that may be queued. Later clients are asked to retry.
 const WAITING_MAX: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) enum Verdict {
 
 pub(super) struct Passwords {
     hashes: BTreeMap<String, String>,
-    /// Draws the line between what is remembered and what somebody could find in a core dump.
+    /// Keeps the cached values from being useful in a core dump.
     key: hmac::Key,
     right: Mutex<HashSet<Vec<u8>>>,
     waiting: AtomicUsize,
@@ -82,7 +82,7 @@ impl Passwords {
     fn compare(&self, user: &str, password: &str) -> bool {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let begin = Instant::now();
-        // One that does not exist takes as long as one that does: nobody learns who there is.
+        // An unknown user takes as long as a known one, so that names cannot be probed.
         let known = self.hashes.get(user);
         let hash = known.or_else(|| self.hashes.values().next());
         let fits = hash.is_some_and(|hash| bcrypt::verify(password, hash).unwrap_or(false));
@@ -117,7 +117,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn user_and_password_are_told_apart_at_the_first_colon() {
+    fn user_and_password_are_split_at_the_first_colon() {
         let read = |text: &str| basic(&format!("basic {}", STANDARD.encode(text)));
         assert_eq!(read("ann:se:cret"), Some(("ann".to_owned(), "se:cret".to_owned())));
         assert_eq!(read("ann"), None);
@@ -132,11 +132,11 @@ mod tests {
         let passwords = Passwords::new(BTreeMap::from([("ann".to_owned(), hash)])).unwrap();
         assert!(passwords.compare("ann", "secret"));
         assert!(!passwords.compare("ann", "Secret"));
-        assert!(!passwords.compare("bob", "secret"), "the hash of somebody else is only there to take time");
+        assert!(!passwords.compare("bob", "secret"), "another user's hash only takes the time");
     }
 
     #[test]
-    fn what_is_remembered_of_one_is_nobody_elses() {
+    fn a_cached_login_is_valid_for_no_other_user() {
         let passwords = Passwords::new(BTreeMap::new()).unwrap();
         assert_ne!(passwords.mark("ann", "x"), passwords.mark("an", "nx"));
         assert_eq!(passwords.mark("ann", "x"), passwords.mark("ann", "x"));

@@ -44,7 +44,7 @@ fn alternative_names(names: &[Alternative<'_>]) -> Vec<u8> {
     sequence(&[element(0x06, &[0x55, 0x1d, 0x11]), element(0x04, &sequence(&names))])
 }
 
-/// A certificate with this subject and these extensions; nobody checks its signature here.
+/// A certificate with this subject and these extensions; its signature is not checked here.
 fn certificate(attributes: &[Attribute<'_>], extensions: &[Vec<u8>]) -> Vec<u8> {
     let algorithm = sequence(&[element(0x06, &[0x2b, 0x65, 0x70])]);
     let time = element(0x17, b"260101000000Z");
@@ -126,7 +126,7 @@ fn only_valid_host_names_count_as_alternative_names() {
 }
 
 #[test]
-fn a_wildcard_stands_for_no_other_name() {
+fn a_wildcard_matches_no_other_name() {
     let shown = read(&[], &[alternative_names(&[(DNS, b"*.example.org")])]).unwrap();
     assert!(shown.is_for("*.example.org"));
     assert!(!shown.is_for("node7.example.org") && !shown.is_for("example.org"));

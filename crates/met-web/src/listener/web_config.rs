@@ -1,4 +1,4 @@
-//! The file by which exporters are told of certificates and passwords, in the form that they share.
+//! The web configuration file that Prometheus exporters share: certificates and passwords.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;

@@ -33,7 +33,7 @@ pub fn daemon(setting: &Setting, args: &DaemonArgs) -> Result<i32> {
 
 /// Asks the server whether it knows the token, keeps both, and serves.
 fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Result<i32> {
-    let usage = |error: link::BadAddress| Failure::usage(error.told("--plain"));
+    let usage = |error: link::BadAddress| Failure::usage(error.message("--plain"));
     let token = match &args.token_file {
         Some(path) => link::token_of(path).map_err(usage)?,
         None => token_of_stdin()?,

@@ -44,9 +44,9 @@ impl Presence {
 
     /// A node sent something; whether it is in another boot than before. Jobs that it does not report follow at the
     /// next look.
-    pub(super) fn hear(&mut self, node: &str, boot_id: &str) -> bool {
+    pub(super) fn note_boot(&mut self, node: &str, boot_id: &str) -> bool {
         self.gone.remove(node);
-        self.boots.hear(node, boot_id)
+        self.boots.note_boot(node, boot_id)
     }
 
     /// Whether nothing more is expected of a part: its node is gone, or the boot that ran it is.
@@ -78,13 +78,13 @@ impl Wholes {
         self.presence.gone =
             living.iter().chain(&given_up).filter(|node| !here.contains(*node)).cloned().collect();
         for node in living.iter().filter(|node| !here.contains(*node)) {
-            let told = self.log.unfinished(node, false)?;
-            self.settle(node, told, true)?;
+            let jobs = self.log.unfinished(node, false)?;
+            self.settle(node, jobs, true)?;
             tracing::warn!("node {node} is gone; its jobs are recorded as lost until it sends again");
         }
         for node in given_up.iter().filter(|node| here.contains(*node)) {
-            let told = self.presence.boots.without_over(&self.log, node, self.log.unfinished(node, true)?)?;
-            self.settle(node, told, false)?;
+            let jobs = self.presence.boots.without_over(&self.log, node, self.log.unfinished(node, true)?)?;
+            self.settle(node, jobs, false)?;
         }
         self.close_other_boots(&here)
     }
@@ -94,14 +94,14 @@ impl Wholes {
     fn close_other_boots(&mut self, here: &HashSet<String>) -> Result<(), StoreError> {
         for node in self.presence.boots.changed() {
             if here.contains(&node) {
-                let told = self.presence.boots.over(&self.log, &node, false)?;
-                if !told.is_empty() {
+                let jobs = self.presence.boots.over(&self.log, &node, false)?;
+                if !jobs.is_empty() {
                     tracing::warn!(
                         "node {node}: {OTHER_BOOT}; running jobs recorded as lost: {}",
-                        told.len()
+                        jobs.len()
                     );
                 }
-                self.settle(&node, told, true)?;
+                self.settle(&node, jobs, true)?;
             }
             self.presence.boots.settled(&node);
         }
@@ -109,22 +109,22 @@ impl Wholes {
     }
 
     /// Writes the jobs of a node again, then its state: what fails is retried at the next look.
-    fn settle(&mut self, node: &str, told: Vec<NodeJobKey>, give_up: bool) -> Result<(), StoreError> {
+    fn settle(&mut self, node: &str, jobs: Vec<NodeJobKey>, give_up: bool) -> Result<(), StoreError> {
         if give_up {
-            self.recall_parts(node, &told)?;
+            self.recall_parts(node, &jobs)?;
         }
-        let keys: HashSet<JobKey> = told.iter().map(key_of_whole).collect();
+        let keys: HashSet<JobKey> = jobs.iter().map(key_of_whole).collect();
         self.put(keys)?;
-        self.log.give_up(&told, give_up)
+        self.log.give_up(&jobs, give_up)
     }
 
     /// The last known state of these parts of jobs. Where that cannot be read now it is not decided that they
     /// are lost either: that would be final.
     fn recall_parts(&self, node: &str, parts: &[NodeJobKey]) -> Result<(), StoreError> {
         for part in parts {
-            for told in self.log.told(&part.manager, &part.id)? {
-                if told.node == node && told.record.key.incarnation == part.incarnation {
-                    self.recall_part(node, &told.record)?;
+            for job in self.log.node_jobs(&part.manager, &part.id)? {
+                if job.node == node && job.record.key.incarnation == part.incarnation {
+                    self.recall_part(node, &job.record)?;
                 }
             }
         }
@@ -142,8 +142,8 @@ impl Wholes {
     }
 
     /// The record that a node sent of a job, and its last state if the node is gone.
-    pub(super) fn as_known(&self, told: NodeJob) -> (String, Record) {
-        let NodeJob { node, mut record, heard_ns, .. } = told;
+    pub(super) fn as_known(&self, job: NodeJob) -> (String, Record) {
+        let NodeJob { node, mut record, received_ns, .. } = job;
         if !record.state.is_live() || !self.presence.is_over(&node, &record) {
             return (node, record);
         }
@@ -159,7 +159,7 @@ impl Wholes {
             record.scheduling.reason.get_or_insert_with(|| OTHER_BOOT.to_owned());
         }
         // Its end is unknown; this is when it was last reported.
-        record.end_ns = [sampled_ns, heard_ns, record.start_ns].into_iter().flatten().max();
+        record.end_ns = [sampled_ns, received_ns, record.start_ns].into_iter().flatten().max();
         (node, record)
     }
 }

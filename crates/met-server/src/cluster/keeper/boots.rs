@@ -25,7 +25,7 @@ impl Boots {
     }
 
     /// Notes the boot that a node sends; true if it is not the one before.
-    pub fn hear(&mut self, node: &str, boot_id: &str) -> bool {
+    pub fn note_boot(&mut self, node: &str, boot_id: &str) -> bool {
         if self.now.get(node).is_some_and(|known| known == boot_id) {
             return false;
         }
@@ -61,10 +61,10 @@ impl Boots {
         &self,
         log: &Log,
         node: &str,
-        mut told: Vec<NodeJobKey>,
+        mut jobs: Vec<NodeJobKey>,
     ) -> Result<Vec<NodeJobKey>, StoreError> {
         let over = self.over(log, node, true)?;
-        told.retain(|told| !over.contains(told));
-        Ok(told)
+        jobs.retain(|key| !over.contains(key));
+        Ok(jobs)
     }
 }

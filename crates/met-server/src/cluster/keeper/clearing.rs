@@ -6,12 +6,12 @@ use met_core::job::JobKey;
 use met_store::cluster::{Log, NodeJobKey};
 use met_store::{Retention, StoreError};
 
-use super::wholes::{key_of_whole, series_of, told_key, whole_key};
+use super::wholes::{key_of_whole, node_job_key, series_of, whole_key};
 use super::{Latest, Wholes, series_key};
 
 /// Longer than anything is on its way; what is sent again later is recognised by its content.
 const SPOOLS_FOR: Duration = Duration::from_secs(60 * 86_400);
-/// What is looked at each time: others wait meanwhile.
+/// Rows examined per pass: other work waits meanwhile.
 const LEFT_BEHIND_ROWS: usize = 20_000;
 
 /// Removes what is old from the store, and from what nodes reported.
@@ -32,7 +32,7 @@ impl Clearing {
         wholes.restore()?;
         let (log, latest) = (&mut wholes.log, &wholes.latest);
         let goes = &mut |removed: &[JobKey]| forget_removed(log, latest, removed);
-        let retained = wholes.writer.retain_telling(retention, now_ns, goes)?;
+        let retained = wholes.writer.retain_with(retention, now_ns, goes)?;
         retained.lines().iter().for_each(|line| tracing::info!("{line}"));
         if let Some(max_age_ns) = retention.max_age_ns {
             self.forget_left_behind(wholes, now_ns.saturating_sub(max_age_ns), LEFT_BEHIND_ROWS)?;
@@ -47,15 +47,15 @@ impl Clearing {
         before_ns: i64,
         rows: usize,
     ) -> Result<(), StoreError> {
-        let (old, last) = wholes.log.old_told(before_ns, self.looked_for_old.as_ref(), rows)?;
+        let (old, last) = wholes.log.old_node_jobs(before_ns, self.looked_for_old.as_ref(), rows)?;
         let mut left = Vec::new();
-        for told in old {
-            if wholes.writer.get(&key_of_whole(&told))?.is_none() {
-                wholes.latest.forget(&series_of(&told));
-                left.push(told);
+        for key in old {
+            if wholes.writer.get(&key_of_whole(&key))?.is_none() {
+                wholes.latest.forget(&series_of(&key));
+                left.push(key);
             }
         }
-        wholes.log.forget_told(&left)?;
+        wholes.log.forget_node_jobs(&left)?;
         self.looked_for_old = last;
         Ok(())
     }
@@ -67,12 +67,12 @@ impl Clearing {
 fn forget_removed(log: &mut Log, latest: &Latest, removed: &[JobKey]) -> Result<(), StoreError> {
     let mut old = Vec::new();
     for key in removed {
-        let mut told = log.told(&key.manager, &key.id)?;
-        told.retain(|told| whole_key(told) == *key && (told.given_up || !told.record.state.is_live()));
-        for told in &told {
-            latest.forget(&series_key(&told.node, &told.record.key));
-            old.push(told_key(told));
+        let mut jobs = log.node_jobs(&key.manager, &key.id)?;
+        jobs.retain(|job| whole_key(job) == *key && (job.given_up || !job.record.state.is_live()));
+        for job in &jobs {
+            latest.forget(&series_key(&job.node, &job.record.key));
+            old.push(node_job_key(job));
         }
     }
-    log.forget_told(&old)
+    log.forget_node_jobs(&old)
 }

@@ -28,8 +28,8 @@ pub(super) fn recall(wholes: &Wholes, patience: Duration) -> Result<(), StoreErr
     let begin = Instant::now();
     let since_ms = now_ns() / 1_000_000 - RECENT_MS;
     for node in wholes.log.nodes_with_jobs(false)? {
-        for told in wholes.log.unfinished(&node, false)? {
-            let key = series_of(&told);
+        for job in wholes.log.unfinished(&node, false)? {
+            let key = series_of(&job);
             if wholes.latest.get(&key).is_some() {
                 continue;
             }

@@ -36,11 +36,11 @@ impl Denied {
 /// What was received since this server started.
 pub(super) struct Senders {
     started_ns: i64,
-    nodes: HashMap<String, Heard>,
+    nodes: HashMap<String, Sender>,
 }
 
 #[derive(Default)]
-struct Heard {
+struct Sender {
     /// Of the daemon that sends, and of those before it.
     run: String,
     former_runs: VecDeque<String>,
@@ -55,13 +55,13 @@ impl Senders {
 
     /// Whether the sender of this batch may send under its name, given who did so last.
     pub fn admit(&mut self, header: &Header, bound: &Bound, now_ns: i64) -> Result<(), Denied> {
-        let heard = self.nodes.entry(header.node.clone()).or_default();
+        let sender = self.nodes.entry(header.node.clone()).or_default();
         // While the server was away, no node could send.
         let last_ns = bound.seen_ns.unwrap_or(i64::MIN).max(self.started_ns);
         let silent = Duration::from_nanos(u64::try_from(now_ns.saturating_sub(last_ns)).unwrap_or(0));
         let Some(bound_id) = &bound.id else {
             // Also a node that was upgraded and sends its first id.
-            *heard = Heard { run: header.run.clone(), ..Heard::default() };
+            *sender = Sender { run: header.run.clone(), ..Sender::default() };
             return Ok(());
         };
         if *bound_id != header.id {
@@ -75,21 +75,21 @@ impl Senders {
                 named(bound_id),
                 silent.as_secs()
             );
-            *heard = Heard { run: header.run.clone(), ..Heard::default() };
+            *sender = Sender { run: header.run.clone(), ..Sender::default() };
             return Ok(());
         }
         if let Some(boot) = bound.boot_id.as_deref().filter(|boot| is_other_boot(boot, &header.boot_id)) {
-            return heard.admit_boot(header, boot, silent);
+            return sender.admit_boot(header, boot, silent);
         }
-        heard.admit_run(header, silent)
+        sender.admit_run(header, silent)
     }
 }
 
-impl Heard {
+impl Sender {
     /// The same state folder and another boot: the machine was rebooted, or the folder copied to another one.
     fn admit_boot(&mut self, header: &Header, bound: &str, silent: Duration) -> Result<(), Denied> {
         if silent >= REBOOTED_AFTER {
-            *self = Heard { run: header.run.clone(), ..Heard::default() };
+            *self = Sender { run: header.run.clone(), ..Sender::default() };
             return Ok(());
         }
         let is_proven = matches!(&self.other_boot, Some((boot, true)) if *boot == header.boot_id);
@@ -183,7 +183,7 @@ mod tests {
         }
 
         /// What becomes of a batch of this sender, so many seconds after the last.
-        fn hear(&mut self, after_s: i64, (id, boot_id, run): (&str, &str, &str)) -> Result<(), Denied> {
+        fn sends(&mut self, after_s: i64, (id, boot_id, run): (&str, &str, &str)) -> Result<(), Denied> {
             self.now_s += after_s;
             let header = Header {
                 node: "n1".to_owned(),
@@ -212,59 +212,59 @@ mod tests {
     #[test]
     fn of_two_with_one_name_the_later_is_refused_until_the_first_is_gone() {
         let mut server = Server::new();
-        server.hear(0, ONE).unwrap();
+        server.sends(0, ONE).unwrap();
         for _ in 0..10 {
-            let Err(Denied::Conflict(reason)) = server.hear(30, TWO) else { panic!("it is let in") };
+            let Err(Denied::Conflict(reason)) = server.sends(30, TWO) else { panic!("it is let in") };
             assert!(reason.contains("one-iden") && reason.contains("two-iden"), "{reason}");
             assert!(reason.contains("met server enroll --replace n1"), "{reason}");
-            server.hear(30, ONE).unwrap();
+            server.sends(30, ONE).unwrap();
         }
-        server.hear(GONE_AFTER.as_secs() as i64, TWO).unwrap();
-        assert!(matches!(server.hear(1, ONE), Err(Denied::Conflict(_))), "the other one is there now");
+        server.sends(GONE_AFTER.as_secs() as i64, TWO).unwrap();
+        assert!(matches!(server.sends(1, ONE), Err(Denied::Conflict(_))), "the other one is there now");
     }
 
     #[test]
     fn a_server_that_was_away_does_not_take_its_nodes_for_gone() {
         let mut server = Server::new();
-        server.hear(0, ONE).unwrap();
+        server.sends(0, ONE).unwrap();
         server.now_s += 10_000;
         server.restart();
-        assert!(matches!(server.hear(1, TWO), Err(Denied::Conflict(_))));
-        server.hear(1, ONE).unwrap();
+        assert!(matches!(server.sends(1, TWO), Err(Denied::Conflict(_))));
+        server.sends(1, ONE).unwrap();
     }
 
     #[test]
     fn one_that_is_replaced_is_let_in_at_once() {
         let mut server = Server::new();
-        server.hear(0, ONE).unwrap();
+        server.sends(0, ONE).unwrap();
         server.bound = Bound { id: None, boot_id: None, ..server.bound };
-        server.hear(1, TWO).unwrap();
-        assert!(matches!(server.hear(1, ONE), Err(Denied::Conflict(_))));
+        server.sends(1, TWO).unwrap();
+        assert!(matches!(server.sends(1, ONE), Err(Denied::Conflict(_))));
     }
 
     #[test]
     fn a_node_that_sends_no_identity_works_and_is_upgraded_at_once() {
         let mut server = Server::new();
         let old = ("", "boot-1", "");
-        server.hear(0, old).unwrap();
-        server.hear(1, old).unwrap();
-        server.hear(1, ("", "boot-9", "")).unwrap();
-        server.hear(1, ONE).unwrap();
-        assert!(matches!(server.hear(1, old), Err(Denied::Conflict(_))));
-        server.hear(GONE_AFTER.as_secs() as i64, old).expect("downgraded");
+        server.sends(0, old).unwrap();
+        server.sends(1, old).unwrap();
+        server.sends(1, ("", "boot-9", "")).unwrap();
+        server.sends(1, ONE).unwrap();
+        assert!(matches!(server.sends(1, old), Err(Denied::Conflict(_))));
+        server.sends(GONE_AFTER.as_secs() as i64, old).expect("downgraded");
     }
 
     #[test]
     fn a_reboot_is_waited_for_and_a_copy_that_is_alive_too_is_refused() {
         let mut server = Server::new();
         let rebooted = (ONE.0, "boot-2", "run-2");
-        server.hear(0, ONE).unwrap();
-        assert!(matches!(server.hear(20, rebooted), Err(Denied::Wait(_))));
-        server.hear(REBOOTED_AFTER.as_secs() as i64, rebooted).unwrap();
+        server.sends(0, ONE).unwrap();
+        assert!(matches!(server.sends(20, rebooted), Err(Denied::Wait(_))));
+        server.sends(REBOOTED_AFTER.as_secs() as i64, rebooted).unwrap();
         // The first one was only cut off, and is here again.
-        assert!(matches!(server.hear(20, ONE), Err(Denied::Wait(_))));
-        server.hear(20, rebooted).unwrap();
-        let Err(Denied::Conflict(reason)) = server.hear(20, ONE) else { panic!("both are alive") };
+        assert!(matches!(server.sends(20, ONE), Err(Denied::Wait(_))));
+        server.sends(20, rebooted).unwrap();
+        let Err(Denied::Conflict(reason)) = server.sends(20, ONE) else { panic!("both are alive") };
         assert!(reason.contains("copied"), "{reason}");
     }
 
@@ -273,11 +273,11 @@ mod tests {
         let mut server = Server::new();
         let again = |run: &'static str| (ONE.0, ONE.1, run);
         for run in ["run-1", "run-2", "run-3", "run-3"] {
-            server.hear(1, again(run)).unwrap();
+            server.sends(1, again(run)).unwrap();
         }
-        assert!(matches!(server.hear(1, again("run-1")), Err(Denied::Conflict(_))));
-        server.hear(1, again("run-3")).unwrap();
-        server.hear(GONE_AFTER.as_secs() as i64, again("run-1")).unwrap();
-        server.hear(1, again("run-4")).unwrap();
+        assert!(matches!(server.sends(1, again("run-1")), Err(Denied::Conflict(_))));
+        server.sends(1, again("run-3")).unwrap();
+        server.sends(GONE_AFTER.as_secs() as i64, again("run-1")).unwrap();
+        server.sends(1, again("run-4")).unwrap();
     }
 }

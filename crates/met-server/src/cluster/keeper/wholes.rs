@@ -33,7 +33,7 @@ pub(super) struct Wholes {
 impl Wholes {
     pub(super) fn open(plan: &Plan, latest: Latest) -> Result<Wholes, StoreError> {
         let mut writer = Writer::open_with(&plan.state, &plan.backends)?;
-        // Nodes are told that it is kept, and remove their copy.
+        // The acknowledgement lets nodes remove their copy.
         writer.always_durable = true;
         let mut log = Log::open(&plan.state)?;
         log.settle_standings()?;
@@ -46,26 +46,26 @@ impl Wholes {
         if let Some(salvage) = self.writer.salvaged.take() {
             self.writer.moved_aside = None;
             tracing::error!("{}", salvage.sentence());
-            self.log.set_told_again(true)?;
+            self.log.set_rebuilding(true)?;
         }
-        if self.log.is_told_again()? {
-            self.tell_again()?;
+        if self.log.is_rebuilding()? {
+            self.rebuild()?;
         }
         Ok(())
     }
 
     /// Writes the records of some batches, of which those up to `applied` were written before.
     pub(super) fn put_records(&mut self, group: &[Received], applied: i64) -> Result<(), StoreError> {
-        let mut told = Vec::new();
+        let mut jobs = Vec::new();
         for Received { node, received_ns, batch } in group {
             for record in &batch.records {
-                let heard_ns = Some(*received_ns);
-                told.push(NodeJob { heard_ns, ..self.place(node, record.clone(), &told)? });
+                let received_ns = Some(*received_ns);
+                jobs.push(NodeJob { received_ns, ..self.place(node, record.clone(), &jobs)? });
             }
         }
         // Noted as applied when it is: what is reported twice changes nothing.
-        self.log.note(&told, applied)?;
-        let keys: HashSet<JobKey> = told.iter().map(whole_key).collect();
+        self.log.note(&jobs, applied)?;
+        let keys: HashSet<JobKey> = jobs.iter().map(whole_key).collect();
         self.put(keys)
     }
 
@@ -94,18 +94,18 @@ impl Wholes {
     }
 
     /// Writes all jobs again, for a new catalogue.
-    fn tell_again(&mut self) -> Result<(), StoreError> {
+    fn rebuild(&mut self) -> Result<(), StoreError> {
         // Sinks have received these jobs before.
         let bus = std::mem::take(&mut self.publisher.bus);
-        let told = self.tell_all();
+        let written = self.write_all();
         self.publisher.bus = bus;
-        told?;
-        self.log.set_told_again(false)
+        written?;
+        self.log.set_rebuilding(false)
     }
 
-    fn tell_all(&mut self) -> Result<(), StoreError> {
-        for (manager, id) in self.log.told_jobs()? {
-            let keys: HashSet<JobKey> = self.log.told(&manager, &id)?.iter().map(whole_key).collect();
+    fn write_all(&mut self) -> Result<(), StoreError> {
+        for (manager, id) in self.log.reported_jobs()? {
+            let keys: HashSet<JobKey> = self.log.node_jobs(&manager, &id)?.iter().map(whole_key).collect();
             self.put(keys)?;
         }
         Ok(())
@@ -115,26 +115,23 @@ impl Wholes {
     fn place(&self, node: &str, mut record: Record, group: &[NodeJob]) -> Result<NodeJob, StoreError> {
         bounds::bound(&mut record);
         let whole = record.key.incarnation;
-        let mut placed = NodeJob { node: node.to_owned(), whole, record, heard_ns: None, given_up: false };
+        let mut placed = NodeJob { node: node.to_owned(), whole, record, received_ns: None, given_up: false };
         let key = &placed.record.key;
         if !spans_nodes(&key.manager) {
             return Ok(placed);
         }
-        let mut known = self.log.told(&key.manager, &key.id)?;
-        let in_group =
-            |told: &&NodeJob| told.record.key.manager == key.manager && told.record.key.id == key.id;
+        let mut known = self.log.node_jobs(&key.manager, &key.id)?;
+        let in_group = |job: &&NodeJob| job.record.key.manager == key.manager && job.record.key.id == key.id;
         known.extend(group.iter().filter(in_group).cloned());
-        let is_mine = |told: &&NodeJob| told.node == node && told.record.key.incarnation == key.incarnation;
+        let is_mine = |job: &&NodeJob| job.node == node && job.record.key.incarnation == key.incarnation;
         if let Some(before) = known.iter().find(is_mine) {
             placed.whole = before.whole;
             return Ok(placed);
         }
         // A node has one part in a run: another one of it there means that the run is over.
-        let taken: HashSet<i64> =
-            known.iter().filter(|told| told.node == node).map(|told| told.whole).collect();
-        let free = known.iter().filter(|told| !taken.contains(&told.whole));
-        let near =
-            free.filter_map(|told| Some((distance_ns(&told.record, &placed.record)?, told.whole))).min();
+        let taken: HashSet<i64> = known.iter().filter(|job| job.node == node).map(|job| job.whole).collect();
+        let free = known.iter().filter(|job| !taken.contains(&job.whole));
+        let near = free.filter_map(|job| Some((distance_ns(&job.record, &placed.record)?, job.whole))).min();
         placed.whole = near.map_or(placed.whole, |(_, whole)| whole);
         Ok(placed)
     }
@@ -142,14 +139,14 @@ impl Wholes {
     /// A job from all records of its nodes, and whether it may have been recorded as ended although it has not: because of a
     /// node that was gone, or one that was done before another one had said that it takes part.
     fn whole(&self, key: JobKey) -> Result<Option<(Record, bool)>, StoreError> {
-        let mut told = self.log.told(&key.manager, &key.id)?;
-        told.retain(|told| whole_key(told) == key);
-        let is_gone = |told: &NodeJob| self.presence.is_over(&told.node, &told.record);
-        let is_done = |told: &NodeJob| !told.record.state.is_live();
-        let may_have_ended = told.iter().any(|told| told.given_up && !is_gone(told) || is_done(told));
+        let mut jobs = self.log.node_jobs(&key.manager, &key.id)?;
+        jobs.retain(|job| whole_key(job) == key);
+        let is_gone = |job: &NodeJob| self.presence.is_over(&job.node, &job.record);
+        let is_done = |job: &NodeJob| !job.record.state.is_live();
+        let may_have_ended = jobs.iter().any(|job| job.given_up && !is_gone(job) || is_done(job));
         // Its own node would have computed them at the end.
-        let is_lost = told.iter().any(|told| told.record.state.is_live() && is_gone(told));
-        let parts: Vec<(String, Record)> = told.into_iter().map(|told| self.as_known(told)).collect();
+        let is_lost = jobs.iter().any(|job| job.record.state.is_live() && is_gone(job));
+        let parts: Vec<(String, Record)> = jobs.into_iter().map(|job| self.as_known(job)).collect();
         let summed = (2..=SUMMED_PARTS_MAX).contains(&parts.len()) || is_lost && parts.len() == 1;
         let mut job = whole(key, &parts);
         if let Some(job) = job.as_mut().filter(|job| summed && !job.state.is_live()) {
@@ -186,33 +183,33 @@ pub(in crate::cluster) fn series_key(node: &str, key: &JobKey) -> JobKey {
 }
 
 /// The job that a part belongs to; a job of one node is kept under that node's name.
-pub(super) fn whole_key(told: &NodeJob) -> JobKey {
-    key_of_whole(&told_key(told))
+pub(super) fn whole_key(job: &NodeJob) -> JobKey {
+    key_of_whole(&node_job_key(job))
 }
 
 /// What names a part.
-pub(super) fn told_key(told: &NodeJob) -> NodeJobKey {
-    let JobKey { manager, id, incarnation, .. } = told.record.key.clone();
-    NodeJobKey { manager, id, node: told.node.clone(), incarnation, whole: told.whole }
+pub(super) fn node_job_key(job: &NodeJob) -> NodeJobKey {
+    let JobKey { manager, id, incarnation, .. } = job.record.key.clone();
+    NodeJobKey { manager, id, node: job.node.clone(), incarnation, whole: job.whole }
 }
 
-pub(super) fn key_of_whole(told: &NodeJobKey) -> JobKey {
-    let (cluster, incarnation) = match spans_nodes(&told.manager) {
-        true => (None, told.whole),
-        false => (Some(told.node.clone()), told.incarnation),
+pub(super) fn key_of_whole(job: &NodeJobKey) -> JobKey {
+    let (cluster, incarnation) = match spans_nodes(&job.manager) {
+        true => (None, job.whole),
+        false => (Some(job.node.clone()), job.incarnation),
     };
-    JobKey { cluster, manager: told.manager.clone(), id: told.id.clone(), incarnation }
+    JobKey { cluster, manager: job.manager.clone(), id: job.id.clone(), incarnation }
 }
 
 /// Under which key the series of a part are kept, by what names the part.
-pub(super) fn series_of(told: &NodeJobKey) -> JobKey {
-    let NodeJobKey { manager, id, node, incarnation, .. } = told.clone();
+pub(super) fn series_of(job: &NodeJobKey) -> JobKey {
+    let NodeJobKey { manager, id, node, incarnation, .. } = job.clone();
     JobKey { cluster: Some(node), manager, id, incarnation }
 }
 
 /// The keys under which the series of a job's parts are kept.
 pub(in crate::cluster) fn part_keys(log: &Log, key: &JobKey) -> Result<Vec<(String, JobKey)>, StoreError> {
-    let told = log.told(&key.manager, &key.id)?;
-    let parts = told.into_iter().filter(|told| whole_key(told) == *key);
-    Ok(parts.map(|told| (told.node.clone(), told.record.key)).collect())
+    let jobs = log.node_jobs(&key.manager, &key.id)?;
+    let parts = jobs.into_iter().filter(|job| whole_key(job) == *key);
+    Ok(parts.map(|job| (job.node.clone(), job.record.key)).collect())
 }
