@@ -134,7 +134,8 @@ pub struct Gpu {
 pub struct Schedulers {
     /// Whether each is queried, in the order of `Scheduler::ALL`.
     pub asked: [Presence; Scheduler::COUNT],
-    pub interval: Duration,
+    /// `None`: a server's default, or a daemon's.
+    pub interval: Option<Duration>,
     /// How far back the first query reaches.
     pub lookback: Duration,
     pub timeout: Duration,

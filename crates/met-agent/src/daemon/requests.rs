@@ -47,6 +47,9 @@ impl Service {
         let access = self.access(&request, caller)?;
         let peer = caller.peer;
         if let Some(reply) = query::answer(self, &access.viewer(peer), &request)? {
+            if let (Request::Find(_), Reply::Jobs(shown)) = (&request, &reply) {
+                self.schedulers.jobs_shown(shown);
+            }
             return Ok(reply);
         }
         match request {

@@ -17,6 +17,7 @@ use met_wire::batch::Subject;
 use super::admission::Admission;
 use super::claims;
 use super::discovery_thread::Finding;
+use super::forwarding;
 use super::found_jobs::{self, Discovery};
 use super::housekeeping::Housekeeping;
 use super::identifying::Asked;
@@ -29,13 +30,13 @@ use super::recorder::Recorder;
 use super::registry::{Registry, is_found};
 use super::sampler_thread::{Sampling, Stuck};
 use super::scheduler_answers;
-use super::schedulers::Schedulers;
+use super::schedulers::{Asker, Schedulers};
 use super::sinks::{self, Outputs};
 use super::socket::Peer;
 use super::supervisors::LOOK_FOR;
 use crate::idle_power_file::IdleFile;
 use crate::sampler::Known;
-use met_config::{Config, Failure, Place, Scope};
+use met_config::{Config, Failure, Place};
 use met_host::users;
 use met_query::jobs;
 use met_query::protocol::{Change, InForce, Reply};
@@ -62,12 +63,17 @@ pub(super) struct Ended {
     pub(super) record: Record,
 }
 
+fn asker(config: &Config, place: &Place) -> Asker {
+    Asker::Daemon { system: place.system, forwards: forwarding::is_set_up(config, place) }
+}
+
 impl Service {
     pub fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Result<Service> {
         let writer = jobs::open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
         let before = |manager: &str| scheduler_answers::before(&writer, manager);
         let asked = &setting.config.schedulers;
-        let schedulers = Schedulers::start(&setting.host, asked, place.system, Scope::Node, before)?;
+        let asker = asker(&setting.config, place);
+        let schedulers = Schedulers::start(&setting.host, asked, asker, before)?;
         let outputs = Outputs::open(setting, place, board);
         let (board, ticker) = (outputs.board.clone(), outputs.bus.ticker());
         let mut service = Service {
@@ -198,6 +204,7 @@ impl Service {
         }
         self.sampling.add(&record, self.recorder.course_before(&record.key));
         self.outputs.on_board(|board| board.runs(&record));
+        self.schedulers.job_started(&record.key);
         let (key, is_found) = (record.key.clone(), is_found(&record));
         self.registry.insert(record);
         if !is_found {
@@ -270,7 +277,7 @@ impl Service {
             // Nobody wakes up again to write the last samples of the cards.
             self.flush();
         }
-        self.schedulers.nudge(&ended.record.key.manager);
+        self.schedulers.job_ended(&ended.record.key);
     }
 
     fn close_lost(&mut self, mut record: Record) {
@@ -396,6 +403,7 @@ impl Service {
             board.runs(&kept.record);
         });
         self.registry.jobs.insert(new.clone(), kept);
+        self.schedulers.job_started(&new);
         self.follow_allocation(&new);
         self.registry.nesting.rename(&old, &new, &mut self.registry.jobs, &mut self.recorder);
         self.discovery.rename(&old, &new);
@@ -688,8 +696,9 @@ impl Service {
         }
         if before.schedulers != config.schedulers {
             let known = |manager: &str| scheduler_answers::before(&self.recorder.writer, manager);
-            let (asked, system) = (&config.schedulers, self.place.system);
-            self.schedulers = Schedulers::start(&self.host, asked, system, Scope::Node, known)?;
+            let asker = asker(config, &self.place);
+            self.schedulers = Schedulers::start(&self.host, &config.schedulers, asker, known)?;
+            self.registry.jobs.keys().for_each(|key| self.schedulers.job_started(key));
         }
         Ok(())
     }

@@ -57,10 +57,10 @@ const SAMPLING_INTERVAL_DEFAULT: &str = "1s";
 
 /// How schedulers are queried, whichever they are.
 const QUERY_KEYS: &[Key] = &[
-    key!("interval": Interval(schedulers.interval) = "60s", "how often each is queried; less often where queries are slow, sooner after a job of this node ended"),
+    key!("interval": Interval(schedulers.interval?), "how often each is queried (default: 60s on a server; 10m on a daemon that sends to no server); less often where queries are slow"),
     key!("lookback": Duration(schedulers.lookback) = "1d", "how far back the first query reaches"),
     key!("timeout": Duration(schedulers.timeout) = "30s", "a command that takes longer is killed and retried later"),
-    key!("scope": Scope(schedulers.scope?), "`cluster`: all jobs, pending ones included (default of `met server`); `node`: jobs running on this node (default of `met daemon`)"),
+    key!("scope": Scope(schedulers.scope?), "`cluster`: all jobs, pending ones included (default of `met server`); `node`: jobs that this daemon measured (default of `met daemon`)"),
     key!("path": Text(schedulers.path?), "folders searched first for the commands, separated by colons"),
 ];
 
