@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use met_core::belief::set_gpu_energy;
+use met_core::belief::set_gpu_totals;
 use met_core::cards::Cards;
 use met_core::job::{EventCount, GpuUse, JobKey, Local, ProcessId, QualityKind, Record};
 use met_core::job_table::*;
@@ -150,7 +150,7 @@ impl Tracked {
         let mut live = Live::of(&self.running, self.profile);
         live.gpus = self.earlier.together(gpus);
         live.events.clone_from(&self.events);
-        set_gpu_energy(&mut live.totals, &live.gpus, self.earlier.unwritten_uj());
+        set_gpu_totals(&mut live.totals, &live.gpus, self.earlier.unwritten_uj());
         live
     }
 }
