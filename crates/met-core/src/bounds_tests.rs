@@ -50,6 +50,7 @@ fn hostile(length: usize) -> Record {
         stdout: Some(text().into()),
         stderr: None,
         left_over: vec![LeftOver { pid: 1, name: text() }; 5000],
+        memory_limit: None,
     });
     record
 }

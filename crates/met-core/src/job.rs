@@ -377,6 +377,25 @@ pub struct Local {
     /// Processes that were still alive when a `met time` job was closed.
     #[serde(default)]
     pub left_over: Vec<LeftOver>,
+    /// What it may hold at most, where that is less than the machine has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<MemoryLimit>,
+}
+
+/// A limit of memory that a job inherited when it began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryLimit {
+    pub bytes: i64,
+    pub kind: LimitKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitKind {
+    /// Of all processes in a cgroup around the job together.
+    Cgroup,
+    /// The address space of each process.
+    Process,
 }
 
 impl Local {
@@ -394,6 +413,7 @@ impl Local {
             stdout: None,
             stderr: None,
             left_over: Vec::new(),
+            memory_limit: None,
         }
     }
 }

@@ -192,7 +192,7 @@ fn the_report_of_a_job_on_two_cards() {
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
-                      waited  4.18s        runnable, waiting for a CPU
+                      waited  4.18s        thread-seconds · runnable, waiting for a CPU
                     switches  57,214       45,210 voluntary · 12,004 preempted
 
                memory needed  1.21 GiB     peak · average 963 MiB
@@ -259,7 +259,7 @@ fn the_report_of_a_card_with_errors() {
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
-                      waited  4.18s        runnable, waiting for a CPU
+                      waited  4.18s        thread-seconds · runnable, waiting for a CPU
                     switches  57,214       45,210 voluntary · 12,004 preempted
 
                memory needed  1.21 GiB     peak · average 963 MiB
@@ -298,7 +298,7 @@ fn the_report_of_a_card_that_was_never_seen_idle() {
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
-                      waited  4.18s        runnable, waiting for a CPU
+                      waited  4.18s        thread-seconds · runnable, waiting for a CPU
                     switches  57,214       45,210 voluntary · 12,004 preempted
 
                memory needed  1.21 GiB     peak · average 963 MiB
