@@ -260,7 +260,7 @@ def a_reader_that_leaves_early_is_no_failure(world):
 
 @test
 def doctor_names_every_source(world):
-    text = world.met("doctor").ok().out
+    text = world.met("doctor", "--all").ok().out
     with open(os.path.join(REPOSITORY, "crates/met-sources/src/lib.rs")) as file:
         sources = re.findall(r"^    &(\w+)::SPEC,$", file.read(), re.MULTILINE)
     check(len(sources) >= 20, "the list of sources is not where it was", sources)
@@ -273,6 +273,34 @@ def doctor_names_every_source(world):
     check("job cgroup" in text, text)
     left = [command for command in marked(world.token).values()]
     equal(left, [], "processes that doctor left")
+
+
+@test
+def doctor_begins_with_a_summary_and_folds_what_the_machine_lacks(world):
+    findings = world.met("doctor", "--json").ok().json()
+    present = [finding for finding in findings if finding["cause"] != "absent"]
+    good = [finding for finding in present if finding["health"] == "ok"]
+    absent = [finding for finding in findings if finding["cause"] == "absent" and not finding["remedy"]]
+    text = world.met("doctor").ok().out
+    check(text.startswith(f"{len(good)} of {len(present)} ok"), text)
+    folded = [line for line in text.splitlines() if line.startswith("no   not here")]
+    equal(len(folded), 1 if absent else 0, "lines for all that is absent")
+    for finding in absent:
+        check(finding["what"] in folded[0] and finding["detail"] not in text, finding["what"], text)
+        check(finding["detail"] in world.met("doctor", "--all").ok().out, finding)
+
+
+@test
+def a_list_says_why_a_job_failed_however_narrow_the_terminal_is(world):
+    world.run_to_end("sh", "-c", "exit 3", options=("-n", "broken"))
+    world.run_to_end("sh", "-c", "kill -9 $$", options=("-n", "killed"))
+    for view in ("jobs", "cpu", "io", "mem", "energy", "all"):
+        for columns in (60, 80, 200):
+            terminal = world.terminal("list", view, env={"NO_COLOR": "1"}, columns=columns)
+            equal(terminal.end(), 0, "exit code")
+            check("ailed (3)" in terminal.text() and "ailed (KILL)" in terminal.text(), view, terminal.text())
+            widest = max(len(line) for line in terminal.text().replace("\r", "").splitlines())
+            check(widest <= columns, f"met list {view} is {widest} columns wide")
 
 
 @test

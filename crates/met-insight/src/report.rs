@@ -17,7 +17,7 @@ use met_core::job::{QualityKind, Record, State};
 
 use crate::events;
 use card::gpu;
-pub use outcome::outcome;
+pub use outcome::{outcome, signal_name};
 use reader::Reader;
 
 #[derive(Clone, Debug, PartialEq)]

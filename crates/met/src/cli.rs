@@ -467,6 +467,9 @@ pub struct ConfigureArgs {
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
+    /// List also what the machine does not have
+    #[arg(long)]
+    pub all: bool,
     /// Show what reading each source costs; measures for five seconds
     #[arg(long)]
     pub cost: bool,
