@@ -7,6 +7,7 @@ mod containers;
 mod costs;
 mod devices;
 mod events;
+mod logging;
 mod machine;
 mod membership;
 mod now;

@@ -11,7 +11,7 @@ use met_query::hidden_io;
 use met_sources::TickInfo;
 
 use super::tracked::{AsRead, Tracked};
-use super::{Sampler, events};
+use super::{Sampler, events, logging};
 
 /// Beyond so many jobs the extra readings would cost more than they tell.
 const EARLY_JOBS_MAX: usize = 16;
@@ -62,6 +62,7 @@ impl Sampler {
         let slow = is_slow_due || regular && self.membership.target_count() <= FEW_TARGETS;
         self.schedule.ticks += u64::from(regular);
         self.runner.read(&self.membership.targets, &TickInfo { slow, cgroups_only });
+        logging::round(self.schedule.ticks, self.runner.batches().iter());
         let meets_strangers = self.gpus.meets_strangers(self.runner.batches(), &self.membership.map);
         if meets_strangers && self.membership.listed_ns < now_ns {
             self.list_members(now_ns);

@@ -1,11 +1,11 @@
-//! `met man`, `met completions` and `met config`: references made from the definitions themselves.
+//! `met man` and `met config`: references made from the definitions themselves.
 
 use std::io::Write;
 
 use anyhow::Result;
 use clap::CommandFactory;
 
-use crate::cli::{Cli, CompletionsArgs, ManArgs};
+use crate::cli::{Cli, ManArgs};
 use crate::output;
 use crate::view::manual;
 use met_config::Config;
@@ -17,14 +17,6 @@ pub fn man(args: &ManArgs) -> Result<i32> {
     written.map_err(|error| {
         Failure::usage(format!("cannot write into {}: {error}; choose another folder", args.folder.display()))
     })?;
-    Ok(0)
-}
-
-pub fn completions(args: &CompletionsArgs) -> Result<i32> {
-    // Written by it directly, an error of standard output would be a panic.
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "met", &mut script);
-    output::stdout().write_all(&script)?;
     Ok(0)
 }
 
