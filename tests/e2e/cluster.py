@@ -365,6 +365,9 @@ def jobs_of_all_nodes_are_on_the_server_with_the_same_totals(world):
         equal([(node["name"], node["late"]) for node in listed], [("n1", False), ("n2", False)], "nodes")
         check(abs(listed[0]["clock_offset_ns"]) < 1e9, "one clock", listed)
         made.ask("run", "--", "true").refused("works on this machine only")
+        made.ask("cancel", "1@n1").refused("works on this machine only")
+        for command in ("logs", "ps"):
+            made.ask(command, "1@n1").refused("job 1@n1 ran on n1", f"run there: met {command} 1")
 
 
 @test
@@ -889,6 +892,7 @@ def nodes_with_certificates_need_no_token(world):
         said = join_signed_by_itself("usable", "-addext", "basicConstraints=critical,CA:FALSE")
         # It is believed, and the token is not.
         eventually(lambda: "401" in said(), said)
+        node.met("daemon", "--join", f"https://{server.address}:{PORT}", "--node", "n1", input=b"0" * 64).refused("--ca-file")
         node.met("daemon", "--join", f"http://{server.address}:{PORT}", "--plain", input=b"0" * 64).refused("write https://")
 
 

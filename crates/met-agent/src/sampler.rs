@@ -7,6 +7,8 @@ mod containers;
 mod costs;
 mod devices;
 mod events;
+mod gpu_pace;
+mod logging;
 mod machine;
 mod membership;
 mod now;
@@ -120,7 +122,7 @@ impl Sampler {
         let mut runner = Runner::open(&host, options);
         runner.set_interval(interval);
         Sampler {
-            gpus: Gpus::new(config.gpu.idle_power.clone(), schedule.interval_ns),
+            gpus: Gpus::new(config, schedule.interval_ns),
             energy: NodeEnergy::new(&host, config, interval),
             host,
             schedule,
@@ -441,7 +443,7 @@ impl Sampler {
     /// Ticks by another period from now on, again at multiples of it.
     pub fn set_interval(&mut self, interval: Duration) {
         self.schedule.set_interval(interval);
-        self.gpus.cards.set_gap(devices::gap_ns(self.schedule.interval_ns));
+        self.gpus.set_tick(self.schedule.interval_ns);
         self.energy.set_interval(interval);
         self.runner.set_interval(interval);
         let gap_ms = self.gap_ms();
@@ -451,7 +453,7 @@ impl Sampler {
     /// Takes up what a file says that was read again, other than period and events.
     pub fn reconfigure(&mut self, before: &Config, config: &Config) {
         self.membership.reconfigure(config);
-        self.gpus.cards.set_idle_rules(config.gpu.idle_power.clone());
+        self.gpus.reconfigure(config, self.schedule.interval_ns);
         if before.energy != config.energy {
             self.energy.set_rules(&config.energy);
         }

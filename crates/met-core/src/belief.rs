@@ -24,7 +24,7 @@ use std::cmp::Ordering;
 use crate::job::{Emission, EventCount, GpuUse, Part, Record, Resources, State, Summaries, Totals};
 use crate::job_table::{EMISSIONS, WALL};
 
-pub use figures::{CHARGED, completes, fit_cpu_parts, set_gpu_totals};
+pub use figures::{CHARGED, completes, fit_cpu_parts, fit_memory_peaks, set_gpu_totals};
 
 const SECOND_NS: i64 = 1_000_000_000;
 

@@ -374,9 +374,42 @@ pub struct Local {
     pub stdout: Option<PathBuf>,
     #[serde(default, with = "lossless_path::option")]
     pub stderr: Option<PathBuf>,
+    /// Which files these were when the job began: one that was renamed is still the job's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdout_file: Option<FileId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr_file: Option<FileId>,
     /// Processes that were still alive when a `met time` job was closed.
     #[serde(default)]
     pub left_over: Vec<LeftOver>,
+    /// What it may hold at most, where that is less than the machine has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<MemoryLimit>,
+}
+
+/// A file, whatever it is called. The birth tells it from a later one with the same number, where the file system
+/// keeps it; device numbers change when a network file system is mounted again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileId {
+    pub inode: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub birth_ns: Option<i64>,
+}
+
+/// A limit of memory that a job inherited when it began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryLimit {
+    pub bytes: i64,
+    pub kind: LimitKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitKind {
+    /// Of all processes in a cgroup around the job together.
+    Cgroup,
+    /// The address space of each process.
+    Process,
 }
 
 impl Local {
@@ -393,7 +426,10 @@ impl Local {
             cwd: cwd.into(),
             stdout: None,
             stderr: None,
+            stdout_file: None,
+            stderr_file: None,
             left_over: Vec::new(),
+            memory_limit: None,
         }
     }
 }

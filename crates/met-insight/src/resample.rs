@@ -35,6 +35,7 @@ pub fn between(
     }
     let bin_ms = span_ms as f64 / count as f64;
     let least_ms = shortest_of_rates(course, column, gap_ms);
+    let mut highest: Option<f64> = None;
     for interval in course.intervals(column, gap_ms) {
         let from = (interval.begin_ms.max(begin_ms) - begin_ms) as f64;
         let to = (interval.end_ms.min(end_ms) - begin_ms) as f64;
@@ -46,10 +47,14 @@ pub fn between(
         for (index, sum) in sums.iter_mut().enumerate().take(last).skip(first) {
             let covered_ms = to.min((index + 1) as f64 * bin_ms) - from.max(index as f64 * bin_ms);
             let peak = (interval.end_ms - interval.begin_ms >= least_ms).then_some(interval.peak);
+            highest = highest.into_iter().chain(peak).reduce(f64::max);
             sum.add(interval.value, peak, covered_ms);
         }
     }
-    sums.into_iter().map(Sum::bin).collect()
+    // In a bin of nothing but short intervals there is no peak: the number of bins must not make one.
+    let most = highest.unwrap_or(f64::INFINITY);
+    let no_higher = |bin: Bin| Bin { max: bin.max.min(most), ..bin };
+    sums.into_iter().map(|sum| sum.bin().map(no_higher)).collect()
 }
 
 /// A course whose column `plus[0]` holds the sum of several, sample by sample, without `minus`: the peaks of the
@@ -148,6 +153,19 @@ mod tests {
         let course = course(&samples);
         let peak = bins(&course, CPU, 20, 2000).iter().flatten().map(|bin| bin.max).fold(0.0, f64::max);
         assert!((peak / 0.5e9 - 1.0).abs() < 0.01, "{peak}");
+    }
+
+    #[test]
+    fn the_peak_is_the_same_in_any_number_of_bins() {
+        // The last reading is a moment after the one before, and much was counted late.
+        let mut samples: Vec<(i64, i64, i64)> = (0..10).map(|s| (s * 1000, s * 500_000_000, 0)).collect();
+        samples.push((9100, 4_800_000_000, 0));
+        let course = course(&samples);
+        for count in [1, 7, 47, 67, 107, 1000] {
+            let bins = bins(&course, CPU, count, 2000);
+            let peak = bins.iter().flatten().map(|bin| bin.max).fold(0.0, f64::max);
+            assert!((peak / 0.5e9 - 1.0).abs() < 1e-9, "{count} bins: {peak}");
+        }
     }
 
     #[test]

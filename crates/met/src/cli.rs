@@ -29,6 +29,11 @@ pub struct Cli {
     #[arg(long, global = true, value_name = "URL")]
     pub server: Option<String>,
 
+    /// Log more to stderr: -v how much is read in each round, -vv every counter read (default: $MET_LOG, one of error,
+    /// warn, info, debug, trace; else info)
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
     #[command(subcommand)]
     pub command: Option<Command>,
 }
@@ -44,7 +49,7 @@ impl Cli {
         let time = arguments.get(1..).filter(|words| words.first().is_some_and(|word| word == "time"))?;
         let matches = TimeArgs::augment_args(clap::Command::new("time")).try_get_matches_from(time).ok()?;
         let args = TimeArgs::from_arg_matches(&matches).ok()?;
-        Some(Cli { config: None, server: None, command: Some(Command::Time(args)) })
+        Some(Cli { config: None, server: None, verbose: 0, command: Some(Command::Time(args)) })
     }
 }
 
@@ -153,6 +158,15 @@ impl Command {
             // Without a name it is about this one.
             Command::Node(args) => args.node.is_some(),
             _ => false,
+        }
+    }
+
+    /// The job that it reads where the job ran: a server does not have its output or its processes.
+    pub fn job_on_its_node(&self) -> Option<&str> {
+        match self {
+            Command::Logs(args) => Some(&args.job),
+            Command::Ps(args) => Some(&args.job),
+            _ => None,
         }
     }
 
@@ -477,6 +491,9 @@ pub struct ConfigureArgs {
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
+    /// List also what the machine does not have
+    #[arg(long)]
+    pub all: bool,
     /// Show what reading each source costs; measures for five seconds
     #[arg(long)]
     pub cost: bool,

@@ -238,6 +238,11 @@ impl LiveSettings {
         let by_size = sampling
             .buffer_samples
             .map(|samples| sampling.interval.saturating_mul(samples.min(100_000) as u32));
+        let nvidia = &self.config.nvidia;
+        let of_gpus = nvidia.size.map(|samples| {
+            nvidia.interval.unwrap_or(sampling.interval).saturating_mul(samples.min(100_000) as u32)
+        });
+        let by_size = by_size.into_iter().chain(of_gpus).min();
         let every = self.config.storage.flush_interval;
         let every = within.map_or(every, |within| every.min(within));
         by_size.map_or(every, |by_size| every.min(by_size)).max(Duration::from_millis(100))
@@ -330,6 +335,17 @@ mod tests {
     }
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn samples_are_written_before_more_of_them_are_buffered_than_were_chosen() {
+        let every = |yaml: &str| standing(yaml).flush_every(None);
+        assert_eq!(every("storage: {interval: 1m}\n"), 60 * SECOND);
+        assert_eq!(every("storage: {interval: 1m}\ncpuCollector: {interval: 2s, size: 10}\n"), 20 * SECOND);
+        let of_gpus = "storage: {interval: 1m}\nnvidiaCollector: {interval: 0.5s, size: 10}\n";
+        assert_eq!(every(of_gpus), 5 * SECOND);
+        let both = format!("{of_gpus}cpuCollector: {{interval: 1s, size: 3}}\n");
+        assert_eq!(every(&both), 3 * SECOND);
+    }
 
     #[test]
     fn what_was_changed_for_a_job_ends_with_it_and_uncovers_what_was_before() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use met_core::belief::{CHARGED, completes, fill_events, fit_cpu_parts};
+use met_core::belief::{CHARGED, completes, fill_events, fit_cpu_parts, fit_memory_peaks};
 use met_core::job::QualityKind::{LowerBound, Measured};
 use met_core::job::{QualityKind, Record, Totals};
 use met_core::job_table::*;
@@ -214,6 +214,7 @@ impl Sampled {
         }
         doubt_needed_memory(&mut record.totals, course);
         bound_by_cgroup(&mut record.totals);
+        fit_memory_peaks(&mut record.totals);
         let by_service = containers::is_client(record).then_some(Caveat::NoContainers);
         if let Some(why) = by_service.or(self.uncounted) {
             without_containers(&mut record.totals, why);

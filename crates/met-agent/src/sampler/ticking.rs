@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use met_core::gpu::card;
 use met_core::job_table::*;
 use met_core::process_exits::{INHERITED, OWN};
 use met_core::{JOB, MISSING, Subject};
@@ -11,7 +12,7 @@ use met_query::hidden_io;
 use met_sources::TickInfo;
 
 use super::tracked::{AsRead, Tracked};
-use super::{Sampler, events};
+use super::{Sampler, events, logging};
 
 /// Beyond so many jobs the extra readings would cost more than they tell.
 const EARLY_JOBS_MAX: usize = 16;
@@ -30,6 +31,10 @@ impl Sampler {
         if now_ns < self.due_ns() {
             return false;
         }
+        if now_ns < self.due_but_for_gpus_ns() {
+            self.look_at_gpus(now_ns);
+            return false;
+        }
         let regular = now_ns >= self.schedule.next_ns;
         self.tick(now_ns, regular);
         if regular {
@@ -40,10 +45,24 @@ impl Sampler {
 
     /// Looks at once, whenever the next tick is.
     pub fn look(&mut self) {
+        self.gpus.pace.hurry();
         self.tick(clock::boottime_ns(), true);
     }
 
     fn due_ns(&self) -> i64 {
+        let of_gpus =
+            self.gpus.pace.next_ns().filter(|_| !self.jobs.is_empty() && !self.gpus.cards.is_empty());
+        of_gpus.into_iter().chain([self.due_but_for_gpus_ns()]).min().unwrap_or(i64::MAX)
+    }
+
+    /// Between two ticks, where the GPUs have a period of their own.
+    fn look_at_gpus(&mut self, now_ns: i64) {
+        self.runner.read_those_of(&card::TABLE, &self.membership.targets, &TickInfo::default());
+        self.gpus.pace.plan_next();
+        self.follow_gpus(now_ns);
+    }
+
+    fn due_but_for_gpus_ns(&self) -> i64 {
         let few = (self.jobs.len() <= EARLY_JOBS_MAX).then_some(&self.jobs);
         let early = few.into_iter().flat_map(HashMap::values).filter_map(|job| job.age.early_ns());
         early.chain([self.schedule.next_ns]).min().unwrap_or(self.schedule.next_ns)
@@ -61,7 +80,10 @@ impl Sampler {
         self.follow_departures(None);
         let slow = is_slow_due || regular && self.membership.target_count() <= FEW_TARGETS;
         self.schedule.ticks += u64::from(regular);
+        let gpus_are_due = self.gpus.pace.is_due(now_ns);
+        self.runner.hold((!gpus_are_due).then_some(&card::TABLE));
         self.runner.read(&self.membership.targets, &TickInfo { slow, cgroups_only });
+        logging::round(self.schedule.ticks, self.runner.batches().iter());
         let meets_strangers = self.gpus.meets_strangers(self.runner.batches(), &self.membership.map);
         if meets_strangers && self.membership.listed_ns < now_ns {
             self.list_members(now_ns);
@@ -70,7 +92,10 @@ impl Sampler {
         self.follow_own();
         self.follow_hidden_io(slow);
         self.follow_events();
-        self.follow_gpus(now_ns);
+        if gpus_are_due {
+            self.gpus.pace.plan_next();
+            self.follow_gpus(now_ns);
+        }
         self.machine.follow(&self.runner, self.schedule.interval_ns, now_ns);
         self.follow_energy(now_ns);
         self.sample_jobs(now_ns);

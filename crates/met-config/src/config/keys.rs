@@ -298,10 +298,10 @@ pub static SECTIONS: &[Section] = &[
     },
     Section {
         name: "nvidiaCollector",
-        help: "Settings of an older tool: parsed and checked, but GPUs are sampled with everything else.",
+        help: "GPUs of all makers; the names are those of an older tool, whose files still work.",
         keys: &[
-            key!("interval": Interval(nvidia.interval?), "time between two samples of the GPUs"),
-            key!("size": Count(nvidia.size?), "number of GPU samples to buffer"),
+            key!("interval": Interval(nvidia.interval?), "time between two samples of the GPUs (default: with everything else)"),
+            key!("size": Count(nvidia.size?), "samples are written to the store when this many of a GPU are buffered, even before `storage.interval`"),
         ],
     },
     Section {

@@ -267,6 +267,7 @@ fn a_value_of_the_wrong_kind_is_told_what_to_write() {
         "\n\n\nsampling:\n  interval: 10x\n",
         expect![[r#"met.yaml:5: sampling.interval: "10x" is not a duration; write 1s, 500ms or 2m"#]],
     );
+    check_error("storage:\n  keep: 5\n", expect![[r#"met.yaml:2: storage.keep: "5" has no unit; write 5d"#]]);
     check_error(
         "sampling:\n  interval: 10\n",
         expect![[r#"met.yaml:2: sampling.interval: "10" has no unit; write 10s, 10ms or 10m"#]],

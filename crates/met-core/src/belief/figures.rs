@@ -42,6 +42,26 @@ pub fn fit_cpu_parts(totals: &mut Totals) {
     totals.set(CPU_SYSTEM, whole.value - user_ns, Estimated, source);
 }
 
+/// The peak with page cache is never below the memory needed at one time: what one account lacks or counts twice, the
+/// other corrects.
+pub fn fit_memory_peaks(totals: &mut Totals) {
+    let (Some(peak), Some(needed)) =
+        (totals.figure(MEMORY_PEAK).cloned(), totals.figure(MEMORY_NEEDED_PEAK).cloned())
+    else {
+        return;
+    };
+    if needed.value <= peak.value {
+        return;
+    }
+    // Processes count what they share once each; a cgroup counts it once. A process that left the cgroup is missing
+    // there.
+    match (peak.kind, needed.kind) {
+        (LowerBound, _) => totals.set(MEMORY_PEAK, needed.value, LowerBound, needed.source),
+        (_, Estimated) => totals.set(MEMORY_NEEDED_PEAK, peak.value, Estimated, needed.source),
+        (kind, _) => totals.set(MEMORY_PEAK, needed.value, kind, peak.source),
+    }
+}
+
 /// The ledger of the GPUs is believed, not samples of the job: it looks more often.
 pub fn set_gpu_totals(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
     set_gpu_energy(totals, gpus, before_uj);
@@ -94,6 +114,23 @@ mod tests {
         totals.set(CPU_SYSTEM, system, LowerBound, "/proc");
         fit_cpu_parts(&mut totals);
         totals
+    }
+
+    #[test]
+    fn the_peak_with_cache_is_never_below_the_memory_needed() {
+        use QualityKind::Sampled;
+        let fitted = |peak: (i64, QualityKind), needed: (i64, QualityKind)| {
+            let mut totals = Totals::default();
+            totals.set(MEMORY_PEAK, peak.0, peak.1, "cgroup");
+            totals.set(MEMORY_NEEDED_PEAK, needed.0, needed.1, "/proc/PID/statm");
+            fit_memory_peaks(&mut totals);
+            [MEMORY_PEAK, MEMORY_NEEDED_PEAK]
+                .map(|column| totals.figure(column).map(|figure| (figure.value, figure.kind)).unwrap())
+        };
+        assert_eq!(fitted((9, Measured), (5, Estimated)), [(9, Measured), (5, Estimated)]);
+        assert_eq!(fitted((4, LowerBound), (5, Estimated)), [(5, LowerBound), (5, Estimated)]);
+        assert_eq!(fitted((4, Measured), (5, Estimated)), [(4, Measured), (4, Estimated)]);
+        assert_eq!(fitted((4, Sampled), (5, Sampled)), [(5, Sampled), (5, Sampled)]);
     }
 
     #[test]

@@ -46,7 +46,7 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
     } else if records.is_empty()
         && let Some(words) = nothing_found(args)
     {
-        words.to_owned()
+        view::text::words(words.trim_end(), style.width.unwrap_or(usize::MAX)).join("\n") + "\n"
     } else {
         let more = if args.limit.is_none() && records.len() == LIMIT { MORE } else { "" };
         table::list(&records, args.view, now_ns, style) + more

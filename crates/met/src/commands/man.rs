@@ -1,12 +1,9 @@
-//! `met man` and `met completions`: references made from the definitions themselves.
-
-use std::io::Write;
+//! `met man`: manual pages made from the definitions of the command line.
 
 use anyhow::Result;
 use clap::CommandFactory;
 
-use crate::cli::{Cli, CompletionsArgs, ManArgs};
-use crate::output;
+use crate::cli::{Cli, ManArgs};
 use met_config::Failure;
 
 pub fn man(args: &ManArgs) -> Result<i32> {
@@ -15,13 +12,5 @@ pub fn man(args: &ManArgs) -> Result<i32> {
     written.map_err(|error| {
         Failure::usage(format!("cannot write into {}: {error}; choose another folder", args.folder.display()))
     })?;
-    Ok(0)
-}
-
-pub fn completions(args: &CompletionsArgs) -> Result<i32> {
-    // Written by it directly, an error of standard output would be a panic.
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "met", &mut script);
-    output::stdout().write_all(&script)?;
     Ok(0)
 }
