@@ -64,7 +64,7 @@ pub fn gap_ms(interval: Duration) -> i64 {
 /// The same for a course whose period may have been changed meanwhile: what many of its spans are is no gap.
 pub fn gap_ms_of(course: &Course, interval: Duration) -> i64 {
     const SPANS_MIN: usize = 20;
-    let mut spans: Vec<i64> = course.times_ms.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let mut spans = course.spans_ms();
     spans.sort_unstable();
     let usual_ms = spans.get(spans.len() * 9 / 10).filter(|_| spans.len() >= SPANS_MIN);
     gap_ms(interval).max(usual_ms.map_or(0, |usual_ms| usual_ms.saturating_mul(3)))
@@ -72,8 +72,7 @@ pub fn gap_ms_of(course: &Course, interval: Duration) -> i64 {
 
 /// A longer time between two looks is one in which nobody looked: at least so much, and more where the looks of
 /// most of the time are further apart.
-pub fn look_gap_ms(times_ms: &[i64], least_ms: i64) -> i64 {
-    let mut spans: Vec<i64> = times_ms.windows(2).map(|pair| pair[1] - pair[0]).collect();
+pub fn look_gap_ms(mut spans: Vec<i64>, least_ms: i64) -> i64 {
     spans.sort_unstable();
     let usual_ms = spans.get(spans.len() * 9 / 10).copied().unwrap_or(0);
     least_ms.max(usual_ms.saturating_mul(3))

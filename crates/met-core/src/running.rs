@@ -2,6 +2,7 @@
 
 use crate::job::{Summaries, Summary};
 use crate::job_table::{CPU, PROCESSES};
+use crate::series::{Course, Interval};
 use crate::{JOB, Kind, MISSING, rate};
 
 /// What all samples so far sum up to.
@@ -47,6 +48,21 @@ impl Running {
             }
         }
         self.follow_peak(time_ms, cells[CPU]);
+    }
+
+    /// Takes over what thinning left of the samples of an earlier daemon, after these.
+    pub fn recall_thinned(&mut self, course: &Course) {
+        for (index, column) in self.columns.iter_mut().enumerate().filter(|_| course.spreads.is_some()) {
+            for span in course.intervals(index, 0).filter(|span| span.is_thinned) {
+                match JOB.columns[index].kind {
+                    Kind::Gauge => column.add_thinned(&span, self.gap_ms),
+                    Kind::Counter if index == CPU => {
+                        self.peak_cores = self.peak_cores.into_iter().chain([span.peak / 1e9]).reduce(f64::max);
+                    }
+                    Kind::Counter => {}
+                }
+            }
+        }
     }
 
     fn follow_peak(&mut self, time_ms: i64, cpu_ns: i64) {
@@ -125,6 +141,17 @@ impl Column {
         }
         self.first.get_or_insert(cell);
         self.last = Some((time_ms, cell));
+    }
+
+    /// A span that was too long to be bridged when its ends were pushed.
+    fn add_thinned(&mut self, span: &Interval, gap_ms: i64) {
+        let covered_ms = span.end_ms - span.begin_ms;
+        if covered_ms > gap_ms {
+            self.weighted += span.value * covered_ms as f64;
+            self.covered_ms += covered_ms;
+        }
+        self.minimum = self.minimum.min(span.low.round() as i64);
+        self.maximum = self.maximum.max(span.peak.round() as i64);
     }
 
     fn summary(&self) -> Option<Summary> {

@@ -6,7 +6,7 @@ use met_core::job_table::{
     ENERGY, GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ,
     READ_CALL, THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
 };
-use met_core::series::Course;
+use met_core::series::{Course, SPREAD_NAMES};
 use met_core::{Column, JOB, MISSING, Unit};
 use serde_json::{Map, Value, json};
 
@@ -214,7 +214,34 @@ pub fn course(course: &Course) -> Map<String, Value> {
         }
     }
     let times = course.times_ms.iter().map(|time_ms| Value::from(time(time_ms * 1_000_000)));
-    Map::from_iter([("times".to_owned(), times.collect()), ("columns".to_owned(), columns.into())])
+    let mut object =
+        Map::from_iter([("times".to_owned(), times.collect()), ("columns".to_owned(), columns.into())]);
+    if course.spreads.is_some() {
+        object.insert("thinned".to_owned(), thinned(course));
+    }
+    object
+}
+
+/// What happened before the samples that thinning left: levels, and growths per second.
+fn thinned(course: &Course) -> Value {
+    let mut columns = Map::new();
+    for (index, column) in course.table.columns.iter().enumerate() {
+        let mut values: [Vec<Option<f64>>; 3] = std::array::from_fn(|_| vec![None; course.len()]);
+        let mut intervals = course.intervals(index, 0).filter(|interval| interval.is_thinned).peekable();
+        if intervals.peek().is_none() {
+            continue;
+        }
+        for interval in intervals {
+            let row = course.times_ms.partition_point(|&time_ms| time_ms < interval.end_ms);
+            let figures = [interval.low, interval.value, interval.peak];
+            for (values, figure) in values.iter_mut().zip(figures) {
+                values[row] = Some(figure * column.scale);
+            }
+        }
+        let named = SPREAD_NAMES.iter().zip(values).map(|(name, values)| ((*name).to_owned(), json!(values)));
+        columns.insert(column.json_name(), Value::Object(named.collect()));
+    }
+    Value::Object(columns)
 }
 
 /// A time in RFC 3339, in unix nanoseconds.

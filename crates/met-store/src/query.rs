@@ -756,10 +756,7 @@ fn settle(catalogue: &dyn Sql, pending: &mut HashMap<JobKey, Record>) -> Result<
 fn trim(course: &mut Course, begin_ms: i64, end_ms: i64) {
     let end = course.times_ms.partition_point(|&time| time <= end_ms);
     let begin = course.times_ms.partition_point(|&time| time < begin_ms).min(end);
-    course.times_ms.truncate(end);
-    course.times_ms.drain(..begin);
-    for cells in &mut course.columns {
-        cells.truncate(end);
-        cells.drain(..begin);
+    if (begin, end) != (0, course.len()) {
+        *course = course.part(begin, end);
     }
 }

@@ -139,9 +139,11 @@ impl Tracked {
             self.counts.hold(cells);
             self.running.push(time_ms, cells);
         });
-        let gap_ms = look_gap_ms(&course.times_ms, least_ms);
-        let looks_ms: Vec<i64> = course.times_ms.iter().copied().chain([self.age.unix_ms(now_ns)]).collect();
-        self.earlier.missed = looks_ms.windows(2).any(|pair| pair[1] - pair[0] > gap_ms);
+        self.running.recall_thinned(course);
+        let mut spans_ms = course.spans_ms();
+        let gap_ms = look_gap_ms(spans_ms.clone(), least_ms);
+        spans_ms.extend(course.times_ms.last().map(|last_ms| self.age.unix_ms(now_ns) - last_ms));
+        self.earlier.missed = spans_ms.iter().any(|&span_ms| span_ms > gap_ms);
         self.earlier.recall(&self.counts.floors, course);
     }
 
