@@ -70,6 +70,11 @@ pub fn gap_ms_of(course: &Course, interval: Duration) -> i64 {
     gap_ms(interval).max(usual_ms.map_or(0, |usual_ms| usual_ms.saturating_mul(3)))
 }
 
+/// The same for series of the machine, whose period is longer without jobs.
+pub fn node_gap_ms(idle: Duration) -> i64 {
+    i64::try_from(idle.as_millis()).unwrap_or(i64::MAX / 5) * 5 / 2
+}
+
 /// A longer time between two looks is one in which nobody looked: at least so much, and more where the looks of
 /// most of the time are further apart.
 pub fn look_gap_ms(mut spans: Vec<i64>, least_ms: i64) -> i64 {
@@ -127,7 +132,7 @@ impl Sampler {
             fold: Fold::new(),
             asked: EventsAsked::of_file(&config.perf.events),
             departures: Departures::default(),
-            machine: Machine::default(),
+            machine: Machine::new(config.node),
             jobs: Jobs::new(),
         }
     }
@@ -400,6 +405,19 @@ impl Sampler {
         self.follow_energy(now_ns);
     }
 
+    /// Reads what the machine does without jobs, for its series. No driver of a GPU is woken for that.
+    pub fn look_at_node(&mut self) {
+        let interval = self.machine.intervals.idle();
+        self.runner.read_node(&self.membership.targets, &TickInfo::default());
+        let interval_ns = i64::try_from(interval.as_nanos()).unwrap_or(i64::MAX);
+        self.machine.follow(&self.runner, interval_ns, clock::boottime_ns(), interval);
+    }
+
+    /// The time between two such readings; `None` where no series of the machine are stored.
+    pub fn node_interval(&self) -> Option<Duration> {
+        self.machine.keeps_series().then(|| self.machine.intervals.idle())
+    }
+
     /// The longest time between two readings of what may be a meter; `None` where a look at rest would teach nothing.
     pub fn slowest_meter(&self) -> Option<Duration> {
         let is_meter = |name: &str| name != "node" && METERS.contains(&name) && self.runner.is_open(name);
@@ -448,6 +466,7 @@ impl Sampler {
     /// Takes up what a file says that was read again, other than period and events.
     pub fn reconfigure(&mut self, before: &Config, config: &Config) {
         self.membership.reconfigure(config);
+        self.machine.intervals = config.node;
         self.gpus.cards.set_idle_rules(config.gpu.idle_power.clone());
         if before.energy != config.energy {
             self.energy.set_rules(&config.energy);

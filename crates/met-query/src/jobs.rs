@@ -31,7 +31,8 @@ use met_config::Failure;
 pub use files::unreadable;
 pub use filter::{JobsFilter, page_of};
 pub use housekeeping::{
-    Imported, hand_over_ends, has_lost, import, import_unless_locked, log_removed, open_writer, retention, tidy,
+    Imported, hand_over_ends, has_lost, import, import_unless_locked, log_removed, open_writer, retention, thin,
+    thinning, tidy,
 };
 pub use leftovers::{leave_cgroup, remove_left_cgroups};
 pub use liveness::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};

@@ -493,12 +493,15 @@ struct Worker {
     last_errors: HashMap<&'static str, String>,
     undelivered: Undelivered,
     rest: Option<Rest>,
+    /// When the machine without jobs is read for its series.
+    next_node_ns: Option<i64>,
 }
 
 impl Worker {
     fn new(sampler: Sampler) -> Worker {
         let (slots, last_errors) = (HashMap::new(), HashMap::new());
-        Worker { sampler, slots, last_errors, undelivered: Undelivered::default(), rest: None }
+        let undelivered = Undelivered::default();
+        Worker { sampler, slots, last_errors, undelivered, rest: None, next_node_ns: None }
     }
 
     fn work(
@@ -541,6 +544,7 @@ impl Worker {
                     self.sampler.publish_tick(ticker);
                 }
             } else {
+                self.look_at_node();
                 self.look_at_rest();
             }
         }
@@ -549,12 +553,34 @@ impl Worker {
     /// How long the thread may sleep; `None` until the next order.
     fn patience(&mut self) -> Option<Duration> {
         if self.sampler.is_at_work() {
-            self.rest = None;
+            (self.rest, self.next_node_ns) = (None, None);
             return Some(self.sampler.until_next_tick());
         }
         let now_ns = clock::boottime_ns();
         let rest = self.rest.get_or_insert_with(|| Rest::begin(now_ns, self.sampler.slowest_meter()));
-        rest.until_next(now_ns)
+        let until_look = rest.until_next(now_ns);
+        self.plan_node(now_ns);
+        let until_node = self.next_node_ns.map(|next| Duration::from_nanos((next - now_ns).max(0) as u64));
+        until_look.into_iter().chain(until_node).min()
+    }
+
+    /// The machine is read at multiples of the interval, as ticks are.
+    fn plan_node(&mut self, now_ns: i64) {
+        let next_ns = self.sampler.node_interval().map(|interval| {
+            let interval_ns = i64::try_from(interval.as_nanos()).unwrap_or(i64::MAX).max(1);
+            (now_ns / interval_ns + 1).saturating_mul(interval_ns)
+        });
+        // A shorter interval holds at once, and so does that nothing is stored any more.
+        self.next_node_ns = next_ns.map(|next_ns| self.next_node_ns.map_or(next_ns, |planned| planned.min(next_ns)));
+    }
+
+    /// Reads the machine without jobs if that is due.
+    fn look_at_node(&mut self) {
+        let now_ns = clock::boottime_ns();
+        if self.next_node_ns.is_some_and(|next_ns| now_ns >= next_ns) && !self.sampler.is_at_work() {
+            self.next_node_ns = None;
+            self.sampler.look_at_node();
+        }
     }
 
     fn look_at_rest(&mut self) {

@@ -71,7 +71,9 @@ impl Sampler {
         self.follow_hidden_io(slow);
         self.follow_events();
         self.follow_gpus(now_ns);
-        self.machine.follow(&self.runner, self.schedule.interval_ns, now_ns);
+        let intervals = self.machine.intervals;
+        let series_interval = if self.jobs.is_empty() { intervals.idle() } else { intervals.busy() };
+        self.machine.follow(&self.runner, self.schedule.interval_ns, now_ns, series_interval);
         self.follow_energy(now_ns);
         self.sample_jobs(now_ns);
     }

@@ -20,6 +20,7 @@ pub fn plan(state: &std::path::Path) -> Plan {
         state: state.to_path_buf(),
         backends: Backends::default(),
         retention: Retention::default(),
+        thinning: Vec::new(),
         gap_ms: 60_000,
         move_after: Duration::from_secs(3600),
         lost_after: Duration::from_secs(7 * 86_400),
