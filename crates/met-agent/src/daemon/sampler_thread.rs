@@ -684,6 +684,31 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_without_jobs_is_read_for_its_series_and_else_not() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("proc")).unwrap();
+        std::fs::write(root.path().join("proc/stat"), "cpu 0 0 0 0\n").unwrap();
+        std::fs::write(root.path().join("proc/meminfo"), "MemTotal: 8000000 kB\n").unwrap();
+        let yaml = "node: {interval: 20ms}\nsources: {rapl: off, ipmi: off, hwmon: off, cray: off}";
+        let config = Config::parse(yaml, std::path::Path::new("met.yaml")).unwrap();
+        let host = Host::at(root.path()).unwrap();
+        let mut worker = Worker::new(Sampler::of_node(host, Duration::from_secs(1), &config));
+        assert_eq!(worker.patience(), None, "nothing is stored");
+        worker.sampler.machine.keep_series(true);
+        let mut samples = 0;
+        while samples < 3 {
+            let patience = worker.patience().unwrap();
+            assert!(patience <= Duration::from_millis(20));
+            std::thread::sleep(patience);
+            worker.look_at_node();
+            let node = worker.sampler.machine.drain().into_iter().find(|(table, ..)| table.name == "node");
+            samples += node.map_or(0, |(.., course)| course.len());
+        }
+        worker.sampler.machine.keep_series(false);
+        assert_eq!(worker.patience(), None);
+    }
+
+    #[test]
     fn an_allocation_that_is_known_is_told_and_none_is_not() {
         let (orders, received) = mpsc::channel();
         let watchdog = Watchdog::new(Duration::from_secs(1));

@@ -571,6 +571,31 @@ fn what_was_told_of_a_job_goes_with_the_job_and_not_before() {
 }
 
 #[test]
+fn old_samples_of_nodes_are_thinned_between_two_batches() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1"]);
+    let day = std::time::Duration::from_secs(86_400);
+    work.plan.thinning = vec![Thinning { after: day, step: std::time::Duration::from_secs(60) }];
+    let key = series_key("n1", &record(LOCAL, "1", START_S, State::Finished, 1).key);
+    let mut course = Course::new(&JOB);
+    for second in 0..600 {
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        cells[CPU] = second * SECOND_NS;
+        course.push((START_S + second) * 1000, &cells);
+    }
+    work.wholes.writer.append_course(&key, &course).unwrap();
+    let mut thin = |now_s: i64| {
+        work.clearing.begin_thinning();
+        let Work { clearing, wholes, plan, .. } = &mut work;
+        clearing.thin(wholes, &plan.thinning, now_s * SECOND_NS).unwrap();
+        wholes.writer.course(&key).unwrap()
+    };
+    assert_eq!(thin(START_S + 86_400).len(), 600, "the day is not old enough");
+    let thinned = thin(START_S + 3 * 86_400);
+    assert_eq!((thinned.len(), thinned.columns[CPU].last()), (11, Some(&(599 * SECOND_NS))));
+}
+
+#[test]
 fn what_is_left_of_jobs_that_were_removed_goes_when_it_is_old() {
     let state = tempfile::tempdir().unwrap();
     let mut work = enrolled(state.path(), &["n1", "n2"]);
