@@ -7,6 +7,7 @@ mod containers;
 mod costs;
 mod devices;
 mod events;
+mod largest_processes;
 mod machine;
 mod membership;
 mod now;
@@ -259,8 +260,8 @@ impl Sampler {
             lacks_delays: gone.lacks_delays,
             unwaited: job.profile.kept.then_some(gone.inherited),
         };
-        let (course, gap_ms) = (job.course, job.running.gap_ms());
-        Some(Sampled { live, course, attached, ends, uncounted, gap_ms })
+        let (course, gap_ms, processes) = (job.course, job.running.gap_ms(), job.counts.processes.list());
+        Some(Sampled { live, course, attached, ends, uncounted, gap_ms, processes })
     }
 
     /// Without jobs there may be no tick: what is open of the last ones would stay so until there is another.

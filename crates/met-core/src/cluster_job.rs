@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::belief::{self, Speaker};
 use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, Totals};
+use crate::job_processes;
 use crate::managers::spans_nodes;
 use crate::series::Course;
 use crate::{Across, JOB, Kind, MISSING};
@@ -73,6 +74,7 @@ pub fn whole(key: JobKey, parts: &[(String, Record)]) -> Option<Record> {
     whole.totals = totals(told.iter().map(|(_, record)| &record.totals));
     whole.gpus = told.iter().flat_map(|(_, record)| record.gpus.iter().cloned()).collect();
     whole.events = events(told.iter().flat_map(|(_, record)| &record.events));
+    whole.processes = job_processes::of_nodes(told.iter().map(|(node, record)| (node, record)));
     whole.parts = told.iter().flat_map(|(node, record)| self::parts(node, record)).collect();
     Some(whole)
 }

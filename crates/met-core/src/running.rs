@@ -57,7 +57,8 @@ impl Running {
                 match JOB.columns[index].kind {
                     Kind::Gauge => column.add_thinned(&span, self.gap_ms),
                     Kind::Counter if index == CPU => {
-                        self.peak_cores = self.peak_cores.into_iter().chain([span.peak / 1e9]).reduce(f64::max);
+                        self.peak_cores =
+                            self.peak_cores.into_iter().chain([span.peak / 1e9]).reduce(f64::max);
                     }
                     Kind::Counter => {}
                 }

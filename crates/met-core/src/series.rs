@@ -182,9 +182,7 @@ fn interval(
         return None;
     }
     let (mean, low, peak) = match kind {
-        Kind::Gauge => {
-            ((before as f64 + now as f64) / 2.0, before.min(now) as f64, before.max(now) as f64)
-        }
+        Kind::Gauge => ((before as f64 + now as f64) / 2.0, before.min(now) as f64, before.max(now) as f64),
         Kind::Counter => {
             let rate = rate::per_second(before, now, (end_ms - begin_ms) * 1_000_000)?;
             (rate, rate, rate)

@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use met_core::job::{Emission, Figure, Part, QualityKind, Record, Resources};
+use met_core::job_processes::JobProcess;
 use met_core::job_table::{
     ENERGY, GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ,
     READ_CALL, THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
@@ -36,7 +37,28 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
     if !record.events.is_empty() {
         object["events"] = events::object(record, now_ns);
     }
+    if !record.processes.is_empty() {
+        object["processes"] = record.processes.iter().map(process).collect();
+    }
     object
+}
+
+/// One of the largest processes of a job that is over.
+fn process(process: &JobProcess) -> Value {
+    Value::Object(known([
+        ("pid", json!(process.pid)),
+        ("ppid", json!(process.ppid)),
+        ("uid", json!(process.uid)),
+        ("user", json!(process.user)),
+        ("command", json!(process.command)),
+        ("node", json!(process.node)),
+        ("start", json!(process.start_ns.and_then(time))),
+        ("end", json!(process.end_ns.and_then(time))),
+        ("cpu_seconds", seconds(process.cpu_ns)),
+        ("memory_peak_bytes", json!(process.memory_peak_bytes)),
+        ("read_bytes", json!(process.read_bytes)),
+        ("written_bytes", json!(process.written_bytes)),
+    ]))
 }
 
 /// An object of what is known; what is not has no key.

@@ -71,7 +71,8 @@ pub fn combined(course: &Course, plus: &[usize], minus: Option<usize>) -> Course
         combined.columns[first] = (0..course.len()).map(|row| sum(row).unwrap_or(MISSING)).collect();
         combined.spreads = None;
         if course.spreads.is_some() {
-            let signed = plus_known.iter().map(|&column| (column, 1.0)).chain(minus.map(|minus| (minus, -1.0)));
+            let signed =
+                plus_known.iter().map(|&column| (column, 1.0)).chain(minus.map(|minus| (minus, -1.0)));
             spread_of_sum(course, &signed.collect::<Vec<_>>(), first, &mut combined);
         }
     }
@@ -95,7 +96,8 @@ fn spread_of_sum(course: &Course, parts: &[(usize, f64)], into: usize, combined:
         };
         let signed = all.iter().zip(parts).map(|(one, &(_, sign))| (one, sign));
         let mean: f64 = signed.clone().map(|(one, sign)| one.value * sign).sum();
-        let ends = signed.flat_map(|(one, sign)| [one.low, one.peak].map(|end| mean + (end - one.value) * sign));
+        let ends =
+            signed.flat_map(|(one, sign)| [one.low, one.peak].map(|end| mean + (end - one.value) * sign));
         let (low, high) = ends.fold((mean, mean), |(low, high), end| (low.min(end), high.max(end)));
         let is_gauge = course.table.columns[into].kind == Kind::Gauge;
         spreads.set(into, row, Spread { low, mean: is_gauge.then_some(mean), high });

@@ -106,7 +106,15 @@ impl Writer {
         queries.catalogue = OnceCell::from(catalogue);
         queries.is_writers = true;
         let moved_aside = salvaged.as_ref().map(|salvage| salvage.aside.clone());
-        Ok(Writer { queries, moved_aside, salvaged, always_durable: false, terms: Terms::new(), thinning: None, _lock: lock })
+        Ok(Writer {
+            queries,
+            moved_aside,
+            salvaged,
+            always_durable: false,
+            terms: Terms::new(),
+            thinning: None,
+            _lock: lock,
+        })
     }
 
     /// Writes what is known of a job. Durable when this returns if the job has ended.

@@ -121,7 +121,8 @@ impl Position {
             .prepare_cached("SELECT key FROM block WHERE subject = ?1 AND table_name = ?2 ORDER BY first_ms")?
             .query_map(params![self.subject, self.table], |row| row.get(0))?
             .collect::<Result<_>>()?;
-        let (mut thinner, mut thinned, mut read) = (Thinner::new(table, self.step_ms), Vec::new(), Vec::new());
+        let (mut thinner, mut thinned, mut read) =
+            (Thinner::new(table, self.step_ms), Vec::new(), Vec::new());
         let (mut samples, mut left) = (0, 0);
         let mut last_ms = i64::MIN;
         for key in keys {

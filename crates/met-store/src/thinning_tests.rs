@@ -64,7 +64,8 @@ fn bytes(writer: &Writer) -> u64 {
 fn old_days_are_thinned_and_read_as_one_with_the_others() {
     let (state, mut writer, courses) = busy(&[1]);
     let key = finished(1, MIDNIGHT_S - 3600).key;
-    let thin = |writer: &mut Writer, days| writer.thin(&[MINUTE, TEN], &[&JOB], in_days(days), Duration::MAX / 4);
+    let thin =
+        |writer: &mut Writer, days| writer.thin(&[MINUTE, TEN], &[&JOB], in_days(days), Duration::MAX / 4);
     assert!(!thin(&mut writer, 6).unwrap());
     assert_eq!(writer.course(&key).unwrap().len(), courses[0].len(), "not old enough");
     // A week after the first of the two days, which is half of it.

@@ -84,7 +84,8 @@ fn each_column<'c>(course: &'c Course, mut each: impl FnMut(Cow<'static, str>, &
 /// The cells of a course that a name in a block stands for.
 fn cells_of<'c>(course: &'c mut Course, name: &[u8]) -> Option<&'c mut Vec<i64>> {
     let name = std::str::from_utf8(name).ok()?;
-    let (name, which) = name.split_once(SPREAD_SIGN).map_or((name, None), |(name, which)| (name, Some(which)));
+    let (name, which) =
+        name.split_once(SPREAD_SIGN).map_or((name, None), |(name, which)| (name, Some(which)));
     let column = course.table.column(name)?;
     let Some(which) = which else { return course.columns.get_mut(column) };
     let which = SPREAD_NAMES.iter().position(|known| *known == which)?;

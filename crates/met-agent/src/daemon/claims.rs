@@ -61,6 +61,7 @@ pub fn check_kind(record: &Record) -> Result<()> {
 fn confine(record: &mut Record, known: Option<&Record>) {
     record.gpus = known.map(|known| known.gpus.clone()).unwrap_or_default();
     record.parts = known.map(|known| known.parts.clone()).unwrap_or_default();
+    record.processes = known.map(|known| known.processes.clone()).unwrap_or_default();
     (record.account, record.manager_state) = (None, None);
     (record.requested, record.allocated) = (Resources::default(), Resources::default());
     (record.scheduling, record.emission, record.as_of_ns) = (Scheduling::default(), None, None);

@@ -286,7 +286,7 @@ impl Daemon {
         if is_blocked {
             return Some(RETRY_EVERY);
         }
-        let flush = self.service.has_to_flush().then(|| self.next_flush());
+        let flush = self.service.has_to_flush().then(|| self.next_flush().unwrap_or_else(Instant::now));
         let idle = self.idle_exit.filter(|_| self.is_idle()).map(|idle_exit| self.busy_at + idle_exit);
         let settling = self.service.is_owed().then(|| Instant::now() + SETTLE_EVERY);
         let next_look = self.service.discovery.groups.as_ref().map(|groups| groups.next_look());
@@ -432,7 +432,7 @@ impl Daemon {
         self.service.settle_energy();
         self.service.hear_provider();
         self.service.tidy(now);
-        let flush = now >= self.next_flush() && self.service.has_to_flush();
+        let flush = self.next_flush().is_none_or(|next| now >= next) && self.service.has_to_flush();
         if flush && self.service.sampling.is_ready() {
             self.service.follow_factor();
             self.service.flush();
@@ -459,9 +459,9 @@ impl Daemon {
         }
     }
 
-    /// The first job after a rest does not wait as long as the rest would.
-    fn next_flush(&self) -> Instant {
-        self.flushed.map_or_else(Instant::now, |flushed| flushed + self.service.flush_every())
+    /// `None`: at once. The first job after a rest does not wait as long as the rest would.
+    fn next_flush(&self) -> Option<Instant> {
+        self.flushed.map(|flushed| flushed + self.service.flush_every())
     }
 
     /// Without a job and without a question for a while it holds no more than it needs to wait.

@@ -571,7 +571,8 @@ impl Worker {
             (now_ns / interval_ns + 1).saturating_mul(interval_ns)
         });
         // A shorter interval holds at once, and so does that nothing is stored any more.
-        self.next_node_ns = next_ns.map(|next_ns| self.next_node_ns.map_or(next_ns, |planned| planned.min(next_ns)));
+        self.next_node_ns =
+            next_ns.map(|next_ns| self.next_node_ns.map_or(next_ns, |planned| planned.min(next_ns)));
     }
 
     /// Reads the machine without jobs if that is due.

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use met_core::belief::set_gpu_energy;
 use met_core::cards::Cards;
 use met_core::job::{EventCount, GpuUse, JobKey, Local, ProcessId, QualityKind, Record};
+use met_core::job_processes::LargestProcesses;
 use met_core::job_table::*;
 use met_core::process_exits::{Gone, INHERITED, OWN};
 use met_core::running::Running;
@@ -166,12 +167,14 @@ pub(super) struct Counts {
     hugetlb_bytes: i64,
     /// The highest reading of each counter.
     pub(super) floors: Vec<i64>,
+    pub(super) processes: LargestProcesses,
 }
 
 impl Default for Counts {
     fn default() -> Counts {
         let (left, floors) = (vec![0; JOB.columns.len()], vec![MISSING; JOB.columns.len()]);
-        Counts { own: OwnFigures::default(), left, hugetlb_bytes: 0, floors }
+        let (own, processes) = Default::default();
+        Counts { own, left, hugetlb_bytes: 0, floors, processes }
     }
 }
 

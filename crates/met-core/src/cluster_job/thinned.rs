@@ -29,7 +29,8 @@ impl<'c> Thinned<'c> {
 
     /// What it had at a time between two samples that thinning left.
     pub(super) fn value(&mut self, time_ms: i64) -> Option<i64> {
-        let interval = self.at(time_ms).filter(|interval| interval.is_thinned && interval.end_ms > time_ms)?;
+        let interval =
+            self.at(time_ms).filter(|interval| interval.is_thinned && interval.end_ms > time_ms)?;
         match self.course.table.columns[self.column].kind {
             Kind::Gauge => Some(interval.value.round() as i64),
             Kind::Counter => {

@@ -264,7 +264,8 @@ impl Thinner {
 /// counter's growth may be a peak.
 fn usual(course: &Course, column: usize) -> (i64, i64) {
     let cells = course.times_ms.iter().zip(&course.columns[column]).enumerate();
-    let known = cells.filter(|&(_, (_, &cell))| cell != MISSING).map(|(index, (&time_ms, _))| (index, time_ms));
+    let known =
+        cells.filter(|&(_, (_, &cell))| cell != MISSING).map(|(index, (&time_ms, _))| (index, time_ms));
     let (mut spans, mut thinned) = (Vec::new(), 0);
     let mut before = None;
     for (index, time_ms) in known {
@@ -363,7 +364,10 @@ mod tests {
         assert_eq!(figures(&in_two, MEMORY_NEEDED).3, 900.0);
         assert!((figures(&in_two, MEMORY_NEEDED).1 - figures(&hour(), MEMORY_NEEDED).1).abs() < 0.01);
         let again = thin(&minutes, 60_000);
-        assert_eq!((&again.times_ms, &again.columns, &again.spreads), (&minutes.times_ms, &minutes.columns, &minutes.spreads));
+        assert_eq!(
+            (&again.times_ms, &again.columns, &again.spreads),
+            (&minutes.times_ms, &minutes.columns, &minutes.spreads)
+        );
     }
 
     #[test]
@@ -378,8 +382,9 @@ mod tests {
 
     #[test]
     fn a_counter_that_begins_again_is_not_bridged() {
-        let samples: Vec<_> =
-            (0..60).map(|second| (second * 1000, if second < 30 { 1000 + second } else { second }, 1)).collect();
+        let samples: Vec<_> = (0..60)
+            .map(|second| (second * 1000, if second < 30 { 1000 + second } else { second }, 1))
+            .collect();
         let thinned = thin(&course(&samples), 60_000);
         let cpu: Vec<i64> = thinned.columns[CPU].iter().copied().filter(|&cell| cell != MISSING).collect();
         assert_eq!(cpu, [1000, 1029, 30, 59]);

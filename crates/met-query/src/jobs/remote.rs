@@ -196,7 +196,8 @@ impl WireCourse {
             |cells: &Vec<i64>| cells.iter().map(|&cell| (cell != MISSING).then_some(cell)).collect();
         let columns = course.table.columns.iter().zip(&course.columns).filter(|(_, cells)| known(cells));
         let mut spreads = Vec::new();
-        for (which, all) in SPREAD_NAMES.iter().zip(course.spreads.iter().flat_map(|spreads| &spreads.cells)) {
+        for (which, all) in SPREAD_NAMES.iter().zip(course.spreads.iter().flat_map(|spreads| &spreads.cells))
+        {
             let of_columns = course.table.columns.iter().zip(all).filter(|(_, cells)| known(cells));
             let named = of_columns
                 .map(|(column, cells)| (column.name.to_owned(), (*which).to_owned(), optional(cells)));

@@ -31,8 +31,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Some windows of the slowest meters.
 const LEDGER_MAX_AGE: Duration = Duration::from_secs(60);
-const NOTHING_KEPT: &str = "no series of the machine are stored for that time; a system daemon stores them \
-    while jobs run, a user's daemon with storage.node_series: true\n";
+const NOTHING_KEPT: &str = "no series of the machine are stored for that time; a system daemon stores them, \
+    a user's daemon with storage.node_series: true\n";
 
 pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     if let Some(since) = &args.since {
