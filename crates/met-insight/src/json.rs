@@ -417,10 +417,29 @@ mod tests {
         (scheduled.scheduling.het_id, scheduled.scheduling.het_offset) = (Some("1".to_owned()), Some(0));
         (scheduled.scheduling.cpu_ns, scheduled.scheduling.memory_peak_bytes) = (Some(1), Some(1));
         scheduled.gpus = vec![sample::gpu()];
+        scheduled.processes = vec![JobProcess {
+            pid: 7,
+            ppid: Some(1),
+            uid: Some(1000),
+            user: Some("ada".to_owned()),
+            command: "make".to_owned(),
+            start_ns: Some(0),
+            end_ns: Some(1),
+            cpu_ns: Some(1),
+            memory_peak_bytes: Some(1),
+            read_bytes: Some(1),
+            written_bytes: Some(1),
+            node: Some("n1".to_owned()),
+        }];
         let object = super::object(&scheduled, sample::NOW_NS);
         let part = &object["parts"][0];
         let sections = ["requested", "allocated", "efficiency", "scheduling"].map(|name| &object[name]);
-        for key in sections.into_iter().chain([part]).flat_map(|section| section.as_object().unwrap().keys())
+        let process = &object["processes"][0];
+        assert_eq!((process.as_object().unwrap().len(), &process["command"]), (12, &json!("make")));
+        for key in sections
+            .into_iter()
+            .chain([part, process])
+            .flat_map(|section| section.as_object().unwrap().keys())
         {
             assert!(page.contains(&format!("`{key}`")), "docs/json.md lacks {key}");
         }

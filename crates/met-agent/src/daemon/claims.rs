@@ -243,8 +243,9 @@ mod tests {
         let paths = CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() };
         let mut record = claim(&paths);
         record.gpus = vec![GpuUse { uuid: "GPU-of-somebody".into(), ..GpuUse::default() }];
+        record.processes = vec![Default::default()];
         vouch_end(&Made::default(), &mut record, None, stranger());
-        assert!(record.gpus.is_empty());
+        assert!(record.gpus.is_empty() && record.processes.is_empty());
         let local = record.local.as_ref().unwrap();
         assert!(local.cgroup.is_empty() && local.main.is_none() && local.supervisor.is_none());
         assert_eq!(record.uid, Some(stranger().uid), "a record belongs to who sends it");

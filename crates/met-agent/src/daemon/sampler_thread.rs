@@ -43,6 +43,9 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// So long the main thread waits for a tick to end. A client that starts a job waits for 200 ms.
 const READY_WITHIN: Duration = Duration::from_millis(100);
 
+/// Readings of a machine without jobs this far apart do not keep their code in memory.
+const GIVE_BACK_FROM: Duration = Duration::from_secs(10);
+
 const READY_LOOK: Duration = Duration::from_micros(500);
 
 /// A tick that did not end in time: when it began, by the monotonic clock, and when that was noticed.
@@ -581,6 +584,11 @@ impl Worker {
         if self.next_node_ns.is_some_and(|next_ns| now_ns >= next_ns) && !self.sampler.is_at_work() {
             self.next_node_ns = None;
             self.sampler.look_at_node();
+            // Between readings that are far apart nothing is held that the next one can get again.
+            if self.sampler.node_interval() >= Some(GIVE_BACK_FROM) {
+                memory_release::give_back_free();
+                memory_release::give_back_code();
+            }
         }
     }
 

@@ -334,12 +334,21 @@ mod tests {
             drawn
         };
         expect![[r#"
+             PID  CPU TIME   MEMORY  READ   WRITTEN  COMMAND
+            3115      4m4s  779 MiB     -  4.00 KiB  python3
+            3116       12s  779 MiB     -  4.00 KiB  cc1\x1b[2Jplus
         "#]]
         .assert_eq(&drawn(60));
         expect![[r#"
+             PID  PPID     START  CPU TIME   MEMORY  READ   WRITTEN  COMMAND
+            3115  3113  22:13:20      4m4s  779 MiB     -  4.00 KiB  python3
+            3116  3113  22:13:20       12s  779 MiB     -  4.00 KiB  cc1\x1b[2Jplus
         "#]]
         .assert_eq(&drawn(80));
         expect![[r#"
+             PID  PPID     START       END  CPU TIME   MEMORY  READ   WRITTEN  COMMAND
+            3115  3113  22:13:20  22:18:20      4m4s  779 MiB     -  4.00 KiB  python3
+            3116  3113  22:13:20         -       12s  779 MiB     -  4.00 KiB  cc1\x1b[2Jplus
         "#]]
         .assert_eq(&drawn(200));
     }
