@@ -168,6 +168,32 @@ mod tests {
     use crate::job_table::MEMORY_NEEDED;
 
     #[test]
+    fn what_thinning_removed_is_recalled() {
+        let mut course = Course::new(&JOB);
+        for second in 0..120 {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            let busy = if second > 70 { 3_000_000_000 } else { 0 };
+            cells[CPU] = second * 1_000_000_000 + busy;
+            cells[MEMORY_NEEDED] = if second == 30 { 900 } else { 100 };
+            course.push(second * 1000, &cells);
+        }
+        let mut thinner = crate::series::Thinner::new(&JOB, 60_000);
+        thinner.push(&course);
+        let thinned = thinner.finish();
+        let mut running = Running::new(25_000, 1000);
+        thinned.each_row(|time_ms, cells| running.push(time_ms, cells));
+        assert_eq!(
+            running.maximum(MEMORY_NEEDED),
+            Some(100),
+            "the peak is not among the samples that are left"
+        );
+        running.recall_thinned(&thinned);
+        assert_eq!((running.maximum(MEMORY_NEEDED), running.peak_cores()), (Some(900), Some(4.0)));
+        let mean = running.summaries().get(MEMORY_NEEDED).unwrap().mean;
+        assert!((106.0..108.0).contains(&mean), "{mean}");
+    }
+
+    #[test]
     fn samples_of_a_longer_period_are_no_gap_after_a_change() {
         let mut running = Running::new(1_000, 500);
         running.push(0, &cells(0, 10));

@@ -400,6 +400,26 @@ mod tests {
     }
 
     #[test]
+    fn thinned_samples_have_their_extremes_and_means() {
+        use met_core::job_table::{CPU, MEMORY_NEEDED};
+        let mut course = Course::new(&JOB);
+        for second in 0..60 {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[CPU], cells[MEMORY_NEEDED]) = (second * 500_000_000, if second == 9 { 600 } else { 100 });
+            course.push(second * 1000, &cells);
+        }
+        assert_eq!(super::course(&course).get("thinned"), None);
+        let mut thinner = met_core::series::Thinner::new(&JOB, 60_000);
+        thinner.push(&course);
+        let object = super::course(&thinner.finish());
+        assert_eq!(object["times"].as_array().unwrap().len(), 2);
+        assert_eq!(object["columns"]["cpu_seconds"], json!([0.0, 29.5]));
+        assert_eq!(object["thinned"]["cpu_seconds"]["mean"], json!([null, 0.5]));
+        assert_eq!(object["thinned"]["memory_needed_bytes"]["max"], json!([null, 600.0]));
+        assert_eq!(object["thinned"]["memory_needed_bytes"]["min"], json!([null, 100.0]));
+    }
+
+    #[test]
     fn the_page_about_it_has_every_key() {
         let page = include_str!("../../../docs/json.md");
         for column in JOB.columns {

@@ -235,3 +235,27 @@ impl WireCourse {
         course
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_course_arrives_as_it_was_sent_thinned_or_not() {
+        let mut course = Course::new(&JOB);
+        for second in 0..200 {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[0], cells[1]) = (second * second, if second % 9 == 0 { MISSING } else { second });
+            course.push(second * 1000, &cells);
+        }
+        let mut thinner = met_core::series::Thinner::new(&JOB, 60_000);
+        thinner.push(&course);
+        for course in [course, thinner.finish()] {
+            let text = serde_json::to_string(&WireCourse::of(&course)).unwrap();
+            assert_eq!(text.contains("spreads"), course.spreads.is_some());
+            let arrived = serde_json::from_str::<WireCourse>(&text).unwrap().into_course(&JOB);
+            assert_eq!((&arrived.times_ms, &arrived.columns), (&course.times_ms, &course.columns));
+            assert_eq!(arrived.spreads, course.spreads);
+        }
+    }
+}
