@@ -360,6 +360,9 @@ def jobs_of_all_nodes_are_on_the_server_with_the_same_totals(world):
         made.ask("show", "1").refused("ambiguous", "1@n1", "1@n2")
         shown = made.ask("show", "1@n2", "--json").ok().json()
         equal(shown["job"]["nodes"], ["n2"], "nodes")
+        near = made.nodes[1].met("show", "1", "--json").ok().json()
+        check(near["processes"] and shown["processes"] == near["processes"], "its processes", near, shown)
+        equal(made.ask("show", f"pid:{near['processes'][0]['pid']}@n2", "--json").ok().json()["job"], shown["job"], "by its process")
         check("CPU" in made.ask("show", "1@n1").ok().out, "a report")
         listed = made.ask("nodes", "--json").ok().json()
         equal([(node["name"], node["late"]) for node in listed], [("n1", False), ("n2", False)], "nodes")
@@ -626,6 +629,7 @@ def a_job_on_two_nodes_is_one(world):
             apart = [node.met("show", "slurm:77", "--json").ok().json()["totals"]["cpu_seconds"] for node in made.nodes]
             close_to(ended[0]["totals"]["cpu_seconds"], sum(apart), 0.001, "CPU of both")
             close_to(ended[0]["totals"]["cpu_seconds"], 3, 0.1, "CPU")
+            equal({process["node"] for process in ended[0]["processes"]}, {"n1", "n2"}, "nodes of its processes")
         finally:
             manager.close()
 

@@ -32,6 +32,7 @@ pub struct Config {
     pub sampling: Sampling,
     pub daemon: Daemon,
     pub storage: Storage,
+    pub node: Node,
     pub store: store::Store,
     pub jobs: Jobs,
     pub system: System,
@@ -110,9 +111,32 @@ pub struct Storage {
     /// `storage.interval`.
     pub flush_interval: Duration,
     pub keep: Duration,
+    /// When samples are thinned, and to what step; twice.
+    pub thin_after: Duration,
+    pub thin_to: Duration,
+    pub thin_more_after: Duration,
+    pub thin_more_to: Duration,
     pub max_bytes: u64,
     /// Whether series of the machine are stored; `Auto`: by a system daemon.
     pub node_series: Presence,
+}
+
+/// Series of the machine itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    pub interval: Option<Duration>,
+}
+
+impl Node {
+    /// The time between two samples while jobs run.
+    pub fn busy(&self) -> Duration {
+        self.interval.unwrap_or(Duration::from_secs(10))
+    }
+
+    /// The same without jobs.
+    pub fn idle(&self) -> Duration {
+        self.interval.unwrap_or(Duration::from_secs(60))
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -307,6 +331,7 @@ impl Config {
             sampling: Default::default(),
             daemon: Default::default(),
             storage: Default::default(),
+            node: Default::default(),
             store: Default::default(),
             jobs: Default::default(),
             system: Default::default(),

@@ -137,6 +137,7 @@ pub fn believe(known: &Record, said: &Record) -> Record {
         summaries: figures.summaries.clone(),
         gpus: first(&figures.gpus, &older.gpus),
         events: figures.events.clone(),
+        processes: first(&figures.processes, &older.processes),
         requested: filled(&word.requested, &no_word.requested),
         allocated: filled(&word.allocated, &no_word.allocated),
         scheduling: word.scheduling.clone(),

@@ -7,6 +7,7 @@ use serde::de::Deserializer;
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
+use crate::job_processes::JobProcess;
 use crate::provenance::Provenance;
 use crate::{JOB, lossless_path};
 
@@ -113,6 +114,9 @@ pub struct Record {
     /// How often events happened that were asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<EventCount>,
+    /// The largest of its processes, once it is over.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<JobProcess>,
     /// What was asked for when it was submitted, and what it was given.
     #[serde(default, skip_serializing_if = "Resources::is_empty")]
     pub requested: Resources,
@@ -160,6 +164,7 @@ impl Record {
             summaries: Summaries::default(),
             gpus: Vec::new(),
             events: Vec::new(),
+            processes: Vec::new(),
             requested: Resources::default(),
             allocated: Resources::default(),
             scheduling: Scheduling::default(),
@@ -169,6 +174,12 @@ impl Record {
             as_of_ns: None,
             local: None,
         }
+    }
+
+    /// Whether a process with this number is known to have been its.
+    pub fn has_process(&self, pid: u32) -> bool {
+        let main = self.local.as_ref().and_then(|local| local.main);
+        main.is_some_and(|main| main.pid == pid) || self.processes.iter().any(|process| process.pid == pid)
     }
 
     pub fn wall_ns(&self, now_ns: i64) -> Option<i64> {

@@ -248,6 +248,9 @@ impl fmt::Display for Whence {
 pub struct WireCourse {
     pub times_ms: Vec<i64>,
     pub columns: Vec<(String, Vec<Option<i64>>)>,
+    /// What thinning left of removed samples, by column and by which of `SPREAD_NAMES`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spreads: Vec<(String, String, Vec<Option<i64>>)>,
 }
 
 /// What a daemon says about itself.

@@ -234,6 +234,11 @@ impl Runner {
         self.read_some(|spec| spec.name == name, targets, tick);
     }
 
+    /// Reads what is about the machine itself, between two ticks.
+    pub fn read_node(&mut self, targets: &Targets, tick: &TickInfo) {
+        self.read_some(|spec| spec.pace != Pace::Tick, targets, tick);
+    }
+
     fn read_some(&mut self, is_wanted: impl Fn(&SourceSpec) -> bool, targets: &Targets, tick: &TickInfo) {
         let mut rest = &mut self.batches[..];
         for running in &mut self.sources {

@@ -71,9 +71,9 @@ pub enum Command {
     #[command(visible_alias = "ls", after_help = "Example:\n  met list cpu --since 2h --state running")]
     List(ListArgs),
     /// Report on one job, running or finished, with charts over time
-    #[command(after_help = "Example:\n  met show 12")]
+    #[command(after_help = "Examples:\n  met show 12\n  met show pid:4711    the job of a process")]
     Show(ShowArgs),
-    /// Show the process tree of a running job
+    /// Show the process tree of a running job, or the largest processes of a finished one
     #[command(after_help = "Example:\n  met ps @last")]
     Ps(PsArgs),
     /// Show the GPUs now: who uses them, who holds them idle
@@ -263,7 +263,7 @@ pub struct ListArgs {
     /// Jobs in this state; may be repeated
     #[arg(long, value_name = "STATE")]
     pub state: Vec<String>,
-    /// Jobs of this user
+    /// Jobs of this user, by name or uid
     #[arg(long)]
     pub user: Option<String>,
     /// Jobs of this name

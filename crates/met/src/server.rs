@@ -70,6 +70,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
         state: state.clone(),
         backends: backends.clone(),
         retention: jobs::retention(&setting.config.storage),
+        thinning: jobs::thinning(&setting.config.storage).into(),
         gap_ms: GAP_MS,
         move_after: move_after(&setting.config),
         lost_after: setting.config.server.lost_after,

@@ -71,6 +71,7 @@ fn confine(record: &mut Record, known: Option<&Record>) {
         record.emission = None;
     }
     record.parts = known.map(|known| known.parts.clone()).unwrap_or_default();
+    record.processes = known.map(|known| known.processes.clone()).unwrap_or_default();
     (record.account, record.manager_state) = (None, None);
     (record.requested, record.allocated) = (Resources::default(), Resources::default());
     (record.scheduling, record.as_of_ns) = (Scheduling::default(), None);
@@ -293,8 +294,9 @@ mod tests {
         let paths = CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() };
         let mut record = claim(&paths);
         record.gpus = vec![GpuUse { uuid: "GPU-of-another".into(), ..GpuUse::default() }];
+        record.processes = vec![Default::default()];
         vouch_end(&Made::default(), &mut record, None, other_user());
-        assert!(record.gpus.is_empty());
+        assert!(record.gpus.is_empty() && record.processes.is_empty());
         let local = record.local.as_ref().unwrap();
         assert!(local.cgroup.is_empty() && local.main.is_none() && local.supervisor.is_none());
         assert_eq!(record.uid, Some(other_user().uid), "a record belongs to its sender");

@@ -42,6 +42,9 @@ use met_query::jobs;
 use met_query::protocol::{Change, InForce, Reply};
 use met_query::setting::Setting;
 
+/// What a killed daemon loses of the machine's history without jobs.
+const FLUSH_AT_REST: Duration = Duration::from_secs(300);
+
 /// The parts of a daemon. Each owns what it knows; what concerns several of them is done here, in its order.
 pub struct Service {
     pub(super) host: Host,
@@ -504,11 +507,19 @@ impl Service {
     }
 
     pub fn has_to_flush(&self) -> bool {
-        !self.registry.jobs.is_empty() || !self.recorder.unwritten.is_empty()
+        let keeps_node = self.settings.keeps_node(self.place.system);
+        !self.registry.jobs.is_empty() || !self.recorder.unwritten.is_empty() || keeps_node
     }
 
     pub fn flush_every(&self) -> Duration {
-        self.settings.flush_every(self.outputs.bus.within())
+        let within = self.outputs.bus.within();
+        let every = self.settings.flush_every(within);
+        match self.registry.jobs.is_empty() && self.recorder.unwritten.is_empty() {
+            // Nothing comes in between that others wait for.
+            true if within.is_some() => every.max(self.settings.config.node.idle()),
+            true => every.max(FLUSH_AT_REST),
+            false => every,
+        }
     }
 
     pub fn flush(&mut self) {
@@ -552,6 +563,7 @@ impl Service {
     /// What is due by now.
     pub fn tidy(&mut self, now: Instant) {
         self.housekeeping.remove_cgroups(now);
+        self.housekeeping.thin(now, &mut self.recorder.writer, &self.settings.config.storage);
         if self.recorder.repairs.begin(now) {
             self.recorder.look_after_store(&self.registry);
         }
@@ -587,6 +599,7 @@ impl Service {
         self.sweep();
         self.recorder.look_after_store(&self.registry);
         self.recorder.retain(&self.settings.config.storage);
+        self.housekeeping.begin_thinning(Instant::now());
     }
 
     /// When to look after the sampling thread, while it ticks.

@@ -11,13 +11,16 @@ use met_host::clock;
 use met_query::hidden_io;
 use met_sources::TickInfo;
 
+use super::membership::Membership;
 use super::tracked::{AsRead, Tracked};
-use super::{Sampler, events, logging};
+use super::{Sampler, events, largest_processes, logging};
 
 /// Beyond so many jobs the extra readings would cost more than they tell.
 const EARLY_JOBS_MAX: usize = 16;
 /// So few processes and cgroups may be read in full each time: a quarter of a millisecond.
 const FEW_TARGETS: usize = 32;
+/// Of more processes the largest are looked for so often.
+const LIST_EVERY_NS: i64 = 9_500_000_000;
 
 impl Sampler {
     /// How long one may sleep before the next tick.
@@ -90,13 +93,16 @@ impl Sampler {
         }
         self.fold.jobs(self.runner.batches(), &self.membership.map, &mut self.out);
         self.follow_own();
+        self.follow_processes(now_ns, slow);
         self.follow_hidden_io(slow);
         self.follow_events();
         if gpus_are_due {
             self.gpus.pace.plan_next();
             self.follow_gpus(now_ns);
         }
-        self.machine.follow(&self.runner, self.schedule.interval_ns, now_ns);
+        let intervals = self.machine.intervals;
+        let series_interval = if self.jobs.is_empty() { intervals.idle() } else { intervals.busy() };
+        self.machine.follow(&self.runner, self.schedule.interval_ns, now_ns, series_interval);
         self.follow_energy(now_ns);
         self.sample_jobs(now_ns);
     }
@@ -196,6 +202,16 @@ impl Sampler {
         }
     }
 
+    /// Looks for the largest processes: of many every ten seconds, by a tick that has read all of them.
+    fn follow_processes(&mut self, now_ns: i64, slow: bool) {
+        let are_few = self.membership.target_count() <= FEW_TARGETS;
+        if are_few || slow && now_ns >= self.schedule.list_ns {
+            self.schedule.list_ns = now_ns + LIST_EVERY_NS;
+            let Membership { map, members, .. } = &self.membership;
+            largest_processes::look(&self.host, self.runner.batches(), map, members, &mut self.jobs);
+        }
+    }
+
     /// Notes which jobs have processes whose I/O cannot be read. Only a slow tick reads that of all.
     fn follow_hidden_io(&mut self, slow: bool) {
         if slow {
@@ -217,6 +233,7 @@ impl Sampler {
             for slot in std::iter::successors(Some(slot), |&inner| map.outer(inner)) {
                 if let Some(job) = self.jobs.get_mut(&slot) {
                     job.counts.own.end(exit.pid);
+                    job.counts.processes.end(exit);
                 }
             }
         });

@@ -9,7 +9,7 @@ use anyhow::Result;
 use met_config::Storage;
 use met_core::job::{CgroupPaths, JobKey, Origin, Record, State};
 use met_host::Host;
-use met_store::{Retained, Retention, StoreError, Writer, inbox};
+use met_store::{Retained, Retention, StoreError, Thinning, Writer, inbox};
 
 use super::leftovers::{note_cgroup, remove_left_cgroups};
 use super::liveness::{remove_empty_cgroups, settle};
@@ -18,6 +18,8 @@ use crate::protocol::{Request, TIMED_SAMPLES_MAX, WireCourse};
 use crate::setting::Setting;
 
 const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
+/// What asks meanwhile waits.
+const THIN_FOR: Duration = Duration::from_millis(100);
 /// How long one waits for another writer of the store.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
 /// A shorter job is imported together with others: an import would take as long as the job did.
@@ -72,7 +74,7 @@ pub fn hand_over_ends(setting: &Setting) {
             // A job that got its id from the user's own files is the user's own.
             Some(Origin::Time) if !folder.is_unreported() => continue,
             Some(Origin::Time) => {
-                let course = folder.read_course().0.map(|course| course.spread(TIMED_SAMPLES_MAX));
+                let course = folder.read_course().0.map(|course| course.evenly(TIMED_SAMPLES_MAX));
                 let course = course.as_ref().map(WireCourse::of).unwrap_or_default();
                 Request::Timed { record: Box::new(end), course }
             }
@@ -116,7 +118,10 @@ fn retain_daily(writer: &mut Writer, setting: &Setting) {
         return;
     }
     let result = writer.retain(&retention(&setting.config.storage), now_ns()).map_err(anyhow::Error::from);
-    let result = result.map(|retained| log_removed(&retained));
+    let result = result.and_then(|retained| {
+        log_removed(&retained);
+        Ok(thin(writer, &setting.config.storage).map(drop)?)
+    });
     if let Err(error) = result.and_then(|()| Ok(std::fs::write(&mark, "")?)) {
         tracing::warn!("old jobs could not be removed: {error:#}");
     }
@@ -124,6 +129,18 @@ fn retain_daily(writer: &mut Writer, setting: &Setting) {
 
 pub fn retention(storage: &Storage) -> Retention {
     Retention { max_age_ns: i64::try_from(storage.keep.as_nanos()).ok(), max_bytes: Some(storage.max_bytes) }
+}
+
+pub fn thinning(storage: &Storage) -> [Thinning; 2] {
+    [
+        Thinning { after: storage.thin_after, step: storage.thin_to },
+        Thinning { after: storage.thin_more_after, step: storage.thin_more_to },
+    ]
+}
+
+/// Thins old samples for a moment; true when something is left to do.
+pub fn thin(writer: &mut Writer, storage: &Storage) -> Result<bool, StoreError> {
+    writer.thin(&thinning(storage), &met_sources::catalogue(), now_ns(), THIN_FOR)
 }
 
 /// Logs what was removed, and whose it was.

@@ -72,6 +72,13 @@ impl JobRef {
     }
 }
 
+/// The process that a text names, and its node: `pid:4711`, `pid:4711@n1`.
+pub fn process_in(text: &str) -> Option<(u32, Option<&str>)> {
+    let rest = text.strip_prefix("pid:")?;
+    let (pid, node) = rest.split_once('@').map_or((rest, None), |(pid, node)| (pid, Some(node)));
+    Some((pid.parse().ok()?, node))
+}
+
 /// `12`, `1234_7`, `1234+1`, `17[3]`, and a step of one of them: `1234.0`, `1234.batch`.
 fn is_number(text: &str) -> bool {
     let step = text.rsplit_once('.').filter(|(_, step)| STEPS.contains(step));
@@ -250,6 +257,13 @@ mod tests {
 
     fn id(manager: Option<&str>, id: &str) -> JobRef {
         JobRef::Id { manager: manager.map(str::to_owned), id: id.to_owned(), node: None, user: None }
+    }
+
+    #[test]
+    fn a_process_is_named_by_its_number_and_node() {
+        assert_eq!(process_in("pid:4711"), Some((4711, None)));
+        assert_eq!(process_in("pid:4711@n1"), Some((4711, Some("n1"))));
+        assert_eq!(["4711", "pid:", "pid:x", "pid:-1"].map(process_in), [None; 4]);
     }
 
     #[test]
