@@ -48,6 +48,13 @@ pub enum Request {
         key: JobKey,
         after_ms: i64,
     },
+    /// The same of a further series of the job: `job_detail`, or `event` with the name of one.
+    JobSeries {
+        key: JobKey,
+        table: String,
+        part: String,
+        after_ms: i64,
+    },
     /// The same of a card, while the job had it.
     CardCourse {
         key: JobKey,

@@ -13,8 +13,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use met_core::job::{EventCount, QualityKind};
-use met_core::table::{NANO, ONE};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Batch, MISSING, Subject};
 use met_host::{CgroupTarget, Dir, Host, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
@@ -25,14 +24,7 @@ pub use counter::Begin;
 pub use event::{EVENTS, Event, FLOPS};
 pub use job::{Counters, Refused};
 
-columns! { COLUMNS:
-    COUNT = Column::counter("count", Unit::Count, ONE, "number of occurrences, scaled up if it was not counted all the time"),
-    ENABLED = Column::counter("enabled", Unit::Seconds, NANO, "time in which it was enabled, summed over CPUs"),
-    RUNNING = Column::counter("running", Unit::Seconds, NANO, "time in which it was counted; less if counters are multiplexed"),
-}
-
-pub static TABLE: Table =
-    Table { name: "event", subject: "an event in a cgroup of a job", labels: &["event"], columns: COLUMNS };
+pub use met_core::event::{COUNT, ENABLED, RUNNING, TABLE};
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "perf",

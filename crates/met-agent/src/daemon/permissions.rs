@@ -116,6 +116,7 @@ table! {
     Find        b"x-xx" b"x--x",
     FindAfter   b"x-xx" b"x--x",
     Course      b"x-xx" b"x--x",
+    JobSeries   b"x-xx" b"x--x",
     CardCourse  b"x-xx" b"x--x",
     Remove      b"x--x" b"x--x",
     // The machine as a whole is no secret.
@@ -197,6 +198,7 @@ mod tests {
             Request::Find(JobRef::Last),
             Request::FindAfter { job: JobRef::Last, after: Cursor { start_ns: 0, key: key() } },
             Request::Course { key: key(), after_ms: 0 },
+            Request::JobSeries { key: key(), table: String::new(), part: String::new(), after_ms: 0 },
             Request::CardCourse { key: key(), uuid: String::new(), after_ms: 0 },
             Request::Remove(key()),
             Request::NodeParts { since_ms: 0 },
@@ -251,6 +253,7 @@ mod tests {
             Find        own all all  | all - - all
             FindAfter   own all all  | all - - all
             Course      own all all  | all - - all
+            JobSeries   own all all  | all - - all
             CardCourse  own all all  | all - - all
             Remove      own own all  | all - - all
             NodeParts   all all all  | all - - all

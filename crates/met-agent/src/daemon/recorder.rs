@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use met_core::belief::CHARGED;
+use met_core::event;
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::series::Course;
 use met_jobs::scheduler::join;
@@ -102,6 +103,9 @@ impl Recorder {
     ) {
         sampled.close_course(record);
         self.keep_course(&record.key, &sampled.course, outputs);
+        for (key, course) in std::mem::take(&mut sampled.more) {
+            self.keep_course(&key, &course, outputs);
+        }
         let course = self.writer.course(&record.key).unwrap_or(sampled.course.clone());
         sampled.complete(record, &course, interval);
     }
@@ -188,7 +192,7 @@ impl Recorder {
         if let Err(error) = self.writer.append_course(key, course) {
             tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
         }
-        if outputs.bus.wants(Kind::Samples) && !outputs.is_withheld(key) {
+        if outputs.bus.wants(Kind::Samples) && !outputs.is_withheld(&event::of_series_key(key).0) {
             sinks::publish_samples(&mut outputs.bus, Subject::Job(key.clone()), course.clone());
         }
     }

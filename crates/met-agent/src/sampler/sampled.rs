@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use met_core::belief::{CHARGED, completes, fill_events, fit_cpu_parts};
 use met_core::job::QualityKind::{LowerBound, Measured};
-use met_core::job::{QualityKind, Record, Totals};
+use met_core::job::{JobKey, QualityKind, Record, Totals};
 use met_core::job_table::*;
 use met_core::process_exits::{INHERITED, OWN};
 use met_core::provenance::{Account, Caveat};
@@ -40,6 +40,8 @@ impl Known {
 pub struct Sampled {
     /// Samples that were not taken out before.
     pub course: Course,
+    /// The same of its further series, by their keys.
+    pub more: Vec<(JobKey, Course)>,
     /// What was known of it last.
     pub(super) live: Live,
     pub(super) attached: bool,
@@ -109,6 +111,7 @@ impl Default for Sampled {
     fn default() -> Sampled {
         Sampled {
             course: Course::new(&JOB),
+            more: Vec::new(),
             live: Live::default(),
             attached: false,
             ends: Ends::default(),
