@@ -29,7 +29,7 @@ pub(super) fn cpu(job: &Reader<'_>) -> Section {
     let peak = Detail::before("peak", job.total(column::CORES_PEAK));
     section.put("cores", cores, [Detail::words("average"), peak]);
     let throttled = job.total(column::THROTTLED).filter(|throttled| throttled.value > 0.0);
-    let periods = Detail::before("periods", job.total(column::THROTTLES));
+    let periods = Detail::after(job.total(column::THROTTLES), "periods");
     section.put("throttled", throttled, [Detail::words("by its CPU quota"), periods]);
     let waited = job.total(column::RUN_QUEUE_WAIT);
     let why = match throttled {
