@@ -229,3 +229,35 @@ def events_of_a_running_job_are_series_that_follow_live_changes(world):
     equal(ended["columns"]["count"][-1], user.show(job)["events"]["counts"]["context_switches"]["count"], "the last sample")
     user.met("rm", job).ok()
     ask(f"/api/v1/jobs/{job}/series?event=page_faults").refused(404)
+
+
+@test
+def a_supervisor_passes_its_counters_to_whichever_daemon_samples_the_job(world):
+    need_root()
+    ask = with_details(world, "perf:\n  events: [page_faults, task_clock]\n")
+    user = world.someone()
+    job = user.run("sh", "-c", "while :; do /bin/true; done")
+    series = lambda name: ask(f"/api/v1/jobs/{job}/series?event={name}").json()
+    eventually(lambda: on_page(ask, "met_job_processes_total", job), "the job is sampled")
+    try:
+        eventually(lambda: series("page_faults")["times"], "a sample of the supervisor's counter")
+    except AssertionError:
+        if "events" not in user.show(job):
+            raise Skip("perf events are not allowed") from None
+        raise
+    shown = user.show(job)["events"]["counts"]["page_faults"]
+    # By the supervisor, from the first instruction on: not what a daemon began to count later.
+    check(shown["kind"] != "lower_bound" or "user code only" in shown["source"], shown)
+    check(on_page(ask, "met_event_count_total", job, 'event="task_clock"') > 0, "the page has it")
+    # Another daemon gets them from the same supervisor, and goes on where the first one was.
+    before = series("page_faults")["columns"]["count"]
+    world.stop_system_daemon()
+    world.start_system_daemon()
+    eventually(lambda: on_page(ask, "met_event_count_total", job, 'event="page_faults"'), "it is counted again")
+    eventually(lambda: len(series("page_faults")["times"]) > len(before), "a sample of the second daemon")
+    user.met("cancel", job).ok()
+    user.wait_for_state(job, "cancelled", "failed", "finished")
+    counts = series("page_faults")["columns"]["count"]
+    equal(counts, sorted(counts), "counts, which only grow")
+    total = user.show(job)["events"]["counts"]["page_faults"]["count"]
+    check(before[-1] < counts[-1] <= total, before, counts, total)

@@ -18,6 +18,7 @@ mod ticking;
 mod tracked;
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,7 @@ use met_core::{DETAIL, JOB, Table};
 use met_host::{Host, Targets, clock};
 use met_jobs::processes;
 use met_query::live::Live;
+use met_query::protocol::PassedEvent;
 use met_sinks::bus::Ticker;
 use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable};
 
@@ -193,6 +195,16 @@ impl Sampler {
         match self.host.cgroup_dir(path) {
             Ok(dir) => self.membership.change().count_in(slot, Some(Arc::new(dir))),
             Err(error) => tracing::warn!("{}: {error}", path.display()),
+        }
+    }
+
+    /// Reads counters that the supervisor of a job has opened, unless there are too many of them in all.
+    pub fn count_by(&mut self, slot: u32, in_cgroup: bool, events: Vec<PassedEvent>, fds: Vec<OwnedFd>) {
+        let held: usize = self.jobs.values().map(|job| job.events.descriptors()).sum();
+        if held + fds.len() > events::descriptors_max() {
+            tracing::warn!("too many counters of events are open: some jobs have no series of their events");
+        } else if let Some(job) = self.jobs.get_mut(&slot) {
+            job.events.count_by(in_cgroup, events, fds);
         }
     }
 

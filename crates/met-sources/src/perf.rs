@@ -22,7 +22,7 @@ use counter::Sum;
 
 pub use counter::Begin;
 pub use event::{EVENTS, Event, FLOPS};
-pub use job::{Counters, Refused};
+pub use job::{Counters, Passed, Refused};
 
 pub use met_core::event::{COUNT, ENABLED, RUNNING, TABLE};
 

@@ -110,6 +110,7 @@ table! {
     Reserve     b"xxxx" b"----",
     Enclose     b"x---" b"----",
     Started     b"x--x" b"x--x",
+    Counters    b"x--x" b"x--x",
     Ended       b"x--x" b"x--x",
     // Operators see what everybody does, and change nothing.
     Jobs        b"x-xx" b"x--x",
@@ -198,6 +199,7 @@ mod tests {
             Request::Find(JobRef::Last),
             Request::FindAfter { job: JobRef::Last, after: Cursor { start_ns: 0, key: key() } },
             Request::Course { key: key(), after_ms: 0 },
+            Request::Counters { key: key(), in_cgroup: false, events: Vec::new() },
             Request::JobSeries { key: key(), table: String::new(), part: String::new(), after_ms: 0 },
             Request::CardCourse { key: key(), uuid: String::new(), after_ms: 0 },
             Request::Remove(key()),
@@ -253,6 +255,7 @@ mod tests {
             Find        own all all  | all - - all
             FindAfter   own all all  | all - - all
             Course      own all all  | all - - all
+            Counters    own own all  | all - - all
             JobSeries   own all all  | all - - all
             CardCourse  own all all  | all - - all
             Remove      own own all  | all - - all

@@ -114,10 +114,14 @@ impl Sampler {
         let now_ns = clock::boottime_ns();
         for (slot, count) in events::counts(&self.runner, &self.membership.map) {
             self.energy.count(slot, &count.name, count.count);
-            if let Some(job) = self.jobs.get_mut(&slot) {
+            if let Some(job) = self.jobs.get_mut(&slot).filter(|job| !job.events.counts_itself(&count.name)) {
                 let time_ms = job.age.unix_ms(now_ns);
                 job.events.take(count, time_ms);
             }
+        }
+        for job in self.jobs.values_mut() {
+            let time_ms = job.age.unix_ms(now_ns);
+            job.events.read_passed(time_ms);
         }
     }
 

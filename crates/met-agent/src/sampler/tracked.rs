@@ -41,7 +41,6 @@ pub(super) struct Tracked {
     pub(super) main: Option<(ProcessId, i64)>,
     /// At its end none of its processes was left.
     pub(super) all_ended: bool,
-    /// Counted in its cgroup, where no supervisor counts.
     pub(super) events: JobEvents,
 }
 
