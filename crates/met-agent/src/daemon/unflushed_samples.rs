@@ -115,7 +115,8 @@ mod tests {
             ..Drained::default()
         };
         for _ in 0..2 {
-            let seen = peek(&Wanted::Job(key.clone(), &JOB, String::new()), &sampler, &HashMap::new(), &undelivered);
+            let seen =
+                peek(&Wanted::Job(key.clone(), &JOB, String::new()), &sampler, &HashMap::new(), &undelivered);
             assert_eq!(seen.iter().map(Course::len).collect::<Vec<_>>(), [3, 2]);
         }
         assert!(parts(0, &sampler, &undelivered).is_empty(), "it has no samples");

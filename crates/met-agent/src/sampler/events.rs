@@ -10,8 +10,8 @@ use met_core::job::{EventCount, JobKey};
 use met_core::series::Course;
 use met_core::{MISSING, Subject};
 use met_query::protocol::PassedEvent;
-use met_sources::perf::{self, Counters, Passed};
 use met_sources::Runner;
+use met_sources::perf::{self, Counters, Passed};
 
 use super::details::Spaced;
 use super::membership::Membership;
@@ -61,7 +61,8 @@ impl JobEvents {
     pub(super) fn count_by(&mut self, in_cgroup: bool, events: Vec<PassedEvent>, fds: Vec<OwnedFd>) {
         let counters = events.iter().fold(0usize, |sum, event| sum.saturating_add(event.counters));
         let has_room = self.passed.len() < PASSED_MAX && events.len() <= SERIES_MAX;
-        if counters != fds.len() || !has_room || events.iter().any(|event| event.name.len() > NAME_BYTES_MAX) {
+        if counters != fds.len() || !has_room || events.iter().any(|event| event.name.len() > NAME_BYTES_MAX)
+        {
             return;
         }
         // Of a supervisor that connects again: the same counters.
