@@ -261,3 +261,24 @@ def a_supervisor_passes_its_counters_to_whichever_daemon_samples_the_job(world):
     equal(counts, sorted(counts), "counts, which only grow")
     total = user.show(job)["events"]["counts"]["page_faults"]["count"]
     check(before[-1] < counts[-1] <= total, before, counts, total)
+
+
+@test
+def a_server_has_the_series_of_events_and_details_of_its_nodes(world):
+    more = "perf:\n  events: [page_faults, task_clock]\nstorage:\n  job_details: yes\n"
+    with cluster(world, 1, node_config=more) as made:
+        (node,) = made.nodes
+        node.met("run", "--wait", "--", "sh", "-c", "i=0; while [ $i -lt 300 ]; do /bin/true; i=$((i+1)); done").ok()
+        all_the_same(made)
+        token = made.server.enroll("op2", "--operator")
+        ask = lambda path: Asked(f"http://127.0.0.1:{made.forwarded}/api/v1/jobs/1@n1{path}", token=token).json()
+        counts = ask("").get("events", {}).get("counts", {})
+        if "page_faults" not in counts:
+            raise Skip("perf events are not allowed")
+        eventually(lambda: ask("/series?event=page_faults")["times"], "a sample of an event")
+        found = ask("/series?event=page_faults")
+        equal((found["table"], found["part"]), ("event", "page_faults"), "table and event")
+        check(0 < found["columns"]["count"][-1] <= counts["page_faults"]["count"], found, counts)
+        eventually(lambda: ask("/series?details=1")["times"], "a sample of details")
+        check(ask("/series?details=1")["columns"]["memory_virtual_bytes"][0] > 0, ask("/series?details=1"))
+        equal(ask("/series?event=nothing")["times"], [], "samples of an event that was not counted")

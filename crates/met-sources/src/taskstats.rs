@@ -41,6 +41,8 @@ columns! { COLUMNS:
 
 /// What the kernel says of a thread and not of a process.
 const OF_THREADS: [usize; 4] = [CPU_USER_SCALED, CPU_SYSTEM_SCALED, MEMORY_TIME, VIRTUAL_TIME];
+/// Less CPU time of other threads than this is a tick or two that the first one had meanwhile.
+const OTHERS_CPU_NS: i64 = 20_000_000;
 /// Threads of one process that are asked for; of more, the sum is a lower bound.
 const THREADS_ASKED_MAX: usize = 256;
 
@@ -72,28 +74,54 @@ const ANSWER_BYTES_MAX: usize = 2048;
 const DELAYS_OFF: &str = "sudo sysctl kernel.task_delayacct=1    (applies to processes started afterwards)";
 
 struct TaskStats {
-    socket: Socket,
-    family: u16,
+    asker: Asker,
     host: Host,
     delays: bool,
+    asked: Vec<TaskTarget>,
+    ids: Vec<u32>,
+    threads: Vec<u32>,
+    of_threads: Vec<OfThreads>,
+    buffer: Vec<u8>,
+}
+
+/// Asks for many at once, and holds what that takes.
+struct Asker {
+    socket: Socket,
+    family: u16,
     request: Vec<u8>,
     answers: Datagrams,
-    asked: Vec<TaskTarget>,
-    threads: Vec<u32>,
-    buffer: Vec<u8>,
+}
+
+/// What the kernel says of threads, summed: CPU time by ticks, and the columns of [`OF_THREADS`].
+#[derive(Clone, Copy)]
+struct OfThreads {
+    cpu_real_ns: i64,
+    cells: [i64; OF_THREADS.len()],
+}
+
+impl OfThreads {
+    const NONE: OfThreads = OfThreads { cpu_real_ns: 0, cells: [MISSING; OF_THREADS.len()] };
+
+    fn add(&mut self, record: &Record) {
+        let more = [record.user_scaled_us, record.system_scaled_us, record.memory_time, record.virtual_time];
+        for (sum, more) in self.cells.iter_mut().zip(more) {
+            *sum = if *sum == MISSING { more } else { parse::sum(*sum, more) };
+        }
+        self.cpu_real_ns = self.cpu_real_ns.saturating_add(record.cpu_real_ns.max(0));
+    }
 }
 
 fn open(host: &Host, _: &Options) -> Opened {
     let (socket, family) = connect(host)?;
+    let answers = Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX);
     let mut source = TaskStats {
-        socket,
-        family,
+        asker: Asker { socket, family, request: Vec::new(), answers },
         host: host.clone(),
         delays: false,
-        request: Vec::new(),
-        answers: Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX),
         asked: Vec::new(),
+        ids: Vec::new(),
         threads: Vec::new(),
+        of_threads: Vec::new(),
         buffer: Vec::new(),
     };
     source.delays = accounts_delays(host, &mut source.buffer);
@@ -157,20 +185,12 @@ impl Source for TaskStats {
             self.delays = accounts_delays(&self.host, &mut self.buffer);
         }
         let wanted = |target: &&TaskTarget| target.role == TaskRole::Member && (tick.slow || target.young);
-        let mut wanted = targets.tasks.iter().filter(wanted).copied().peekable();
+        self.asked.clear();
+        self.asked.extend(targets.tasks.iter().filter(wanted));
         let retry = |error| ReadError::Retry { path: FAMILY.to_lowercase(), error };
-        while wanted.peek().is_some() {
-            self.asked.clear();
-            self.asked.extend(wanted.by_ref().take(netlink::DATAGRAMS));
-            self.ask(batch).map_err(retry)?;
-        }
-        // A request for each thread: a few microseconds per process, every 10 s.
+        self.read_processes(batch).map_err(retry)?;
         if tick.slow {
-            for (row, cells) in batch.rows_mut() {
-                let Subject::Task { pid, .. } = row.owner else { continue };
-                let sums = self.of_threads(pid).map_err(retry)?;
-                OF_THREADS.iter().zip(sums).for_each(|(&column, sum)| cells[column] = sum);
-            }
+            self.read_threads(batch).map_err(retry)?;
         }
         Ok(())
     }
@@ -183,55 +203,62 @@ impl Source for TaskStats {
 }
 
 impl TaskStats {
-    /// Asks for as many processes as are answered with one call; the answers wait when `send` returns.
-    fn ask(&mut self, batch: &mut Batch) -> io::Result<()> {
-        self.request.clear();
-        for (index, target) in (0..).zip(&self.asked) {
-            let pid = target.pid.to_ne_bytes();
-            let attributes: [(u16, &[u8]); 1] = [(ASK_PROCESS, &pid)];
-            netlink::push_generic(&mut self.request, self.family, index, COMMAND_GET, &attributes);
-        }
-        self.socket.send(&self.request)?;
-        let mut answered = 0;
-        while answered < self.asked.len() {
-            let count = self.socket.receive(&mut self.answers)?;
-            if count == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            answered += count;
-            for answer in self.answers.iter().flat_map(netlink::messages) {
-                // A process that ended since the listing is not an error.
-                let Some(target) = self.asked.get(answer.sequence as usize) else { continue };
-                let bytes = answer.generic().and_then(|body| statistics(body, OF_PROCESS));
-                if let Some(record) = bytes.and_then(Record::parse) {
-                    let owner = Subject::Task { pid: target.pid, start_ticks: target.start_ticks };
-                    fill(&record, self.delays, batch.push(owner));
+    fn read_processes(&mut self, batch: &mut Batch) -> io::Result<()> {
+        let TaskStats { asker, asked, ids, delays, .. } = self;
+        ids.clear();
+        ids.extend(asked.iter().map(|target| target.pid));
+        asker.ask(ASK_PROCESS, OF_PROCESS, ids, |index, record| {
+            let TaskTarget { pid, start_ticks, .. } = asked[index];
+            fill(record, *delays, batch.push(Subject::Task { pid, start_ticks }));
+        })
+    }
+
+    /// What the kernel says of threads alone, with one request more for each process. Where the first thread has not
+    /// used all the CPU time, the others are asked, too: all of it grows with CPU time only.
+    fn read_threads(&mut self, batch: &mut Batch) -> io::Result<()> {
+        let TaskStats { asker, host, ids, threads, of_threads, buffer, .. } = self;
+        ids.clear();
+        ids.extend(batch.rows().filter_map(|(row, _)| match row.owner {
+            Subject::Task { pid, .. } => Some(pid),
+            _ => None,
+        }));
+        of_threads.clear();
+        of_threads.resize(ids.len(), OfThreads::NONE);
+        asker.ask(ASK_THREAD, OF_THREAD, ids, |index, record| of_threads[index].add(record))?;
+        for (((_, cells), sums), &pid) in batch.rows_mut().zip(of_threads).zip(&*ids) {
+            if cells[CPU_REAL].saturating_sub(sums.cpu_real_ns) > OTHERS_CPU_NS {
+                threads.clear();
+                let listed = host
+                    .proc_dir()
+                    .open_dir(PidPath::new(pid, "task").as_path())
+                    .and_then(|folder| folder.list(buffer, |name, _, _| threads.extend(parse::u32(name))));
+                threads.truncate(THREADS_ASKED_MAX);
+                if listed.is_ok() && threads.len() > 1 {
+                    *sums = OfThreads::NONE;
+                    asker.ask(ASK_THREAD, OF_THREAD, threads, |_, record| sums.add(record))?;
                 }
             }
+            OF_THREADS.iter().zip(sums.cells).for_each(|(&column, sum)| cells[column] = sum);
         }
         Ok(())
     }
 }
 
-impl TaskStats {
-    /// Sums over the living threads of a process; missing where none answers.
-    fn of_threads(&mut self, pid: u32) -> io::Result<[i64; OF_THREADS.len()]> {
-        let TaskStats { host, threads, buffer, .. } = self;
-        threads.clear();
-        let listed = host
-            .proc_dir()
-            .open_dir(PidPath::new(pid, "task").as_path())
-            .and_then(|folder| folder.list(buffer, |name, _, _| threads.extend(parse::u32(name))));
-        let mut sums = [MISSING; OF_THREADS.len()];
-        if listed.is_err() {
-            return Ok(sums);
-        }
-        threads.truncate(THREADS_ASKED_MAX);
-        for chunk in threads.chunks(netlink::DATAGRAMS) {
+impl Asker {
+    /// Asks for as many as are answered with one call at a time; the answers wait when `send` returns. `each` gets the
+    /// place of who is meant and the record. One that ended since the listing is not an error.
+    fn ask(
+        &mut self,
+        what: u16,
+        of: u16,
+        ids: &[u32],
+        mut each: impl FnMut(usize, &Record),
+    ) -> io::Result<()> {
+        for (chunk, begin) in ids.chunks(netlink::DATAGRAMS).zip((0..).step_by(netlink::DATAGRAMS)) {
             self.request.clear();
-            for (index, tid) in (0..).zip(chunk) {
-                let tid = tid.to_ne_bytes();
-                let attributes: [(u16, &[u8]); 1] = [(ASK_THREAD, &tid)];
+            for (index, id) in (0..).zip(chunk) {
+                let id = id.to_ne_bytes();
+                let attributes: [(u16, &[u8]); 1] = [(what, &id)];
                 netlink::push_generic(&mut self.request, self.family, index, COMMAND_GET, &attributes);
             }
             self.socket.send(&self.request)?;
@@ -242,23 +269,16 @@ impl TaskStats {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
                 answered += count;
-                let bodies = self.answers.iter().flat_map(netlink::messages);
-                let records =
-                    bodies.filter_map(|answer| Record::parse(statistics(answer.generic()?, OF_THREAD)?));
-                for record in records {
-                    let of_thread = [
-                        record.user_scaled_us,
-                        record.system_scaled_us,
-                        record.memory_time,
-                        record.virtual_time,
-                    ];
-                    for (sum, more) in sums.iter_mut().zip(of_thread) {
-                        *sum = if *sum == MISSING { more } else { parse::sum(*sum, more) };
+                for answer in self.answers.iter().flat_map(netlink::messages) {
+                    let index = answer.sequence as usize;
+                    let bytes = answer.generic().and_then(|body| statistics(body, of));
+                    if let Some(record) = bytes.and_then(Record::parse).filter(|_| index < chunk.len()) {
+                        each(begin + index, &record);
                     }
                 }
             }
         }
-        Ok(sums)
+        Ok(())
     }
 }
 

@@ -154,6 +154,7 @@ mod tests {
         let mut record = met_core::sample::full(1, "x");
         record.key.manager = "slurm".to_owned();
         let plain = tempfile::tempdir().unwrap();
+        std::fs::create_dir(plain.path().join("proc")).unwrap();
         let host = Host::at(plain.path()).unwrap();
         let lacks = |record: &mut Record, origin, cgroup| {
             let local = record.local.as_mut().unwrap();

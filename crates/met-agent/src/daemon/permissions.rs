@@ -194,12 +194,12 @@ mod tests {
             Request::Reserve { at_least: 1 },
             Request::Enclose { name: "met-1-1-1".to_owned(), pid: 1 },
             Request::Started(record()),
+            Request::Counters { key: key(), in_cgroup: false, events: Vec::new() },
             Request::Ended(record()),
             Request::Jobs(JobsFilter::default()),
             Request::Find(JobRef::Last),
             Request::FindAfter { job: JobRef::Last, after: Cursor { start_ns: 0, key: key() } },
             Request::Course { key: key(), after_ms: 0 },
-            Request::Counters { key: key(), in_cgroup: false, events: Vec::new() },
             Request::JobSeries { key: key(), table: String::new(), part: String::new(), after_ms: 0 },
             Request::CardCourse { key: key(), uuid: String::new(), after_ms: 0 },
             Request::Remove(key()),
@@ -250,12 +250,12 @@ mod tests {
             Reserve     all all all  | - - - -
             Enclose     own own own  | - - - -
             Started     own own all  | all - - all
+            Counters    own own all  | all - - all
             Ended       own own all  | all - - all
             Jobs        own all all  | all - - all
             Find        own all all  | all - - all
             FindAfter   own all all  | all - - all
             Course      own all all  | all - - all
-            Counters    own own all  | all - - all
             JobSeries   own all all  | all - - all
             CardCourse  own all all  | all - - all
             Remove      own own all  | all - - all

@@ -79,7 +79,11 @@ impl Recorder {
 
     /// Moves what was sampled of a job to its new name.
     pub(super) fn rename(&mut self, old: &JobKey, new: &JobKey) {
-        let moved = self.writer.course(old).and_then(|course| self.writer.append_course(new, &course));
+        let tables = [&met_core::JOB, &met_core::DETAIL];
+        let moved = tables.into_iter().try_for_each(|table: &'static met_core::Table| {
+            let course = self.writer.job_series_between(old, table, "", i64::MIN, i64::MAX)?;
+            self.writer.append_course(new, &course)
+        });
         if let Err(error) = moved.and_then(|()| self.writer.remove(old)) {
             tracing::warn!("job {}: what was known of it as {} stays there: {error}", new.id, old.id);
         }
