@@ -6,7 +6,7 @@ import os
 import shutil
 
 from discovery import managed, slurm
-from harness import Skip, equal, eventually, test
+from harness import DEADLINE_S, Skip, check, equal, eventually, test
 
 CARDS = "".join(
     f"card {number} uuid=GPU-{number} name=Fake power=70000 util=0 memory=0 total=8000 temperature=40\n"
@@ -59,3 +59,39 @@ def a_found_job_holds_its_card_at_once_and_not_by_who_waits_in_it(world):
         for process in (script, waits):
             process.kill()
             process.wait()
+
+
+def write_script(world, more):
+    with open(os.path.join(world.root, "script"), "w") as file:
+        file.write(CARDS + more)
+
+
+@test
+def a_card_that_hangs_is_in_the_table(world):
+    world.configure(f"gpu:\n  nvml: {played(world)}\n")
+    write_script(world, "delay nvmlDeviceGetUUID 0 3600000\n")
+    result = world.met("gpus").ok()
+    lines = {line.split()[0]: line for line in result.out.splitlines()}
+    check("does not answer" in lines["0"] and "70.0 W" not in lines["0"], result.out)
+    check("70.0 W" in lines["1"], result.out)
+    errors = {card["index"]: card["error"] for card in world.met("gpus", "--json").ok().json()}
+    check("does not answer" in errors["0"] and errors["1"] is None, errors)
+    equal(world.met("gpus", "--free").ok().out.strip(), "1", "a card that can be used")
+
+
+@test
+def a_driver_that_hangs_keeps_nothing_else_of_the_machine(world):
+    world.configure(f"gpu:\n  nvml: {played(world)}\n")
+    write_script(world, "delay nvmlInit 0 3600000\n")
+    process = world.me.spawn("node")
+    shown = b""
+    while b"Memory" not in shown:
+        line = process.stdout.readline()
+        check(line, f"no memory in {shown!r}")
+        shown += line
+    check(process.poll() is None, "it does not wait for the cards")
+    # They are shown when they answer, or that they do not.
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    check(b"GPUs" in out and b"does not answer" in out, out)
+    write_script(world, "")
+    check("GPU 0 Fake" in world.met("node").ok().out, "the cards of a driver that answers")

@@ -88,7 +88,8 @@ fn snapshot() -> Snapshot {
             ..HeldCard::default()
         };
         let cards = if number.is_multiple_of(10) { vec![card] } else { Vec::new() };
-        Job { about: Arc::new(about), cells: JOB.columns.iter().enumerate().map(cell).collect(), cards }
+        let cells = JOB.columns.iter().enumerate().map(cell).collect();
+        Job { about: Arc::new(about), cells, cards, details: Vec::new(), events: Vec::new() }
     };
     Snapshot { tables: node_tables(), jobs: (0..JOBS).map(job).collect() }
 }

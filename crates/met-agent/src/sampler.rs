@@ -38,7 +38,7 @@ use met_jobs::processes;
 use met_query::live::Live;
 use met_query::protocol::PassedEvent;
 use met_sinks::bus::Ticker;
-use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, meter};
+use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, Unread, meter};
 
 use crate::exits::{Beginning, Departures};
 use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
@@ -389,6 +389,16 @@ impl Sampler {
         let missing = missing.filter(|(_, why)| !matches!(why, Unavailable::Absent(_)));
         troubles.extend(missing.map(|(_, why)| why.to_string()));
         troubles
+    }
+
+    /// GPUs that are there and cannot be read.
+    pub fn unread_cards(&self) -> Vec<Unread> {
+        self.runner.unread(&card::TABLE)
+    }
+
+    /// Waits for what slow sources are reading, without the GPUs.
+    pub fn wait_but_for_cards(&mut self, patience: Duration) {
+        self.runner.wait_but_for(&card::TABLE, patience);
     }
 
     pub fn has_cards(&self) -> bool {

@@ -222,6 +222,11 @@ pub trait Source: Send {
         None
     }
 
+    /// What is there and could not be read last time.
+    fn unread(&self) -> Vec<Unread> {
+        Vec::new()
+    }
+
     /// Asks a thread of its own for a reading and waits for it.
     fn wait(&mut self, _patience: Duration) {}
 
@@ -268,6 +273,14 @@ impl std::fmt::Display for Unavailable {
             Unavailable::Hangs => to.write_str("reading it did not return; source disabled"),
         }
     }
+}
+
+/// A part of a source, such as a card, that cannot be read now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unread {
+    /// As in its table; empty where they are not known.
+    pub labels: Vec<String>,
+    pub why: String,
 }
 
 /// Why a source tells less than it might, and the command that would change it.

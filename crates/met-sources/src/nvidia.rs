@@ -37,7 +37,7 @@ use self::reading::{Answer, Reading, Trouble};
 use self::slow::Slow;
 use crate::{
     DriverCalls, Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable,
-    sysfs,
+    Unread, sysfs,
 };
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
@@ -226,6 +226,21 @@ impl Source for Nvidia {
         }
         self.hurry_if_unexplained(now_ns);
         first_error
+    }
+
+    fn unread(&self) -> Vec<Unread> {
+        let Some(shown) = &self.shown else { return Vec::new() };
+        let lost = shown.lost.iter().map(|(index, why)| {
+            let mut labels = vec![String::new(); card::TABLE.labels.len()];
+            labels[card::label::INDEX] = index.to_string();
+            labels[card::label::VENDOR] = "nvidia".to_owned();
+            Unread { labels, why: why.clone() }
+        });
+        let is_silent = |index: usize| self.figures.get(index).is_some_and(|figures| figures.silent);
+        let silent = shown.cards.iter().enumerate().filter(|(index, _)| is_silent(*index));
+        let silent =
+            silent.map(|(_, facts)| Unread { labels: facts.labels.clone(), why: NO_ANSWER.to_owned() });
+        lost.chain(silent).collect()
     }
 
     fn wait(&mut self, patience: Duration) {

@@ -10,7 +10,7 @@ use met_host::{Host, Targets, clock};
 use crate::background::Background;
 use crate::{
     DriverCalls, Options, Pace, Pulse, ReadError, SOURCES, Shortfall, Source, SourceSpec, TickInfo,
-    Unavailable,
+    Unavailable, Unread,
 };
 
 columns! { COLUMNS:
@@ -151,14 +151,30 @@ impl Runner {
         self.sources.iter().any(|running| running.spec.name == name && running.source.is_some())
     }
 
+    /// What is there and could not be read last time, of the sources that fill a table.
+    pub fn unread(&self, table: &'static Table) -> Vec<Unread> {
+        let of_table = |running: &&Running| running.spec.tables.iter().any(|own| std::ptr::eq(*own, table));
+        let sources = self.sources.iter().filter(of_table).filter_map(|running| running.source.as_ref());
+        sources.flat_map(|source| source.unread()).collect()
+    }
+
+    /// As [`Runner::wait`], without the sources that fill a table.
+    pub fn wait_but_for(&mut self, table: &'static Table, patience: Duration) {
+        self.wait_for(patience, |spec| !spec.tables.iter().any(|own| std::ptr::eq(*own, table)));
+    }
+
     /// Waits for the readings that sources have under way on threads of their own.
     pub fn wait(&mut self, patience: Duration) {
+        self.wait_for(patience, |_| true);
+    }
+
+    fn wait_for(&mut self, patience: Duration, is_wanted: impl Fn(&SourceSpec) -> bool) {
         if patience.is_zero() {
             return;
         }
         let deadline = Instant::now() + patience;
-        let mut sources: Vec<_> =
-            self.sources.iter_mut().filter_map(|running| running.source.as_mut()).collect();
+        let running = self.sources.iter_mut().filter(|running| is_wanted(running.spec));
+        let mut sources: Vec<_> = running.filter_map(|running| running.source.as_mut()).collect();
         // All are asked before any is waited for: they answer side by side.
         sources.iter_mut().for_each(|source| source.wait(Duration::ZERO));
         for source in sources {

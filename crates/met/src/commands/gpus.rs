@@ -20,6 +20,7 @@ use met_host::users;
 use met_jobs::processes;
 use met_query::jobs::{self, AllJobs, JobsFilter};
 use met_query::setting::Setting;
+use met_sources::Unread;
 
 /// A driver without its daemon takes seconds to wake a card up.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -41,13 +42,22 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
     if args.watch {
         return stdout.keep_on_screen(WATCH_EVERY, |style| {
             let (lines, troubles) = look(setting)?;
-            let troubles = troubles.iter().map(|trouble| format!("{trouble}\n")).collect::<String>();
+            let is_shown = lines.iter().any(|line| line.error.is_some());
+            let troubles = troubles
+                .iter()
+                .filter(|_| !is_shown)
+                .map(|trouble| format!("{trouble}\n"))
+                .collect::<String>();
             Ok(gpus::cards(&lines, jobs::now_ns(), style) + &troubles)
         });
     }
     let (lines, troubles) = look(setting)?;
-    for trouble in &troubles {
-        writeln!(io::stderr(), "met: {trouble}")?;
+    let is_shown = |line: &CardLine| line.error.is_some();
+    // What is in the table is not said twice.
+    if args.json || args.free.is_some() || !lines.iter().any(is_shown) {
+        for trouble in &troubles {
+            writeln!(io::stderr(), "met: {trouble}")?;
+        }
     }
     if let Some(count) = args.free {
         return match free(&lines, count as usize, args.uuid) {
@@ -96,11 +106,35 @@ fn look(setting: &Setting) -> Result<(Vec<CardLine>, Vec<String>)> {
     let mut lines: Vec<CardLine> =
         cards.iter().map(|(card, keys)| line(&setting.host, card, keys, &known, &openers)).collect();
     lines.extend(lost(&lines, &known));
+    mark_unread(&mut lines, sampler.unread_cards());
     lines.sort_by_cached_key(|line| {
         let numbers = line.index.split('.').map(|part| part.parse::<u32>().ok());
         (line.vendor.clone(), numbers.collect::<Vec<_>>())
     });
     Ok((lines, sampler.card_troubles()))
+}
+
+/// A GPU that does not answer is shown with that, and without figures of an earlier time.
+fn mark_unread(lines: &mut Vec<CardLine>, unread: Vec<Unread>) {
+    for Unread { labels, why } in unread {
+        let is_it = |line: &&mut CardLine| {
+            line.vendor == labels[label::VENDOR]
+                && (line.index == labels[label::INDEX]
+                    || !line.uuid.is_empty() && line.uuid == labels[label::UUID])
+        };
+        match lines.iter_mut().find(is_it) {
+            Some(line) if line.lost_since_ns.is_some() => {}
+            Some(line) => (line.error, line.is_free) = (Some(why), false),
+            None => lines.push(CardLine {
+                index: labels[label::INDEX].clone(),
+                uuid: labels[label::UUID].clone(),
+                name: labels[label::NAME].clone(),
+                vendor: labels[label::VENDOR].clone(),
+                error: Some(why),
+                ..CardLine::default()
+            }),
+        }
+    }
 }
 
 /// So many free cards of one maker, whose numbers mean something together.
@@ -169,6 +203,7 @@ fn line(
         clock_hertz: cell(card::CLOCK, 1e6),
         throttled: gpu::throttle_words(card.cells[card::THROTTLE]),
         lost_since_ns: None,
+        error: None,
         users,
     }
 }
@@ -365,6 +400,7 @@ fn object(card: &CardLine) -> serde_json::Value {
         "temperature_celsius": card.temperature_celsius,
         "clock_hertz": card.clock_hertz,
         "throttled": card.throttled,
+        "error": card.error,
         "lost_since": card.lost_since_ns.and_then(met_insight::json::time),
         "users": card.users.iter().map(user).collect::<Vec<_>>(),
     })
@@ -399,6 +435,34 @@ mod tests {
         let users = line(&Host::real().unwrap(), &now, &keys, &known, &Openers::new()).users;
         let [user] = &users[..] else { panic!("{users:?}") };
         user.clone()
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_answer_is_in_the_table() {
+        let unread = |index: &str, uuid: &str| {
+            let mut labels = vec![String::new(); card::TABLE.labels.len()];
+            for (at, text) in [(label::INDEX, index), (label::UUID, uuid), (label::VENDOR, "nvidia")] {
+                labels[at] = text.to_owned();
+            }
+            Unread { labels, why: "the driver does not answer".to_owned() }
+        };
+        let card = |index: &str, uuid: &str| CardLine {
+            index: index.to_owned(),
+            uuid: uuid.to_owned(),
+            vendor: "nvidia".to_owned(),
+            power_watts: Some(70.0),
+            is_free: true,
+            ..CardLine::default()
+        };
+        let mut lines = vec![card("1", "GPU-b"), card("2", "GPU-c")];
+        mark_unread(&mut lines, vec![unread("0", ""), unread("2", "GPU-c")]);
+        lines.sort_by(|one, other| one.index.cmp(&other.index));
+        let errors: Vec<bool> = lines.iter().map(|line| line.error.is_some()).collect();
+        assert_eq!((errors, lines[2].is_free), (vec![true, false, true], false));
+        let drawn = gpus::cards(&lines, 0, &crate::view::Style::plain());
+        assert_eq!(drawn.matches("the driver does not answer").count(), 2, "{drawn}");
+        assert_eq!(drawn.matches("70.0 W").count(), 1, "{drawn}");
+        assert_eq!(free(&lines, 1, false).unwrap(), "1");
     }
 
     #[test]

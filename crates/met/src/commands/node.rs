@@ -1,7 +1,7 @@
 //! `met node`: the machine now, or over time.
 
 use std::io::{self, IsTerminal, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use met_core::cards::CardNow;
@@ -10,7 +10,7 @@ use met_core::node::{Freshness, NodeRow};
 use met_core::series::Course;
 use met_core::{Kind, MISSING};
 use met_host::clock;
-use met_sources::{Choice, Options, Pace, SOURCES, SourceSpec};
+use met_sources::{Choice, NO_ANSWER, Options, Pace, SOURCES, SourceSpec, Unread};
 use serde_json::{Map, Value, json};
 
 use crate::cli::NodeArgs;
@@ -29,6 +29,10 @@ use met_query::setting::Setting;
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// A controller may take seconds to answer.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// The GPUs of a driver that is awake answer within this time; others are shown after the rest.
+const CARDS_PATIENCE: Duration = Duration::from_secs(1);
+/// How often is looked whether they have answered.
+const LATE_LOOK: Duration = Duration::from_millis(500);
 /// Some windows of the slowest meters.
 const LEDGER_MAX_AGE: Duration = Duration::from_secs(60);
 const NOTHING_KEPT: &str = "no series of the machine are stored for that time; a system daemon stores them, \
@@ -39,13 +43,20 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
         return course(setting, args, since);
     }
     let progress = Progress::begin();
+    let begin = Instant::now();
     let mut sampler = open(setting);
     sampler.energy().recall_idle(idle_power_file::known(setting));
     sampler.look();
     std::thread::sleep(BETWEEN_LOOKS);
     // Asked now, taken over when it is there.
     sampler.look();
-    sampler.wait(PATIENCE);
+    // A program gets one object with everything.
+    if args.json {
+        sampler.wait(PATIENCE);
+    } else {
+        sampler.wait(CARDS_PATIENCE);
+        sampler.wait_but_for_cards(PATIENCE);
+    }
     sampler.look();
     progress.end();
     let energy = ledger_of_daemon(setting).or_else(|| sampler.energy().now());
@@ -68,7 +79,38 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     if let Some(window) = &energy {
         stdout.write_all(node::energy(window, &style).as_bytes())?;
     }
+    drop((rows, cards));
+    let mut late = Vec::new();
+    if sampler.has_cards() && sampler.cards().is_empty() {
+        // The rest is on the screen: only now is a driver waited for that does not answer.
+        stdout.flush()?;
+        late = late_cards(&mut sampler, PATIENCE.saturating_sub(begin.elapsed()));
+    }
+    let unread = |card: &Unread| format!("GPU {}   {}", card.labels[card::label::INDEX], card.why);
+    late.extend(sampler.unread_cards().iter().map(unread));
+    stdout.write_all(node::late_cards(&late, &style).as_bytes())?;
     Ok(0)
+}
+
+/// The GPUs when their driver answers, or that it does not.
+fn late_cards(sampler: &mut Sampler, patience: Duration) -> Vec<String> {
+    let deadline = Instant::now() + patience;
+    loop {
+        sampler.wait(LATE_LOOK.min(deadline.saturating_duration_since(Instant::now())));
+        sampler.look();
+        let cards: Vec<CardNow<'_>> = sampler.cards().into_iter().map(|(card, _)| card).collect();
+        if !cards.is_empty() {
+            return node::card_lines(&cards);
+        }
+        drop(cards);
+        let troubles = sampler.card_troubles();
+        if !troubles.is_empty() {
+            return troubles;
+        }
+        if Instant::now() >= deadline {
+            return vec![NO_ANSWER.to_owned()];
+        }
+    }
 }
 
 /// The machine since a time, as a daemon kept it.
@@ -138,7 +180,8 @@ fn open(setting: &Setting) -> Sampler {
     let mut options = Options {
         node: true,
         period_max: Some(BETWEEN_LOOKS),
-        ..sampler::options(&setting.config, PATIENCE)
+        // Opening waits for nobody: a driver that hangs would keep all the rest.
+        ..sampler::options(&setting.config, Duration::ZERO)
     };
     // Of what jobs are read by, cards are things of the machine, too.
     let of_cards = |spec: &SourceSpec| spec.tables.iter().any(|table| std::ptr::eq(*table, &card::TABLE));

@@ -20,6 +20,8 @@ pub struct CardLine {
     pub throttled: Vec<&'static str>,
     /// Since when it cannot be read, in unix nanoseconds: then there are no figures.
     pub lost_since_ns: Option<i64>,
+    /// Why it cannot be read now.
+    pub error: Option<String>,
     pub users: Vec<UserLine>,
     /// Known to be nobody's and to do nothing.
     pub is_free: bool,
@@ -159,6 +161,10 @@ fn line(card: &CardLine, number: &str, layout: &Layout, now_ns: i64, style: &Sty
     if let Some(since_ns) = card.lost_since_ns {
         let words = format!("lost since {}", units::time_short(since_ns, now_ns, &style.zone));
         return format!("{number} {name}  {}\n", style.paint(Paint::Red, &words));
+    }
+    if let Some(error) = &card.error {
+        let line = format!("{number} {name}").trim_end().to_owned();
+        return format!("{line}{}\n", style.paint(Paint::Red, &layout.behind(&line, &text::escape(error))));
     }
     let figures = layout.figures([
         &or_dash(card.utilization, units::percent),

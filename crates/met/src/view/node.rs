@@ -55,6 +55,21 @@ pub fn machine(machine: &Machine<'_>, rows: Rows<'_>, style: &Style) -> String {
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
 
+/// GPUs that answered when everything else was shown.
+pub fn late_cards(lines: &[String], style: &Style) -> String {
+    let mut drawn = String::new();
+    for (index, line) in lines.iter().flat_map(|line| whole(line, style)).enumerate() {
+        let head = if index == 0 { text::pad("GPUs", HEAD_COLUMNS) } else { " ".repeat(HEAD_COLUMNS) };
+        drawn += &format!("{}{line}\n", style.paint(Paint::Cyan, &head));
+    }
+    if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
+
+/// A line for each GPU whose power is known.
+pub fn card_lines(cards: &[CardNow<'_>]) -> Vec<String> {
+    card_power(cards)
+}
+
 /// Whose the power was in the last window of the ledger: the parts add up to the meter.
 pub fn energy(window: &EnergyWindow, style: &Style) -> String {
     let sign = match window.kind {
