@@ -1,5 +1,5 @@
-//! What somebody who reads sources is at, for whoever looks after him: a file system or a driver may never
-//! answer. Who reads writes a few words of memory and no more.
+//! What a reader of sources is doing, for its watchdog: a file system or a driver may never answer. The reader
+//! only writes a few words of memory.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
@@ -9,7 +9,7 @@ use crate::SOURCES;
 
 #[derive(Debug, Default)]
 pub struct Pulse {
-    /// By CLOCK_MONOTONIC, which stands still while the machine sleeps; 0 while there is nothing to do.
+    /// By CLOCK_MONOTONIC, which stops while the machine sleeps; 0 while there is nothing to do.
     since_ns: AtomicI64,
     /// Counts beginnings and ends.
     steps: AtomicU64,
@@ -57,7 +57,7 @@ impl Pulse {
         Some(At { since_ns, source, steps: self.steps.load(Ordering::Relaxed) })
     }
 
-    /// Somebody else goes on in his place.
+    /// Another thread replaced it.
     pub fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
     }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gets_on_is_told_from_who_is_kept() {
+    fn a_working_reader_is_distinguished_from_a_stuck_one() {
         let pulse = Pulse::default();
         assert_eq!(pulse.at(), None);
         pulse.begin();

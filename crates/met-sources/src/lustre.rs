@@ -80,7 +80,7 @@ impl Source for Lustre {
                     Err(error) => drop(first_error.get_or_insert(ReadError::Retry { path, error })),
                 }
             }
-            // Where both places exist they tell the same.
+            // Where both places exist they have the same content.
             if !batch.is_empty() {
                 break;
             }

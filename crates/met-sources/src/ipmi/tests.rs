@@ -130,7 +130,7 @@ fn look(source: &mut dyn Source) -> String {
 }
 
 #[test]
-fn a_controller_tells_the_node_and_its_sensors() {
+fn a_controller_reports_the_node_and_its_sensors() {
     let mut source = controller(vec![INLET, SUPPLY], &[&READING, &[0xc0]]);
     expect![[r#"
         node power 220000 power_average 215000 power_min 4000 power_max 412000
@@ -193,7 +193,7 @@ fn a_controller_without_power_says_so_and_is_not_asked_for_it_again() {
 }
 
 #[test]
-fn a_list_that_is_never_told_is_not_asked_for_for_ever() {
+fn a_list_that_never_completes_is_given_up() {
     let power: Vec<&[u8]> = vec![&READING; usize::from(LIST_TRIES) + 2];
     let mut source = controller_failing(vec![INLET], &power, (u32::MAX, 0xff));
     for _ in 0..LIST_TRIES {

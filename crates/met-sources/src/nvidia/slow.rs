@@ -1,5 +1,5 @@
-//! The thread that does what takes milliseconds: loads the library, finds the cards, reads the dear
-//! figures. It works only while somebody looks, and as often as its cost allows.
+//! The thread for everything that takes milliseconds: loads the library, finds the cards, takes the expensive
+//! readings. It works only while ticks request readings, and as often as its cost allows.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,12 +33,13 @@ const EVERY_MIN_NS: i64 = 900_000_000;
 const LEVELS_EVERY_MAX_NS: i64 = 5_000_000_000;
 const PCIE_EVERY_MIN_NS: i64 = if cfg!(test) { 100_000_000 } else { 10_000_000_000 };
 const PCIE_EVERY_MAX_NS: i64 = 300_000_000_000;
-/// Cards are made whole, cut into parts, lost and found again while somebody looks.
+/// Cards are partitioned, merged, lost and found again while they are read.
 const LAYOUT_EVERY_NS: i64 = if cfg!(test) { 100_000_000 } else { 30_000_000_000 };
-/// A driver that is gone is looked for this often.
+/// A missing driver is searched for this often.
 const RELOAD_EVERY: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_millis(50);
-/// While the library is loaded nobody can reset a card or reload the driver: it goes when nobody looks.
+/// While the library is loaded no card can be reset and no driver reloaded: it is unloaded when no readings are
+/// requested.
 const UNLOAD_AFTER_NS: i64 = if cfg!(test) { 1_500_000_000 } else { 180_000_000_000 };
 /// Who has been at one card for longer is relieved. Some take a second to wake up.
 const KEPT_AFTER_NS: i64 = if cfg!(test) { 500_000_000 } else { 5_000_000_000 };
@@ -59,7 +60,7 @@ pub(super) struct State {
     asked: bool,
     /// When figures were asked for that are not there yet.
     pub asked_since_ns: Option<i64>,
-    /// When somebody looked last.
+    /// When a reading was last requested.
     looked_ns: i64,
     reload: bool,
     stop: bool,
@@ -123,8 +124,8 @@ impl Kind {
     }
 }
 
-/// Where the driver tells of critical errors of a card, by its number; nothing where it refused. Of its own for
-/// each: who refuses takes no other one with it, and a card that is lost need not be asked who it is.
+/// Event sets for critical errors, by card number; `None` where the driver refused. One for each card: a
+/// refusal does not affect the others, and a lost card need not be queried for its identity.
 type Faults<'a> = BTreeMap<u32, Option<EventSet<'a>>>;
 
 /// What is read of the cards of one loading, and when.
@@ -161,9 +162,9 @@ impl Rounds<'_> {
 enum End {
     Stop,
     Reload,
-    /// Nobody looks.
+    /// No readings are requested.
     Unused,
-    /// Somebody else goes on with it.
+    /// Another thread goes on with it.
     Relieved,
 }
 
@@ -280,7 +281,7 @@ impl Worker {
             drop(loaded);
             let stop = match end {
                 End::Stop | End::Relieved => true,
-                // Whoever still works with the old library lets go of it meanwhile: only then it is loaded anew.
+                // Users of the old library release it meanwhile: only then it is reloaded.
                 End::Reload => self.pause(SETTLE),
                 End::Unused => self.pause(Duration::ZERO),
             };
@@ -317,7 +318,7 @@ impl Worker {
         self.shared.cpu_ns.fetch_add(spent_ns - before_ns, Ordering::Relaxed);
     }
 
-    /// Waits until it is time to try again; true when told to stop.
+    /// Waits until it is time to try again; true when asked to stop.
     fn pause(&self, time: Duration) -> bool {
         let begin = Instant::now();
         let mut state = lock(&self.shared.state);
@@ -334,7 +335,7 @@ impl Worker {
         state.stop
     }
 
-    /// Sleeps until somebody asks for figures, or there is a reason to give the library up.
+    /// Sleeps until figures are requested, or there is a reason to unload the library.
     fn wait_for_order(&self) -> Option<End> {
         let unload_after_ns = UNLOAD_AFTER_NS.max(PERIODS_MAX * self.interval_ns);
         let mut state = lock(&self.shared.state);
@@ -355,7 +356,7 @@ impl Worker {
         None
     }
 
-    /// Reads the dear figures when asked to, until there is a reason to give the library up.
+    /// Takes the expensive readings on request, until there is a reason to unload the library.
     fn serve(&self, loaded: &Loaded) -> End {
         let known = lock(&self.shared.state).figures.clone();
         let figures = match known.len() == loaded.cards.len() {
@@ -373,7 +374,7 @@ impl Worker {
         }
     }
 
-    /// Asks the driver about something that keeps nobody. `Err`: it took so long that somebody else is on duty.
+    /// Makes a driver call that normally does not block. `Err`: it took so long that another thread is on duty.
     fn ask<T>(&self, what: &Arc<str>, question: impl FnOnce() -> T) -> Result<Option<T>, Relieved> {
         if !lock(&self.shared.state).duty.enter(what, clock::boottime_ns()) {
             return Ok(None);
@@ -385,7 +386,7 @@ impl Worker {
         }
     }
 
-    /// Asks each card that keeps nobody.
+    /// Queries each card that blocks no thread.
     fn each(
         &self,
         loaded: &Loaded,
@@ -439,7 +440,7 @@ impl Worker {
         })?;
         let levels_every_ns = levels.end();
         let passed = passes.is_due();
-        // Use is read with the counter: what ends a window tells who computed in it.
+        // Use is read with the counter: the reading that ends a window says who computed in it.
         if usage.is_due() || passed {
             usage.begin();
             self.each(loaded, figures, |_, device, figures| read_use(device, figures))?;
@@ -449,13 +450,13 @@ impl Worker {
             passes.begin();
             self.each(loaded, figures, |facts, device, figures| {
                 pass(device, figures);
-                hear(faults.get(&facts.index), figures);
+                take_faults(faults.get(&facts.index), figures);
             })?;
             passes.end();
         } else if figures.iter().any(|figures| figures.is_lost) {
             // A job does not outlive the loss of its card for long: why is asked at once.
             self.each(loaded, figures, |facts, _, figures| {
-                hear(faults.get(&facts.index).filter(|_| figures.is_lost), figures);
+                take_faults(faults.get(&facts.index).filter(|_| figures.is_lost), figures);
             })?;
         }
         if activity.is_due() {
@@ -499,7 +500,7 @@ impl Worker {
         self.shared.done.notify_all();
     }
 
-    /// Asks the driver to tell of critical errors of each card that was not asked for before.
+    /// Subscribes to critical errors of each card not yet subscribed to.
     fn listen<'a>(
         &self,
         loaded: &'a Loaded,
@@ -524,7 +525,7 @@ impl Worker {
 /// Another thread is on duty.
 struct Relieved;
 
-fn hear(faults: Option<&Option<EventSet<'_>>>, figures: &mut SlowCard) {
+fn take_faults(faults: Option<&Option<EventSet<'_>>>, figures: &mut SlowCard) {
     const EVENTS_MAX: usize = 64;
     let Some(Some(faults)) = faults else { return };
     for _ in 0..EVENTS_MAX {
