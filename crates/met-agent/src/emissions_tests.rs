@@ -49,7 +49,7 @@ fn at(time: &str) -> i64 {
 
 #[test]
 fn after_an_outage_a_provider_is_asked_for_what_was_missed() {
-    // Known until one o'clock, and now it is ten; the value of two is not known to anybody.
+    // Known until one o'clock, and now it is ten; the value of two o'clock is unknown.
     let missed = (4..41).map(|quarter| (quarter, (quarter != 8).then_some(quarter as i64)));
     let (url, thread) = serve_all(vec![rte([(40, Some(40))].into_iter()), rte(missed)]);
     let config = Emissions { url: Some(url), ..config(Provider::Rte) };

@@ -182,7 +182,7 @@ fn a_job_whose_allocation_is_known_late_is_charged_idle_from_then_on() {
             record.allocated.cpus = Some(4);
             record.nodes = vec!["here".into(), "there".into()];
             bench.energy.hold(1, &record);
-            // Who knows nothing of it takes nothing back.
+            // A ledger that does not know it takes nothing back.
             record.allocated.cpus = None;
             bench.energy.hold(1, &record);
         }
@@ -625,7 +625,7 @@ fn an_attached_job_whose_processes_left_its_tree_is_charged_a_lower_bound() {
     for second in 0..11 {
         bench.package(second * 100 * WATT_SECOND);
         bench.node(second * 2 * SECOND);
-        // What they did before anybody was attached is not charged.
+        // What they did before the attachment is not charged.
         bench.job(1, 1000 * SECOND + second * SECOND);
         bench.job(2, 1000 * SECOND + second * SECOND / 10);
         bench.tick();

@@ -238,8 +238,8 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![12 => look, 1 => (0u32..4).prop_map(Event::Leave), 1 => Just(Event::Pause)]
 }
 
-/// What the card used while it was looked at: by its counter between two right readings of it, else by its
-/// power. Knows nothing of who used it, and which readings are right.
+/// What the card used while it was read: by its counter between two right readings of it, else by its power.
+/// Knows nothing of who used it, and which readings are right.
 struct Truth {
     /// All that is over: up to the last right reading of the counter, or the last pause.
     settled_uj: i64,
@@ -632,7 +632,7 @@ fn a_counter_that_does_not_move_is_not_believed_and_what_it_lost_is_not_paid_bac
 
 #[test]
 fn a_counter_that_is_late_or_coarse_or_disagrees_with_power_is_believed() {
-    // Up to date every so often only, and read more often than that.
+    // Updated now and then only, and read more often than that.
     for (step_s, every_s) in [(2, 1), (5, 2), (10, 1), (25, 4), (30, 7)] {
         let steps = |at_s: i64| BEGIN_UJ + at_s / step_s * step_s * 250_000_000;
         let charged_uj = charged_by(every_s, steps).total_uj() as i64;
@@ -673,7 +673,7 @@ struct Shift {
     /// What the reading reports of them; they may have ended and be missing from it.
     reported: [u64; 2],
     power_mw: i64,
-    /// What the first one is taken to compute meanwhile, by the reading before or because the card is busy.
+    /// What the first one is assumed to compute meanwhile, by the reading before or because the card is busy.
     guess: u64,
     /// Whether the reading reports that it computed nothing.
     is_idle: bool,

@@ -80,7 +80,7 @@ impl Environ<'_> {
     fn holding(self, source: &'static str, vendor: Option<&'static str>) -> Option<Holding> {
         let mut cards = cards(&self.value_of(source)?);
         if vendor == Some(INTEL) {
-            // Tiles are no cards of their own here: who has one has the card.
+            // Tiles are not separate cards here: a job with a tile has the card.
             for card in &mut cards {
                 if let CardRef::Index(_, tile) = card {
                     *tile = None;
@@ -226,7 +226,7 @@ mod tests {
         of_environ(environ.replace(' ', "\0").as_bytes())
     }
 
-    /// What it says where it speaks of one maker's cards.
+    /// Its value for the cards of one maker.
     fn of(environ: &str) -> Option<Holding> {
         let mut all = all_of(environ);
         assert!(all.len() <= 1, "{all:?}");

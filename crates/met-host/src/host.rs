@@ -134,7 +134,7 @@ impl Host {
         self.liveness(process) == Liveness::Alive
     }
 
-    /// Whether the process runs. That it could not be looked at is not taken for its end.
+    /// Whether the process runs. A failed check is not taken for its end.
     pub fn liveness(&self, process: ProcessId) -> Liveness {
         let mut text = Vec::new();
         match self.proc_dir().read(PidPath::new(process.pid, "stat").as_path(), &mut text) {

@@ -22,7 +22,7 @@ pub struct Setting {
     pub config_path: Option<PathBuf>,
     pub user: Place,
     pub system: Place,
-    /// The server that is asked instead of this machine.
+    /// The server that is queried instead of this machine.
     pub server: Option<Asked>,
     pub reach: Reach,
 }
@@ -130,7 +130,7 @@ impl Setting {
         self.reach.user.once(Report::Warn, || self.connect_own(Client::connect_for_start))
     }
 
-    /// A socket in another user's directory may be anybody's.
+    /// A socket in another user's directory is not trustworthy.
     fn connect_own(
         &self,
         connect: impl Fn(&Path) -> Result<Client, Unreachable>,
@@ -140,8 +140,8 @@ impl Setting {
         Client::connect_or_elsewhere(&socket, announced.as_deref(), connect).map(|(client, _)| client)
     }
 
-    /// The daemon that a change is for: the system's, unless there is none or the user means his own. One that hangs is
-    /// an error, for the caller to report, and not as if there was none.
+    /// The daemon that a change is for: the system's, unless there is none or the user's own is meant. A daemon
+    /// that hangs is an error for the caller to report, not an absent one.
     pub fn daemon(&self, own: bool) -> Result<Client, Unreachable> {
         let user = || self.reach.user.once(Report::ByCaller, || self.connect_own(Client::connect));
         if own {

@@ -25,7 +25,7 @@ struct Missed {
     since: Instant,
 }
 
-/// Who reports a daemon that cannot be used.
+/// How an unusable daemon is reported.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Report {
     Warn,

@@ -1,4 +1,4 @@
-//! Who asks, and which jobs this person may see: the one rule for daemon, server and web.
+//! The client of a request, and which jobs it may see: the one rule for daemon, server and web.
 
 use met_core::job::Record;
 

@@ -1,8 +1,8 @@
 //! Sends records and series to a server and loses nothing on the way.
 //!
 //! One thread makes batches: every record that changed, and the series that were offered since. They are on
-//! disk before anything else happens to them. Another one sends the oldest until the server says that it has
-//! it. Who offers never waits for either.
+//! disk before anything else happens to them. Another one sends the oldest until the server acknowledges it.
+//! Producers never wait for either.
 
 mod held;
 mod interims;
@@ -87,7 +87,7 @@ pub struct Plan {
     pub every: Duration,
     /// When nothing happened in this time, an empty batch says that we are here.
     pub quiet: Duration,
-    /// Who sends; what the spool knows is filled in there.
+    /// The sender; the spool fills in its own fields.
     pub header: Header,
 }
 

@@ -1,4 +1,4 @@
-//! AMD and Intel cards without a vendor's library: sysfs for the card, `/proc/PID/fdinfo` for who uses it.
+//! AMD and Intel cards without a vendor's library: sysfs for the card, `/proc/PID/fdinfo` for its users.
 //!
 //! A process says in its fdinfo how long each engine worked for it; forked and duplicated descriptors say it
 //! again, so each client is counted once. What computes through KFD alone is found in its own directory.
@@ -24,7 +24,7 @@ const DRM: &str = "/sys/class/drm";
 const KFD: &str = "/sys/class/kfd/kfd";
 /// Descriptors of one process that are searched for cards.
 const DESCRIPTORS_MAX: usize = 4096;
-/// One part in so many of a core may be spent on looking through the descriptors of one process.
+/// One part in this many of a core may be spent on searching the descriptors of one process.
 const SCAN_COST_INVERSE: i64 = 1000;
 const SCAN_EVERY_MIN_NS: i64 = 900_000_000;
 /// Of a process that has no card for long.

@@ -18,7 +18,7 @@ pub struct Pulse {
     given_up: AtomicBool,
 }
 
-/// What the reader is at. The same at two looks: he has not got on.
+/// What the reader is doing. The same at two looks: it made no progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
     pub since_ns: i64,
@@ -49,7 +49,7 @@ impl Pulse {
         self.source.store(0, Ordering::Release);
     }
 
-    /// Where he is; `None` while he has nothing to do.
+    /// Where it is; `None` while it has nothing to do.
     pub fn at(&self) -> Option<At> {
         let since_ns = Some(self.since_ns.load(Ordering::Acquire)).filter(|&since_ns| since_ns != 0)?;
         let position = self.source.load(Ordering::Acquire).checked_sub(1);
@@ -62,7 +62,7 @@ impl Pulse {
         self.given_up.store(true, Ordering::Release);
     }
 
-    /// Whether he is to go home, and to leave everything as it is.
+    /// Whether it was replaced and must exit without changing anything.
     pub fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Acquire)
     }

@@ -58,8 +58,8 @@ const FRESH_MIN_NS: i64 = 1_000_000_000;
 
 /// A process that has another pid here, or none: unowned.
 const FOREIGN: Subject = Subject::Task { pid: 0, start_ticks: 0 };
-/// The list of who is on the cards is read before its time this often at most; in vain, after twice the time, again
-/// and again.
+/// The process lists are read before they are due at most this often; without a result, the interval doubles
+/// each time.
 const HURRY_EVERY_NS: i64 = 900_000_000;
 const HURRIES_DOUBLED: u32 = 5;
 /// Cards can be partitioned again and again: more rows than this are not remembered.
@@ -85,7 +85,7 @@ struct Nvidia {
     labels: Vec<Vec<String>>,
 }
 
-/// When the list of who is on the cards was last asked for before its time, and how often in vain.
+/// When the process lists were last requested before they were due, and how often without a result.
 #[derive(Default)]
 struct Hurry {
     at_ns: i64,
@@ -125,7 +125,7 @@ impl Fresh {
         self.asked.is_some()
     }
 
-    /// Brings them up to date; of a thread that is asked for them, as far as it answers in time.
+    /// Updates them; readings of another thread, as far as it answers in time.
     fn read(&mut self, now_ns: i64, patience: Duration, figures: &[SlowCard]) {
         match &mut self.caller {
             Caller::Thread(fast) => {
@@ -148,7 +148,7 @@ impl Fresh {
     }
 }
 
-/// Who asks for power and use.
+/// Which thread reads power and use.
 enum Caller {
     Thread(Fast),
     Reader(Direct),
@@ -229,7 +229,7 @@ impl Source for Nvidia {
     }
 
     fn wait(&mut self, patience: Duration) {
-        // It begins to read when it is asked.
+        // It begins to read on request.
         drop(self.slow.glance(clock::boottime_ns()));
         if patience.is_zero() {
             return;
@@ -470,7 +470,7 @@ impl Nvidia {
                 figures.fill_process(pid, cells);
             }
         }
-        // Who computed and has ended since: the energy of its time is still to be charged.
+        // Processes that computed and have ended since: the energy of their time is still to be charged.
         for sample in &figures.samples {
             let listed = processes
                 .rows()

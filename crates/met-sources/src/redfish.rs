@@ -72,7 +72,7 @@ struct Chassis {
     /// The path of the chassis that is this machine, and the name of its meter: one of several stays chosen,
     /// whichever answers first the next time.
     machine: Option<(String, String)>,
-    /// How often it was looked at before that was known.
+    /// How often it was read before that was known.
     looks: u32,
     /// The names of chassis that were seen with a meter.
     metered: Vec<String>,
@@ -130,7 +130,7 @@ fn is_safe(url: &str) -> bool {
         || url.strip_prefix("http://").is_some_and(|rest| ["127.0.0.1", "localhost"].contains(&&*host(rest)))
 }
 
-/// The file belongs to who may read it, and holds `user:password`.
+/// Only its owner may read the file, which holds `user:password`.
 fn authorization(host: &Host, path: &Path) -> Result<String, Unavailable> {
     let denied = || Unavailable::Denied { path: path.display().to_string(), need: NEED };
     let below_root = host.root().join(path.strip_prefix("/").unwrap_or(path));

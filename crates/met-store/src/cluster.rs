@@ -40,7 +40,7 @@ pub struct About<'a> {
     pub page: Option<Page>,
 }
 
-/// Who sends under the name of a node, by its last batch.
+/// The sender under the name of a node, by its last batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bound {
     /// `None` before the first batch, of a node that sends none, and after a replacement.
@@ -84,7 +84,7 @@ pub struct Node {
     pub page: Option<Page>,
 }
 
-/// Who shows a token.
+/// The holder of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bearer {
     /// May send batches, as this node.

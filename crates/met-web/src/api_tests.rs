@@ -68,7 +68,7 @@ impl Query for Jobs {
     }
 }
 
-/// Believes who says his name in `From`.
+/// Trusts the name in `From`.
 struct Named;
 
 impl Admission for Named {

@@ -58,7 +58,7 @@ const NAME_BYTES_MAX: usize = 255;
 const TABLES_MAX: usize = 256;
 const DESCRIPTION_BYTES_MAX: usize = 512 * 32;
 
-/// Who sends, and how far he is.
+/// The sender, and its position.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     pub node: String,
@@ -310,7 +310,7 @@ fn put_frame(out: &mut Vec<u8>, kind: u8, payload: &[u8]) {
     out.extend_from_slice(payload);
 }
 
-/// Reads a length in front of `bytes`, which must hold so many more.
+/// Reads a length in front of `bytes`, which must hold that many more.
 fn sized(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut length = 0_usize;
     for (index, &byte) in bytes.iter().enumerate().take(5) {

@@ -125,7 +125,7 @@ fn address(config: &Config, place: &Place) -> Result<Option<(Address, Option<Str
     Ok(Some((address, forward.node.clone())))
 }
 
-/// Whether a daemon would send. Who joins wants to know now, not from its log.
+/// Whether a daemon would send: `--join` reports problems at once, not in the log.
 pub fn check(config: &Config, place: &Place) -> Result<()> {
     if let Some((address, _)) = address(config, place)? {
         Link::open(&address)
@@ -197,7 +197,7 @@ fn try_start(host: &Host, config: &Config, place: &Place, page: Option<Page>) ->
     Ok(Some(started))
 }
 
-/// The records of this node's catalogue in the order of change, read beside the one who writes.
+/// The records of this node's catalogue in the order of change, read beside its writer.
 struct Catalogue {
     state: PathBuf,
     reader: Option<Reader>,

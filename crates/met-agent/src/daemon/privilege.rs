@@ -13,7 +13,7 @@ const NEEDED: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::NET_ADMIN)
     .union(CapabilitySet::PERFMON);
 
-/// What a thread keeps that strangers can speak to: it reads certificates again when they change.
+/// The capabilities of a thread that serves the network: it reads certificates again when they change.
 const NEEDED_BEFORE_STRANGERS: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
 
 /// Of one thread, and of those that it starts.

@@ -21,7 +21,7 @@ use met_host::users;
 use met_query::jobs;
 use met_query::protocol::SchedulerStatus;
 
-/// After an answer of so many runs memory is given back.
+/// After an answer of more runs than this memory is released.
 const LONG_ANSWER_RUNS: u64 = 5_000;
 /// Updates that are queued; a thread with more waits.
 const QUEUE: usize = 4;
@@ -139,7 +139,7 @@ impl Schedulers {
         Some(update)
     }
 
-    /// A job of this manager has just ended here: its scheduler is asked soon, once for many.
+    /// A job of this manager has just ended here: its scheduler is queried soon, once for many jobs.
     pub fn nudge(&self, manager: &str) {
         for worker in self.workers.iter().filter(|worker| worker.manager == manager) {
             // One pending signal is enough.
@@ -309,7 +309,7 @@ mod tests {
         let schedulers =
             Schedulers::start(&host, &config, true, Scope::Cluster, |_| Before::default()).unwrap();
         let update = loop {
-            // The day before is asked for in pieces, and each has the same answer.
+            // The past day is queried in pieces, and each has the same answer.
             let update = wait_for_news(&schedulers);
             if !update.recorded.is_empty() {
                 break update;

@@ -55,7 +55,7 @@ pub(super) struct Outputs {
     pub(super) bus: Bus,
     /// If there is a subscriber.
     pub(super) board: Option<Arc<Board>>,
-    /// Jobs of which nothing is published yet, because they will soon have another name: since when.
+    /// Jobs not published yet, because they will soon have another name: since when.
     withheld: HashMap<JobKey, Instant>,
 }
 

@@ -34,7 +34,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// `looked_ns` is when anybody last looked at the machine, if that is followed.
+    /// `looked_ns` is when the machine was last read, if it is followed.
     pub(super) fn new(record: &Record, charged: Charged, now_ns: i64, looked_ns: Option<i64>) -> Job {
         let age_ns = record.start_ns.map(|start_ns| clock::realtime_ns() - start_ns);
         // It began in the open window, or has not been read since.

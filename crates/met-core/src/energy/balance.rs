@@ -17,7 +17,7 @@ pub struct Balance {
 }
 
 impl Balance {
-    /// Takes in a window: what its meter counted, and what was really booked for everybody together.
+    /// Takes in a window: what its meter counted, and what was really booked in total.
     pub fn add(
         &mut self,
         (begin_ns, end_ns): (i64, i64),

@@ -39,7 +39,7 @@ impl Machine {
         fs::write(path, text).unwrap();
     }
 
-    /// A cgroup whose processes have used so much.
+    /// A cgroup whose processes have used this much.
     fn make(&self, path: &str, cpu_ns: u64) {
         if let Some((above, _)) = path.rsplit_once('/').filter(|(above, _)| above.len() > CPUACCT.len())
             && !self.root.path().join(above).exists()
@@ -67,7 +67,7 @@ impl Machine {
         self.discovery().work()
     }
 
-    /// Until so many notices were taken and not acted on.
+    /// Until this many notices were taken and not acted on.
     fn wait_for_notices(&self, count: usize) {
         let begin = std::time::Instant::now();
         while self.discovery.as_ref().unwrap().tree.watches.watcher.waiting() < count {
@@ -507,7 +507,7 @@ fn hostile_names_are_jobs_like_others_or_none() {
     assert_eq!(machine.health().jobs, [("slurm".to_owned(), 1)]);
 }
 
-/// The home of a user's containers, which is his own.
+/// The home of a user's containers, owned by the user.
 fn slice_of(uid: u32) -> String {
     format!("{CPUACCT}/user.slice/user-{uid}.slice/user@{uid}.service/user.slice")
 }

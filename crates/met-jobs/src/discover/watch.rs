@@ -48,7 +48,7 @@ pub(crate) enum Notice {
     Ended {
         watch: Watch,
     },
-    /// There were more than the kernel keeps: whatever happened must be looked up.
+    /// There were more than the kernel keeps: everything must be read again.
     Overflow,
 }
 

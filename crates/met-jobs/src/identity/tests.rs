@@ -11,7 +11,7 @@ struct Machine {
     host: Host,
 }
 
-/// A text archive of `-- path --` and contents; `\0`, `\n`, `\e` and `\xff` stand for such bytes.
+/// A text archive of `-- path --` and contents; `\0`, `\n`, `\e` and `\xff` are escapes of such bytes.
 fn machine(archive: &str) -> Machine {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(root.path().join("proc")).unwrap();
@@ -162,7 +162,7 @@ fn root_who_waits_in_a_job_is_not_its_first_process() {
         Question { manager: "slurm", id: "31", uid: None, user: None, cgroup: &cgroup, pids: &[40, 41, 42] };
     // Whose it is, and by what it is called, is not known before its user's first process is there.
     check(CONTAIN, &question, expect!["start: 900\n"]);
-    // One who came in later is not what was submitted, but better than nothing.
+    // A process that came later is not what was submitted, but better than nothing.
     let adopted = expect![[r#"
         owner: 1000 None
         command: ["-bash"]

@@ -10,13 +10,13 @@ use super::{Recorded, Scheduler, Window};
 
 /// Asked for once more each time: clocks differ, and a scheduler may record an end late.
 const OVERLAP_S: i64 = 600;
-/// A long past is asked for in pieces.
+/// A long past is queried in pieces.
 const PIECE_S: i64 = 86_400;
 /// A piece that is still too much when it is this short cannot be asked for.
 const PIECE_MIN_S: i64 = 60;
 /// Jobs handed over at a time.
 const BATCH: usize = 50;
-/// Jobs that vanished from the answers and are asked about by id, each time.
+/// Jobs that vanished from the answers and are queried by id, per round.
 const VANISHED_MAX: usize = 1000;
 
 /// Everything up to this time was reported, in unix seconds.

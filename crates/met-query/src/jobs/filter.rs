@@ -61,7 +61,7 @@ impl JobsFilter {
             name: self.name.clone(),
             manager: self.manager.clone(),
             account: self.account.clone(),
-            // Running jobs are checked afterwards, and some of them are dropped; the page stays complete.
+            // Running jobs are checked afterwards, and some of them are dropped; a short page does no harm.
             limit: match self.paged {
                 true => Some(self.limit.unwrap_or(usize::MAX).min(PAGE_JOBS)),
                 false => self

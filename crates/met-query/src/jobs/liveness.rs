@@ -17,7 +17,7 @@ pub fn settle(host: &Host, record: &mut Record) {
     }
     record.state = match supervision(host, local) {
         Liveness::Gone => State::Lost,
-        // What could not be looked at is as it was.
+        // A job that could not be checked is unchanged.
         Liveness::Unknown => record.state,
         Liveness::Alive if local.main.is_some_and(|main| is_stopped(host, main)) => State::Suspended,
         Liveness::Alive => State::Running,

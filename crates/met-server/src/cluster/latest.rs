@@ -102,7 +102,7 @@ impl Latest {
         }
     }
 
-    /// Takes up how well the figures of a job are known of which there are samples.
+    /// Takes the quality of the figures of a job that has samples.
     pub fn stand(&self, key: &JobKey, standing: &Interim) {
         let inner = &mut *self.lock();
         if !inner.jobs.contains_key(key) {
@@ -153,8 +153,8 @@ impl Latest {
         belief::add_sample(record, last);
     }
 
-    /// The same of a part of a job that is seen no more: it used at least so much. What it held at the time is no
-    /// total of it.
+    /// The same for a part of a job that is no longer seen: its totals are lower bounds. Its last levels are
+    /// not totals.
     pub fn leave(&self, key: &JobKey, record: &mut Record) {
         let is_peak = |column: usize| PEAKS.iter().any(|&(peak, _)| peak == column);
         let is_total = |&column: &usize| JOB.columns[column].kind == Kind::Counter || is_peak(column);

@@ -1,4 +1,5 @@
-//! How jobs that run stand, as far as their samples do not say it: sent when it changes, and now and then.
+//! Interim totals of running jobs, as far as their samples do not contain them: sent on changes, and now and
+//! then.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

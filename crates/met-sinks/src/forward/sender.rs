@@ -154,7 +154,7 @@ fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8]) -> Outcome
         let Inner { spool, status, .. } = &mut *inner;
         status.acknowledged_ns = Some(end_ns);
         status.last_error = None;
-        // The server looked at its clock between the two.
+        // The server read its clock between the two.
         status.clock_offset_ns = Some(acknowledged.now_ns - (begin_ns + (end_ns - begin_ns) / 2));
         if let Err(error) = spool.acknowledge(sequence) {
             // It is sent once more, and recognised.

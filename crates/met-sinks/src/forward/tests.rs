@@ -413,7 +413,7 @@ fn a_node_with_nothing_to_send_still_reports() {
     assert_eq!((arrived.len(), arrived[0].records.len(), arrived[0].pieces.len()), (1, 0, 0));
 }
 
-/// A record whose command has so many letters: all the same, or such that nothing shrinks.
+/// A record whose command has the given number of letters: all the same, or such that nothing shrinks.
 fn long_record(id: usize, letters: usize, is_noise: bool) -> Record {
     let mut bits = id as u64 | 1;
     let letter = |_| {

@@ -128,7 +128,7 @@ pub(super) fn sensor(record: &[u8]) -> Option<Sensor> {
     })
 }
 
-/// An integer of so many bits in two's complement.
+/// An integer of the given number of bits in two's complement.
 fn sign(value: u16, bits: u32) -> i16 {
     let shift = 16 - bits;
     ((value << shift) as i16) >> shift

@@ -70,7 +70,7 @@ fn records_of_sensors_say_how_a_reading_becomes_a_value() {
     assert_eq!(sdr::sensor(&tenths).unwrap().value(&[0, 53, 0xc0]), Some(22_000));
 }
 
-/// A controller that answers from a script, and notes what it is asked.
+/// A controller that answers from a script, and records its requests.
 struct Script {
     records: Vec<&'static [u8]>,
     power: VecDeque<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! The thread that reads what changes all the time, power and use, for those who must not be kept.
+//! The thread that reads power and use for callers that must not block.
 //!
 //! A tick sends its request when it begins and takes the answer after all other sources: by then it is there,
 //! without waiting. The thread has no timer of its own, since setting one costs a virtual machine 50 µs. A
@@ -17,7 +17,7 @@ use super::reading::{ASK_EVERY_NS, Answer, CardGuard, Unknown, read_all};
 
 /// A tick waits no longer for an answer. Cards that are idle or cores that are busy make it late.
 pub(super) const TICK_PATIENCE: Duration = Duration::from_millis(2);
-/// Who has been at one card for longer is relieved.
+/// A thread that has been at one card for longer is replaced.
 const KEPT_AFTER_NS: i64 = 500_000_000;
 
 #[derive(Default)]
@@ -45,7 +45,7 @@ struct Shared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Soon,
-    /// The thread is kept by a card, or by what it was asked before.
+    /// The thread is blocked by a card, or busy with an earlier request.
     InVain,
 }
 
@@ -91,7 +91,7 @@ impl Fast {
         state.waiting_since_ns.get_or_insert(now_ns);
         drop(state);
         self.shared.wake.notify_one();
-        // Who is late is not waited for twice.
+        // A late thread is not waited for twice.
         if is_free { Asked::Soon } else { Asked::InVain }
     }
 

@@ -20,9 +20,9 @@ use super::{is_lost, is_unsupported, memory_bytes, outcome};
 pub(super) const EVERY_MAX_NS: i64 = 20_000_000_000;
 pub(super) const USE_EVERY_MAX_NS: i64 = 10_000_000_000;
 pub(super) const ACTIVITY_EVERY_MAX_NS: i64 = 20_000_000_000;
-/// Figures of so many periods ago are not those of now.
+/// Figures older than this many periods are stale.
 pub(super) const PERIODS_MAX: i64 = 3;
-/// Processes that a card is asked for in one call. More are possible and then asked for again.
+/// Room for processes in one call. With more processes the call is repeated.
 const PROCESSES_USUAL: usize = 64;
 const PROCESSES_MAX: usize = 1 << 16;
 const SAMPLES_USUAL: u32 = 256;
@@ -41,7 +41,7 @@ pub(super) struct SlowCard {
     /// Memory in use of each part, in the order of the parts.
     parts_used: Vec<i64>,
     pub processes: Vec<OnCard>,
-    /// The driver said who is on the card; else an empty list says nothing.
+    /// The driver listed the processes on the card; otherwise an empty list is meaningless.
     pub knows_list: bool,
     energy_uj: Option<i64>,
     /// It blocks its callers.
@@ -53,7 +53,7 @@ pub(super) struct SlowCard {
     use_at_ns: i64,
     knows_processes: bool,
     pub samples: Vec<Sample>,
-    /// Who was on the card then.
+    /// The processes on the card then.
     asked_for: Vec<u32>,
     /// Processes that draw and do not compute, and whether that could not be read.
     pub graphics: Vec<(u32, i64)>,
@@ -126,7 +126,7 @@ impl SlowCard {
         if knows_all { self.processes.len() as i64 } else { MISSING }
     }
 
-    /// How long ago it was read who is on the card.
+    /// The age of the process list.
     pub fn list_age_ns(&self, now_ns: i64) -> i64 {
         (now_ns - self.levels_at_ns).max(0)
     }
@@ -210,7 +210,7 @@ pub(super) fn read_activity<'a>(
     figures.activity_at_ns = clock::boottime_ns();
 }
 
-/// What changes slowly, and who is on the card.
+/// Slow values, and the processes on the card.
 pub(super) fn read_levels(
     facts: &CardFacts,
     device: &Device<'_>,

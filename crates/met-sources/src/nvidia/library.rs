@@ -22,8 +22,8 @@ pub(super) const NO_GPU: &str = "the NVIDIA driver reports no GPU";
 /// Some cards take a second to wake up; one that takes longer is left out until it answers.
 const CARD_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5000 });
 
-/// The library and the cards it shows; cheap to clone. The last one who lets go of it shuts it down, and that
-/// takes as long as the driver likes: only the source's own threads keep it, and who reads for a moment.
+/// The library and the cards it shows; cheap to clone. Dropping the last clone shuts it down, which takes as
+/// long as the driver likes: only the source's own threads keep it, and readers for a moment.
 #[derive(Clone)]
 pub(super) struct Loaded {
     /// Tells one loading from the next.
@@ -36,7 +36,7 @@ pub(super) struct Loaded {
     has_answered: Arc<AtomicBool>,
 }
 
-/// Where the thread that loads the library lends it to those who read what changes all the time.
+/// Where the thread that loads the library lends it to the readers of power and use.
 #[derive(Clone, Default)]
 pub(super) struct Lender(Arc<Mutex<Option<Loaded>>>);
 

@@ -53,7 +53,7 @@ impl Numbers {
     }
 }
 
-/// Whether a process has a card open, or may not be looked at.
+/// Whether a process has a card open, or may not be read.
 fn may_have_card(host: &Host, pid: u32) -> bool {
     let Ok(folder) = host.open_dir(format!("/proc/{pid}/fd")) else { return true };
     let (mut numbers, mut link) = (Vec::new(), Vec::new());

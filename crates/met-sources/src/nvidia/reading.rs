@@ -1,4 +1,5 @@
-//! What every tick shows of a card: its power and its use. Read by a thread for others, or by who ticks.
+//! What every tick shows of a card: its power and its use. Read by a thread for others, or by the ticking
+//! thread.
 
 use std::sync::Arc;
 
@@ -75,7 +76,7 @@ pub(super) struct Answer {
     pub cards: Vec<Reading>,
 }
 
-/// Who asks cards, one after the other.
+/// Guards queries of cards, one after the other.
 pub(super) trait CardGuard {
     /// Whether the card of this number and uuid may be queried: not while it blocks a thread.
     fn enter(&mut self, card: usize, id: &Arc<str>, now_ns: i64) -> bool;

@@ -21,14 +21,14 @@ use super::figures::{
 };
 use super::library::{CardFacts, Lender, Loaded, Shown, is_changed, load, lock};
 
-/// One part in so many of a core may be spent: on levels and who is there, on use by process, on the energy
+/// One part in this many of a core may be spent: on levels and process lists, on use by process, on the energy
 /// counter and what comes with it, on PCIe. Use by process is a sample, so most is spent on having many.
 const LEVELS_COST_INVERSE: i64 = 5000;
 const USE_COST_INVERSE: i64 = 2500;
 const PASS_COST_INVERSE: i64 = 5000;
 const PCIE_COST_INVERSE: i64 = 20_000;
 const ACTIVITY_COST_INVERSE: i64 = 10_000;
-/// A little less than a second: who looks once a second finds new figures every time.
+/// A little less than a second: a tick per second finds new figures every time.
 const EVERY_MIN_NS: i64 = 900_000_000;
 const LEVELS_EVERY_MAX_NS: i64 = 5_000_000_000;
 const PCIE_EVERY_MIN_NS: i64 = if cfg!(test) { 100_000_000 } else { 10_000_000_000 };
@@ -41,7 +41,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// While the library is loaded no card can be reset and no driver reloaded: it is unloaded when no readings are
 /// requested.
 const UNLOAD_AFTER_NS: i64 = if cfg!(test) { 1_500_000_000 } else { 180_000_000_000 };
-/// Who has been at one card for longer is relieved. Some take a second to wake up.
+/// A thread that has been at one card for longer is replaced. Some cards take a second to wake up.
 const KEPT_AFTER_NS: i64 = if cfg!(test) { 500_000_000 } else { 5_000_000_000 };
 
 #[derive(Default)]
@@ -203,7 +203,7 @@ impl Slow {
         lock(&self.shared.state).failure.clone()
     }
 
-    /// Looks at what there is and asks for more if it is time. `None`: the thread is just writing.
+    /// Takes the current figures and requests more if they are due. `None`: the thread is just writing.
     pub fn glance(&self, now_ns: i64) -> Option<MutexGuard<'_, State>> {
         let mut state = self.shared.state.try_lock().ok()?;
         state.looked_ns = now_ns;
@@ -261,7 +261,7 @@ impl Worker {
     }
 
     fn work(&self) {
-        // Who relieves another one takes over what that one has loaded.
+        // A replacement takes over what the blocked thread has loaded.
         let mut lent = self.lender.lent().filter(|_| self.crew > 0);
         let mut number = lent.as_ref().map_or(0, |loaded| loaded.number);
         loop {
@@ -322,7 +322,7 @@ impl Worker {
     fn pause(&self, time: Duration) -> bool {
         let begin = Instant::now();
         let mut state = lock(&self.shared.state);
-        // Without anybody who looks there is no hurry.
+        // Without requests there is no hurry.
         while !state.stop && (begin.elapsed() < time || !state.asked) {
             let left = time.saturating_sub(begin.elapsed()).max(Duration::from_millis(10));
             let wake = &self.shared.wake;
@@ -454,7 +454,7 @@ impl Worker {
             })?;
             passes.end();
         } else if figures.iter().any(|figures| figures.is_lost) {
-            // A job does not outlive the loss of its card for long: why is asked at once.
+            // A job does not outlive the loss of its card for long: the cause is read at once.
             self.each(loaded, figures, |facts, _, figures| {
                 take_faults(faults.get(&facts.index).filter(|_| figures.is_lost), figures);
             })?;
@@ -467,7 +467,7 @@ impl Worker {
             activity.end();
         }
         self.publish(figures, levels_every_ns);
-        // The first pass is for those who wait; what takes 20 ms and more comes with a later one.
+        // The first pass is for waiting callers; what takes 20 ms and more comes with a later one.
         let now_ns = clock::boottime_ns();
         if now_ns < *pcie_due_ns {
             return Ok(());

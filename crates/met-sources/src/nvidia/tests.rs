@@ -174,7 +174,7 @@ fn what_is_read_now_and_then_and_who_draws() {
             200/7 on GPU-a: memory=4 utilization=0 utilization_memory=0 utilization_encoder=0 utilization_decoder=0 open=1
         "#]],
     );
-    // Who draws is not known then, and neither how many are on the card.
+    // The consumers are not known then, and neither is the number of processes on the card.
     let read = |code: u32| {
         let script = format!("{card}error nvmlDeviceGetGraphicsRunningProcesses 0 {code}\n");
         Machine::new(&script).read_until(|text| text.contains("energy="))
@@ -305,7 +305,7 @@ fn a_driver_that_hangs_on_error_events_blocks_no_other_card() {
         machine
             .read_until(|text| text.contains("error: NVML, GPU 0: ") && text.contains("temperature=30000"));
     }
-    // The same when it is asked whether there are other cards.
+    // The same when it is queried for other cards.
     let lost = format!("{TWO_CARDS}error nvmlDeviceGetUUID 0 15\n");
     let mut machine = Machine::new(&lost);
     machine.read_until(|text| text.contains("temperature=30000"));

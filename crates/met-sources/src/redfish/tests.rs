@@ -10,7 +10,7 @@ use std::net::TcpListener;
 const CERTIFICATE: &str = include_str!("../../../../fixtures/redfish/certificate.pem");
 const KEY: &[u8] = include_bytes!("../../../../fixtures/redfish/key.pem");
 
-/// A controller with two chassis: one that speaks as older ones do, one as newer ones, and one without meters.
+/// A controller with chassis of the older and the newer schema, and one without meters.
 fn answer(path: &str) -> (u16, &'static str) {
     match path {
         "/redfish/v1/Chassis" => (

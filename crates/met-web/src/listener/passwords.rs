@@ -88,7 +88,7 @@ impl Passwords {
         let fits = hash.is_some_and(|hash| bcrypt::verify(password, hash).unwrap_or(false));
         let is_right = fits && known.is_some();
         if !is_right {
-            // Who guesses gets a quarter of a core at most.
+            // Guessing gets a quarter of a core at most.
             std::thread::sleep(begin.elapsed() * 3);
         }
         is_right

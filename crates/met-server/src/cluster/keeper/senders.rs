@@ -182,7 +182,7 @@ mod tests {
             Server { senders: Senders::new(0), bound: Bound::default(), now_s: 0 }
         }
 
-        /// What becomes of a batch of this sender, so many seconds after the last.
+        /// The result of a batch of this sender, `after_s` seconds after the last.
         fn sends(&mut self, after_s: i64, (id, boot_id, run): (&str, &str, &str)) -> Result<(), Denied> {
             self.now_s += after_s;
             let header = Header {
