@@ -291,7 +291,7 @@ fn a_providers_past_values_hold_after_another_one_was_chosen() {
 }
 
 #[test]
-fn more_jobs_than_are_held_at_once_are_gone_over_once_each() {
+fn more_jobs_than_fit_in_memory_are_processed_once_each() {
     let count = 2 * JOBS_AT_ONCE as u32 + 3;
     let (_state, mut writer, records) = store_of(count, None, 1.0);
     let set = Correction::Set { mg_per_kwh: 10_000, from_ns: 0, to_ns: None };

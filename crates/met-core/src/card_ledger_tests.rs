@@ -44,7 +44,7 @@ fn two_jobs_on_a_300_watt_card_add_up_to_300_watts() {
 }
 
 #[test]
-fn who_holds_an_idle_card_is_charged_all_of_it_as_idle() {
+fn the_holder_of_an_idle_card_is_charged_all_of_it_as_idle() {
     let mut ledger = CardLedger::default();
     for at_s in 0..=10 {
         ledger.look(&look(at_s, 110_000, &[claim(7, 0)]));
@@ -493,7 +493,7 @@ fn readings_of_use_count_by_what_the_card_drew_in_their_time() {
 }
 
 #[test]
-fn who_was_seen_to_compute_and_has_ended_pays_though_the_next_reading_does_not_name_him() {
+fn an_ended_job_pays_for_seen_computing_that_the_next_reading_does_not_list() {
     let mut ledger = CardLedger::default();
     ledger.idle.configured_mw = Some(100_000);
     // Use by process is read every five seconds; a job computes from the second to the fourth.

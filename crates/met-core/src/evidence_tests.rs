@@ -244,7 +244,7 @@ proptest! {
 
     /// What at most one account missed is right, whichever two are left.
     #[test]
-    fn what_is_measured_without_an_account_is_right_or_said_to_be_a_bound(
+    fn a_measurement_without_an_account_is_right_or_marked_as_a_bound(
         processes in prop::collection::vec(process(), 1..12), has_cgroup: bool, has_clock: bool,
     ) {
         let one_blind: Vec<Process> = processes

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_tile_of_an_intel_card_has_the_card() {
+    fn the_holder_of_a_tile_has_the_intel_card() {
         let held = of("ZE_AFFINITY_MASK=0.0,0.1,1").unwrap();
         assert_eq!(held.cards, [CardRef::Index(0, None), CardRef::Index(1, None)]);
         let card = Named { index: "0", uuid: "PCI-0", vendor: "intel", ..CARD };

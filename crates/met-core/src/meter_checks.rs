@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_coarse_counter_may_stand_still_unless_power_says_otherwise() {
+    fn a_coarse_counter_may_pause_unless_power_contradicts() {
         let shown = |uj: i64, second: i64| Shown::new(uj, second * SECOND).unwrap();
         let mut counter = Counter::coarse();
         counter.note(Some(shown(7, 0)), false, 0);

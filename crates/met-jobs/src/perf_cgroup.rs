@@ -32,8 +32,8 @@ impl Shadow {
     /// How the names begin of directories that are ours to remove.
     pub const PREFIX: &str = "met-events-";
 
-    /// Makes the directory below the v2 cgroup of `first` and moves the processes that `members` lists into it,
-    /// until it lists no new one: a process that forks between the listing and its move leaves a child behind.
+    /// Makes the directory below the v2 cgroup of `first` and moves whoever `members` lists into it, until
+    /// it lists nobody new: a process that forks between the listing and its move leaves a child behind.
     pub fn make(
         host: &Host,
         name: &str,
@@ -49,7 +49,7 @@ impl Shadow {
         Ok(shadow)
     }
 
-    /// Moves processes that appeared since, in as many rounds as needed.
+    /// Moves whoever came since, in as many rounds as are needed.
     pub fn take_in(&mut self, host: &Host, mut members: impl FnMut() -> Vec<u32>) {
         let mut moved = HashSet::new();
         self.complete = false;
@@ -60,7 +60,7 @@ impl Shadow {
                 return;
             }
             for pid in new {
-                // Only from the job's cgroup: a process that chose another v2 cgroup keeps it.
+                // Only from where the job is: somebody who chose another v2 cgroup keeps it.
                 let at_home = self.hierarchies.of_process(host, pid).ok().and_then(|paths| paths.unified);
                 if at_home.as_deref() == Some(&self.home) {
                     let _ = move_to(&self.path, pid);
@@ -70,7 +70,7 @@ impl Shadow {
         }
     }
 
-    /// Removes a directory that an earlier process could not remove. Directories of others stay.
+    /// Takes away a directory that somebody left who could not do so. What is not ours stays.
     pub fn remove(path: &Path) {
         let is_ours =
             path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(Self::PREFIX.as_bytes()));
@@ -89,7 +89,7 @@ impl Shadow {
     }
 }
 
-/// Nothing of ours stays behind: remaining processes return to their original cgroup.
+/// Nothing of ours stays behind: whoever is still in it goes back to where he came from.
 impl Drop for Shadow {
     fn drop(&mut self) {
         send_back(&self.path, &self.home);
@@ -103,7 +103,7 @@ fn send_back(path: &Path, home: &Path) {
             let _ = move_to(home, pid);
         }
         match fs::remove_dir(path) {
-            // A process forked meanwhile, or is still exiting, which takes the kernel a moment.
+            // Somebody forked meanwhile, or is not quite dead yet, which takes the kernel a moment.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(SETTLE),
             _ => return,
         }

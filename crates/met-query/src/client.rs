@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_both_speak_is_spoken_and_nothing_newer_is_asked_for() {
+    fn the_highest_common_version_is_used() {
         assert_eq!(greeted_by(hello(PROTOCOL, false)).unwrap().protocol, PROTOCOL);
         let mut older = greeted_by(hello(PROTOCOL - 2, false)).unwrap();
         let refused = older.call(&Request::InForce).unwrap_err();

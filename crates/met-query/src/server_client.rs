@@ -73,7 +73,7 @@ pub fn own_token() -> Option<PathBuf> {
     met_config::user_folder().map(|folder| folder.join("token"))
 }
 
-/// Why an address did not answer, and what to check.
+/// Why nobody answered at an address, and what to look at.
 pub fn unreachable(url: &str, error: &io::Error) -> anyhow::Error {
     let advice = match error.kind() {
         io::ErrorKind::ConnectionRefused => "is `met server` running there, on this port?",
@@ -150,14 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn an_address_without_an_answer_is_reported_with_what_to_check() {
+    fn an_address_at_which_nobody_answers_is_told_with_what_to_look_at() {
         let error = unreachable("http://n1:1", &io::ErrorKind::ConnectionRefused.into());
         assert_eq!(error.downcast_ref::<Failure>().unwrap().code, 2);
         let words = "cannot reach the server http://n1:1: connection refused; is `met server` running there, on this port?";
         assert_eq!(error.to_string(), words);
-        let error =
-            unreachable("http://n1:1", &io::Error::new(io::ErrorKind::InvalidInput, "write https://"));
-        assert_eq!(error.to_string(), "cannot reach the server http://n1:1: write https://");
+        let told = unreachable("http://n1:1", &io::Error::new(io::ErrorKind::InvalidInput, "write https://"));
+        assert_eq!(told.to_string(), "cannot reach the server http://n1:1: write https://");
     }
 
     #[test]

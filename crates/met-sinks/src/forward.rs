@@ -296,7 +296,7 @@ impl Sink for Forward {
             Event::Started(_) | Event::Ended(_) => self.hurry(),
             Event::Samples(samples) => return self.offer(samples),
             // One that finds no room comes again.
-            Event::Interim(standing) => drop(self.queue.try_send(Message::Interim(Arc::clone(standing)))),
+            Event::Interim(interim) => drop(self.queue.try_send(Message::Interim(Arc::clone(interim)))),
             Event::Tick(_) => {}
         }
         Ok(())
@@ -381,8 +381,8 @@ impl Maker {
         loop {
             match offered.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(Message::Samples(samples)) => self.held.add(&samples),
-                Ok(Message::Interim(standing)) => {
-                    self.interims.hold(Arc::unwrap_or_clone(standing), Instant::now());
+                Ok(Message::Interim(interim)) => {
+                    self.interims.hold(Arc::unwrap_or_clone(interim), Instant::now());
                 }
                 Ok(Message::Hurry) => due = due.min(Instant::now() + END_WITHIN),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => {

@@ -158,7 +158,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_mean_lies_between_the_slowest_and_the_fastest(
+        fn the_mean_is_between_the_slowest_and_the_fastest(
             policies in prop::collection::vec((any::<i64>(), 1..256i64), 0..64),
         ) {
             let mut cells = vec![MISSING; COLUMNS.len()];

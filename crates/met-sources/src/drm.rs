@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn who_opens_a_card_later_is_found_and_who_has_none_is_asked_less_and_less_often() {
+    fn a_process_that_opens_a_card_later_is_found_and_one_without_is_read_less_often() {
         let machine = machine(include_str!("../../../fixtures/hosts/gpu-intel.txt"));
         let mut source = Drm::new(&machine.host);
         let task = machine.targets.tasks[1];
@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_is_loaded_anew_is_found_and_a_card_that_sleeps_is_not_woken() {
+    fn a_reloaded_driver_is_found_and_a_sleeping_card_is_not_woken() {
         let mut machine = machine(include_str!("../../../fixtures/hosts/gpu-amd.txt"));
         machine.targets.tasks.clear();
         let card = machine.path("/sys/class/drm/card0");
@@ -721,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_such_a_card_says_so() {
+    fn a_machine_without_such_a_card_is_reported() {
         let machine = Machine::new("-- proc/stat --\n-- sys/class/drm/card0/device/vendor --\n0x10de\n");
         let opened = (SPEC.open)(&machine.host, &Options::default());
         assert_eq!(opened.err().unwrap(), Unavailable::Absent("no AMD or Intel GPU".to_owned()));

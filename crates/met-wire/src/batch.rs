@@ -32,7 +32,7 @@ const BEGIN_BYTES: usize = MAGIC.len() + 1;
 const HEADER: u8 = b'H';
 const RECORD: u8 = b'R';
 const SERIES: u8 = b'S';
-const STANDING: u8 = b'L';
+const INTERIM: u8 = b'L';
 /// Means nothing; readers skip it like any frame they do not know.
 const PADDING: u8 = b'P';
 
@@ -180,8 +180,8 @@ impl NodeBatch {
         let records_end = bytes.len();
         if !self.pieces.is_empty() || !self.interims.is_empty() {
             plain.clear();
-            for standing in &self.interims {
-                put_json(&mut plain, STANDING, standing)?;
+            for interim in &self.interims {
+                put_json(&mut plain, INTERIM, interim)?;
             }
             for piece in &self.pieces {
                 put_piece(&mut plain, piece)?;
@@ -206,7 +206,7 @@ impl NodeBatch {
                 }
                 RECORD => batch.records.push(json("a record", payload)?),
                 // A server can do without.
-                STANDING if payload.len() <= STANDING_BYTES_MAX => {
+                INTERIM if payload.len() <= STANDING_BYTES_MAX => {
                     batch.interims.extend(serde_json::from_slice::<Interim>(payload).ok());
                 }
                 SERIES => batch.pieces.push(piece(payload, at)?),

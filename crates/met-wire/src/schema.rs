@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_description_says_everything_in_words() {
+    fn a_description_is_complete() {
         assert_eq!(describe(&OURS), "c_bytes*1e0 read;g_watts*1e-3 power");
         assert_eq!(describe_some(&OURS, |column| column == 0), "g_watts*1e-3 power");
         assert_eq!(describe_some(&OURS, |_| false), "");

@@ -28,7 +28,7 @@ impl Made {
         self.by_name.values().any(|(owner, _)| *owner == peer)
     }
 
-    /// Those whose supervisor is gone and whose job is unknown.
+    /// Those whose supervisor is gone and whose job nobody knows.
     pub fn abandoned(
         &self,
         is_gone: impl Fn(u32) -> bool,
@@ -127,7 +127,7 @@ pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer:
         && !take_over(local, known)
     {
         drop_unknown_cgroup(made, local, peer);
-        // Acting on them would act on processes that were never checked.
+        // Whoever acts on them acts on processes that were never looked at.
         (local.supervisor, local.main) = (None, None);
         local.left_over.clear();
     }
@@ -157,7 +157,7 @@ fn drop_unknown_cgroup(made: &Made, local: &mut Local, peer: Peer) {
     }
 }
 
-/// A user cannot enter another user's cgroup: a cgroup with the user's process may be measured.
+/// A user cannot enter somebody else's cgroup: where his process is, he may be looked at.
 fn check_cgroup(host: &Host, pid: u32, claimed: &CgroupPaths) -> Result<()> {
     let actual = Hierarchies::read(host)?.of_process(host, pid)?;
     let pairs = [
@@ -227,7 +227,7 @@ mod tests {
         assert!([found, elsewhere, managed].iter().all(|record| check_kind(record).is_err()));
     }
 
-    fn other_user() -> Peer {
+    fn stranger() -> Peer {
         Peer { uid: rustix::process::getuid().as_raw() + 1, pid: 1 }
     }
 
@@ -238,20 +238,20 @@ mod tests {
     }
 
     #[test]
-    fn an_unverified_cgroup_is_not_touched() {
+    fn a_cgroup_that_nobody_vouches_for_is_not_touched() {
         let paths = CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() };
         let mut record = claim(&paths);
-        record.gpus = vec![GpuUse { uuid: "GPU-of-another".into(), ..GpuUse::default() }];
-        vouch_end(&Made::default(), &mut record, None, other_user());
+        record.gpus = vec![GpuUse { uuid: "GPU-of-somebody".into(), ..GpuUse::default() }];
+        vouch_end(&Made::default(), &mut record, None, stranger());
         assert!(record.gpus.is_empty());
         let local = record.local.as_ref().unwrap();
         assert!(local.cgroup.is_empty() && local.main.is_none() && local.supervisor.is_none());
-        assert_eq!(record.uid, Some(other_user().uid), "a record belongs to its sender");
+        assert_eq!(record.uid, Some(stranger().uid), "a record belongs to who sends it");
 
         let mut made = Made::default();
-        made.insert("met-1", other_user(), &paths);
+        made.insert("met-1", stranger(), &paths);
         let mut record = claim(&paths);
-        vouch_end(&made, &mut record, None, other_user());
+        vouch_end(&made, &mut record, None, stranger());
         assert_eq!(record.local.unwrap().cgroup, paths);
     }
 
@@ -260,7 +260,7 @@ mod tests {
         let checked =
             claim(&CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() });
         let mut record = claim(&CgroupPaths { unified: Some("/var/empty".into()), ..Default::default() });
-        vouch_end(&Made::default(), &mut record, Some(&checked), other_user());
+        vouch_end(&Made::default(), &mut record, Some(&checked), stranger());
         assert_eq!(record.local, checked.local);
     }
 
@@ -268,6 +268,6 @@ mod tests {
     fn only_the_supervisor_announces_a_job() {
         let host = Host::real().unwrap();
         let mut record = sample::full(1, "train");
-        assert!(vouch_start(&host, &Made::default(), &mut record, None, other_user()).is_err());
+        assert!(vouch_start(&host, &Made::default(), &mut record, None, stranger()).is_err());
     }
 }

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_without_reading_is_answered_once() {
+    fn a_client_that_does_not_read_is_answered_once() {
         let mut all = Connections::new(Limits::of(20_000, true));
         let (connection, mut greedy) = client(7);
         all.admit(connection);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_his_turn_makes_no_room() {
+    fn a_waiting_client_is_not_closed() {
         let mut all = Connections::new(Limits { clients: 2, clients_of_root: 0, ..Limits::of(0, true) });
         let (idle, _idle) = client(70_000);
         let (waiting, mut peer) = client(70_000);

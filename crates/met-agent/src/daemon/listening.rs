@@ -74,7 +74,7 @@ pub fn listen(
     options.own_checks = &[api::ROOT];
     // More than answers that are made at once: a password is checked by one of them.
     options.background_threads = 4;
-    options.in_thread = place.system.then_some(privilege::give_up_before_strangers);
+    options.in_thread = place.system.then_some(privilege::drop_privileges_before_serving);
     let api = Api {
         query: Arc::new(Remote::new(OwnSocket(place.clone()))),
         admission: Arc::new(Operators(http.operators.clone())),

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reserves_without_end_is_bounded_and_moves_no_ids() {
+    fn endless_reservations_are_bounded_and_move_no_ids() {
         let (mut all, none, begin) = (from(1), HashSet::new(), Instant::now());
         let ask = |all: &mut Reservations, uid, now| all.take(1, uid, now, &none).ok();
         for _ in 0..PER_USER_MAX {

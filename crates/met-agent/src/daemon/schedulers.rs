@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_decides_whose_jobs_unless_the_file_says_so() {
+    fn the_default_scope_holds_unless_the_file_sets_one() {
         let host = Host::real().unwrap();
         let here = &host.facts().hostname;
         let job = |id: u32, node: &str| {

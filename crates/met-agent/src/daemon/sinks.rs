@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn without_sinks_there_is_no_bus_to_speak_of() {
+    fn without_sinks_there_is_no_bus() {
         let root = tempfile::tempdir().unwrap();
         let service = service(root.path());
         assert!(service.outputs.bus.is_empty() && service.outputs.bus.ticker().is_none());

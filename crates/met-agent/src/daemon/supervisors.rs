@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_supervisor_that_cannot_be_looked_at_is_not_dead() {
+    fn a_supervisor_that_cannot_be_checked_is_not_dead() {
         let root = tempfile::tempdir().unwrap();
         let mut service = service(root.path());
         let record = orphan(&service.host);

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_job_was_weighed_by_is_said() {
+    fn the_weight_of_a_job_is_named() {
         let mut weighed = Weighed::default();
         assert_eq!(weighed.words(), "by CPU time");
         weighed.add(Weight::Cycles, 10, false);

@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_young_job_is_looked_at_often_and_an_empty_one_ever_more_rarely() {
+    fn a_young_job_is_read_often_and_an_empty_one_ever_more_rarely() {
         let second_ns = 1_000_000_000;
         let mut progress = Progress::new(0, false, false);
         assert_eq!(progress.next_due_ns(false, 0), Some(LOOK_AGAIN_NS), "it is not complete yet");

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_vanished_is_asked_about_and_may_be_gone() {
+    fn a_job_that_vanished_is_queried_and_may_be_gone() {
         let script = Script::default();
         let live = ["1", "2", "3"].map(String::from);
         let mut sync = Sync::new(Box::new(script.clone()), Some(100_000), Duration::ZERO, live);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_past_comes_in_pieces_and_a_trouble_does_not_begin_it_anew() {
+    fn a_long_past_comes_in_pieces_and_an_error_does_not_restart_it() {
         let script = Script::default();
         let mut sync = Sync::new(Box::new(script.clone()), None, Duration::from_secs(3 * 86_400), []);
         script.will([
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_was_cut_short_is_kept_and_asked_for_again() {
+    fn an_incomplete_answer_is_kept_and_requested_again() {
         let script = Script::default();
         let mut sync = Sync::new(Box::new(script.clone()), Some(100_000), Duration::ZERO, ["3".to_owned()]);
         let cut = |read| Trouble::CutShort { program: "oarstat", read };

@@ -61,7 +61,7 @@ impl JobsFilter {
             name: self.name.clone(),
             manager: self.manager.clone(),
             account: self.account.clone(),
-            // Running jobs are checked afterwards, and some of them are dropped; a short page does no harm.
+            // Jobs that run are looked at afterwards, and some of them fall out; of a page that costs nothing.
             limit: match self.paged {
                 true => Some(self.limit.unwrap_or(usize::MAX).min(PAGE_JOBS)),
                 false => self
@@ -77,7 +77,7 @@ impl JobsFilter {
         }
     }
 
-    /// As [`JobsFilter::to_store`], for a reply to another process: its size is bounded in any case.
+    /// As [`JobsFilter::to_store`], for a reply to somebody else: its size is bounded in any case.
     pub fn to_store_for_reply(&self) -> Filter {
         let store = self.to_store();
         Filter { max_bytes: store.max_bytes.or(Some(WHOLE_BYTES)), ..store }

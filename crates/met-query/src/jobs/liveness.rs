@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_looked_at_is_not_lost() {
+    fn a_job_that_cannot_be_checked_is_not_lost() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc/7")).unwrap();
         // Opening a socket fails even for root, as any open does without descriptors.

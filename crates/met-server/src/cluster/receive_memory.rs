@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_slowly_holds_what_arrived_and_is_given_up_after_a_while() {
+    fn a_slow_sender_holds_what_arrived_and_is_dropped_after_a_while() {
         block_on(async {
             let room = Room { body_within: Duration::from_millis(50), ..Room::default() };
             let mut slow = Box::pin(room.receive(stalling(100_000), 200_000));

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn how_plain_http_is_allowed_is_said_by_who_was_asked() {
+    fn the_caller_says_how_plain_http_is_allowed() {
         let plain = BadAddress::Plain("http://n1".to_owned());
         assert!(plain.message("--plain").ends_with("use https, or allow it: --plain"));
         assert!(!BadAddress::Url("n1".to_owned()).message("--plain").contains("--plain"));

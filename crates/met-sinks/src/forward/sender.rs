@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_servers_own_word_counts() {
+    fn only_the_servers_own_answer_counts() {
         let own = r#"{"sequence": 7, "now_ns": 1}"#;
         assert!(matches!(judge(&answer(200, own), 7), Outcome::Sent));
         assert!(matches!(judge(&answer(200, own), 8), Outcome::Later(..)), "another batch");

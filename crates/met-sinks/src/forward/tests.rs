@@ -261,7 +261,7 @@ fn what_a_proxy_refuses_waits() {
 }
 
 #[test]
-fn a_node_where_nothing_happens_says_that_it_is_here() {
+fn an_idle_node_still_reports() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = Plan { quiet: Duration::from_millis(100), ..plan(folder.path(), &listener) };

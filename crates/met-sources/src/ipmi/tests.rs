@@ -151,7 +151,7 @@ fn a_controller_reports_the_node_and_its_sensors() {
 }
 
 #[test]
-fn a_controller_without_anything_is_given_up_and_says_why() {
+fn a_controller_without_sensors_is_given_up_with_the_reason() {
     expect![[r#"
         error: given up: the controller does not report the power of the node (DCMI, code 0xc1); sensors of power and temperature: 0
     "#]]
@@ -184,7 +184,7 @@ fn a_controller_that_is_busy_is_asked_again_for_power_and_for_its_list() {
 }
 
 #[test]
-fn a_controller_without_power_says_so_and_is_not_asked_for_it_again() {
+fn a_controller_without_power_is_reported_and_not_queried_again() {
     let mut source = controller(vec![INLET], &[&[0xc1]]);
     assert_eq!(look(&mut source), "Inlet Temp temperature 23000\n");
     assert_eq!(look(&mut source), "Inlet Temp temperature 23000\n", "a second question would time out");

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_kept_is_relieved_and_the_card_left_to_him_until_it_answers() {
+    fn a_blocked_thread_is_replaced_and_its_card_skipped_until_it_answers() {
         let (hung, other): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
         let mut duty = Duty::default();
         assert!(duty.enter(&hung, 100));
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn who_could_not_be_relieved_once_is_relieved_later() {
+    fn a_thread_that_could_not_be_replaced_is_replaced_later() {
         let hung: Arc<str> = "a".into();
         let mut duty = Duty::default();
         assert!(duty.enter(&hung, 100));

@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_ended_counts_for_the_time_it_was_seen() {
+    fn an_ended_process_counts_for_the_time_it_was_seen() {
         let lived = [1, 2, 3, 4].map(|second| raw(7, second * 1_000_000, 80));
         let entries: Vec<_> = lived.into_iter().chain([raw(8, 1_000_000, 80)]).collect();
         assert_eq!(used(&entries, 0, &[7]), [(7, 800), (8, 200)]);

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_namespace_of_its_own_only_who_has_a_card_open_is_meant() {
+    fn in_a_pid_namespace_only_processes_with_an_open_card_count() {
         let (_root, host) = machine("pid:[4026532999]");
         let mut numbers = Numbers::new(&host);
         numbers.meet(&host, [(100, 7), (200, 7), (300, 0)].into_iter());

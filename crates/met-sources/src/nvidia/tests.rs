@@ -117,7 +117,7 @@ const TWO_CARDS: &str = "driver 1\n\
     process 0 pid=555 memory=10\n";
 
 #[test]
-fn two_jobs_and_a_stranger_on_one_card() {
+fn two_jobs_and_an_unowned_process_on_one_card() {
     let mut machine = Machine::new(TWO_CARDS);
     let text = machine.read_until(|text| text.contains("energy="));
     let direct = Machine::by(DriverCalls::Direct, TWO_CARDS).read_until(|text| text.contains("energy="));
@@ -163,7 +163,7 @@ fn parts_of_a_card_are_cards_with_a_parent() {
 }
 
 #[test]
-fn what_is_read_now_and_then_and_who_draws() {
+fn expensive_readings_and_processes() {
     let card = "card 0 uuid=GPU-a name=Fake power=200000 limit=350000 energy=5 encoder=7 decoder=3 received=5 sent=6\n\
         process 0 pid=100 memory=9\nprocess 0 pid=200 memory=4 draws=1\n";
     check(
@@ -221,7 +221,7 @@ fn a_direct_reader_reports_a_lost_card_another_driver_and_unknown_values() {
 }
 
 #[test]
-fn who_asks_himself_does_not_ask_a_card_that_keeps_the_other_thread() {
+fn a_direct_reader_skips_a_card_that_blocks_the_other_thread() {
     let mut machine = Machine::by(DriverCalls::Direct, TWO_CARDS);
     machine.read_until(|text| text.contains("energy=") && text.contains("power=300000"));
     machine.script(&format!("{TWO_CARDS}delay nvmlDeviceGetTemperature 0 3600000\n"));
@@ -243,7 +243,7 @@ fn one_call_that_fails_leaves_the_others() {
 }
 
 #[test]
-fn a_driver_that_is_loaded_anew_is_found_again() {
+fn a_reloaded_driver_is_found_again() {
     let mut machine = Machine::new(TWO_CARDS);
     machine.read_until(|text| text.contains("energy=5000000"));
     machine.script(&TWO_CARDS.replace("driver 1", "driver 2").replace("energy=5000", "energy=7"));
@@ -254,7 +254,7 @@ fn a_driver_that_is_loaded_anew_is_found_again() {
 }
 
 #[test]
-fn a_card_that_is_numbered_anew_has_its_new_number() {
+fn a_renumbered_card_has_its_new_number() {
     let mut machine = Machine::new(TWO_CARDS);
     machine.read_until(|text| text.contains("1 GPU-b"));
     machine.script("driver 2\ncard 0 uuid=GPU-b name=Fake_T4 power=70000 temperature=30\n");
@@ -319,7 +319,7 @@ fn a_driver_that_hangs_on_error_events_blocks_no_other_card() {
 }
 
 #[test]
-fn a_library_that_cannot_be_used_says_why() {
+fn an_unusable_library_is_reported_with_the_reason() {
     let host = Host::real().unwrap();
     let folder = prepare("driver 1\n");
     let why = |folder: &Path| open(&host, &options(folder)).err().map(|why| why.to_string());
@@ -359,7 +359,7 @@ fn a_process_that_is_no_target_any_more_has_no_beginning() {
 }
 
 #[test]
-fn a_living_stranger_is_known_by_its_beginning() {
+fn a_living_unowned_process_is_known_by_its_start() {
     let me = std::process::id();
     let began = Host::real().unwrap().process(me).unwrap().start_ticks;
     let mut machine = Machine::new(&TWO_CARDS.replace("pid=555", &format!("pid={me}")));
@@ -556,7 +556,7 @@ fn a_process_without_a_pid_is_unowned_and_reported_by_doctor() {
 }
 
 #[test]
-fn rows_of_parts_that_are_made_anew_are_not_remembered_for_ever() {
+fn rows_of_new_parts_are_not_remembered_for_ever() {
     let card = "card 0 uuid=GPU-a name=Fake power=200000 energy=5 memory=30 total=70\n";
     let layout = |round: u32| -> String {
         let part = |part: u32| format!("part 0 uuid=MIG-{round}-{part} slices=1 memory=10 gi={part} ci=0\n");
@@ -581,7 +581,7 @@ fn a_card_that_hangs_from_the_beginning_is_left_out_until_it_answers() {
 }
 
 #[test]
-fn who_came_since_the_last_list_is_asked_for_before_its_time_and_less_often_in_vain() {
+fn a_new_process_is_listed_early_and_less_often_without_a_result() {
     let mut hurry = Hurry::default();
     let mut asked = |periods: std::ops::Range<i64>| {
         let due = |period: &i64| {

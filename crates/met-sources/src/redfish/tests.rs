@@ -206,7 +206,7 @@ fn chassis_after(looks: &[[Option<i64>; 2]], choice: ChassisChoice) -> Vec<Vec<(
 }
 
 #[test]
-fn who_answers_first_does_not_decide_which_chassis_is_the_machine() {
+fn the_chassis_of_the_machine_does_not_depend_on_the_order_of_answers() {
     let looks = [[None, Some(7)], [Some(3), Some(7)], [None, Some(8)]];
     let seen = chassis_after(&looks, ChassisChoice::First);
     assert_eq!(seen, [vec![], vec![(0, 3), (1, 7)], vec![(1, 8)]]);

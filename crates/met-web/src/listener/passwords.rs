@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_one_password_and_a_stranger_none() {
+    fn a_user_has_one_password_and_an_unknown_user_none() {
         let hash = bcrypt::hash("secret", 4).unwrap();
         assert!(is_hash(&hash) && !is_hash("secret") && !is_hash("$1$abc$def"));
         let passwords = Passwords::new(BTreeMap::from([("ann".to_owned(), hash)])).unwrap();

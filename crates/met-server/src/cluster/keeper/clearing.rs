@@ -11,7 +11,7 @@ use super::{Latest, Wholes, series_key};
 
 /// Longer than anything is on its way; what is sent again later is recognised by its content.
 const SPOOLS_FOR: Duration = Duration::from_secs(60 * 86_400);
-/// Rows examined per pass: other work waits meanwhile.
+/// What is looked at each time: others wait meanwhile.
 const LEFT_BEHIND_ROWS: usize = 20_000;
 
 /// Removes what is old from the store, and from what nodes reported.

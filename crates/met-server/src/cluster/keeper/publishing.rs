@@ -96,9 +96,9 @@ impl Publisher {
     pub(super) fn batches(&mut self, group: &[Received]) {
         for Received { node, batch, .. } in group {
             let interims = if self.bus.wants(Kind::Interim) { &batch.interims[..] } else { &[] };
-            for standing in interims {
-                let key = series_key(node, &standing.key);
-                self.bus.publish(&Event::Interim(Arc::new(Interim { key, ..standing.clone() })));
+            for interim in interims {
+                let key = series_key(node, &interim.key);
+                self.bus.publish(&Event::Interim(Arc::new(Interim { key, ..interim.clone() })));
             }
             let pieces = if self.bus.wants(Kind::Samples) { &batch.pieces[..] } else { &[] };
             for piece in pieces {
