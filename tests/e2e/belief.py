@@ -377,3 +377,68 @@ def containers_of_a_service_are_said_to_be_missing(world, scripted):
     said = " ".join(world.met("time", "--", *command).ok().err.split())
     check("work of its containers is not included" in said, said)
     equal(world.show()["quality"]["cpu_seconds"]["kind"], "lower_bound", "kind")
+
+
+@test
+def a_job_that_leaves_processes_behind_used_no_more_than_all_of_the_time(world):
+    # The spinning process stays on one CPU: its time is at most that of the job, and what goes before is little.
+    cpu = min(os.sched_getaffinity(0))
+    spin = "while :; do :; done > /dev/null 2>&1 & echo $! >> pids; exit 0"
+    try:
+        for _ in range(10):
+            totals = world.time_to_end("taskset", "-c", str(cpu), "sh", "-c", spin)["totals"]
+            check(totals["cpu_seconds"] <= totals["wall_seconds"] + 0.002, f"more than one CPU: {totals}")
+    finally:
+        with open(os.path.join(world.me.work, "pids")) as pids:
+            for pid in map(int, pids.read().split()):
+                os.kill(pid, 9)
+        # Whoever starts a job removes cgroups that have become empty.
+        world.run_to_end("true")
+
+
+def memory_cgroup(name, limit_bytes):
+    """A cgroup with a limit of memory, in whichever hierarchy limits it; its folder."""
+    v1, v2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
+    if os.path.exists(f"{v1}/memory.limit_in_bytes"):
+        parent, file = v1, "memory.limit_in_bytes"
+    elif os.path.exists(f"{v2}/cgroup.subtree_control"):
+        parent, file = v2, "memory.max"
+        with open(f"{v2}/cgroup.subtree_control") as enabled:
+            if "memory" not in enabled.read().split():
+                raise Skip("no cgroup limits memory here")
+    else:
+        raise Skip("no cgroup limits memory here")
+    folder = os.path.join(parent, name)
+    os.mkdir(folder)
+    with open(os.path.join(folder, file), "w") as limit:
+        limit.write(str(limit_bytes))
+    return folder
+
+
+@test
+def a_job_killed_under_a_limit_around_it_ran_out_of_memory(world):
+    user = world.someone()
+    folder = memory_cgroup(f"{world.token}-limit", 64 * MIB)
+    # The cgroup is not the user's, so the job has none of its own in it.
+    inside = f'echo $$ > {folder}/cgroup.procs && exec setpriv --reuid {user.uid} --clear-groups "$@"'
+    hog = [world.python, "-c", f"bytearray({256 * MIB})"]
+    try:
+        started = world.me.start(
+            "sh", "-c", inside, "sh", world.met_path, "time", "--", *hog, env=user.env, cwd=user.work
+        )
+        result = world.me.finish(started, ["time"])
+        check("out of memory, killed by signal 9" in result.err, result.err)
+        check("OOM kills *1" in " ".join(result.err.split()), result.err)
+        check("counted in a cgroup around the job" in result.err, result.err)
+        check("memory limit 64.0 MiB of the cgroup around it" in " ".join(result.err.split()), result.err)
+        check("of 64.0 MiB, peak" in result.err, result.err)
+    finally:
+        eventually(lambda: try_rmdir(folder), "the cgroup is empty")
+
+
+def try_rmdir(folder):
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return False
+    return True

@@ -353,16 +353,24 @@ def jobs_of_all_nodes_are_on_the_server_with_the_same_totals(world):
         for node in made.nodes:
             node.met("run", "--wait", "-n", "work", "--", *world.workload("burning", "cpu", "0.3")).ok()
             node.met("run", "--wait", "-n", "bad", "--", "sh", "-c", "exit 3").expect(3)
+            # No later command takes it out of the user's files.
+            node.met("time", "--quiet", "--", "true").ok()
         known = all_the_same(made)
-        equal(len(known), 4, "jobs")
+        equal(len(known), 6, "jobs")
         made.ask("show", "1").refused("ambiguous", "1@n1", "1@n2")
         shown = made.ask("show", "1@n2", "--json").ok().json()
         equal(shown["job"]["nodes"], ["n2"], "nodes")
+        near = made.nodes[1].met("show", "1", "--json").ok().json()
+        check(near["processes"] and shown["processes"] == near["processes"], "its processes", near, shown)
+        equal(made.ask("show", f"pid:{near['processes'][0]['pid']}@n2", "--json").ok().json()["job"], shown["job"], "by its process")
         check("CPU" in made.ask("show", "1@n1").ok().out, "a report")
         listed = made.ask("nodes", "--json").ok().json()
         equal([(node["name"], node["late"]) for node in listed], [("n1", False), ("n2", False)], "nodes")
         check(abs(listed[0]["clock_offset_ns"]) < 1e9, "one clock", listed)
         made.ask("run", "--", "true").refused("works on this machine only")
+        made.ask("cancel", "1@n1").refused("works on this machine only")
+        for command in ("logs", "ps"):
+            made.ask(command, "1@n1").refused("job 1@n1 ran on n1", f"run there: met {command} 1")
 
 
 @test
@@ -621,6 +629,7 @@ def a_job_on_two_nodes_is_one(world):
             apart = [node.met("show", "slurm:77", "--json").ok().json()["totals"]["cpu_seconds"] for node in made.nodes]
             close_to(ended[0]["totals"]["cpu_seconds"], sum(apart), 0.001, "CPU of both")
             close_to(ended[0]["totals"]["cpu_seconds"], 3, 0.1, "CPU")
+            equal({process["node"] for process in ended[0]["processes"]}, {"n1", "n2"}, "nodes of its processes")
         finally:
             manager.close()
 
@@ -887,6 +896,7 @@ def nodes_with_certificates_need_no_token(world):
         said = join_signed_by_itself("usable", "-addext", "basicConstraints=critical,CA:FALSE")
         # It is believed, and the token is not.
         eventually(lambda: "401" in said(), said)
+        node.met("daemon", "--join", f"https://{server.address}:{PORT}", "--node", "n1", input=b"0" * 64).refused("--ca-file")
         node.met("daemon", "--join", f"http://{server.address}:{PORT}", "--plain", input=b"0" * 64).refused("write https://")
 
 

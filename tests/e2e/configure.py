@@ -229,6 +229,57 @@ def a_hangup_reads_the_file_again_and_a_bad_one_changes_nothing(world):
     world.met("cancel", job).ok()
 
 
+def current(user):
+    """Every key of the configuration with its value and where that comes from."""
+    lines = user.met("config", "--current").ok().out.splitlines()
+    return {line.split()[0]: line.split(None, 1)[1] for line in lines if not line.startswith("#")}
+
+
+@test
+def a_changed_file_is_followed_without_a_signal(world):
+    before = current(world)
+    equal(before["sampling.interval"], "1s                        default", "without a daemon")
+    check("no daemon is running" in world.met("config", "--current").out, "who follows it")
+    job = world.run(*FOREVER)
+    daemon = world.daemon_pid()
+    world.configure("sampling:\n  interval: 3s\nhttp:\n  listen: 127.0.0.1:0\n")
+    with open(world.config) as file:
+        line = file.read().splitlines().index("  interval: 3s") + 1
+    eventually(lambda: current(world)["sampling.interval"].split() == ["3s", f"{world.config}:{line}"], "the new period")
+    check(current(world)["http.listen"].endswith("after a restart of the daemon"), "what a new daemon takes up")
+    check("http need a restart" in world.met("doctor").ok().out, "the doctor says what to do")
+    world.met("configure", "--period", "7s").ok()
+    check("temporary" in current(world)["sampling.interval"], "a live change")
+    with open(world.config, "a") as file:
+        file.write("nonsense: 1\n")
+    eventually(lambda: "nonsense" in daemon_log(world), "a bad file is named in the log")
+    world.configure("")
+    equal((world.daemon_pid(), world.state_of(job)), (daemon, "running"), "the daemon and the job")
+    world.met("cancel", job).ok()
+
+
+@test
+def the_file_of_a_daemon_holds_for_all_commands(world):
+    own = os.path.join(world.root, "own.yaml")
+    with open(world.config) as file:
+        plain = file.read()
+    with open(own, "w") as file:
+        file.write(plain + "perf:\n  events: page_faults\nemissions:\n  provider: constant\n  factor: 56\n")
+    os.chmod(own, 0o644)
+    log = open(os.path.join(world.root, "own.log"), "ab")
+    daemon = world.me.spawn("daemon", "--user", "--config", own, stdout=log, stderr=log)
+    eventually(lambda: world.met("daemon", "--status").code == 0, "the daemon answers")
+    check("56" in world.met("emissions").ok().out.splitlines()[0], world.met("emissions").out)
+    check(current(world)["perf.events"].split()[:2] == ["page_faults", f"{own}:{len(plain.splitlines()) + 2}"], current(world))
+    record = world.run_to_end(*world.workload("fault_and_switch", 2_000, 10))
+    events = record.get("events", {})
+    if "page_faults" not in events.get("counts", {}) and "not allowed" in json.dumps(record):
+        raise Skip("perf events are not allowed")
+    check(events["counts"]["page_faults"]["count"] >= 2_000, events)
+    world.met("daemon", "--stop").ok()
+    daemon.wait()
+
+
 @test
 def a_daemon_in_a_terminal_ends_with_it(world):
     terminal = world.terminal("daemon", "--user")

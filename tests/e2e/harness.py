@@ -381,8 +381,8 @@ class User:
         with open(f"/proc/{main}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
 
-    def terminal(self, *arguments, env=None):
-        return Terminal(self, arguments, env)
+    def terminal(self, *arguments, env=None, columns=120):
+        return Terminal(self, arguments, env, columns)
 
     def waiting(self):
         """The files of jobs that are not imported."""
@@ -416,10 +416,10 @@ class User:
 class Terminal:
     """met at a terminal of its own."""
 
-    def __init__(self, user, arguments, env=None):
+    def __init__(self, user, arguments, env=None, columns=120):
         self.user, self.arguments, self.seen = user, arguments, b""
         self.main, child = pty.openpty()
-        fcntl.ioctl(self.main, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        fcntl.ioctl(self.main, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
 
         def control():
             os.setsid()

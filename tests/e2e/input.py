@@ -96,11 +96,46 @@ def output_files_of_an_earlier_job_are_kept(world):
     for number in (1, 2, 3):
         world.met("run", "--wait", "-n", "job", "--", "sh", "-c", f"echo out {number}; echo err {number} >&2").ok()
     found = {name: world.read(name).decode().strip() for name in os.listdir(world.work)}
-    expected = {"job.out": "out 1", "job.2.out": "out 2", "job.3.out": "out 3"}
+    expected = {"job.1.out": "out 1", "job.2.out": "out 2", "job.out": "out 3"}
     expected.update({name.replace("out", "err"): text.replace("out", "err") for name, text in expected.items()})
     equal(found, expected, "files")
     equal(world.met("logs", "2").ok().out, "out 2\n", "log of the second job")
     equal(world.met("logs", "2", "--err").ok().out, "err 2\n", "errors of the second job")
+    equal(world.met("logs", "3").ok().out, "out 3\n", "log of the newest job")
+
+
+@each(own=False, of_a_system_daemon=True)
+def output_of_a_running_job_gives_way_to_the_next_of_its_name(world, system):
+    user = world.someone() if system else world.me
+    if system:
+        world.start_system_daemon()
+    first = user.run("sh", "-c", "echo begin; while ! test -e go; do sleep 0.05; done; echo end", options=("-n", "job"))
+    eventually(lambda: user.met("logs", first).ok().out == "begin\n", "the first job has begun")
+    second = user.run("echo", "second", options=("-n", "job"))
+    user.met("wait", second)
+    equal(user.read("job.out"), b"second\n", "the newest output")
+    with open(user.path("go"), "w"):
+        pass
+    user.met("wait", first)
+    equal(user.met("logs", first).ok().out, "begin\nend\n", "all of the first job")
+    equal(user.read(f"job.{first}.out"), b"begin\nend\n", "under its new name")
+    equal(user.met("logs", second).ok().out, "second\n", "and of the second")
+
+
+@test
+def a_file_that_no_job_wrote_is_never_moved(world):
+    world.run_to_end("echo", "first", options=("-n", "job"))
+    os.unlink(world.path("job.err"))
+    with open(world.path("job.err"), "w") as file:
+        file.write("mine")
+    world.run_to_end("echo", "second", options=("-n", "job"))
+    equal(world.read("job.err"), b"mine", "a file of somebody else's")
+    equal(world.read("job.out"), b"first\n", "what is beside it stays, too")
+    equal(world.read("job.2.out"), b"second\n", "output of the second job")
+    # A job that does not start gives the name back.
+    world.run_to_end("true", options=("-n", "other"))
+    world.met("run", "-n", "other", "--", "no-such-command").expect(127)
+    check(os.path.exists(world.path("other.out")), os.listdir(world.work))
 
 
 @test

@@ -22,12 +22,12 @@ def node():
         return file.read().strip()
 
 
-def watched(world, more=""):
+def watched(world, more="", scope="cluster"):
     """A root daemon that looks for jobs and asks this Slurm; the user whose jobs they are."""
     world.configure(
         f"{more}sampling:\n  interval: {PERIOD_S}s\n"
         "jobs:\n  discover: true\n  plain: off\n"
-        f"schedulers:\n  slurm: true\n  oar: false\n  interval: {PERIOD_S}s\n  scope: cluster\n  path: {GROUND.path('bin')}\n")
+        f"schedulers:\n  slurm: true\n  oar: false\n  interval: {PERIOD_S}s\n  scope: {scope}\n  path: {GROUND.path('bin')}\n")
     world.start_system_daemon()
     return world.user(pwd.getpwnam(GROUND.user).pw_uid)
 
@@ -211,7 +211,8 @@ def a_slurm_job_of_one_second_is_exact(world):
 
 @test
 def a_failed_slurm_job_has_its_exit_code(world):
-    user = watched(world)
+    # By a daemon that asks only about the jobs that it measured.
+    user = watched(world, scope="node")
     job = submit(user, *world.workload("burning", "cpu", 1, 7))
     record = recorded(world, job, "FAILED")
     check_account(record, truth(user), state="failed")

@@ -7,6 +7,7 @@ import signal
 import socket
 import struct
 import subprocess
+import time
 
 from accounting import CPU_SHARE, truth
 from harness import alive, check, close_to, each, equal, eventually, need_root, test
@@ -208,6 +209,49 @@ def ids_never_collide_whoever_gives_them(world):
     equal(len(set(given)), len(given), f"different ids among {given}")
     found = [job["job"]["id"] for job in alice.jobs()]
     equal(sorted(found, key=int), sorted(given, key=int), "jobs that alice sees")
+
+
+@test
+def what_met_time_measured_is_in_the_store_of_the_root_daemon(world):
+    alice, _ = two_users(world)
+    world.start_system_daemon()
+    result = alice.met("time", "--json", "--interval", "50ms", "--", *world.workload("burning", "cpu", 0.6))
+    measured = json.loads(result.err)
+    world.me.met("time", "--quiet", "--", "true").ok()
+    ran = alice.run("true")
+    alice.met("wait", ran).ok()
+    timed = measured["job"]["id"]
+    numbers = {job["job"]["id"]: job["job"]["user"] for job in world.jobs()}
+    equal(len(numbers), 3, f"a number for each of {numbers}")
+    equal(numbers[timed], alice.name, "whose it is")
+    # Nothing of it is in the files of alice: the daemon alone answers.
+    left = {name for _, _, names in os.walk(alice.store_folder()) for name in names}
+    check(left <= {"done"}, f"files of alice: {left}")
+    shown = alice.show(timed)
+    equal(shown["totals"]["cpu_seconds"], measured["totals"]["cpu_seconds"], "CPU")
+    equal(shown["quality"]["cpu_seconds"], measured["quality"]["cpu_seconds"], "its quality")
+    check("CPU cores" in alice.met("show", timed).ok().out, "its samples came with it")
+
+
+@test
+def a_number_that_two_users_have_is_refused_with_the_choices(world):
+    alice, _ = two_users(world)
+    world.me.met("time", "--quiet", "--", "true").ok()
+    # Without a system daemon a job is known by its number and the second of its start.
+    time.sleep(1.1)
+    world.start_system_daemon()
+    job = alice.run(*FOREVER)
+    pid = int(alice.appears("pid"))
+    equal(job, world.me.jobs()[-1]["job"]["id"], "both were given the same number")
+    theirs, own = f"{alice.name}/{job}", f"root/{job}"
+    for command in ("show", "cancel", "rm", "ps", "logs"):
+        world.me.met(command, job).refused("ambiguous", f"{theirs} (running)", f"{own} (finished)")
+    check(alive(pid), "it was ended by a guess")
+    equal(world.me.show(theirs)["job"]["user"], alice.name, "whose job is shown")
+    equal(world.me.show(own)["job"]["user"], "root", "whose job is shown")
+    world.me.met("rm", own).ok()
+    world.me.met("cancel", job).ok()
+    check(not alive(pid), "it has not ended")
 
 
 @each(stopped=signal.SIGTERM, killed=signal.SIGKILL)

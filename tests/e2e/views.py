@@ -205,7 +205,8 @@ def ps_shows_the_tree(world):
     check(depth[0] < depth[1] < depth[2], "no tree:", "\n".join(lines))
     equal(lines[3].split()[0], pid, "pid")
     world.met("cancel", job).ok()
-    check("no running processes" in world.met("ps", job).ok().out, "processes of a job that has ended")
+    said = world.met("ps", job).ok().out
+    check("no running processes" in said or "largest processes" in said, "processes of a job that has ended", said)
 
 
 @test
@@ -260,7 +261,7 @@ def a_reader_that_leaves_early_is_no_failure(world):
 
 @test
 def doctor_names_every_source(world):
-    text = world.met("doctor").ok().out
+    text = world.met("doctor", "--all").ok().out
     with open(os.path.join(REPOSITORY, "crates/met-sources/src/lib.rs")) as file:
         sources = re.findall(r"^    &(\w+)::SPEC,$", file.read(), re.MULTILINE)
     check(len(sources) >= 20, "the list of sources is not where it was", sources)
@@ -273,6 +274,34 @@ def doctor_names_every_source(world):
     check("job cgroup" in text, text)
     left = [command for command in marked(world.token).values()]
     equal(left, [], "processes that doctor left")
+
+
+@test
+def doctor_begins_with_a_summary_and_folds_what_the_machine_lacks(world):
+    findings = world.met("doctor", "--json").ok().json()
+    present = [finding for finding in findings if finding["cause"] != "absent"]
+    good = [finding for finding in present if finding["health"] == "ok"]
+    absent = [finding for finding in findings if finding["cause"] == "absent" and not finding["remedy"]]
+    text = world.met("doctor").ok().out
+    check(text.startswith(f"{len(good)} of {len(present)} ok"), text)
+    folded = [line for line in text.splitlines() if line.startswith("no   not here")]
+    equal(len(folded), 1 if absent else 0, "lines for all that is absent")
+    for finding in absent:
+        check(finding["what"] in folded[0] and finding["detail"] not in text, finding["what"], text)
+        check(finding["detail"] in world.met("doctor", "--all").ok().out, finding)
+
+
+@test
+def a_list_says_why_a_job_failed_however_narrow_the_terminal_is(world):
+    world.run_to_end("sh", "-c", "exit 3", options=("-n", "broken"))
+    world.run_to_end("sh", "-c", "kill -9 $$", options=("-n", "killed"))
+    for view in ("jobs", "cpu", "io", "mem", "energy", "all"):
+        for columns in (60, 80, 200):
+            terminal = world.terminal("list", view, env={"NO_COLOR": "1"}, columns=columns)
+            equal(terminal.end(), 0, "exit code")
+            check("ailed (3)" in terminal.text() and "ailed (KILL)" in terminal.text(), view, terminal.text())
+            widest = max(len(line) for line in terminal.text().replace("\r", "").splitlines())
+            check(widest <= columns, f"met list {view} is {widest} columns wide")
 
 
 @test
@@ -390,3 +419,61 @@ def a_system_daemon_keeps_the_course_of_the_machine(world):
     job = world.run("sleep", "1000")
     eventually(lambda: "load" in world.met("node", "--since", "1h").ok().out or None, "his own daemon keeps it")
     world.met("cancel", job).ok()
+
+
+@test
+def a_shell_completes_states_jobs_and_names(world):
+    job = world.run("true", options=("-n", "train"))
+    world.met("wait", job).ok()
+    # A name that a shell would expand is not offered.
+    world.run_to_end("true", options=("-n", "$(touch pwned)"))
+    with open(world.path("met.bash"), "w") as file:
+        file.write(world.met("completions", "bash").ok().out)
+    script = """
+        PATH="$1:$PATH"; source ./met.bash; shift
+        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+        "$(complete -p met | sed 's/.*-F \\([^ ]*\\).*/\\1/')" met "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    folder = os.path.join(world.root, "bin")
+    os.mkdir(folder)
+    os.symlink(world.met_path, os.path.join(folder, "met"))
+
+    def offered(*words):
+        out, err = world.start("bash", "-c", script, "bash", folder, "met", *words).communicate(timeout=DEADLINE_S)
+        equal(err, b"", "said while completing")
+        return out.decode().split()
+
+    check("out_of_memory" in offered("list", "--state", ""), offered("list", "--state", ""))
+    check({job, "train", "@last"} <= set(offered("show", "")), offered("show", ""))
+    equal(offered("logs", "tr"), ["train"], "names that begin so")
+    check(not os.path.exists(world.path("pwned")), "a name was executed")
+    # Whatever is wrong, nothing is said.
+    result = world.met("__complete", "jobs", env={"MET_CONFIG": "/nonexistent"})
+    equal((result.code, result.out, result.err), (0, "", ""), "completing with a broken configuration")
+
+
+@each(time="time", daemon="daemon")
+def the_highest_log_level_prints_the_counters_of_each_round(world, who):
+    if who == "time":
+        said = world.met("-vv", "time", "--no-record", "--", "sleep", "0.2").ok().err
+        check("cpu=" in said and "round " in said and "pid " in said, said)
+        said = world.met("time", "--no-record", "--", "sleep", "0.2", env={"MET_LOG": "debug"}).ok().err
+        check("round " in said and "cpu=" not in said, said)
+        world.met("list", env={"MET_LOG": "loud"}).refused("MET_LOG=loud", "trace")
+        return
+    log = world.path("log")
+    with open(log, "wb") as file, world.me.spawn("daemon", "--user", "-vv", stdout=file, stderr=file) as daemon:
+        try:
+            eventually(lambda: world.met("daemon", "--status").code == 0, "the daemon is up")
+            job = world.run("sleep", "60")
+            eventually(lambda: b"cpu=" in world.read("log"), lambda: world.read("log").decode())
+            world.met("cancel", job).ok()
+        finally:
+            daemon.terminate()
+
+
+@test
+def words_that_people_type_point_to_the_command(world):
+    for word, command in (("kill", "met cancel"), ("status", "met show"), ("log", "met logs"), ("top", "met list --watch")):
+        world.met(word, "1").refused(command)

@@ -21,7 +21,7 @@ use met_config::Failure;
 use met_jobs::processes;
 use met_query::client::{Client, Unreachable};
 use met_query::jobs::JobRef;
-use met_query::protocol::{self, Reply, Request, Whence};
+use met_query::protocol::{self, Reply, Request};
 use met_query::setting::Setting;
 
 /// The hidden first argument of a supervisor's command line.
@@ -59,9 +59,10 @@ pub struct Draft<'a> {
 pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let name = job_name(draft.name, &draft.command, &setting.config.jobs.layouts)?;
     let detached = draft.origin != Origin::Time;
-    let mut system = if detached { setting.system_daemon_for_start() } else { Err(Unreachable::Absent) };
+    let mut system =
+        if detached || draft.keep { setting.system_daemon_for_start() } else { Err(Unreachable::Absent) };
     let id = if draft.keep { reserve(setting, &mut system)? } else { 0 };
-    let events = if detached { live_events(setting, &mut system) } else { None };
+    let events = if detached { events_of_daemon(setting, &mut system) } else { None };
     let now_ns = clock::realtime_ns();
     let uid = rustix::process::getuid().as_raw();
     let facts = setting.host.facts();
@@ -93,7 +94,8 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         inbox: draft.keep.then(|| setting.user.clone()),
         detached,
         until_last: draft.until_last,
-        daemon: setting.daemon_place(is_for_system(&system)),
+        // A job in a terminal needs the system daemon for its id alone.
+        daemon: setting.daemon_place(detached && is_for_system(&system)),
         events: events.unwrap_or_else(|| setting.config.perf.events.clone()),
         env: draft
             .env
@@ -117,16 +119,15 @@ fn make_room(setting: &Setting, id: u64, record: &Record) -> Result<()> {
     })
 }
 
-/// The events that a running daemon was set to count instead of those configured.
-fn live_events(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Option<Vec<String>> {
+/// The events that the daemon counts in jobs; its file may be another one than that of this command.
+fn events_of_daemon(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Option<Vec<String>> {
     let reply = match system {
         Ok(system) => system.call(&Request::InForce).ok(),
         Err(Unreachable::Silent { .. } | Unreachable::Busy { .. }) => None,
         Err(_) => setting.user_daemon_for_start().ok()?.call(&Request::InForce).ok(),
     };
     let Some(Reply::InForce(held)) = reply else { return None };
-    let events = held.events.into_iter().next()?;
-    (events.whence == Whence::Live).then_some(events.value)
+    held.events.into_iter().next().map(|held| held.value)
 }
 
 /// An id that neither this user nor, where there is one, the system daemon has given away. If a system daemon runs and
@@ -366,6 +367,7 @@ mod tests {
             host: Host::real().unwrap(),
             config: Default::default(),
             config_path: None,
+            config_text: String::new(),
             user: place.clone(),
             system: place,
             server: None,

@@ -2,6 +2,7 @@
 //! all jobs.
 
 pub mod daemon;
+pub mod earlier_output;
 pub mod emissions;
 mod exits;
 pub mod idle_power_file;

@@ -1,12 +1,11 @@
 //! The course of the machine itself: what its sources read anyway, until somebody writes it down.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use met_core::series::Course;
 use met_core::{Batch, Subject, Table};
 
-/// One sample in ten seconds of each part: counters lose nothing by that, and a day takes some megabytes.
-const SAMPLES_MS: i64 = 9_500;
 /// Bounds what a daemon that cannot write holds of each part: more than an hour.
 const SAMPLES_MAX: usize = 512;
 /// Disks, ports, mounts, meters and sensors together.
@@ -30,8 +29,10 @@ struct Kept {
 }
 
 impl NodeSeries {
-    /// Keeps what a source has just read, if it is time.
-    pub fn take(&mut self, batch: &Batch, labels: &[Vec<String>], unix_offset_ns: i64) {
+    /// Keeps what a source has just read, if that is so long after the last sample. Counters lose nothing in between.
+    pub fn take(&mut self, batch: &Batch, labels: &[Vec<String>], unix_offset_ns: i64, interval: Duration) {
+        // A tick that is early by a moment is not left out.
+        let least_ms = i64::try_from(interval.as_millis()).unwrap_or(i64::MAX) / 100 * 95;
         let time_ms = (batch.window.end_ns + unix_offset_ns) / 1_000_000;
         for (row, cells) in batch.rows().filter(|(row, _)| row.owner == Subject::Node) {
             let key = (batch.table.name, row.part);
@@ -41,7 +42,7 @@ impl NodeSeries {
             }
             let taken_ms = self.taken_ms.entry(key).or_insert(i64::MIN);
             // A clock that was set back waits for its own past: samples only ever follow each other.
-            if time_ms.saturating_sub(SAMPLES_MS) < *taken_ms {
+            if time_ms.saturating_sub(least_ms) < *taken_ms {
                 continue;
             }
             let kept = self.parts.entry(key).or_insert_with(|| Kept {
@@ -93,7 +94,7 @@ mod tests {
         batch.window = Window { begin_ns: 0, end_ns: at_s * SECOND };
         let labels: Vec<Vec<String>> =
             (0..parts).map(|part| vec![part.to_string(), "acpi".to_owned()]).collect();
-        series.take(&batch, &labels, 1_000 * SECOND);
+        series.take(&batch, &labels, 1_000 * SECOND, Duration::from_secs(10));
     }
 
     #[test]

@@ -7,6 +7,9 @@ mod containers;
 mod costs;
 mod devices;
 mod events;
+mod gpu_pace;
+mod largest_processes;
+mod logging;
 mod machine;
 mod membership;
 mod now;
@@ -66,16 +69,20 @@ pub fn gap_ms(interval: Duration) -> i64 {
 /// The same for a course whose period may have been changed meanwhile: what many of its spans are is no gap.
 pub fn gap_ms_of(course: &Course, interval: Duration) -> i64 {
     const SPANS_MIN: usize = 20;
-    let mut spans: Vec<i64> = course.times_ms.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let mut spans = course.spans_ms();
     spans.sort_unstable();
     let usual_ms = spans.get(spans.len() * 9 / 10).filter(|_| spans.len() >= SPANS_MIN);
     gap_ms(interval).max(usual_ms.map_or(0, |usual_ms| usual_ms.saturating_mul(3)))
 }
 
+/// The same for series of the machine, whose period is longer without jobs.
+pub fn node_gap_ms(idle: Duration) -> i64 {
+    i64::try_from(idle.as_millis()).unwrap_or(i64::MAX / 5) * 5 / 2
+}
+
 /// A longer time between two looks is one in which nobody looked: at least so much, and more where the looks of
 /// most of the time are further apart.
-pub fn look_gap_ms(times_ms: &[i64], least_ms: i64) -> i64 {
-    let mut spans: Vec<i64> = times_ms.windows(2).map(|pair| pair[1] - pair[0]).collect();
+pub fn look_gap_ms(mut spans: Vec<i64>, least_ms: i64) -> i64 {
     spans.sort_unstable();
     let usual_ms = spans.get(spans.len() * 9 / 10).copied().unwrap_or(0);
     least_ms.max(usual_ms.saturating_mul(3))
@@ -120,7 +127,7 @@ impl Sampler {
         let mut runner = Runner::open(&host, options);
         runner.set_interval(interval);
         Sampler {
-            gpus: Gpus::new(config.gpu.idle_power.clone(), schedule.interval_ns),
+            gpus: Gpus::new(config, schedule.interval_ns),
             energy: NodeEnergy::new(&host, config, interval),
             host,
             schedule,
@@ -130,7 +137,7 @@ impl Sampler {
             fold: Fold::new(),
             asked: EventsAsked::of_file(&config.perf.events),
             departures: Departures::default(),
-            machine: Machine::default(),
+            machine: Machine::new(config.node),
             jobs: Jobs::new(),
         }
     }
@@ -257,8 +264,8 @@ impl Sampler {
             lacks_delays: gone.lacks_delays,
             unwaited: job.profile.kept.then_some(gone.inherited),
         };
-        let (course, gap_ms) = (job.course, job.running.gap_ms());
-        Some(Sampled { live, course, attached, ends, uncounted, gap_ms })
+        let (course, gap_ms, processes) = (job.course, job.running.gap_ms(), job.counts.processes.list());
+        Some(Sampled { live, course, attached, ends, uncounted, gap_ms, processes })
     }
 
     /// Without jobs there may be no tick: what is open of the last ones would stay so until there is another.
@@ -403,6 +410,19 @@ impl Sampler {
         self.follow_energy(now_ns);
     }
 
+    /// Reads what the machine does without jobs, for its series. No driver of a GPU is woken for that.
+    pub fn look_at_node(&mut self) {
+        let interval = self.machine.intervals.idle();
+        self.runner.read_node(&self.membership.targets, &TickInfo::default());
+        let interval_ns = i64::try_from(interval.as_nanos()).unwrap_or(i64::MAX);
+        self.machine.follow(&self.runner, interval_ns, clock::boottime_ns(), interval);
+    }
+
+    /// The time between two such readings; `None` where no series of the machine are stored.
+    pub fn node_interval(&self) -> Option<Duration> {
+        self.machine.keeps_series().then(|| self.machine.intervals.idle())
+    }
+
     /// The longest time between two readings of what may be a meter; `None` where a look at rest would teach nothing.
     pub fn slowest_meter(&self) -> Option<Duration> {
         let is_meter = |name: &str| meter::of(name).is_some() && self.runner.is_open(name);
@@ -441,7 +461,7 @@ impl Sampler {
     /// Ticks by another period from now on, again at multiples of it.
     pub fn set_interval(&mut self, interval: Duration) {
         self.schedule.set_interval(interval);
-        self.gpus.cards.set_gap(devices::gap_ns(self.schedule.interval_ns));
+        self.gpus.set_tick(self.schedule.interval_ns);
         self.energy.set_interval(interval);
         self.runner.set_interval(interval);
         let gap_ms = self.gap_ms();
@@ -451,7 +471,8 @@ impl Sampler {
     /// Takes up what a file says that was read again, other than period and events.
     pub fn reconfigure(&mut self, before: &Config, config: &Config) {
         self.membership.reconfigure(config);
-        self.gpus.cards.set_idle_rules(config.gpu.idle_power.clone());
+        self.machine.intervals = config.node;
+        self.gpus.reconfigure(config, self.schedule.interval_ns);
         if before.energy != config.energy {
             self.energy.set_rules(&config.energy);
         }

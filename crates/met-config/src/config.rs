@@ -1,6 +1,7 @@
 //! The configuration: one YAML file, every key optional.
 
 mod apply;
+mod current;
 mod form;
 mod keys;
 mod sinks;
@@ -13,6 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use current::{Current, current};
 pub use form::{events_in, interval};
 use met_core::energy::emission;
 use met_core::gpu_idle_power::IdleRules;
@@ -30,6 +32,7 @@ pub struct Config {
     pub sampling: Sampling,
     pub daemon: Daemon,
     pub storage: Storage,
+    pub node: Node,
     pub store: store::Store,
     pub jobs: Jobs,
     pub system: System,
@@ -108,9 +111,32 @@ pub struct Storage {
     /// `storage.interval`.
     pub flush_interval: Duration,
     pub keep: Duration,
+    /// When samples are thinned, and to what step; twice.
+    pub thin_after: Duration,
+    pub thin_to: Duration,
+    pub thin_more_after: Duration,
+    pub thin_more_to: Duration,
     pub max_bytes: u64,
     /// Whether series of the machine are stored; `Auto`: by a system daemon.
     pub node_series: Presence,
+}
+
+/// Series of the machine itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    pub interval: Option<Duration>,
+}
+
+impl Node {
+    /// The time between two samples while jobs run.
+    pub fn busy(&self) -> Duration {
+        self.interval.unwrap_or(Duration::from_secs(10))
+    }
+
+    /// The same without jobs.
+    pub fn idle(&self) -> Duration {
+        self.interval.unwrap_or(Duration::from_secs(60))
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -132,7 +158,8 @@ pub struct Gpu {
 pub struct Schedulers {
     /// Whether each is queried, in the order of `Scheduler::ALL`.
     pub asked: [Presence; Scheduler::COUNT],
-    pub interval: Duration,
+    /// `None`: a server's default, or a daemon's.
+    pub interval: Option<Duration>,
     /// How far back the first query reaches.
     pub lookback: Duration,
     pub timeout: Duration,
@@ -272,6 +299,8 @@ pub struct Loaded {
     pub config: Config,
     /// `None`: no file was found, these are the defaults.
     pub path: Option<PathBuf>,
+    /// The file as it was read.
+    pub text: String,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -302,6 +331,7 @@ impl Config {
             sampling: Default::default(),
             daemon: Default::default(),
             storage: Default::default(),
+            node: Default::default(),
             store: Default::default(),
             jobs: Default::default(),
             system: Default::default(),
@@ -324,6 +354,12 @@ impl Config {
     /// The first two must exist if they are named.
     pub fn load(explicit: Option<&Path>) -> Result<Loaded, ConfigError> {
         load_with(explicit, Path::new(MACHINE_FILE), |name| std::env::var_os(name))
+    }
+
+    /// The files one of which is read if no other is named, in the order in which they are looked for.
+    pub fn usual_files() -> Vec<PathBuf> {
+        let user = user_folder().map(|folder| folder.join("met.yaml"));
+        user.into_iter().chain([PathBuf::from(MACHINE_FILE)]).collect()
     }
 
     /// What is written in `yaml`; `path` is what complaints name.
@@ -379,8 +415,8 @@ optional. Only the first of these files that exists is read:
 4. `/etc/met/met.yaml`
 
 A file named by 1 or 2 must exist. A key that is not in this list, a duplicate key or a value that cannot
-be parsed is an error that names the line. A running daemon rereads its file
-on SIGHUP; an invalid file changes nothing. The sections `jobs`, `system`, `http`, `forward` and `sinks`, `storage.name` and `gpu.nvml` need a
+be parsed is an error that names the line. `met config --current` shows the values in force and where each
+comes from. A running daemon rereads its file when it changes; an invalid file changes nothing. The sections `jobs`, `system`, `http`, `forward` and `sinks`, `storage.name` and `gpu.nvml` need a
 restart: `met daemon --stop` ends the old daemon, and the next `met run` starts one.
 `met configure` changes `sampling.interval` and `perf.events` without a file.
 
@@ -422,12 +458,14 @@ fn load_with(
             whence,
             error,
         })?;
-        return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path) });
+        return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path), text: yaml });
     }
     let user = user_folder_with(&variable).map(|folder| folder.join("met.yaml"));
     for path in user.into_iter().chain([machine.to_owned()]) {
         match trusted::read_own(&path) {
-            Ok(yaml) => return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path) }),
+            Ok(yaml) => {
+                return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path), text: yaml });
+            }
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
             Err(error) => {
                 let whence = "which is read unless --config or MET_CONFIG name another";
@@ -435,7 +473,7 @@ fn load_with(
             }
         }
     }
-    Ok(Loaded { config: Config::default(), path: None })
+    Ok(Loaded { config: Config::default(), path: None, text: String::new() })
 }
 
 impl Emissions {

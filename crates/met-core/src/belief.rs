@@ -24,7 +24,7 @@ use std::cmp::Ordering;
 use crate::job::{Emission, EventCount, GpuUse, Part, Record, Resources, State, Summaries, Totals};
 use crate::job_table::{EMISSIONS, WALL};
 
-pub use figures::{CHARGED, completes, fit_cpu_parts, set_gpu_energy};
+pub use figures::{CHARGED, completes, fit_cpu_parts, fit_memory_peaks, set_gpu_totals};
 
 const SECOND_NS: i64 = 1_000_000_000;
 
@@ -137,6 +137,7 @@ pub fn believe(known: &Record, said: &Record) -> Record {
         summaries: figures.summaries.clone(),
         gpus: first(&figures.gpus, &older.gpus),
         events: figures.events.clone(),
+        processes: first(&figures.processes, &older.processes),
         requested: filled(&word.requested, &no_word.requested),
         allocated: filled(&word.allocated, &no_word.allocated),
         scheduling: word.scheduling.clone(),

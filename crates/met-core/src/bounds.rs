@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::job::{
     CgroupPaths, EventCount, GpuUse, JobKey, Local, Part, Record, Resources, Scheduling, Totals,
 };
+use crate::job_processes::{JobProcess, LARGEST_MAX};
 
 /// The whole command line.
 pub const COMMAND_BYTES_MAX: usize = 4 << 10;
@@ -52,6 +53,11 @@ pub fn bound(record: &mut Record) {
         cut(source, WORD_BYTES_MAX);
     }
     keep_within(&mut record.events, LIST_BYTES_MAX, event_bytes);
+    record.processes.truncate(LARGEST_MAX);
+    for JobProcess { user, command, node, .. } in &mut record.processes {
+        [user, node].into_iter().flatten().for_each(|text| cut(text, WORD_BYTES_MAX));
+        cut(command, WORD_BYTES_MAX);
+    }
     bound_resources(&mut record.requested);
     bound_resources(&mut record.allocated);
     bound_scheduling(&mut record.scheduling);
@@ -70,6 +76,7 @@ pub fn bytes(record: &Record) -> usize {
     let lists = record.command.iter().chain(&record.nodes).map(|text| escaped(text) + 3).sum::<usize>();
     let gpus = record.gpus.iter().map(gpu_bytes).sum::<usize>();
     let events = record.events.iter().map(event_bytes).sum::<usize>();
+    let processes = record.processes.len() * ENTRY_BYTES;
     let other = |resources: &Resources| {
         resources.other.iter().map(|(name, value)| escaped(name) + escaped(value) + 6).sum::<usize>()
     };
@@ -80,6 +87,7 @@ pub fn bytes(record: &Record) -> usize {
         + lists
         + gpus
         + events
+        + processes
         + other(&record.requested)
         + other(&record.allocated)
         + totals_bytes(&record.totals)

@@ -50,6 +50,9 @@ fn hostile(length: usize) -> Record {
         stdout: Some(text().into()),
         stderr: None,
         left_over: vec![LeftOver { pid: 1, name: text() }; 5000],
+        stdout_file: None,
+        stderr_file: None,
+        memory_limit: None,
     });
     record
 }

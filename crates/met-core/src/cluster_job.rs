@@ -1,13 +1,17 @@
 //! One job of what several nodes measured of it.
 
+mod thinned;
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::belief::{self, Speaker};
 use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, Totals};
+use crate::job_processes;
 use crate::managers::spans_nodes;
 use crate::series::Course;
 use crate::{Across, JOB, Kind, MISSING};
+use thinned::Thinned;
 
 /// Nodes begin the same run of a job this close to each other; a run after a requeue begins later.
 const SAME_RUN_NS: u64 = 120_000_000_000;
@@ -70,6 +74,7 @@ pub fn whole(key: JobKey, parts: &[(String, Record)]) -> Option<Record> {
     whole.totals = totals(told.iter().map(|(_, record)| &record.totals));
     whole.gpus = told.iter().flat_map(|(_, record)| record.gpus.iter().cloned()).collect();
     whole.events = events(told.iter().flat_map(|(_, record)| &record.events));
+    whole.processes = job_processes::of_nodes(told.iter().map(|(node, record)| (node, record)));
     whole.parts = told.iter().flat_map(|(node, record)| self::parts(node, record)).collect();
     Some(whole)
 }
@@ -145,19 +150,27 @@ pub fn together(courses: &[Course], gap_ms: i64) -> Course {
     times.sort_unstable();
     times.dedup();
     let mut all = Course::new(first.table);
+    let are_thinned = courses.iter().any(|course| course.spreads.is_some());
     for (column, definition) in first.table.columns.iter().enumerate() {
-        let mut held: Vec<Held> = courses.iter().map(|_| Held::default()).collect();
+        let mut held: Vec<(Held, Option<Thinned<'_>>)> = courses
+            .iter()
+            .map(|course| (Held::default(), are_thinned.then(|| Thinned::new(course, column, gap_ms))))
+            .collect();
         let cells = times.iter().map(|&time_ms| {
             let mut known = Vec::new();
-            for (course, held) in courses.iter().zip(&mut held) {
+            for (course, (held, thinned)) in courses.iter().zip(&mut held) {
                 held.advance(course, column, time_ms);
-                known.extend(held.value(time_ms, definition.kind, gap_ms));
+                let between = thinned.as_mut().and_then(|thinned| thinned.value(time_ms));
+                known.extend(between.or_else(|| held.value(time_ms, definition.kind, gap_ms)));
             }
             combined(definition.across, &known)
         });
         all.columns[column] = cells.collect();
     }
     all.times_ms = times;
+    if are_thinned {
+        thinned::spreads(courses, &mut all, gap_ms);
+    }
     all
 }
 

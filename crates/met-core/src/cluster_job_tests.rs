@@ -125,6 +125,34 @@ fn courses_add_up_and_a_node_that_is_done_keeps_what_it_used() {
     assert_eq!(both.columns[MEMORY_NEEDED], [10, 110, 110, 100], "its memory is free again");
 }
 
+#[test]
+fn thinned_nodes_have_the_means_and_the_growth_that_they_had() {
+    let node = |shift_ms: i64| {
+        let samples: Vec<_> = (0..1200)
+            .map(|second| (second * 1000 + shift_ms, second * 2_000_000_000, 100 + second % 20))
+            .collect();
+        course(&samples)
+    };
+    let thin = |course: &Course| {
+        let mut thinner = crate::series::Thinner::new(&JOB, 60_000);
+        thinner.push(course);
+        thinner.finish()
+    };
+    let nodes = [node(0), node(300)];
+    let (whole, thinned) = (together(&nodes, 25_000), together(&nodes.each_ref().map(thin), 25_000));
+    assert!(thinned.len() < 60, "{}", thinned.len());
+    let mean = |course: &Course, column| course.summaries(25_000).get(column).unwrap().mean;
+    for column in [CPU, MEMORY_NEEDED] {
+        let (before, after) = (mean(&whole, column), mean(&thinned, column));
+        assert!((after / before - 1.0).abs() < 0.01, "{before} {after}");
+    }
+    let peak = thinned.intervals(CPU, 25_000).map(|interval| interval.peak).fold(0.0, f64::max);
+    assert!((peak / 4e9 - 1.0).abs() < 0.01, "nobody's growth is shown at once: {peak}");
+    let memory = thinned.intervals(MEMORY_NEEDED, 25_000).map(|interval| interval.peak).fold(0.0, f64::max);
+    assert!((220.0..=238.0).contains(&memory), "{memory}");
+    assert_eq!(thinned.columns[CPU].last(), whole.columns[CPU].last());
+}
+
 proptest! {
     #[test]
     fn the_order_of_nodes_does_not_matter(

@@ -7,6 +7,7 @@ use serde::de::Deserializer;
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
+use crate::job_processes::JobProcess;
 use crate::provenance::Provenance;
 use crate::{JOB, lossless_path};
 
@@ -113,6 +114,9 @@ pub struct Record {
     /// How often events happened that were asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<EventCount>,
+    /// The largest of its processes, once it is over.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<JobProcess>,
     /// What was asked for when it was submitted, and what it was given.
     #[serde(default, skip_serializing_if = "Resources::is_empty")]
     pub requested: Resources,
@@ -160,6 +164,7 @@ impl Record {
             summaries: Summaries::default(),
             gpus: Vec::new(),
             events: Vec::new(),
+            processes: Vec::new(),
             requested: Resources::default(),
             allocated: Resources::default(),
             scheduling: Scheduling::default(),
@@ -169,6 +174,12 @@ impl Record {
             as_of_ns: None,
             local: None,
         }
+    }
+
+    /// Whether a process with this number is known to have been its.
+    pub fn has_process(&self, pid: u32) -> bool {
+        let main = self.local.as_ref().and_then(|local| local.main);
+        main.is_some_and(|main| main.pid == pid) || self.processes.iter().any(|process| process.pid == pid)
     }
 
     pub fn wall_ns(&self, now_ns: i64) -> Option<i64> {
@@ -374,9 +385,42 @@ pub struct Local {
     pub stdout: Option<PathBuf>,
     #[serde(default, with = "lossless_path::option")]
     pub stderr: Option<PathBuf>,
+    /// Which files these were when the job began: one that was renamed is still the job's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdout_file: Option<FileId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr_file: Option<FileId>,
     /// Processes that were still alive when a `met time` job was closed.
     #[serde(default)]
     pub left_over: Vec<LeftOver>,
+    /// What it may hold at most, where that is less than the machine has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<MemoryLimit>,
+}
+
+/// A file, whatever it is called. The birth tells it from a later one with the same number, where the file system
+/// keeps it; device numbers change when a network file system is mounted again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileId {
+    pub inode: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub birth_ns: Option<i64>,
+}
+
+/// A limit of memory that a job inherited when it began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryLimit {
+    pub bytes: i64,
+    pub kind: LimitKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitKind {
+    /// Of all processes in a cgroup around the job together.
+    Cgroup,
+    /// The address space of each process.
+    Process,
 }
 
 impl Local {
@@ -393,7 +437,10 @@ impl Local {
             cwd: cwd.into(),
             stdout: None,
             stderr: None,
+            stdout_file: None,
+            stderr_file: None,
             left_over: Vec::new(),
+            memory_limit: None,
         }
     }
 }

@@ -21,6 +21,7 @@ pub mod gpu_idle_power;
 pub mod gpu_use;
 pub mod hostlist;
 pub mod job;
+pub mod job_processes;
 pub mod job_table;
 pub mod listing;
 pub mod lossless_path;

@@ -2,6 +2,7 @@
 
 use crate::job::{Summaries, Summary};
 use crate::job_table::{CPU, PROCESSES};
+use crate::series::{Course, Interval};
 use crate::{JOB, Kind, MISSING, rate};
 
 /// What all samples so far sum up to.
@@ -47,6 +48,22 @@ impl Running {
             }
         }
         self.follow_peak(time_ms, cells[CPU]);
+    }
+
+    /// Takes over what thinning left of the samples of an earlier daemon, after these.
+    pub fn recall_thinned(&mut self, course: &Course) {
+        for (index, column) in self.columns.iter_mut().enumerate().filter(|_| course.spreads.is_some()) {
+            for span in course.intervals(index, 0).filter(|span| span.is_thinned) {
+                match JOB.columns[index].kind {
+                    Kind::Gauge => column.add_thinned(&span, self.gap_ms),
+                    Kind::Counter if index == CPU => {
+                        self.peak_cores =
+                            self.peak_cores.into_iter().chain([span.peak / 1e9]).reduce(f64::max);
+                    }
+                    Kind::Counter => {}
+                }
+            }
+        }
     }
 
     fn follow_peak(&mut self, time_ms: i64, cpu_ns: i64) {
@@ -127,6 +144,17 @@ impl Column {
         self.last = Some((time_ms, cell));
     }
 
+    /// A span that was too long to be bridged when its ends were pushed.
+    fn add_thinned(&mut self, span: &Interval, gap_ms: i64) {
+        let covered_ms = span.end_ms - span.begin_ms;
+        if covered_ms > gap_ms {
+            self.weighted += span.value * covered_ms as f64;
+            self.covered_ms += covered_ms;
+        }
+        self.minimum = self.minimum.min(span.low.round() as i64);
+        self.maximum = self.maximum.max(span.peak.round() as i64);
+    }
+
     fn summary(&self) -> Option<Summary> {
         let (_, last) = self.last?;
         let mean = if self.covered_ms > 0 { self.weighted / self.covered_ms as f64 } else { last as f64 };
@@ -138,6 +166,32 @@ impl Column {
 mod tests {
     use super::*;
     use crate::job_table::MEMORY_NEEDED;
+
+    #[test]
+    fn what_thinning_removed_is_recalled() {
+        let mut course = Course::new(&JOB);
+        for second in 0..120 {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            let busy = if second > 70 { 3_000_000_000 } else { 0 };
+            cells[CPU] = second * 1_000_000_000 + busy;
+            cells[MEMORY_NEEDED] = if second == 30 { 900 } else { 100 };
+            course.push(second * 1000, &cells);
+        }
+        let mut thinner = crate::series::Thinner::new(&JOB, 60_000);
+        thinner.push(&course);
+        let thinned = thinner.finish();
+        let mut running = Running::new(25_000, 1000);
+        thinned.each_row(|time_ms, cells| running.push(time_ms, cells));
+        assert_eq!(
+            running.maximum(MEMORY_NEEDED),
+            Some(100),
+            "the peak is not among the samples that are left"
+        );
+        running.recall_thinned(&thinned);
+        assert_eq!((running.maximum(MEMORY_NEEDED), running.peak_cores()), (Some(900), Some(4.0)));
+        let mean = running.summaries().get(MEMORY_NEEDED).unwrap().mean;
+        assert!((106.0..108.0).contains(&mean), "{mean}");
+    }
 
     #[test]
     fn samples_of_a_longer_period_are_no_gap_after_a_change() {

@@ -1,6 +1,6 @@
 //! Totals by what was sampled.
 
-use crate::belief::fit_cpu_parts;
+use crate::belief::{fit_cpu_parts, fit_memory_peaks};
 use crate::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
 use crate::job::Totals;
 use crate::job_table::*;
@@ -77,5 +77,6 @@ pub fn totals(running: &Running, profile: Profile) -> Totals {
         totals.set(GPU_MEMORY_PEAK, peak, SampledKind, "cards");
     }
     fit_cpu_parts(&mut totals);
+    fit_memory_peaks(&mut totals);
     totals
 }

@@ -1,8 +1,11 @@
 //! The course of a job over time: samples of the job table, and what they sum up to.
 
+mod thinning;
+
 use crate::job::{Summaries, Summary};
 use crate::rate;
 use crate::{Kind, MISSING, Table};
+pub use thinning::{SPREAD_NAMES, Spread, Spreads, Thinner};
 
 /// Samples of one table for one subject, column by column. Times are unix milliseconds, ascending.
 #[derive(Clone, Debug)]
@@ -11,11 +14,13 @@ pub struct Course {
     pub times_ms: Vec<i64>,
     /// One per column of the table, each as long as `times_ms`.
     pub columns: Vec<Vec<i64>>,
+    /// What happened between the samples that thinning left; `None` while none were removed.
+    pub spreads: Option<Box<Spreads>>,
 }
 
 impl Course {
     pub fn new(table: &'static Table) -> Course {
-        Course { table, times_ms: Vec::new(), columns: vec![Vec::new(); table.columns.len()] }
+        Course { table, times_ms: Vec::new(), columns: vec![Vec::new(); table.columns.len()], spreads: None }
     }
 
     pub fn push(&mut self, time_ms: i64, cells: &[i64]) {
@@ -24,6 +29,31 @@ impl Course {
         for (column, &cell) in self.columns.iter_mut().zip(cells) {
             column.push(cell);
         }
+        if let Some(spreads) = &mut self.spreads {
+            spreads.resize(self.times_ms.len());
+        }
+    }
+
+    /// The samples from `begin` to before `end`.
+    pub fn part(&self, begin: usize, end: usize) -> Course {
+        Course {
+            table: self.table,
+            times_ms: self.times_ms[begin..end].to_vec(),
+            columns: self.columns.iter().map(|cells| cells[begin..end].to_vec()).collect(),
+            spreads: self.spreads.as_ref().map(|spreads| Box::new(spreads.part(begin, end))),
+        }
+    }
+
+    /// The spread of a column in the time before a sample, where samples were removed there.
+    pub fn spread(&self, column: usize, index: usize) -> Option<Spread> {
+        self.spreads.as_ref()?.get(column, index)
+    }
+
+    /// The times between neighbouring samples as they were taken, without those that thinning left.
+    pub fn spans_ms(&self) -> Vec<i64> {
+        let thinned = |index: usize| self.spreads.as_ref().is_some_and(|spreads| spreads.has_any(index));
+        let spans = self.times_ms.windows(2).zip(1..).filter(|&(_, index)| !thinned(index));
+        spans.map(|(pair, _)| pair[1] - pair[0]).collect()
     }
 
     /// Calls `each` with a copy of every sample.
@@ -43,6 +73,23 @@ impl Course {
         for column in &mut self.columns {
             column.truncate(count);
         }
+        if let Some(spreads) = &mut self.spreads {
+            spreads.resize(self.times_ms.len());
+        }
+    }
+
+    /// At most so many of its samples, at even distances, the first and the last among them.
+    pub fn evenly(mut self, most: usize) -> Course {
+        let count = self.len();
+        if count > most && most > 1 {
+            let chosen = |index: usize| index * (count - 1) / (most - 1);
+            let choose =
+                |cells: &mut Vec<i64>| *cells = (0..most).map(|index| cells[chosen(index)]).collect();
+            choose(&mut self.times_ms);
+            self.columns.iter_mut().for_each(choose);
+            self.spreads = None;
+        }
+        self
     }
 
     pub fn len(&self) -> usize {
@@ -57,6 +104,10 @@ impl Course {
     pub fn append(&mut self, later: &Course) {
         let last = self.times_ms.last().copied().unwrap_or(i64::MIN);
         let skip = later.times_ms.partition_point(|&time| time <= last);
+        if self.spreads.is_some() || later.spreads.is_some() {
+            let spreads = self.spreads.get_or_insert_with(|| Box::new(Spreads::new(self.table)));
+            spreads.append(self.times_ms.len(), later, skip);
+        }
         self.times_ms.extend_from_slice(&later.times_ms[skip..]);
         for (column, more) in self.columns.iter_mut().zip(&later.columns) {
             column.extend_from_slice(&more[skip..]);
@@ -64,27 +115,23 @@ impl Course {
     }
 
     /// The intervals between neighbouring known cells of a column: a level, or a growth per second, that
-    /// held from one time to another. An interval longer than `gap_ms` is a gap and not bridged.
+    /// held from one time to another. An interval longer than `gap_ms` is a gap and not bridged, unless samples
+    /// were removed from it.
     pub fn intervals(&self, column: usize, gap_ms: i64) -> impl Iterator<Item = Interval> + '_ {
         let kind = self.table.columns[column].kind;
-        let known = self.times_ms.iter().zip(&self.columns[column]).filter(|&(_, &cell)| cell != MISSING);
-        known.clone().zip(known.skip(1)).filter_map(move |((&begin_ms, &before), (&end_ms, &now))| {
-            if end_ms <= begin_ms || end_ms - begin_ms > gap_ms {
-                return None;
-            }
-            let (value, peak) = match kind {
-                Kind::Gauge => ((before as f64 + now as f64) / 2.0, before.max(now) as f64),
-                Kind::Counter => {
-                    let rate = rate::per_second(before, now, (end_ms - begin_ms) * 1_000_000)?;
-                    (rate, rate)
-                }
-            };
-            Some(Interval { begin_ms, end_ms, value, peak })
+        let cells = self.times_ms.iter().zip(&self.columns[column]).enumerate();
+        let known = cells.filter(|&(_, (_, &cell))| cell != MISSING);
+        known.clone().zip(known.skip(1)).filter_map(move |((_, before), (index, now))| {
+            let spread = self.spread(column, index);
+            interval(kind, (*before.0, *before.1), (*now.0, *now.1), spread, gap_ms)
         })
     }
 
     pub fn maximum(&self, column: usize) -> Option<i64> {
-        self.columns[column].iter().copied().filter(|&cell| cell != MISSING).max()
+        let kept = self.columns[column].iter().copied().filter(|&cell| cell != MISSING).max();
+        let is_gauge = self.table.columns[column].kind == Kind::Gauge;
+        let removed = self.spreads.as_ref().filter(|_| is_gauge).and_then(|spreads| spreads.highest(column));
+        kept.max(removed.map(|highest| highest.round() as i64).filter(|_| kept.is_some()))
     }
 
     pub fn summaries(&self, gap_ms: i64) -> Summaries {
@@ -130,8 +177,36 @@ pub struct Interval {
     pub end_ms: i64,
     /// The mean.
     pub value: f64,
-    /// The highest known: of a level, that at one of the two ends.
+    /// The lowest and the highest known: of a level, those at one of the two ends.
+    pub low: f64,
     pub peak: f64,
+    /// Samples were removed from it.
+    pub is_thinned: bool,
+}
+
+/// What is known of the time between two samples; nothing across a gap or where a counter began again.
+fn interval(
+    kind: Kind,
+    (begin_ms, before): (i64, i64),
+    (end_ms, now): (i64, i64),
+    spread: Option<Spread>,
+    gap_ms: i64,
+) -> Option<Interval> {
+    if end_ms <= begin_ms || (spread.is_none() && end_ms - begin_ms > gap_ms) {
+        return None;
+    }
+    let (mean, low, peak) = match kind {
+        Kind::Gauge => ((before as f64 + now as f64) / 2.0, before.min(now) as f64, before.max(now) as f64),
+        Kind::Counter => {
+            let rate = rate::per_second(before, now, (end_ms - begin_ms) * 1_000_000)?;
+            (rate, rate, rate)
+        }
+    };
+    let Some(spread) = spread else {
+        return Some(Interval { begin_ms, end_ms, value: mean, low, peak, is_thinned: false });
+    };
+    let value = spread.mean.unwrap_or(mean);
+    Some(Interval { begin_ms, end_ms, value, low: spread.low, peak: spread.high, is_thinned: true })
 }
 
 #[cfg(test)]
@@ -149,6 +224,17 @@ mod tests {
             course.push(time_ms, &cells);
         }
         course
+    }
+
+    #[test]
+    fn some_samples_of_a_long_series_go_from_its_first_to_its_last() {
+        let mut course = Course::new(&crate::JOB);
+        course.times_ms = (0..1001).collect();
+        course.columns.iter_mut().for_each(|cells| *cells = (0..1001).map(|cell| cell * 2).collect());
+        let few = course.clone().evenly(5);
+        assert_eq!(few.times_ms, [0, 250, 500, 750, 1000]);
+        assert_eq!(few.columns[0], [0, 500, 1000, 1500, 2000]);
+        assert_eq!(course.clone().evenly(1001).times_ms, course.times_ms);
     }
 
     #[test]

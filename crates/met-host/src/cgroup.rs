@@ -104,8 +104,23 @@ impl Hierarchies {
 
     /// The directory of a process where its CPU quota is, the top of that hierarchy, and whether that is v1.
     pub fn cpu_of_process(&self, host: &Host, pid: u32) -> Option<(PathBuf, PathBuf, bool)> {
-        let (mount, controller, is_v1) = match (&self.cpu_v1, &self.unified) {
-            (Some(v1), _) => (v1, &b"cpu"[..], true),
+        self.dir_of_process(host, pid, &self.cpu_v1, b"cpu")
+    }
+
+    /// The same where its memory limit is.
+    pub fn memory_of_process(&self, host: &Host, pid: u32) -> Option<(PathBuf, PathBuf, bool)> {
+        self.dir_of_process(host, pid, &self.memory_v1, b"memory")
+    }
+
+    fn dir_of_process(
+        &self,
+        host: &Host,
+        pid: u32,
+        v1: &Option<Mount>,
+        controller: &[u8],
+    ) -> Option<(PathBuf, PathBuf, bool)> {
+        let (mount, controller, is_v1) = match (v1, &self.unified) {
+            (Some(v1), _) => (v1, controller, true),
             (None, Some(unified)) => (unified, &b""[..], false),
             (None, None) => return None,
         };

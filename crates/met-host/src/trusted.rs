@@ -13,7 +13,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use met_core::job::FileId;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, Statx, StatxFlags};
 
 use crate::users;
 
@@ -63,6 +64,48 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
     let place = resolve(path, Last::AsItIs)?;
     Ok(rustix::fs::unlinkat(&place.folder, &place.name, AtFlags::empty())?)
+}
+
+/// Which regular file is at a path; `None` if it is a link or anything else.
+pub fn file_at(path: &Path) -> io::Result<Option<FileId>> {
+    let (folder, name) = place_of(path)?;
+    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::BTIME;
+    let found = rustix::fs::statx(&folder, &name, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
+    Ok(file_id(&found))
+}
+
+/// Which regular file is open.
+pub fn file_of(file: &File) -> Option<FileId> {
+    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::BTIME;
+    file_id(&rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted).ok()?)
+}
+
+fn file_id(found: &Statx) -> Option<FileId> {
+    let is_file = FileType::from_raw_mode(found.stx_mode.into()) == FileType::RegularFile;
+    let has_birth = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let birth_ns = || found.stx_btime.tv_sec * 1_000_000_000 + i64::from(found.stx_btime.tv_nsec);
+    is_file.then(|| FileId { inode: found.stx_ino, birth_ns: has_birth.then(birth_ns) })
+}
+
+/// Gives a file another name in its directory that nothing has yet. As root only where nobody else has a say.
+pub fn rename_new(path: &Path, name: &OsStr) -> io::Result<()> {
+    let (folder, old) = place_of(path)?;
+    Ok(rustix::fs::renameat_with(&folder, &old, &folder, name, RenameFlags::NOREPLACE)?)
+}
+
+/// The directory of a path and the name in it.
+fn place_of(path: &Path) -> io::Result<(OwnedFd, OsString)> {
+    if is_root() {
+        let place = resolve(path, Last::AsItIs)?;
+        return match place.foreign {
+            Some((folder, uid)) => Err(refused(&folder, &owner_words(uid))),
+            None => Ok((place.folder, place.name)),
+        };
+    }
+    let (folder, name) = (path.parent(), path.file_name());
+    let (folder, name) = folder.zip(name).ok_or(io::ErrorKind::InvalidInput)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok((rustix::fs::open(folder, flags, Mode::empty())?, name.to_owned()))
 }
 
 /// Whether root may keep something at a path for longer: nobody else can replace what is on the way to it. What does

@@ -2,11 +2,12 @@
 
 use jiff::Timestamp;
 use met_core::job::{Emission, Figure, Part, QualityKind, Record, Resources};
+use met_core::job_processes::JobProcess;
 use met_core::job_table::{
     ENERGY, GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ,
     READ_CALL, THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
 };
-use met_core::series::Course;
+use met_core::series::{Course, SPREAD_NAMES};
 use met_core::{Column, JOB, MISSING, Unit};
 use serde_json::{Map, Value, json};
 
@@ -36,7 +37,28 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
     if !record.events.is_empty() {
         object["events"] = events::object(record, now_ns);
     }
+    if !record.processes.is_empty() {
+        object["processes"] = record.processes.iter().map(process).collect();
+    }
     object
+}
+
+/// One of the largest processes of a job that is over.
+fn process(process: &JobProcess) -> Value {
+    Value::Object(known([
+        ("pid", json!(process.pid)),
+        ("ppid", json!(process.ppid)),
+        ("uid", json!(process.uid)),
+        ("user", json!(process.user)),
+        ("command", json!(process.command)),
+        ("node", json!(process.node)),
+        ("start", json!(process.start_ns.and_then(time))),
+        ("end", json!(process.end_ns.and_then(time))),
+        ("cpu_seconds", seconds(process.cpu_ns)),
+        ("memory_peak_bytes", json!(process.memory_peak_bytes)),
+        ("read_bytes", json!(process.read_bytes)),
+        ("written_bytes", json!(process.written_bytes)),
+    ]))
 }
 
 /// An object of what is known; what is not has no key.
@@ -214,7 +236,34 @@ pub fn course(course: &Course) -> Map<String, Value> {
         }
     }
     let times = course.times_ms.iter().map(|time_ms| Value::from(time(time_ms * 1_000_000)));
-    Map::from_iter([("times".to_owned(), times.collect()), ("columns".to_owned(), columns.into())])
+    let mut object =
+        Map::from_iter([("times".to_owned(), times.collect()), ("columns".to_owned(), columns.into())]);
+    if course.spreads.is_some() {
+        object.insert("thinned".to_owned(), thinned(course));
+    }
+    object
+}
+
+/// What happened before the samples that thinning left: levels, and growths per second.
+fn thinned(course: &Course) -> Value {
+    let mut columns = Map::new();
+    for (index, column) in course.table.columns.iter().enumerate() {
+        let mut values: [Vec<Option<f64>>; 3] = std::array::from_fn(|_| vec![None; course.len()]);
+        let mut intervals = course.intervals(index, 0).filter(|interval| interval.is_thinned).peekable();
+        if intervals.peek().is_none() {
+            continue;
+        }
+        for interval in intervals {
+            let row = course.times_ms.partition_point(|&time_ms| time_ms < interval.end_ms);
+            let figures = [interval.low, interval.value, interval.peak];
+            for (values, figure) in values.iter_mut().zip(figures) {
+                values[row] = Some(figure * column.scale);
+            }
+        }
+        let named = SPREAD_NAMES.iter().zip(values).map(|(name, values)| ((*name).to_owned(), json!(values)));
+        columns.insert(column.json_name(), Value::Object(named.collect()));
+    }
+    Value::Object(columns)
 }
 
 /// A time in RFC 3339, in unix nanoseconds.
@@ -351,6 +400,26 @@ mod tests {
     }
 
     #[test]
+    fn thinned_samples_have_their_extremes_and_means() {
+        use met_core::job_table::{CPU, MEMORY_NEEDED};
+        let mut course = Course::new(&JOB);
+        for second in 0..60 {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[CPU], cells[MEMORY_NEEDED]) = (second * 500_000_000, if second == 9 { 600 } else { 100 });
+            course.push(second * 1000, &cells);
+        }
+        assert_eq!(super::course(&course).get("thinned"), None);
+        let mut thinner = met_core::series::Thinner::new(&JOB, 60_000);
+        thinner.push(&course);
+        let object = super::course(&thinner.finish());
+        assert_eq!(object["times"].as_array().unwrap().len(), 2);
+        assert_eq!(object["columns"]["cpu_seconds"], json!([0.0, 29.5]));
+        assert_eq!(object["thinned"]["cpu_seconds"]["mean"], json!([null, 0.5]));
+        assert_eq!(object["thinned"]["memory_needed_bytes"]["max"], json!([null, 600.0]));
+        assert_eq!(object["thinned"]["memory_needed_bytes"]["min"], json!([null, 100.0]));
+    }
+
+    #[test]
     fn the_page_about_it_has_every_key() {
         let page = include_str!("../../../docs/json.md");
         for column in JOB.columns {
@@ -368,10 +437,29 @@ mod tests {
         (scheduled.scheduling.het_id, scheduled.scheduling.het_offset) = (Some("1".to_owned()), Some(0));
         (scheduled.scheduling.cpu_ns, scheduled.scheduling.memory_peak_bytes) = (Some(1), Some(1));
         scheduled.gpus = vec![sample::gpu()];
+        scheduled.processes = vec![JobProcess {
+            pid: 7,
+            ppid: Some(1),
+            uid: Some(1000),
+            user: Some("ada".to_owned()),
+            command: "make".to_owned(),
+            start_ns: Some(0),
+            end_ns: Some(1),
+            cpu_ns: Some(1),
+            memory_peak_bytes: Some(1),
+            read_bytes: Some(1),
+            written_bytes: Some(1),
+            node: Some("n1".to_owned()),
+        }];
         let object = super::object(&scheduled, sample::NOW_NS);
         let part = &object["parts"][0];
         let sections = ["requested", "allocated", "efficiency", "scheduling"].map(|name| &object[name]);
-        for key in sections.into_iter().chain([part]).flat_map(|section| section.as_object().unwrap().keys())
+        let process = &object["processes"][0];
+        assert_eq!((process.as_object().unwrap().len(), &process["command"]), (12, &json!("make")));
+        for key in sections
+            .into_iter()
+            .chain([part, process])
+            .flat_map(|section| section.as_object().unwrap().keys())
         {
             assert!(page.contains(&format!("`{key}`")), "docs/json.md lacks {key}");
         }

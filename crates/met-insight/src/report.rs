@@ -17,7 +17,7 @@ use met_core::job::{QualityKind, Record, State};
 
 use crate::events;
 use card::gpu;
-pub use outcome::outcome;
+pub use outcome::{outcome, signal_name};
 use reader::Reader;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +35,8 @@ pub struct Report {
     /// Its steps and tasks, each task after its step.
     pub parts: Vec<PartLine>,
     pub notes: Vec<String>,
+    /// What was done for the figures that are attributed, in words.
+    pub attributed: Vec<&'static str>,
 }
 
 /// A line about the job itself.
@@ -178,6 +180,7 @@ pub fn report(record: &Record, machine: Machine, now_ns: i64) -> Report {
         parts: parts::parts(&source),
         sections: sections.filter(|section| !section.lines.is_empty()).collect(),
         notes: source.notes(),
+        attributed: source.attributed(),
     }
 }
 
@@ -221,7 +224,7 @@ impl Detail {
 #[cfg(test)]
 mod tests {
     use met_core::JOB;
-    use met_core::job::Origin;
+    use met_core::job::{LimitKind, Origin};
     use met_core::job_table as column;
 
     use super::reader::sum;
@@ -267,7 +270,7 @@ mod tests {
             let report = report(record, Machine::default(), sample::NOW_NS);
             let lines =
                 report.sections[0].lines.iter().filter(|line| ["throttled", "waited"].contains(&line.label));
-            lines.map(|line| (line.label, line.details[0].before)).collect::<Vec<_>>()
+            lines.map(|line| (line.label, line.details.last().unwrap().before)).collect::<Vec<_>>()
         };
         let waited = ("waited", "runnable, waiting for a CPU");
         assert_eq!(cpu(&record), [waited]);
@@ -277,6 +280,45 @@ mod tests {
         let by_quota =
             [("throttled", "by its CPU quota"), ("waited", "runnable, waiting for a CPU or the quota")];
         assert_eq!(cpu(&record), by_quota);
+        record.totals.set(column::THROTTLED, 3_200_000_000, QualityKind::Attributed, "cpu.stat around it");
+        assert_eq!(cpu(&record)[0], ("throttled", "by the CPU quota of a cgroup around it"));
+    }
+
+    #[test]
+    fn what_was_done_for_attributed_figures_is_said() {
+        let mut record = sample::finished();
+        let said = |record: &Record| report(record, Machine::default(), sample::NOW_NS).attributed;
+        assert!(said(&record).is_empty());
+        record.totals.set(
+            column::OOM_KILLS,
+            1,
+            QualityKind::Attributed,
+            "memory events of a cgroup around it",
+        );
+        assert_eq!(said(&record), ["counted in a cgroup around the job"]);
+        record.totals.set(column::ENERGY, 1, QualityKind::Attributed, "RAPL, by CPU time");
+        record.totals.set(column::ENERGY_CPU, 1, QualityKind::Attributed, "RAPL, by CPU time");
+        assert_eq!(said(&record), ["counted in a cgroup around the job", "share of an energy meter"]);
+    }
+
+    #[test]
+    fn memory_is_compared_with_the_limit_that_holds() {
+        let mut record = sample::finished();
+        record.node_memory_bytes = Some(1 << 34);
+        record.totals.set(column::MEMORY_NEEDED_PEAK, 1 << 29, QualityKind::Sampled, "cgroup");
+        record.local = Some(met_core::job::Local::new("", Origin::Run, "/"));
+        let whole = |record: &Record| {
+            let report = report(record, Machine::default(), sample::NOW_NS);
+            let meter = report.meters.iter().find(|meter| meter.label == "memory").unwrap().whole.value;
+            (meter, labels(&report).contains(&"memory limit"))
+        };
+        assert_eq!(whole(&record), (f64::from(1 << 30) * 16.0, false));
+        let limit = |bytes, kind| Some(met_core::job::MemoryLimit { bytes, kind });
+        record.local.as_mut().unwrap().memory_limit = limit(1 << 30, LimitKind::Cgroup);
+        assert_eq!(whole(&record), (f64::from(1 << 30), true));
+        // Several processes may hold more together than each of them.
+        record.local.as_mut().unwrap().memory_limit = limit(1 << 28, LimitKind::Process);
+        assert_eq!(whole(&record), (f64::from(1 << 30) * 16.0, true));
     }
 
     #[test]

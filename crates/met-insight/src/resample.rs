@@ -1,6 +1,8 @@
 //! A course in as many steps as a plot has columns.
 
-use met_core::series::Course;
+use std::collections::HashMap;
+
+use met_core::series::{Course, Interval, Spread, Spreads};
 use met_core::{Kind, MISSING};
 
 /// What a column did in one step of the plot, in the column's sub-unit; counters: their growth per second.
@@ -35,6 +37,7 @@ pub fn between(
     }
     let bin_ms = span_ms as f64 / count as f64;
     let least_ms = shortest_of_rates(course, column, gap_ms);
+    let mut highest: Option<f64> = None;
     for interval in course.intervals(column, gap_ms) {
         let from = (interval.begin_ms.max(begin_ms) - begin_ms) as f64;
         let to = (interval.end_ms.min(end_ms) - begin_ms) as f64;
@@ -45,11 +48,16 @@ pub fn between(
         let last = ((to / bin_ms).ceil() as usize).clamp(first + 1, count);
         for (index, sum) in sums.iter_mut().enumerate().take(last).skip(first) {
             let covered_ms = to.min((index + 1) as f64 * bin_ms) - from.max(index as f64 * bin_ms);
-            let peak = (interval.end_ms - interval.begin_ms >= least_ms).then_some(interval.peak);
+            let counts = interval.is_thinned || interval.end_ms - interval.begin_ms >= least_ms;
+            let peak = counts.then_some(interval.peak);
+            highest = highest.into_iter().chain(peak).reduce(f64::max);
             sum.add(interval.value, peak, covered_ms);
         }
     }
-    sums.into_iter().map(Sum::bin).collect()
+    // In a bin of nothing but short intervals there is no peak: the number of bins must not make one.
+    let most = highest.unwrap_or(f64::INFINITY);
+    let no_higher = |bin: Bin| Bin { max: bin.max.min(most), ..bin };
+    sums.into_iter().map(|sum| sum.bin().map(no_higher)).collect()
 }
 
 /// A course whose column `plus[0]` holds the sum of several, sample by sample, without `minus`: the peaks of the
@@ -66,8 +74,40 @@ pub fn combined(course: &Course, plus: &[usize], minus: Option<usize>) -> Course
     let mut combined = course.clone();
     if let Some(&first) = plus.first().filter(|_| !plus_known.is_empty()) {
         combined.columns[first] = (0..course.len()).map(|row| sum(row).unwrap_or(MISSING)).collect();
+        combined.spreads = None;
+        if course.spreads.is_some() {
+            let signed =
+                plus_known.iter().map(|&column| (column, 1.0)).chain(minus.map(|minus| (minus, -1.0)));
+            spread_of_sum(course, &signed.collect::<Vec<_>>(), first, &mut combined);
+        }
     }
     combined
+}
+
+/// Where samples were removed: the lowest and the highest that the sum had for certain, when one part had its own and
+/// the others their means.
+fn spread_of_sum(course: &Course, parts: &[(usize, f64)], into: usize, combined: &mut Course) {
+    let by_end = |&(column, _): &(usize, f64)| -> HashMap<i64, Interval> {
+        let removed = course.intervals(column, 0).filter(|interval| interval.is_thinned);
+        removed.map(|interval| (interval.end_ms, interval)).collect()
+    };
+    let intervals: Vec<HashMap<i64, Interval>> = parts.iter().map(by_end).collect();
+    let mut spreads = Spreads::new(course.table);
+    spreads.resize(course.len());
+    for (row, time_ms) in course.times_ms.iter().enumerate() {
+        let all: Option<Vec<&Interval>> = intervals.iter().map(|of_part| of_part.get(time_ms)).collect();
+        let Some(all) = all.filter(|all| all.iter().all(|one| one.begin_ms == all[0].begin_ms)) else {
+            continue;
+        };
+        let signed = all.iter().zip(parts).map(|(one, &(_, sign))| (one, sign));
+        let mean: f64 = signed.clone().map(|(one, sign)| one.value * sign).sum();
+        let ends =
+            signed.flat_map(|(one, sign)| [one.low, one.peak].map(|end| mean + (end - one.value) * sign));
+        let (low, high) = ends.fold((mean, mean), |(low, high), end| (low.min(end), high.max(end)));
+        let is_gauge = course.table.columns[into].kind == Kind::Gauge;
+        spreads.set(into, row, Spread { low, mean: is_gauge.then_some(mean), high });
+    }
+    combined.spreads = Some(Box::new(spreads));
 }
 
 /// A counter that was read twice in a moment grew by what was counted late: such a rate is not a peak. Half of
@@ -76,8 +116,8 @@ fn shortest_of_rates(course: &Course, column: usize, gap_ms: i64) -> i64 {
     if course.table.columns[column].kind == Kind::Gauge {
         return 0;
     }
-    let mut lengths: Vec<i64> =
-        course.intervals(column, gap_ms).map(|interval| interval.end_ms - interval.begin_ms).collect();
+    let read = course.intervals(column, gap_ms).filter(|interval| !interval.is_thinned);
+    let mut lengths: Vec<i64> = read.map(|interval| interval.end_ms - interval.begin_ms).collect();
     let middle = lengths.len() / 2;
     if lengths.is_empty() { 0 } else { *lengths.select_nth_unstable(middle).1 / 2 }
 }
@@ -141,6 +181,34 @@ mod tests {
     }
 
     #[test]
+    fn a_plot_of_thinned_samples_has_the_peaks_and_means_of_before() {
+        let mut course = Course::new(&JOB);
+        let (mut read, mut written) = (0, 0);
+        for second in 0..3600 {
+            read += if second == 700 { 5_000_000 } else { 1000 };
+            written += 500;
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[READ], cells[WRITTEN], cells[MEMORY_NEEDED]) = (read, written, 100 + second % 50);
+            course.push(second * 1000, &cells);
+        }
+        let mut thinner = met_core::series::Thinner::new(&JOB, 600_000);
+        thinner.push(&course);
+        let thinned = thinner.finish();
+        assert!(thinned.len() < 10);
+        let figures = |course: &Course| {
+            let io = combined(course, &[READ, WRITTEN], None);
+            let io = bins(&io, READ, 6, 25_000);
+            let memory = bins(course, MEMORY_NEEDED, 1, 25_000)[0].unwrap();
+            let mean = io.iter().flatten().map(|bin| bin.mean).sum::<f64>();
+            let peak = io.iter().flatten().map(|bin| bin.max).fold(0.0, f64::max);
+            [mean, peak, memory.mean, memory.max]
+        };
+        for (before, after) in figures(&course).into_iter().zip(figures(&thinned)) {
+            assert!((after / before - 1.0).abs() < 0.01, "{before} {after}");
+        }
+    }
+
+    #[test]
     fn a_counter_that_is_read_twice_in_a_moment_has_no_peak_there() {
         // Half a core all the time; 5 ms of it are counted within 2 ms.
         let mut samples: Vec<(i64, i64, i64)> = (0..10).map(|s| (s * 1000, s * 500_000_000, 0)).collect();
@@ -148,6 +216,19 @@ mod tests {
         let course = course(&samples);
         let peak = bins(&course, CPU, 20, 2000).iter().flatten().map(|bin| bin.max).fold(0.0, f64::max);
         assert!((peak / 0.5e9 - 1.0).abs() < 0.01, "{peak}");
+    }
+
+    #[test]
+    fn the_peak_is_the_same_in_any_number_of_bins() {
+        // The last reading is a moment after the one before, and much was counted late.
+        let mut samples: Vec<(i64, i64, i64)> = (0..10).map(|s| (s * 1000, s * 500_000_000, 0)).collect();
+        samples.push((9100, 4_800_000_000, 0));
+        let course = course(&samples);
+        for count in [1, 7, 47, 67, 107, 1000] {
+            let bins = bins(&course, CPU, count, 2000);
+            let peak = bins.iter().flatten().map(|bin| bin.max).fold(0.0, f64::max);
+            assert!((peak / 0.5e9 - 1.0).abs() < 1e-9, "{count} bins: {peak}");
+        }
     }
 
     #[test]

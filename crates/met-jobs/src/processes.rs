@@ -134,7 +134,8 @@ pub fn job_of<'a>(host: &Host, jobs: &'a [Record], process: ProcessId) -> Option
     found.map(|(_, record)| record).max_by_key(|record| record.start_ns)
 }
 
-fn look_at(host: &Host, id: ProcessId) -> Option<Process> {
+/// One process, if it is still there.
+pub fn look_at(host: &Host, id: ProcessId) -> Option<Process> {
     let mut text = Vec::new();
     host.read_small(format!("/proc/{}/stat", id.pid), &mut text).ok()?;
     let stat = parse::stat(&text).filter(|stat| stat.start_ticks == id.start_ticks)?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::Request;
 
 /// Raised when an older peer would misunderstand a message.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 /// The oldest version that is still spoken.
 pub const PROTOCOL_OLDEST: u32 = 1;
 /// The version that introduced `Reply::Unlinked`.
@@ -91,6 +91,7 @@ pub fn introduced(request: &Request) -> u32 {
         | Request::InForce
         | Request::Configure(_) => 3,
         Request::FindAfter { .. } => 4,
+        Request::Timed { .. } => 5,
     }
 }
 

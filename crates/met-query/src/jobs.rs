@@ -12,12 +12,13 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use met_core::belief;
-use met_core::job::{JobKey, Record};
+use met_core::job::{JobKey, Record, State};
 use met_core::listing::{self, sort_ns};
 use met_core::series::Course;
 use met_core::{JOB, Table, gpu};
-use met_host::clock;
+use met_host::{Host, clock};
 use met_jobs::cgroup_layouts::Layout;
+use met_jobs::processes;
 use met_store::inbox::JobDir;
 use met_store::{NodePart, Page, Queries, StoreError};
 
@@ -32,7 +33,7 @@ pub use files::unreadable;
 pub use filter::{JobsFilter, page_of};
 pub use housekeeping::{
     Imported, hand_over_ends, has_lost, import, import_unless_locked, log_removed, open_writer, retention,
-    tidy,
+    thin, thinning, tidy,
 };
 pub use leftovers::{leave_cgroup, remove_left_cgroups};
 pub use liveness::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
@@ -53,6 +54,9 @@ trait Source: Query {
 /// Whoever answers a command knows who asks, by the connection or by the owner of the files.
 const CALLER: &Viewer = &Viewer::Everything;
 
+/// Jobs with a process of the same number, among which one of a node is looked for.
+const KEPT_LOOKED_AT: usize = 20;
+
 /// Every job that the caller may see, wherever it is kept.
 pub struct AllJobs {
     sources: Vec<Box<dyn Source>>,
@@ -60,6 +64,8 @@ pub struct AllJobs {
     warned: Vec<String>,
     /// The configuration's own, whose managers' jobs are asked for by their names.
     layouts: Vec<Layout>,
+    /// Where running processes are looked up; not for jobs of a server.
+    host: Option<Host>,
 }
 
 impl AllJobs {
@@ -85,11 +91,11 @@ impl AllJobs {
         if let Some(client) = system {
             sources.push(Box::new(Remote::new(client)));
         }
-        Ok(AllJobs::of(sources, layouts))
+        Ok(AllJobs { host: Some(setting.host.clone()), ..AllJobs::of(sources, layouts) })
     }
 
     fn of(sources: Vec<Box<dyn Source>>, layouts: Vec<Layout>) -> AllJobs {
-        AllJobs { sources, warned: Vec::new(), layouts }
+        AllJobs { sources, warned: Vec::new(), layouts, host: None }
     }
 
     /// Newest first.
@@ -137,6 +143,14 @@ impl AllJobs {
 
     /// The one job meant by `text`.
     pub fn find(&mut self, text: &str) -> Result<Record> {
+        if let Some((pid, node)) = reference::process_in(text) {
+            return self.job_of_process(pid, node)?.ok_or_else(|| {
+                Failure::usage(format!(
+                    "process {pid} is not part of a job that runs, and of no job that ended is it among the \
+                     largest; run `met list`"
+                ))
+            });
+        }
         let job = JobRef::parse(text, &self.layouts)?;
         if let Some(found) = self.find_ref(text, &job)? {
             return Ok(found);
@@ -146,6 +160,22 @@ impl AllJobs {
             JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
             _ => format!("no job named {text:?}; run `met list`"),
         }))
+    }
+
+    /// The job of a process that runs, or else the newest of which one with this number is stored.
+    fn job_of_process(&mut self, pid: u32, node: Option<&str>) -> Result<Option<Record>> {
+        let host = self.host.clone().filter(|host| node.is_none_or(|node| node == host.facts().hostname));
+        if let Some((host, process)) = host.and_then(|host| host.process(pid).ok().map(|id| (host, id))) {
+            let states = vec![State::Running, State::Suspended];
+            let running = self.jobs(&JobsFilter { states, ..JobsFilter::default() })?;
+            if let Some(found) = processes::job_of(&host, &running, process) {
+                return Ok(Some(found.clone()));
+            }
+        }
+        let kept =
+            self.jobs(&JobsFilter { pid: Some(pid), limit: Some(KEPT_LOOKED_AT), ..JobsFilter::default() })?;
+        let is_on = |record: &Record| node.is_none_or(|node| record.nodes.iter().any(|known| known == node));
+        Ok(kept.into_iter().find(|record| record.has_process(pid) && is_on(record)))
     }
 
     /// The one job or step meant by `text`; a step is shown like a job.
@@ -161,8 +191,7 @@ impl AllJobs {
 
     fn find_ref(&mut self, text: &str, job: &JobRef) -> Result<Option<Record>> {
         let found = self.gather(|source| every_found(source, CALLER, job))?;
-        let me = Some(rustix::process::getuid().as_raw());
-        reference::one_of(text, job, &merge(found), me)
+        reference::one_of(text, job, merge(found))
     }
 
     pub fn course(&mut self, key: &JobKey) -> Result<Course> {
@@ -211,7 +240,12 @@ impl AllJobs {
 
     /// Tells the end of a job to whoever has it.
     pub fn close(&mut self, end: &Record) -> Result<()> {
-        let job = JobRef::Id { manager: Some(end.key.manager.clone()), id: end.key.id.clone(), node: None };
+        let job = JobRef::Id {
+            manager: Some(end.key.manager.clone()),
+            id: end.key.id.clone(),
+            node: None,
+            user: None,
+        };
         for source in &mut self.sources {
             if every_found(source.as_ref(), CALLER, &job)?.iter().any(|known| known.key == end.key) {
                 source.close(end)?;

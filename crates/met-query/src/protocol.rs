@@ -20,6 +20,8 @@ use crate::jobs::{JobRef, JobsFilter};
 const REPLY_BYTES_MAX: u32 = 64 << 20;
 /// Bounds what each client can make a daemon hold. A record is the largest thing a client says.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
+/// Samples that fit a request, whatever they are: of a longer series, so many of its points.
+pub const TIMED_SAMPLES_MAX: usize = 500;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -36,6 +38,11 @@ pub enum Request {
     },
     Started(Box<Record>),
     Ended(Box<Record>),
+    /// The end of a job of `met time`, with what that sampled.
+    Timed {
+        record: Box<Record>,
+        course: WireCourse,
+    },
     Jobs(JobsFilter),
     Find(JobRef),
     /// The rest of an answer to `Find` that was too large for one reply.
@@ -181,6 +188,24 @@ pub struct InForce {
     pub events_in_jobs: Vec<Held<Vec<String>>>,
     /// What of a change cannot be done.
     pub note: Option<String>,
+    /// For the owner of the daemon and root.
+    #[serde(default)]
+    pub file: Option<ConfigFile>,
+    /// Sections and keys of that file that a new daemon will follow.
+    #[serde(default)]
+    pub after_restart: Vec<String>,
+    /// What a kilowatt hour emits now.
+    #[serde(default)]
+    pub factor: Option<Factor>,
+}
+
+/// A configuration file as a daemon read it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigFile {
+    /// `None`: there is none, and the defaults hold.
+    #[serde(with = "lossless_path::option")]
+    pub path: Option<PathBuf>,
+    pub text: String,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -197,6 +222,13 @@ pub enum Whence {
     Live,
     /// Live, until this job ends; its name is for those who may see it.
     Job(Option<String>),
+}
+
+impl Whence {
+    /// Whether it was changed live.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Whence::Live | Whence::Job(_))
+    }
 }
 
 impl fmt::Display for Whence {
@@ -216,6 +248,9 @@ impl fmt::Display for Whence {
 pub struct WireCourse {
     pub times_ms: Vec<i64>,
     pub columns: Vec<(String, Vec<Option<i64>>)>,
+    /// What thinning left of removed samples, by column and by which of `SPREAD_NAMES`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spreads: Vec<(String, String, Vec<Option<i64>>)>,
 }
 
 /// What a daemon says about itself.

@@ -73,13 +73,14 @@ pub fn own_token() -> Option<PathBuf> {
     met_config::user_folder().map(|folder| folder.join("token"))
 }
 
-/// Why nobody answered at an address, and what to look at.
-pub fn unreachable(url: &str, error: &io::Error) -> anyhow::Error {
+/// What to do where the certificate of a server is not trusted.
+const TRUST: &str = "give its CA certificate in met.yaml: client.ca_file";
+
+/// Why an address did not answer, and what to check. `trust`: how to name a CA certificate.
+pub fn unreachable(url: &str, error: &io::Error, trust: &str) -> anyhow::Error {
     let advice = match error.kind() {
         io::ErrorKind::ConnectionRefused => "is `met server` running there, on this port?",
-        io::ErrorKind::InvalidData if error.to_string().contains("certificate") => {
-            "give its CA certificate in met.yaml: client.ca_file"
-        }
+        io::ErrorKind::InvalidData if error.to_string().contains("certificate") => trust,
         // What to do is said already.
         io::ErrorKind::InvalidInput => {
             return Failure::usage(format!("cannot reach the server {url}: {error}"));
@@ -94,7 +95,7 @@ impl Answers for ServerClient {
         let question = serde_json::to_vec(request)?;
         let answer =
             self.link.post(ASK, &[("Content-Type", "application/json")], &question, ANSWER_BYTES_MAX);
-        let answer = answer.map_err(|error| unreachable(self.link.url(), &error))?;
+        let answer = answer.map_err(|error| unreachable(self.link.url(), &error, TRUST))?;
         if answer.status != 200 {
             return Err(self.refused(&answer));
         }
@@ -150,13 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn an_address_at_which_nobody_answers_is_told_with_what_to_look_at() {
-        let error = unreachable("http://n1:1", &io::ErrorKind::ConnectionRefused.into());
+    fn an_address_without_an_answer_is_reported_with_what_to_check() {
+        let error = unreachable("http://n1:1", &io::ErrorKind::ConnectionRefused.into(), TRUST);
         assert_eq!(error.downcast_ref::<Failure>().unwrap().code, 2);
         let words = "cannot reach the server http://n1:1: connection refused; is `met server` running there, on this port?";
         assert_eq!(error.to_string(), words);
-        let told = unreachable("http://n1:1", &io::Error::new(io::ErrorKind::InvalidInput, "write https://"));
-        assert_eq!(told.to_string(), "cannot reach the server http://n1:1: write https://");
+        let error =
+            unreachable("http://n1:1", &io::Error::new(io::ErrorKind::InvalidInput, "write https://"), TRUST);
+        assert_eq!(error.to_string(), "cannot reach the server http://n1:1: write https://");
     }
 
     #[test]

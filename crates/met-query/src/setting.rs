@@ -9,6 +9,7 @@ use met_jobs::cgroup_layouts::Layouts;
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, Unreachable};
+use crate::protocol::{InForce, Reply, Request};
 use crate::server_client::{self, Asked, ServerClient};
 use crate::unusable::{Reach, Report};
 use met_config::Config;
@@ -20,6 +21,8 @@ pub struct Setting {
     pub host: Host,
     pub config: Config,
     pub config_path: Option<PathBuf>,
+    /// The file as it was read.
+    pub config_text: String,
     pub user: Place,
     pub system: Place,
     /// The server that is queried instead of this machine.
@@ -60,6 +63,7 @@ impl Setting {
             host,
             config: loaded.config,
             config_path,
+            config_text: loaded.text,
             user,
             system,
             server: None,
@@ -140,8 +144,27 @@ impl Setting {
         Client::connect_or_elsewhere(&socket, announced.as_deref(), connect).map(|(client, _)| client)
     }
 
-    /// The daemon that a change is for: the system's, unless there is none or the user's own is meant. A daemon
-    /// that hangs is an error for the caller to report, not an absent one.
+    /// What holds in the daemon that measures the caller's jobs, or that of the caller; `None` without a daemon.
+    pub fn in_force(&self, own: bool) -> Option<InForce> {
+        match self.daemon(own).ok()?.call(&Request::InForce) {
+            Ok(Reply::InForce(held)) => Some(*held),
+            _ => None,
+        }
+    }
+
+    /// With the configuration of that daemon, if the caller may read it.
+    pub fn of_daemon(self) -> Setting {
+        let Some(file) = self.in_force(false).and_then(|held| held.file) else { return self };
+        let name = file.path.clone().unwrap_or_default();
+        match Config::parse(&file.text, &name) {
+            Ok(config) => Setting { config, config_path: file.path, config_text: file.text, ..self },
+            // It is of another version, which knows other keys.
+            Err(_) => self,
+        }
+    }
+
+    /// The daemon that a change is for: the system's, unless there is none or the user means his own. One that hangs is
+    /// an error, for the caller to report, and not as if there was none.
     pub fn daemon(&self, own: bool) -> Result<Client, Unreachable> {
         let user = || self.reach.user.once(Report::ByCaller, || self.connect_own(Client::connect));
         if own {

@@ -43,6 +43,8 @@ pub struct Runner {
     /// As it was opened with: sources that are opened later are opened the same way.
     driver_calls: DriverCalls,
     left_out: Vec<&'static str>,
+    /// Sources that fill this table are not read by a tick, and what they read last stays.
+    held: Option<&'static Table>,
     pulse: Arc<Pulse>,
 }
 
@@ -108,6 +110,7 @@ impl Runner {
             new_errors: Vec::new(),
             driver_calls: options.driver_calls,
             left_out: options.left_out.clone(),
+            held: None,
             pulse: Arc::clone(&options.pulse),
         };
         runner.wait(options.patience);
@@ -169,6 +172,11 @@ impl Runner {
         sources.for_each(|source| source.set_interval(interval));
     }
 
+    /// Whether ticks leave out the sources that fill a table; whoever holds them reads them when they are due.
+    pub fn hold(&mut self, table: Option<&'static Table>) {
+        self.held = table;
+    }
+
     /// Whatever a tick reads now and then is read by the next one: there will be no other.
     pub fn hurry(&mut self) {
         for running in &mut self.sources {
@@ -181,7 +189,11 @@ impl Runner {
         self.costs.clear();
         let begin_ns = clock::boottime_ns();
         let mut spent_ns = clock::thread_cpu_ns();
-        for running in &mut self.sources {
+        let held = self.held;
+        let is_held = |spec: &SourceSpec| {
+            held.is_some_and(|held| spec.tables.iter().any(|own| std::ptr::eq(*own, held)))
+        };
+        for running in self.sources.iter_mut().filter(|running| !is_held(running.spec)) {
             if running.source.as_mut().is_some_and(|source| source.begin()) {
                 running.count_cpu(&mut spent_ns);
             }
@@ -190,7 +202,9 @@ impl Runner {
         for running in &mut self.sources {
             let (out, tail) = rest.split_at_mut(running.spec.tables.len());
             rest = tail;
-            running.read_if_due(targets, tick, out, &mut self.new_errors, &mut spent_ns, &self.pulse);
+            if !is_held(running.spec) {
+                running.read_if_due(targets, tick, out, &mut self.new_errors, &mut spent_ns, &self.pulse);
+            }
             let cells = self.costs.push_part(Subject::Node, running.part);
             let errands_ns = running.source.as_ref().map_or(0, |source| source.errand_cpu_ns());
             cells[READ_CPU] = running.read_cpu_ns + errands_ns;
@@ -218,6 +232,11 @@ impl Runner {
     /// Reads one source once more, between two ticks.
     pub fn read_again(&mut self, name: &str, targets: &Targets, tick: &TickInfo) {
         self.read_some(|spec| spec.name == name, targets, tick);
+    }
+
+    /// Reads what is about the machine itself, between two ticks.
+    pub fn read_node(&mut self, targets: &Targets, tick: &TickInfo) {
+        self.read_some(|spec| spec.pace != Pace::Tick, targets, tick);
     }
 
     fn read_some(&mut self, is_wanted: impl Fn(&SourceSpec) -> bool, targets: &Targets, tick: &TickInfo) {
@@ -647,6 +666,16 @@ mod tests {
         let mut runner = of_node(&RARE, Some(Duration::from_nanos(1)));
         assert_eq!([seen(&mut runner), seen(&mut runner)], [vec![1], vec![2]]);
         assert_eq!(readings(&runner), 2);
+    }
+
+    #[test]
+    fn a_table_that_is_held_keeps_what_was_read_last() {
+        let mut runner = of_node(&RARE, Some(Duration::from_nanos(1)));
+        assert_eq!(seen(&mut runner), [1]);
+        runner.hold(RARE.tables.first().copied());
+        assert_eq!([seen(&mut runner), seen(&mut runner)], [vec![1], vec![1]]);
+        runner.hold(None);
+        assert_eq!(seen(&mut runner), [2]);
     }
 
     #[test]

@@ -3,16 +3,18 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use met_core::Table;
 use met_core::job::JobKey;
 use met_core::series::Course;
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode};
 
 use crate::day;
 use crate::error::StoreError;
 use crate::schema::{SERIES, Sharing, move_aside, open_for_writing, open_shared_or_alone};
 use crate::series::{self, Series, Usage};
+use crate::thinning::{self, Position};
 use met_wire::block;
 
 /// Jobs run over midnight, and the day before may still get samples.
@@ -58,32 +60,37 @@ impl DayFiles {
         .map_err(StoreError::database(&path))
     }
 
-    /// Removes these from the file of a day.
-    fn remove_from_day(&mut self, keys: &[JobKey], day: i64, give_back: bool) -> Result<(), StoreError> {
+    /// Changes the file of a day; nothing can be read from a damaged one, so there is nothing to change.
+    fn change_day<T>(
+        &mut self,
+        day: i64,
+        change: impl FnOnce(&mut Connection) -> rusqlite::Result<T>,
+    ) -> Result<Option<T>, StoreError> {
         let path = series::path_of(&self.state, day);
         let mut opened = None;
         let connection = match self.open_days.get_mut().iter_mut().find(|(open, _)| *open == day) {
             Some((_, connection)) => connection,
-            None => {
-                match open_for_writing(&path, &SERIES, self.is_network) {
-                    Ok(connection) => opened.insert(connection),
-                    // Nothing can be read from a damaged day, so nothing is left to remove.
-                    Err(StoreError::Damaged { .. }) => return Ok(()),
-                    Err(error) => return Err(error),
-                }
-            }
+            None => match open_for_writing(&path, &SERIES, self.is_network) {
+                Ok(connection) => opened.insert(connection),
+                Err(StoreError::Damaged { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            },
         };
-        let database = StoreError::database(&path);
-        in_transaction(connection, false, |connection| {
-            keys.iter().try_for_each(|key| series::remove(connection, key))
-        })
-        .map_err(database)?;
-        match give_back {
-            true => connection
-                .execute_batch("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
-                .map_err(database),
-            false => Ok(()),
+        match change(connection).map_err(StoreError::database(&path)) {
+            Err(StoreError::Damaged { .. }) => Ok(None),
+            changed => changed.map(Some),
         }
+    }
+
+    /// Removes these from the file of a day.
+    fn remove_from_day(&mut self, keys: &[JobKey], day: i64, gives_back: bool) -> Result<(), StoreError> {
+        let removed = self.change_day(day, |connection| {
+            in_transaction(connection, false, |connection| {
+                keys.iter().try_for_each(|key| series::remove(connection, key))
+            })?;
+            if gives_back { give_back(connection) } else { Ok(()) }
+        });
+        removed.map(drop)
     }
 
     /// Asks the file of a day; one that is damaged or not there has nothing to say.
@@ -216,6 +223,38 @@ impl Series for DayFiles {
     fn remove_of_day(&mut self, day: i64, keys: &[JobKey]) -> Result<(), StoreError> {
         self.remove_from_day(keys, day, true)
     }
+
+    fn thin_day(
+        &mut self,
+        at: &mut Position,
+        tables: &[&'static Table],
+        deadline: Instant,
+    ) -> Result<bool, StoreError> {
+        let done = self.change_day(at.day(), |connection| {
+            while let Some(series) = thinning::next_series(connection, at)? {
+                let table = tables.iter().find(|table| table.name == series.1);
+                at.advance(series);
+                if let Some(table) = table {
+                    match in_transaction(connection, false, |connection| at.thin(connection, table)) {
+                        // Blocks that overlap, as damage may leave them: these stay.
+                        Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {}
+                        thinned => thinned?,
+                    }
+                }
+                if Instant::now() >= deadline {
+                    return Ok(false);
+                }
+            }
+            give_back(connection)?;
+            Ok(true)
+        })?;
+        Ok(done.unwrap_or(true))
+    }
+}
+
+/// Gives the space of what was removed back to the file system.
+fn give_back(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute_batch("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
 }
 
 /// The days that a course has samples of.

@@ -217,6 +217,11 @@ impl JobDir {
         let _ = create(&self.path.join(OF_SYSTEM));
     }
 
+    /// Whether the system daemon is to have the end, and does not have it yet.
+    pub fn is_unreported(&self) -> bool {
+        self.path.join(UNREPORTED).exists()
+    }
+
     /// Gives up reporting it to the system daemon.
     pub fn forget_unreported(&self) -> io::Result<()> {
         ignore_unless(fs::remove_file(self.path.join(UNREPORTED)), io::ErrorKind::NotFound)

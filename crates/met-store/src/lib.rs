@@ -39,6 +39,7 @@ mod sql;
 mod sqlite;
 mod store;
 mod sums;
+mod thinning;
 
 pub use backends::{Backends, Credentials, Engine, PostgresServer, Secret};
 pub use check::{Checked, check};
@@ -51,3 +52,4 @@ pub use query::{Filter, Page, Queries, Reader, has_catalogue};
 pub use retention::{Goes, Removed, Retained, Retention};
 pub use salvage::Salvage;
 pub use store::{Imported, Writer};
+pub use thinning::Thinning;

@@ -135,7 +135,7 @@ impl Cells {
             times_ms.iter().map(at).collect()
         };
         let columns = self.columns.iter().map(column).collect();
-        Course { table: self.table, times_ms, columns }
+        Course { table: self.table, times_ms, columns, spreads: None }
     }
 }
 

@@ -68,6 +68,8 @@ pub struct Filter {
     pub with_summaries: bool,
     /// Only jobs that had a card, or that live and may have got one since they were last written.
     pub with_cards: bool,
+    /// Only jobs of which a process with this number is known.
+    pub pid: Option<u32>,
 }
 
 impl Filter {
@@ -80,6 +82,7 @@ impl Filter {
             && self.user.as_ref().is_none_or(|user| record.user.as_ref() == Some(user))
             && self.name.as_ref().is_none_or(|name| record.name == *name)
             && self.manager.as_ref().is_none_or(|manager| record.key.manager == *manager)
+            && self.pid.is_none_or(|pid| record.has_process(pid))
             && (!self.with_cards || record.state.is_live() || !record.gpus.is_empty())
             && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
     }
@@ -115,6 +118,10 @@ impl Filter {
         if self.with_cards {
             // By the record itself, which every version has.
             conditions.push(format!("(state IN ({}) OR {})", live_states(), dialect.has_cards));
+        }
+        if let Some(pid) = self.pid {
+            // Of every process its number is written first.
+            conditions.push(format!("detail LIKE '%\"pid\":{pid},%'"));
         }
         if !self.states.is_empty() {
             let names: Vec<String> = self.states.iter().map(|state| format!("'{}'", state.name())).collect();
@@ -756,10 +763,7 @@ fn settle(catalogue: &dyn Sql, pending: &mut HashMap<JobKey, Record>) -> Result<
 fn trim(course: &mut Course, begin_ms: i64, end_ms: i64) {
     let end = course.times_ms.partition_point(|&time| time <= end_ms);
     let begin = course.times_ms.partition_point(|&time| time < begin_ms).min(end);
-    course.times_ms.truncate(end);
-    course.times_ms.drain(..begin);
-    for cells in &mut course.columns {
-        cells.truncate(end);
-        cells.drain(..begin);
+    if (begin, end) != (0, course.len()) {
+        *course = course.part(begin, end);
     }
 }

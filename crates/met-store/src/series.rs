@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use met_core::Table;
 use met_core::job::JobKey;
@@ -19,6 +20,7 @@ use crate::engine::Remote;
 use crate::error::StoreError;
 use crate::node::NODE;
 use crate::schema::{Sharing, beside};
+use crate::thinning::Position;
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 
 /// The bytes of something's blocks.
@@ -82,6 +84,16 @@ pub(crate) trait Series: Send {
     /// Removes these from a day, and gives their space back.
     fn remove_of_day(&mut self, _day: i64, _keys: &[JobKey]) -> std::result::Result<(), StoreError> {
         Ok(())
+    }
+
+    /// Thins the series of a day from a position on; true when it is at the end before the deadline.
+    fn thin_day(
+        &mut self,
+        _at: &mut Position,
+        _tables: &[&'static Table],
+        _deadline: Instant,
+    ) -> std::result::Result<bool, StoreError> {
+        Ok(true)
     }
 
     /// Samples that were not taken and are lost.
@@ -169,35 +181,33 @@ pub(crate) fn append(connection: &Connection, key: &JobKey, course: &Course, day
             connection.prepare_cached("DELETE FROM block WHERE key = ?1")?.execute([last.key])?;
         }
     }
-    fresh.append(&part(course, begin, end));
+    fresh.append(&course.part(begin, end));
     let mut data = Vec::new();
     for begin in (0..fresh.len()).step_by(BLOCK_SAMPLES_MAX) {
         let end = fresh.len().min(begin + BLOCK_SAMPLES_MAX);
         data.clear();
         block::encode(&fresh, begin..end, &mut data);
-        connection
-            .prepare_cached(
-                "INSERT INTO block (subject, table_name, first_ms, last_ms, samples, data)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-            )?
-            .execute(params![
-                subject,
-                course.table.name,
-                fresh.times_ms[begin],
-                fresh.times_ms[end - 1],
-                (end - begin) as i64,
-                data
-            ])?;
+        let span_ms = (fresh.times_ms[begin], fresh.times_ms[end - 1]);
+        insert_block(connection, subject, course.table, span_ms, end - begin, &data)?;
     }
     Ok(())
 }
 
-fn part(course: &Course, begin: usize, end: usize) -> Course {
-    Course {
-        table: course.table,
-        times_ms: course.times_ms[begin..end].to_vec(),
-        columns: course.columns.iter().map(|cells| cells[begin..end].to_vec()).collect(),
-    }
+pub(crate) fn insert_block(
+    connection: &Connection,
+    subject: i64,
+    table: &Table,
+    (first_ms, last_ms): (i64, i64),
+    samples: usize,
+    data: &[u8],
+) -> Result<()> {
+    connection
+        .prepare_cached(
+            "INSERT INTO block (subject, table_name, first_ms, last_ms, samples, data)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        )?
+        .execute(params![subject, table.name, first_ms, last_ms, samples as i64, data])
+        .map(drop)
 }
 
 fn subject(connection: &Connection, key: &JobKey) -> Result<Option<i64>> {

@@ -30,6 +30,7 @@ use crate::schema::{CATALOGUE, beside, open_for_writing};
 use crate::series;
 use crate::sql::{Sql, in_transaction};
 use crate::sqlite::{SUSPECT, Sqlite};
+use crate::thinning::Position;
 
 pub(crate) const LOCK_FILE: &str = "store.lock";
 /// A catalogue of up to this size is looked through whenever it is opened: it takes some milliseconds.
@@ -49,6 +50,7 @@ pub struct Writer {
     /// Also of jobs that live nothing may be undone by a crash; those that ended are always durable.
     pub always_durable: bool,
     terms: Terms,
+    pub(crate) thinning: Option<Position>,
     // Held while it is open; the file stays.
     _lock: File,
 }
@@ -104,7 +106,15 @@ impl Writer {
         queries.catalogue = OnceCell::from(catalogue);
         queries.is_writers = true;
         let moved_aside = salvaged.as_ref().map(|salvage| salvage.aside.clone());
-        Ok(Writer { queries, moved_aside, salvaged, always_durable: false, terms: Terms::new(), _lock: lock })
+        Ok(Writer {
+            queries,
+            moved_aside,
+            salvaged,
+            always_durable: false,
+            terms: Terms::new(),
+            thinning: None,
+            _lock: lock,
+        })
     }
 
     /// Writes what is known of a job. Durable when this returns if the job has ended.

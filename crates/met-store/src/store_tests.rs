@@ -42,11 +42,7 @@ fn samples_grow_blocks_across_days_and_appends() {
     let record = running(1, MIDNIGHT_S - 1000);
     writer.put(&record).unwrap();
     let whole = course((MIDNIGHT_S - 1000) * 1000, 1000, 5000);
-    let part = |begin: usize, end: usize| Course {
-        table: whole.table,
-        times_ms: whole.times_ms[begin..end].to_vec(),
-        columns: whole.columns.iter().map(|cells| cells[begin..end].to_vec()).collect(),
-    };
+    let part = |begin: usize, end: usize| whole.part(begin, end);
     for begin in (0..5000).step_by(77) {
         // Each piece overlaps the one before: what is there already is skipped.
         writer.append_course(&record.key, &part(begin.max(5) - 5, 5000.min(begin + 77))).unwrap();

@@ -82,8 +82,7 @@ impl Visible<'_> {
     fn find(&self, text: &str) -> Result<Meant, Problem> {
         let find = |job: &JobRef| {
             let found = jobs::every_found(self.query, self.viewer, job)?;
-            let own = if let Viewer::Uid(uid) = self.viewer { Some(*uid) } else { None };
-            jobs::one_of(text, job, &found, own)
+            jobs::one_of(text, job, found)
         };
         let job = JobRef::parse(text, self.layouts).map_err(Problem::asked)?;
         if let Some(step) = jobs::step(text, self.layouts, find).map_err(unclear)? {

@@ -8,11 +8,13 @@
 //! ```
 //! Columns go by name, so a table may gain, lose or reorder columns and old blocks still read right. A
 //! column without a known cell is left out. Columns read from one source miss the same cells, so a mask
-//! is written once and referred to.
+//! is written once and referred to. What thinning left of the samples it removed are columns, too, such as
+//! `cpu:max`: readers that do not know them pass them over.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use met_core::series::Course;
+use met_core::series::{Course, SPREAD_NAMES, Spreads};
 use met_core::{MISSING, Table};
 
 use crate::bits::{Input, put_varint};
@@ -22,7 +24,9 @@ use crate::column::{Damaged, Mask, decode_values, encode_values};
 pub const BLOCK_SAMPLES_MAX: usize = 1441;
 
 /// More than any table has; bounds what a damaged block can ask for.
-const COLUMNS_MAX: u64 = 512;
+const COLUMNS_MAX: u64 = 2048;
+/// Between the name of a column and what of its spread is meant.
+const SPREAD_SIGN: char = ':';
 const VERSION: u8 = 1;
 
 /// Adds the samples `range` of `course`, at most [`BLOCK_SAMPLES_MAX`], as one block to `out`.
@@ -35,15 +39,15 @@ pub fn encode(course: &Course, range: Range<usize>, out: &mut Vec<u8>) {
 
     let mut masks: Vec<Mask> = Vec::new();
     let mut present = Vec::new();
-    for (column, cells) in course.table.columns.iter().zip(&course.columns) {
+    each_column(course, |name, cells| {
         let cells = &cells[range.clone()];
         if cells.iter().all(|&cell| cell == MISSING) {
-            continue;
+            return;
         }
         let mask = Mask::of(cells);
         let number = if mask.is_empty() { 0 } else { 1 + position_or_push(&mut masks, mask) };
-        present.push((column.name, cells, number));
-    }
+        present.push((name, cells, number));
+    });
     put_varint(out, masks.len() as u64);
     for mask in &masks {
         mask.encode(out);
@@ -63,6 +67,31 @@ pub fn encode(course: &Course, range: Range<usize>, out: &mut Vec<u8>) {
     }
     let sum = check_sum(&out[begin..]);
     out.extend_from_slice(&sum.to_le_bytes());
+}
+
+/// The columns of a course, and those of its spreads.
+fn each_column<'c>(course: &'c Course, mut each: impl FnMut(Cow<'static, str>, &'c [i64])) {
+    for (column, cells) in course.table.columns.iter().zip(&course.columns) {
+        each(Cow::Borrowed(column.name), cells);
+    }
+    for (which, all) in SPREAD_NAMES.iter().zip(course.spreads.iter().flat_map(|spreads| &spreads.cells)) {
+        for (column, cells) in course.table.columns.iter().zip(all) {
+            each(Cow::Owned(format!("{}{SPREAD_SIGN}{which}", column.name)), cells);
+        }
+    }
+}
+
+/// The cells of a course that a name in a block stands for.
+fn cells_of<'c>(course: &'c mut Course, name: &[u8]) -> Option<&'c mut Vec<i64>> {
+    let name = std::str::from_utf8(name).ok()?;
+    let (name, which) =
+        name.split_once(SPREAD_SIGN).map_or((name, None), |(name, which)| (name, Some(which)));
+    let column = course.table.column(name)?;
+    let Some(which) = which else { return course.columns.get_mut(column) };
+    let which = SPREAD_NAMES.iter().position(|known| *known == which)?;
+    let table = course.table;
+    let spreads = course.spreads.get_or_insert_with(|| Box::new(Spreads::new(table)));
+    spreads.cells[which].get_mut(column)
 }
 
 fn position_or_push(masks: &mut Vec<Mask>, mask: Mask) -> usize {
@@ -110,10 +139,7 @@ pub fn decode(bytes: &[u8], table: &'static Table) -> Result<Course, Damaged> {
         let number = bounded(input.varint()?, mask_count as u64)?;
         let length = bounded(input.varint()?, body.len() as u64)?;
         let mut values = Input::new(input.take(length)?);
-        let Some(column) = table.columns.iter().position(|column| column.name.as_bytes() == name) else {
-            continue;
-        };
-        let cells = &mut course.columns[column];
+        let Some(cells) = cells_of(&mut course, name) else { continue };
         match number.checked_sub(1).and_then(|index| masks.get(index)) {
             None => decode_values(&mut values, count, cells)?,
             Some(mask) => {
@@ -125,6 +151,9 @@ pub fn decode(bytes: &[u8], table: &'static Table) -> Result<Course, Damaged> {
     }
     for cells in &mut course.columns {
         cells.resize(count, MISSING);
+    }
+    if let Some(spreads) = &mut course.spreads {
+        spreads.resize(count);
     }
     Ok(course)
 }
@@ -185,6 +214,22 @@ mod tests {
         encode(&whole, 1..4, &mut bytes);
         let part = course(&[(2, 6, 4096), (3, MISSING, 8192), (9, 7, 8192)]);
         assert!(same(&decode(&bytes, &JOB).unwrap(), &part));
+    }
+
+    #[test]
+    fn what_thinning_left_comes_back_and_others_pass_over_it() {
+        let samples: Vec<_> = (0..300).map(|second| (second * 1000, second * second, second % 60)).collect();
+        let mut thinner = met_core::series::Thinner::new(&JOB, 60_000);
+        thinner.push(&course(&samples));
+        let thinned = thinner.finish();
+        let mut bytes = Vec::new();
+        encode(&thinned, 0..thinned.len(), &mut bytes);
+        let read = decode(&bytes, &JOB).unwrap();
+        assert!(same(&read, &thinned) && thinned.spreads.is_some());
+        assert_eq!(read.spreads, thinned.spreads);
+        // An earlier version knows no such columns, and reads the samples that are left.
+        let named = |name: &str| bytes.windows(name.len()).filter(|text| *text == name.as_bytes()).count();
+        assert_eq!((named("cpu:min"), named("cpu:max"), named("cpu:mean")), (1, 1, 0));
     }
 
     #[test]

@@ -29,6 +29,11 @@ pub struct Cli {
     #[arg(long, global = true, value_name = "URL")]
     pub server: Option<String>,
 
+    /// Log more to stderr: -v how much is read in each round, -vv every counter read (default: $MET_LOG, one of error,
+    /// warn, info, debug, trace; else info)
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
     #[command(subcommand)]
     pub command: Option<Command>,
 }
@@ -44,7 +49,7 @@ impl Cli {
         let time = arguments.get(1..).filter(|words| words.first().is_some_and(|word| word == "time"))?;
         let matches = TimeArgs::augment_args(clap::Command::new("time")).try_get_matches_from(time).ok()?;
         let args = TimeArgs::from_arg_matches(&matches).ok()?;
-        Some(Cli { config: None, server: None, command: Some(Command::Time(args)) })
+        Some(Cli { config: None, server: None, verbose: 0, command: Some(Command::Time(args)) })
     }
 }
 
@@ -66,9 +71,9 @@ pub enum Command {
     #[command(visible_alias = "ls", after_help = "Example:\n  met list cpu --since 2h --state running")]
     List(ListArgs),
     /// Report on one job, running or finished, with charts over time
-    #[command(after_help = "Example:\n  met show 12")]
+    #[command(after_help = "Examples:\n  met show 12\n  met show pid:4711    the job of a process")]
     Show(ShowArgs),
-    /// Show the process tree of a running job
+    /// Show the process tree of a running job, or the largest processes of a finished one
     #[command(after_help = "Example:\n  met ps @last")]
     Ps(PsArgs),
     /// Show the GPUs now: who uses them, who holds them idle
@@ -122,8 +127,8 @@ pub enum Command {
     #[command(after_help = "Example:\n  met metrics --markdown")]
     Metrics(MetricsArgs),
     /// Print every configuration key with its default; as Markdown if the output is not a terminal
-    #[command(after_help = "Example:\n  met config | less")]
-    Config,
+    #[command(after_help = "Example:\n  met config | less\n  met config --current | grep -v default")]
+    Config(ConfigArgs),
     /// Print shell completions
     #[command(
         after_help = "Example:\n  met completions bash > ~/.local/share/bash-completion/completions/met"
@@ -153,6 +158,15 @@ impl Command {
             // Without a name it is about this one.
             Command::Node(args) => args.node.is_some(),
             _ => false,
+        }
+    }
+
+    /// The job that it reads where the job ran: a server does not have its output or its processes.
+    pub fn job_on_its_node(&self) -> Option<&str> {
+        match self {
+            Command::Logs(args) => Some(&args.job),
+            Command::Ps(args) => Some(&args.job),
+            _ => None,
         }
     }
 
@@ -249,7 +263,7 @@ pub struct ListArgs {
     /// Jobs in this state; may be repeated
     #[arg(long, value_name = "STATE")]
     pub state: Vec<String>,
-    /// Jobs of this user
+    /// Jobs of this user, by name or uid
     #[arg(long)]
     pub user: Option<String>,
     /// Jobs of this name
@@ -447,6 +461,16 @@ pub struct NodesArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct ConfigArgs {
+    /// Print the values in force, as the running daemon follows them, and where each comes from
+    #[arg(long)]
+    pub current: bool,
+    /// With --current: of this user's own daemon even if a system daemon is running
+    #[arg(long, requires = "current")]
+    pub user: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct ConfigureArgs {
     /// Time between samples, as in `sampling.interval`: 1.5s, 100ms
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
@@ -467,6 +491,9 @@ pub struct ConfigureArgs {
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
+    /// List also what the machine does not have
+    #[arg(long)]
+    pub all: bool,
     /// Show what reading each source costs; measures for five seconds
     #[arg(long)]
     pub cost: bool,

@@ -6,6 +6,7 @@ mod managers;
 mod output;
 mod server;
 mod view;
+mod wording;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -18,6 +19,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use cli::{Cli, Command, ListArgs};
+use commands::completions;
 use met_config::Failure;
 use met_query::setting::Setting;
 
@@ -30,8 +32,14 @@ pub fn main() {
         let code = i32::from(met_agent::launch::run_as_supervisor(&arguments[2..]).is_err());
         std::process::exit(code);
     }
+    if arguments.get(1).is_some_and(|first| first == completions::COMPLETE) {
+        completions::complete(&arguments[2..]);
+        std::process::exit(0);
+    }
     let cli = Cli::of(&arguments).unwrap_or_else(|error| refuse(&error));
-    log_to_stderr(matches!(cli.command, Some(Command::Daemon(_) | Command::Server(_))));
+    let level = log_level(cli.verbose, std::env::var("MET_LOG").ok().as_deref());
+    let level = level.unwrap_or_else(|error| std::process::exit(explain(&error)));
+    log_to_stderr(level, matches!(cli.command, Some(Command::Daemon(_) | Command::Server(_))));
     let code = run(cli).unwrap_or_else(|error| explain(&error));
     std::process::exit(code);
 }
@@ -43,6 +51,10 @@ fn run(cli: Cli) -> Result<i32> {
     if let (Some(_), Some(command)) =
         (&cli.server, cli.command.as_ref().filter(|command| !command.asks_a_server()))
     {
+        if let Some(job) = command.job_on_its_node() {
+            let setting = Setting::find(config)?.with_server(server);
+            return commands::on_its_node(&setting, &command.name(), job);
+        }
         return Err(Failure::usage(format!(
             "`met {}` works on this machine only; --server is for list, show, nodes and node NODE",
             command.name()
@@ -73,11 +85,11 @@ fn run(cli: Cli) -> Result<i32> {
         Some(Command::Server(args)) => commands::server::server(&setting()?, &args),
         Some(Command::Nodes(args)) => commands::nodes::nodes(&asking()?, &args),
         Some(Command::Configure(args)) => commands::configure::configure(&setting()?, &args),
-        Some(Command::Doctor(args)) => commands::doctor::doctor(&setting()?, &args),
+        Some(Command::Doctor(args)) => commands::doctor::doctor(&setting()?.of_daemon(), &args),
         Some(Command::Emissions(args)) => commands::emissions::emissions(&setting()?, &args),
         Some(Command::Metrics(args)) => commands::metrics::metrics(&args),
-        Some(Command::Config) => commands::man::config(),
-        Some(Command::Completions(args)) => commands::man::completions(&args),
+        Some(Command::Config(args)) => commands::config::config(setting, &args),
+        Some(Command::Completions(args)) => completions::completions(&args),
         Some(Command::Man(args)) => commands::man::man(&args),
     }
 }
@@ -89,22 +101,8 @@ fn refuse(error: &clap::Error) -> ! {
         std::process::exit(0);
     }
     let text = error.render().to_string();
-    let _ = writeln!(io::stderr(), "met: {}", one_line(&text));
+    let _ = writeln!(io::stderr(), "met: {}", wording::one_line(&text));
     std::process::exit(2);
-}
-
-/// What the parser says in several lines, and where to read on.
-fn one_line(text: &str) -> String {
-    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("met");
-    let words = usage.split(' ').take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()));
-    let command = words.collect::<Vec<_>>().join(" ");
-    if text.contains("required arguments") && text.contains("<CMD>") {
-        return format!("no command given; put it after --, as in: {command} -- python train.py");
-    }
-    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let said = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
-    let said = said.collect::<Vec<_>>().join(" ");
-    format!("{}; see {command} --help", said.strip_prefix("error: ").unwrap_or(&said))
 }
 
 fn explain(error: &anyhow::Error) -> i32 {
@@ -115,11 +113,23 @@ fn explain(error: &anyhow::Error) -> i32 {
     error.downcast_ref::<Failure>().map_or(1, |failure| failure.code)
 }
 
-fn log_to_stderr(daemon: bool) {
+/// The options count for more than the environment.
+fn log_level(verbose: u8, environment: Option<&str>) -> Result<tracing::Level> {
+    match (verbose, environment.filter(|level| !level.is_empty())) {
+        (0, None) => Ok(tracing::Level::INFO),
+        (0, Some(level)) => level.parse().map_err(|_| {
+            Failure::usage(format!("MET_LOG={level}: unknown level; write error, warn, info, debug or trace"))
+        }),
+        (1, _) => Ok(tracing::Level::DEBUG),
+        _ => Ok(tracing::Level::TRACE),
+    }
+}
+
+fn log_to_stderr(level: tracing::Level, daemon: bool) {
     // What a full disk does not take is not said there once more: that would end the program.
     let builder =
         tracing_subscriber::fmt().with_writer(io::stderr).with_target(false).log_internal_errors(false);
-    let builder = builder.with_ansi(io::stderr().is_terminal()).with_max_level(tracing::Level::INFO);
+    let builder = builder.with_ansi(io::stderr().is_terminal()).with_max_level(level);
     if daemon {
         builder.init();
     } else {

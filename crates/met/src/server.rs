@@ -17,11 +17,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 
 use met_agent::daemon::scheduler_answers;
-use met_agent::daemon::schedulers::Schedulers;
+use met_agent::daemon::schedulers::{Asker, Schedulers};
 use met_agent::supervise::Signals;
+use met_config::Config;
 use met_config::Failure;
 use met_config::paths::{Place, create_private};
-use met_config::{Config, Scope};
 use met_query::jobs;
 use met_query::setting::Setting;
 use scheduler_feed::SchedulerFeed;
@@ -34,6 +34,11 @@ const CONNECTIONS_MAX: usize = 4096;
 /// As long as a node waits: its batch may have arrived slowly.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// The state directory of a server: beside that of a daemon on the same machine.
+/// Whether a server has kept data on this machine.
+pub fn is_here(setting: &Setting) -> bool {
+    met_store::cluster::bytes_in(&state(setting)).is_some()
+}
+
 pub fn state(setting: &Setting) -> PathBuf {
     state_in(place(setting))
 }
@@ -65,6 +70,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
         state: state.clone(),
         backends: backends.clone(),
         retention: jobs::retention(&setting.config.storage),
+        thinning: jobs::thinning(&setting.config.storage).into(),
         gap_ms: GAP_MS,
         move_after: move_after(&setting.config),
         lost_after: setting.config.server.lost_after,
@@ -83,7 +89,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
         |manager: &str| view.ask(|store| Ok(scheduler_answers::before(store, manager))).unwrap_or_default();
     let root = rustix::process::getuid().is_root();
     let queried = &setting.config.schedulers;
-    let schedulers = Schedulers::start(&setting.host, queried, root, Scope::Cluster, before)?;
+    let schedulers = Schedulers::start(&setting.host, queried, Asker::Server { root }, before)?;
     let query = Arc::new(view.clone());
     let api = Arc::new(Api::new(keeper, Log::open_for_reading(&state)?, incompatible, query));
     let pages = page::Pages::new(view, setting.config.http.jobs_max);

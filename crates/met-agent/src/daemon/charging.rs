@@ -56,6 +56,10 @@ impl Emitting {
         self.told.sort_by_key(|factor| factor.since_ns);
     }
 
+    pub(super) fn factor_at(&self, config: &Config, at_ns: i64) -> Option<Factor> {
+        emissions::course(&config.emissions, &self.told).at(at_ns).cloned()
+    }
+
     /// Starts to query the configured provider, for values newer than its last.
     pub(super) fn ask(&mut self, config: &Config) -> Result<()> {
         let by_provider = self.told.iter().filter(|factor| factor.source != emissions::BY_HAND);

@@ -6,12 +6,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{CgroupPaths, LOCAL, Local, Origin, Record, Resources, Scheduling};
+use met_core::series::Course;
 use met_host::cgroup::Hierarchies;
 use met_host::{Host, clock, parse};
 use met_jobs::job_cgroup;
 
 use super::socket::Peer;
 use met_host::users;
+use met_query::protocol::TIMED_SAMPLES_MAX;
 
 /// The cgroups made for users who may not make them, by name, and for which supervisor.
 #[derive(Default)]
@@ -57,13 +59,22 @@ pub fn check_kind(record: &Record) -> Result<()> {
     Ok(())
 }
 
+/// A sample is taken a moment before the start is noted, or after the end.
+const SLACK_MS: i64 = 2000;
+
 /// Keeps of what a user says only what a supervisor knows: the rest is the daemon's, or a resource manager's, to say.
 fn confine(record: &mut Record, known: Option<&Record>) {
-    record.gpus = known.map(|known| known.gpus.clone()).unwrap_or_default();
+    // Nobody but `met time` measured its job.
+    let is_timed = known.is_none() && record.local.as_ref().is_some_and(|local| local.origin == Origin::Time);
+    if !is_timed {
+        record.gpus = known.map(|known| known.gpus.clone()).unwrap_or_default();
+        record.emission = None;
+    }
     record.parts = known.map(|known| known.parts.clone()).unwrap_or_default();
+    record.processes = known.map(|known| known.processes.clone()).unwrap_or_default();
     (record.account, record.manager_state) = (None, None);
     (record.requested, record.allocated) = (Resources::default(), Resources::default());
-    (record.scheduling, record.emission, record.as_of_ns) = (Scheduling::default(), None, None);
+    (record.scheduling, record.as_of_ns) = (Scheduling::default(), None);
     // No counter is negative, and none of a job is anywhere near the end of its range.
     let is_impossible = |value: i64| !(0..i64::MAX / 4).contains(&value);
     let impossible: Vec<usize> = record
@@ -136,6 +147,24 @@ pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer:
         // A time to come would keep the record for ever.
         *time_ns = (*time_ns).min(now_ns);
     }
+}
+
+/// Keeps of the samples that a user sends with the end of a job those of its time.
+pub fn vouch_samples(mut course: Course, record: &Record) -> Result<Course> {
+    if record.local.as_ref().is_none_or(|local| local.origin != Origin::Time) {
+        bail!("only `met time` sends samples");
+    }
+    let (Some(start_ns), Some(end_ns)) = (record.start_ns, record.end_ns) else {
+        return Ok(Course::new(course.table));
+    };
+    let window_ms = (start_ns / 1_000_000 - SLACK_MS, end_ns / 1_000_000 + SLACK_MS);
+    let is_in_time = course.times_ms.is_sorted_by(|earlier, later| earlier < later)
+        && course.times_ms.iter().all(|time_ms| (window_ms.0..=window_ms.1).contains(time_ms));
+    if !is_in_time {
+        bail!("samples from outside the time of the job");
+    }
+    course.truncate(TIMED_SAMPLES_MAX);
+    Ok(course)
 }
 
 fn is_ours(peer: Peer) -> bool {
@@ -215,6 +244,29 @@ mod tests {
     }
 
     #[test]
+    fn samples_of_a_timed_job_lie_in_its_time() {
+        let mut record = sample::full(7, "train");
+        (record.start_ns, record.end_ns) = (Some(1_000_000_000_000), Some(1_100_000_000_000));
+        let course = |times_ms: &[i64]| {
+            let mut course = Course::new(&met_core::JOB);
+            course.times_ms = times_ms.to_vec();
+            course.columns.iter_mut().for_each(|cells| cells.resize(times_ms.len(), 1));
+            course
+        };
+        let kept = |record: &Record, times_ms: &[i64]| {
+            vouch_samples(course(times_ms), record).map(|course| course.len()).ok()
+        };
+        assert_eq!(kept(&record, &[1_000_500]), None, "of another command");
+        record.local.as_mut().unwrap().origin = Origin::Time;
+        assert_eq!(kept(&record, &[1_000_000, 1_100_000]), Some(2));
+        assert_eq!(kept(&record, &[900_000]), None, "before");
+        assert_eq!(kept(&record, &[1_200_000]), None, "after");
+        assert_eq!(kept(&record, &[1_000_500, 1_000_500]), None, "twice");
+        let many: Vec<i64> = (0..2 * TIMED_SAMPLES_MAX as i64).map(|index| 1_000_000 + index).collect();
+        assert_eq!(kept(&record, &many), Some(TIMED_SAMPLES_MAX));
+    }
+
+    #[test]
     fn only_jobs_of_met_itself_are_announced() {
         let record = sample::full(7, "train");
         assert!(check_kind(&record).is_ok());
@@ -241,9 +293,10 @@ mod tests {
     fn a_cgroup_that_nobody_vouches_for_is_not_touched() {
         let paths = CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() };
         let mut record = claim(&paths);
-        record.gpus = vec![GpuUse { uuid: "GPU-of-somebody".into(), ..GpuUse::default() }];
-        vouch_end(&Made::default(), &mut record, None, stranger());
-        assert!(record.gpus.is_empty());
+        record.gpus = vec![GpuUse { uuid: "GPU-of-another".into(), ..GpuUse::default() }];
+        record.processes = vec![Default::default()];
+        vouch_end(&Made::default(), &mut record, None, other_user());
+        assert!(record.gpus.is_empty() && record.processes.is_empty());
         let local = record.local.as_ref().unwrap();
         assert!(local.cgroup.is_empty() && local.main.is_none() && local.supervisor.is_none());
         assert_eq!(record.uid, Some(stranger().uid), "a record belongs to who sends it");

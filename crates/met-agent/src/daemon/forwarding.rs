@@ -125,7 +125,12 @@ fn address(config: &Config, place: &Place) -> Result<Option<(Address, Option<Str
     Ok(Some((address, forward.node.clone())))
 }
 
-/// Whether a daemon would send: `--join` reports problems at once, not in the log.
+/// Whether a server is known to send to, whatever is wrong with it.
+pub(super) fn is_set_up(config: &Config, place: &Place) -> bool {
+    !matches!(address(config, place), Ok(None))
+}
+
+/// Whether a daemon would send. Who joins wants to know now, not from its log.
 pub fn check(config: &Config, place: &Place) -> Result<()> {
     if let Some((address, _)) = address(config, place)? {
         Link::open(&address)

@@ -9,9 +9,10 @@ use met_jobs::job_cgroup;
 use met_query::jobs::{self, Imported};
 use met_store::{Filter, Writer, inbox};
 
+use super::memory_release;
 use super::registry::{Registry, is_found};
 use super::service::Ended;
-use met_config::Place;
+use met_config::{Place, Storage};
 
 /// Between two looks at the inbox.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -36,6 +37,8 @@ pub(super) struct Housekeeping {
     pause: Duration,
     next_removal: Instant,
     earlier: Earlier,
+    /// When more old samples are thinned; `None` until the next retention.
+    next_thinning: Option<Instant>,
 }
 
 /// How far the jobs of earlier daemons are looked through, newest first.
@@ -55,6 +58,31 @@ impl Housekeeping {
             pause: FIRST_PAUSE,
             next_removal: now,
             earlier: Earlier::Before(None),
+            next_thinning: None,
+        }
+    }
+
+    /// Old samples may have become old enough.
+    pub(super) fn begin_thinning(&mut self, now: Instant) {
+        self.next_thinning = Some(now);
+    }
+
+    pub(super) fn next_thinning(&self) -> Option<Instant> {
+        self.next_thinning
+    }
+
+    /// Thins some of the old samples if that is due: requests wait meanwhile.
+    pub(super) fn thin(&mut self, now: Instant, writer: &mut Writer, storage: &Storage) {
+        if self.next_thinning.is_none_or(|next| now < next) {
+            return;
+        }
+        let left = jobs::thin(writer, storage).unwrap_or_else(|error| {
+            tracing::warn!("old samples could not be thinned: {error}");
+            false
+        });
+        self.next_thinning = left.then_some(now + LOOK_EVERY);
+        if !left {
+            memory_release::give_back_free();
         }
     }
 

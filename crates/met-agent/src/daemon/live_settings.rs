@@ -1,7 +1,8 @@
 //! What holds in a running daemon: its file, and on top of that what was changed live, for good or for a job.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use met_core::job::JobKey;
 use met_host::clock;
@@ -10,14 +11,22 @@ use met_sources::Options;
 use super::sampler_thread::Sampling;
 use crate::sampler::{self, EventsAsked};
 use met_config::{Config, Presence};
-use met_query::protocol::{Held, InForce, Whence};
+use met_query::protocol::{ConfigFile, Held, InForce, Whence};
 use met_query::setting::Setting;
+
+/// Between two looks at the file.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+/// A file that was written this recently may be incomplete.
+const SETTLED_AFTER: Duration = Duration::from_millis(200);
 
 pub struct LiveSettings {
     /// As it holds: the file's, and live changes.
     pub(super) config: Config,
     file: Config,
-    path: Option<PathBuf>,
+    read: ConfigFile,
+    /// What of that file a new daemon will follow.
+    after_restart: Vec<&'static str>,
+    watch: FileWatch,
     /// The last one holds. One for a job ends with it.
     intervals: Vec<(Option<JobKey>, Duration)>,
     /// Those for a job hold in that job alone.
@@ -33,8 +42,25 @@ struct LiveEvents {
 
 impl LiveSettings {
     pub fn of(setting: &Setting) -> LiveSettings {
-        let (file, path) = (setting.config.clone(), setting.config_path.clone());
-        LiveSettings { config: file.clone(), file, path, intervals: Vec::new(), events: Vec::new() }
+        let (path, text) = (setting.config_path.clone(), setting.config_text.clone());
+        LiveSettings::of_file(setting.config.clone(), ConfigFile { path, text })
+    }
+
+    fn of_file(file: Config, read: ConfigFile) -> LiveSettings {
+        LiveSettings {
+            config: file.clone(),
+            file,
+            watch: FileWatch::of(read.path.as_deref()),
+            read,
+            after_restart: Vec::new(),
+            intervals: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+
+    /// Whether the file was changed since it was read, or one was written where there was none.
+    pub(super) fn is_file_changed(&mut self, now: Instant) -> bool {
+        self.watch.is_changed(self.read.path.as_deref(), now)
     }
 
     /// A later change of the same reach replaces an earlier one.
@@ -108,7 +134,7 @@ impl LiveSettings {
 
     fn by_file<T: PartialEq>(&self, of: fn(&Config) -> T) -> Held<T> {
         let (value, default) = (of(&self.file), of(&Config::default()));
-        let whence = match &self.path {
+        let whence = match &self.read.path {
             Some(path) if value != default => Whence::File(path.clone()),
             _ => Whence::Default,
         };
@@ -131,7 +157,14 @@ impl LiveSettings {
             events: for_all.into_iter().map(live).chain(file_events).collect(),
             events_in_jobs: in_jobs.into_iter().map(live).collect(),
             note: None,
+            file: None,
+            after_restart: self.after_restart.iter().map(|&name| name.to_owned()).collect(),
+            factor: None,
         }
+    }
+
+    pub(super) fn file(&self) -> ConfigFile {
+        self.read.clone()
     }
 
     /// Updates the interval of the sampler; `set_events` updates the events.
@@ -164,7 +197,8 @@ impl LiveSettings {
 
     /// Reads the file again, and returns its name and what held before. A bad one changes nothing.
     pub(super) fn reread(&mut self, sampling: &Sampling) -> Option<(String, Config)> {
-        let loaded = match Config::load(self.path.as_deref()) {
+        self.watch = FileWatch::of(self.read.path.as_deref());
+        let loaded = match Config::load(self.read.path.as_deref()) {
             Ok(loaded) => loaded,
             Err(error) => {
                 tracing::error!("the configuration is not changed: {error}");
@@ -172,12 +206,14 @@ impl LiveSettings {
             }
         };
         let name = loaded.path.as_ref().map_or("no file".to_owned(), |path| path.display().to_string());
+        self.watch = FileWatch::of(loaded.path.as_deref());
         let (config, fixed) = changeable(&self.file, loaded.config);
         if !fixed.is_empty() {
             let fixed = fixed.join(", ");
             tracing::warn!("{name}: {fixed}: a new daemon takes this up; `met daemon --stop` ends this one");
         }
-        self.path = loaded.path;
+        self.after_restart = fixed;
+        self.read = ConfigFile { path: loaded.path, text: loaded.text };
         let before = std::mem::replace(&mut self.file, config.clone());
         let (interval, events) = (self.config.sampling.interval, self.config.perf.events.clone());
         self.config = config;
@@ -202,9 +238,59 @@ impl LiveSettings {
         let by_size = sampling
             .buffer_samples
             .map(|samples| sampling.interval.saturating_mul(samples.min(100_000) as u32));
+        let nvidia = &self.config.nvidia;
+        let of_gpus = nvidia.size.map(|samples| {
+            nvidia.interval.unwrap_or(sampling.interval).saturating_mul(samples.min(100_000) as u32)
+        });
+        let by_size = by_size.into_iter().chain(of_gpus).min();
         let every = self.config.storage.flush_interval;
         let every = within.map_or(every, |within| every.min(within));
         by_size.map_or(every, |by_size| every.min(by_size)).max(Duration::from_millis(100))
+    }
+}
+
+/// Notices that a file was changed, replaced, written or removed.
+struct FileWatch {
+    seen: Vec<Option<Stamp>>,
+    looked: Instant,
+}
+
+/// Inode, size and time of the last change.
+type Stamp = (u64, u64, i64, i64);
+
+impl FileWatch {
+    fn of(path: Option<&Path>) -> FileWatch {
+        FileWatch { seen: stamps(path), looked: Instant::now() }
+    }
+
+    /// Looks at most once a second, and waits until nobody writes to the file any more.
+    fn is_changed(&mut self, path: Option<&Path>, now: Instant) -> bool {
+        if now < self.looked + WATCH_EVERY {
+            return false;
+        }
+        let stamps = stamps(path);
+        let settled_ns = clock::realtime_ns() - SETTLED_AFTER.as_nanos() as i64;
+        let is_fresh = |(_, _, s, ns): &Stamp| {
+            let written_ns = s.saturating_mul(1_000_000_000).saturating_add(*ns);
+            (settled_ns..settled_ns + 2 * SETTLED_AFTER.as_nanos() as i64).contains(&written_ns)
+        };
+        if stamps.iter().flatten().any(is_fresh) {
+            return false;
+        }
+        self.looked = now;
+        stamps != self.seen
+    }
+}
+
+/// Of the file, or of those that would be read if they were there.
+fn stamps(path: Option<&Path>) -> Vec<Option<Stamp>> {
+    let stamp = |path: &Path| {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some((metadata.ino(), metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
+    };
+    match path {
+        Some(path) => vec![stamp(path)],
+        None => Config::usual_files().iter().map(|path| stamp(path)).collect(),
     }
 }
 
@@ -232,18 +318,12 @@ fn changeable(before: &Config, mut new: Config) -> (Config, Vec<&'static str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
+    use std::path::PathBuf;
 
     fn standing(yaml: &str) -> LiveSettings {
         let path = PathBuf::from("met.yaml");
         let file = Config::parse(yaml, &path).unwrap();
-        LiveSettings {
-            config: file.clone(),
-            file,
-            path: Some(path),
-            intervals: Vec::new(),
-            events: Vec::new(),
-        }
+        LiveSettings::of_file(file, ConfigFile { path: Some(path), text: yaml.to_owned() })
     }
 
     fn key(id: &str) -> JobKey {
@@ -255,6 +335,17 @@ mod tests {
     }
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn samples_are_written_before_more_of_them_are_buffered_than_were_chosen() {
+        let every = |yaml: &str| standing(yaml).flush_every(None);
+        assert_eq!(every("storage: {interval: 1m}\n"), 60 * SECOND);
+        assert_eq!(every("storage: {interval: 1m}\ncpuCollector: {interval: 2s, size: 10}\n"), 20 * SECOND);
+        let of_gpus = "storage: {interval: 1m}\nnvidiaCollector: {interval: 0.5s, size: 10}\n";
+        assert_eq!(every(of_gpus), 5 * SECOND);
+        let both = format!("{of_gpus}cpuCollector: {{interval: 1s, size: 3}}\n");
+        assert_eq!(every(&both), 3 * SECOND);
+    }
 
     #[test]
     fn what_was_changed_for_a_job_ends_with_it_and_uncovers_what_was_before() {

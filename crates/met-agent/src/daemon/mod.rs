@@ -123,7 +123,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
         busy_at: Instant::now(),
         rests: false,
         gave_back: Instant::now(),
-        next_flush: Instant::now(),
+        flushed: None,
         next_retention: Instant::now(),
     };
     daemon.serve()?;
@@ -202,7 +202,7 @@ struct Daemon {
     rests: bool,
     /// When code that starting and answering had needed was last given back while there were jobs.
     gave_back: Instant,
-    next_flush: Instant,
+    flushed: Option<Instant>,
     next_retention: Instant,
 }
 
@@ -224,6 +224,9 @@ impl Daemon {
                 return Ok(());
             }
             // Before requests, so that they are answered with what is known by now.
+            if self.service.settings.is_file_changed(Instant::now()) {
+                self.reread();
+            }
             if ready.discovered {
                 self.service.discovered();
             }
@@ -286,7 +289,7 @@ impl Daemon {
         if is_blocked {
             return Some(RETRY_EVERY);
         }
-        let flush = self.service.has_to_flush().then_some(self.next_flush);
+        let flush = self.service.has_to_flush().then(|| self.next_flush().unwrap_or_else(Instant::now));
         let idle = self.idle_exit.filter(|_| self.is_idle()).map(|idle_exit| self.busy_at + idle_exit);
         let settling = self.service.is_owed().then(|| Instant::now() + SETTLE_EVERY);
         let next_look = self.service.discovery.groups.as_ref().map(|groups| groups.next_look());
@@ -295,6 +298,7 @@ impl Daemon {
         let due = due.chain(self.service.next_care()).chain(self.service.registry.next_supervisor_look());
         let due = due.chain(self.connections.next_stall()).chain(self.service.housekeeping.next_removal());
         let due = due.chain(self.service.housekeeping.next_earlier());
+        let due = due.chain(self.service.housekeeping.next_thinning());
         let rest = (!self.rests && self.is_idle()).then_some(self.busy_at + REST_AFTER);
         let import = (!self.service.place.system).then(|| self.service.housekeeping.next_import());
         let next = due.chain(settling).chain(rest).chain(import).chain([self.next_retention]).min()?;
@@ -310,14 +314,18 @@ impl Daemon {
             reread |= hangup;
         }
         if reread && !stop {
-            self.service.reread();
-            if let Some(http) = &self.http {
-                http.reread();
-            }
-            self.idle_exit = self.idle_exit.map(|_| self.service.settings.config.daemon.idle_exit);
-            (self.next_flush, self.next_retention) = (Instant::now(), Instant::now());
+            self.reread();
         }
         stop
+    }
+
+    fn reread(&mut self) {
+        self.service.reread();
+        if let Some(http) = &self.http {
+            http.reread();
+        }
+        self.idle_exit = self.idle_exit.map(|_| self.service.settings.config.daemon.idle_exit);
+        (self.flushed, self.next_retention) = (None, Instant::now());
     }
 
     fn let_in(&mut self) {
@@ -365,7 +373,11 @@ impl Daemon {
             Some(Err(_)) => return Served::Gone,
             // A supervisor that was killed at once has told of its job; nobody waits for other answers.
             Some(Ok(request))
-                if connection.is_deaf() && !matches!(request, Request::Started(_) | Request::Ended(_)) => {}
+                if connection.is_deaf()
+                    && !matches!(
+                        request,
+                        Request::Started(_) | Request::Ended(_) | Request::Timed { .. }
+                    ) => {}
             Some(Ok(request)) if Service::needs_sampler(&request) && !self.service.sampling.is_ready() => {
                 if let Err(error) = connection.postpone(&request) {
                     connection.reply(&Reply::Error { message: error.to_string() });
@@ -431,12 +443,16 @@ impl Daemon {
         self.service.settle_energy();
         self.service.hear_provider();
         self.service.tidy(now);
-        let flush = now >= self.next_flush && self.service.has_to_flush();
+        let flush = self.next_flush().is_none_or(|next| now >= next) && self.service.has_to_flush();
         if flush && self.service.sampling.is_ready() {
             self.service.follow_factor();
             self.service.flush();
             self.service.sweep();
-            self.next_flush = now + self.service.flush_every();
+            self.flushed = Some(now);
+            if self.rests {
+                memory_release::give_back_free();
+                memory_release::give_back_code();
+            }
         }
         let retain = now >= self.next_retention || self.service.is_retention_due();
         if retain && self.service.sampling.is_ready() {
@@ -452,6 +468,11 @@ impl Daemon {
             memory_release::give_back_code();
             self.gave_back = now;
         }
+    }
+
+    /// `None`: at once. The first job after a rest does not wait as long as the rest would.
+    fn next_flush(&self) -> Option<Instant> {
+        self.flushed.map(|flushed| flushed + self.service.flush_every())
     }
 
     /// Without a job and without a question for a while it holds no more than it needs to wait.

@@ -111,6 +111,8 @@ table! {
     Enclose     b"x---" b"----",
     Started     b"x--x" b"x--x",
     Ended       b"x--x" b"x--x",
+    // A user's own daemon finds it in the user's files.
+    Timed       b"x--x" b"----",
     // Operators see what everybody does, and change nothing.
     Jobs        b"x-xx" b"x--x",
     Find        b"x-xx" b"x--x",
@@ -160,7 +162,7 @@ impl Row {
             (true, "Stop") => "only root may stop the system daemon",
             (true, "Correct") => "only root may change the factors of the system daemon",
             (true, "Configure") => "only root may configure the system daemon",
-            (false, "Reserve" | "Enclose") => "only the system daemon does this",
+            (false, "Reserve" | "Enclose" | "Timed") => "only the system daemon does this",
             (false, _) => "this daemon serves another user",
             (true, _) => "permission denied",
         }
@@ -193,6 +195,7 @@ mod tests {
             Request::Enclose { name: "met-1-1-1".to_owned(), pid: 1 },
             Request::Started(record()),
             Request::Ended(record()),
+            Request::Timed { record: record(), course: Default::default() },
             Request::Jobs(JobsFilter::default()),
             Request::Find(JobRef::Last),
             Request::FindAfter { job: JobRef::Last, after: Cursor { start_ns: 0, key: key() } },
@@ -247,6 +250,7 @@ mod tests {
             Enclose     own own own  | - - - -
             Started     own own all  | all - - all
             Ended       own own all  | all - - all
+            Timed       own own all  | - - - -
             Jobs        own all all  | all - - all
             Find        own all all  | all - - all
             FindAfter   own all all  | all - - all

@@ -181,7 +181,7 @@ impl Recorder {
         }
     }
 
-    fn keep_course(&mut self, key: &JobKey, course: &Course, outputs: &mut Outputs) {
+    pub(super) fn keep_course(&mut self, key: &JobKey, course: &Course, outputs: &mut Outputs) {
         if course.is_empty() {
             return;
         }

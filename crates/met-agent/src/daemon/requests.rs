@@ -2,15 +2,16 @@
 //! and series are read in `query.rs`.
 
 use anyhow::{Result, bail};
+use met_core::JOB;
 use met_core::job::JobKey;
 
 use super::permissions::{self, Access, Caller, Role};
 use super::sampler_thread::Sampling;
 use super::service::Service;
 use super::socket::Peer;
-use met_host::users;
+use met_host::{clock, users};
 use met_query::jobs::JobRef;
-use met_query::protocol::{DiscoveryStatus, Reply, Request, Status};
+use met_query::protocol::{DiscoveryStatus, InForce, Reply, Request, Status};
 use met_query::query;
 
 impl Service {
@@ -46,6 +47,9 @@ impl Service {
         let access = self.access(&request, caller)?;
         let peer = caller.peer;
         if let Some(reply) = query::answer(self, &access.viewer(peer), &request)? {
+            if let (Request::Find(_), Reply::Jobs(shown)) = (&request, &reply) {
+                self.schedulers.jobs_shown(shown);
+            }
             return Ok(reply);
         }
         match request {
@@ -57,7 +61,10 @@ impl Service {
                 self.admission.enclose(&self.host, &name, pid, peer).map(Reply::Enclosed)
             }
             Request::Started(record) => self.started(*record, peer, access),
-            Request::Ended(record) => self.ended(*record, peer, access),
+            Request::Ended(record) => self.ended(*record, None, peer, access),
+            Request::Timed { record, course } => {
+                self.ended(*record, Some(course.into_course(&JOB)), peer, access)
+            }
             Request::Remove(key) => self.remove(&key, caller, access),
             Request::Factors => Ok(Reply::Factors(self.recorder.writer.factors()?)),
             Request::Correct(correction) => {
@@ -68,16 +75,32 @@ impl Service {
                 Ok(Reply::Corrected(corrected))
             }
             Request::Energy => Ok(Reply::Energy(self.sampling.energy_window())),
-            Request::InForce => Ok(Reply::InForce(Box::new(self.settings.in_force(access.others)))),
+            Request::InForce => Ok(Reply::InForce(Box::new(self.in_force(peer, access)))),
             Request::Configure(change) => self.configure(&change),
             Request::Status => Ok(Reply::Status(Box::new(self.status()?))),
             _ => bail!("a daemon does not answer this request"),
         }
     }
 
+    fn in_force(&self, peer: Peer, access: Access) -> InForce {
+        let is_trusted = peer.uid == 0 || peer.uid == rustix::process::getuid().as_raw();
+        InForce {
+            file: is_trusted.then(|| self.settings.file()),
+            factor: self.recorder.emitting.factor_at(&self.settings.config, clock::realtime_ns()),
+            ..self.settings.in_force(access.others)
+        }
+    }
+
     /// Whether a request waits for the sampling thread.
     pub fn needs_sampler(request: &Request) -> bool {
-        matches!(request, Request::Ended(_) | Request::Energy | Request::Configure(_) | Request::Status)
+        matches!(
+            request,
+            Request::Ended(_)
+                | Request::Timed { .. }
+                | Request::Energy
+                | Request::Configure(_)
+                | Request::Status
+        )
     }
 
     fn remove(&mut self, key: &JobKey, caller: &Caller, access: Access) -> Result<Reply> {

@@ -43,6 +43,9 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// So long the main thread waits for a tick to end. A client that starts a job waits for 200 ms.
 const READY_WITHIN: Duration = Duration::from_millis(100);
 
+/// Readings of a machine without jobs this far apart do not keep their code in memory.
+const GIVE_BACK_FROM: Duration = Duration::from_secs(10);
+
 const READY_LOOK: Duration = Duration::from_micros(500);
 
 /// A tick that did not end in time: when it began, by the monotonic clock, and when that was noticed.
@@ -493,12 +496,15 @@ struct Worker {
     last_errors: HashMap<&'static str, String>,
     undelivered: Undelivered,
     rest: Option<Rest>,
+    /// When the machine without jobs is read for its series.
+    next_node_ns: Option<i64>,
 }
 
 impl Worker {
     fn new(sampler: Sampler) -> Worker {
         let (slots, last_errors) = (HashMap::new(), HashMap::new());
-        Worker { sampler, slots, last_errors, undelivered: Undelivered::default(), rest: None }
+        let undelivered = Undelivered::default();
+        Worker { sampler, slots, last_errors, undelivered, rest: None, next_node_ns: None }
     }
 
     fn work(
@@ -541,6 +547,7 @@ impl Worker {
                     self.sampler.publish_tick(ticker);
                 }
             } else {
+                self.look_at_node();
                 self.look_at_rest();
             }
         }
@@ -549,12 +556,40 @@ impl Worker {
     /// How long the thread may sleep; `None` until the next order.
     fn patience(&mut self) -> Option<Duration> {
         if self.sampler.is_at_work() {
-            self.rest = None;
+            (self.rest, self.next_node_ns) = (None, None);
             return Some(self.sampler.until_next_tick());
         }
         let now_ns = clock::boottime_ns();
         let rest = self.rest.get_or_insert_with(|| Rest::begin(now_ns, self.sampler.slowest_meter()));
-        rest.until_next(now_ns)
+        let until_look = rest.until_next(now_ns);
+        self.plan_node(now_ns);
+        let until_node = self.next_node_ns.map(|next| Duration::from_nanos((next - now_ns).max(0) as u64));
+        until_look.into_iter().chain(until_node).min()
+    }
+
+    /// The machine is read at multiples of the interval, as ticks are.
+    fn plan_node(&mut self, now_ns: i64) {
+        let next_ns = self.sampler.node_interval().map(|interval| {
+            let interval_ns = i64::try_from(interval.as_nanos()).unwrap_or(i64::MAX).max(1);
+            (now_ns / interval_ns + 1).saturating_mul(interval_ns)
+        });
+        // A shorter interval holds at once, and so does that nothing is stored any more.
+        self.next_node_ns =
+            next_ns.map(|next_ns| self.next_node_ns.map_or(next_ns, |planned| planned.min(next_ns)));
+    }
+
+    /// Reads the machine without jobs if that is due.
+    fn look_at_node(&mut self) {
+        let now_ns = clock::boottime_ns();
+        if self.next_node_ns.is_some_and(|next_ns| now_ns >= next_ns) && !self.sampler.is_at_work() {
+            self.next_node_ns = None;
+            self.sampler.look_at_node();
+            // Between readings that are far apart nothing is held that the next one can get again.
+            if self.sampler.node_interval() >= Some(GIVE_BACK_FROM) {
+                memory_release::give_back_free();
+                memory_release::give_back_code();
+            }
+        }
     }
 
     fn look_at_rest(&mut self) {
@@ -654,6 +689,31 @@ mod tests {
         worker.reconfigure(&without, &with);
         assert!(worker.patience().is_some());
         worker.reconfigure(&with, &without);
+        assert_eq!(worker.patience(), None);
+    }
+
+    #[test]
+    fn a_machine_without_jobs_is_read_for_its_series_and_else_not() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("proc")).unwrap();
+        std::fs::write(root.path().join("proc/stat"), "cpu 0 0 0 0\n").unwrap();
+        std::fs::write(root.path().join("proc/meminfo"), "MemTotal: 8000000 kB\n").unwrap();
+        let yaml = "node: {interval: 20ms}\nsources: {rapl: off, ipmi: off, hwmon: off, cray: off}";
+        let config = Config::parse(yaml, std::path::Path::new("met.yaml")).unwrap();
+        let host = Host::at(root.path()).unwrap();
+        let mut worker = Worker::new(Sampler::of_node(host, Duration::from_secs(1), &config));
+        assert_eq!(worker.patience(), None, "nothing is stored");
+        worker.sampler.machine.keep_series(true);
+        let mut samples = 0;
+        while samples < 3 {
+            let patience = worker.patience().unwrap();
+            assert!(patience <= Duration::from_millis(20));
+            std::thread::sleep(patience);
+            worker.look_at_node();
+            let node = worker.sampler.machine.drain().into_iter().find(|(table, ..)| table.name == "node");
+            samples += node.map_or(0, |(.., course)| course.len());
+        }
+        worker.sampler.machine.keep_series(false);
         assert_eq!(worker.patience(), None);
     }
 

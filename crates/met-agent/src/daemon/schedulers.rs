@@ -3,7 +3,8 @@
 //! Their updates wait in a bounded queue for the thread that writes the store. A scheduler that is slow or down
 //! delays nothing else; without one there is no thread.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use met_core::job::{JobKey, Record};
 use met_core::managers::Scheduler;
 use met_host::{Host, clock};
 use met_jobs::scheduler::{self, Programs, Recorded, Sync, Update};
@@ -31,6 +33,16 @@ const NUDGE_DELAY: Duration = Duration::from_secs(2);
 const NUDGE_AGAIN: Duration = Duration::from_secs(15);
 /// Between two questions, whatever happens.
 const GAP_MIN: Duration = Duration::from_secs(5);
+/// How often a server asks,
+const SERVER_INTERVAL: Duration = Duration::from_secs(60);
+/// and a daemon: there may be thousands of them.
+const DAEMON_INTERVAL: Duration = Duration::from_secs(600);
+/// They spread over the time between two questions.
+const JITTER: f64 = 0.2;
+/// Jobs about which a daemon asks; of more than these only those that users look at.
+const MEASURED_MAX: usize = 10_000;
+/// A job that its scheduler did not know so often is asked about no more.
+const UNKNOWN_MAX: u32 = 3;
 const BACKOFF_MAX: Duration = Duration::from_secs(3600);
 /// The least time between two questions, as a multiple of what one takes.
 const COST_SHARE: u32 = 20;
@@ -44,8 +56,43 @@ pub struct Schedulers {
 
 struct Worker {
     manager: &'static str,
-    nudges: SyncSender<()>,
+    nudges: SyncSender<Nudge>,
     status: Arc<Mutex<SchedulerStatus>>,
+    /// Where only these are asked about.
+    measured: Option<Arc<Mutex<Measured>>>,
+}
+
+/// Why a scheduler is to be asked sooner.
+enum Nudge {
+    /// A job has ended here.
+    Ended,
+    /// A user looks at this job, of which the scheduler has said nothing.
+    Shown(String),
+}
+
+/// Who asks schedulers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asker {
+    /// For all nodes; those of root ask by default.
+    Server { root: bool },
+    /// About the jobs that it measured. Where a server asks for all, only if that is configured.
+    Daemon { system: bool, forwards: bool },
+}
+
+impl Asker {
+    fn asks_by_default(self) -> bool {
+        match self {
+            Asker::Server { root } => root,
+            Asker::Daemon { system, forwards } => system && !forwards,
+        }
+    }
+
+    fn scope(self) -> Scope {
+        match self {
+            Asker::Server { .. } => Scope::Cluster,
+            Asker::Daemon { .. } => Scope::Node,
+        }
+    }
 }
 
 /// What a scheduler's thread is to go on from.
@@ -57,11 +104,11 @@ pub struct Before {
 }
 
 /// The schedulers that are to be asked, and whether their commands are there.
-pub fn wanted(config: &Configured, system: bool) -> Vec<(Scheduler, bool)> {
+pub fn wanted(config: &Configured, asker: Asker) -> Vec<(Scheduler, bool)> {
     let programs = programs(config);
     let found = |scheduler: Scheduler| (scheduler, programs.find(scheduler.row().1.program).is_some());
     let is_wanted = |&(scheduler, is_here): &(Scheduler, bool)| match config.asked[scheduler as usize] {
-        Presence::Auto => system && is_here,
+        Presence::Auto => asker.asks_by_default() && is_here,
         Presence::Yes => true,
         Presence::No => false,
     };
@@ -84,20 +131,20 @@ fn programs(config: &Configured) -> Programs {
 }
 
 impl Schedulers {
-    /// One thread for each configured scheduler; `before` returns what is known of each. `scope` is the default
-    /// where the configuration has none.
+    /// One thread for each configured scheduler; `before` returns what is known of each.
     pub fn start(
         host: &Host,
         config: &Configured,
-        system: bool,
-        scope: Scope,
+        asker: Asker,
         before: impl Fn(&str) -> Before,
     ) -> io::Result<Schedulers> {
         let (sender, news) = mpsc::sync_channel(QUEUE);
         let mut schedulers = Schedulers { workers: Vec::new(), news, bell: None };
-        let scope = config.scope.unwrap_or(scope);
+        let scope = config.scope.unwrap_or(asker.scope());
         let node = Some(host.facts().hostname.clone()).filter(|_| scope == Scope::Node);
-        for (scheduler, _) in wanted(config, system) {
+        let by_id = scope == Scope::Node && matches!(asker, Asker::Daemon { .. });
+        let usual = if by_id { DAEMON_INTERVAL } else { SERVER_INTERVAL };
+        for (scheduler, _) in wanted(config, asker) {
             let manager = scheduler.row().0.name;
             let bell = match &schedulers.bell {
                 Some(bell) => bell.clone(),
@@ -108,10 +155,12 @@ impl Schedulers {
             let (nudges, nudged) = mpsc::sync_channel(1);
             let status = SchedulerStatus { manager: manager.to_owned(), ..Default::default() };
             let status = Arc::new(Mutex::new(status));
+            let measured = by_id.then(|| Arc::new(Mutex::new(Measured::of(live.clone()))));
             let mut asking = Asking {
+                measured: measured.clone(),
                 sync: Sync::new(scheduler::open(scheduler, node.clone()), cursor, config.lookback, live),
                 programs: programs(config),
-                interval: config.interval,
+                interval: config.interval.unwrap_or(usual),
                 uids: HashMap::new(),
                 sender: sender.clone(),
                 bell,
@@ -119,7 +168,7 @@ impl Schedulers {
                 failures: 0,
             };
             std::thread::Builder::new().name(manager.to_owned()).spawn(move || asking.work(&nudged))?;
-            schedulers.workers.push(Worker { manager, nudges, status });
+            schedulers.workers.push(Worker { manager, nudges, status, measured });
         }
         Ok(schedulers)
     }
@@ -139,11 +188,36 @@ impl Schedulers {
         Some(update)
     }
 
-    /// A job of this manager has just ended here: its scheduler is queried soon, once for many jobs.
-    pub fn nudge(&self, manager: &str) {
-        for worker in self.workers.iter().filter(|worker| worker.manager == manager) {
+    fn worker_of(&self, key: &JobKey) -> Option<&Worker> {
+        self.workers.iter().find(|worker| worker.manager == key.manager)
+    }
+
+    /// A job that is measured here.
+    pub fn job_started(&self, key: &JobKey) {
+        if let Some(measured) = self.worker_of(key).and_then(|worker| worker.measured.as_ref()) {
+            lock(measured).add(&key.id);
+        }
+    }
+
+    /// A job has just ended here. A server asks soon, once for many; a daemon at its usual time.
+    pub fn job_ended(&self, key: &JobKey) {
+        let Some(worker) = self.worker_of(key) else { return };
+        match &worker.measured {
+            // It may have had another name when it started.
+            Some(measured) => lock(measured).add(&key.id),
             // One pending signal is enough.
-            let _ = worker.nudges.try_send(());
+            None => drop(worker.nudges.try_send(Nudge::Ended)),
+        }
+    }
+
+    /// A user looks at these jobs: a scheduler that has said nothing of one that is over is asked about it, once.
+    pub fn jobs_shown(&self, jobs: &[Record]) {
+        let is_unknown = |record: &&Record| !record.state.is_live() && record.scheduling.asked_ns.is_none();
+        for record in jobs.iter().filter(is_unknown) {
+            let worker = self.worker_of(&record.key);
+            if let Some(worker) = worker.filter(|worker| worker.is_first_look(&record.key.id)) {
+                let _ = worker.nudges.try_send(Nudge::Shown(record.key.id.clone()));
+            }
         }
     }
 
@@ -156,11 +230,63 @@ fn ring(bell: &OwnedFd) {
     let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
 }
 
-fn lock(status: &Mutex<SchedulerStatus>) -> MutexGuard<'_, SchedulerStatus> {
-    status.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Worker {
+    fn is_first_look(&self, id: &str) -> bool {
+        self.measured.as_ref().is_some_and(|measured| lock(measured).is_first_look(id))
+    }
+}
+
+/// The jobs about which a daemon asks.
+#[derive(Default)]
+struct Measured {
+    /// With how often their scheduler did not know them.
+    jobs: BTreeMap<String, u32>,
+    /// Those that users have looked at.
+    shown: BTreeSet<String>,
+}
+
+impl Measured {
+    fn of(ids: Vec<String>) -> Measured {
+        Measured { jobs: ids.into_iter().map(|id| (id, 0)).collect(), shown: BTreeSet::new() }
+    }
+
+    fn add(&mut self, id: &str) {
+        if self.jobs.len() < MEASURED_MAX {
+            self.jobs.entry(id.to_owned()).or_default();
+        }
+    }
+
+    fn is_first_look(&mut self, id: &str) -> bool {
+        self.shown.len() < MEASURED_MAX && self.shown.insert(id.to_owned())
+    }
+
+    /// What was asked about, and which jobs of that the scheduler knows; `true`: it is over.
+    fn answered(&mut self, asked: &[String], known: &BTreeMap<String, bool>) {
+        for id in asked {
+            match known.get(id) {
+                Some(false) => {}
+                Some(true) => drop(self.jobs.remove(id)),
+                None => {
+                    let times = self.jobs.get_mut(id).map(|times| {
+                        *times += 1;
+                        *times
+                    });
+                    if times.is_some_and(|times| times >= UNKNOWN_MAX) {
+                        self.jobs.remove(id);
+                    }
+                }
+            }
+        }
+    }
 }
 
 struct Asking {
+    /// `None`: all jobs are asked for.
+    measured: Option<Arc<Mutex<Measured>>>,
     sync: Sync,
     programs: Programs,
     interval: Duration,
@@ -174,16 +300,20 @@ struct Asking {
 
 impl Asking {
     /// Until the daemon leaves.
-    fn work(&mut self, nudged: &Receiver<()>) {
-        let mut schedule = Schedule { due: Instant::now(), asked: None, again: None };
+    fn work(&mut self, nudged: &Receiver<Nudge>) {
+        // The daemons of a cluster that starts do not ask all at once.
+        let first =
+            if self.measured.is_some() { self.interval.mul_f64(random_share()) } else { Duration::ZERO };
+        let mut schedule = Schedule { due: Instant::now() + first, asked: None, again: None };
         loop {
             match nudged.recv_timeout(schedule.due.saturating_duration_since(Instant::now())) {
-                Ok(()) => schedule.nudge(Instant::now()),
+                Ok(Nudge::Ended) => schedule.nudge(Instant::now()),
+                Ok(Nudge::Shown(id)) => self.ask(Some(id)),
                 Err(RecvTimeoutError::Timeout) => {
                     let begin = Instant::now();
-                    self.ask();
-                    let took = begin.elapsed();
-                    schedule.asked(Instant::now(), self.pause(took));
+                    self.ask(None);
+                    let pause = self.pause(begin.elapsed());
+                    schedule.asked(Instant::now(), pause);
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -192,21 +322,41 @@ impl Asking {
 
     fn pause(&self, took: Duration) -> Duration {
         let backoff = self.interval.saturating_mul(1 << self.failures.min(12));
-        backoff.min(BACKOFF_MAX).max(self.interval).max(took * COST_SHARE)
+        let pause = backoff.min(BACKOFF_MAX).max(self.interval).max(took * COST_SHARE);
+        match self.measured {
+            Some(_) => pause.mul_f64(1.0 + JITTER * random_share()),
+            None => pause,
+        }
     }
 
-    fn ask(&mut self) {
+    /// The jobs to ask about: one that is shown, or all that were measured. `None`: whatever has changed.
+    fn ids(&self, shown: Option<String>) -> Option<Vec<String>> {
+        let measured = self.measured.as_ref()?;
+        Some(shown.map_or_else(|| lock(measured).jobs.keys().cloned().collect(), |id| vec![id]))
+    }
+
+    fn ask(&mut self, shown: Option<String>) {
+        let ids = self.ids(shown);
+        if ids.as_ref().is_some_and(Vec::is_empty) {
+            return;
+        }
         let begin = Instant::now();
         let (mut runs, uids, channel, bell) = (0, &mut self.uids, &self.sender, &self.bell);
-        let result =
-            self.sync.round(&mut self.programs, jobs::now_ns() / 1_000_000_000, &mut |mut update| {
-                runs += update.recorded.len() as u64;
-                update.recorded.iter_mut().for_each(|recorded| name_owner(recorded, uids));
-                // The receiver is gone when the daemon stops.
-                if channel.send(update).is_ok() {
-                    ring(bell);
-                }
-            });
+        let mut report = |mut update: Update| {
+            runs += update.recorded.len() as u64;
+            update.recorded.iter_mut().for_each(|recorded| name_owner(recorded, uids));
+            // The receiver is gone when the daemon stops.
+            if channel.send(update).is_ok() {
+                ring(bell);
+            }
+        };
+        let result = match (&ids, &self.measured) {
+            (Some(ids), Some(measured)) => self
+                .sync
+                .about(&mut self.programs, ids, &mut report)
+                .map(|known| lock(measured).answered(ids, &known)),
+            _ => self.sync.round(&mut self.programs, jobs::now_ns() / 1_000_000_000, &mut report),
+        };
         if runs > LONG_ANSWER_RUNS {
             super::memory_release::give_back_free();
         }
@@ -238,6 +388,13 @@ fn name_owner(recorded: &mut Recorded, uids: &mut HashMap<String, Option<u32>>) 
     if let (None, Some(user)) = (recorded.uid, &recorded.user) {
         recorded.uid = *uids.entry(user.clone()).or_insert_with(|| users::uid_of(user));
     }
+}
+
+/// From 0 to 1.
+fn random_share() -> f64 {
+    // The standard library's hash maps are seeded from the system's random numbers.
+    let random = RandomState::new().build_hasher().finish();
+    (random >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 /// When to ask next.
@@ -275,6 +432,8 @@ mod tests {
     use super::*;
     use met_config::Config;
 
+    const SERVER: Asker = Asker::Server { root: true };
+
     /// A folder with commands that print given text.
     fn commands(scripts: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
@@ -306,8 +465,7 @@ mod tests {
         let folder = commands(&[("oarstat", answer)]);
         let host = Host::real().unwrap();
         let config = configured(folder.path());
-        let schedulers =
-            Schedulers::start(&host, &config, true, Scope::Cluster, |_| Before::default()).unwrap();
+        let schedulers = Schedulers::start(&host, &config, SERVER, |_| Before::default()).unwrap();
         let update = loop {
             // The past day is queried in pieces, and each has the same answer.
             let update = wait_for_news(&schedulers);
@@ -330,10 +488,17 @@ mod tests {
         };
         let answer = format!("echo '{{{}, {}}}'", job(7, here), job(8, "not-this-node"));
         let folder = commands(&[("oarstat", &answer)]);
-        let reported = |scope, by_default| {
-            let config = Configured { scope, ..configured(folder.path()) };
-            let schedulers =
-                Schedulers::start(&host, &config, true, by_default, |_| Before::default()).unwrap();
+        const DAEMON: Asker = Asker::Daemon { system: true, forwards: true };
+        let reported = |scope, asker| {
+            let interval = Some(Duration::from_millis(1));
+            let config = Configured { scope, interval, ..configured(folder.path()) };
+            let schedulers = Schedulers::start(&host, &config, asker, |_| Before::default()).unwrap();
+            schedulers.job_started(&JobKey {
+                cluster: None,
+                manager: "oar".into(),
+                id: "7".into(),
+                incarnation: 0,
+            });
             loop {
                 let update = wait_for_news(&schedulers);
                 if !update.recorded.is_empty() {
@@ -341,10 +506,53 @@ mod tests {
                 }
             }
         };
-        assert_eq!(reported(None, Scope::Node), ["7"]);
-        assert_eq!(reported(None, Scope::Cluster), ["7", "8"]);
-        assert_eq!(reported(Some(Scope::Cluster), Scope::Node), ["7", "8"]);
-        assert_eq!(reported(Some(Scope::Node), Scope::Cluster), ["7"]);
+        assert_eq!(reported(None, SERVER), ["7", "8"]);
+        assert_eq!(reported(Some(Scope::Cluster), DAEMON), ["7", "8"]);
+        assert_eq!(reported(Some(Scope::Node), SERVER), ["7"]);
+        // Asked about one job, the command would answer with that one alone.
+        assert!(reported(None, DAEMON).contains(&"7".to_owned()));
+    }
+
+    #[test]
+    fn a_daemon_asks_about_the_jobs_that_it_measured_and_about_a_shown_one_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("asked");
+        let script = format!("#!/bin/sh\necho \"$@\" >> {}\necho '{{}}'\n", log.display());
+        let path = folder.path().join("oarstat");
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let config = configured(folder.path());
+        let asker = Asker::Daemon { system: true, forwards: false };
+        let schedulers =
+            Schedulers::start(&Host::real().unwrap(), &config, asker, |_| Before::default()).unwrap();
+        let mut record = met_core::sample::scheduled();
+        record.key = JobKey { cluster: None, manager: "oar".into(), id: "7".into(), incarnation: 0 };
+        (record.state, record.scheduling) = (met_core::job::State::Finished, Default::default());
+        schedulers.job_started(&record.key);
+        schedulers.job_ended(&record.key);
+        for _ in 0..3 {
+            schedulers.jobs_shown(std::slice::from_ref(&record));
+        }
+        while schedulers.status()[0].answered_ns.is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        schedulers.jobs_shown(std::slice::from_ref(&record));
+        drop(schedulers);
+        let asked = fs::read_to_string(log).unwrap();
+        assert_eq!(asked.lines().count(), 1, "the usual time is minutes away: {asked}");
+        assert!(asked.contains('7'), "{asked}");
+    }
+
+    #[test]
+    fn a_job_that_its_scheduler_does_not_know_is_given_up() {
+        let mut measured = Measured::of(vec!["1".to_owned(), "2".to_owned(), "3".to_owned()]);
+        let asked = ["1", "2", "3"].map(str::to_owned);
+        let known = [("1".to_owned(), true), ("2".to_owned(), false)].into();
+        for times in 1..=UNKNOWN_MAX {
+            measured.answered(&asked, &known);
+            assert_eq!(measured.jobs.contains_key("3"), times < UNKNOWN_MAX);
+        }
+        assert_eq!(measured.jobs.keys().collect::<Vec<_>>(), ["2"], "that which still runs");
     }
 
     #[test]
@@ -352,8 +560,7 @@ mod tests {
         let folder = commands(&[("oarstat", "echo no database >&2; exit 25")]);
         let host = Host::real().unwrap();
         let config = configured(folder.path());
-        let schedulers =
-            Schedulers::start(&host, &config, true, Scope::Cluster, |_| Before::default()).unwrap();
+        let schedulers = Schedulers::start(&host, &config, SERVER, |_| Before::default()).unwrap();
         let status = loop {
             let status = schedulers.status().remove(0);
             if status.last_error.is_some() {
@@ -372,9 +579,21 @@ mod tests {
         config.asked[Scheduler::Oar as usize] = Presence::Auto;
         config.asked[Scheduler::Lsf as usize] = Presence::Auto;
         let names =
-            |system| wanted(&config, system).iter().map(|(kind, _)| kind.row().0.name).collect::<Vec<_>>();
-        assert!(names(true).contains(&"lsf"));
-        assert_eq!(names(false), Vec::<&str>::new(), "a user's daemon queries none by default");
+            |asker| wanted(&config, asker).iter().map(|(kind, _)| kind.row().0.name).collect::<Vec<_>>();
+        let daemon = |system, forwards| Asker::Daemon { system, forwards };
+        assert!(names(daemon(true, false)).contains(&"lsf") && names(SERVER).contains(&"lsf"));
+        assert_eq!(
+            names(daemon(false, false)),
+            Vec::<&str>::new(),
+            "a user's daemon queries none by default"
+        );
+        assert_eq!(names(daemon(true, true)), Vec::<&str>::new(), "the server queries for all its nodes");
+        config.asked[Scheduler::Lsf as usize] = Presence::Yes;
+        assert_eq!(
+            wanted(&config, daemon(true, true)).len(),
+            1,
+            "unless the configuration says that this daemon does"
+        );
     }
 
     #[test]

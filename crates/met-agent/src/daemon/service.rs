@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use met_core::belief::is_known_end;
 use met_core::bounds;
 use met_core::job::{JobKey, Origin, Record, State};
+use met_core::series::Course;
 use met_host::Host;
 use met_jobs::discover::{Event, Found};
 use met_store::inbox;
@@ -16,6 +17,7 @@ use met_wire::batch::Subject;
 use super::admission::Admission;
 use super::claims;
 use super::discovery_thread::Finding;
+use super::forwarding;
 use super::found_jobs::{self, Discovery};
 use super::housekeeping::Housekeeping;
 use super::identifying::Asked;
@@ -28,17 +30,20 @@ use super::recorder::Recorder;
 use super::registry::{Registry, is_found};
 use super::sampler_thread::{Sampling, Stuck};
 use super::scheduler_answers;
-use super::schedulers::Schedulers;
+use super::schedulers::{Asker, Schedulers};
 use super::sinks::{self, Outputs};
 use super::socket::Peer;
 use super::supervisors::LOOK_FOR;
 use crate::idle_power_file::IdleFile;
 use crate::sampler::Known;
-use met_config::{Config, Failure, Place, Scope};
+use met_config::{Config, Failure, Place};
 use met_host::users;
 use met_query::jobs;
 use met_query::protocol::{Change, InForce, Reply};
 use met_query::setting::Setting;
+
+/// What a killed daemon loses of the machine's history without jobs.
+const FLUSH_AT_REST: Duration = Duration::from_secs(300);
 
 /// The parts of a daemon. Each owns what it knows; what concerns several of them is done here, in its order.
 pub struct Service {
@@ -61,12 +66,17 @@ pub(super) struct Ended {
     pub(super) record: Record,
 }
 
+fn asker(config: &Config, place: &Place) -> Asker {
+    Asker::Daemon { system: place.system, forwards: forwarding::is_set_up(config, place) }
+}
+
 impl Service {
     pub fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Result<Service> {
         let writer = jobs::open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
         let before = |manager: &str| scheduler_answers::before(&writer, manager);
         let asked = &setting.config.schedulers;
-        let schedulers = Schedulers::start(&setting.host, asked, place.system, Scope::Node, before)?;
+        let asker = asker(&setting.config, place);
+        let schedulers = Schedulers::start(&setting.host, asked, asker, before)?;
         let outputs = Outputs::open(setting, place, board);
         let (board, ticker) = (outputs.board.clone(), outputs.bus.ticker());
         let mut service = Service {
@@ -197,6 +207,7 @@ impl Service {
         }
         self.sampling.add(&record, self.recorder.course_before(&record.key));
         self.outputs.on_board(|board| board.runs(&record));
+        self.schedulers.job_started(&record.key);
         let (key, is_found) = (record.key.clone(), is_found(&record));
         self.registry.insert(record);
         if !is_found {
@@ -204,8 +215,14 @@ impl Service {
         }
     }
 
-    /// Keeps the end of a job; it is on disk when this returns.
-    pub(super) fn ended(&mut self, mut record: Record, peer: Peer, access: Access) -> Result<Reply> {
+    /// Keeps the end of a job, and what `met time` sampled of it; it is on disk when this returns.
+    pub(super) fn ended(
+        &mut self,
+        mut record: Record,
+        sampled: Option<Course>,
+        peer: Peer,
+        access: Access,
+    ) -> Result<Reply> {
         if record.state.is_live() {
             bail!("the job has not ended");
         }
@@ -218,6 +235,10 @@ impl Service {
         }
         claims::vouch_end(&self.admission.made, &mut record, known.as_ref(), peer);
         self.take_announced(&mut record, known.as_ref(), peer);
+        if let Some(course) = sampled.filter(|_| known.is_none()) {
+            let course = claims::vouch_samples(course, &record)?;
+            self.recorder.keep_course(&record.key, &course, &mut self.outputs);
+        }
         self.close_job(record)?;
         Ok(Reply::Done)
     }
@@ -259,7 +280,7 @@ impl Service {
             // Nobody wakes up again to write the last samples of the cards.
             self.flush();
         }
-        self.schedulers.nudge(&ended.record.key.manager);
+        self.schedulers.job_ended(&ended.record.key);
     }
 
     fn close_lost(&mut self, mut record: Record) {
@@ -385,6 +406,7 @@ impl Service {
             board.runs(&kept.record);
         });
         self.registry.jobs.insert(new.clone(), kept);
+        self.schedulers.job_started(&new);
         self.follow_allocation(&new);
         self.registry.nesting.rename(&old, &new, &mut self.registry.jobs, &mut self.recorder);
         self.discovery.rename(&old, &new);
@@ -485,11 +507,19 @@ impl Service {
     }
 
     pub fn has_to_flush(&self) -> bool {
-        !self.registry.jobs.is_empty() || !self.recorder.unwritten.is_empty()
+        let keeps_node = self.settings.keeps_node(self.place.system);
+        !self.registry.jobs.is_empty() || !self.recorder.unwritten.is_empty() || keeps_node
     }
 
     pub fn flush_every(&self) -> Duration {
-        self.settings.flush_every(self.outputs.bus.within())
+        let within = self.outputs.bus.within();
+        let every = self.settings.flush_every(within);
+        match self.registry.jobs.is_empty() && self.recorder.unwritten.is_empty() {
+            // Nothing comes in between that others wait for.
+            true if within.is_some() => every.max(self.settings.config.node.idle()),
+            true => every.max(FLUSH_AT_REST),
+            false => every,
+        }
     }
 
     pub fn flush(&mut self) {
@@ -533,6 +563,7 @@ impl Service {
     /// What is due by now.
     pub fn tidy(&mut self, now: Instant) {
         self.housekeeping.remove_cgroups(now);
+        self.housekeeping.thin(now, &mut self.recorder.writer, &self.settings.config.storage);
         if self.recorder.repairs.begin(now) {
             self.recorder.look_after_store(&self.registry);
         }
@@ -568,6 +599,7 @@ impl Service {
         self.sweep();
         self.recorder.look_after_store(&self.registry);
         self.recorder.retain(&self.settings.config.storage);
+        self.housekeeping.begin_thinning(Instant::now());
     }
 
     /// When to look after the sampling thread, while it ticks.
@@ -677,8 +709,9 @@ impl Service {
         }
         if before.schedulers != config.schedulers {
             let known = |manager: &str| scheduler_answers::before(&self.recorder.writer, manager);
-            let (asked, system) = (&config.schedulers, self.place.system);
-            self.schedulers = Schedulers::start(&self.host, asked, system, Scope::Node, known)?;
+            let asker = asker(config, &self.place);
+            self.schedulers = Schedulers::start(&self.host, &config.schedulers, asker, known)?;
+            self.registry.jobs.keys().for_each(|key| self.schedulers.job_started(key));
         }
         Ok(())
     }

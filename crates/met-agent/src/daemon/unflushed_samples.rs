@@ -61,14 +61,7 @@ pub(super) fn append(stored: &mut Course, unflushed: &[Course], window: (i64, i6
     for course in unflushed {
         let begin = course.times_ms.partition_point(|&time_ms| time_ms < window.0);
         let end = course.times_ms.partition_point(|&time_ms| time_ms <= window.1);
-        let mut within = Course::new(course.table);
-        if begin < end {
-            within.times_ms.extend_from_slice(&course.times_ms[begin..end]);
-            for (column, cells) in within.columns.iter_mut().zip(&course.columns) {
-                column.extend_from_slice(&cells[begin..end]);
-            }
-        }
-        stored.append(&within);
+        stored.append(&course.part(begin.min(end), end));
     }
 }
 

@@ -190,7 +190,7 @@ pub(in crate::daemon) fn daemon_of(service: Service) -> super::super::Daemon {
         busy_at: Instant::now(),
         rests: false,
         gave_back: Instant::now(),
-        next_flush: Instant::now(),
+        flushed: None,
         next_retention: Instant::now(),
         service,
     }

@@ -117,6 +117,7 @@ pub(super) mod tests {
             host: Host::at(root).unwrap(),
             config,
             config_path: None,
+            config_text: String::new(),
             user: place.clone(),
             system: place.clone(),
             server: None,

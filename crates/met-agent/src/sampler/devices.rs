@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet};
 use met_core::attribute::JobMap;
 use met_core::cards::{Cards, Rows};
 use met_core::gpu::card::{self, label};
-use met_core::gpu_idle_power::IdleRules;
 use met_core::job::JobKey;
 use met_core::series::Course;
 use met_core::{Batch, MISSING, Subject, gpu};
@@ -15,7 +14,9 @@ use met_sinks::snapshot::{self, HeldCard};
 use met_sources::Runner;
 use met_store::Device;
 
+use super::gpu_pace::GpuPace;
 use super::tracked::Jobs;
+use met_config::Config;
 
 /// A GPU is sampled no more often than this for its own series.
 const SAMPLES_MS: i64 = 900;
@@ -39,14 +40,25 @@ pub struct Gpus {
     pub(super) strangers: HashSet<Subject>,
     /// Samples that were not taken out yet, by uuid.
     courses: HashMap<String, Course>,
+    pub(super) pace: GpuPace,
 }
 
 impl Gpus {
-    pub(super) fn new(rules: IdleRules, interval_ns: i64) -> Gpus {
+    pub(super) fn new(config: &Config, tick_ns: i64) -> Gpus {
         let mut gpus = Gpus::default();
-        gpus.cards.set_idle_rules(rules);
-        gpus.cards.set_gap(gap_ns(interval_ns));
+        gpus.reconfigure(config, tick_ns);
         gpus
+    }
+
+    pub(super) fn reconfigure(&mut self, config: &Config, tick_ns: i64) {
+        self.cards.set_idle_rules(config.gpu.idle_power.clone());
+        self.pace = GpuPace::new(config.nvidia.interval);
+        self.set_tick(tick_ns);
+    }
+
+    /// Ticks come by this period.
+    pub(super) fn set_tick(&mut self, tick_ns: i64) {
+        self.cards.set_gap(gap_ns(self.pace.interval_ns(tick_ns)));
     }
 
     /// Takes in what was read of the GPUs.
@@ -90,6 +102,8 @@ impl Gpus {
     fn keep_samples(&mut self, time_ms: i64) {
         const KEPT: [usize; 5] =
             [card::UTILIZATION, card::MEMORY_USED, card::POWER, card::TEMPERATURE, card::CLOCK];
+        // A period that was chosen for the GPUs is that of their samples; a reading may be late by a tenth of it.
+        let least_ms = SAMPLES_MS.min(self.pace.interval_ns(SAMPLES_MS * 1_000_000) * 9 / 10_000_000);
         for (labels, cells) in self.cards.in_use() {
             let uuid = &labels[label::UUID];
             if !self.courses.contains_key(uuid) {
@@ -102,7 +116,7 @@ impl Gpus {
             }
             // Early looks at a young job, and a clock that was set back, add nothing to a GPU's series.
             let last_ms = course.times_ms.last().copied().unwrap_or(i64::MIN);
-            if course.len() < SAMPLES_MAX && time_ms.saturating_sub(SAMPLES_MS) >= last_ms {
+            if course.len() < SAMPLES_MAX && time_ms.saturating_sub(least_ms) >= last_ms {
                 course.push(time_ms, &kept);
             }
         }

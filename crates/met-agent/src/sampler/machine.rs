@@ -1,20 +1,29 @@
 //! The machine itself, beside its jobs.
 
+use std::time::Duration;
+
 use met_core::node::{Freshness, NodeRow, NodeRows};
 use met_core::series::Course;
 use met_host::clock;
 use met_sources::Runner;
 
 use crate::node_series::{NodeCourse, NodeSeries};
+use met_config::Node;
 
 /// What is known of the machine, and its series if they are stored.
 #[derive(Default)]
 pub struct Machine {
     rows: NodeRows,
     series: Option<NodeSeries>,
+    /// How often a sample is stored.
+    pub(super) intervals: Node,
 }
 
 impl Machine {
+    pub(super) fn new(intervals: Node) -> Machine {
+        Machine { intervals, ..Machine::default() }
+    }
+
     /// Whether the series of the machine are collected from now on.
     pub fn keep_series(&mut self, keep: bool) {
         self.series = keep.then(|| self.series.take().unwrap_or_default());
@@ -30,7 +39,18 @@ impl Machine {
         self.series.iter().flat_map(NodeSeries::undrained)
     }
 
-    pub(super) fn follow(&mut self, runner: &Runner, interval_ns: i64, now_ns: i64) {
+    pub fn keeps_series(&self) -> bool {
+        self.series.is_some()
+    }
+
+    /// Takes what was read by a tick of this period; a sample is stored once in `series_interval`.
+    pub(super) fn follow(
+        &mut self,
+        runner: &Runner,
+        interval_ns: i64,
+        now_ns: i64,
+        series_interval: Duration,
+    ) {
         let unix_offset_ns = clock::unix_offset_ns();
         for source in runner.node() {
             // What a tick reads is as old as the last tick, however short its own period.
@@ -38,7 +58,7 @@ impl Machine {
             for batch in source.batches {
                 self.rows.take(source.name, batch, source.labels, period_ns);
                 if let Some(series) = &mut self.series {
-                    series.take(batch, source.labels, unix_offset_ns);
+                    series.take(batch, source.labels, unix_offset_ns, series_interval);
                 }
             }
         }

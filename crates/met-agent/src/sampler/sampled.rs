@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use met_core::belief::{CHARGED, completes, fill_events, fit_cpu_parts};
+use met_core::belief::{CHARGED, completes, fill_events, fit_cpu_parts, fit_memory_peaks};
 use met_core::job::QualityKind::{LowerBound, Measured};
 use met_core::job::{QualityKind, Record, Totals};
+use met_core::job_processes::JobProcess;
 use met_core::job_table::*;
 use met_core::process_exits::{INHERITED, OWN};
 use met_core::provenance::{Account, Caveat};
@@ -13,7 +14,7 @@ use met_core::{JOB, Kind, MISSING};
 
 use met_query::live::{Live, PEAK_SPAN_MS};
 
-use super::gap_ms;
+use super::{gap_ms, largest_processes};
 use met_core::running::Running;
 use met_jobs::containers;
 
@@ -48,6 +49,8 @@ pub struct Sampled {
     pub(super) uncounted: Option<Caveat>,
     /// The longest time between two samples that was no gap while the job ran.
     pub(super) gap_ms: i64,
+    /// The largest of its processes.
+    pub(super) processes: Vec<JobProcess>,
 }
 
 /// How well the ends of a job's processes are known.
@@ -114,6 +117,7 @@ impl Default for Sampled {
             ends: Ends::default(),
             uncounted: None,
             gap_ms: 0,
+            processes: Vec::new(),
         }
     }
 }
@@ -208,12 +212,16 @@ impl Sampled {
         if !self.live.gpus.is_empty() {
             record.gpus = self.live.gpus.clone();
         }
+        if !self.processes.is_empty() {
+            record.processes = largest_processes::with_users(self.processes.clone());
+        }
         record.emission = record.emission.take().or_else(|| self.live.emission.clone());
         if let Some(seen) = seen {
             record.totals.set(PROCESSES, seen, LowerBound, "/proc");
         }
         doubt_needed_memory(&mut record.totals, course);
         bound_by_cgroup(&mut record.totals);
+        fit_memory_peaks(&mut record.totals);
         let by_service = containers::is_client(record).then_some(Caveat::NoContainers);
         if let Some(why) = by_service.or(self.uncounted) {
             without_containers(&mut record.totals, why);

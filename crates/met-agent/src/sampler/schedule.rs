@@ -16,11 +16,13 @@ pub(super) struct Schedule {
     pub(super) ticks: u64,
     /// Ticks also without jobs: the machine itself is watched.
     pub(super) watches_node: bool,
+    /// When the largest processes are looked for again.
+    pub(super) list_ns: i64,
 }
 
 impl Schedule {
     pub(super) fn new(interval: Duration) -> Schedule {
-        let mut schedule = Schedule { interval_ns: 0, next_ns: 0, ticks: 0, watches_node: false };
+        let mut schedule = Schedule { interval_ns: 0, next_ns: 0, ticks: 0, watches_node: false, list_ns: 0 };
         schedule.set_interval(interval);
         schedule
     }

@@ -166,6 +166,51 @@ fn the_course_of_a_card_is_sampled_once_while_a_job_has_it() {
     assert!(sampler.gpus.drain().is_empty());
 }
 
+/// A sampler whose GPUs have a period of their own.
+fn sampler_of_gpus(job: &Sleeper, host: &Host, tick: Duration, of_gpus: Duration) -> Sampler {
+    let mut config = Config::default();
+    config.gpu.nvml = Some(job.library());
+    config.nvidia.interval = Some(of_gpus);
+    let mut sampler = Sampler::patient(host.clone(), tick, &config, Duration::from_secs(20));
+    sampler.add(&job.record(host)).unwrap();
+    sampler
+}
+
+#[test]
+fn gpus_are_read_by_their_own_period_between_two_ticks() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let host = Host::real().unwrap();
+    let job = Sleeper::new();
+    job.script(60, 5000);
+    let mut sampler = sampler_of_gpus(&job, &host, HOUR, Duration::from_millis(20));
+    sampler.look();
+    let begin = Instant::now();
+    // More than a young job has ticks.
+    while sampler.gpus.undrained("GPU-a").is_none_or(|course| course.len() < 20) {
+        assert!(begin.elapsed() < Duration::from_secs(120), "{:?}", sampler.gpus.undrained("GPU-a"));
+        std::thread::sleep(sampler.until_next_tick().min(Duration::from_millis(50)));
+        sampler.tick_if_due();
+    }
+}
+
+#[test]
+fn gpus_with_a_longer_period_are_not_read_at_every_tick() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let host = Host::real().unwrap();
+    let job = Sleeper::new();
+    job.script(60, 5000);
+    let mut sampler = sampler_of_gpus(&job, &host, Duration::from_millis(20), HOUR);
+    sampler.look();
+    let ticks = sampler.schedule.ticks;
+    while sampler.schedule.ticks < ticks + 10 {
+        std::thread::sleep(sampler.until_next_tick());
+        sampler.tick_if_due();
+    }
+    // Between two looks time passes in which the job holds the GPU.
+    let gpus = sampler.live().remove(0).1.gpus;
+    assert_eq!(gpus.first().map(|gpu| gpu.held_ns), Some(0), "{gpus:?}");
+}
+
 /// The script with the process of a job on the card, which a driver may name when it has ended.
 fn write_script(folder: &Path, pid: u32, more: &str) {
     let fresh = folder.join("script.new");

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use met_core::gpu::card;
 use met_core::job_table::*;
 use met_core::process_exits::{INHERITED, OWN};
 use met_core::{JOB, MISSING, Subject};
@@ -10,13 +11,16 @@ use met_host::clock;
 use met_query::hidden_io;
 use met_sources::TickInfo;
 
+use super::membership::Membership;
 use super::tracked::{AsRead, Tracked};
-use super::{Sampler, events};
+use super::{Sampler, events, largest_processes, logging};
 
 /// Beyond so many jobs the extra readings would cost more than they tell.
 const EARLY_JOBS_MAX: usize = 16;
 /// So few processes and cgroups may be read in full each time: a quarter of a millisecond.
 const FEW_TARGETS: usize = 32;
+/// Of more processes the largest are looked for so often.
+const LIST_EVERY_NS: i64 = 9_500_000_000;
 
 impl Sampler {
     /// How long one may sleep before the next tick.
@@ -30,6 +34,10 @@ impl Sampler {
         if now_ns < self.due_ns() {
             return false;
         }
+        if now_ns < self.due_but_for_gpus_ns() {
+            self.look_at_gpus(now_ns);
+            return false;
+        }
         let regular = now_ns >= self.schedule.next_ns;
         self.tick(now_ns, regular);
         if regular {
@@ -40,10 +48,24 @@ impl Sampler {
 
     /// Looks at once, whenever the next tick is.
     pub fn look(&mut self) {
+        self.gpus.pace.hurry();
         self.tick(clock::boottime_ns(), true);
     }
 
     fn due_ns(&self) -> i64 {
+        let of_gpus =
+            self.gpus.pace.next_ns().filter(|_| !self.jobs.is_empty() && !self.gpus.cards.is_empty());
+        of_gpus.into_iter().chain([self.due_but_for_gpus_ns()]).min().unwrap_or(i64::MAX)
+    }
+
+    /// Between two ticks, where the GPUs have a period of their own.
+    fn look_at_gpus(&mut self, now_ns: i64) {
+        self.runner.read_those_of(&card::TABLE, &self.membership.targets, &TickInfo::default());
+        self.gpus.pace.plan_next();
+        self.follow_gpus(now_ns);
+    }
+
+    fn due_but_for_gpus_ns(&self) -> i64 {
         let few = (self.jobs.len() <= EARLY_JOBS_MAX).then_some(&self.jobs);
         let early = few.into_iter().flat_map(HashMap::values).filter_map(|job| job.age.early_ns());
         early.chain([self.schedule.next_ns]).min().unwrap_or(self.schedule.next_ns)
@@ -61,17 +83,26 @@ impl Sampler {
         self.follow_departures(None);
         let slow = is_slow_due || regular && self.membership.target_count() <= FEW_TARGETS;
         self.schedule.ticks += u64::from(regular);
+        let gpus_are_due = self.gpus.pace.is_due(now_ns);
+        self.runner.hold((!gpus_are_due).then_some(&card::TABLE));
         self.runner.read(&self.membership.targets, &TickInfo { slow, cgroups_only });
+        logging::round(self.schedule.ticks, self.runner.batches().iter());
         let meets_strangers = self.gpus.meets_strangers(self.runner.batches(), &self.membership.map);
         if meets_strangers && self.membership.listed_ns < now_ns {
             self.list_members(now_ns);
         }
         self.fold.jobs(self.runner.batches(), &self.membership.map, &mut self.out);
         self.follow_own();
+        self.follow_processes(now_ns, slow);
         self.follow_hidden_io(slow);
         self.follow_events();
-        self.follow_gpus(now_ns);
-        self.machine.follow(&self.runner, self.schedule.interval_ns, now_ns);
+        if gpus_are_due {
+            self.gpus.pace.plan_next();
+            self.follow_gpus(now_ns);
+        }
+        let intervals = self.machine.intervals;
+        let series_interval = if self.jobs.is_empty() { intervals.idle() } else { intervals.busy() };
+        self.machine.follow(&self.runner, self.schedule.interval_ns, now_ns, series_interval);
         self.follow_energy(now_ns);
         self.sample_jobs(now_ns);
     }
@@ -171,6 +202,16 @@ impl Sampler {
         }
     }
 
+    /// Looks for the largest processes: of many every ten seconds, by a tick that has read all of them.
+    fn follow_processes(&mut self, now_ns: i64, slow: bool) {
+        let are_few = self.membership.target_count() <= FEW_TARGETS;
+        if are_few || slow && now_ns >= self.schedule.list_ns {
+            self.schedule.list_ns = now_ns + LIST_EVERY_NS;
+            let Membership { map, members, .. } = &self.membership;
+            largest_processes::look(&self.host, self.runner.batches(), map, members, &mut self.jobs);
+        }
+    }
+
     /// Notes which jobs have processes whose I/O cannot be read. Only a slow tick reads that of all.
     fn follow_hidden_io(&mut self, slow: bool) {
         if slow {
@@ -192,6 +233,7 @@ impl Sampler {
             for slot in std::iter::successors(Some(slot), |&inner| map.outer(inner)) {
                 if let Some(job) = self.jobs.get_mut(&slot) {
                     job.counts.own.end(exit.pid);
+                    job.counts.processes.end(exit);
                 }
             }
         });

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
-use met_core::belief::set_gpu_energy;
+use met_core::belief::set_gpu_totals;
 use met_core::cards::Cards;
 use met_core::job::{EventCount, GpuUse, JobKey, Local, ProcessId, QualityKind, Record};
+use met_core::job_processes::LargestProcesses;
 use met_core::job_table::*;
 use met_core::process_exits::{Gone, INHERITED, OWN};
 use met_core::running::Running;
@@ -139,9 +140,11 @@ impl Tracked {
             self.counts.hold(cells);
             self.running.push(time_ms, cells);
         });
-        let gap_ms = look_gap_ms(&course.times_ms, least_ms);
-        let looks_ms: Vec<i64> = course.times_ms.iter().copied().chain([self.age.unix_ms(now_ns)]).collect();
-        self.earlier.missed = looks_ms.windows(2).any(|pair| pair[1] - pair[0] > gap_ms);
+        self.running.recall_thinned(course);
+        let mut spans_ms = course.spans_ms();
+        let gap_ms = look_gap_ms(spans_ms.clone(), least_ms);
+        spans_ms.extend(course.times_ms.last().map(|last_ms| self.age.unix_ms(now_ns) - last_ms));
+        self.earlier.missed = spans_ms.iter().any(|&span_ms| span_ms > gap_ms);
         self.earlier.recall(&self.counts.floors, course);
     }
 
@@ -150,7 +153,7 @@ impl Tracked {
         let mut live = Live::of(&self.running, self.profile);
         live.gpus = self.earlier.together(gpus);
         live.events.clone_from(&self.events);
-        set_gpu_energy(&mut live.totals, &live.gpus, self.earlier.unwritten_uj());
+        set_gpu_totals(&mut live.totals, &live.gpus, self.earlier.unwritten_uj());
         live
     }
 }
@@ -164,12 +167,14 @@ pub(super) struct Counts {
     hugetlb_bytes: i64,
     /// The highest reading of each counter.
     pub(super) floors: Vec<i64>,
+    pub(super) processes: LargestProcesses,
 }
 
 impl Default for Counts {
     fn default() -> Counts {
         let (left, floors) = (vec![0; JOB.columns.len()], vec![MISSING; JOB.columns.len()]);
-        Counts { own: OwnFigures::default(), left, hugetlb_bytes: 0, floors }
+        let (own, processes) = Default::default();
+        Counts { own, left, hugetlb_bytes: 0, floors, processes }
     }
 }
 

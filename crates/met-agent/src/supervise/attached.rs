@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::events::Events;
 use super::link::Link;
 use super::memory;
+use super::memory_limit;
 use super::perf::{Begin, TaskClock};
 use super::signals::{Signals, cancel_signal};
 use super::unreported::Unreported;
@@ -44,6 +45,7 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option
     assignment.record.state = State::Running;
     if let Some(local) = &mut assignment.record.local {
         local.supervisor = host.process(std::process::id()).ok();
+        local.memory_limit = memory_limit::inherited(&host, main.pid);
     }
     let begin_boot_ns = clock::boottime_ns();
     let clocks = open_clocks(&host, &assignment.record, usize::MAX);

@@ -14,6 +14,7 @@ use rustix::process::{Pid, WaitOptions, WaitStatus};
 use super::events::Events;
 use super::link::Link;
 use super::memory;
+use super::memory_limit::{self, OomKills};
 use super::perf::{Begin, Clocks, TaskClock};
 use super::quota::Quota;
 use super::signals::{Signals, cancel_signal};
@@ -55,6 +56,7 @@ struct Counters {
     /// `None` until they are due.
     clocks: Option<Option<Clocks>>,
     quota: Option<Quota>,
+    oom_kills: Option<OomKills>,
     events: Events,
 }
 
@@ -150,6 +152,7 @@ impl Supervision {
         let is_early = !enclosure.counts_cpu() || !enclosure.procs().is_empty();
         let clocks = is_early.then(|| TaskClock::open(child.pid, Begin::AtExec).ok().map(Clocks::early));
         let quota = Quota::of(&host, std::process::id());
+        let oom_kills = OomKills::around(&host, std::process::id());
         let main = Pid::from_raw(child.pid).ok_or(io::ErrorKind::InvalidData)?;
         complete(&host, &mut assignment.record, child.pid as u32, &enclosure);
         if let Some(inbox) = inbox.as_ref().filter(|_| assignment.detached)
@@ -176,7 +179,7 @@ impl Supervision {
             signals,
             link,
             enclosure,
-            counters: Counters { begin_boot_ns, clocks, quota, events },
+            counters: Counters { begin_boot_ns, clocks, quota, oom_kills, events },
             outcome: Some(outcome),
             children: Children { main, main_status: None, reaped: 0, are_gone: false },
             cancelled: false,
@@ -304,21 +307,20 @@ impl Supervision {
 
     /// The job's record with its exact end. The cgroup is gone afterwards.
     fn close(&mut self) -> Record {
-        let wall_ns = clock::boottime_ns() - self.counters.begin_boot_ns;
+        let life = totals::Life { begin_ns: self.counters.begin_boot_ns, end_ns: clock::boottime_ns() };
         let mut record = self.assignment.record.clone();
-        record.events = self.counters.events.close();
         self.see_supervisors_off();
         let (left_over, daemons_ns) = self.left_over();
         let remains = totals::Remains { living: left_over.len(), daemons_ns };
-        record.totals = totals::exact(
-            &self.host,
-            &record,
-            self.counters.clocks.as_ref().and_then(Option::as_ref),
-            wall_ns,
-            &remains,
-        );
+        record.events = self.counters.events.close();
+        let clocks = self.counters.clocks.as_ref().and_then(Option::as_ref);
+        let wall_ns;
+        (record.totals, wall_ns) = totals::exact(&self.host, &record, clocks, life, &remains);
         if let Some(quota) = &self.counters.quota {
             quota.tell(&mut record.totals);
+        }
+        if let Some(kills) = &self.counters.oom_kills {
+            kills.add_to(&mut record.totals);
         }
         let seen = self.children.reaped + left_over.len() as i64;
         record.totals.set(PROCESSES, seen, met_core::job::QualityKind::LowerBound, "wait");
@@ -388,5 +390,6 @@ fn complete(host: &Host, record: &mut Record, pid: u32, enclosure: &Enclosure) {
         local.supervisor = host.process(std::process::id()).ok();
         local.main = host.process(pid).ok();
         local.cgroup = enclosure.paths.clone();
+        local.memory_limit = memory_limit::inherited(host, pid);
     }
 }

@@ -9,6 +9,7 @@ mod child;
 mod events;
 mod link;
 mod memory;
+mod memory_limit;
 mod perf;
 mod quota;
 mod signals;

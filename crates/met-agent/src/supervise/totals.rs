@@ -6,7 +6,7 @@ use met_core::job::{Record, Totals};
 use met_core::job_table::*;
 use met_core::provenance::{Account, Provenance};
 use met_core::{JOB, MISSING};
-use met_host::Host;
+use met_host::{Host, clock};
 
 use super::perf::Clocks;
 use met_jobs::containers;
@@ -32,21 +32,33 @@ pub struct Remains {
     pub daemons_ns: i64,
 }
 
-/// Everything that counters say about the job. What they prove together is decided in `met_core::evidence`.
+/// When the job began and when it was seen to be over, in nanoseconds since boot.
+#[derive(Clone, Copy)]
+pub struct Life {
+    pub begin_ns: i64,
+    pub end_ns: i64,
+}
+
+/// Everything that counters say about the job, and how long it took. What they prove together is decided in
+/// `met_core::evidence`.
 pub fn exact(
     host: &Host,
     record: &Record,
     clocks: Option<&Clocks>,
-    wall_ns: i64,
+    life: Life,
     remains: &Remains,
-) -> Totals {
+) -> (Totals, i64) {
     let usage = children();
     let survivors = remains.living > 0;
     let reading = match survivors {
         true => Reading::of_job(host, record),
         false => Reading::after_end(host, record),
     };
-    let verdict = evidence::weigh(&gather(record, &usage, &reading, clocks, remains));
+    // Counters of whoever is alive have grown since the end: the time they are divided by has, too.
+    let evidence = gather(record, &usage, &reading, clocks, remains);
+    let end_ns = if survivors { clock::boottime_ns() } else { life.end_ns };
+    let wall_ns = end_ns - life.begin_ns;
+    let verdict = evidence::weigh(&evidence);
     let mut totals = Totals::default();
     totals.set(WALL, wall_ns, Measured, "clock");
     totals.set(CPU, verdict.cpu_ns, verdict.kind, verdict.source);
@@ -58,7 +70,7 @@ pub fn exact(
         // The largest process alone; the job as a whole held at least that.
         totals.set(MEMORY_PEAK, usage.max_rss_bytes, LowerBound, Account::Rusage);
     }
-    totals
+    (totals, wall_ns)
 }
 
 fn gather(
@@ -159,5 +171,25 @@ fn children() -> ChildUsage {
         major_faults: usage.ru_majflt,
         voluntary: usage.ru_nvcsw,
         involuntary: usage.ru_nivcsw,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_leaves_processes_behind_lasts_until_their_counters_are_read() {
+        let (host, record) = (Host::real().unwrap(), met_core::sample::bare(1, "x"));
+        let wall_ns = |living: usize| {
+            let life = Life { begin_ns: 1000, end_ns: 3000 };
+            let remains = Remains { living, daemons_ns: 0 };
+            let (totals, wall_ns) = exact(&host, &record, None, life, &remains);
+            assert_eq!(totals.get(WALL), Some(wall_ns));
+            wall_ns
+        };
+        assert_eq!(wall_ns(0), 2000);
+        let before_ns = clock::boottime_ns();
+        assert!(wall_ns(1) >= before_ns - 1000);
     }
 }

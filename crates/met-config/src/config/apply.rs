@@ -4,7 +4,7 @@ use super::form::{Form, addresses, events, layouts, power_mw, texts};
 use super::keys::{Key, SAMPLING_INTERVAL, SECTIONS, SINKS, SOURCES, Section};
 use super::tree::{Complaint, Entry, Node, refuse_duplicates, unknown};
 use super::{Config, sinks, sources};
-use met_core::units;
+use met_core::units::{self, ParseError};
 
 /// Puts everything in the file into `config`, or complains about the first thing that cannot be.
 pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
@@ -87,7 +87,8 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
                 return Err(complain(format!("one value is needed; write {}", example(key))));
             }
         };
-        key.form.apply(text, config).map_err(|error| complain(error.to_string()))?;
+        let advice = |error: ParseError| in_the_unit_of(key, text).unwrap_or_else(|| error.to_string());
+        key.form.apply(text, config).map_err(|error| complain(advice(error)))?;
     }
     Ok(())
 }
@@ -153,4 +154,12 @@ fn refuse_contradiction(entries: &[Entry]) -> Result<(), Complaint> {
          value; keep one"
     );
     Err(Complaint { line, message })
+}
+
+/// Who writes how long something is kept without a unit means days, if its default is in days.
+fn in_the_unit_of(key: &Key, text: &str) -> Option<String> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let unit = key.default.trim_start_matches(|letter: char| letter.is_ascii_digit() || letter == '.');
+    let is_long = matches!(key.form, Form::Duration(_)) && matches!(unit, "d" | "h");
+    (is_number && is_long).then(|| format!("{text:?} has no unit; write {text}{unit}"))
 }

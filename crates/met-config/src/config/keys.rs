@@ -57,10 +57,10 @@ const SAMPLING_INTERVAL_DEFAULT: &str = "1s";
 
 /// How schedulers are queried, whichever they are.
 const QUERY_KEYS: &[Key] = &[
-    key!("interval": Interval(schedulers.interval) = "60s", "how often each is queried; less often where queries are slow, sooner after a job of this node ended"),
+    key!("interval": Interval(schedulers.interval?), "how often each is queried (default: 60s on a server; 10m on a daemon that sends to no server); less often where queries are slow"),
     key!("lookback": Duration(schedulers.lookback) = "1d", "how far back the first query reaches"),
     key!("timeout": Duration(schedulers.timeout) = "30s", "a command that takes longer is killed and retried later"),
-    key!("scope": Scope(schedulers.scope?), "`cluster`: all jobs, pending ones included (default of `met server`); `node`: jobs running on this node (default of `met daemon`)"),
+    key!("scope": Scope(schedulers.scope?), "`cluster`: all jobs, pending ones included (default of `met server`); `node`: jobs that this daemon measured (default of `met daemon`)"),
     key!("path": Text(schedulers.path?), "folders searched first for the commands, separated by colons"),
 ];
 
@@ -106,9 +106,20 @@ pub static SECTIONS: &[Section] = &[
             key!("name": Storage(storage.name) = "sqlite", "`sqlite`: a database in the state directory; `memory`: the runtime directory only, gone after a reboot"),
             key!("size": Count(storage.jobs_max?), "with `memory`: at most this many jobs are kept; users over their fair share lose their oldest"),
             key!("interval": Interval(storage.flush_interval) = "60s", "how often samples are written to the store; the end of a job is written at once"),
-            key!("keep": Duration(storage.keep) = "90d", "jobs and samples older than this are removed"),
+            key!("keep": Duration(storage.keep) = "730d", "jobs and samples older than this are removed"),
+            key!("thin_after": Duration(storage.thin_after) = "7d", "samples older than this are thinned: one per `thin_to` stays, with the minimum, mean and maximum of those removed; not where an engine keeps them (`store.series`)"),
+            key!("thin_to": Interval(storage.thin_to) = "1m", "the time between two samples that stay"),
+            key!("thin_more_after": Duration(storage.thin_more_after) = "90d", "samples older than this are thinned again"),
+            key!("thin_more_to": Interval(storage.thin_more_to) = "10m", "the time between two samples that stay then"),
             key!("max_size": Size(storage.max_bytes) = "2GiB", "maximum size of the store; above it, users over their fair share lose their oldest samples, then their oldest jobs"),
-            key!("node_series": Presence(storage.node_series) = "auto", "whether series of the machine itself are stored while jobs run, for `met node --since`; `auto`: by a system daemon only"),
+            key!("node_series": Presence(storage.node_series) = "auto", "whether series of the machine itself are stored, for `met node --since`; `auto`: by a system daemon only"),
+        ],
+    },
+    Section {
+        name: "node",
+        help: "Series of the machine itself (`storage.node_series`).",
+        keys: &[
+            key!("interval": Interval(node.interval?), "time between two samples of the machine, but not shorter than `sampling.interval` while jobs run (default: 10s while jobs run, 60s without)"),
         ],
     },
     Section {
@@ -298,10 +309,10 @@ pub static SECTIONS: &[Section] = &[
     },
     Section {
         name: "nvidiaCollector",
-        help: "Settings of an older tool: parsed and checked, but GPUs are sampled with everything else.",
+        help: "GPUs of all makers; the names are those of an older tool, whose files still work.",
         keys: &[
-            key!("interval": Interval(nvidia.interval?), "time between two samples of the GPUs"),
-            key!("size": Count(nvidia.size?), "number of GPU samples to buffer"),
+            key!("interval": Interval(nvidia.interval?), "time between two samples of the GPUs (default: with everything else)"),
+            key!("size": Count(nvidia.size?), "samples are written to the store when this many of a GPU are buffered, even before `storage.interval`"),
         ],
     },
     Section {

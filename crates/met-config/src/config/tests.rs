@@ -224,7 +224,11 @@ fn every_default_parses_and_every_setting_without_one_is_unset() {
     }
     let config = Config::default();
     assert_eq!((config.sampling.interval, config.sampling.membership_interval), (SECOND, None));
-    assert_eq!((config.storage.keep, config.storage.max_bytes), (90 * DAY, 2 << 30));
+    assert_eq!((config.storage.keep, config.storage.max_bytes), (730 * DAY, 2 << 30));
+    let Storage { thin_after, thin_to, thin_more_after, thin_more_to, .. } = config.storage;
+    assert_eq!((thin_after, thin_to), (7 * DAY, 60 * SECOND));
+    assert_eq!((thin_more_after, thin_more_to), (90 * DAY, 600 * SECOND));
+    assert_eq!((config.node.busy(), config.node.idle()), (10 * SECOND, 60 * SECOND));
     assert_eq!(config.storage.name, StorageName::Sqlite);
     assert_eq!((config.daemon.idle_exit, config.server.lost_after), (600 * SECOND, 7 * DAY));
     assert_eq!((config.energy.idle_to_holders, config.energy.pue), (true, 1.0));
@@ -252,7 +256,7 @@ fn a_misspelt_key_is_told_its_neighbour() {
     check_error(
         "colour: red\n",
         expect![[
-            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, store, jobs, gpu, schedulers, perf, energy, emissions, http, forward, server, client, system, cpuCollector, nvidiaCollector, state, sources, sinks"#
+            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, node, store, jobs, gpu, schedulers, perf, energy, emissions, http, forward, server, client, system, cpuCollector, nvidiaCollector, state, sources, sinks"#
         ]],
     );
     check_error(
@@ -267,6 +271,7 @@ fn a_value_of_the_wrong_kind_is_told_what_to_write() {
         "\n\n\nsampling:\n  interval: 10x\n",
         expect![[r#"met.yaml:5: sampling.interval: "10x" is not a duration; write 1s, 500ms or 2m"#]],
     );
+    check_error("storage:\n  keep: 5\n", expect![[r#"met.yaml:2: storage.keep: "5" has no unit; write 5d"#]]);
     check_error(
         "sampling:\n  interval: 10\n",
         expect![[r#"met.yaml:2: sampling.interval: "10" has no unit; write 10s, 10ms or 10m"#]],
@@ -474,7 +479,10 @@ fn the_nearest_file_wins_and_a_named_one_must_exist() {
         })
     };
     let none: &[(&str, &str)] = &[];
-    assert_eq!(load(None, none).unwrap(), Loaded { config: Config::default(), path: None });
+    assert_eq!(
+        load(None, none).unwrap(),
+        Loaded { config: Config::default(), path: None, text: String::new() }
+    );
     write("etc/met.yaml", "1s");
     let home = write("home/.config/met/met.yaml", "2s");
     let xdg = write("xdg/met/met.yaml", "3s");

@@ -1,7 +1,7 @@
 //! Which of two figures of one job is believed.
 
 use crate::energy;
-use crate::job::QualityKind::{Estimated, LowerBound, Measured};
+use crate::job::QualityKind::{Estimated, LowerBound, Measured, Sampled};
 use crate::job::{Figure, GpuUse, QualityKind, Totals};
 use crate::job_table::*;
 
@@ -42,8 +42,37 @@ pub fn fit_cpu_parts(totals: &mut Totals) {
     totals.set(CPU_SYSTEM, whole.value - user_ns, Estimated, source);
 }
 
-/// The ledger of the GPUs is believed on what a job is charged, not samples.
-pub fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
+/// The peak with page cache is never below the memory needed at one time: what one account lacks or counts twice, the
+/// other corrects.
+pub fn fit_memory_peaks(totals: &mut Totals) {
+    let (Some(peak), Some(needed)) =
+        (totals.figure(MEMORY_PEAK).cloned(), totals.figure(MEMORY_NEEDED_PEAK).cloned())
+    else {
+        return;
+    };
+    if needed.value <= peak.value {
+        return;
+    }
+    // Processes count what they share once each; a cgroup counts it once. A process that left the cgroup is missing
+    // there.
+    match (peak.kind, needed.kind) {
+        (LowerBound, _) => totals.set(MEMORY_PEAK, needed.value, LowerBound, needed.source),
+        (_, Estimated) => totals.set(MEMORY_NEEDED_PEAK, peak.value, Estimated, needed.source),
+        (kind, _) => totals.set(MEMORY_PEAK, needed.value, kind, peak.source),
+    }
+}
+
+/// The ledger of the GPUs is believed, not samples of the job: it looks more often.
+pub fn set_gpu_totals(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
+    set_gpu_energy(totals, gpus, before_uj);
+    // What a job holds of one GPU it holds of all.
+    let peak = gpus.iter().filter_map(|gpu| gpu.memory_peak_bytes).max();
+    if let Some(peak) = peak.filter(|&peak| totals.get(GPU_MEMORY_PEAK).is_none_or(|known| known < peak)) {
+        totals.set(GPU_MEMORY_PEAK, peak, Sampled, "cards");
+    }
+}
+
+fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
     totals.remove(GPU_ENERGY);
     totals.remove(GPU_ENERGY_IDLE);
     let Some(worst) = gpus.iter().filter_map(|gpu| gpu.energy_kind).max_by_key(|kind| rank(*kind)) else {
@@ -88,6 +117,23 @@ mod tests {
     }
 
     #[test]
+    fn the_peak_with_cache_is_never_below_the_memory_needed() {
+        use QualityKind::Sampled;
+        let fitted = |peak: (i64, QualityKind), needed: (i64, QualityKind)| {
+            let mut totals = Totals::default();
+            totals.set(MEMORY_PEAK, peak.0, peak.1, "cgroup");
+            totals.set(MEMORY_NEEDED_PEAK, needed.0, needed.1, "/proc/PID/statm");
+            fit_memory_peaks(&mut totals);
+            [MEMORY_PEAK, MEMORY_NEEDED_PEAK]
+                .map(|column| totals.figure(column).map(|figure| (figure.value, figure.kind)).unwrap())
+        };
+        assert_eq!(fitted((9, Measured), (5, Estimated)), [(9, Measured), (5, Estimated)]);
+        assert_eq!(fitted((4, LowerBound), (5, Estimated)), [(5, LowerBound), (5, Estimated)]);
+        assert_eq!(fitted((4, Measured), (5, Estimated)), [(4, Measured), (4, Estimated)]);
+        assert_eq!(fitted((4, Sampled), (5, Sampled)), [(5, Sampled), (5, Sampled)]);
+    }
+
+    #[test]
     fn parts_that_fit_stay_as_they_are() {
         let totals = totals_of((100, Measured), 70, 30);
         assert_eq!((totals.get(CPU_USER), totals.get(CPU_SYSTEM)), (Some(70), Some(30)));
@@ -111,6 +157,22 @@ mod tests {
         let totals = totals_of((100, LowerBound), 90, 30);
         assert_eq!((totals.get(CPU), totals.get(CPU_USER)), (Some(120), Some(90)));
         assert_eq!(totals.figure(CPU).unwrap().kind, LowerBound);
+    }
+
+    #[test]
+    fn the_peak_of_gpu_memory_is_never_below_that_of_one_of_its_gpus() {
+        let of = |peak| GpuUse { memory_peak_bytes: peak, ..GpuUse::default() };
+        let peak_after = |before: Option<i64>, gpus: &[GpuUse]| {
+            let mut totals = Totals::default();
+            if let Some(before) = before {
+                totals.set(GPU_MEMORY_PEAK, before, Sampled, "cards");
+            }
+            set_gpu_totals(&mut totals, gpus, (0, 0));
+            totals.get(GPU_MEMORY_PEAK)
+        };
+        assert_eq!(peak_after(Some(832), &[of(Some(1067)), of(Some(3))]), Some(1067));
+        assert_eq!(peak_after(Some(2000), &[of(Some(1067)), of(Some(1000))]), Some(2000), "of both together");
+        assert_eq!((peak_after(None, &[of(Some(7))]), peak_after(None, &[of(None)])), (Some(7), None));
     }
 
     proptest! {

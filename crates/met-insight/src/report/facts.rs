@@ -51,7 +51,7 @@ pub(super) fn facts(job: &Reader<'_>) -> Vec<Fact> {
 
 pub(super) fn meters(job: &Reader<'_>) -> Vec<Meter> {
     let cpu = || meter("CPU", job.rate(column::CPU, Measure::Cores)?, job.cpus()?, "average");
-    let memory = || meter("memory", job.total(column::MEMORY_NEEDED_PEAK)?, job.node_memory()?, "peak");
+    let memory = || meter("memory", job.total(column::MEMORY_NEEDED_PEAK)?, job.memory_at_most()?, "peak");
     [cpu(), memory(), gpu_meter(job)].into_iter().flatten().collect()
 }
 

@@ -1,9 +1,9 @@
 //! What the job did with processors, memory, storage and network.
 
-use met_core::job::QualityKind;
+use met_core::job::{LimitKind, QualityKind};
 use met_core::job_table as column;
 
-use super::reader::{Reader, sum};
+use super::reader::{Reader, measured, sum};
 use super::{Amount, Detail, Measure, Section};
 
 pub(super) fn cpu(job: &Reader<'_>) -> Section {
@@ -29,13 +29,17 @@ pub(super) fn cpu(job: &Reader<'_>) -> Section {
     let peak = Detail::before("peak", job.total(column::CORES_PEAK));
     section.put("cores", cores, [Detail::words("average"), peak]);
     let throttled = job.total(column::THROTTLED).filter(|throttled| throttled.value > 0.0);
-    section.put("throttled", throttled, [Detail::words("by its CPU quota")]);
+    let by = match throttled.map(|throttled| throttled.quality) {
+        Some(QualityKind::Attributed) => "by the CPU quota of a cgroup around it",
+        _ => "by its CPU quota",
+    };
+    section.put("throttled", throttled, [Detail::words(by)]);
     let waited = job.total(column::RUN_QUEUE_WAIT);
     let why = match throttled {
         Some(_) => "runnable, waiting for a CPU or the quota",
         None => "runnable, waiting for a CPU",
     };
-    section.put("waited", waited, [Detail::words(why)]);
+    section.put("waited", waited, [Detail::words("thread-seconds"), Detail::words(why)]);
     let (gave_up, preempted) =
         (job.total(column::SWITCHES_VOLUNTARY), job.total(column::SWITCHES_INVOLUNTARY));
     let kinds = [Detail::after(gave_up, "voluntary"), Detail::after(preempted, "preempted")];
@@ -60,7 +64,19 @@ pub(super) fn memory(job: &Reader<'_>) -> Section {
     let kinds = [Detail::after(minor, "minor"), Detail::after(major, "major")];
     section.put("page faults", sum(minor, major), kinds);
     let kills = job.total(column::OOM_KILLS).filter(|kills| kills.value > 0.0);
-    section.put("OOM kills", kills, [Detail::words("by the kernel, out of memory")]);
+    let place = match kills.map(|kills| kills.quality) {
+        Some(QualityKind::Attributed) => Detail::words("in a cgroup around it"),
+        _ => None,
+    };
+    section.put("OOM kills", kills, [Detail::words("by the kernel, out of memory"), place]);
+    if let Some(limit) = job.memory_limit() {
+        let whose = match limit.kind {
+            LimitKind::Cgroup => "of the cgroup around it",
+            LimitKind::Process => "address space of each process (ulimit -v)",
+        };
+        let amount = measured(limit.bytes as f64, Measure::Bytes);
+        section.put("memory limit", Some(amount), [Detail::words(whose)]);
+    }
     section
 }
 

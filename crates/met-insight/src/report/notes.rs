@@ -1,5 +1,6 @@
 //! What a reader must know to understand the figures.
 
+use met_core::belief::CHARGED;
 use met_core::job::{Origin, QualityKind};
 use met_core::job_table as column;
 use met_core::provenance::Caveat;
@@ -36,6 +37,26 @@ impl Reader<'_> {
             notes.push(format!("still running: {}", named.join(", ")));
         }
         notes
+    }
+
+    /// What was done for the figures that are attributed, each once.
+    pub(super) fn attributed(&self) -> Vec<&'static str> {
+        let of = |column: usize| match column {
+            column::OOM_KILLS | column::THROTTLED => "counted in a cgroup around the job",
+            column::CPU_USER | column::CPU_SYSTEM => "split as another account says",
+            column if CHARGED.contains(&column) => "share of an energy meter",
+            _ => "share of a counter of several jobs",
+        };
+        let totals =
+            [&self.record.totals].into_iter().chain(self.record.parts.iter().map(|part| &part.totals));
+        let figures = totals.flat_map(|totals| totals.iter());
+        let cards = self.record.gpus.iter().filter(|gpu| gpu.energy_kind == Some(QualityKind::Attributed));
+        let columns = figures.filter(|(_, figure)| figure.kind == QualityKind::Attributed);
+        let columns = columns.map(|(column, _)| column).chain(cards.map(|_| column::GPU_ENERGY));
+        let mut said: Vec<&str> = columns.map(of).collect();
+        said.sort_unstable();
+        said.dedup();
+        said
     }
 
     /// What is as old as nodes send anyway needs no word.

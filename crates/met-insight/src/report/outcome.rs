@@ -5,7 +5,10 @@ use met_core::job::{Record, State};
 /// How the job ended, in words, or its state while it has not.
 pub fn outcome(record: &Record) -> String {
     let ending = match (record.signal, record.exit_code) {
-        (Some(signal), _) => Some(format!("killed by signal {signal}{}", signal_name(signal))),
+        (Some(signal), _) => {
+            let name = signal_name(signal).map_or(String::new(), |name| format!(" ({name})"));
+            Some(format!("killed by signal {signal}{name}"))
+        }
         (None, Some(code)) => Some(format!("exit code {code}")),
         (None, None) => None,
     };
@@ -22,8 +25,8 @@ pub fn outcome(record: &Record) -> String {
     }
 }
 
-fn signal_name(signal: i32) -> String {
-    let name = match signal {
+pub fn signal_name(signal: i32) -> Option<&'static str> {
+    Some(match signal {
         1 => "SIGHUP",
         2 => "SIGINT",
         3 => "SIGQUIT",
@@ -43,7 +46,6 @@ fn signal_name(signal: i32) -> String {
         24 => "SIGXCPU",
         25 => "SIGXFSZ",
         31 => "SIGSYS",
-        _ => return String::new(),
-    };
-    format!(" ({name})")
+        _ => return None,
+    })
 }

@@ -1,6 +1,6 @@
 //! Amounts out of a record. What is not known is nothing.
 
-use met_core::job::{Figure, QualityKind, Record};
+use met_core::job::{Figure, LimitKind, MemoryLimit, QualityKind, Record};
 use met_core::job_table as column;
 use met_core::{JOB, Unit};
 
@@ -56,11 +56,20 @@ impl Reader<'_> {
         Some(Amount { value: cpus.into(), measure: Measure::Cores, quality: QualityKind::Measured })
     }
 
-    /// A job that was given a part of the machine is compared with that part, among the shares.
-    pub(super) fn node_memory(&self) -> Option<Amount> {
+    /// What the job could hold at most. One that was given a part of the machine is compared with that part, among
+    /// the shares.
+    pub(super) fn memory_at_most(&self) -> Option<Amount> {
         let given = self.record.allocated.memory_bytes.is_some();
-        let bytes = self.record.node_memory_bytes.filter(|&bytes| bytes > 0 && !given)?;
+        let held_bytes = self.record.totals.get(column::MEMORY_NEEDED_PEAK).unwrap_or(0);
+        // Of several processes each has the limit, and they may hold more together.
+        let holds = |limit: &MemoryLimit| limit.kind == LimitKind::Cgroup || held_bytes <= limit.bytes;
+        let limit = self.memory_limit().filter(holds).map(|limit| limit.bytes);
+        let bytes = limit.or(self.record.node_memory_bytes).filter(|&bytes| bytes > 0 && !given)?;
         Some(Amount { value: bytes as f64, measure: Measure::Bytes, quality: QualityKind::Measured })
+    }
+
+    pub(super) fn memory_limit(&self) -> Option<MemoryLimit> {
+        self.record.local.as_ref()?.memory_limit
     }
 }
 

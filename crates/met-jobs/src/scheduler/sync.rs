@@ -95,6 +95,34 @@ impl Sync {
         }
     }
 
+    /// Queries these jobs alone, in one question. The ids that the scheduler knows, and whether each job is over.
+    pub fn about(
+        &mut self,
+        programs: &mut Programs,
+        ids: &[String],
+        report: &mut dyn FnMut(Update),
+    ) -> Result<BTreeMap<String, bool>, Trouble> {
+        let before = std::mem::take(&mut self.reported);
+        let found = match self.scheduler.ask_about(programs, ids) {
+            Ok(found) => found,
+            Err(mut trouble) => {
+                self.reported = before;
+                self.pass_on_read(&mut trouble, &HashMap::new(), report);
+                return Err(trouble);
+            }
+        };
+        let mut known = BTreeMap::new();
+        for recorded in &found {
+            *known.entry(recorded.id.clone()).or_insert(true) &= !recorded.state.is_live();
+        }
+        self.pass_on(found, &before, None, report);
+        // A job that is asked about again later is no news unless it has changed.
+        let is_asked = |id: &String| ids.contains(id);
+        self.reported.extend(before.into_iter().filter(|((id, _), _)| !is_asked(id)));
+        self.reported.retain(|(id, _), _| known.get(id) != Some(&true));
+        Ok(known)
+    }
+
     /// Jobs that should still be there and are not: their end was recorded late, or they were forgotten.
     fn vanished(&self, answer: &[Recorded]) -> Vec<String> {
         let answered: BTreeSet<&str> = answer.iter().map(|recorded| recorded.id.as_str()).collect();
@@ -305,7 +333,33 @@ mod tests {
     }
 
     #[test]
-    fn a_long_past_comes_in_pieces_and_an_error_does_not_restart_it() {
+    fn jobs_are_asked_about_by_their_ids_and_only_changes_are_reported() {
+        let script = Script::default();
+        let mut sync = Sync::new(Box::new(script.clone()), None, Duration::from_secs(3600), []);
+        let mut programs = Programs::only(Path::new("/nonexistent"), Duration::ZERO, 0);
+        let mut about = |ids: &[&str]| {
+            let ids: Vec<String> = ids.iter().map(|&id| id.to_owned()).collect();
+            let mut changed = Vec::new();
+            let known = sync.about(&mut programs, &ids, &mut |part| {
+                assert_eq!((part.cursor, part.gone.len()), (None, 0), "a window was not asked for");
+                changed.extend(part.recorded.iter().map(|run| format!("{} {}", run.id, run.state.name())));
+            });
+            (changed, known)
+        };
+        let known = |of: &[(&str, bool)]| Ok(of.iter().map(|(id, over)| ((*id).to_owned(), *over)).collect());
+        script.will([Ok(vec![run("1", State::Running), run("2", State::Running)])]);
+        let both = vec!["1 running".to_owned(), "2 running".to_owned()];
+        assert_eq!(about(&["1", "2", "3"]), (both, known(&[("1", false), ("2", false)])));
+        script.will([Err(failed())]);
+        assert_eq!(about(&["1", "2"]), (Vec::new(), Err(failed())));
+        script.will([Ok(vec![run("1", State::Running), run("2", State::Finished)])]);
+        let second = about(&["1", "2"]);
+        assert_eq!(second, (vec!["2 finished".to_owned()], known(&[("1", false), ("2", true)])));
+        assert_eq!(script.was_asked(), ["1,2,3", "1,2", "1,2"]);
+    }
+
+    #[test]
+    fn a_long_past_comes_in_pieces_and_a_trouble_does_not_begin_it_anew() {
         let script = Script::default();
         let mut sync = Sync::new(Box::new(script.clone()), None, Duration::from_secs(3 * 86_400), []);
         script.will([

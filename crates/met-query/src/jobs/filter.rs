@@ -27,6 +27,9 @@ pub struct JobsFilter {
     /// Only jobs that had a card.
     #[serde(default)]
     pub with_cards: bool,
+    /// Only jobs of which a process with this number is stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
     /// Or, among jobs that have not started, so many further on.
     #[serde(default)]
     pub skip: usize,
@@ -74,10 +77,18 @@ impl JobsFilter {
             until_ns: self.until_ns,
             with_summaries: true,
             with_cards: self.with_cards,
+            pid: self.pid,
         }
     }
 
-    /// As [`JobsFilter::to_store`], for a reply to somebody else: its size is bounded in any case.
+    /// Narrows to the jobs of a user, by name or by number.
+    pub fn of_user(mut self, user: Option<&str>) -> JobsFilter {
+        let uid = user.and_then(|user| user.parse().ok());
+        (self.uid, self.user) = (uid.or(self.uid), user.filter(|_| uid.is_none()).map(str::to_owned));
+        self
+    }
+
+    /// As [`JobsFilter::to_store`], for a reply to another process: its size is bounded in any case.
     pub fn to_store_for_reply(&self) -> Filter {
         let store = self.to_store();
         Filter { max_bytes: store.max_bytes.or(Some(WHOLE_BYTES)), ..store }

@@ -9,15 +9,17 @@ use anyhow::Result;
 use met_config::Storage;
 use met_core::job::{CgroupPaths, JobKey, Origin, Record, State};
 use met_host::Host;
-use met_store::{Retained, Retention, StoreError, Writer, inbox};
+use met_store::{Retained, Retention, StoreError, Thinning, Writer, inbox};
 
 use super::leftovers::{note_cgroup, remove_left_cgroups};
 use super::liveness::{remove_empty_cgroups, settle};
 use super::now_ns;
-use crate::protocol::Request;
+use crate::protocol::{Request, TIMED_SAMPLES_MAX, WireCourse};
 use crate::setting::Setting;
 
 const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
+/// What asks meanwhile waits.
+const THIN_FOR: Duration = Duration::from_millis(100);
 /// How long one waits for another writer of the store.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
 /// A shorter job is imported together with others: an import would take as long as the job did.
@@ -33,7 +35,10 @@ pub fn tidy(setting: &Setting, ended: &Record) {
     }
     remove_left_cgroups(state);
     let is_short = ended.wall_ns(now_ns()).is_none_or(|wall_ns| wall_ns < SHORT_NS);
-    if is_short && inbox::pending_ends(state) < PENDING_MAX {
+    let pending = inbox::pending_ends(state);
+    // A system daemon has all of them.
+    let has_nothing = pending == 0 && !met_store::has_catalogue(state);
+    if has_nothing || is_short && pending < PENDING_MAX {
         return;
     }
     if let Some(mut writer) = import_unless_locked(state, &setting.host) {
@@ -63,14 +68,23 @@ pub fn hand_over_ends(setting: &Setting) {
     }
     let Some(mut system) = setting.system_daemon() else { return };
     for folder in pending {
-        // What a terminal sampled is its user's own, course and all.
         let Some(end) = folder.read_unreported() else { continue };
-        if end.local.as_ref().is_none_or(|local| local.origin == Origin::Time) {
-            continue;
-        }
         let is_old = end.end_ns.is_some_and(|end_ns| now_ns() - end_ns > UNREPORTED_NS_MAX);
-        match system.call(&Request::Ended(Box::new(end))) {
+        let request = match end.local.as_ref().map(|local| local.origin) {
+            // A job that got its id from the user's own files is the user's own.
+            Some(Origin::Time) if !folder.is_unreported() => continue,
+            Some(Origin::Time) => {
+                let course = folder.read_course().0.map(|course| course.evenly(TIMED_SAMPLES_MAX));
+                let course = course.as_ref().map(WireCourse::of).unwrap_or_default();
+                Request::Timed { record: Box::new(end), course }
+            }
+            Some(_) => Request::Ended(Box::new(end)),
+            None => continue,
+        };
+        match system.call(&request) {
             Ok(_) => drop(folder.reported()),
+            // It is of an older version: the job stays in the user's store.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => drop(folder.forget_unreported()),
             // It keeps refusing.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_old => {
                 let _ = folder.forget_unreported();
@@ -104,7 +118,10 @@ fn retain_daily(writer: &mut Writer, setting: &Setting) {
         return;
     }
     let result = writer.retain(&retention(&setting.config.storage), now_ns()).map_err(anyhow::Error::from);
-    let result = result.map(|retained| log_removed(&retained));
+    let result = result.and_then(|retained| {
+        log_removed(&retained);
+        Ok(thin(writer, &setting.config.storage).map(drop)?)
+    });
     if let Err(error) = result.and_then(|()| Ok(std::fs::write(&mark, "")?)) {
         tracing::warn!("old jobs could not be removed: {error:#}");
     }
@@ -112,6 +129,18 @@ fn retain_daily(writer: &mut Writer, setting: &Setting) {
 
 pub fn retention(storage: &Storage) -> Retention {
     Retention { max_age_ns: i64::try_from(storage.keep.as_nanos()).ok(), max_bytes: Some(storage.max_bytes) }
+}
+
+pub fn thinning(storage: &Storage) -> [Thinning; 2] {
+    [
+        Thinning { after: storage.thin_after, step: storage.thin_to },
+        Thinning { after: storage.thin_more_after, step: storage.thin_more_to },
+    ]
+}
+
+/// Thins old samples for a moment; true when something is left to do.
+pub fn thin(writer: &mut Writer, storage: &Storage) -> Result<bool, StoreError> {
+    writer.thin(&thinning(storage), &met_sources::catalogue(), now_ns(), THIN_FOR)
 }
 
 /// Logs what was removed, and whose it was.

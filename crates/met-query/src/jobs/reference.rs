@@ -28,6 +28,9 @@ pub enum JobRef {
         /// Of a cluster: the node, where ids are those of nodes.
         #[serde(default)]
         node: Option<String>,
+        /// The owner, where users have jobs of the same id.
+        #[serde(default)]
+        user: Option<String>,
     },
     /// The newest of this name.
     Name(String),
@@ -44,6 +47,12 @@ impl JobRef {
                 "{text:?} is not a job; write 12, local:12, a name or @last"
             )));
         }
+        // alice/12: of the jobs with this id that of alice. Any other text with a slash is a name.
+        if let Some((owner, rest)) = text.split_once('/').filter(|(owner, _)| !owner.is_empty())
+            && let Ok(JobRef::Id { manager, id, node, user: None }) = JobRef::parse(rest, own)
+        {
+            return Ok(JobRef::Id { manager, id, node, user: Some(owner.to_owned()) });
+        }
         let (whole, node) = match text.rsplit_once('@') {
             Some((whole, node)) if !node.is_empty() => (whole, Some(node.to_owned())),
             _ => (text, None),
@@ -54,13 +63,20 @@ impl JobRef {
                 || own.iter().any(|layout| layout.manager() == manager))
             && !id.is_empty()
         {
-            return Ok(JobRef::Id { manager: Some(manager.to_owned()), id: id.to_owned(), node });
+            return Ok(JobRef::Id { manager: Some(manager.to_owned()), id: id.to_owned(), node, user: None });
         }
         if is_number(whole) {
-            return Ok(JobRef::Id { manager: None, id: whole.to_owned(), node });
+            return Ok(JobRef::Id { manager: None, id: whole.to_owned(), node, user: None });
         }
         Ok(JobRef::Name(text.to_owned()))
     }
+}
+
+/// The process that a text names, and its node: `pid:4711`, `pid:4711@n1`.
+pub fn process_in(text: &str) -> Option<(u32, Option<&str>)> {
+    let rest = text.strip_prefix("pid:")?;
+    let (pid, node) = rest.split_once('@').map_or((rest, None), |(pid, node)| (pid, Some(node)));
+    Some((pid.parse().ok()?, node))
 }
 
 /// `12`, `1234_7`, `1234+1`, `17[3]`, and a step of one of them: `1234.0`, `1234.batch`.
@@ -80,10 +96,18 @@ pub enum Meant {
 
 /// The candidates for a reference, newest first.
 pub fn find(store: &Queries, job: &JobRef) -> Result<Vec<Record>, StoreError> {
-    let JobRef::Id { manager, id, node } = job else { return newest_of(store, job, &Filter::default()) };
+    let JobRef::Id { manager, id, node, .. } = job else { return newest_of(store, job, &Filter::default()) };
     let mut found = store.find(manager.as_deref(), id)?;
     found.retain(|record| node.as_ref().is_none_or(|node| record.nodes.contains(node)));
+    found.retain(|record| is_users(job, record));
     Ok(found)
+}
+
+fn is_users(job: &JobRef, record: &Record) -> bool {
+    match job {
+        JobRef::Id { user: Some(user), .. } => record.user.as_ref() == Some(user),
+        _ => true,
+    }
 }
 
 /// The newest job that fits, where it is not known by a number. `whose`: among which.
@@ -120,8 +144,11 @@ fn newest_on_node(store: &Queries, text: &str, whose: &Filter) -> Result<Option<
     }
 }
 
-/// The one job that is meant, of those that a reference may mean, newest first. `me`: whose jobs come first.
-pub fn one_of(text: &str, job: &JobRef, found: &[Record], me: Option<u32>) -> Result<Option<Record>> {
+/// The one job that is meant, of those that a reference may mean, newest first.
+pub fn one_of(text: &str, job: &JobRef, mut found: Vec<Record>) -> Result<Option<Record>> {
+    // An older daemon does not know of users.
+    found.retain(|record| is_users(job, record));
+    let found = &found[..];
     let Some(newest) = found.first() else { return Ok(None) };
     // Of one manager's jobs with the same id the newest incarnation is meant; of two managers', none.
     if let JobRef::Id { manager: None, .. } = job {
@@ -130,7 +157,10 @@ pub fn one_of(text: &str, job: &JobRef, found: &[Record], me: Option<u32>) -> Re
     if let JobRef::Id { id, node: None, .. } = job {
         one_nodes(text, id, found)?;
     }
-    one_users(text, job, newest, found, me).map(Some)
+    if let JobRef::Id { .. } = job {
+        one_users(text, found)?;
+    }
+    Ok(Some(newest.clone()))
 }
 
 /// The step that is meant, in the form of a job; `None` if the text names a job.
@@ -140,12 +170,13 @@ pub fn step(
     mut find: impl FnMut(&JobRef) -> Result<Option<Record>>,
 ) -> Result<Option<Record>> {
     let meant = JobRef::parse(text, own)?;
-    let JobRef::Id { manager, id, node } = &meant else { return Ok(None) };
+    let JobRef::Id { manager, id, node, user } = &meant else { return Ok(None) };
     let Some((whole, step)) = id.rsplit_once('.') else { return Ok(None) };
     if find(&meant)?.is_some() {
         return Ok(None);
     }
-    let whole = JobRef::Id { manager: manager.clone(), id: whole.to_owned(), node: node.clone() };
+    let (manager, node, user) = (manager.clone(), node.clone(), user.clone());
+    let whole = JobRef::Id { manager, id: whole.to_owned(), node, user };
     let Some(record) = find(&whole)? else { return Ok(None) };
     met_insight::allocation::step(&record, step).map(Some).ok_or_else(|| {
         let mut steps: Vec<&str> = record.parts.iter().map(|part| part.step.as_str()).collect();
@@ -199,23 +230,23 @@ fn one_nodes(text: &str, id: &str, found: &[Record]) -> Result<()> {
     )))
 }
 
-/// Ids of different users may be the same. A user who sees the jobs of others means their own, unless it is over and
-/// the other one is newer: then a job could be cancelled that was not meant.
-fn one_users(text: &str, job: &JobRef, newest: &Record, found: &[Record], me: Option<u32>) -> Result<Record> {
-    let of_id = matches!(job, JobRef::Id { .. });
-    let is_mine = |record: &&Record| me.is_some() && record.uid == me;
-    let is_meant = |mine: &&Record| of_id && (mine.state.is_live() || newest.uid == me);
-    if let Some(mine) = found.iter().find(is_mine).filter(is_meant) {
-        return Ok(mine.clone());
+/// Two users may have jobs of one id: they were numbered while no system daemon ran. None of them is guessed at.
+fn one_users(text: &str, found: &[Record]) -> Result<()> {
+    let mut newest_of_each: Vec<&Record> = Vec::new();
+    for record in found {
+        if newest_of_each.iter().all(|known| known.uid != record.uid) {
+            newest_of_each.push(record);
+        }
     }
-    if let Some(other) = found.iter().find(|record| record.uid != newest.uid).filter(|_| of_id) {
-        let user = |record: &Record| record.user.clone().unwrap_or_else(|| "somebody".to_owned());
-        let (one, other) = (user(newest), user(other));
-        return Err(Failure::usage(format!(
-            "job {text} is ambiguous: {one} and {other} have one; add the manager"
-        )));
+    if newest_of_each.len() < 2 {
+        return Ok(());
     }
-    Ok(newest.clone())
+    let choice = |record: &&Record| {
+        let user = record.user.as_deref().unwrap_or("?");
+        format!("{user}/{} ({})", record.label(), record.state.name())
+    };
+    let choices: Vec<String> = newest_of_each.iter().map(choice).collect();
+    Err(Failure::usage(format!("job {text} is ambiguous: {}", choices.join(" or "))))
 }
 
 #[cfg(test)]
@@ -225,7 +256,14 @@ mod tests {
     use super::*;
 
     fn id(manager: Option<&str>, id: &str) -> JobRef {
-        JobRef::Id { manager: manager.map(str::to_owned), id: id.to_owned(), node: None }
+        JobRef::Id { manager: manager.map(str::to_owned), id: id.to_owned(), node: None, user: None }
+    }
+
+    #[test]
+    fn a_process_is_named_by_its_number_and_node() {
+        assert_eq!(process_in("pid:4711"), Some((4711, None)));
+        assert_eq!(process_in("pid:4711@n1"), Some((4711, Some("n1"))));
+        assert_eq!(["4711", "pid:", "pid:x", "pid:-1"].map(process_in), [None; 4]);
     }
 
     #[test]
@@ -319,20 +357,20 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_two_users_is_the_callers_own_unless_that_is_over_and_older() {
-        let me = rustix::process::getuid().as_raw();
-        let job = |uid: u32, state: State, start_ns: i64| {
+    fn a_number_of_two_users_is_nobodys_unless_one_is_named() {
+        let job = |user: &str, uid: u32, state: State| {
             let mut record = met_core::sample::full(1, "train");
-            (record.uid, record.state, record.start_ns) = (Some(uid), state, Some(start_ns));
+            (record.user, record.uid, record.state) = (Some(user.to_owned()), Some(uid), state);
             record
         };
-        let meant = |found: &[Record]| one_users("1", &id(None, "1"), &found[0], found, Some(me));
-        let theirs = job(me + 1, State::Running, 2);
-        let uid = |found: &[Record]| meant(found).unwrap().uid;
-        assert_eq!(uid(&[theirs.clone(), job(me, State::Running, 1)]), Some(me));
-        assert_eq!(uid(&[job(me, State::Finished, 3), theirs.clone()]), Some(me));
-        assert_eq!(uid(std::slice::from_ref(&theirs)), Some(me + 1));
-        let error = meant(&[theirs, job(me, State::Finished, 1)]).unwrap_err().to_string();
-        assert!(error.starts_with("job 1 is ambiguous: "), "{error}");
+        let both = || vec![job("alice", 1000, State::Running), job("root", 0, State::Finished)];
+        let meant = |text: &str, found| one_of(text, &JobRef::parse(text, &[]).unwrap(), found);
+        let error = meant("1", both()).unwrap_err().to_string();
+        assert_eq!(error, "job 1 is ambiguous: alice/1 (running) or root/1 (finished)");
+        let user = |text: &str| meant(text, both()).unwrap().and_then(|record| record.user);
+        assert_eq!(user("alice/1").as_deref(), Some("alice"));
+        assert_eq!(user("root/local:1").as_deref(), Some("root"));
+        assert_eq!(user("bob/1"), None);
+        assert_eq!(JobRef::parse("runs/train", &[]).unwrap(), JobRef::Name("runs/train".to_owned()));
     }
 }

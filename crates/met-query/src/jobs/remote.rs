@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Result, bail};
 use met_core::job::{JobKey, Record};
 use met_core::listing::sort_ns;
-use met_core::series::Course;
+use met_core::series::{Course, SPREAD_NAMES, Spreads};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_store::{NodePart, Page};
 
@@ -84,7 +84,8 @@ impl Remote {
         if viewer.sees_all() {
             return Ok(true);
         }
-        let job = JobRef::Id { manager: Some(key.manager.clone()), id: key.id.clone(), node: None };
+        let job =
+            JobRef::Id { manager: Some(key.manager.clone()), id: key.id.clone(), node: None, user: None };
         Ok(self.find(viewer, &job, None)?.jobs.iter().any(|record| record.key == *key))
     }
 }
@@ -195,22 +196,67 @@ impl WireCourse {
         let optional =
             |cells: &Vec<i64>| cells.iter().map(|&cell| (cell != MISSING).then_some(cell)).collect();
         let columns = course.table.columns.iter().zip(&course.columns).filter(|(_, cells)| known(cells));
+        let mut spreads = Vec::new();
+        for (which, all) in SPREAD_NAMES.iter().zip(course.spreads.iter().flat_map(|spreads| &spreads.cells))
+        {
+            let of_columns = course.table.columns.iter().zip(all).filter(|(_, cells)| known(cells));
+            let named = of_columns
+                .map(|(column, cells)| (column.name.to_owned(), (*which).to_owned(), optional(cells)));
+            spreads.extend(named);
+        }
         WireCourse {
             times_ms: course.times_ms.clone(),
             columns: columns.map(|(column, cells)| (column.name.to_owned(), optional(cells))).collect(),
+            spreads,
         }
     }
 
-    fn into_course(self, table: &'static Table) -> Course {
+    pub fn into_course(self, table: &'static Table) -> Course {
         let mut course = Course::new(table);
         let count = self.times_ms.len();
         course.columns.iter_mut().for_each(|column| column.resize(count, MISSING));
+        let missing =
+            |cells: Vec<Option<i64>>| cells.into_iter().map(|cell| cell.unwrap_or(MISSING)).collect();
         for (name, cells) in self.columns {
             if let Some(column) = table.column(&name).filter(|_| cells.len() == count) {
-                course.columns[column] = cells.into_iter().map(|cell| cell.unwrap_or(MISSING)).collect();
+                course.columns[column] = missing(cells);
             }
+        }
+        for (name, which, cells) in self.spreads {
+            let which = SPREAD_NAMES.iter().position(|known| *known == which);
+            if let (Some(column), Some(which), true) = (table.column(&name), which, cells.len() == count) {
+                let spreads = course.spreads.get_or_insert_with(|| Box::new(Spreads::new(table)));
+                spreads.cells[which][column] = missing(cells);
+            }
+        }
+        if let Some(spreads) = &mut course.spreads {
+            spreads.resize(count);
         }
         course.times_ms = self.times_ms;
         course
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_course_arrives_as_it_was_sent_thinned_or_not() {
+        let mut course = Course::new(&JOB);
+        for second in 0..200 {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[0], cells[1]) = (second * second, if second % 9 == 0 { MISSING } else { second });
+            course.push(second * 1000, &cells);
+        }
+        let mut thinner = met_core::series::Thinner::new(&JOB, 60_000);
+        thinner.push(&course);
+        for course in [course, thinner.finish()] {
+            let text = serde_json::to_string(&WireCourse::of(&course)).unwrap();
+            assert_eq!(text.contains("spreads"), course.spreads.is_some());
+            let arrived = serde_json::from_str::<WireCourse>(&text).unwrap().into_course(&JOB);
+            assert_eq!((&arrived.times_ms, &arrived.columns), (&course.times_ms, &course.columns));
+            assert_eq!(arrived.spreads, course.spreads);
+        }
     }
 }

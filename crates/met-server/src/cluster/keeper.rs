@@ -20,7 +20,7 @@ use met_core::job::Record;
 pub(super) use met_query::jobs::now_ns;
 use met_sinks::Configured;
 use met_store::cluster::{About, Arrival, Arrived, Kept};
-use met_store::{Backends, Retention, StoreError, Writer};
+use met_store::{Backends, Retention, StoreError, Thinning, Writer};
 use met_wire::batch::{NodeBatch, Subject};
 use tokio::sync::oneshot;
 
@@ -54,6 +54,7 @@ pub struct Plan {
     /// Where catalogue and series are, if not in files of the state.
     pub backends: Backends,
     pub retention: Retention,
+    pub thinning: Vec<Thinning>,
     /// A sample that is older says nothing of a level.
     pub gap_ms: i64,
     /// Series of a node are moved to the store when the oldest has waited for so long.
@@ -420,6 +421,10 @@ impl Work {
             if let Err(error) = self.clearing.retain(&mut self.wholes, &self.plan.retention, now_ns) {
                 tracing::warn!("old jobs could not be removed: {error}");
             }
+            self.clearing.begin_thinning();
+        }
+        if let Err(error) = self.clearing.thin(&mut self.wholes, &self.plan.thinning, now_ns) {
+            tracing::warn!("old samples could not be thinned: {error}");
         }
     }
 }

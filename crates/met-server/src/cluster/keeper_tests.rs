@@ -20,6 +20,7 @@ pub fn plan(state: &std::path::Path) -> Plan {
         state: state.to_path_buf(),
         backends: Backends::default(),
         retention: Retention::default(),
+        thinning: Vec::new(),
         gap_ms: 60_000,
         move_after: Duration::from_secs(3600),
         lost_after: Duration::from_secs(7 * 86_400),
@@ -565,6 +566,31 @@ fn the_records_of_a_job_are_removed_with_the_job_and_not_before() {
     work.plan.retention = Retention { max_age_ns: None, max_bytes: Some(0) };
     retain(&mut work, now_ns()).unwrap();
     assert_eq!(work.wholes.log.node_jobs(LOCAL, "9").unwrap(), []);
+}
+
+#[test]
+fn old_samples_of_nodes_are_thinned_between_two_batches() {
+    let state = tempfile::tempdir().unwrap();
+    let mut work = enrolled(state.path(), &["n1"]);
+    let day = std::time::Duration::from_secs(86_400);
+    work.plan.thinning = vec![Thinning { after: day, step: std::time::Duration::from_secs(60) }];
+    let key = series_key("n1", &record(LOCAL, "1", START_S, State::Finished, 1).key);
+    let mut course = Course::new(&JOB);
+    for second in 0..600 {
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        cells[CPU] = second * SECOND_NS;
+        course.push((START_S + second) * 1000, &cells);
+    }
+    work.wholes.writer.append_course(&key, &course).unwrap();
+    let mut thin = |now_s: i64| {
+        work.clearing.begin_thinning();
+        let Work { clearing, wholes, plan, .. } = &mut work;
+        clearing.thin(wholes, &plan.thinning, now_s * SECOND_NS).unwrap();
+        wholes.writer.course(&key).unwrap()
+    };
+    assert_eq!(thin(START_S + 86_400).len(), 600, "the day is not old enough");
+    let thinned = thin(START_S + 3 * 86_400);
+    assert_eq!((thinned.len(), thinned.columns[CPU].last()), (11, Some(&(599 * SECOND_NS))));
 }
 
 #[test]

@@ -115,9 +115,5 @@ impl ClusterView {
 pub(super) fn between(course: &Course, begin_ms: i64, end_ms: i64) -> Course {
     let begin = course.times_ms.partition_point(|&time| time < begin_ms);
     let end = course.times_ms.partition_point(|&time| time <= end_ms).max(begin);
-    Course {
-        table: course.table,
-        times_ms: course.times_ms[begin..end].to_vec(),
-        columns: course.columns.iter().map(|cells| cells[begin..end].to_vec()).collect(),
-    }
+    course.part(begin, end)
 }

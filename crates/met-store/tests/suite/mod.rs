@@ -2,16 +2,20 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use met_core::energy::emission::Factor;
 use met_core::gpu::card;
-use met_core::job::{GpuUse, JobKey, Part, QualityKind, Record, State, Summary};
+use met_core::job::{GpuUse, JobKey, Part, ProcessId, QualityKind, Record, State, Summary};
+use met_core::job_processes::JobProcess;
 use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, READ};
 use met_core::series::Course;
 use met_core::table::{MILLI, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit};
 use met_store::inbox::JobDir;
-use met_store::{Backends, Device, Filter, Reader, Retention, StoreError, Writer, device_on, node_on};
+use met_store::{
+    Backends, Device, Filter, Reader, Retention, StoreError, Thinning, Writer, device_on, node_on,
+};
 use tempfile::TempDir;
 
 #[path = "../../src/samples_tests.rs"]
@@ -89,6 +93,7 @@ claims! {
         what_belongs_to_no_job_is_remembered,
         lists_are_newest_first_and_filtered,
         a_job_that_has_yet_to_start_is_the_newest,
+        jobs_are_found_by_one_of_their_processes,
         five_thousand_jobs_of_one_instant_are_listed_page_by_page,
         a_page_is_bounded_by_bytes,
         store_and_inbox_are_shown_as_one,
@@ -105,6 +110,7 @@ claims! {
     SERIES:
         ended_jobs_are_imported_once_and_bad_entries_left_alone,
         samples_come_back_as_they_were,
+        old_samples_are_thinned_where_the_series_are_files,
         many_courses_are_appended_at_once,
         large_counters_come_back,
         removing_a_job_removes_its_samples,
@@ -300,6 +306,39 @@ pub fn lists_are_newest_first_and_filtered(place: &Place) {
     };
     assert_eq!(ids(&list(span)), ["3", "2"]);
     assert!(list(Filter { name: Some("nobody".into()), ..Default::default() }).is_empty());
+}
+
+pub fn jobs_are_found_by_one_of_their_processes(place: &Place) {
+    let mut writer = place.writer();
+    for id in 1..=4 {
+        let mut record = finished(id, place.start_s + id as i64);
+        let process = |pid| JobProcess { pid, command: "make".into(), ..JobProcess::default() };
+        record.processes = vec![process(10 + id as u32), process(if id % 2 == 0 { 700 } else { 70 })];
+        record.local.as_mut().unwrap().main = Some(ProcessId { pid: 90 + id as u32, start_ticks: 1 });
+        writer.put(&record).unwrap();
+    }
+    let of = |pid| ids(&writer.jobs(&Filter { pid: Some(pid), ..Default::default() }).unwrap()).join(" ");
+    assert_eq!([12, 70, 700, 7, 93].map(of), ["2", "3 1", "4 2", "", "3"]);
+}
+
+pub fn old_samples_are_thinned_where_the_series_are_files(place: &Place) {
+    let mut writer = place.writer();
+    let record = finished(1, place.start_s);
+    writer.put(&record).unwrap();
+    let whole = course(place.start_s * 1000, 1000, 600);
+    writer.append_course(&record.key, &whole).unwrap();
+    place.eventually("all samples are there", || writer.course(&record.key).unwrap().len() == 600);
+    let rule = Thinning { after: Duration::from_secs(DAY_S as u64), step: Duration::from_secs(60) };
+    let now_ns = (place.start_s + 3 * DAY_S) * SECOND_NS;
+    assert!(!writer.thin(&[rule], &[&JOB], now_ns, Duration::from_secs(60)).unwrap());
+    let left = writer.course(&record.key).unwrap();
+    match place.backends.series {
+        Some(_) => assert_eq!(left.len(), 600, "an engine decides itself"),
+        None => {
+            assert!(left.len() < 60, "{}", left.len());
+            assert_eq!(left.maximum(MEMORY_NEEDED), whole.maximum(MEMORY_NEEDED));
+        }
+    }
 }
 
 pub fn a_job_that_has_yet_to_start_is_the_newest(place: &Place) {
@@ -540,11 +579,7 @@ pub fn samples_come_back_as_they_were(place: &Place) {
     let record = running(1, place.start_s);
     writer.put(&record).unwrap();
     let whole = course(place.start_s * 1000 + 7, 1000, 1000);
-    let part = |begin: usize, end: usize| Course {
-        table: whole.table,
-        times_ms: whole.times_ms[begin..end].to_vec(),
-        columns: whole.columns.iter().map(|cells| cells[begin..end].to_vec()).collect(),
-    };
+    let part = |begin: usize, end: usize| whole.part(begin, end);
     for begin in (0..1000).step_by(77) {
         // Each piece overlaps the one before: what is there already is skipped.
         writer.append_course(&record.key, &part(begin.max(5) - 5, 1000.min(begin + 77))).unwrap();

@@ -28,7 +28,6 @@ fn jobs(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
         .parameters(["user", "name", "account", "manager", "state", "since", "until", "limit", "after"])?;
     let owned = |text: Option<&str>| text.map(str::to_owned);
     let filter = JobsFilter {
-        user: owned(user),
         name: owned(name),
         account: owned(account),
         manager: owned(manager),
@@ -39,7 +38,8 @@ fn jobs(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
         after: after.map(decode).transpose()?,
         paged: true,
         ..JobsFilter::default()
-    };
+    }
+    .of_user(user);
     let (page, warnings) = visible.jobs(&filter)?;
     let now_ns = clock::realtime_ns();
     let jobs: Vec<Value> = page.jobs.iter().map(|record| json::object(record, now_ns)).collect();

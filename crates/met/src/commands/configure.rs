@@ -109,6 +109,9 @@ mod tests {
         let by_job = || Whence::Job(Some("slurm:12".to_owned()));
         let events = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
         let held = InForce {
+            file: None,
+            after_restart: Vec::new(),
+            factor: None,
             intervals: vec![
                 Held { value: Duration::from_millis(250), whence: Whence::Job(None) },
                 Held { value: Duration::from_millis(1500), whence: by_job() },

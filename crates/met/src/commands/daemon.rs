@@ -47,7 +47,8 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
     };
     let node = args.node.clone().unwrap_or_else(|| setting.host.facts().hostname.clone());
     let answer = Link::open(&address).map_err(usage)?.post("/api/v1/whoami", &[], &[], 64 << 10);
-    let answer = answer.map_err(|error| server_client::unreachable(url, &error))?;
+    let answer = answer
+        .map_err(|error| server_client::unreachable(url, &error, "give its CA certificate with --ca-file"))?;
     let reply: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
     match (answer.status, reply["kind"].as_str(), reply["name"].as_str()) {
         (200, Some("node"), Some(name)) if name == node => {}

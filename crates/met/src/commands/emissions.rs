@@ -152,9 +152,10 @@ fn stored_factors(setting: &Setting) -> Result<Vec<Factor>> {
 
 fn show(setting: &Setting) -> Result<i32> {
     let stored = stored_factors(setting)?;
-    let factors = emissions::course(&setting.config.emissions, &stored);
+    // The file of the daemon that books them may be another one than that of this command.
+    let own = || emissions::course(&setting.config.emissions, &stored).at(jobs::now_ns()).cloned();
     let mut stdout = output::stdout();
-    if let Some(now) = factors.at(jobs::now_ns()) {
+    if let Some(now) = setting.in_force(false).and_then(|held| held.factor).or_else(own) {
         writeln!(stdout, "{}  now, {}", units::grams_per_kwh(now.mg_per_kwh as f64 / 1e3), now.source)?;
     }
     let zone = view::local_zone();

@@ -46,7 +46,7 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
     } else if records.is_empty()
         && let Some(words) = nothing_found(args)
     {
-        words.to_owned()
+        view::text::words(words.trim_end(), style.width.unwrap_or(usize::MAX)).join("\n") + "\n"
     } else {
         let more = if args.limit.is_none() && records.len() == LIMIT { MORE } else { "" };
         table::list(&records, args.view, now_ns, style) + more
@@ -79,10 +79,9 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
     let states =
         args.state.iter().flat_map(|text| text.split(',')).map(parse_state).collect::<Result<_>>()?;
     let unlimited = args.json || args.csv;
-    Ok(JobsFilter {
+    let filter = JobsFilter {
         since_ns: since.transpose()?,
         states,
-        user: args.user.clone(),
         name: args.name.clone(),
         manager: args.manager.clone(),
         account: args.account.clone(),
@@ -90,7 +89,8 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
         with_cards: args.view == table::View::Gpu,
         limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
         ..JobsFilter::default()
-    })
+    };
+    Ok(filter.of_user(args.user.as_deref()))
 }
 
 fn parse_state(text: &str) -> Result<State> {

@@ -7,13 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use met_core::job::Record;
 use met_host::Liveness;
-use rustix::fs::{Mode, OFlags};
 
 use crate::cli::LogsArgs;
 use crate::managers;
 use crate::output;
+use met_agent::earlier_output;
 use met_config::Failure;
-use met_host::trusted;
 use met_query::jobs::AllJobs;
 use met_query::setting::Setting;
 
@@ -24,8 +23,8 @@ pub fn logs(setting: &Setting, args: &LogsArgs) -> Result<i32> {
     let local = record.local.as_ref();
     let path = local.and_then(|local| if args.err { local.stderr.as_ref() } else { local.stdout.as_ref() });
     let Some(path) = path else { return Err(unknown(&record)) };
-    // Not waiting: what another user put there may be a pipe.
-    let mut file = trusted::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
+    let id = local.and_then(|local| if args.err { local.stderr_file } else { local.stdout_file });
+    let (mut file, path) = earlier_output::open(path, &record.key.id, id)
         .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
     // A record written by another user is used for that user's files only.
     let mine = record.uid == Some(rustix::process::getuid().as_raw());

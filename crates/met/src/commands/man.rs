@@ -1,14 +1,9 @@
-//! `met man`, `met completions` and `met config`: references made from the definitions themselves.
-
-use std::io::Write;
+//! `met man`: manual pages made from the definitions of the command line.
 
 use anyhow::Result;
 use clap::CommandFactory;
 
-use crate::cli::{Cli, CompletionsArgs, ManArgs};
-use crate::output;
-use crate::view::manual;
-use met_config::Config;
+use crate::cli::{Cli, ManArgs};
 use met_config::Failure;
 
 pub fn man(args: &ManArgs) -> Result<i32> {
@@ -17,22 +12,5 @@ pub fn man(args: &ManArgs) -> Result<i32> {
     written.map_err(|error| {
         Failure::usage(format!("cannot write into {}: {error}; choose another folder", args.folder.display()))
     })?;
-    Ok(0)
-}
-
-pub fn completions(args: &CompletionsArgs) -> Result<i32> {
-    // Written by it directly, an error of standard output would be a panic.
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "met", &mut script);
-    output::stdout().write_all(&script)?;
-    Ok(0)
-}
-
-pub fn config() -> Result<i32> {
-    let mut stdout = output::stdout();
-    let reference = Config::reference();
-    // A file gets Markdown, which is what docs/config.md is.
-    let text = if stdout.is_terminal() { manual::page(&reference, &stdout.style()) } else { reference };
-    stdout.write_all(text.as_bytes())?;
     Ok(0)
 }

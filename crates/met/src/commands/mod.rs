@@ -2,6 +2,8 @@
 
 pub mod attach;
 pub mod cancel;
+pub mod completions;
+pub mod config;
 pub mod configure;
 pub mod daemon;
 pub mod doctor;
@@ -23,10 +25,12 @@ pub mod wait;
 
 use std::io;
 
+use anyhow::Result;
 use met_core::job::{Record, State};
 use met_insight::report::Machine;
 
-use met_query::jobs::Answers;
+use met_config::Failure;
+use met_query::jobs::{AllJobs, Answers};
 use met_query::protocol::{NodeStatus, Reply, Request};
 use met_query::setting::Setting;
 
@@ -49,6 +53,27 @@ fn not_announced(record: &Record, error: &io::Error, print_id: bool, what: &str,
     let id = &record.key.id;
     tracing::error!("job {id} {what} (met show {id}, met {end} {id}), but {error}");
     1
+}
+
+/// What is only on the node of a job is read there: says which node that is, and the command.
+pub fn on_its_node(setting: &Setting, command: &str, job: &str) -> Result<i32> {
+    let record = AllJobs::open(setting)?.find(job)?;
+    Err(Failure::usage(elsewhere(command, &record)))
+}
+
+fn elsewhere(command: &str, record: &Record) -> String {
+    let label = record.label();
+    let id = label.split('@').next().unwrap_or(&label);
+    match record.nodes.as_slice() {
+        [] => format!(
+            "`met {command}` works on the node of a job only; the server knows no node of job {label}"
+        ),
+        [node] => format!("job {label} ran on {node}; run there: met {command} {id}"),
+        [node, rest @ ..] => {
+            let more = rest.len();
+            format!("job {label} ran on {node} and {more} more; run there: met {command} {id}")
+        }
+    }
 }
 
 /// The machine a report compares with: this one, if the job ran here, or those that a server says it ran on.
@@ -81,6 +106,16 @@ mod tests {
         assert_eq!(code(io::ErrorKind::BrokenPipe, false), 0);
         assert_eq!(code(io::ErrorKind::BrokenPipe, true), 1);
         assert_eq!(code(io::ErrorKind::StorageFull, false), 1);
+    }
+
+    #[test]
+    fn what_is_only_on_a_node_is_pointed_to() {
+        let mut record = met_core::sample::bare(7, "x");
+        record.key.cluster = Some("n1".to_owned());
+        record.nodes = vec!["n1".to_owned()];
+        assert_eq!(elsewhere("logs", &record), "job 7@n1 ran on n1; run there: met logs 7");
+        record.nodes.push("n2".to_owned());
+        assert_eq!(elsewhere("ps", &record), "job 7@n1 ran on n1 and 1 more; run there: met ps 7");
     }
 
     #[test]

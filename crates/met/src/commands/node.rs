@@ -31,8 +31,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Some windows of the slowest meters.
 const LEDGER_MAX_AGE: Duration = Duration::from_secs(60);
-const NOTHING_KEPT: &str = "no series of the machine are stored for that time; a system daemon stores them \
-    while jobs run, a user's daemon with storage.node_series: true\n";
+const NOTHING_KEPT: &str = "no series of the machine are stored for that time; a system daemon stores them, \
+    a user's daemon with storage.node_series: true\n";
 
 pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     if let Some(since) = &args.since {
@@ -97,7 +97,10 @@ fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
     } else if args.csv {
         stdout.write_all(node_course::csv(&parts).as_bytes())?;
     } else {
-        let gap_ms = |course: &Course| sampler::gap_ms_of(course, setting.config.sampling.interval);
+        let gap_ms = |course: &Course| {
+            let idle = setting.config.node.idle();
+            sampler::gap_ms_of(course, setting.config.sampling.interval).max(sampler::node_gap_ms(idle))
+        };
         let plots = node_course::plots(&parts, gap_ms, &stdout.style());
         stdout.write_all(if plots.is_empty() { NOTHING_KEPT } else { &plots }.as_bytes())?;
     }

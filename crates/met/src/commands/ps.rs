@@ -1,4 +1,4 @@
-//! `met ps`: the processes of a running job, as of now.
+//! `met ps`: the processes of a running job, as of now, or the largest of one that is over.
 
 use std::io::Write;
 use std::time::Duration;
@@ -30,7 +30,17 @@ pub fn ps(setting: &Setting, args: &PsArgs) -> Result<i32> {
     if processes.is_empty() {
         let elsewhere = managers::is_foreign(&record) && record.state.is_live();
         let why = if elsewhere { " on this machine" } else { "" };
-        writeln!(stdout, "Job {} has no running processes{why} ({})", record.label(), record.state.name())?;
+        let (label, state) = (record.label(), record.state.name());
+        if record.processes.is_empty() {
+            writeln!(stdout, "Job {label} has no running processes{why} ({state})")?;
+            return Ok(0);
+        }
+        let style = stdout.style();
+        let table = ps::largest(&record.processes, &style);
+        writeln!(
+            stdout,
+            "Job {label} ({state}): its largest processes by CPU time, memory and I/O\n\n{table}"
+        )?;
         return Ok(0);
     }
     let lines = look(setting, &processes);

@@ -8,18 +8,22 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::Origin;
+use met_core::job::{LOCAL, Origin, Record};
 use rustix::fs::{Mode, OFlags};
 
 use crate::cli::RunArgs;
 use crate::output;
+use met_agent::earlier_output::{self, Moved};
 use met_agent::launch::{self, Draft, Surroundings};
 use met_agent::supervise::Notice;
 use met_config::Failure;
 use met_host::trusted;
-use met_query::jobs;
+use met_query::jobs::{self, AllJobs, JobsFilter};
 use met_query::protocol;
 use met_query::setting::Setting;
+
+/// More jobs of one name are not searched for the one that wrote a file.
+const EARLIER_JOBS_MAX: usize = 1000;
 
 pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
     let here = match (std::env::current_dir(), &args.cwd) {
@@ -37,7 +41,8 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
     let program = launch::find_program(&args.command, path.as_deref(), &cwd)?;
     let command = launch::shown(&args.command);
     let stem = args.name.clone().unwrap_or_else(|| base_name(&args.command[0]));
-    let outputs = Outputs::open(&args, &here, &cwd, &stem)?;
+    let earlier = || earlier_jobs(setting, &stem);
+    let outputs = Outputs::open(&args, &here, &cwd, &stem, earlier)?;
     let draft = Draft {
         origin: Origin::Run,
         name: args.name.as_deref(),
@@ -50,9 +55,13 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
         pid: None,
         env,
     };
-    let assignment = launch::assign(setting, draft).inspect_err(|_| discard(&outputs.created))?;
+    let mut assignment = launch::assign(setting, draft).inspect_err(|_| outputs.left.discard())?;
+    if let Some(local) = &mut assignment.record.local {
+        local.stdout_file = trusted::file_of(&outputs.out);
+        local.stderr_file = outputs.err.as_ref().map_or(local.stdout_file, trusted::file_of);
+    }
     let (out_path, err_path) = (outputs.out_path.clone(), outputs.err_path.clone());
-    let created = outputs.created.clone();
+    let left = outputs.left.clone();
     let (stdout, stderr) = outputs.into_stdio()?;
     let surroundings = Surroundings { cwd, stdout, stderr };
     let mut channel = launch::exec_supervisor(&assignment, program.as_os_str(), &args.command, surroundings)?;
@@ -77,7 +86,7 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
             Notice::NotExecuted { message } => tracing::error!("{message}"),
             Notice::Ended(record) => return Ok(super::exit_code(&record)),
             Notice::Failed { message } => {
-                discard(&created);
+                left.discard();
                 bail!("cannot start the job: {message}")
             }
         }
@@ -126,12 +135,48 @@ struct Outputs {
     out: File,
     /// `None` where both streams go to one file.
     err: Option<File>,
+    left: Left,
+}
+
+/// What is undone if the job does not start after all.
+#[derive(Clone, Default)]
+struct Left {
     /// Files that were not there before.
     created: Vec<PathBuf>,
+    /// Output of earlier jobs that gave way.
+    moved: Vec<Moved>,
+}
+
+impl Left {
+    fn discard(&self) {
+        for path in &self.created {
+            let _ = trusted::remove(path);
+        }
+        self.moved.iter().for_each(Moved::undo);
+    }
+}
+
+/// Jobs of this name and user, newest first: one of them may have written the file that has the name of the output.
+/// If they cannot be read, it stays where it is.
+fn earlier_jobs(setting: &Setting, name: &str) -> Vec<Record> {
+    let filter = JobsFilter {
+        uid: Some(rustix::process::getuid().as_raw()),
+        name: Some(name.to_owned()),
+        manager: Some(LOCAL.to_owned()),
+        limit: Some(EARLIER_JOBS_MAX),
+        ..JobsFilter::default()
+    };
+    AllJobs::open(setting).and_then(|mut all| all.jobs(&filter)).unwrap_or_default()
 }
 
 impl Outputs {
-    fn open(args: &RunArgs, here: &Path, cwd: &Path, stem: &str) -> Result<Outputs> {
+    fn open(
+        args: &RunArgs,
+        here: &Path,
+        cwd: &Path,
+        stem: &str,
+        earlier: impl Fn() -> Vec<Record>,
+    ) -> Result<Outputs> {
         let stem: String = stem
             .chars()
             .map(|letter| if letter == '/' || letter.is_control() { '_' } else { letter })
@@ -149,6 +194,13 @@ impl Outputs {
         if let (Some(out), Some(err)) = (&out, &err) {
             return Outputs::named(out, err);
         }
+        let first = [(&out, "out"), (&err, "err")].into_iter().filter(|(given, _)| given.is_none());
+        let first: Vec<PathBuf> = first.map(|(_, suffix)| cwd.join(format!("{stem}.{suffix}"))).collect();
+        let first: Vec<&Path> = first.iter().map(PathBuf::as_path).collect();
+        let moved = match first.iter().any(|path| path.symlink_metadata().is_ok()) {
+            true => earlier_output::move_aside(&first, &earlier()),
+            false => Vec::new(),
+        };
         for number in 1.. {
             let label = if number == 1 { stem.clone() } else { format!("{stem}.{number}") };
             let default = |suffix: &str| cwd.join(format!("{label}.{suffix}"));
@@ -164,13 +216,15 @@ impl Outputs {
             };
             let Some(err_file) = opened_err else {
                 if out.is_none() {
-                    discard(std::slice::from_ref(&out_default));
+                    Left { created: vec![out_default], moved: Vec::new() }.discard();
                 }
                 continue;
             };
             let created = [(&out, &out_default), (&err, &err_default)].into_iter();
+            let created =
+                created.filter(|(given, _)| given.is_none()).map(|(_, path)| path.clone()).collect();
             return Ok(Outputs {
-                created: created.filter(|(given, _)| given.is_none()).map(|(_, path)| path.clone()).collect(),
+                left: Left { created, moved },
                 out_path: out.clone().unwrap_or(out_default),
                 err_path: err.clone().unwrap_or(err_default),
                 out: out_file,
@@ -188,7 +242,7 @@ impl Outputs {
             err_path: err.to_path_buf(),
             out: out_file,
             err: err_file,
-            created: Vec::new(),
+            left: Left::default(),
         })
     }
 
@@ -206,13 +260,6 @@ impl Outputs {
             None => self.out.try_clone().map_err(|error| cannot_write(&self.err_path, &error))?,
         };
         Ok((self.out.into(), err.into()))
-    }
-}
-
-/// The job was not started after all.
-fn discard(created: &[PathBuf]) {
-    for path in created {
-        let _ = trusted::remove(path);
     }
 }
 

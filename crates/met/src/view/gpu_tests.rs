@@ -112,15 +112,15 @@ fn the_list_of_cards_at_80() {
     check_list(
         80,
         expect![[r#"
-            ┌─────┬────────────────┬──────────┬──────────┬──────────┬───────────────────┐
-            │ JOB │ NAME           │ GPU UTIL │ ENERGY   │ STATUS   │ CARDS             │
-            ├─────┼────────────────┼──────────┼──────────┼──────────┼───────────────────┤
-            │ 50  │ notebook       │ 0.00%    │ 4.16 Wh  │ Active   │ 0: idle, 1: idle  │
-            │ 51  │ train-a-large… │ 76.00%   │ 12.75 Wh │ Finished │ 0: 62%, 1: 90%    │
-            │ 52  │ stranger       │ -        │ -        │ Active   │ 0                 │
-            │ 53  │ infer          │ 7.00%    │ 6.38 Wh  │ Failed   │ 3: 7.0%           │
-            │ 54  │ whole-node     │ 60.00%   │ 42.41 Wh │ Finished │ 8 GPUs, idle: 6 7 │
-            └─────┴────────────────┴──────────┴──────────┴──────────┴───────────────────┘
+            ┌─────┬────────────┬────────┬───────────┬──────────┬─────────┬──────────┬──────┐
+            │ JOB │ NAME       │ UTIL   │ MEM       │ ENERGY   │ TEMP    │ STATUS   │ TIME │
+            ├─────┼────────────┼────────┼───────────┼──────────┼─────────┼──────────┼──────┤
+            │ 50  │ notebook   │ 0.00%  │ 0.00 GB   │ 4.16 Wh  │ 34.00 C │ Active   │ 1m8s │
+            │ 51  │ train-a-l… │ 76.00% │ 67.65 GB  │ 12.75 Wh │ 61.00 C │ Finished │ 1m8s │
+            │ 52  │ stranger   │ -      │ -         │ -        │ -       │ Active   │ 1m8s │
+            │ 53  │ infer      │ 7.00%  │ 33.82 GB  │ 6.38 Wh  │ 61.00 C │ Failed   │ 1m8s │
+            │ 54  │ whole-node │ 60.00% │ 202.94 GB │ 42.41 Wh │ 61.00 C │ Finished │ 1m8s │
+            └─────┴────────────┴────────┴───────────┴──────────┴─────────┴──────────┴──────┘
         "#]],
     );
 }
@@ -130,15 +130,15 @@ fn the_list_of_cards_at_120() {
     check_list(
         120,
         expect![[r#"
-            ┌─────┬──────┬──────────────────┬──────────┬───────────┬──────────┬──────────┬──────────┬──────────┬───────────────────┐
-            │ JOB │ PPID │ NAME             │ GPU UTIL │ MEM       │ ENERGY   │ MAX TEMP │ STATUS   │ DURATION │ CARDS             │
-            ├─────┼──────┼──────────────────┼──────────┼───────────┼──────────┼──────────┼──────────┼──────────┼───────────────────┤
-            │ 50  │ 3113 │ notebook         │ 0.00%    │ 0.00 GB   │ 4.16 Wh  │ 34.00 C  │ Active   │ 1m8s     │ 0: idle, 1: idle  │
-            │ 51  │ 3113 │ train-a-large-m… │ 76.00%   │ 67.65 GB  │ 12.75 Wh │ 61.00 C  │ Finished │ 1m8s     │ 0: 62%, 1: 90%    │
-            │ 52  │ 3113 │ stranger         │ -        │ -         │ -        │ -        │ Active   │ 1m8s     │ 0                 │
-            │ 53  │ 3113 │ infer            │ 7.00%    │ 33.82 GB  │ 6.38 Wh  │ 61.00 C  │ Failed   │ 1m8s     │ 3: 7.0%           │
-            │ 54  │ 3113 │ whole-node       │ 60.00%   │ 202.94 GB │ 42.41 Wh │ 61.00 C  │ Finished │ 1m8s     │ 8 GPUs, idle: 6 7 │
-            └─────┴──────┴──────────────────┴──────────┴───────────┴──────────┴──────────┴──────────┴──────────┴───────────────────┘
+            ┌─────┬──────┬─────────────────────┬────────┬───────────┬──────────┬─────────┬──────────┬──────┬───────────────────┐
+            │ JOB │ PPID │ NAME                │ UTIL   │ MEM       │ ENERGY   │ TEMP    │ STATUS   │ TIME │ CARDS             │
+            ├─────┼──────┼─────────────────────┼────────┼───────────┼──────────┼─────────┼──────────┼──────┼───────────────────┤
+            │ 50  │ 3113 │ notebook            │ 0.00%  │ 0.00 GB   │ 4.16 Wh  │ 34.00 C │ Active   │ 1m8s │ 0: idle, 1: idle  │
+            │ 51  │ 3113 │ train-a-large-model │ 76.00% │ 67.65 GB  │ 12.75 Wh │ 61.00 C │ Finished │ 1m8s │ 0: 62%, 1: 90%    │
+            │ 52  │ 3113 │ stranger            │ -      │ -         │ -        │ -       │ Active   │ 1m8s │ 0                 │
+            │ 53  │ 3113 │ infer               │ 7.00%  │ 33.82 GB  │ 6.38 Wh  │ 61.00 C │ Failed   │ 1m8s │ 3: 7.0%           │
+            │ 54  │ 3113 │ whole-node          │ 60.00% │ 202.94 GB │ 42.41 Wh │ 61.00 C │ Finished │ 1m8s │ 8 GPUs, idle: 6 7 │
+            └─────┴──────┴─────────────────────┴────────┴───────────┴──────────┴─────────┴──────────┴──────┴───────────────────┘
         "#]],
     );
 }
@@ -192,7 +192,7 @@ fn the_report_of_a_job_on_two_cards() {
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
-                      waited  4.18s        runnable, waiting for a CPU
+                      waited  4.18s        thread-seconds · runnable, waiting for a CPU
                     switches  57,214       45,210 voluntary · 12,004 preempted
 
                memory needed  1.21 GiB     peak · average 963 MiB
@@ -259,7 +259,7 @@ fn the_report_of_a_card_with_errors() {
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
-                      waited  4.18s        runnable, waiting for a CPU
+                      waited  4.18s        thread-seconds · runnable, waiting for a CPU
                     switches  57,214       45,210 voluntary · 12,004 preempted
 
                memory needed  1.21 GiB     peak · average 963 MiB
@@ -298,7 +298,7 @@ fn the_report_of_a_card_that_was_never_seen_idle() {
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
-                      waited  4.18s        runnable, waiting for a CPU
+                      waited  4.18s        thread-seconds · runnable, waiting for a CPU
                     switches  57,214       45,210 voluntary · 12,004 preempted
 
                memory needed  1.21 GiB     peak · average 963 MiB

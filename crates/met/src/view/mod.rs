@@ -1,5 +1,6 @@
 //! What people see: text from records, reports and courses. Nothing here prints; callers do.
 
+pub mod doctor;
 #[cfg(test)]
 mod gpu_tests;
 pub mod gpus;

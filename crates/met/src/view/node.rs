@@ -47,11 +47,8 @@ pub fn machine(machine: &Machine<'_>, rows: Rows<'_>, style: &Style) -> String {
         ("Temperature", temperatures(rows)),
     ];
     for (head, lines) in blocks {
-        for (index, line) in lines.iter().enumerate() {
+        for (index, line) in lines.iter().flat_map(|line| whole(line, style)).enumerate() {
             let head = if index == 0 { text::pad(head, HEAD_COLUMNS) } else { " ".repeat(HEAD_COLUMNS) };
-            let line = style.width.map_or(line.clone(), |width| {
-                text::cut(line, width.saturating_sub(HEAD_COLUMNS).max(20), style.ascii)
-            });
             drawn += &format!("{}{line}\n", style.paint(Paint::Cyan, &head));
         }
     }
@@ -84,11 +81,21 @@ pub fn energy(window: &EnergyWindow, style: &Style) -> String {
         units::duration((window.end_ns - window.begin_ns) as f64 / 1e9),
         window.meter,
     );
-    let room = style.width.map_or(usize::MAX, |width| width.saturating_sub(HEAD_COLUMNS).max(20));
-    let lines: Vec<String> = text::wrap(&line, room).iter().map(|line| line.trim().to_owned()).collect();
-    let lines = lines.join(&format!("\n{}", " ".repeat(HEAD_COLUMNS)));
+    let lines = whole(&line, style).join(&format!("\n{}", " ".repeat(HEAD_COLUMNS)));
     let drawn = format!("{}{lines}\n", style.paint(Paint::Cyan, &text::pad("Energy", HEAD_COLUMNS)));
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
+
+/// A line that is too long for the terminal is broken between its parts, or between words of a part that is.
+fn whole(line: &str, style: &Style) -> Vec<String> {
+    let room = style.width.map_or(usize::MAX, |width| width.saturating_sub(HEAD_COLUMNS).max(20));
+    if text::width(line) <= room {
+        return vec![line.to_owned()];
+    }
+    let parts = line.split("   ").map(str::trim).filter(|part| !part.is_empty());
+    let parts: Vec<String> = parts.flat_map(|part| text::words(part, room - 2)).collect();
+    let lines = text::filled(parts.into_iter(), "   ", room - 2).into_iter().enumerate();
+    lines.map(|(index, line)| if index == 0 { line } else { format!("  {line}") }).collect()
 }
 
 fn of_table<'a>(rows: Rows<'a>, table: &'static Table) -> impl Iterator<Item = (&'a NodeRow, Freshness)> {
@@ -106,7 +113,7 @@ fn line(name: &str, parts: &[(&str, Option<String>)], freshness: Freshness) -> O
     if known.is_empty() {
         return None;
     }
-    let name = text::pad(&text::cut(&text::escape(name), NAME_COLUMNS, false), NAME_COLUMNS);
+    let name = text::pad(&text::escape(name), NAME_COLUMNS);
     let mark = if freshness == Freshness::Stale { "   (stale)" } else { "" };
     Some(format!("{name} {}{mark}", known.join("   ")))
 }
@@ -403,13 +410,30 @@ mod tests {
     }
 
     fn draw(rows: &NodeRows, now_ns: i64) -> String {
+        draw_in(rows, now_ns, None)
+    }
+
+    fn draw_in(rows: &NodeRows, now_ns: i64, width: Option<usize>) -> String {
         let known: Vec<_> = rows.known(now_ns).collect();
         let labels = ["0", "GPU-a", "Fake H200", "nvidia", "", "195:0"].map(str::to_owned);
         let mut cells = vec![MISSING; card::TABLE.columns.len()];
         cells[card::POWER] = 489_500;
         let card = CardNow { labels: &labels, cells: &cells, processes: Vec::new(), holders: Vec::new() };
         let cards = if rows.known(now_ns).next().is_some() { vec![card] } else { Vec::new() };
-        machine(&Machine { name: "n1", cpus: 4, cards: &cards }, &known, &Style::plain())
+        let style = Style { width, ..Style::plain() };
+        machine(&Machine { name: "n1", cpus: 4, cards: &cards }, &known, &style)
+    }
+
+    #[test]
+    fn no_value_is_cut_and_no_word_broken_at_any_width() {
+        let rows = sample();
+        let all = draw(&rows, 2 * SECOND);
+        for width in [60, 80, 200] {
+            let drawn = draw_in(&rows, 2 * SECOND, Some(width));
+            assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
+            let words = |drawn: &str| drawn.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(words(&drawn), words(&all), "{width} columns");
+        }
     }
 
     const NODE: &[(&str, i64, i64)] = &[
@@ -534,8 +558,8 @@ mod tests {
         "#]]
         .assert_eq(&energy(&with_cards, &Style::plain()));
         expect![[r#"
-            Energy       200 W total, GPUs 80.0 W   jobs 100 W   system 5.00 W   idle 95.0 W
-                         (10s, IPMI)
+            Energy       200 W total, GPUs 80.0 W   jobs 100 W   system 5.00 W
+                           idle 95.0 W   (10s, IPMI)
         "#]]
         .assert_eq(&energy(&with_cards, &Style { width: Some(80), ..Style::plain() }));
         let gap = EnergyWindow { unassigned_uj: 500_000_000, idle_uj: 450_000_000, ..window.clone() };

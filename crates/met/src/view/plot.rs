@@ -116,7 +116,7 @@ pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String 
 /// GPUs are read in every tick, and no counter covers the time in between: a shorter pause is a gap.
 fn card_gap_ms(course: &Course, gap_ms: i64) -> i64 {
     const LEAST_MS: i64 = 5000;
-    look_gap_ms(&course.times_ms, LEAST_MS).min(gap_ms)
+    look_gap_ms(course.spans_ms(), LEAST_MS).min(gap_ms)
 }
 
 fn bins(course: &Course, index: usize, columns: usize, gap_ms: i64) -> Vec<Option<Bin>> {

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use met_core::job_processes::JobProcess;
+
 use super::{Paint, Style, text};
 use met_core::units;
 
@@ -37,25 +39,10 @@ pub fn tree(processes: &[ProcessLine], style: &Style) -> String {
         return "no processes\n".to_owned();
     }
     let branches = branches(processes);
-    let mut columns: Vec<PsColumn> = COLUMNS
-        .iter()
-        .map(|&(header, rank, cell)| {
-            let cells = branches.iter().map(|branch| cell(branch.process).unwrap_or("-".to_owned()));
-            PsColumn::new(header, rank, cells.collect())
-        })
-        .filter(PsColumn::tells_something)
-        .collect();
-    let used = |columns: &[PsColumn]| columns.iter().map(|column| column.width + 2).sum::<usize>();
-    while let Some(width) = style.width
-        && used(&columns) + COMMAND_COLUMNS_MIN > width
-    {
-        let last = columns.iter().enumerate().filter(|(_, column)| column.rank > 0);
-        let Some((index, _)) = last.max_by_key(|(_, column)| column.rank) else { break };
-        columns.remove(index);
-    }
-    let room = style.width.map(|width| width.saturating_sub(used(&columns)));
-    let head: String = columns.iter().map(|column| column.pad(column.header) + "  ").collect();
-    let mut drawn = style.paint(Paint::Bold, &format!("{head}COMMAND")) + "\n";
+    let rows: Vec<&ProcessLine> = branches.iter().map(|branch| branch.process).collect();
+    let columns = PsColumn::fitting(COLUMNS, &rows, COMMAND_COLUMNS_MIN, style);
+    let room = style.width.map(|width| width.saturating_sub(PsColumn::used(&columns)));
+    let mut drawn = PsColumn::head(&columns, style);
     for (index, branch) in branches.iter().enumerate() {
         let cells: String = columns.iter().map(|column| column.pad(&column.cells[index]) + "  ").collect();
         let command = text::command_line(&branch.process.command);
@@ -70,22 +57,61 @@ pub fn tree(processes: &[ProcessLine], style: &Style) -> String {
     drawn
 }
 
-/// Header, rank (the highest leaves first on a narrow terminal, 0 stays) and cell.
-type ColumnSpec = (&'static str, u8, fn(&ProcessLine) -> Option<String>);
+/// The processes that are stored of a job that is over.
+pub fn largest(processes: &[JobProcess], style: &Style) -> String {
+    let rows: Vec<&JobProcess> = processes.iter().collect();
+    let columns = PsColumn::fitting(LARGEST_COLUMNS, &rows, NAME_COLUMNS, style);
+    let mut drawn = PsColumn::head(&columns, style);
+    for (index, process) in processes.iter().enumerate() {
+        let cells: String = columns.iter().map(|column| column.pad(&column.cells[index]) + "  ").collect();
+        drawn.push_str(&format!("{cells}{}\n", text::escape(&process.command)));
+    }
+    if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
 
-const COLUMNS: &[ColumnSpec] = &[
-    ("PID", 0, |process| Some(process.pid.to_string())),
-    ("USER", 4, |process| process.user.as_deref().map(text::escape)),
-    ("S", 3, |process| Some(text::escape(&process.state.to_string()))),
-    ("CPU %", 0, |process| process.cpu_percent.map(|percent| format!("{percent:.1}"))),
-    ("CPU TIME", 2, |process| process.cpu_seconds.map(units::duration)),
-    ("MEMORY", 1, |process| process.memory_bytes.map(|bytes| units::bytes(bytes as f64))),
-    ("GPU", 2, |process| (!process.gpus.is_empty()).then(|| process.gpus.join(","))),
-    ("GPU %", 1, |process| process.gpu_utilization.map(|share| format!("{:.0}", share * 100.0))),
-    ("GPU MEM", 1, |process| process.gpu_memory_bytes.map(|bytes| units::bytes(bytes as f64))),
-    ("THREADS", 5, |process| process.threads.map(|threads| threads.to_string())),
-    ("READ", 7, |process| process.read_bytes.map(|bytes| units::bytes(bytes as f64))),
-    ("WRITTEN", 6, |process| process.written_bytes.map(|bytes| units::bytes(bytes as f64))),
+/// The kernel's name of a process.
+const NAME_COLUMNS: usize = 15;
+
+/// Header, rank (the highest leaves first on a narrow terminal, 0 stays) and cell.
+type ColumnSpec<T> = (&'static str, u8, fn(&T, &Style) -> Option<String>);
+
+fn size(bytes: Option<i64>) -> Option<String> {
+    bytes.map(|bytes| units::bytes(bytes as f64))
+}
+
+fn clock(time_ns: Option<i64>, style: &Style) -> Option<String> {
+    time_ns.map(|time_ns| units::time_short(time_ns, time_ns, &style.zone))
+}
+
+const LARGEST_COLUMNS: &[ColumnSpec<JobProcess>] = &[
+    ("NODE", 3, |process, _| process.node.as_deref().map(text::escape)),
+    ("PID", 0, |process, _| Some(process.pid.to_string())),
+    ("PPID", 6, |process, _| process.ppid.map(|ppid| ppid.to_string())),
+    ("USER", 4, |process, _| {
+        let uid = || process.uid.map(|uid| uid.to_string());
+        process.user.as_deref().map(text::escape).or_else(uid)
+    }),
+    ("START", 7, |process, style| clock(process.start_ns, style)),
+    ("END", 8, |process, style| clock(process.end_ns, style)),
+    ("CPU TIME", 0, |process, _| process.cpu_ns.map(|ns| units::duration(ns as f64 / 1e9))),
+    ("MEMORY", 1, |process, _| size(process.memory_peak_bytes)),
+    ("READ", 2, |process, _| size(process.read_bytes)),
+    ("WRITTEN", 2, |process, _| size(process.written_bytes)),
+];
+
+const COLUMNS: &[ColumnSpec<ProcessLine>] = &[
+    ("PID", 0, |process, _| Some(process.pid.to_string())),
+    ("USER", 4, |process, _| process.user.as_deref().map(text::escape)),
+    ("S", 3, |process, _| Some(text::escape(&process.state.to_string()))),
+    ("CPU %", 0, |process, _| process.cpu_percent.map(|percent| format!("{percent:.1}"))),
+    ("CPU TIME", 2, |process, _| process.cpu_seconds.map(units::duration)),
+    ("MEMORY", 1, |process, _| process.memory_bytes.map(|bytes| units::bytes(bytes as f64))),
+    ("GPU", 2, |process, _| (!process.gpus.is_empty()).then(|| process.gpus.join(","))),
+    ("GPU %", 1, |process, _| process.gpu_utilization.map(|share| format!("{:.0}", share * 100.0))),
+    ("GPU MEM", 1, |process, _| process.gpu_memory_bytes.map(|bytes| units::bytes(bytes as f64))),
+    ("THREADS", 5, |process, _| process.threads.map(|threads| threads.to_string())),
+    ("READ", 7, |process, _| process.read_bytes.map(|bytes| units::bytes(bytes as f64))),
+    ("WRITTEN", 6, |process, _| process.written_bytes.map(|bytes| units::bytes(bytes as f64))),
 ];
 
 struct PsColumn {
@@ -101,10 +127,36 @@ impl PsColumn {
         PsColumn { header, rank, cells, width }
     }
 
+    /// The columns that say something and leave so much room for a command.
+    fn fitting<T>(specs: &[ColumnSpec<T>], rows: &[&T], room: usize, style: &Style) -> Vec<PsColumn> {
+        let column = |&(header, rank, cell): &ColumnSpec<T>| {
+            let cells = rows.iter().map(|row| cell(row, style).unwrap_or("-".to_owned()));
+            PsColumn::new(header, rank, cells.collect())
+        };
+        let mut columns: Vec<PsColumn> = specs.iter().map(column).filter(PsColumn::tells_something).collect();
+        while let Some(width) = style.width
+            && PsColumn::used(&columns) + room > width
+        {
+            let last = columns.iter().enumerate().filter(|(_, column)| column.rank > 0);
+            let Some((index, _)) = last.max_by_key(|(_, column)| column.rank) else { break };
+            columns.remove(index);
+        }
+        columns
+    }
+
+    fn used(columns: &[PsColumn]) -> usize {
+        columns.iter().map(|column| column.width + 2).sum()
+    }
+
+    fn head(columns: &[PsColumn], style: &Style) -> String {
+        let head: String = columns.iter().map(|column| column.pad(column.header) + "  ").collect();
+        style.paint(Paint::Bold, &format!("{head}COMMAND")) + "\n"
+    }
+
     /// One user's processes need no name, and processes without a card no columns of cards.
     fn tells_something(&self) -> bool {
         match self.header {
-            "USER" => self.cells.iter().any(|cell| *cell != self.cells[0]),
+            "USER" | "NODE" => self.cells.iter().any(|cell| *cell != self.cells[0]),
             "GPU" | "GPU %" | "GPU MEM" => self.cells.iter().any(|cell| cell != "-"),
             _ => true,
         }
@@ -112,7 +164,7 @@ impl PsColumn {
 
     fn pad(&self, cell: &str) -> String {
         match self.header {
-            "USER" | "S" => text::pad(cell, self.width),
+            "USER" | "NODE" | "S" => text::pad(cell, self.width),
             _ => text::pad_left(cell, self.width),
         }
     }
@@ -252,6 +304,53 @@ mod tests {
         let drawn = tree(&chain, &Style { width: Some(100), ..Style::plain() });
         assert_eq!(drawn.lines().count(), 5000);
         assert!(drawn.lines().all(|line| text::width(line) <= 100));
+    }
+
+    fn kept() -> Vec<JobProcess> {
+        let process = |pid: u32, command: &str, cpu_ns: i64, end_ns: Option<i64>| JobProcess {
+            pid,
+            ppid: Some(3113),
+            uid: Some(1000),
+            user: Some("ada".to_owned()),
+            command: command.to_owned(),
+            start_ns: Some(1_700_000_000_000_000_000),
+            end_ns,
+            cpu_ns: Some(cpu_ns),
+            memory_peak_bytes: Some(i64::from(pid) << 18),
+            written_bytes: Some(4096),
+            ..JobProcess::default()
+        };
+        vec![
+            process(3115, "python3", 244_000_000_000, Some(1_700_000_300_000_000_000)),
+            process(3116, "cc1\u{1b}[2Jplus", 12_000_000_000, None),
+        ]
+    }
+
+    #[test]
+    fn processes_of_a_job_that_is_over_at_three_widths() {
+        let drawn = |width| {
+            let drawn = largest(&kept(), &Style { width: Some(width), ..Style::plain() });
+            assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
+            drawn
+        };
+        expect![[r#"
+             PID  CPU TIME   MEMORY  READ   WRITTEN  COMMAND
+            3115      4m4s  779 MiB     -  4.00 KiB  python3
+            3116       12s  779 MiB     -  4.00 KiB  cc1\x1b[2Jplus
+        "#]]
+        .assert_eq(&drawn(60));
+        expect![[r#"
+             PID  PPID     START  CPU TIME   MEMORY  READ   WRITTEN  COMMAND
+            3115  3113  22:13:20      4m4s  779 MiB     -  4.00 KiB  python3
+            3116  3113  22:13:20       12s  779 MiB     -  4.00 KiB  cc1\x1b[2Jplus
+        "#]]
+        .assert_eq(&drawn(80));
+        expect![[r#"
+             PID  PPID     START       END  CPU TIME   MEMORY  READ   WRITTEN  COMMAND
+            3115  3113  22:13:20  22:18:20      4m4s  779 MiB     -  4.00 KiB  python3
+            3116  3113  22:13:20         -       12s  779 MiB     -  4.00 KiB  cc1\x1b[2Jplus
+        "#]]
+        .assert_eq(&drawn(200));
     }
 
     #[test]

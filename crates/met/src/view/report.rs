@@ -111,7 +111,8 @@ impl Page<'_> {
         }
         let signs = legend(report);
         if !signs.is_empty() {
-            lines.push(self.style.paint(Paint::Dim, &signs.join("   ")));
+            let signs = filled(signs.into_iter(), "   ", self.width).into_iter();
+            lines.extend(signs.map(|line| self.style.paint(Paint::Dim, &line)));
         }
         lines
     }

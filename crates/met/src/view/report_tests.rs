@@ -39,7 +39,8 @@ fn everything_known_at_60() {
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
-                      waited  4.18s        runnable, waiting for a CPU
+                      waited  4.18s        thread-seconds
+                                           runnable, waiting for a CPU
                     switches  57,214       45,210 voluntary
                                            12,004 preempted
 
@@ -83,7 +84,7 @@ fn everything_known_at_80() {
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
-                      waited  4.18s        runnable, waiting for a CPU
+                      waited  4.18s        thread-seconds · runnable, waiting for a CPU
                     switches  57,214       45,210 voluntary · 12,004 preempted
 
                memory needed  1.21 GiB     peak · average 963 MiB
@@ -135,7 +136,7 @@ fn a_job_of_a_manager_at_80() {
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
-                      waited  4.18s        runnable, waiting for a CPU
+                      waited  4.18s        thread-seconds · runnable, waiting for a CPU
                     switches  57,214       45,210 voluntary · 12,004 preempted
 
                memory needed  1.21 GiB     peak · average 963 MiB
@@ -194,7 +195,8 @@ fn a_job_of_a_manager_at_60() {
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
-                      waited  4.18s        runnable, waiting for a CPU
+                      waited  4.18s        thread-seconds
+                                           runnable, waiting for a CPU
                     switches  57,214       45,210 voluntary
                                            12,004 preempted
 
@@ -276,7 +278,7 @@ fn what_is_not_certain_is_marked_and_explained() {
 
                     CPU time ≥4m16.9s      user ≥4m3.8s · system ≥13.1s
                        cores ≥3.76         average · peak 7.91
-                      waited  4.18s        runnable, waiting for a CPU
+                      waited  4.18s        thread-seconds · runnable, waiting for a CPU
                     switches  57,214       45,210 voluntary · 12,004 preempted
 
                memory needed ~1.21 GiB     peak · average ~963 MiB
@@ -313,7 +315,7 @@ fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
                emissions *85.0 mg      CO2e at 34 g/kWh, rte eco2mix
                     cost *0.000525     EUR at 0.21 per kWh
 
-        * apportioned from a total
+        * share of an energy meter
     "#]]
     .assert_eq(&energy(QualityKind::Attributed));
     expect![[r#"
@@ -370,7 +372,7 @@ fn a_long_command_and_a_hostile_name_stay_in_their_place() {
 
                       memory  ██░░░░░░░░░░░░░░░░░░░░░░░  7.6%  1.21 GiB of 16.0 GiB, peak
 
-                      waited  4.18s        runnable, waiting for a CPU
+                      waited  4.18s        thread-seconds · runnable, waiting for a CPU
                     switches  57,214       45,210 voluntary · 12,004 preempted
 
                memory needed  1.21 GiB     peak

@@ -5,6 +5,7 @@ use comfy_table::{ContentLineStyle, LineStyle, TableStyle};
 use met_core::JOB;
 use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
+use met_insight::report::signal_name;
 use met_insight::{allocation, average, gpu, json};
 
 use super::report::mark;
@@ -86,8 +87,8 @@ enum Show {
 enum Value {
     /// Foreign text; escaped when it is shown.
     Text(Option<String>),
-    /// Our own words for people, and the word for programs.
-    State(String, State),
+    /// Our own words for people, why it failed, and the word for programs.
+    State(String, Option<String>, State),
     Amount(Option<Amount>),
     Time(Option<i64>),
 }
@@ -164,8 +165,9 @@ const USER: ListColumn =
 /// A job inside another one is counted there, too: leave it out of sums.
 const INSIDE: ListColumn =
     text_column("INSIDE", "inside", |job| Value::Text(job.record.inside.clone())).rank(5).show(Show::IfKnown);
-const STATE: ListColumn =
-    text_column("STATE", "state", |job| Value::State(state_words(job.record.state), job.record.state));
+const STATE: ListColumn = text_column("STATE", "state", |job| {
+    Value::State(state_words(job.record.state), job.why(), job.record.state)
+});
 const CORES: ListColumn = number_column("CORES", "cores", |job| job.cores(units::cores)).rank(1);
 const MEMORY: ListColumn = number_column("MEMORY", "memory_needed_peak_bytes", |job| {
     job.total(column::MEMORY_NEEDED_PEAK, units::bytes)
@@ -202,19 +204,19 @@ static CPU: &[ListColumn] = &[
     text_column("MEM % (AVG)", "memory_ratio", |job| job.memory_ratio(units::percent_fixed))
         .short("MEM %")
         .rank(2),
-    text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
+    text_column("STATUS", "state", |job| Value::State(job.status(), job.why(), job.record.state)),
     DURATION.side(Side::Left),
 ];
 
 /// Of the same tool, with the GPUs.
 static GPU: &[ListColumn] = &[
     ID,
-    text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(6),
+    text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(8),
     ListColumn { header: "PROCESS NAME", ..NAME },
     text_column("GPU UTIL (AVG)", "gpu_ratio", |job| {
         Value::plain(gpu::ratio(job.record), units::percent_fixed)
     })
-    .short("GPU UTIL"),
+    .short("UTIL"),
     text_column("MEM (AVG)", "gpu_memory_bytes", |job| {
         Value::plain(gpu::memory_bytes(job.record), units::gigabytes_fixed)
     })
@@ -228,10 +230,11 @@ static GPU: &[ListColumn] = &[
     text_column("MAX TEMP", "gpu_temperature_max_celsius", |job| {
         Value::plain(gpu::temperature_celsius(job.record), units::celsius_fixed)
     })
+    .short("TEMP")
     .rank(5),
-    text_column("STATUS", "state", |job| Value::State(job.status(), job.record.state)),
-    DURATION.rank(3).side(Side::Left),
-    text_column("CARDS", "cards", |job| Value::Text(job.cards())).rank(1),
+    text_column("STATUS", "state", |job| Value::State(job.status(), job.why(), job.record.state)),
+    DURATION.rank(3).short("TIME").side(Side::Left),
+    text_column("CARDS", "cards", |job| Value::Text(job.cards())).rank(9),
 ];
 
 static ENERGY: &[ListColumn] = &[
@@ -430,6 +433,18 @@ impl Job<'_> {
         Value::amount(average::memory_ratio(self.record), kind, Format::Alone(format))
     }
 
+    /// Why a job failed.
+    fn why(&self) -> Option<String> {
+        match (self.record.signal, self.record.exit_code) {
+            _ if self.record.state != State::Failed => None,
+            (Some(signal), _) => Some(match signal_name(signal) {
+                Some(name) => name.trim_start_matches("SIG").to_owned(),
+                None => format!("signal {signal}"),
+            }),
+            (None, code) => code.filter(|&code| code != 0).map(|code| code.to_string()),
+        }
+    }
+
     /// The older tool's words: capitals, and a running job is active.
     fn status(&self) -> String {
         if self.record.state == State::Running {
@@ -470,7 +485,9 @@ impl Value {
     fn shown(&self, scale: Option<&Scale>, now_ns: i64, style: &Style) -> String {
         let known = match self {
             Value::Text(text) => text.as_deref().map(text::escape),
-            Value::State(words, _) => Some(words.clone()),
+            // Who reads a pipe compares words.
+            Value::State(words, Some(why), _) if style.width.is_some() => Some(format!("{words} ({why})")),
+            Value::State(words, ..) => Some(words.clone()),
             Value::Amount(amount) => amount.as_ref().map(|amount| amount.shown(scale)),
             Value::Time(time_ns) => time_ns.map(|time_ns| units::time_short(time_ns, now_ns, &style.zone)),
         };
@@ -482,7 +499,7 @@ impl Value {
         match self {
             // A row stays one line, whatever a name holds: escaped here too.
             Value::Text(text) => text.as_deref().map(text::escape).unwrap_or_default(),
-            Value::State(_, state) => state.name().to_owned(),
+            Value::State(.., state) => state.name().to_owned(),
             Value::Amount(amount) => {
                 amount.as_ref().map(|amount| amount.value.to_string()).unwrap_or_default()
             }
@@ -507,7 +524,8 @@ pub fn list(records: &[Record], view: View, now_ns: i64, style: &Style) -> Strin
         .collect();
     let frame = Frame { boxed: matches!(view, View::Cpu | View::Gpu) };
     if let Some(width) = style.width {
-        fit(&mut shown, frame, width, style.ascii);
+        let keep = if view == View::Gpu { GPU_KEPT_RANK } else { 0 };
+        fit(&mut shown, frame, width, keep, style.ascii);
     }
     let mut text = draw(&shown, &jobs, frame, style);
     // For people at a terminal; who reads a pipe line by line finds jobs alone.
@@ -537,8 +555,9 @@ fn legend(shown: &[Shown], style: &Style) -> String {
     if words.is_empty() {
         return String::new();
     }
-    let line = style.paint(Paint::Dim, &words.join("   ")) + "\n";
-    if style.ascii { text::to_ascii(&line) } else { line }
+    let lines = text::filled(words.into_iter(), "   ", style.width.unwrap_or(usize::MAX));
+    let legend: String = lines.iter().map(|line| style.paint(Paint::Dim, line) + "\n").collect();
+    if style.ascii { text::to_ascii(&legend) } else { legend }
 }
 
 /// RFC 4180 with a header, every column of the view, numbers in base units. A control character in a
@@ -630,15 +649,18 @@ impl Frame {
 /// A name shorter than this says little; a column of figures goes before it is cut further.
 const NAME_COLUMNS_WANTED: usize = 14;
 const NAME_COLUMNS_MIN: usize = 6;
+/// In the list of GPUs: all but the cards and the process, which leave first.
+const GPU_KEPT_RANK: u8 = 7;
 
 /// Makes the table as wide as the terminal at most: short headers, then shorter names, then fewer
-/// columns, and at last very short names. A line is never wrapped.
-fn fit(shown: &mut Vec<Shown>, frame: Frame, width: usize, ascii: bool) {
+/// columns, and at last very short names. A line is never wrapped. Columns of up to the rank `keep` stay as long as
+/// shorter names make room for them.
+fn fit(shown: &mut Vec<Shown>, frame: Frame, width: usize, keep: u8, ascii: bool) {
     let total = |shown: &[Shown]| shown.iter().map(Shown::width).sum::<usize>() + frame.width(shown.len());
     if total(shown) > width {
         shown.iter_mut().for_each(|shown| shown.header = shown.column.short);
     }
-    for floor in [NAME_COLUMNS_WANTED, NAME_COLUMNS_MIN] {
+    for (floor, keep) in [(NAME_COLUMNS_WANTED, keep), (NAME_COLUMNS_MIN, 0)] {
         loop {
             let excess = total(shown).saturating_sub(width);
             if excess == 0 {
@@ -647,7 +669,7 @@ fn fit(shown: &mut Vec<Shown>, frame: Frame, width: usize, ascii: bool) {
             if cut_flexible(shown, excess, floor, ascii) >= excess {
                 return;
             }
-            let last = shown.iter().enumerate().filter(|(_, shown)| shown.column.rank > 0);
+            let last = shown.iter().enumerate().filter(|(_, shown)| shown.column.rank > keep);
             let Some((index, _)) = last.max_by_key(|(_, shown)| shown.column.rank) else { break };
             shown.remove(index);
         }

@@ -145,7 +145,7 @@ fn jobs_at_60() {
             JOB  NAME            STATE          CORES  DURATION
             41   some_job        running         3.76      1m8s
             42   train           finished        3.76      1m8s
-            43   convert-the-w…  failed          3.76      1m8s
+            43   convert-the-w…  failed (3)      3.76      1m8s
             44   evil\n\x1b[2J…  out of memory    734     350ms
             45   größe 大きい    lost               -         -
         "#]],
@@ -161,7 +161,7 @@ fn jobs_at_80() {
             JOB  NAME            STATE          CORES    MEMORY      READ  WRITTEN  DURATION
             41   some_job        running         3.76         -         -        -      1m8s
             42   train           finished        3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s
-            43   convert-the-w…  failed          3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s
+            43   convert-the-w…  failed (3)      3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s
             44   evil\n\x1b[2J…  out of memory    734  1.21 GiB  3.22 GiB  700 MiB     350ms
             45   größe 大きい    lost               -         -         -        -         -
         "#]],
@@ -177,7 +177,7 @@ fn jobs_at_120() {
             JOB  NAME                                       STATE          CORES    MEMORY      READ  WRITTEN  DURATION   STARTED
             41   some_job                                   running         3.76         -         -        -      1m8s  17:39:36
             42   train                                      finished        3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s  16:40:44
-            43   convert-the-whole-archive-to-parquet-2026  failed          3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s  16:40:44
+            43   convert-the-whole-archive-to-parquet-2026  failed (3)      3.76  1.21 GiB  3.22 GiB  700 MiB      1m8s  16:40:44
             44   evil\n\x1b[2J\u202ename                    out of memory    734  1.21 GiB  3.22 GiB  700 MiB     350ms  16:40:44
             45   größe 大きい                               lost               -         -         -        -         -  17:39:36
         "#]],
@@ -190,16 +190,16 @@ fn cpu_at_60() {
         View::Cpu,
         60,
         expect![[r#"
-                ┌─────┬────────────────┬───────────┬───────────────┐
-                │ JOB │ NAME           │ CPU %     │ STATUS        │
-                ├─────┼────────────────┼───────────┼───────────────┤
-                │ 41  │ some_job       │ 376.41%   │ Active        │
-                │ 42  │ train          │ 376.41%   │ Finished      │
-                │ 43  │ convert-the-w… │ 376.41%   │ Failed        │
-                │ 44  │ evil\n\x1b[2J… │ 73400.00% │ Out of memory │
-                │ 45  │ größe 大きい   │ -         │ Lost          │
-                └─────┴────────────────┴───────────┴───────────────┘
-            "#]],
+            ┌─────┬────────────────┬───────────┬───────────────┐
+            │ JOB │ NAME           │ CPU %     │ STATUS        │
+            ├─────┼────────────────┼───────────┼───────────────┤
+            │ 41  │ some_job       │ 376.41%   │ Active        │
+            │ 42  │ train          │ 376.41%   │ Finished      │
+            │ 43  │ convert-the-w… │ 376.41%   │ Failed (3)    │
+            │ 44  │ evil\n\x1b[2J… │ 73400.00% │ Out of memory │
+            │ 45  │ größe 大きい   │ -         │ Lost          │
+            └─────┴────────────────┴───────────┴───────────────┘
+        "#]],
     );
 }
 
@@ -214,7 +214,7 @@ fn cpu_at_80() {
             ├─────┼──────┼──────────────────┼───────────┼───────┼───────────────┼──────────┤
             │ 41  │ 3113 │ some_job         │ 376.41%   │ 0.01% │ Active        │ 1m8s     │
             │ 42  │ 3113 │ train            │ 376.41%   │ 5.88% │ Finished      │ 1m8s     │
-            │ 43  │ 3113 │ convert-the-who… │ 376.41%   │ 5.88% │ Failed        │ 1m8s     │
+            │ 43  │ 3113 │ convert-the-who… │ 376.41%   │ 5.88% │ Failed (3)    │ 1m8s     │
             │ 44  │ 3113 │ evil\n\x1b[2J\u… │ 73400.00% │ 5.88% │ Out of memory │ 350ms    │
             │ 45  │ 3113 │ größe 大きい     │ -         │ -     │ Lost          │ -        │
             └─────┴──────┴──────────────────┴───────────┴───────┴───────────────┴──────────┘
@@ -233,7 +233,7 @@ fn cpu_at_120() {
             ├─────┼──────┼───────────────────────────────────────────┼─────────────┼─────────────┼───────────────┼──────────┤
             │ 41  │ 3113 │ some_job                                  │ 376.41%     │ 0.01%       │ Active        │ 1m8s     │
             │ 42  │ 3113 │ train                                     │ 376.41%     │ 5.88%       │ Finished      │ 1m8s     │
-            │ 43  │ 3113 │ convert-the-whole-archive-to-parquet-2026 │ 376.41%     │ 5.88%       │ Failed        │ 1m8s     │
+            │ 43  │ 3113 │ convert-the-whole-archive-to-parquet-2026 │ 376.41%     │ 5.88%       │ Failed (3)    │ 1m8s     │
             │ 44  │ 3113 │ evil\n\x1b[2J\u202ename                   │ 73400.00%   │ 5.88%       │ Out of memory │ 350ms    │
             │ 45  │ 3113 │ größe 大きい                              │ -           │ -           │ Lost          │ -        │
             └─────┴──────┴───────────────────────────────────────────┴─────────────┴─────────────┴───────────────┴──────────┘
@@ -250,7 +250,7 @@ fn io_at_80_and_120() {
             JOB  NAME            STATE              READ  WRITTEN    READ/S  DURATION
             41   some_job        running               -        -         -      1m8s
             42   train           finished       3.22 GiB  700 MiB  48.3 MiB      1m8s
-            43   convert-the-w…  failed         3.22 GiB  700 MiB  48.3 MiB      1m8s
+            43   convert-the-w…  failed (3)     3.22 GiB  700 MiB  48.3 MiB      1m8s
             44   evil\n\x1b[2J…  out of memory  3.22 GiB  700 MiB  9.20 GiB     350ms
             45   größe 大きい    lost                  -        -         -         -
         "#]],
@@ -262,7 +262,7 @@ fn io_at_80_and_120() {
             JOB  NAME                       STATE              READ  WRITTEN    READ/S  WRITTEN/S  READ CALLS  WRITE CALLS  DURATION
             41   some_job                   running               -        -         -          -           -            -      1m8s
             42   train                      finished       3.22 GiB  700 MiB  48.3 MiB   10.3 MiB    9.20 GiB      775 MiB      1m8s
-            43   convert-the-whole-archiv…  failed         3.22 GiB  700 MiB  48.3 MiB   10.3 MiB    9.20 GiB      775 MiB      1m8s
+            43   convert-the-whole-archiv…  failed (3)     3.22 GiB  700 MiB  48.3 MiB   10.3 MiB    9.20 GiB      775 MiB      1m8s
             44   evil\n\x1b[2J\u202ename    out of memory  3.22 GiB  700 MiB  9.20 GiB   1.95 GiB    9.20 GiB      775 MiB     350ms
             45   größe 大きい               lost                  -        -         -          -           -            -         -
         "#]],
@@ -278,7 +278,7 @@ fn mem_at_80_and_120() {
             JOB  NAME            STATE           AVERAGE      PEAK  OF NODE  DURATION
             41   some_job        running        1.62 MiB         -    <0.1%      1m8s
             42   train           finished        963 MiB  1.21 GiB     5.9%      1m8s
-            43   convert-the-w…  failed          963 MiB  1.21 GiB     5.9%      1m8s
+            43   convert-the-w…  failed (3)      963 MiB  1.21 GiB     5.9%      1m8s
             44   evil\n\x1b[2J…  out of memory   963 MiB  1.21 GiB     5.9%     350ms
             45   größe 大きい    lost                  -         -        -         -
         "#]],
@@ -290,7 +290,7 @@ fn mem_at_80_and_120() {
             JOB  NAME                       STATE           AVERAGE      PEAK  OF NODE     CACHE  WITH CACHE  MAJOR FAULTS  DURATION
             41   some_job                   running        1.62 MiB         -    <0.1%         -           -             -      1m8s
             42   train                      finished        963 MiB  1.21 GiB     5.9%  2.70 GiB    4.70 GiB           312      1m8s
-            43   convert-the-whole-archiv…  failed          963 MiB  1.21 GiB     5.9%  2.70 GiB    4.70 GiB           312      1m8s
+            43   convert-the-whole-archiv…  failed (3)      963 MiB  1.21 GiB     5.9%  2.70 GiB    4.70 GiB           312      1m8s
             44   evil\n\x1b[2J\u202ename    out of memory   963 MiB  1.21 GiB     5.9%  2.70 GiB    4.70 GiB           312     350ms
             45   größe 大きい               lost                  -         -        -         -           -             -         -
         "#]],
@@ -303,13 +303,13 @@ fn all_at_120() {
         View::All,
         120,
         expect![[r#"
-                JOB  NAME            USER   STATE              EXIT  CORES  CPU TIME    MEMORY  OF NODE      READ  WRITTEN  DURATION
-                41   some_job        alice  running               -   3.76     4m16s         -    <0.1%         -        -      1m8s
-                42   train           alice  finished              0   3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
-                43   convert-the-w…  alice  failed                3   3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
-                44   evil\n\x1b[2J…  alice  out of memory  signal 9    734     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB     350ms
-                45   größe 大きい    alice  lost                  -      -         -         -        -         -        -         -
-            "#]],
+            JOB  NAME            USER   STATE              EXIT  CORES  CPU TIME    MEMORY  OF NODE      READ  WRITTEN  DURATION
+            41   some_job        alice  running               -   3.76     4m16s         -    <0.1%         -        -      1m8s
+            42   train           alice  finished              0   3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
+            43   convert-the-w…  alice  failed (3)            3   3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
+            44   evil\n\x1b[2J…  alice  out of memory  signal 9    734     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB     350ms
+            45   größe 大きい    alice  lost                  -      -         -         -        -         -        -         -
+        "#]],
     );
 }
 
@@ -402,13 +402,13 @@ fn states_have_colours_where_colours_are_wanted() {
     let style = Style { width: Some(60), color: true, ..Style::plain() };
     let drawn = list(&sample::several(), View::Jobs, sample::NOW_NS, &style);
     expect![[r#"
-            ESC[1mJOBESC[0mESC[1m  NAME          ESC[0mESC[1m  STATE        ESC[0mESC[1m  CORESESC[0mESC[1m  DURATIONESC[0m
-            41   some_job      ESC[38;5;10m  running      ESC[39m   3.76      1m8s
-            42   train           finished        3.76      1m8s
-            43   convert-the-w…ESC[38;5;9m  failed       ESC[39m   3.76      1m8s
-            44   evil\n\x1b[2J…ESC[38;5;9m  out of memoryESC[39m    734     350ms
-            45   größe 大きい  ESC[38;5;9m  lost         ESC[39m      -         -
-        "#]].assert_eq(&drawn.replace('\x1b', "ESC"));
+        ESC[1mJOBESC[0mESC[1m  NAME          ESC[0mESC[1m  STATE        ESC[0mESC[1m  CORESESC[0mESC[1m  DURATIONESC[0m
+        41   some_job      ESC[38;5;10m  running      ESC[39m   3.76      1m8s
+        42   train           finished        3.76      1m8s
+        43   convert-the-w…ESC[38;5;9m  failed (3)   ESC[39m   3.76      1m8s
+        44   evil\n\x1b[2J…ESC[38;5;9m  out of memoryESC[39m    734     350ms
+        45   größe 大きい  ESC[38;5;9m  lost         ESC[39m      -         -
+    "#]].assert_eq(&drawn.replace('\x1b', "ESC"));
 }
 
 #[test]
@@ -417,16 +417,16 @@ fn an_old_terminal_gets_plain_characters() {
     let drawn = list(&sample::several(), View::Cpu, sample::NOW_NS, &style);
     assert!(drawn.is_ascii(), "{drawn}");
     expect![[r#"
-            +-----+------+------------------+-----------+-------+---------------+----------+
-            | JOB | PPID | NAME             | CPU %     | MEM % | STATUS        | DURATION |
-            +==============================================================================+
-            | 41  | 3113 | some_job         | 376.41%   | 0.01% | Active        | 1m8s     |
-            | 42  | 3113 | train            | 376.41%   | 5.88% | Finished      | 1m8s     |
-            | 43  | 3113 | convert-the-who~ | 376.41%   | 5.88% | Failed        | 1m8s     |
-            | 44  | 3113 | evil\n\x1b[2J\u~ | 73400.00% | 5.88% | Out of memory | 350ms    |
-            | 45  | 3113 | gr??e ??????     | -         | -     | Lost          | -        |
-            +-----+------+------------------+-----------+-------+---------------+----------+
-        "#]]
+        +-----+------+------------------+-----------+-------+---------------+----------+
+        | JOB | PPID | NAME             | CPU %     | MEM % | STATUS        | DURATION |
+        +==============================================================================+
+        | 41  | 3113 | some_job         | 376.41%   | 0.01% | Active        | 1m8s     |
+        | 42  | 3113 | train            | 376.41%   | 5.88% | Finished      | 1m8s     |
+        | 43  | 3113 | convert-the-who~ | 376.41%   | 5.88% | Failed (3)    | 1m8s     |
+        | 44  | 3113 | evil\n\x1b[2J\u~ | 73400.00% | 5.88% | Out of memory | 350ms    |
+        | 45  | 3113 | gr??e ??????     | -         | -     | Lost          | -        |
+        +-----+------+------------------+-----------+-------+---------------+----------+
+    "#]]
     .assert_eq(&drawn);
 }
 

@@ -49,6 +49,26 @@ pub fn wrap(words: &str, columns: usize) -> Vec<String> {
     lines
 }
 
+/// Lines of at most `columns`, broken between words only: a path or command that is longer stays in one piece.
+pub fn words(words: &str, columns: usize) -> Vec<String> {
+    filled(words.split(' ').map(str::to_owned), " ", columns)
+}
+
+/// Parts in as few lines as they fit into, each in one piece.
+pub fn filled(parts: impl Iterator<Item = String>, separator: &str, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for part in parts {
+        match lines.last_mut() {
+            Some(last) if width(last) + width(separator) + width(&part) <= columns => {
+                last.push_str(separator);
+                last.push_str(&part);
+            }
+            _ => lines.push(part),
+        }
+    }
+    lines
+}
+
 /// `text` followed by spaces up to `columns`.
 pub fn pad(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))

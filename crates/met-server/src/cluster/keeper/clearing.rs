@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use met_core::job::JobKey;
 use met_store::cluster::{Log, NodeJobKey};
-use met_store::{Retention, StoreError};
+use met_store::{Retention, StoreError, Thinning};
 
 use super::wholes::{key_of_whole, node_job_key, series_of, whole_key};
 use super::{Latest, Wholes, series_key};
 
 /// Longer than anything is on its way; what is sent again later is recognised by its content.
 const SPOOLS_FOR: Duration = Duration::from_secs(60 * 86_400);
-/// What is looked at each time: others wait meanwhile.
+/// Of the twenty seconds between two looks.
+const THIN_FOR: Duration = Duration::from_millis(500);
+/// Rows examined per pass: other work waits meanwhile.
 const LEFT_BEHIND_ROWS: usize = 20_000;
 
 /// Removes what is old from the store, and from what nodes reported.
@@ -19,6 +21,8 @@ const LEFT_BEHIND_ROWS: usize = 20_000;
 pub(super) struct Clearing {
     /// How far it was looked for what is left of jobs that were removed.
     looked_for_old: Option<NodeJobKey>,
+    /// Some samples may be old enough to be thinned.
+    thins: bool,
 }
 
 impl Clearing {
@@ -38,6 +42,24 @@ impl Clearing {
             self.forget_left_behind(wholes, now_ns.saturating_sub(max_age_ns), LEFT_BEHIND_ROWS)?;
         }
         wholes.log.forget_spools(now_ns.saturating_sub(SPOOLS_FOR.as_nanos() as i64)).map(drop)
+    }
+
+    pub(super) fn begin_thinning(&mut self) {
+        self.thins = true;
+    }
+
+    /// Thins some of the old samples: batches wait meanwhile.
+    pub(super) fn thin(
+        &mut self,
+        wholes: &mut Wholes,
+        rules: &[Thinning],
+        now_ns: i64,
+    ) -> Result<(), StoreError> {
+        if self.thins {
+            self.thins = false;
+            self.thins = wholes.writer.thin(rules, &met_sources::catalogue(), now_ns, THIN_FOR)?;
+        }
+        Ok(())
     }
 
     /// What was reported of jobs that went without it, as they did in earlier versions, goes when it is old itself.

@@ -8,6 +8,7 @@ use met_sinks::{bus, forward};
 
 use super::{Finding, Health};
 use met_agent::daemon;
+use met_agent::daemon::schedulers::Asker;
 use met_core::units;
 use met_query::client::Client;
 use met_query::jobs;
@@ -16,6 +17,12 @@ use met_query::setting::Setting;
 
 pub(super) fn running_daemon(setting: &Setting) -> Finding {
     let good = |detail: &str| Finding::new("daemon", Health::Good, detail);
+    let later = setting.in_force(false).map(|held| held.after_restart).unwrap_or_default();
+    if !later.is_empty() {
+        let detail = format!("running; its file has changed, and {} need a restart", later.join(", "));
+        let remedy = "met daemon --stop    (a service: systemctl restart met)";
+        return Finding::new("daemon", Health::Less, detail).remedied_by(remedy);
+    }
     if setting.system_daemon().is_some() {
         return good("a system daemon is running and is used");
     }
@@ -134,12 +141,22 @@ pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
     let system = setting.system_daemon();
     let runs = system.is_some();
     let daemons = [super::status_of(system), super::status_of(setting.user_daemon().ok())];
+    let forwards = daemons.iter().flatten().any(|status| status.forward.is_some());
     let queried: Vec<SchedulerStatus> =
         daemons.into_iter().flatten().flat_map(|status| status.schedulers).collect();
     if !queried.is_empty() {
         return queried.iter().map(|status| finding(health_of(status), scheduler_words(status))).collect();
     }
-    let there = daemon::schedulers::wanted(&setting.config.schedulers, true);
+    let asker = Asker::Daemon { system: true, forwards: false };
+    let there = daemon::schedulers::wanted(&setting.config.schedulers, asker);
+    if there.is_empty() && crate::server::is_here(setting) {
+        let unknown = "requested resources, accounts, waiting times and final states of jobs stay unknown";
+        return vec![
+            finding(Health::Less, format!("this server can query no scheduler: {unknown}")).remedied_by(
+                "install the client commands of the scheduler here (schedulers.path names their folder)",
+            ),
+        ];
+    }
     if there.is_empty() {
         let off = daemon::schedulers::switched_off(&setting.config.schedulers);
         let detail = match off.as_slice() {
@@ -157,6 +174,10 @@ pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
         let (manager, query) = scheduler.row();
         match installed {
             false => finding(Health::Broken, format!("{}: {} is not installed", manager.name, query.program)),
+            true if forwards => {
+                let detail = "is queried by the server of the cluster, for all its nodes";
+                finding(Health::Good, format!("{} {detail}", manager.name))
+            }
             true if runs => finding(Health::Less, format!("{} is not queried", manager.name)),
             true => {
                 let detail = format!("{} found; only a system daemon queries it", manager.name);

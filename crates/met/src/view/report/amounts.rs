@@ -9,7 +9,7 @@ use met_core::units;
 pub fn mark(quality: QualityKind) -> Option<(&'static str, &'static str)> {
     match quality {
         QualityKind::Measured | QualityKind::Sampled => None,
-        QualityKind::Attributed => Some(("*", "apportioned from a total")),
+        QualityKind::Attributed => Some(("*", "attributed")),
         QualityKind::Estimated => Some(("~", "estimated")),
         QualityKind::LowerBound => Some(("≥", "at least this much")),
     }
@@ -53,5 +53,11 @@ pub(super) fn legend(report: &Report) -> Vec<String> {
     let parts = report.parts.iter().flat_map(|part| [part.cpu.as_ref(), part.memory.as_ref()]).flatten();
     let used: Vec<QualityKind> = amounts.chain(shares).chain(parts).map(|amount| amount.quality).collect();
     let kinds = QualityKind::ALL.into_iter().filter(|kind| used.contains(kind));
-    kinds.filter_map(mark).map(|(sign, words)| format!("{sign} {words}")).collect()
+    let words = |kind: QualityKind| match (mark(kind)?, kind) {
+        ((sign, _), QualityKind::Attributed) if !report.attributed.is_empty() => {
+            Some(format!("{sign} {}", report.attributed.join("; ")))
+        }
+        ((sign, words), _) => Some(format!("{sign} {words}")),
+    };
+    kinds.filter_map(words).collect()
 }

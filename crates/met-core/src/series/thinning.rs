@@ -1,0 +1,430 @@
+//! Thinning: of each column the last sample of every step stays, and what was removed is summed up as the lowest,
+//! mean and highest value until then.
+//!
+//! The samples that stay are real ones, so the growth of a counter between two of them is exact. The first sample, and
+//! those before and after a gap or a restart of a counter, stay as well: nothing is bridged that was not bridged
+//! before. Thinning again what is thinned adds up the sums.
+
+use std::collections::BTreeMap;
+
+use super::{Course, Interval, interval};
+use crate::{Kind, MISSING, Table};
+
+/// Sums are stored in thousandths of the column's sub-unit: a mean of whole numbers is not whole.
+const PARTS: f64 = 1000.0;
+/// Farther apart than anything that fits into a cell.
+const SUM_MAX: f64 = 9.2e18;
+/// No reader takes a shorter time for a gap.
+const GAP_MIN_MS: i64 = 5_000;
+
+/// A column between two samples that thinning left. Of a counter: its growth per second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    pub low: f64,
+    /// None of a counter: its samples say it.
+    pub mean: Option<f64>,
+    pub high: f64,
+}
+
+/// What of a spread is stored, by the order in [`Spreads::cells`].
+pub const SPREAD_NAMES: [&str; 3] = ["min", "mean", "max"];
+const LOW: usize = 0;
+const MEAN: usize = 1;
+const HIGH: usize = 2;
+
+/// The spreads of a course: like its columns, for each of [`SPREAD_NAMES`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spreads {
+    pub cells: [Vec<Vec<i64>>; SPREAD_NAMES.len()],
+}
+
+impl Spreads {
+    pub fn new(table: &Table) -> Spreads {
+        Spreads { cells: std::array::from_fn(|_| vec![Vec::new(); table.columns.len()]) }
+    }
+
+    pub fn get(&self, column: usize, index: usize) -> Option<Spread> {
+        let value = |which: usize| {
+            let cell = self.cells[which][column].get(index).copied().filter(|&cell| cell != MISSING);
+            cell.map(|cell| cell as f64 / PARTS)
+        };
+        let (low, high) = (value(LOW)?, value(HIGH)?);
+        Some(Spread { low, mean: value(MEAN), high })
+    }
+
+    pub fn set(&mut self, column: usize, index: usize, spread: Spread) {
+        let Spread { low, mean, high } = spread;
+        for (cells, value) in self.cells.iter_mut().zip([Some(low), mean, Some(high)]) {
+            let cells = &mut cells[column];
+            cells.resize(cells.len().max(index + 1), MISSING);
+            let part = |value: f64| (value * PARTS).round().clamp(-SUM_MAX, SUM_MAX) as i64;
+            cells[index] = value.map_or(MISSING, part);
+        }
+    }
+
+    /// For so many samples; new ones have none.
+    pub fn resize(&mut self, count: usize) {
+        self.cells.iter_mut().flatten().for_each(|cells| cells.resize(count, MISSING));
+    }
+
+    pub fn highest(&self, column: usize) -> Option<f64> {
+        let known = self.cells[HIGH][column].iter().filter(|&&cell| cell != MISSING);
+        known.max().map(|&cell| cell as f64 / PARTS)
+    }
+
+    /// Whether any column has one at this sample.
+    pub fn has_any(&self, index: usize) -> bool {
+        self.cells[HIGH].iter().any(|cells| cells.get(index).is_some_and(|&cell| cell != MISSING))
+    }
+
+    pub(super) fn part(&self, begin: usize, end: usize) -> Spreads {
+        let part = |which: usize| {
+            self.cells[which].iter().map(|cells| cells[begin..end.min(cells.len())].to_vec()).collect()
+        };
+        Spreads { cells: std::array::from_fn(part) }
+    }
+
+    /// Behind the `count` samples that there are, those of `later` from `skip` on.
+    pub(super) fn append(&mut self, count: usize, later: &Course, skip: usize) {
+        self.resize(count);
+        if let Some(spreads) = &later.spreads {
+            for (all, more) in self.cells.iter_mut().flatten().zip(spreads.cells.iter().flatten()) {
+                all.extend_from_slice(more.get(skip..).unwrap_or_default());
+            }
+        }
+        self.resize(count + later.len() - skip);
+    }
+}
+
+/// Thins a course that comes in pieces, in order.
+pub struct Thinner {
+    step_ms: i64,
+    kinds: Vec<Kind>,
+    tracks: Vec<Track>,
+    /// The step of the samples that may still be replaced by later ones.
+    step: i64,
+    /// What stays of that step, by time.
+    kept: BTreeMap<i64, Vec<Point>>,
+    out: Course,
+}
+
+/// A cell that stays.
+struct Point {
+    column: usize,
+    cell: i64,
+    spread: Option<Spread>,
+}
+
+/// A column on its way.
+#[derive(Default)]
+struct Track {
+    /// The last known sample, and whether it stays.
+    last: Option<(i64, i64)>,
+    is_kept: bool,
+    run: Run,
+    gap_ms: i64,
+    /// A counter that was read twice in a moment has no peak there.
+    least_ms: i64,
+}
+
+/// The intervals since the last sample that stays.
+#[derive(Default)]
+struct Run {
+    count: usize,
+    is_thinned: bool,
+    covered_ms: i64,
+    weighted: f64,
+    low: Option<f64>,
+    high: Option<f64>,
+}
+
+impl Run {
+    fn add(&mut self, interval: &Interval, least_ms: i64) {
+        let covered_ms = interval.end_ms - interval.begin_ms;
+        self.count += 1;
+        self.is_thinned |= interval.is_thinned;
+        self.covered_ms += covered_ms;
+        self.weighted += interval.value * covered_ms as f64;
+        if interval.is_thinned || covered_ms >= least_ms {
+            self.low = self.low.into_iter().chain([interval.low]).reduce(f64::min);
+            self.high = self.high.into_iter().chain([interval.peak]).reduce(f64::max);
+        }
+    }
+
+    /// Where nothing was removed, the samples say it all.
+    fn take(&mut self, kind: Kind) -> Option<Spread> {
+        let run = std::mem::take(self);
+        if run.count == 0 || (run.count == 1 && !run.is_thinned) {
+            return None;
+        }
+        let mean = run.weighted / run.covered_ms as f64;
+        let (low, high) = (run.low.unwrap_or(mean), run.high.unwrap_or(mean));
+        Some(Spread { low, mean: (kind == Kind::Gauge).then_some(mean), high })
+    }
+}
+
+impl Thinner {
+    pub fn new(table: &'static Table, step_ms: i64) -> Thinner {
+        Thinner {
+            step_ms: step_ms.max(1),
+            kinds: table.columns.iter().map(|column| column.kind).collect(),
+            tracks: table.columns.iter().map(|_| Track::default()).collect(),
+            step: i64::MIN,
+            kept: BTreeMap::new(),
+            out: Course::new(table),
+        }
+    }
+
+    /// Takes the next samples.
+    pub fn push(&mut self, course: &Course) {
+        for column in 0..self.tracks.len() {
+            let (gap_ms, least_ms) = usual(course, column);
+            (self.tracks[column].gap_ms, self.tracks[column].least_ms) = (gap_ms, least_ms);
+        }
+        for (index, &time_ms) in course.times_ms.iter().enumerate() {
+            let step = time_ms.div_euclid(self.step_ms);
+            if step != self.step {
+                self.close_step();
+                self.step = step;
+            }
+            for column in 0..self.tracks.len() {
+                let cell = course.columns[column][index];
+                if cell != MISSING {
+                    self.take(column, (time_ms, cell), course.spread(column, index));
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, column: usize, now: (i64, i64), spread: Option<Spread>) {
+        let (kind, track) = (self.kinds[column], &mut self.tracks[column]);
+        let before = track.last.filter(|last| last.0 < now.0);
+        let interval = before.and_then(|before| interval(kind, before, now, spread, track.gap_ms));
+        match interval {
+            Some(interval) => {
+                track.run.add(&interval, if kind == Kind::Counter { track.least_ms } else { 0 });
+                (track.last, track.is_kept) = (Some(now), false);
+            }
+            None => {
+                self.keep_last(column);
+                let track = &mut self.tracks[column];
+                (track.last, track.is_kept) = (Some(now), true);
+                self.kept.entry(now.0).or_default().push(Point { column, cell: now.1, spread: None });
+            }
+        }
+    }
+
+    /// The last sample of a column stays.
+    fn keep_last(&mut self, column: usize) {
+        let track = &mut self.tracks[column];
+        if let Some((time_ms, cell)) = track.last.filter(|_| !track.is_kept) {
+            track.is_kept = true;
+            let spread = track.run.take(self.kinds[column]);
+            self.kept.entry(time_ms).or_default().push(Point { column, cell, spread });
+        }
+    }
+
+    /// No more samples come for this step.
+    fn close_step(&mut self) {
+        (0..self.tracks.len()).for_each(|column| self.keep_last(column));
+        let mut cells = vec![MISSING; self.tracks.len()];
+        for (time_ms, points) in std::mem::take(&mut self.kept) {
+            cells.fill(MISSING);
+            points.iter().for_each(|point| cells[point.column] = point.cell);
+            self.out.push(time_ms, &cells);
+            let (index, table) = (self.out.len() - 1, self.out.table);
+            for Point { column, spread, .. } in points {
+                if let Some(spread) = spread {
+                    let spreads = self.out.spreads.get_or_insert_with(|| Box::new(Spreads::new(table)));
+                    spreads.set(column, index, spread);
+                    spreads.resize(index + 1);
+                }
+            }
+        }
+    }
+
+    /// What is thinned so far and will not change.
+    pub fn take_out(&mut self) -> Course {
+        let table = self.out.table;
+        std::mem::replace(&mut self.out, Course::new(table))
+    }
+
+    pub fn out_len(&self) -> usize {
+        self.out.len()
+    }
+
+    /// The rest.
+    pub fn finish(mut self) -> Course {
+        self.close_step();
+        self.out
+    }
+}
+
+/// The longest time between two known cells of a column that is no gap, by most of them, and the shortest over which a
+/// counter's growth may be a peak.
+fn usual(course: &Course, column: usize) -> (i64, i64) {
+    let cells = course.times_ms.iter().zip(&course.columns[column]).enumerate();
+    let known =
+        cells.filter(|&(_, (_, &cell))| cell != MISSING).map(|(index, (&time_ms, _))| (index, time_ms));
+    let (mut spans, mut thinned) = (Vec::new(), 0);
+    let mut before = None;
+    for (index, time_ms) in known {
+        match course.spread(column, index) {
+            Some(_) => thinned += 1,
+            None => spans.extend(before.map(|before| time_ms - before)),
+        }
+        before = Some(time_ms);
+    }
+    spans.sort_unstable();
+    let usual_ms = spans.get(spans.len() * 9 / 10).copied().unwrap_or(0);
+    let middle_ms = spans.get(spans.len() / 2).copied().unwrap_or(0);
+    // Where most are thinned, the others may be the gaps between them.
+    let usual_ms = if thinned > spans.len() { 0 } else { usual_ms };
+    (GAP_MIN_MS.max(usual_ms.saturating_mul(3)), middle_ms / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::JOB;
+    use crate::job_table::{CPU, MEMORY_NEEDED};
+    use proptest::prelude::*;
+
+    const GAP_MS: i64 = 25_000;
+
+    fn course(samples: &[(i64, i64, i64)]) -> Course {
+        let mut course = Course::new(&JOB);
+        for &(time_ms, cpu, memory) in samples {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[CPU], cells[MEMORY_NEEDED]) = (cpu, memory);
+            course.push(time_ms, &cells);
+        }
+        course
+    }
+
+    fn thin(course: &Course, step_ms: i64) -> Course {
+        let mut thinner = Thinner::new(course.table, step_ms);
+        // In pieces, as it is read from a file.
+        for begin in (0..course.len()).step_by(100) {
+            thinner.push(&course.part(begin, course.len().min(begin + 100)));
+        }
+        let mut all = thinner.take_out();
+        all.append(&thinner.finish());
+        all
+    }
+
+    /// Covered time, mean, lowest and highest of a column.
+    fn figures(course: &Course, column: usize) -> (i64, f64, f64, f64) {
+        let intervals: Vec<Interval> = course.intervals(column, GAP_MS).collect();
+        let covered: i64 = intervals.iter().map(|span| span.end_ms - span.begin_ms).sum();
+        let weighted: f64 =
+            intervals.iter().map(|span| span.value * (span.end_ms - span.begin_ms) as f64).sum();
+        let low = intervals.iter().map(|span| span.low).fold(f64::INFINITY, f64::min);
+        let high = intervals.iter().map(|span| span.peak).fold(f64::NEG_INFINITY, f64::max);
+        (covered, weighted / covered as f64, low, high)
+    }
+
+    /// An hour of seconds with a peak of one second and a pause.
+    fn hour() -> Course {
+        let busy = |second: i64| if second == 1234 { 8 } else { 1 };
+        let mut cpu = 0;
+        let samples: Vec<(i64, i64, i64)> = (0..3600)
+            .map(|second| {
+                cpu += busy(second) * 1_000_000_000;
+                (second * 1000, cpu, if second == 2000 { 900 } else { 100 + second % 7 })
+            })
+            .filter(|sample| !(2_500_000..2_700_000).contains(&sample.0))
+            .collect();
+        course(&samples)
+    }
+
+    #[test]
+    fn mean_peak_and_gap_are_what_they_were() {
+        let hour = hour();
+        for step_ms in [60_000, 600_000] {
+            let thinned = thin(&hour, step_ms);
+            assert!(thinned.len() as i64 <= 3_600_000 / step_ms + 4, "{} samples", thinned.len());
+            for column in [CPU, MEMORY_NEEDED] {
+                let (before, after) = (figures(&hour, column), figures(&thinned, column));
+                assert_eq!(after.0, before.0, "the pause stays a pause");
+                assert!((after.1 / before.1 - 1.0).abs() < 1e-5, "{before:?} {after:?}");
+                assert_eq!((after.2, after.3), (before.2, before.3));
+            }
+            assert_eq!(thinned.maximum(MEMORY_NEEDED), Some(900));
+            assert_eq!(thinned.columns[CPU].last(), hour.columns[CPU].last());
+        }
+    }
+
+    #[test]
+    fn thinning_again_adds_up_the_sums_and_once_more_changes_nothing() {
+        let minutes = thin(&hour(), 60_000);
+        let (at_once, in_two) = (thin(&hour(), 600_000), thin(&minutes, 600_000));
+        assert_eq!(in_two.times_ms, at_once.times_ms);
+        assert_eq!(in_two.columns, at_once.columns);
+        assert_eq!(figures(&in_two, MEMORY_NEEDED).3, 900.0);
+        assert!((figures(&in_two, MEMORY_NEEDED).1 - figures(&hour(), MEMORY_NEEDED).1).abs() < 0.01);
+        let again = thin(&minutes, 60_000);
+        assert_eq!(
+            (&again.times_ms, &again.columns, &again.spreads),
+            (&minutes.times_ms, &minutes.columns, &minutes.spreads)
+        );
+    }
+
+    #[test]
+    fn columns_of_another_pace_keep_their_own_last_sample() {
+        let memory = |second: i64| if second % 10 == 3 { second } else { MISSING };
+        let samples: Vec<_> = (0..120).map(|second| (second * 1000, second, memory(second))).collect();
+        let thinned = thin(&course(&samples), 60_000);
+        assert_eq!(thinned.times_ms, [0, 3000, 53_000, 59_000, 113_000, 119_000]);
+        assert_eq!(thinned.columns[MEMORY_NEEDED], [MISSING, 3, 53, MISSING, 113, MISSING]);
+        assert_eq!(figures(&thinned, MEMORY_NEEDED).0, 110_000);
+    }
+
+    #[test]
+    fn a_counter_that_begins_again_is_not_bridged() {
+        let samples: Vec<_> = (0..60)
+            .map(|second| (second * 1000, if second < 30 { 1000 + second } else { second }, 1))
+            .collect();
+        let thinned = thin(&course(&samples), 60_000);
+        let cpu: Vec<i64> = thinned.columns[CPU].iter().copied().filter(|&cell| cell != MISSING).collect();
+        assert_eq!(cpu, [1000, 1029, 30, 59]);
+        assert_eq!(figures(&thinned, CPU).0, 58_000);
+    }
+
+    #[test]
+    fn what_is_sampled_once_in_a_step_stays_as_it_is() {
+        let samples: Vec<_> = (0..50).map(|minute| (minute * 60_000 + 7, minute, minute)).collect();
+        let thinned = thin(&course(&samples), 60_000);
+        assert_eq!((thinned.len(), thinned.spreads), (50, None));
+    }
+
+    proptest! {
+        #[test]
+        fn no_growth_is_lost_and_no_time_is_gained(
+            steps in prop::collection::vec((prop_oneof![1i64..3000, 1i64..90_000], -50i64..1_000_000, 0i64..500), 2..300),
+            step_ms in 1_000i64..200_000,
+        ) {
+            let (mut time_ms, mut cpu) = (0, 0);
+            let mut samples = Vec::new();
+            for (elapsed_ms, growth, memory) in steps {
+                (time_ms, cpu) = (time_ms + elapsed_ms, (cpu + growth).max(0));
+                samples.push((time_ms, cpu, memory));
+            }
+            let course = course(&samples);
+            let mut thinner = Thinner::new(&JOB, step_ms);
+            thinner.push(&course);
+            let gap_ms = thinner.tracks[CPU].gap_ms;
+            let thinned = thinner.finish();
+            let growth = |course: &Course| -> f64 {
+                let rates = course.intervals(CPU, gap_ms);
+                rates.map(|span| span.value * (span.end_ms - span.begin_ms) as f64).sum()
+            };
+            prop_assert!((growth(&course) - growth(&thinned)).abs() <= 1e-6 * growth(&course).max(1.0));
+            let covered = |course: &Course| -> i64 {
+                course.intervals(MEMORY_NEEDED, gap_ms).map(|span| span.end_ms - span.begin_ms).sum()
+            };
+            prop_assert_eq!(covered(&course), covered(&thinned));
+            prop_assert_eq!(course.maximum(MEMORY_NEEDED), thinned.maximum(MEMORY_NEEDED));
+        }
+    }
+}

@@ -1,0 +1,154 @@
+use met_core::job_table::{CPU, MEMORY_NEEDED};
+use met_core::{JOB, MISSING};
+use tempfile::TempDir;
+
+use super::*;
+use crate::samples::{MIDNIGHT_S, SECOND_NS, finished};
+use crate::{Reader, series};
+
+const DAY_S: i64 = 86_400;
+const GAP_MS: i64 = 25_000;
+const MINUTE: Thinning =
+    Thinning { after: Duration::from_secs(7 * DAY_S as u64), step: Duration::from_secs(60) };
+const TEN: Thinning =
+    Thinning { after: Duration::from_secs(90 * DAY_S as u64), step: Duration::from_secs(600) };
+
+/// Two hours of seconds from before midnight to after it, with a peak and a pause.
+fn busy(jobs: &[u64]) -> (TempDir, Writer, Vec<Course>) {
+    let state = tempfile::tempdir().unwrap();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let mut courses = Vec::new();
+    for &id in jobs {
+        let record = finished(id, MIDNIGHT_S - 3600);
+        writer.put(&record).unwrap();
+        let mut course = Course::new(&JOB);
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        for second in (0..7200).filter(|second| !(1000..1300).contains(second)) {
+            cells[CPU] = second * 1_000_000_000 + if second > 5000 { 9_000_000_000 } else { 0 };
+            cells[MEMORY_NEEDED] = if second == 4321 { 1 << 40 } else { (second * 7919) % 1_000_000 };
+            course.push((MIDNIGHT_S - 3600 + second) * 1000, &cells);
+        }
+        writer.append_course(&record.key, &course).unwrap();
+        courses.push(writer.course(&record.key).unwrap());
+    }
+    (state, writer, courses)
+}
+
+/// What a reader makes of a course: growth, covered time, mean and peaks.
+fn figures(course: &Course) -> [f64; 5] {
+    let sum = |column| course.intervals(column, GAP_MS).map(|span| span.value * length(&span)).sum::<f64>();
+    let covered: f64 = course.intervals(MEMORY_NEEDED, GAP_MS).map(|span| length(&span)).sum();
+    let peak = |column| course.intervals(column, GAP_MS).map(|span| span.peak).fold(0.0, f64::max);
+    [sum(CPU), covered, sum(MEMORY_NEEDED) / covered, peak(CPU), peak(MEMORY_NEEDED)]
+}
+
+fn length(span: &met_core::series::Interval) -> f64 {
+    (span.end_ms - span.begin_ms) as f64
+}
+
+fn assert_same_figures(before: &Course, after: &Course) {
+    for (before, after) in figures(before).into_iter().zip(figures(after)) {
+        assert!((after / before - 1.0).abs() < 1e-4, "{before} {after}");
+    }
+}
+
+fn in_days(days: i64) -> i64 {
+    (MIDNIGHT_S + days * DAY_S + 3600) * SECOND_NS
+}
+
+fn bytes(writer: &Writer) -> u64 {
+    writer.queries.series.days().unwrap().iter().map(|(_, bytes)| bytes).sum()
+}
+
+#[test]
+fn old_days_are_thinned_and_read_as_one_with_the_others() {
+    let (state, mut writer, courses) = busy(&[1]);
+    let key = finished(1, MIDNIGHT_S - 3600).key;
+    let thin =
+        |writer: &mut Writer, days| writer.thin(&[MINUTE, TEN], &[&JOB], in_days(days), Duration::MAX / 4);
+    assert!(!thin(&mut writer, 6).unwrap());
+    assert_eq!(writer.course(&key).unwrap().len(), courses[0].len(), "not old enough");
+    // A week after the first of the two days, which is half of it.
+    let before = bytes(&writer);
+    assert!(!thin(&mut writer, 7).unwrap());
+    let half = writer.course(&key).unwrap();
+    assert!((3600..3700).contains(&half.len()), "{}", half.len());
+    assert_same_figures(&courses[0], &half);
+    assert!(!thin(&mut writer, 8).unwrap());
+    let minutes = writer.course(&key).unwrap();
+    assert!(minutes.len() < 130, "{}", minutes.len());
+    assert_same_figures(&courses[0], &minutes);
+    assert!(bytes(&writer) < before, "{} {before}", bytes(&writer));
+    assert!(!thin(&mut writer, 100).unwrap());
+    drop(writer);
+    let tens = Reader::open(state.path()).unwrap().course(&key).unwrap();
+    assert!(tens.len() < 20, "{}", tens.len());
+    assert_same_figures(&courses[0], &tens);
+    assert_eq!(tens.columns[CPU].last(), courses[0].columns[CPU].last());
+}
+
+#[test]
+fn an_interruption_loses_nothing_and_the_rest_is_done_later() {
+    let (state, mut writer, courses) = busy(&[1, 2, 3]);
+    let keys = [1, 2, 3].map(|id| finished(id, MIDNIGHT_S - 3600).key);
+    let mut rounds = 0;
+    // One series at a time, and every time the process is gone afterwards.
+    loop {
+        let left = writer.thin(&[MINUTE], &[&JOB], in_days(20), Duration::ZERO).unwrap();
+        for (key, course) in keys.iter().zip(&courses) {
+            assert_same_figures(course, &writer.course(key).unwrap());
+        }
+        rounds += 1;
+        if !left || rounds > 3 {
+            break;
+        }
+        drop(writer);
+        writer = Writer::open(state.path()).unwrap();
+    }
+    // What was begun again goes on where it was, as long as the process lives.
+    while writer.thin(&[MINUTE], &[&JOB], in_days(20), Duration::ZERO).unwrap() {
+        rounds += 1;
+        assert!(rounds < 20);
+    }
+    for (key, course) in keys.iter().zip(&courses) {
+        let thinned = writer.course(key).unwrap();
+        assert!(thinned.len() < 130);
+        assert_same_figures(course, &thinned);
+    }
+}
+
+#[test]
+fn samples_that_come_late_are_added_to_a_thinned_day() {
+    let (_state, mut writer, courses) = busy(&[1]);
+    let key = finished(1, MIDNIGHT_S - 3600).key;
+    writer.thin(&[MINUTE], &[&JOB], in_days(20), Duration::MAX / 4).unwrap();
+    let mut late = Course::new(&JOB);
+    let mut cells = vec![MISSING; JOB.columns.len()];
+    for second in 7200..7230 {
+        (cells[CPU], cells[MEMORY_NEEDED]) = (second * 1_000_000_000 + 9_000_000_000, 5);
+        late.push((MIDNIGHT_S - 3600 + second) * 1000, &cells);
+    }
+    writer.append_course(&key, &late).unwrap();
+    let mut whole = courses[0].clone();
+    whole.append(&late);
+    let read = writer.course(&key).unwrap();
+    assert_eq!(read.times_ms.last(), whole.times_ms.last());
+    assert_same_figures(&whole, &read);
+    assert!(!writer.thin(&[MINUTE], &[&JOB], in_days(30), Duration::MAX / 4).unwrap());
+    assert_eq!(writer.course(&key).unwrap().len(), read.len(), "a day is thinned once");
+}
+
+#[test]
+fn unknown_tables_and_damaged_days_stay_as_they_are() {
+    let (state, mut writer, courses) = busy(&[1]);
+    let key = finished(1, MIDNIGHT_S - 3600).key;
+    assert!(!writer.thin(&[MINUTE], &[], in_days(20), Duration::MAX / 4).unwrap());
+    assert_eq!(writer.course(&key).unwrap().len(), courses[0].len());
+    drop(writer);
+    let day = day::of_ms(MIDNIGHT_S * 1000);
+    std::fs::write(series::path_of(state.path(), day), vec![7_u8; 9000]).unwrap();
+    let mut writer = Writer::open(state.path()).unwrap();
+    assert!(!writer.thin(&[TEN], &[&JOB], in_days(200), Duration::MAX / 4).unwrap());
+    let left = writer.course(&key).unwrap();
+    assert!(left.len() < 20 && left.columns[CPU].last() == Some(&3_599_000_000_000), "{}", left.len());
+}

@@ -1,0 +1,118 @@
+//! `met config`: every configuration key with its default, or with its value in force.
+
+use std::io::Write;
+
+use anyhow::Result;
+use met_config::Config;
+use met_config::{Current, current};
+use met_query::protocol::{ConfigFile, InForce};
+use met_query::setting::Setting;
+
+use crate::cli::ConfigArgs;
+use crate::output;
+use crate::view::manual;
+
+pub fn config(setting: impl FnOnce() -> Result<Setting>, args: &ConfigArgs) -> Result<i32> {
+    let mut stdout = output::stdout();
+    let text = match args.current {
+        true => in_force(&setting()?, args.user),
+        false => {
+            let reference = Config::reference();
+            // A file gets Markdown, which is what docs/config.md is.
+            if stdout.is_terminal() { manual::page(&reference, &stdout.style()) } else { reference }
+        }
+    };
+    stdout.write_all(text.as_bytes())?;
+    Ok(0)
+}
+
+/// What a running daemon follows, or what the next one would.
+fn in_force(setting: &Setting, own: bool) -> String {
+    let held = setting.in_force(own);
+    let file = match &held {
+        Some(InForce { file: Some(file), .. }) => file.clone(),
+        // The file of a system daemon is root's to read: what it follows live is known all the same.
+        _ => ConfigFile { path: setting.config_path.clone(), text: setting.config_text.clone() },
+    };
+    let is_known = held.as_ref().is_none_or(|held| held.file.is_some());
+    let head = match (&held, is_known) {
+        (None, _) => "# no daemon is running; the next one will follow this\n",
+        (Some(_), true) => "",
+        (Some(_), false) => {
+            "# the file of the system daemon is readable by root only; this is what your own commands read\n"
+        }
+    };
+    let held = held.filter(|_| is_known);
+    let rows: Vec<[String; 3]> =
+        current(&file.text).into_iter().map(|current| row(current, &file, held.as_ref())).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths = [width(0), width(1).min(VALUE_WIDTH_MAX)];
+    let lines = rows
+        .iter()
+        .map(|[name, value, whence]| format!("{name:<0$}  {value:<1$}  {whence}\n", widths[0], widths[1]));
+    head.chars().chain(lines.collect::<String>().chars()).collect()
+}
+
+/// Longer values push the rest of their line to the right.
+const VALUE_WIDTH_MAX: usize = 24;
+
+fn row(Current { name, value, line }: Current, file: &ConfigFile, held: Option<&InForce>) -> [String; 3] {
+    let path = file.path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    let mut whence = line.map_or("default".to_owned(), |line| format!("{path}:{line}"));
+    let mut value = if value.is_empty() { "-".to_owned() } else { value };
+    if let Some(held) = held {
+        let live = match name.as_str() {
+            "sampling.interval" => held
+                .intervals
+                .first()
+                .map(|held| (format!("{}s", held.value.as_secs_f64()), held.whence.clone())),
+            "perf.events" => held.events.first().map(|held| (held.value.join(","), held.whence.clone())),
+            _ => None,
+        };
+        if let Some((live, source)) = live.filter(|(_, source)| source.is_temporary()) {
+            (value, whence) = (live, source.to_string());
+        }
+        let is_later = |later: &String| name == *later || name.starts_with(&format!("{later}."));
+        if held.after_restart.iter().any(is_later) {
+            whence += ", after a restart of the daemon";
+        }
+    }
+    [name, value, whence]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use met_query::protocol::{Held, Whence};
+
+    use super::*;
+
+    #[test]
+    fn a_value_says_whether_it_is_temporary_or_of_a_later_daemon() {
+        let file = ConfigFile { path: Some("/etc/met/met.yaml".into()), text: String::new() };
+        let held = InForce {
+            intervals: vec![Held { value: Duration::from_millis(250), whence: Whence::Live }],
+            events: vec![Held { value: Vec::new(), whence: Whence::Default }],
+            events_in_jobs: Vec::new(),
+            note: None,
+            file: Some(file.clone()),
+            after_restart: vec!["http".to_owned()],
+            factor: None,
+        };
+        let row = |name: &str, value: &str, line: Option<u64>| {
+            let current = Current { name: name.to_owned(), value: value.to_owned(), line };
+            super::row(current, &file, Some(&held)).join(" | ")
+        };
+        assert_eq!(
+            row("sampling.interval", "5s", Some(2)),
+            "sampling.interval | 0.25s | temporary until the daemon ends"
+        );
+        assert_eq!(row("perf.events", "", None), "perf.events | - | default");
+        assert_eq!(
+            row("http.listen", "*:9317", Some(7)),
+            "http.listen | *:9317 | /etc/met/met.yaml:7, after a restart of the daemon"
+        );
+        assert_eq!(row("storage.keep", "90d", Some(4)), "storage.keep | 90d | /etc/met/met.yaml:4");
+    }
+}

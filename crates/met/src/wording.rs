@@ -1,0 +1,109 @@
+//! What the parser says about a wrong command line, in one line, and what people mean by words that are no commands.
+
+/// Words that people type and the command that does it.
+const MEANT: &[(&[&str], &str)] = &[
+    (&["kill", "stop", "abort", "scancel", "terminate"], "met cancel JOB"),
+    (&["status", "state"], "met list, met show JOB or met daemon --status"),
+    (&["log", "output", "cat", "tail"], "met logs JOB (-f to follow)"),
+    (&["top", "htop", "watch"], "met list --watch, or met ps JOB for the processes of a job"),
+    (&["jobs", "queue", "history", "squeue", "sacct"], "met list"),
+    (&["info", "report", "describe", "stats", "stat"], "met show JOB"),
+    (&["start", "exec", "submit", "launch", "sbatch"], "met run -- CMD"),
+    (&["delete", "remove", "del"], "met rm JOB"),
+    (&["gpu", "nvidia-smi"], "met gpus"),
+    (&["host", "machine"], "met node"),
+    (&["hosts", "cluster"], "met nodes"),
+    (&["settings"], "met config, or met configure for a running daemon"),
+    (&["check", "diagnose"], "met doctor"),
+    (&["version"], "met --version"),
+];
+
+/// What the parser says in several lines, and where to read on.
+pub fn one_line(text: &str) -> String {
+    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("met");
+    let words = usage.split(' ').take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()));
+    let command = words.collect::<Vec<_>>().join(" ");
+    if text.contains("required arguments") && text.contains("<CMD>") {
+        return format!("no command given; put it after --, as in: {command} -- python train.py");
+    }
+    if let Some(meant) = unrecognized(text).and_then(meant) {
+        return meant;
+    }
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let said = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    let said = said.filter(|line| !is_misleading(line)).map(|line| match line.strip_prefix("tip: ") {
+        Some(tip) => format!("; {tip}"),
+        None => format!(" {line}"),
+    });
+    let said = said.collect::<String>();
+    let said = said.trim_start();
+    format!("{}; see {command} --help", said.strip_prefix("error: ").unwrap_or(said))
+}
+
+/// Hardly anybody wants an option as a value: who mistypes one needs the list of options. Nor does somebody who
+/// writes --verbose want the version.
+fn is_misleading(line: &str) -> bool {
+    line.starts_with("tip: to pass '-") || line == "tip: a similar argument exists: '--version'"
+}
+
+fn unrecognized(text: &str) -> Option<&str> {
+    text.lines().next()?.strip_prefix("error: unrecognized subcommand '")?.strip_suffix('\'')
+}
+
+fn meant(word: &str) -> Option<String> {
+    let lower = word.to_ascii_lowercase();
+    let (_, command) = MEANT.iter().find(|(words, _)| words.contains(&lower.as_str()))?;
+    Some(format!("there is no command {word:?}; use {command}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::Cli;
+
+    fn said(words: &[&str]) -> String {
+        let arguments: Vec<std::ffi::OsString> = [&["met"], words].concat().iter().map(Into::into).collect();
+        super::one_line(&Cli::of(&arguments).unwrap_err().render().to_string())
+    }
+
+    #[test]
+    fn words_that_people_type_point_to_the_command() {
+        assert_eq!(said(&["kill", "3"]), "there is no command \"kill\"; use met cancel JOB");
+        for (word, command) in [
+            ("status", "met daemon --status"),
+            ("log", "met logs JOB"),
+            ("top", "met list --watch"),
+            ("jobs", "met list"),
+        ] {
+            assert!(said(&[word]).contains(command), "{}", said(&[word]));
+        }
+    }
+
+    #[test]
+    fn every_command_that_is_pointed_to_exists() {
+        for (words, advice) in super::MEANT {
+            let names = advice.split("met ").skip(1).filter_map(|rest| rest.split([' ', ',']).next());
+            for name in names.filter(|name| !name.starts_with('-')) {
+                let found = <Cli as clap::CommandFactory>::command().find_subcommand(name).is_some();
+                assert!(found, "{words:?}: met {name}");
+            }
+            for word in *words {
+                let found = <Cli as clap::CommandFactory>::command().find_subcommand(word).is_some();
+                assert!(!found, "{word} is a command");
+            }
+        }
+    }
+
+    #[test]
+    fn a_tip_that_misleads_is_left_out_and_others_stay() {
+        assert_eq!(said(&["show", "--logs"]), "unexpected argument '--logs' found; see met show --help");
+        assert_eq!(said(&["run", "--foo", "ls"]), "unexpected argument '--foo' found; see met run --help");
+        assert_eq!(
+            said(&["list", "--stat", "x"]),
+            "unexpected argument '--stat' found; a similar argument exists: '--state'; see met list --help"
+        );
+        assert_eq!(
+            said(&["shwo"]),
+            "unrecognized subcommand 'shwo'; a similar subcommand exists: 'show'; see met --help"
+        );
+    }
+}
