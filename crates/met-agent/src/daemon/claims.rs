@@ -30,7 +30,7 @@ impl Made {
         self.by_name.values().any(|(owner, _)| *owner == peer)
     }
 
-    /// Those whose supervisor is gone and whose job nobody knows.
+    /// Those whose supervisor is gone and whose job is unknown.
     pub fn abandoned(
         &self,
         is_gone: impl Fn(u32) -> bool,
@@ -138,7 +138,7 @@ pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer:
         && !take_over(local, known)
     {
         drop_unknown_cgroup(made, local, peer);
-        // Whoever acts on them acts on processes that were never looked at.
+        // Acting on them would act on processes that were never checked.
         (local.supervisor, local.main) = (None, None);
         local.left_over.clear();
     }
@@ -186,7 +186,7 @@ fn drop_unknown_cgroup(made: &Made, local: &mut Local, peer: Peer) {
     }
 }
 
-/// A user cannot enter somebody else's cgroup: where his process is, he may be looked at.
+/// A user cannot enter another user's cgroup: a cgroup with the user's process may be measured.
 fn check_cgroup(host: &Host, pid: u32, claimed: &CgroupPaths) -> Result<()> {
     let actual = Hierarchies::read(host)?.of_process(host, pid)?;
     let pairs = [
@@ -279,7 +279,7 @@ mod tests {
         assert!([found, elsewhere, managed].iter().all(|record| check_kind(record).is_err()));
     }
 
-    fn stranger() -> Peer {
+    fn other_user() -> Peer {
         Peer { uid: rustix::process::getuid().as_raw() + 1, pid: 1 }
     }
 
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_that_nobody_vouches_for_is_not_touched() {
+    fn an_unverified_cgroup_is_not_touched() {
         let paths = CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() };
         let mut record = claim(&paths);
         record.gpus = vec![GpuUse { uuid: "GPU-of-another".into(), ..GpuUse::default() }];
@@ -299,12 +299,12 @@ mod tests {
         assert!(record.gpus.is_empty() && record.processes.is_empty());
         let local = record.local.as_ref().unwrap();
         assert!(local.cgroup.is_empty() && local.main.is_none() && local.supervisor.is_none());
-        assert_eq!(record.uid, Some(stranger().uid), "a record belongs to who sends it");
+        assert_eq!(record.uid, Some(other_user().uid), "a record belongs to its sender");
 
         let mut made = Made::default();
-        made.insert("met-1", stranger(), &paths);
+        made.insert("met-1", other_user(), &paths);
         let mut record = claim(&paths);
-        vouch_end(&made, &mut record, None, stranger());
+        vouch_end(&made, &mut record, None, other_user());
         assert_eq!(record.local.unwrap().cgroup, paths);
     }
 
@@ -313,7 +313,7 @@ mod tests {
         let checked =
             claim(&CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() });
         let mut record = claim(&CgroupPaths { unified: Some("/var/empty".into()), ..Default::default() });
-        vouch_end(&Made::default(), &mut record, Some(&checked), stranger());
+        vouch_end(&Made::default(), &mut record, Some(&checked), other_user());
         assert_eq!(record.local, checked.local);
     }
 
@@ -321,6 +321,6 @@ mod tests {
     fn only_the_supervisor_announces_a_job() {
         let host = Host::real().unwrap();
         let mut record = sample::full(1, "train");
-        assert!(vouch_start(&host, &Made::default(), &mut record, None, stranger()).is_err());
+        assert!(vouch_start(&host, &Made::default(), &mut record, None, other_user()).is_err());
     }
 }

@@ -64,7 +64,7 @@ impl JobsFilter {
             name: self.name.clone(),
             manager: self.manager.clone(),
             account: self.account.clone(),
-            // Jobs that run are looked at afterwards, and some of them fall out; of a page that costs nothing.
+            // Running jobs are checked afterwards, and some of them are dropped; the page stays complete.
             limit: match self.paged {
                 true => Some(self.limit.unwrap_or(usize::MAX).min(PAGE_JOBS)),
                 false => self
