@@ -8,11 +8,11 @@ import urllib.parse
 import urllib.request
 
 from cluster import all_the_same, cluster
-from harness import check, equal, eventually, need_root, test
+from harness import Skip, check, each, equal, eventually, need_root, test
 from prometheus import HASH, free_port
 
 OPERATOR = ("ann", "secret")
-EVERY_PATH = ("/api/v1/jobs", "/api/v1/jobs/1", "/api/v1/jobs/1/series", "/api/v1/jobs/1/series?card=x", "/api/v1/nodes")
+EVERY_PATH = ("/api/v1/jobs", "/api/v1/jobs/1", "/api/v1/jobs/1/series", "/api/v1/jobs/1/series?card=x", "/api/v1/jobs/1/series?event=x", "/api/v1/nodes")
 
 
 class Asked:
@@ -152,3 +152,133 @@ def a_server_shows_a_user_his_own_jobs_and_a_node_none(world):
             Asked(at(path)).refused(401)
         nodes = Asked(at("/api/v1/nodes"), token=ada).json()["nodes"]
         equal({one["name"] for one in nodes}, {one["name"] for one in made.ask("nodes", "--json").ok().json()}, "nodes")
+
+
+def with_details(world, more):
+    """A system daemon that samples often, and how an operator asks it."""
+    web, port = os.path.join(world.root, "web.yml"), free_port()
+    with open(web, "w") as file:
+        file.write(f"basic_auth_users: {{ann: {HASH}}}\n")
+    world.configure(f"sampling:\n  interval: 200ms\n{more}"
+                    f"http:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann\n")
+    world.start_system_daemon()
+    return lambda path: Asked(f"http://127.0.0.1:{port}{path}", login=OPERATOR)
+
+
+def on_page(ask, name, job, *labels):
+    """The value of a job's metric, if it is there."""
+    wanted = [f'id="{job}"', *labels]
+    for line in ask("/metrics").text.splitlines():
+        if line.startswith(name + "{") and all(label in line for label in wanted):
+            return float(line.split()[-1])
+    return None
+
+
+@each(stored=True, shown_only=False)
+def details_of_a_job_are_shown_and_stored_where_that_is_configured(world, stored):
+    need_root()
+    ask = with_details(world, "storage:\n  job_details: yes\n" if stored else "")
+    user = world.someone()
+    # Eight megabytes that never reach the disk, then a process that ends, and one that stays.
+    job = user.run("sh", "-c", "head -c 8000000 /dev/zero >out; : >out; exec sleep 600")
+    virtual = eventually(lambda: on_page(ask, "met_job_detail_memory_virtual_bytes", job), "its address space")
+    check(virtual > 100_000, virtual)
+    eventually(lambda: (on_page(ask, "met_job_write_cancelled_bytes_total", job) or 0) >= 7_000_000, "what was cancelled")
+    runs = eventually(lambda: on_page(ask, "met_job_detail_cpu_runs_total", job), "times it was given a CPU")
+    check(runs >= 2, "of the process that ended, too:", runs)
+    series = lambda: ask(f"/api/v1/jobs/{job}/series?details=1").json()
+    if stored:
+        eventually(lambda: series()["times"], "a sample of details")
+        equal(series()["table"], "job_detail", "table")
+        check(series()["columns"]["memory_virtual_bytes"][0] > 100_000, series()["columns"])
+    user.met("cancel", job).ok()
+    user.wait_for_state(job, "cancelled", "failed", "finished")
+    equal(bool(series()["times"]), stored, "samples of details after the end")
+    check(user.show(job)["totals"]["write_cancelled_bytes"] >= 7_000_000, user.show(job)["totals"])
+    ask(f"/api/v1/jobs/{job}/series?details=1&event=x").refused(400)
+
+
+@test
+def events_of_a_running_job_are_series_that_follow_live_changes(world):
+    need_root()
+    ask = with_details(world, "")
+    user = world.someone()
+    job = user.run("sh", "-c", "while :; do /bin/true; done")
+    eventually(lambda: on_page(ask, "met_job_processes_total", job), "the job is sampled")
+    told = world.met("configure", "--perf", "page_faults,context_switches", "--job", job).ok()
+    if told.err:
+        raise Skip(told.err.strip())
+    series = lambda name: ask(f"/api/v1/jobs/{job}/series?event={name}").json()
+    eventually(lambda: len(series("page_faults")["times"]) >= 2, "two samples, ten seconds apart")
+    found = series("page_faults")
+    equal((found["table"], found["part"]), ("event", "page_faults"), "table and event")
+    counts = found["columns"]["count"]
+    check(0 <= counts[0] < counts[1], counts)
+    check(on_page(ask, "met_event_count_total", job, 'event="page_faults"') >= counts[1], "the page has it")
+    check("page_faults, peak" in user.met("show", job).ok().out, "it is plotted")
+    world.met("configure", "--perf", "context_switches,task_clock", "--job", job).ok()
+    eventually(lambda: series("task_clock")["times"], "a sample of what is counted now")
+    stopped = len(series("page_faults")["times"])
+    switches = len(series("context_switches")["times"])
+    eventually(lambda: len(series("context_switches")["times"]) > switches, "what goes on goes on")
+    equal(len(series("page_faults")["times"]), stopped, "samples of what is not counted any more")
+    user.met("cancel", job).ok()
+    user.wait_for_state(job, "cancelled", "failed", "finished")
+    ended = series("context_switches")
+    check(ended["columns"]["count"] == sorted(ended["columns"]["count"]), ended)
+    equal(ended["columns"]["count"][-1], user.show(job)["events"]["counts"]["context_switches"]["count"], "the last sample")
+    user.met("rm", job).ok()
+    ask(f"/api/v1/jobs/{job}/series?event=page_faults").refused(404)
+
+
+@test
+def a_supervisor_passes_its_counters_to_whichever_daemon_samples_the_job(world):
+    need_root()
+    ask = with_details(world, "perf:\n  events: [page_faults, task_clock]\n")
+    user = world.someone()
+    job = user.run("sh", "-c", "while :; do /bin/true; done")
+    series = lambda name: ask(f"/api/v1/jobs/{job}/series?event={name}").json()
+    eventually(lambda: on_page(ask, "met_job_processes_total", job), "the job is sampled")
+    try:
+        eventually(lambda: series("page_faults")["times"], "a sample of the supervisor's counter")
+    except AssertionError:
+        if "events" not in user.show(job):
+            raise Skip("perf events are not allowed") from None
+        raise
+    shown = user.show(job)["events"]["counts"]["page_faults"]
+    # By the supervisor, from the first instruction on: not what a daemon began to count later.
+    check(shown["kind"] != "lower_bound" or "user code only" in shown["source"], shown)
+    check(on_page(ask, "met_event_count_total", job, 'event="task_clock"') > 0, "the page has it")
+    # Another daemon gets them from the same supervisor, and goes on where the first one was.
+    before = series("page_faults")["columns"]["count"]
+    world.stop_system_daemon()
+    world.start_system_daemon()
+    eventually(lambda: on_page(ask, "met_event_count_total", job, 'event="page_faults"'), "it is counted again")
+    eventually(lambda: len(series("page_faults")["times"]) > len(before), "a sample of the second daemon")
+    user.met("cancel", job).ok()
+    user.wait_for_state(job, "cancelled", "failed", "finished")
+    counts = series("page_faults")["columns"]["count"]
+    equal(counts, sorted(counts), "counts, which only grow")
+    total = user.show(job)["events"]["counts"]["page_faults"]["count"]
+    check(before[-1] < counts[-1] <= total, before, counts, total)
+
+
+@test
+def a_server_has_the_series_of_events_and_details_of_its_nodes(world):
+    more = "perf:\n  events: [page_faults, task_clock]\nstorage:\n  job_details: yes\n"
+    with cluster(world, 1, node_config=more) as made:
+        (node,) = made.nodes
+        node.met("run", "--wait", "--", "sh", "-c", "i=0; while [ $i -lt 300 ]; do /bin/true; i=$((i+1)); done").ok()
+        all_the_same(made)
+        token = made.server.enroll("op2", "--operator")
+        ask = lambda path: Asked(f"http://127.0.0.1:{made.forwarded}/api/v1/jobs/1@n1{path}", token=token).json()
+        counts = ask("").get("events", {}).get("counts", {})
+        if "page_faults" not in counts:
+            raise Skip("perf events are not allowed")
+        eventually(lambda: ask("/series?event=page_faults")["times"], "a sample of an event")
+        found = ask("/series?event=page_faults")
+        equal((found["table"], found["part"]), ("event", "page_faults"), "table and event")
+        check(0 < found["columns"]["count"][-1] <= counts["page_faults"]["count"], found, counts)
+        eventually(lambda: ask("/series?details=1")["times"], "a sample of details")
+        check(ask("/series?details=1")["columns"]["memory_virtual_bytes"][0] > 0, ask("/series?details=1"))
+        equal(ask("/series?event=nothing")["times"], [], "samples of an event that was not counted")

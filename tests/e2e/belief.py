@@ -353,7 +353,9 @@ def a_cpu_quota_is_named_in_the_report(world):
         equal(process.returncode, 0, said)
         line = next((line for line in said.splitlines() if "throttled" in line), None)
         check(line and "by its CPU quota" in line, said)
-        check(world.show()["totals"]["cpu_throttled_seconds"] > 0.1, world.show()["totals"])
+        totals = world.show()["totals"]
+        check(totals["cpu_throttled_seconds"] > 0.1 and totals["cpu_throttles"] > 0, totals)
+        check(f"{totals['cpu_throttles']} periods" in line, said)
     finally:
         eventually(lambda: removed(folder), "nobody is in the cgroup any more")
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use met_core::attribute::JobMap;
-use met_core::process_exits::{Exit, ExitLedger, Gone, Living, OWN};
+use met_core::process_exits::{Exit, ExitLedger, Gone, Living};
 use met_core::{MISSING, Subject};
 use met_host::{Host, Targets, TaskRole, TaskTarget, clock, parse};
 use met_sources::taskstats::exits::{Exits, News};
@@ -378,27 +378,32 @@ fn ignores_children(host: &Host, pid: u32) -> Option<bool> {
 }
 
 /// Figures that end with their process: those of the living as last read, and of the gone.
-#[derive(Default)]
-pub struct OwnFigures {
-    living: HashMap<u32, Seen>,
+pub struct OwnFigures<const COUNT: usize> {
+    living: HashMap<u32, Seen<COUNT>>,
     /// Gone from the list, and no record of their end yet.
-    departed: HashMap<u32, Seen>,
-    ended: [i64; OWN.len()],
+    departed: HashMap<u32, Seen<COUNT>>,
+    ended: [i64; COUNT],
 }
 
 #[derive(Clone, Copy)]
-struct Seen {
+struct Seen<const COUNT: usize> {
     start_ticks: u64,
-    cells: [i64; OWN.len()],
+    cells: [i64; COUNT],
 }
 
-impl OwnFigures {
+impl<const COUNT: usize> Default for OwnFigures<COUNT> {
+    fn default() -> OwnFigures<COUNT> {
+        OwnFigures { living: HashMap::new(), departed: HashMap::new(), ended: [0; COUNT] }
+    }
+}
+
+impl<const COUNT: usize> OwnFigures<COUNT> {
     /// A reading of one process; a thread that ended takes its figures out of some of them.
     pub fn see(&mut self, pid: u32, start_ticks: u64, index: usize, cell: i64) {
         if cell == MISSING {
             return;
         }
-        let fresh = Seen { start_ticks, cells: [0; OWN.len()] };
+        let fresh = Seen { start_ticks, cells: [0; COUNT] };
         let seen = self.living.entry(pid).or_insert(fresh);
         if seen.start_ticks != start_ticks {
             // The number is another's by now, and the end of the first was lost.
@@ -431,12 +436,12 @@ impl OwnFigures {
     }
 
     pub fn total(&self, index: usize) -> i64 {
-        let sum = |seen: &HashMap<u32, Seen>| seen.values().map(|seen| seen.cells[index]).sum::<i64>();
+        let sum = |seen: &HashMap<u32, Seen<COUNT>>| seen.values().map(|seen| seen.cells[index]).sum::<i64>();
         self.ended[index] + sum(&self.living) + sum(&self.departed)
     }
 }
 
-fn add_cells(sums: &mut [i64; OWN.len()], seen: &Seen) {
+fn add_cells<const COUNT: usize>(sums: &mut [i64; COUNT], seen: &Seen<COUNT>) {
     for (sum, cell) in sums.iter_mut().zip(seen.cells) {
         *sum = sum.saturating_add(cell);
     }
@@ -448,7 +453,7 @@ mod tests {
 
     #[test]
     fn what_a_process_did_whose_end_was_lost_stays_when_its_number_is_given_again() {
-        let mut own = OwnFigures::default();
+        let mut own = OwnFigures::<1>::default();
         own.see(7, 1, 0, 10);
         own.see(7, 90, 0, 4);
         assert_eq!(own.total(0), 14);
@@ -480,7 +485,7 @@ mod tests {
 
     #[test]
     fn a_process_that_vanished_counts_as_last_seen_until_its_end_is_told() {
-        let mut own = OwnFigures::default();
+        let mut own = OwnFigures::<1>::default();
         own.see(7, 1, 0, 10);
         own.see(7, 1, 0, 8);
         own.see(8, 1, 0, 5);

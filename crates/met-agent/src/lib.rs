@@ -9,5 +9,6 @@ pub mod idle_power_file;
 pub mod launch;
 pub mod node_energy;
 mod node_series;
+mod passing;
 pub mod sampler;
 pub mod supervise;

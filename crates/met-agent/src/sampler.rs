@@ -5,6 +5,7 @@
 
 mod containers;
 mod costs;
+mod details;
 mod devices;
 mod events;
 mod gpu_pace;
@@ -20,27 +21,29 @@ mod ticking;
 mod tracked;
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use met_core::attribute::Fold;
 use met_core::cards::CardNow;
 use met_core::gpu::card;
 use met_core::gpu_holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_core::provenance::Caveat;
 use met_core::series::Course;
-use met_core::{Batch, JOB};
+use met_core::{DETAIL, JOB, Table};
 use met_host::{Host, Targets, clock};
 use met_jobs::processes;
 use met_query::live::Live;
+use met_query::protocol::PassedEvent;
 use met_sinks::bus::Ticker;
 use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, meter};
 
 use crate::exits::{Beginning, Departures};
 use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
 pub use costs::Cost;
+use details::JobRows;
 pub use devices::Gpus;
 pub use events::EventsAsked;
 pub use machine::Machine;
@@ -93,9 +96,7 @@ pub struct Sampler {
     schedule: Schedule,
     membership: Membership,
     runner: Runner,
-    /// The rows of jobs at the last tick.
-    out: Batch,
-    fold: Fold,
+    rows: JobRows,
     asked: EventsAsked,
     departures: Departures,
     pub machine: Machine,
@@ -133,8 +134,7 @@ impl Sampler {
             schedule,
             membership: Membership::new(config),
             runner,
-            out: Batch::new(&JOB),
-            fold: Fold::new(),
+            rows: JobRows::new(config.storage.job_details),
             asked: EventsAsked::of_file(&config.perf.events),
             departures: Departures::default(),
             machine: Machine::new(config.node),
@@ -207,6 +207,16 @@ impl Sampler {
         }
     }
 
+    /// Reads counters that the supervisor of a job has opened, unless there are too many of them in all.
+    pub fn count_by(&mut self, slot: u32, in_cgroup: bool, events: Vec<PassedEvent>, fds: Vec<OwnedFd>) {
+        let held: usize = self.jobs.values().map(|job| job.events.descriptors()).sum();
+        if held + fds.len() > events::descriptors_max() {
+            tracing::warn!("too many counters of events are open: some jobs have no series of their events");
+        } else if let Some(job) = self.jobs.get_mut(&slot) {
+            job.events.count_by(in_cgroup, events, fds);
+        }
+    }
+
     /// Sets the first process of a job that was found before it had one, and the GPUs that this was given as
     /// far as they are known: it may have ended.
     pub fn set_main(&mut self, slot: u32, main: ProcessId, holdings: Vec<Holding>) {
@@ -237,7 +247,8 @@ impl Sampler {
         // Counters outlive the cgroup they count, until they are closed.
         self.runner.read_again("perf", &self.membership.targets, &TickInfo::default());
         self.follow_events();
-        let job = self.jobs.remove(&slot)?;
+        let mut job = self.jobs.remove(&slot)?;
+        job.events.close(job.age.unix_ms(clock::boottime_ns()));
         let attached = job.profile.attached;
         let complete = self.departures.is_complete(job.watch, known.uid) && !attached;
         let gone = self.departures.gone(slot).copied().unwrap_or_default();
@@ -264,8 +275,10 @@ impl Sampler {
             lacks_delays: gone.lacks_delays,
             unwaited: job.profile.kept.then_some(gone.inherited),
         };
-        let (course, gap_ms, processes) = (job.course, job.running.gap_ms(), job.counts.processes.list());
-        Some(Sampled { live, course, attached, ends, uncounted, gap_ms, processes })
+        let (gap_ms, processes) = (job.running.gap_ms(), job.counts.processes.list());
+        let course = std::mem::replace(&mut job.course, Course::new(&JOB));
+        let more = job.take_series();
+        Some(Sampled { live, course, more, attached, ends, uncounted, gap_ms, processes })
     }
 
     /// Without jobs there may be no tick: what is open of the last ones would stay so until there is another.
@@ -291,13 +304,17 @@ impl Sampler {
 
     /// The samples taken since the last call, by job.
     pub fn drain(&mut self) -> Vec<(JobKey, Course)> {
-        let drained = self.jobs.values_mut().filter(|job| !job.course.is_empty());
-        drained.map(|job| (job.key.clone(), std::mem::replace(&mut job.course, Course::new(&JOB)))).collect()
+        self.jobs.values_mut().flat_map(Tracked::take_series).collect()
     }
 
-    /// The samples of a job that are not drained yet.
-    pub fn undrained(&self, slot: u32) -> Option<&Course> {
-        self.jobs.get(&slot).map(|job| &job.course)
+    /// The samples of a job that are not drained yet: of itself, its details, or the event that is the `part`.
+    pub fn undrained(&self, slot: u32, table: &Table, part: &str) -> Option<&Course> {
+        let job = self.jobs.get(&slot)?;
+        match table.name {
+            name if name == JOB.name => Some(&job.course),
+            name if name == DETAIL.name => Some(job.counts.details.series.course()),
+            _ => job.events.undrained(part),
+        }
     }
 
     /// What the last tick knows.
@@ -313,6 +330,12 @@ impl Sampler {
             interval_ns: self.schedule.interval_ns,
             ticks: self.schedule.ticks,
             jobs: self.jobs.iter().map(cells).collect(),
+            events: self.jobs.values().map(|job| (job.key.clone(), job.events.counts.clone())).collect(),
+            details: self
+                .jobs
+                .values()
+                .map(|job| (job.key.clone(), job.counts.details.cells().to_vec()))
+                .collect(),
             cards: self.gpus.held(&self.jobs),
             tables,
         }
@@ -321,8 +344,9 @@ impl Sampler {
     /// Publishes what the last tick has read.
     pub fn publish_tick(&self, ticker: &Ticker) {
         let time_ns = clock::boottime_ns() + clock::unix_offset_ns();
-        let Sampler { runner, out, jobs, membership, .. } = self;
-        TickRows { time_ns, runner, job_rows: out, jobs, map: &membership.map }.publish(ticker);
+        let Sampler { runner, rows, jobs, membership, .. } = self;
+        let (job_rows, details) = (&rows.jobs, &rows.details);
+        TickRows { time_ns, runner, job_rows, details, jobs, map: &membership.map }.publish(ticker);
     }
 
     /// What each source has cost so far.
@@ -387,7 +411,7 @@ impl Sampler {
         if self.energy.owes() && self.energy.has_begun() {
             self.runner.hurry();
             self.runner.read(&Targets::default(), &TickInfo::default());
-            self.out.clear();
+            self.rows.jobs.clear();
             self.follow_energy(clock::boottime_ns());
         }
         self.energy.close_for_good(clock::boottime_ns());
@@ -406,7 +430,7 @@ impl Sampler {
             self.runner.read_those_of(&card::TABLE, &self.membership.targets, &TickInfo::default());
             self.follow_gpus(now_ns);
         }
-        self.out.clear();
+        self.rows.jobs.clear();
         self.follow_energy(now_ns);
     }
 
@@ -471,6 +495,7 @@ impl Sampler {
     /// Takes up what a file says that was read again, other than period and events.
     pub fn reconfigure(&mut self, before: &Config, config: &Config) {
         self.membership.reconfigure(config);
+        self.rows.keep_details = config.storage.job_details;
         self.machine.intervals = config.node;
         self.gpus.reconfigure(config, self.schedule.interval_ns);
         if before.energy != config.energy {

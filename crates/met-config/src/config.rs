@@ -119,6 +119,8 @@ pub struct Storage {
     pub max_bytes: u64,
     /// Whether series of the machine are stored; `Auto`: by a system daemon.
     pub node_series: Presence,
+    /// Whether samples of the table of details are stored.
+    pub job_details: bool,
 }
 
 /// Series of the machine itself.

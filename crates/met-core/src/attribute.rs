@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::{Across, Batch, JOB, MISSING, Subject, Table};
+use crate::detail_table::DETAIL;
+use crate::{Across, Batch, Column, JOB, MISSING, Subject, Table};
 
 /// Which job a cgroup or process belongs to: the most specific one. A nested job names the job around it.
 #[derive(Debug, Default)]
@@ -56,6 +57,9 @@ impl JobMap {
 /// its job and for every job around it; a cgroup's counters hold those of the cgroups below it already.
 #[derive(Debug)]
 pub struct Fold {
+    /// What the rows of jobs are of, and what a column of a source contributes to there.
+    table: &'static Table,
+    target: fn(&Column) -> Option<(usize, Across)>,
     feeds: Vec<(&'static Table, Vec<Feed>)>,
     scratch: Vec<i64>,
     slots: HashMap<u32, usize>,
@@ -70,12 +74,22 @@ struct Feed {
 
 impl Fold {
     pub fn new() -> Fold {
-        Fold { feeds: Vec::new(), scratch: Vec::new(), slots: HashMap::new() }
+        Fold::into(&JOB, |column| Some((column.feeds?, column.across)))
     }
 
-    /// Fills `out`, a batch of the job table, with a row for every job of `map`.
+    /// Into rows of the table of details.
+    pub fn of_details() -> Fold {
+        Fold::into(&DETAIL, |column| column.details.map(|to| (to, DETAIL.columns[to].across)))
+    }
+
+    fn into(table: &'static Table, target: fn(&Column) -> Option<(usize, Across)>) -> Fold {
+        Fold { table, target, feeds: Vec::new(), scratch: Vec::new(), slots: HashMap::new() }
+    }
+
+    /// Fills `out`, a batch of the fold's table, with a row for every job of `map`.
     pub fn jobs(&mut self, batches: &[Batch], map: &JobMap, out: &mut Batch) {
-        debug_assert!(std::ptr::eq(out.table, &JOB));
+        debug_assert!(std::ptr::eq(out.table, self.table));
+        let width = self.table.columns.len();
         out.clear();
         self.slots.clear();
         for (index, &slot) in map.slots.iter().enumerate() {
@@ -91,7 +105,7 @@ impl Fold {
             self.sum_batch(feeds, batch, map);
             for (index, (_, cells)) in out.rows_mut().enumerate() {
                 for feed in &self.feeds[feeds].1 {
-                    let value = self.scratch[index * JOB.columns.len() + feed.to];
+                    let value = self.scratch[index * width + feed.to];
                     if cells[feed.to] == MISSING {
                         cells[feed.to] = value;
                     }
@@ -104,15 +118,17 @@ impl Fold {
         if let Some(known) = self.feeds.iter().position(|(seen, _)| std::ptr::eq(*seen, table)) {
             return known;
         }
-        let feed = |(from, column): (usize, &crate::Column)| {
-            Some(Feed { from, to: column.feeds?, across: column.across })
+        let target = self.target;
+        let feed = |(from, column): (usize, &Column)| {
+            let (to, across) = target(column)?;
+            Some(Feed { from, to, across })
         };
         self.feeds.push((table, table.columns.iter().enumerate().filter_map(feed).collect()));
         self.feeds.len() - 1
     }
 
     fn sum_batch(&mut self, feeds: usize, batch: &Batch, map: &JobMap) {
-        let width = JOB.columns.len();
+        let width = self.table.columns.len();
         self.scratch.clear();
         self.scratch.resize(map.slots.len() * width, MISSING);
         for (row, cells) in batch.rows() {
@@ -195,6 +211,33 @@ mod tests {
         assert_eq!(jobs[0][CPU], 500);
         assert_eq!(jobs[0][PROCESSES_RUNNING], 1, "what the cgroup does not say comes from the processes");
         assert_eq!(jobs[0][MEMORY_NEEDED], MISSING, "what nobody says is missing, not 0");
+    }
+
+    #[test]
+    fn details_are_folded_into_a_row_of_their_own() {
+        use crate::detail_table::{CPU_RUNS, DETAIL, MEMORY_SHMEM};
+        static COLUMNS: &[Column] = &[
+            Column::counter("runs", Unit::Count, ONE, "").details(CPU_RUNS),
+            // The job table has the largest, and the details have the sum.
+            Column::gauge("shmem", Unit::Bytes, ONE, "")
+                .across(Across::Max)
+                .feeds(crate::job_table::MEMORY_SHARED)
+                .details(MEMORY_SHMEM),
+        ];
+        static SOURCE: Table = Table { name: "x", subject: "", labels: &[], columns: COLUMNS };
+        let mut map = JobMap::default();
+        map.add_job(1, None);
+        map.assign(task(100), 1);
+        map.assign(task(101), 1);
+        let mut batch = Batch::new(&SOURCE);
+        batch.push(task(100)).copy_from_slice(&[3, 10]);
+        batch.push(task(101)).copy_from_slice(&[MISSING, 30]);
+        let (mut details, mut jobs) = (Batch::new(&DETAIL), Batch::new(&JOB));
+        Fold::of_details().jobs(std::slice::from_ref(&batch), &map, &mut details);
+        Fold::new().jobs(std::slice::from_ref(&batch), &map, &mut jobs);
+        let cells = details.rows().next().unwrap().1;
+        assert_eq!((cells[CPU_RUNS], cells[MEMORY_SHMEM]), (3, 40));
+        assert_eq!(jobs.rows().next().unwrap().1[crate::job_table::MEMORY_SHARED], 30);
     }
 
     #[test]

@@ -1,6 +1,43 @@
 //! Events by name, and what several of them tell together.
 
-use crate::job::EventCount;
+use std::borrow::Cow;
+
+use crate::job::{EventCount, JobKey};
+use crate::table::{NANO, ONE};
+use crate::{Column, Table, Unit, columns};
+
+columns! { COLUMNS:
+    COUNT = Column::counter("count", Unit::Count, ONE, "number of occurrences, scaled up if it was not counted all the time"),
+    ENABLED = Column::counter("enabled", Unit::Seconds, NANO, "time in which it was enabled, summed over CPUs"),
+    RUNNING = Column::counter("running", Unit::Seconds, NANO, "time in which it was counted; less if counters are multiplexed"),
+}
+
+pub static TABLE: Table =
+    Table { name: "event", subject: "an event in a job", labels: &["event"], columns: COLUMNS };
+
+/// Stands between the id of a job and the name of an event; in neither of them.
+const MARK: char = '\u{1f}';
+
+/// Under which key a series of a job is kept: one of its events if it has a part, else the job's own.
+pub fn series_key(job: &JobKey, part: &str) -> JobKey {
+    match part.is_empty() {
+        true => job.clone(),
+        false => JobKey { id: format!("{}{MARK}{part}", job.id), ..job.clone() },
+    }
+}
+
+/// The job and the event of such a key; the event is empty where it is a job's own.
+pub fn of_series_key(key: &JobKey) -> (Cow<'_, JobKey>, &str) {
+    match key.id.split_once(MARK) {
+        Some((id, part)) => (Cow::Owned(JobKey { id: id.to_owned(), ..key.clone() }), part),
+        None => (Cow::Borrowed(key), ""),
+    }
+}
+
+/// What the ids of the keys of all events of a job begin with.
+pub fn series_prefix(job: &JobKey) -> String {
+    format!("{}{MARK}", job.id)
+}
 
 /// What the processor fetches from memory at once.
 const CACHE_LINE_BYTES: f64 = 64.0;

@@ -12,6 +12,7 @@ pub mod bounds;
 pub mod card_ledger;
 pub mod cards;
 pub mod cluster_job;
+pub mod detail_table;
 pub mod energy;
 pub mod event;
 pub mod evidence;
@@ -46,5 +47,6 @@ pub mod text;
 pub mod units;
 
 pub use batch::{Batch, MISSING, Row, Subject, Unparsed, Window};
+pub use detail_table::DETAIL;
 pub use job_table::JOB;
 pub use table::{Across, Column, Kind, Table, Unit};

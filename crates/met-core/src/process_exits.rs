@@ -9,16 +9,44 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use crate::detail_table as detail;
 use crate::job_table::*;
 
 /// Figures that a parent takes over from the children it waits for. Numbers of calls are not among them:
 /// exit records round them down to multiples of 1024.
-pub const INHERITED: [usize; 9] =
-    [CPU, CPU_USER, CPU_SYSTEM, READ, WRITTEN, READ_CALL, WRITE_CALL, PAGE_FAULTS_MINOR, PAGE_FAULTS_MAJOR];
+pub const INHERITED: [usize; 10] = [
+    CPU,
+    CPU_USER,
+    CPU_SYSTEM,
+    READ,
+    WRITTEN,
+    WRITE_CANCELLED,
+    READ_CALL,
+    WRITE_CALL,
+    PAGE_FAULTS_MINOR,
+    PAGE_FAULTS_MAJOR,
+];
 
 /// Figures that stay with the process that made them and end with it.
 pub const OWN: [usize; 5] =
     [RUN_QUEUE_WAIT, SWITCHES_VOLUNTARY, SWITCHES_INVOLUNTARY, DELAY_IO, DELAY_MEMORY];
+
+/// The same among details.
+pub const OWN_DETAILS: [usize; 13] = [
+    detail::CPU_RUNS,
+    detail::CPU_REAL,
+    detail::CPU_VIRTUAL,
+    detail::CPU_SCALED,
+    detail::CPU_USER_SCALED,
+    detail::CPU_SYSTEM_SCALED,
+    detail::IO_WAITS,
+    detail::SWAP_WAITS,
+    detail::DELAY_SWAP,
+    detail::RECLAIM_WAITS,
+    detail::DELAY_RECLAIM,
+    detail::MEMORY_TIME,
+    detail::VIRTUAL_TIME,
+];
 
 /// When a process began is told to a second, and rounded.
 const BEGIN_DOUBT_S: i64 = 2;
@@ -42,6 +70,8 @@ pub struct Exit {
     /// In the order of [`INHERITED`] and [`OWN`]; 0 where nothing is known.
     pub inherited: [i64; INHERITED.len()],
     pub own: [i64; OWN.len()],
+    /// In the order of [`OWN_DETAILS`].
+    pub details: [i64; OWN_DETAILS.len()],
     /// By how much its CPU time may be too small: the kernel updates it at each tick only.
     pub cpu_doubt_ns: i64,
     /// A wait of it is not known.
@@ -55,6 +85,7 @@ impl Exit {
     pub fn add_thread(&mut self, thread: &Exit) {
         add(&mut self.inherited, &thread.inherited);
         add(&mut self.own, &thread.own);
+        add(&mut self.details, &thread.details);
         self.cpu_doubt_ns = self.cpu_doubt_ns.saturating_add(thread.cpu_doubt_ns);
         self.lacks_delays |= thread.lacks_delays;
         // The first of them began when the process did.
@@ -96,6 +127,7 @@ pub trait Living {
 pub struct Gone {
     pub inherited: [i64; INHERITED.len()],
     pub own: [i64; OWN.len()],
+    pub details: [i64; OWN_DETAILS.len()],
     pub processes: u64,
     /// Those that no look at the machine had seen.
     pub unseen: u64,
@@ -267,6 +299,7 @@ impl ExitLedger {
             shown |= is_shown;
             let Some(gone) = self.jobs.get_mut(&slot) else { continue };
             add(&mut gone.own, &exit.own);
+            add(&mut gone.details, &exit.details);
             gone.processes += 1;
             gone.lacks_delays |= exit.lacks_delays;
             gone.unseen += u64::from(seen.is_none());

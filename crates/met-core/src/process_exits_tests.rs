@@ -42,7 +42,14 @@ impl Living for World {
 }
 
 fn exit(pid: u32, parent_pid: u32, amount: i64) -> Exit {
-    Exit { pid, parent_pid, inherited: [amount; 9], own: [amount; 5], ..Exit::default() }
+    Exit {
+        pid,
+        parent_pid,
+        inherited: [amount; INHERITED.len()],
+        own: [amount; OWN.len()],
+        details: [amount; OWN_DETAILS.len()],
+        ..Exit::default()
+    }
 }
 
 /// Job 1 with the processes of `jobs` seen, all of them gone from the list unless told otherwise.
@@ -54,6 +61,10 @@ fn world(jobs: &[u32]) -> (ExitLedger, World) {
 
 fn gone(ledger: &ExitLedger, job: u32) -> (i64, i64, u64) {
     let page = ledger.page(job).unwrap();
+    assert_eq!(
+        page.details[0], page.own[0],
+        "details end with their process, as the other figures of its own"
+    );
     (page.inherited[0], page.own[0], page.processes)
 }
 

@@ -26,7 +26,8 @@ pub struct Profile {
 }
 
 /// What comes from `/proc/PID/io` alone.
-pub const OF_IO: [usize; 6] = [READ, WRITTEN, READ_CALL, WRITE_CALL, READ_CALLS, WRITE_CALLS];
+pub const OF_IO: [usize; 7] =
+    [READ, WRITTEN, WRITE_CANCELLED, READ_CALL, WRITE_CALL, READ_CALLS, WRITE_CALLS];
 
 /// Whether the counter of a job with a process that hides its I/O is unknown, though the other processes have a sum.
 pub fn is_unknown_io(column: usize, value: i64) -> bool {

@@ -62,6 +62,8 @@ pub struct Column {
     pub help: &'static str,
     /// The column of the job table this one contributes to, if any.
     pub feeds: Option<usize>,
+    /// The same of the table of details.
+    pub details: Option<usize>,
 }
 
 pub const NANO: f64 = 1e-9;
@@ -72,11 +74,20 @@ pub const MEGA: f64 = 1e6;
 
 impl Column {
     pub const fn counter(name: &'static str, unit: Unit, scale: f64, help: &'static str) -> Column {
-        Column { name, kind: Kind::Counter, unit, scale, across: Across::Sum, help, feeds: None }
+        Column {
+            name,
+            kind: Kind::Counter,
+            unit,
+            scale,
+            across: Across::Sum,
+            help,
+            feeds: None,
+            details: None,
+        }
     }
 
     pub const fn gauge(name: &'static str, unit: Unit, scale: f64, help: &'static str) -> Column {
-        Column { name, kind: Kind::Gauge, unit, scale, across: Across::Sum, help, feeds: None }
+        Column { name, kind: Kind::Gauge, unit, scale, across: Across::Sum, help, feeds: None, details: None }
     }
 
     pub const fn across(self, across: Across) -> Column {
@@ -86,6 +97,11 @@ impl Column {
     /// `job_column` is a constant of `job_table`.
     pub const fn feeds(self, job_column: usize) -> Column {
         Column { feeds: Some(job_column), ..self }
+    }
+
+    /// `detail` is a constant of `detail_table`.
+    pub const fn details(self, detail: usize) -> Column {
+        Column { details: Some(detail), ..self }
     }
 
     /// The name in JSON: the Prometheus name without its prefix and `_total`.

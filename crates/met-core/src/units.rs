@@ -45,6 +45,17 @@ pub fn count(value: f64) -> String {
     grouped
 }
 
+/// How often something happens: `12.5 /s`, `950 /s`, `6.00 M/s`.
+pub fn count_per_second(value: f64) -> String {
+    const PREFIXES: [&str; 6] = ["", "k", "M", "G", "T", "P"];
+    let (mut value, mut prefix) = (value, 0);
+    // What would be written as 1000 is 1 of the next.
+    while value >= 999.5 && prefix + 1 < PREFIXES.len() {
+        (value, prefix) = (value / 1000.0, prefix + 1);
+    }
+    format!("{} {}/s", three_digits(value), PREFIXES[prefix])
+}
+
 /// A number of cores: `3.76`, `12.4`, `128`.
 pub fn cores(value: f64) -> String {
     let text = three_digits(value);
@@ -390,6 +401,12 @@ pub fn parse_since(text: &str, now_ns: i64, zone: &TimeZone) -> Result<i64, Pars
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rates_of_counts_have_three_digits() {
+        let shown = [0.0, 12.5, 950.0, 999.9, 6_000_000.0, 3.2e10].map(count_per_second);
+        assert_eq!(shown, ["0.00 /s", "12.5 /s", "950 /s", "1.00 k/s", "6.00 M/s", "32.0 G/s"]);
+    }
 
     #[test]
     fn bytes_have_three_digits() {

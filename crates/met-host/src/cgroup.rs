@@ -28,6 +28,8 @@ pub struct Hierarchies {
     pub cpu_v1: Option<Mount>,
     /// Where huge pages are counted.
     pub hugetlb_v1: Option<Mount>,
+    /// Where perf events are counted, if not in v2: the controller is in one hierarchy at a time.
+    pub perf_event_v1: Option<Mount>,
     /// Those of v1 that count nothing of ours and still show the cgroups of jobs, in the order of `OTHERS`.
     pub others: Vec<(&'static str, Mount)>,
 }
@@ -102,6 +104,28 @@ impl Hierarchies {
         })
     }
 
+    /// The directory of a process in the hierarchy in which events can be counted.
+    pub fn events_of_process(&self, host: &Host, pid: u32) -> Option<PathBuf> {
+        let (mount, controller) = match &self.perf_event_v1 {
+            Some(v1) => (v1, &b"perf_event"[..]),
+            None => (self.unified.as_ref()?, &b""[..]),
+        };
+        let mut text = Vec::new();
+        host.read_small(format!("/proc/{pid}/cgroup"), &mut text).ok()?;
+        mount.dir_of(&parse_controller_cgroup(&text, controller)?)
+    }
+
+    /// The directory of the same cgroup where v1 counts events, whether it exists or not.
+    pub fn events_v1_of(&self, paths: &CgroupPaths) -> Option<PathBuf> {
+        self.same_as(paths, self.perf_event_v1.as_ref()?)
+    }
+
+    /// Managers use the same path in all hierarchies of v1.
+    fn same_as(&self, paths: &CgroupPaths, other: &Mount) -> Option<PathBuf> {
+        let known = paths.memory.as_deref().or(paths.cpuacct.as_deref()).or(paths.unified.as_deref())?;
+        self.same_in(known, other)
+    }
+
     /// The directory of a process where its CPU quota is, the top of that hierarchy, and whether that is v1.
     pub fn cpu_of_process(&self, host: &Host, pid: u32) -> Option<(PathBuf, PathBuf, bool)> {
         self.dir_of_process(host, pid, &self.cpu_v1, b"cpu")
@@ -147,8 +171,10 @@ pub struct CgroupDirs {
     pub unified: Option<Dir>,
     pub memory: Option<Dir>,
     pub cpuacct: Option<Dir>,
-    /// The directory of the same path where v1 counts huge pages.
+    /// The directories of the same path where v1 counts huge pages,
     pub hugetlb: Option<Dir>,
+    /// and events.
+    pub perf_event: Option<Dir>,
 }
 
 impl CgroupDirs {
@@ -156,21 +182,18 @@ impl CgroupDirs {
     pub fn open(host: &Host, paths: &CgroupPaths) -> io::Result<CgroupDirs> {
         let named = paths.unified.as_deref().or(paths.memory.as_deref()).or(paths.cpuacct.as_deref());
         let id = host.cgroup_dir(named.ok_or(io::ErrorKind::NotFound)?)?.inode()?;
+        let hierarchies = host.hierarchies();
+        let hugetlb = hierarchies.hugetlb_v1.as_ref().and_then(|mount| hierarchies.same_as(paths, mount));
         let dir = |path: &Option<PathBuf>| path.as_deref().and_then(|path| host.cgroup_dir(path).ok());
         Ok(CgroupDirs {
             id,
             unified: dir(&paths.unified),
             memory: dir(&paths.memory),
             cpuacct: dir(&paths.cpuacct),
-            hugetlb: dir(&hugetlb_of(host.hierarchies(), paths)),
+            hugetlb: dir(&hugetlb),
+            perf_event: dir(&hierarchies.events_v1_of(paths)),
         })
     }
-}
-
-/// Managers use the same path in all hierarchies of v1.
-fn hugetlb_of(hierarchies: &Hierarchies, paths: &CgroupPaths) -> Option<PathBuf> {
-    let known = paths.memory.as_deref().or(paths.cpuacct.as_deref()).or(paths.unified.as_deref())?;
-    hierarchies.same_in(known, hierarchies.hugetlb_v1.as_ref()?)
 }
 
 /// `id parent major:minor root point options… - type source super-options`
@@ -193,6 +216,7 @@ fn parse_mountinfo(text: &[u8]) -> Hierarchies {
                 ("hugetlb", &mut hierarchies.hugetlb_v1),
                 ("cpu", &mut hierarchies.cpu_v1),
                 ("cpuacct", &mut hierarchies.cpuacct_v1),
+                ("perf_event", &mut hierarchies.perf_event_v1),
             ];
             for (_, known) in counting.into_iter().filter(|(name, _)| has(name)) {
                 known.get_or_insert_with(|| mount.clone());
@@ -302,6 +326,28 @@ mod tests {
         let v2 = b"30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate";
         assert_eq!(parse_mountinfo(v2).kind(), Kind::V2);
         assert_eq!(parse_mountinfo(b"nonsense\n\n1 2 3").kind(), Kind::None);
+    }
+
+    #[test]
+    fn events_are_counted_where_their_controller_is() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("proc/7/cgroup", "5:perf_event:/oar/ann_1\n2:cpuacct:/oar/ann_1\n0::/\n");
+        let host = Host::at(root.path()).unwrap();
+        let hybrid = parse_mountinfo(HYBRID.as_bytes());
+        assert_eq!(hybrid.events_of_process(&host, 7), Some("/sys/fs/cgroup/unified".into()));
+        let mounts =
+            format!("{HYBRID}42 31 0:39 / /sys/fs/cgroup/perf_event rw - cgroup cgroup rw,perf_event\n");
+        let v1 = parse_mountinfo(mounts.as_bytes());
+        let own = Some("/sys/fs/cgroup/perf_event/oar/ann_1".into());
+        assert_eq!(v1.events_of_process(&host, 7), own);
+        let cpuacct = Some("/sys/fs/cgroup/cpu,cpuacct/oar/ann_1".into());
+        let paths = CgroupPaths { cpuacct, ..CgroupPaths::default() };
+        assert_eq!((v1.events_v1_of(&paths), hybrid.events_v1_of(&paths)), (own, None));
     }
 
     #[test]

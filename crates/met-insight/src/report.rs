@@ -280,6 +280,13 @@ mod tests {
         let by_quota =
             [("throttled", "by its CPU quota"), ("waited", "runnable, waiting for a CPU or the quota")];
         assert_eq!(cpu(&record), by_quota);
+        record.totals.set(column::THROTTLES, 37, QualityKind::Measured, "cgroup");
+        let report = super::report(&record, Machine::default(), sample::NOW_NS);
+        let line = report.sections[0].lines.iter().find(|line| line.label == "throttled").unwrap();
+        assert_eq!(line.details[1].amount.map(|periods| periods.value), Some(37.0));
+        let object = crate::json::object(&record, sample::NOW_NS);
+        assert_eq!(object["totals"]["cpu_throttles"], 37);
+        assert_eq!(object["totals"]["cpu_throttled_seconds"], 3.2);
         record.totals.set(column::THROTTLED, 3_200_000_000, QualityKind::Attributed, "cpu.stat around it");
         assert_eq!(cpu(&record)[0], ("throttled", "by the CPU quota of a cgroup around it"));
     }

@@ -1,4 +1,5 @@
-//! A v2 directory for a job whose manager knows cgroup v1 alone, so that perf events can be counted in it.
+//! A directory for a job that has none in the hierarchy of perf events, so that these can be counted in it. That is v2
+//! unless the controller is mounted as v1; then the kernel refuses to count in v2.
 //!
 //! Made only when events are asked for. Its v1 cgroups, where the manager counts and limits, stay as they
 //! are: a process is in one cgroup of each hierarchy.
@@ -32,8 +33,8 @@ impl Shadow {
     /// How the names begin of directories that are ours to remove.
     pub const PREFIX: &str = "met-events-";
 
-    /// Makes the directory below the v2 cgroup of `first` and moves whoever `members` lists into it, until
-    /// it lists nobody new: a process that forks between the listing and its move leaves a child behind.
+    /// Makes the directory below the cgroup of `first` in that hierarchy and moves the processes that `members` lists into it,
+    /// until it lists no new one: a process that forks between the listing and its move leaves a child behind.
     pub fn make(
         host: &Host,
         name: &str,
@@ -41,7 +42,7 @@ impl Shadow {
         mut members: impl FnMut() -> Vec<u32>,
     ) -> io::Result<Shadow> {
         let hierarchies = Hierarchies::read(host)?;
-        let home = hierarchies.of_process(host, first)?.unified.ok_or(io::ErrorKind::Unsupported)?;
+        let home = hierarchies.events_of_process(host, first).ok_or(io::ErrorKind::Unsupported)?;
         let path = home.join(name);
         fs::create_dir(&path)?;
         let mut shadow = Shadow { path, home, hierarchies, complete: false };
@@ -60,8 +61,8 @@ impl Shadow {
                 return;
             }
             for pid in new {
-                // Only from where the job is: somebody who chose another v2 cgroup keeps it.
-                let at_home = self.hierarchies.of_process(host, pid).ok().and_then(|paths| paths.unified);
+                // Only from the job's cgroup: a process that chose another one keeps it.
+                let at_home = self.hierarchies.events_of_process(host, pid);
                 if at_home.as_deref() == Some(&self.home) {
                     let _ = move_to(&self.path, pid);
                 }

@@ -10,6 +10,8 @@ use crate::protocol::Request;
 
 /// Raised when an older peer would misunderstand a message.
 pub const PROTOCOL: u32 = 5;
+/// The version from which on supervisors pass their counters to a daemon.
+pub const COUNTERS: u32 = 5;
 /// The oldest version that is still spoken.
 pub const PROTOCOL_OLDEST: u32 = 1;
 /// The version that introduced `Reply::Unlinked`.
@@ -92,6 +94,7 @@ pub fn introduced(request: &Request) -> u32 {
         | Request::Configure(_) => 3,
         Request::FindAfter { .. } => 4,
         Request::Timed { .. } => 5,
+        Request::JobSeries { .. } | Request::Counters { .. } => COUNTERS,
     }
 }
 

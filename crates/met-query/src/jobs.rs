@@ -15,7 +15,7 @@ use met_core::belief;
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::{self, sort_ns};
 use met_core::series::Course;
-use met_core::{JOB, Table, gpu};
+use met_core::{DETAIL, JOB, Table, event, gpu};
 use met_host::{Host, clock};
 use met_jobs::cgroup_layouts::Layout;
 use met_jobs::processes;
@@ -198,6 +198,11 @@ impl AllJobs {
         self.first_course(&JOB, |source, after_ms| source.course(CALLER, key, after_ms))
     }
 
+    /// A further series of a job: its details, or the event that is the `part`.
+    pub fn job_series(&mut self, key: &JobKey, table: &'static Table, part: &str) -> Result<Course> {
+        self.first_course(table, |source, after_ms| source.job_series(CALLER, key, table, part, after_ms))
+    }
+
     /// The course of a card while the job had it; nothing where it was not kept.
     pub fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
         let page = |source: &dyn Source, after_ms| source.card_course(CALLER, key, uuid, after_ms);
@@ -253,6 +258,11 @@ impl AllJobs {
         }
         Ok(())
     }
+}
+
+/// The table of a job's further series of this name.
+pub fn further_table(name: &str) -> Option<&'static Table> {
+    [&DETAIL, &event::TABLE].into_iter().find(|table| table.name == name)
 }
 
 /// All jobs that fit, page by page.

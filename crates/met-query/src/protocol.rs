@@ -50,9 +50,22 @@ pub enum Request {
         job: JobRef,
         after: Cursor,
     },
+    /// Counters of the events of a job, from its supervisor, which sends their descriptors with it.
+    Counters {
+        key: JobKey,
+        in_cgroup: bool,
+        events: Vec<PassedEvent>,
+    },
     /// The samples after a time, as many as fit a reply; none when there are no more.
     Course {
         key: JobKey,
+        after_ms: i64,
+    },
+    /// The same of a further series of the job: `job_detail`, or `event` with the name of one.
+    JobSeries {
+        key: JobKey,
+        table: String,
+        part: String,
         after_ms: i64,
     },
     /// The same of a card, while the job had it.
@@ -241,6 +254,15 @@ impl fmt::Display for Whence {
             Whence::Job(None) => out.write_str("temporary until a job ends"),
         }
     }
+}
+
+/// An event of a job and how many of the descriptors are its counters, in their order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassedEvent {
+    pub name: String,
+    pub counters: usize,
+    pub software: bool,
+    pub user_only: bool,
 }
 
 /// A course of the job's or the card's table with its columns by name.

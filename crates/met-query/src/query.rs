@@ -30,6 +30,17 @@ pub trait Query {
     fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page>;
     /// The samples of a job after a time, as many as fit an answer; none when there are no more.
     fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course>;
+    /// The same of a further series of the job: its details, or the event that is the `part`.
+    fn job_series(
+        &self,
+        _: &Viewer,
+        _: &JobKey,
+        table: &'static Table,
+        _part: &str,
+        _after_ms: i64,
+    ) -> Result<Course> {
+        Ok(Course::new(table))
+    }
     /// The same of a card, while the job had it.
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course>;
     /// The machines. Everybody may see them.
@@ -59,6 +70,10 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         Request::Find(job) => found(query.find(viewer, job, None)?),
         Request::FindAfter { job, after } => found(query.find(viewer, job, Some(after))?),
         Request::Course { key, after_ms } => course(query.course(viewer, key, *after_ms)?),
+        Request::JobSeries { key, table, part, after_ms } => match jobs::further_table(table) {
+            None => Reply::Course(WireCourse::default()),
+            Some(table) => course(query.job_series(viewer, key, table, part, *after_ms)?),
+        },
         Request::CardCourse { key, uuid, after_ms } => {
             course(query.card_course(viewer, key, uuid, *after_ms)?)
         }

@@ -1,7 +1,7 @@
 //! Events as JSON objects, for any sink that writes text. The keys are described in docs/json.md.
 
 use met_core::job::{JobKey, Record};
-use met_core::{JOB, MISSING, Table};
+use met_core::{JOB, MISSING, Table, event};
 use met_insight::json::{number, object, time};
 use met_wire::batch::Subject;
 use serde_json::{Map, Value, json};
@@ -48,7 +48,13 @@ fn of_samples(Samples { node, subject, course }: &Samples, mut write: impl FnMut
         let mut object = of_row("sample", time_ms.saturating_mul(1_000_000), course.table, cells);
         object["node"] = json!(node);
         match subject {
-            Subject::Job(key) => object["job"] = job(key),
+            Subject::Job(key) => {
+                let (key, part) = event::of_series_key(key);
+                object["job"] = job(&key);
+                if !part.is_empty() {
+                    object["part"] = json!(part);
+                }
+            }
             Subject::Device(uuid) => object["part"] = json!(uuid),
             Subject::Node(part) => object["part"] = json!(part),
         }

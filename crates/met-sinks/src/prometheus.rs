@@ -5,7 +5,8 @@ use std::io::Write;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use met_core::{Column, JOB, Kind, MISSING, Table};
+use met_core::event;
+use met_core::{Column, DETAIL, JOB, Kind, MISSING, Table};
 
 use crate::decimal;
 use crate::snapshot::{ALLOCATED, HeldCard, Job, Rest, Rows, Snapshot};
@@ -91,6 +92,7 @@ pub fn page(snapshot: &Snapshot, format: Format, disclosure: Disclosure, out: &m
     snapshot.tables.iter().for_each(|rows| page.table(rows));
     let shown = Shown::of(&snapshot.jobs, disclosure.jobs_max);
     page.jobs(&shown);
+    page.events(&shown);
     page.rest(&shown);
     page.job_info(&shown, disclosure.people);
     page.held_cards(&shown);
@@ -204,10 +206,28 @@ impl<'a> Page<'a> {
                 family.labelled(labels, |out| decimal::write(column, job.cells[index], out));
             }
         }
+        for (index, column) in DETAIL.columns.iter().enumerate() {
+            let mut family = self.family(&DETAIL, column);
+            let known = |job: &Job| job.details.get(index).copied().filter(|&cell| cell != MISSING);
+            for (labels, cell) in shown.jobs.iter().filter_map(|(labels, job)| Some((labels, known(job)?))) {
+                family.labelled(labels, |out| decimal::write(column, cell, out));
+            }
+        }
         for (index, column) in ALLOCATED.columns.iter().enumerate() {
             let mut family = self.family(&ALLOCATED, column);
             for (labels, job) in shown.jobs.iter().filter(|(_, job)| job.about.allocated[index] != MISSING) {
                 family.labelled(labels, |out| decimal::write(column, job.about.allocated[index], out));
+            }
+        }
+    }
+
+    fn events(&mut self, shown: &Shown<'_>) {
+        let column = &event::COLUMNS[event::COUNT];
+        let mut family = self.family(&event::TABLE, column);
+        for (labels, job) in &shown.jobs {
+            for one in &job.events {
+                let name = labels_of([("event", one.name.as_str())]);
+                family.labelled(&format!("{labels},{name}"), |out| decimal::write(column, one.count, out));
             }
         }
     }

@@ -32,7 +32,7 @@ fn job_of(id: &str, cpu: i64, memory: i64, person: Person) -> Job {
         allocated: allocated(&resources),
         person,
     };
-    Job { about: Arc::new(about), cells, cards: Vec::new() }
+    Job { about: Arc::new(about), cells, details: Vec::new(), events: Vec::new(), cards: Vec::new() }
 }
 
 fn job(id: &str, cpu: i64, memory: i64) -> Job {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use met_core::job::{JobKey, Resources};
+use met_core::job::{EventCount, JobKey, Resources};
 use met_core::table::{NANO, ONE};
 use met_core::{Across, Column, JOB, MISSING, Table, Unit, columns};
 
@@ -69,6 +69,10 @@ pub struct Job {
     pub about: Arc<About>,
     /// A row of the job table.
     pub cells: Vec<i64>,
+    /// A row of the table of details; empty where none was read.
+    pub details: Vec<i64>,
+    /// How often each event happened.
+    pub events: Vec<EventCount>,
     pub cards: Vec<HeldCard>,
 }
 

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use met_core::table::{NANO, ONE};
-use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, job_table};
+use met_core::{
+    Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, detail_table as detail,
+    job_table,
+};
 use met_host::cgroup::{CgroupDirs, Hierarchies, Kind};
 use met_host::{Budget, CgroupTarget, Dir, Host, KeptFile, Share, Targets, parse};
 
@@ -29,6 +32,23 @@ columns! { COLUMNS:
     PRESSURE_IO_FULL = Column::counter("pressure_io_full", Unit::Seconds, NANO, "time in which every task waited for I/O").feeds(job_table::PRESSURE_IO_FULL),
     OOM_KILLS = Column::counter("oom_kills", Unit::Count, ONE, "processes killed because the cgroup was out of memory").feeds(job_table::OOM_KILLS),
     THROTTLED = Column::counter("cpu_throttled", Unit::Seconds, NANO, "time in which its CPU quota throttled it, summed over CPUs").feeds(job_table::THROTTLED),
+    THROTTLES = Column::counter("cpu_throttles", Unit::Count, ONE, "periods in which its CPU quota throttled it").feeds(job_table::THROTTLES),
+    QUOTA_PERIODS = Column::counter("cpu_quota_periods", Unit::Count, ONE, "periods of its CPU quota in which it was runnable").details(detail::QUOTA_PERIODS),
+    MEMORY_ANONYMOUS = Column::gauge("memory_anonymous", Unit::Bytes, ONE, "anonymous memory").details(detail::MEMORY_ANONYMOUS),
+    MEMORY_HUGE = Column::gauge("memory_huge", Unit::Bytes, ONE, "its part in transparent huge pages").details(detail::MEMORY_HUGE),
+    MEMORY_MAPPED = Column::gauge("memory_mapped", Unit::Bytes, ONE, "mapped files and shared memory").details(detail::MEMORY_MAPPED),
+    MEMORY_DIRTY = Column::gauge("memory_dirty", Unit::Bytes, ONE, "page cache waiting to be written to disk").details(detail::MEMORY_DIRTY),
+    MEMORY_WRITEBACK = Column::gauge("memory_writeback", Unit::Bytes, ONE, "page cache being written to disk").details(detail::MEMORY_WRITEBACK),
+    MEMORY_INACTIVE_ANONYMOUS = Column::gauge("memory_inactive_anonymous", Unit::Bytes, ONE, "anonymous and shared memory that would be swapped out first").details(detail::MEMORY_INACTIVE_ANONYMOUS),
+    MEMORY_ACTIVE_ANONYMOUS = Column::gauge("memory_active_anonymous", Unit::Bytes, ONE, "recently used anonymous and shared memory").details(detail::MEMORY_ACTIVE_ANONYMOUS),
+    MEMORY_INACTIVE_FILE = Column::gauge("memory_inactive_file", Unit::Bytes, ONE, "page cache that would be reclaimed first").details(detail::MEMORY_INACTIVE_FILE),
+    MEMORY_ACTIVE_FILE = Column::gauge("memory_active_file", Unit::Bytes, ONE, "recently used page cache").details(detail::MEMORY_ACTIVE_FILE),
+    MEMORY_UNEVICTABLE = Column::gauge("memory_unevictable", Unit::Bytes, ONE, "memory that cannot be reclaimed").details(detail::MEMORY_UNEVICTABLE),
+    MEMORY_LIMIT = Column::gauge("memory_limit", Unit::Bytes, ONE, "lowest memory limit of it and the cgroups around it; v1 only").across(Across::Max).details(detail::MEMORY_LIMIT),
+    PAGES_CHARGED = Column::counter("pages_charged", Unit::Count, ONE, "pages charged to it; v1 only").details(detail::PAGES_CHARGED),
+    PAGES_UNCHARGED = Column::counter("pages_uncharged", Unit::Count, ONE, "pages that it released; v1 only").details(detail::PAGES_UNCHARGED),
+    PAGE_FAULTS = Column::counter("page_faults", Unit::Count, ONE, "page faults").details(detail::PAGE_FAULTS),
+    PAGE_FAULTS_MAJOR = Column::counter("page_faults_major", Unit::Count, ONE, "page faults that waited for storage").details(detail::PAGE_FAULTS_MAJOR),
 }
 
 pub static TABLE: Table = Table {
@@ -71,7 +91,15 @@ struct Format {
     name: &'static str,
     slow: bool,
     /// Whether what a kernel must print could be parsed.
-    fill: fn(&[u8], i64, &mut [i64]) -> bool,
+    fill: fn(&[u8], Pass, &mut [i64]) -> bool,
+}
+
+/// How a file is read this time.
+#[derive(Clone, Copy)]
+struct Pass {
+    ns_per_tick: i64,
+    /// With what is needed now and then.
+    slow: bool,
 }
 
 fn unified(dirs: &CgroupDirs) -> Option<&Dir> {
@@ -180,13 +208,14 @@ impl Cgroups {
         }
         entry.seen = self.generation;
         let cells = batch.push(Subject::Cgroup(dirs.id));
+        let pass = Pass { ns_per_tick: self.ns_per_tick, slow };
         let mut first_error = None;
         for File { kept, format } in &entry.files {
             let Some(dir) = (format.dir)(dirs).filter(|_| slow || !format.slow) else { continue };
             let path = || format!("{} of cgroup {}", format.name, dirs.id);
             match kept.read(dir, format.name.as_bytes(), &mut self.buffer) {
                 Ok(()) => {
-                    unparsed.expect((format.fill)(&self.buffer, self.ns_per_tick, cells), path);
+                    unparsed.expect((format.fill)(&self.buffer, pass, cells), path);
                 }
                 // All files of a cgroup go at once: what was read of it before may be of an earlier time.
                 Err(error) if is_gone(&error) => {
@@ -214,7 +243,7 @@ fn open_files(dirs: &CgroupDirs, budget: &Arc<Budget>) -> Entry {
     Entry { files, seen: 0 }
 }
 
-fn fill_cpu_v2(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+fn fill_cpu_v2(text: &[u8], _: Pass, cells: &mut [i64]) -> bool {
     let mut is_parsed = true;
     for (key, value) in parse::key_values(text) {
         let column = match key {
@@ -222,20 +251,23 @@ fn fill_cpu_v2(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
             b"user_usec" => CPU_USER,
             b"system_usec" => CPU_SYSTEM,
             b"throttled_usec" => THROTTLED,
+            b"nr_throttled" => THROTTLES,
+            b"nr_periods" => QUOTA_PERIODS,
             _ => continue,
         };
-        cells[column] = parse::scaled(parse::cell(value), 1000);
+        let scale = if matches!(column, THROTTLES | QUOTA_PERIODS) { 1 } else { 1000 };
+        cells[column] = parse::scaled(parse::cell(value), scale);
         is_parsed &= cells[column] != MISSING;
     }
     is_parsed && cells[CPU] != MISSING
 }
 
-fn fill_cpu_v1(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+fn fill_cpu_v1(text: &[u8], _: Pass, cells: &mut [i64]) -> bool {
     fill_one(text, &mut cells[CPU])
 }
 
 /// `cpuacct.stat` counts in ticks: its proportions are right, its sum is not that of `cpuacct.usage`.
-fn split_cpu_v1(text: &[u8], ns_per_tick: i64, cells: &mut [i64]) -> bool {
+fn split_cpu_v1(text: &[u8], Pass { ns_per_tick, .. }: Pass, cells: &mut [i64]) -> bool {
     let user_ns = parse::scaled(parse::value_of(text, "user"), ns_per_tick);
     let system_ns = parse::scaled(parse::value_of(text, "system"), ns_per_tick);
     if cells[CPU] < 0 || user_ns < 0 || system_ns < 0 {
@@ -250,48 +282,105 @@ fn split_cpu_v1(text: &[u8], ns_per_tick: i64, cells: &mut [i64]) -> bool {
 }
 
 /// Without the controller for quotas in this hierarchy there is no such line.
-fn fill_throttled_v1(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
-    fill_optional(text, "throttled_time", &mut cells[THROTTLED])
+fn fill_throttled_v1(text: &[u8], _: Pass, cells: &mut [i64]) -> bool {
+    let counts = [("throttled_time", THROTTLED), ("nr_throttled", THROTTLES), ("nr_periods", QUOTA_PERIODS)];
+    counts.iter().fold(true, |parsed, &(key, column)| fill_optional(text, key, &mut cells[column]) && parsed)
 }
 
 /// A cgroup has a file for each size of huge pages.
-fn add_hugetlb(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+fn add_hugetlb(text: &[u8], _: Pass, cells: &mut [i64]) -> bool {
     let bytes = parse::cell(text.trim_ascii());
     let known = cells[MEMORY_HUGETLB];
     cells[MEMORY_HUGETLB] = if known == MISSING { bytes } else { parse::sum(known, bytes) };
     bytes != MISSING
 }
 
-fn fill_memory_v2(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
-    let [anon, file, shmem] = values_of(text, ["anon", "file", "shmem"]);
+fn fill_memory_v2(text: &[u8], pass: Pass, cells: &mut [i64]) -> bool {
+    let ([anon, file, shmem], is_parsed) = match pass.slow {
+        true => all_values_of(text, ["anon", "file", "shmem"], detail_v2, cells),
+        false => (values_of(text, ["anon", "file", "shmem"]), true),
+    };
     cells[MEMORY_NEEDED] = parse::sum(anon, shmem);
     cells[MEMORY_SHARED] = shmem;
     // `file` counts shared memory, which is no cache: nothing on a disk stands behind it.
     cells[MEMORY_CACHE] = parse::difference(file, shmem);
-    ![anon, file, shmem].contains(&MISSING)
+    if pass.slow {
+        cells[MEMORY_ANONYMOUS] = anon;
+    }
+    is_parsed && ![anon, file, shmem].contains(&MISSING)
 }
 
-fn fill_memory_v1(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
-    let [own_rss, own_cache, own_shmem, rss, cache, shmem] =
-        values_of(text, ["rss", "cache", "shmem", "total_rss", "total_cache", "total_shmem"]);
+fn fill_memory_v1(text: &[u8], pass: Pass, cells: &mut [i64]) -> bool {
+    const KEYS: [&str; 6] = ["rss", "cache", "shmem", "total_rss", "total_cache", "total_shmem"];
+    let ([own_rss, own_cache, own_shmem, rss, cache, shmem], is_parsed) = match pass.slow {
+        true => all_values_of(text, KEYS, detail_v1, cells),
+        false => (values_of(text, KEYS), true),
+    };
     let or = |total: i64, own: i64| if total == MISSING { own } else { total };
     cells[MEMORY_NEEDED] = parse::sum(or(rss, own_rss), or(shmem, own_shmem));
     cells[MEMORY_SHARED] = or(shmem, own_shmem);
     cells[MEMORY_CACHE] = parse::difference(or(cache, own_cache), or(shmem, own_shmem));
+    if pass.slow {
+        cells[MEMORY_ANONYMOUS] = or(rss, own_rss);
+        // Without a limit the kernel says the largest number of pages there is.
+        cells[MEMORY_LIMIT] = Some(cells[MEMORY_LIMIT]).filter(|&limit| limit < UNLIMITED).unwrap_or(MISSING);
+    }
     // Older kernels print no `shmem`.
-    or(rss, own_rss) != MISSING && or(cache, own_cache) != MISSING
+    is_parsed && or(rss, own_rss) != MISSING && or(cache, own_cache) != MISSING
 }
 
-fn fill_peak(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+/// More memory than any machine has.
+const UNLIMITED: i64 = 1 << 60;
+
+fn detail_v2(key: &[u8]) -> Option<usize> {
+    Some(match key {
+        b"anon_thp" => MEMORY_HUGE,
+        b"file_mapped" => MEMORY_MAPPED,
+        b"file_dirty" => MEMORY_DIRTY,
+        b"file_writeback" => MEMORY_WRITEBACK,
+        b"pgfault" => PAGE_FAULTS,
+        b"pgmajfault" => PAGE_FAULTS_MAJOR,
+        _ => return detail_of_lists(key),
+    })
+}
+
+/// With the cgroups below it where that is said, which is after its own.
+fn detail_v1(key: &[u8]) -> Option<usize> {
+    Some(match key.strip_prefix(b"total_").unwrap_or(key) {
+        b"rss_huge" => MEMORY_HUGE,
+        b"mapped_file" => MEMORY_MAPPED,
+        b"dirty" => MEMORY_DIRTY,
+        b"writeback" => MEMORY_WRITEBACK,
+        b"pgpgin" => PAGES_CHARGED,
+        b"pgpgout" => PAGES_UNCHARGED,
+        b"pgfault" => PAGE_FAULTS,
+        b"pgmajfault" => PAGE_FAULTS_MAJOR,
+        b"hierarchical_memory_limit" => MEMORY_LIMIT,
+        key => return detail_of_lists(key),
+    })
+}
+
+fn detail_of_lists(key: &[u8]) -> Option<usize> {
+    Some(match key {
+        b"inactive_anon" => MEMORY_INACTIVE_ANONYMOUS,
+        b"active_anon" => MEMORY_ACTIVE_ANONYMOUS,
+        b"inactive_file" => MEMORY_INACTIVE_FILE,
+        b"active_file" => MEMORY_ACTIVE_FILE,
+        b"unevictable" => MEMORY_UNEVICTABLE,
+        _ => return None,
+    })
+}
+
+fn fill_peak(text: &[u8], _: Pass, cells: &mut [i64]) -> bool {
     fill_one(text, &mut cells[MEMORY_PEAK])
 }
 
-fn fill_threads(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+fn fill_threads(text: &[u8], _: Pass, cells: &mut [i64]) -> bool {
     fill_one(text, &mut cells[THREADS])
 }
 
 /// Kernels before 4.13 print no such line.
-fn fill_oom(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+fn fill_oom(text: &[u8], _: Pass, cells: &mut [i64]) -> bool {
     fill_optional(text, "oom_kill", &mut cells[OOM_KILLS])
 }
 
@@ -305,17 +394,17 @@ fn fill_optional(text: &[u8], key: &str, cell: &mut i64) -> bool {
     *cell != MISSING || !parse::key_values(text).any(|(name, _)| name == key.as_bytes())
 }
 
-fn fill_pressure_cpu(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+fn fill_pressure_cpu(text: &[u8], _: Pass, cells: &mut [i64]) -> bool {
     [cells[PRESSURE_CPU], cells[PRESSURE_CPU_FULL]] = pressure_ns(text);
     cells[PRESSURE_CPU] != MISSING
 }
 
-fn fill_pressure_memory(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+fn fill_pressure_memory(text: &[u8], _: Pass, cells: &mut [i64]) -> bool {
     [cells[PRESSURE_MEMORY], cells[PRESSURE_MEMORY_FULL]] = pressure_ns(text);
     cells[PRESSURE_MEMORY] != MISSING
 }
 
-fn fill_pressure_io(text: &[u8], _: i64, cells: &mut [i64]) -> bool {
+fn fill_pressure_io(text: &[u8], _: Pass, cells: &mut [i64]) -> bool {
     [cells[PRESSURE_IO], cells[PRESSURE_IO_FULL]] = pressure_ns(text);
     cells[PRESSURE_IO] != MISSING
 }
@@ -337,6 +426,25 @@ fn values_of<const COUNT: usize>(text: &[u8], keys: [&str; COUNT]) -> [i64; COUN
         }
     }
     values
+}
+
+/// The same with the details in the same pass: `detail` names the column of a line. Whether all of these were numbers.
+fn all_values_of<const COUNT: usize>(
+    text: &[u8],
+    keys: [&str; COUNT],
+    detail: fn(&[u8]) -> Option<usize>,
+    cells: &mut [i64],
+) -> ([i64; COUNT], bool) {
+    let (mut values, mut is_parsed) = ([MISSING; COUNT], true);
+    for (key, value) in parse::key_values(text) {
+        if let Some(index) = keys.iter().position(|known| known.as_bytes() == key) {
+            values[index] = parse::cell(value);
+        } else if let Some(column) = detail(key) {
+            cells[column] = parse::cell(value);
+            is_parsed &= cells[column] != MISSING;
+        }
+    }
+    (values, is_parsed)
 }
 
 #[cfg(test)]
@@ -374,6 +482,20 @@ mod tests {
               pressure_io_full 800000
               oom_kills 2
               cpu_throttled 3200000000
+              cpu_throttles 32
+              cpu_quota_periods 90
+              memory_anonymous 104857600
+              memory_huge 62914560
+              memory_mapped 2097152
+              memory_dirty 405504
+              memory_writeback 135168
+              memory_inactive_anonymous 99614720
+              memory_active_anonymous 9437184
+              memory_inactive_file 33554432
+              memory_active_file 14680064
+              memory_unevictable 8192
+              page_faults 51234
+              page_faults_major 17
             job-2
               cpu 10000
               cpu_system 4000
@@ -395,6 +517,8 @@ mod tests {
               memory_shared 4194304
               memory_cache 48234496
               cpu_throttled 3200000000
+              cpu_throttles 32
+              cpu_quota_periods 90
             job-2
               cpu 10000
               cpu_system 4000
@@ -434,6 +558,23 @@ mod tests {
               memory_peak 131072
               oom_kills 3
               cpu_throttled 250000000
+              cpu_throttles 3
+              cpu_quota_periods 7
+              memory_anonymous 70000
+              memory_huge 2097
+              memory_mapped 4000
+              memory_dirty 110
+              memory_writeback 120
+              memory_inactive_anonymous 2100
+              memory_active_anonymous 70900
+              memory_inactive_file 40000
+              memory_active_file 7000
+              memory_unevictable 9
+              memory_limit 1048576
+              pages_charged 500
+              pages_uncharged 400
+              page_faults 3000
+              page_faults_major 12
             bob_2
               cpu 12345
               cpu_user 12345
@@ -441,6 +582,8 @@ mod tests {
               memory_needed 2100
               memory_shared 100
               memory_cache 900
+              memory_anonymous 2000
+              memory_dirty 7
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
     }
@@ -462,6 +605,7 @@ mod tests {
               memory_peak 131072
               pressure_cpu 17000
               pressure_cpu_full 0
+              memory_anonymous 70000
             job-2
               cpu 1000
               cpu_user 1000
@@ -558,6 +702,7 @@ mod tests {
             ("cpu.stat", "usage_usec 7\nuser_usec 6\nsystem_usec 1\nthrottled_usec 3us\n"),
             ("memory.stat", "anonymous 1\nfile 2\nshmem 3\n"),
             ("memory.stat", "anon 1kB\nfile 2\nshmem 3\n"),
+            ("memory.stat", "anon 1\nfile 2\nshmem 3\nfile_dirty 4kB\n"),
             ("memory.peak", "max\n"),
             ("memory.events", "oom_kill two\n"),
             ("pids.current", "nine\n"),
@@ -574,15 +719,16 @@ mod tests {
         fn any_bytes_fill_cells_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..300)) {
             let mut cells = vec![MISSING; COLUMNS.len()];
             for format in ALTERNATIVES.iter().copied().flatten().copied().flatten() {
-                (format.fill)(&text, 10_000_000, &mut cells);
+                (format.fill)(&text, Pass { ns_per_tick: 10_000_000, slow: true }, &mut cells);
             }
         }
 
         #[test]
         fn user_and_system_time_add_up_to_the_usage(usage in 0..i64::MAX, user in 0..1i64 << 40, system in 0..1i64 << 40) {
             let mut cells = vec![MISSING; COLUMNS.len()];
-            fill_cpu_v1(usage.to_string().as_bytes(), 1, &mut cells);
-            split_cpu_v1(format!("user {user}\nsystem {system}\n").as_bytes(), 10_000, &mut cells);
+            let pass = Pass { ns_per_tick: 10_000, slow: true };
+            fill_cpu_v1(usage.to_string().as_bytes(), pass, &mut cells);
+            split_cpu_v1(format!("user {user}\nsystem {system}\n").as_bytes(), pass, &mut cells);
             prop_assert!(cells[CPU_USER] >= 0 && cells[CPU_SYSTEM] >= 0);
             prop_assert_eq!(cells[CPU_USER] + cells[CPU_SYSTEM], usage);
         }

@@ -38,7 +38,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use met_core::{Batch, JOB, Table};
+use met_core::{Batch, DETAIL, JOB, Table};
 use met_host::Host;
 
 /// Said of a driver that keeps whoever calls it.
@@ -81,7 +81,7 @@ pub static METERS: &[&meter::Meter] =
 pub fn catalogue() -> Vec<&'static Table> {
     let of_sources = SOURCES.iter().flat_map(|spec| spec.tables.iter().copied());
     let mut tables: Vec<&'static Table> = Vec::new();
-    for table in std::iter::once(&JOB).chain(of_sources).chain([&self_cost::TABLE]) {
+    for table in [&JOB, &DETAIL].into_iter().chain(of_sources).chain([&self_cost::TABLE]) {
         // Sources of the same thing, such as cards of several makers, fill the same table.
         if !tables.iter().any(|known| std::ptr::eq(*known, table)) {
             tables.push(table);
@@ -339,8 +339,12 @@ mod tests {
     #[test]
     fn what_feeds_a_job_feeds_a_column_of_its_kind_and_unit() {
         for table in catalogue() {
-            for column in table.columns {
-                let Some(job) = column.feeds.map(|target| &JOB.columns[target]) else { continue };
+            let fed = table.columns.iter().flat_map(|column| {
+                let job = column.feeds.map(|target| &JOB.columns[target]);
+                let detail = column.details.map(|target| &DETAIL.columns[target]);
+                job.into_iter().chain(detail).map(move |job| (column, job))
+            });
+            for (column, job) in fed {
                 let feeds = format!("{}.{} feeds {}", table.name, column.name, job.name);
                 assert_eq!(
                     (job.kind, job.unit, job.scale),

@@ -10,6 +10,7 @@ use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unav
 
 columns! { COLUMNS:
     UPTIME = Column::gauge("uptime", Unit::Seconds, NANO, "time since the machine was started"),
+    UPTIME_IDLE = Column::counter("uptime_idle", Unit::Seconds, NANO, "idle time since the machine was started, summed over CPUs"),
     LOAD_1 = Column::gauge("load_1", Unit::Count, MILLI, "threads that ran or waited for a CPU or a disk, mean of about one minute"),
     LOAD_5 = Column::gauge("load_5", Unit::Count, MILLI, "the same, mean of five minutes"),
     LOAD_15 = Column::gauge("load_15", Unit::Count, MILLI, "the same, mean of fifteen minutes"),
@@ -292,7 +293,9 @@ fn fill_load(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
 }
 
 fn fill_uptime(text: &[u8], _: Scale, cells: &mut [i64]) -> bool {
-    cells[UPTIME] = parse::fields(text).next().map_or(MISSING, |field| decimal(field, 9));
+    let mut seconds = parse::fields(text).map(|field| decimal(field, 9));
+    cells[UPTIME] = seconds.next().unwrap_or(MISSING);
+    cells[UPTIME_IDLE] = seconds.next().unwrap_or(MISSING);
     cells[UPTIME] != MISSING
 }
 
@@ -368,6 +371,7 @@ mod tests {
         expect![[r#"
             Node
             uptime 12345670000000
+            uptime_idle 23456780000000
             load_1 1250
             load_5 500
             load_15 50

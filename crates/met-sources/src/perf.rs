@@ -13,8 +13,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use met_core::job::{EventCount, QualityKind};
-use met_core::table::{NANO, ONE};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Batch, MISSING, Subject};
 use met_host::{CgroupTarget, Dir, Host, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
@@ -23,16 +22,9 @@ use counter::Sum;
 
 pub use counter::Begin;
 pub use event::{EVENTS, Event, FLOPS};
-pub use job::{Counters, Refused};
+pub use job::{Counters, Passed, Refused};
 
-columns! { COLUMNS:
-    COUNT = Column::counter("count", Unit::Count, ONE, "number of occurrences, scaled up if it was not counted all the time"),
-    ENABLED = Column::counter("enabled", Unit::Seconds, NANO, "time in which it was enabled, summed over CPUs"),
-    RUNNING = Column::counter("running", Unit::Seconds, NANO, "time in which it was counted; less if counters are multiplexed"),
-}
-
-pub static TABLE: Table =
-    Table { name: "event", subject: "an event in a cgroup of a job", labels: &["event"], columns: COLUMNS };
+pub use met_core::event::{COUNT, ENABLED, RUNNING, TABLE};
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "perf",
@@ -44,6 +36,8 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 struct Perf {
     vendor: &'static str,
+    /// Whether the controller is mounted as v1.
+    by_v1: bool,
     /// All that were ever asked for, in the order of their labels.
     events: Vec<Event>,
     labels: Vec<Vec<String>>,
@@ -81,6 +75,7 @@ fn open(host: &Host, options: &Options) -> Opened {
     let labels = events.iter().map(|event| vec![event.name.clone()]).collect();
     Ok(Box::new(Perf {
         vendor,
+        by_v1: host.hierarchies().perf_event_v1.is_some(),
         events,
         labels,
         cpus: online_cpus(host),
@@ -151,11 +146,12 @@ pub(crate) fn cpu_list(text: &[u8]) -> Vec<u32> {
     cpus
 }
 
-const NO_DIRECTORY: &str = "a job has no cgroup in the v2 hierarchy";
+const NO_DIRECTORY: &str = "a job has no cgroup in the hierarchy of perf events";
 
-/// Where events are counted: only v2 has directories for that.
-fn directory_of(target: &CgroupTarget) -> Option<&Dir> {
-    target.dirs.unified.as_ref().or(target.counted_in.as_deref())
+/// Where events are counted: where the controller is mounted as v1, the kernel refuses directories of v2.
+fn directory_of(target: &CgroupTarget, by_v1: bool) -> Option<&Dir> {
+    let own = if by_v1 { &target.dirs.perf_event } else { &target.dirs.unified };
+    own.as_ref().or(target.counted_in.as_deref())
 }
 
 const CLOCK_SKEW_NS: i64 = 1_000_000;
@@ -209,7 +205,7 @@ impl Perf {
         }
         let mut followed = self.jobs.remove(&target.dirs.id).unwrap_or_default();
         followed.seen = self.generation;
-        let is_placed = directory_of(target).is_some();
+        let is_placed = directory_of(target, self.by_v1).is_some();
         // A directory may be made for it later.
         if followed.asked != target.events || is_placed && !followed.placed {
             followed.placed = is_placed;
@@ -247,7 +243,7 @@ impl Perf {
         }
         let is_open = |event: &Event| followed.counters.as_ref().is_some_and(|open| open.counts(event));
         let new: Vec<Event> = wanted.into_iter().filter(|event| !is_open(event)).collect();
-        let (more, refused) = match directory_of(target) {
+        let (more, refused) = match directory_of(target, self.by_v1) {
             _ if new.is_empty() => return,
             Some(dir) => {
                 self.refused.retain(|one| one.reason != NO_DIRECTORY);

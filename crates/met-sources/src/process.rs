@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::io;
 
 use met_core::table::{NANO, ONE};
-use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, job_table};
+use met_core::{
+    Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, detail_table as detail,
+    job_table,
+};
 use met_host::parse::{self, Stat};
 use met_host::{Host, KeptFile, PidPath, Share, Targets, TaskRole, TaskTarget};
 
@@ -23,13 +26,15 @@ columns! { COLUMNS:
     FAULTS_MAJOR = Column::counter("page_faults_major", Unit::Count, ONE, "page faults that waited for storage").feeds(job_table::PAGE_FAULTS_MAJOR),
     FAULTS_MINOR_REAPED = Column::counter("page_faults_minor_reaped", Unit::Count, ONE, "page faults of ended children, served without storage").feeds(job_table::PAGE_FAULTS_MINOR),
     FAULTS_MAJOR_REAPED = Column::counter("page_faults_major_reaped", Unit::Count, ONE, "page faults of ended children that waited for storage").feeds(job_table::PAGE_FAULTS_MAJOR),
-    MEMORY_RESIDENT = Column::gauge("memory_resident", Unit::Bytes, ONE, "memory in RAM, shared pages included"),
+    MEMORY_RESIDENT = Column::gauge("memory_resident", Unit::Bytes, ONE, "memory in RAM, shared pages included").details(detail::MEMORY_RESIDENT),
+    MEMORY_VIRTUAL = Column::gauge("memory_virtual", Unit::Bytes, ONE, "address space").details(detail::MEMORY_VIRTUAL),
     MEMORY_SHARED = Column::gauge("memory_shared", Unit::Bytes, ONE, "memory in RAM that is backed by files or shared memory"),
     MEMORY_PRIVATE = Column::gauge("memory_private", Unit::Bytes, ONE, "resident less shared memory; counted again in every fork").feeds(job_table::MEMORY_NEEDED),
-    MEMORY_SHMEM = Column::gauge("memory_shmem", Unit::Bytes, ONE, "memory in RAM that is shared memory or a file in tmpfs").across(Across::Max).feeds(job_table::MEMORY_SHARED),
+    MEMORY_SHMEM = Column::gauge("memory_shmem", Unit::Bytes, ONE, "memory in RAM that is shared memory or a file in tmpfs").across(Across::Max).feeds(job_table::MEMORY_SHARED).details(detail::MEMORY_SHMEM),
     MEMORY_HUGETLB = Column::gauge("memory_hugetlb", Unit::Bytes, ONE, "reserved huge pages that it maps").feeds(job_table::MEMORY_HUGETLB),
     READ = Column::counter("read", Unit::Bytes, ONE, "bytes read from storage, ended children included").feeds(job_table::READ),
     WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes written to storage, ended children included").feeds(job_table::WRITTEN),
+    WRITE_CANCELLED = Column::counter("write_cancelled", Unit::Bytes, ONE, "bytes of written whose file was truncated or removed before they reached storage, ended children included").feeds(job_table::WRITE_CANCELLED),
     READ_CALL = Column::counter("read_call", Unit::Bytes, ONE, "bytes returned by read calls, ended children included").feeds(job_table::READ_CALL),
     WRITE_CALL = Column::counter("write_call", Unit::Bytes, ONE, "bytes passed to write calls, ended children included").feeds(job_table::WRITE_CALL),
     READ_CALLS = Column::counter("read_calls", Unit::Count, ONE, "read calls, ended children included").feeds(job_table::READ_CALLS),
@@ -284,8 +289,8 @@ fn fill_own(stat: &Stat<'_>, ns_per_tick: i64, cells: &mut [i64]) {
 
 /// statm: size, resident, shared, … in pages.
 fn fill_memory(text: &[u8], page_size_bytes: i64, cells: &mut [i64]) -> bool {
-    let mut fields =
-        parse::fields(text).skip(1).map(|field| parse::scaled(parse::cell(field), page_size_bytes));
+    let mut fields = parse::fields(text).map(|field| parse::scaled(parse::cell(field), page_size_bytes));
+    cells[MEMORY_VIRTUAL] = fields.next().unwrap_or(MISSING);
     cells[MEMORY_RESIDENT] = fields.next().unwrap_or(MISSING);
     cells[MEMORY_SHARED] = fields.next().unwrap_or(MISSING);
     cells[MEMORY_PRIVATE] = parse::difference(cells[MEMORY_RESIDENT], cells[MEMORY_SHARED]);
@@ -319,13 +324,14 @@ fn wait_of(text: &[u8]) -> i64 {
     parse::fields(text).nth(1).map_or(MISSING, parse::cell)
 }
 
-const IO_COLUMNS: [(&[u8], usize); 6] = [
+const IO_COLUMNS: [(&[u8], usize); 7] = [
     (b"rchar", READ_CALL),
     (b"wchar", WRITE_CALL),
     (b"syscr", READ_CALLS),
     (b"syscw", WRITE_CALLS),
     (b"read_bytes", READ),
     (b"write_bytes", WRITTEN),
+    (b"cancelled_write_bytes", WRITE_CANCELLED),
 ];
 
 /// The values of an `io` file in the order of `IO_COLUMNS`.
@@ -368,6 +374,7 @@ mod tests {
               page_faults_major_reaped 31
               read 4096
               written 65536
+              write_cancelled 0
               read_call 800000
               write_call 69000
               read_calls 800
@@ -386,12 +393,14 @@ mod tests {
               page_faults_minor_reaped 12
               page_faults_major_reaped 0
               memory_resident 1966080
+              memory_virtual 5345280
               memory_shared 1638400
               memory_private 327680
               memory_shmem 409600
               memory_hugetlb 2097152
               read 4096
               written 12288
+              write_cancelled 4096
               read_call 123
               write_call 456
               read_calls 7
@@ -409,6 +418,7 @@ mod tests {
               page_faults_major 0
               page_faults_minor_reaped 0
               page_faults_major_reaped 0
+              memory_virtual 409600
               memory_shared 122880
             43
               cpu_user 7000000000

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use met_core::energy::Scope;
 use met_core::table::MICRO;
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Budget, Dir, Host, KeptFile, Share, Targets, clock, parse};
 use perf_event_open_sys as perf;
 
@@ -21,6 +21,7 @@ use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, Tic
 
 columns! { COLUMNS:
     ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used by the zone since the counter started; wraparounds are handled"),
+    RANGE = Column::gauge("energy_range", Unit::Joules, MICRO, "where the counter of the zone starts again").across(Across::Max),
 }
 
 labels! { LABELS: ZONE = "zone", PACKAGE = "package", PATH = "path" }
@@ -206,7 +207,12 @@ impl Source for Powercap {
                     let path = || format!("{POWERCAP}/{}/energy_uj", zone.path);
                     batch.unparsed.expect(raw_uj != MISSING, path);
                     let energy_uj = zone.wrap.push(clock::boottime_ns(), raw_uj);
-                    batch.push_part(Subject::Node, part)[ENERGY] = energy_uj;
+                    let cells = batch.push_part(Subject::Node, part);
+                    cells[ENERGY] = energy_uj;
+                    // A zone that counts nothing has no range either.
+                    if energy_uj != MISSING && zone.wrap.range_uj > 0 {
+                        cells[RANGE] = zone.wrap.range_uj;
+                    }
                 }
                 Err(error) => {
                     let path = format!("{POWERCAP}/{}/energy_uj", zone.path);
@@ -415,15 +421,20 @@ mod tests {
         expect![[r#"
             Node package-0 package-0 intel-rapl:0
               energy 123456789012
+              energy_range 262143328850
             Node package-1 package-1 intel-rapl:1
               energy 98765432109
+              energy_range 262143328850
             Node psys psys intel-rapl:2
               energy 222222222222
+              energy_range 262143328850
             Node core package-0 intel-rapl:0:0
             Node dram package-0 intel-rapl:0:1
               energy 34567890123
+              energy_range 65712999613
             Node dram package-1 intel-rapl:1:0
               energy 23456789012
+              energy_range 65712999613
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
     }
@@ -444,12 +455,16 @@ mod tests {
         expect![[r#"
             Node package-0 package-0 intel-rapl:0
               energy 44444444444
+              energy_range 65532610987
             Node package-1 package-1 intel-rapl:1
               energy 55555555555
+              energy_range 65532610987
             Node core package-0 intel-rapl:0:0
               energy 11111111111
+              energy_range 65532610987
             Node core package-1 intel-rapl:1:0
               energy 22222222222
+              energy_range 65532610987
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
     }

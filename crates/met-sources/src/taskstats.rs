@@ -8,26 +8,43 @@ mod record;
 
 use std::io;
 
-use met_core::table::{NANO, ONE};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, job_table};
+use met_core::table::{MICRO, NANO, ONE};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, detail_table as detail, job_table};
 use met_host::netlink::{self, Datagrams, Socket};
-use met_host::{Host, Targets, TaskRole, TaskTarget};
+use met_host::{Host, PidPath, Targets, TaskRole, TaskTarget, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
 use record::Record;
 
 columns! { COLUMNS:
-    CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the process, ended threads included"),
+    CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the process, ended threads included").details(detail::CPU_VIRTUAL),
+    CPU_RUNS = Column::counter("cpu_runs", Unit::Count, ONE, "times one of its threads was given a CPU").details(detail::CPU_RUNS),
+    CPU_REAL = Column::counter("cpu_real", Unit::Seconds, NANO, "CPU time by the kernel's clock ticks").details(detail::CPU_REAL),
+    CPU_SCALED = Column::counter("cpu_scaled", Unit::Seconds, NANO, "CPU time scaled by frequency; equals CPU time where the processor does not say").details(detail::CPU_SCALED),
     RUN_QUEUE_WAIT = Column::counter("run_queue_wait", Unit::Seconds, NANO, "time its threads were runnable and waited for a CPU").feeds(job_table::RUN_QUEUE_WAIT),
     DELAY_IO = Column::counter("delay_io", Unit::Seconds, NANO, "time its threads waited for storage").feeds(job_table::DELAY_IO),
-    DELAY_SWAP = Column::counter("delay_swap", Unit::Seconds, NANO, "time its threads waited for pages to be swapped in").feeds(job_table::DELAY_MEMORY),
-    DELAY_RECLAIM = Column::counter("delay_reclaim", Unit::Seconds, NANO, "time its threads waited for memory reclaim").feeds(job_table::DELAY_MEMORY),
+    IO_WAITS = Column::counter("io_waits", Unit::Count, ONE, "times its threads waited for storage").details(detail::IO_WAITS),
+    SWAP_WAITS = Column::counter("swap_waits", Unit::Count, ONE, "times its threads waited for pages to be swapped in").details(detail::SWAP_WAITS),
+    RECLAIM_WAITS = Column::counter("reclaim_waits", Unit::Count, ONE, "times its threads waited for memory reclaim").details(detail::RECLAIM_WAITS),
+    DELAY_SWAP = Column::counter("delay_swap", Unit::Seconds, NANO, "time its threads waited for pages to be swapped in").feeds(job_table::DELAY_MEMORY).details(detail::DELAY_SWAP),
+    DELAY_RECLAIM = Column::counter("delay_reclaim", Unit::Seconds, NANO, "time its threads waited for memory reclaim").feeds(job_table::DELAY_MEMORY).details(detail::DELAY_RECLAIM),
     DELAY_COMPACT = Column::counter("delay_compact", Unit::Seconds, NANO, "time its threads waited for memory compaction").feeds(job_table::DELAY_MEMORY),
     // Part of it is in delay_swap and delay_io already: no sum of a job may hold it twice.
     DELAY_THRASH = Column::counter("delay_thrash", Unit::Seconds, NANO, "time its threads waited for recently evicted pages (thrashing)"),
     SWITCHES_VOLUNTARY = Column::counter("context_switches_voluntary", Unit::Count, ONE, "times a living thread gave up the CPU to wait").feeds(job_table::SWITCHES_VOLUNTARY),
     SWITCHES_INVOLUNTARY = Column::counter("context_switches_involuntary", Unit::Count, ONE, "times a living thread was preempted").feeds(job_table::SWITCHES_INVOLUNTARY),
+    CPU_USER_SCALED = Column::counter("cpu_user_scaled", Unit::Seconds, MICRO, "scaled CPU time of its living threads in user code").details(detail::CPU_USER_SCALED),
+    CPU_SYSTEM_SCALED = Column::counter("cpu_system_scaled", Unit::Seconds, MICRO, "scaled CPU time of its living threads in the kernel").details(detail::CPU_SYSTEM_SCALED),
+    MEMORY_TIME = Column::counter("memory_time", Unit::Count, ONE, "resident memory times CPU time of its living threads, in megabytes times microseconds").details(detail::MEMORY_TIME),
+    VIRTUAL_TIME = Column::counter("virtual_time", Unit::Count, ONE, "address space times CPU time of its living threads, in megabytes times microseconds").details(detail::VIRTUAL_TIME),
 }
+
+/// What the kernel says of a thread and not of a process.
+const OF_THREADS: [usize; 4] = [CPU_USER_SCALED, CPU_SYSTEM_SCALED, MEMORY_TIME, VIRTUAL_TIME];
+/// Less CPU time of other threads than this is a tick or two that the first one had meanwhile.
+const OTHERS_CPU_NS: i64 = 20_000_000;
+/// Threads of one process that are asked for; of more, the sum is a lower bound.
+const THREADS_ASKED_MAX: usize = 256;
 
 pub static TABLE: Table = Table {
     name: "taskstats",
@@ -46,6 +63,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 const FAMILY: &str = "TASKSTATS";
 const COMMAND_GET: u8 = 1;
+const ASK_THREAD: u16 = 1;
 const ASK_PROCESS: u16 = 2;
 /// In an answer: a thread or a process with its statistics.
 const OF_THREAD: u16 = 4;
@@ -56,26 +74,54 @@ const ANSWER_BYTES_MAX: usize = 2048;
 const DELAYS_OFF: &str = "sudo sysctl kernel.task_delayacct=1    (applies to processes started afterwards)";
 
 struct TaskStats {
-    socket: Socket,
-    family: u16,
+    asker: Asker,
     host: Host,
     delays: bool,
+    asked: Vec<TaskTarget>,
+    ids: Vec<u32>,
+    threads: Vec<u32>,
+    of_threads: Vec<OfThreads>,
+    buffer: Vec<u8>,
+}
+
+/// Asks for many at once, and holds what that takes.
+struct Asker {
+    socket: Socket,
+    family: u16,
     request: Vec<u8>,
     answers: Datagrams,
-    asked: Vec<TaskTarget>,
-    buffer: Vec<u8>,
+}
+
+/// What the kernel says of threads, summed: CPU time by ticks, and the columns of [`OF_THREADS`].
+#[derive(Clone, Copy)]
+struct OfThreads {
+    cpu_real_ns: i64,
+    cells: [i64; OF_THREADS.len()],
+}
+
+impl OfThreads {
+    const NONE: OfThreads = OfThreads { cpu_real_ns: 0, cells: [MISSING; OF_THREADS.len()] };
+
+    fn add(&mut self, record: &Record) {
+        let more = [record.user_scaled_us, record.system_scaled_us, record.memory_time, record.virtual_time];
+        for (sum, more) in self.cells.iter_mut().zip(more) {
+            *sum = if *sum == MISSING { more } else { parse::sum(*sum, more) };
+        }
+        self.cpu_real_ns = self.cpu_real_ns.saturating_add(record.cpu_real_ns.max(0));
+    }
 }
 
 fn open(host: &Host, _: &Options) -> Opened {
     let (socket, family) = connect(host)?;
+    let answers = Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX);
     let mut source = TaskStats {
-        socket,
-        family,
+        asker: Asker { socket, family, request: Vec::new(), answers },
         host: host.clone(),
         delays: false,
-        request: Vec::new(),
-        answers: Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX),
         asked: Vec::new(),
+        ids: Vec::new(),
+        threads: Vec::new(),
+        of_threads: Vec::new(),
         buffer: Vec::new(),
     };
     source.delays = accounts_delays(host, &mut source.buffer);
@@ -139,12 +185,12 @@ impl Source for TaskStats {
             self.delays = accounts_delays(&self.host, &mut self.buffer);
         }
         let wanted = |target: &&TaskTarget| target.role == TaskRole::Member && (tick.slow || target.young);
-        let mut wanted = targets.tasks.iter().filter(wanted).copied().peekable();
+        self.asked.clear();
+        self.asked.extend(targets.tasks.iter().filter(wanted));
         let retry = |error| ReadError::Retry { path: FAMILY.to_lowercase(), error };
-        while wanted.peek().is_some() {
-            self.asked.clear();
-            self.asked.extend(wanted.by_ref().take(netlink::DATAGRAMS));
-            self.ask(batch).map_err(retry)?;
+        self.read_processes(batch).map_err(retry)?;
+        if tick.slow {
+            self.read_threads(batch).map_err(retry)?;
         }
         Ok(())
     }
@@ -157,29 +203,78 @@ impl Source for TaskStats {
 }
 
 impl TaskStats {
-    /// Asks for as many processes as are answered with one call; the answers wait when `send` returns.
-    fn ask(&mut self, batch: &mut Batch) -> io::Result<()> {
-        self.request.clear();
-        for (index, target) in (0..).zip(&self.asked) {
-            let pid = target.pid.to_ne_bytes();
-            let attributes: [(u16, &[u8]); 1] = [(ASK_PROCESS, &pid)];
-            netlink::push_generic(&mut self.request, self.family, index, COMMAND_GET, &attributes);
-        }
-        self.socket.send(&self.request)?;
-        let mut answered = 0;
-        while answered < self.asked.len() {
-            let count = self.socket.receive(&mut self.answers)?;
-            if count == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
+    fn read_processes(&mut self, batch: &mut Batch) -> io::Result<()> {
+        let TaskStats { asker, asked, ids, delays, .. } = self;
+        ids.clear();
+        ids.extend(asked.iter().map(|target| target.pid));
+        asker.ask(ASK_PROCESS, OF_PROCESS, ids, |index, record| {
+            let TaskTarget { pid, start_ticks, .. } = asked[index];
+            fill(record, *delays, batch.push(Subject::Task { pid, start_ticks }));
+        })
+    }
+
+    /// What the kernel says of threads alone, with one request more for each process. Where the first thread has not
+    /// used all the CPU time, the others are asked, too: all of it grows with CPU time only.
+    fn read_threads(&mut self, batch: &mut Batch) -> io::Result<()> {
+        let TaskStats { asker, host, ids, threads, of_threads, buffer, .. } = self;
+        ids.clear();
+        ids.extend(batch.rows().filter_map(|(row, _)| match row.owner {
+            Subject::Task { pid, .. } => Some(pid),
+            _ => None,
+        }));
+        of_threads.clear();
+        of_threads.resize(ids.len(), OfThreads::NONE);
+        asker.ask(ASK_THREAD, OF_THREAD, ids, |index, record| of_threads[index].add(record))?;
+        for (((_, cells), sums), &pid) in batch.rows_mut().zip(of_threads).zip(&*ids) {
+            if cells[CPU_REAL].saturating_sub(sums.cpu_real_ns) > OTHERS_CPU_NS {
+                threads.clear();
+                let listed = host
+                    .proc_dir()
+                    .open_dir(PidPath::new(pid, "task").as_path())
+                    .and_then(|folder| folder.list(buffer, |name, _, _| threads.extend(parse::u32(name))));
+                threads.truncate(THREADS_ASKED_MAX);
+                if listed.is_ok() && threads.len() > 1 {
+                    *sums = OfThreads::NONE;
+                    asker.ask(ASK_THREAD, OF_THREAD, threads, |_, record| sums.add(record))?;
+                }
             }
-            answered += count;
-            for answer in self.answers.iter().flat_map(netlink::messages) {
-                // A process that ended since the listing is not an error.
-                let Some(target) = self.asked.get(answer.sequence as usize) else { continue };
-                let bytes = answer.generic().and_then(|body| statistics(body, OF_PROCESS));
-                if let Some(record) = bytes.and_then(Record::parse) {
-                    let owner = Subject::Task { pid: target.pid, start_ticks: target.start_ticks };
-                    fill(&record, self.delays, batch.push(owner));
+            OF_THREADS.iter().zip(sums.cells).for_each(|(&column, sum)| cells[column] = sum);
+        }
+        Ok(())
+    }
+}
+
+impl Asker {
+    /// Asks for as many as are answered with one call at a time; the answers wait when `send` returns. `each` gets the
+    /// place of who is meant and the record. One that ended since the listing is not an error.
+    fn ask(
+        &mut self,
+        what: u16,
+        of: u16,
+        ids: &[u32],
+        mut each: impl FnMut(usize, &Record),
+    ) -> io::Result<()> {
+        for (chunk, begin) in ids.chunks(netlink::DATAGRAMS).zip((0..).step_by(netlink::DATAGRAMS)) {
+            self.request.clear();
+            for (index, id) in (0..).zip(chunk) {
+                let id = id.to_ne_bytes();
+                let attributes: [(u16, &[u8]); 1] = [(what, &id)];
+                netlink::push_generic(&mut self.request, self.family, index, COMMAND_GET, &attributes);
+            }
+            self.socket.send(&self.request)?;
+            let mut answered = 0;
+            while answered < chunk.len() {
+                let count = self.socket.receive(&mut self.answers)?;
+                if count == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                answered += count;
+                for answer in self.answers.iter().flat_map(netlink::messages) {
+                    let index = answer.sequence as usize;
+                    let bytes = answer.generic().and_then(|body| statistics(body, of));
+                    if let Some(record) = bytes.and_then(Record::parse).filter(|_| index < chunk.len()) {
+                        each(begin + index, &record);
+                    }
                 }
             }
         }
@@ -190,10 +285,16 @@ impl TaskStats {
 fn fill(record: &Record, delays: bool, cells: &mut [i64]) {
     cells[CPU] = record.cpu_run_ns;
     cells[RUN_QUEUE_WAIT] = record.cpu_wait_ns;
+    cells[CPU_RUNS] = record.cpu_runs;
+    cells[CPU_REAL] = record.cpu_real_ns;
+    cells[CPU_SCALED] = record.cpu_scaled_ns;
     cells[SWITCHES_VOLUNTARY] = record.voluntary;
     cells[SWITCHES_INVOLUNTARY] = record.involuntary;
     let known = |cell: i64| if delays { cell } else { MISSING };
     cells[DELAY_IO] = known(record.io_wait_ns);
+    cells[IO_WAITS] = known(record.io_waits);
+    cells[SWAP_WAITS] = known(record.swap_waits);
+    cells[RECLAIM_WAITS] = known(record.reclaim_waits);
     cells[DELAY_SWAP] = known(record.swap_wait_ns);
     cells[DELAY_RECLAIM] = known(record.reclaim_wait_ns);
     cells[DELAY_COMPACT] = known(record.compact_wait_ns);
@@ -224,6 +325,17 @@ mod tests {
         source.read(&Targets { tasks, ..Targets::default() }, &TickInfo::default(), &mut batches).unwrap();
         assert_eq!(batches[0].len(), 70);
         batches[0].rows().last().map(|(_, cells)| cells.to_vec())
+    }
+
+    fn read_slowly(pid: u32) -> Option<Vec<i64>> {
+        let host = Host::real().unwrap();
+        let mut source = open(&host, &Options::default()).ok()?;
+        let start_ticks = host.process(pid).unwrap().start_ticks;
+        let target = TaskTarget { pid, start_ticks, role: TaskRole::Member, young: false };
+        let mut batches = [Batch::new(&TABLE)];
+        let tick = TickInfo { slow: true, cgroups_only: false };
+        source.read(&Targets { tasks: vec![target], ..Targets::default() }, &tick, &mut batches).unwrap();
+        batches[0].rows().next().map(|(_, cells)| cells.to_vec())
     }
 
     #[test]
@@ -257,6 +369,15 @@ mod tests {
         let delays = accounts_delays(&Host::real().unwrap(), &mut buffer);
         assert_eq!(cells[DELAY_IO] != MISSING, delays, "a delay that is not accounted is missing, not 0");
         assert_ne!(cells[RUN_QUEUE_WAIT], MISSING);
+        assert!(
+            cells[CPU_RUNS] > 0 && cells[CPU_REAL] != MISSING && cells[CPU_SCALED] != MISSING,
+            "{cells:?}"
+        );
+        assert_eq!(cells[IO_WAITS] != MISSING, delays);
+        // Read with a request for each thread, at slow readings alone.
+        let slow = read_slowly(std::process::id()).unwrap();
+        assert!(slow[VIRTUAL_TIME] >= slow[MEMORY_TIME] && slow[MEMORY_TIME] >= 0, "{slow:?}");
+        assert_eq!(cells[MEMORY_TIME], MISSING);
     }
 
     #[test]

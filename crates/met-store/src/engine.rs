@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use met_core::event;
 use met_core::job::JobKey;
 use met_core::series::Course;
 use met_core::{MISSING, Table};
@@ -379,12 +380,17 @@ fn labels(key: &JobKey) -> Vec<(&'static str, String)> {
     if key.manager == DEVICE {
         return vec![cluster, ("uuid", key.id.clone())];
     }
-    vec![
+    let (job, event) = event::of_series_key(key);
+    let mut labels = vec![
         cluster,
-        ("id", key.id.clone()),
+        ("id", job.id.clone()),
         ("incarnation", key.incarnation.to_string()),
         ("manager", key.manager.clone()),
-    ]
+    ];
+    if !event.is_empty() {
+        labels.push(("event", event.to_owned()));
+    }
+    labels
 }
 
 fn agent(engine: &Engine) -> Result<Agent, StoreError> {

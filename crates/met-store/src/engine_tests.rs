@@ -2,8 +2,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::thread::JoinHandle;
 
-use met_core::JOB;
 use met_core::job_table::CPU;
+use met_core::{JOB, event};
 
 use super::*;
 use crate::backends::Secret;
@@ -172,6 +172,10 @@ fn series_are_named_by_job_and_not_by_its_owner() {
         labels(key).iter().map(|(name, value)| format!("{name}={value}")).collect()
     };
     assert_eq!(named(&key), ["cluster=alpha", "id=7", "incarnation=1794700800", "manager=local"]);
+    let of_event = named(&event::series_key(&key, "instructions"));
+    let with_event =
+        ["cluster=alpha", "id=7", "incarnation=1794700800", "manager=local", "event=instructions"];
+    assert_eq!(of_event, with_event);
     let device = JobKey { cluster: None, manager: DEVICE.into(), id: "GPU-a".into(), incarnation: 0 };
     assert_eq!(named(&device), ["cluster=", "uuid=GPU-a"]);
 }

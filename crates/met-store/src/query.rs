@@ -12,7 +12,7 @@ use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record, State};
 use met_core::listing::{self, Cursor, id_number, sort_ns};
 use met_core::series::Course;
-use met_core::{JOB, Table, gpu};
+use met_core::{JOB, Table, event, gpu};
 use rustix::fs::{FlockOperation, OFlags};
 
 use crate::backends::Backends;
@@ -631,6 +631,23 @@ impl Queries {
         if let Some(pending) = pending {
             course.append(&pending);
         }
+        trim(&mut course, begin_ms, end_ms);
+        Ok(course)
+    }
+
+    /// The samples of a further series of a job: its details, or the event that is the `part`.
+    pub fn job_series_between(
+        &self,
+        key: &JobKey,
+        table: &'static Table,
+        part: &str,
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Course, StoreError> {
+        let (first_day, last_day) = self.days_of(key)?;
+        let days = (first_day.max(day::of_ms(begin_ms)), last_day.min(day::of_ms(end_ms)));
+        let mut course =
+            self.series.between(&event::series_key(key, part), table, (begin_ms, end_ms), days)?;
         trim(&mut course, begin_ms, end_ms);
         Ok(course)
     }

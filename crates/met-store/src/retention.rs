@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use met_core::event;
 use met_core::job::JobKey;
 
 use crate::check::sum_older;
@@ -447,6 +448,9 @@ fn gone(row: &dyn Row) -> Result<Gone, Mismatch> {
 
 /// The owner of a series. On a server the series of a node's part have the node's name in their key.
 fn owner_of(sql: &dyn Sql, key: &JobKey, known: &mut HashMap<JobKey, String>) -> Result<String, StoreError> {
+    // The series of an event are those of its job's owner.
+    let (job, _) = event::of_series_key(key);
+    let key = job.as_ref();
     if let Some(owner) = known.get(key) {
         return Ok(owner.clone());
     }

@@ -7,9 +7,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use met_core::Table;
 use met_core::job::JobKey;
 use met_core::series::Course;
+use met_core::{Table, event};
 use rusqlite::{Connection, OptionalExtension, Result, params};
 
 use crate::backends::Backends;
@@ -304,8 +304,18 @@ pub(crate) fn usage(connection: &Connection, out: &mut Vec<Usage>) -> Result<()>
 }
 
 pub(crate) fn remove(connection: &Connection, key: &JobKey) -> Result<()> {
-    if let Some(subject) = subject(connection, key)? {
-        connection.prepare_cached("DELETE FROM subject WHERE key = ?1")?.execute([subject])?;
-    }
+    // With the series of a job's events.
+    connection
+        .prepare_cached(
+            "DELETE FROM subject WHERE manager = ?2 AND incarnation = ?3 AND cluster = ?4
+             AND (id = ?1 OR substr(id, 1, length(?5)) = ?5)",
+        )?
+        .execute(params![
+            key.id,
+            key.manager,
+            key.incarnation,
+            key.cluster.as_deref().unwrap_or(""),
+            event::series_prefix(key)
+        ])?;
     Ok(())
 }

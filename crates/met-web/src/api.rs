@@ -13,6 +13,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use met_core::Table;
 use met_core::job::JobKey;
 use met_core::listing::Cursor;
 use met_core::series::Course;
@@ -68,6 +69,17 @@ impl Visible<'_> {
 
     fn course(&self, key: &JobKey, after_ms: i64) -> Result<Course, Problem> {
         self.query.course(self.viewer, key, after_ms).map_err(|error| Problem::failed(&error))
+    }
+
+    fn job_series(
+        &self,
+        key: &JobKey,
+        table: &'static Table,
+        part: &str,
+        after_ms: i64,
+    ) -> Result<Course, Problem> {
+        let series = self.query.job_series(self.viewer, key, table, part, after_ms);
+        series.map_err(|error| Problem::failed(&error))
     }
 
     fn card_course(&self, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course, Problem> {

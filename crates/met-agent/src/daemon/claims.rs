@@ -68,10 +68,10 @@ fn confine(record: &mut Record, known: Option<&Record>) {
     let is_timed = known.is_none() && record.local.as_ref().is_some_and(|local| local.origin == Origin::Time);
     if !is_timed {
         record.gpus = known.map(|known| known.gpus.clone()).unwrap_or_default();
+        record.processes = known.map(|known| known.processes.clone()).unwrap_or_default();
         record.emission = None;
     }
     record.parts = known.map(|known| known.parts.clone()).unwrap_or_default();
-    record.processes = known.map(|known| known.processes.clone()).unwrap_or_default();
     (record.account, record.manager_state) = (None, None);
     (record.requested, record.allocated) = (Resources::default(), Resources::default());
     (record.scheduling, record.as_of_ns) = (Scheduling::default(), None);

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use met_core::job::{JobKey, Record, Totals};
+use met_core::job::{EventCount, JobKey, Record, Totals};
 use met_core::job_table::WALL;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit, columns};
@@ -64,6 +64,7 @@ struct Ended {
     at: Instant,
     about: Arc<About>,
     cells: Vec<i64>,
+    events: Vec<EventCount>,
 }
 
 /// Pages as last written: several scrapers, or one that comes too often, cost one page per tick.
@@ -125,6 +126,7 @@ impl Board {
             *known = Arc::new(about(record));
         } else if let Some(ended) = jobs.ended.iter_mut().find(|ended| ended.about.key == record.key) {
             (ended.about, ended.cells) = (Arc::new(about(record)), cells_of(&record.totals));
+            ended.events.clone_from(&record.events);
         } else {
             return;
         }
@@ -136,8 +138,12 @@ impl Board {
         let mut jobs = lock(&self.jobs);
         jobs.running.remove(&record.key);
         jobs.ended.retain(|ended| ended.about.key != record.key);
-        let ended =
-            Ended { at: Instant::now(), about: Arc::new(about(record)), cells: cells_of(&record.totals) };
+        let ended = Ended {
+            at: Instant::now(),
+            about: Arc::new(about(record)),
+            cells: cells_of(&record.totals),
+            events: record.events.clone(),
+        };
         jobs.ended.push_back(ended);
         if jobs.ended.len() > ENDED_MAX {
             jobs.ended.pop_front();
@@ -202,12 +208,16 @@ impl Board {
             let mut cells = now.jobs.get(&about.key).cloned().unwrap_or_else(nothing);
             cells[WALL] = about.start_ns.map_or(MISSING, |start_ns| (now.time_ns - start_ns).max(0));
             let cards = cards.remove(&about.key).unwrap_or_default();
-            shown.push(Job { about: Arc::clone(about), cells, cards });
+            let details = now.details.get(&about.key).cloned().unwrap_or_default();
+            let events = now.events.get(&about.key).cloned().unwrap_or_default();
+            shown.push(Job { about: Arc::clone(about), cells, details, events, cards });
         }
         for ended in jobs.ended.iter().rev() {
             shown.push(Job {
                 about: Arc::clone(&ended.about),
                 cells: ended.cells.clone(),
+                details: Vec::new(),
+                events: ended.events.clone(),
                 cards: Vec::new(),
             });
         }

@@ -383,6 +383,13 @@ impl Daemon {
                     connection.reply(&Reply::Error { message: error.to_string() });
                 }
             }
+            Some(Ok(Request::Counters { key, in_cgroup, events })) => {
+                let descriptors = connection.take_descriptors();
+                if connection.job.as_ref() == Some(&key) {
+                    self.service.sampling.count_by(&key, in_cgroup, events, descriptors);
+                }
+                connection.reply(&Reply::Done);
+            }
             Some(Ok(request)) => {
                 let announced = match &request {
                     Request::Started(record) => Some(record.key.clone()),

@@ -1,5 +1,5 @@
-//! Directories in the v2 hierarchy for jobs of managers that know v1 alone: perf events can be counted in these
-//! only. They are made while events are asked for, and nothing of them is left when the daemon leaves.
+//! Directories for jobs that have none in the hierarchy of perf events, such as those of managers that know v1 alone:
+//! events can be counted in these only. They are made while events are asked for, and nothing of them is left when the daemon leaves.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -75,7 +75,7 @@ impl Shadows {
         let mut changed = before != self.by_job.len();
         let lacking: Vec<Record> = (registry.jobs.values())
             .map(|kept| &kept.record)
-            .filter(|record| lacks_directory(record) && asked(&record.key))
+            .filter(|record| lacks_directory(host, record) && asked(&record.key))
             .cloned()
             .collect();
         for record in lacking {
@@ -110,7 +110,7 @@ impl Shadows {
                 true
             }
             Err(error) => {
-                let why = format!("no v2 directory can be made: {error}");
+                let why = format!("no directory for events can be made: {error}");
                 if self.refused.as_ref() != Some(&why) {
                     tracing::warn!("events of job {} are not counted: {why}", record.key.id);
                 }
@@ -129,10 +129,19 @@ impl Shadows {
     }
 }
 
-/// Whether a job that somebody else started has cgroups of v1 alone.
-fn lacks_directory(record: &Record) -> bool {
+/// Whether a job that somebody else started has cgroups, and none in which events can be counted.
+fn lacks_directory(host: &Host, record: &Record) -> bool {
     let local = record.local.as_ref().filter(|_| is_found(record) && !process_groups::is_plain(record));
-    local.is_some_and(|local| !local.cgroup.is_empty() && local.cgroup.unified.is_none())
+    let Some(cgroup) = local.map(|local| &local.cgroup).filter(|cgroup| !cgroup.is_empty()) else {
+        return false;
+    };
+    match host.hierarchies().perf_event_v1 {
+        Some(_) => {
+            let own = host.hierarchies().events_v1_of(cgroup);
+            own.is_none_or(|path| host.cgroup_dir(&path).is_err())
+        }
+        None => cgroup.unified.is_none(),
+    }
 }
 
 #[cfg(test)]
@@ -144,10 +153,13 @@ mod tests {
     fn only_jobs_of_others_on_v1_need_a_directory() {
         let mut record = met_core::sample::full(1, "x");
         record.key.manager = "slurm".to_owned();
+        let plain = tempfile::tempdir().unwrap();
+        std::fs::create_dir(plain.path().join("proc")).unwrap();
+        let host = Host::at(plain.path()).unwrap();
         let lacks = |record: &mut Record, origin, cgroup| {
             let local = record.local.as_mut().unwrap();
             (local.origin, local.cgroup) = (origin, cgroup);
-            lacks_directory(record)
+            lacks_directory(&host, record)
         };
         let v1 = CgroupPaths { cpuacct: Some("/c/job".into()), ..CgroupPaths::default() };
         let v2 = CgroupPaths { unified: Some("/u/job".into()), ..CgroupPaths::default() };
@@ -157,5 +169,28 @@ mod tests {
         assert!(!lacks(&mut record, Origin::Found, CgroupPaths::default()));
         record.key.manager = "session".to_owned();
         assert!(!lacks(&mut record, Origin::Found, v1));
+    }
+
+    #[test]
+    fn where_events_are_of_v1_the_jobs_own_directory_there_is_enough() {
+        let root = tempfile::tempdir().unwrap();
+        let mounts = "33 31 0:30 / /c rw - cgroup cgroup rw,cpuacct\n\
+                      34 31 0:31 / /p rw - cgroup cgroup rw,perf_event\n\
+                      41 31 0:38 / /u rw - cgroup2 cgroup2 rw\n";
+        std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        std::fs::write(root.path().join("proc/self/mountinfo"), mounts).unwrap();
+        let host = Host::at(root.path()).unwrap();
+        let mut record = met_core::sample::full(1, "x");
+        record.key.manager = "oar".to_owned();
+        let local = record.local.as_mut().unwrap();
+        local.origin = Origin::Found;
+        local.cgroup = CgroupPaths { cpuacct: Some("/c/job".into()), ..CgroupPaths::default() };
+        assert!(lacks_directory(&host, &record));
+        std::fs::create_dir_all(root.path().join("p/job")).unwrap();
+        assert!(!lacks_directory(&host, &record));
+        // One of v2 is no use there: the kernel refuses it.
+        record.local.as_mut().unwrap().cgroup =
+            CgroupPaths { unified: Some("/u/other".into()), ..CgroupPaths::default() };
+        assert!(lacks_directory(&host, &record));
     }
 }

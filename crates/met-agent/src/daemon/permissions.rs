@@ -110,6 +110,7 @@ table! {
     Reserve     b"xxxx" b"----",
     Enclose     b"x---" b"----",
     Started     b"x--x" b"x--x",
+    Counters    b"x--x" b"x--x",
     Ended       b"x--x" b"x--x",
     // A user's own daemon finds it in the user's files.
     Timed       b"x--x" b"----",
@@ -118,6 +119,7 @@ table! {
     Find        b"x-xx" b"x--x",
     FindAfter   b"x-xx" b"x--x",
     Course      b"x-xx" b"x--x",
+    JobSeries   b"x-xx" b"x--x",
     CardCourse  b"x-xx" b"x--x",
     Remove      b"x--x" b"x--x",
     // The machine as a whole is no secret.
@@ -194,12 +196,14 @@ mod tests {
             Request::Reserve { at_least: 1 },
             Request::Enclose { name: "met-1-1-1".to_owned(), pid: 1 },
             Request::Started(record()),
+            Request::Counters { key: key(), in_cgroup: false, events: Vec::new() },
             Request::Ended(record()),
             Request::Timed { record: record(), course: Default::default() },
             Request::Jobs(JobsFilter::default()),
             Request::Find(JobRef::Last),
             Request::FindAfter { job: JobRef::Last, after: Cursor { start_ns: 0, key: key() } },
             Request::Course { key: key(), after_ms: 0 },
+            Request::JobSeries { key: key(), table: String::new(), part: String::new(), after_ms: 0 },
             Request::CardCourse { key: key(), uuid: String::new(), after_ms: 0 },
             Request::Remove(key()),
             Request::NodeParts { since_ms: 0 },
@@ -249,12 +253,14 @@ mod tests {
             Reserve     all all all  | - - - -
             Enclose     own own own  | - - - -
             Started     own own all  | all - - all
+            Counters    own own all  | all - - all
             Ended       own own all  | all - - all
             Timed       own own all  | - - - -
             Jobs        own all all  | all - - all
             Find        own all all  | all - - all
             FindAfter   own all all  | all - - all
             Course      own all all  | all - - all
+            JobSeries   own all all  | all - - all
             CardCourse  own all all  | all - - all
             Remove      own own all  | all - - all
             NodeParts   all all all  | all - - all

@@ -43,8 +43,27 @@ impl Query for Service {
             return Ok(Course::new(&JOB));
         }
         let window = after(after_ms);
-        let unflushed = self.registry.jobs.contains_key(key).then(|| Wanted::Job(key.clone()));
+        let unflushed =
+            self.registry.jobs.contains_key(key).then(|| Wanted::Job(key.clone(), &JOB, String::new()));
         Ok(page(self, store.course_between(key, window.0, window.1)?, unflushed, window))
+    }
+
+    fn job_series(
+        &self,
+        viewer: &Viewer,
+        key: &JobKey,
+        table: &'static Table,
+        part: &str,
+        after_ms: i64,
+    ) -> Result<Course> {
+        let store = &self.recorder.writer;
+        if !query::sees(store, viewer, key)? {
+            return Ok(Course::new(table));
+        }
+        let window = after(after_ms);
+        let is_running = self.registry.jobs.contains_key(key);
+        let unflushed = is_running.then(|| Wanted::Job(key.clone(), table, part.to_owned()));
+        Ok(page(self, store.job_series_between(key, table, part, window.0, window.1)?, unflushed, window))
     }
 
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {

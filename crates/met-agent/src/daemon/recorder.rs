@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use met_core::belief::CHARGED;
+use met_core::event;
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::series::Course;
 use met_jobs::scheduler::join;
@@ -78,7 +79,11 @@ impl Recorder {
 
     /// Moves what was sampled of a job to its new name.
     pub(super) fn rename(&mut self, old: &JobKey, new: &JobKey) {
-        let moved = self.writer.course(old).and_then(|course| self.writer.append_course(new, &course));
+        let tables = [&met_core::JOB, &met_core::DETAIL];
+        let moved = tables.into_iter().try_for_each(|table: &'static met_core::Table| {
+            let course = self.writer.job_series_between(old, table, "", i64::MIN, i64::MAX)?;
+            self.writer.append_course(new, &course)
+        });
         if let Err(error) = moved.and_then(|()| self.writer.remove(old)) {
             tracing::warn!("job {}: what was known of it as {} stays there: {error}", new.id, old.id);
         }
@@ -102,6 +107,9 @@ impl Recorder {
     ) {
         sampled.close_course(record);
         self.keep_course(&record.key, &sampled.course, outputs);
+        for (key, course) in std::mem::take(&mut sampled.more) {
+            self.keep_course(&key, &course, outputs);
+        }
         let course = self.writer.course(&record.key).unwrap_or(sampled.course.clone());
         sampled.complete(record, &course, interval);
     }
@@ -188,7 +196,7 @@ impl Recorder {
         if let Err(error) = self.writer.append_course(key, course) {
             tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
         }
-        if outputs.bus.wants(Kind::Samples) && !outputs.is_withheld(key) {
+        if outputs.bus.wants(Kind::Samples) && !outputs.is_withheld(&event::of_series_key(key).0) {
             sinks::publish_samples(&mut outputs.bus, Subject::Job(key.clone()), course.clone());
         }
     }

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
@@ -31,7 +32,7 @@ use crate::sampler::{EventsAsked, Known, Sampled, Sampler};
 use met_config::Config;
 use met_core::energy::EnergyWindow;
 use met_query::live::Live;
-use met_query::protocol::SourceStatus;
+use met_query::protocol::{PassedEvent, SourceStatus};
 
 /// The sampler answers between two ticks, which take milliseconds. Something in the machine may hang all the
 /// same, a file system or a driver, and must not keep the daemon from answering and ending.
@@ -211,6 +212,17 @@ impl Sampling {
     /// Counts the events of a job in a directory that was made for that.
     pub fn count_in(&self, key: &JobKey, path: PathBuf) {
         self.change(key, move |sampler, slot| sampler.count_in(slot, &path));
+    }
+
+    /// Reads the counters that a supervisor has opened. What they count is the supervisor's claim, as all of its record.
+    pub fn count_by(
+        &self,
+        key: &JobKey,
+        in_cgroup: bool,
+        events: Vec<PassedEvent>,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        self.change(key, move |sampler, slot| sampler.count_by(slot, in_cgroup, events, descriptors));
     }
 
     /// Continues a job under another name.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -14,6 +14,7 @@ pub use met_host::Peer;
 use rustix::fs::FlockOperation;
 
 use super::spare_descriptors::Spare;
+use crate::passing;
 use met_config::Place;
 use met_config::address;
 use met_query::client::Client;
@@ -160,6 +161,8 @@ pub struct Connection {
     is_deaf: bool,
     /// The next request cannot be answered yet.
     is_postponed: bool,
+    /// Sent by a supervisor with the next request.
+    descriptors: Vec<OwnedFd>,
 }
 
 impl Connection {
@@ -177,7 +180,13 @@ impl Connection {
             moved: Instant::now(),
             is_deaf: false,
             is_postponed: false,
+            descriptors: Vec::new(),
         }
+    }
+
+    /// The descriptors that came with the request.
+    pub fn take_descriptors(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.descriptors)
     }
 
     pub fn wants_to_write(&self) -> bool {
@@ -219,7 +228,12 @@ impl Connection {
             return true;
         }
         let mut chunk = [0; 64 << 10];
-        match self.stream.read(&mut chunk) {
+        // Of everybody else descriptors are not taken.
+        let read = match self.job.is_some() && self.descriptors.is_empty() {
+            true => passing::receive(&self.stream, &mut chunk, &mut self.descriptors),
+            false => self.stream.read(&mut chunk),
+        };
+        match read {
             Ok(0) => false,
             Ok(length) => {
                 self.arrived.extend_from_slice(&chunk[..length]);

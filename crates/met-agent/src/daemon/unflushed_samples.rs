@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use met_core::job::JobKey;
 use met_core::series::Course;
+use met_core::{Table, event};
 use met_store::NodePart;
 
 use super::sampler_thread::Drained;
@@ -11,7 +12,8 @@ use crate::sampler::Sampler;
 
 /// Whose samples are requested.
 pub(super) enum Wanted {
-    Job(JobKey),
+    /// With the table, and the event where it is one of these.
+    Job(JobKey, &'static Table, String),
     /// A GPU, by uuid.
     Card(String),
     Part(NodePart),
@@ -25,9 +27,11 @@ pub(super) fn peek(
     undelivered: &Drained,
 ) -> Vec<Course> {
     let courses: Vec<&Course> = match wanted {
-        Wanted::Job(key) => {
-            let earlier = undelivered.jobs.iter().filter(|(of, _)| of == key).map(|(_, course)| course);
-            earlier.chain(slots.get(key).and_then(|&slot| sampler.undrained(slot))).collect()
+        Wanted::Job(key, table, part) => {
+            let series = event::series_key(key, part);
+            let is_it = |(of, course): &&(JobKey, Course)| *of == series && course.table.name == table.name;
+            let earlier = undelivered.jobs.iter().filter(is_it).map(|(_, course)| course);
+            earlier.chain(slots.get(key).and_then(|&slot| sampler.undrained(slot, table, part))).collect()
         }
         Wanted::Card(uuid) => {
             let earlier = undelivered.cards.iter().filter(|(of, _)| of == uuid).map(|(_, course)| course);
@@ -104,7 +108,8 @@ mod tests {
             ..Drained::default()
         };
         for _ in 0..2 {
-            let seen = peek(&Wanted::Job(key.clone()), &sampler, &HashMap::new(), &undelivered);
+            let seen =
+                peek(&Wanted::Job(key.clone(), &JOB, String::new()), &sampler, &HashMap::new(), &undelivered);
             assert_eq!(seen.iter().map(Course::len).collect::<Vec<_>>(), [3, 2]);
         }
         assert!(parts(0, &sampler, &undelivered).is_empty(), "it has no samples");

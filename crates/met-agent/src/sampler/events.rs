@@ -1,18 +1,137 @@
 //! Which events are counted, and in which jobs.
 
 use std::collections::HashSet;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use met_core::Subject;
 use met_core::attribute::JobMap;
+use met_core::event;
 use met_core::job::{EventCount, JobKey};
-use met_sources::{Runner, perf};
+use met_core::series::Course;
+use met_core::{MISSING, Subject};
+use met_query::protocol::PassedEvent;
+use met_sources::Runner;
+use met_sources::perf::{self, Counters, Passed};
 
+use super::details::Spaced;
 use super::membership::Membership;
 use super::tracked::{Jobs, Tracked};
 
 /// More names tell no more.
 const NAMED_MAX: usize = 5;
+
+/// Events of one job with series of their own.
+const SERIES_MAX: usize = 64;
+
+/// Requests with counters of one supervisor, and bytes of a name.
+const PASSED_MAX: usize = 16;
+const NAME_BYTES_MAX: usize = 128;
+/// Counters of all supervisors: so many, and a part of the descriptors that this process may have.
+const DESCRIPTORS_MAX: u64 = 8192;
+const PART_OF_DESCRIPTORS: u64 = 8;
+
+pub(super) fn descriptors_max() -> usize {
+    let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let part = open_files.map_or(DESCRIPTORS_MAX, |files| files / PART_OF_DESCRIPTORS);
+    part.min(DESCRIPTORS_MAX) as usize
+}
+
+/// What was counted in a job.
+#[derive(Default)]
+pub(super) struct JobEvents {
+    pub(super) counts: Vec<EventCount>,
+    series: Vec<(String, Spaced)>,
+    /// Opened by the supervisor, which counts from the first instruction on.
+    passed: Vec<Counters>,
+}
+
+impl JobEvents {
+    /// Takes a reading. An event that is counted no longer has no further samples.
+    pub(super) fn take(&mut self, count: EventCount, time_ms: i64) {
+        if let Some(series) = self.series_of(&count.name) {
+            series.push(time_ms, &cells_of(&count));
+        }
+        match self.counts.iter_mut().find(|known| known.name == count.name) {
+            Some(known) => *known = count,
+            None => self.counts.push(count),
+        }
+    }
+
+    /// Takes over counters; with other than the named number of descriptors, none.
+    pub(super) fn count_by(&mut self, in_cgroup: bool, events: Vec<PassedEvent>, fds: Vec<OwnedFd>) {
+        let counters = events.iter().fold(0usize, |sum, event| sum.saturating_add(event.counters));
+        let has_room = self.passed.len() < PASSED_MAX && events.len() <= SERIES_MAX;
+        if counters != fds.len() || !has_room || events.iter().any(|event| event.name.len() > NAME_BYTES_MAX)
+        {
+            return;
+        }
+        // Of a supervisor that connects again: the same counters.
+        self.passed.retain(|counters| !events.iter().any(|event| counters.has(&event.name)));
+        let mut fds = fds.into_iter();
+        let received = events.into_iter().map(|PassedEvent { name, counters, software, user_only }| {
+            (Passed { name, software, user_only }, fds.by_ref().take(counters).collect())
+        });
+        self.passed.push(Counters::received(in_cgroup, received.collect()));
+    }
+
+    /// How many descriptors of the supervisor's are open.
+    pub(super) fn descriptors(&self) -> usize {
+        self.passed.iter().map(Counters::descriptors).sum()
+    }
+
+    /// Whether the supervisor counts it: better than whoever began later.
+    pub(super) fn counts_itself(&self, name: &str) -> bool {
+        self.passed.iter().any(|counters| counters.has(name))
+    }
+
+    /// Reads the supervisor's counters, and lets them go where somebody else needs them.
+    pub(super) fn read_passed(&mut self, time_ms: i64) {
+        let mut passed = std::mem::take(&mut self.passed);
+        for counters in &mut passed {
+            counters.yield_if_crowded();
+            counters.totals().into_iter().for_each(|count| self.take(count, time_ms));
+        }
+        self.passed = passed;
+    }
+
+    /// The series of an event, a new one if there is room.
+    fn series_of(&mut self, name: &str) -> Option<&mut Spaced> {
+        let index = match self.series.iter().position(|(known, _)| known == name) {
+            Some(index) => index,
+            None if self.series.len() < SERIES_MAX => {
+                self.series.push((name.to_owned(), Spaced::new(&event::TABLE)));
+                self.series.len() - 1
+            }
+            None => return None,
+        };
+        Some(&mut self.series[index].1)
+    }
+
+    /// Ends the series with the last readings, however soon these came.
+    pub(super) fn close(&mut self, time_ms: i64) {
+        for count in std::mem::take(&mut self.counts) {
+            if let Some(series) = self.series_of(&count.name) {
+                series.push_last(time_ms, &cells_of(&count));
+            }
+            self.counts.push(count);
+        }
+    }
+
+    pub(super) fn undrained(&self, name: &str) -> Option<&Course> {
+        self.series.iter().find(|(known, _)| known == name).map(|(_, series)| series.course())
+    }
+
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = (&str, Course)> {
+        self.series.iter_mut().filter_map(|(name, series)| Some((name.as_str(), series.take()?)))
+    }
+}
+
+/// How often it happened; how long it was counted is not stored.
+fn cells_of(count: &EventCount) -> [i64; event::COLUMNS.len()] {
+    let mut cells = [MISSING; event::COLUMNS.len()];
+    cells[event::COUNT] = count.count;
+    cells
+}
 
 /// Which events are counted in which jobs.
 #[derive(Clone, Debug, Default)]
@@ -118,4 +237,43 @@ pub(super) fn counts(runner: &Runner, map: &JobMap) -> Vec<(u32, EventCount)> {
         }
     }
     fresh
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::job::QualityKind;
+
+    use super::*;
+
+    fn count(name: &str, count: i64) -> EventCount {
+        let (name, source) = (name.to_owned(), "perf".to_owned());
+        EventCount { name, count, counted: 1.0, kind: QualityKind::Measured, source }
+    }
+
+    #[test]
+    fn each_event_has_a_series_of_its_own_which_ends_with_it() {
+        let mut events = JobEvents::default();
+        for second in 0..=25 {
+            events.take(count("instructions", second * 10), second * 1000);
+            // Counted in the first seconds only.
+            if second < 12 {
+                events.take(count("page_faults", second), second * 1000);
+            }
+        }
+        events.close(25_500);
+        let drained: Vec<(String, Course)> =
+            events.drain().map(|(name, course)| (name.to_owned(), course)).collect();
+        let of = |name: &str| &drained.iter().find(|(known, _)| known == name).unwrap().1;
+        assert_eq!(of("instructions").times_ms, [0, 10_000, 20_000, 25_500]);
+        assert_eq!(of("instructions").columns[event::COUNT], [0, 100, 200, 250]);
+        assert_eq!(of("page_faults").columns[event::COUNT], [0, 10, 11]);
+        assert_eq!(events.drain().count(), 0);
+    }
+
+    #[test]
+    fn events_beyond_the_bound_are_counted_without_a_series() {
+        let mut events = JobEvents::default();
+        (0..SERIES_MAX as i64 + 3).for_each(|number| events.take(count(&format!("r{number}"), 1), 0));
+        assert_eq!((events.counts.len(), events.drain().count()), (SERIES_MAX + 3, SERIES_MAX));
+    }
 }

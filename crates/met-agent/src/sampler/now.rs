@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use met_core::job::JobKey;
+use met_core::job::{EventCount, JobKey};
 use met_core::job_table::*;
 use met_core::sampled::OF_NETWORK;
 use met_core::{JOB, MISSING, Table};
@@ -24,6 +24,9 @@ pub struct NodeNow {
     pub tables: Vec<Rows>,
     /// Each with its row of the job table.
     pub jobs: HashMap<JobKey, Vec<i64>>,
+    pub events: HashMap<JobKey, Vec<EventCount>>,
+    /// The same of the table of details.
+    pub details: HashMap<JobKey, Vec<i64>>,
     pub cards: Vec<(JobKey, HeldCard)>,
 }
 

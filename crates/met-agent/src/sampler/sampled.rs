@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use met_core::belief::{CHARGED, completes, fill_events, fit_cpu_parts, fit_memory_peaks};
 use met_core::job::QualityKind::{LowerBound, Measured};
-use met_core::job::{QualityKind, Record, Totals};
+use met_core::job::{JobKey, QualityKind, Record, Totals};
 use met_core::job_processes::JobProcess;
 use met_core::job_table::*;
 use met_core::process_exits::{INHERITED, OWN};
@@ -41,6 +41,8 @@ impl Known {
 pub struct Sampled {
     /// Samples that were not taken out before.
     pub course: Course,
+    /// The same of its further series, by their keys.
+    pub more: Vec<(JobKey, Course)>,
     /// What was known of it last.
     pub(super) live: Live,
     pub(super) attached: bool,
@@ -112,6 +114,7 @@ impl Default for Sampled {
     fn default() -> Sampled {
         Sampled {
             course: Course::new(&JOB),
+            more: Vec::new(),
             live: Live::default(),
             attached: false,
             ends: Ends::default(),

@@ -16,6 +16,7 @@ pub(super) struct TickRows<'a> {
     pub(super) time_ns: i64,
     pub(super) runner: &'a Runner,
     pub(super) job_rows: &'a Batch,
+    pub(super) details: &'a Batch,
     pub(super) jobs: &'a Jobs,
     pub(super) map: &'a JobMap,
 }
@@ -23,8 +24,11 @@ pub(super) struct TickRows<'a> {
 impl TickRows<'_> {
     /// Publishes the rows that sinks want. Sources that are read less often have rows only when they were.
     pub(super) fn publish(&self, ticker: &Ticker) {
-        if ticker.wants(&JOB) {
-            ticker.publish(self.of_jobs());
+        for rows in [self.job_rows, self.details] {
+            let is_wanted = std::ptr::eq(rows.table, &JOB) || !rows.is_empty();
+            if is_wanted && ticker.wants(rows.table) {
+                ticker.publish(self.of_jobs(rows));
+            }
         }
         if ticker.wants(&self_cost::TABLE) {
             let mut tick = Tick::new(self.time_ns, &self_cost::TABLE);
@@ -40,9 +44,9 @@ impl TickRows<'_> {
         }
     }
 
-    fn of_jobs(&self) -> Tick {
-        let mut tick = Tick::new(self.time_ns, &JOB);
-        for (row, cells) in self.job_rows.rows() {
+    fn of_jobs(&self, rows: &Batch) -> Tick {
+        let mut tick = Tick::new(self.time_ns, rows.table);
+        for (row, cells) in rows.rows() {
             if let Some(job) = self.job_of(row.owner) {
                 let labels =
                     vec![job.cluster.clone().unwrap_or_default(), job.manager.clone(), job.id.clone()];

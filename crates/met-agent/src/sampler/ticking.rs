@@ -91,9 +91,10 @@ impl Sampler {
         if meets_strangers && self.membership.listed_ns < now_ns {
             self.list_members(now_ns);
         }
-        self.fold.jobs(self.runner.batches(), &self.membership.map, &mut self.out);
+        self.rows.fold(self.runner.batches(), &self.membership.map, slow);
         self.follow_own();
         self.follow_processes(now_ns, slow);
+        self.follow_details();
         self.follow_hidden_io(slow);
         self.follow_events();
         if gpus_are_due {
@@ -108,7 +109,8 @@ impl Sampler {
     }
 
     fn sample_jobs(&mut self, now_ns: i64) {
-        for (row, cells) in self.out.rows_mut() {
+        let keeps_details = self.rows.keep_details && !self.rows.details.is_empty();
+        for (row, cells) in self.rows.jobs.rows_mut() {
             let Subject::Job(slot) = row.owner else { continue };
             let Some(job) = self.jobs.get_mut(&slot) else { continue };
             job.age.pass_early(now_ns);
@@ -117,7 +119,16 @@ impl Sampler {
             let row = job.complete_levels(row);
             let row = job.add_shares(row, slot, &self.gpus.cards, &self.energy);
             job.sample(row, now_ns);
+            if keeps_details {
+                job.counts.details.sample(job.age.unix_ms(now_ns));
+            }
         }
+    }
+
+    fn follow_details(&mut self) {
+        let Sampler { rows, runner, membership, jobs, departures, .. } = self;
+        let (batches, told) = (runner.batches(), departures.is_listening());
+        rows.follow_details(batches, &membership.map, jobs, told, |slot| departures.gone(slot));
     }
 
     pub(super) fn list_members(&mut self, now_ns: i64) {
@@ -131,11 +142,17 @@ impl Sampler {
     }
 
     pub(super) fn follow_events(&mut self) {
+        let now_ns = clock::boottime_ns();
         for (slot, count) in events::counts(&self.runner, &self.membership.map) {
             self.energy.count(slot, &count.name, count.count);
-            if let Some(job) = self.jobs.get_mut(&slot) {
-                job.count_event(count);
+            if let Some(job) = self.jobs.get_mut(&slot).filter(|job| !job.events.counts_itself(&count.name)) {
+                let time_ms = job.age.unix_ms(now_ns);
+                job.events.take(count, time_ms);
             }
+        }
+        for job in self.jobs.values_mut() {
+            let time_ms = job.age.unix_ms(now_ns);
+            job.events.read_passed(time_ms);
         }
     }
 
@@ -144,7 +161,13 @@ impl Sampler {
     }
 
     pub(super) fn follow_energy(&mut self, now_ns: i64) {
-        self.energy.follow(now_ns, self.runner.node(), &self.out, &self.gpus.cards, &self.membership.map);
+        self.energy.follow(
+            now_ns,
+            self.runner.node(),
+            &self.rows.jobs,
+            &self.gpus.cards,
+            &self.membership.map,
+        );
     }
 
     /// Begins to read containers that were started since the last look.
@@ -234,6 +257,7 @@ impl Sampler {
                 if let Some(job) = self.jobs.get_mut(&slot) {
                     job.counts.own.end(exit.pid);
                     job.counts.processes.end(exit);
+                    job.counts.details.own.end(exit.pid);
                 }
             }
         });

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use met_core::belief::set_gpu_totals;
 use met_core::cards::Cards;
-use met_core::job::{EventCount, GpuUse, JobKey, Local, ProcessId, QualityKind, Record};
+use met_core::event;
+use met_core::job::{GpuUse, JobKey, Local, ProcessId, QualityKind, Record};
 use met_core::job_processes::LargestProcesses;
 use met_core::job_table::*;
 use met_core::process_exits::{Gone, INHERITED, OWN};
@@ -16,6 +17,8 @@ use met_query::hidden_io;
 use met_query::live::{Live, PEAK_SPAN_MS};
 
 use super::containers::Containers;
+use super::details::Details;
+use super::events::JobEvents;
 use super::look_gap_ms;
 use super::schedule::Age;
 use crate::exits::{OwnFigures, Watch};
@@ -39,8 +42,7 @@ pub(super) struct Tracked {
     pub(super) main: Option<(ProcessId, i64)>,
     /// At its end none of its processes was left.
     pub(super) all_ended: bool,
-    /// Counted in its cgroup, where no supervisor counts.
-    pub(super) events: Vec<EventCount>,
+    pub(super) events: JobEvents,
 }
 
 /// A job's row with what was read of its living processes and its cgroups. Each step on the way to a sample takes the
@@ -70,7 +72,7 @@ impl Tracked {
             watch,
             main: local.main.map(|main| (main, now_ns)),
             all_ended: false,
-            events: Vec::new(),
+            events: JobEvents::default(),
         }
     }
 
@@ -127,13 +129,6 @@ impl Tracked {
         }
     }
 
-    pub(super) fn count_event(&mut self, count: EventCount) {
-        match self.events.iter_mut().find(|event| event.name == count.name) {
-            Some(known) => *known = count,
-            None => self.events.push(count),
-        }
-    }
-
     /// Takes over the samples of an earlier daemon; `least_ms` without any is a gap.
     pub(super) fn recall(&mut self, course: &Course, now_ns: i64, least_ms: i64) {
         course.each_row(|time_ms, cells| {
@@ -148,11 +143,21 @@ impl Tracked {
         self.earlier.recall(&self.counts.floors, course);
     }
 
+    /// Its samples since the last call, each with the key of its series.
+    pub(super) fn take_series(&mut self) -> Vec<(JobKey, Course)> {
+        let fresh = Course::new(&JOB);
+        let own = (!self.course.is_empty()).then(|| std::mem::replace(&mut self.course, fresh));
+        let details = self.counts.details.series.take();
+        let key = &self.key;
+        let of_events = self.events.drain().map(|(name, course)| (event::series_key(key, name), course));
+        own.into_iter().chain(details).map(|course| (key.clone(), course)).chain(of_events).collect()
+    }
+
     /// What is known of it so far, but for its energy. `gpus` is since it was added.
     pub(super) fn live(&self, gpus: Vec<GpuUse>) -> Live {
         let mut live = Live::of(&self.running, self.profile);
         live.gpus = self.earlier.together(gpus);
-        live.events.clone_from(&self.events);
+        live.events.clone_from(&self.events.counts);
         set_gpu_totals(&mut live.totals, &live.gpus, self.earlier.unwritten_uj());
         live
     }
@@ -160,7 +165,8 @@ impl Tracked {
 
 /// What the counters of a job's living processes and cgroups do not show.
 pub(super) struct Counts {
-    pub(super) own: OwnFigures,
+    pub(super) own: OwnFigures<{ OWN.len() }>,
+    pub(super) details: Details,
     /// What was counted in directories that are gone, while it has others.
     left: Vec<i64>,
     /// Huge pages when they were last read, which is not at every tick.
@@ -173,8 +179,8 @@ pub(super) struct Counts {
 impl Default for Counts {
     fn default() -> Counts {
         let (left, floors) = (vec![0; JOB.columns.len()], vec![MISSING; JOB.columns.len()]);
-        let (own, processes) = Default::default();
-        Counts { own, left, hugetlb_bytes: 0, floors, processes }
+        let (own, details, processes) = Default::default();
+        Counts { own, details, left, hugetlb_bytes: 0, floors, processes }
     }
 }
 

@@ -55,7 +55,7 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option
     }
     channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
     let mut link = Link::new(assignment.daemon.clone());
-    let outcome = wait(&assignment.record, &signals, &pidfd, &mut link);
+    let outcome = wait(&assignment.record, &signals, &pidfd, &mut link, &events);
     assignment.record.events = events.close();
     let record =
         close(assignment.record, clocks.as_deref(), &pidfd, clock::boottime_ns() - begin_boot_ns, &outcome);
@@ -77,7 +77,7 @@ struct Outcome {
 }
 
 /// Returns when the process has ended, or is to be watched no more.
-fn wait(record: &Record, signals: &Signals, pidfd: &OwnedFd, link: &mut Link) -> Outcome {
+fn wait(record: &Record, signals: &Signals, pidfd: &OwnedFd, link: &mut Link, events: &Events) -> Outcome {
     let (mut cancelled, mut detached) = (false, false);
     loop {
         link.keep_up(record);
@@ -97,6 +97,7 @@ fn wait(record: &Record, signals: &Signals, pidfd: &OwnedFd, link: &mut Link) ->
         }
         if farewell {
             link.listen();
+            link.pass(&record.key, events);
         }
     }
 }

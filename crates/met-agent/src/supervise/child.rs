@@ -217,6 +217,7 @@ impl Supervision {
             }
             if farewell && let Some(link) = &mut self.link {
                 link.listen();
+                link.pass(&self.assignment.record.key, &self.counters.events);
             }
             while signalled && let Some(signal) = self.signals.next() {
                 self.react(signal);

@@ -1,11 +1,14 @@
 //! The events of a job, counted from its first instruction to its last.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use met_core::job::{CgroupPaths, EventCount};
+use met_core::job::{CgroupPaths, EventCount, JobKey};
 use met_host::Host;
-use met_sources::perf::{self, Begin, Counters};
+use met_query::protocol::{PassedEvent, Request};
+use met_sources::perf::{self, Begin, Counters, Passed};
+
+use crate::passing;
 
 /// One counter for each event and CPU of a cgroup; beyond so many the process tree is counted instead,
 /// which takes one for each event.
@@ -55,6 +58,29 @@ impl Events {
         if let Some(counters) = &self.counters {
             counters.begin();
         }
+    }
+
+    /// Requests that pass the counters on, each with its descriptors. An event with more of them than one message
+    /// carries is left out.
+    pub fn to_pass(&self, key: &JobKey) -> Vec<(Request, Vec<BorrowedFd<'_>>)> {
+        let mut requests: Vec<(Vec<PassedEvent>, Vec<BorrowedFd<'_>>)> = Vec::new();
+        let Some(counters) = &self.counters else { return Vec::new() };
+        for (Passed { name, software, user_only }, descriptors) in counters.to_pass() {
+            let count = descriptors.len();
+            if count > passing::DESCRIPTORS_MAX {
+                continue;
+            }
+            if requests.last().is_none_or(|(_, held)| held.len() + count > passing::DESCRIPTORS_MAX) {
+                requests.push(Default::default());
+            }
+            if let Some((events, held)) = requests.last_mut() {
+                events.push(PassedEvent { name, counters: count, software, user_only });
+                held.extend(descriptors);
+            }
+        }
+        let in_cgroup = counters.is_in_cgroup();
+        let request = |(events, held)| (Request::Counters { key: key.clone(), in_cgroup, events }, held);
+        requests.into_iter().map(request).collect()
     }
 
     /// How long one may sleep before somebody else's need is looked at.

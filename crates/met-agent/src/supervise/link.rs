@@ -9,13 +9,15 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use met_core::job::{CgroupPaths, Record};
+use met_core::job::{CgroupPaths, JobKey, Record};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use met_query::setting::DaemonPlace;
 
+use super::events::Events;
 use super::spawn;
+use crate::passing;
 use met_config::address;
 use met_query::client::{Client, Unreachable};
 use met_query::handshake::{self, Hello, PROTOCOL};
@@ -51,6 +53,12 @@ pub struct Link {
     dismissed: bool,
     /// An older one has made room for a daemon of this version.
     has_room: bool,
+    /// The version that was agreed on.
+    protocol: u32,
+    /// The daemon has the counters, too.
+    passed: bool,
+    /// There are counters to pass to each daemon.
+    counts: bool,
 }
 
 impl Link {
@@ -64,6 +72,25 @@ impl Link {
             next_try: Instant::now(),
             dismissed: false,
             has_room: false,
+            protocol: 0,
+            passed: false,
+            counts: false,
+        }
+    }
+
+    /// Passes the counters of the job to a daemon that samples it, once. One that does not take them has no series of
+    /// the events; their totals are the supervisor's.
+    pub fn pass(&mut self, key: &JobKey, events: &Events) {
+        if !self.known || self.protocol < handshake::COUNTERS || std::mem::replace(&mut self.passed, true) {
+            return;
+        }
+        let Some(stream) = &self.stream else { return };
+        for (request, descriptors) in events.to_pass(key) {
+            self.counts = true;
+            if passing::send(stream, &request, &descriptors).is_err() {
+                // Half a frame may have been sent: the daemon is told of the job anew.
+                return self.lose();
+            }
         }
     }
 
@@ -116,7 +143,9 @@ impl Link {
         loop {
             match protocol::take_frame(&mut self.arrived) {
                 Ok(Some(Reply::Hello { leaving: true, .. })) => return self.succeed(),
-                Ok(Some(Reply::Hello { protocol, .. })) if handshake::is_spoken(protocol) => {}
+                Ok(Some(Reply::Hello { protocol, .. })) if handshake::is_spoken(protocol) => {
+                    self.protocol = protocol;
+                }
                 Ok(Some(Reply::Hello { protocol, .. })) => {
                     // An older daemon of the same user leaves upon our hello. Asking any other again does not help.
                     self.dismissed = self.place.system || protocol > PROTOCOL;
@@ -127,7 +156,8 @@ impl Link {
                     self.pause = FIRST_PAUSE;
                 }
                 Ok(Some(Reply::Leaving)) => {
-                    self.dismissed = true;
+                    // The next daemon of the machine knows the job, and gets its counters from here alone.
+                    self.dismissed = !(self.place.system && self.counts);
                     return self.lose();
                 }
                 Ok(Some(Reply::Unlinked)) => {
@@ -154,7 +184,7 @@ impl Link {
         // A daemon that knew the job is replaced at once; one that did not is left time.
         self.next_try = Instant::now() + if self.known { Duration::ZERO } else { self.pause };
         self.pause = if self.known { FIRST_PAUSE } else { (self.pause * 2).min(LONGEST_PAUSE) };
-        self.known = false;
+        (self.known, self.passed) = (false, false);
         self.stream = None;
         self.arrived.clear();
     }

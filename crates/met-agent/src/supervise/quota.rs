@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use met_core::MISSING;
 use met_core::job::QualityKind::Attributed;
 use met_core::job::Totals;
-use met_core::job_table::THROTTLED;
+use met_core::job_table::{THROTTLED, THROTTLES};
 use met_host::{Host, parse};
 
 /// Deeper hierarchies are not searched.
@@ -20,7 +20,13 @@ pub struct Quota {
 struct Limited {
     stat: PathBuf,
     is_v1: bool,
-    before_ns: i64,
+    before: Throttled,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Throttled {
+    ns: i64,
+    periods: i64,
 }
 
 impl Quota {
@@ -31,8 +37,8 @@ impl Quota {
         let mut limited = Vec::new();
         for dir in dir.ancestors().take(DEPTH_MAX).take_while(|dir| dir.starts_with(&top)) {
             if has_quota(host, dir, is_v1, &mut text) {
-                let mut found = Limited { stat: dir.join("cpu.stat"), is_v1, before_ns: 0 };
-                found.before_ns = found.throttled_ns(host)?;
+                let mut found = Limited { stat: dir.join("cpu.stat"), is_v1, before: Throttled::default() };
+                found.before = found.throttled(host)?;
                 limited.push(found);
             }
         }
@@ -41,24 +47,30 @@ impl Quota {
 
     /// Adds how long the most severe of them held back whoever was in it since the job began.
     pub fn tell(&self, totals: &mut Totals) {
-        let grown = |limited: &Limited| Some((limited.throttled_ns(&self.host)? - limited.before_ns).max(0));
-        let Some(throttled_ns) = self.limited.iter().filter_map(grown).max() else { return };
+        let grown = |limited: &Limited| {
+            let (now, before) = (limited.throttled(&self.host)?, limited.before);
+            Some(((now.ns - before.ns).max(0), (now.periods - before.periods).max(0)))
+        };
+        let Some((throttled_ns, periods)) = self.limited.iter().filter_map(grown).max() else { return };
         if totals.get(THROTTLED).is_none_or(|own_ns| own_ns < throttled_ns) {
             // Others may be in the same cgroup.
-            totals.set(THROTTLED, throttled_ns, Attributed, "cpu.stat of a cgroup around it");
+            for (column, value) in [(THROTTLED, throttled_ns), (THROTTLES, periods)] {
+                totals.set(column, value, Attributed, "cpu.stat of a cgroup around it");
+            }
         }
     }
 }
 
 impl Limited {
-    fn throttled_ns(&self, host: &Host) -> Option<i64> {
+    fn throttled(&self, host: &Host) -> Option<Throttled> {
         let mut text = Vec::new();
         host.read_small(&self.stat, &mut text).ok()?;
         let ns = match self.is_v1 {
             true => parse::value_of(&text, "throttled_time"),
             false => parse::scaled(parse::value_of(&text, "throttled_usec"), 1000),
         };
-        Some(ns).filter(|&ns| ns != MISSING)
+        let periods = parse::value_of(&text, "nr_throttled");
+        (ns != MISSING && periods != MISSING).then_some(Throttled { ns, periods })
     }
 }
 
@@ -92,7 +104,7 @@ mod tests {
         write("sys/fs/cgroup/a/cpu.stat", "usage_usec 9\nnr_throttled 9\nthrottled_usec 3000\n");
         let mut totals = Totals::default();
         quota.tell(&mut totals);
-        assert_eq!(totals.get(THROTTLED), Some(2_000_000));
+        assert_eq!((totals.get(THROTTLED), totals.get(THROTTLES)), (Some(2_000_000), Some(8)));
         write("sys/fs/cgroup/a/cpu.max", "max 100000\n");
         assert!(Quota::of(&host, 7).is_none());
     }
@@ -112,7 +124,7 @@ mod tests {
         write("sys/fs/cgroup/cpu/q/cpu.cfs_quota_us", "50000\n");
         write("sys/fs/cgroup/cpu/q/cpu.stat", "nr_periods 1\nnr_throttled 1\nthrottled_time 5\n");
         let quota = Quota::of(&Host::at(root.path()).unwrap(), 7).unwrap();
-        assert_eq!((quota.limited[0].before_ns, quota.limited[0].is_v1), (5, true));
+        assert_eq!((quota.limited[0].before.ns, quota.limited[0].is_v1), (5, true));
         write("sys/fs/cgroup/cpu/q/cpu.cfs_quota_us", "-1\n");
         assert!(Quota::of(&Host::at(root.path()).unwrap(), 7).is_none());
     }

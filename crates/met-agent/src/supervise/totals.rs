@@ -108,7 +108,7 @@ fn set_of_processes(
     survivors: bool,
 ) {
     let of_io = if reading.hides_io { LowerBound } else { kind };
-    for column in [READ, WRITTEN, READ_CALL, WRITE_CALL, READ_CALLS, WRITE_CALLS] {
+    for column in [READ, WRITTEN, WRITE_CANCELLED, READ_CALL, WRITE_CALL, READ_CALLS, WRITE_CALLS] {
         set_known(totals, column, reading.processes[column], of_io, "/proc/PID/io");
     }
     for (column, reaped) in [(PAGE_FAULTS_MINOR, usage.minor_faults), (PAGE_FAULTS_MAJOR, usage.major_faults)]
@@ -137,7 +137,7 @@ fn set_of_cgroup(totals: &mut Totals, reading: &Reading, kind: QualityKind, wall
             Account::Cgroup,
         );
     }
-    for column in [OOM_KILLS, MEMORY_PEAK, THROTTLED] {
+    for column in [OOM_KILLS, MEMORY_PEAK, THROTTLED, THROTTLES] {
         set_known(totals, column, reading.cgroup[column], kind, Account::Cgroup);
     }
 }

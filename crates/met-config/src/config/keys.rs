@@ -113,6 +113,7 @@ pub static SECTIONS: &[Section] = &[
             key!("thin_more_to": Interval(storage.thin_more_to) = "10m", "the time between two samples that stay then"),
             key!("max_size": Size(storage.max_bytes) = "2GiB", "maximum size of the store; above it, users over their fair share lose their oldest samples, then their oldest jobs"),
             key!("node_series": Presence(storage.node_series) = "auto", "whether series of the machine itself are stored, for `met node --since`; `auto`: by a system daemon only"),
+            key!("job_details": Flag(storage.job_details) = "no", "`yes`: store the details of jobs, too (table `job_detail` in docs/metrics.md), a sample every 10 s; else they are only shown and sent while jobs run"),
         ],
     },
     Section {

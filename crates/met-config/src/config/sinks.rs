@@ -159,7 +159,7 @@ mod tests {
         check_error(
             "sinks:\n  - stdout:\n      tables: [nodes]\n",
             expect![[
-                r#"met.yaml:3: sinks.stdout.tables: "nodes" is not one of job, cgroup, process, taskstats, event, gpu, gpu_process, node, cpufreq, numa, block, network, network_namespace, infiniband, lustre, nfs, rapl, cray, ipmi, redfish, hwmon, thermal, source"#
+                r#"met.yaml:3: sinks.stdout.tables: "nodes" is not one of job, job_detail, cgroup, process, taskstats, event, gpu, gpu_process, node, cpufreq, numa, block, network, network_namespace, infiniband, lustre, nfs, rapl, cray, ipmi, redfish, hwmon, thermal, source"#
             ]],
         );
         check_error(

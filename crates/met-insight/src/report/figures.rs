@@ -33,7 +33,8 @@ pub(super) fn cpu(job: &Reader<'_>) -> Section {
         Some(QualityKind::Attributed) => "by the CPU quota of a cgroup around it",
         _ => "by its CPU quota",
     };
-    section.put("throttled", throttled, [Detail::words(by)]);
+    let periods = Detail::after(job.total(column::THROTTLES), "periods");
+    section.put("throttled", throttled, [Detail::words(by), periods]);
     let waited = job.total(column::RUN_QUEUE_WAIT);
     let why = match throttled {
         Some(_) => "runnable, waiting for a CPU or the quota",

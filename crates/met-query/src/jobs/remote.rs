@@ -135,6 +135,24 @@ impl Query for Remote {
         }
     }
 
+    fn job_series(
+        &self,
+        viewer: &Viewer,
+        key: &JobKey,
+        table: &'static Table,
+        part: &str,
+        after_ms: i64,
+    ) -> Result<Course> {
+        let (key, part) = (key.clone(), part.to_owned());
+        match self.sees(viewer, &key)? {
+            true => {
+                let request = Request::JobSeries { key, table: table.name.to_owned(), part, after_ms };
+                self.page_of_course(table, &request)
+            }
+            false => Ok(Course::new(table)),
+        }
+    }
+
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
         let request = Request::CardCourse { key: key.clone(), uuid: uuid.to_owned(), after_ms };
         match self.sees(viewer, key)? {

@@ -679,7 +679,7 @@ fn a_server_knows_how_jobs_stand_before_anybody_can_ask_it() {
 /// Samples of a meter of a node, one a second, each its own number.
 fn power(part: &str, from_s: i64, samples: i64) -> Piece {
     let mut course = Course::new(&METER);
-    (0..samples).for_each(|at| course.push((from_s + at) * 1000, &[at]));
+    (0..samples).for_each(|at| course.push((from_s + at) * 1000, &[at, MISSING]));
     let mut block = Vec::new();
     block::encode(&course, 0..course.len(), &mut block);
     Piece { subject: Subject::Node(part.to_owned()), table: METER.name.to_owned(), block }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
 use met_core::series::Course;
-use met_core::{JOB, gpu};
+use met_core::{JOB, Table, gpu};
 use met_query::jobs::{self, JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;
 use met_query::query::{NodeSpan, PAGE_SAMPLES, Query, find_in, nothing, warn_unreadable};
@@ -46,6 +46,20 @@ impl Query for ClusterView {
     fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
         let Some(_) = self.visible(viewer, key)? else { return Ok(Course::new(&JOB)) };
         let mut course = self.course_after(key, after_ms)?;
+        course.truncate(PAGE_SAMPLES);
+        Ok(course)
+    }
+
+    fn job_series(
+        &self,
+        viewer: &Viewer,
+        key: &JobKey,
+        table: &'static Table,
+        part: &str,
+        after_ms: i64,
+    ) -> Result<Course> {
+        let Some(_) = self.visible(viewer, key)? else { return Ok(Course::new(table)) };
+        let mut course = self.series_after(key, table, part, after_ms)?;
         course.truncate(PAGE_SAMPLES);
         Ok(course)
     }

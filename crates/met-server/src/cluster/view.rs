@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use met_core::cluster_job::together;
-use met_core::gpu;
 use met_core::job::{JobKey, Record};
 use met_core::series::Course;
+use met_core::{JOB, Table, event, gpu};
 use met_store::cluster::{Log, Node};
 use met_store::{Backends, Filter, Page, Reader, StoreError, device_on};
 use met_wire::batch::Subject;
@@ -66,17 +66,32 @@ impl ClusterView {
 
     /// The course of a job, of all its nodes together, after a time.
     pub fn course_after(&self, key: &JobKey, after_ms: i64) -> Result<Course, StoreError> {
+        self.series_after(key, &JOB, "", after_ms)
+    }
+
+    /// The same of a further series: the details of a job, or the event that is the `part`.
+    pub fn series_after(
+        &self,
+        key: &JobKey,
+        table: &'static Table,
+        part: &str,
+        after_ms: i64,
+    ) -> Result<Course, StoreError> {
         let (log, store) =
             (Log::open_for_reading(&self.state)?, Reader::open_without_space(&self.state, &self.backends)?);
         let mut courses = Vec::new();
         for (node, key) in part_keys(&log, key)? {
             // What waits first: what is moved between the two is then in both and not in neither.
             let waiting = log.waiting(&node)?;
-            let mut course = store.course(&series_key(&node, &key))?;
+            let of_node = series_key(&node, &key);
+            let mut course = store.job_series_between(&of_node, table, part, i64::MIN, i64::MAX)?;
             for (_, data) in waiting {
-                add_waiting(&data, &Subject::Job(key.clone()), &mut course);
+                add_waiting(&data, &Subject::Job(event::series_key(&key, part)), &mut course);
             }
             courses.push(course);
+        }
+        if courses.is_empty() {
+            return Ok(Course::new(table));
         }
         Ok(between(&together(&courses, self.gap_ms), after_ms.saturating_add(1), i64::MAX))
     }

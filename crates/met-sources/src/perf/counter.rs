@@ -1,7 +1,7 @@
 //! A counter of the kernel: opened, read, and what it read put into words.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use perf_event_open_sys as sys;
 use sys::bindings::{
@@ -62,6 +62,17 @@ impl Counter {
         }
         // SAFETY: a fresh descriptor that nobody else owns.
         Ok(Counter { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    /// One that another process opened; `None` if it is something else, whose reading might block.
+    pub fn received(fd: OwnedFd) -> Option<Counter> {
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let target = rustix::fs::readlink(path, Vec::new()).ok()?;
+        (target.as_bytes() == b"anon_inode:[perf_event]").then_some(Counter { fd })
+    }
+
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     pub fn begin(&self) {

@@ -12,6 +12,14 @@ pub struct Event {
     pub mode: Mode,
 }
 
+impl Event {
+    /// One that another process counts: only what reading it takes is known.
+    pub fn passed(name: String, software: bool) -> Event {
+        let kind = if software { SOFTWARE } else { HARDWARE };
+        Event { name, kind, config: 0, mode: Mode::Everywhere }
+    }
+}
+
 /// Where it is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {

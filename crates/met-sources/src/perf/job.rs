@@ -1,7 +1,7 @@
 //! The counters of one job: every event on every CPU of its cgroup, or on every thread it begins with.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use met_core::job::{EventCount, QualityKind};
 
@@ -14,6 +14,9 @@ const CROWDED_SHARE: f64 = 0.25;
 const COUNTERS_MIN: usize = 4;
 /// A share is judged after so much time.
 const JUDGED_NS: u64 = 500_000_000;
+
+const IN_CGROUP: &str = "perf, cgroup";
+const IN_TREE: &str = "perf, process tree";
 
 /// Open counters of a job.
 #[derive(Debug)]
@@ -42,7 +45,52 @@ pub struct Refused {
     pub reason: String,
 }
 
+/// What a process says of an event whose counters it passes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passed {
+    pub name: String,
+    pub software: bool,
+    pub user_only: bool,
+}
+
 impl Counters {
+    /// The events that are counted, each with its descriptors.
+    pub fn to_pass(&self) -> impl Iterator<Item = (Passed, Vec<BorrowedFd<'_>>)> {
+        let held = self.events.iter().filter(|counted| counted.given_up.is_none());
+        held.map(|counted| {
+            let (software, user_only) = (counted.event.is_software(), counted.user_only);
+            let passed = Passed { name: counted.event.name.clone(), software, user_only };
+            (passed, counted.counters.iter().map(Counter::descriptor).collect())
+        })
+    }
+
+    pub fn is_in_cgroup(&self) -> bool {
+        self.source == IN_CGROUP
+    }
+
+    /// Those that another process opened. An event with a descriptor that is no counter is left out.
+    pub fn received(in_cgroup: bool, events: Vec<(Passed, Vec<OwnedFd>)>) -> Counters {
+        let counted = |(passed, descriptors): (Passed, Vec<OwnedFd>)| {
+            let counters = descriptors.into_iter().map(Counter::received).collect::<Option<Vec<_>>>()?;
+            let event = Event::passed(passed.name, passed.software);
+            let (user_only, given_up) = (passed.user_only, None);
+            let judged = Sum::default();
+            (!counters.is_empty()).then_some(Counted { event, counters, user_only, given_up, judged })
+        };
+        let events = events.into_iter().filter_map(counted).collect();
+        let source = if in_cgroup { IN_CGROUP } else { IN_TREE };
+        Counters { source, begin: Begin::Now, events }
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.events.iter().any(|counted| counted.event.name == name)
+    }
+
+    /// How many descriptors are open.
+    pub fn descriptors(&self) -> usize {
+        self.events.iter().map(|counted| counted.counters.len()).sum()
+    }
+
     pub fn of_cgroup(
         dir: BorrowedFd<'_>,
         cpus: &[u32],
@@ -50,13 +98,13 @@ impl Counters {
         begin: Begin,
     ) -> (Counters, Vec<Refused>) {
         let scopes: Vec<_> = cpus.iter().map(|&cpu| Scope::Cgroup(dir, cpu)).collect();
-        Counters::open("perf, cgroup", &scopes, events, begin)
+        Counters::open(IN_CGROUP, &scopes, events, begin)
     }
 
     /// Of threads and all they will fork.
     pub fn of_tree(tids: &[i32], events: &[Event], begin: Begin) -> (Counters, Vec<Refused>) {
         let scopes: Vec<_> = tids.iter().map(|&tid| Scope::Tree(tid)).collect();
-        Counters::open("perf, process tree", &scopes, events, begin)
+        Counters::open(IN_TREE, &scopes, events, begin)
     }
 
     fn open(
@@ -259,6 +307,28 @@ mod tests {
         let after = spin(&counters);
         assert!(after.count >= before.count, "what goes on is not disturbed");
         assert_eq!(after.and(before).count, after.count + before.count);
+    }
+
+    #[test]
+    fn counters_that_are_passed_on_read_the_same_and_other_descriptors_are_refused() {
+        let (counters, refused) = Counters::of_tree(&[0], &events(&["task_clock"]), Begin::Now);
+        if counters.is_empty() {
+            met_core::skipped::skipped(format!("{refused:?}"));
+            return;
+        }
+        let copies = counters.to_pass().map(|(passed, descriptors)| {
+            let copies = descriptors.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+            (passed, copies)
+        });
+        let received = Counters::received(false, copies.collect());
+        drop(counters);
+        let totals = received.totals();
+        assert_eq!((totals[0].name.as_str(), totals[0].source.as_str()), ("task_clock", IN_TREE));
+        assert!(totals[0].count > 0 && received.has("task_clock"));
+        // Reading it would wait for ever.
+        let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+        let passed = Passed { name: "x".to_owned(), software: true, user_only: false };
+        assert!(Counters::received(true, vec![(passed, vec![pipe])]).is_empty());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use met_core::MISSING;
-use met_core::process_exits::{Exit, INHERITED, OWN};
+use met_core::process_exits::{Exit, INHERITED, OWN, OWN_DETAILS};
 use met_host::netlink::{self, Datagrams, Socket, u16_at, u32_at};
 use met_host::{Host, clock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -398,17 +398,34 @@ fn exit_of(record: &Record, pid: u32, tick_ns: i64, delays: bool) -> Exit {
         system_ns,
         record.read,
         record.written,
+        record.write_cancelled,
         record.read_call,
         record.write_call,
         record.faults_minor,
         record.faults_major,
     ];
+    let delay = |cell: i64| if delays { cell } else { 0 };
     let own: [i64; OWN.len()] = [
         record.cpu_wait_ns,
         record.voluntary,
         record.involuntary,
-        if delays { record.io_wait_ns } else { 0 },
-        if delays { memory_ns } else { 0 },
+        delay(record.io_wait_ns),
+        delay(memory_ns),
+    ];
+    let details: [i64; OWN_DETAILS.len()] = [
+        record.cpu_runs,
+        record.cpu_real_ns,
+        record.cpu_run_ns,
+        record.cpu_scaled_ns,
+        record.user_scaled_us,
+        record.system_scaled_us,
+        delay(record.io_waits),
+        delay(record.swap_waits),
+        delay(record.swap_wait_ns),
+        delay(record.reclaim_waits),
+        delay(record.reclaim_wait_ns),
+        record.memory_time,
+        record.virtual_time,
     ];
     Exit {
         pid,
@@ -420,6 +437,7 @@ fn exit_of(record: &Record, pid: u32, tick_ns: i64, delays: bool) -> Exit {
         name: record.name,
         inherited: inherited.map(known),
         own: own.map(known),
+        details: details.map(known),
         cpu_doubt_ns,
         lacks_delays: delays && (record.io_wait_ns == MISSING || memory.contains(&MISSING)),
         resident_peak_bytes: known(record.resident_peak_kb).saturating_mul(1024),

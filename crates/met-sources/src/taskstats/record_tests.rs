@@ -14,6 +14,10 @@ fn fields_stand_where_the_version_says() {
     let new = Record::parse(&bytes(16, 70)).unwrap();
     assert_eq!((new.cpu_wait_ns, new.cpu_run_ns, new.voluntary), (3_000, 9_000, 34_000));
     assert_eq!((new.reclaim_wait_ns, new.compact_wait_ns), (40_000, 45_000));
+    assert_eq!((new.cpu_runs, new.cpu_real_ns, new.cpu_scaled_ns), (2_000, 8_000, 38_000));
+    assert_eq!((new.io_waits, new.swap_waits, new.reclaim_waits), (4_000, 6_000, 39_000));
+    assert_eq!((new.memory_time, new.virtual_time, new.write_cancelled), (23_000, 24_000, 33_000));
+    assert_eq!((new.user_scaled_us, new.system_scaled_us), (36_000, 37_000));
     assert_eq!((new.last_of_group, new.pid), (Some(true), Some(46_000)));
     let old = Record::parse(&bytes(8, 41)).unwrap();
     assert_eq!((old.reclaim_wait_ns, old.compact_wait_ns, old.pid), (40_000, MISSING, None));
@@ -54,6 +58,7 @@ fn a_captured_record_reads_as_it_should() {
     assert_eq!((record.tid, record.parent_pid, record.pid), (3556, 3552, Some(3556)));
     assert_eq!(&record.name[..5], b"kids\0");
     assert_eq!((record.elapsed_us, record.cpu_wait_ns, record.cpu_run_ns), (5300, 24_521, 1_946_981));
+    assert_eq!((record.cpu_runs, record.cpu_real_ns, record.virtual_time), (1, 4_000_000, 9156));
     assert_eq!((record.resident_peak_kb, record.last_of_group), (304, Some(true)));
 }
 

@@ -2,6 +2,7 @@
 
 use met_core::job::State;
 use met_core::series::Course;
+use met_core::{DETAIL, event};
 use met_host::clock;
 use met_insight::json;
 use met_query::jobs::{JobsFilter, Meant};
@@ -56,9 +57,12 @@ fn job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     Ok(json::object(&record, clock::realtime_ns()))
 }
 
-/// The samples of a job, or of one of its cards.
+/// The samples of a job, of one of its cards or events, or of its details.
 fn series(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
-    let [card, after] = asked.parameters(["card", "after"])?;
+    let [card, event, details, after] = asked.parameters(["card", "event", "details", "after"])?;
+    if [card, event, details].iter().flatten().count() > 1 {
+        return Err(Problem::asked("give one of card, event and details"));
+    }
     let after_ms = time("after", after)?.map_or(i64::MIN, |after_ns| after_ns.div_euclid(1_000_000));
     let key = match visible.find(asked.path("job"))? {
         Meant::Job(record) => record.key,
@@ -66,10 +70,14 @@ fn series(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     };
     let mut course = match card {
         Some(uuid) => visible.card_course(&key, uuid, after_ms)?,
+        None if event.is_some() => {
+            visible.job_series(&key, &event::TABLE, event.unwrap_or_default(), after_ms)?
+        }
+        None if details.is_some() => visible.job_series(&key, &DETAIL, "", after_ms)?,
         None => visible.course(&key, after_ms)?,
     };
     course.truncate(SAMPLES_MAX);
-    Ok(object(&course, card))
+    Ok(object(&course, card.or(event)))
 }
 
 fn object(course: &Course, card: Option<&str>) -> Value {

@@ -3,7 +3,9 @@
 use std::io::Write;
 
 use anyhow::Result;
+use met_core::event;
 use met_core::job_table::CORES_PEAK;
+use met_core::series::Course;
 
 use crate::cli::ShowArgs;
 use crate::managers;
@@ -16,6 +18,7 @@ use met_query::setting::Setting;
 
 /// More plots than this are for a program.
 const CARDS_PLOTTED: usize = 4;
+const EVENTS_PLOTTED: usize = 8;
 
 pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
@@ -49,6 +52,16 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
         let course = all.card_course(&record.key, &gpu.uuid)?;
         let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.interval);
         let plot = view::plot::card(&course, &gpu.index, gap_ms, &style);
+        if !plot.is_empty() {
+            write!(stdout, "\n{plot}")?;
+        }
+    }
+    for counted in record.events.iter().take(EVENTS_PLOTTED) {
+        // An older daemon has no such series.
+        let course = all.job_series(&record.key, &event::TABLE, &counted.name);
+        let course = course.unwrap_or_else(|_| Course::new(&event::TABLE));
+        let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.interval);
+        let plot = view::plot::event(&course, &counted.name, gap_ms, &style);
         if !plot.is_empty() {
             write!(stdout, "\n{plot}")?;
         }

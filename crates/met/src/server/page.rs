@@ -104,7 +104,13 @@ fn job(record: &Record) -> Job {
         cells[column] = figure.value;
     }
     cells[WALL] = record.wall_ns(jobs::now_ns()).unwrap_or(MISSING);
-    Job { about: Arc::new(about(record)), cells, cards: Vec::new() }
+    Job {
+        about: Arc::new(about(record)),
+        cells,
+        details: Vec::new(),
+        events: record.events.clone(),
+        cards: Vec::new(),
+    }
 }
 
 /// `/metrics`, and `/api/v1/targets` for service discovery by HTTP.

@@ -1,5 +1,6 @@
 //! The course of a job over time, in a few lines of a terminal.
 
+use met_core::event;
 use met_core::gpu::card;
 use met_core::job_table as column;
 use met_core::series::Course;
@@ -111,6 +112,18 @@ pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String 
         },
     ];
     draw_course(&panels, course, columns, style)
+}
+
+/// How often an event happened in a job, per second.
+pub fn event(course: &Course, name: &str, gap_ms: i64, style: &Style) -> String {
+    let columns = columns(style);
+    let panel = Panel {
+        title: text::escape(name),
+        bins: bins(course, event::COUNT, columns, gap_ms),
+        unit: units::count_per_second,
+        step: 1000.0,
+    };
+    draw_course(&[panel], course, columns, style)
 }
 
 /// GPUs are read in every tick, and no counter covers the time in between: a shorter pause is a gap.
@@ -274,6 +287,23 @@ mod tests {
         assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
         // The first line keeps the common indentation from being taken for the test's own.
         expected.assert_eq(&format!("{width} columns\n{drawn}"));
+    }
+
+    #[test]
+    fn an_event_is_plotted_by_its_rate() {
+        let mut course = Course::new(&event::TABLE);
+        for (second, count) in [(0, 0), (10, 20_000_000), (20, 20_000_000), (30, 80_000_000)] {
+            let mut cells = vec![met_core::MISSING; event::COLUMNS.len()];
+            cells[event::COUNT] = count;
+            course.push(second * 1000, &cells);
+        }
+        for width in [60, 80, 200] {
+            let style = Style { width: Some(width), ..Style::plain() };
+            let drawn = super::event(&course, "instructions", 25_000, &style);
+            assert!(drawn.contains("instructions, peak 6.00 M/s"), "{drawn}");
+            assert!(drawn.lines().all(|line| line.chars().count() <= width), "{drawn}");
+        }
+        assert_eq!(super::event(&Course::new(&event::TABLE), "x", 25_000, &Style::plain()), "");
     }
 
     #[test]
