@@ -30,6 +30,6 @@ pub fn met_command(met: &Path, root: &Path) -> Command {
 
 /// One line of results.
 pub fn say(line: &str) {
-    // Results that nobody can read are no reason to fail.
+    // An unreadable results file is not a failure.
     let _ = writeln!(io::stdout(), "{line}");
 }

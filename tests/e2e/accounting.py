@@ -1,4 +1,4 @@
-"""Totals are exact: whatever a job's processes do, whoever reaps them, with and without a cgroup."""
+"""Totals are exact: whatever a job's processes do, whichever process reaps them, with and without a cgroup."""
 
 import json
 import os
@@ -11,7 +11,7 @@ MIB = 1 << 20
 #: How exact a total of CPU time must be.
 CPU_SHARE = 0.03
 
-#: A process is charged for its own end, after it has told what it used: on a busy machine up to 30 ms, so what
+#: A process is charged for its own end, after it has reported what it used: on a busy machine up to 30 ms, so what
 #: is compared takes longer.
 INNER_S = 1.5
 

@@ -71,7 +71,7 @@ class Machine:
             self.state, self.whose = os.path.join(self.home, "met", file.read().strip()), ("--user",)
 
     def spawn(self, *arguments, **options):
-        # `ip netns exec` would hide the cgroups: it mounts /sys anew.
+        # `ip netns exec` would hide the cgroups: it mounts /sys again.
         command = ["nsenter", f"--net=/run/netns/{self.space}", self.cluster.world.met_path, *arguments]
         return self.cluster.world.me.start(*command, env=self.env, cwd=self.work, **options)
 
@@ -95,7 +95,7 @@ class Machine:
     def cut(self):
         ip("-n", self.space, "link", "set", "eth0", "down")
 
-    def mend(self):
+    def repair(self):
         ip("-n", self.space, "link", "set", "eth0", "up")
 
     def processes(self):
@@ -192,7 +192,7 @@ class Cluster:
         ip("link", "set", self.bridge, "up")
         try:
             self.server = self.add(Server, "server", 1)
-            # Whoever tests from outside comes by the loopback of this machine.
+            # A test from outside connects by the loopback of this machine.
             self.forwarded = free_port()
             self.door = forward(self.server.space, self.forwarded)
             self.server.configure(f"http:\n  listen: 0.0.0.0:{PORT}\n  plain: yes\n{server_config}")
@@ -412,9 +412,9 @@ def a_user_sees_his_own_jobs_on_the_server(world):
             found = json.load(made.server.post("/api/v1/ask", asked, made.server.enroll("root", "--user")))["jobs"]
             equal(len(found), int(job != "true@n2"), f"jobs called {job}")
         equal(made.server.post("/api/v1/ask", ask).status, 401, "without a token")
-        (told,) = [node for node in made.ask("nodes", "--json").ok().json() if node["name"] == "n1"]
+        (node,) = [node for node in made.ask("nodes", "--json").ok().json() if node["name"] == "n1"]
         documented = {"name", "jobs", "late", "seen_ns", "version", "cpus", "memory_bytes", "clock_offset_ns", "dropped_samples"}
-        equal(set(told), documented, "fields of a node, as docs/json.md has them")
+        equal(set(node), documented, "fields of a node, as docs/json.md has them")
         equal(made.server.post("/api/v1/ask", ask, "0" * 64).status, 401, "with another token")
         equal(made.server.post("/api/v1/ask", ask, made.server.enroll("n9")).status, 403, "with a node's token")
         with open(os.path.join(made.server.folder, "token"), "w") as file:
@@ -463,7 +463,7 @@ def a_full_spool_loses_no_job(world):
             eventually(lambda: node.met("daemon", "--status").code == 0, "the node serves")
             for _ in range(3):
                 node.met("run", "--wait", "--", "true").ok()
-            eventually(lambda: "No space" in node.met("daemon", "--status").out, "it is told")
+            eventually(lambda: "No space" in node.met("daemon", "--status").out, "the status reports it")
             check("No space" in node.met("doctor").out, "by the doctor, too")
             equal(len(made.jobs()), 0, "jobs that could be sent")
             os.remove(os.path.join(spool, "ballast"))
@@ -507,7 +507,7 @@ def a_server_without_room_loses_nothing(world):
             fill(ballast)
         for node in made.nodes:
             eventually(lambda: "503" in node.met("daemon", "--status").out,
-                       lambda: f"it is told: {node.met('daemon', '--status').out}")
+                       lambda: f"the status reports it: {node.met('daemon', '--status').out}")
             check("503" in node.met("doctor").out, "by the doctor, too")
         node = made.nodes[0]
         spool = os.path.join(node.state, "forward", "spool")
@@ -543,14 +543,14 @@ def jobs_of_a_node_that_is_gone_are_lost_until_it_returns(world):
         check(lost["job"]["end"] and lost["totals"]["cpu_seconds"] > 0, f"what is known of it: {lost}")
         equal(lost["quality"]["cpu_seconds"]["kind"], "lower_bound", "how well")
         equal(state(here), "running", "the other one")
-        gone.mend()
+        gone.repair()
         eventually(lambda: state(gone) == "running", "it is back", 90, 0.5)
         made.server.met("server", "expel", "n2").ok()
         eventually(lambda: state(here) == "lost", "it is expelled", 90, 0.5)
         for node in made.nodes:
             open(os.path.join(node.work, "stop"), "w").close()
         eventually(lambda: state(gone) == "finished", "it is over", 90, 0.5)
-        # Enrolled anew it tells how it really was.
+        # Enrolled again, it reports the real end.
         here.met("daemon", "--stop").ok()
         here.process.wait()
         made.join(here)
@@ -733,18 +733,18 @@ def batches_of_a_version_that_would_be_misread_wait(world):
 
         status, again, said = post(other_units)
         check(status == 409 and int(again) > 0 and "9.9.9" in said and "refused" not in said, f"{status} {again} {said}")
-        check("9.9.9" in made.ask("nodes").ok().out, "it is told who is to be updated")
+        check("9.9.9" in made.ask("nodes").ok().out, "the list says which side to update")
         equal(made.ask("nodes", "--json").ok().json()[0]["problem"], json.loads(said)["error"], "also to programs")
-        # What is only more is taken, and told.
+        # Additional tables are ignored, and reported.
         equal(post(lambda header: header["columns"].update(fan="g_hertz*1e0 speed"))[0], 200, "a table that is not known here")
-        check("table fan" in made.ask("nodes").ok().out, "it is told what is passed over")
+        check("table fan" in made.ask("nodes").ok().out, "the list says what is ignored")
         # The first version said it in letters.
         letters = lambda header: header.update(tables={"job": "0123456789abcdef"}, columns={})
         equal(post(letters, version=1)[0], 200, "a batch that lay in a spool")
-        check("2 columns of job" in made.ask("nodes").ok().out, "it is told what is passed over")
+        check("2 columns of job" in made.ask("nodes").ok().out, "the list says what is ignored")
         status, again, said = post(lambda header: None, version=9)
         check(status == 409 and int(again) > 0 and "version 9" in said and "refused" not in said, f"{status} {again} {said}")
-        check("version 9" in made.ask("nodes").ok().out, "it is told that the server is to be updated")
+        check("version 9" in made.ask("nodes").ok().out, "the list says that the server needs an update")
         equal(post(lambda header: header.pop("columns"))[0], 200, "of a version that says nothing of it")
         check("problem" not in made.ask("nodes", "--json").ok().json()[0], "all is well again")
 
@@ -825,7 +825,7 @@ def a_server_keeps_series_in_victoria_metrics_and_jobs_in_postgresql(world):
         node.met("run", "--wait", "-n", "late", "--", *world.workload("burning", "cpu", "0.3")).ok()
         eventually(made.settled, "the server has it", 60)
         made.server.restart()
-        eventually(lambda: made.ask("list").code == 0 and len(made.jobs()) == 2, "it is told when they are back", 90, 1)
+        eventually(lambda: made.ask("list").code == 0 and len(made.jobs()) == 2, "it answers when they are back", 90, 1)
         all_the_same(made)
 
 
@@ -883,7 +883,7 @@ def nodes_with_certificates_need_no_token(world):
                    lambda: node.met("daemon", "--status").out)
 
         def join_signed_by_itself(name, *more):
-            """What is said of a server whose certificate vouches for itself."""
+            """The error for a server with a self-signed certificate."""
             openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2",
                     "-subj", "/CN=server", "-addext", f"subjectAltName=IP:{server.address}", *more)
             with open(os.path.join(folder, "web.yml"), "w") as file:
@@ -916,14 +916,14 @@ def the_page_of_a_server_tells_of_all_nodes(world):
         equal((checked.returncode, checked.stdout + checked.stderr), (0, ""), "promtool check metrics")
         check('met_member_heard_time_seconds{node="n1"}' in page and 'met_member_jobs{node="n2"} 1' in page, page)
         check('met_job_cpu_seconds_total{cluster="n1",manager="local",id="1"}' in page, page)
-        check("very-secret" not in page and "root" not in page, "names are told to nobody who is not known")
+        check("very-secret" not in page and "root" not in page, "names require authentication")
         try:
             get("/api/v1/targets")
-            raise Failed("everybody is told the names of nodes")
+            raise Failed("unauthenticated clients see the names of nodes")
         except urllib.error.HTTPError as error:
             equal(error.code, 401, "targets without a token")
         targets = lambda: json.loads(get("/api/v1/targets", Authorization=f"Bearer {made.token}"))
-        equal(targets(), [], "nobody has a page of its own")
+        equal(targets(), [], "no node has a page of its own")
         last = made.nodes[1]
         last.met("daemon", "--stop").ok()
         last.process.wait()
@@ -940,10 +940,10 @@ def a_node_that_was_expelled_may_not_send(world):
     with cluster(world, 1) as made:
         node = made.nodes[0]
         # One without jobs says that it is there when it joins.
-        eventually(lambda: made.ask("nodes", "--json").ok().json()[0]["seen_ns"], "it is heard of at once", 20)
+        eventually(lambda: made.ask("nodes", "--json").ok().json()[0]["seen_ns"], "it is listed at once", 20)
         made.server.met("server", "expel", "n1").ok()
         node.met("run", "--wait", "--", "true").ok()
-        eventually(lambda: "401" in node.met("daemon", "--status").out, "it is told")
+        eventually(lambda: "401" in node.met("daemon", "--status").out, "the status reports it")
         equal(len(made.jobs()), 0, "jobs")
         check("never" not in made.ask("node", "n1", "--since", "10m").ok().out, "what it sent stays")
         made.ask("node", "n7", "--since", "10m").refused("no node named")
@@ -994,7 +994,7 @@ def whatever_is_killed_or_cut_every_job_arrives_once(world):
                 cuts += 1
                 victim.cut()
                 time.sleep(dice.uniform(0.1, 2))
-                victim.mend()
+                victim.repair()
             time.sleep(dice.uniform(0, 0.5))
             if made.server.process.poll() is not None:
                 time.sleep(dice.uniform(0, 1.5))

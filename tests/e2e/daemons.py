@@ -96,7 +96,7 @@ def the_end_of_a_running_job_is_taken_from_a_supervisor_of(world, version):
     world.start_system_daemon()
     job = alice.run(*FOREVER)
     alice.appears("pid")
-    eventually(lambda: outcomes(world), "the daemon has heard of its start")
+    eventually(lambda: outcomes(world), "the daemon knows of its start")
     # As programs speak that know one version only, and as those that know a range.
     for said in (hello(version), hello(0, version)):
         (greeting, reply) = ask(alice, system_socket(world), said, {"find": {"id": {"manager": None, "id": job}}})
@@ -123,7 +123,7 @@ def a_root_daemon_of_another_version_is_named_once_and_gets_the_job_later(world,
     equal(len(started.err.splitlines()), 1, "lines")
     asked = len(other.requests)
     check(asked <= 2, f"asked {asked} times for one job")
-    # Its own daemon measures it, and nobody asks the other one again.
+    # Its own daemon measures it, and the other one is not queried again.
     eventually(lambda: alice.met("daemon", "--user", "--status").out.count("1 running job"), "her daemon has it")
     equal(alice.state_of(job), "running", "state")
     check("hello" in other.requests[-1] and len(other.requests) <= asked + 60, f"asked {len(other.requests)} times")
@@ -230,7 +230,7 @@ def every_request_is_granted_to_whom_it_is_meant_for(world):
     job = alice.run(*FOREVER)
     alice.appears("pid")
     path = system_socket(world)
-    record = eventually(lambda: record_of(world.me, job, path), "the daemon has heard of its start")
+    record = eventually(lambda: record_of(world.me, job, path), "the daemon knows of its start")
     course = {"course": {"key": record["key"], "after_ms": 0}}
     eventually(lambda: ask(alice, path, hello(NEWEST), course)[-1]["course"]["times_ms"], "it is sampled")
     asked = refusable(record)
@@ -315,7 +315,7 @@ def stopped(pid):
 
 @contextlib.contextmanager
 def full_queue(path):
-    """Nobody can even connect to a daemon that accepts no more."""
+    """No client can even connect to a daemon that accepts no more."""
     links = []
     while True:
         link = socket.socket(socket.AF_UNIX)
@@ -371,7 +371,7 @@ def a_hung_root_daemon_blocks_no_command_and_gets_every_end_later(world, full):
     alice, _ = two_users(world)
     world.start_system_daemon()
     before = alice.run(*FOREVER)
-    eventually(lambda: outcomes(world), "the daemon has heard of its start")
+    eventually(lambda: outcomes(world), "the daemon knows of its start")
     daemon = world.system.pid
     with stopped(daemon), full_queue(system_socket(world)) if full else contextlib.nullcontext():
         started = alice.met("run", "--print-id", "--wait", "--", "sh", "-c", "exit 3").expect(3)
@@ -382,16 +382,16 @@ def a_hung_root_daemon_blocks_no_command_and_gets_every_end_later(world, full):
         running = alice.run(*UNTIL_GO)
         alice.appears("pid")
         check(running != meanwhile, "the same id twice")
-        check(not alice.daemon_pids(), "a daemon of her own, which nobody asked for")
+        check(not alice.daemon_pids(), "a daemon of her own, which was not requested")
         commands_go_on(alice, daemon, before)
     # It takes up what runs, and learns of what has ended.
     expected = {before: ("cancelled", None), meanwhile: ("failed", 3), running: ("running", None)}
 
-    def told():
+    def ended():
         found = outcomes(world)
         return {job: state for job, (state, _) in found.items()} == {job: state for job, (state, _) in expected.items()}
 
-    eventually(told, lambda: f"root sees {outcomes(world)} instead of {expected}")
+    eventually(ended, lambda: f"root sees {outcomes(world)} instead of {expected}")
     eventually(lambda: "1 running job" in world.met("daemon", "--status").ok().out, "the daemon has the job")
     go(alice)
     alice.met("wait", running).expect(3)

@@ -1,4 +1,4 @@
-"""Jobs that others start: found by their cgroups, whoever made them, and closed exactly when these are gone."""
+"""Jobs of other managers: found by their cgroups, and closed exactly when these are gone."""
 
 import collections
 import contextlib
@@ -69,7 +69,7 @@ class Manager:
             return int(file.read()) / 1e9
 
     def close(self):
-        """Nobody and nothing stays, though the test failed half-way."""
+        """Leaves no process and no directory behind, even if the test failed half-way."""
         for point in self.points:
             for path, _, _ in os.walk(point + self.below, topdown=False):
                 eventually(lambda: self.is_taken_away(path), f"{path} is removed")
@@ -215,7 +215,7 @@ def a_daemon_that_starts_anew_goes_on_with_the_same_jobs(world, manager):
     manager.remove_when_empty(manager.job(6))
     world.start_system_daemon()
     gone = finished(world, "6")["6"]
-    equal(gone["quality"]["cpu_seconds"]["kind"], "lower_bound", "quality of what nobody saw the end of")
+    equal(gone["quality"]["cpu_seconds"]["kind"], "lower_bound", "quality of a job whose end was not observed")
     check(cpu_of(gone) > 0.15, "cpu of a job that ended while no daemon ran", gone["totals"])
     stays.kill()
     stays.wait()
@@ -324,7 +324,7 @@ def what_the_processes_of_a_job_wrote_is_measured_if_all_ends_were_heard(world, 
     # Of a user who does nothing else here: one who ended before he was seen might have been the job's.
     path = manager.job(5, uid=54321)
     eventually(lambda: "5" in slurm(world), "the job is seen")
-    # Nobody may be put into it and end before it was ever listed.
+    # No process may enter it and end before it was ever listed.
     script = "import os, time\ntime.sleep(2.5)\nfor n in range(5):\n    os.system('head -c 1000000 /dev/zero > out')\n" \
              "time.sleep(0.5)"
     process = manager.start(path, world.python, "-c", script, cwd=world.root)
@@ -333,7 +333,7 @@ def what_the_processes_of_a_job_wrote_is_measured_if_all_ends_were_heard(world, 
     job = finished(world, "5")["5"]
     check(job["totals"]["write_call_bytes"] >= 5_000_000 * 0.98, "bytes by calls", job["totals"])
     kind = job["quality"]["page_faults_minor"]
-    equal(kind, {"kind": "measured", "source": "taskstats"}, "quality of what exit records tell")
+    equal(kind, {"kind": "measured", "source": "taskstats"}, "quality of figures from exit records")
 
 
 @test
@@ -350,7 +350,7 @@ def events_of_a_job_on_cgroup_v1_are_counted(world):
         def found():
             lines = json.loads(world.met("doctor", "--json").ok().out)
             return next(line for line in lines if line["what"] == "found jobs")["detail"]
-        said = eventually(lambda: next((text for text in [found()] if "events of" in text), None), "doctor tells of it")
+        said = eventually(lambda: next((text for text in [found()] if "events of" in text), None), "doctor reports it")
         if "are not counted" in said:
             raise Skip(said)
         def count():

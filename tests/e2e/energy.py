@@ -39,7 +39,7 @@ def settled(world, job):
 
 def check_sum(job):
     totals = job["totals"]
-    # A part that no meter tells from the others is not there.
+    # A part that no meter measures separately is absent.
     parts = sum(totals.get(part, 0) for part in PARTS) + totals.get("gpu_energy_joules", 0)
     close_to(parts, totals["energy_joules"], 1e-3, "the sum of the parts")
     check(0 <= totals["energy_idle_joules"] <= totals["energy_joules"], "idle is a part of it")
@@ -131,7 +131,7 @@ def a_machine_without_jobs_is_looked_at_now_and_then(world):
             return len(file.readlines())
 
     before = asked()
-    # Its jobs are settled, so nobody but the look at rest asks the controller again.
+    # Its jobs are settled, so only the look at rest queries the controller again.
     eventually(lambda: asked() >= before + 3, "the controller is asked without a job")
     findings = {one["what"]: one for one in world.me.met("doctor", "--json").ok().json()}
     check("idle power" in findings, findings)
@@ -184,7 +184,7 @@ def what_is_counted_while_the_daemon_is_stopped_is_shared_by_what_jobs_did(world
 
     eventually(counted, "the time of the stop is counted")
     found = shares(port)
-    equal(found["unassigned"], 0.0, "all of it is somebody's")
+    equal(found["unassigned"], 0.0, "all of it is assigned")
     world.me.met("cancel", job).ok()
     quality = settled(world, job)["quality"]["energy_joules"]
     equal(quality["kind"], "attributed", "kind")

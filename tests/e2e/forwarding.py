@@ -121,7 +121,7 @@ def a_node_whose_name_was_wrong_sends_everything_under_the_right_one(world):
         named("nn1")
         for _ in range(2):
             node.met("run", "--wait", "--", "true").ok()
-        eventually(lambda: "403" in status(node) and "node nn1" in status(node), lambda: f"it is told: {status(node)}")
+        eventually(lambda: "403" in status(node) and "node nn1" in status(node), lambda: f"the status reports it: {status(node)}")
         check("node nn1" in node.met("doctor").out, "by the doctor, too")
         named("n1")
         node.met("run", "--wait", "--", "true").ok()
@@ -164,13 +164,13 @@ def of_two_nodes_with_one_name_the_second_is_refused_until_it_replaces_the_first
         joining = ("daemon", "--join", made.url, "--node", "n1", "--plain")
         second.serve(*joining, input=made.server.enroll("n1").encode() + b"\n")
         eventually(lambda: second.met("daemon", "--status").code == 0, lambda: f"it serves: {second.log()}")
-        # Jobs of one node are told apart by their number and the second of their start.
+        # Jobs of one node are identified by their number and the second of their start.
         started = int(time.time())
         eventually(lambda: int(time.time()) > started, "another second")
         for _ in range(3):
             second.met("run", "--wait", "--", "true").ok()
         first.met("run", "--wait", "--", "true").ok()
-        eventually(lambda: "two machines send as node n1" in status(second), lambda: f"it is told: {status(second)}")
+        eventually(lambda: "two machines send as node n1" in status(second), lambda: f"the status reports it: {status(second)}")
         check("enroll --replace n1" in second.met("doctor").out, "by the doctor, with what to do")
         eventually(lambda: "two machines send as node n1" in second.log(), "by its log")
         check("two machines send as node n1" in (problem_of(made, "n1") or ""), "by met nodes:", problem_of(made, "n1"))
@@ -186,7 +186,7 @@ def of_two_nodes_with_one_name_the_second_is_refused_until_it_replaces_the_first
         equal(answer.status, 401, "the first one's token")
         restart(second, *joining[1:], input=token.encode() + b"\n")
         made.nodes = [second]
-        # Its numbers began anew.
+        # Its numbers restarted.
         eventually(lambda: len(made.ask("list", "--json").ok().json()) == 7, lambda: f"its jobs are there, too: {status(second)}", 90)
         eventually(made.settled, "nothing waits", 90)
 
@@ -206,12 +206,12 @@ def a_state_folder_that_was_copied_is_noticed(world):
         for node in (first, copy):
             node.serve("daemon")
             eventually(lambda: node.met("daemon", "--status").code == 0, lambda: f"it serves: {node.log()}")
-            eventually(lambda: "has everything" in status(node) or "409" in status(node), lambda: f"it was heard: {status(node)}")
+            eventually(lambda: "has everything" in status(node) or "409" in status(node), lambda: f"it was answered: {status(node)}")
         # Both go on.
         for node in (first, copy):
             node.met("run", "--wait", "--", "true").ok()
         noticed = "a state folder was copied"
-        eventually(lambda: noticed in first.log() + copy.log(), lambda: f"it is told: {status(first)} {status(copy)}", 90)
+        eventually(lambda: noticed in first.log() + copy.log(), lambda: f"the status reports it: {status(first)} {status(copy)}", 90)
         check(noticed in (problem_of(made, "n1") or ""), "by met nodes:", problem_of(made, "n1"))
         check(spool_of(first, ".batch") or spool_of(copy, ".batch"), "batches of one of them wait")
 
@@ -233,7 +233,7 @@ def a_killed_server_starts_on_a_full_disk_and_recovers_by_itself(world):
             made.server.up()
             equal(len(made.jobs()), known, "jobs that are shown without space")
             node.met("run", "--wait", "--", "true").ok()
-            eventually(lambda: "503" in status(node) and "read-only" in status(node), lambda: f"it is told: {status(node)}")
+            eventually(lambda: "503" in status(node) and "read-only" in status(node), lambda: f"the status reports it: {status(node)}")
             check("read-only" in node.met("doctor").out, "by the doctor, too")
             check("read-only" in made.server.log(), "by the server's log")
             equal(len(made.jobs()), known, "jobs")

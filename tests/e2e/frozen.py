@@ -28,7 +28,7 @@ def is_as_before(name, text):
 
 
 def inbox(world):
-    """The two jobs as if they had ended on this machine, whoever runs the test."""
+    """The two jobs as if they had ended on this machine, for any user that runs the test."""
     world.configure(CONFIG)
     store = next(one["detail"] for one in world.met("doctor", "--json").ok().json() if one["what"] == "store")
     jobs = os.path.join(re.match(r"[^,]+", store)[0], "jobs")

@@ -234,7 +234,7 @@ OWN_IDS_FROM = 10**9
 
 
 class User:
-    """Somebody with a home, who runs met."""
+    """A user with a home, who runs met."""
 
     def __init__(self, world, uid, cgroups=True):
         self.world, self.uid, self.cgroups = world, uid, cgroups
@@ -472,7 +472,7 @@ class Terminal:
 
 
 class World:
-    """One test's own machine, as far as met can tell."""
+    """One test's own machine, as far as met can see."""
 
     def __init__(self, token, root, shared):
         self.token, self.root, self.stolen_before = token, root, stolen()
@@ -571,7 +571,7 @@ class World:
             for user in self.users.values():
                 user.stop_daemon()
             left = marked(self.token)
-            # Who waits for a system daemon that will not come back, to tell it of an end, leaves when told to.
+            # A supervisor that waits for a system daemon to report an end to it exits on SIGTERM.
             for pid in [pid for pid, command in left.items() if "__supervise" in command and not children_of(pid)]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)

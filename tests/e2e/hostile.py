@@ -180,7 +180,7 @@ def roots_output_goes_through_no_link_of_a_user(world):
     job = world.run("true", cwd=alice.work)
     world.met("wait", job).ok()
     check(os.path.isfile(alice.path("true.2.out")), f"no output of its own: {os.listdir(alice.work)}")
-    # What was a file of the job's is a link by the time somebody reads it.
+    # What was a file of the job's is a link by the time it is read.
     os.unlink(alice.path("true.2.out"))
     os.symlink(secret, alice.path("true.2.out"))
     os.lchown(alice.path("true.2.out"), alice.uid, alice.gid)
@@ -217,7 +217,7 @@ def more_jobs_than_descriptors_lose_no_job(world, system):
     seen = set()
 
     def states():
-        # A daemon that is told of hundreds of ends at once may keep a command waiting for too long.
+        # A daemon that receives hundreds of ends at once may keep a command waiting for too long.
         listed = eventually(lambda: (shown := user.met("list", "--json")).code == 0 and shown, "jobs are listed")
         found = {job["job"]["id"]: job["job"]["state"] for job in listed.json()}
         seen.update(found.values())
@@ -237,7 +237,7 @@ def more_jobs_than_descriptors_lose_no_job(world, system):
     # Of a daemon that is too busy to answer, only what the user's own files know is listed, with a warning.
     eventually(lambda: exits() == {3: MANY_JOBS}, lambda: f"jobs by exit code: {exits()}")
     # A supervisor that found no free connection reports the end a little later.
-    eventually(lambda: not cgroups_left(), "the daemon removes their cgroups, though nobody asks it anything")
+    eventually(lambda: not cgroups_left(), "the daemon removes their cgroups without any request")
 
 
 @test

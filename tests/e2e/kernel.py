@@ -21,7 +21,7 @@ def need_taskstats(user):
 
 
 def until_told(user, command):
-    """Starts something that waits until it is told to go on."""
+    """Starts something that waits until it is released."""
     process = user.start(*command)
     user.appears("ready")
     return process

@@ -202,7 +202,7 @@ def a_stopped_daemon_leaves_its_jobs_running(world):
     equal(world.state_of(job), "running", "state")
     open(world.path("go"), "w").close()
     world.met("wait", job).expect(9)
-    check(not world.daemon_pids(), "another daemon came though this one was told to leave")
+    check(not world.daemon_pids(), "another daemon came though this one was asked to stop")
     record = world.show(job)
     equal((record["job"]["state"], record["job"]["exit_code"]), ("failed", 9), "state and exit code")
     check(record["totals"]["cpu_seconds"] > 0, "no CPU")
@@ -379,7 +379,7 @@ def whoever_stops_reading_sentences_has_had_enough_of_them(world):
 
 
 def told_to_nobody(world, *arguments):
-    """The exit code of a command whose standard output is a pipe that nobody reads, and what it says beside it."""
+    """The exit code of a command whose standard output is a pipe without a reader, and what it says beside it."""
     reader, writer = os.pipe()
     os.close(reader)
     process = world.spawn(*arguments, stdout=writer)
@@ -562,7 +562,7 @@ def variables_of_a_job_are_not_those_of_the_daemon(world):
     open(os.path.join(world.work, "go"), "w").close()
     world.met("wait", job).ok()
     equal(world.met("logs", job).ok().out, f"42 {elsewhere}\n", "what the job saw")
-    check(not os.path.exists(elsewhere), "somebody else took them for his own")
+    check(not os.path.exists(elsewhere), "another process took them for its own")
 
 
 @test

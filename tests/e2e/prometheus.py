@@ -1,4 +1,4 @@
-"""The page for Prometheus: a real one scrapes it, promtool has nothing to say against it, and nobody learns too much."""
+"""The page for Prometheus: a real one scrapes it, promtool has nothing to say against it, and no private data is shown."""
 
 import base64
 import concurrent.futures
@@ -175,7 +175,7 @@ def a_page_is_in_order_in_both_formats(world):
     headers, packed = page.ask(Accept_Encoding="gzip")
     equal(headers["Content-Encoding"], "gzip", "encoding")
     check(b"met_job_wall_seconds_total" in gzip.decompress(packed), "the page is in it")
-    check(page.ask()[0]["Content-Encoding"] is None, "packed for nobody who did not ask")
+    check(page.ask()[0]["Content-Encoding"] is None, "packed only on request")
     for name in ("met_build_info", "met_node_memory_total_bytes", "met_source_success", "met_daemon_cpu_seconds_total",
                  "met_energy_used_joules_total", "met_emission_factor_grams_per_kilowatt_hour{provider="):
         check(f"\n{name}" in "\n" + page.text(), f"{name} is missing")
@@ -199,15 +199,15 @@ def a_prometheus_says_what_show_says(world):
 
         def agree():
             totals = world.me.show(job)["totals"]
-            told = {}
+            shown = {}
             for name in names:
                 total = "" if name.endswith("bytes") else "_total"
-                told[name] = prometheus.number(f"met_job_{name}{total}{series}")
-            pairs = [(told[name], totals.get(name)) for name in names if name in totals]
-            return told if len(pairs) >= 4 and all(one == other for one, other in pairs) else None
+                shown[name] = prometheus.number(f"met_job_{name}{total}{series}")
+            pairs = [(shown[name], totals.get(name)) for name in names if name in totals]
+            return shown if len(pairs) >= 4 and all(one == other for one, other in pairs) else None
 
-        told = eventually(agree, "the last figures are the same", pause_s=0.5)
-        check(told["cpu_seconds"] >= 4 and told["energy_joules"] > 0, told)
+        shown = eventually(agree, "the last figures are the same", pause_s=0.5)
+        check(shown["cpu_seconds"] >= 4 and shown["energy_joules"] > 0, shown)
         equal(prometheus.query(f"met_job_info{series}")[0][0]["state"], "finished", "state")
         check(prometheus.number("max_over_time(met:job_cpu_cores:rate5m[1m])") > 0, "a recording rule")
         equal(prometheus.query("ALERTS"), [], "alerts")
@@ -245,14 +245,14 @@ def who_logs_in_is_told_whose_a_job_is_and_nobody_else_is_told_anything(world):
     check('name="very-secret"' in info[0] and f'user="{world.me.name}"' in info[0], info)
     with Prometheus(page, "  basic_auth: {username: ann, password: secret}\n") as prometheus:
         prometheus.appears(f'met_job_info{{name="very-secret",id="{job}"}}')
-    # Without passwords every user of the machine can read it, and is told nobody's name.
+    # Without passwords every user of the machine can read it, without users' names.
     page.write_web("")
     world.me.stop_daemon()
     page.start()
     eventually(lambda: page.value(of_job("processes_running", job)) == 1, "it is there again")
     text = page.text()
     for word in ("very-secret", 'user="', 'account="', 'name="very', "sleep"):
-        check(word not in text, f"{word} is told to everybody")
+        check(word not in text, f"{word} is shown to everybody")
     world.me.met("cancel", job).ok()
 
 
@@ -364,7 +364,7 @@ def a_thousand_pieces_of_garbage_disturb_nobody(world):
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(send, range(1000)))
     check(any(answer.startswith(b"HTTP/1.1 400") for answer in answers), set(answers))
-    check(not any(b"root:" in answer for answer in answers), "no file is told")
+    check(not any(b"root:" in answer for answer in answers), "no file is shown")
     check(page.value("met_daemon_ticks_total") > before, "it samples on")
     equal(page.value(of_job("processes_running", job)), 1.0, "the job")
     with open(f"/proc/{world.me.daemon_pid()}/status") as file:

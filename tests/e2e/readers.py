@@ -107,7 +107,7 @@ def a_store_on_a_read_only_mount_is_read_and_stays_as_it_is(world, is_held):
         os.kill(daemon, signal.SIGSTOP)
     else:
         crash(world, daemon)
-    # The factors are asked of a daemon that runs, or nobody.
+    # The factors are requested from a running daemon only.
     reading = [command for command in READING if not is_held or command != ("emissions",)]
     try:
         with read_only(world.state):

@@ -1,4 +1,4 @@
-"""Jobs where there is no batch system: what somebody does at a terminal is one job, short commands and all."""
+"""Jobs where there is no batch system: what a user does at a terminal is one job, short commands and all."""
 
 import os
 import pty
@@ -7,13 +7,13 @@ import signal
 from discovery import managed
 from harness import alive, check, close_to, equal, eventually, need_root, test
 
-#: Of nobody on the machine, and of a person by its number.
+#: A uid without an account, in the range of people's uids.
 SOMEBODY = 54321
 SHORT = "import time\nend = time.process_time() + 0.1\nwhile time.process_time() < end: pass"
 
 
 def login(python, script):
-    """A shell of somebody's at a terminal of its own."""
+    """A user's shell at a terminal of its own."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.setgid(SOMEBODY)

@@ -100,7 +100,7 @@ def rows_of_any_table_come_at_the_pace_of_ticks_also_without_jobs(world):
     def ticks(table):
         return [one for one in events(world.log("system.log")) if one["event"] == "tick" and one["table"] == table]
 
-    eventually(lambda: len(ticks("source")) > 40, "every tick tells of its sources")
+    eventually(lambda: len(ticks("source")) > 40, "every tick reports its sources")
     eventually(lambda: ticks("node"), "the machine")
     check(ticks("node")[0]["values"]["memory_total_bytes"] > 0, ticks("node")[0])
     job = world.run("sleep", "60")
@@ -135,17 +135,17 @@ def a_reader_that_does_not_read_holds_up_neither_jobs_nor_ticks(world):
     found = status(world.met)
     equal((found["delivered"], found["dropped_ends"]), (delivered, 0), "there is room for ends of jobs")
     check(found["queued"] > 0, f"{found}")
-    check(f"{found['dropped']}" and "dropped" in world.met("daemon", "--status").out, "status tells of it")
+    check(f"{found['dropped']}" and "dropped" in world.met("daemon", "--status").out, "the status reports it")
     doctor = [one for one in world.met("doctor", "--json").ok().json() if one["what"] == "sink"]
     equal([(one["health"], "dropped" in one["detail"]) for one in doctor], [("less", True)], "doctor")
-    # Somebody reads at last: what waited comes, in whole lines, the ends of all jobs among it.
+    # A reader comes at last: what waited comes, in whole lines, the ends of all jobs among it.
     ended, stream = set(), world.system.stdout
     while len(ended) < 3:
         line = json.loads(stream.readline())
         if line["event"] == "ended":
             ended.add(line["job"]["raw_id"])
     eventually(lambda: stream.readline() and status(world.met)["delivered"] > delivered, "it delivers again")
-    # And nobody again: the daemon ends all the same.
+    # And no reader again: the daemon ends all the same.
     world.stop_system_daemon()
     stream.close()
 
@@ -237,7 +237,7 @@ def a_server_publishes_what_its_nodes_sent_and_a_full_pipe_holds_up_no_node(worl
             line = json.loads(stream.readline())
             if line["event"] == "ended":
                 ended.add(line["job"]["raw_id"])
-        # A node that was told that its batch is kept sends no more, and no end is published twice as it was.
+        # A node whose batch was acknowledged sends no more, and no end is published twice as it was.
         made.server.process.send_signal(signal.SIGTERM)
         made.server.process.wait()
         stream.close()
@@ -273,7 +273,7 @@ def what_a_sink_of_a_server_drops_is_counted_on_its_page(world):
         made.server.process.wait()
         with open(os.path.join(made.server.folder, "log"), "ab") as log:
             made.server.process = made.server.spawn("server", stdout=subprocess.PIPE, stderr=log)
-        # Nobody will ever read it.
+        # It is never read.
         made.server.process.stdout.close()
         eventually(made.server.answers, "the server answers")
         jobs = [node.met("run", "--print-id", "--wait", "--", "true").ok().out.strip() for _ in range(2)]

@@ -230,7 +230,7 @@ def a_requeued_slurm_job_has_two_incarnations(world):
     GROUND.command("scontrol", "requeue", job, user=user)
     user.appears("cpu.0")
 
-    # A requeued job waits two minutes before it may start again, unless it is told otherwise; told too often, it
+    # A requeued job waits two minutes before it may start again, unless it is released; released too often, it
     # is never found ready.
     def released():
         GROUND.command("scontrol", "update", f"JobId={job}", "StartTime=now", check_code=False)
@@ -258,7 +258,7 @@ def met_run_inside_a_slurm_job_is_not_counted_twice(world):
     used = truth(user)
     # Of processes that it does not wait for Slurm knows what it saw when it last looked, once a second and then some.
     check_account(record, used + truth(user, "cpu.met"), lag_s=2 * PERIOD_S)
-    # Whoever adds up leaves out what is inside another job.
+    # A sum leaves out what is inside another job.
     ours = [one for one in world.jobs() if one["job"]["id"] == job or one["job"]["manager"] == "local"]
     equal([one["job"]["inside"] for one in ours if one["job"]["manager"] == "local"], [f"slurm:{job}"], "jobs inside it")
     total = sum(one["totals"].get("cpu_seconds", 0) for one in ours if one["job"]["inside"] is None)
@@ -341,8 +341,8 @@ def on_a_server_a_slurm_job_is_one_with_slurms_word_and_the_nodes_totals(world):
         good = submit(user, *world.workload("burning", "cpu.good", 2), options=("-J", "demo"))
         bad = submit(user, *world.workload("burning", "cpu.bad", 1, 7))
 
-        def told(job):
-            """What the server says, once Slurm and the node have told it."""
+        def joined(job):
+            """What the server says, once Slurm and the node have reported it."""
             near, far = world.met("show", f"slurm:{job}", "--json"), ask("show", f"slurm:{job}", "--json")
             if near.code or far.code:
                 return None
@@ -352,7 +352,7 @@ def on_a_server_a_slurm_job_is_one_with_slurms_word_and_the_nodes_totals(world):
             return far if is_over and same and (far["job"]["manager_state"] or "") in ("COMPLETED", "FAILED") else None
 
         for job, used, state, code in ((good, "cpu.good", "finished", 0), (bad, "cpu.bad", "failed", 7)):
-            record = eventually(lambda: told(job), lambda: f"{job} is told by both: {[world.met('show', f'slurm:{job}', '--json').out, *incarnations_on(ask, job)]}")
+            record = eventually(lambda: joined(job), lambda: f"{job} is reported by both: {[world.met('show', f'slurm:{job}', '--json').out, *incarnations_on(ask, job)]}")
             check_account(record, truth(user, used), state=state)
             equal((record["job"]["exit_code"], record["job"]["nodes"]), (code, [node()]), "exit code and nodes")
             equal(record["quality"]["cpu_seconds"]["kind"], "measured", "how the CPU time is known")

@@ -19,7 +19,7 @@ MANY = 5000
 
 
 def one_job(world):
-    """A store with one job, and nobody who has it open."""
+    """A store with one job that no process has open."""
     if sqlite3 is None:
         raise Skip("this python has no sqlite3")
     world.met("run", "--wait", "--", "true").ok()

@@ -275,27 +275,27 @@ def a_job_that_ends_while_the_root_daemon_is_down_is_not_lost(world, how):
 
 @each(stopped=signal.SIGTERM, killed=signal.SIGKILL)
 def the_next_root_daemon_is_told_of_an_end_that_none_heard_of(world, how):
-    # Alice runs no command after her job has ended: nobody but its supervisor can tell.
+    # Alice runs no command after her job has ended: only its supervisor can report the end.
     alice, _ = two_users(world)
     world.start_system_daemon()
     job = alice.run("sh", "-c", "echo $$ > pid.part; mv pid.part pid; while [ ! -e go ]; do sleep 0.02; done; exit 3")
     pid = int(alice.appears("pid"))
-    eventually(world.jobs, "the daemon has heard of its start")
+    eventually(world.jobs, "the daemon knows of its start")
     world.stop_system_daemon(how)
     waiting = alice.spawn("wait", job)
     open(alice.path("go"), "w").close()
-    # Who waits for the job does not wait for whoever tells of it.
+    # A caller that waits for the job does not wait for the report of its end.
     equal(waiting.wait(60), 3, "exit code of the waiting")
     check(not alive(pid), "it has not ended")
     world.start_system_daemon()
     seen = set()
 
-    def told():
+    def ended():
         [found] = world.jobs()
         seen.add(found["job"]["state"])
         return found["job"]["exit_code"] == 3 and found
 
-    found = eventually(told, lambda: f"root sees the end: {seen}")
+    found = eventually(ended, lambda: f"root sees the end: {seen}")
     check("lost" not in seen, f"it was called lost: {seen}")
     equal(found["quality"]["cpu_seconds"]["kind"], "measured", "quality")
 
@@ -310,14 +310,14 @@ def whoever_tells_of_an_end_keeps_nothing_of_its_job(world):
     job = alice.run("sh", "-c", "echo $$ > pid.part; mv pid.part pid; while [ ! -e go ]; do sleep 0.02; done",
                     options=("--out", "out", "--err", "out"))
     supervisor = alice.supervisor_of(int(alice.appears("pid")))
-    eventually(world.jobs, "the daemon has heard of its start")
+    eventually(world.jobs, "the daemon knows of its start")
     world.stop_system_daemon()
     open(alice.path("go"), "w").close()
     equal(reader.wait(60), 0, "a reader of its output sees its end")
-    check(alive(supervisor), "nobody is left who could tell")
+    check(alive(supervisor), "no process is left that could report the end")
     equal(os.readlink(f"/proc/{supervisor}/cwd"), "/", "where it stays")
     os.kill(supervisor, signal.SIGTERM)
-    eventually(lambda: not alive(supervisor), "it goes when told to")
+    eventually(lambda: not alive(supervisor), "it exits on request")
     # Then it is for her next job.
     world.start_system_daemon()
     equal(alice.show(job)["job"]["state"], "finished", "state")
@@ -481,9 +481,9 @@ def root_is_told_that_jobs_of_a_stopped_system_daemon_are_not_listed(world):
     world.met("daemon", "--stop").ok()
     equal(world.system.wait(60), 0, "exit code")
     world.system = None
-    told = world.met("list").ok().err
-    equal(told.count("\n"), 1, f"lines on stderr: {told}")
-    check("no system daemon is running" in told and world.system_state in told, told)
+    warning = world.met("list").ok().err
+    equal(warning.count("\n"), 1, f"lines on stderr: {warning}")
+    check("no system daemon is running" in warning and world.system_state in warning, warning)
 
 
 @test

@@ -24,7 +24,7 @@ def run_to_end(world, *command, options=()):
 
 
 def check_shape(object_, over):
-    """The shape that is promised to whoever reads it."""
+    """The shape that is promised to its readers."""
     equal(list(object_)[:6], ["version", "job", "requested", "totals", "average", "quality"], "sections")
     equal(object_["version"], 1, "version")
     job = object_["job"]
@@ -413,7 +413,7 @@ def a_system_daemon_keeps_the_course_of_the_machine(world):
     check(any(",node,,memory_total_bytes," in row for row in rows), rows[:5])
     check(user.met("node", "--since", "1m", "--json").ok().json()["series"], "the last minute")
     user.met("cancel", job).ok()
-    # A user's own daemon keeps it if it is told to.
+    # A user's own daemon keeps it if configured.
     world.stop_system_daemon()
     world.configure("storage:\n  interval: 1s\n  node_series: true\n")
     job = world.run("sleep", "1000")

@@ -54,7 +54,7 @@ def burning(path, seconds, code="0"):
 
 
 def in_turn(path, count, seconds, children="reaped"):
-    """Processes one after another; ignored children are reaped by nobody."""
+    """Processes one after another; ignored children are never reaped."""
     if children == "ignored":
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for _ in range(int(count)):
@@ -224,18 +224,18 @@ def burn_when_told(path, ready, go, seconds, code="0"):
 
 def burn_until_terminated(path, ready):
     """Burns until SIGTERM comes, and reports what it used."""
-    told = []
-    signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
     burn(0.5)
     announce(ready, os.getpid())
-    while not told:
+    while not stopped:
         burn(0.01)
     report(path, used())
     os._exit(0)
 
 
 def burn_and_tell(path):
-    """Burns and says all the time what it has used, for somebody who is killed in the midst of it."""
+    """Burns and says all the time what it has used, for a test that kills it in the midst of it."""
     while True:
         burn(0.02)
         announce(path, used())
@@ -282,7 +282,7 @@ def rank(folder):
 
 
 def tree(text, out):
-    """One process of a tree that the text describes. Each tells its own CPU time through the descriptor `out`, which
+    """One process of a tree that the text describes. Each reports its own CPU time through the descriptor `out`, which
     all inherit, and that is the last thing it does."""
     grow(json.loads(text), int(out))
     os._exit(0)
@@ -317,7 +317,7 @@ def sprout(node, out):
     if pid:
         return pid
     if node["how"] == "orphan":
-        # Its parent is gone before it begins; whoever inherits it waits for it.
+        # Its parent is gone before it begins; its new parent waits for it.
         if os.fork():
             os.write(out, f"{time.process_time()}\n".encode())
             os._exit(0)
@@ -328,7 +328,7 @@ def sprout(node, out):
 
 
 def in_nobodys_name(path, size, seconds):
-    """A child writes, and is waited for by nobody; its parent burns."""
+    """A child writes, and is never waited for; its parent burns."""
     burn(float(seconds))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     pid = in_child(write, path, size)

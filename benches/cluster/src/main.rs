@@ -9,8 +9,8 @@
 //! afterwards, once. Run it as root, with a binary that was built beside it:
 //! `cargo build --release -p met -p met-load`.
 //!
-//! With `--beside-victoria-metrics` a VictoriaMetrics of this machine is sent the same samples by remote write, at the
-//! same pace and then as fast as it takes them, after the server; and what both cost is told.
+//! With `--beside-victoria-metrics` a VictoriaMetrics of this machine is sent the same samples by remote write,
+//! at the same pace and then as fast as it takes them, after the server; the costs of both are printed.
 
 mod node;
 mod process;
@@ -96,7 +96,7 @@ fn load() -> Result<Load> {
 
 /// One line of results.
 pub fn say(line: &str) {
-    // Results that nobody can read are no reason to fail.
+    // An unreadable results file is not a failure.
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 

@@ -15,7 +15,7 @@ impl Process {
         let process = Process { child: command.stdout(Stdio::null()).spawn()? };
         let begin = Instant::now();
         while std::net::TcpStream::connect(address).is_err() {
-            ensure!(begin.elapsed() < Duration::from_secs(20), "nobody listens on {address}");
+            ensure!(begin.elapsed() < Duration::from_secs(20), "nothing listens on {address}");
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(process)

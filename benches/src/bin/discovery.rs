@@ -94,7 +94,7 @@ fn wait(discovery: &mut Discovery, until: Instant) -> Vec<Event> {
     discovery.work()
 }
 
-/// From the making of a directory until the job is told, and from its removal until its end is.
+/// From the creation of a directory until the job is reported, and from its removal until its end is.
 fn latency(discovery: &mut Discovery, ground: &Ground) -> Result<()> {
     let (mut found, mut ended) = (Vec::new(), Vec::new());
     for number in 0..LATENCIES {

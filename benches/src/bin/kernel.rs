@@ -1,5 +1,5 @@
 //! What the kernel's own accounts cost: taskstats per process, perf events per event, CPU and job, and the
-//! thread that hears of ends.
+//! thread that receives exits.
 //!
 //! Run it as root with `cargo run --release -p met-benches --bin kernel`.
 
@@ -23,7 +23,7 @@ const PROCESSES: usize = 2_000;
 const CGROUPS: usize = 100;
 const EVENTS: [&str; 4] = ["page_faults", "context_switches", "cpu_migrations", "task_clock"];
 const ROUNDS: usize = 50;
-/// Ends of processes that are heard of.
+/// Exits of processes that are received.
 const ENDS: usize = 2_000;
 /// Whatever happens to this program, what it started ends by itself.
 const SLEEP_SECONDS: u32 = 300;
@@ -124,9 +124,9 @@ fn bench_exits(host: &Host) -> Result<()> {
     std::thread::sleep(Duration::from_millis(200));
     let pid = group.0.id();
     let news = exits.take();
-    let heard = news.ends.iter().filter(|exit| exit.parent_pid == pid).count();
+    let received = news.ends.iter().filter(|exit| exit.parent_pid == pid).count();
     let us = exits.cpu_ns() as f64 / 1000.0 / news.ends.len().max(1) as f64;
-    say(&format!("exits: {heard} of {ENDS} heard, {} lost, {us:.2} µs each", news.losses));
+    say(&format!("exits: {received} of {ENDS} heard, {} lost, {us:.2} µs each", news.losses));
     Ok(())
 }
 

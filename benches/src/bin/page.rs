@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     prometheus::page(&snapshot, Format::Text, Disclosure { people: true, jobs_max: JOBS }, &mut page);
     let samples = page.split(|&byte| byte == b'\n').filter(|line| line.starts_with(b"met_")).count();
     println!("{JOBS} jobs, {samples} samples");
-    let mut dearest_ms: f64 = 0.0;
+    let mut slowest_ms: f64 = 0.0;
     for (what, format, gzip) in [
         ("text", Format::Text, false),
         ("OpenMetrics", Format::OpenMetrics, false),
@@ -43,10 +43,10 @@ fn main() -> Result<()> {
         times_ms.sort_by(f64::total_cmp);
         let (best_ms, median_ms) = (times_ms[0], times_ms[PAGES / 2]);
         println!("{what}: {median_ms:.2} ms CPU, best {best_ms:.2}, {bytes} bytes (goal {LIMIT_MS} ms)");
-        dearest_ms = dearest_ms.max(median_ms);
+        slowest_ms = slowest_ms.max(median_ms);
     }
     peer()?;
-    ensure!(dearest_ms <= LIMIT_MS, "{dearest_ms:.2} ms are more than {LIMIT_MS} ms");
+    ensure!(slowest_ms <= LIMIT_MS, "{slowest_ms:.2} ms are more than {LIMIT_MS} ms");
     Ok(())
 }
 

@@ -34,7 +34,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// As many values as RTE returns at once, and as many answers as make up a history: a hundred days.
 const PAGE: usize = 100;
 const PAGES_MAX: usize = 100;
-/// The newest value of a provider is this old at most while it works: after that its past is asked for, too.
+/// The newest value of a provider is this old at most while it works: after that its history is fetched, too.
 const OUTAGE_NS: i64 = 3 * 3600 * 1_000_000_000;
 /// Jobs that are held in memory while all are gone over.
 const JOBS_AT_ONCE: usize = 200;
@@ -45,7 +45,7 @@ pub const BY_HAND: &str = "set by hand";
 /// More than burning lignite in an old plant: not a factor, a fault.
 pub const GRAMS_MAX: f64 = 5000.0;
 
-/// The factor that holds without asking anybody.
+/// The factor that applies without a provider.
 pub fn fixed(config: &Emissions) -> Factor {
     if let (Provider::Constant, Some(grams)) = (config.provider, config.grams_per_kwh) {
         return Factor { mg_per_kwh: mg(grams), source: emission::CONFIGURED.into(), since_ns: i64::MIN };
@@ -138,7 +138,7 @@ pub fn correct(correction: &Correction, writer: &mut Writer, config: &Config) ->
     }
 }
 
-/// The values between two times, and at the second one, without those set by hand.
+/// What remains between two times, and holds from the second one on, once values set by hand are removed.
 fn without_corrections(known: &[Factor], from_ns: i64, to_ns: i64, fixed: &Factor) -> Vec<Factor> {
     let is_by_hand = |factor: &Factor| factor.source == BY_HAND;
     let last_before = |time_ns: i64| known.iter().rfind(|factor| factor.since_ns < time_ns);

@@ -49,7 +49,7 @@ fn at(time: &str) -> i64 {
 
 #[test]
 fn after_an_outage_a_provider_is_asked_for_what_was_missed() {
-    // Known until one o'clock, and now it is ten; the value of two is not known to anybody.
+    // Known until one o'clock, and now it is ten; the value of two o'clock is unknown.
     let missed = (4..41).map(|quarter| (quarter, (quarter != 8).then_some(quarter as i64)));
     let (url, thread) = serve_all(vec![rte([(40, Some(40))].into_iter()), rte(missed)]);
     let config = Emissions { url: Some(url), ..config(Provider::Rte) };
@@ -291,7 +291,7 @@ fn a_providers_past_values_hold_after_another_one_was_chosen() {
 }
 
 #[test]
-fn more_jobs_than_are_held_at_once_are_gone_over_once_each() {
+fn more_jobs_than_fit_in_memory_are_processed_once_each() {
     let count = 2 * JOBS_AT_ONCE as u32 + 3;
     let (_state, mut writer, records) = store_of(count, None, 1.0);
     let set = Correction::Set { mg_per_kwh: 10_000, from_ns: 0, to_ns: None };

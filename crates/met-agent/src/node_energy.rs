@@ -40,7 +40,7 @@ use windows::Windows;
 pub use charged::{CardEnergy, Charged, emission_of};
 pub use machine::machine;
 
-/// A meter that was not read for so many of its periods is gone.
+/// A meter that was not read for this many of its periods is gone.
 const PATIENCE_PERIODS: i64 = 3;
 const PATIENCE_MIN_NS: i64 = 2_500_000_000;
 /// A controller may take longer to answer than the time between two questions.
@@ -64,12 +64,12 @@ pub struct NodeEnergy {
     settled: Vec<(JobKey, Charged)>,
 }
 
-/// When the machine was looked at, and how often it is.
+/// When the machine was read, and how often it is.
 #[derive(Default)]
 struct Looks {
     /// Between ticks; no meter is read more often.
     interval_ns: i64,
-    /// When the machine was last looked at, and whether that is for its own sake.
+    /// When the machine was last read, and whether that was an idle reading.
     followed_ns: Option<i64>,
     is_watched: bool,
     /// When a meter was last read.

@@ -156,7 +156,7 @@ fn a_job_asleep_alone_on_a_200_w_node_pays_nothing_and_idle_shows_as_idle() {
 }
 
 #[test]
-fn who_holds_cpus_is_charged_idle_as_a_part_of_its_own() {
+fn a_holder_of_cpus_is_charged_idle_separately() {
     let mut bench = Bench::new(|config| config.energy.idle_watts = Some(40.0));
     bench.begin(1, Some(3));
     for second in 0..11 {
@@ -182,7 +182,7 @@ fn a_job_whose_allocation_is_known_late_is_charged_idle_from_then_on() {
             record.allocated.cpus = Some(4);
             record.nodes = vec!["here".into(), "there".into()];
             bench.energy.hold(1, &record);
-            // Who knows nothing of it takes nothing back.
+            // A ledger that does not know it takes nothing back.
             record.allocated.cpus = None;
             bench.energy.hold(1, &record);
         }
@@ -349,7 +349,7 @@ fn first_job_is_busy(bench: &mut Bench) -> Totals {
 }
 
 #[test]
-fn until_idle_power_is_known_the_split_is_an_estimate_and_says_so() {
+fn until_idle_power_is_known_the_split_is_marked_as_an_estimate() {
     let mut bench = Bench::new(|_| {});
     let totals = first_job_is_busy(&mut bench);
     let energy = totals.figure(column::ENERGY).unwrap();
@@ -380,7 +380,7 @@ fn a_controller_that_answers_soon_is_not_kept_waiting_by_estimates() {
 }
 
 #[test]
-fn a_controller_that_says_nothing_but_0_is_no_meter() {
+fn a_controller_that_always_reports_0_is_not_a_meter() {
     let mut bench = Bench::new(|config| config.energy.idle_watts = Some(0.0));
     bench.begin(1, None);
     for second in 0..4 {
@@ -625,7 +625,7 @@ fn an_attached_job_whose_processes_left_its_tree_is_charged_a_lower_bound() {
     for second in 0..11 {
         bench.package(second * 100 * WATT_SECOND);
         bench.node(second * 2 * SECOND);
-        // What they did before anybody was attached is not charged.
+        // What they did before the attachment is not charged.
         bench.job(1, 1000 * SECOND + second * SECOND);
         bench.job(2, 1000 * SECOND + second * SECOND / 10);
         bench.tick();
@@ -700,7 +700,7 @@ fn the_building_and_the_price_are_in_emissions_and_cost_and_not_in_energy() {
 }
 
 #[test]
-fn without_a_meter_there_is_an_estimate_and_it_says_so() {
+fn without_a_meter_there_is_a_marked_estimate() {
     let mut bench = Bench::new(|_| {});
     bench.begin(1, None);
     for second in 0..11 {
@@ -829,7 +829,7 @@ impl Captured {
 }
 
 #[test]
-fn a_machine_without_jobs_is_looked_at_and_its_idle_power_learned() {
+fn the_idle_power_of_a_machine_without_jobs_is_learned() {
     let machine = Captured::new();
     let mut sampler = machine.sampler(&Config::default());
     assert!(!sampler.is_at_work() && sampler.slowest_meter().is_some());

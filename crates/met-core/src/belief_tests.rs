@@ -59,7 +59,7 @@ fn stories() -> impl Strategy<Value = Story> {
     let answers = prop::collection::vec((0_usize..9, any::<bool>()), 0..4);
     (times, columns, any::<bool>(), 0_usize..4, answers, any::<bool>()).prop_map(
         |((fraction_ns, ran_ns, off_s), columns, ends, steps, mut answers, guesses)| {
-            // A scheduler that takes an end back speaks of another run.
+            // A scheduler that withdraws an end means another run.
             answers.sort_by_key(|(state, _)| state_rank(&Record::new(key(), "", State::ALL[*state])).0);
             let start_ns = START_NS + fraction_ns;
             Story { start_ns, ran_ns, off_s, columns, ends, steps, answers, guesses }

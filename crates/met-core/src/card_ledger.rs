@@ -118,7 +118,7 @@ struct Window {
     integral_uj: u64,
     /// Time on the card, by holder.
     held_ns: BTreeMap<Who, u64>,
-    /// By stretches of which use by process was read.
+    /// By stretches whose use by process was read.
     computed: Computed,
     /// Since it was last read.
     stretch: Stretch,
@@ -142,7 +142,7 @@ struct Computed {
 #[derive(Clone, Debug, Default)]
 struct Stretch {
     piece: Piece,
-    /// Who was seen to compute, by the energy above idle: so it is split until it is read.
+    /// Who was seen to compute, weighted by the energy above idle: the split until use is read.
     seen: BTreeMap<Who, u64>,
     /// An unlisted process computed.
     unseen: bool,
@@ -164,7 +164,7 @@ impl CardLedger {
         self.learn_idle(look);
         self.counter.learn(look.power_mw, look.power_limit_mw);
         if self.last.is_none() {
-            // What was read before anybody looked says nothing about the time since.
+            // A reading from before the first look does not cover the time since.
             self.window.begin_ns = look.at_ns - 2 * SAME_PASS_NS;
             self.use_ns = self.window.begin_ns;
         }
@@ -354,8 +354,8 @@ impl CardLedger {
         share_out(above_uj, who, &mut computed.by_uj);
     }
 
-    /// Ends the window with what the counter shows now, and charges it. A window of which the counter was not
-    /// read, or is not believed, is charged by its power; the next reading is of both, and settles the difference.
+    /// Ends the window with what the counter shows now, and charges it. A window without a believable counter
+    /// reading is charged by its power; the next reading covers both, and settles the difference.
     fn close(&mut self, shown: Option<Shown>) {
         let integral_uj = self.window.integral_uj;
         let grown = shown.and_then(|shown| self.counter.grown(shown, integral_uj));
@@ -455,8 +455,8 @@ impl Piece {
 }
 
 impl Stretch {
-    /// Whose its computing was, as far as that was seen. Who computed before it was listed was most likely the
-    /// one that is listed now.
+    /// Which jobs computed, as far as seen. Computing before any process was listed was most likely done by the
+    /// one listed now.
     fn split(&self, above_uj: u64) -> (Vec<Who>, Vec<u64>) {
         let mut whose: Vec<Who> = self.seen.keys().copied().collect();
         let mut weights: Vec<u64> = self.seen.values().copied().collect();

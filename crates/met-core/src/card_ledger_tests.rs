@@ -44,7 +44,7 @@ fn two_jobs_on_a_300_watt_card_add_up_to_300_watts() {
 }
 
 #[test]
-fn who_holds_an_idle_card_is_charged_all_of_it_as_idle() {
+fn the_holder_of_an_idle_card_is_charged_all_of_it_as_idle() {
     let mut ledger = CardLedger::default();
     for at_s in 0..=10 {
         ledger.look(&look(at_s, 110_000, &[claim(7, 0)]));
@@ -238,8 +238,8 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![12 => look, 1 => (0u32..4).prop_map(Event::Leave), 1 => Just(Event::Pause)]
 }
 
-/// What the card used while it was looked at: by its counter between two right readings of it, else by its
-/// power. Knows nothing of who used it, and which readings are right.
+/// What the card used while it was read: by its counter between two right readings of it, else by its power.
+/// Knows nothing of who used it, and which readings are right.
 struct Truth {
     /// All that is over: up to the last right reading of the counter, or the last pause.
     settled_uj: i64,
@@ -493,7 +493,7 @@ fn readings_of_use_count_by_what_the_card_drew_in_their_time() {
 }
 
 #[test]
-fn who_was_seen_to_compute_and_has_ended_pays_though_the_next_reading_does_not_name_him() {
+fn an_ended_job_pays_for_seen_computing_that_the_next_reading_does_not_list() {
     let mut ledger = CardLedger::default();
     ledger.idle.configured_mw = Some(100_000);
     // Use by process is read every five seconds; a job computes from the second to the fourth.
@@ -632,7 +632,7 @@ fn a_counter_that_does_not_move_is_not_believed_and_what_it_lost_is_not_paid_bac
 
 #[test]
 fn a_counter_that_is_late_or_coarse_or_disagrees_with_power_is_believed() {
-    // Up to date every so often only, and read more often than that.
+    // Updated now and then only, and read more often than that.
     for (step_s, every_s) in [(2, 1), (5, 2), (10, 1), (25, 4), (30, 7)] {
         let steps = |at_s: i64| BEGIN_UJ + at_s / step_s * step_s * 250_000_000;
         let charged_uj = charged_by(every_s, steps).total_uj() as i64;
@@ -673,7 +673,7 @@ struct Shift {
     /// What the reading reports of them; they may have ended and be missing from it.
     reported: [u64; 2],
     power_mw: i64,
-    /// What the first one is taken to compute meanwhile, by the reading before or because the card is busy.
+    /// What the first one is assumed to compute meanwhile, by the reading before or because the card is busy.
     guess: u64,
     /// Whether the reading reports that it computed nothing.
     is_idle: bool,

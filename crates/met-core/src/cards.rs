@@ -121,7 +121,7 @@ impl Cards {
                 }
                 self.follow(index, map, at_ns, unix_offset_ns);
             } else {
-                // A card that is lost is a gap in the figures of who holds it.
+                // A lost card is a gap in the figures of the jobs that hold it.
                 self.deck[index].ledger.pause();
                 for usage in self.uses.of_card(index) {
                     usage.lost_it |= usage.present;

@@ -166,7 +166,7 @@ fn why_a_card_was_lost_is_reported_with_the_job_that_had_it() {
 }
 
 #[test]
-fn who_holds_a_part_of_a_card_pays_for_its_slices() {
+fn the_holder_of_a_part_pays_for_its_slices() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=MIG-1"), (2, "CUDA_VISIBLE_DEVICES=MIG-2")]);
     machine.label("0.0", "MIG-1", "GPU-a");
     machine.label("0.1", "MIG-2", "GPU-a");
@@ -488,7 +488,7 @@ fn what_a_lost_card_used_meanwhile_is_unassigned() {
 }
 
 #[test]
-fn who_only_holds_a_card_does_not_pay_for_what_unseen_others_compute() {
+fn a_mere_holder_does_not_pay_for_unseen_computing() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
     machine.cards.recall_idle("GPU-a".to_owned(), Some(100_000), None);
     for _ in 0..11 {
@@ -499,7 +499,7 @@ fn who_only_holds_a_card_does_not_pay_for_what_unseen_others_compute() {
 }
 
 #[test]
-fn who_has_a_card_alone_pays_for_its_processes_that_come_and_go_between_two_lists() {
+fn the_only_holder_pays_for_processes_between_two_lists() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
     machine.cards.recall_idle("GPU-a".to_owned(), Some(100_000), None);
     machine.map.assign(task(100), 1);
@@ -512,7 +512,7 @@ fn who_has_a_card_alone_pays_for_its_processes_that_come_and_go_between_two_list
 }
 
 #[test]
-fn who_computes_on_one_card_does_not_pay_for_what_unseen_others_compute_on_another() {
+fn computing_on_one_card_does_not_pay_for_unseen_computing_on_another() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0,1")]);
     machine.label("1", "GPU-b", "");
     for uuid in ["GPU-a", "GPU-b"] {
@@ -719,7 +719,7 @@ fn charged_beside_one_that_ends(own_helper: bool) -> (i64, i64, i64) {
 }
 
 #[test]
-fn who_lives_and_was_read_to_do_nothing_does_not_pay_for_one_who_has_ended() {
+fn a_living_idle_process_does_not_pay_for_an_ended_one() {
     let (one, two, all) = charged_beside_one_that_ends(false);
     assert_eq!((one, two, all), (0, 3_000_000_000, 3_500_000_000));
     // Of a job with a process that has ended, too, it is not known.
@@ -728,7 +728,7 @@ fn who_lives_and_was_read_to_do_nothing_does_not_pay_for_one_who_has_ended() {
 }
 
 #[test]
-fn parts_that_are_made_anew_without_end_are_forgotten_but_for_those_that_a_job_had() {
+fn endless_new_parts_are_forgotten_except_those_that_a_job_had() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=MIG-0")]);
     for round in 0..400u32 {
         machine.at_s += 200;
@@ -742,7 +742,7 @@ fn parts_that_are_made_anew_without_end_are_forgotten_but_for_those_that_a_job_h
 }
 
 #[test]
-fn a_list_from_before_a_job_began_says_nothing_of_it() {
+fn a_list_from_before_a_job_began_does_not_cover_it() {
     let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0")]);
     machine.at_s = 10;
     machine.cards.join(1, 10 * SECOND_NS);

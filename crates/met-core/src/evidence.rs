@@ -27,7 +27,7 @@ const FAULTS_SHARE: i64 = 20;
 const FAULTS_ROOM: i64 = 200;
 /// Up to this share stolen time changes nothing.
 const UNDISTURBED_SHARE: i64 = 200;
-/// What the end of a process may take: at most so much for each page fault of its life, and at most so much for
+/// The cost of a process exit: at most this much for each page fault of its life, and at most this much for
 /// each context switch (a parent that waits makes one) and a little for each fault.
 const END_PER_FAULT_NS: i64 = 3_000;
 const END_PER_SWITCH_NS: i64 = 100_000;
@@ -56,12 +56,12 @@ pub struct Clock {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evidence {
     pub cgroup: Option<CpuTime>,
-    /// Resource usage of all who were reaped, and what the living show.
+    /// Resource usage of all reaped processes, and the counters of living ones.
     pub reaped: CpuTime,
     /// How many of them were still alive.
     pub living: i64,
     pub clock: Option<Clock>,
-    /// Minor ones, of those who were reaped.
+    /// Minor ones, of reaped processes.
     pub page_faults: i64,
     pub switches: i64,
     /// The job asked a service outside of its process tree to work for it, such as a container engine.

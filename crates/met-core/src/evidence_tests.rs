@@ -208,7 +208,7 @@ proptest! {
         // is small.
         let slack_ns = found.cpu_ns / SLACK_SHARE + SLACK_NS;
         let is_above = evidence.clock.is_some_and(|clock| clock.ns > found.cpu_ns + slack_ns);
-        // Page faults of who the clock missed and of who only the clock saw may cancel.
+        // Page faults of processes that the clock missed and of those that only the clock saw may cancel out.
         let are_explained = evidence.clock.and_then(|clock| clock.page_faults).is_some_and(|faults| {
             faults <= evidence.page_faults && evidence.page_faults - faults <= evidence.page_faults / 20 + 200
         });
@@ -244,7 +244,7 @@ proptest! {
 
     /// What at most one account missed is right, whichever two are left.
     #[test]
-    fn what_is_measured_without_an_account_is_right_or_said_to_be_a_bound(
+    fn a_measurement_without_an_account_is_right_or_marked_as_a_bound(
         processes in prop::collection::vec(process(), 1..12), has_cgroup: bool, has_clock: bool,
     ) {
         let one_blind: Vec<Process> = processes

@@ -80,7 +80,7 @@ impl Environ<'_> {
     fn holding(self, source: &'static str, vendor: Option<&'static str>) -> Option<Holding> {
         let mut cards = cards(&self.value_of(source)?);
         if vendor == Some(INTEL) {
-            // Tiles are no cards of their own here: who has one has the card.
+            // Tiles are not separate cards here: a job with a tile has the card.
             for card in &mut cards {
                 if let CardRef::Index(_, tile) = card {
                     *tile = None;
@@ -226,7 +226,7 @@ mod tests {
         of_environ(environ.replace(' ', "\0").as_bytes())
     }
 
-    /// What it says where it speaks of one maker's cards.
+    /// Its value for the cards of one maker.
     fn of(environ: &str) -> Option<Holding> {
         let mut all = all_of(environ);
         assert!(all.len() <= 1, "{all:?}");
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_tile_of_an_intel_card_has_the_card() {
+    fn the_holder_of_a_tile_has_the_intel_card() {
         let held = of("ZE_AFFINITY_MASK=0.0,0.1,1").unwrap();
         assert_eq!(held.cards, [CardRef::Index(0, None), CardRef::Index(1, None)]);
         let card = Named { index: "0", uuid: "PCI-0", vendor: "intel", ..CARD };

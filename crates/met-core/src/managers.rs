@@ -1,4 +1,4 @@
-//! Who starts jobs: one row for each resource manager, from which everything that differs between them derives.
+//! The resource managers: one row each, from which all their differences derive.
 //!
 //! A scheduler whose records are queried is also named in [`schedulers!`](crate::schedulers) and has a file in
 //! `met-jobs/src/scheduler`; without them it does not compile.
@@ -111,7 +111,7 @@ pub fn spans_nodes(manager: &str) -> bool {
     find(manager).is_some_and(|manager| manager.spans_nodes)
 }
 
-/// A manager of which nothing is known but its name.
+/// A manager known only by name.
 const fn named(name: &'static str) -> Manager {
     Manager {
         name,

@@ -13,13 +13,13 @@ use crate::rate::{self, Step};
 // late. Or it did not grow at all while power was drawn, which is no reading but the one of before. What is doubted
 // costs nothing if it was honest: the next reading is of both windows.
 
-/// A counter is updated in steps, and may be late by so much.
+/// A counter is updated in steps, and may be late by this much.
 const LATE_NS: i64 = 5_000_000_000;
 /// Limits are exceeded for moments, and may have been others before.
 const LIMIT_FACTOR: i64 = 2;
-/// What a card or a processor of which no limit is known may draw: more than any does.
+/// The power limit of a card or a processor with an unknown limit: more than any draws.
 pub const UNLIMITED_MW: i64 = 2_000_000;
-/// So many readings in a row, over so long a time, are right, and the one that they contradict was not.
+/// This many readings in a row, over this much time, are right, and the one that they contradict was wrong.
 const DOUBTS_MAX: u32 = 3;
 const DOUBT_MAX_NS: i64 = 60_000_000_000;
 
@@ -155,9 +155,10 @@ impl Counter {
     }
 }
 
-/// Power beyond so many times its neighbours, or below such a part of them, is doubted until the next reading.
+/// Power above this multiple of its neighbours, or below this fraction of them, is doubted until the next
+/// reading.
 const NEIGHBOUR_FACTOR: i64 = 8;
-/// What cards and processors are seen to draw explains so many times as much of the whole machine.
+/// The power of cards and processors explains this multiple of it for the whole machine.
 const EXPLAINED_FACTOR: i64 = 4;
 
 /// What a reading of power says of itself and of the one before.
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_coarse_counter_may_stand_still_unless_power_says_otherwise() {
+    fn a_coarse_counter_may_pause_unless_power_contradicts() {
         let shown = |uj: i64, second: i64| Shown::new(uj, second * SECOND).unwrap();
         let mut counter = Counter::coarse();
         counter.note(Some(shown(7, 0)), false, 0);

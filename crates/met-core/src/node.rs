@@ -59,7 +59,7 @@ impl NodeRows {
         }
     }
 
-    /// The rows of which something is known at this moment, in the order in which they were met.
+    /// The rows with a current reading, in the order of their first one.
     pub fn known(&self, now_ns: i64) -> impl Iterator<Item = (&NodeRow, Freshness)> {
         let fresh = move |row| (row, NodeRow::freshness(row, now_ns));
         self.rows.iter().map(fresh).filter(|(_, freshness)| *freshness != Freshness::Gap)

@@ -134,7 +134,7 @@ impl Host {
         self.liveness(process) == Liveness::Alive
     }
 
-    /// Whether the process runs. That it could not be looked at is not taken for its end.
+    /// Whether the process runs. A failed check is not taken for its end.
     pub fn liveness(&self, process: ProcessId) -> Liveness {
         let mut text = Vec::new();
         match self.proc_dir().read(PidPath::new(process.pid, "stat").as_path(), &mut text) {
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_says_who_it_is() {
+    fn this_machine_has_an_identity() {
         let host = Host::real().unwrap();
         let facts = host.facts();
         assert!(facts.boot_id.len() == 36 && !facts.machine_id.is_empty() && !facts.hostname.is_empty());
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn that_a_process_cannot_be_looked_at_is_no_proof_of_its_end() {
+    fn an_unreadable_process_is_no_proof_of_its_end() {
         let root = tempfile::tempdir().unwrap();
         for pid in ["7", "8", "9"] {
             std::fs::create_dir_all(root.path().join("proc").join(pid)).unwrap();

@@ -11,7 +11,7 @@ const GENERIC_HEADER_BYTES: usize = 4;
 const ATTRIBUTE_HEADER_BYTES: usize = 4;
 /// The kind of a message that says why a request was refused.
 const ERROR: u16 = 2;
-/// Where families are asked for, and the words of that conversation.
+/// The generic netlink controller, which resolves families, and its constants.
 const CONTROL_FAMILY: u16 = 16;
 const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;

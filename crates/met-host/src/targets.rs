@@ -1,4 +1,4 @@
-//! What the sources are asked to read: the cgroups and processes of the jobs, without the jobs.
+//! What the sources should read: the cgroups and processes of the jobs, without the jobs.
 
 use std::sync::Arc;
 

@@ -110,7 +110,7 @@ fn printable(bytes: &[u8]) -> String {
 pub struct Layout {
     manager: Cow<'static, str>,
     class: Class,
-    /// Of the path, how many at the beginning stand in parentheses.
+    /// How many leading segments of the path are in parentheses.
     optional: usize,
     segments: Vec<Segment>,
     parts: Vec<Segment>,
@@ -234,7 +234,7 @@ impl Layouts {
         })
     }
 
-    /// The job in which a process runs, as it is written: `slurm:1234`. Every hierarchy is asked.
+    /// The job in which a process runs, as `slurm:1234`. Every hierarchy is searched.
     pub fn job_around(&self, host: &Host, pid: u32) -> Option<String> {
         let mut text = Vec::new();
         host.read_small(format!("/proc/{pid}/cgroup"), &mut text).ok()?;
@@ -259,7 +259,7 @@ fn paths_in(text: &[u8]) -> impl Iterator<Item = &Path> {
     paths.map(|path| Path::new(OsStr::from_bytes(path)))
 }
 
-/// The resource manager in whose job a process runs. Every hierarchy is asked: some managers use few.
+/// The resource manager in whose job a process runs. Every hierarchy is searched: some managers use few.
 pub fn resource_manager_of(host: &Host, pid: u32) -> io::Result<Option<String>> {
     let mut text = Vec::new();
     host.read_small(format!("/proc/{pid}/cgroup"), &mut text)?;

@@ -1,7 +1,7 @@
 //! Identifies a job of another manager from its cgroup and the processes in it.
 //!
 //! Whose job it is comes from the path of the cgroup and from the processes' real user, never from their
-//! environment, which its user may write as he likes.
+//! environment, which users control.
 
 mod limits;
 pub(crate) mod variables;
@@ -39,7 +39,7 @@ pub struct Question<'a> {
     pub manager: &'a str,
     /// As its cgroup says it.
     pub id: &'a str,
-    /// The owner, where the cgroup's path names him.
+    /// The owner, where the cgroup's path names one.
     pub uid: Option<u32>,
     pub user: Option<&'a str>,
     pub cgroup: &'a CgroupPaths,
@@ -229,8 +229,8 @@ fn processes(host: &Host, question: &Question<'_>) -> Vec<Process> {
     found
 }
 
-/// Where Slurm contains a job from its prolog on, root sleeps in a step of his own for as long as the job lasts,
-/// and what prepares the job runs there, too.
+/// Where Slurm contains a job from its prolog on, root sleeps in a step of its own for as long as the job
+/// lasts, and what prepares the job runs there, too.
 fn waits(host: &Host, question: &Question<'_>, pid: u32, uid: u32) -> bool {
     let mut text = Vec::new();
     let is_extern = |line: &[u8]| line.split(|&byte| byte == b'/').any(|name| name == b"step_extern");
@@ -240,7 +240,7 @@ fn waits(host: &Host, question: &Question<'_>, pid: u32, uid: u32) -> bool {
         && parse::lines(&text).any(is_extern)
 }
 
-/// The user as whom a manager works inside its jobs, unless the job is his.
+/// The user as which a manager works inside its jobs, unless that user owns the job.
 fn manager_uid(host: &Host, question: &Question<'_>) -> Option<u32> {
     let name = managers::find(question.manager)?.user?;
     if question.user == Some(name) {
@@ -284,7 +284,7 @@ fn command(host: &Host, process: ProcessId) -> Vec<String> {
         return Vec::new();
     }
     let arguments = text.strip_suffix(b"\0").unwrap_or(&text).split(|&byte| byte == 0);
-    // As given: how control characters are shown is up to who shows them.
+    // As given: the views escape control characters.
     let lossy = |argument: &[u8]| String::from_utf8_lossy(argument).into_owned();
     arguments.take(ARGUMENTS_MAX).map(lossy).collect()
 }
@@ -300,8 +300,8 @@ fn conmon_name(host: &Host, main: ProcessId, container: &str) -> Option<String> 
     value("-n").filter(|name| is_its_own && !name.is_empty()).map(|name| printable(name.as_bytes()))
 }
 
-/// How many cards are named; `all` is no number. Who sets the variables of several makers says the same in each,
-/// for whichever made the cards that are there.
+/// How many cards are named; `all` is no number. A scheduler that sets the variables of several makers sets
+/// them alike, whichever cards are there.
 fn card_count(holdings: &[Holding]) -> Option<i64> {
     let counted = holdings.iter().all(|held| !held.cards.contains(&CardRef::All));
     let most = holdings.iter().map(|held| held.cards.len()).max().filter(|_| counted)?;

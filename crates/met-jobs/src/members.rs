@@ -41,7 +41,7 @@ pub struct JobSpec {
 #[derive(Default)]
 pub struct Members {
     jobs: Vec<Job>,
-    /// Positions in `jobs` by slot, slots by keeper and by root: all are asked for every process.
+    /// Positions in `jobs` by slot, slots by keeper and by root: all are looked up for every process.
     index: HashMap<u32, usize>,
     keepers: HashMap<ProcessId, u32>,
     roots: HashMap<ProcessId, u32>,
@@ -225,7 +225,7 @@ impl Members {
         });
     }
 
-    /// Looks at the machine: who is alive, and whose is it.
+    /// Reads the machine: which processes live, and which job each belongs to.
     pub fn refresh(&mut self, host: &Host) -> io::Result<()> {
         self.generation += 1;
         self.living.clear();
@@ -341,7 +341,7 @@ impl Members {
         Ok(())
     }
 
-    /// Marks a process as seen, and reads who it is if that is not known for certain.
+    /// Marks a process as seen, and reads its identity if that is uncertain.
     fn observe(&mut self, host: &Host, pid: u32, inode: u64) {
         if let Some(known) = self.known.get_mut(&pid) {
             known.seen = self.generation;
@@ -354,7 +354,7 @@ impl Members {
                 return;
             }
         }
-        // Ended between the listing and here, or unreadable: in neither case anybody's process.
+        // Ended between the listing and here, or unreadable: in neither case part of a job.
         let Some(stat) = self.reading.stat(host, pid) else {
             self.known.remove(&pid);
             return;
@@ -460,7 +460,7 @@ impl Members {
         let (mut found, complete) = self.climb(pid, &mut chain);
         for pid in chain.drain(..).rev() {
             let prior = self.known.get(&pid).and_then(|known| known.tree);
-            // Who was reparented since then stays a member; who turns out to be deeper inside, moves there.
+            // A process that was reparented since then stays a member; one that is deeper inside moves there.
             found = match (prior, found) {
                 (Some(prior), Some(found)) if self.is_inside(found, prior) => Some(found),
                 (Some(prior), _) => Some(prior),
@@ -475,8 +475,8 @@ impl Members {
         found
     }
 
-    /// Collects the ancestors that are not decided yet. Returns the job of those above them, and whether
-    /// everybody on the way was known: a parent that is not will be gone, and the child have another, soon.
+    /// Collects the ancestors that are not decided yet. Returns the job of those above them, and whether all on
+    /// the way were known: an unknown parent will soon be gone, and the child will have another.
     fn climb(&self, pid: u32, chain: &mut Vec<u32>) -> (Option<u32>, bool) {
         let mut pid = pid;
         let Some(mut known) = self.known.get(&pid) else { return (None, false) };

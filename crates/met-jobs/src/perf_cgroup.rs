@@ -50,7 +50,7 @@ impl Shadow {
         Ok(shadow)
     }
 
-    /// Moves processes that appeared since, in as many rounds as needed.
+    /// Moves whoever came since, in as many rounds as are needed.
     pub fn take_in(&mut self, host: &Host, mut members: impl FnMut() -> Vec<u32>) {
         let mut moved = HashSet::new();
         self.complete = false;
@@ -71,7 +71,7 @@ impl Shadow {
         }
     }
 
-    /// Removes a directory that an earlier process could not remove. Directories of others stay.
+    /// Takes away a directory that somebody left who could not do so. What is not ours stays.
     pub fn remove(path: &Path) {
         let is_ours =
             path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(Self::PREFIX.as_bytes()));
@@ -90,7 +90,7 @@ impl Shadow {
     }
 }
 
-/// Nothing of ours stays behind: remaining processes return to their original cgroup.
+/// Nothing of ours stays behind: whoever is still in it goes back to where he came from.
 impl Drop for Shadow {
     fn drop(&mut self) {
         send_back(&self.path, &self.home);
@@ -104,7 +104,7 @@ fn send_back(path: &Path, home: &Path) {
             let _ = move_to(home, pid);
         }
         match fs::remove_dir(path) {
-            // A process forked meanwhile, or is still exiting, which takes the kernel a moment.
+            // Somebody forked meanwhile, or is not quite dead yet, which takes the kernel a moment.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(SETTLE),
             _ => return,
         }

@@ -40,7 +40,7 @@ pub enum Key {
 pub struct Group {
     pub key: Key,
     pub uid: u32,
-    /// The leader, or who was seen first where it had gone before.
+    /// The leader, or the first process seen if the leader had ended.
     pub first: Option<ProcessId>,
     /// Whether it is a job by now.
     pub is_job: bool,
@@ -149,7 +149,7 @@ pub struct Grouping {
     groups: BTreeMap<GroupId, Group>,
     by_key: HashMap<Key, GroupId>,
     ended: Vec<(GroupId, Group)>,
-    /// Of each user with a slice of his own: its counter and what was counted here, at the first look.
+    /// For each user with a slice: its counter and what was counted here, at the first look.
     wholes: HashMap<u32, (u64, u64)>,
     counted: HashMap<u32, u64>,
     next: u64,
@@ -194,7 +194,7 @@ impl Grouping {
         self.end_old_rests(now, changes);
     }
 
-    /// Tells the exact CPU time of everything that a user runs, where a cgroup of his counts it. What no
+    /// Takes the exact CPU time of everything that a user runs, where the user's cgroup counts it. What no
     /// process accounts for was used by those too short to be seen.
     pub fn add_slice_total(&mut self, uid: u32, cpu_ns: u64, now: Now, changes: &mut Vec<Change>) {
         let counted = self.counted.get(&uid).copied().unwrap_or(0);
@@ -207,7 +207,8 @@ impl Grouping {
         }
     }
 
-    /// Forgets what a user's cgroup had counted: others than his groups use it, and what these do is not his.
+    /// Forgets what a user's cgroup had counted: others than the user's groups use it, and their use does not
+    /// count.
     pub fn forget_whole(&mut self, uid: u32) {
         self.wholes.remove(&uid);
     }
@@ -230,7 +231,7 @@ impl Grouping {
         std::mem::take(&mut self.ended)
     }
 
-    /// The processes whose figures are of use: those in a group, and who will wait for them.
+    /// The processes whose figures are needed: those in a group, and their waiting parents.
     pub fn wanted(&self) -> HashSet<u32> {
         let grouped = self.seen.iter().filter(|(_, seen)| seen.group.is_some());
         grouped.flat_map(|(&pid, seen)| [pid, seen.parent_pid]).collect()
@@ -244,8 +245,8 @@ impl Grouping {
         present.get(&pid).is_some_and(|process| process.id.start_ticks == seen.start_ticks)
     }
 
-    /// What processes that have gone used after they were last seen is in the account of who waited for them,
-    /// and so is all that processes used that were never seen.
+    /// The use of ended processes after their last reading, and all use of processes never seen, is in the
+    /// counters of the parents that waited for them.
     fn count_reaped(&mut self, present: &HashMap<u32, &Process>) {
         let mut owed = self.owed(present);
         let mut doubtful_ns: HashMap<u32, u64> = HashMap::new();

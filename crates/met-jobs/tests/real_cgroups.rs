@@ -230,7 +230,7 @@ fn a_thousand_directories_at_once_are_all_seen() {
 }
 
 #[test]
-fn a_job_that_runs_out_of_memory_says_so_though_nothing_is_left_of_its_step() {
+fn a_job_that_ran_out_of_memory_is_marked_though_its_step_is_gone() {
     let Some(ground) = Ground::new("oom", false) else { return };
     ground.make("slurm_n1");
     let host = Host::real().unwrap();

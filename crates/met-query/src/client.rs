@@ -98,7 +98,7 @@ impl std::error::Error for Unreachable {}
 pub struct Client {
     stream: UnixStream,
     pid: Option<u32>,
-    /// The version that both speak.
+    /// The common protocol version.
     protocol: u32,
 }
 
@@ -132,7 +132,7 @@ impl Client {
         Client::greet(socket, GREETS_WITHIN, Hello::ours(false))
     }
 
-    /// The same for a job that is about to start. An older daemon of the same user makes room.
+    /// The same for a job that is about to start. An older daemon of the same user is replaced.
     pub fn connect_for_start(socket: &Path) -> Result<Client, Unreachable> {
         Client::greet(socket, GREETS_START_WITHIN, Hello::ours(true))
     }
@@ -185,7 +185,7 @@ impl Client {
         let reply = match write_frame(&mut self.stream, request) {
             Ok(()) => read_frame(&mut self.stream).map_err(silent)?,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(silent(error)),
-            // "broken pipe" says nothing of a daemon that closed the connection; what it sent before may.
+            // "broken pipe" does not explain why a daemon closed the connection; its last message may.
             Err(_) => read_frame(&mut self.stream).map_err(|_| io::ErrorKind::ConnectionReset)?,
         };
         match reply {
@@ -227,13 +227,13 @@ fn unconnected(socket: &Path, error: io::Error) -> Unreachable {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory => {
             Unreachable::Absent
         }
-        // Its queue is full: there is no connection of which the kernel knows the peer.
+        // Its queue is full: without a connection the kernel does not know the peer.
         io::ErrorKind::WouldBlock => Unreachable::Silent { pid: paths::daemon_pid(socket) },
         _ => Unreachable::Failed(error),
     }
 }
 
-/// Why a daemon that was there did not do what was asked.
+/// Why a running daemon did not fulfil a request.
 pub fn unanswered(error: io::Error) -> anyhow::Error {
     match error.kind() {
         // Its own words.
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_both_speak_is_spoken_and_nothing_newer_is_asked_for() {
+    fn the_highest_common_version_is_used() {
         assert_eq!(greeted_by(hello(PROTOCOL, false)).unwrap().protocol, PROTOCOL);
         let mut older = greeted_by(hello(2, false)).unwrap();
         let refused = older.call(&Request::InForce).unwrap_err();

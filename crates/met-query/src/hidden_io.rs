@@ -1,7 +1,7 @@
 //! I/O that the kernel does not show: a daemon of a user may not read `/proc/PID/io` of a set-user-ID program.
 //!
 //! What such a process did is in its parent's counters once it was waited for. Until then a sum over the other
-//! processes is a lower bound, and a sum of 0 says nothing at all.
+//! processes is a lower bound, and a sum of 0 is meaningless.
 
 use met_core::attribute::JobMap;
 use met_core::sampled::{OF_IO, is_unknown_io};

@@ -25,7 +25,7 @@ pub struct Setting {
     pub config_text: String,
     pub user: Place,
     pub system: Place,
-    /// The server that is asked instead of this machine.
+    /// The server that is queried instead of this machine.
     pub server: Option<Asked>,
     pub reach: Reach,
 }
@@ -134,7 +134,7 @@ impl Setting {
         self.reach.user.once(Report::Warn, || self.connect_own(Client::connect_for_start))
     }
 
-    /// A socket in another user's directory may be anybody's.
+    /// A socket in another user's directory is not trustworthy.
     fn connect_own(
         &self,
         connect: impl Fn(&Path) -> Result<Client, Unreachable>,

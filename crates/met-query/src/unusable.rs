@@ -25,7 +25,7 @@ struct Missed {
     since: Instant,
 }
 
-/// Who reports a daemon that cannot be used.
+/// How an unusable daemon is reported.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Report {
     Warn,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_not_there_is_looked_for_each_time() {
+    fn an_absent_daemon_is_searched_each_time() {
         let reach = Reach::default();
         assert!(reach.user.once(Report::Warn, || Err::<(), _>(Unreachable::Absent)).is_err());
         assert!(reach.user.once(Report::Warn, || Ok(())).is_ok());

@@ -1,4 +1,4 @@
-//! Who asks, and which jobs this person may see: the one rule for daemon, server and web.
+//! The client of a request, and which jobs it may see: the one rule for daemon, server and web.
 
 use met_core::job::Record;
 
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_viewer_gets_what_was_asked_for_of_the_jobs_that_he_sees() {
+    fn a_viewer_gets_the_requested_jobs_that_are_visible() {
         let mut record = met_core::sample::full(1, "train");
         (record.uid, record.user) = (Some(7), Some("ada".to_owned()));
         let (ada, eve) = (Viewer::User("ada".to_owned()), Viewer::User("eve".to_owned()));
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_an_unknown_user_is_for_those_alone_who_see_everything() {
+    fn a_job_of_an_unknown_user_is_visible_only_to_operators() {
         let mut record = met_core::sample::full(1, "train");
         (record.uid, record.user) = (None, None);
         assert!(!Viewer::Uid(0).sees(&record) && !Viewer::User(String::new()).sees(&record));

@@ -1,4 +1,4 @@
-//! The server of a cluster: takes what nodes send, keeps it, and makes one job of its parts.
+//! The server of a cluster: receives batches from nodes, stores them, and joins the parts of each job.
 //!
 //! Batches come in by [`api`], are made durable by the [`keeper`] before they are acknowledged, and become
 //! records and series of the store behind it.

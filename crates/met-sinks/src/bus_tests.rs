@@ -20,8 +20,8 @@ fn started(id: u32) -> Event {
 
 fn interim(id: u32) -> Event {
     let Record { key, totals, .. } = sample::bare(id, "x");
-    let standing = met_wire::batch::Interim { key, totals, summaries: Default::default(), emission: None };
-    Event::Interim(Arc::new(standing))
+    let interim = met_wire::batch::Interim { key, totals, summaries: Default::default(), emission: None };
+    Event::Interim(Arc::new(interim))
 }
 
 /// Waits without a limit that a slow machine could miss.

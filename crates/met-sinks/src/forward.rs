@@ -1,8 +1,8 @@
 //! Sends records and series to a server and loses nothing on the way.
 //!
 //! One thread makes batches: every record that changed, and the series that were offered since. They are on
-//! disk before anything else happens to them. Another one sends the oldest until the server says that it has
-//! it. Who offers never waits for either.
+//! disk before anything else happens to them. Another one sends the oldest until the server acknowledges it.
+//! Producers never wait for either.
 
 mod held;
 mod interims;
@@ -87,7 +87,7 @@ pub struct Plan {
     pub every: Duration,
     /// When nothing happened in this time, an empty batch says that we are here.
     pub quiet: Duration,
-    /// Who sends; what the spool knows is filled in there.
+    /// The sender; the spool fills in its own fields.
     pub header: Header,
 }
 
@@ -296,7 +296,7 @@ impl Sink for Forward {
             Event::Started(_) | Event::Ended(_) => self.hurry(),
             Event::Samples(samples) => return self.offer(samples),
             // One that finds no room comes again.
-            Event::Interim(standing) => drop(self.queue.try_send(Message::Interim(Arc::clone(standing)))),
+            Event::Interim(interim) => drop(self.queue.try_send(Message::Interim(Arc::clone(interim)))),
             Event::Tick(_) => {}
         }
         Ok(())
@@ -381,8 +381,8 @@ impl Maker {
         loop {
             match offered.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(Message::Samples(samples)) => self.held.add(&samples),
-                Ok(Message::Interim(standing)) => {
-                    self.interims.hold(Arc::unwrap_or_clone(standing), Instant::now());
+                Ok(Message::Interim(interim)) => {
+                    self.interims.hold(Arc::unwrap_or_clone(interim), Instant::now());
                 }
                 Ok(Message::Hurry) => due = due.min(Instant::now() + END_WITHIN),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => {

@@ -67,8 +67,8 @@ pub struct SinkSpec {
     pub options: &'static [SinkOption],
     /// Known before it is opened: what a sink misses until then is counted.
     pub interest: fn(&Options) -> Interest,
-    /// In the thread of the sink. `None`: it has a section of its own name in the configuration, and who reads that opens
-    /// it.
+    /// In the thread of the sink. `None`: it has a section of its own name in the configuration, and is opened
+    /// from there.
     pub open: Option<fn(&Options) -> Opened>,
 }
 

@@ -1,8 +1,8 @@
 //! Reads a source on a thread of its own, so that a tick waits neither for a controller that takes four
 //! seconds nor for a driver that takes two milliseconds.
 //!
-//! The thread works only while somebody looks. A tick takes over a finished reading with the window in which
-//! it was made, once: what was handed over already is not handed over again as if it were new.
+//! The thread works only while ticks request readings. A tick takes a finished reading with the window in which
+//! it was made, once: a reading is never handed over twice as if it were new.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

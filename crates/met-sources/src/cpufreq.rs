@@ -9,7 +9,7 @@ use met_host::{Host, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
-/// The kernel tells frequencies in kHz.
+/// The kernel reports frequencies in kHz.
 const KILO: f64 = 1e3;
 
 columns! { COLUMNS:
@@ -29,7 +29,7 @@ pub static TABLE: Table =
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "cpufreq",
     help: "frequencies of the CPUs, and thermal throttling",
-    // To tell its frequency a CPU that sleeps is woken up on some machines.
+    // Reading the frequency wakes up a sleeping CPU on some machines.
     pace: Pace::Apart(Duration::from_secs(10)),
     tables: &[&TABLE],
     open,
@@ -44,7 +44,7 @@ struct Cpufreq {
     host: Host,
     /// The folder of each, and the number of CPUs it is for.
     policies: Vec<(String, i64)>,
-    /// Of one CPU of each core and of one of each package: the others tell the same.
+    /// Of one CPU of each core and of one of each package: the others report the same.
     cores: Vec<String>,
     packages: Vec<String>,
     buffer: Vec<u8>,
@@ -158,7 +158,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_mean_lies_between_the_slowest_and_the_fastest(
+        fn the_mean_is_between_the_slowest_and_the_fastest(
             policies in prop::collection::vec((any::<i64>(), 1..256i64), 0..64),
         ) {
             let mut cells = vec![MISSING; COLUMNS.len()];

@@ -168,7 +168,7 @@ impl Cray {
     }
 }
 
-/// `245 W 1700000000123456 us`, `98765 J …`; the time is that of the writing, which freshness tells better.
+/// `245 W 1700000000123456 us`, `98765 J …`; the time is that of the writing; freshness is more exact.
 fn reading(text: &[u8], column: usize) -> i64 {
     let mut fields = parse::fields(text);
     let value = fields.next().map_or(MISSING, parse::cell);

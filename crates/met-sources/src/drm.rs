@@ -1,4 +1,4 @@
-//! AMD and Intel cards without a vendor's library: sysfs for the card, `/proc/PID/fdinfo` for who uses it.
+//! AMD and Intel cards without a vendor's library: sysfs for the card, `/proc/PID/fdinfo` for its users.
 //!
 //! A process says in its fdinfo how long each engine worked for it; forked and duplicated descriptors say it
 //! again, so each client is counted once. What computes through KFD alone is found in its own directory.
@@ -22,15 +22,15 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 const DRM: &str = "/sys/class/drm";
 const KFD: &str = "/sys/class/kfd/kfd";
-/// Descriptors of one process that are looked through for cards.
+/// Descriptors of one process that are searched for cards.
 const DESCRIPTORS_MAX: usize = 4096;
-/// One part in so many of a core may be spent on looking through the descriptors of one process.
+/// One part in this many of a core may be spent on searching the descriptors of one process.
 const SCAN_COST_INVERSE: i64 = 1000;
 const SCAN_EVERY_MIN_NS: i64 = 900_000_000;
 /// Of a process that has no card for long.
 const SCAN_EVERY_MAX_NS: i64 = 8_000_000_000;
 const CARD_FILES: &[u8] = b"/dev/dri/";
-/// A driver that is loaded anew makes new directories.
+/// A reloaded driver makes new directories.
 const REOPEN_EVERY_NS: i64 = 5_000_000_000;
 
 struct Drm {
@@ -41,7 +41,7 @@ struct Drm {
     known: HashMap<(u32, u64), Known>,
     /// What each client's engines had done, and when that was read.
     clients: HashMap<(usize, u64), (i64, Engines)>,
-    /// When cards that do not tell anything any more are looked for again.
+    /// When unresponsive cards are searched for again.
     reopen_due_ns: i64,
     buffer: Vec<u8>,
 }
@@ -115,13 +115,13 @@ impl Source for Drm {
         let now_ns = clock::boottime_ns();
         self.read_cards(now_ns, cards);
         let mut met = Met::new();
-        // Only processes of jobs are looked through: how many are on a card is not known.
+        // Only processes of jobs are searched: the number of processes on a card is not known.
         let living: HashSet<_> = targets.tasks.iter().map(|task| (task.pid, task.start_ticks)).collect();
         self.known.retain(|key, _| living.contains(key));
         for task in targets.tasks.iter().filter(|task| task.role == TaskRole::Member) {
             let known = self.known.get(&(task.pid, task.start_ticks));
             let is_due = known.is_none_or(|known| tick.slow && now_ns >= known.due_ns);
-            // Where processes are left out, those that are known to have a card still tell of it.
+            // Where processes are left out, those known to have a card are still read.
             if (is_due || task.young) && !tick.cgroups_only {
                 self.look_through(task, now_ns);
             }
@@ -149,7 +149,8 @@ impl Drm {
         }
     }
 
-    /// Fills a row for each card that is there. One that is gone, or whose driver was loaded anew, is looked for.
+    /// Fills a row for each card that is there. One that is gone, or whose driver was reloaded, is searched
+    /// for.
     fn read_cards(&mut self, now_ns: i64, out: &mut Batch) {
         let mut is_whole = true;
         for (part, card) in (0..).zip(&self.cards) {
@@ -223,8 +224,7 @@ impl Drm {
         Some((Card { device, hwmon, gt, pci, kfd_id, is_gone: false }, labels))
     }
 
-    /// Looks for descriptors of cards. Where they lead is told by a link, which costs a third of what the file
-    /// about it costs.
+    /// Searches for descriptors of cards by their links, which cost a third of reading their fdinfo files.
     fn look_through(&mut self, task: &TaskTarget, now_ns: i64) {
         let begin_ns = clock::thread_cpu_ns();
         let mut found = Known::default();
@@ -294,7 +294,7 @@ impl Drm {
             if self.host.read_small(path, &mut self.buffer).is_ok() {
                 let cells = uses[index].get_or_insert_with(|| vec![MISSING; process::TABLE.columns.len()]);
                 cells[process::OPEN] = 1;
-                // The same memory may be told by a descriptor, too: the larger is the whole.
+                // A descriptor may report the same memory, too: the larger is the whole.
                 cells[process::MEMORY] = cells[process::MEMORY].max(parse::cell(self.buffer.trim_ascii()));
             }
         }
@@ -308,7 +308,7 @@ impl Drm {
 }
 
 impl Card {
-    /// False: it tells nothing, and its directories may be those of a driver that is gone.
+    /// False: it reports nothing, and its directories may be those of a driver that is gone.
     fn fill(&self, buffer: &mut Vec<u8>, cells: &mut [i64]) -> bool {
         // To read its files would wake it up.
         let has_status = self.device.read("power/runtime_status", buffer).is_ok();
@@ -328,8 +328,8 @@ impl Card {
         cells[card::UTILIZATION_MEMORY] = number(device, &["mem_busy_percent"], 10, 1);
         cells[card::MEMORY_USED] = number(device, &["mem_info_vram_used"], 1, 1);
         cells[card::MEMORY_TOTAL] = number(device, &["mem_info_vram_total"], 1, 1);
-        // µW, µJ, m°C and Hz.
-        // The second chip of a card in two says 0 of the power and the limit that the first one tells of both.
+        // µW, µJ, m°C and Hz. On a card with two chips, the first reports power and limit of both, and the
+        // second reports 0.
         let above_0 = |cell: i64| if cell > 0 { cell } else { MISSING };
         cells[card::POWER] = above_0(number(hwmon, &["power1_average", "power1_input"], 1, 1000));
         cells[card::POWER_LIMIT] = above_0(number(hwmon, &["power1_cap", "power1_max"], 1, 1000));
@@ -413,13 +413,13 @@ fn add_client(cells: &mut [i64], client: &Client, before: Option<(i64, Engines)>
 }
 
 fn add_nothing(cells: &mut [i64], engines: &Engines) {
-    for (column, told) in [
+    for (column, engine) in [
         (process::UTILIZATION, engines.compute),
         (process::UTILIZATION_COPY, engines.copy),
         (process::UTILIZATION_ENCODER, engines.encode),
         (process::UTILIZATION_DECODER, engines.decode),
     ] {
-        if told.busy.is_some() && cells[column] == MISSING {
+        if engine.busy.is_some() && cells[column] == MISSING {
             cells[column] = 0;
         }
     }
@@ -428,7 +428,7 @@ fn add_nothing(cells: &mut [i64], engines: &Engines) {
 /// What an fdinfo file says; nothing if it is not a card's.
 fn client_of(text: &[u8]) -> Option<Client> {
     let mut client = Client::default();
-    let (mut told, mut resident) = (None, None);
+    let (mut total, mut resident) = (None, None);
     let mut has_id = false;
     for line in parse::lines(text) {
         let Some(colon) = line.iter().position(|&byte| byte == b':') else { continue };
@@ -449,14 +449,14 @@ fn client_of(text: &[u8]) -> Option<Client> {
                 } else if let Some(engine) = key.strip_prefix(b"total-cycles-") {
                     client.engines.pass(engine, number);
                 } else if key.starts_with(b"memory-vram") || key.starts_with(b"memory-local") {
-                    told = sum(told, bytes);
+                    total = sum(total, bytes);
                 } else if key.starts_with(b"resident-vram") || key.starts_with(b"resident-local") {
                     resident = sum(resident, bytes);
                 }
             }
         }
     }
-    client.memory_bytes = told.or(resident);
+    client.memory_bytes = total.or(resident);
     (has_id && !client.pci.is_empty()).then_some(client)
 }
 
@@ -520,7 +520,7 @@ mod tests {
         let mut machine = Machine::new(archive);
         let task = |pid| TaskTarget { pid, start_ticks: 7, role: TaskRole::Member, young: false };
         machine.targets.tasks.extend([task(100), task(101)]);
-        // A descriptor leads to a card if its file says so.
+        // A descriptor is a card's if its file says so.
         for pid in [100, 101] {
             let Ok(files) = machine.host.open_dir(format!("/proc/{pid}/fdinfo")) else { continue };
             let links = machine.path(&format!("/proc/{pid}/fd"));
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn who_opens_a_card_later_is_found_and_who_has_none_is_asked_less_and_less_often() {
+    fn a_process_that_opens_a_card_later_is_found_and_one_without_is_read_less_often() {
         let machine = machine(include_str!("../../../fixtures/hosts/gpu-intel.txt"));
         let mut source = Drm::new(&machine.host);
         let task = machine.targets.tasks[1];
@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_is_loaded_anew_is_found_and_a_card_that_sleeps_is_not_woken() {
+    fn a_reloaded_driver_is_found_and_a_sleeping_card_is_not_woken() {
         let mut machine = machine(include_str!("../../../fixtures/hosts/gpu-amd.txt"));
         machine.targets.tasks.clear();
         let card = machine.path("/sys/class/drm/card0");
@@ -721,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_such_a_card_says_so() {
+    fn a_machine_without_such_a_card_is_reported() {
         let machine = Machine::new("-- proc/stat --\n-- sys/class/drm/card0/device/vendor --\n0x10de\n");
         let opened = (SPEC.open)(&machine.host, &Options::default());
         assert_eq!(opened.err().unwrap(), Unavailable::Absent("no AMD or Intel GPU".to_owned()));

@@ -1,5 +1,5 @@
-//! What somebody who reads sources is at, for whoever looks after him: a file system or a driver may never
-//! answer. Who reads writes a few words of memory and no more.
+//! What a reader of sources is doing, for its watchdog: a file system or a driver may never answer. The reader
+//! only writes a few words of memory.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
@@ -9,7 +9,7 @@ use crate::SOURCES;
 
 #[derive(Debug, Default)]
 pub struct Pulse {
-    /// By CLOCK_MONOTONIC, which stands still while the machine sleeps; 0 while there is nothing to do.
+    /// By CLOCK_MONOTONIC, which stops while the machine sleeps; 0 while there is nothing to do.
     since_ns: AtomicI64,
     /// Counts beginnings and ends.
     steps: AtomicU64,
@@ -18,7 +18,7 @@ pub struct Pulse {
     given_up: AtomicBool,
 }
 
-/// What the reader is at. The same at two looks: he has not got on.
+/// What the reader is doing. The same at two looks: it made no progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
     pub since_ns: i64,
@@ -49,7 +49,7 @@ impl Pulse {
         self.source.store(0, Ordering::Release);
     }
 
-    /// Where he is; `None` while he has nothing to do.
+    /// Where it is; `None` while it has nothing to do.
     pub fn at(&self) -> Option<At> {
         let since_ns = Some(self.since_ns.load(Ordering::Acquire)).filter(|&since_ns| since_ns != 0)?;
         let position = self.source.load(Ordering::Acquire).checked_sub(1);
@@ -57,12 +57,12 @@ impl Pulse {
         Some(At { since_ns, source, steps: self.steps.load(Ordering::Relaxed) })
     }
 
-    /// Somebody else goes on in his place.
+    /// Another thread replaced it.
     pub fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
     }
 
-    /// Whether he is to go home, and to leave everything as it is.
+    /// Whether it was replaced and must exit without changing anything.
     pub fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Acquire)
     }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gets_on_is_told_from_who_is_kept() {
+    fn a_working_reader_is_distinguished_from_a_stuck_one() {
         let pulse = Pulse::default();
         assert_eq!(pulse.at(), None);
         pulse.begin();

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sensor_that_says_nonsense_has_no_row() {
+    fn a_sensor_with_invalid_values_has_no_row() {
         let machine = Machine::new(
             "-- proc/stat --\n-- sys/class/hwmon/hwmon0/temp1_input --\nhot\n-- sys/class/hwmon/hwmon0/temp2_input --\n-5000\n",
         );

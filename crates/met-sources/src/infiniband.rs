@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_counter_at_its_end_says_nothing() {
+    fn an_old_counter_at_its_limit_is_unknown() {
         assert_eq!((saturated(4_294_967_295), saturated(4_294_967_296)), (MISSING, 4_294_967_296));
     }
 

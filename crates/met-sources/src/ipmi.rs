@@ -56,7 +56,7 @@ const DEVICES: [&str; 3] = ["/dev/ipmi0", "/dev/ipmi/0", "/dev/ipmidev/0"];
 const NEED: &str = "root, or: sources.ipmi.command with a program that has access";
 const REMEDY: &str =
     "sources: {ipmi: {command: PROGRAM}}    (in met.yaml: a vendor's program that prints watts)";
-/// A list of sensors has hundreds of records: one that is not told after so many questions is not asked for again.
+/// A list of sensors has hundreds of records: a list that is not complete after this many requests is given up.
 const LIST_TRIES: u8 = 20;
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -84,7 +84,7 @@ struct Controller {
     no_dcmi: Option<u8>,
     /// Found at the first reading, which takes long.
     sensors: Option<Vec<Sensor>>,
-    /// How often their list could not be told.
+    /// How often their list could not be read.
     list_failures: u8,
     labels: Vec<Vec<String>>,
 }
@@ -261,7 +261,7 @@ fn printed_power(text: &[u8]) -> Power {
     power
 }
 
-/// For fuzz/: each answer is a length and so many bytes; whoever asks on gets none.
+/// For fuzz/: each answer is a length and that many bytes; further requests get none.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn fuzz(bytes: &[u8]) {
     struct Script(Vec<u8>);

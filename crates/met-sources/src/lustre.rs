@@ -80,7 +80,7 @@ impl Source for Lustre {
                     Err(error) => drop(first_error.get_or_insert(ReadError::Retry { path, error })),
                 }
             }
-            // Where both places exist they tell the same.
+            // Where both places exist they have the same content.
             if !batch.is_empty() {
                 break;
             }
@@ -101,7 +101,7 @@ fn file_system(mount: &str) -> &str {
 /// Lines of `read_bytes 5 samples [bytes] 4096 1048576 2101248`. What never happened has no line, and is 0:
 /// the kernel counts it all the same.
 pub(crate) fn fill(text: &[u8], cells: &mut [i64]) -> bool {
-    // An empty or foreign file says nothing.
+    // An empty or unrelated file has no values.
     if !parse::lines(text).any(|line| line.starts_with(b"snapshot_time")) {
         return text.is_empty();
     }

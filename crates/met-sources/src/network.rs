@@ -1,7 +1,7 @@
 //! Network devices, and the traffic of jobs that have a network of their own.
 //!
-//! The kernel counts traffic by device and not by process. Only a job in its own network namespace, such as
-//! a container, has devices that nobody else uses.
+//! The kernel counts traffic by device and not by process. Only a job in its own network namespace, such as a
+//! container, has devices of its own.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -69,7 +69,7 @@ struct Network {
     own_namespace: Option<u64>,
     /// The namespace of each process of a job. Hardly any changes it once its job is not new any more.
     namespaces: HashMap<(u32, u64), Option<u64>>,
-    told: HashSet<u64>,
+    reported: HashSet<u64>,
     buffer: Vec<u8>,
 }
 
@@ -81,7 +81,7 @@ fn open(host: &Host, _: &Options) -> Opened {
         parts: Parts::default(),
         own_namespace: host.proc_dir().inode_of("self/ns/net").ok(),
         namespaces: HashMap::new(),
-        told: HashSet::new(),
+        reported: HashSet::new(),
         buffer: Vec::new(),
         host: host.clone(),
     }))
@@ -118,7 +118,7 @@ impl Network {
             let living: HashSet<_> = members().map(|task| (task.pid, task.start_ticks)).collect();
             self.namespaces.retain(|key, _| living.contains(key));
         }
-        self.told.clear();
+        self.reported.clear();
         for task in members() {
             let look = || proc_dir.inode_of(PidPath::new(task.pid, "ns/net").as_path()).ok();
             let known = self.namespaces.entry((task.pid, task.start_ticks));
@@ -126,14 +126,14 @@ impl Network {
                 Entry::Occupied(known) if !task.young => *known.get(),
                 known => *known.insert_entry(look()).get(),
             };
-            let Some(other) = found.filter(|&found| found != own && !self.told.contains(&found)) else {
+            let Some(other) = found.filter(|&found| found != own && !self.reported.contains(&found)) else {
                 continue;
             };
-            // A process that ended since the listing: another one in the namespace tells it.
+            // A process that ended since the listing: another one in the namespace is read instead.
             if proc_dir.read(PidPath::new(task.pid, FILE).as_path(), &mut self.buffer).is_err() {
                 continue;
             }
-            self.told.insert(other);
+            self.reported.insert(other);
             let cells = out.push(Subject::Task { pid: task.pid, start_ticks: task.start_ticks });
             for (_, counts) in devices_of(&self.buffer).filter(|(name, _)| *name != b"lo") {
                 for (cell, count) in cells.iter_mut().zip([counts[device::RECEIVED], counts[device::SENT]]) {

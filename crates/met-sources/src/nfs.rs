@@ -45,7 +45,7 @@ struct Nfs {
 fn open(host: &Host, _: &Options) -> Opened {
     let mut buffer = Vec::new();
     let known = host.read_small("/proc/filesystems", &mut buffer);
-    // Homes are often mounted when somebody comes: that the kernel could is enough.
+    // Homes are often mounted on login: kernel support is enough.
     let has_nfs = known.is_ok()
         && parse::lines(&buffer).any(|line| matches!(parse::fields(line).last(), Some(b"nfs" | b"nfs4")));
     match has_nfs {

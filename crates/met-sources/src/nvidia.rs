@@ -4,9 +4,9 @@
 //! nothing of the driver is in a cache any more, and a list of eight processes 400 µs: all else, and loading
 //! the library itself, is done now and then, by a thread that hands over its last figures.
 //!
-//! A driver may never answer: a card that fell off its bus does that to every caller. So nobody whom people
-//! wait for calls it: one thread reads power and use when a tick begins, another does the rest, and figures
-//! have an age. Who is replaced when something keeps him asks for power and use himself, which is cheaper.
+//! A driver may never answer: a card that fell off its bus blocks every caller. So no thread that others wait
+//! for calls it: one thread reads power and use when a tick begins, another does the rest, and figures have an
+//! age. A sampler thread that is replaced when stuck reads power and use itself, which is cheaper.
 
 mod activity;
 mod direct;
@@ -56,13 +56,13 @@ const LOADING_MAX_NS: i64 = 20_000_000_000;
 /// Two periods of ticks, and at least this.
 const FRESH_MIN_NS: i64 = 1_000_000_000;
 
-/// A process that has another number here, or none: nobody's.
+/// A process that has another pid here, or none: unowned.
 const FOREIGN: Subject = Subject::Task { pid: 0, start_ticks: 0 };
-/// The list of who is on the cards is read before its time this often at most; in vain, after twice the time, again
-/// and again.
+/// The process lists are read before they are due at most this often; without a result, the interval doubles
+/// each time.
 const HURRY_EVERY_NS: i64 = 900_000_000;
 const HURRIES_DOUBLED: u32 = 5;
-/// Cards are made of parts, and parts made anew, without end: more rows than this are not remembered.
+/// Cards can be partitioned again and again: more rows than this are not remembered.
 const LABELS_MAX: usize = if cfg!(test) { 16 } else { 64 };
 
 struct Nvidia {
@@ -71,11 +71,11 @@ struct Nvidia {
     fresh: Fresh,
     /// Since when the other thread has figures under way.
     slow_since_ns: Option<i64>,
-    /// Somebody who had time waited in vain.
+    /// A patient caller waited in vain.
     waited_in_vain: bool,
     hurry: Hurry,
     /// When processes that are no target began, as of when the driver named them; 0 where they had ended.
-    strangers: HashMap<u32, u64>,
+    unowned_starts: HashMap<u32, u64>,
     numbers: Numbers,
     /// What the thread has loaded, and the figures it has handed over.
     shown: Option<Shown>,
@@ -85,7 +85,7 @@ struct Nvidia {
     labels: Vec<Vec<String>>,
 }
 
-/// When the list of who is on the cards was last asked for before its time, and how often in vain.
+/// When the process lists were last requested before they were due, and how often without a result.
 #[derive(Default)]
 struct Hurry {
     at_ns: i64,
@@ -101,7 +101,7 @@ impl Hurry {
         (self.at_ns, self.in_vain) = (now_ns, (self.in_vain + 1).min(HURRIES_DOUBLED));
     }
 
-    /// Somebody was listed.
+    /// A process was listed.
     fn explained(&mut self) {
         self.in_vain = 0;
     }
@@ -125,7 +125,7 @@ impl Fresh {
         self.asked.is_some()
     }
 
-    /// Brings them up to date; of a thread that is asked for them, as far as it answers in time.
+    /// Updates them; readings of another thread, as far as it answers in time.
     fn read(&mut self, now_ns: i64, patience: Duration, figures: &[SlowCard]) {
         match &mut self.caller {
             Caller::Thread(fast) => {
@@ -148,7 +148,7 @@ impl Fresh {
     }
 }
 
-/// Who asks for power and use.
+/// Which thread reads power and use.
 enum Caller {
     Thread(Fast),
     Reader(Direct),
@@ -190,7 +190,7 @@ fn open(host: &Host, options: &Options) -> Opened {
         slow_since_ns: None,
         hurry: Hurry::default(),
         waited_in_vain: false,
-        strangers: HashMap::new(),
+        unowned_starts: HashMap::new(),
         numbers: Numbers::new(host),
         shown: None,
         figures: Vec::new(),
@@ -218,8 +218,8 @@ impl Source for Nvidia {
             first_error = first_error.and(Err(retry(format!("NVML, GPU {index}"), why.clone())));
         }
         for (index, facts) in shown.cards.iter().enumerate() {
-            let told = self.push_card(&shown, index, now_ns, targets, cards, processes);
-            if let Err(text) = told {
+            let pushed = self.push_card(&shown, index, now_ns, targets, cards, processes);
+            if let Err(text) = pushed {
                 let path = format!("NVML, GPU {}", facts.index);
                 first_error = first_error.and(Err(retry(path, text)));
             }
@@ -244,7 +244,7 @@ impl Source for Nvidia {
     }
 
     fn wait(&mut self, patience: Duration) {
-        // It begins to read when it is asked.
+        // It begins to read on request.
         drop(self.slow.glance(clock::boottime_ns()));
         if patience.is_zero() {
             return;
@@ -269,8 +269,8 @@ impl Source for Nvidia {
                 remedy: Some("run the container in the host's pid namespace (--pid=host)".to_owned()),
             });
         }
-        let lists_nobody = !self.figures.is_empty() && self.figures.iter().all(|card| !card.knows_list);
-        lists_nobody.then(|| Shortfall {
+        let lists_no_process = !self.figures.is_empty() && self.figures.iter().all(|card| !card.knows_list);
+        lists_no_process.then(|| Shortfall {
             detail: "NVIDIA GPUs: use, memory, power and energy; not per process, because this driver does \
                 not report it"
                 .to_owned(),
@@ -358,33 +358,33 @@ impl Nvidia {
         Ok(true)
     }
 
-    /// A card computes of which nobody was listed: somebody has come since. Who is there for a second or two would
-    /// be gone when the list is read in its turn. One that nobody is ever listed of is not asked all the time.
+    /// A card computes without a listed process: one has come since. A short-lived one would be gone when the
+    /// list is read in its turn. A card that never lists a process is not queried all the time.
     fn hurry_if_unexplained(&mut self, now_ns: i64) {
         let mut cards = self.fresh.now.cards.iter().zip(&self.figures);
-        if self.figures.iter().any(|figures| !figures.lists_nobody()) {
+        if self.figures.iter().any(|figures| !figures.lists_no_process()) {
             self.hurry.explained();
         }
-        let unexplained = cards.any(|(reading, figures)| reading.computes() && figures.lists_nobody());
+        let unexplained = cards.any(|(reading, figures)| reading.computes() && figures.lists_no_process());
         if unexplained && self.hurry.is_due(now_ns) && self.slow.hurry(now_ns) {
             self.hurry.done(now_ns);
         }
     }
 
-    /// A number alone may be another process's by now: those that are no target are looked at once.
+    /// A pid alone may have been reused: processes that are not targets are checked once.
     fn meet_strangers(&mut self, all: &Targets) {
         let targets: HashSet<u32> = all.tasks.iter().map(|task| task.pid).collect();
-        let before = std::mem::take(&mut self.strangers);
+        let before = std::mem::take(&mut self.unowned_starts);
         for pid in self.figures.iter().flat_map(SlowCard::pids).filter(|pid| !targets.contains(pid)) {
             let began = || self.host.process(pid).map_or(0, |process| process.start_ticks);
             let start_ticks = before.get(&pid).copied().unwrap_or_else(began);
-            self.strangers.insert(pid, start_ticks);
+            self.unowned_starts.insert(pid, start_ticks);
         }
         let named: HashSet<u32> = self.figures.iter().flat_map(SlowCard::pids).collect();
         let tasks = all.tasks.iter().filter(|task| named.contains(&task.pid));
         let tasks = tasks.map(|task| (task.pid, task.start_ticks));
-        let strangers = self.strangers.iter().map(|(&pid, &start_ticks)| (pid, start_ticks));
-        self.numbers.meet(&self.host, tasks.chain(strangers));
+        let unowned_starts = self.unowned_starts.iter().map(|(&pid, &start_ticks)| (pid, start_ticks));
+        self.numbers.meet(&self.host, tasks.chain(unowned_starts));
     }
 
     /// A driver that has kept a thread for longer than it may.
@@ -447,12 +447,12 @@ impl Nvidia {
         trouble.map_or(Ok(()), |trouble| Err(trouble.text))
     }
 
-    /// A process of a job, or one of nobody's. One that has ended has no beginning any more: who follows
-    /// processes knows whose it was.
+    /// A process of a job, or an unowned one. An ended process has no start time any more: the tracker of
+    /// processes knows its job.
     fn subject(&self, pid: u32, targets: &Targets) -> Subject {
         let task = targets.tasks.iter().find(|task| task.pid == pid);
-        let stranger = || self.strangers.get(&pid).copied().unwrap_or(0);
-        let start_ticks = task.map_or_else(stranger, |task| task.start_ticks);
+        let unowned = || self.unowned_starts.get(&pid).copied().unwrap_or(0);
+        let start_ticks = task.map_or_else(unowned, |task| task.start_ticks);
         match self.numbers.is_ours(pid, start_ticks) {
             true => Subject::Task { pid, start_ticks },
             false => FOREIGN,
@@ -485,7 +485,7 @@ impl Nvidia {
                 figures.fill_process(pid, cells);
             }
         }
-        // Who computed and has ended since: the energy of its time is still to be charged.
+        // Processes that computed and have ended since: the energy of their time is still to be charged.
         for sample in &figures.samples {
             let listed = processes
                 .rows()

@@ -69,17 +69,17 @@ struct Chassis {
     choice: ChassisChoice,
     /// Their paths, found at the first reading.
     paths: Vec<String>,
-    /// The path of the chassis that is this machine, and the name of its meter: one of several stays the one,
-    /// whoever answers first the next time.
+    /// The path of the chassis that is this machine, and the name of its meter: one of several stays chosen,
+    /// whichever answers first the next time.
     machine: Option<(String, String)>,
-    /// How often it was looked at before that was known.
+    /// How often it was read before that was known.
     looks: u32,
     /// The names of chassis that were seen with a meter.
     metered: Vec<String>,
     parts: Parts,
 }
 
-/// What one chassis told.
+/// The report of one chassis.
 struct Report {
     path: String,
     meters: Vec<(String, Vec<i64>)>,
@@ -130,7 +130,7 @@ fn is_safe(url: &str) -> bool {
         || url.strip_prefix("http://").is_some_and(|rest| ["127.0.0.1", "localhost"].contains(&&*host(rest)))
 }
 
-/// The file belongs to who may read it, and holds `user:password`.
+/// Only its owner may read the file, which holds `user:password`.
 fn authorization(host: &Host, path: &Path) -> Result<String, Unavailable> {
     let denied = || Unavailable::Denied { path: path.display().to_string(), need: NEED };
     let below_root = host.root().join(path.strip_prefix("/").unwrap_or(path));
@@ -172,16 +172,16 @@ impl Source for Chassis {
             let list = self.get("/redfish/v1/Chassis")?;
             self.paths = members(&list);
         }
-        let (mut told, mut first_error) = (Vec::new(), None);
+        let (mut reports, mut first_error) = (Vec::new(), None);
         for path in self.paths.clone() {
             match self.meters_of(&path) {
-                Ok(meters) => told.push(Report { path, meters }),
+                Ok(meters) => reports.push(Report { path, meters }),
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
         }
-        self.take(&told, batch);
-        let nobody = self.machine.is_none() && first_error.is_none();
-        if let (true, ChassisChoice::Named(name)) = (nobody, &self.choice) {
+        self.take(&reports, batch);
+        let none_chosen = self.machine.is_none() && first_error.is_none();
+        if let (true, ChassisChoice::Named(name)) = (none_chosen, &self.choice) {
             let error =
                 io::Error::other(format!("no chassis {name:?} with a meter; known: {}", self.names()));
             return Err(ReadError::Retry { path: self.url.clone(), error });
@@ -210,7 +210,7 @@ impl Source for Chassis {
     }
 }
 
-/// Where the sum of all chassis stands.
+/// The row for the sum of all chassis.
 const ALL: &str = "all";
 /// About a minute.
 const LOOKS_WAITED: u32 = 6;
@@ -233,29 +233,29 @@ impl Chassis {
         Ok(Vec::new())
     }
 
-    fn take(&mut self, told: &[Report], batch: &mut Batch) {
-        self.choose(told);
-        for chassis in told.iter().filter(|chassis| !chassis.meters.is_empty()) {
+    fn take(&mut self, reports: &[Report], batch: &mut Batch) {
+        self.choose(reports);
+        for chassis in reports.iter().filter(|chassis| !chassis.meters.is_empty()) {
             if !self.metered.iter().any(|known| known == chassis.name()) {
                 self.metered.push(chassis.name().to_owned());
             }
         }
-        // Until then nobody knows which of them is the machine.
+        // Until then it is unknown which of them is the machine.
         if self.machine.is_some() {
-            self.sum(told, batch);
-            self.fill(told, batch);
+            self.sum(reports, batch);
+            self.fill(reports, batch);
         }
     }
 
     /// Decides once which chassis is this machine, and gives it the first part. Those that might be it instead
     /// must have answered, but are not waited for without end: one may be closed to this user.
-    fn choose(&mut self, told: &[Report]) {
+    fn choose(&mut self, reports: &[Report]) {
         if self.machine.is_some() {
             return;
         }
         self.looks += 1;
         let waits = self.looks < LOOKS_WAITED;
-        let answered = |path: &String| told.iter().find(|chassis| chassis.path == *path);
+        let answered = |path: &String| reports.iter().find(|chassis| chassis.path == *path);
         let is_complete = self.paths.iter().all(|path| answered(path).is_some());
         let metered = |chassis: &Report| Some((chassis.path.clone(), chassis.meters.first()?.0.clone()));
         self.machine = match &self.choice {
@@ -264,10 +264,10 @@ impl Chassis {
                 known.flatten().find_map(metered)
             }
             ChassisChoice::Named(name) => {
-                told.iter().find(|chassis| chassis.name() == *name).and_then(metered)
+                reports.iter().find(|chassis| chassis.name() == *name).and_then(metered)
             }
             ChassisChoice::Sum if is_complete || !waits => {
-                told.iter().find_map(metered).map(|_| (ALL.to_owned(), "sum".to_owned()))
+                reports.iter().find_map(metered).map(|_| (ALL.to_owned(), "sum".to_owned()))
             }
             ChassisChoice::Sum => None,
         };
@@ -281,8 +281,8 @@ impl Chassis {
         self.parts.of(format!("{path}\n{meter}").as_bytes(), labels)
     }
 
-    fn fill(&mut self, told: &[Report], batch: &mut Batch) {
-        for chassis in told {
+    fn fill(&mut self, reports: &[Report], batch: &mut Batch) {
+        for chassis in reports {
             for (name, cells) in &chassis.meters {
                 if let Some(part) = self.part(&chassis.path, name) {
                     batch.push_part(Subject::Node, part).copy_from_slice(cells);
@@ -291,13 +291,13 @@ impl Chassis {
         }
     }
 
-    /// What all chassis draw together, if that was asked for and each that has a meter has told it.
-    fn sum(&self, told: &[Report], batch: &mut Batch) {
+    /// What all chassis draw together, if configured and each with a meter has reported.
+    fn sum(&self, reports: &[Report], batch: &mut Batch) {
         if self.choice != ChassisChoice::Sum {
             return;
         }
         let power = |name: &String| {
-            let chassis = told.iter().find(|chassis| chassis.name() == *name)?;
+            let chassis = reports.iter().find(|chassis| chassis.name() == *name)?;
             Some(chassis.meters.first()?.1[POWER]).filter(|&power| power != MISSING)
         };
         let powers: Option<Vec<i64>> = self.metered.iter().map(power).collect();

@@ -22,7 +22,7 @@ thread_local! {
 // SAFETY: every call is handed on to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // At the end of a thread its counter is gone, and nobody asks for it any more.
+        // At the end of a thread its counter is gone and no longer needed.
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
         unsafe { System.alloc(layout) }
     }

@@ -1,4 +1,4 @@
-//! Real processes that come and go between two looks, against what their parent was told of them.
+//! Real processes that come and go between two looks, against their parent's accounting of them.
 
 #![allow(clippy::disallowed_methods, reason = "a test may start processes")]
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
@@ -26,7 +26,7 @@ fn listen() -> Option<Exits> {
     }
 }
 
-/// Runs a script to its end and returns what it printed, its pid, and what was heard meanwhile.
+/// Runs a script to its end and returns its output, its pid, and the events received meanwhile.
 fn run(exits: &Exits, script: &str) -> (String, u32, News) {
     exits.take();
     let child =
@@ -46,7 +46,7 @@ fn sum(ends: &[&Exit], column: usize) -> i64 {
     }
 }
 
-/// Whether a test that needs Python can run; says so if not.
+/// Whether a test that needs Python can run; reports it if not.
 fn python_is_there() -> bool {
     let there = Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_ok();
     if !there {
@@ -55,8 +55,9 @@ fn python_is_there() -> bool {
     there
 }
 
-/// A thousand processes one after the other, each of five milliseconds by its own CPU clock. Prints what that clock said
-/// in all of them just before they ended, and what their parent was told of them, in nanoseconds, after their pids.
+/// A thousand processes one after the other, each of five milliseconds by its own CPU clock. Prints what that
+/// clock said in all of them just before they ended, and their parent's accounting of them, in nanoseconds,
+/// after their pids.
 const A_THOUSAND: &str = "import os,resource,struct,time\n\
     reading,writing=os.pipe()\n\
     own=0\n\
@@ -69,8 +70,8 @@ const A_THOUSAND: &str = "import os,resource,struct,time\n\
     \tos.wait()\n\
     \tprint(pid)\n\
     \town+=struct.unpack('q',os.read(reading,8))[0]\n\
-    told=resource.getrusage(resource.RUSAGE_CHILDREN)\n\
-    print(own,round((told.ru_utime+told.ru_stime)*1e9))";
+    waited=resource.getrusage(resource.RUSAGE_CHILDREN)\n\
+    print(own,round((waited.ru_utime+waited.ru_stime)*1e9))";
 
 #[test]
 fn a_thousand_processes_of_five_milliseconds_are_counted() {
@@ -86,18 +87,18 @@ fn a_thousand_processes_of_five_milliseconds_are_counted() {
     assert_eq!(children.len(), 1000);
     let born = news.births.iter().filter(|(_, child)| pids.contains(child)).count();
     assert!(!exits.knows_births() || born == 1000, "{born} births");
-    let (own, told) = clocks.split_once(' ').unwrap();
-    let (own, told): (f64, f64) = (own.parse().unwrap(), told.parse().unwrap());
+    let (own, waited) = clocks.split_once(' ').unwrap();
+    let (own, waited): (f64, f64) = (own.parse().unwrap(), waited.parse().unwrap());
     let found = sum(&children, CPU) as f64;
     println!(
         "1000 processes: {:.3} s of {:.3} s, {:.3} s with their end",
         found / 1e9,
         own / 1e9,
-        told / 1e9
+        waited / 1e9
     );
     // Their memory is taken down after the record is written: no clock of theirs has that, only their parent's.
     assert!((found / own - 1.0).abs() < 0.03, "{found} ns, but the truth is {own} ns");
-    assert!(found < told * 1.001, "{found} ns, but the parent was told of {told} ns only");
+    assert!(found < waited * 1.001, "{found} ns, but the parent's accounting has {waited} ns only");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What taskstats says of a workload, against /proc and against what its parent is told at its end.
+//! What taskstats reports of a workload, against /proc and against its parent's accounting at its end.
 
 #![allow(clippy::disallowed_methods, reason = "a test may start processes")]
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
@@ -29,8 +29,8 @@ fn reap(pid: u32) -> (i64, i64) {
 }
 
 #[test]
-#[allow(clippy::zombie_processes, reason = "wait4 reaps it, and tells more")]
-fn a_workload_that_stands_still_reads_the_same_everywhere() {
+#[allow(clippy::zombie_processes, reason = "wait4 reaps it, and returns more")]
+fn a_paused_workload_reads_the_same_everywhere() {
     let host = Host::real().unwrap();
     let mut runner = Runner::open(&host, &Options { only: Some(&["taskstats"]), ..Options::default() });
     if let Some((_, why)) = runner.unavailable().first() {
@@ -66,7 +66,7 @@ fn a_workload_that_stands_still_reads_the_same_everywhere() {
     )
     .unwrap();
     let (cpu_ns, switches) = reap(pid);
-    // Dying takes a little more, and its parent is told of the children it had, too.
+    // Exiting takes a little more, and its parent's accounting includes its children, too.
     let more_ns = cpu_ns - cells[taskstats::CPU];
     assert!((0..cpu_ns / 50 + 20_000_000).contains(&more_ns), "{more_ns} ns of {cpu_ns} more at the end");
     assert!(switches >= voluntary, "{switches}, {voluntary} before");

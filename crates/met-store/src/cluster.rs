@@ -40,7 +40,7 @@ pub struct About<'a> {
     pub page: Option<Page>,
 }
 
-/// Who sends under the name of a node, by its last batch.
+/// The sender under the name of a node, by its last batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bound {
     /// `None` before the first batch, of a node that sends none, and after a replacement.
@@ -84,7 +84,7 @@ pub struct Node {
     pub page: Option<Page>,
 }
 
-/// Who shows a token.
+/// The holder of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bearer {
     /// May send batches, as this node.
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_news_once_and_a_new_spool_begins_anew() {
+    fn a_batch_is_new_once_and_a_new_spool_starts_over() {
         let state = tempfile::tempdir().unwrap();
         let mut log = log(state.path());
         let batches =
@@ -649,7 +649,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_let_in_can_be_shown_the_door() {
+    fn a_granted_token_can_be_revoked() {
         let state = tempfile::tempdir().unwrap();
         let mut log = log(state.path());
         log.enroll(&Bearer::User("ada".into()), b"hash-3", 1, false).unwrap();
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_under_a_name_is_known_until_it_is_replaced() {
+    fn the_sender_under_a_name_is_known_until_it_is_replaced() {
         let state = tempfile::tempdir().unwrap();
         let mut log = log(state.path());
         let from = |id: &'static str, sequence| {
@@ -690,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_word_of_a_node_on_a_job_holds() {
+    fn the_newest_record_of_a_node_wins() {
         let state = tempfile::tempdir().unwrap();
         let mut log = log(state.path());
         let on_node = |node: &str, name: &str| {
@@ -784,7 +784,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_older_server_wrote_beside_an_upgrade_lives_if_it_says_so() {
+    fn rows_of_an_older_server_beside_an_upgrade_live_by_their_state() {
         let state = tempfile::tempdir().unwrap();
         let mut log = log(state.path());
         let sql = "INSERT INTO told (manager, id, node, incarnation, whole, record)

@@ -9,10 +9,10 @@ use super::*;
 use crate::backends::Secret;
 use crate::samples::{MIDNIGHT_S, course, running};
 
-/// What an engine was asked: the first line, and the header of authorization.
+/// A request to an engine: the first line, and the authorization header.
 type Asked = (String, Option<String>);
 
-/// An engine that answers each request with the next of these, and says afterwards what it was asked.
+/// An engine that answers each request with the next of these, and returns the requests afterwards.
 fn engine(answers: &[&str]) -> (Engine, JoinHandle<Vec<Asked>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

@@ -31,7 +31,7 @@ pub(crate) fn put(sql: &dyn Sql, from_ns: i64, to_ns: i64, factors: &[Factor]) -
     Ok(())
 }
 
-/// Removes the factors of times of which no job is kept.
+/// Removes the factors of times without stored jobs.
 pub(crate) fn forget(sql: &dyn Sql, before_ns: i64) -> Result<(), StoreError> {
     // The last one before was still valid then.
     let statement = "DELETE FROM factor

@@ -40,8 +40,8 @@ const OF_SYSTEM: &str = "of-system";
 /// range of their own, for jobs that start while the system daemon cannot be asked. The ranges do not overlap.
 pub const SHARED_IDS_END: u64 = 1_000_000_000;
 
-/// What its processes and cgroups add to a record between its making and its start: with room for them the space is
-/// asked for once.
+/// What its processes and cgroups add to a record between its creation and its start: with room for them the
+/// space is reserved once.
 const START_GROWTH_BYTES: u64 = 8 << 10;
 /// What totals and summaries may add to a record between its start and its end.
 const END_GROWTH_BYTES: u64 = 64 << 10;
@@ -187,7 +187,7 @@ impl JobDir {
         replace(&file, &json)?;
         file.sync_all()?;
         if self.has_own_id() || self.path.join(OF_SYSTEM).exists() {
-            // Before anybody can see the end: the user's own store imports and removes it.
+            // Before the end is visible: the user's own store imports and removes it.
             let _ = self.keep_unreported(&reserved);
         }
         fs::rename(&reserved, self.path.join(END))?;
@@ -235,7 +235,7 @@ impl JobDir {
 
     /// Whether the end was written, by whomever; the database may have taken it in since.
     pub fn has_end(&self) -> bool {
-        // What cannot be looked at may be without it.
+        // An unreadable one may be without it.
         let is_there = |path: &Path| path.try_exists().unwrap_or(false);
         let is_gone = |path: &Path| !path.try_exists().unwrap_or(true);
         [END, DONE].iter().any(|name| is_there(&self.path.join(name))) || is_gone(&self.path)
@@ -304,8 +304,8 @@ impl JobDir {
 
     /// Removes the job's files; [`clean`] removes the directory once it is not the highest id any more.
     pub fn remove(&self) -> io::Result<()> {
-        // Without the mark it looks like a reservation that was never used, and goes a day later. First: who looks for
-        // an end in between must find that there was one.
+        // Without the mark it looks like a reservation that was never used, and goes a day later. First: a
+        // reader that looks for an end in between must find that there was one.
         let marked = create(&self.path.join(DONE)).is_ok();
         // The end goes last: if this is interrupted, the job is imported again and not taken for a live one.
         for name in [START, "start.tmp", COURSE, "course.tmp", OF_SYSTEM, END_RESERVED, END] {

@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_the_machine_has_a_course_of_its_own() {
+    fn each_part_of_the_machine_has_its_own_series() {
         let state = tempfile::tempdir().unwrap();
         let mut writer = Writer::open(state.path()).unwrap();
         assert_eq!(writer.node_parts_between(i64::MIN, i64::MAX).unwrap(), []);

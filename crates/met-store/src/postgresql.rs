@@ -31,7 +31,7 @@ const STATEMENTS_MAX: usize = 300;
 const ROWS_AT_ONCE: usize = 1_000;
 
 static DIALECT: Dialect = Dialect {
-    // As the record is written; nowhere else can these characters stand in it. JSON is not read here: a server
+    // As the record is written; these characters cannot occur elsewhere in it. JSON is not read here: a server
     // refuses to read one with a NUL in any of its texts.
     has_cards: "detail LIKE '%\"gpus\":[{%'",
     numbers: "SELECT json_array_elements_text(?1::text::json)::bigint",
@@ -348,8 +348,8 @@ impl Sql for Postgres {
         Ok(())
     }
 
-    /// Holds the row of the changes from the first moment: writers come one after the other, and what one of
-    /// them reads before he writes is what the last one left.
+    /// Holds the row of the changes from the first moment: writers are serialised, and each reads what the last
+    /// one wrote.
     fn begin(&self, _durable: bool) -> Result<(), StoreError> {
         let begun =
             self.with(|session| session.client.batch_execute("BEGIN; SELECT last FROM change FOR UPDATE"));

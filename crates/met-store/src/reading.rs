@@ -32,7 +32,7 @@ const TOTALS_SUM: usize = 17;
 const SUMMARIES_SUM: usize = 18;
 const CHANGED: usize = 19;
 
-/// Jobs whose figures are asked for at once.
+/// Jobs whose figures are read in one query.
 const FILL_CHUNK: usize = 500;
 
 /// A job and its key in the catalogue.
@@ -285,7 +285,7 @@ fn fill(sql: &dyn Sql, found: &mut [Stored], parts: Parts) -> Result<()> {
 }
 
 impl Stored {
-    /// Takes figures away that are not those that were written, and says of which job.
+    /// Removes figures whose checksum does not match, and returns what was damaged.
     pub(crate) fn settle(&mut self, tally: &Tally, parts: Parts) -> Option<String> {
         let name = || label(&self.record.key.manager, self.record.shown_id());
         let wrong = |expected: Option<i64>, sum: i64| expected.is_some_and(|expected| expected != sum);

@@ -32,7 +32,7 @@ const DETAIL: usize = 14;
 const ALIAS: usize = 15;
 const CHANGED: usize = 16;
 const SUM: usize = 17;
-/// No store has made so many changes: a higher number is damage, and counting on from it might end.
+/// No store has made this many changes: a higher number is damage, and counting on from it might overflow.
 const CHANGES_MAX: i64 = 1 << 53;
 /// How far beyond the jobs a counter that cannot be read may have been: removed jobs had numbers, too.
 const CHANGES_UNKNOWN: i64 = 1 << 32;

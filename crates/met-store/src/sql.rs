@@ -1,5 +1,5 @@
-//! How the catalogue is spoken to: in the SQL that SQLite and PostgreSQL have in common, so that what a job's
-//! record means is written once. Parameters are `?1`, `?2`, …; a name that one of the two reserves is quoted.
+//! Queries of the catalogue: the SQL that SQLite and PostgreSQL have in common, so that the meaning of a job's
+//! record is written once. Parameters are `?1`, `?2`, …; a name that one of the two reserves is quoted.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_take_answers_gets_no_more_and_others_do() {
+    fn a_client_that_takes_no_answers_gets_no_more_and_others_do() {
         block_on(async {
             let answers = Answers::within(Duration::from_millis(50));
             let mut unread = Vec::new();

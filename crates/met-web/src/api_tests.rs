@@ -68,7 +68,7 @@ impl Query for Jobs {
     }
 }
 
-/// Believes who says his name in `From`.
+/// Trusts the name in `From`.
 struct Named;
 
 impl Admission for Named {
@@ -103,7 +103,7 @@ fn ids(answer: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn no_endpoint_is_called_for_a_stranger() {
+fn no_endpoint_is_called_without_authentication() {
     let jobs = Jobs::new();
     for (path, _) in ENDPOINTS {
         let (status, answer) = get_from(&jobs, None, &path.replace("{job}", "2"));
@@ -117,7 +117,7 @@ fn no_endpoint_is_called_for_a_stranger() {
 }
 
 #[test]
-fn a_user_gets_his_own_jobs_and_for_others_there_are_none() {
+fn a_user_gets_only_their_own_jobs() {
     let jobs = Jobs::new();
     let (_, own) = get_from(&jobs, Some("ada"), "/api/v1/jobs");
     assert_eq!(ids(&own), ["8", "6", "4", "2"]);

@@ -42,7 +42,7 @@ pub struct Options {
     pub connections_max: usize,
     /// From the last byte of the head to the answer.
     pub answer_within: Duration,
-    /// Paths that begin so are let through without a password: their handlers look at who is asking.
+    /// Paths with this prefix need no password: their handlers authenticate.
     pub own_checks: &'static [&'static str],
     /// For what blocks: passwords, and what handlers do in the background.
     pub background_threads: usize,

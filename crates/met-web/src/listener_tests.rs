@@ -177,7 +177,7 @@ fn tls_is_spoken_and_nothing_else() {
 }
 
 #[test]
-fn a_certificate_says_who_its_owner_is_if_the_authority_signed_it() {
+fn a_certificate_proves_its_owner_if_the_authority_signed_it() {
     let ca = "  client_ca_file: ca.pem\n  client_auth_type:";
     let (_folder, path) = web(&format!("{TLS}{ca} RequireAndVerifyClientCert\n"));
     let server = start(Some(&path));

@@ -16,7 +16,7 @@ pub struct Problem {
     pub reason: String,
     /// The same request may succeed later.
     pub come_again: bool,
-    /// What was sent was looked at and will never be accepted; a proxy cannot say this.
+    /// The request was checked and will never be accepted; a proxy cannot say this.
     pub refused: bool,
 }
 
@@ -33,7 +33,7 @@ impl Problem {
         Problem { refused: true, ..Problem::new(status, reason) }
     }
 
-    /// What was asked makes no sense.
+    /// The request is malformed.
     pub fn asked(reason: impl ToString) -> Problem {
         Problem::new(StatusCode::BAD_REQUEST, reason)
     }

@@ -32,7 +32,7 @@ const BEGIN_BYTES: usize = MAGIC.len() + 1;
 const HEADER: u8 = b'H';
 const RECORD: u8 = b'R';
 const SERIES: u8 = b'S';
-const STANDING: u8 = b'L';
+const INTERIM: u8 = b'L';
 /// Means nothing; readers skip it like any frame they do not know.
 const PADDING: u8 = b'P';
 
@@ -58,7 +58,7 @@ const NAME_BYTES_MAX: usize = 255;
 const TABLES_MAX: usize = 256;
 const DESCRIPTION_BYTES_MAX: usize = 512 * 32;
 
-/// Who sends, and how far he is.
+/// The sender, and its position.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     pub node: String,
@@ -180,8 +180,8 @@ impl NodeBatch {
         let records_end = bytes.len();
         if !self.pieces.is_empty() || !self.interims.is_empty() {
             plain.clear();
-            for standing in &self.interims {
-                put_json(&mut plain, STANDING, standing)?;
+            for interim in &self.interims {
+                put_json(&mut plain, INTERIM, interim)?;
             }
             for piece in &self.pieces {
                 put_piece(&mut plain, piece)?;
@@ -206,7 +206,7 @@ impl NodeBatch {
                 }
                 RECORD => batch.records.push(json("a record", payload)?),
                 // A server can do without.
-                STANDING if payload.len() <= STANDING_BYTES_MAX => {
+                INTERIM if payload.len() <= STANDING_BYTES_MAX => {
                     batch.interims.extend(serde_json::from_slice::<Interim>(payload).ok());
                 }
                 SERIES => batch.pieces.push(piece(payload, at)?),
@@ -310,7 +310,7 @@ fn put_frame(out: &mut Vec<u8>, kind: u8, payload: &[u8]) {
     out.extend_from_slice(payload);
 }
 
-/// Reads a length in front of `bytes`, which must hold so many more.
+/// Reads a length in front of `bytes`, which must hold that many more.
 fn sized(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut length = 0_usize;
     for (index, &byte) in bytes.iter().enumerate().take(5) {

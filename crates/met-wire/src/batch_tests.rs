@@ -16,7 +16,7 @@ fn record(id: &str) -> Record {
     serde_json::from_value(text).unwrap()
 }
 
-fn standing() -> Interim {
+fn interim() -> Interim {
     let mut totals = Totals::default();
     totals.set(met_core::job_table::ENERGY, 5, met_core::job::QualityKind::Estimated, "2 cores, by CPU time");
     let emission = Some(Emission {
@@ -38,7 +38,7 @@ fn batch() -> NodeBatch {
             ..Header::default()
         },
         records: vec![record("1"), record("2")],
-        interims: vec![standing()],
+        interims: vec![interim()],
         pieces: vec![
             Piece { subject: Subject::Job(key("1")), table: "job".to_owned(), block: vec![1, 2, 3] },
             Piece {
@@ -141,15 +141,15 @@ fn frames_of_later_versions_are_passed_over() {
 }
 
 #[test]
-fn a_batch_does_without_a_standing_that_is_none() {
+fn a_batch_skips_a_malformed_interim() {
     let mut plain = begin().to_vec();
     put_json(&mut plain, HEADER, &batch().header).unwrap();
-    put_frame(&mut plain, STANDING, b"{}");
-    let mut long = standing();
+    put_frame(&mut plain, INTERIM, b"{}");
+    let mut long = interim();
     long.key.id = "7".repeat(STANDING_BYTES_MAX);
-    put_json(&mut plain, STANDING, &long).unwrap();
-    put_json(&mut plain, STANDING, &standing()).unwrap();
-    assert_eq!(NodeBatch::read_within(&plain, RECORD_BYTES_MAX).unwrap().interims, [standing()]);
+    put_json(&mut plain, INTERIM, &long).unwrap();
+    put_json(&mut plain, INTERIM, &interim()).unwrap();
+    assert_eq!(NodeBatch::read_within(&plain, RECORD_BYTES_MAX).unwrap().interims, [interim()]);
 }
 
 #[test]

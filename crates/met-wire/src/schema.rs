@@ -1,8 +1,8 @@
 //! Describes the columns of a table, so that two versions can check whether they agree.
 //!
-//! Blocks and records name their columns, and a column that one side does not know is passed over. But a cell is an
-//! integer in a sub-unit that the name does not say: a version that counts in others would be misread. So a sender
-//! says of each column in his batch what it means by it, in full:
+//! Blocks and records name their columns, and a column that one side does not know is passed over. But a cell
+//! is an integer in a sub-unit that the name does not say: a version that counts in others would be misread. So
+//! a sender describes each column of its batch in full:
 //!
 //! ```text
 //! c_seconds*1e-9 cpu cpu_user;g_bytes*1e0 memory_needed
@@ -19,7 +19,7 @@ pub fn describe(table: &Table) -> String {
     describe_some(table, |_| true)
 }
 
-/// Those that occur in what he sends.
+/// Those that occur in its batch.
 pub fn describe_some(table: &Table, occurs: impl Fn(usize) -> bool) -> String {
     let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (_, column) in table.columns.iter().enumerate().filter(|(index, _)| occurs(*index)) {
@@ -36,7 +36,7 @@ pub enum Compared {
     Same,
     /// So many columns mean something that we have no name for.
     Unknown(usize),
-    /// By this one he means something else.
+    /// The sender means something else by this one.
     Differs(&'static str),
 }
 
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_description_says_everything_in_words() {
+    fn a_description_is_complete() {
         assert_eq!(describe(&OURS), "c_bytes*1e0 read;g_watts*1e-3 power");
         assert_eq!(describe_some(&OURS, |column| column == 0), "g_watts*1e-3 power");
         assert_eq!(describe_some(&OURS, |_| false), "");

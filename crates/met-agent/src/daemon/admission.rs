@@ -38,7 +38,7 @@ impl Admission {
         }
     }
 
-    /// Makes a cgroup inside the caller's own slice and moves his waiting child into it.
+    /// Makes a cgroup inside the caller's own slice and moves the caller's waiting child into it.
     pub(super) fn enclose(&mut self, host: &Host, name: &str, pid: u32, peer: Peer) -> Result<CgroupPaths> {
         if !job_cgroup::is_valid_name(name) {
             bail!("{name:?} is not a name for a job's cgroup");
@@ -65,7 +65,8 @@ impl Admission {
         Ok(paths)
     }
 
-    /// Whether a system daemon gave the id to this user, or it is out of the range that only he gives out.
+    /// Whether a system daemon gave the id to this user, or it is outside the range that only the daemon gives
+    /// out.
     pub(super) fn gave_away(
         &self,
         record: &Record,

@@ -19,9 +19,10 @@ const TURN: Duration = Duration::from_millis(10);
 const TURN_ALONE: Duration = Duration::from_millis(100);
 /// Replies that one user has not taken and requests that are not complete; beyond it no further request is taken.
 const USER_BYTES_MAX: usize = 16 << 20;
-/// A peer that neither takes its reply nor completes its request for so long is gone, whatever its process does.
+/// A peer that neither takes its reply nor completes its request for this long is gone, whatever its process
+/// does.
 const STALLED_AFTER: Duration = Duration::from_secs(30);
-/// Where there is no room one that said nothing for so long makes room.
+/// Without free places, a connection idle for this long is closed.
 const IDLE_AFTER: Duration = Duration::from_secs(2);
 
 /// How many connections there may be, by the limit on descriptors.
@@ -33,7 +34,8 @@ pub struct Limits {
     /// All others.
     clients: usize,
     clients_of_user: usize,
-    /// Of these, places that only root gets: who fills all others does not keep root from stopping the daemon.
+    /// Of these, places reserved for root: a user who fills all others cannot keep root from stopping the
+    /// daemon.
     clients_of_root: usize,
 }
 
@@ -110,7 +112,7 @@ impl Connections {
         let awaited = self.all.iter().enumerate().filter(|(_, connection)| !connection.is_postponed());
         awaited.map(|(index, connection)| {
             let flags = match connection {
-                // Who does not take his answers is asked no further questions.
+                // No further requests are read from a client that does not take its replies.
                 connection if connection.wants_to_write() => PollFlags::OUT,
                 connection if self.is_crowded(connection) => PollFlags::empty(),
                 _ => PollFlags::IN,
@@ -318,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_without_reading_is_answered_once() {
+    fn a_client_that_does_not_read_is_answered_once() {
         let mut all = Connections::new(Limits::of(20_000, true));
         let (connection, mut greedy) = client(7);
         all.admit(connection);
         say(&mut greedy, 1000);
         assert_eq!(rounds(&mut all, 50, &big(), Duration::ZERO).remove(&7), Some(1));
         assert!(all.get(0).held_bytes() < 5 << 20, "{}", all.get(0).held_bytes());
-        // Who reads goes on, one by one.
+        // A client that reads goes on, reply by reply.
         let mut reply = vec![0; 4 << 20];
         let mut taken = 0;
         for _ in 0..10_000 {
@@ -355,14 +357,14 @@ mod tests {
         all.admit(connection);
         say(&mut other, 1);
         assert_eq!(rounds(&mut all, 2, &Reply::Done, Duration::ZERO).get(&8), Some(&1));
-        // Who hangs up makes room, when what he said was looked at.
+        // A closed connection frees its place after its requests were read.
         drop(peers);
         rounds(&mut all, 10, &Reply::Done, Duration::ZERO);
         assert_eq!(all.len(), 1);
     }
 
     #[test]
-    fn who_waits_for_his_turn_makes_no_room() {
+    fn a_waiting_client_is_not_closed() {
         let mut all = Connections::new(Limits { clients: 2, clients_of_root: 0, ..Limits::of(0, true) });
         let (idle, _idle) = client(70_000);
         let (waiting, mut peer) = client(70_000);
@@ -388,7 +390,7 @@ mod tests {
         let limits = Limits::of(1024, true);
         let mut all = Connections::new(limits);
         let mut peers = Vec::new();
-        // All of them have just spoken: none is idle.
+        // All of them have just sent something: none is idle.
         for uid in (70_000..70_004).flat_map(|uid| std::iter::repeat_n(uid, limits.clients)) {
             let (connection, mut peer) = client(uid);
             say(&mut peer, 1);

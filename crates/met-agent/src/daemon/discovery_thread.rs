@@ -19,7 +19,7 @@ use met_core::text;
 
 /// Batches of events that wait for the daemon. When it is so far behind, looking for more waits for it.
 const QUEUE_BATCHES: usize = 1 << 14;
-/// Before nearly everybody else; the limit counts from the lowest priority.
+/// Before nearly all other threads; the limit counts from the lowest priority.
 const NICE: i32 = -10;
 const NICE_LIMIT: u64 = 30;
 /// Places that are complained of: a log is for people.

@@ -202,7 +202,7 @@ fn try_start(host: &Host, config: &Config, place: &Place, page: Option<Page>) ->
     Ok(Some(started))
 }
 
-/// The records of this node's catalogue in the order of change, read beside the one who writes.
+/// The records of this node's catalogue in the order of change, read beside its writer.
 struct Catalogue {
     state: PathBuf,
     reader: Option<Reader>,

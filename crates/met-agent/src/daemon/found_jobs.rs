@@ -28,7 +28,7 @@ pub(super) struct Discovery {
     /// The jobs that the discovery follows, by its numbers for them.
     pub(super) found: HashMap<u64, Directory>,
     pub(super) layouts: Layouts,
-    /// Those of which it is not known yet who they are.
+    /// Jobs that are not identified yet.
     pub(super) asking: Vec<Unidentified>,
     /// Groups of processes, where there is no batch system.
     pub(super) groups: Option<Groups>,

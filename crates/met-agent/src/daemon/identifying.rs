@@ -14,14 +14,14 @@ use super::sinks::Outputs;
 use met_host::{Host, users};
 use met_jobs::processes;
 
-/// How long after its first process a job is asked: at once, and again for those whose user's first process
-/// is not there yet, or has not begun its own program.
+/// When a job is identified after its first process: at once, and again if its user's first process is not
+/// there yet, or has not executed its program.
 const ASK_AFTER_MS: [u64; 7] = [0, 50, 150, 400, 1_000, 5_000, 30_000];
 
 /// A job in which there is only its manager for long may have its user's first process at any time.
 const ASK_EVERY: Duration = Duration::from_secs(30);
 
-/// A job of which it is not known yet who it is.
+/// A job that is not identified yet.
 pub(super) struct Unidentified {
     job: u64,
     since: Instant,
@@ -50,7 +50,7 @@ impl Unidentified {
     }
 }
 
-/// Where those who are asked are found, and where the answers go.
+/// Where the processes are read, and where the results go.
 pub(super) struct Asked<'a> {
     pub(super) host: &'a Host,
     pub(super) registry: &'a mut Registry,
@@ -106,7 +106,7 @@ impl Discovery {
         }
     }
 
-    /// Asks the processes of a job who it is.
+    /// Identifies a job by its processes.
     fn ask(&self, job: u64, from: &mut Asked) -> Answer {
         let Some(kept) =
             self.found.get(&job).and_then(|directory| from.registry.jobs.get_mut(&directory.key))
@@ -117,7 +117,7 @@ impl Discovery {
         let pids: Vec<u32> =
             processes::of_job(from.host, record).iter().map(|process| process.id.pid).collect();
         let cgroup = record.local.as_ref().map(|local| local.cgroup.clone()).unwrap_or_default();
-        // Whom the path names is the owner, whatever runs in it.
+        // The user in the path is the owner, whatever runs in it.
         let question = Question {
             manager: &record.key.manager,
             id: &record.key.id,
@@ -142,7 +142,7 @@ impl Discovery {
         if *record != before {
             from.outputs.on_board(|board| board.runs(record));
         }
-        // Who watches over a container, and knows its name, may come after its first process.
+        // A container's monitor, which knows its name, may come after its first process.
         match identity.main {
             None => Answer::NoProcess,
             Some(_) if identity.environment_read && record.name != record.key.id => Answer::Known,

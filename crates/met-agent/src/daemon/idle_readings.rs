@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_machine_is_looked_at_now_and_then() {
+    fn an_empty_machine_is_read_now_and_then() {
         assert_eq!(readings(1, true)[..6], [10, 12, 14, 16, 316, 318]);
         assert!(readings(10, true).len() < 3600 / 13, "of 3600 seconds nearly all are slept through");
         assert!(readings(3600, true).len() < 3600 / 4, "whatever is configured");

@@ -124,7 +124,7 @@ fn old_samples_are_not_shown_as_new() {
 }
 
 #[test]
-fn a_tick_does_not_wait_for_who_reads() {
+fn a_tick_does_not_wait_for_readers() {
     let board = board(10);
     let reading = board.now.lock().unwrap();
     board.post(NodeNow { ticks: 9, ..NodeNow::default() });

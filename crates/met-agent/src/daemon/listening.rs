@@ -58,7 +58,7 @@ impl Answers for OwnSocket {
     }
 }
 
-/// The thread that speaks with others gives up what root may.
+/// The thread that serves others drops root's privileges.
 pub fn listen(
     setting: &Setting,
     place: &Place,
@@ -74,7 +74,7 @@ pub fn listen(
     options.own_checks = &[api::ROOT];
     // More than answers that are made at once: a password is checked by one of them.
     options.background_threads = 4;
-    options.in_thread = place.system.then_some(privilege::give_up_before_strangers);
+    options.in_thread = place.system.then_some(privilege::drop_privileges_before_serving);
     let api = Api {
         query: Arc::new(Remote::new(OwnSocket(place.clone()))),
         admission: Arc::new(Operators(http.operators.clone())),
@@ -99,7 +99,8 @@ fn router(board: &Arc<Board>) -> Router {
 }
 
 fn answer(board: &Board, peer: &Peer, headers: &HeaderMap) -> Response {
-    // Every user of this machine can ask without a name, so names are for those alone who have one.
+    // Every user of this machine can read the page without a login, so user names are shown only to
+    // authenticated clients.
     let wanted = wanted(headers, peer.is_known());
     match board.page(wanted) {
         Ok(page) => respond(wanted, axum::body::Bytes::from_owner(page)),
@@ -107,7 +108,7 @@ fn answer(board: &Board, peer: &Peer, headers: &HeaderMap) -> Response {
     }
 }
 
-/// What a scraper asks for by its headers.
+/// The format that a scraper's headers request.
 pub fn wanted(headers: &HeaderMap, people: bool) -> Wanted {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let format = Format::accepted(text(header::ACCEPT));

@@ -91,7 +91,7 @@ fn outer_of(host: &Host, discovery: &Discovery, pid: u32) -> Option<Outer> {
     Some(Outer { key: directory.key.clone(), node: directory.node.clone() })
 }
 
-/// A process of the job, or who waits for it in the same place.
+/// A process of the job, or its waiting parent in the same cgroup.
 fn process_of(host: &Host, record: &Record, peer: Peer) -> Option<u32> {
     let local = record.local.as_ref()?;
     let main = local.main.filter(|main| host.is_alive(*main)).map(|main| main.pid);

@@ -13,12 +13,12 @@ const NEEDED: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::NET_ADMIN)
     .union(CapabilitySet::PERFMON);
 
-/// What a thread keeps that strangers can speak to: it reads certificates again when they change.
-const NEEDED_BEFORE_STRANGERS: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
+/// The capabilities of a thread that serves the network: it reads certificates again when they change.
+const NEEDED_WHILE_SERVING: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
 
 /// Of one thread, and of those that it starts.
-pub fn give_up_before_strangers() -> io::Result<()> {
-    keep(NEEDED_BEFORE_STRANGERS)
+pub fn drop_privileges_before_serving() -> io::Result<()> {
+    keep(NEEDED_WHILE_SERVING)
 }
 
 /// To be called before other threads are started: rights belong to threads.

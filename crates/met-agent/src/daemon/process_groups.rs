@@ -1,4 +1,4 @@
-//! Jobs where there is no batch system: groups of processes, looked at every few seconds.
+//! Jobs where there is no batch system: groups of processes, read every few seconds.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -150,7 +150,7 @@ pub(super) enum News {
 }
 
 impl Groups {
-    /// When the processes of this machine are to be looked at again.
+    /// When the processes of this machine are due to be read again.
     pub(super) fn next_look(&self) -> Instant {
         self.next
     }

@@ -18,7 +18,8 @@ const PART_OF_STORE: u64 = 16;
 /// For small stores: retention costs more than the bytes it would remove.
 const UNCHECKED_BYTES_MIN: u64 = 1 << 20;
 
-/// Whether a job that is new to this daemon may run: one for each supervisor, and so many of each user.
+/// Whether a job that is new to this daemon may run: one for each supervisor, and a bounded number for each
+/// user.
 pub(super) fn check(host: &Host, registry: &Registry, record: &Record, peer: Peer) -> Result<()> {
     if registry.jobs.contains_key(&record.key) {
         return Ok(());
@@ -51,7 +52,7 @@ impl Announced {
         self.bytes += bounds::bytes(record) as u64;
     }
 
-    /// Whether it is so much that the next retention cannot wait.
+    /// Whether retention must run at once.
     pub(super) fn is_retention_due(&self, store_bytes_max: u64) -> bool {
         self.bytes > (store_bytes_max / PART_OF_STORE).max(UNCHECKED_BYTES_MIN)
     }

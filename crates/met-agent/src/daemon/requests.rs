@@ -1,5 +1,5 @@
-//! Requests to a daemon: who may make which, and those that change something or are about the daemon itself. Jobs and
-//! series are read in `query.rs`.
+//! Requests to a daemon: their permissions, and those that change something or concern the daemon itself. Jobs
+//! and series are read in `query.rs`.
 
 use anyhow::{Result, bail};
 use met_core::JOB;
@@ -25,7 +25,7 @@ impl Service {
         Ok(access)
     }
 
-    /// Whether this is a user's daemon, and his.
+    /// Whether this is the user's own daemon.
     pub fn is_owner(&self, peer: Peer) -> bool {
         !self.place.system && peer.uid == rustix::process::getuid().as_raw()
     }

@@ -1,4 +1,4 @@
-//! Job ids that a system daemon gave away and of which no start is known yet.
+//! Job ids that a system daemon reserved and whose start is not known yet.
 //!
 //! They are only in memory: an unused id leaves nothing behind. They are bounded per user, expire, and are given
 //! again. All users share one counter; a user whose own ids are ahead of it gets the next of those, without moving
@@ -16,7 +16,7 @@ use met_store::inbox::{self, SHARED_IDS_END};
 
 use met_query::protocol::Reply;
 
-/// How far a user's own ids may be ahead of everybody's.
+/// How far a user's own ids may be ahead of the shared counter.
 const ID_LEAP_MAX: u64 = 1_000_000;
 /// More jobs than one user starts at once.
 const PER_USER_MAX: usize = 4096;
@@ -25,9 +25,9 @@ const TOTAL_MAX: usize = 65_536;
 const EXPIRES_AFTER: Duration = Duration::from_secs(15 * 60);
 /// Expired ids that are remembered; more are skipped.
 const FREE_MAX: usize = 65_536;
-/// Ids that the store is asked for at once.
+/// Ids checked in one query of the store.
 const CHUNK: u64 = 1024;
-/// An id from further ahead is sought in so many chunks, then behind all others.
+/// An id from further ahead is searched in this many chunks, then behind all others.
 const CHUNKS_AHEAD_MAX: u64 = 16;
 /// Written so far ahead that not every reservation is a write. A restart skips no more than these.
 const BLOCK: u64 = 64;
@@ -36,7 +36,7 @@ const META: &str = "next_local_id";
 
 #[derive(Default)]
 pub struct Reservations {
-    /// The next id for everybody; 0 before the store was asked.
+    /// The next shared id; 0 before the store was read.
     next: u64,
     /// Up to here the store knows.
     written: u64,
@@ -82,7 +82,7 @@ impl Reservations {
                 self.free.insert(id);
             }
         }
-        // Who reserves and starts nothing moves the ids of others only until it expires.
+        // A reservation without a start moves the ids of others only until it expires.
         while self.free.last().is_some_and(|&id| id + 1 == self.next) {
             self.free.pop_last();
             self.next -= 1;
@@ -96,7 +96,7 @@ impl Reservations {
         if at_least >= SHARED_IDS_END {
             bail!("{at_least} is beyond the job ids that users share");
         }
-        // A user's own ids are not far from everybody's, unless he means to use them all up.
+        // A user's own ids are near the shared ones, unless the user tries to exhaust them.
         if at_least > self.next + ID_LEAP_MAX {
             bail!("job ids are at {}; {at_least} is too far ahead", self.next);
         }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reserves_without_end_is_bounded_and_moves_no_ids() {
+    fn endless_reservations_are_bounded_and_move_no_ids() {
         let (mut all, none, begin) = (from(1), HashSet::new(), Instant::now());
         let ask = |all: &mut Reservations, uid, now| all.take(1, uid, now, &none).ok();
         for _ in 0..PER_USER_MAX {

@@ -23,7 +23,7 @@ use met_host::users;
 use met_query::jobs;
 use met_query::protocol::SchedulerStatus;
 
-/// After an answer of so many runs memory is given back.
+/// After an answer of more runs than this memory is released.
 const LONG_ANSWER_RUNS: u64 = 5_000;
 /// Updates that are queued; a thread with more waits.
 const QUEUE: usize = 4;
@@ -467,7 +467,7 @@ mod tests {
         let config = configured(folder.path());
         let schedulers = Schedulers::start(&host, &config, SERVER, |_| Before::default()).unwrap();
         let update = loop {
-            // The day before is asked for in pieces, and each has the same answer.
+            // The past day is queried in pieces, and each has the same answer.
             let update = wait_for_news(&schedulers);
             if !update.recorded.is_empty() {
                 break update;
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_decides_whose_jobs_unless_the_file_says_so() {
+    fn the_default_scope_holds_unless_the_file_sets_one() {
         let host = Host::real().unwrap();
         let here = &host.facts().hostname;
         let job = |id: u32, node: &str| {

@@ -55,7 +55,7 @@ pub(super) struct Outputs {
     pub(super) bus: Bus,
     /// If there is a subscriber.
     pub(super) board: Option<Arc<Board>>,
-    /// Jobs of which nothing is published yet, because they will soon have another name: since when.
+    /// Jobs not published yet, because they will soon have another name: since when.
     withheld: HashMap<JobKey, Instant>,
 }
 
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn without_sinks_there_is_no_bus_to_speak_of() {
+    fn without_sinks_there_is_no_bus() {
         let root = tempfile::tempdir().unwrap();
         let service = service(root.path());
         assert!(service.outputs.bus.is_empty() && service.outputs.bus.ticker().is_none());

@@ -1,4 +1,4 @@
-//! Whether the supervisors of jobs still live: seen at the connection of each, and looked for where there is none.
+//! Whether the supervisors of jobs still live: seen by their connections, and checked where there is none.
 //!
 //! A connection costs one descriptor, which a supervisor needs in any case to learn that its daemon is gone;
 //! without free descriptors the daemon checks for it from time to time. So a lack of descriptors is never taken for
@@ -76,7 +76,7 @@ impl Registry {
         self.unlinked_jobs().map(|(_, kept)| kept.watch.look_at).min()
     }
 
-    /// Jobs whose supervisors hold no connection and are to be looked at.
+    /// Jobs whose supervisors have no connection and must be checked.
     pub(super) fn due_supervisors(&self, now: Instant) -> Vec<JobKey> {
         let due = self.unlinked_jobs().filter(|(_, kept)| kept.watch.look_at <= now);
         due.map(|(key, _)| key.clone()).collect()
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_supervisor_that_cannot_be_looked_at_is_not_dead() {
+    fn a_supervisor_that_cannot_be_checked_is_not_dead() {
         let root = tempfile::tempdir().unwrap();
         let mut service = service(root.path());
         let record = orphan(&service.host);

@@ -1,6 +1,6 @@
-//! Looks after the sampling thread. One that is kept by something that does not answer, a driver or a file
-//! system, is given up, and another one goes on in its place as after a start of the daemon: with the records of
-//! the jobs and what the store has of their courses. What kept it is left out, or asked in another way.
+//! Watches the sampling thread. A thread blocked by a driver or a file system that does not answer is given up,
+//! and another replaces it as after a start of the daemon: with the records of the jobs and their stored
+//! series. The blocking source is excluded, or read in another way.
 //!
 //! There is no timer per tick: the sampler records what it is doing, and threads that wake up anyway check it.
 
@@ -24,18 +24,18 @@ use met_query::protocol::SourceStatus;
 /// thread waits no longer than that.
 const KEPT_AFTER_MIN: Duration = Duration::from_secs(2);
 const KEPT_AFTER_MAX: Duration = Duration::from_secs(3);
-/// It is where it was for so long while others ran: a daemon that was stopped and goes on is not kept, nor is
-/// one that only takes its time.
+/// It made no progress for this long while other threads ran: a daemon that was stopped and continued is not
+/// stuck, nor is a slow one.
 pub(super) const SURE_AFTER: Duration = Duration::from_secs(1);
 /// During a tick it is checked this often, even if nothing else wakes up.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
-/// Then it stays where it is, for a while: what keeps it is not among what can be left out.
+/// Then it is not replaced for a while: the cause is not a source that can be excluded.
 const REPLACED_MAX: usize = 4;
 const REPLACED_AGAIN_AFTER: Duration = Duration::from_secs(3600);
 /// The source that another thread of its own can ask.
 const ASKED_APART: &str = "nvidia";
 
-/// What is known of the thread, by those who do not run in it.
+/// What other threads know of the sampling thread.
 pub(super) struct Watchdog {
     pub(super) pulse: Arc<Pulse>,
     driver_calls: DriverCalls,
@@ -130,7 +130,7 @@ impl Watchdog {
         source
     }
 
-    /// Sources that have answered after all: who was kept by them has gone home.
+    /// Sources that have answered after all: their blocked threads have exited.
     fn take_answered(&mut self) -> Vec<&'static str> {
         let has_gone = |given_up: &GivenUp| given_up.thread.as_ref().is_some_and(JoinHandle::is_finished);
         let gone: Vec<GivenUp> = self.given_up.extract_if(.., |given_up| has_gone(given_up)).collect();

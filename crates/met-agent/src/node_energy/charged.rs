@@ -134,7 +134,7 @@ impl Doubts {
         .find_map(|(is_so, why)| is_so.then_some(why))
     }
 
-    /// How well what the windows say is known, as a part of so much.
+    /// The quality of what the windows say, as a part of a total.
     fn kind(&self, whole_uj: i64, line_uj: i64, is_measured: bool) -> QualityKind {
         let matters = |part_uj: i64| matters(part_uj, whole_uj);
         if self.lacks(line_uj).is_some() {
@@ -191,7 +191,7 @@ impl Charged {
         self.emitted += i128::from(line.total_uj()) * i128::from(factor.mg_per_kwh.max(0));
     }
 
-    /// The meter of the node did not show so much of what it, or a job inside it, used.
+    /// What the meter of the node did not show of the use of it, or of a job inside it.
     pub(super) fn fall_short(&mut self, short_uj: u64) {
         self.doubts.short_uj = self.doubts.short_uj.saturating_add_unsigned(short_uj);
     }
@@ -235,7 +235,7 @@ impl Charged {
         now
     }
 
-    /// How well what the windows say is known, as a part of so much.
+    /// The quality of what the windows say, as a part of a total.
     fn kind_of_windows(&self, whole_uj: i64) -> QualityKind {
         let is_measured = self.metered.measured || whole_uj != self.host_uj();
         self.doubts.kind(whole_uj, self.line.total_uj(), is_measured)

@@ -34,7 +34,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// `looked_ns` is when anybody last looked at the machine, if that is followed.
+    /// `looked_ns` is when the machine was last read, if it is followed.
     pub(super) fn new(record: &Record, charged: Charged, now_ns: i64, looked_ns: Option<i64>) -> Job {
         let age_ns = record.start_ns.map(|start_ns| clock::realtime_ns() - start_ns);
         // It began in the open window, or has not been read since.
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_job_was_weighed_by_is_said() {
+    fn the_weight_of_a_job_is_named() {
         let mut weighed = Weighed::default();
         assert_eq!(weighed.words(), "by CPU time");
         weighed.add(Weight::Cycles, 10, false);

@@ -7,7 +7,8 @@ use met_core::energy::{Balance, Closed, EnergyWindow};
 
 use super::used::{Used, shares_uj};
 
-/// The counter of a GPU is read up to so long apart: what it says more or less than power did is of all that time.
+/// The longest time between readings of a GPU's counter: its difference from the integral of power belongs to
+/// all that time.
 const CARDS_SPAN_NS: i64 = 20_000_000_000;
 
 #[derive(Default)]
@@ -19,7 +20,8 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// A window that `meter` has measured; so much of it was booked. `rate` is the emission factor and the PUE.
+    /// A window that `meter` has measured, and how much of it was booked. `rate` is the emission factor and the
+    /// PUE.
     pub(super) fn add(&mut self, closed: &Closed, meter: &str, booked_uj: i64, rate: (&Factor, f64)) {
         let shares_uj = shares_uj(closed);
         self.used.add(shares_uj, rate.0, rate.1);

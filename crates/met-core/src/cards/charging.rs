@@ -170,8 +170,8 @@ fn put_active(claims: &mut Vec<Claim>, who: Option<u32>, active: u64) {
     }
 }
 
-/// A part counts by its slices, however many processes are on it: who computes on it and who holds it divide
-/// them.
+/// A part counts by its slices, however many processes are on it: the jobs that compute on it and hold it
+/// divide them.
 fn share_slices(claims: &mut [Claim], slices: u64) {
     let active: u64 = claims.iter().map(|claim| claim.active).sum();
     let holders = claims.iter().filter(|claim| claim.held > 0).count() as u64;

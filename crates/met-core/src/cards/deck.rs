@@ -35,7 +35,7 @@ pub(super) struct Card {
     pub seen_ns: i64,
     /// The same as unix time.
     pub seen_unix_ns: i64,
-    /// Since when it was not settled, when it was looked at.
+    /// Since when it was not settled, at the last look.
     pub open_since_ns: i64,
     /// Who claimed what of it at the last look, and the sums of what is active and held.
     pub claims: Vec<Claim>,

@@ -135,7 +135,7 @@ impl Holders {
         claims.extend(by_who.into_values());
     }
 
-    /// Whether a job of which no process is listed on the card is known to have none there.
+    /// Whether a job without a listed process on the card is known to have none there.
     pub fn knows_who(&self, deck: &Deck, slot: u32, index: usize, at_ns: i64) -> bool {
         let card = &deck[index];
         // A driver that does not list the processes on the card does not say that there are none.

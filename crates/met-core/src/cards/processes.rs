@@ -6,7 +6,7 @@ use super::REMEMBERED_NS;
 use crate::Subject;
 use crate::attribute::JobMap;
 
-/// Use is read more often: a process of which nothing is known for longer does not show its use.
+/// Use is read more often: a process without a reading for longer does not report its use.
 const YOUNG_NS: i64 = 30_000_000_000;
 
 #[derive(Default)]

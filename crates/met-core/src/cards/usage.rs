@@ -9,7 +9,7 @@ use crate::MISSING;
 use crate::card_ledger::Line;
 use crate::gpu::{self, card};
 
-/// A job that has not computed for so long idles.
+/// A job that has not computed for this long is idle.
 const IDLE_AFTER_NS: i64 = 10_000_000_000;
 
 /// What each job did with each card so far: slot and card.
@@ -138,7 +138,7 @@ impl Time {
 pub(super) struct Means {
     pub utilization: Mean,
     pub card_utilization: Mean,
-    /// The same in the times of which the job's own use is known.
+    /// The same for the times in which the job's own use is known.
     pub card_utilization_beside: Mean,
     pub encoder: Mean,
     pub decoder: Mean,

@@ -171,7 +171,7 @@ impl Cards {
         lines.fold((0, 0), |sum, line| (sum.0 + line.active_uj, sum.1 + line.idle_uj))
     }
 
-    /// What all cards draw as last looked at, and the most that they may, as far as they say.
+    /// The last power of all cards, and their limit, as far as they report it.
     pub fn power_mw(&self) -> (i64, i64) {
         let whole =
             self.deck.cards.iter().filter(|card| card.seen_ns == self.looked_ns && card.parent.is_none());
@@ -181,7 +181,7 @@ impl Cards {
         })
     }
 
-    /// The cards as last looked at.
+    /// The cards as last read.
     pub fn now(&self) -> impl Iterator<Item = CardNow<'_>> {
         let latest_ns = self.looked_ns;
         self.deck.cards.iter().enumerate().filter(move |(_, card)| card.seen_ns == latest_ns).map(

@@ -17,7 +17,7 @@ pub struct Balance {
 }
 
 impl Balance {
-    /// Takes in a window: what its meter counted, and what was really booked for everybody together.
+    /// Takes in a window: what its meter counted, and what was really booked in total.
     pub fn add(
         &mut self,
         (begin_ns, end_ns): (i64, i64),
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_says_by_how_much_it_is_off_and_since_when() {
+    fn a_mismatch_is_reported_with_its_size_and_start() {
         let mut balance = Balance::default();
         balance.add((5, 6), 100, 100, 0);
         assert_eq!((balance.off_uj(), balance.off_since_ns, balance.since_ns), (0, None, 5));

@@ -54,7 +54,7 @@ impl Carry {
         }
     }
 
-    /// What has waited so long that it goes first.
+    /// The oldest waiting claims, which go first.
     pub fn overdue_uj(&self, now_ns: i64) -> u64 {
         let overdue = self.claims.iter().take_while(|(from_ns, _)| now_ns - from_ns > PATIENT_NS);
         overdue.map(|(_, lines)| sum_uj(lines)).sum()
@@ -94,8 +94,8 @@ impl Carry {
         taken
     }
 
-    /// Drops what has waited for too long, and the oldest of what is beyond `most_uj`. By who, what is missing in
-    /// their lines.
+    /// Drops what has waited for too long, and the oldest of what is beyond `most_uj`. Returns what is missing
+    /// in each line.
     pub fn expire(&mut self, end_ns: i64, most_uj: u64) -> BTreeMap<Who, u64> {
         let mut dropped = self.take_oldest(self.claimed_uj().saturating_sub(most_uj));
         while self.claims.front().is_some_and(|&(from_ns, _)| end_ns - from_ns > LAG_MAX_NS) {
@@ -131,7 +131,7 @@ fn add(sums: &mut Lines, lines: Lines) {
     }
 }
 
-/// Takes so much out of lines that are not negative, of all in proportion.
+/// Subtracts an amount from lines that are not negative, in proportion.
 fn take(lines: &mut Lines, sum: u64) -> Lines {
     let all_uj = sum_uj(lines);
     if sum >= all_uj {

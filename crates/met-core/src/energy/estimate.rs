@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn load_lies_between_rest_and_full() {
+    fn load_is_between_rest_and_full() {
         let machine = Machine {
             cpu_model: "AMD EPYC 7742 64-Core Processor".into(),
             sockets: 2,

@@ -35,7 +35,7 @@ pub enum How {
     TwoLoads,
 }
 
-/// Idle power by part of the machine, as it outlives who learned it.
+/// Idle power by part of the machine, as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LearnedIdle {
     /// The meters it was learned from.
@@ -244,7 +244,7 @@ mod tests {
 
     const SECOND: i64 = 1_000_000_000;
 
-    /// What is kept after windows of so many seconds and joules at rest, one after the other.
+    /// What is kept after idle windows of these seconds and joules, one after the other.
     fn kept_after(windows: &[(i64, u64)], pause_ns: i64) -> (Option<u64>, Option<u64>) {
         let (mut idle, mut end_ns) = (IdlePower::default(), 0);
         for &(seconds, joules) in windows {

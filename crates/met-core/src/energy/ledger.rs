@@ -142,7 +142,7 @@ impl EnergyLedger {
         self.ended.slots.push(slot);
     }
 
-    /// Whether anybody was ever charged for a card.
+    /// Whether any job was ever charged for a card.
     pub fn has_cards(&self) -> bool {
         !self.cards.is_empty()
     }
@@ -339,7 +339,7 @@ impl EnergyLedger {
         whole.caught_up_uj -= moved_uj;
     }
 
-    /// What processors and memory used, by who used it.
+    /// What processors and memory used, by consumer.
     fn claim_inner(&self, done: &Done, whole: &Whole, idle: &Idle, claims: &mut Lines) {
         let (everybody, weights) = done.weighed();
         for (part, inner, idle_uj) in

@@ -312,7 +312,7 @@ fn a_meter_of_the_node_that_lags_pays_for_cards_when_it_shows_them() {
 }
 
 #[test]
-fn cards_that_the_meter_of_the_node_never_shows_are_missing_and_said_to_be() {
+fn cards_that_the_node_meter_never_shows_are_missing_and_marked() {
     let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
     let (mut paid_uj, mut short_uj, mut settled) = (0, 0, false);
@@ -492,7 +492,7 @@ fn what_was_learned_before_holds_from_the_first_window_on() {
 }
 
 #[test]
-fn until_idle_power_is_known_it_is_estimated_and_said_to_be() {
+fn until_idle_power_is_known_it_is_marked_as_estimated() {
     let mut ledger = ledger(IdleTo::Unassigned, None);
     assert!(ledger.resting.is_unknown());
     ledger.resting.assume(30_000, 10_000);

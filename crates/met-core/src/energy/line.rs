@@ -1,4 +1,4 @@
-//! Energy by who used it and by part of the machine.
+//! Energy by consumer and by part of the machine.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ impl Line {
     }
 }
 
-/// Who is charged for what the machine uses doing nothing.
+/// Who is charged for the idle power of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdleTo {
     /// Jobs, by the CPUs they hold; unheld CPUs are unassigned.

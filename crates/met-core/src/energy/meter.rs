@@ -25,9 +25,10 @@ pub enum Scope {
 pub enum Fault {
     #[default]
     None,
-    /// Readings are missing or were doubted; the energy is known, and who used it by the growth of their counters.
+    /// Readings are missing or were doubted; the energy is known, and so are its consumers, by the growth of
+    /// their counters.
     Bridged,
-    /// The energy is known, and who used it is not.
+    /// The energy is known, but its consumers are not.
     Lost,
     /// Nothing is known: the energy is more than what was counted.
     Unknown,
@@ -77,17 +78,17 @@ pub(super) struct Taken {
     /// What the meter had seen at the end of that window, and what windows took from others since.
     pub so_far_uj: Option<u64>,
     pub others_uj: u64,
-    /// There was a time since then of which it knows nothing.
+    /// There was an unmeasured time since then.
     has_unknown: bool,
 }
 
-/// A milliwatt over so many nanoseconds is a microjoule.
+/// A milliwatt over this many nanoseconds is a microjoule.
 const NS_PER_UJ_AT_1_MW: i128 = 1_000_000;
 /// Readings kept while a slower meter is waited for.
 const READINGS_MAX: usize = 4096;
-/// A meter that is away is waited for, and a gap bridged, for so long: then who used what is not known any more.
+/// How long to wait for a missing meter and to bridge a gap: after that the consumers are no longer known.
 pub(super) const BRIDGE_NS: i64 = 60_000_000_000;
-/// What a node draws of which nothing is known: less.
+/// The upper limit of an unknown node's power.
 const NODE_MOST_MW: i64 = 10_000_000;
 /// Power that differs by more before and after a gap does not determine what was in between.
 const AGREES_FACTOR: i64 = 2;
@@ -156,7 +157,7 @@ impl Meter {
                 };
                 self.push(at_ns, grown.delta_uj, fault);
             }
-            // The first one, or one that so many others confirm.
+            // The first one, or one confirmed by this many others.
             None if self.counter.trusted_ns() == Some(at_ns) => self.push(at_ns, 0, Fault::Unknown),
             None => {}
         }
@@ -235,7 +236,7 @@ impl Meter {
         self.readings.push_back(Reading { at_ns, energy_uj: so_far.saturating_add(grown_uj), fault });
     }
 
-    /// A window took up all that it has seen so far; others have shown so much more already.
+    /// A window took all that it has seen so far; others have already shown this much more.
     pub fn take_up(&mut self, so_far_uj: u64, ahead_uj: u64) {
         self.taken = Taken { so_far_uj: Some(so_far_uj), others_uj: ahead_uj, has_unknown: false };
     }

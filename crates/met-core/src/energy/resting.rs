@@ -136,7 +136,7 @@ pub(super) struct Idle {
 }
 
 impl Idle {
-    /// The idle part of so much, if at least so much is idle.
+    /// The idle part of an amount, if at least this much is idle.
     pub fn above(&self, least_uj: u64, all_uj: u64) -> u64 {
         let least_uj = least_uj.min(all_uj);
         let above_uj = u128::from(all_uj - least_uj) * u128::from(self.resting_permille) / 1000;

@@ -35,7 +35,7 @@ pub(super) struct Ticks {
 }
 
 impl Ticks {
-    /// Everything up to now was looked at.
+    /// Everything up to now was read.
     pub fn look(&mut self, now_ns: i64) {
         let begin_ns = self.looked_ns.replace(now_ns).unwrap_or(now_ns);
         let done = std::mem::take(&mut self.current);

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Closed, Line};
 use crate::job::QualityKind;
 
-/// Who used what the meter says in a window: jobs + system + idle + unassigned == whole.
+/// The consumers of a meter's energy in a window: jobs + system + idle + unassigned == whole.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnergyWindow {
     /// Nanoseconds of CLOCK_BOOTTIME.

@@ -13,7 +13,7 @@ pub const START_NS: i64 = 1_768_408_844_000_000_000;
 pub const SECOND_NS: i64 = 1_000_000_000;
 pub const NOW_NS: i64 = START_NS + 3_600 * SECOND_NS;
 
-/// A job that has just begun and of which nothing is known.
+/// A job that has just begun and has no figures.
 pub fn bare(id: u32, name: &str) -> Record {
     Record {
         user: Some("alice".to_owned()),
@@ -39,7 +39,7 @@ pub fn bare(id: u32, name: &str) -> Record {
     }
 }
 
-/// A job that ran for 68.25 s and of which everything is known.
+/// A job that ran for 68.25 s and has all figures.
 pub fn full(id: u32, name: &str) -> Record {
     let mut record = bare(id, name);
     record.command =
@@ -190,7 +190,7 @@ pub fn several() -> Vec<Record> {
     vec![running, full(42, "train"), failed, killed, lost]
 }
 
-/// A job that left processes behind and of which little is known for certain.
+/// A job that left processes behind, with few certain figures.
 pub fn uncertain() -> Record {
     let mut record = full(7, "server");
     record.state = State::Failed;

@@ -1,11 +1,10 @@
 //! How many directories are followed in each place, so that a flood of them in one costs no other.
 //!
-//! In a slice that was handed to a user he makes as many as he likes, and so does a job inside its own.
+//! A user can make any number in a delegated slice, and so can a job inside its own.
 
 use std::collections::HashMap;
 
-/// Of all that are followed in one hierarchy. A directory of its own for each of so many jobs and steps is
-/// more than a machine has.
+/// Of all that are followed in one hierarchy: more than the jobs and steps of any machine.
 pub(super) const IN_HIERARCHY: usize = 1 << 17;
 /// Of one directory in which a manager keeps its jobs.
 pub(super) const IN_HOME: usize = 1 << 15;
@@ -90,7 +89,7 @@ impl Places {
         true
     }
 
-    /// Everything is about to be looked at: what is left out will be counted again.
+    /// Everything is about to be read: what is left out will be counted again.
     pub(super) fn begin_look(&mut self) {
         for place in self.places.values_mut() {
             place.left_out = 0;

@@ -233,7 +233,7 @@ impl Files {
         dir.read(path.join("cgroup.procs"), buffer).is_ok() && !buffer.is_empty()
     }
 
-    /// Whether anybody is left in a cgroup or below it; `None` if it is gone.
+    /// Whether a process is left in a cgroup or below it; `None` if it is gone.
     pub(crate) fn is_populated(&self, hierarchy: usize, path: &Path) -> Option<bool> {
         if self.is_unified(hierarchy) {
             let (dir, buffer) = (&self.hierarchies[hierarchy].dir, &mut *self.buffer.borrow_mut());
@@ -253,7 +253,7 @@ impl Files {
     }
 
     /// A variable that one of these processes was started with, if it is a number: ids are. Only those of the
-    /// user who was there first are asked, and those of root.
+    /// first process's user are read, and those of root.
     pub(crate) fn number_in_environ(&self, pids: &[u32], variable: &str) -> Option<String> {
         let buffer = &mut *self.buffer.borrow_mut();
         let users: Vec<Option<u32>> = pids.iter().map(|&pid| self.user_of(pid, buffer)).collect();

@@ -12,10 +12,10 @@ use crate::cgroup_layouts::Captures;
 
 /// When a job is read that was found a moment ago: one that ends soon is known by these readings.
 const EARLY_MS: [i64; 5] = [50, 100, 200, 400, 800];
-/// A manager makes the directories of a job one after the other: so long is waited for the rest of them.
+/// A manager makes the directories of a job one after the other: how long to wait for the rest of them.
 const COMPLETE_AFTER_NS: i64 = 100_000_000;
 const LOOK_AGAIN_NS: i64 = 20_000_000;
-/// One look in so many is a full one, as long as nothing ran in a job.
+/// One look in this many is a full one, as long as nothing ran in a job.
 const FULL_LOOKS: u32 = 16;
 /// A job whose id is not known yet is read again this often.
 const NAMELESS_NS: i64 = 1_000_000_000;
@@ -109,7 +109,7 @@ impl Progress {
         self.existed || self.announced || self.found_ns < now_ns
     }
 
-    /// Whether it has been looked at often and no process was seen: then a look at its counter is enough, but for a
+    /// Whether it was read often without seeing a process: then reading its counter is enough, except for a
     /// full look now and then.
     pub(super) fn counter_suffices(&mut self) -> bool {
         let is_early = self.early_taken < EARLY_MS.len();
@@ -130,7 +130,7 @@ impl Progress {
             (false, Some(early)) if self.announced || !is_young => Some(early),
             (false, _) if is_young => Some(now_ns + LOOK_AGAIN_NS),
             (false, _) if reports_processes && self.announced && !self.nameless => None,
-            // It is empty, which may stay so for hours: looked at ever more rarely.
+            // It is empty, maybe for hours: it is read ever more rarely.
             (false, _) => Some(now_ns + (now_ns - self.found_ns).max(NAMELESS_NS)),
         }
     }
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_young_job_is_looked_at_often_and_an_empty_one_ever_more_rarely() {
+    fn a_young_job_is_read_often_and_an_empty_one_ever_more_rarely() {
         let second_ns = 1_000_000_000;
         let mut progress = Progress::new(0, false, false);
         assert_eq!(progress.next_due_ns(false, 0), Some(LOOK_AGAIN_NS), "it is not complete yet");

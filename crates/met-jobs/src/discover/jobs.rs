@@ -57,7 +57,7 @@ impl Jobs {
         self.due.peek().map(|Reverse((due_ns, _))| *due_ns)
     }
 
-    /// The next job that is to be looked at by now.
+    /// The next job that is due.
     pub(super) fn take_due(&mut self, now_ns: i64) -> Option<u32> {
         self.next_due_ns().filter(|due_ns| *due_ns <= now_ns)?;
         self.due.pop().map(|Reverse((_, id))| id)

@@ -138,7 +138,7 @@ impl CpuLedger {
         }
     }
 
-    /// Takes note of a reading, and of whether anybody was left to make it grow.
+    /// Records a reading, and whether a process was left to make it grow.
     pub fn note(&mut self, id: u32, counter_ns: u64, deserted: bool, now_ns: i64) {
         if let Some(account) = self.accounts.get_mut(&id) {
             account.last_ns = account.last_ns.max(counter_ns);

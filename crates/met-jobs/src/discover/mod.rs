@@ -98,7 +98,7 @@ pub struct Health {
     pub rescans: u64,
 }
 
-/// What came and went before anybody could look.
+/// What came and went before it could be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unseen {
     /// Directories on the way to jobs that were gone before a job was seen in them: each had at least one.

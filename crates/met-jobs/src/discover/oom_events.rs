@@ -1,5 +1,5 @@
-//! Jobs of cgroup v1 that run out of memory. The kernel counts the killed in the cgroup they were in alone, which
-//! is gone a moment later; so it is asked to say when a cgroup runs out.
+//! Jobs of cgroup v1 that run out of memory. The kernel counts kills only in the cgroup of the process, which
+//! is gone a moment later; so an event is registered for each cgroup.
 
 use std::collections::HashMap;
 use std::io;
@@ -74,7 +74,7 @@ impl Bell {
         if rustix::io::read(&self.bell, &mut count).is_ok() {
             self.rings = self.rings.saturating_add(u64::from_ne_bytes(count));
         }
-        // Looked at after the reading: who is found to be there has not rung for his removal before it.
+        // Checked after the reading: a cgroup that still exists has not signalled its removal before it.
         let removed = self.hung.values().filter(|path| !is_there(path)).count();
         self.rings > self.taken_down.saturating_add(removed as u64)
     }

@@ -39,7 +39,7 @@ impl Machine {
         fs::write(path, text).unwrap();
     }
 
-    /// A cgroup whose processes have used so much.
+    /// A cgroup whose processes have used this much.
     fn make(&self, path: &str, cpu_ns: u64) {
         if let Some((above, _)) = path.rsplit_once('/').filter(|(above, _)| above.len() > CPUACCT.len())
             && !self.root.path().join(above).exists()
@@ -67,7 +67,7 @@ impl Machine {
         self.discovery().work()
     }
 
-    /// Until so many notices were taken and not acted on.
+    /// Until this many notices were taken and not acted on.
     fn wait_for_notices(&self, count: usize) {
         let begin = std::time::Instant::now();
         while self.discovery.as_ref().unwrap().tree.watches.watcher.waiting() < count {
@@ -270,7 +270,7 @@ fn a_container_inside_a_job_is_no_job_and_own_layouts_come_first() {
 }
 
 #[test]
-fn only_what_lies_below_a_cgroup_is_looked_at() {
+fn only_directories_below_a_cgroup_are_read() {
     let mut machine = Machine::new();
     machine.make(&format!("{CPUACCT}/slurm/uid_7/job_5"), 0);
     machine.open(&Layouts::builtin(), Some(Path::new("/test/a")));
@@ -421,7 +421,7 @@ fn a_job_that_is_named_by_a_sluid_is_asked_for_its_id() {
 }
 
 #[test]
-fn a_number_is_believed_of_the_user_who_was_there_first() {
+fn an_id_is_believed_only_of_the_first_user() {
     let mut machine = Machine::new();
     let job = format!("{CPUACCT}/system.slice/slurmstepd.scope/s0123456789ABC");
     machine.make(&format!("{CPUACCT}/system.slice/slurmstepd.scope"), 0);
@@ -507,7 +507,7 @@ fn hostile_names_are_jobs_like_others_or_none() {
     assert_eq!(machine.health().jobs, [("slurm".to_owned(), 1)]);
 }
 
-/// The home of a user's containers, which is his own.
+/// The home of a user's containers, owned by the user.
 fn slice_of(uid: u32) -> String {
     format!("{CPUACCT}/user.slice/user-{uid}.slice/user@{uid}.service/user.slice")
 }
@@ -661,7 +661,7 @@ fn a_job_of_many_steps_has_some_lines_and_the_sum_of_the_others() {
 }
 
 #[test]
-fn a_user_who_makes_and_removes_directories_without_end_is_not_listened_to_for_a_while() {
+fn notices_of_a_user_who_makes_directories_without_end_are_ignored_for_a_while() {
     let mut machine = Machine::new();
     let flooded = slice_of(1000);
     machine.make(&flooded, 0);

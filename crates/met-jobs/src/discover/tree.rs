@@ -22,7 +22,7 @@ pub(super) struct Route {
     parts: Vec<Segment>,
     /// So many directories lead to the one that outlives its jobs, itself included.
     pub(super) home: usize,
-    /// That directory is of this manager alone, and says that he is there.
+    /// That directory belongs to this manager alone, and shows that it is running.
     has_own_home: bool,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Node {
     pub(super) children: HashMap<OsString, u32>,
     /// Whether some of its directories are not followed for want of room.
     is_crowded: bool,
-    /// Whether it was made while it was looked at, and nothing was ever seen in it.
+    /// Whether it was made while it was read, and nothing was ever seen in it.
     pub(super) unexplored: bool,
     /// What counts its CPU time, of those that are accounted for.
     counter: Option<KeptFile>,
@@ -183,7 +183,7 @@ impl Tree {
         counts.into_iter().map(|(manager, count)| (manager.to_owned(), count)).collect()
     }
 
-    /// The directories in which jobs were looked for or found, without the tops of the hierarchies.
+    /// The directories in which jobs were searched or found, without the tops of the hierarchies.
     pub(super) fn home_paths(&self) -> Vec<PathBuf> {
         let parents =
             self.jobs().filter_map(|(node, _)| Some((node.hierarchy, self.nodes.get(&node.parent?)?)));
@@ -301,7 +301,7 @@ impl Tree {
     /// A directory is gone. The job around it is read at once: it may go next.
     fn vanished(&mut self, parent: u32, name: &OsStr) {
         let child = self.nodes.get(&parent).and_then(|node| self.nodes.get(node.children.get(name)?));
-        // A notice may be of an earlier one of the same name, which was gone before it could be looked at.
+        // A notice may be of an earlier one of the same name, which was gone before it could be read.
         let is_there = child.is_some_and(|child| {
             let found = self.files.look_at(child.hierarchy, &child.path);
             found.is_ok_and(|(inode, _)| inode == child.inode)

@@ -48,7 +48,7 @@ pub(crate) enum Notice {
     Ended {
         watch: Watch,
     },
-    /// There were more than the kernel keeps: whatever happened must be looked up.
+    /// There were more than the kernel keeps: everything must be read again.
     Overflow,
 }
 
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_on_a_trail_is_watched_before_anybody_asks() {
+    fn a_directory_on_a_trail_is_watched_at_once() {
         let root = tempfile::tempdir().unwrap();
         let mut watcher = Watcher::new();
         let trail: Trail = [Segment::literal(b"users"), Segment::literal(b"one")].into();

@@ -11,7 +11,7 @@ struct Machine {
     host: Host,
 }
 
-/// A text archive of `-- path --` and contents; `\0`, `\n`, `\e` and `\xff` stand for such bytes.
+/// A text archive of `-- path --` and contents; `\0`, `\n`, `\e` and `\xff` are escapes of such bytes.
 fn machine(archive: &str) -> Machine {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(root.path().join("proc")).unwrap();
@@ -156,13 +156,13 @@ fn a_slurm_job_named_by_its_sluid_with_a_hostile_environment() {
 }
 
 #[test]
-fn root_who_waits_in_a_job_is_not_its_first_process() {
+fn a_waiting_root_process_is_not_the_first_of_a_job() {
     let cgroup = unified("/sys/fs/cgroup/system.slice/slurmstepd.scope/job_31");
     let question =
         Question { manager: "slurm", id: "31", uid: None, user: None, cgroup: &cgroup, pids: &[40, 41, 42] };
     // Whose it is, and by what it is called, is not known before its user's first process is there.
     check(CONTAIN, &question, expect!["start: 900\n"]);
-    // One who came in later is not what was submitted, but better than nothing.
+    // A process that came later is not what was submitted, but better than nothing.
     let adopted = expect![[r#"
         owner: 1000 None
         command: ["-bash"]
@@ -307,7 +307,7 @@ fn jobs_of_other_managers() {
 }
 
 #[test]
-fn the_name_of_a_podman_container_is_its_watchers_word() {
+fn the_name_of_a_podman_container_comes_from_its_monitor() {
     let cgroup = unified("/sys/fs/cgroup/libpod_parent/libpod-beef0123456789ab");
     let question = Question {
         manager: "podman",
@@ -352,7 +352,7 @@ fn the_name_of_a_podman_container_is_its_watchers_word() {
 }
 
 #[test]
-fn a_job_without_processes_or_privilege_has_what_its_cgroup_says() {
+fn a_job_without_processes_or_privilege_is_identified_by_its_cgroup() {
     let machine = machine(SLURM);
     let cgroup = v1("slurm/uid_1000/job_1240");
     let question =
@@ -380,7 +380,7 @@ fn an_environment_longer_than_any_is_read_to_its_limit() {
 }
 
 #[test]
-fn what_the_manager_itself_said_is_kept() {
+fn what_the_manager_reported_is_kept() {
     let machine = machine(SLURM);
     let cgroup = v1("slurm/uid_1000/job_1240");
     let question =

@@ -1,4 +1,4 @@
-//! The cgroups of jobs, and who is in them.
+//! The cgroups of jobs, and their processes.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -48,8 +48,8 @@ pub(crate) fn list_in(dir: &Dir, buffer: &mut Vec<u8>, pids: &mut Vec<u32>) {
     }
 }
 
-/// The processes of the cgroups below `dir`, so many levels of them, until there are `pids_max`. A cgroup that is removed
-/// meanwhile has none.
+/// The processes of the cgroups below `dir`, down to the given depth, until there are `pids_max`. A cgroup that
+/// is removed meanwhile has none.
 pub(crate) fn list_below(
     dir: &Dir,
     levels: usize,

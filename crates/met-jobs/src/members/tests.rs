@@ -179,7 +179,7 @@ fn what_is_left_of_a_nested_job_belongs_to_the_outer_one() {
 }
 
 #[test]
-fn a_cgroup_says_who_is_in_a_job_and_the_tree_does_not() {
+fn membership_comes_from_the_cgroup_and_not_from_the_tree() {
     let mut machine = one_job();
     machine.members = Members::new();
     let cgroup = machine.cgroup("/cg/job", "11\n");

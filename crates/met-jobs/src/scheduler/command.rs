@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_says_what_the_command_said() {
+    fn a_failure_contains_the_message_of_the_command() {
         let failed = |message: &str| Trouble::Failed { program: "sacct", message: message.into() };
         assert_eq!(ask("echo oh >&2; exit 1").unwrap_err(), failed("oh"));
         assert_eq!(ask("echo sacct: error: oh >&2; exit 1").unwrap_err(), failed("oh"));
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_too_much_or_nothing_at_all_is_ended_with_all_its_children() {
+    fn a_command_with_too_much_output_or_none_is_killed_with_its_children() {
         let (_folder, mut noisy) = programs("while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done", LONG);
         assert_eq!(noisy.ask("sacct", &[]).unwrap_err(), Trouble::TooMuch { program: "sacct" });
         assert!(noisy.dying.is_empty());

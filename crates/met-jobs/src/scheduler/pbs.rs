@@ -52,7 +52,7 @@ impl Scheduler for Pbs {
     }
 
     fn ask(&mut self, programs: &mut Programs, window: Window) -> Result<Vec<Recorded>, Trouble> {
-        // The history is days long: only what ended in the window is asked for.
+        // The history is days long: only jobs that ended in the window are queried.
         let at = |time_s| minute_of(time_s).unwrap_or_default();
         let since = format!("-te.ge.{}", at(window.since_s));
         let until = format!("-te.le.{}", at(window.until_s + 60));
@@ -161,7 +161,7 @@ fn job(id: &str, reply: &Value) -> Option<Recorded> {
     }
     job.requested = reply.get("Resource_List").map(resources).unwrap_or_default();
     if !job.nodes.is_empty() {
-        // What was asked for is what is given: PBS gives whole chunks.
+        // The allocation equals the request: PBS gives whole chunks.
         job.allocated = Resources { other: Default::default(), ..job.requested.clone() };
         job.allocated.nodes = Some(job.nodes.len() as i64);
     }

@@ -120,7 +120,7 @@ impl Slurm {
         }
     }
 
-    /// `Invalid field requested: "Restarts"`: an older version is asked again without it.
+    /// `Invalid field requested: "Restarts"`: an older version is queried again without it.
     fn learn_unknown(&mut self, message: &str) -> bool {
         let Some(named) = message.split("Invalid field requested: ").nth(1) else { return false };
         let named = named.trim_matches(|letter: char| !letter.is_ascii_alphanumeric());
@@ -140,7 +140,7 @@ impl Slurm {
     ) -> Result<Vec<Recorded>, Trouble> {
         let delimiter = unguessable();
         let field = |&(name, _, length): &(&str, &str, u32)| match name {
-            // Who waits has no nodes, and there may be many.
+            // Pending jobs have no nodes, and there may be many.
             "NodeList" if states == "PENDING" => format!("{name}:1{delimiter}"),
             _ => format!("{name}:{length}{delimiter}"),
         };
@@ -201,7 +201,7 @@ impl Scheduler for Slurm {
     }
 }
 
-/// The queue, which was asked last, knows best who waits.
+/// The queue, which was queried last, knows best which jobs wait.
 fn add_waiting(recorded: &mut Vec<Recorded>, waiting: Vec<Recorded>) {
     let waits: HashSet<&str> = waiting.iter().map(|job| job.id.as_str()).collect();
     recorded.retain(|job| job.state != State::Pending || !waits.contains(job.id.as_str()));
@@ -225,8 +225,8 @@ fn unguessable() -> String {
     format!("~{:012x}~", random >> 16)
 }
 
-/// The lines of a table with so many columns, one at a time. A line that has not all of them continues the
-/// one before: the last column is a name, and names may hold newlines.
+/// The lines of a table with the given number of columns, one at a time. A line that has not all of them
+/// continues the one before: the last column is a name, and names may hold newlines.
 fn each_row(answer: &[u8], delimiter: &str, columns: usize, mut each: impl FnMut(&[String])) {
     let mut row: Vec<String> = Vec::new();
     for line in answer.split(|&byte| byte == b'\n') {

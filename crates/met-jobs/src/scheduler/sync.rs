@@ -10,13 +10,13 @@ use super::{Recorded, Scheduler, Window};
 
 /// Asked for once more each time: clocks differ, and a scheduler may record an end late.
 const OVERLAP_S: i64 = 600;
-/// A long past is asked for in pieces.
+/// A long past is queried in pieces.
 const PIECE_S: i64 = 86_400;
 /// A piece that is still too much when it is this short cannot be asked for.
 const PIECE_MIN_S: i64 = 60;
 /// Jobs handed over at a time.
 const BATCH: usize = 50;
-/// Jobs that vanished from the answers and are asked about by id, each time.
+/// Jobs that vanished from the answers and are queried by id, per round.
 const VANISHED_MAX: usize = 1000;
 
 /// Everything up to this time was reported, in unix seconds.
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_vanished_is_asked_about_and_may_be_gone() {
+    fn a_job_that_vanished_is_queried_and_may_be_gone() {
         let script = Script::default();
         let live = ["1", "2", "3"].map(String::from);
         let mut sync = Sync::new(Box::new(script.clone()), Some(100_000), Duration::ZERO, live);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_was_cut_short_is_kept_and_asked_for_again() {
+    fn an_incomplete_answer_is_kept_and_requested_again() {
         let script = Script::default();
         let mut sync = Sync::new(Box::new(script.clone()), Some(100_000), Duration::ZERO, ["3".to_owned()]);
         let cut = |read| Trouble::CutShort { program: "oarstat", read };

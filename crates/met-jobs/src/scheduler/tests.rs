@@ -265,7 +265,7 @@ echo "c${d}3${d}3_[1-4]${d}0${d}root${d}a${d}p${d}q${d}PENDING${d}0${d}100${d}N/
 const NOW: Window = Window { since_s: 0, until_s: 1000, now_s: 1000 };
 
 #[test]
-fn slurm_is_asked_without_what_it_does_not_know_and_for_who_waits() {
+fn slurm_is_queried_without_unknown_fields_and_for_pending_jobs() {
     let (_folder, mut programs) = slurm_saying(&[("sacct", SACCT), ("squeue", SQUEUE)]);
     check(
         &slurm::Slurm::new(None).ask(&mut programs, NOW).unwrap(),
@@ -536,7 +536,7 @@ fn a_requeued_job_is_two() {
 }
 
 #[test]
-fn a_run_that_was_begun_anew_elsewhere_does_not_run_for_ever() {
+fn a_run_restarted_elsewhere_does_not_run_for_ever() {
     let mut known = Vec::new();
     after(&mut known, &[run(State::Running, 0, Some(30), None)]);
     assert_eq!(after(&mut known, &[run(State::Pending, 0, None, None)]), "0 pending, 30 lost");
@@ -621,7 +621,7 @@ fn an_end_unknown_to_the_scheduler_stays() {
 }
 
 #[test]
-fn what_is_seen_to_run_does_not_wait_though_its_scheduler_says_so() {
+fn a_running_job_is_not_pending_whatever_its_scheduler_says() {
     let mut known = vec![measured(31, None)];
     let waits = run(State::Pending, 29, None, None);
     assert_eq!(after(&mut known, std::slice::from_ref(&waits)), "31 running");
@@ -637,7 +637,7 @@ fn what_is_seen_to_run_does_not_wait_though_its_scheduler_says_so() {
 }
 
 #[test]
-fn strangers_with_the_same_id_are_left_alone() {
+fn unrelated_jobs_with_the_same_id_are_left_alone() {
     let mut elsewhere = measured(31, None);
     elsewhere.key.cluster = Some("beta".into());
     assert_eq!(

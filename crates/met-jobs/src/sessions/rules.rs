@@ -20,9 +20,9 @@ pub struct Rules {
     pub by: By,
     /// Users with a lower number are the system's own.
     pub uid_min: u32,
-    /// A group becomes a job of its own when it has lived for so long,
+    /// A group becomes a job of its own when it has lived for this long,
     pub job_after_ns: u64,
-    /// or has used so much of a CPU.
+    /// or has used this much CPU time.
     pub job_cpu_ns: u64,
 }
 
@@ -60,7 +60,7 @@ impl Rules {
     }
 }
 
-/// A user's own systemd, which starts his units and is none of them.
+/// A user's own systemd, which starts the user's units and is not one of them.
 fn is_of_init(cgroup: &str) -> bool {
     cgroup.split('/').any(|part| part == "init.scope")
 }

@@ -3,7 +3,7 @@
 use met_host::cgroup::Mount;
 use met_host::{Host, parse};
 
-/// What everything that a user runs has used, but for his own systemd, which is no work of his.
+/// The CPU time of everything that a user runs, except the user's own systemd.
 pub fn slice_cpu_ns(host: &Host, unified: &Mount, uid: u32) -> Option<u64> {
     let slice = unified.point.join(format!("user.slice/user-{uid}.slice"));
     let mut text = Vec::new();

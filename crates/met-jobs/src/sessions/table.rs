@@ -40,7 +40,7 @@ const VERIFY_LOOKS: u64 = 60;
 /// More processes than a machine has.
 const PROCESSES_MAX: usize = 1 << 20;
 
-/// What was read, kept from look to look: a process that is none of anybody's work is read once.
+/// What was read, kept from look to look: a process that is not user work is read once.
 #[derive(Default)]
 pub struct ProcessTable {
     rows: Vec<Process>,
@@ -97,7 +97,7 @@ impl ProcessTable {
         Ok(&self.rows)
     }
 
-    /// Marks the processes of our own jobs. Parents stand before their children.
+    /// Marks the processes of our own jobs. Parents come before their children.
     fn claim(&mut self, is_ours: &dyn Fn(&Process) -> bool) {
         let mut ours: HashSet<u32> = HashSet::new();
         for process in &mut self.rows {
@@ -108,7 +108,7 @@ impl ProcessTable {
         }
     }
 
-    /// Says of which processes the figures are of use. The others are not read again until they are in doubt.
+    /// Marks the processes whose figures are needed. The others are not read again until they are in doubt.
     pub fn want(&mut self, wanted: &HashSet<u32>) {
         for (pid, known) in &mut self.known {
             known.wanted = wanted.contains(pid);
@@ -188,7 +188,8 @@ fn row(text: &[u8], ticks_per_second: i64) -> Option<Process> {
         uid: 0,
         terminal: stat.terminal != 0 && stat.terminal != met_core::MISSING,
         login: false,
-        // Inside a container the process with pid 2 is anybody's; but threads of the kernel have no session.
+        // Inside a container the process with pid 2 may be any process; but threads of the kernel have no
+        // session.
         kernel: stat.session == 0 && (stat.name == THREADS_OF_THE_KERNEL || stat.parent_pid == 2),
         claimed: false,
         cgroup: Arc::from(""),

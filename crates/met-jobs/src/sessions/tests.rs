@@ -83,7 +83,7 @@ fn what_ends_before_it_is_a_job_is_counted_for_its_user() {
 }
 
 #[test]
-fn who_also_waits_for_the_system_says_nothing_of_a_user() {
+fn a_parent_of_system_processes_is_not_counted_for_a_user() {
     let mut grouping = sessions();
     let daemon =
         |pid, parent| Process { uid: 0, terminal: false, login: false, ..process(pid, parent, pid, 1) };
@@ -193,7 +193,7 @@ fn units_are_those_that_users_make() {
 }
 
 #[test]
-fn this_machine_can_be_looked_at() {
+fn this_machine_can_be_read() {
     let host = Host::real().unwrap();
     let mut table = ProcessTable::default();
     let me = host.process(std::process::id()).unwrap();

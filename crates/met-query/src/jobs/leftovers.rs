@@ -12,12 +12,12 @@ use met_host::Host;
 use met_jobs::job_cgroup;
 
 const FOLDER: &str = "cgroups";
-/// Notes that are read in one go; removed ones make room for the others.
+/// Notes that are read at once; the others follow when these are removed.
 const NOTES_MAX: usize = 1024;
 /// A note is three paths.
 const NOTE_BYTES_MAX: u64 = 64 << 10;
 
-/// Removes the cgroup of a job that has ended and of which no record is kept, now or when it is empty. Best effort.
+/// Removes the cgroup of an ended job without a record, now or when it is empty. Best effort.
 pub fn leave_cgroup(host: &Host, state: &Path, record: &Record) {
     let Some(local) = record.local.as_ref() else { return };
     let is_ours = local.origin != Origin::Found && local.boot_id == host.facts().boot_id;

@@ -17,7 +17,7 @@ pub fn settle(host: &Host, record: &mut Record) {
     }
     record.state = match supervision(host, local) {
         Liveness::Gone => State::Lost,
-        // What could not be looked at is as it was.
+        // A job that could not be checked is unchanged.
         Liveness::Unknown => record.state,
         Liveness::Alive if local.main.is_some_and(|main| is_stopped(host, main)) => State::Suspended,
         Liveness::Alive => State::Running,
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_looked_at_is_not_lost() {
+    fn a_job_that_cannot_be_checked_is_not_lost() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc/7")).unwrap();
         // Opening a socket fails even for root, as any open does without descriptors.

@@ -62,7 +62,7 @@ impl Api {
         self.bearer(peer, headers).ok()
     }
 
-    /// Who is asking, by a token, else by a certificate with the name of a node.
+    /// The client, by a token, else by a certificate with the name of a node.
     fn bearer(&self, peer: &Peer, headers: &HeaderMap) -> Result<Bearer, Problem> {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |error: met_store::StoreError| Problem::new(StatusCode::SERVICE_UNAVAILABLE, error);
@@ -212,8 +212,8 @@ async fn unpacked(packed: Vec<u8>) -> Result<(Result<NodeBatch, BadBatch>, Vec<u
     }
 }
 
-/// What the form alone does not say: it is numbered, and every block is whole. Whose jobs they are is not the
-/// sender's to say: they are kept under his name.
+/// What the form alone does not say: it is numbered, and every block is whole. The sender cannot choose the
+/// node of its jobs: they are stored under its own name.
 fn check(batch: &NodeBatch) -> Result<(), String> {
     if batch.header.sequence == 0 || batch.header.sequence > i64::MAX as u64 || batch.header.spool.is_empty()
     {

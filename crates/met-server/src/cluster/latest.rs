@@ -102,8 +102,8 @@ impl Latest {
         }
     }
 
-    /// Takes up how well the figures of a job are known of which there are samples.
-    pub fn stand(&self, key: &JobKey, standing: &Interim) {
+    /// Takes the quality of the figures of a job that has samples.
+    pub fn stand(&self, key: &JobKey, interim: &Interim) {
         let inner = &mut *self.lock();
         if !inner.jobs.contains_key(key) {
             return;
@@ -111,10 +111,10 @@ impl Latest {
         let mut totals = LiveTotals {
             known: BTreeMap::new(),
             peaks: Totals::default(),
-            summaries: standing.summaries.clone(),
-            emission: standing.emission.clone(),
+            summaries: interim.summaries.clone(),
+            emission: interim.emission.clone(),
         };
-        for (column, figure) in standing.totals.iter() {
+        for (column, figure) in interim.totals.iter() {
             let source = inner.source(&figure.source.text());
             totals.known.insert(column, (figure.kind, source));
             if JOB.columns[column].kind == Kind::Gauge {
@@ -153,8 +153,8 @@ impl Latest {
         belief::add_sample(record, last);
     }
 
-    /// The same of a part of a job that is seen no more: it used at least so much. What it held at the time is no
-    /// total of it.
+    /// The same for a part of a job that is no longer seen: its totals are lower bounds. Its last levels are
+    /// not totals.
     pub fn leave(&self, key: &JobKey, record: &mut Record) {
         let is_peak = |column: usize| PEAKS.iter().any(|&(peak, _)| peak == column);
         let is_total = |&column: &usize| JOB.columns[column].kind == Kind::Counter || is_peak(column);
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(record.as_of_ns, None, "nothing is known of it");
     }
 
-    fn standing(key: &JobKey, kind: QualityKind, mean: f64) -> Interim {
+    fn interim(key: &JobKey, kind: QualityKind, mean: f64) -> Interim {
         let (mut totals, mut summaries) = (Totals::default(), Summaries::default());
         totals.set(CPU, 1, kind, "cgroup");
         totals.set(CORES_PEAK, 1500, QualityKind::Sampled, "cgroup");
@@ -314,17 +314,17 @@ mod tests {
             let memory = record.summaries.get(MEMORY_NEEDED).map(|memory| memory.mean);
             (cpu, memory, record.totals.get(CORES_PEAK), record.emission.is_some())
         };
-        latest.stand(&keys[0], &standing(&keys[0], QualityKind::Measured, 5.0));
+        latest.stand(&keys[0], &interim(&keys[0], QualityKind::Measured, 5.0));
         latest.learn(&keys[0], &course(&[(1000, 3, 1)]));
         let unsaid = Some((3, QualityKind::Sampled, LAST_SAMPLE.to_owned()));
         assert_eq!(completed(&keys[..1]), (unsaid, None, None, false), "no totals without a sample");
-        latest.stand(&keys[0], &standing(&keys[0], QualityKind::Measured, 5.0));
+        latest.stand(&keys[0], &interim(&keys[0], QualityKind::Measured, 5.0));
         let one = Some((3, QualityKind::Measured, "cgroup".to_owned()));
         assert_eq!(completed(&keys[..1]), (one, Some(5.0), Some(1500), true));
         latest.learn(&keys[1], &course(&[(1000, 4, 1)]));
         let half = Some((7, QualityKind::Sampled, "cgroup".to_owned()));
         assert_eq!(completed(&keys), (half, None, None, false), "one of two says nothing");
-        latest.stand(&keys[1], &standing(&keys[1], QualityKind::Estimated, 6.0));
+        latest.stand(&keys[1], &interim(&keys[1], QualityKind::Estimated, 6.0));
         let both = Some((7, QualityKind::Estimated, "cgroup".to_owned()));
         assert_eq!(completed(&keys), (both, Some(11.0), None, true));
     }

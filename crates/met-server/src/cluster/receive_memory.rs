@@ -1,4 +1,4 @@
-//! Memory for batches on their way in: taken as their bytes arrive, so that a sender who is slow holds no more than
+//! Memory for batches on their way in: taken as their bytes arrive, so that a slow sender holds no more than
 //! what it has sent, and limited for each node.
 
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ const BODIES_PER_NODE: usize = 4;
 const SMALL_BYTES: usize = 64 << 10;
 /// Bytes of larger bodies that have arrived, of all nodes together.
 const RECEIVED_BYTES_MAX: usize = 64 << 20;
-/// A body has so much time, and as much again as this rate takes.
+/// The time for a body, plus its size at the rate below.
 const BODY_WITHIN: Duration = Duration::from_secs(10);
 const BODY_BYTES_PER_S: usize = 256 << 10;
 /// Batches being unpacked and made durable, by what they may unpack to.
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_slowly_holds_what_arrived_and_is_given_up_after_a_while() {
+    fn a_slow_sender_holds_what_arrived_and_is_dropped_after_a_while() {
         block_on(async {
             let room = Room { body_within: Duration::from_millis(50), ..Room::default() };
             let mut slow = Box::pin(room.receive(stalling(100_000), 200_000));

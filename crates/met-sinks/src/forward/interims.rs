@@ -1,4 +1,5 @@
-//! How jobs that run stand, as far as their samples do not say it: sent when it changes, and now and then.
+//! Interim totals of running jobs, as far as their samples do not contain them: sent on changes, and now and
+//! then.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -18,13 +19,13 @@ const HELD_BYTES_MAX: usize = 1 << 20;
 const OVER_AFTER: Duration = Duration::from_secs(1800);
 
 /// Changes of these are sent at once.
-type Said = (Vec<(usize, QualityKind)>, Option<Emission>);
+type Contents = (Vec<(usize, QualityKind)>, Option<Emission>);
 
 struct Sent {
     /// When it was sent for the first time, and for the last.
     first: Instant,
     last: Instant,
-    said: Said,
+    contents: Contents,
 }
 
 impl Sent {
@@ -43,13 +44,13 @@ pub struct Interims {
 
 impl Interims {
     /// Holds it for the next batch, if there is news in it.
-    pub fn hold(&mut self, standing: Interim, now: Instant) {
-        let sent = self.sent.get(&standing.key);
-        if sent.is_none_or(|sent| sent.is_due(now) || sent.said != said_by(&standing)) {
-            let bytes = json_bytes(&standing);
+    pub fn hold(&mut self, interim: Interim, now: Instant) {
+        let sent = self.sent.get(&interim.key);
+        if sent.is_none_or(|sent| sent.is_due(now) || sent.contents != contents(&interim)) {
+            let bytes = json_bytes(&interim);
             if self.held_bytes + bytes <= HELD_BYTES_MAX {
                 self.held_bytes += bytes;
-                self.held.insert(standing.key.clone(), standing);
+                self.held.insert(interim.key.clone(), interim);
             }
         }
     }
@@ -63,16 +64,16 @@ impl Interims {
     pub fn let_go(&mut self, now: Instant) {
         self.sent.retain(|_, sent| now.saturating_duration_since(sent.last) < OVER_AFTER);
         self.held_bytes = 0;
-        for (key, standing) in self.held.drain() {
+        for (key, interim) in self.held.drain() {
             let first = self.sent.get(&key).map_or(now, |sent| sent.first);
-            self.sent.insert(key, Sent { first, last: now, said: said_by(&standing) });
+            self.sent.insert(key, Sent { first, last: now, contents: contents(&interim) });
         }
     }
 }
 
-fn said_by(standing: &Interim) -> Said {
-    let kinds = standing.totals.iter().map(|(column, figure)| (column, figure.kind));
-    (kinds.collect(), standing.emission.clone())
+fn contents(interim: &Interim) -> Contents {
+    let kinds = interim.totals.iter().map(|(column, figure)| (column, figure.kind));
+    (kinds.collect(), interim.emission.clone())
 }
 
 #[cfg(test)]
@@ -82,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    fn standing(energy_uj: i64, kind: QualityKind) -> Interim {
+    fn interim(energy_uj: i64, kind: QualityKind) -> Interim {
         let key = JobKey { cluster: None, manager: LOCAL.to_owned(), id: "1".to_owned(), incarnation: 1 };
         let mut totals = Totals::default();
         totals.set(ENERGY, energy_uj, kind, "RAPL, by CPU time");
@@ -95,7 +96,7 @@ mod tests {
         let begin = Instant::now();
         let mut sent = |energy_uj, kind, seconds| {
             let now = begin + Duration::from_secs(seconds);
-            interims.hold(standing(energy_uj, kind), now);
+            interims.hold(interim(energy_uj, kind), now);
             let held = interims.held().len();
             interims.let_go(now);
             held

@@ -14,7 +14,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const TOKEN_BYTES_MAX: usize = 512;
 const REASON_BYTES_MAX: usize = 600;
 
-/// Where a server is, and how one shows who one is.
+/// The address of a server, and the credentials for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Address {
     pub url: String,
@@ -155,7 +155,7 @@ fn mix_up(error: &ureq::Error) -> Option<&'static str> {
              req -x509 ... -addext basicConstraints=critical,CA:FALSE -addext subjectAltName=DNS:HOST",
         );
     }
-    // A server that speaks TLS answers a line of HTTP with an alert.
+    // A TLS server answers a line of HTTP with an alert.
     let is_none = matches!(error, ureq::Error::Protocol(_)) && text.contains("http parse fail");
     is_none.then_some("it does not use plain HTTP; if it uses TLS, write https://")
 }
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn how_plain_http_is_allowed_is_said_by_who_was_asked() {
+    fn the_caller_says_how_plain_http_is_allowed() {
         let plain = BadAddress::Plain("http://n1".to_owned());
         assert!(plain.message("--plain").ends_with("use https, or allow it: --plain"));
         assert!(!BadAddress::Url("n1".to_owned()).message("--plain").contains("--plain"));

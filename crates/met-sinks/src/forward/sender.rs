@@ -154,7 +154,7 @@ fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8]) -> Outcome
         let Inner { spool, status, .. } = &mut *inner;
         status.acknowledged_ns = Some(end_ns);
         status.last_error = None;
-        // The server looked at its clock between the two.
+        // The server read its clock between the two.
         status.clock_offset_ns = Some(acknowledged.now_ns - (begin_ns + (end_ns - begin_ns) / 2));
         if let Err(error) = spool.acknowledge(sequence) {
             // It is sent once more, and recognised.
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_servers_own_word_counts() {
+    fn only_the_servers_own_answer_counts() {
         let own = r#"{"sequence": 7, "now_ns": 1}"#;
         assert!(matches!(judge(&answer(200, own), 7), Outcome::Sent));
         assert!(matches!(judge(&answer(200, own), 8), Outcome::Later(..)), "another batch");

@@ -78,7 +78,7 @@ struct Waiting {
     made: SystemTime,
     /// It holds what changed after this mark; known of what was made since the start.
     begin_mark: Option<i64>,
-    /// Whether there is more in it than a header and series, once that was looked at.
+    /// Whether there is more in it than a header and series, once read.
     has_records: Option<bool>,
     path: PathBuf,
 }
@@ -92,7 +92,7 @@ impl Waiting {
         on_disk(self.bytes)
     }
 
-    /// What cannot be read is taken to have some.
+    /// An unreadable one is assumed to have some.
     fn has_records(&mut self) -> bool {
         let (path, records_end) = (&self.path, self.records_end);
         *self.has_records.get_or_insert_with(|| {
@@ -179,7 +179,7 @@ impl Spool {
     }
 
     /// Every record up to here is in a batch. Less than before if a batch is gone: its records are in the
-    /// catalogue and are asked for once more; the server knows those it has.
+    /// catalogue and are read once more; the server recognises those it has.
     pub fn mark(&mut self) -> i64 {
         if let Some(again_after) = self.again_after.take() {
             self.mark = self.mark.min(again_after);
@@ -225,8 +225,8 @@ impl Spool {
         self.waiting.iter().map(Waiting::disk_bytes).sum()
     }
 
-    /// Numbers a batch and keeps it: durable when this returns. After an error it is as if it never was, but
-    /// for its number, which is not given again: should its file be there after all, the server knows it.
+    /// Numbers a batch and keeps it: durable when this returns. After an error only its number is used up:
+    /// should its file be there after all, the server recognises it.
     pub fn put(&mut self, batch: &mut NodeBatch, samples: u64) -> io::Result<()> {
         self.sequence += 1;
         let sequence = self.sequence;
@@ -369,7 +369,7 @@ impl Spool {
             // Only the newest has to say how far we are.
             match waiting.shrink(waiting.sequence != self.sequence, too_old) {
                 Ok(samples) => self.dropped_samples += samples,
-                // Who sends it finds that it is gone.
+                // The sender finds that it is gone.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => result = result.and(Err(error)),
             }

@@ -130,7 +130,7 @@ fn when_there_is_no_room_the_oldest_series_go_and_records_stay() {
 }
 
 #[test]
-fn what_is_refused_is_laid_aside_and_the_next_one_follows() {
+fn a_refused_batch_is_quarantined_and_the_next_one_follows() {
     let folder = tempfile::tempdir().unwrap();
     let mut spool = Spool::open(folder.path()).unwrap();
     put(&mut spool, 1);
@@ -206,7 +206,7 @@ fn spoil(path: &Path) {
 }
 
 #[test]
-fn a_batch_that_cannot_be_read_is_laid_aside() {
+fn an_unreadable_batch_is_quarantined() {
     let folder = tempfile::tempdir().unwrap();
     let mut spool = Spool::open(folder.path()).unwrap();
     put(&mut spool, 3);
@@ -291,7 +291,7 @@ fn series_are_not_given_up_for_nothing() {
 }
 
 #[test]
-fn what_lies_aside_is_bounded_too() {
+fn the_quarantine_is_bounded_too() {
     let folder = tempfile::tempdir().unwrap();
     let mut spool = Spool::open(folder.path()).unwrap();
     for mark in 1..=3 {

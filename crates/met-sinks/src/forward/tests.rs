@@ -261,7 +261,7 @@ fn what_a_proxy_refuses_waits() {
 }
 
 #[test]
-fn a_node_where_nothing_happens_says_that_it_is_here() {
+fn an_idle_node_still_reports() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = Plan { quiet: Duration::from_millis(100), ..plan(folder.path(), &listener) };
@@ -413,7 +413,7 @@ fn a_node_with_nothing_to_send_still_reports() {
     assert_eq!((arrived.len(), arrived[0].records.len(), arrived[0].pieces.len()), (1, 0, 0));
 }
 
-/// A record whose command has so many letters: all the same, or such that nothing shrinks.
+/// A record whose command has the given number of letters: all the same, or such that nothing shrinks.
 fn long_record(id: usize, letters: usize, is_noise: bool) -> Record {
     let mut bits = id as u64 | 1;
     let letter = |_| {

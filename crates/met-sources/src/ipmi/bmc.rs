@@ -40,7 +40,7 @@ pub(super) fn complete(reply: &[u8]) -> Completion<'_> {
     match reply {
         [0, answer @ ..] => Completion::Done(answer),
         // Busy, took too long, no room, reservation lost, no answer or the same question at the moment, being
-        // updated, starting, somebody behind it away, not in the present state, no reason given.
+        // updated, starting, a device behind it absent, not in the present state, no reason given.
         [code @ (0xc0 | 0xc3 | 0xc4 | 0xc5 | 0xce..=0xd3 | 0xd5 | 0xff), ..] => Completion::Later(*code),
         [code, ..] => Completion::Never(*code),
         [] => Completion::Later(CUT_OFF),
@@ -177,7 +177,7 @@ impl Device {
                 data: data.as_mut_ptr(),
             },
         };
-        // SAFETY: as above; the kernel writes at most the lengths that it is told.
+        // SAFETY: as above; the kernel writes at most the given lengths.
         let code = unsafe { libc::ioctl(self.fd.as_raw_fd(), RECEIVE_TRUNCATED as _, &raw mut received) };
         if code < 0 {
             let error = io::Error::last_os_error();

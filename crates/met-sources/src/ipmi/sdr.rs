@@ -31,8 +31,8 @@ pub(super) struct Sensor {
     result_exponent: i8,
 }
 
-/// All sensors of power and temperature. A controller without a list has none; one that could not tell it just now
-/// is asked again, and for all of it.
+/// All sensors of power and temperature. A controller without a list has none; after a temporary failure the
+/// whole list is requested again.
 pub(super) fn sensors(ask: &mut dyn Ask) -> io::Result<Vec<Sensor>> {
     let mut found = Vec::new();
     let Some(mut reservation) = reserve(ask)? else { return Ok(found) };
@@ -72,7 +72,7 @@ fn record(ask: &mut dyn Ask, reservation: &mut [u8; 2], id: u16) -> io::Result<O
                 next = u16::from_le_bytes([*low, *high]);
                 record.extend_from_slice(&piece[..piece.len().min(wanted)]);
             }
-            // Somebody else reads the list: begin again, but not for ever.
+            // Another client reads the list: start over, but not for ever.
             Completion::Later(RESERVATION_LOST) if lost < 3 => {
                 lost += 1;
                 let Some(new) = reserve(ask)? else { return Ok(None) };
@@ -128,7 +128,7 @@ pub(super) fn sensor(record: &[u8]) -> Option<Sensor> {
     })
 }
 
-/// An integer of so many bits in two's complement.
+/// An integer of the given number of bits in two's complement.
 fn sign(value: u16, bits: u32) -> i16 {
     let shift = 16 - bits;
     ((value << shift) as i16) >> shift
@@ -140,7 +140,7 @@ fn name(record: &[u8]) -> String {
     let text = &text[..text.len().min(usize::from(kind & 0x1f))];
     match kind >> 6 {
         TEXT => String::from_utf8_lossy(text).trim_end_matches('\0').trim().to_owned(),
-        // Packed letters are rare: a number tells the sensors apart as well.
+        // Packed letters are rare: a number identifies the sensors as well.
         _ => format!("sensor {}", record.get(7).copied().unwrap_or(0)),
     }
 }

@@ -70,7 +70,7 @@ fn records_of_sensors_say_how_a_reading_becomes_a_value() {
     assert_eq!(sdr::sensor(&tenths).unwrap().value(&[0, 53, 0xc0]), Some(22_000));
 }
 
-/// A controller that answers from a script, and notes what it is asked.
+/// A controller that answers from a script, and records its requests.
 struct Script {
     records: Vec<&'static [u8]>,
     power: VecDeque<Vec<u8>>,
@@ -130,7 +130,7 @@ fn look(source: &mut dyn Source) -> String {
 }
 
 #[test]
-fn a_controller_tells_the_node_and_its_sensors() {
+fn a_controller_reports_the_node_and_its_sensors() {
     let mut source = controller(vec![INLET, SUPPLY], &[&READING, &[0xc0]]);
     expect![[r#"
         node power 220000 power_average 215000 power_min 4000 power_max 412000
@@ -151,7 +151,7 @@ fn a_controller_tells_the_node_and_its_sensors() {
 }
 
 #[test]
-fn a_controller_without_anything_is_given_up_and_says_why() {
+fn a_controller_without_sensors_is_given_up_with_the_reason() {
     expect![[r#"
         error: given up: the controller does not report the power of the node (DCMI, code 0xc1); sensors of power and temperature: 0
     "#]]
@@ -184,7 +184,7 @@ fn a_controller_that_is_busy_is_asked_again_for_power_and_for_its_list() {
 }
 
 #[test]
-fn a_controller_without_power_says_so_and_is_not_asked_for_it_again() {
+fn a_controller_without_power_is_reported_and_not_queried_again() {
     let mut source = controller(vec![INLET], &[&[0xc1]]);
     assert_eq!(look(&mut source), "Inlet Temp temperature 23000\n");
     assert_eq!(look(&mut source), "Inlet Temp temperature 23000\n", "a second question would time out");
@@ -193,7 +193,7 @@ fn a_controller_without_power_says_so_and_is_not_asked_for_it_again() {
 }
 
 #[test]
-fn a_list_that_is_never_told_is_not_asked_for_for_ever() {
+fn a_list_that_never_completes_is_given_up() {
     let power: Vec<&[u8]> = vec![&READING; usize::from(LIST_TRIES) + 2];
     let mut source = controller_failing(vec![INLET], &power, (u32::MAX, 0xff));
     for _ in 0..LIST_TRIES {

@@ -1,6 +1,5 @@
-//! Reads power and use in the thread that ticks: a quarter of what it costs to hand the question to another one
-//! and wake it up. For whoever is looked after: a driver that does not answer keeps the thread, and somebody
-//! else must go on in its place.
+//! Reads power and use in the ticking thread, at a quarter of the cost of waking up another one. Only for a
+//! thread with a watchdog: a driver that does not answer blocks the thread, and another must replace it.
 
 use std::sync::Arc;
 
@@ -8,7 +7,7 @@ use met_host::clock;
 
 use super::figures::SlowCard;
 use super::library::Lender;
-use super::reading::{ASK_EVERY_NS, Answer, Asker, Unknown, read_all};
+use super::reading::{ASK_EVERY_NS, Answer, CardGuard, Unknown, read_all};
 
 pub(super) struct Direct {
     lender: Lender,
@@ -20,7 +19,7 @@ impl Direct {
         Direct { lender, unknown: Unknown::new() }
     }
 
-    /// Asks every card, if there can be something new, but those that keep the thread of the dear figures.
+    /// Queries every card, if there can be something new, except those that block the slow thread.
     pub fn read(&mut self, now_ns: i64, figures: &[SlowCard], answer: &mut Answer) {
         if answer.at_ns != 0 && now_ns - answer.at_ns < ASK_EVERY_NS {
             return;
@@ -34,7 +33,7 @@ impl Direct {
 /// Cards that are known to be silent are left to the thread that they keep.
 struct Others<'a>(&'a [SlowCard]);
 
-impl Asker for Others<'_> {
+impl CardGuard for Others<'_> {
     fn enter(&mut self, card: usize, _: &Arc<str>, _: i64) -> bool {
         !self.0.get(card).is_some_and(|figures| figures.silent)
     }

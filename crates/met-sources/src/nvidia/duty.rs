@@ -1,9 +1,9 @@
-//! Which card a thread is at. A card that does not answer keeps the thread that asked it, and no other one:
-//! somebody else goes on with the other cards, and the one that was kept goes home when it gets away.
+//! Which card a thread is querying. A card that does not answer blocks only the thread that queries it: another
+//! thread goes on with the other cards, and the blocked one exits when its call returns.
 
 use std::sync::Arc;
 
-/// So many threads are given up to cards at a time; then nobody goes on.
+/// At most this many threads may be blocked at a time; then none is replaced.
 const KEPT_MAX: usize = 16;
 
 #[derive(Default)]
@@ -17,7 +17,7 @@ pub(super) struct Duty {
 }
 
 impl Duty {
-    /// Whether a card may be asked: none is that keeps somebody already.
+    /// Whether a card may be queried: not while it blocks a thread.
     pub fn enter(&mut self, card: &Arc<str>, now_ns: i64) -> bool {
         let is_free = !self.kept.contains(card);
         if is_free {
@@ -26,7 +26,7 @@ impl Duty {
         is_free
     }
 
-    /// A card has answered. False: that took too long, and somebody else is on duty now.
+    /// A card has answered. False: that took too long, and another thread is on duty now.
     pub fn leave(&mut self, card: &Arc<str>, crew: u64) -> bool {
         if crew == self.crew {
             self.at = None;
@@ -36,7 +36,7 @@ impl Duty {
         false
     }
 
-    /// If the thread on duty has been at a card for too long, somebody is to relieve it: his number.
+    /// If the thread on duty has been at a card for too long: the number of its replacement.
     pub fn relief(&mut self, now_ns: i64, most_ns: i64) -> Option<u64> {
         let (card, since_ns) = self.at.as_ref()?;
         if now_ns - since_ns <= most_ns || self.kept.len() >= KEPT_MAX {
@@ -48,7 +48,7 @@ impl Duty {
         Some(self.crew)
     }
 
-    /// Nobody could be sent: who is kept stays on duty, and is to be relieved as if it had come now.
+    /// No replacement could be started: the blocked thread stays on duty, and its timeout restarts.
     pub fn no_relief(&mut self, now_ns: i64) {
         self.crew -= 1;
         self.at = self.kept.pop().map(|card| (card, now_ns));
@@ -60,19 +60,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_kept_is_relieved_and_the_card_left_to_him_until_it_answers() {
+    fn a_blocked_thread_is_replaced_and_its_card_skipped_until_it_answers() {
         let (hung, other): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
         let mut duty = Duty::default();
         assert!(duty.enter(&hung, 100));
         assert_eq!((duty.relief(150, 100), duty.relief(300, 100)), (None, Some(1)));
         assert!(!duty.enter(&hung, 400) && duty.enter(&other, 400) && duty.leave(&other, 1));
-        assert_eq!(duty.relief(9999, 100), None, "nobody is kept who has left");
+        assert_eq!(duty.relief(9999, 100), None, "a thread that has left is not blocked");
         assert!(!duty.leave(&hung, 0), "the first one goes home");
         assert!(duty.enter(&hung, 500));
     }
 
     #[test]
-    fn who_could_not_be_relieved_once_is_relieved_later() {
+    fn a_thread_that_could_not_be_replaced_is_replaced_later() {
         let hung: Arc<str> = "a".into();
         let mut duty = Duty::default();
         assert!(duty.enter(&hung, 100));

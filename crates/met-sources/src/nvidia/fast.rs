@@ -1,8 +1,8 @@
-//! The thread that reads what changes all the time, power and use, for those who must not be kept.
+//! The thread that reads power and use for callers that must not block.
 //!
-//! A tick asks when it begins and takes the answer when all else is read: by then it is there, and nobody has
-//! waited. The thread has no timer of its own, whose setting alone costs a virtual machine 50 µs. A driver that
-//! does not answer keeps this thread and nobody else: the next ticks do not wait and take what there is.
+//! A tick sends its request when it begins and takes the answer after all other sources: by then it is there,
+//! without waiting. The thread has no timer of its own, since setting one costs a virtual machine 50 µs. A
+//! driver that does not answer blocks only this thread: the next ticks do not wait and take what there is.
 
 use std::io;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -13,11 +13,11 @@ use met_host::clock;
 
 use super::duty::Duty;
 use super::library::{Lender, Loaded, lock};
-use super::reading::{ASK_EVERY_NS, Answer, Asker, Unknown, read_all};
+use super::reading::{ASK_EVERY_NS, Answer, CardGuard, Unknown, read_all};
 
 /// A tick waits no longer for an answer. Cards that are idle or cores that are busy make it late.
 pub(super) const TICK_PATIENCE: Duration = Duration::from_millis(2);
-/// Who has been at one card for longer is relieved.
+/// A thread that has been at one card for longer is replaced.
 const KEPT_AFTER_NS: i64 = 500_000_000;
 
 #[derive(Default)]
@@ -27,7 +27,7 @@ struct State {
     /// When the first question was put that has no answer yet.
     waiting_since_ns: Option<i64>,
     answer: Answer,
-    /// Somebody waits for the answer: waking nobody costs a call, too.
+    /// A caller waits for the answer: a needless wake-up costs a call, too.
     waited_for: bool,
     duty: Duty,
     stop: bool,
@@ -45,7 +45,7 @@ struct Shared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Soon,
-    /// The thread is kept by a card, or by what it was asked before.
+    /// The thread is blocked by a card, or busy with an earlier request.
     InVain,
 }
 
@@ -91,7 +91,7 @@ impl Fast {
         state.waiting_since_ns.get_or_insert(now_ns);
         drop(state);
         self.shared.wake.notify_one();
-        // Who is late is not waited for twice.
+        // A late thread is not waited for twice.
         if is_free { Asked::Soon } else { Asked::InVain }
     }
 
@@ -183,7 +183,7 @@ struct OnDuty<'a> {
     crew: u64,
 }
 
-impl Asker for OnDuty<'_> {
+impl CardGuard for OnDuty<'_> {
     fn enter(&mut self, _: usize, id: &Arc<str>, now_ns: i64) -> bool {
         lock(&self.shared.state).duty.enter(id, now_ns)
     }

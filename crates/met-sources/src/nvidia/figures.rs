@@ -1,4 +1,4 @@
-//! What the slow thread reads of one card: levels, who is on it, and the dear figures.
+//! What the slow thread reads of one card: levels, its processes, and the expensive readings.
 
 use met_core::MISSING;
 use met_core::gpu::{card, process};
@@ -20,17 +20,17 @@ use super::{is_lost, is_unsupported, memory_bytes, outcome};
 pub(super) const EVERY_MAX_NS: i64 = 20_000_000_000;
 pub(super) const USE_EVERY_MAX_NS: i64 = 10_000_000_000;
 pub(super) const ACTIVITY_EVERY_MAX_NS: i64 = 20_000_000_000;
-/// Figures of so many periods ago are not those of now.
+/// Figures older than this many periods are stale.
 pub(super) const PERIODS_MAX: i64 = 3;
-/// Processes that a card is asked for in one call. More are possible and then asked for again.
+/// Room for processes in one call. With more processes the call is repeated.
 const PROCESSES_USUAL: usize = 64;
 const PROCESSES_MAX: usize = 1 << 16;
 const SAMPLES_USUAL: u32 = 256;
 const SAMPLES_MAX: u32 = 1 << 16;
-/// A sample tells of no longer time than this; the driver takes one about so often.
+/// A sample covers at most this time; the driver takes one about this often.
 const COVERED_MAX_US: i64 = 1_000_000;
 
-/// The dear figures of one card, and when they were read.
+/// The expensive readings of one card, and when they were taken.
 #[derive(Clone, Default)]
 pub(super) struct SlowCard {
     at_ns: i64,
@@ -41,18 +41,19 @@ pub(super) struct SlowCard {
     /// Memory in use of each part, in the order of the parts.
     parts_used: Vec<i64>,
     pub processes: Vec<OnCard>,
-    /// The driver said who is on the card; else an empty list says nothing.
+    /// The driver listed the processes on the card; otherwise an empty list is meaningless.
     pub knows_list: bool,
     energy_uj: Option<i64>,
-    /// It keeps whoever asks it.
+    /// It blocks its callers.
     pub silent: bool,
     /// It was out of reach when its levels were read.
     pub is_lost: bool,
-    /// When use by process was read, which is since the reading before, and whether the card tells.
+    /// When use by process was read, which covers the time since the previous reading, and whether the card
+    /// reports it.
     use_at_ns: i64,
     knows_processes: bool,
     pub samples: Vec<Sample>,
-    /// Who was on the card then.
+    /// The processes on the card then.
     asked_for: Vec<u32>,
     /// Processes that draw and do not compute, and whether that could not be read.
     pub graphics: Vec<(u32, i64)>,
@@ -114,7 +115,7 @@ impl SlowCard {
         listed.chain(drawing).chain(self.samples.iter().map(|sample| sample.pid))
     }
 
-    /// Whether it tells of now. If not, the thread is kept by a driver that does not answer, or nobody looked.
+    /// Whether it is current. If not, the driver blocks the thread, or no reading was requested.
     pub fn is_fresh(&self, now_ns: i64) -> bool {
         now_ns - self.levels_at_ns <= self.levels_age_max_ns
     }
@@ -125,13 +126,13 @@ impl SlowCard {
         if knows_all { self.processes.len() as i64 } else { MISSING }
     }
 
-    /// How long ago it was read who is on the card.
+    /// The age of the process list.
     pub fn list_age_ns(&self, now_ns: i64) -> i64 {
         (now_ns - self.levels_at_ns).max(0)
     }
 
-    /// Whether the driver said that nobody is on the card.
-    pub fn lists_nobody(&self) -> bool {
+    /// Whether the driver listed no process on the card.
+    pub fn lists_no_process(&self) -> bool {
         self.count() == 0 && self.graphics.is_empty()
     }
 
@@ -179,7 +180,7 @@ impl SlowCard {
         now_ns - self.activity_at_ns <= PERIODS_MAX * ACTIVITY_EVERY_MAX_NS
     }
 
-    /// What was heard of a card, which it need not be asked for.
+    /// What events reported of a card, without a query.
     pub fn fill_faults(&self, cells: &mut [i64]) {
         cells[card::FAULTS] = self.faults.unwrap_or(MISSING);
         cells[card::FAULT_LAST] = self.fault_last.unwrap_or(MISSING);
@@ -209,7 +210,7 @@ pub(super) fn read_activity<'a>(
     figures.activity_at_ns = clock::boottime_ns();
 }
 
-/// What changes slowly, and who is on the card.
+/// Slow values, and the processes on the card.
 pub(super) fn read_levels(
     facts: &CardFacts,
     device: &Device<'_>,
@@ -304,7 +305,7 @@ fn list_processes(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>) -> R
     list_by(buffer, |count, room| unsafe { symbol(device.handle(), count, room) })
 }
 
-/// Fills the buffer by a call that takes its room and tells how many entries it wrote or would write.
+/// Fills the buffer by a call that takes its size and returns how many entries it wrote or would write.
 fn list_by<T>(buffer: &mut Vec<T>, call: impl Fn(*mut u32, *mut T) -> nvmlReturn_t) -> Result<(), NvmlError> {
     buffer.clear();
     let mut room = buffer.capacity().max(PROCESSES_USUAL);
@@ -328,8 +329,8 @@ fn list_by<T>(buffer: &mut Vec<T>, call: impl Fn(*mut u32, *mut T) -> nvmlReturn
 /// Use by process since it was last read.
 pub(super) fn read_use(device: &Device<'_>, figures: &mut SlowCard) {
     let now_us = clock::realtime_ns() / 1000;
-    // The driver's samples bear the time of day. If that was set back, those since then seem to be of before the
-    // last one: until the next reading nobody knows what was done, and it is not nothing.
+    // The driver's samples bear the time of day. If that was set back, those since then seem to be of before
+    // the last one: until the next reading the use is unknown, not zero.
     let was_set_back = i64::try_from(figures.last_seen_us).is_ok_and(|seen_us| seen_us > now_us);
     if figures.last_seen_us == 0 || was_set_back {
         figures.last_seen_us = u64::try_from(now_us - COVERED_MAX_US).unwrap_or(0);
@@ -351,7 +352,7 @@ pub(super) fn read_use(device: &Device<'_>, figures: &mut SlowCard) {
     }
 }
 
-/// One card's dear figures. What fails stays unknown until the next pass.
+/// One card's expensive readings. What fails stays unknown until the next pass.
 pub(super) fn pass(device: &Device<'_>, figures: &mut SlowCard) {
     let begin_ns = clock::boottime_ns();
     let energy = device.total_energy_consumption();
@@ -396,7 +397,7 @@ fn list_use(device: &Device<'_>, since_us: u64) -> Result<Vec<nvmlProcessUtiliza
                 return Ok(raw);
             }
             Err(NvmlError::InsufficientSize(_)) if room < SAMPLES_MAX => room *= 4,
-            // Nobody did anything.
+            // No process was active.
             Err(NvmlError::NotFound) => return Ok(raw),
             Err(error) => return Err(error),
         }
@@ -405,9 +406,9 @@ fn list_use(device: &Device<'_>, since_us: u64) -> Result<Vec<nvmlProcessUtiliza
 
 /// What each process did since `since_us`, and the time of the newest sample.
 ///
-/// A sample stands for the time since the one before of the same process. The driver keeps one or few of each,
-/// and not the same number: who lives is taken to have gone on as it was seen. Who has ended is not: it
-/// counts for the part of the time that its samples cover.
+/// A sample covers the time since the previous one of the same process. The driver keeps one or few of each,
+/// and not the same number: a living process is assumed to have gone on as last seen. An ended one counts only
+/// for the time that its samples cover.
 fn by_process(raw: &[nvmlProcessUtilizationSample_t], since_us: u64, living: &[u32]) -> (Vec<Sample>, u64) {
     // Slots that the library did not use have no pid, those of before an old time.
     let is_new = |entry: &&nvmlProcessUtilizationSample_t| entry.pid != 0 && entry.timeStamp > since_us;
@@ -490,13 +491,13 @@ mod tests {
 
     #[test]
     fn a_sample_counts_by_the_time_it_covers() {
-        // 100 ms, then 400 ms; the order in which the driver tells them does not matter.
+        // 100 ms, then 400 ms; the order in which the driver returns them does not matter.
         let entries = [raw(7, 500_000, 50), raw(7, 100_000, 100)];
         assert_eq!(used(&entries, 0, &[7]), [(7, 600)]);
     }
 
     #[test]
-    fn who_has_ended_counts_for_the_time_it_was_seen() {
+    fn an_ended_process_counts_for_the_time_it_was_seen() {
         let lived = [1, 2, 3, 4].map(|second| raw(7, second * 1_000_000, 80));
         let entries: Vec<_> = lived.into_iter().chain([raw(8, 1_000_000, 80)]).collect();
         assert_eq!(used(&entries, 0, &[7]), [(7, 800), (8, 200)]);

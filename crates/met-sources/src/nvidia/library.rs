@@ -22,8 +22,8 @@ pub(super) const NO_GPU: &str = "the NVIDIA driver reports no GPU";
 /// Some cards take a second to wake up; one that takes longer is left out until it answers.
 const CARD_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5000 });
 
-/// The library and the cards it shows; cheap to clone. The last one who lets go of it shuts it down, and that
-/// takes as long as the driver likes: only the source's own threads keep it, and who reads for a moment.
+/// The library and the cards it shows; cheap to clone. Dropping the last clone shuts it down, which takes as
+/// long as the driver likes: only the source's own threads keep it, and readers for a moment.
 #[derive(Clone)]
 pub(super) struct Loaded {
     /// Tells one loading from the next.
@@ -36,12 +36,12 @@ pub(super) struct Loaded {
     has_answered: Arc<AtomicBool>,
 }
 
-/// Where the thread that loads the library lends it to those who read what changes all the time.
+/// Where the thread that loads the library lends it to the readers of power and use.
 #[derive(Clone, Default)]
 pub(super) struct Lender(Arc<Mutex<Option<Loaded>>>);
 
 impl Lender {
-    /// Lends the library, or takes it back. Somebody may still be at work with it.
+    /// Lends the library, or takes it back. Another thread may still use it.
     pub fn lend(&self, loaded: Option<Loaded>) {
         let before = std::mem::replace(&mut *lock(&self.0), loaded);
         // Not under the lock: the last one to let go shuts the library down.
@@ -159,8 +159,7 @@ impl Loaded {
         self.has_answered.load(Ordering::Relaxed)
     }
 
-    /// Of so many cards, those that could not be read when the library was loaded, but for those that keep whoever
-    /// asks them.
+    /// The cards that could not be read when the library was loaded, except those that block their callers.
     pub fn unread(&self, count: u32) -> impl Iterator<Item = u32> {
         let is_silent = |index: u32| self.lost.iter().any(|(lost, why)| *lost == index && why == NO_ANSWER);
         let is_known = |index: u32| self.cards.iter().any(|facts| facts.index == index);
@@ -187,7 +186,7 @@ fn facts_in_time(
             Err(NvmlError::NoPermission) => Ok(None),
             Err(error) => Err(error.to_string()),
         };
-        // Before who asked goes on: it may want to be the last one who has the library.
+        // Before the caller goes on: it may want to be the last owner of the library.
         drop(nvml);
         if sender.send(facts).is_err() {
             has_answered.store(true, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! Whose the numbers of processes are that the driver tells.
+//! Maps the pids that the driver reports to processes.
 //!
-//! In a container with numbers of its own a driver may tell those of the host: the same number is another
-//! process there. One that has no card open cannot be meant. What is not ours is nobody's, and not whose number
-//! it happens to be.
+//! In a container with its own pid namespace a driver may report pids of the host: the same number is another
+//! process there. A process without an open card cannot be meant. A pid that is not ours is unowned, whatever
+//! process has its number here.
 
 use std::collections::HashMap;
 
@@ -10,10 +10,10 @@ use met_host::{Host, parse};
 
 use crate::sysfs;
 
-/// The kernel's name of the first namespace, where numbers are those that drivers tell.
+/// The kernel's name of the initial namespace, where pids are those that drivers report.
 const FIRST_NAMESPACE: &[u8] = b"pid:[4026531836]";
 const CARD_FILES: &[u8] = b"/dev/nvidia";
-/// Descriptors of one process that are looked through for cards.
+/// Descriptors of one process that are searched for cards.
 const DESCRIPTORS_MAX: usize = 4096;
 
 pub(super) struct Numbers {
@@ -29,12 +29,12 @@ impl Numbers {
     pub fn new(host: &Host) -> Numbers {
         let mut link = Vec::new();
         let read = host.open_dir("/proc/self/ns").and_then(|folder| folder.read_link("pid", &mut link));
-        // Without the device files nobody can be seen to have one open.
+        // Without the device files no process can be seen to have one open.
         let doubtful = read.is_ok() && link != FIRST_NAMESPACE && sysfs::exists(host, "/dev/nvidiactl");
         Numbers { doubtful, known: HashMap::new(), met_foreign: false }
     }
 
-    /// Whether a number that the driver told means the process that has it here.
+    /// Whether a pid that the driver reported means the process that has it here.
     pub fn is_ours(&self, pid: u32, start_ticks: u64) -> bool {
         pid != 0 && (!self.doubtful || self.known.get(&(pid, start_ticks)).copied().unwrap_or(true))
     }
@@ -43,7 +43,7 @@ impl Numbers {
     pub fn meet(&mut self, host: &Host, named: impl Iterator<Item = (u32, u64)>) {
         let before = std::mem::take(&mut self.known);
         for (pid, start_ticks) in named {
-            // One that has ended is known from before, or of nobody's.
+            // An ended process is known from before, or unowned.
             if self.doubtful && start_ticks != 0 {
                 let found = before.get(&(pid, start_ticks)).copied();
                 self.known.insert((pid, start_ticks), found.unwrap_or_else(|| may_have_card(host, pid)));
@@ -53,7 +53,7 @@ impl Numbers {
     }
 }
 
-/// Whether a process has a card open, or may not be looked at.
+/// Whether a process has a card open, or may not be read.
 fn may_have_card(host: &Host, pid: u32) -> bool {
     let Ok(folder) = host.open_dir(format!("/proc/{pid}/fd")) else { return true };
     let (mut numbers, mut link) = (Vec::new(), Vec::new());
@@ -85,12 +85,12 @@ mod tests {
     }
 
     #[test]
-    fn in_a_namespace_of_its_own_only_who_has_a_card_open_is_meant() {
+    fn in_a_pid_namespace_only_processes_with_an_open_card_count() {
         let (_root, host) = machine("pid:[4026532999]");
         let mut numbers = Numbers::new(&host);
         numbers.meet(&host, [(100, 7), (200, 7), (300, 0)].into_iter());
         assert!(numbers.is_ours(100, 7) && !numbers.is_ours(200, 7));
-        assert!(numbers.is_ours(300, 0), "one that has ended is told by its number alone");
+        assert!(numbers.is_ours(300, 0), "an ended process is recognised by its pid alone");
         assert!(numbers.met_foreign);
     }
 

@@ -1,4 +1,5 @@
-//! What every tick shows of a card: its power and its use. Read by a thread for others, or by who ticks.
+//! What every tick shows of a card: its power and its use. Read by a thread for others, or by the ticking
+//! thread.
 
 use std::sync::Arc;
 
@@ -11,9 +12,9 @@ use nvml_wrapper::error::NvmlError;
 use super::library::Loaded;
 use super::{NO_ANSWER, is_lost, is_unsupported, needs_reload};
 
-/// Nothing new is told by who is asked sooner: a card's power is its mean of a second, its use that of 0.2 to 1 s.
+/// Reading more often gives nothing new: a card's power is its mean of a second, its use that of 0.2 to 1 s.
 pub(super) const ASK_EVERY_NS: i64 = if cfg!(test) { 0 } else { 450_000_000 };
-/// What a card says it does not know is asked for again: during a reset it says so of everything.
+/// An unsupported reading is tried again: during a reset a card reports everything as unsupported.
 const ASK_AGAIN_NS: i64 = if cfg!(test) { 100_000_000 } else { 60_000_000_000 };
 
 /// What a card showed when it was last asked.
@@ -31,7 +32,7 @@ pub(super) struct Trouble {
     pub text: String,
     /// The whole card is out of reach.
     pub lost: bool,
-    /// The library must be loaded anew.
+    /// The library must be reloaded.
     pub reload: bool,
 }
 
@@ -50,7 +51,7 @@ impl Reading {
         trouble: None,
     };
 
-    /// Of a card that keeps whoever asks it.
+    /// Of a card that blocks its callers.
     fn of_silent(at_ns: i64) -> Reading {
         Reading { at_ns, trouble: Some(Trouble::of_silent()), ..Reading::NOTHING }
     }
@@ -75,22 +76,22 @@ pub(super) struct Answer {
     pub cards: Vec<Reading>,
 }
 
-/// Who asks cards, one after the other.
-pub(super) trait Asker {
-    /// Whether the card of this number and uuid may be asked: none is that keeps somebody already.
+/// Guards queries of cards, one after the other.
+pub(super) trait CardGuard {
+    /// Whether the card of this number and uuid may be queried: not while it blocks a thread.
     fn enter(&mut self, card: usize, id: &Arc<str>, now_ns: i64) -> bool;
 
-    /// A card has answered. False: that took so long that somebody else has gone on.
+    /// A card has answered. False: that took so long that another thread has taken over.
     fn leave(&mut self, id: &Arc<str>) -> bool;
 }
 
 /// Until when power and use of each card are not asked for, because it does not know them.
 pub(super) type Unknown = Vec<[i64; 2]>;
 
-/// Reads every card. False: one of them took so long that somebody else has gone on.
+/// Reads every card. False: one of them took so long that another thread has taken over.
 pub(super) fn read_all(
     loaded: Option<&Loaded>,
-    asker: &mut impl Asker,
+    guard: &mut impl CardGuard,
     unknown: &mut Unknown,
     answer: &mut Answer,
 ) -> bool {
@@ -103,12 +104,12 @@ pub(super) fn read_all(
     unknown.resize(loaded.cards.len(), [0; 2]);
     for (index, (facts, unknown)) in loaded.cards.iter().zip(unknown).enumerate() {
         let now_ns = clock::boottime_ns();
-        if !asker.enter(index, &facts.id, now_ns) {
+        if !guard.enter(index, &facts.id, now_ns) {
             answer.cards.push(Reading::of_silent(now_ns));
             continue;
         }
         let reading = read(&facts.device(&loaded.nvml), now_ns, unknown);
-        if !asker.leave(&facts.id) {
+        if !guard.leave(&facts.id) {
             return false;
         }
         answer.cards.push(reading);

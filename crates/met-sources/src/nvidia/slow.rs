@@ -1,5 +1,5 @@
-//! The thread that does what takes milliseconds: loads the library, finds the cards, reads the dear
-//! figures. It works only while somebody looks, and as often as its cost allows.
+//! The thread for everything that takes milliseconds: loads the library, finds the cards, takes the expensive
+//! readings. It works only while ticks request readings, and as often as its cost allows.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,26 +21,27 @@ use super::figures::{
 };
 use super::library::{CardFacts, Lender, Loaded, Shown, is_changed, load, lock};
 
-/// One part in so many of a core may be spent: on levels and who is there, on use by process, on the energy
+/// One part in this many of a core may be spent: on levels and process lists, on use by process, on the energy
 /// counter and what comes with it, on PCIe. Use by process is a sample, so most is spent on having many.
 const LEVELS_COST_INVERSE: i64 = 5000;
 const USE_COST_INVERSE: i64 = 2500;
 const PASS_COST_INVERSE: i64 = 5000;
 const PCIE_COST_INVERSE: i64 = 20_000;
 const ACTIVITY_COST_INVERSE: i64 = 10_000;
-/// A little less than a second: who looks once a second finds new figures every time.
+/// A little less than a second: a tick per second finds new figures every time.
 const EVERY_MIN_NS: i64 = 900_000_000;
 const LEVELS_EVERY_MAX_NS: i64 = 5_000_000_000;
 const PCIE_EVERY_MIN_NS: i64 = if cfg!(test) { 100_000_000 } else { 10_000_000_000 };
 const PCIE_EVERY_MAX_NS: i64 = 300_000_000_000;
-/// Cards are made whole, cut into parts, lost and found again while somebody looks.
+/// Cards are partitioned, merged, lost and found again while they are read.
 const LAYOUT_EVERY_NS: i64 = if cfg!(test) { 100_000_000 } else { 30_000_000_000 };
-/// A driver that is gone is looked for this often.
+/// A missing driver is searched for this often.
 const RELOAD_EVERY: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_millis(50);
-/// While the library is loaded nobody can reset a card or reload the driver: it goes when nobody looks.
+/// While the library is loaded no card can be reset and no driver reloaded: it is unloaded when no readings are
+/// requested.
 const UNLOAD_AFTER_NS: i64 = if cfg!(test) { 1_500_000_000 } else { 180_000_000_000 };
-/// Who has been at one card for longer is relieved. Some take a second to wake up.
+/// A thread that has been at one card for longer is replaced. Some cards take a second to wake up.
 const KEPT_AFTER_NS: i64 = if cfg!(test) { 500_000_000 } else { 5_000_000_000 };
 
 #[derive(Default)]
@@ -59,7 +60,7 @@ pub(super) struct State {
     asked: bool,
     /// When figures were asked for that are not there yet.
     pub asked_since_ns: Option<i64>,
-    /// When somebody looked last.
+    /// When a reading was last requested.
     looked_ns: i64,
     reload: bool,
     stop: bool,
@@ -123,8 +124,8 @@ impl Kind {
     }
 }
 
-/// Where the driver tells of critical errors of a card, by its number; nothing where it refused. Of its own for
-/// each: who refuses takes no other one with it, and a card that is lost need not be asked who it is.
+/// Event sets for critical errors, by card number; `None` where the driver refused. One for each card: a
+/// refusal does not affect the others, and a lost card need not be queried for its identity.
 type Faults<'a> = BTreeMap<u32, Option<EventSet<'a>>>;
 
 /// What is read of the cards of one loading, and when.
@@ -161,9 +162,9 @@ impl Rounds<'_> {
 enum End {
     Stop,
     Reload,
-    /// Nobody looks.
+    /// No readings are requested.
     Unused,
-    /// Somebody else goes on with it.
+    /// Another thread goes on with it.
     Relieved,
 }
 
@@ -202,7 +203,7 @@ impl Slow {
         lock(&self.shared.state).failure.clone()
     }
 
-    /// Looks at what there is and asks for more if it is time. `None`: the thread is just writing.
+    /// Takes the current figures and requests more if they are due. `None`: the thread is just writing.
     pub fn glance(&self, now_ns: i64) -> Option<MutexGuard<'_, State>> {
         let mut state = self.shared.state.try_lock().ok()?;
         state.looked_ns = now_ns;
@@ -260,7 +261,7 @@ impl Worker {
     }
 
     fn work(&self) {
-        // Who relieves another one takes over what that one has loaded.
+        // A replacement takes over what the blocked thread has loaded.
         let mut lent = self.lender.lent().filter(|_| self.crew > 0);
         let mut number = lent.as_ref().map_or(0, |loaded| loaded.number);
         loop {
@@ -280,7 +281,7 @@ impl Worker {
             drop(loaded);
             let stop = match end {
                 End::Stop | End::Relieved => true,
-                // Whoever still works with the old library lets go of it meanwhile: only then it is loaded anew.
+                // Users of the old library release it meanwhile: only then it is reloaded.
                 End::Reload => self.pause(SETTLE),
                 End::Unused => self.pause(Duration::ZERO),
             };
@@ -317,11 +318,11 @@ impl Worker {
         self.shared.cpu_ns.fetch_add(spent_ns - before_ns, Ordering::Relaxed);
     }
 
-    /// Waits until it is time to try again; true when told to stop.
+    /// Waits until it is time to try again; true when asked to stop.
     fn pause(&self, time: Duration) -> bool {
         let begin = Instant::now();
         let mut state = lock(&self.shared.state);
-        // Without anybody who looks there is no hurry.
+        // Without requests there is no hurry.
         while !state.stop && (begin.elapsed() < time || !state.asked) {
             let left = time.saturating_sub(begin.elapsed()).max(Duration::from_millis(10));
             let wake = &self.shared.wake;
@@ -334,7 +335,7 @@ impl Worker {
         state.stop
     }
 
-    /// Sleeps until somebody asks for figures, or there is a reason to give the library up.
+    /// Sleeps until figures are requested, or there is a reason to unload the library.
     fn wait_for_order(&self) -> Option<End> {
         let unload_after_ns = UNLOAD_AFTER_NS.max(PERIODS_MAX * self.interval_ns);
         let mut state = lock(&self.shared.state);
@@ -355,7 +356,7 @@ impl Worker {
         None
     }
 
-    /// Reads the dear figures when asked to, until there is a reason to give the library up.
+    /// Takes the expensive readings on request, until there is a reason to unload the library.
     fn serve(&self, loaded: &Loaded) -> End {
         let known = lock(&self.shared.state).figures.clone();
         let figures = match known.len() == loaded.cards.len() {
@@ -373,7 +374,7 @@ impl Worker {
         }
     }
 
-    /// Asks the driver about something that keeps nobody. `Err`: it took so long that somebody else is on duty.
+    /// Makes a driver call that normally does not block. `Err`: it took so long that another thread is on duty.
     fn ask<T>(&self, what: &Arc<str>, question: impl FnOnce() -> T) -> Result<Option<T>, Relieved> {
         if !lock(&self.shared.state).duty.enter(what, clock::boottime_ns()) {
             return Ok(None);
@@ -385,7 +386,7 @@ impl Worker {
         }
     }
 
-    /// Asks each card that keeps nobody.
+    /// Queries each card that blocks no thread.
     fn each(
         &self,
         loaded: &Loaded,
@@ -439,7 +440,7 @@ impl Worker {
         })?;
         let levels_every_ns = levels.end();
         let passed = passes.is_due();
-        // Use is read with the counter: what ends a window tells who computed in it.
+        // Use is read with the counter: the reading that ends a window says who computed in it.
         if usage.is_due() || passed {
             usage.begin();
             self.each(loaded, figures, |_, device, figures| read_use(device, figures))?;
@@ -449,13 +450,13 @@ impl Worker {
             passes.begin();
             self.each(loaded, figures, |facts, device, figures| {
                 pass(device, figures);
-                hear(faults.get(&facts.index), figures);
+                take_faults(faults.get(&facts.index), figures);
             })?;
             passes.end();
         } else if figures.iter().any(|figures| figures.is_lost) {
-            // A job does not outlive the loss of its card for long: why is asked at once.
+            // A job does not outlive the loss of its card for long: the cause is read at once.
             self.each(loaded, figures, |facts, _, figures| {
-                hear(faults.get(&facts.index).filter(|_| figures.is_lost), figures);
+                take_faults(faults.get(&facts.index).filter(|_| figures.is_lost), figures);
             })?;
         }
         if activity.is_due() {
@@ -466,7 +467,7 @@ impl Worker {
             activity.end();
         }
         self.publish(figures, levels_every_ns);
-        // The first pass is for those who wait; what takes 20 ms and more comes with a later one.
+        // The first pass is for waiting callers; what takes 20 ms and more comes with a later one.
         let now_ns = clock::boottime_ns();
         if now_ns < *pcie_due_ns {
             return Ok(());
@@ -499,7 +500,7 @@ impl Worker {
         self.shared.done.notify_all();
     }
 
-    /// Asks the driver to tell of critical errors of each card that was not asked for before.
+    /// Subscribes to critical errors of each card not yet subscribed to.
     fn listen<'a>(
         &self,
         loaded: &'a Loaded,
@@ -524,7 +525,7 @@ impl Worker {
 /// Another thread is on duty.
 struct Relieved;
 
-fn hear(faults: Option<&Option<EventSet<'_>>>, figures: &mut SlowCard) {
+fn take_faults(faults: Option<&Option<EventSet<'_>>>, figures: &mut SlowCard) {
     const EVENTS_MAX: usize = 64;
     let Some(Some(faults)) = faults else { return };
     for _ in 0..EVENTS_MAX {

@@ -63,7 +63,7 @@ impl Machine {
         self.source.read(&self.targets, &FAST, &mut self.batches)
     }
 
-    /// Reads until `enough`, as ticks would: the dear figures come when they are ready.
+    /// Reads until `enough`, as ticks would: the expensive readings come when they are ready.
     fn read_until(&mut self, enough: impl Fn(&str) -> bool) -> String {
         let begin = Instant::now();
         loop {
@@ -117,11 +117,11 @@ const TWO_CARDS: &str = "driver 1\n\
     process 0 pid=555 memory=10\n";
 
 #[test]
-fn two_jobs_and_a_stranger_on_one_card() {
+fn two_jobs_and_an_unowned_process_on_one_card() {
     let mut machine = Machine::new(TWO_CARDS);
     let text = machine.read_until(|text| text.contains("energy="));
     let direct = Machine::by(DriverCalls::Direct, TWO_CARDS).read_until(|text| text.contains("energy="));
-    assert_eq!(text, direct, "whoever calls the driver");
+    assert_eq!(text, direct, "whichever thread calls the driver");
     check(
         text,
         expect![[r#"
@@ -163,7 +163,7 @@ fn parts_of_a_card_are_cards_with_a_parent() {
 }
 
 #[test]
-fn what_is_read_now_and_then_and_who_draws() {
+fn expensive_readings_and_processes() {
     let card = "card 0 uuid=GPU-a name=Fake power=200000 limit=350000 energy=5 encoder=7 decoder=3 received=5 sent=6\n\
         process 0 pid=100 memory=9\nprocess 0 pid=200 memory=4 draws=1\n";
     check(
@@ -174,7 +174,7 @@ fn what_is_read_now_and_then_and_who_draws() {
             200/7 on GPU-a: memory=4 utilization=0 utilization_memory=0 utilization_encoder=0 utilization_decoder=0 open=1
         "#]],
     );
-    // Who draws is not known then, and neither how many are on the card.
+    // The consumers are not known then, and neither is the number of processes on the card.
     let read = |code: u32| {
         let script = format!("{card}error nvmlDeviceGetGraphicsRunningProcesses 0 {code}\n");
         Machine::new(&script).read_until(|text| text.contains("energy="))
@@ -186,7 +186,7 @@ fn what_is_read_now_and_then_and_who_draws() {
 }
 
 #[test]
-fn an_older_driver_tells_its_memory_by_its_own_call() {
+fn an_older_driver_reports_its_memory_by_its_own_call() {
     let mut machine = Machine::new(&format!("{TWO_CARDS}error nvmlDeviceGetMemoryInfo_v2 0 13\n"));
     machine.read_until(|text| text.contains("memory_used=3000 memory_total=8000"));
     machine.script(&format!("{TWO_CARDS}error nvmlDeviceGetMemoryInfo 0 999\n"));
@@ -206,7 +206,7 @@ fn a_lost_card_leaves_the_other_one_as_it_is() {
 }
 
 #[test]
-fn who_asks_himself_is_told_of_a_lost_card_of_another_driver_and_of_what_is_not_known() {
+fn a_direct_reader_reports_a_lost_card_another_driver_and_unknown_values() {
     let mut machine = Machine::by(DriverCalls::Direct, TWO_CARDS);
     machine.read_until(|text| text.contains("power=300000") && text.contains("energy="));
     assert!(!machine.source.begin() && machine.source.errand_cpu_ns() == 0, "there is no thread to be asked");
@@ -221,11 +221,11 @@ fn who_asks_himself_is_told_of_a_lost_card_of_another_driver_and_of_what_is_not_
 }
 
 #[test]
-fn who_asks_himself_does_not_ask_a_card_that_keeps_the_other_thread() {
+fn a_direct_reader_skips_a_card_that_blocks_the_other_thread() {
     let mut machine = Machine::by(DriverCalls::Direct, TWO_CARDS);
     machine.read_until(|text| text.contains("energy=") && text.contains("power=300000"));
     machine.script(&format!("{TWO_CARDS}delay nvmlDeviceGetTemperature 0 3600000\n"));
-    // Its power could be read, and nobody knows that.
+    // Its power could be read, which is not known yet.
     let text =
         machine.read_until(|text| text.contains("error: NVML, GPU 0: the NVIDIA driver does not answer"));
     assert!(!text.contains("power=300000") && text.contains("power=70000"), "{text}");
@@ -243,7 +243,7 @@ fn one_call_that_fails_leaves_the_others() {
 }
 
 #[test]
-fn a_driver_that_is_loaded_anew_is_found_again() {
+fn a_reloaded_driver_is_found_again() {
     let mut machine = Machine::new(TWO_CARDS);
     machine.read_until(|text| text.contains("energy=5000000"));
     machine.script(&TWO_CARDS.replace("driver 1", "driver 2").replace("energy=5000", "energy=7"));
@@ -254,7 +254,7 @@ fn a_driver_that_is_loaded_anew_is_found_again() {
 }
 
 #[test]
-fn a_card_that_is_numbered_anew_has_its_new_number() {
+fn a_renumbered_card_has_its_new_number() {
     let mut machine = Machine::new(TWO_CARDS);
     machine.read_until(|text| text.contains("1 GPU-b"));
     machine.script("driver 2\ncard 0 uuid=GPU-b name=Fake_T4 power=70000 temperature=30\n");
@@ -264,7 +264,7 @@ fn a_card_that_is_numbered_anew_has_its_new_number() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_makes_nobody_idle() {
+fn a_clock_that_is_set_back_makes_no_process_idle() {
     // Samples of a time to come: when the line goes, the clock is set back by an hour.
     let mut machine = Machine::new(&format!("{TWO_CARDS}clock 0 ahead_us=3600000000\n"));
     machine.read_until(|text| text.contains("100/7 on GPU-a: memory=1000 utilization=600"));
@@ -282,7 +282,7 @@ fn a_critical_error_is_counted_and_named() {
 }
 
 #[test]
-fn a_card_that_refuses_to_tell_of_errors_silences_no_other_one_and_says_nothing_itself() {
+fn a_card_that_refuses_error_events_affects_no_other_one() {
     let refused = format!("{TWO_CARDS}error nvmlDeviceRegisterEvents 1 3\nxid 0 number=48\n");
     let text = Machine::new(&refused).read_until(|text| text.contains("energy="));
     let second = text.lines().find(|line| line.starts_with("1 GPU-b")).unwrap();
@@ -290,7 +290,7 @@ fn a_card_that_refuses_to_tell_of_errors_silences_no_other_one_and_says_nothing_
 }
 
 #[test]
-fn why_a_card_was_lost_is_told_though_it_answers_no_more() {
+fn why_a_card_was_lost_is_reported_though_it_answers_no_more() {
     let mut machine = Machine::new(TWO_CARDS);
     machine.read_until(|text| text.contains("energy="));
     machine.script(&format!("{TWO_CARDS}error * 0 15\nxid 0 number=79\n"));
@@ -299,13 +299,13 @@ fn why_a_card_was_lost_is_told_though_it_answers_no_more() {
 }
 
 #[test]
-fn a_driver_that_hangs_where_it_tells_of_errors_keeps_no_other_card() {
+fn a_driver_that_hangs_on_error_events_blocks_no_other_card() {
     for call in ["nvmlEventSetWait", "nvmlDeviceRegisterEvents"] {
         let mut machine = Machine::new(&format!("{TWO_CARDS}delay {call} 0 3600000\n"));
         machine
             .read_until(|text| text.contains("error: NVML, GPU 0: ") && text.contains("temperature=30000"));
     }
-    // The same when it is asked whether there are other cards.
+    // The same when it is queried for other cards.
     let lost = format!("{TWO_CARDS}error nvmlDeviceGetUUID 0 15\n");
     let mut machine = Machine::new(&lost);
     machine.read_until(|text| text.contains("temperature=30000"));
@@ -319,7 +319,7 @@ fn a_driver_that_hangs_where_it_tells_of_errors_keeps_no_other_card() {
 }
 
 #[test]
-fn a_library_that_cannot_be_used_says_why() {
+fn an_unusable_library_is_reported_with_the_reason() {
     let host = Host::real().unwrap();
     let folder = prepare("driver 1\n");
     let why = |folder: &Path| open(&host, &options(folder)).err().map(|why| why.to_string());
@@ -359,7 +359,7 @@ fn a_process_that_is_no_target_any_more_has_no_beginning() {
 }
 
 #[test]
-fn a_living_stranger_is_known_by_its_beginning() {
+fn a_living_unowned_process_is_known_by_its_start() {
     let me = std::process::id();
     let began = Host::real().unwrap().process(me).unwrap().start_ticks;
     let mut machine = Machine::new(&TWO_CARDS.replace("pid=555", &format!("pid={me}")));
@@ -412,7 +412,7 @@ fn a_source_that_is_dropped_waits_for_no_driver() {
 }
 
 #[test]
-fn who_has_patience_is_told_that_the_driver_does_not_answer() {
+fn a_patient_caller_learns_that_the_driver_does_not_answer() {
     let host = Host::real().unwrap();
     let brief = |folder: &Path| Options { patience: Duration::from_millis(300), ..options(folder) };
     let folder = prepare(&format!("{TWO_CARDS}delay nvmlInit 0 3600000\n"));
@@ -457,7 +457,7 @@ fn an_older_driver_lists_processes_by_its_own_calls() {
 }
 
 #[test]
-fn the_library_is_given_up_when_nobody_looks_and_loaded_when_somebody_does() {
+fn the_library_is_unloaded_when_idle_and_loaded_on_request() {
     let mut machine = Machine::new(TWO_CARDS);
     machine.read_until(|text| text.contains("energy="));
     let shut_down = machine.folder.path().join("shut_down");
@@ -549,14 +549,14 @@ fn all_samples_of_a_process_count() {
 }
 
 #[test]
-fn a_process_without_a_number_is_nobodys_and_doctor_says_so() {
+fn a_process_without_a_pid_is_unowned_and_reported_by_doctor() {
     let mut machine = Machine::new(&TWO_CARDS.replace("pid=555", "pid=0"));
     machine.read_until(|text| text.contains("0/0 on GPU-a: memory=10"));
     assert!(machine.source.shortfall().unwrap().detail.contains("the driver reports host process ids"));
 }
 
 #[test]
-fn rows_of_parts_that_are_made_anew_are_not_remembered_for_ever() {
+fn rows_of_new_parts_are_not_remembered_for_ever() {
     let card = "card 0 uuid=GPU-a name=Fake power=200000 energy=5 memory=30 total=70\n";
     let layout = |round: u32| -> String {
         let part = |part: u32| format!("part 0 uuid=MIG-{round}-{part} slices=1 memory=10 gi={part} ci=0\n");
@@ -581,7 +581,7 @@ fn a_card_that_hangs_from_the_beginning_is_left_out_until_it_answers() {
 }
 
 #[test]
-fn who_came_since_the_last_list_is_asked_for_before_its_time_and_less_often_in_vain() {
+fn a_new_process_is_listed_early_and_less_often_without_a_result() {
     let mut hurry = Hurry::default();
     let mut asked = |periods: std::ops::Range<i64>| {
         let due = |period: &i64| {
@@ -597,7 +597,7 @@ fn who_came_since_the_last_list_is_asked_for_before_its_time_and_less_often_in_v
         times
     };
     assert_eq!(asked(0..200), [0, 2, 6, 14, 30, 62, 94, 126, 158, 190]);
-    assert_eq!(asked(200..204), [200, 202], "somebody was found, and somebody else has come");
+    assert_eq!(asked(200..204), [200, 202], "one was found, and another has come");
 }
 
 #[test]
@@ -608,14 +608,14 @@ fn the_thread_reads_when_it_is_hurried_though_nothing_is_due() {
     let patience = Duration::from_secs(30);
     assert!(slow.wait_until(patience, |state| state.shown.is_some()));
     for number in 1..4 {
-        // Nobody but this asks: a glance would, when it is time.
+        // Only this queries: a glance would, when it is time.
         assert!(slow.hurry(clock::boottime_ns()), "nothing else is under way");
         assert!(slow.wait_until(patience, |state| state.number >= number));
     }
 }
 
 #[test]
-fn a_card_with_gpm_tells_how_busy_its_units_are() {
+fn a_card_with_gpm_reports_how_busy_its_units_are() {
     let script = "driver 1\n\
         card 0 uuid=GPU-a name=Fake_H200 power=300000 util=90 total=8000 sent=1 received=1 gpm=1 sm_activity=96 sm_occupancy=14 tensor=93 pcie_rx=14 pcie_tx=5 nvlink_rx=2 nvlink_tx=1\n\
         part 0 uuid=MIG-a slices=3 memory=20 used=9 gi=1 ci=0 sm_activity=40 bandwidth=17\n\

@@ -10,7 +10,7 @@ use std::net::TcpListener;
 const CERTIFICATE: &str = include_str!("../../../../fixtures/redfish/certificate.pem");
 const KEY: &[u8] = include_bytes!("../../../../fixtures/redfish/key.pem");
 
-/// A controller with two chassis: one that speaks as older ones do, one as newer ones, and one without meters.
+/// A controller with chassis of the older and the newer schema, and one without meters.
 fn answer(path: &str) -> (u16, &'static str) {
     match path {
         "/redfish/v1/Chassis" => (
@@ -120,7 +120,7 @@ fn the_power_of_every_chassis_is_read_over_https() {
 }
 
 #[test]
-fn a_certificate_that_nobody_vouches_for_is_refused_unless_told_otherwise() {
+fn an_untrusted_certificate_is_refused_unless_configured_otherwise() {
     let machine = machine("operator:s3cret", 0o600);
     let mut options = options(&server(true));
     options.redfish.as_mut().unwrap().certificate = None;
@@ -150,7 +150,7 @@ fn look(choice: ChassisChoice) -> (String, Option<Shortfall>) {
 }
 
 #[test]
-fn of_several_chassis_the_first_is_the_machine_and_doctor_is_told() {
+fn of_several_chassis_the_first_is_the_machine_and_doctor_reports_it() {
     let (text, shortfall) = look(ChassisChoice::First);
     assert_eq!(text, "0 1 System Power Control 344500\n1 Blade2 EnvironmentMetrics 374125\n");
     let shortfall = shortfall.unwrap();
@@ -174,7 +174,7 @@ fn all_chassis_are_added_only_if_asked_for() {
     assert_eq!(shortfall, None);
 }
 
-/// A controller as it is told of one look after the other: `None` did not answer.
+/// The script of a controller, one look after the other: `None` did not answer.
 fn chassis_after(looks: &[[Option<i64>; 2]], choice: ChassisChoice) -> Vec<Vec<(u32, i64)>> {
     let machine = machine("operator:s3cret", 0o600);
     let mut options = options("http://127.0.0.1:1");
@@ -192,21 +192,21 @@ fn chassis_after(looks: &[[Option<i64>; 2]], choice: ChassisChoice) -> Vec<Vec<(
     };
     let mut seen = Vec::new();
     for look in looks {
-        let told = |(path, power): (&String, &Option<i64>)| {
+        let report = |(path, power): (&String, &Option<i64>)| {
             let mut cells = vec![MISSING; COLUMNS.len()];
             cells[POWER] = (*power)?;
             Some(Report { path: path.clone(), meters: vec![("m".into(), cells)] })
         };
-        let told: Vec<Report> = chassis.paths.iter().zip(look).filter_map(told).collect();
+        let reports: Vec<Report> = chassis.paths.iter().zip(look).filter_map(report).collect();
         let mut batch = Batch::new(&TABLE);
-        chassis.take(&told, &mut batch);
+        chassis.take(&reports, &mut batch);
         seen.push(batch.rows().map(|(row, cells)| (row.part, cells[POWER])).collect());
     }
     seen
 }
 
 #[test]
-fn who_answers_first_does_not_decide_which_chassis_is_the_machine() {
+fn the_chassis_of_the_machine_does_not_depend_on_the_order_of_answers() {
     let looks = [[None, Some(7)], [Some(3), Some(7)], [None, Some(8)]];
     let seen = chassis_after(&looks, ChassisChoice::First);
     assert_eq!(seen, [vec![], vec![(0, 3), (1, 7)], vec![(1, 8)]]);

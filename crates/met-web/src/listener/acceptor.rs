@@ -1,4 +1,4 @@
-//! Lets connections in, one task each, and asks who they are before the router is asked anything.
+//! Accepts connections, one task each, and authenticates them before routing.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -37,7 +37,7 @@ const NEXT_HEAD_WITHIN: Duration = Duration::from_secs(75);
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// Without a byte in either direction.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
-/// Out of descriptors: those who are in have to leave first.
+/// Out of descriptors: open connections have to close first.
 const BREATHER: Duration = Duration::from_millis(100);
 /// How soon a changed file is noticed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ pub(super) struct Acceptor {
     rules: Mutex<Rules>,
 }
 
-/// The web configuration as it holds, and when it was last looked at.
+/// The current web configuration, and when it was last checked.
 struct Rules {
     web: Arc<Web>,
     files: Files,
@@ -217,7 +217,7 @@ impl Acceptor {
         response
     }
 
-    /// Finds out who is asking, or refuses.
+    /// Authenticates the client, or refuses.
     async fn identify(
         &self,
         web: &Web,

@@ -88,7 +88,7 @@ impl Passwords {
         let fits = hash.is_some_and(|hash| bcrypt::verify(password, hash).unwrap_or(false));
         let is_right = fits && known.is_some();
         if !is_right {
-            // Who guesses gets a quarter of a core at most.
+            // Guessing gets a quarter of a core at most.
             std::thread::sleep(begin.elapsed() * 3);
         }
         is_right
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_one_password_and_a_stranger_none() {
+    fn a_user_has_one_password_and_an_unknown_user_none() {
         let hash = bcrypt::hash("secret", 4).unwrap();
         assert!(is_hash(&hash) && !is_hash("secret") && !is_hash("$1$abc$def"));
         let passwords = Passwords::new(BTreeMap::from([("ann".to_owned(), hash)])).unwrap();

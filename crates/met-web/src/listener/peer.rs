@@ -1,4 +1,4 @@
-//! Who is asking: the address, and what was proven.
+//! The client: its address, and its proven identity.
 
 use std::net::SocketAddr;
 
@@ -25,7 +25,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Whether it is known who this is.
+    /// Whether it is authenticated.
     pub fn is_known(&self) -> bool {
         self.user.is_some() || self.certificate.is_some()
     }

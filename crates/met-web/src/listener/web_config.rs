@@ -89,7 +89,7 @@ impl WebConfig {
         let text = files.read(path)?;
         let refuse = |message: String| Error::Content { path: path.to_owned(), message };
         let text = String::from_utf8(text).map_err(|_| refuse("is not text".to_owned()))?;
-        // An empty file says nothing, and that is allowed.
+        // An empty file is valid.
         let content: Option<Content> = match text.trim().is_empty() {
             true => None,
             false => serde_saphyr::from_str(&text).map_err(|error| refuse(first_line(&error.to_string())))?,
@@ -154,12 +154,12 @@ impl WebConfig {
         self.tls.is_some()
     }
 
-    /// Whether there is a way to know who is asking.
+    /// Whether clients can authenticate.
     pub fn knows_clients(&self) -> bool {
         !self.users.is_empty() || self.checks_certificates
     }
 
-    /// Whether a client that shows this is let in.
+    /// Whether a client with this certificate is accepted.
     pub(super) fn admits(&self, certificate: Option<&Certificate>) -> bool {
         let is_allowed = |name: &String| certificate.is_some_and(|shown| shown.dns_names.contains(name));
         self.allowed_sans.is_empty() || self.allowed_sans.iter().any(is_allowed)

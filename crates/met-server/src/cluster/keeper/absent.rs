@@ -25,7 +25,7 @@ pub(super) struct Presence {
     pub(super) gone: HashSet<String>,
     boots: Boots,
     pub(super) started_ns: i64,
-    /// Jobs of a node that was silent for so long are lost.
+    /// Jobs of a node that was silent for this long are lost.
     lost_after: Duration,
 }
 

@@ -17,7 +17,7 @@ use super::{REPLAY_GROUP, now_ns};
 const MOVE_SAMPLES: usize = 200_000;
 /// A clock that is further ahead is wrong.
 const AHEAD_MAX_MS: i64 = 86_400_000;
-/// Series of a node are moved early when so much waits.
+/// Series of a node are moved early when this much is waiting.
 const MOVE_BYTES: i64 = 4 << 20;
 /// A job that runs was seen in this time, or its node is away.
 const RECENT_MS: i64 = 3_600_000;

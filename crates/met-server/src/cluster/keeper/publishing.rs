@@ -15,7 +15,7 @@ use super::moving::readable;
 use super::wholes::series_key;
 use super::{Plan, Received, now_ns};
 
-/// The state of a server's sinks, for who looks at its files.
+/// The state of a server's sinks, for readers of its files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SinksFile {
     pub time_ns: i64,
@@ -60,8 +60,8 @@ impl Publisher {
         }
     }
 
-    /// Jobs that are new, or have ended, or whose end has changed. A job that was written again as it was is no event;
-    /// one of which only its scheduler had spoken before is new.
+    /// Jobs that are new, or have ended, or whose end has changed. A job written again unchanged is not an
+    /// event; one known only from its scheduler before is new.
     pub(super) fn written(&mut self, writer: &Writer, before: Vec<Option<Record>>, written: &[Record]) {
         for (before, record) in before.into_iter().zip(written) {
             // As it is stored: with what its scheduler said of it, for instance.
@@ -96,9 +96,9 @@ impl Publisher {
     pub(super) fn batches(&mut self, group: &[Received]) {
         for Received { node, batch, .. } in group {
             let interims = if self.bus.wants(Kind::Interim) { &batch.interims[..] } else { &[] };
-            for standing in interims {
-                let key = series_key(node, &standing.key);
-                self.bus.publish(&Event::Interim(Arc::new(Interim { key, ..standing.clone() })));
+            for interim in interims {
+                let key = series_key(node, &interim.key);
+                self.bus.publish(&Event::Interim(Arc::new(Interim { key, ..interim.clone() })));
             }
             let pieces = if self.bus.wants(Kind::Samples) { &batch.pieces[..] } else { &[] };
             for piece in pieces {

@@ -182,7 +182,7 @@ mod tests {
             Server { senders: Senders::new(0), bound: Bound::default(), now_s: 0 }
         }
 
-        /// What becomes of a batch of this sender, so many seconds after the last.
+        /// The result of a batch of this sender, `after_s` seconds after the last.
         fn sends(&mut self, after_s: i64, (id, boot_id, run): (&str, &str, &str)) -> Result<(), Denied> {
             self.now_s += after_s;
             let header = Header {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_was_started_anew_sends_at_once_and_the_one_before_no_more() {
+    fn a_restarted_daemon_sends_at_once_and_the_one_before_no_more() {
         let mut server = Server::new();
         let again = |run: &'static str| (ONE.0, ONE.1, run);
         for run in ["run-1", "run-2", "run-3", "run-3"] {

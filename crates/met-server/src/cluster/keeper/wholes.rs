@@ -19,14 +19,14 @@ use super::{Latest, Plan, Received, now_ns};
 /// The means of a job on more nodes are not computed when it ends: others would wait for it.
 const SUMMED_PARTS_MAX: usize = 16;
 
-/// Jobs as they are by all that nodes reported of them: what they reported, what is stored, and who is here.
+/// Jobs joined from all nodes' records: the records, the stored jobs, and which nodes are present.
 pub(super) struct Wholes {
     pub(super) writer: Writer,
     pub(super) log: Log,
     pub(super) latest: Latest,
     pub(super) presence: Presence,
     pub(super) publisher: Publisher,
-    /// A sample that is older says nothing of a level.
+    /// An older sample is not used for levels.
     gap_ms: i64,
 }
 
