@@ -86,7 +86,7 @@ fn every_key_is_read() {
     assert_eq!(config.gpu.idle_power.all_mw, Some(60_000));
     let expected = Schedulers {
         asked: [Presence::Yes, Presence::No, Presence::Auto, Presence::No],
-        interval: Duration::from_secs(300),
+        interval: Some(Duration::from_secs(300)),
         lookback: Duration::from_secs(7 * 86_400),
         timeout: Duration::from_secs(10),
         scope: Some(Scope::Node),
