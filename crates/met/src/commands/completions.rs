@@ -181,7 +181,8 @@ mod tests {
         let mut taking: Vec<&str> =
             cli.get_subcommands().filter(takes_job).map(|command| command.get_name()).collect();
         let mut named: Vec<&str> = OF_JOBS.split(' ').collect();
-        (taking.sort_unstable(), named.sort_unstable());
+        taking.sort_unstable();
+        named.sort_unstable();
         assert_eq!(taking, named);
     }
 }
