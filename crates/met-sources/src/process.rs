@@ -405,7 +405,20 @@ mod tests {
               write_call 456
               read_calls 7
               write_calls 8
-            42
+        "#]]
+        .assert_eq(&of_members().0);
+    }
+
+    /// Of the keeper and the first member; of the others, whose files are cut or of a zombie.
+    fn of_members() -> (String, String) {
+        let text = machine().read(&SPEC, SLOW);
+        let (first, others) = text.split_once("\n42\n").unwrap();
+        (format!("{first}\n"), others.to_owned())
+    }
+
+    #[test]
+    fn what_cannot_be_parsed_is_missing_and_a_zombie_is_not_alive() {
+        expect![[r#"
               cpu 50000000
               cpu_user 30000000
               cpu_system 20000000
@@ -433,7 +446,7 @@ mod tests {
               page_faults_major_reaped 0
             3 readings could not be parsed (first: /proc/42/statm)
         "#]]
-        .assert_eq(&machine().read(&SPEC, SLOW));
+        .assert_eq(&of_members().1);
     }
 
     #[test]

@@ -61,7 +61,7 @@ fn job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
 fn series(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let [card, event, details, after] = asked.parameters(["card", "event", "details", "after"])?;
     if [card, event, details].iter().flatten().count() > 1 {
-        return Err(Problem::asked("give one of card, event and details"));
+        return Err(Problem::asked("one request returns one series; give a single selector"));
     }
     let after_ms = time("after", after)?.map_or(i64::MIN, |after_ns| after_ns.div_euclid(1_000_000));
     let key = match visible.find(asked.path("job"))? {
