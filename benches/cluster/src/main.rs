@@ -285,6 +285,7 @@ fn account(root: &Path, load: Load, sent: u64) -> Result<Moved> {
         state: state.clone(),
         backends: Backends::default(),
         retention: Retention::default(),
+        thinning: Vec::new(),
         gap_ms: 60_000,
         move_after: Duration::from_secs(3600),
         lost_after: Duration::from_secs(7 * 86_400),
