@@ -52,4 +52,4 @@ pub use query::{Filter, Page, Queries, Reader, has_catalogue};
 pub use retention::{Goes, Removed, Retained, Retention};
 pub use salvage::Salvage;
 pub use store::{Imported, Writer};
-pub use thinning::Thinning;
+pub use thinning::{Thinning, thin};

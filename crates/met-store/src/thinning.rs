@@ -45,54 +45,52 @@ pub(crate) struct Position {
     table: String,
 }
 
-impl Writer {
-    /// Thins what is old enough, for about as long as `patience`; true when something is left to do. Tables that are
-    /// not known stay as they are. Where an engine keeps the series, it decides.
-    pub fn thin(
-        &mut self,
-        rules: &[Thinning],
-        tables: &[&'static Table],
-        now_ns: i64,
-        patience: Duration,
-    ) -> std::result::Result<bool, StoreError> {
-        let deadline = Instant::now() + patience;
-        let days: Vec<i64> = self.queries.series.days()?.into_iter().map(|(day, _)| day).collect();
-        if days.is_empty() {
-            return Ok(false);
-        }
-        let mut rules = rules.to_vec();
-        rules.sort_by_key(|rule| std::cmp::Reverse(rule.step));
-        let mut done = i64::MIN;
-        // What is thinned most needs not be thinned less.
-        for rule in &rules {
-            let marked = self.queries.meta(&rule.mark())?.and_then(|mark| mark.parse().ok());
-            done = done.max(marked.unwrap_or(i64::MIN));
-            let end = rule.end(now_ns);
-            for &day in days.iter().filter(|&&day| day > done && day < end) {
-                if !self.thin_day(day, rule.step_ms(), tables, deadline)? {
-                    return Ok(true);
-                }
-                self.set_meta(&rule.mark(), &day.to_string())?;
+/// Thins what is old enough, for about as long as `patience`; true when something is left to do. Tables that are not
+/// known stay as they are. Where an engine keeps the series, it decides.
+pub fn thin(
+    writer: &mut Writer,
+    rules: &[Thinning],
+    tables: &[&'static Table],
+    now_ns: i64,
+    patience: Duration,
+) -> std::result::Result<bool, StoreError> {
+    let deadline = Instant::now() + patience;
+    let days: Vec<i64> = writer.queries.series.days()?.into_iter().map(|(day, _)| day).collect();
+    if days.is_empty() {
+        return Ok(false);
+    }
+    let mut rules = rules.to_vec();
+    rules.sort_by_key(|rule| std::cmp::Reverse(rule.step));
+    let mut done = i64::MIN;
+    // What is thinned most needs not be thinned less.
+    for rule in &rules {
+        let marked = writer.queries.meta(&rule.mark())?.and_then(|mark| mark.parse().ok());
+        done = done.max(marked.unwrap_or(i64::MIN));
+        let end = rule.end(now_ns);
+        for &day in days.iter().filter(|&&day| day > done && day < end) {
+            if !thin_day(writer, day, rule.step_ms(), tables, deadline)? {
+                return Ok(true);
             }
-            done = done.max(end - 1);
+            writer.set_meta(&rule.mark(), &day.to_string())?;
         }
-        Ok(false)
+        done = done.max(end - 1);
     }
+    Ok(false)
+}
 
-    /// Whether all of the day is done before the deadline; at least one series is.
-    fn thin_day(
-        &mut self,
-        day: i64,
-        step_ms: i64,
-        tables: &[&'static Table],
-        deadline: Instant,
-    ) -> std::result::Result<bool, StoreError> {
-        let known = self.thinning.take().filter(|at| (at.day, at.step_ms) == (day, step_ms));
-        let mut at = known.unwrap_or(Position { day, step_ms, ..Position::default() });
-        let is_done = self.queries.series.thin_day(&mut at, tables, deadline)?;
-        self.thinning = (!is_done).then_some(at);
-        Ok(is_done)
-    }
+/// Whether all of the day is done before the deadline; at least one series is.
+fn thin_day(
+    writer: &mut Writer,
+    day: i64,
+    step_ms: i64,
+    tables: &[&'static Table],
+    deadline: Instant,
+) -> std::result::Result<bool, StoreError> {
+    let known = writer.thinning.take().filter(|at| (at.day, at.step_ms) == (day, step_ms));
+    let mut at = known.unwrap_or(Position { day, step_ms, ..Position::default() });
+    let is_done = writer.queries.series.thin_day(&mut at, tables, deadline)?;
+    writer.thinning = (!is_done).then_some(at);
+    Ok(is_done)
 }
 
 /// The series behind a position.

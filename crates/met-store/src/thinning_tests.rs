@@ -64,22 +64,22 @@ fn bytes(writer: &Writer) -> u64 {
 fn old_days_are_thinned_and_read_as_one_with_the_others() {
     let (state, mut writer, courses) = busy(&[1]);
     let key = finished(1, MIDNIGHT_S - 3600).key;
-    let thin =
-        |writer: &mut Writer, days| writer.thin(&[MINUTE, TEN], &[&JOB], in_days(days), Duration::MAX / 4);
-    assert!(!thin(&mut writer, 6).unwrap());
+    let thin_after =
+        |writer: &mut Writer, days| thin(writer, &[MINUTE, TEN], &[&JOB], in_days(days), Duration::MAX / 4);
+    assert!(!thin_after(&mut writer, 6).unwrap());
     assert_eq!(writer.course(&key).unwrap().len(), courses[0].len(), "not old enough");
     // A week after the first of the two days, which is half of it.
     let before = bytes(&writer);
-    assert!(!thin(&mut writer, 7).unwrap());
+    assert!(!thin_after(&mut writer, 7).unwrap());
     let half = writer.course(&key).unwrap();
     assert!((3600..3700).contains(&half.len()), "{}", half.len());
     assert_same_figures(&courses[0], &half);
-    assert!(!thin(&mut writer, 8).unwrap());
+    assert!(!thin_after(&mut writer, 8).unwrap());
     let minutes = writer.course(&key).unwrap();
     assert!(minutes.len() < 130, "{}", minutes.len());
     assert_same_figures(&courses[0], &minutes);
     assert!(bytes(&writer) < before, "{} {before}", bytes(&writer));
-    assert!(!thin(&mut writer, 100).unwrap());
+    assert!(!thin_after(&mut writer, 100).unwrap());
     drop(writer);
     let tens = Reader::open(state.path()).unwrap().course(&key).unwrap();
     assert!(tens.len() < 20, "{}", tens.len());
@@ -94,7 +94,7 @@ fn an_interruption_loses_nothing_and_the_rest_is_done_later() {
     let mut rounds = 0;
     // One series at a time, and every time the process is gone afterwards.
     loop {
-        let left = writer.thin(&[MINUTE], &[&JOB], in_days(20), Duration::ZERO).unwrap();
+        let left = thin(&mut writer, &[MINUTE], &[&JOB], in_days(20), Duration::ZERO).unwrap();
         for (key, course) in keys.iter().zip(&courses) {
             assert_same_figures(course, &writer.course(key).unwrap());
         }
@@ -106,7 +106,7 @@ fn an_interruption_loses_nothing_and_the_rest_is_done_later() {
         writer = Writer::open(state.path()).unwrap();
     }
     // What was begun again goes on where it was, as long as the process lives.
-    while writer.thin(&[MINUTE], &[&JOB], in_days(20), Duration::ZERO).unwrap() {
+    while thin(&mut writer, &[MINUTE], &[&JOB], in_days(20), Duration::ZERO).unwrap() {
         rounds += 1;
         assert!(rounds < 20);
     }
@@ -121,7 +121,7 @@ fn an_interruption_loses_nothing_and_the_rest_is_done_later() {
 fn samples_that_come_late_are_added_to_a_thinned_day() {
     let (_state, mut writer, courses) = busy(&[1]);
     let key = finished(1, MIDNIGHT_S - 3600).key;
-    writer.thin(&[MINUTE], &[&JOB], in_days(20), Duration::MAX / 4).unwrap();
+    thin(&mut writer, &[MINUTE], &[&JOB], in_days(20), Duration::MAX / 4).unwrap();
     let mut late = Course::new(&JOB);
     let mut cells = vec![MISSING; JOB.columns.len()];
     for second in 7200..7230 {
@@ -134,7 +134,7 @@ fn samples_that_come_late_are_added_to_a_thinned_day() {
     let read = writer.course(&key).unwrap();
     assert_eq!(read.times_ms.last(), whole.times_ms.last());
     assert_same_figures(&whole, &read);
-    assert!(!writer.thin(&[MINUTE], &[&JOB], in_days(30), Duration::MAX / 4).unwrap());
+    assert!(!thin(&mut writer, &[MINUTE], &[&JOB], in_days(30), Duration::MAX / 4).unwrap());
     assert_eq!(writer.course(&key).unwrap().len(), read.len(), "a day is thinned once");
 }
 
@@ -142,13 +142,13 @@ fn samples_that_come_late_are_added_to_a_thinned_day() {
 fn unknown_tables_and_damaged_days_stay_as_they_are() {
     let (state, mut writer, courses) = busy(&[1]);
     let key = finished(1, MIDNIGHT_S - 3600).key;
-    assert!(!writer.thin(&[MINUTE], &[], in_days(20), Duration::MAX / 4).unwrap());
+    assert!(!thin(&mut writer, &[MINUTE], &[], in_days(20), Duration::MAX / 4).unwrap());
     assert_eq!(writer.course(&key).unwrap().len(), courses[0].len());
     drop(writer);
     let day = day::of_ms(MIDNIGHT_S * 1000);
     std::fs::write(series::path_of(state.path(), day), vec![7_u8; 9000]).unwrap();
     let mut writer = Writer::open(state.path()).unwrap();
-    assert!(!writer.thin(&[TEN], &[&JOB], in_days(200), Duration::MAX / 4).unwrap());
+    assert!(!thin(&mut writer, &[TEN], &[&JOB], in_days(200), Duration::MAX / 4).unwrap());
     let left = writer.course(&key).unwrap();
     assert!(left.len() < 20 && left.columns[CPU].last() == Some(&3_599_000_000_000), "{}", left.len());
 }

@@ -140,7 +140,7 @@ pub fn thinning(storage: &Storage) -> [Thinning; 2] {
 
 /// Thins old samples for a moment; true when something is left to do.
 pub fn thin(writer: &mut Writer, storage: &Storage) -> Result<bool, StoreError> {
-    writer.thin(&thinning(storage), &met_sources::catalogue(), now_ns(), THIN_FOR)
+    met_store::thin(writer, &thinning(storage), &met_sources::catalogue(), now_ns(), THIN_FOR)
 }
 
 /// Logs what was removed, and whose it was.

@@ -330,7 +330,7 @@ pub fn old_samples_are_thinned_where_the_series_are_files(place: &Place) {
     place.eventually("all samples are there", || writer.course(&record.key).unwrap().len() == 600);
     let rule = Thinning { after: Duration::from_secs(DAY_S as u64), step: Duration::from_secs(60) };
     let now_ns = (place.start_s + 3 * DAY_S) * SECOND_NS;
-    assert!(!writer.thin(&[rule], &[&JOB], now_ns, Duration::from_secs(60)).unwrap());
+    assert!(!met_store::thin(&mut writer, &[rule], &[&JOB], now_ns, Duration::from_secs(60)).unwrap());
     let left = writer.course(&record.key).unwrap();
     match place.backends.series {
         Some(_) => assert_eq!(left.len(), 600, "an engine decides itself"),

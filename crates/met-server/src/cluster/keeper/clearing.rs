@@ -57,7 +57,8 @@ impl Clearing {
     ) -> Result<(), StoreError> {
         if self.thins {
             self.thins = false;
-            self.thins = wholes.writer.thin(rules, &met_sources::catalogue(), now_ns, THIN_FOR)?;
+            self.thins =
+                met_store::thin(&mut wholes.writer, rules, &met_sources::catalogue(), now_ns, THIN_FOR)?;
         }
         Ok(())
     }
