@@ -151,8 +151,7 @@ mod tests {
         for word in ["$(id)", "`id`", "a b", "a;b", "", "-rf", "a'b", "é"] {
             assert!(!is_plain(word), "{word}");
         }
-        assert!(["12", "slurm:1234_7", "12@n1", "train-2.1", "@last"].map(is_plain).contains(&true));
-        assert!(["12", "12@n1", "train-2.1", "@last"].iter().all(|word| is_plain(word)));
+        assert!(["12", "slurm:1234_7", "12@n1", "train-2.1", "@last"].iter().all(|word| is_plain(word)));
     }
 
     #[test]
