@@ -49,7 +49,7 @@ impl Admission {
         if self.made.has_one(peer) {
             bail!("this supervisor has a cgroup for its job already");
         }
-        let child = Pid::from_raw(pid as i32).context("no such process")?;
+        let child = i32::try_from(pid).ok().and_then(Pid::from_raw).context("no such process")?;
         // While the pidfd shows it alive, the pid cannot have been reused.
         let pidfd = pidfd_open(child, PidfdFlags::empty()).context("no such process")?;
         let (parent, uid) = claims::parent_and_user(host, pid)?;
