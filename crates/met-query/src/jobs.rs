@@ -143,14 +143,6 @@ impl AllJobs {
 
     /// The one job meant by `text`.
     pub fn find(&mut self, text: &str) -> Result<Record> {
-        if let Some((pid, node)) = reference::process_in(text) {
-            return self.job_of_process(pid, node)?.ok_or_else(|| {
-                Failure::usage(format!(
-                    "process {pid} is not part of a job that runs, and of no job that ended is it among the \
-                     largest; run `met list`"
-                ))
-            });
-        }
         let job = JobRef::parse(text, &self.layouts)?;
         if let Some(found) = self.find_ref(text, &job)? {
             return Ok(found);
@@ -160,6 +152,18 @@ impl AllJobs {
             JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
             _ => format!("no job named {text:?}; run `met list`"),
         }))
+    }
+
+    /// As [`AllJobs::find`], also by one of its processes. Only to show it: numbers of processes are given again, and
+    /// nothing may be ended or removed by one.
+    pub fn find_to_show(&mut self, text: &str) -> Result<Record> {
+        let Some((pid, node)) = reference::process_in(text) else { return self.find(text) };
+        self.job_of_process(pid, node)?.ok_or_else(|| {
+            Failure::usage(format!(
+                "process {pid} is not part of a running job, nor among the stored processes of a finished one; \
+                 run `met list`"
+            ))
+        })
     }
 
     /// The job of a process that runs, or else the newest of which one with this number is stored.
@@ -185,7 +189,7 @@ impl AllJobs {
         self.layouts = layouts;
         match step? {
             Some(step) => Ok(Meant::Step(step)),
-            None => self.find(text).map(Meant::Job),
+            None => self.find_to_show(text).map(Meant::Job),
         }
     }
 

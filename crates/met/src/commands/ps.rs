@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const LOOK_FOR: Duration = Duration::from_millis(200);
 
 pub fn ps(setting: &Setting, args: &PsArgs) -> Result<i32> {
-    let record = AllJobs::open(setting)?.find(&args.job)?;
+    let record = AllJobs::open(setting)?.find_to_show(&args.job)?;
     let processes = processes::of_job(&setting.host, &record);
     let mut stdout = output::stdout();
     if processes.is_empty() {
