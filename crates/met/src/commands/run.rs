@@ -22,8 +22,9 @@ use met_query::jobs::{self, AllJobs, JobsFilter};
 use met_query::protocol;
 use met_query::setting::Setting;
 
-/// More jobs of one name are not searched for the one that wrote a file.
-const EARLIER_JOBS_MAX: usize = 1000;
+/// The newest jobs of one name, of which one wrote the file that has the name of the output, if it was a job of ours.
+/// Few: somebody may start hundreds of jobs of one name, and each asks for them.
+const EARLIER_JOBS_MAX: usize = 16;
 
 pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
     let here = match (std::env::current_dir(), &args.cwd) {
