@@ -281,7 +281,7 @@ mod tests {
             [("throttled", "by its CPU quota"), ("waited", "runnable, waiting for a CPU or the quota")];
         assert_eq!(cpu(&record), by_quota);
         record.totals.set(column::THROTTLED, 3_200_000_000, QualityKind::Attributed, "cpu.stat around it");
-        assert_eq!(cpu(&record)[0], ("throttled", "by the CPU quota of a cgroup around it"));
+        assert_eq!(cpu(&record)[0], ("throttled", "of a cgroup around it"));
     }
 
     #[test]
