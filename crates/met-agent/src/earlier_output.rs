@@ -6,11 +6,12 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use met_core::job::{FileId, Record};
+use met_core::job::FileId;
 use met_host::trusted;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, XattrFlags};
 
 /// The output of an earlier job under its new name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,15 +29,35 @@ impl Moved {
     }
 }
 
+/// Which job a file was made for, and which file it was: a copy with the same attribute is another file.
+const MARK: &str = "user.met.job";
+
+/// Says on an output file itself whose it is. On a file system without attributes it stays where it is, later.
+pub fn mark(file: &File, id: &str) {
+    if let Some(text) = trusted::file_of(file).and_then(|found| serde_json::to_vec(&(id, found)).ok()) {
+        let _ = rustix::fs::fsetxattr(file, MARK, &text, XattrFlags::empty());
+    }
+}
+
+/// The job of ours that a file was made for.
+fn job_of(file: &File) -> Option<(String, FileId)> {
+    let mine = file.metadata().ok()?.uid() == rustix::process::getuid().as_raw();
+    let mut text = [0; 256];
+    let length = rustix::fs::fgetxattr(file, MARK, &mut text[..]).ok().filter(|_| mine)?;
+    let (id, marked): (String, FileId) = serde_json::from_slice(text.get(..length)?).ok()?;
+    let is_id = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
+    (is_id && trusted::file_of(file) == Some(marked)).then_some((id, marked))
+}
+
 /// Moves what earlier jobs wrote out of the way of a new one. All of it or nothing: what no job of ours wrote stays,
-/// and then so does the rest. `earlier` are jobs that may have written it.
-pub fn move_aside(paths: &[&Path], earlier: &[Record]) -> Vec<Moved> {
+/// and then so does the rest.
+pub fn move_aside(paths: &[&Path]) -> Vec<Moved> {
     let mut moved: Vec<Moved> = Vec::new();
     for path in paths {
-        let result = match trusted::file_at(path) {
+        let result = match trusted::open_as_it_is(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Ok(Some(file)) => move_one(path, file, earlier),
-            Ok(None) | Err(_) => None,
+            Ok(file) => job_of(&file).and_then(|(id, file)| move_one(path, file, &id)),
+            Err(_) => None,
         };
         match result {
             Some(one) => moved.push(one),
@@ -49,8 +70,7 @@ pub fn move_aside(paths: &[&Path], earlier: &[Record]) -> Vec<Moved> {
     moved
 }
 
-fn move_one(path: &Path, file: FileId, earlier: &[Record]) -> Option<Moved> {
-    let id = earlier.iter().find(|record| wrote(record, path, file)).map(|record| &record.key.id)?;
+fn move_one(path: &Path, file: FileId, id: &str) -> Option<Moved> {
     let to = aside(path, id)?;
     trusted::rename_new(path, to.file_name()?).ok()?;
     let moved = Moved { from: path.to_owned(), to };
@@ -60,13 +80,6 @@ fn move_one(path: &Path, file: FileId, earlier: &[Record]) -> Option<Moved> {
     }
     moved.undo();
     None
-}
-
-fn wrote(record: &Record, path: &Path, file: FileId) -> bool {
-    let Some(local) = &record.local else { return false };
-    let outputs = [(&local.stdout, local.stdout_file), (&local.stderr, local.stderr_file)];
-    let mine = record.uid == Some(rustix::process::getuid().as_raw());
-    mine && outputs.iter().any(|(name, id)| name.as_deref() == Some(path) && *id == Some(file))
 }
 
 /// `train.out` of job 17 becomes `train.17.out`.
@@ -103,7 +116,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    use met_core::job::{Local, Origin};
+    use met_core::job::{Local, Origin, Record};
 
     use super::*;
 
@@ -125,6 +138,7 @@ mod tests {
             let mut local = Local::new("", Origin::Run, self.0.path());
             let write = |name: &str| {
                 fs::write(self.path(name), text).unwrap();
+                mark(&File::open(self.path(name)).unwrap(), &id.to_string());
                 (Some(self.path(name)), trusted::file_at(&self.path(name)).unwrap())
             };
             (local.stdout, local.stdout_file) = write("x.out");
@@ -133,8 +147,8 @@ mod tests {
             record
         }
 
-        fn move_aside(&self, earlier: &[Record]) -> Vec<Moved> {
-            move_aside(&[&self.path("x.out"), &self.path("x.err")], earlier)
+        fn move_aside(&self) -> Vec<Moved> {
+            move_aside(&[&self.path("x.out"), &self.path("x.err")])
         }
 
         fn names(&self) -> Vec<String> {
@@ -156,7 +170,7 @@ mod tests {
     fn the_output_of_an_earlier_job_gives_way_and_is_found() {
         let folder = Folder::new();
         let first = folder.job(7, "first");
-        let moved = folder.move_aside(std::slice::from_ref(&first));
+        let moved = folder.move_aside();
         assert_eq!(folder.names(), ["x.7.err", "x.7.out"]);
         // Also if nothing comes after the rename, and if another job has the name by now.
         assert_eq!(read(&first).unwrap(), "first");
@@ -173,11 +187,10 @@ mod tests {
     fn a_file_that_no_job_wrote_is_not_moved_nor_is_the_one_beside_it() {
         let folder = Folder::new();
         let job = folder.job(7, "first");
-        assert!(folder.move_aside(&[]).is_empty());
         // The same name, and another file.
         fs::write(folder.path("new"), "mine").unwrap();
         fs::rename(folder.path("new"), folder.path("x.err")).unwrap();
-        assert!(folder.move_aside(std::slice::from_ref(&job)).is_empty());
+        assert!(folder.move_aside().is_empty());
         assert_eq!(folder.names(), ["x.err", "x.out"]);
         fs::remove_file(folder.path("x.out")).unwrap();
         assert!(read(&job).is_err(), "its output is gone");
@@ -189,18 +202,21 @@ mod tests {
     }
 
     #[test]
-    fn neither_a_link_nor_the_file_of_another_user_is_moved_and_nothing_is_replaced() {
+    fn neither_a_link_nor_a_copy_is_moved_and_nothing_is_replaced() {
         let folder = Folder::new();
-        let mut job = folder.job(7, "first");
+        folder.job(7, "first");
         fs::rename(folder.path("x.out"), folder.path("elsewhere")).unwrap();
         symlink(folder.path("elsewhere"), folder.path("x.out")).unwrap();
-        assert!(folder.move_aside(std::slice::from_ref(&job)).is_empty());
+        assert!(folder.move_aside().is_empty());
         fs::rename(folder.path("elsewhere"), folder.path("x.out")).unwrap();
         fs::write(folder.path("x.7.err"), "something else").unwrap();
-        assert!(folder.move_aside(std::slice::from_ref(&job)).is_empty());
+        assert!(folder.move_aside().is_empty());
         assert_eq!(folder.names(), ["x.7.err", "x.err", "x.out"]);
         fs::remove_file(folder.path("x.7.err")).unwrap();
-        job.uid = Some(12_345);
-        assert!(folder.move_aside(std::slice::from_ref(&job)).is_empty());
+        // The attribute of another file.
+        let text = serde_json::to_vec(&("7", FileId { inode: 1, birth_ns: None })).unwrap();
+        let file = File::open(folder.path("x.err")).unwrap();
+        rustix::fs::fsetxattr(&file, MARK, &text, XattrFlags::empty()).unwrap();
+        assert!(folder.move_aside().is_empty());
     }
 }

@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(object["totals"]["cpu_throttles"], 37);
         assert_eq!(object["totals"]["cpu_throttled_seconds"], 3.2);
         record.totals.set(column::THROTTLED, 3_200_000_000, QualityKind::Attributed, "cpu.stat around it");
-        assert_eq!(cpu(&record)[0], ("throttled", "by the CPU quota of a cgroup around it"));
+        assert_eq!(cpu(&record)[0], ("throttled", "of a cgroup around it"));
     }
 
     #[test]

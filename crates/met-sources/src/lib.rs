@@ -338,6 +338,7 @@ mod tests {
             "command",
             "row_parts",
             "heartbeat",
+            "meter",
             "sysfs",
         ];
         for name in names {

@@ -29,12 +29,12 @@ pub(super) fn cpu(job: &Reader<'_>) -> Section {
     let peak = Detail::before("peak", job.total(column::CORES_PEAK));
     section.put("cores", cores, [Detail::words("average"), peak]);
     let throttled = job.total(column::THROTTLED).filter(|throttled| throttled.value > 0.0);
-    let by = match throttled.map(|throttled| throttled.quality) {
-        Some(QualityKind::Attributed) => "by the CPU quota of a cgroup around it",
-        _ => "by its CPU quota",
+    let place = match throttled.map(|throttled| throttled.quality) {
+        Some(QualityKind::Attributed) => Detail::words("of a cgroup around it"),
+        _ => None,
     };
     let periods = Detail::after(job.total(column::THROTTLES), "periods");
-    section.put("throttled", throttled, [Detail::words(by), periods]);
+    section.put("throttled", throttled, [Detail::words("by its CPU quota"), periods, place]);
     let waited = job.total(column::RUN_QUEUE_WAIT);
     let why = match throttled {
         Some(_) => "runnable, waiting for a CPU or the quota",

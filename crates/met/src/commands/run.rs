@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{LOCAL, Origin, Record};
+use met_core::job::Origin;
 use rustix::fs::{Mode, OFlags};
 
 use crate::cli::RunArgs;
@@ -18,12 +18,9 @@ use met_agent::launch::{self, Draft, Surroundings};
 use met_agent::supervise::Notice;
 use met_config::Failure;
 use met_host::trusted;
-use met_query::jobs::{self, AllJobs, JobsFilter};
+use met_query::jobs;
 use met_query::protocol;
 use met_query::setting::Setting;
-
-/// More jobs of one name are not searched for the one that wrote a file.
-const EARLIER_JOBS_MAX: usize = 1000;
 
 pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
     let here = match (std::env::current_dir(), &args.cwd) {
@@ -41,8 +38,7 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
     let program = launch::find_program(&args.command, path.as_deref(), &cwd)?;
     let command = launch::shown(&args.command);
     let stem = args.name.clone().unwrap_or_else(|| base_name(&args.command[0]));
-    let earlier = || earlier_jobs(setting, &stem);
-    let outputs = Outputs::open(&args, &here, &cwd, &stem, earlier)?;
+    let outputs = Outputs::open(&args, &here, &cwd, &stem)?;
     let draft = Draft {
         origin: Origin::Run,
         name: args.name.as_deref(),
@@ -59,6 +55,9 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
     if let Some(local) = &mut assignment.record.local {
         local.stdout_file = trusted::file_of(&outputs.out);
         local.stderr_file = outputs.err.as_ref().map_or(local.stdout_file, trusted::file_of);
+    }
+    for file in [Some(&outputs.out), outputs.err.as_ref()].into_iter().flatten() {
+        earlier_output::mark(file, &assignment.record.key.id);
     }
     let (out_path, err_path) = (outputs.out_path.clone(), outputs.err_path.clone());
     let left = outputs.left.clone();
@@ -156,27 +155,8 @@ impl Left {
     }
 }
 
-/// Jobs of this name and user, newest first: one of them may have written the file that has the name of the output.
-/// If they cannot be read, it stays where it is.
-fn earlier_jobs(setting: &Setting, name: &str) -> Vec<Record> {
-    let filter = JobsFilter {
-        uid: Some(rustix::process::getuid().as_raw()),
-        name: Some(name.to_owned()),
-        manager: Some(LOCAL.to_owned()),
-        limit: Some(EARLIER_JOBS_MAX),
-        ..JobsFilter::default()
-    };
-    AllJobs::open(setting).and_then(|mut all| all.jobs(&filter)).unwrap_or_default()
-}
-
 impl Outputs {
-    fn open(
-        args: &RunArgs,
-        here: &Path,
-        cwd: &Path,
-        stem: &str,
-        earlier: impl Fn() -> Vec<Record>,
-    ) -> Result<Outputs> {
+    fn open(args: &RunArgs, here: &Path, cwd: &Path, stem: &str) -> Result<Outputs> {
         let stem: String = stem
             .chars()
             .map(|letter| if letter == '/' || letter.is_control() { '_' } else { letter })
@@ -198,7 +178,7 @@ impl Outputs {
         let first: Vec<PathBuf> = first.map(|(_, suffix)| cwd.join(format!("{stem}.{suffix}"))).collect();
         let first: Vec<&Path> = first.iter().map(PathBuf::as_path).collect();
         let moved = match first.iter().any(|path| path.symlink_metadata().is_ok()) {
-            true => earlier_output::move_aside(&first, &earlier()),
+            true => earlier_output::move_aside(&first),
             false => Vec::new(),
         };
         for number in 1.. {
