@@ -100,12 +100,12 @@ def frames_of_the_socket_are_frozen(world):
 
 def masked(value, name=None):
     """What differs from run to run is left out: who answers, whose files they are."""
+    if name in ("pid", "uid", "file") and value is not None:
+        return f"a {name}"
     if isinstance(value, dict):
         return {key: masked(inner, key) for key, inner in value.items()}
     if isinstance(value, list):
         return [masked(inner, name) for inner in value]
-    if name in ("pid", "uid", "file"):
-        return f"a {name}"
     return value
 
 

@@ -61,7 +61,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let detached = draft.origin != Origin::Time;
     let mut system =
         if detached || draft.keep { setting.system_daemon_for_start() } else { Err(Unreachable::Absent) };
-    let id = if draft.keep { reserve(setting, &mut system)? } else { 0 };
+    let id = if draft.keep { reserve(setting, !detached, &mut system)? } else { 0 };
     let events = if detached { events_of_daemon(setting, &mut system) } else { None };
     let now_ns = clock::realtime_ns();
     let uid = rustix::process::getuid().as_raw();
@@ -132,7 +132,7 @@ fn events_of_daemon(setting: &Setting, system: &mut Result<Client, Unreachable>)
 
 /// An id that neither this user nor, where there is one, the system daemon has given away. If a system daemon runs and
 /// cannot be asked, an id of the user's own range, under which it accepts the job later.
-fn reserve(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Result<u64> {
+fn reserve(setting: &Setting, timed: bool, system: &mut Result<Client, Unreachable>) -> Result<u64> {
     setting.user.create()?;
     let state = &setting.user.state;
     let unkept = |error: io::Error| setting.user.cannot_keep("a job", &error);
@@ -148,7 +148,7 @@ fn reserve(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Resul
     };
     let (mut own_id, mut own_dir) = JobDir::reserve(state, 1).map_err(unkept)?;
     loop {
-        let id = match client.call(&Request::Reserve { at_least: own_id }) {
+        let id = match client.call(&Request::Reserve { at_least: own_id, timed }) {
             Ok(Reply::Reserved { id }) => id,
             Ok(reply) => bail!("unexpected reply from the system daemon: {reply:?}"),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -378,8 +378,8 @@ mod tests {
             [Unreachable::Busy { pid: None, reason: String::new() }, Unreachable::Silent { pid: None }]
         {
             let mut system = Err(busy);
-            assert!(own.contains(&reserve(&setting, &mut system).unwrap()) && is_for_system(&system));
+            assert!(own.contains(&reserve(&setting, false, &mut system).unwrap()) && is_for_system(&system));
         }
-        assert!(reserve(&setting, &mut Err(Unreachable::Absent)).unwrap() < SHARED_IDS_END);
+        assert!(reserve(&setting, false, &mut Err(Unreachable::Absent)).unwrap() < SHARED_IDS_END);
     }
 }

@@ -30,6 +30,9 @@ pub enum Request {
     /// The next free job id, at least this one.
     Reserve {
         at_least: u64,
+        /// For `met time`, which announces its job at its end.
+        #[serde(default)]
+        timed: bool,
     },
     /// A cgroup for a child of the asking supervisor that waits before its exec.
     Enclose {
@@ -412,6 +415,11 @@ impl SourceStatus {
     pub fn unread(name: &str) -> SourceStatus {
         SourceStatus { name: name.to_owned(), ..SourceStatus::default() }
     }
+}
+
+/// Whether a daemon would read a request of this size.
+pub fn fits(request: &Request) -> bool {
+    serde_json::to_vec(request).is_ok_and(|json| json.len() <= REQUEST_BYTES_MAX as usize)
 }
 
 pub fn write_frame<T: Serialize>(to: &mut impl Write, message: &T) -> io::Result<()> {

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{CgroupPaths, Record};
+use met_core::job::{CgroupPaths, JobKey, Record};
 use met_host::Host;
 use met_jobs::job_cgroup::{self, Enable, Enclosure};
 use met_store::Writer;
@@ -83,10 +83,15 @@ impl Admission {
     }
 
     /// The store knows from now on whose it is.
-    pub(super) fn job_started(&mut self, record: &Record) {
-        if let Ok(id) = record.key.id.parse() {
+    pub(super) fn number_used(&mut self, key: &JobKey) {
+        if let Ok(id) = key.id.parse() {
             self.reservations.used(id);
         }
+    }
+
+    /// When the number of a job was given; `None` if an earlier daemon gave it, or the user's own range has it.
+    pub(super) fn reserved_ns(&self, key: &JobKey) -> Option<i64> {
+        self.reservations.reserved_ns(key.id.parse().ok()?)
     }
 
     /// Forgets what was given to a job of ours.

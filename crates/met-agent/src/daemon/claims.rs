@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use met_core::MISSING;
 use met_core::job::{CgroupPaths, LOCAL, Local, Origin, Record, Resources, Scheduling};
 use met_core::series::Course;
 use met_host::cgroup::Hierarchies;
@@ -62,11 +63,18 @@ pub fn check_kind(record: &Record) -> Result<()> {
 /// A sample is taken a moment before the start is noted, or after the end.
 const SLACK_MS: i64 = 2000;
 
+/// Samples of a job whose number this daemon did not give may be so old; with it, as old as the reservation.
+const UNRESERVED_NS_MAX: i64 = 2 * 86_400 * 1_000_000_000;
+/// Before the identifiers of GPUs that a user claims to have used.
+const UNVERIFIED: &str = "unverified:";
+
 /// Keeps of what a user says only what a supervisor knows: the rest is the daemon's, or a resource manager's, to say.
-fn confine(record: &mut Record, known: Option<&Record>) {
-    // Nobody but `met time` measured its job.
-    let is_timed = known.is_none() && record.local.as_ref().is_some_and(|local| local.origin == Origin::Time);
-    if !is_timed {
+/// `is_timed`: only `met time` measured this job, and its figures are the user's own claims.
+fn confine(record: &mut Record, known: Option<&Record>, is_timed: bool) {
+    if is_timed {
+        // Who names a GPU may read what is stored of it.
+        record.gpus.iter_mut().for_each(|gpu| gpu.uuid.insert_str(0, UNVERIFIED));
+    } else {
         record.gpus = known.map(|known| known.gpus.clone()).unwrap_or_default();
         record.processes = known.map(|known| known.processes.clone()).unwrap_or_default();
         record.emission = None;
@@ -75,8 +83,6 @@ fn confine(record: &mut Record, known: Option<&Record>) {
     (record.account, record.manager_state) = (None, None);
     (record.requested, record.allocated) = (Resources::default(), Resources::default());
     (record.scheduling, record.as_of_ns) = (Scheduling::default(), None);
-    // No counter is negative, and none of a job is anywhere near the end of its range.
-    let is_impossible = |value: i64| !(0..i64::MAX / 4).contains(&value);
     let impossible: Vec<usize> = record
         .totals
         .iter()
@@ -103,7 +109,7 @@ pub fn vouch_start(
         return Ok(());
     }
     (record.uid, record.user) = (Some(peer.uid), users::name_of(peer.uid));
-    confine(record, known);
+    confine(record, known, false);
     let local = record.local.as_mut().context("no process named")?;
     if take_over(local, known) {
         return Ok(());
@@ -125,7 +131,7 @@ pub fn vouch_start(
 }
 
 /// The end of a job. Unless it was announced before, nothing it says about cgroups can be checked any more.
-pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer: Peer) {
+pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer: Peer, is_timed: bool) {
     if is_ours(peer) {
         return;
     }
@@ -133,7 +139,7 @@ pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer:
         Some(known) => (known.uid, known.user.clone()),
         None => (Some(peer.uid), users::name_of(peer.uid)),
     };
-    confine(record, known);
+    confine(record, known, is_timed && known.is_none());
     if let Some(local) = &mut record.local
         && !take_over(local, known)
     {
@@ -149,22 +155,35 @@ pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer:
     }
 }
 
-/// Keeps of the samples that a user sends with the end of a job those of its time.
-pub fn vouch_samples(mut course: Course, record: &Record) -> Result<Course> {
-    if record.local.as_ref().is_none_or(|local| local.origin != Origin::Time) {
-        bail!("only `met time` sends samples");
+/// Whether a record is of a job that only `met time` measures.
+pub fn is_timed(record: &Record) -> bool {
+    record.local.as_ref().is_some_and(|local| local.origin == Origin::Time)
+}
+
+/// Keeps of the samples that a user sends with the end of a job those of its time, and of no cell what cannot be.
+/// `reserved_ns`: when this daemon gave the number of the job.
+pub fn vouch_samples(mut course: Course, record: &Record, reserved_ns: Option<i64>) -> Course {
+    let oldest_ns = reserved_ns.unwrap_or_else(|| clock::realtime_ns() - UNRESERVED_NS_MAX);
+    let (start_ns, end_ns) = (record.start_ns.unwrap_or(i64::MAX), record.end_ns.unwrap_or(i64::MIN));
+    let first_ms = start_ns.max(oldest_ns) / 1_000_000 - SLACK_MS;
+    let last_ms = end_ns / 1_000_000 + SLACK_MS;
+    course.spreads = None;
+    if !course.times_ms.is_sorted_by(|earlier, later| earlier < later) {
+        return Course::new(course.table);
     }
-    let (Some(start_ns), Some(end_ns)) = (record.start_ns, record.end_ns) else {
-        return Ok(Course::new(course.table));
-    };
-    let window_ms = (start_ns / 1_000_000 - SLACK_MS, end_ns / 1_000_000 + SLACK_MS);
-    let is_in_time = course.times_ms.is_sorted_by(|earlier, later| earlier < later)
-        && course.times_ms.iter().all(|time_ms| (window_ms.0..=window_ms.1).contains(time_ms));
-    if !is_in_time {
-        bail!("samples from outside the time of the job");
+    let begin = course.times_ms.partition_point(|&time_ms| time_ms < first_ms);
+    let end = course.times_ms.partition_point(|&time_ms| time_ms <= last_ms).max(begin);
+    let mut kept = course.part(begin, end);
+    kept.truncate(TIMED_SAMPLES_MAX);
+    for cell in kept.columns.iter_mut().flatten().filter(|cell| is_impossible(**cell)) {
+        *cell = MISSING;
     }
-    course.truncate(TIMED_SAMPLES_MAX);
-    Ok(course)
+    kept
+}
+
+/// No counter is negative, and none of a job is anywhere near the end of its range.
+fn is_impossible(value: i64) -> bool {
+    !(0..i64::MAX / 4).contains(&value)
 }
 
 fn is_ours(peer: Peer) -> bool {
@@ -235,7 +254,7 @@ mod tests {
         local.more_cgroups =
             vec![CgroupPaths { unified: Some("/home/mallory".into()), ..Default::default() }];
         local.folded = vec![Part::default()];
-        confine(&mut record, None);
+        confine(&mut record, None, false);
         assert_eq!((record.shown_id(), &record.account, record.parts.len()), ("7", &None, 0));
         let totals = [READ, WRITTEN, CPU].map(|column| record.totals.get(column));
         assert_eq!(totals, [None, None, Some(5)]);
@@ -246,24 +265,53 @@ mod tests {
     #[test]
     fn samples_of_a_timed_job_lie_in_its_time() {
         let mut record = sample::full(7, "train");
-        (record.start_ns, record.end_ns) = (Some(1_000_000_000_000), Some(1_100_000_000_000));
+        let now_ms = clock::realtime_ns() / 1_000_000;
+        let (start_ms, end_ms) = (now_ms - 200_000, now_ms - 100_000);
+        (record.start_ns, record.end_ns) = (Some(start_ms * 1_000_000), Some(end_ms * 1_000_000));
         let course = |times_ms: &[i64]| {
             let mut course = Course::new(&met_core::JOB);
             course.times_ms = times_ms.to_vec();
             course.columns.iter_mut().for_each(|cells| cells.resize(times_ms.len(), 1));
             course
         };
-        let kept = |record: &Record, times_ms: &[i64]| {
-            vouch_samples(course(times_ms), record).map(|course| course.len()).ok()
+        let kept = |times_ms: &[i64], reserved_ns| {
+            let kept = vouch_samples(course(times_ms), &record, reserved_ns);
+            assert!(kept.columns.iter().all(|cells| cells.len() == kept.len()));
+            kept.times_ms
         };
-        assert_eq!(kept(&record, &[1_000_500]), None, "of another command");
-        record.local.as_mut().unwrap().origin = Origin::Time;
-        assert_eq!(kept(&record, &[1_000_000, 1_100_000]), Some(2));
-        assert_eq!(kept(&record, &[900_000]), None, "before");
-        assert_eq!(kept(&record, &[1_200_000]), None, "after");
-        assert_eq!(kept(&record, &[1_000_500, 1_000_500]), None, "twice");
-        let many: Vec<i64> = (0..2 * TIMED_SAMPLES_MAX as i64).map(|index| 1_000_000 + index).collect();
-        assert_eq!(kept(&record, &many), Some(TIMED_SAMPLES_MAX));
+        assert_eq!(kept(&[start_ms, end_ms], None), [start_ms, end_ms]);
+        let around = [start_ms - 9_000, start_ms, end_ms, end_ms + 9_000];
+        assert_eq!(kept(&around, None), [start_ms, end_ms], "of other times");
+        let reserved_ns = Some((start_ms + 50_000) * 1_000_000);
+        assert_eq!(kept(&[start_ms, end_ms], reserved_ns), [end_ms], "older than its number");
+        assert!(kept(&[start_ms, start_ms], None).is_empty(), "twice");
+        let many: Vec<i64> = (0..2 * TIMED_SAMPLES_MAX as i64).map(|index| start_ms + index).collect();
+        assert_eq!(kept(&many, None).len(), TIMED_SAMPLES_MAX);
+
+        let mut old = record.clone();
+        old.start_ns = Some(0);
+        let days: Vec<i64> = (0..100).map(|day| now_ms - day * 86_400_000).rev().collect();
+        assert!(vouch_samples(course(&days), &old, None).len() <= 3, "nobody fills a hundred days");
+        let mut absurd = course(&[start_ms, end_ms]);
+        absurd.columns[CPU] = vec![-5, i64::MAX - 1];
+        assert_eq!(vouch_samples(absurd, &record, None).columns[CPU], [MISSING, MISSING]);
+    }
+
+    #[test]
+    fn gpus_that_a_user_claims_give_no_access_to_what_is_stored_of_them() {
+        let claim = || {
+            let mut record = sample::full(7, "train");
+            record.gpus = vec![GpuUse { uuid: "GPU-1".into(), ..GpuUse::default() }];
+            record.local.as_mut().unwrap().origin = Origin::Time;
+            record
+        };
+        let mut timed = claim();
+        vouch_end(&Made::default(), &mut timed, None, other_user(), true);
+        assert_eq!(timed.gpus[0].uuid, "unverified:GPU-1");
+        // By any other request the origin alone is worth nothing.
+        let mut ended = claim();
+        vouch_end(&Made::default(), &mut ended, None, other_user(), false);
+        assert!(ended.gpus.is_empty() && ended.emission.is_none());
     }
 
     #[test]
@@ -295,7 +343,7 @@ mod tests {
         let mut record = claim(&paths);
         record.gpus = vec![GpuUse { uuid: "GPU-of-another".into(), ..GpuUse::default() }];
         record.processes = vec![Default::default()];
-        vouch_end(&Made::default(), &mut record, None, other_user());
+        vouch_end(&Made::default(), &mut record, None, other_user(), false);
         assert!(record.gpus.is_empty() && record.processes.is_empty());
         let local = record.local.as_ref().unwrap();
         assert!(local.cgroup.is_empty() && local.main.is_none() && local.supervisor.is_none());
@@ -304,7 +352,7 @@ mod tests {
         let mut made = Made::default();
         made.insert("met-1", other_user(), &paths);
         let mut record = claim(&paths);
-        vouch_end(&made, &mut record, None, other_user());
+        vouch_end(&made, &mut record, None, other_user(), false);
         assert_eq!(record.local.unwrap().cgroup, paths);
     }
 
@@ -313,7 +361,7 @@ mod tests {
         let checked =
             claim(&CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() });
         let mut record = claim(&CgroupPaths { unified: Some("/var/empty".into()), ..Default::default() });
-        vouch_end(&Made::default(), &mut record, Some(&checked), other_user());
+        vouch_end(&Made::default(), &mut record, Some(&checked), other_user(), false);
         assert_eq!(record.local, checked.local);
     }
 

@@ -1,8 +1,9 @@
 //! What a daemon does with its files and cgroups in its own rhythm: no request causes it, and no answer waits for it.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use met_core::job::{CgroupPaths, Record};
+use met_core::job::{CgroupPaths, LOCAL, Record};
 use met_core::listing::Cursor;
 use met_host::Host;
 use met_jobs::job_cgroup;
@@ -153,7 +154,9 @@ impl Housekeeping {
             return false;
         }
         self.imported = now;
-        pending > 0 || jobs::has_lost(&place.state, host, |key| registry.jobs.contains_key(key))
+        let own = registry.jobs.keys().filter(|key| key.manager == LOCAL);
+        let followed: HashSet<u64> = own.filter_map(|key| key.id.parse().ok()).collect();
+        pending > 0 || jobs::has_lost(&place.state, host, &followed)
     }
 
     /// The ends that were imported. What cannot be imported, on a full disk, is read where it is.

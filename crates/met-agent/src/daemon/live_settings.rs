@@ -1,7 +1,7 @@
 //! What holds in a running daemon: its file, and on top of that what was changed live, for good or for a job.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use met_core::job::JobKey;
@@ -197,7 +197,9 @@ impl LiveSettings {
 
     /// Reads the file again, and returns its name and what held before. A bad one changes nothing.
     pub(super) fn reread(&mut self, sampling: &Sampling) -> Option<(String, Config)> {
-        self.watch = FileWatch::of(self.read.path.as_deref());
+        // Before it is read: a change meanwhile is found by the next look.
+        let watched = watched(self.read.path.as_deref());
+        self.watch = FileWatch::seen(watched.iter().map(|(_, stamp)| *stamp).collect());
         let loaded = match Config::load(self.read.path.as_deref()) {
             Ok(loaded) => loaded,
             Err(error) => {
@@ -206,7 +208,10 @@ impl LiveSettings {
             }
         };
         let name = loaded.path.as_ref().map_or("no file".to_owned(), |path| path.display().to_string());
-        self.watch = FileWatch::of(loaded.path.as_deref());
+        if let Some(found) = &loaded.path {
+            let stamp = watched.into_iter().find(|(path, _)| path == found).and_then(|(_, stamp)| stamp);
+            self.watch = FileWatch::seen(vec![stamp]);
+        }
         let (config, fixed) = changeable(&self.file, loaded.config);
         if !fixed.is_empty() {
             let fixed = fixed.join(", ");
@@ -260,7 +265,11 @@ type Stamp = (u64, u64, i64, i64);
 
 impl FileWatch {
     fn of(path: Option<&Path>) -> FileWatch {
-        FileWatch { seen: stamps(path), looked: Instant::now() }
+        FileWatch::seen(stamps(path))
+    }
+
+    fn seen(seen: Vec<Option<Stamp>>) -> FileWatch {
+        FileWatch { seen, looked: Instant::now() }
     }
 
     /// Looks at most once a second, and waits until nobody writes to the file any more.
@@ -282,16 +291,18 @@ impl FileWatch {
     }
 }
 
-/// Of the file, or of those that would be read if they were there.
-fn stamps(path: Option<&Path>) -> Vec<Option<Stamp>> {
+/// The file, or those that would be read if they were there.
+fn watched(path: Option<&Path>) -> Vec<(PathBuf, Option<Stamp>)> {
     let stamp = |path: &Path| {
         let metadata = std::fs::metadata(path).ok()?;
         Some((metadata.ino(), metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
     };
-    match path {
-        Some(path) => vec![stamp(path)],
-        None => Config::usual_files().iter().map(|path| stamp(path)).collect(),
-    }
+    let files = path.map_or_else(Config::usual_files, |path| vec![path.to_owned()]);
+    files.into_iter().map(|path| (path.clone(), stamp(&path))).collect()
+}
+
+fn stamps(path: Option<&Path>) -> Vec<Option<Stamp>> {
+    watched(path).into_iter().map(|(_, stamp)| stamp).collect()
 }
 
 /// The new file as far as a running daemon can follow it, and the names of the rest.
@@ -318,7 +329,6 @@ fn changeable(before: &Config, mut new: Config) -> (Config, Vec<&'static str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
 
     fn standing(yaml: &str) -> LiveSettings {
         let path = PathBuf::from("met.yaml");

@@ -193,7 +193,7 @@ mod tests {
         let record = || Box::new(sample::full(1, "train"));
         vec![
             Request::Hello(Hello::ours(false)),
-            Request::Reserve { at_least: 1 },
+            Request::Reserve { at_least: 1, timed: false },
             Request::Enclose { name: "met-1-1-1".to_owned(), pid: 1 },
             Request::Started(record()),
             Request::Counters { key: key(), in_cgroup: false, events: Vec::new() },

@@ -6,6 +6,7 @@
 use anyhow::{Result, bail};
 use met_core::bounds;
 use met_core::job::Record;
+use met_core::series::Course;
 use met_host::Host;
 
 use super::registry::{Registry, is_found};
@@ -50,6 +51,11 @@ pub(super) struct Announced {
 impl Announced {
     pub(super) fn count(&mut self, record: &Record) {
         self.bytes += bounds::bytes(record) as u64;
+    }
+
+    /// What a user sends of samples takes at most so much.
+    pub(super) fn count_samples(&mut self, course: &Course) {
+        self.bytes += (course.len() * course.columns.len() * size_of::<i64>()) as u64;
     }
 
     /// Whether retention must run at once.

@@ -53,9 +53,9 @@ impl Service {
             return Ok(reply);
         }
         match request {
-            Request::Reserve { at_least } => {
+            Request::Reserve { at_least, timed } => {
                 let (writer, state) = (&mut self.recorder.writer, &self.place.state);
-                self.admission.reservations.reserve(at_least, peer.uid, writer, state)
+                self.admission.reservations.reserve(at_least, timed, peer.uid, writer, state)
             }
             Request::Enclose { name, pid } => {
                 self.admission.enclose(&self.host, &name, pid, peer).map(Reply::Enclosed)

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use met_core::job::Record;
+use met_host::clock;
 use met_store::Writer;
 use met_store::inbox::{self, SHARED_IDS_END};
 
@@ -23,6 +24,8 @@ const PER_USER_MAX: usize = 4096;
 const TOTAL_MAX: usize = 65_536;
 /// Only a fork happens between a reservation and the start that uses it.
 const EXPIRES_AFTER: Duration = Duration::from_secs(15 * 60);
+/// A job of `met time` is announced at its end alone.
+const TIMED_EXPIRES_AFTER: Duration = Duration::from_secs(7 * 86_400);
 /// Expired ids that are remembered; more are skipped.
 const FREE_MAX: usize = 65_536;
 /// Ids checked in one query of the store.
@@ -50,6 +53,9 @@ pub struct Reservations {
 struct Reserved {
     uid: u32,
     at: Instant,
+    /// In unix time.
+    at_ns: i64,
+    expires_after: Duration,
 }
 
 /// What a store knows of ids.
@@ -68,13 +74,18 @@ impl Reservations {
         self.by_id.get(&id).map(|reserved| reserved.uid)
     }
 
+    /// When it was reserved, in unix time.
+    pub fn reserved_ns(&self, id: u64) -> Option<i64> {
+        self.by_id.get(&id).map(|reserved| reserved.at_ns)
+    }
+
     /// A job with this id is known from now on.
     pub fn used(&mut self, id: u64) {
         self.by_id.remove(&id);
     }
 
     fn expire(&mut self, now: Instant) {
-        let is_old = |reserved: &Reserved| now.duration_since(reserved.at) >= EXPIRES_AFTER;
+        let is_old = |reserved: &Reserved| now.duration_since(reserved.at) >= reserved.expires_after;
         let old: Vec<u64> = self.by_id.iter().filter(|(_, one)| is_old(one)).map(|(&id, _)| id).collect();
         for id in old {
             self.by_id.remove(&id);
@@ -92,7 +103,14 @@ impl Reservations {
         }
     }
 
-    fn take(&mut self, at_least: u64, uid: u32, now: Instant, known: &dyn Known) -> Result<u64> {
+    fn take_for(
+        &mut self,
+        at_least: u64,
+        uid: u32,
+        expires_after: Duration,
+        now: Instant,
+        known: &dyn Known,
+    ) -> Result<u64> {
         if at_least >= SHARED_IDS_END {
             bail!("{at_least} is beyond the job ids that users share");
         }
@@ -117,7 +135,7 @@ impl Reservations {
                 id
             }
         };
-        self.by_id.insert(id, Reserved { uid, at: now });
+        self.by_id.insert(id, Reserved { uid, at: now, at_ns: clock::realtime_ns(), expires_after });
         Ok(id)
     }
 
@@ -166,11 +184,19 @@ impl Known for met_store::Queries {
 }
 
 impl Reservations {
-    pub fn reserve(&mut self, at_least: u64, uid: u32, writer: &mut Writer, state: &Path) -> Result<Reply> {
+    pub fn reserve(
+        &mut self,
+        at_least: u64,
+        is_timed: bool,
+        uid: u32,
+        writer: &mut Writer,
+        state: &Path,
+    ) -> Result<Reply> {
         if self.next == 0 {
             self.next = first_id(writer, state)?;
         }
-        let id = self.take(at_least, uid, Instant::now(), &**writer)?;
+        let expires_after = if is_timed { TIMED_EXPIRES_AFTER } else { EXPIRES_AFTER };
+        let id = self.take_for(at_least, uid, expires_after, Instant::now(), &**writer)?;
         if self.next > self.written {
             self.written = (self.next + BLOCK).min(SHARED_IDS_END);
             writer.set_meta(META, &self.written.to_string())?;
@@ -213,8 +239,26 @@ mod tests {
         }
     }
 
+    impl Reservations {
+        fn take(&mut self, at_least: u64, uid: u32, now: Instant, known: &dyn Known) -> Result<u64> {
+            self.take_for(at_least, uid, EXPIRES_AFTER, now, known)
+        }
+    }
+
     fn from(next: u64) -> Reservations {
         Reservations { next, ..Reservations::default() }
+    }
+
+    #[test]
+    fn a_number_for_met_time_is_kept_as_long_as_its_job_may_run() {
+        let (mut all, none, begin) = (from(1), HashSet::new(), Instant::now());
+        let timed = all.take_for(1, 7, TIMED_EXPIRES_AFTER, begin, &none).unwrap();
+        let announced = all.take(1, 7, begin, &none).unwrap();
+        all.expire(begin + EXPIRES_AFTER);
+        assert_eq!((all.owner(timed), all.owner(announced)), (Some(7), None));
+        assert!(all.reserved_ns(timed).is_some_and(|at_ns| at_ns > 0));
+        all.expire(begin + TIMED_EXPIRES_AFTER);
+        assert_eq!(all.owner(timed), None);
     }
 
     #[test]

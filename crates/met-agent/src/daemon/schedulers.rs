@@ -214,9 +214,12 @@ impl Schedulers {
     pub fn jobs_shown(&self, jobs: &[Record]) {
         let is_unknown = |record: &&Record| !record.state.is_live() && record.scheduling.asked_ns.is_none();
         for record in jobs.iter().filter(is_unknown) {
-            let worker = self.worker_of(&record.key);
-            if let Some(worker) = worker.filter(|worker| worker.is_first_look(&record.key.id)) {
-                let _ = worker.nudges.try_send(Nudge::Shown(record.key.id.clone()));
+            let Some(worker) = self.worker_of(&record.key) else { continue };
+            let Some(measured) = &worker.measured else { continue };
+            let (id, mut measured) = (&record.key.id, lock(measured));
+            // A worker that is busy is asked at the next look.
+            if !measured.shown.contains(id) && worker.nudges.try_send(Nudge::Shown(id.clone())).is_ok() {
+                measured.note_shown(id);
             }
         }
     }
@@ -232,12 +235,6 @@ fn ring(bell: &OwnedFd) {
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Worker {
-    fn is_first_look(&self, id: &str) -> bool {
-        self.measured.as_ref().is_some_and(|measured| lock(measured).is_first_look(id))
-    }
 }
 
 /// The jobs about which a daemon asks.
@@ -260,8 +257,11 @@ impl Measured {
         }
     }
 
-    fn is_first_look(&mut self, id: &str) -> bool {
-        self.shown.len() < MEASURED_MAX && self.shown.insert(id.to_owned())
+    fn note_shown(&mut self, id: &str) {
+        if self.shown.len() >= MEASURED_MAX {
+            self.shown.clear();
+        }
+        self.shown.insert(id.to_owned());
     }
 
     /// What was asked about, and which jobs of that the scheduler knows; `true`: it is over.
@@ -308,7 +308,10 @@ impl Asking {
         loop {
             match nudged.recv_timeout(schedule.due.saturating_duration_since(Instant::now())) {
                 Ok(Nudge::Ended) => schedule.nudge(Instant::now()),
-                Ok(Nudge::Shown(id)) => self.ask(Some(id)),
+                Ok(Nudge::Shown(id)) => {
+                    self.ask(Some(id));
+                    std::thread::sleep(GAP_MIN);
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     let begin = Instant::now();
                     self.ask(None);

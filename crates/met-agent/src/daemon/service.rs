@@ -161,7 +161,7 @@ impl Service {
         // Its supervisor announces a job again to a daemon that is restarted.
         let was_published = known.is_some() && self.recorder.writer.is_stored(&record.key)?;
         self.recorder.writer.put(&record)?;
-        self.admission.job_started(&record);
+        self.admission.number_used(&record.key);
         self.registry.nesting.note(&record, &mut self.registry.jobs, &mut self.recorder);
         if !was_published {
             self.outputs.publish_start(&record);
@@ -226,19 +226,24 @@ impl Service {
         if record.state.is_live() {
             bail!("the job has not ended");
         }
+        if sampled.is_some() && !claims::is_timed(&record) {
+            bail!("only `met time` sends samples of its job");
+        }
         let known = self.admit(&mut record, peer, access)?;
-        // Told twice, by who waited for it and by who found it in his files: what was kept knows more by now. (A
-        // user's own daemon finds the very end that it is told of in the inbox.)
+        // Reported twice, by its supervisor and by a command that found it in the user's files: what was stored knows
+        // more by now. (A user's own daemon finds the very end that is reported in the inbox.)
         let stored = || self.recorder.writer.get(&record.key);
         if self.place.system && stored()?.is_some_and(|kept| is_known_end(&kept)) {
             return Ok(Reply::Done);
         }
-        claims::vouch_end(&self.admission.made, &mut record, known.as_ref(), peer);
+        claims::vouch_end(&self.admission.made, &mut record, known.as_ref(), peer, sampled.is_some());
         self.take_announced(&mut record, known.as_ref(), peer);
         if let Some(course) = sampled.filter(|_| known.is_none()) {
-            let course = claims::vouch_samples(course, &record)?;
+            let course = claims::vouch_samples(course, &record, self.admission.reserved_ns(&record.key));
+            self.admission.announced.count_samples(&course);
             self.recorder.keep_course(&record.key, &course, &mut self.outputs);
         }
+        self.admission.number_used(&record.key);
         self.close_job(record)?;
         Ok(Reply::Done)
     }

@@ -23,6 +23,8 @@ pub(super) static KIND: Kind = Kind {
 
 /// Ids in one query: they are long.
 const IDS_MAX: usize = 200;
+/// Calls for one question, whatever it does not know.
+const CALLS_MAX: usize = 32;
 const OTHER_MAX: usize = 32;
 
 pub struct Pbs {
@@ -42,6 +44,29 @@ impl Pbs {
             // A job that it forgot meanwhile is an error message; the others are listed.
             Err(Trouble::Failed { message, .. }) if message.contains("Unknown Job") => Ok(Vec::new()),
             answer => parse(&answer?).whole("qstat"),
+        }
+    }
+
+    /// One job that it does not know may silence the others: they are asked about in halves.
+    fn add_known(
+        &mut self,
+        programs: &mut Programs,
+        ids: &[&str],
+        calls: &mut usize,
+        found: &mut Vec<Recorded>,
+    ) -> Result<(), Trouble> {
+        if *calls == 0 {
+            return Ok(());
+        }
+        *calls -= 1;
+        let which: Vec<&str> = ["-x"].into_iter().chain(ids.iter().copied()).collect();
+        match self.status(programs, &which) {
+            Ok(reply) if reply.is_empty() && ids.len() > 1 => {
+                let (first, second) = ids.split_at(ids.len() / 2);
+                self.add_known(programs, first, calls, found)?;
+                self.add_known(programs, second, calls, found)
+            }
+            reply => add(found, reply),
         }
     }
 }
@@ -74,17 +99,9 @@ impl Scheduler for Pbs {
     fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {
         let mut found = Vec::new();
         let ids: Vec<&str> = ids.iter().map(|id| id.trim()).filter(|id| is_id(id)).collect();
+        let mut calls = CALLS_MAX;
         for ids in ids.chunks(IDS_MAX) {
-            let mut more = vec!["-x"];
-            more.extend_from_slice(ids);
-            match self.status(programs, &more) {
-                Ok(reply) if reply.is_empty() && ids.len() > 1 => {
-                    for id in ids {
-                        add(&mut found, self.status(programs, &["-x", id]))?;
-                    }
-                }
-                reply => add(&mut found, reply)?,
-            }
+            self.add_known(programs, ids, &mut calls, &mut found)?;
         }
         Ok(found)
     }

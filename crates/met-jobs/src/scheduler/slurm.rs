@@ -186,13 +186,15 @@ impl Scheduler for Slurm {
     fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {
         let mut found = Vec::new();
         let ids: Vec<&str> = ids.iter().map(String::as_str).filter(|id| is_number(id)).collect();
+        let wanted: HashSet<&str> = ids.iter().copied().collect();
         for ids in ids.chunks(IDS_MAX) {
             let which = format!("--jobs={}", ids.join(","));
             match self.account(programs, &[which]) {
                 Err(Trouble::Failed { message, .. }) if is_without_accounting(&message) => {
                     // It forgets a job minutes after its end, and complains about one it does not know.
-                    let known = self.queue(programs, "all", None)?;
-                    found.extend(known.into_iter().filter(|known| ids.contains(&known.id.as_str())));
+                    let mut known = self.queue(programs, "all", None)?;
+                    known.retain(|known| wanted.contains(known.id.as_str()));
+                    return Ok(known);
                 }
                 answer => found.extend(answer?),
             }

@@ -117,8 +117,8 @@ impl Sync {
         }
         self.pass_on(found, &before, None, report);
         // A job that is asked about again later is no news unless it has changed.
-        let is_asked = |id: &String| ids.contains(id);
-        self.reported.extend(before.into_iter().filter(|((id, _), _)| !is_asked(id)));
+        let asked: BTreeSet<&String> = ids.iter().collect();
+        self.reported.extend(before.into_iter().filter(|((id, _), _)| !asked.contains(id)));
         self.reported.retain(|(id, _), _| known.get(id) != Some(&true));
         Ok(known)
     }

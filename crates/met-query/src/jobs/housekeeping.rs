@@ -1,20 +1,22 @@
 //! What is done with the files of a user now and then, by commands that write anyway: jobs that ended are imported, old
 //! ones removed, and empty cgroups taken away. No command that only reads does any of it.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use met_config::Storage;
-use met_core::job::{CgroupPaths, JobKey, Origin, Record, State};
+use met_core::job::{CgroupPaths, Origin, Record, State};
 use met_host::Host;
+use met_store::inbox::JobDir;
 use met_store::{Retained, Retention, StoreError, Thinning, Writer, inbox};
 
 use super::leftovers::{note_cgroup, remove_left_cgroups};
 use super::liveness::{remove_empty_cgroups, settle};
 use super::now_ns;
-use crate::protocol::{Request, TIMED_SAMPLES_MAX, WireCourse};
+use crate::protocol::{self, Request, TIMED_SAMPLES_MAX, WireCourse};
 use crate::setting::Setting;
 
 const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
@@ -81,6 +83,16 @@ pub fn hand_over_ends(setting: &Setting) {
             Some(_) => Request::Ended(Box::new(end)),
             None => continue,
         };
+        // Samples are worth less than the end.
+        let request = match request {
+            Request::Timed { record, .. } if !protocol::fits(&request) => {
+                Request::Timed { record, course: WireCourse::default() }
+            }
+            request => request,
+        };
+        if !protocol::fits(&request) {
+            continue;
+        }
         match system.call(&request) {
             Ok(_) => drop(folder.reported()),
             // It is of an older version: the job stays in the user's store.
@@ -155,13 +167,13 @@ pub struct Imported {
     pub left: Vec<CgroupPaths>,
 }
 
-/// Whether the inbox holds a job that nobody follows any more: its supervisor is gone and has written no end.
-pub fn has_lost(state: &Path, host: &Host, is_followed: impl Fn(&JobKey) -> bool) -> bool {
+/// Whether the inbox holds a job that is not `followed` and that no process waits for: its supervisor is gone and
+/// has written no end.
+pub fn has_lost(state: &Path, host: &Host, followed: &HashSet<u64>) -> bool {
     let pending = inbox::pending(state).unwrap_or_default();
-    pending.iter().filter(|folder| !folder.has_end()).any(|folder| {
-        let Some(mut record) = folder.read().start.filter(|start| !is_followed(&start.key)) else {
-            return false;
-        };
+    let is_open = |folder: &&JobDir| !followed.contains(&folder.id()) && !folder.has_end();
+    pending.iter().filter(is_open).any(|folder| {
+        let Some(mut record) = folder.read().start else { return false };
         settle(host, &mut record);
         record.state == State::Lost
     })
@@ -184,7 +196,7 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Imported
     let (mut ended, mut ended_meanwhile) = (imported.ended, false);
     for mut record in imported.live {
         settle(host, &mut record);
-        let Some(folder) = record.key.id.parse().ok().map(|id| inbox::JobDir::open(state, id)) else {
+        let Some(folder) = record.key.id.parse().ok().map(|id| JobDir::open(state, id)) else {
             continue;
         };
         if record.state != State::Lost {

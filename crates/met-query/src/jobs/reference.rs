@@ -103,9 +103,15 @@ pub fn find(store: &Queries, job: &JobRef) -> Result<Vec<Record>, StoreError> {
     Ok(found)
 }
 
+/// The name of a user, or the number of one who has none any more.
+fn owner(record: &Record) -> String {
+    let number = || record.uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
+    record.user.clone().unwrap_or_else(number)
+}
+
 fn is_users(job: &JobRef, record: &Record) -> bool {
     match job {
-        JobRef::Id { user: Some(user), .. } => record.user.as_ref() == Some(user),
+        JobRef::Id { user: Some(user), .. } => record.user.as_ref() == Some(user) || owner(record) == *user,
         _ => true,
     }
 }
@@ -241,10 +247,7 @@ fn one_users(text: &str, found: &[Record]) -> Result<()> {
     if newest_of_each.len() < 2 {
         return Ok(());
     }
-    let choice = |record: &&Record| {
-        let user = record.user.as_deref().unwrap_or("?");
-        format!("{user}/{} ({})", record.label(), record.state.name())
-    };
+    let choice = |record: &&Record| format!("{}/{} ({})", owner(record), record.label(), record.state.name());
     let choices: Vec<String> = newest_of_each.iter().map(choice).collect();
     Err(Failure::usage(format!("job {text} is ambiguous: {}", choices.join(" or "))))
 }
