@@ -1,7 +1,6 @@
 //! Which events are counted, and in which jobs.
 
 use std::collections::HashSet;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use met_core::attribute::JobMap;
@@ -9,13 +8,13 @@ use met_core::event;
 use met_core::job::{EventCount, JobKey};
 use met_core::series::Course;
 use met_core::{MISSING, Subject};
-use met_query::protocol::PassedEvent;
 use met_sources::Runner;
-use met_sources::perf::{self, Counters, Passed};
+use met_sources::perf;
 
 use super::details::Spaced;
 use super::membership::Membership;
 use super::tracked::{Jobs, Tracked};
+use crate::passed_counters::PassedCounters;
 
 /// More names tell no more.
 const NAMED_MAX: usize = 5;
@@ -23,18 +22,8 @@ const NAMED_MAX: usize = 5;
 /// Events of one job with series of their own.
 const SERIES_MAX: usize = 64;
 
-/// Requests with counters of one supervisor, and bytes of a name.
+/// Requests with counters of one supervisor.
 const PASSED_MAX: usize = 16;
-const NAME_BYTES_MAX: usize = 128;
-/// Counters of all supervisors: so many, and a part of the descriptors that this process may have.
-const DESCRIPTORS_MAX: u64 = 8192;
-const PART_OF_DESCRIPTORS: u64 = 8;
-
-pub(super) fn descriptors_max() -> usize {
-    let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let part = open_files.map_or(DESCRIPTORS_MAX, |files| files / PART_OF_DESCRIPTORS);
-    part.min(DESCRIPTORS_MAX) as usize
-}
 
 /// What was counted in a job.
 #[derive(Default)]
@@ -42,7 +31,7 @@ pub(super) struct JobEvents {
     pub(super) counts: Vec<EventCount>,
     series: Vec<(String, Spaced)>,
     /// Opened by the supervisor, which counts from the first instruction on.
-    passed: Vec<Counters>,
+    passed: Vec<PassedCounters>,
 }
 
 impl JobEvents {
@@ -57,39 +46,27 @@ impl JobEvents {
         }
     }
 
-    /// Takes over counters; with other than the named number of descriptors, none.
-    pub(super) fn count_by(&mut self, in_cgroup: bool, events: Vec<PassedEvent>, fds: Vec<OwnedFd>) {
-        let counters = events.iter().fold(0usize, |sum, event| sum.saturating_add(event.counters));
-        let has_room = self.passed.len() < PASSED_MAX && events.len() <= SERIES_MAX;
-        if counters != fds.len() || !has_room || events.iter().any(|event| event.name.len() > NAME_BYTES_MAX)
-        {
-            return;
-        }
+    /// Takes over counters.
+    pub(super) fn count_by(&mut self, passed: PassedCounters) {
         // Of a supervisor that connects again: the same counters.
-        self.passed.retain(|counters| !events.iter().any(|event| counters.has(&event.name)));
-        let mut fds = fds.into_iter();
-        let received = events.into_iter().map(|PassedEvent { name, counters, software, user_only }| {
-            (Passed { name, software, user_only }, fds.by_ref().take(counters).collect())
-        });
-        self.passed.push(Counters::received(in_cgroup, received.collect()));
-    }
-
-    /// How many descriptors of the supervisor's are open.
-    pub(super) fn descriptors(&self) -> usize {
-        self.passed.iter().map(Counters::descriptors).sum()
+        self.passed.retain(|known| !passed.counters.names().any(|name| known.counters.has(name)));
+        if self.passed.len() < PASSED_MAX {
+            self.passed.push(passed);
+        }
     }
 
     /// Whether the supervisor counts it: better than whoever began later.
     pub(super) fn counts_itself(&self, name: &str) -> bool {
-        self.passed.iter().any(|counters| counters.has(name))
+        self.passed.iter().any(|passed| passed.counters.has(name))
     }
 
     /// Reads the supervisor's counters, and lets them go where somebody else needs them.
     pub(super) fn read_passed(&mut self, time_ms: i64) {
         let mut passed = std::mem::take(&mut self.passed);
-        for counters in &mut passed {
-            counters.yield_if_crowded();
-            counters.totals().into_iter().for_each(|count| self.take(count, time_ms));
+        for one in &mut passed {
+            one.counters.yield_if_crowded();
+            one.release_closed();
+            one.counters.totals().into_iter().for_each(|count| self.take(count, time_ms));
         }
         self.passed = passed;
     }

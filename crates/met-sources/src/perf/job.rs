@@ -82,8 +82,12 @@ impl Counters {
         Counters { source, begin: Begin::Now, events }
     }
 
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.events.iter().map(|counted| counted.event.name.as_str())
+    }
+
     pub fn has(&self, name: &str) -> bool {
-        self.events.iter().any(|counted| counted.event.name == name)
+        self.names().any(|known| known == name)
     }
 
     /// How many descriptors are open.
