@@ -163,6 +163,20 @@ impl PassedCounters {
         (!counters.is_empty()).then_some(PassedCounters { counters, share })
     }
 
+    /// A counter of the thread that calls this; `None` where that is not allowed.
+    #[cfg(test)]
+    pub fn of_this_thread(event: &str) -> Option<PassedCounters> {
+        use met_sources::perf::{Begin, events};
+        let events = events(&met_host::Host::real().unwrap(), &[event.to_owned()]).unwrap();
+        let (counters, refused) = Counters::of_tree(&[0], &events, Begin::Now);
+        if counters.is_empty() {
+            met_core::skipped::skipped(format!("{refused:?}"));
+            return None;
+        }
+        let share = Budget::new(1).take(0, 1).unwrap();
+        Some(PassedCounters { counters, share })
+    }
+
     /// Gives back the share of counters that were closed for somebody else.
     pub fn release_closed(&mut self) {
         self.share.shrink_to(self.counters.descriptors());

@@ -244,7 +244,9 @@ impl Sampler {
         self.runner.read_again("perf", &self.membership.targets, &TickInfo::default());
         self.follow_events();
         let mut job = self.jobs.remove(&slot)?;
-        job.events.close(job.age.unix_ms(clock::boottime_ns()));
+        let time_ms = job.age.unix_ms(clock::boottime_ns());
+        job.events.read_passed(time_ms);
+        job.events.close(time_ms);
         let attached = job.profile.attached;
         let complete = self.departures.is_complete(job.watch, known.uid) && !attached;
         let gone = self.departures.gone(slot).copied().unwrap_or_default();

@@ -11,7 +11,7 @@ use met_core::{MISSING, Subject};
 use met_sources::Runner;
 use met_sources::perf;
 
-use super::details::Spaced;
+use super::details::{self, Spaced};
 use super::membership::Membership;
 use super::tracked::{Jobs, Tracked};
 use crate::passed_counters::PassedCounters;
@@ -24,6 +24,9 @@ const SERIES_MAX: usize = 64;
 
 /// Requests with counters of one supervisor.
 const PASSED_MAX: usize = 16;
+/// Counters of supervisors that are read at a tick before a sample of them is due, for those who follow each tick. Every
+/// one costs a system call and, if it counts on another CPU, an interrupt there.
+pub(super) const READ_EARLY_MAX: usize = 128;
 
 /// What was counted in a job.
 #[derive(Default)]
@@ -32,6 +35,8 @@ pub(super) struct JobEvents {
     series: Vec<(String, Spaced)>,
     /// Opened by the supervisor, which counts from the first instruction on.
     passed: Vec<PassedCounters>,
+    /// When these were last read; never since more of them came.
+    read_ms: Option<i64>,
 }
 
 impl JobEvents {
@@ -52,6 +57,7 @@ impl JobEvents {
         self.passed.retain(|known| !passed.counters.names().any(|name| known.counters.has(name)));
         if self.passed.len() < PASSED_MAX {
             self.passed.push(passed);
+            self.read_ms = None;
         }
     }
 
@@ -60,15 +66,27 @@ impl JobEvents {
         self.passed.iter().any(|passed| passed.counters.has(name))
     }
 
+    /// Reads the supervisor's counters if samples of them are due. So many `more` may be read at this tick.
+    pub(super) fn read_passed_if_due(&mut self, time_ms: i64, more: &mut usize) {
+        if self.passed.is_empty() {
+            return;
+        }
+        if !details::are_apart(self.read_ms, time_ms) {
+            let count = self.passed.iter().map(|one| one.counters.descriptors()).sum();
+            let Some(left) = more.checked_sub(count) else { return };
+            *more = left;
+        }
+        self.read_passed(time_ms);
+    }
+
     /// Reads the supervisor's counters, and lets them go where somebody else needs them.
     pub(super) fn read_passed(&mut self, time_ms: i64) {
         let mut passed = std::mem::take(&mut self.passed);
         for one in &mut passed {
-            one.counters.yield_if_crowded();
+            one.counters.totals_yielding().into_iter().for_each(|count| self.take(count, time_ms));
             one.release_closed();
-            one.counters.totals().into_iter().for_each(|count| self.take(count, time_ms));
         }
-        self.passed = passed;
+        (self.passed, self.read_ms) = (passed, Some(time_ms));
     }
 
     /// The series of an event, a new one if there is room.
@@ -245,6 +263,27 @@ mod tests {
         assert_eq!(of("instructions").columns[event::COUNT], [0, 100, 200, 250]);
         assert_eq!(of("page_faults").columns[event::COUNT], [0, 10, 11]);
         assert_eq!(events.drain().count(), 0);
+    }
+
+    #[test]
+    fn passed_counters_are_read_when_a_sample_is_due_or_somebody_follows_the_ticks() {
+        let Some(passed) = PassedCounters::of_this_thread("task_clock") else { return };
+        let mut events = JobEvents::default();
+        events.count_by(passed);
+        let mut at = |time_ms: i64, mut more: usize| {
+            // The clock that is counted moves on.
+            let begin = std::time::Instant::now();
+            while begin.elapsed().as_micros() < 200 {}
+            events.read_passed_if_due(time_ms, &mut more);
+            (events.counts[0].count, more)
+        };
+        let (first, _) = at(1_000, 0);
+        assert!(first > 0, "at once");
+        assert_eq!(at(2_000, 0).0, first);
+        let (second, left) = at(3_000, 5);
+        assert!(second > first && left == 4);
+        assert_eq!(at(12_000, 0).0, second, "read nine seconds ago");
+        assert!(at(13_000, 0).0 > second);
     }
 
     #[test]
