@@ -272,3 +272,66 @@ def an_end_whose_reservation_died_with_the_daemon_is_accepted(world):
     ended = {**record, "key": {**record["key"], "id": str(given)}}
     equal(ask(alice, path, HELLO, {"ended": ended})[-1], "done", "the end of a job that began before")
     equal(world.show(str(given))["job"]["user"], alice.name, "its user")
+
+
+#: Announces its own job on many connections and sends descriptors with each: with a whole request or with half of one.
+PASSING = r"""
+import json, os, socket, struct, sys
+path, count, record = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+
+def frame(request):
+    data = json.dumps(request).encode()
+    return struct.pack("<I", len(data)) + data
+
+links = []
+pipes = [end for _ in range(30) for end in os.pipe()]
+counters = {"counters": {"key": record["key"], "in_cgroup": False, "events": []}}
+for number in range(count):
+    link = socket.socket(socket.AF_UNIX)
+    link.settimeout(60)
+    link.connect(path)
+    replies = link.makefile("rb")
+    link.sendall(frame({"hello": {"protocol": 1, "newest": 1000}}) + frame({"started": record}))
+    for _ in range(2):
+        (size,) = struct.unpack("<I", replies.read(4))
+        reply = json.loads(replies.read(size))
+    assert reply == "done", reply
+    whole = number % 2 == 0
+    said = frame("status" if number % 4 == 0 else counters) if whole else frame(counters)[:9]
+    socket.send_fds(link, [said], pipes)
+    if whole:
+        (size,) = struct.unpack("<I", replies.read(4))
+        replies.read(size)
+    links.append((link, replies))
+print("sent", flush=True)
+sys.stdin.read()
+"""
+
+
+@test
+def passed_descriptors_of_one_user_leave_others_theirs(world):
+    alice, bob = two_users(world)
+    limit = 1200
+    few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    spawn = world.me.spawn
+    world.me.spawn = lambda *arguments, **options: spawn(*arguments, **{"preexec": few, **options})
+    world.start_system_daemon()
+    del world.me.spawn
+    path = system_socket(world)
+    job = bob.run("sleep", "600")
+    eventually(lambda: bob.state_of(job) == "running", "it runs")
+    find = {"find": {"id": {"manager": None, "id": job}}}
+    (record,) = ask(world.me, path, HELLO, find)[-1]["jobs"]
+    held = lambda: len(os.listdir(f"/proc/{world.system.pid}/fd"))
+    before, links = held(), 40
+    passing = bob.start(world.python, "-c", PASSING, path, str(links), json.dumps(record), stdin=subprocess.PIPE)
+    equal(passing.stdout.readline(), b"sent\n", "what it says")
+    # Half of an eighth of all; each connection has one of its own. The daemon itself may open some meanwhile.
+    check(held() - before <= links + limit // 16 + 30, f"{held() - before} more descriptors")
+    equal(alice.run_to_end("sh", "-c", "exit 3")["job"]["exit_code"], 3, "exit code of another user's job")
+    log = world.log("system.log")
+    equal(log.count("event counters open"), 1, f"warnings in {log[-2000:]}")
+    passing.stdin.close()
+    passing.wait()
+    eventually(lambda: held() <= before + 10, lambda: f"{held() - before} descriptors are left")
+    bob.met("cancel", job).ok()

@@ -9,6 +9,7 @@ pub mod idle_power_file;
 pub mod launch;
 pub mod node_energy;
 mod node_series;
+mod passed_counters;
 mod passing;
 pub mod sampler;
 pub mod supervise;

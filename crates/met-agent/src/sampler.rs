@@ -21,7 +21,6 @@ mod ticking;
 mod tracked;
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -36,12 +35,12 @@ use met_core::{DETAIL, JOB, Table};
 use met_host::{Host, Targets, clock};
 use met_jobs::processes;
 use met_query::live::Live;
-use met_query::protocol::PassedEvent;
 use met_sinks::bus::Ticker;
 use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, Unread, meter};
 
 use crate::exits::{Beginning, Departures};
 use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
+use crate::passed_counters::PassedCounters;
 pub use costs::Cost;
 use details::JobRows;
 pub use devices::Gpus;
@@ -207,13 +206,10 @@ impl Sampler {
         }
     }
 
-    /// Reads counters that the supervisor of a job has opened, unless there are too many of them in all.
-    pub fn count_by(&mut self, slot: u32, in_cgroup: bool, events: Vec<PassedEvent>, fds: Vec<OwnedFd>) {
-        let held: usize = self.jobs.values().map(|job| job.events.descriptors()).sum();
-        if held + fds.len() > events::descriptors_max() {
-            tracing::warn!("too many counters of events are open: some jobs have no series of their events");
-        } else if let Some(job) = self.jobs.get_mut(&slot) {
-            job.events.count_by(in_cgroup, events, fds);
+    /// Reads counters that the supervisor of a job has opened.
+    pub fn count_by(&mut self, slot: u32, passed: PassedCounters) {
+        if let Some(job) = self.jobs.get_mut(&slot) {
+            job.events.count_by(passed);
         }
     }
 
@@ -248,7 +244,9 @@ impl Sampler {
         self.runner.read_again("perf", &self.membership.targets, &TickInfo::default());
         self.follow_events();
         let mut job = self.jobs.remove(&slot)?;
-        job.events.close(job.age.unix_ms(clock::boottime_ns()));
+        let time_ms = job.age.unix_ms(clock::boottime_ns());
+        job.events.read_passed(time_ms);
+        job.events.close(time_ms);
         let attached = job.profile.attached;
         let complete = self.departures.is_complete(job.watch, known.uid) && !attached;
         let gone = self.departures.gone(slot).copied().unwrap_or_default();

@@ -145,6 +145,12 @@ impl Dir {
         Ok((stat.st_ino, u64::from(stat.st_nlink as u32)))
     }
 
+    /// The user a file or directory below this one belongs to.
+    pub fn owner_of(&self, path: impl AsRef<Path>) -> io::Result<u32> {
+        let nofollow = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+        Ok(rustix::fs::statat(&self.descriptor()?, path.as_ref(), nofollow)?.st_uid)
+    }
+
     /// The inode number of what a name leads to; of a file of /proc/PID/ns it is the namespace's.
     pub fn inode_of(&self, name: impl AsRef<Path>) -> io::Result<u64> {
         Ok(rustix::fs::statat(&self.descriptor()?, name.as_ref(), rustix::fs::AtFlags::empty())?.st_ino)

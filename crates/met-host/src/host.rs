@@ -129,6 +129,13 @@ impl Host {
         Some(String::from_utf8_lossy(stat.name).into_owned())
     }
 
+    /// The user a process belongs to. Root, where the kernel protects the process from its user.
+    pub fn owner(&self, process: ProcessId) -> Option<u32> {
+        let uid = self.proc_dir().owner_of(process.pid.to_string()).ok()?;
+        // Afterwards: the pid was that of no other process while this one is there.
+        self.process(process.pid).is_ok_and(|found| found == process).then_some(uid)
+    }
+
     /// Whether it is known to run: a pid that was given to another process does not count, nor does a zombie.
     pub fn is_alive(&self, process: ProcessId) -> bool {
         self.liveness(process) == Liveness::Alive
@@ -237,7 +244,9 @@ mod tests {
         let host = Host::real().unwrap();
         let me = host.process(std::process::id()).unwrap();
         assert!(host.is_alive(me) && host.process_name(me).is_some());
-        assert!(!host.is_alive(ProcessId { start_ticks: me.start_ticks + 1, ..me }));
+        let other = ProcessId { start_ticks: me.start_ticks + 1, ..me };
+        assert!(!host.is_alive(other) && host.owner(other).is_none());
+        assert_eq!(host.owner(me), Some(rustix::process::geteuid().as_raw()));
         assert!(!host.is_alive(ProcessId { pid: u32::MAX, start_ticks: 0 }));
     }
 

@@ -147,11 +147,6 @@ pub fn look_at(host: &Host, id: ProcessId) -> Option<Process> {
     })
 }
 
-/// The user a process belongs to.
-pub fn owner(pid: u32) -> Option<u32> {
-    rustix::fs::stat(format!("/proc/{pid}")).ok().map(|folder| folder.st_uid)
-}
-
 /// Whether a process is a daemon of this very program.
 pub fn is_daemon(host: &Host, pid: u32) -> bool {
     is_same_program(pid) == Some(true)

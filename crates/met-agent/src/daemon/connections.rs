@@ -273,6 +273,7 @@ mod tests {
 
     use super::super::socket::Peer;
     use super::*;
+    use crate::passed_counters::Budget;
     use met_query::protocol::{Request, write_frame};
 
     fn client(uid: u32) -> (Connection, UnixStream) {
@@ -288,7 +289,7 @@ mod tests {
 
     /// Serves rounds; how many requests of each user were answered.
     fn rounds(all: &mut Connections, count: usize, reply: &Reply, pause: Duration) -> HashMap<u32, usize> {
-        let mut answered = HashMap::new();
+        let (mut answered, budget) = (HashMap::new(), Budget::of_process());
         for _ in 0..count {
             let mut fds: Vec<PollFd<'_>> = all.poll_fds().map(|(_, fd)| fd).collect();
             let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -297,7 +298,7 @@ mod tests {
             all.take_turns(&ready, |all, index| {
                 let uid = all.get(index).peer.uid;
                 let connection = all.get(index);
-                if !connection.wants_to_write() && !connection.receive() {
+                if !connection.wants_to_write() && !connection.receive(&budget) {
                     return Served::Gone;
                 }
                 if let Some(request) = connection.take_request() {

@@ -54,6 +54,7 @@ use met_jobs::job_cgroup;
 use met_web::listener::Server;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::passed_counters::PassedCounters;
 use crate::supervise::Signals;
 use connections::{Connections, Limits, Served};
 use last_tick::Board;
@@ -364,7 +365,7 @@ impl Daemon {
         if connection.is_postponed() && !self.service.sampling.is_ready() {
             return Served::Stays;
         }
-        if !connection.wants_to_write() && !connection.receive() {
+        if !connection.wants_to_write() && !connection.receive(&self.service.sampling.counter_budget) {
             return Served::Gone;
         }
         let mut has_room = true;
@@ -384,9 +385,10 @@ impl Daemon {
                 }
             }
             Some(Ok(Request::Counters { key, in_cgroup, events })) => {
-                let descriptors = connection.take_descriptors();
-                if connection.job.as_ref() == Some(&key) {
-                    self.service.sampling.count_by(&key, in_cgroup, events, descriptors);
+                let is_own = connection.job.as_ref() == Some(&key);
+                let received = connection.take_received().filter(|_| is_own);
+                if let Some(passed) = received.and_then(|all| PassedCounters::of(in_cgroup, events, all)) {
+                    self.service.sampling.count_by(&key, passed);
                 }
                 connection.reply(&Reply::Done);
             }

@@ -1,9 +1,10 @@
 //! What a daemon writes from time to time: samples, what could not be written before, and what is too old.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use anyhow::Result;
+use met_core::Table;
 use met_core::belief::CHARGED;
 use met_core::event;
 use met_core::job::{JobKey, QualityKind, Record};
@@ -77,12 +78,13 @@ impl Recorder {
         }
     }
 
-    /// Moves what was sampled of a job to its new name.
-    pub(super) fn rename(&mut self, old: &JobKey, new: &JobKey) {
-        let tables = [&met_core::JOB, &met_core::DETAIL];
-        let moved = tables.into_iter().try_for_each(|table: &'static met_core::Table| {
-            let course = self.writer.job_series_between(old, table, "", i64::MIN, i64::MAX)?;
-            self.writer.append_course(new, &course)
+    /// Moves what was sampled of a job to its new name, with the series of these events.
+    pub(super) fn rename(&mut self, old: &JobKey, new: &JobKey, events: &BTreeSet<String>) {
+        let own: [(&'static Table, &str); 2] = [(&met_core::JOB, ""), (&met_core::DETAIL, "")];
+        let of_events = events.iter().map(|name| (&event::TABLE, name.as_str()));
+        let moved = own.into_iter().chain(of_events).try_for_each(|(table, part)| {
+            let course = self.writer.job_series_between(old, table, part, i64::MIN, i64::MAX)?;
+            self.writer.append_course(&event::series_key(new, part), &course)
         });
         if let Err(error) = moved.and_then(|()| self.writer.remove(old)) {
             tracing::warn!("job {}: what was known of it as {} stays there: {error}", new.id, old.id);
@@ -265,5 +267,37 @@ impl Recorder {
         sampling.recall_idle(self.idle_power.learned());
         sampling.keep_node(keeps_node);
         self.emitting.tell(config, sampling);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_series_of_events_go_with_a_job_to_its_new_name() {
+        let state = tempfile::tempdir().unwrap();
+        let idle = IdleFile::open(state.path(), &met_host::Host::real().unwrap());
+        let mut recorder = Recorder::new(Writer::open(state.path()).unwrap(), idle);
+        let old = met_core::sample::bare(1, "x").key;
+        let new = JobKey { id: "77".to_owned(), ..old.clone() };
+        let course = |table: &'static Table, count: i64| {
+            let mut course = Course::new(table);
+            course.push(1_000, &vec![count; table.columns.len()]);
+            course
+        };
+        for (table, part, count) in [(&met_core::JOB, "", 1), (&event::TABLE, "page_faults", 2)] {
+            let key = event::series_key(&old, part);
+            recorder.writer.append_course(&key, &course(table, count)).unwrap();
+        }
+        let names = ["never_counted", "page_faults"].map(str::to_owned).into();
+        recorder.rename(&old, &new, &names);
+        let found = |key: &JobKey, table: &'static Table, part: &str| {
+            let found = recorder.writer.job_series_between(key, table, part, i64::MIN, i64::MAX);
+            found.unwrap().columns[event::COUNT].clone()
+        };
+        assert_eq!(found(&new, &met_core::JOB, ""), [1]);
+        assert_eq!(found(&new, &event::TABLE, "page_faults"), [2]);
+        assert!(found(&old, &event::TABLE, "page_faults").is_empty(), "it is under one name only");
     }
 }

@@ -98,6 +98,7 @@ impl Service {
             Request::Ended(_)
                 | Request::Timed { .. }
                 | Request::Energy
+                | Request::Counters { .. }
                 | Request::Configure(_)
                 | Request::Status
         )

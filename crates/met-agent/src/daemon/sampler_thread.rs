@@ -3,7 +3,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
@@ -28,11 +27,12 @@ use super::unflushed_samples::{self, Wanted};
 use super::watchdog::{SURE_AFTER, Watchdog};
 use crate::node_energy::Charged;
 use crate::node_series::NodeCourse;
+use crate::passed_counters::{Budget, PassedCounters};
 use crate::sampler::{EventsAsked, Known, Sampled, Sampler};
 use met_config::Config;
 use met_core::energy::EnergyWindow;
 use met_query::live::Live;
-use met_query::protocol::{PassedEvent, SourceStatus};
+use met_query::protocol::SourceStatus;
 
 /// The sampler answers between two ticks, which take milliseconds. Something in the machine may hang all the
 /// same, a file system or a driver, and must not keep the daemon from answering and ending.
@@ -117,6 +117,8 @@ pub struct Sampling {
     /// The figures of jobs, as it last told them to a reader.
     live: RefCell<HashMap<JobKey, Live>>,
     pub(super) watchdog: Watchdog,
+    /// Of counters that supervisors pass, also of those that a blocked thread holds.
+    pub(super) counter_budget: Budget,
 }
 
 impl Sampling {
@@ -132,7 +134,9 @@ impl Sampling {
         let watchdog = Watchdog::new(config.sampling.interval);
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
         let live = RefCell::default();
-        let mut sampling = Sampling { orders, thread: None, stuck, delay, is_slow, live, watchdog };
+        let counter_budget = Budget::of_process();
+        let mut sampling =
+            Sampling { orders, thread: None, stuck, delay, is_slow, live, watchdog, counter_budget };
         sampling.begin(host, config, board, ticker)?;
         Ok(sampling)
     }
@@ -215,14 +219,8 @@ impl Sampling {
     }
 
     /// Reads the counters that a supervisor has opened. What they count is the supervisor's claim, as all of its record.
-    pub fn count_by(
-        &self,
-        key: &JobKey,
-        in_cgroup: bool,
-        events: Vec<PassedEvent>,
-        descriptors: Vec<OwnedFd>,
-    ) {
-        self.change(key, move |sampler, slot| sampler.count_by(slot, in_cgroup, events, descriptors));
+    pub fn count_by(&self, key: &JobKey, passed: PassedCounters) {
+        self.change(key, move |sampler, slot| sampler.count_by(slot, passed));
     }
 
     /// Continues a job under another name.
@@ -734,8 +732,9 @@ mod tests {
         let (orders, received) = mpsc::channel();
         let watchdog = Watchdog::new(Duration::from_secs(1));
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
+        let (live, counter_budget) = (RefCell::default(), Budget::of_process());
         let sampling =
-            Sampling { orders, thread: None, stuck, delay, is_slow, live: RefCell::default(), watchdog };
+            Sampling { orders, thread: None, stuck, delay, is_slow, live, watchdog, counter_budget };
         let mut record = met_core::sample::bare(1, "x");
         sampling.allocate(&record);
         assert!(received.try_recv().is_err());
@@ -749,8 +748,9 @@ mod tests {
         let (orders, _never_read) = mpsc::channel();
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
         let watchdog = Watchdog::new(Duration::from_secs(1));
+        let (live, counter_budget) = (RefCell::default(), Budget::of_process());
         let sampling =
-            Sampling { orders, thread: None, stuck, delay, is_slow, live: RefCell::default(), watchdog };
+            Sampling { orders, thread: None, stuck, delay, is_slow, live, watchdog, counter_budget };
         assert!(sampling.is_ready() && !sampling.is_blocked(), "it rests");
         let pulse = Arc::clone(&sampling.watchdog.pulse);
         pulse.begin();
@@ -776,8 +776,9 @@ mod tests {
         let (orders, _never_read) = mpsc::channel();
         let watchdog = Watchdog::new(Duration::from_secs(1));
         let (stuck, delay, is_slow) = (Cell::new(true), Cell::new(None), Cell::new(false));
+        let (live, counter_budget) = (RefCell::default(), Budget::of_process());
         let sampling =
-            Sampling { orders, thread: None, stuck, delay, is_slow, live: RefCell::default(), watchdog };
+            Sampling { orders, thread: None, stuck, delay, is_slow, live, watchdog, counter_budget };
         assert!(sampling.costs().unwrap_err().to_string().contains("has not answered"));
         assert!(sampling.live().is_empty() && sampling.drain().jobs.is_empty());
         sampling.stop();

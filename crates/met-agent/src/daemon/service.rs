@@ -397,8 +397,12 @@ impl Service {
         let Some(mut kept) = self.registry.jobs.remove(&old) else { return };
         let new = JobKey { id: id.to_owned(), ..old.clone() };
         let new = self.registry.free_key(&self.recorder.writer, new);
+        // Also events that are not counted any more have series.
+        let live = self.sampling.live().remove(&old).unwrap_or_default();
+        let counted = live.events.into_iter().map(|event| event.name);
+        let events = counted.chain(self.settings.config.perf.events.iter().cloned()).collect();
         self.sampling.rename(&old, &new);
-        self.recorder.rename(&old, &new);
+        self.recorder.rename(&old, &new, &events);
         kept.record.name = if kept.record.name == old.id { id.to_owned() } else { kept.record.name };
         kept.record.key = new.clone();
         self.recorder.adopt(&kept.record, &mut self.outputs);

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -14,6 +14,7 @@ pub use met_host::Peer;
 use rustix::fs::FlockOperation;
 
 use super::spare_descriptors::Spare;
+use crate::passed_counters::{Budget, Received};
 use crate::passing;
 use met_config::Place;
 use met_config::address;
@@ -161,8 +162,8 @@ pub struct Connection {
     is_deaf: bool,
     /// The next request cannot be answered yet.
     is_postponed: bool,
-    /// Sent by a supervisor with the next request.
-    descriptors: Vec<OwnedFd>,
+    /// Descriptors that a supervisor sent with the next request.
+    received: Option<Received>,
 }
 
 impl Connection {
@@ -180,13 +181,13 @@ impl Connection {
             moved: Instant::now(),
             is_deaf: false,
             is_postponed: false,
-            descriptors: Vec::new(),
+            received: None,
         }
     }
 
     /// The descriptors that came with the request.
-    pub fn take_descriptors(&mut self) -> Vec<OwnedFd> {
-        std::mem::take(&mut self.descriptors)
+    pub fn take_received(&mut self) -> Option<Received> {
+        self.received.take()
     }
 
     pub fn wants_to_write(&self) -> bool {
@@ -223,14 +224,19 @@ impl Connection {
 
     /// Reads some of what is there, unless a request waits already; the rest is there in the next round, after the
     /// others had their turn. False when the peer is gone.
-    pub fn receive(&mut self) -> bool {
+    pub fn receive(&mut self, budget: &Budget) -> bool {
         if self.has_request() {
             return true;
         }
         let mut chunk = [0; 64 << 10];
-        // Of everybody else descriptors are not taken.
-        let read = match self.job.is_some() && self.descriptors.is_empty() {
-            true => passing::receive(&self.stream, &mut chunk, &mut self.descriptors),
+        // From everybody else the kernel delivers no descriptors.
+        let read = match self.job.is_some() && self.received.is_none() {
+            true => {
+                let mut descriptors = Vec::new();
+                let read = passing::receive(&self.stream, &mut chunk, &mut descriptors);
+                self.received = budget.hold(self.peer.uid, descriptors);
+                read
+            }
             false => self.stream.read(&mut chunk),
         };
         match read {
@@ -253,6 +259,11 @@ impl Connection {
         let taken = protocol::take_frame(&mut self.arrived).transpose();
         if self.arrived.is_empty() {
             self.arrived = Vec::new();
+        }
+        // No other request has descriptors.
+        let is_counters = matches!(taken, Some(Ok(Request::Counters { .. })));
+        if taken.is_some() && (!is_counters || self.is_deaf) {
+            self.received = None;
         }
         taken
     }
@@ -298,5 +309,53 @@ impl Connection {
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn supervisor(uid: u32) -> (Connection, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut connection = Connection::new(ours, Peer { uid, pid: 1 });
+        connection.job = Some(key());
+        (connection, theirs)
+    }
+
+    fn key() -> JobKey {
+        JobKey { cluster: None, manager: "local".to_owned(), id: "1".to_owned(), incarnation: 1 }
+    }
+
+    fn send(stream: &UnixStream, request: &Request, count: usize) {
+        let pipes: Vec<_> = (0..count).map(|_| rustix::pipe::pipe().unwrap().0).collect();
+        let descriptors: Vec<_> = pipes.iter().map(AsFd::as_fd).collect();
+        passing::send(stream, request, &descriptors).unwrap();
+    }
+
+    #[test]
+    fn descriptors_are_dropped_with_the_request_that_has_none() {
+        let budget = Budget::of_process();
+        let counters = || Request::Counters { key: key(), in_cgroup: false, events: Vec::new() };
+        let (mut connection, peer) = supervisor(0);
+        send(&peer, &Request::Status, 2);
+        assert!(connection.receive(&budget) && budget.held() == 2, "held and counted");
+        assert!(matches!(connection.take_request(), Some(Ok(Request::Status))));
+        assert!(connection.received.is_none() && budget.held() == 0);
+        // A request that is postponed keeps them.
+        send(&peer, &counters(), 3);
+        assert!(connection.receive(&budget));
+        connection.take_request().unwrap().unwrap();
+        connection.postpone(&counters()).unwrap();
+        assert!(connection.receive(&budget));
+        assert!(matches!(connection.take_request(), Some(Ok(Request::Counters { .. }))));
+        assert_eq!(budget.held(), 3);
+        drop(connection.take_received());
+        assert_eq!(budget.held(), 0);
+        // Nobody else passes any.
+        connection.job = None;
+        send(&peer, &counters(), 3);
+        assert!(connection.receive(&budget) && connection.received.is_none());
     }
 }

@@ -131,6 +131,11 @@ impl Details {
     }
 }
 
+/// Whether a sample is due so long after the last one.
+pub(super) fn are_apart(last_ms: Option<i64>, time_ms: i64) -> bool {
+    last_ms.is_none_or(|last_ms| time_ms.saturating_sub(APART_MS - EARLY_MS) >= last_ms)
+}
+
 /// A series whose samples are some seconds apart, however often it is read.
 pub(super) struct Spaced {
     course: Course,
@@ -143,7 +148,7 @@ impl Spaced {
     }
 
     pub(super) fn push(&mut self, time_ms: i64, cells: &[i64]) {
-        if time_ms.saturating_sub(APART_MS - EARLY_MS) >= self.last_ms {
+        if are_apart(Some(self.last_ms), time_ms) {
             self.push_last(time_ms, cells);
         }
     }

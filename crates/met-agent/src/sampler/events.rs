@@ -1,7 +1,6 @@
 //! Which events are counted, and in which jobs.
 
 use std::collections::HashSet;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use met_core::attribute::JobMap;
@@ -9,13 +8,13 @@ use met_core::event;
 use met_core::job::{EventCount, JobKey};
 use met_core::series::Course;
 use met_core::{MISSING, Subject};
-use met_query::protocol::PassedEvent;
 use met_sources::Runner;
-use met_sources::perf::{self, Counters, Passed};
+use met_sources::perf;
 
-use super::details::Spaced;
+use super::details::{self, Spaced};
 use super::membership::Membership;
 use super::tracked::{Jobs, Tracked};
+use crate::passed_counters::PassedCounters;
 
 /// More names tell no more.
 const NAMED_MAX: usize = 5;
@@ -23,18 +22,11 @@ const NAMED_MAX: usize = 5;
 /// Events of one job with series of their own.
 const SERIES_MAX: usize = 64;
 
-/// Requests with counters of one supervisor, and bytes of a name.
+/// Requests with counters of one supervisor.
 const PASSED_MAX: usize = 16;
-const NAME_BYTES_MAX: usize = 128;
-/// Counters of all supervisors: so many, and a part of the descriptors that this process may have.
-const DESCRIPTORS_MAX: u64 = 8192;
-const PART_OF_DESCRIPTORS: u64 = 8;
-
-pub(super) fn descriptors_max() -> usize {
-    let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let part = open_files.map_or(DESCRIPTORS_MAX, |files| files / PART_OF_DESCRIPTORS);
-    part.min(DESCRIPTORS_MAX) as usize
-}
+/// Counters of supervisors that are read at a tick before a sample of them is due, for those who follow each tick. Every
+/// one costs a system call and, if it counts on another CPU, an interrupt there.
+pub(super) const READ_EARLY_MAX: usize = 128;
 
 /// What was counted in a job.
 #[derive(Default)]
@@ -42,7 +34,9 @@ pub(super) struct JobEvents {
     pub(super) counts: Vec<EventCount>,
     series: Vec<(String, Spaced)>,
     /// Opened by the supervisor, which counts from the first instruction on.
-    passed: Vec<Counters>,
+    passed: Vec<PassedCounters>,
+    /// When these were last read; never since more of them came.
+    read_ms: Option<i64>,
 }
 
 impl JobEvents {
@@ -57,41 +51,42 @@ impl JobEvents {
         }
     }
 
-    /// Takes over counters; with other than the named number of descriptors, none.
-    pub(super) fn count_by(&mut self, in_cgroup: bool, events: Vec<PassedEvent>, fds: Vec<OwnedFd>) {
-        let counters = events.iter().fold(0usize, |sum, event| sum.saturating_add(event.counters));
-        let has_room = self.passed.len() < PASSED_MAX && events.len() <= SERIES_MAX;
-        if counters != fds.len() || !has_room || events.iter().any(|event| event.name.len() > NAME_BYTES_MAX)
-        {
-            return;
-        }
+    /// Takes over counters.
+    pub(super) fn count_by(&mut self, passed: PassedCounters) {
         // Of a supervisor that connects again: the same counters.
-        self.passed.retain(|counters| !events.iter().any(|event| counters.has(&event.name)));
-        let mut fds = fds.into_iter();
-        let received = events.into_iter().map(|PassedEvent { name, counters, software, user_only }| {
-            (Passed { name, software, user_only }, fds.by_ref().take(counters).collect())
-        });
-        self.passed.push(Counters::received(in_cgroup, received.collect()));
-    }
-
-    /// How many descriptors of the supervisor's are open.
-    pub(super) fn descriptors(&self) -> usize {
-        self.passed.iter().map(Counters::descriptors).sum()
+        self.passed.retain(|known| !passed.counters.names().any(|name| known.counters.has(name)));
+        if self.passed.len() < PASSED_MAX {
+            self.passed.push(passed);
+            self.read_ms = None;
+        }
     }
 
     /// Whether the supervisor counts it: better than whoever began later.
     pub(super) fn counts_itself(&self, name: &str) -> bool {
-        self.passed.iter().any(|counters| counters.has(name))
+        self.passed.iter().any(|passed| passed.counters.has(name))
+    }
+
+    /// Reads the supervisor's counters if samples of them are due. So many `more` may be read at this tick.
+    pub(super) fn read_passed_if_due(&mut self, time_ms: i64, more: &mut usize) {
+        if self.passed.is_empty() {
+            return;
+        }
+        if !details::are_apart(self.read_ms, time_ms) {
+            let count = self.passed.iter().map(|one| one.counters.descriptors()).sum();
+            let Some(left) = more.checked_sub(count) else { return };
+            *more = left;
+        }
+        self.read_passed(time_ms);
     }
 
     /// Reads the supervisor's counters, and lets them go where somebody else needs them.
     pub(super) fn read_passed(&mut self, time_ms: i64) {
         let mut passed = std::mem::take(&mut self.passed);
-        for counters in &mut passed {
-            counters.yield_if_crowded();
-            counters.totals().into_iter().for_each(|count| self.take(count, time_ms));
+        for one in &mut passed {
+            one.counters.totals_yielding().into_iter().for_each(|count| self.take(count, time_ms));
+            one.release_closed();
         }
-        self.passed = passed;
+        (self.passed, self.read_ms) = (passed, Some(time_ms));
     }
 
     /// The series of an event, a new one if there is room.
@@ -268,6 +263,27 @@ mod tests {
         assert_eq!(of("instructions").columns[event::COUNT], [0, 100, 200, 250]);
         assert_eq!(of("page_faults").columns[event::COUNT], [0, 10, 11]);
         assert_eq!(events.drain().count(), 0);
+    }
+
+    #[test]
+    fn passed_counters_are_read_when_a_sample_is_due_or_somebody_follows_the_ticks() {
+        let Some(passed) = PassedCounters::of_this_thread("task_clock") else { return };
+        let mut events = JobEvents::default();
+        events.count_by(passed);
+        let mut at = |time_ms: i64, mut more: usize| {
+            // The clock that is counted moves on.
+            let begin = std::time::Instant::now();
+            while begin.elapsed().as_micros() < 200 {}
+            events.read_passed_if_due(time_ms, &mut more);
+            (events.counts[0].count, more)
+        };
+        let (first, _) = at(1_000, 0);
+        assert!(first > 0, "at once");
+        assert_eq!(at(2_000, 0).0, first);
+        let (second, left) = at(3_000, 5);
+        assert!(second > first && left == 4);
+        assert_eq!(at(12_000, 0).0, second, "read nine seconds ago");
+        assert!(at(13_000, 0).0 > second);
     }
 
     #[test]

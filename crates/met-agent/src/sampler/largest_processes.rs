@@ -43,7 +43,7 @@ pub(super) fn look(host: &Host, batches: &[Batch], map: &JobMap, members: &Membe
 fn name(host: &Host, id: ProcessId, process: &mut JobProcess) {
     if let Some(found) = processes::look_at(host, id) {
         (process.command, process.ppid) = (found.name, Some(found.parent_pid));
-        process.uid = processes::owner(id.pid).or(process.uid);
+        process.uid = host.owner(id).or(process.uid);
     }
 }
 
@@ -61,4 +61,28 @@ pub(super) fn with_users(mut list: Vec<JobProcess>) -> Vec<JobProcess> {
     // One that had no name when it was looked at says nothing.
     list.retain(|process| !process.command.is_empty());
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_of_a_captured_machine_has_the_owner_that_it_has_there() {
+        let root = tempfile::tempdir().unwrap();
+        // No such pid is on this machine.
+        let id = ProcessId { pid: 99_999_999, start_ticks: 77 };
+        let folder = root.path().join(format!("proc/{}", id.pid));
+        std::fs::create_dir_all(&folder).unwrap();
+        let numbers = (4..22).map(|field| if field == 4 { "3" } else { "1" }).collect::<Vec<_>>().join(" ");
+        std::fs::write(folder.join("stat"), format!("{} (make) S {numbers} 77 1 1\n", id.pid)).unwrap();
+        let host = Host::at(root.path()).unwrap();
+        let mut process = JobProcess::default();
+        name(&host, id, &mut process);
+        assert_eq!((process.command.as_str(), process.ppid), ("make", Some(3)));
+        assert_eq!(process.uid, Some(rustix::process::geteuid().as_raw()));
+        let mut later = JobProcess::default();
+        name(&host, ProcessId { start_ticks: 78, ..id }, &mut later);
+        assert_eq!((later.command.as_str(), later.uid), ("", None), "another process");
+    }
 }

@@ -150,9 +150,10 @@ impl Sampler {
                 job.events.take(count, time_ms);
             }
         }
+        let mut early = if self.schedule.watches_node { events::READ_EARLY_MAX } else { 0 };
         for job in self.jobs.values_mut() {
             let time_ms = job.age.unix_ms(now_ns);
-            job.events.read_passed(time_ms);
+            job.events.read_passed_if_due(time_ms, &mut early);
         }
     }
 

@@ -29,6 +29,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const START_AGAIN: Duration = Duration::from_secs(2);
 /// A daemon without a descriptor for this connection is asked again so much later.
 const UNLINKED_PAUSE: Duration = Duration::from_secs(60);
+/// A daemon to which counters could not be passed is told of the job again so much later.
+const UNPASSED_PAUSE: Duration = Duration::from_secs(1);
 /// A log that has grown beyond this is begun again.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
@@ -55,10 +57,20 @@ pub struct Link {
     has_room: bool,
     /// The version that was agreed on.
     protocol: u32,
-    /// The daemon has the counters, too.
-    passed: bool,
-    /// There are counters to pass to each daemon.
+    /// The pid of the daemon that answered last.
+    daemon: u32,
+    passing: Passing,
+}
+
+/// What became of the job's counters.
+#[derive(Default)]
+struct Passing {
+    /// The daemon has them, too.
+    done: bool,
+    /// There are some to pass to each daemon,
     counts: bool,
+    /// but not to this one, by its pid: that failed.
+    failed_for: Option<u32>,
 }
 
 impl Link {
@@ -73,23 +85,27 @@ impl Link {
             dismissed: false,
             has_room: false,
             protocol: 0,
-            passed: false,
-            counts: false,
+            daemon: 0,
+            passing: Passing::default(),
         }
     }
 
     /// Passes the counters of the job to a daemon that samples it, once. One that does not take them has no series of
     /// the events; their totals are the supervisor's.
     pub fn pass(&mut self, key: &JobKey, events: &Events) {
-        if !self.known || self.protocol < handshake::COUNTERS || std::mem::replace(&mut self.passed, true) {
+        let takes_them = self.protocol >= handshake::COUNTERS && self.passing.failed_for != Some(self.daemon);
+        if !self.known || !takes_them || std::mem::replace(&mut self.passing.done, true) {
             return;
         }
         let Some(stream) = &self.stream else { return };
         for (request, descriptors) in events.to_pass(key) {
-            self.counts = true;
+            self.passing.counts = true;
             if passing::send(stream, &request, &descriptors).is_err() {
-                // Half a frame may have been sent: the daemon is told of the job anew.
-                return self.lose();
+                // Half a frame may have been sent: the daemon is told of the job anew, without them.
+                self.passing.failed_for = Some(self.daemon);
+                self.lose();
+                self.next_try = Instant::now() + UNPASSED_PAUSE;
+                return;
             }
         }
     }
@@ -143,8 +159,8 @@ impl Link {
         loop {
             match protocol::take_frame(&mut self.arrived) {
                 Ok(Some(Reply::Hello { leaving: true, .. })) => return self.succeed(),
-                Ok(Some(Reply::Hello { protocol, .. })) if handshake::is_spoken(protocol) => {
-                    self.protocol = protocol;
+                Ok(Some(Reply::Hello { protocol, pid, .. })) if handshake::is_spoken(protocol) => {
+                    (self.protocol, self.daemon) = (protocol, pid);
                 }
                 Ok(Some(Reply::Hello { protocol, .. })) => {
                     // An older daemon of the same user leaves upon our hello. Asking any other again does not help.
@@ -157,7 +173,7 @@ impl Link {
                 }
                 Ok(Some(Reply::Leaving)) => {
                     // The next daemon of the machine knows the job, and gets its counters from here alone.
-                    self.dismissed = !(self.place.system && self.counts);
+                    self.dismissed = !(self.place.system && self.passing.counts);
                     return self.lose();
                 }
                 Ok(Some(Reply::Unlinked)) => {
@@ -184,7 +200,7 @@ impl Link {
         // A daemon that knew the job is replaced at once; one that did not is left time.
         self.next_try = Instant::now() + if self.known { Duration::ZERO } else { self.pause };
         self.pause = if self.known { FIRST_PAUSE } else { (self.pause * 2).min(LONGEST_PAUSE) };
-        (self.known, self.passed) = (false, false);
+        (self.known, self.passing.done) = (false, false);
         self.stream = None;
         self.arrived.clear();
     }
@@ -296,6 +312,54 @@ mod tests {
         let outcome = Link::new(place).hand_over(&sample::bare(1, "x"));
         daemon.join().unwrap();
         outcome
+    }
+
+    #[test]
+    fn a_daemon_that_takes_no_counters_is_told_of_the_job_later_and_without_them() {
+        let host = met_host::Host::real().unwrap();
+        let events = Events::of_threads(&host, &["task_clock".to_owned()], &[0]);
+        let record = sample::bare(1, "x");
+        if events.to_pass(&record.key).is_empty() {
+            return met_core::skipped::skipped("perf events are not allowed");
+        }
+        let root = tempfile::tempdir().unwrap();
+        let socket = root.path().join("daemon.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let daemon = std::thread::spawn(move || {
+            let serve = |_| {
+                let (mut stream, _) = listener.accept().unwrap();
+                (0..2).for_each(|_| drop(protocol::read_frame::<Request>(&mut stream).unwrap()));
+                // What is sent from now on fails.
+                stream.shutdown(std::net::Shutdown::Read).unwrap();
+                let hello = Reply::Hello { protocol: PROTOCOL, pid: 7, leaving: false };
+                [hello, Reply::Done]
+                    .iter()
+                    .for_each(|reply| protocol::write_frame(&mut stream, reply).unwrap());
+                stream
+            };
+            (0..2).map(serve).collect::<Vec<UnixStream>>()
+        });
+        let log = root.path().join("log");
+        let mut link = Link::new(DaemonPlace { socket, address: None, system: true, config: None, log });
+        let reach = |link: &mut Link| {
+            link.next_try = Instant::now();
+            while !link.is_known() {
+                link.keep_up(&record);
+                link.listen();
+                std::thread::yield_now();
+            }
+        };
+        reach(&mut link);
+        let before = Instant::now();
+        link.pass(&record.key, &events);
+        assert!(link.stream.is_none() && link.next_try >= before + UNPASSED_PAUSE);
+        reach(&mut link);
+        link.pass(&record.key, &events);
+        assert!(link.stream.is_some() && link.is_known(), "the connection is kept without them");
+        link.daemon = 8;
+        link.pass(&record.key, &events);
+        assert!(link.stream.is_none(), "another daemon is tried");
+        daemon.join().unwrap();
     }
 
     #[test]

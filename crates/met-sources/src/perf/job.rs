@@ -82,8 +82,12 @@ impl Counters {
         Counters { source, begin: Begin::Now, events }
     }
 
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.events.iter().map(|counted| counted.event.name.as_str())
+    }
+
     pub fn has(&self, name: &str) -> bool {
-        self.events.iter().any(|counted| counted.event.name == name)
+        self.names().any(|known| known == name)
     }
 
     /// How many descriptors are open.
@@ -160,28 +164,19 @@ impl Counters {
 
     /// What a record keeps. An event that was never counted is absent.
     pub fn totals(&self) -> Vec<EventCount> {
-        let total = |counted: &Counted| {
-            let sum = counted.read()?;
-            let share = sum.counted()?;
-            let kind = match share {
-                _ if counted.user_only || counted.given_up.is_some() => QualityKind::LowerBound,
-                share if share < 0.999 => QualityKind::Estimated,
-                _ => QualityKind::Measured,
-            };
-            let note = match (counted.user_only, counted.given_up.is_some()) {
-                (_, true) => ", stopped for another user of the counters",
-                (true, false) => ", user code only",
-                (false, false) => "",
-            };
-            Some(EventCount {
-                name: counted.event.name.clone(),
-                count: sum.count,
-                counted: share,
-                kind,
-                source: format!("{}{note}", self.source),
-            })
-        };
+        let total = |counted: &Counted| counted.total(counted.read()?, self.source);
         self.events.iter().filter_map(total).collect()
+    }
+
+    /// The same with [`Counters::yield_if_crowded`], by one reading of each counter.
+    pub fn totals_yielding(&mut self) -> Vec<EventCount> {
+        let (held, source) = (self.held(), self.source);
+        let total = |counted: &mut Counted| {
+            let now = counted.read()?;
+            counted.yield_if_crowded(held, now);
+            counted.total(now, source)
+        };
+        self.events.iter_mut().filter_map(total).collect()
     }
 
     pub fn has_hardware(&self) -> bool {
@@ -191,23 +186,16 @@ impl Counters {
     /// Closes the processor's counters if somebody else needs them: ours ran far less than they could.
     /// Returns the events that were given up now.
     pub fn yield_if_crowded(&mut self) -> Vec<String> {
-        let held = self.events.iter().filter(|counted| counted.is_held()).count();
-        let mut given_up = Vec::new();
-        for counted in self.events.iter_mut().filter(|counted| counted.is_held()) {
-            let Some(now) = counted.read() else { continue };
-            let enabled_ns = now.enabled_ns.saturating_sub(counted.judged.enabled_ns);
-            let running_ns = now.running_ns.saturating_sub(counted.judged.running_ns);
-            if enabled_ns < JUDGED_NS {
-                continue;
-            }
-            counted.judged = now;
-            if is_crowded(held, enabled_ns, running_ns) {
-                counted.given_up = Some(now);
-                counted.counters.clear();
-                given_up.push(counted.event.name.clone());
-            }
-        }
-        given_up
+        let held = self.held();
+        let yields = |counted: &mut Counted| {
+            let now = counted.read()?;
+            counted.yield_if_crowded(held, now).then(|| counted.event.name.clone())
+        };
+        self.events.iter_mut().filter(|counted| counted.is_held()).filter_map(yields).collect()
+    }
+
+    fn held(&self) -> usize {
+        self.events.iter().filter(|counted| counted.is_held()).count()
     }
 }
 
@@ -225,6 +213,39 @@ impl Counted {
             Ok(if is_software { count.unshared() } else { count })
         };
         self.given_up.or_else(|| Sum::of_all(self.counters.iter().map(read)))
+    }
+
+    /// What a record keeps of a reading.
+    fn total(&self, sum: Sum, source: &str) -> Option<EventCount> {
+        let share = sum.counted()?;
+        let kind = match share {
+            _ if self.user_only || self.given_up.is_some() => QualityKind::LowerBound,
+            share if share < 0.999 => QualityKind::Estimated,
+            _ => QualityKind::Measured,
+        };
+        let note = match (self.user_only, self.given_up.is_some()) {
+            (_, true) => ", stopped for another user of the counters",
+            (true, false) => ", user code only",
+            (false, false) => "",
+        };
+        let (name, source) = (self.event.name.clone(), format!("{source}{note}"));
+        Some(EventCount { name, count: sum.count, counted: share, kind, source })
+    }
+
+    /// Closes the counters if they ran far less than they could since they were last judged.
+    fn yield_if_crowded(&mut self, held: usize, now: Sum) -> bool {
+        let enabled_ns = now.enabled_ns.saturating_sub(self.judged.enabled_ns);
+        let running_ns = now.running_ns.saturating_sub(self.judged.running_ns);
+        if !self.is_held() || enabled_ns < JUDGED_NS {
+            return false;
+        }
+        self.judged = now;
+        let is_crowded = is_crowded(held, enabled_ns, running_ns);
+        if is_crowded {
+            self.given_up = Some(now);
+            self.counters.clear();
+        }
+        is_crowded
     }
 
     fn is_held(&self) -> bool {
@@ -344,7 +365,9 @@ mod tests {
         for page in memory.chunks_mut(4096).take(pages) {
             page[0] = black_box(1);
         }
-        let totals = counters.totals();
+        let mut counters = counters;
+        let totals = counters.totals_yielding();
+        assert_eq!(totals.len(), counters.totals().len(), "software events are not given up");
         let of = |name: &str| totals.iter().find(|event| event.name == name).unwrap();
         assert!(of("task_clock").count > 0);
         assert!(of("page_faults").count >= 1, "huge pages may serve many pages with one fault");

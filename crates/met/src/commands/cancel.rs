@@ -111,7 +111,7 @@ fn end_of_lost(host: &Host, record: &Record, now_ns: i64) -> Record {
 fn members(setting: &Setting, record: &Record) -> Vec<Process> {
     let mut members = processes::of_job(&setting.host, record);
     if record.uid != Some(rustix::process::getuid().as_raw()) {
-        members.retain(|process| processes::owner(process.id.pid) == record.uid);
+        members.retain(|process| setting.host.owner(process.id) == record.uid);
     }
     members
 }
@@ -129,8 +129,7 @@ pub fn tell_supervisor(setting: &Setting, record: &Record, signal: i32) -> Resul
 
 fn supervisor(setting: &Setting, record: &Record) -> Option<ProcessId> {
     let supervisor = record.local.as_ref()?.supervisor?;
-    (setting.host.is_alive(supervisor) && processes::owner(supervisor.pid) == record.uid)
-        .then_some(supervisor)
+    (setting.host.is_alive(supervisor) && setting.host.owner(supervisor) == record.uid).then_some(supervisor)
 }
 
 /// The signal, then, when the grace is over, SIGKILL, until nothing is left. New processes get it too.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use met_core::cards::CardNow;
 use met_core::gpu::{self, card, card::label};
-use met_core::job::{GpuUse, JobKey, ProcessId, Record, State};
+use met_core::job::{GpuUse, JobKey, Record, State};
 use met_core::{MISSING, Subject};
 use met_host::{Host, parse};
 use serde_json::json;
@@ -17,7 +17,6 @@ use crate::output;
 use crate::view::gpus::{self, CardLine, UserLine};
 use met_agent::sampler::Sampler;
 use met_host::users;
-use met_jobs::processes;
 use met_query::jobs::{self, AllJobs, JobsFilter};
 use met_query::setting::Setting;
 use met_sources::Unread;
@@ -252,8 +251,8 @@ fn strangers(host: &Host, card: &CardNow<'_>) -> Vec<UserLine> {
 }
 
 fn name_and_user(host: &Host, pid: u32) -> (Option<String>, Option<String>) {
-    let name = host.process(pid).ok().and_then(|process: ProcessId| host.process_name(process));
-    (name, processes::owner(pid).and_then(users::name_of))
+    let Ok(process) = host.process(pid) else { return (None, None) };
+    (host.process_name(process), host.owner(process).and_then(users::name_of))
 }
 
 /// Who has a card open, by the numbers of its device file.

@@ -121,7 +121,7 @@ fn to_line(setting: &Setting, process: &Process, before: Vec<i64>, after: Vec<i6
     };
     // A kernel thread, or one that has just ended, has no command line.
     let command = processes::command_of(&setting.host, process.id.pid);
-    let uid = processes::owner(process.id.pid);
+    let uid = setting.host.owner(process.id);
     ProcessLine {
         pid: process.id.pid,
         ppid: process.parent_pid,
