@@ -4,6 +4,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::samples::{MIDNIGHT_S, SECOND_NS, finished};
+use crate::schema::{SERIES, give_back, open_for_writing};
 use crate::{Reader, series};
 
 const DAY_S: i64 = 86_400;
@@ -151,4 +152,49 @@ fn unknown_tables_and_damaged_days_stay_as_they_are() {
     assert!(!thin(&mut writer, &[TEN], &[&JOB], in_days(200), Duration::MAX / 4).unwrap());
     let left = writer.course(&key).unwrap();
     assert!(left.len() < 20 && left.columns[CPU].last() == Some(&3_599_000_000_000), "{}", left.len());
+}
+
+/// Pages of the file of a day that are not in use.
+fn free_pages(connection: &Connection) -> i64 {
+    connection.query_row("PRAGMA freelist_count", [], |row| row.get(0)).unwrap()
+}
+
+#[test]
+fn space_is_given_back_in_pieces_until_the_deadline() {
+    let state = tempfile::tempdir().unwrap();
+    let path = state.path().join("day.db");
+    let connection = open_for_writing(&path, &SERIES, false).unwrap();
+    connection.execute("INSERT INTO subject VALUES (1, '', 'local', '1', 0)", []).unwrap();
+    for first_ms in 0..1500 {
+        let span_ms = (first_ms, first_ms);
+        insert_block(&connection, 1, &JOB, span_ms, 1, &[7; 4000]).unwrap();
+    }
+    connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    let before = series::bytes_of(&path);
+    connection.execute("DELETE FROM block", []).unwrap();
+    let free = free_pages(&connection);
+    assert!(free > 1000, "{free}");
+    let past = Some(Instant::now());
+    let mut calls = 1;
+    let mut left = free;
+    while !give_back(&connection, past).unwrap() {
+        let now = free_pages(&connection);
+        assert!(now < left && now > left - 500, "{now} of {left}");
+        (left, calls) = (now, calls + 1);
+    }
+    assert!(calls > 3, "{calls}");
+    assert_eq!(free_pages(&connection), 0);
+    assert!(series::bytes_of(&path) < before / 20, "{}", series::bytes_of(&path));
+}
+
+#[test]
+fn thinning_gives_all_space_back_also_while_the_day_is_read() {
+    let (state, mut writer, _) = busy(&[1, 2, 3]);
+    let day = day::of_ms(MIDNIGHT_S * 1000);
+    let path = series::path_of(state.path(), day);
+    let reader = Connection::open(&path).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM block").unwrap();
+    while thin(&mut writer, &[MINUTE], &[&JOB], in_days(20), Duration::ZERO).unwrap() {}
+    drop(reader);
+    assert_eq!(free_pages(&Connection::open(&path).unwrap()), 0);
 }
