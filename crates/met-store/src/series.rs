@@ -175,8 +175,8 @@ pub(crate) fn append(connection: &Connection, key: &JobKey, course: &Course, day
         return Ok(());
     }
     if let Some(last) = last.filter(|last| (last.samples as usize) < BLOCK_SAMPLES_MAX) {
-        // A damaged last block stays as it is, and a new one begins behind it.
-        if let Ok(before) = block::decode(&last.data, course.table) {
+        // A last block that is damaged, or has columns of another version, stays as it is, and a new one begins behind it.
+        if let Ok(Some(before)) = block::decode_known(&last.data, course.table) {
             fresh = before;
             connection.prepare_cached("DELETE FROM block WHERE key = ?1")?.execute([last.key])?;
         }

@@ -198,3 +198,42 @@ fn thinning_gives_all_space_back_also_while_the_day_is_read() {
     drop(reader);
     assert_eq!(free_pages(&Connection::open(&path).unwrap()), 0);
 }
+
+#[test]
+fn a_day_that_cannot_be_changed_does_not_keep_later_ones_from_being_thinned() {
+    let (state, writer, courses) = busy(&[1]);
+    let key = finished(1, MIDNIGHT_S - 3600).key;
+    drop(writer);
+    // As a newer program would have written it.
+    let first = series::path_of(state.path(), day::of_ms(MIDNIGHT_S * 1000) - 1);
+    let set_version = |version: i64| {
+        Connection::open(&first).unwrap().pragma_update(None, "user_version", version).unwrap()
+    };
+    let version: i64 =
+        Connection::open(&first).unwrap().query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap();
+    set_version(99);
+    let mut writer = Writer::open(state.path()).unwrap();
+    assert!(!thin(&mut writer, &[MINUTE], &[&JOB], in_days(20), Duration::MAX / 4).unwrap());
+    drop(writer);
+    set_version(version);
+    let left = Reader::open(state.path()).unwrap().course(&key).unwrap();
+    assert_same_figures(&courses[0], &left);
+    let (before, after) = left.times_ms.split_at(left.times_ms.partition_point(|&ms| ms < MIDNIGHT_S * 1000));
+    assert!(before.len() > 3000 && after.len() < 70, "{} {}", before.len(), after.len());
+}
+
+#[test]
+fn columns_of_another_version_are_not_lost() {
+    static COLUMNS: &[met_core::Column] = &[JOB.columns[MEMORY_NEEDED]];
+    static SMALL: Table = Table { name: JOB.name, subject: "", labels: &[], columns: COLUMNS };
+    let (_state, mut writer, courses) = busy(&[1]);
+    let key = finished(1, MIDNIGHT_S - 3600).key;
+    assert!(!thin(&mut writer, &[MINUTE], &[&SMALL], in_days(20), Duration::MAX / 4).unwrap());
+    assert_eq!(writer.course(&key).unwrap().columns[CPU], courses[0].columns[CPU]);
+    let mut late = Course::new(&SMALL);
+    late.push((MIDNIGHT_S + 4000) * 1000, &[5]);
+    writer.append_course(&key, &late).unwrap();
+    let read = writer.course(&key).unwrap();
+    assert_eq!(read.columns[CPU][..courses[0].len()], courses[0].columns[CPU]);
+    assert_eq!((read.len(), read.columns[MEMORY_NEEDED].last()), (courses[0].len() + 1, Some(&5)));
+}
