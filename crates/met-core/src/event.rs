@@ -17,6 +17,8 @@ pub static TABLE: Table =
 
 /// Stands between the id of a job and the name of an event; in neither of them.
 const MARK: char = '\u{1f}';
+/// The character that follows it.
+const AFTER_MARK: char = ' ';
 
 /// Under which key a series of a job is kept: one of its events if it has a part, else the job's own.
 pub fn series_key(job: &JobKey, part: &str) -> JobKey {
@@ -37,6 +39,11 @@ pub fn of_series_key(key: &JobKey) -> (Cow<'_, JobKey>, &str) {
 /// What the ids of the keys of all events of a job begin with.
 pub fn series_prefix(job: &JobKey) -> String {
     format!("{}{MARK}", job.id)
+}
+
+/// The first text, byte by byte, behind all that begin with [`series_prefix`].
+pub fn series_end(job: &JobKey) -> String {
+    format!("{}{AFTER_MARK}", job.id)
 }
 
 /// What the processor fetches from memory at once.

@@ -20,7 +20,7 @@ use met_host::{Host, clock};
 use met_jobs::cgroup_layouts::Layout;
 use met_jobs::processes;
 use met_store::inbox::JobDir;
-use met_store::{NodePart, Page, Queries, StoreError};
+use met_store::{NodePart, PROCESS_ROWS, Page, Queries, StoreError};
 
 use crate::client::Unreachable;
 use crate::query::{PAGE_SAMPLES, Query};
@@ -54,8 +54,8 @@ trait Source: Query {
 /// Whoever answers a command knows who asks, by the connection or by the owner of the files.
 const CALLER: &Viewer = &Viewer::Everything;
 
-/// Jobs with a process of the same number, among which one of a node is looked for.
-const KEPT_LOOKED_AT: usize = 20;
+/// Stored jobs of which a process is looked for, the newest; in pages, between which others are answered.
+const PROCESS_JOBS: usize = 20 * PROCESS_ROWS;
 
 /// Every job that the caller may see, wherever it is kept.
 pub struct AllJobs {
@@ -102,18 +102,22 @@ impl AllJobs {
     pub fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
         let mut warnings = Vec::new();
         let jobs = self.gather(|source| every_page(source, filter, &mut warnings))?;
-        for warning in warnings {
-            if !self.warned.contains(&warning) {
-                tracing::warn!("{warning}");
-                self.warned.push(warning);
-            }
-        }
+        self.warn(warnings);
         let mut jobs = merge(jobs);
         if jobs.is_empty() {
             self.check_read()?;
         }
         jobs.truncate(filter.limit.unwrap_or(usize::MAX));
         Ok(jobs)
+    }
+
+    fn warn(&mut self, warnings: Vec<String>) {
+        for warning in warnings {
+            if !self.warned.contains(&warning) {
+                tracing::warn!("{warning}");
+                self.warned.push(warning);
+            }
+        }
     }
 
     /// "No jobs" is not an answer if some cannot be read.
@@ -160,8 +164,8 @@ impl AllJobs {
         let Some((pid, node)) = reference::process_in(text) else { return self.find(text) };
         self.job_of_process(pid, node)?.ok_or_else(|| {
             Failure::usage(format!(
-                "process {pid} is not part of a running job, nor among the stored processes of a finished one; \
-                 run `met list`"
+                "process {pid} is not part of a running job, nor among the stored processes of the newest \
+                 {PROCESS_JOBS} jobs; run `met list`"
             ))
         })
     }
@@ -176,10 +180,16 @@ impl AllJobs {
                 return Ok(Some(found.clone()));
             }
         }
-        let kept =
-            self.jobs(&JobsFilter { pid: Some(pid), limit: Some(KEPT_LOOKED_AT), ..JobsFilter::default() })?;
         let is_on = |record: &Record| node.is_none_or(|node| record.nodes.iter().any(|known| known == node));
-        Ok(kept.into_iter().find(|record| record.has_process(pid) && is_on(record)))
+        let is_meant = |record: &Record| record.has_process(pid) && is_on(record);
+        let mut warnings = Vec::new();
+        let kept = self.gather(|source| newest_of_process(source, pid, is_meant, &mut warnings))?;
+        self.warn(warnings);
+        let found = merge(kept).into_iter().next();
+        if found.is_none() {
+            self.check_read()?;
+        }
+        Ok(found)
     }
 
     /// The one job or step meant by `text`; a step is shown like a job.
@@ -287,6 +297,27 @@ fn every_page(source: &dyn Source, filter: &JobsFilter, warnings: &mut Vec<Strin
             _ => return Ok(jobs),
         }
     }
+}
+
+/// The newest job of a process that is meant, if one of [`PROCESS_JOBS`] is.
+fn newest_of_process(
+    source: &dyn Source,
+    pid: u32,
+    is_meant: impl Fn(&Record) -> bool,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<Record>> {
+    let limit = Some(filter::PAGE_JOBS);
+    let mut page = JobsFilter { pid: Some(pid), limit, paged: true, ..JobsFilter::default() };
+    for _ in 0..PROCESS_JOBS / PROCESS_ROWS {
+        let (Page { jobs, next }, said) = source.jobs(CALLER, &page)?;
+        warnings.extend(said);
+        let found = jobs.into_iter().find(&is_meant);
+        if found.is_some() || next.is_none() {
+            return Ok(found.into_iter().collect());
+        }
+        page.after = next;
+    }
+    Ok(Vec::new())
 }
 
 /// All jobs that a reference may mean, page by page.
@@ -562,6 +593,31 @@ mod tests {
         let daemon = Daemon { jobs, pages: false, asked: Arc::default() };
         let mut source = AllJobs::of(vec![Box::new(Remote::new(daemon))], Vec::new());
         assert_eq!(source.jobs(&JobsFilter::default()).unwrap().len(), 2600);
+    }
+
+    /// Has examined many jobs for every page and found none that fits.
+    struct Endless(Arc<AtomicUsize>);
+
+    impl Answers for Endless {
+        fn call(&mut self, request: &Request) -> Result<Reply> {
+            let Request::Jobs(JobsFilter { pid: Some(4711), .. }) = request else { bail!("{request:?}") };
+            let asked = self.0.fetch_add(1, Ordering::Relaxed) as i64;
+            let next = Some(Cursor { start_ns: -asked, key: met_core::sample::full(1, "train").key });
+            Ok(Reply::JobsPage { jobs: Vec::new(), next, warnings: Vec::new() })
+        }
+
+        fn what(&self) -> &'static str {
+            "the daemon"
+        }
+    }
+
+    #[test]
+    fn a_process_is_looked_for_in_the_newest_jobs_page_by_page() {
+        let asked = Arc::<AtomicUsize>::default();
+        let mut source = AllJobs::of(vec![Box::new(Remote::new(Endless(Arc::clone(&asked))))], Vec::new());
+        let error = source.find_to_show("pid:4711").unwrap_err().to_string();
+        assert!(error.contains("process 4711") && error.contains("newest 10240 jobs"), "{error}");
+        assert_eq!(asked.load(Ordering::Relaxed), 20);
     }
 
     #[test]

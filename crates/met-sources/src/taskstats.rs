@@ -5,8 +5,10 @@
 
 pub mod exits;
 mod record;
+mod threads;
 
 use std::io;
+use std::time::Instant;
 
 use met_core::table::{MICRO, NANO, ONE};
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, detail_table as detail, job_table};
@@ -15,6 +17,7 @@ use met_host::{Host, PidPath, Targets, TaskRole, TaskTarget, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
 use record::Record;
+use threads::{Kernel, Threads};
 
 columns! { COLUMNS:
     CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the process, ended threads included").details(detail::CPU_VIRTUAL),
@@ -38,13 +41,6 @@ columns! { COLUMNS:
     MEMORY_TIME = Column::counter("memory_time", Unit::Count, ONE, "resident memory times CPU time of its living threads, in megabytes times microseconds").details(detail::MEMORY_TIME),
     VIRTUAL_TIME = Column::counter("virtual_time", Unit::Count, ONE, "address space times CPU time of its living threads, in megabytes times microseconds").details(detail::VIRTUAL_TIME),
 }
-
-/// What the kernel says of a thread and not of a process.
-const OF_THREADS: [usize; 4] = [CPU_USER_SCALED, CPU_SYSTEM_SCALED, MEMORY_TIME, VIRTUAL_TIME];
-/// Less CPU time of other threads than this is a tick or two that the first one had meanwhile.
-const OTHERS_CPU_NS: i64 = 20_000_000;
-/// Threads of one process that are asked for; of more, the sum is a lower bound.
-const THREADS_ASKED_MAX: usize = 256;
 
 pub static TABLE: Table = Table {
     name: "taskstats",
@@ -79,8 +75,7 @@ struct TaskStats {
     delays: bool,
     asked: Vec<TaskTarget>,
     ids: Vec<u32>,
-    threads: Vec<u32>,
-    of_threads: Vec<OfThreads>,
+    threads: Threads,
     buffer: Vec<u8>,
 }
 
@@ -92,25 +87,6 @@ struct Asker {
     answers: Datagrams,
 }
 
-/// What the kernel says of threads, summed: CPU time by ticks, and the columns of [`OF_THREADS`].
-#[derive(Clone, Copy)]
-struct OfThreads {
-    cpu_real_ns: i64,
-    cells: [i64; OF_THREADS.len()],
-}
-
-impl OfThreads {
-    const NONE: OfThreads = OfThreads { cpu_real_ns: 0, cells: [MISSING; OF_THREADS.len()] };
-
-    fn add(&mut self, record: &Record) {
-        let more = [record.user_scaled_us, record.system_scaled_us, record.memory_time, record.virtual_time];
-        for (sum, more) in self.cells.iter_mut().zip(more) {
-            *sum = if *sum == MISSING { more } else { parse::sum(*sum, more) };
-        }
-        self.cpu_real_ns = self.cpu_real_ns.saturating_add(record.cpu_real_ns.max(0));
-    }
-}
-
 fn open(host: &Host, _: &Options) -> Opened {
     let (socket, family) = connect(host)?;
     let answers = Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX);
@@ -120,8 +96,7 @@ fn open(host: &Host, _: &Options) -> Opened {
         delays: false,
         asked: Vec::new(),
         ids: Vec::new(),
-        threads: Vec::new(),
-        of_threads: Vec::new(),
+        threads: Threads::default(),
         buffer: Vec::new(),
     };
     source.delays = accounts_delays(host, &mut source.buffer);
@@ -189,8 +164,9 @@ impl Source for TaskStats {
         self.asked.extend(targets.tasks.iter().filter(wanted));
         let retry = |error| ReadError::Retry { path: FAMILY.to_lowercase(), error };
         self.read_processes(batch).map_err(retry)?;
-        if tick.slow {
-            self.read_threads(batch).map_err(retry)?;
+        if tick.slow && self.threads.is_due(Instant::now()) {
+            let TaskStats { asker, host, threads, buffer, .. } = self;
+            threads.read(&mut ThreadFiles { asker, host, buffer }, batch).map_err(retry)?;
         }
         Ok(())
     }
@@ -212,35 +188,23 @@ impl TaskStats {
             fill(record, *delays, batch.push(Subject::Task { pid, start_ticks }));
         })
     }
+}
 
-    /// What the kernel says of threads alone, with one request more for each process. Where the first thread has not
-    /// used all the CPU time, the others are asked, too: all of it grows with CPU time only.
-    fn read_threads(&mut self, batch: &mut Batch) -> io::Result<()> {
-        let TaskStats { asker, host, ids, threads, of_threads, buffer, .. } = self;
-        ids.clear();
-        ids.extend(batch.rows().filter_map(|(row, _)| match row.owner {
-            Subject::Task { pid, .. } => Some(pid),
-            _ => None,
-        }));
-        of_threads.clear();
-        of_threads.resize(ids.len(), OfThreads::NONE);
-        asker.ask(ASK_THREAD, OF_THREAD, ids, |index, record| of_threads[index].add(record))?;
-        for (((_, cells), sums), &pid) in batch.rows_mut().zip(of_threads).zip(&*ids) {
-            if cells[CPU_REAL].saturating_sub(sums.cpu_real_ns) > OTHERS_CPU_NS {
-                threads.clear();
-                let listed = host
-                    .proc_dir()
-                    .open_dir(PidPath::new(pid, "task").as_path())
-                    .and_then(|folder| folder.list(buffer, |name, _, _| threads.extend(parse::u32(name))));
-                threads.truncate(THREADS_ASKED_MAX);
-                if listed.is_ok() && threads.len() > 1 {
-                    *sums = OfThreads::NONE;
-                    asker.ask(ASK_THREAD, OF_THREAD, threads, |_, record| sums.add(record))?;
-                }
-            }
-            OF_THREADS.iter().zip(sums.cells).for_each(|(&column, sum)| cells[column] = sum);
-        }
-        Ok(())
+/// Where the threads of processes are found.
+struct ThreadFiles<'t> {
+    asker: &'t mut Asker,
+    host: &'t Host,
+    buffer: &'t mut Vec<u8>,
+}
+
+impl Kernel for ThreadFiles<'_> {
+    fn ask(&mut self, threads: &[u32], each: &mut dyn FnMut(usize, &Record)) -> io::Result<()> {
+        self.asker.ask(ASK_THREAD, OF_THREAD, threads, each)
+    }
+
+    fn list(&mut self, pid: u32, threads: &mut Vec<u32>) -> io::Result<()> {
+        let folder = self.host.proc_dir().open_dir(PidPath::new(pid, "task").as_path())?;
+        folder.list(self.buffer, |name, _, _| threads.extend(parse::u32(name)))
     }
 }
 

@@ -12,7 +12,7 @@ use rusqlite::{Connection, ErrorCode};
 
 use crate::day;
 use crate::error::StoreError;
-use crate::schema::{SERIES, Sharing, move_aside, open_for_writing, open_shared_or_alone};
+use crate::schema::{SERIES, Sharing, give_back, move_aside, open_for_writing, open_shared_or_alone};
 use crate::series::{self, Series, Usage};
 use crate::thinning::{self, Position};
 use met_wire::block;
@@ -88,7 +88,7 @@ impl DayFiles {
             in_transaction(connection, false, |connection| {
                 keys.iter().try_for_each(|key| series::remove(connection, key))
             })?;
-            if gives_back { give_back(connection) } else { Ok(()) }
+            if gives_back { give_back(connection, None).map(drop) } else { Ok(()) }
         });
         removed.map(drop)
     }
@@ -245,16 +245,10 @@ impl Series for DayFiles {
                     return Ok(false);
                 }
             }
-            give_back(connection)?;
-            Ok(true)
+            give_back(connection, Some(deadline))
         })?;
         Ok(done.unwrap_or(true))
     }
-}
-
-/// Gives the space of what was removed back to the file system.
-fn give_back(connection: &Connection) -> rusqlite::Result<()> {
-    connection.execute_batch("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
 }
 
 /// The days that a course has samples of.

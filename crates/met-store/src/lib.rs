@@ -48,7 +48,7 @@ pub use error::StoreError;
 pub use met_wire::{block, column};
 pub use network::is_network;
 pub use node::{NodePart, node_on};
-pub use query::{Filter, Page, Queries, Reader, has_catalogue};
+pub use query::{Filter, PROCESS_ROWS, Page, Queries, Reader, has_catalogue};
 pub use retention::{Goes, Removed, Retained, Retention};
 pub use salvage::Salvage;
 pub use store::{Imported, Writer};

@@ -68,7 +68,8 @@ pub struct Filter {
     pub with_summaries: bool,
     /// Only jobs that had a card, or that live and may have got one since they were last written.
     pub with_cards: bool,
-    /// Only jobs of which a process with this number is known.
+    /// Only jobs of which a process with this number is known. No index has these: a page ends when
+    /// [`PROCESS_ROWS`] jobs were examined.
     pub pid: Option<u32>,
 }
 
@@ -119,10 +120,6 @@ impl Filter {
             // By the record itself, which every version has.
             conditions.push(format!("(state IN ({}) OR {})", live_states(), dialect.has_cards));
         }
-        if let Some(pid) = self.pid {
-            // Of every process its number is written first.
-            conditions.push(format!("detail LIKE '%\"pid\":{pid},%'"));
-        }
         if !self.states.is_empty() {
             let names: Vec<String> = self.states.iter().map(|state| format!("'{}'", state.name())).collect();
             conditions.push(format!("state IN ({})", names.join(", ")));
@@ -168,6 +165,8 @@ pub struct Page {
 
 /// Rows that are asked for at once where the bytes of an answer are bounded.
 const PAGE_ROWS: usize = 64;
+/// Jobs that are examined for a page of those with a certain process; a multiple of the above.
+pub const PROCESS_ROWS: usize = 512;
 
 /// Reads the store of a state directory, also while it is written and before there is one.
 pub struct Reader {
@@ -385,16 +384,21 @@ impl Queries {
     ) -> Result<Page, StoreError> {
         let Some(catalogue) = self.trusted()? else { return Ok(Page::default()) };
         settle(catalogue, pending)?;
-        let parts = Parts { totals: true, summaries: filter.with_summaries };
+        let parts = Parts { totals: true, summaries: filter.with_summaries, of_process: filter.pid };
         let limit = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending.len()));
         let mut page = Page { jobs: Vec::new(), next: filter.after.clone() };
-        let mut bytes = 0;
+        let (mut bytes, mut examined) = (0, 0);
         loop {
-            let rows = (limit - page.jobs.len()).min(filter.max_bytes.map_or(usize::MAX, |_| PAGE_ROWS));
+            let rows = match (filter.pid, filter.max_bytes) {
+                (None, None) => limit - page.jobs.len(),
+                (None, Some(_)) => (limit - page.jobs.len()).min(PAGE_ROWS),
+                (Some(_), _) => PAGE_ROWS,
+            };
             let (condition, values) = filter.sql(catalogue.dialect(), page.next.as_ref());
             let at_once = (rows < usize::MAX).then_some(rows);
             let selected = select(catalogue, &condition, &values, at_once, parts)?;
             bytes += selected.bytes;
+            examined += selected.rows;
             page.jobs.extend(selected.found.into_iter().map(|stored| stored.record));
             if selected.rows < rows {
                 page.next = None;
@@ -404,7 +408,11 @@ impl Queries {
                 let unordered = || catalogue.damaged("row has unreadable sort keys");
                 page.next = Some(selected.last.ok_or_else(unordered)?);
             }
-            if page.jobs.len() >= limit || filter.max_bytes.is_none_or(|max_bytes| bytes >= max_bytes) {
+            let is_enough = match filter.pid {
+                Some(_) => examined >= PROCESS_ROWS,
+                None => filter.max_bytes.is_none(),
+            };
+            if is_enough || page.jobs.len() >= limit || filter.max_bytes.is_some_and(|max| bytes >= max) {
                 return Ok(page);
             }
         }

@@ -45,16 +45,18 @@ pub(crate) struct Stored {
     pub summaries_sum: Option<i64>,
 }
 
-/// What to read of a job besides its row.
+/// What to read of jobs besides their rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts {
     pub totals: bool,
     pub summaries: bool,
+    /// Nothing at all of jobs without a process of this number.
+    pub of_process: Option<u32>,
 }
 
 impl Parts {
-    pub const ALL: Parts = Parts { totals: true, summaries: true };
-    pub const NONE: Parts = Parts { totals: false, summaries: false };
+    pub const ALL: Parts = Parts { totals: true, summaries: true, of_process: None };
+    pub const NONE: Parts = Parts { totals: false, summaries: false, of_process: None };
 }
 
 /// What a question found.
@@ -118,11 +120,14 @@ fn read_rows(sql: &dyn Sql, statement: &str, values: &[Value<'_>], parts: Parts)
         selected.rows += 1;
         selected.last = position(row).ok();
         selected.last_changed = row.get(CHANGED).integer().unwrap_or(0);
-        selected.bytes += row.get(DETAIL).text().map_or(0, str::len);
         match read(row) {
+            Some(stored) if parts.of_process.is_some_and(|pid| !stored.record.has_process(pid)) => {
+                return Ok(());
+            }
             Some(stored) => selected.found.push(stored),
             None => sql.note_damage(&name_of(row)),
         }
+        selected.bytes += row.get(DETAIL).text().map_or(0, str::len);
         Ok(())
     })?;
     fill(sql, &mut selected.found, parts)?;

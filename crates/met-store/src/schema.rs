@@ -4,12 +4,17 @@ use std::fs::{self, FileType, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use crate::error::StoreError;
+
+/// How long a writer waits for others that use the file.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pages that are given back in one transaction.
+const GIVE_BACK_PAGES: usize = 256;
 
 /// One kind of database file.
 pub(crate) struct Schema {
@@ -74,7 +79,7 @@ pub(crate) fn open_for_writing(
     let database = StoreError::database(path);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags).map_err(database)?;
-    connection.busy_timeout(Duration::from_secs(5)).map_err(database)?;
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(database)?;
     // Undoes what an interrupted creation left half done.
     let found = if found == 0 { version_of(&connection, path)? } else { found };
     if found > schema.version() {
@@ -102,6 +107,33 @@ pub(crate) fn open_for_writing(
         migrate(&mut connection, schema, found).map_err(database)?;
     }
     Ok(connection)
+}
+
+/// Gives the space of what was removed back to the file system. With a deadline it waits for no reader, and returns
+/// false when pages are left, with which the next call continues.
+pub(crate) fn give_back(connection: &Connection, deadline: Option<Instant>) -> rusqlite::Result<bool> {
+    let count_free = || connection.query_row("PRAGMA freelist_count", [], |row| row.get::<_, i64>(0));
+    let mut free = count_free()?;
+    while free > 0 {
+        let mut piece = connection.prepare(&format!("PRAGMA incremental_vacuum({GIVE_BACK_PAGES})"))?;
+        let mut pages = piece.query([])?;
+        // Every step gives back one page.
+        while pages.next()?.is_some() {}
+        let left = count_free()?;
+        if left >= free {
+            // The file was created without this.
+            break;
+        }
+        free = left;
+        if left > 0 && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Ok(false);
+        }
+    }
+    let timeout = if deadline.is_some() { Duration::ZERO } else { BUSY_TIMEOUT };
+    connection.busy_timeout(timeout)?;
+    let truncated = connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    truncated.map(|()| true)
 }
 
 /// SQLite takes a file for one of a later format, and does not write it, because of one byte in its header.

@@ -175,8 +175,8 @@ pub(crate) fn append(connection: &Connection, key: &JobKey, course: &Course, day
         return Ok(());
     }
     if let Some(last) = last.filter(|last| (last.samples as usize) < BLOCK_SAMPLES_MAX) {
-        // A damaged last block stays as it is, and a new one begins behind it.
-        if let Ok(before) = block::decode(&last.data, course.table) {
+        // A last block that is damaged, or has columns of another version, stays as it is, and a new one begins behind it.
+        if let Ok(Some(before)) = block::decode_known(&last.data, course.table) {
             fresh = before;
             connection.prepare_cached("DELETE FROM block WHERE key = ?1")?.execute([last.key])?;
         }
@@ -303,19 +303,46 @@ pub(crate) fn usage(connection: &Connection, out: &mut Vec<Usage>) -> Result<()>
     Ok(())
 }
 
+/// A job with the series of its events. As ranges, for which the index of ids is used.
+const REMOVE: &str = "DELETE FROM subject WHERE (id = ?1 OR id >= ?5 AND id < ?6)
+                      AND manager = ?2 AND incarnation = ?3 AND cluster = ?4";
+
 pub(crate) fn remove(connection: &Connection, key: &JobKey) -> Result<()> {
-    // With the series of a job's events.
-    connection
-        .prepare_cached(
-            "DELETE FROM subject WHERE manager = ?2 AND incarnation = ?3 AND cluster = ?4
-             AND (id = ?1 OR substr(id, 1, length(?5)) = ?5)",
-        )?
-        .execute(params![
-            key.id,
-            key.manager,
-            key.incarnation,
-            key.cluster.as_deref().unwrap_or(""),
-            event::series_prefix(key)
-        ])?;
-    Ok(())
+    let cluster = key.cluster.as_deref().unwrap_or("");
+    let (first, end) = (event::series_prefix(key), event::series_end(key));
+    let values = params![key.id, key.manager, key.incarnation, cluster, first, end];
+    connection.prepare_cached(REMOVE)?.execute(values).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::{SERIES, open_for_writing};
+
+    fn key(id: &str) -> JobKey {
+        JobKey { cluster: None, manager: "slurm".to_owned(), id: id.to_owned(), incarnation: 1 }
+    }
+
+    #[test]
+    fn a_job_is_removed_with_its_events_by_the_index() {
+        let state = tempfile::tempdir().unwrap();
+        let connection = open_for_writing(&state.path().join("day.db"), &SERIES, false).unwrap();
+        let job = key("12");
+        let cycles = event::series_key(&job, "cycles");
+        let others = ["1", "12 ", "12.batch", "123", "12\u{1e}x"].map(key);
+        for key in others.iter().chain([&job, &cycles, &event::series_key(&key("123"), "cycles")]) {
+            subject_or_new(&connection, key).unwrap();
+        }
+        remove(&connection, &job).unwrap();
+        let left = |key: &JobKey| subject(&connection, key).unwrap().is_some();
+        assert!(!left(&job) && !left(&cycles));
+        assert!(others.iter().all(left) && left(&event::series_key(&key("123"), "cycles")));
+        // Other jobs of the day are not looked at.
+        let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {REMOVE}")).unwrap();
+        let values = params!["12", "slurm", 1, "", "12\u{1f}", "12 "];
+        let plan = statement.query_map(values, |row| row.get::<_, String>(3)).unwrap();
+        let plan: Vec<String> = plan.collect::<Result<_>>().unwrap();
+        assert!(plan.iter().any(|step| step.contains("SEARCH")), "{plan:?}");
+        assert!(!plan.iter().any(|step| step.contains("SCAN")), "{plan:?}");
+    }
 }

@@ -8,7 +8,7 @@ use rusqlite::{Connection, ToSql, params_from_iter};
 
 use crate::error::StoreError;
 use crate::inbox;
-use crate::schema::{beside, version_of};
+use crate::schema::{self, beside, version_of};
 use crate::sql::{Dialect, Each, Mismatch, Noted, Row, Sql, Value};
 
 /// Beside a database in which something was found damaged: the next open looks through all of it.
@@ -120,8 +120,7 @@ impl Sql for Sqlite {
     }
 
     fn give_back(&self) -> Result<(), StoreError> {
-        let sql = "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)";
-        self.connection.execute_batch(sql).map_err(self.error())
+        schema::give_back(&self.connection, None).map(drop).map_err(self.error())
     }
 
     fn suspect(&self) {

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::samples::{MIDNIGHT_S, SECOND_NS, course, finished, running};
-use crate::{Filter, Reader, Retained, Retention, day};
+use crate::{Filter, PROCESS_ROWS, Reader, Retained, Retention, day};
 
 const DAY_S: i64 = 86_400;
 
@@ -582,4 +582,27 @@ fn texts_that_somebody_made_up_do_not_fill_the_store() {
             .unwrap()
     };
     assert!(count("SELECT count(*) FROM term") <= 2_001);
+}
+
+#[test]
+fn a_process_is_looked_for_in_a_bounded_number_of_jobs_at_a_time() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let mut records: Vec<Record> =
+        (1..=PROCESS_ROWS as u64 + 9).map(|id| finished(id, MIDNIGHT_S + id as i64)).collect();
+    let process = met_core::job_processes::JobProcess { pid: 4711, ..Default::default() };
+    records[0].processes = vec![process.clone()];
+    records[20].processes = vec![process];
+    writer.put_all(&records).unwrap();
+    for max_bytes in [None, Some(4 << 20)] {
+        let filter = Filter { pid: Some(4711), max_bytes, limit: Some(500), ..Filter::default() };
+        let first = writer.page(&filter).unwrap();
+        assert_eq!(ids(&first.jobs), ["21"]);
+        assert!(first.next.is_some(), "older jobs were not examined");
+        let rest = writer.page(&Filter { after: first.next, ..filter }).unwrap();
+        assert_eq!(ids(&rest.jobs), ["1"]);
+        assert!(rest.next.is_none());
+    }
+    let filter = Filter { pid: Some(4711), limit: Some(1), ..Filter::default() };
+    assert_eq!(writer.page(&filter).unwrap().jobs.len(), 1);
 }

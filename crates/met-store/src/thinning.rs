@@ -46,7 +46,7 @@ pub(crate) struct Position {
 }
 
 /// Thins what is old enough, for about as long as `patience`; true when something is left to do. Tables that are not
-/// known stay as they are. Where an engine keeps the series, it decides.
+/// known stay as they are, and so does a day whose file cannot be changed. Where an engine keeps the series, it decides.
 pub fn thin(
     writer: &mut Writer,
     rules: &[Thinning],
@@ -68,8 +68,13 @@ pub fn thin(
         done = done.max(marked.unwrap_or(i64::MIN));
         let end = rule.end(now_ns);
         for &day in days.iter().filter(|&&day| day > done && day < end) {
-            if !thin_day(writer, day, rule.step_ms(), tables, deadline)? {
-                return Ok(true);
+            match thin_day(writer, day, rule.step_ms(), tables, deadline) {
+                Ok(true) => {}
+                Ok(false) => return Ok(true),
+                // No day can be written then.
+                Err(error) if error.is_no_space() => return Err(error),
+                // The file of one day, such as one of a newer version, does not keep the others from being thinned.
+                Err(error) => tracing::warn!("the samples of {} are not thinned: {error}", day::name(day)),
             }
             writer.set_meta(&rule.mark(), &day.to_string())?;
         }
@@ -113,7 +118,8 @@ impl Position {
         (self.subject, self.table) = (subject, table);
     }
 
-    /// Thins the series here. Runs in the caller's transaction. A block that is damaged stays as it is.
+    /// Thins the series here. Runs in the caller's transaction. A block that is damaged stays as it is, and a series
+    /// with columns of another version stays whole.
     pub(crate) fn thin(&self, connection: &Connection, table: &'static Table) -> Result<()> {
         let keys: Vec<i64> = connection
             .prepare_cached("SELECT key FROM block WHERE subject = ?1 AND table_name = ?2 ORDER BY first_ms")?
@@ -127,7 +133,8 @@ impl Position {
             let data: Vec<u8> = connection
                 .prepare_cached("SELECT data FROM block WHERE key = ?1")?
                 .query_row([key], |row| row.get(0))?;
-            let Ok(course) = block::decode(&data, table) else { continue };
+            let Ok(course) = block::decode_known(&data, table) else { continue };
+            let Some(course) = course else { return Ok(()) };
             // Blocks of a file that was damaged may overlap.
             if course.times_ms.first().is_none_or(|&first_ms| first_ms <= last_ms) {
                 continue;

@@ -4,6 +4,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::samples::{MIDNIGHT_S, SECOND_NS, finished};
+use crate::schema::{SERIES, give_back, open_for_writing};
 use crate::{Reader, series};
 
 const DAY_S: i64 = 86_400;
@@ -151,4 +152,88 @@ fn unknown_tables_and_damaged_days_stay_as_they_are() {
     assert!(!thin(&mut writer, &[TEN], &[&JOB], in_days(200), Duration::MAX / 4).unwrap());
     let left = writer.course(&key).unwrap();
     assert!(left.len() < 20 && left.columns[CPU].last() == Some(&3_599_000_000_000), "{}", left.len());
+}
+
+/// Pages of the file of a day that are not in use.
+fn free_pages(connection: &Connection) -> i64 {
+    connection.query_row("PRAGMA freelist_count", [], |row| row.get(0)).unwrap()
+}
+
+#[test]
+fn space_is_given_back_in_pieces_until_the_deadline() {
+    let state = tempfile::tempdir().unwrap();
+    let path = state.path().join("day.db");
+    let connection = open_for_writing(&path, &SERIES, false).unwrap();
+    connection.execute("INSERT INTO subject VALUES (1, '', 'local', '1', 0)", []).unwrap();
+    for first_ms in 0..1500 {
+        let span_ms = (first_ms, first_ms);
+        insert_block(&connection, 1, &JOB, span_ms, 1, &[7; 4000]).unwrap();
+    }
+    connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    let before = series::bytes_of(&path);
+    connection.execute("DELETE FROM block", []).unwrap();
+    let free = free_pages(&connection);
+    assert!(free > 1000, "{free}");
+    let past = Some(Instant::now());
+    let mut calls = 1;
+    let mut left = free;
+    while !give_back(&connection, past).unwrap() {
+        let now = free_pages(&connection);
+        assert!(now < left && now > left - 500, "{now} of {left}");
+        (left, calls) = (now, calls + 1);
+    }
+    assert!(calls > 3, "{calls}");
+    assert_eq!(free_pages(&connection), 0);
+    assert!(series::bytes_of(&path) < before / 20, "{}", series::bytes_of(&path));
+}
+
+#[test]
+fn thinning_gives_all_space_back_also_while_the_day_is_read() {
+    let (state, mut writer, _) = busy(&[1, 2, 3]);
+    let day = day::of_ms(MIDNIGHT_S * 1000);
+    let path = series::path_of(state.path(), day);
+    let reader = Connection::open(&path).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM block").unwrap();
+    while thin(&mut writer, &[MINUTE], &[&JOB], in_days(20), Duration::ZERO).unwrap() {}
+    drop(reader);
+    assert_eq!(free_pages(&Connection::open(&path).unwrap()), 0);
+}
+
+#[test]
+fn a_day_that_cannot_be_changed_does_not_keep_later_ones_from_being_thinned() {
+    let (state, writer, courses) = busy(&[1]);
+    let key = finished(1, MIDNIGHT_S - 3600).key;
+    drop(writer);
+    // As a newer program would have written it.
+    let first = series::path_of(state.path(), day::of_ms(MIDNIGHT_S * 1000) - 1);
+    let set_version = |version: i64| {
+        Connection::open(&first).unwrap().pragma_update(None, "user_version", version).unwrap()
+    };
+    let version: i64 =
+        Connection::open(&first).unwrap().query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap();
+    set_version(99);
+    let mut writer = Writer::open(state.path()).unwrap();
+    assert!(!thin(&mut writer, &[MINUTE], &[&JOB], in_days(20), Duration::MAX / 4).unwrap());
+    drop(writer);
+    set_version(version);
+    let left = Reader::open(state.path()).unwrap().course(&key).unwrap();
+    assert_same_figures(&courses[0], &left);
+    let (before, after) = left.times_ms.split_at(left.times_ms.partition_point(|&ms| ms < MIDNIGHT_S * 1000));
+    assert!(before.len() > 3000 && after.len() < 70, "{} {}", before.len(), after.len());
+}
+
+#[test]
+fn columns_of_another_version_are_not_lost() {
+    static COLUMNS: &[met_core::Column] = &[JOB.columns[MEMORY_NEEDED]];
+    static SMALL: Table = Table { name: JOB.name, subject: "", labels: &[], columns: COLUMNS };
+    let (_state, mut writer, courses) = busy(&[1]);
+    let key = finished(1, MIDNIGHT_S - 3600).key;
+    assert!(!thin(&mut writer, &[MINUTE], &[&SMALL], in_days(20), Duration::MAX / 4).unwrap());
+    assert_eq!(writer.course(&key).unwrap().columns[CPU], courses[0].columns[CPU]);
+    let mut late = Course::new(&SMALL);
+    late.push((MIDNIGHT_S + 4000) * 1000, &[5]);
+    writer.append_course(&key, &late).unwrap();
+    let read = writer.course(&key).unwrap();
+    assert_eq!(read.columns[CPU][..courses[0].len()], courses[0].columns[CPU]);
+    assert_eq!((read.len(), read.columns[MEMORY_NEEDED].last()), (courses[0].len() + 1, Some(&5)));
 }

@@ -121,6 +121,16 @@ fn body_of(bytes: &[u8]) -> Result<&[u8], Damaged> {
 /// Reads one block of `table`. A column that the table does not have came from another version of it and
 /// is passed over.
 pub fn decode(bytes: &[u8], table: &'static Table) -> Result<Course, Damaged> {
+    read(bytes, table).map(|(course, _)| course)
+}
+
+/// As [`decode`], for whoever replaces the block: `None` if a column of it is of another version, and would be lost.
+pub fn decode_known(bytes: &[u8], table: &'static Table) -> Result<Option<Course>, Damaged> {
+    read(bytes, table).map(|(course, is_all)| is_all.then_some(course))
+}
+
+/// One block, and whether the table has all its columns.
+fn read(bytes: &[u8], table: &'static Table) -> Result<(Course, bool), Damaged> {
     let body = body_of(bytes)?;
     let mut input = Input::new(body);
     if input.byte()? != VERSION {
@@ -132,14 +142,17 @@ pub fn decode(bytes: &[u8], table: &'static Table) -> Result<Course, Damaged> {
     let mask_count = bounded(input.varint()?, COLUMNS_MAX)?;
     let masks: Vec<Mask> =
         (0..mask_count).map(|_| Mask::decode(&mut input, count)).collect::<Result<_, _>>()?;
-    let mut known = Vec::new();
+    let (mut known, mut is_all) = (Vec::new(), true);
     for _ in 0..bounded(input.varint()?, COLUMNS_MAX)? {
         let name_length = bounded(input.varint()?, u64::from(u8::MAX))?;
         let name = input.take(name_length)?;
         let number = bounded(input.varint()?, mask_count as u64)?;
         let length = bounded(input.varint()?, body.len() as u64)?;
         let mut values = Input::new(input.take(length)?);
-        let Some(cells) = cells_of(&mut course, name) else { continue };
+        let Some(cells) = cells_of(&mut course, name) else {
+            is_all = false;
+            continue;
+        };
         match number.checked_sub(1).and_then(|index| masks.get(index)) {
             None => decode_values(&mut values, count, cells)?,
             Some(mask) => {
@@ -155,7 +168,7 @@ pub fn decode(bytes: &[u8], table: &'static Table) -> Result<Course, Damaged> {
     if let Some(spreads) = &mut course.spreads {
         spreads.resize(count);
     }
-    Ok(course)
+    Ok((course, is_all))
 }
 
 /// For fuzz/: a block of these bytes under their own check sum, which else hides all that is behind it. What can
@@ -248,6 +261,8 @@ mod tests {
         let mut bytes = Vec::new();
         encode(&course(&[(1, 5, 4096), (2, 6, 8192)]), 0..2, &mut bytes);
         assert_eq!(decode(&bytes, &SMALL).unwrap().columns, [[4096, 8192]]);
+        assert!(decode_known(&bytes, &SMALL).unwrap().is_none(), "who replaces it is not to lose a column");
+        assert!(decode_known(&bytes, &JOB).unwrap().is_some());
     }
 
     #[test]

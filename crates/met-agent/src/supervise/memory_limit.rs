@@ -12,16 +12,18 @@ use met_host::{Host, parse};
 const DEPTH_MAX: usize = 16;
 /// A v1 cgroup without a limit shows the largest number of pages there is.
 const UNLIMITED_BYTES: i64 = 1 << 60;
-/// Kills on the whole machine.
-const VMSTAT: &str = "/proc/vmstat";
 
 /// The smallest limit that a process started by `pid` has, if it is below what the machine has.
 pub fn inherited(host: &Host, pid: u32) -> Option<MemoryLimit> {
-    let machine_bytes = host.facts().memory_total_bytes.unwrap_or(i64::MAX);
+    let machine_bytes = machine_bytes(host);
     let of_cgroup = cgroup_limit(host, pid).map(|bytes| MemoryLimit { bytes, kind: LimitKind::Cgroup });
     let of_process = address_space(host, pid).map(|bytes| MemoryLimit { bytes, kind: LimitKind::Process });
     let limits = of_cgroup.into_iter().chain(of_process);
     limits.filter(|limit| limit.bytes < machine_bytes).min_by_key(|limit| limit.bytes)
+}
+
+fn machine_bytes(host: &Host) -> i64 {
+    host.facts().memory_total_bytes.unwrap_or(i64::MAX)
 }
 
 fn cgroup_limit(host: &Host, pid: u32) -> Option<i64> {
@@ -57,16 +59,15 @@ pub struct OomKills {
 }
 
 impl OomKills {
-    /// Around a process that is about to start a job.
+    /// Around a process that is about to start a job, in the nearest cgroup that counts them. `None` where no cgroup
+    /// around it has a memory limit: kills by the whole machine being out of memory may be of any other process.
     pub fn around(host: &Host, pid: u32) -> Option<OomKills> {
+        cgroup_limit(host, pid).filter(|&bytes| bytes < machine_bytes(host))?;
+        let (dir, top, is_v1) = host.hierarchies().memory_of_process(host, pid)?;
+        // A v1 cgroup counts its own processes only; one of v2 also those of cgroups inside it.
+        let (name, depth) = if is_v1 { ("memory.oom_control", 1) } else { ("memory.events", DEPTH_MAX) };
         let found = |file: PathBuf| Some((kills(host, &file)?, file));
-        let in_cgroup = || {
-            let (dir, top, is_v1) = host.hierarchies().memory_of_process(host, pid)?;
-            // A v1 cgroup counts its own processes only; one of v2 also those of cgroups inside it.
-            let (name, depth) = if is_v1 { ("memory.oom_control", 1) } else { ("memory.events", DEPTH_MAX) };
-            within(&dir, &top).take(depth).find_map(|dir| found(dir.join(name)))
-        };
-        let (before, file) = in_cgroup().or_else(|| found(VMSTAT.into()))?;
+        let (before, file) = within(&dir, &top).take(depth).find_map(|dir| found(dir.join(name)))?;
         Some(OomKills { host: host.clone(), file, before })
     }
 
@@ -164,9 +165,32 @@ mod tests {
             totals.get(OOM_KILLS)
         };
         let v2 = Machine::v2();
-        assert_eq!(killed(&v2, "proc/vmstat"), Some(2));
+        v2.write("sys/fs/cgroup/a/memory.max", "500000\n");
         assert_eq!(killed(&v2, "sys/fs/cgroup/a/memory.events"), Some(2));
+        v2.write("sys/fs/cgroup/a/b/memory.max", "max\n");
         assert_eq!(killed(&v2, "sys/fs/cgroup/a/b/memory.events"), Some(2));
-        assert_eq!(killed(&Machine::v1(), "sys/fs/cgroup/memory/a/b/memory.oom_control"), Some(2));
+        let v1 = Machine::v1();
+        v1.write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "500000\n");
+        assert_eq!(killed(&v1, "sys/fs/cgroup/memory/a/b/memory.oom_control"), Some(2));
+    }
+
+    #[test]
+    fn without_a_limit_around_the_job_no_kill_of_another_is_taken_for_one_of_it() {
+        let is_counted = |machine: &Machine| OomKills::around(&machine.host(), 7).is_some();
+        let v2 = Machine::v2();
+        v2.write("proc/vmstat", "oom_kill 3\n");
+        assert!(!is_counted(&v2), "of the whole machine");
+        v2.write("sys/fs/cgroup/a/memory.events", "oom_kill 3\n");
+        v2.write("sys/fs/cgroup/a/memory.max", "max\n");
+        assert!(!is_counted(&v2));
+        // More than there is limits nothing.
+        v2.write("sys/fs/cgroup/a/memory.max", "70000000000\n");
+        assert!(!is_counted(&v2));
+        v2.write("sys/fs/cgroup/a/memory.max", "500000\n");
+        assert!(is_counted(&v2));
+        let v1 = Machine::v1();
+        v1.write("sys/fs/cgroup/memory/a/b/memory.oom_control", "oom_kill 3\n");
+        v1.write("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "9223372036854771712\n");
+        assert!(!is_counted(&v1));
     }
 }

@@ -58,7 +58,8 @@ pub fn fit_memory_peaks(totals: &mut Totals) {
     match (peak.kind, needed.kind) {
         (LowerBound, _) => totals.set(MEMORY_PEAK, needed.value, LowerBound, needed.source),
         (_, Estimated) => totals.set(MEMORY_NEEDED_PEAK, peak.value, Estimated, needed.source),
-        (kind, _) => totals.set(MEMORY_PEAK, needed.value, kind, peak.source),
+        // It is not better known than where it comes from.
+        (_, kind) => totals.set(MEMORY_PEAK, needed.value, kind, needed.source),
     }
 }
 
@@ -127,10 +128,22 @@ mod tests {
             [MEMORY_PEAK, MEMORY_NEEDED_PEAK]
                 .map(|column| totals.figure(column).map(|figure| (figure.value, figure.kind)).unwrap())
         };
+        let source = |peak: QualityKind, needed: QualityKind| {
+            let mut totals = Totals::default();
+            totals.set(MEMORY_PEAK, 4, peak, "cgroup");
+            totals.set(MEMORY_NEEDED_PEAK, 5, needed, "/proc/PID/statm");
+            fit_memory_peaks(&mut totals);
+            totals.figure(MEMORY_PEAK).map(|figure| figure.source.to_string()).unwrap()
+        };
         assert_eq!(fitted((9, Measured), (5, Estimated)), [(9, Measured), (5, Estimated)]);
         assert_eq!(fitted((4, LowerBound), (5, Estimated)), [(5, LowerBound), (5, Estimated)]);
         assert_eq!(fitted((4, Measured), (5, Estimated)), [(4, Measured), (4, Estimated)]);
         assert_eq!(fitted((4, Sampled), (5, Sampled)), [(5, Sampled), (5, Sampled)]);
+        // A value that was sampled does not become measured, nor that of a cgroup.
+        assert_eq!(fitted((4, Measured), (5, Sampled)), [(5, Sampled), (5, Sampled)]);
+        assert_eq!(fitted((4, Measured), (5, LowerBound)), [(5, LowerBound), (5, LowerBound)]);
+        assert_eq!(source(Measured, Sampled), "/proc/PID/statm");
+        assert_eq!(source(Measured, Estimated), "cgroup");
     }
 
     #[test]

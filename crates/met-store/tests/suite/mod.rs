@@ -314,7 +314,10 @@ pub fn jobs_are_found_by_one_of_their_processes(place: &Place) {
         let mut record = finished(id, place.start_s + id as i64);
         let process = |pid| JobProcess { pid, command: "make".into(), ..JobProcess::default() };
         record.processes = vec![process(10 + id as u32), process(if id % 2 == 0 { 700 } else { 70 })];
-        record.local.as_mut().unwrap().main = Some(ProcessId { pid: 90 + id as u32, start_ticks: 1 });
+        let local = record.local.as_mut().unwrap();
+        local.main = Some(ProcessId { pid: 90 + id as u32, start_ticks: 1 });
+        // Not one of the job's processes.
+        local.supervisor = Some(ProcessId { pid: 7, start_ticks: 1 });
         writer.put(&record).unwrap();
     }
     let of = |pid| ids(&writer.jobs(&Filter { pid: Some(pid), ..Default::default() }).unwrap()).join(" ");
