@@ -15,7 +15,7 @@ columns! { COLUMNS:
 pub static TABLE: Table =
     Table { name: "event", subject: "an event in a job", labels: &["event"], columns: COLUMNS };
 
-/// Stands between the id of a job and the name of an event; in neither of them.
+/// Separates the id of a job from the name of an event; occurs in neither.
 const MARK: char = '\u{1f}';
 /// The character that follows it.
 const AFTER_MARK: char = ' ';

@@ -80,7 +80,7 @@ pub fn file_of(file: &File) -> Option<FileId> {
     file_id(&rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted).ok()?)
 }
 
-/// Opens a file to look at it, never behind a link. As root only where nobody else has a say.
+/// Opens a file to look at it, never behind a link. As root only where no other user can write.
 pub fn open_as_it_is(path: &Path) -> io::Result<File> {
     let (folder, name) = place_of(path)?;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -94,7 +94,7 @@ fn file_id(found: &Statx) -> Option<FileId> {
     is_file.then(|| FileId { inode: found.stx_ino, birth_ns: has_birth.then(birth_ns) })
 }
 
-/// Gives a file another name in its directory that nothing has yet. As root only where nobody else has a say.
+/// Gives a file an unused name in its directory. As root only where no other user can write.
 pub fn rename_new(path: &Path, name: &OsStr) -> io::Result<()> {
     let (folder, old) = place_of(path)?;
     Ok(rustix::fs::renameat_with(&folder, &old, &folder, name, RenameFlags::NOREPLACE)?)

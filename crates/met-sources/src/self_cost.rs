@@ -188,7 +188,7 @@ impl Runner {
         sources.for_each(|source| source.set_interval(interval));
     }
 
-    /// Whether ticks leave out the sources that fill a table; whoever holds them reads them when they are due.
+    /// Whether ticks leave out the sources that fill a table; their owner reads them when they are due.
     pub fn hold(&mut self, table: Option<&'static Table>) {
         self.held = table;
     }

@@ -81,7 +81,7 @@ fn each_column<'c>(course: &'c Course, mut each: impl FnMut(Cow<'static, str>, &
     }
 }
 
-/// The cells of a course that a name in a block stands for.
+/// The cells of a course that a name in a block means.
 fn cells_of<'c>(course: &'c mut Course, name: &[u8]) -> Option<&'c mut Vec<i64>> {
     let name = std::str::from_utf8(name).ok()?;
     let (name, which) =
@@ -124,7 +124,7 @@ pub fn decode(bytes: &[u8], table: &'static Table) -> Result<Course, Damaged> {
     read(bytes, table).map(|(course, _)| course)
 }
 
-/// As [`decode`], for whoever replaces the block: `None` if a column of it is of another version, and would be lost.
+/// As [`decode`], to replace the block: `None` if a column of it is of another version, and would be lost.
 pub fn decode_known(bytes: &[u8], table: &'static Table) -> Result<Option<Course>, Damaged> {
     read(bytes, table).map(|(course, is_all)| is_all.then_some(course))
 }

@@ -272,7 +272,7 @@ impl FileWatch {
         FileWatch { seen, looked: Instant::now() }
     }
 
-    /// Looks at most once a second, and waits until nobody writes to the file any more.
+    /// Looks at most once a second, and waits until the file is no longer being written.
     fn is_changed(&mut self, path: Option<&Path>, now: Instant) -> bool {
         if now < self.looked + WATCH_EVERY {
             return false;

@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(budget.held(), 3);
         drop(connection.take_received());
         assert_eq!(budget.held(), 0);
-        // Nobody else passes any.
+        // No other request passes any.
         connection.job = None;
         send(&peer, &counters(), 3);
         assert!(connection.receive(&budget) && connection.received.is_none());

@@ -61,7 +61,7 @@ impl JobEvents {
         }
     }
 
-    /// Whether the supervisor counts it: better than whoever began later.
+    /// Whether the supervisor counts it: better than a counter opened later.
     pub(super) fn counts_itself(&self, name: &str) -> bool {
         self.passed.iter().any(|passed| passed.counters.has(name))
     }

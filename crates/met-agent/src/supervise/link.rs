@@ -29,7 +29,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const START_AGAIN: Duration = Duration::from_secs(2);
 /// A daemon without a descriptor for this connection is asked again so much later.
 const UNLINKED_PAUSE: Duration = Duration::from_secs(60);
-/// A daemon to which counters could not be passed is told of the job again so much later.
+/// After a failed pass of counters, the job is announced again so much later.
 const UNPASSED_PAUSE: Duration = Duration::from_secs(1);
 /// A log that has grown beyond this is begun again.
 const LOG_BYTES_MAX: u64 = 1 << 20;
@@ -101,7 +101,7 @@ impl Link {
         for (request, descriptors) in events.to_pass(key) {
             self.passing.counts = true;
             if passing::send(stream, &request, &descriptors).is_err() {
-                // Half a frame may have been sent: the daemon is told of the job anew, without them.
+                // Half a frame may have been sent: announce the job again, without them.
                 self.passing.failed_for = Some(self.daemon);
                 self.lose();
                 self.next_try = Instant::now() + UNPASSED_PAUSE;

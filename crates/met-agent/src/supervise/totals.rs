@@ -54,7 +54,7 @@ pub fn exact(
         true => Reading::of_job(host, record),
         false => Reading::after_end(host, record),
     };
-    // Counters of whoever is alive have grown since the end: the time they are divided by has, too.
+    // Counters of living processes have grown since the end: so has the time they are divided by.
     let evidence = gather(record, &usage, &reading, clocks, remains);
     let end_ns = if survivors { clock::boottime_ns() } else { life.end_ns };
     let wall_ns = end_ns - life.begin_ns;

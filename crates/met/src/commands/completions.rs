@@ -106,7 +106,7 @@ complete -c met -n "__fish_seen_subcommand_from node" -f -a "(met __complete nod
 pub fn complete(arguments: &[OsString]) {
     let what = arguments.first().and_then(|what| what.to_str()).unwrap_or_default().to_owned();
     let (sender, found) = mpsc::channel();
-    // Whoever does not answer is left behind: the process ends.
+    // A thread that does not answer is left behind: the process ends.
     std::thread::spawn(move || sender.send(words(&what).unwrap_or_default()));
     let words = found.recv_timeout(PATIENCE).unwrap_or_default();
     let lines: String = words.iter().filter(|word| is_plain(word)).map(|word| format!("{word}\n")).collect();

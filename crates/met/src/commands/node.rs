@@ -180,7 +180,7 @@ fn open(setting: &Setting) -> Sampler {
     let mut options = Options {
         node: true,
         period_max: Some(BETWEEN_LOOKS),
-        // Opening waits for nobody: a driver that hangs would keep all the rest.
+        // Opening does not wait: a driver that hangs would delay all the rest.
         ..sampler::options(&setting.config, Duration::ZERO)
     };
     // Of what jobs are read by, cards are things of the machine, too.
