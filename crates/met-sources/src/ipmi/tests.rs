@@ -233,13 +233,15 @@ fn what_programs_print_is_understood() {
     }
 }
 
-/// A controller that takes long: it answers when a file is there, so the test needs no clock.
+/// A controller that takes long: it answers when a file is there, so the test needs no clock. It takes the file
+/// away, so that a second answer cannot replace the first before a tick has it.
 #[test]
 fn a_slow_controller_delays_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let (asked, answer) = (folder.path().join("asked"), folder.path().join("answer"));
     let script = format!(
-        "touch '{asked}'; while [ -e '{asked}' ] && [ ! -e '{answer}' ]; do sleep 0.05; done; echo 220 Watts",
+        "touch '{asked}'; while [ -e '{asked}' ] && [ ! -e '{answer}' ]; do sleep 0.05; done; \
+         rm -f '{answer}'; echo 220 Watts",
         asked = asked.display(),
         answer = answer.display()
     );
