@@ -89,10 +89,11 @@ impl Filter {
     }
 
     fn sql<'f>(&'f self, dialect: &sql::Dialect, after: Option<&'f Cursor>) -> (String, Vec<Value<'f>>) {
-        let mut conditions = vec!["TRUE".to_string()];
+        let mut conditions = Vec::new();
         let mut values: Vec<Value<'_>> = Vec::new();
         let known: [(&str, Value<'_>); 7] = [
-            ("sort_ns >=", self.since_ns.into()),
+            // Always there: without a condition on the first column of an index, SQLite reads and sorts all jobs.
+            ("sort_ns >=", Value::Integer(self.since_ns.unwrap_or(i64::MIN))),
             ("sort_ns <", self.until_ns.into()),
             ("uid =", self.uid.into()),
             ("\"user\" =", self.user.as_ref().into()),
@@ -790,5 +791,45 @@ fn trim(course: &mut Course, begin_ms: i64, end_ms: i64) {
     let begin = course.times_ms.partition_point(|&time| time < begin_ms).min(end);
     if (begin, end) != (0, course.len()) {
         *course = course.part(begin, end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of 100,000 jobs, the newest 20 take a fraction of a millisecond by an index and 100 ms without one.
+    #[test]
+    fn every_list_is_read_by_an_index() {
+        let state = tempfile::tempdir().unwrap();
+        drop(crate::Writer::open(state.path()).unwrap());
+        let path = state.path().join(CATALOGUE_FILE);
+        let catalogue = Sqlite::new(rusqlite::Connection::open(&path).unwrap(), &path);
+        let key = JobKey { cluster: None, manager: LOCAL.into(), id: "7".into(), incarnation: 1 };
+        let filters = [
+            Filter::default(),
+            Filter { uid: Some(1000), ..Filter::default() },
+            Filter { user: Some("alice".into()), account: Some("a".into()), ..Filter::default() },
+            Filter { name: Some("train".into()), ..Filter::default() },
+            Filter { states: vec![State::Failed], ..Filter::default() },
+            Filter { with_cards: true, manager: Some("slurm".into()), ..Filter::default() },
+            Filter { after: Some(Cursor { start_ns: 5, key }), since_ns: Some(1), ..Filter::default() },
+        ];
+        for filter in filters {
+            let (condition, values) = filter.sql(catalogue.dialect(), filter.after.as_ref());
+            let order = reading::order(catalogue.dialect());
+            let columns = reading::columns(reading::SUM_VERSION);
+            let plan = format!(
+                "EXPLAIN QUERY PLAN SELECT {columns} FROM job WHERE {condition} ORDER BY {order} LIMIT 20"
+            );
+            let mut steps = Vec::new();
+            catalogue
+                .query(&plan, &values, &mut |row| {
+                    steps.push(row.get(3).text()?.to_owned());
+                    Ok(())
+                })
+                .unwrap();
+            assert!(steps[0].starts_with("SEARCH job USING INDEX job_"), "{filter:?}: {steps:?}");
+        }
     }
 }
