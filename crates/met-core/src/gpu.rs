@@ -36,6 +36,8 @@ pub mod card {
         MEMORY_BANDWIDTH = Column::gauge("memory_bandwidth", Unit::Ratio, MILLI, "share of the bandwidth of GPU memory that was used, mean since the previous reading").across(Across::Mean),
         NVLINK_RECEIVED = Column::gauge("nvlink_received_rate", Unit::Bytes, ONE, "bytes per second from other GPUs over NVLink"),
         NVLINK_SENT = Column::gauge("nvlink_sent_rate", Unit::Bytes, ONE, "bytes per second to other GPUs over NVLink"),
+        XGMI_RECEIVED = Column::gauge("xgmi_received_rate", Unit::Bytes, ONE, "bytes per second from other GPUs over XGMI"),
+        XGMI_SENT = Column::gauge("xgmi_sent_rate", Unit::Bytes, ONE, "bytes per second to other GPUs over XGMI"),
     }
 
     labels! { LABELS:

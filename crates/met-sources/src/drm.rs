@@ -3,6 +3,9 @@
 //! A process says in its fdinfo how long each engine worked for it; forked and duplicated descriptors say it
 //! again, so each client is counted once. What computes through KFD alone is found in its own directory.
 
+mod gpu_metrics;
+mod pcie_bw;
+
 use std::collections::{HashMap, HashSet};
 
 use met_core::gpu::{card, process};
@@ -10,6 +13,8 @@ use met_core::rate;
 use met_core::{Batch, MISSING, Subject};
 use met_host::{Dir, Host, Targets, TaskRole, TaskTarget, clock, parse};
 
+use self::gpu_metrics::Counters;
+use self::pcie_bw::PcieReader;
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable};
 
 pub(crate) static SPEC: SourceSpec = SourceSpec {
@@ -72,6 +77,9 @@ struct Card {
     pci: String,
     /// The card's number in KFD.
     kfd_id: Option<Vec<u8>>,
+    /// What its firmware had counted, and when that was read.
+    counted: Option<(i64, Counters)>,
+    pcie: Option<PcieReader>,
     /// It was there, and is not any more.
     is_gone: bool,
 }
@@ -153,9 +161,9 @@ impl Drm {
     /// for.
     fn read_cards(&mut self, now_ns: i64, out: &mut Batch) {
         let mut is_whole = true;
-        for (part, card) in (0..).zip(&self.cards) {
+        for (part, card) in (0..).zip(&mut self.cards) {
             let mut cells = [MISSING; card::TABLE.columns.len()];
-            is_whole &= !card.is_gone && card.fill(&mut self.buffer, &mut cells);
+            is_whole &= !card.is_gone && card.fill(now_ns, &mut self.buffer, &mut cells);
             if !card.is_gone {
                 out.push_part(Subject::Node, part).copy_from_slice(&cells);
             }
@@ -221,7 +229,10 @@ impl Drm {
         let hwmon = first_below(&device, "hwmon");
         let gt = self.host.open_dir(format!("{DRM}/card{number}/gt/gt0")).ok();
         let kfd_id = kfd_id(&self.host, &pci);
-        Some((Card { device, hwmon, gt, pci, kfd_id, is_gone: false }, labels))
+        // Not read to find out: that takes a second.
+        let for_thread = device.inode_of(pcie_bw::FILE).and_then(|_| device.open_dir("."));
+        let pcie = for_thread.ok().and_then(PcieReader::start);
+        Some((Card { device, hwmon, gt, pci, kfd_id, counted: None, pcie, is_gone: false }, labels))
     }
 
     /// Searches for descriptors of cards by their links, which cost a third of reading their fdinfo files.
@@ -309,12 +320,13 @@ impl Drm {
 
 impl Card {
     /// False: it reports nothing, and its directories may be those of a driver that is gone.
-    fn fill(&self, buffer: &mut Vec<u8>, cells: &mut [i64]) -> bool {
+    fn fill(&mut self, now_ns: i64, buffer: &mut Vec<u8>, cells: &mut [i64]) -> bool {
         // To read its files would wake it up.
         let has_status = self.device.read("power/runtime_status", buffer).is_ok();
         if has_status && buffer.starts_with(b"suspend") {
             return true;
         }
+        self.fill_counters(now_ns, buffer, cells);
         let mut number = |folder: Option<&Dir>, names: &[&str], factor: i64, divisor: i64| {
             let Some(folder) = folder else { return MISSING };
             let read = names.iter().find_map(|name| {
@@ -333,7 +345,9 @@ impl Card {
         let above_0 = |cell: i64| if cell > 0 { cell } else { MISSING };
         cells[card::POWER] = above_0(number(hwmon, &["power1_average", "power1_input"], 1, 1000));
         cells[card::POWER_LIMIT] = above_0(number(hwmon, &["power1_cap", "power1_max"], 1, 1000));
-        cells[card::ENERGY] = number(hwmon, &["energy1_input"], 1, 1);
+        if cells[card::ENERGY] == MISSING {
+            cells[card::ENERGY] = number(hwmon, &["energy1_input"], 1, 1);
+        }
         cells[card::TEMPERATURE] = number(hwmon, &["temp1_input", "temp2_input"], 1, 1);
         cells[card::CLOCK] = number(hwmon, &["freq1_input"], 1, 1_000_000);
         if cells[card::CLOCK] == MISSING {
@@ -344,6 +358,30 @@ impl Card {
         match hwmon {
             Some(_) => of_hwmon.iter().any(|&column| cells[column] != MISSING),
             None => cells.iter().any(|cell| *cell != MISSING),
+        }
+    }
+}
+
+impl Card {
+    /// What the firmware and the bus count.
+    fn fill_counters(&mut self, now_ns: i64, buffer: &mut Vec<u8>, cells: &mut [i64]) {
+        let read = self.device.read("gpu_metrics", buffer).ok().and_then(|_| gpu_metrics::counters(buffer));
+        let before = std::mem::replace(&mut self.counted, read.map(|counters| (now_ns, counters)));
+        if let Some(counters) = read {
+            cells[card::ENERGY] = counters.energy_uj.unwrap_or(MISSING);
+            let (before_ns, before) = before.unwrap_or((now_ns, counters));
+            let rate = |before: Option<i64>, now: Option<i64>| {
+                let rate = rate::per_second(before?, now?, now_ns - before_ns)?;
+                Some(rate as i64)
+            };
+            let received = rate(before.xgmi_read_bytes, counters.xgmi_read_bytes);
+            let sent = rate(before.xgmi_written_bytes, counters.xgmi_written_bytes);
+            cells[card::XGMI_RECEIVED] = received.unwrap_or(MISSING);
+            cells[card::XGMI_SENT] = sent.unwrap_or(MISSING);
+        }
+        if let Some(bandwidth) = self.pcie.as_mut().and_then(|pcie| pcie.bandwidth(now_ns)) {
+            cells[card::PCIE_RECEIVED] = bandwidth.received;
+            cells[card::PCIE_SENT] = bandwidth.sent;
         }
     }
 }
@@ -511,227 +549,4 @@ impl Engines {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fixture::{Machine, SLOW};
-    use expect_test::expect;
-
-    fn machine(archive: &str) -> Machine {
-        let mut machine = Machine::new(archive);
-        let task = |pid| TaskTarget { pid, start_ticks: 7, role: TaskRole::Member, young: false };
-        machine.targets.tasks.extend([task(100), task(101)]);
-        // A descriptor is a card's if its file says so.
-        for pid in [100, 101] {
-            let Ok(files) = machine.host.open_dir(format!("/proc/{pid}/fdinfo")) else { continue };
-            let links = machine.path(&format!("/proc/{pid}/fd"));
-            std::fs::create_dir_all(&links).unwrap();
-            let (mut numbers, mut text) = (Vec::new(), Vec::new());
-            files.list(&mut Vec::new(), |name, _, _| numbers.extend(parse::u32(name))).unwrap();
-            for number in numbers {
-                files.read(number.to_string(), &mut text).unwrap();
-                let target = if client_of(&text).is_some() { "/dev/dri/renderD128" } else { "/dev/null" };
-                std::os::unix::fs::symlink(target, links.join(number.to_string())).unwrap();
-            }
-        }
-        machine
-    }
-
-    #[test]
-    fn an_amd_card_with_a_client_that_two_processes_share_and_one_of_kfd() {
-        let machine = machine(include_str!("../../../fixtures/hosts/gpu-amd.txt"));
-        expect![[r#"
-            Node 0 GPU-b0f26b8a9aa3c5b1 AMD Instinct MI250X amd  226:0
-              utilization 730
-              utilization_memory 120
-              memory_used 17179869184
-              memory_total 68702699520
-              power 412000
-              power_limit 560000
-              temperature 54000
-              clock 1700
-              clock_memory 1600
-            100
-              memory 2097152
-              open 1
-            101
-              memory 8589934592
-              open 1
-        "#]]
-        .assert_eq(&machine.read(&SPEC, SLOW));
-    }
-
-    #[test]
-    fn a_process_that_opens_a_card_later_is_found_and_one_without_is_read_less_often() {
-        let machine = machine(include_str!("../../../fixtures/hosts/gpu-intel.txt"));
-        let mut source = Drm::new(&machine.host);
-        let task = machine.targets.tasks[1];
-        let known = |source: &Drm| source.known[&(task.pid, task.start_ticks)].clone();
-        source.look_through(&task, 0);
-        source.look_through(&task, 0);
-        assert!(!known(&source).has_card() && known(&source).every_ns == 2 * SCAN_EVERY_MIN_NS);
-        let link = machine.path("/proc/101/fd/77");
-        std::os::unix::fs::symlink("/dev/dri/card0", link).unwrap();
-        source.look_through(&task, 0);
-        assert_eq!((known(&source).descriptors, known(&source).every_ns), (vec![77], SCAN_EVERY_MIN_NS));
-    }
-
-    /// What each reading shows of the cards, and of the use of each process, on a machine that changes in between.
-    fn read_often(machine: &Machine, changes: &[&dyn Fn()]) -> Vec<String> {
-        let mut source = Drm::new(&machine.host);
-        source.find_cards();
-        let mut shown = Vec::new();
-        for change in changes {
-            change();
-            source.reopen_due_ns = 0;
-            let mut batches: Vec<Batch> = SPEC.tables.iter().copied().map(Batch::new).collect();
-            source.read(&machine.targets, &SLOW, &mut batches).unwrap();
-            let mut text = String::new();
-            for (row, cells) in batches[0].rows() {
-                let labels = &source.labels[row.part as usize];
-                let power = cells[card::POWER];
-                text += &format!("{} {} {power};", labels[card::label::INDEX], labels[card::label::UUID]);
-            }
-            for (row, cells) in batches[1].rows() {
-                if let Subject::Task { pid, .. } = row.owner {
-                    text += &format!("{pid} {};", cells[process::UTILIZATION]);
-                }
-            }
-            shown.push(text.replace(&MISSING.to_string(), "-"));
-        }
-        shown
-    }
-
-    #[test]
-    fn a_reloaded_driver_is_found_and_a_sleeping_card_is_not_woken() {
-        let mut machine = machine(include_str!("../../../fixtures/hosts/gpu-amd.txt"));
-        machine.targets.tasks.clear();
-        let card = machine.path("/sys/class/drm/card0");
-        let aside = machine.path("/sys/class/drm/aside");
-        let write = |name: &str, text: &str| {
-            let path = card.join("device").join(name);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        let shown = read_often(
-            &machine,
-            &[
-                &|| {},
-                &|| write("power/runtime_status", "suspended\n"),
-                &|| write("power/runtime_status", "active\n"),
-                // The driver goes, and its directories with it.
-                &|| {
-                    std::fs::rename(&card, &aside).unwrap();
-                    std::fs::remove_dir_all(aside.join("device/hwmon/hwmon3")).unwrap();
-                },
-                &|| {},
-                &|| {
-                    std::fs::rename(&aside, &card).unwrap();
-                    write("hwmon/hwmon7/power1_average", "77000000\n");
-                },
-                &|| {},
-                // The second chip of a card in two.
-                &|| write("hwmon/hwmon7/power1_average", "0\n"),
-            ],
-        );
-        let powers: Vec<&str> =
-            shown.iter().map(|text| text.trim_start_matches("0 GPU-b0f26b8a9aa3c5b1 ")).collect();
-        // What is gone has no row, and is found at the reading after it came back.
-        assert_eq!(powers, ["412000;", "-;", "412000;", "-;", "", "", "77000;", "-;"]);
-    }
-
-    #[test]
-    fn what_a_client_did_before_it_was_first_read_is_not_known() {
-        let machine = machine(include_str!("../../../fixtures/hosts/gpu-amd.txt"));
-        let shown = read_often(&machine, &[&|| {}, &|| {}]);
-        assert!(shown[0].contains(";100 -;") && shown[1].contains(";100 0;"), "{shown:?}");
-    }
-
-    #[test]
-    fn an_intel_card_has_an_energy_counter() {
-        let machine = machine(include_str!("../../../fixtures/hosts/gpu-intel.txt"));
-        expect![[r#"
-            Node 0 PCI-0000:4d:00.0 Intel 0x56c0 intel  226:129
-              power_limit 150000
-              energy 987654321
-              clock 1950
-            100
-              memory 3145728
-              open 1
-        "#]]
-        .assert_eq(&machine.read(&SPEC, SLOW));
-    }
-
-    #[test]
-    fn cards_are_named_by_bus_and_device_file() {
-        let machine = machine(include_str!("../../../fixtures/hosts/gpu-intel.txt"));
-        let source = open(&machine.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
-        assert_eq!(source.labels(), [["0", "PCI-0000:4d:00.0", "Intel 0x56c0", "intel", "", "226:129"]]);
-    }
-
-    #[test]
-    fn use_is_what_engines_did_in_between() {
-        let client = |compute| Client {
-            engines: Engines { compute: Work { busy: Some(compute), cycles: None }, ..Engines::default() },
-            ..Client::default()
-        };
-        let mut cells = vec![MISSING; process::TABLE.columns.len()];
-        add_client(&mut cells, &client(700_000_000), Some((0, client(200_000_000).engines)), 1_000_000_000);
-        assert_eq!(cells[process::UTILIZATION], 500);
-        add_client(&mut cells, &client(5), Some((0, client(200_000_000).engines)), 1_000_000_000);
-        assert_eq!(cells[process::UTILIZATION], 500, "a counter that fell is not growth");
-    }
-
-    #[test]
-    fn intel_s_xe_driver_counts_cycles() {
-        let fixture = include_str!("../../../fixtures/hosts/gpu-intel-xe.txt");
-        let machine = machine(fixture);
-        expect![[r#"
-            Node 0 PCI-0000:03:00.0 Intel 0xe20b intel  226:128
-              power_limit 190000
-              energy 1500000
-              temperature 41000
-            100
-              memory 24567808
-              open 1
-        "#]]
-        .assert_eq(&machine.read(&SPEC, SLOW));
-        let text = fixture.split("-- proc/100/fdinfo/8 --\n").nth(1).unwrap().split("-- ").next().unwrap();
-        let before = client_of(text.as_bytes()).unwrap();
-        // A quarter of the render engine, and all of one of four computing ones; nothing says how long that took.
-        let now = text
-            .replace("drm-cycles-rcs:\t28257900", "drm-cycles-rcs:\t28507900")
-            .replace("drm-cycles-ccs:\t0", "drm-cycles-ccs:\t1000000")
-            .replace("7655183225", "7656183225");
-        let now = client_of(now.as_bytes()).unwrap();
-        let mut cells = vec![MISSING; process::TABLE.columns.len()];
-        add_client(&mut cells, &now, Some((0, before.engines)), 77);
-        assert_eq!((cells[process::UTILIZATION], cells[process::UTILIZATION_COPY]), (500, 0));
-    }
-
-    #[test]
-    fn engines_of_amd_by_what_they_do() {
-        let text = b"drm-pdev: a\ndrm-client-id: 1\ndrm-engine-gfx: 1 ns\ndrm-engine-compute: 2 ns\n\
-            drm-engine-dec: 3 ns\ndrm-engine-jpeg: 4 ns\ndrm-engine-enc: 5 ns\ndrm-engine-enc_1: 6 ns\n\
-            drm-engine-vpe: 7 ns\ndrm-engine-dma: 8 ns\n";
-        let Engines { compute, copy, encode, decode } = client_of(text).unwrap().engines;
-        assert_eq!(
-            [compute, copy, encode, decode].map(|work| work.busy),
-            [Some(3), Some(8), Some(11), Some(7)]
-        );
-    }
-
-    #[test]
-    fn a_machine_without_such_a_card_is_reported() {
-        let machine = Machine::new("-- proc/stat --\n-- sys/class/drm/card0/device/vendor --\n0x10de\n");
-        let opened = (SPEC.open)(&machine.host, &Options::default());
-        assert_eq!(opened.err().unwrap(), Unavailable::Absent("no AMD or Intel GPU".to_owned()));
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn no_text_breaks_it(text: Vec<u8>, lines in "(drm-(pdev|client-id|engine-gfx|engine-capacity-gfx|cycles-rcs|total-cycles-rcs|memory-vram):[ 0-9a-zKiB]{0,12}\n){0,8}") {
-            let _ = client_of(&text);
-            let _ = client_of(lines.as_bytes());
-        }
-    }
-}
+mod tests;
