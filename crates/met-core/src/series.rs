@@ -78,18 +78,18 @@ impl Course {
         }
     }
 
-    /// At most so many of its samples, at even distances, the first and the last among them.
-    pub fn evenly(mut self, most: usize) -> Course {
-        let count = self.len();
-        if count > most && most > 1 {
-            let chosen = |index: usize| index * (count - 1) / (most - 1);
-            let choose =
-                |cells: &mut Vec<i64>| *cells = (0..most).map(|index| cells[chosen(index)]).collect();
-            choose(&mut self.times_ms);
-            self.columns.iter_mut().for_each(choose);
-            self.spreads = None;
+    /// At most so many samples: a longer series is thinned, so that its means and peaks stay.
+    pub fn at_most(self, most: usize) -> Course {
+        let (Some(first), Some(last)) = (self.times_ms.first(), self.times_ms.last()) else { return self };
+        let mut step_ms = (last - first) / most.max(1) as i64 + 1;
+        let mut course = None;
+        while course.as_ref().unwrap_or(&self).len() > most && step_ms < i64::MAX / 2 {
+            let mut thinner = Thinner::new(self.table, step_ms);
+            thinner.push(&self);
+            course = Some(thinner.finish());
+            step_ms *= 2;
         }
-        self
+        course.unwrap_or(self)
     }
 
     pub fn len(&self) -> usize {
@@ -227,14 +227,22 @@ mod tests {
     }
 
     #[test]
-    fn some_samples_of_a_long_series_go_from_its_first_to_its_last() {
+    fn a_long_series_that_is_cut_down_keeps_its_ends_and_its_peak() {
         let mut course = Course::new(&crate::JOB);
-        course.times_ms = (0..1001).collect();
-        course.columns.iter_mut().for_each(|cells| *cells = (0..1001).map(|cell| cell * 2).collect());
-        let few = course.clone().evenly(5);
-        assert_eq!(few.times_ms, [0, 250, 500, 750, 1000]);
-        assert_eq!(few.columns[0], [0, 500, 1000, 1500, 2000]);
-        assert_eq!(course.clone().evenly(1001).times_ms, course.times_ms);
+        for time_ms in 0..1001 {
+            let mut cells = vec![MISSING; crate::JOB.columns.len()];
+            cells[CPU] = time_ms * 2;
+            cells[MEMORY_NEEDED] = if time_ms == 333 { 900 } else { 100 };
+            course.push(time_ms * 1000, &cells);
+        }
+        let few = course.clone().at_most(50);
+        assert!((20..=50).contains(&few.len()), "{}", few.len());
+        assert_eq!((few.times_ms[0], few.times_ms.last()), (0, Some(&1_000_000)));
+        let highest =
+            (0..few.len()).filter_map(|index| few.spread(MEMORY_NEEDED, index)).map(|spread| spread.high);
+        assert_eq!(highest.fold(0.0, f64::max), 900.0);
+        assert_eq!(few.columns[CPU].last(), Some(&2000), "a counter ends where it ended");
+        assert_eq!(course.clone().at_most(1001).times_ms, course.times_ms);
     }
 
     #[test]

@@ -162,12 +162,11 @@ pub fn is_timed(record: &Record) -> bool {
 
 /// Keeps of the samples that a user sends with the end of a job those of its time, and of no cell what cannot be.
 /// `reserved_ns`: when this daemon gave the number of the job.
-pub fn vouch_samples(mut course: Course, record: &Record, reserved_ns: Option<i64>) -> Course {
+pub fn vouch_samples(course: Course, record: &Record, reserved_ns: Option<i64>) -> Course {
     let oldest_ns = reserved_ns.unwrap_or_else(|| clock::realtime_ns() - UNRESERVED_NS_MAX);
     let (start_ns, end_ns) = (record.start_ns.unwrap_or(i64::MAX), record.end_ns.unwrap_or(i64::MIN));
     let first_ms = start_ns.max(oldest_ns) / 1_000_000 - SLACK_MS;
     let last_ms = end_ns / 1_000_000 + SLACK_MS;
-    course.spreads = None;
     if !course.times_ms.is_sorted_by(|earlier, later| earlier < later) {
         return Course::new(course.table);
     }
@@ -175,7 +174,9 @@ pub fn vouch_samples(mut course: Course, record: &Record, reserved_ns: Option<i6
     let end = course.times_ms.partition_point(|&time_ms| time_ms <= last_ms).max(begin);
     let mut kept = course.part(begin, end);
     kept.truncate(TIMED_SAMPLES_MAX);
-    for cell in kept.columns.iter_mut().flatten().filter(|cell| is_impossible(**cell)) {
+    let spreads = kept.spreads.iter_mut().flat_map(|spreads| &mut spreads.cells);
+    let cells = kept.columns.iter_mut().chain(spreads.flatten()).flatten();
+    for cell in cells.filter(|cell| is_impossible(**cell)) {
         *cell = MISSING;
     }
     kept
@@ -264,6 +265,7 @@ mod tests {
 
     #[test]
     fn samples_of_a_timed_job_lie_in_its_time() {
+        use met_core::series::{Spread, Spreads};
         let mut record = sample::full(7, "train");
         let now_ms = clock::realtime_ns() / 1_000_000;
         let (start_ms, end_ms) = (now_ms - 200_000, now_ms - 100_000);
@@ -294,7 +296,17 @@ mod tests {
         assert!(vouch_samples(course(&days), &old, None).len() <= 3, "nobody fills a hundred days");
         let mut absurd = course(&[start_ms, end_ms]);
         absurd.columns[CPU] = vec![-5, i64::MAX - 1];
-        assert_eq!(vouch_samples(absurd, &record, None).columns[CPU], [MISSING, MISSING]);
+        absurd.spreads = Some(Box::new(Spreads::new(&met_core::JOB)));
+        let mut spread = |index, high| {
+            let spread = Spread { low: 1.0, mean: None, high };
+            absurd.spreads.as_mut().unwrap().set(CPU, index, spread);
+        };
+        spread(0, 9e15);
+        spread(1, 2.0);
+        let vouched = vouch_samples(absurd, &record, None);
+        assert_eq!(vouched.columns[CPU], [MISSING, MISSING]);
+        assert_eq!(vouched.spread(CPU, 0), None);
+        assert_eq!(vouched.spread(CPU, 1).unwrap().high, 2.0, "what was thinned keeps its peak");
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub fn hand_over_ends(setting: &Setting) {
             // A job that got its id from the user's own files is the user's own.
             Some(Origin::Time) if !folder.is_unreported() => continue,
             Some(Origin::Time) => {
-                let course = folder.read_course().0.map(|course| course.evenly(TIMED_SAMPLES_MAX));
+                let course = folder.read_course().0.map(|course| course.at_most(TIMED_SAMPLES_MAX));
                 let course = course.as_ref().map(WireCourse::of).unwrap_or_default();
                 Request::Timed { record: Box::new(end), course }
             }
