@@ -148,6 +148,7 @@ fn bench_perf(host: &Host) -> Result<()> {
     };
     let mut made = Cgroups(Vec::new());
     let mut targets = Targets::default();
+    let asked: Arc<[String]> = EVENTS.iter().map(|&name| name.to_owned()).collect();
     for number in 0..CGROUPS {
         let path = mount.point.join(format!("met-bench-{}-{number}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
@@ -158,7 +159,7 @@ fn bench_perf(host: &Host) -> Result<()> {
             dirs,
             counted: false,
             counted_in: None,
-            events: None,
+            events: Some(Arc::clone(&asked)),
             young: false,
         });
     }
