@@ -160,7 +160,7 @@ def with_details(world, more):
     with open(web, "w") as file:
         file.write(f"basic_auth_users: {{ann: {HASH}}}\n")
     world.configure(f"sampling:\n  interval: 200ms\n{more}"
-                    f"http:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann\n")
+                    f"http:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann\n  metrics: all\n")
     world.start_system_daemon()
     return lambda path: Asked(f"http://127.0.0.1:{port}{path}", login=OPERATOR)
 

@@ -910,7 +910,7 @@ def the_page_of_a_server_tells_of_all_nodes(world):
             node.met("run", "-n", "very-secret", "--", "sleep", "1000").ok()
         get = lambda path, **headers: urllib.request.urlopen(
             urllib.request.Request(f"http://127.0.0.1:{made.forwarded}{path}", headers=headers), timeout=30).read().decode()
-        eventually(lambda: get("/metrics").count("met_job_processes_running{") == 2, "both jobs are on the page", 60, 1)
+        eventually(lambda: get("/metrics").count("met_job_cpu_seconds_total{") == 2, "both jobs are on the page", 60, 1)
         page = get("/metrics")
         checked = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, text=True)
         equal((checked.returncode, checked.stdout + checked.stderr), (0, ""), "promtool check metrics")

@@ -7,7 +7,7 @@ import json
 import os
 import re
 
-from harness import check, equal, eventually, test
+from harness import check, each, equal, eventually, test
 from prometheus import Page, of_job
 from users import ask
 
@@ -112,19 +112,20 @@ def masked(value, name=None):
 #: What every machine has; the rest depends on its devices and its kernel.
 EVERYWHERE = re.compile(
     r"met_(build|daemon|source|energy|emission)_"
-    r"|met_job_(cpu|memory_peak|read|write|written|process|thread|wall|page_faults|context_switches|energy|info)"
+    r"|met_job_(cpu|memory_peak|read|write|written|process|thread|wall|page_faults|context_switches|energy_joules|info)"
     r"|met_node_(cpu|memory_(total|available|free)|load|boot|process)")
 
 
-@test
-def names_types_and_labels_of_metrics_are_frozen(world):
-    page = Page(world)
+@each(all=("all", "metrics.txt"), usual=("usual", "metrics-usual.txt"))
+def names_types_and_labels_of_metrics_are_frozen(world, selection, file_name):
+    page = Page(world, http=f"  metrics: {selection}\n")
     job = world.me.run("sleep", "1000")
     eventually(lambda: of_job("cpu_seconds_total", job) in page.text(), "the job's figures")
+    eventually(lambda: of_job("energy_joules_total", job) in page.text(), "its energy")
     families = families_of(page.text())
     world.me.met("cancel", job).ok()
     world.me.stop_daemon()
-    path = os.path.join(HERE, "metrics.txt")
+    path = os.path.join(HERE, file_name)
     if WRITES:
         with open(path, "w") as file:
             file.writelines(f"{name} {shape}\n" for name, shape in sorted(families.items()))

@@ -2,8 +2,10 @@
 
 import ctypes
 import json
+import os
 import re
 import shutil
+import signal
 
 from harness import DEADLINE_S, Skip, check, close_to, each, equal, eventually, need_root, test
 
@@ -57,6 +59,34 @@ def has_read_processes(world):
     status = world.met("daemon", "--status", "--json")
     sources = json.loads(status.out)["sources"] if status.code == 0 else []
     return any(source["name"] == "process" and source["rows"] > 0 for source in sources)
+
+
+def thread_names(pid):
+    names = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/comm") as file:
+                names.add(file.read().strip())
+        except FileNotFoundError:
+            pass
+    return names
+
+
+@test
+def without_taskstats_nobody_listens_to_exits(world):
+    need_taskstats(world.me)
+    world.configure("sources:\n  taskstats: off\n")
+    job = world.me.run("sleep", "1000")
+    daemon = world.me.daemon_pid()
+    eventually(lambda: world.me.show(job)["totals"].get("memory_needed_peak_bytes"), "it is sampled")
+    check("exits" not in thread_names(daemon), "a thread listens")
+    # The file is read again: the same daemon begins to listen, and stops.
+    for setting, listens in (("auto", True), ("off", False)):
+        world.configure(f"sources:\n  taskstats: {setting}\n")
+        os.kill(daemon, signal.SIGHUP)
+        eventually(lambda: ("exits" in thread_names(daemon)) == listens, f"taskstats: {setting}")
+    equal(world.me.daemon_pid(), daemon, "the daemon")
+    world.me.met("cancel", job).ok()
 
 
 @test

@@ -67,7 +67,7 @@ class Page:
             self.process = self.world.me.spawn("daemon", "--user", stdout=log, stderr=log)
         self.world.me.daemon_pid()
         # The first tick has been made.
-        eventually(lambda: b"met_daemon_ticks_total" in self.anything(), "a page")
+        eventually(lambda: b"met_daemon_jobs" in self.anything(), "a page")
 
     def anything(self):
         try:
@@ -165,7 +165,7 @@ class Prometheus:
 def a_page_is_in_order_in_both_formats(world):
     page = Page(world)
     job = world.me.run("sleep", "1000")
-    eventually(lambda: page.value(of_job("processes_running", job)) == 1, "the job is on the page")
+    eventually(lambda: page.value(of_job("cpu_seconds_total", job)) is not None, "the job is on the page")
     said = subprocess.run([need("promtool"), "check", "metrics"], input=page.text().encode(), capture_output=True)
     equal((said.returncode, said.stdout + said.stderr), (0, b""), "promtool check metrics")
     headers, text = page.ask(Accept="application/openmetrics-text; version=1.0.0")
@@ -174,7 +174,7 @@ def a_page_is_in_order_in_both_formats(world):
     check(b"# TYPE met_job_cpu_seconds counter\n# UNIT met_job_cpu_seconds seconds\n" in text, "OpenMetrics heads")
     headers, packed = page.ask(Accept_Encoding="gzip")
     equal(headers["Content-Encoding"], "gzip", "encoding")
-    check(b"met_job_wall_seconds_total" in gzip.decompress(packed), "the page is in it")
+    check(b"met_job_cpu_seconds_total" in gzip.decompress(packed), "the page is in it")
     check(page.ask()[0]["Content-Encoding"] is None, "packed only on request")
     for name in ("met_build_info", "met_node_memory_total_bytes", "met_source_success", "met_daemon_cpu_seconds_total",
                  "met_energy_used_joules_total", "met_emission_factor_grams_per_kilowatt_hour{provider="):
@@ -185,7 +185,8 @@ def a_page_is_in_order_in_both_formats(world):
 
 @test
 def a_prometheus_says_what_show_says(world):
-    page = Page(world)
+    # Only `all` has every digit.
+    page = Page(world, http="  metrics: all\n")
     with Prometheus(page) as prometheus:
         prometheus.appears("up == 1")
         job = world.me.run(world.python, "-c", BUSY.format(4))
@@ -238,7 +239,7 @@ def the_rules_are_in_order(world):
 def who_logs_in_is_told_whose_a_job_is_and_nobody_else_is_told_anything(world):
     page = Page(world, web=f"basic_auth_users:\n  ann: {HASH}\n")
     job = world.me.run("sleep", "1000", options=["--name", "very-secret"])
-    eventually(lambda: page.value(of_job("processes_running", job), login=("ann", "secret")) == 1, "it is there")
+    eventually(lambda: page.value(of_job("cpu_seconds_total", job), login=("ann", "secret")) is not None, "it is there")
     for login in (None, ("ann", "wrong"), ("bob", "secret"), ("", "")):
         equal(page.code(login=login), 401, f"as {login}")
     info = [line for line in page.text(login=("ann", "secret")).splitlines() if line.startswith("met_job_info")]
@@ -249,7 +250,7 @@ def who_logs_in_is_told_whose_a_job_is_and_nobody_else_is_told_anything(world):
     page.write_web("")
     world.me.stop_daemon()
     page.start()
-    eventually(lambda: page.value(of_job("processes_running", job)) == 1, "it is there again")
+    eventually(lambda: page.value(of_job("cpu_seconds_total", job)) is not None, "it is there again")
     text = page.text()
     for word in ("very-secret", 'user="', 'account="', 'name="very', "sleep"):
         check(word not in text, f"{word} is shown to everybody")
@@ -287,6 +288,7 @@ def a_listener_that_cannot_be_is_refused_in_one_line(world):
     refused("http: {listen: '0.0.0.0:0'}\n", "0.0.0.0:0", "plain")
     refused("http: {listen: nonsense}\n", "http.listen", "127.0.0.1:9317")
     refused("http: {listen: '127.0.0.1:0', jobs_max: many}\n", "http.jobs_max")
+    refused("http: {listen: '127.0.0.1:0', metrics: everything}\n", "http.metrics", "usual")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -341,7 +343,7 @@ def the_thread_that_strangers_speak_to_has_given_up_what_root_may(world):
 def a_thousand_pieces_of_garbage_disturb_nobody(world):
     page = Page(world, more="sampling:\n  interval: 200ms\n")
     job = world.me.run("sleep", "1000")
-    eventually(lambda: page.value(of_job("processes_running", job)) == 1, "it is there")
+    eventually(lambda: page.value(of_job("cpu_seconds_total", job)) is not None, "it is there")
     before = page.value("met_daemon_ticks_total")
     pieces = [
         b"\x16\x03\x01\x02\x00" + os.urandom(200), os.urandom(300), b"GET /metrics HTTP/9.9\r\n\r\n",
@@ -366,18 +368,65 @@ def a_thousand_pieces_of_garbage_disturb_nobody(world):
     check(any(answer.startswith(b"HTTP/1.1 400") for answer in answers), set(answers))
     check(not any(b"root:" in answer for answer in answers), "no file is shown")
     check(page.value("met_daemon_ticks_total") > before, "it samples on")
-    equal(page.value(of_job("processes_running", job)), 1.0, "the job")
+    check(page.value(of_job("cpu_seconds_total", job)) is not None, "the job")
     with open(f"/proc/{world.me.daemon_pid()}/status") as file:
         resident = next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
     check(resident < 100_000, f"{resident} kB")
     world.me.met("cancel", job).ok()
 
 
+NOT_SHOWN = 'met_jobs_not_shown{{by="{}"}}'
+
+
+def series_of(page, job):
+    """The names of a job's series."""
+    return {line.partition("{")[0] for line in page.text().splitlines() if f'{{manager="local",id="{job}"' in line}
+
+
+@test
+def the_page_has_what_is_usual_unless_more_or_less_is_configured(world):
+    page = Page(world)
+    job = world.me.run(world.python, "-c", BUSY.format(1) + "time.sleep(1000)\n")
+    eventually(lambda: (page.value(of_job("cpu_seconds_total", job)) or 0) > 0.5, "the job is on the page")
+    shown = {}
+    for metrics in ("usual", "minimal", "all"):
+        world.me.stop_daemon()
+        world.configure(f"http:\n  listen: 127.0.0.1:{page.port}\n  metrics: {metrics}\n")
+        page.start()
+        eventually(lambda: (page.value(of_job("cpu_seconds_total", job)) or 0) > 0.5, f"it is on the page with {metrics}")
+        # Energy comes with the first closed window.
+        eventually(lambda: page.value(of_job("energy_joules_total", job)) is not None, f"energy with {metrics}")
+        shown[metrics] = series_of(page, job)
+    check(shown["minimal"] < shown["usual"] < shown["all"], shown)
+    check(4 <= len(shown["minimal"]) <= 5 and 7 <= len(shown["usual"]) <= 12 and len(shown["all"]) > 30, shown)
+    check("met_job_info" in shown["minimal"], shown["minimal"])
+    world.me.met("cancel", job).ok()
+
+
+@test
+def jobs_are_left_out_of_the_page_by_manager_and_age(world):
+    page = Page(world, http="  jobs_managers: slurm, oar\n")
+    job = world.me.run("sleep", "1000")
+    eventually(lambda: page.value(NOT_SHOWN.format("jobs_managers")) == 1, "it is counted")
+    eventually(lambda: page.value("met_jobs_not_shown_cpu_seconds") is not None, "it is added up")
+    equal((series_of(page, job), page.value(NOT_SHOWN.format("jobs_max"))), (set(), 0.0), "its series")
+    world.me.stop_daemon()
+    world.configure(f"http:\n  listen: 127.0.0.1:{page.port}\n  jobs_managers: local\n  jobs_after: 100d\n")
+    page.start()
+    eventually(lambda: page.value(NOT_SHOWN.format("jobs_after")) == 1, "it is too young")
+    equal((series_of(page, job), page.value(NOT_SHOWN.format("jobs_managers"))), (set(), 0.0), "its series")
+    world.me.stop_daemon()
+    world.configure(f"http:\n  listen: 127.0.0.1:{page.port}\n  jobs_managers: local\n  jobs_after: 1s\n")
+    page.start()
+    eventually(lambda: "met_job_cpu_seconds_total" in series_of(page, job), "it is old enough")
+    world.me.met("cancel", job).ok()
+
+
 @test
 def jobs_beyond_the_limit_are_added_up_and_those_that_ended_leave(world):
-    page = Page(world, http="  jobs_max: 2\n  keep_ended: 1s\n")
+    page = Page(world, http="  metrics: all\n  jobs_max: 2\n  keep_ended: 1s\n")
     jobs = [world.me.run("sleep", "1000") for _ in range(4)]
-    eventually(lambda: page.value("met_jobs_not_shown") == 2 and page.value("met_jobs_not_shown_processes_running") == 2,
+    eventually(lambda: page.value(NOT_SHOWN.format("jobs_max")) == 2 and page.value("met_jobs_not_shown_processes_running") == 2,
                "two are shown, two are added up")
     shown = [job for job in jobs if page.value(of_job("wall_seconds_total", job)) is not None]
     equal(shown, jobs[:2], "the oldest keep their series")
@@ -385,7 +434,7 @@ def jobs_beyond_the_limit_are_added_up_and_those_that_ended_leave(world):
         world.me.met("cancel", job).ok()
     eventually(lambda: page.value(of_job("processes_running", jobs[3])) == 1, "there is room for the others")
     eventually(lambda: page.value(of_job("wall_seconds_total", jobs[0])) is None, "an ended job leaves")
-    eventually(lambda: page.value("met_jobs_not_shown") == 0, "none is left out")
+    eventually(lambda: page.value(NOT_SHOWN.format("jobs_max")) == 0, "none is left out")
     for job in jobs[2:]:
         world.me.met("cancel", job).ok()
     findings = {one["what"]: one for one in world.me.met("doctor", "--json").ok().json()}

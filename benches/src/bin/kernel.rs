@@ -25,6 +25,7 @@ const EVENTS: [&str; 4] = ["page_faults", "context_switches", "cpu_migrations", 
 const ROUNDS: usize = 50;
 /// Exits of processes that are received.
 const ENDS: usize = 2_000;
+const IDLE: Duration = Duration::from_secs(5);
 /// Whatever happens to this program, what it started ends by itself.
 const SLEEP_SECONDS: u32 = 300;
 
@@ -127,6 +128,29 @@ fn bench_exits(host: &Host) -> Result<()> {
     let received = news.ends.iter().filter(|exit| exit.parent_pid == pid).count();
     let us = exits.cpu_ns() as f64 / 1000.0 / news.ends.len().max(1) as f64;
     say(&format!("exits: {received} of {ENDS} heard, {} lost, {us:.2} µs each", news.losses));
+    drop(group);
+    bench_idle_listener(&exits)
+}
+
+/// What it costs to listen to the ends of processes that are of no job, at about a thousand a second.
+fn bench_idle_listener(exits: &Exits) -> Result<()> {
+    let burst = "i=0; while [ $i -lt 100 ]; do (:); i=$((i+1)); done; sleep 0.05";
+    let group = Group::start(&format!("while :; do {burst}; done"))?;
+    let (mut ends, mut taken_ns) = (0, 0);
+    exits.take();
+    let (begin, before_ns) = (Instant::now(), exits.cpu_ns());
+    while begin.elapsed() < IDLE {
+        std::thread::sleep(Duration::from_secs(1));
+        let begin_ns = clock::thread_cpu_ns();
+        ends += exits.take().ends.len();
+        taken_ns += clock::thread_cpu_ns() - begin_ns;
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    let (rate, spent_ms) =
+        (ends as f64 / seconds, (exits.cpu_ns() - before_ns + taken_ns) as f64 / 1e6 / seconds);
+    drop(group);
+    let each_us = spent_ms / rate.max(1.0) * 1000.0;
+    say(&format!("idle listener: {rate:.0} exits/s, {spent_ms:.2} ms/s, {each_us:.2} µs each (goal 1)"));
     Ok(())
 }
 
@@ -148,6 +172,7 @@ fn bench_perf(host: &Host) -> Result<()> {
     };
     let mut made = Cgroups(Vec::new());
     let mut targets = Targets::default();
+    let asked: Arc<[String]> = EVENTS.iter().map(|&name| name.to_owned()).collect();
     for number in 0..CGROUPS {
         let path = mount.point.join(format!("met-bench-{}-{number}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
@@ -158,7 +183,7 @@ fn bench_perf(host: &Host) -> Result<()> {
             dirs,
             counted: false,
             counted_in: None,
-            events: None,
+            events: Some(Arc::clone(&asked)),
             young: false,
         });
     }

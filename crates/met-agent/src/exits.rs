@@ -23,11 +23,15 @@ const BEGIN_DOUBT_NS: i64 = 2_000_000_000;
 /// Processes whose dealing with children is looked up at one tick; each costs about 20 µs.
 const ASKED_MAX: usize = 32;
 
-/// The listener and its books. Without permission it hears nothing, and everything here is empty.
+/// The listener and its books. Without permission, or if it is off, everything here is empty.
 #[derive(Default)]
 pub struct Departures {
     exits: Option<Exits>,
     refused: bool,
+    /// By configuration.
+    off: bool,
+    /// Losses of listeners that are no more, and times that none listened while there were jobs.
+    gaps: u64,
     ledger: ExitLedger,
     /// Whose the processes were before the last look at the machine.
     before: HashMap<u32, Member>,
@@ -68,6 +72,40 @@ pub enum Beginning {
 }
 
 impl Departures {
+    pub fn new(off: bool) -> Departures {
+        Departures { off, ..Departures::default() }
+    }
+
+    /// Stops the listener, or starts it again if there are jobs. What ends meanwhile is lost.
+    pub fn set_off(&mut self, host: &Host, off: bool) {
+        if std::mem::replace(&mut self.off, off) == off {
+            return;
+        }
+        if off {
+            self.gaps += self.news.losses + 1;
+            self.stop();
+        } else if !self.ledger.is_empty() {
+            self.listen(host);
+            self.forget_at_ns = Some(clock::boottime_ns());
+        }
+    }
+
+    fn listen(&mut self, host: &Host) {
+        if self.exits.is_none() && !self.refused && !self.off {
+            self.exits = Exits::listen(host).ok();
+            self.refused = self.exits.is_none();
+        }
+    }
+
+    fn stop(&mut self) {
+        self.spent_listening_ns = self.listening_cpu_ns();
+        self.exits = None;
+        self.news = News::default();
+        self.reaping = Reaping::default();
+        self.before = HashMap::new();
+        self.forget_at_ns = None;
+    }
+
     /// Opens the books for a job. `is_unused` says that nothing has run in its cgroup yet.
     pub fn open(
         &mut self,
@@ -76,10 +114,7 @@ impl Departures {
         beginning: Beginning,
         is_unused: impl FnOnce() -> bool,
     ) -> Watch {
-        if self.exits.is_none() && !self.refused {
-            self.exits = Exits::listen(host).ok();
-            self.refused = self.exits.is_none();
-        }
+        self.listen(host);
         self.ledger.open_page(slot);
         let exits = self.exits.as_ref().filter(|exits| exits.knows_births());
         let heard_since = |begin_ns: i64| exits.is_some_and(|exits| exits.since_ns() <= begin_ns);
@@ -99,18 +134,14 @@ impl Departures {
     pub fn close(&mut self, slot: u32) {
         self.ledger.close_page(slot);
         if self.ledger.is_empty() {
-            self.spent_listening_ns = self.listening_cpu_ns();
-            self.exits = None;
-            self.news = News::default();
-            self.reaping = Reaping::default();
-            self.before = HashMap::new();
-            self.forget_at_ns = None;
+            self.gaps = 0;
+            self.stop();
         }
     }
 
     /// How often something was lost that should be in the books.
     fn losses(&self) -> u64 {
-        self.news.losses + self.ledger.losses()
+        self.gaps + self.news.losses + self.ledger.losses()
     }
 
     /// CPU time spent in entering what was heard.
@@ -142,7 +173,7 @@ impl Departures {
     }
 
     pub fn gone(&self, slot: u32) -> Option<&Gone> {
-        self.ledger.page(slot).filter(|_| self.is_listening())
+        self.ledger.page(slot).filter(|_| self.is_listening() || self.gaps > 0)
     }
 
     /// Hears what happened up to now. Called before the machine is looked at: who is heard of here and
@@ -497,6 +528,31 @@ mod tests {
         own.depart(false, |_| false);
         own.end(8);
         assert_eq!(own.total(0), 5, "without records the last reading is all there is");
+    }
+
+    #[test]
+    fn who_is_turned_off_does_not_listen_and_a_job_of_that_time_is_not_complete() {
+        let host = Host::real().unwrap();
+        let mut departures = Departures::new(true);
+        let begin = || Beginning::Process(clock::boottime_ns());
+        departures.open(&host, 1, begin(), || false);
+        assert!(!departures.is_listening(), "it is off");
+        departures.set_off(&host, false);
+        if !departures.is_listening() {
+            met_core::skipped::skipped("no exit records here");
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        let watch = departures.open(&host, 2, begin(), || false);
+        let complete = departures.is_complete(watch, None);
+        departures.set_off(&host, true);
+        assert!(!departures.is_listening() && !departures.is_complete(watch, None));
+        departures.set_off(&host, false);
+        assert!(departures.is_listening());
+        assert!(complete && !departures.is_complete(watch, None), "what ended meanwhile is lost");
+        departures.close(1);
+        departures.close(2);
+        assert!(!departures.is_listening(), "no job needs it");
     }
 
     #[test]

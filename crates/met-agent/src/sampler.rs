@@ -36,6 +36,7 @@ use met_host::{Host, Targets, clock};
 use met_jobs::processes;
 use met_query::live::Live;
 use met_sinks::bus::Ticker;
+use met_sources::taskstats::exits;
 use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, Unread, meter};
 
 use crate::exits::{Beginning, Departures};
@@ -135,7 +136,7 @@ impl Sampler {
             runner,
             rows: JobRows::new(config.storage.job_details),
             asked: EventsAsked::of_file(&config.perf.events),
-            departures: Departures::default(),
+            departures: Departures::new(exits::is_off(options)),
             machine: Machine::new(config.node),
             jobs: Jobs::new(),
         }
@@ -514,6 +515,7 @@ impl Sampler {
         for name in &changed {
             self.runner.reopen(name, &self.host, &options);
         }
+        self.departures.set_off(&self.host, exits::is_off(&options));
         if !changed.is_empty() {
             self.energy.forget_meters();
         }

@@ -16,11 +16,13 @@ use std::time::Duration;
 
 pub use current::{Current, current};
 pub use form::{events_in, interval};
+use met_core::Selection;
 use met_core::energy::emission;
 use met_core::gpu_idle_power::IdleRules;
 use met_core::managers::Scheduler;
 use met_host::Address;
 use met_jobs::cgroup_layouts::Layout;
+use met_sinks::shown_jobs::Contents;
 
 use met_host::trusted;
 
@@ -253,8 +255,24 @@ pub struct Http {
     /// Users of `web_config` who may read all jobs with the API of a daemon.
     pub operators: Vec<String>,
     pub plain: bool,
+    pub metrics: Selection,
     pub jobs_max: u64,
+    /// Managers whose jobs have series of their own; empty: all.
+    pub jobs_managers: Vec<String>,
+    pub jobs_after: Option<Duration>,
     pub keep_ended: Duration,
+}
+
+impl Http {
+    /// What is on the page for Prometheus.
+    pub fn contents(&self) -> Contents {
+        Contents {
+            metrics: self.metrics,
+            jobs_max: usize::try_from(self.jobs_max).unwrap_or(usize::MAX),
+            managers: self.jobs_managers.clone(),
+            after_ns: self.jobs_after.map_or(0, |after| i64::try_from(after.as_nanos()).unwrap_or(i64::MAX)),
+        }
+    }
 }
 
 /// Settings of a server.

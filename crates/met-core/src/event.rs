@@ -7,7 +7,7 @@ use crate::table::{NANO, ONE};
 use crate::{Column, Table, Unit, columns};
 
 columns! { COLUMNS:
-    COUNT = Column::counter("count", Unit::Count, ONE, "number of occurrences, scaled up if it was not counted all the time"),
+    COUNT = Column::counter("count", Unit::Count, ONE, "number of occurrences, scaled up if it was not counted all the time").usual(),
     ENABLED = Column::counter("enabled", Unit::Seconds, NANO, "time in which it was enabled, summed over CPUs"),
     RUNNING = Column::counter("running", Unit::Seconds, NANO, "time in which it was counted; less if counters are multiplexed"),
 }

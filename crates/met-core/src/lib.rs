@@ -49,4 +49,4 @@ pub mod units;
 pub use batch::{Batch, MISSING, Row, Subject, Unparsed, Window};
 pub use detail_table::DETAIL;
 pub use job_table::JOB;
-pub use table::{Across, Column, Kind, Table, Unit};
+pub use table::{Across, Column, Kind, Selection, Table, Unit};

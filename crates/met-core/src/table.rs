@@ -51,6 +51,33 @@ impl Unit {
     }
 }
 
+/// How much a page for Prometheus shows. Each selection has all columns of those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Selection {
+    /// Enough to see that a job works, and what it costs.
+    Minimal,
+    /// What is plotted, and what the alerts and recording rules need.
+    #[default]
+    Usual,
+    All,
+}
+
+impl Selection {
+    pub const NAMES: &'static [&'static str] = &["minimal", "usual", "all"];
+
+    pub fn name(self) -> &'static str {
+        Selection::NAMES[self as usize]
+    }
+
+    pub fn from_name(name: &str) -> Option<Selection> {
+        [Selection::Minimal, Selection::Usual, Selection::All].into_iter().find(|one| one.name() == name)
+    }
+
+    pub fn has(self, column: &Column) -> bool {
+        column.selection <= self
+    }
+}
+
 /// One measured quantity. Cells are integers in a fixed sub-unit; `scale` turns them into `unit`.
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
@@ -64,6 +91,8 @@ pub struct Column {
     pub feeds: Option<usize>,
     /// The same of the table of details.
     pub details: Option<usize>,
+    /// The smallest selection that has it.
+    pub selection: Selection,
 }
 
 pub const NANO: f64 = 1e-9;
@@ -83,11 +112,12 @@ impl Column {
             help,
             feeds: None,
             details: None,
+            selection: Selection::All,
         }
     }
 
     pub const fn gauge(name: &'static str, unit: Unit, scale: f64, help: &'static str) -> Column {
-        Column { name, kind: Kind::Gauge, unit, scale, across: Across::Sum, help, feeds: None, details: None }
+        Column { kind: Kind::Gauge, ..Column::counter(name, unit, scale, help) }
     }
 
     pub const fn across(self, across: Across) -> Column {
@@ -102,6 +132,14 @@ impl Column {
     /// `detail` is a constant of `detail_table`.
     pub const fn details(self, detail: usize) -> Column {
         Column { details: Some(detail), ..self }
+    }
+
+    pub const fn usual(self) -> Column {
+        Column { selection: Selection::Usual, ..self }
+    }
+
+    pub const fn minimal(self) -> Column {
+        Column { selection: Selection::Minimal, ..self }
     }
 
     /// The name in JSON: the Prometheus name without its prefix and `_total`.
@@ -153,6 +191,11 @@ impl Table {
     /// The first column of this kind and unit: what a meter reads, before its means and limits.
     pub fn reading(&self, kind: Kind, unit: Unit) -> Option<usize> {
         self.columns.iter().position(|column| column.kind == kind && column.unit == unit)
+    }
+
+    /// Whether its rows are parts of jobs, such as processes, and on no page: jobs have their sums.
+    pub fn is_part_of_jobs(&self) -> bool {
+        self.labels.iter().any(|label| matches!(*label, "pid" | "cgroup"))
     }
 
     pub fn prometheus_name(&self, column: &Column) -> String {

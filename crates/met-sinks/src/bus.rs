@@ -36,20 +36,23 @@ pub static SINK: Table = Table {
     subject: "a sink that events are delivered to",
     labels: &["sink"],
     columns: &[
-        Column::counter("delivered", Unit::Count, ONE, "events that the sink took, since the process began"),
+        Column::counter("delivered", Unit::Count, ONE, "events that the sink took, since the process began")
+            .usual(),
         Column::counter(
             "dropped",
             Unit::Count,
             ONE,
             "events that the sink did not get: its queue was full, or it failed",
-        ),
+        )
+        .usual(),
         Column::counter(
             "failed",
             Unit::Count,
             ONE,
             "attempts to open the sink or to deliver an event that failed",
-        ),
-        Column::gauge("queued", Unit::Count, ONE, "events that wait for the sink"),
+        )
+        .usual(),
+        Column::gauge("queued", Unit::Count, ONE, "events that wait for the sink").usual(),
     ],
 };
 

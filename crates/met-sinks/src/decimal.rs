@@ -17,6 +17,12 @@ pub fn write(column: &Column, cell: i64, out: &mut Vec<u8>) {
     }
 }
 
+/// The same, cut to thousandths of the unit: milliseconds, millijoules. A counter that only grows still does.
+pub fn write_thousandths(column: &Column, cell: i64, out: &mut Vec<u8>) {
+    let beyond = places(column.scale).unwrap_or(0).saturating_sub(3) as u32;
+    write(column, cell - cell % 10i64.pow(beyond), out);
+}
+
 /// Digits behind the point. `None`: the unit is smaller than what is counted in.
 fn places(scale: f64) -> Option<usize> {
     // Most are one of these, and a logarithm takes longer than all else.
@@ -85,6 +91,22 @@ mod tests {
         assert_eq!(text(MEGA, 2_400), "2400000000");
         assert_eq!(text(MEGA, -3), "-3000000");
         assert_eq!(text(0.01, 250), "2.5");
+    }
+
+    #[test]
+    fn what_is_cut_off_are_digits_beyond_the_third() {
+        for (scale, cell, expected) in [
+            (NANO, 1_234_567_899, "1.234"),
+            (NANO, 999_999, "0"),
+            (MICRO, -1_500, "-0.001"),
+            (MILLI, 1_234, "1.234"),
+            (ONE, 12_345_678, "12345678"),
+            (MEGA, 2_400, "2400000000"),
+        ] {
+            let mut out = Vec::new();
+            write_thousandths(&Column::gauge("x", Unit::Count, scale, ""), cell, &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), expected);
+        }
     }
 
     proptest! {

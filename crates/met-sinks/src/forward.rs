@@ -54,12 +54,12 @@ const NODE_EVERY: Duration = Duration::from_secs(60);
 const STACK_BYTES: usize = 512 << 10;
 
 columns! { COLUMNS:
-    WAITING = Column::gauge("waiting", Unit::Bytes, ONE, "what waits on disk for the server"),
-    BATCHES = Column::gauge("batches", Unit::Count, ONE, "batches that wait for the server"),
-    OLDEST = Column::gauge("oldest", Unit::Seconds, NANO, "how long the oldest batch has waited for the server"),
-    DROPPED = Column::counter("dropped", Unit::Count, ONE, "samples that were given up, because there was no room"),
-    REFUSED = Column::counter("refused", Unit::Count, ONE, "batches that the server will never take, since the daemon began"),
-    ACKNOWLEDGED = Column::gauge("acknowledged_time", Unit::Seconds, NANO, "when the server last had everything of a batch, in unix time"),
+    WAITING = Column::gauge("waiting", Unit::Bytes, ONE, "what waits on disk for the server").usual(),
+    BATCHES = Column::gauge("batches", Unit::Count, ONE, "batches that wait for the server").usual(),
+    OLDEST = Column::gauge("oldest", Unit::Seconds, NANO, "how long the oldest batch has waited for the server").usual(),
+    DROPPED = Column::counter("dropped", Unit::Count, ONE, "samples that were given up, because there was no room").minimal(),
+    REFUSED = Column::counter("refused", Unit::Count, ONE, "batches that the server will never take, since the daemon began").usual(),
+    ACKNOWLEDGED = Column::gauge("acknowledged_time", Unit::Seconds, NANO, "when the server last had everything of a batch, in unix time").usual(),
     CLOCK = Column::gauge("clock_offset", Unit::Seconds, NANO, "how far this clock is behind the server's"),
 }
 

@@ -9,6 +9,7 @@ pub mod event_json;
 pub mod forward;
 pub mod prometheus;
 pub mod service_discovery;
+pub mod shown_jobs;
 pub mod sink;
 pub mod snapshot;
 mod stdout;

@@ -7,9 +7,9 @@ use met_core::table::{NANO, ONE};
 use met_core::{Across, Column, JOB, MISSING, Table, Unit, columns};
 
 columns! { COLUMNS:
-    CPUS = Column::gauge("cpus", Unit::Count, ONE, "CPUs that the job was given, in all"),
-    MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "memory that the job was given, in all"),
-    GPUS = Column::gauge("gpus", Unit::Count, ONE, "GPUs that the job was given"),
+    CPUS = Column::gauge("cpus", Unit::Count, ONE, "CPUs that the job was given, in all").usual(),
+    MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "memory that the job was given, in all").usual(),
+    GPUS = Column::gauge("gpus", Unit::Count, ONE, "GPUs that the job was given").usual(),
     NODES = Column::gauge("nodes", Unit::Count, ONE, "machines that the job was given"),
     TIME_LIMIT = Column::gauge("time_limit", Unit::Seconds, NANO, "how long the job may run"),
 }

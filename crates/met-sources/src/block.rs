@@ -10,8 +10,8 @@ use crate::row_parts::{Parts, label};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable};
 
 columns! { COLUMNS:
-    READ = Column::counter("read", Unit::Bytes, ONE, "bytes read"),
-    WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes written"),
+    READ = Column::counter("read", Unit::Bytes, ONE, "bytes read").usual(),
+    WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes written").usual(),
     DISCARDED = Column::counter("discarded", Unit::Bytes, ONE, "bytes discarded (trim)"),
     READS = Column::counter("reads", Unit::Count, ONE, "read requests"),
     WRITES = Column::counter("writes", Unit::Count, ONE, "write requests"),
@@ -19,7 +19,7 @@ columns! { COLUMNS:
     FLUSHES = Column::counter("flushes", Unit::Count, ONE, "flush requests"),
     READ_WAIT = Column::counter("read_wait", Unit::Seconds, NANO, "time that reads took, summed over all of them"),
     WRITE_WAIT = Column::counter("write_wait", Unit::Seconds, NANO, "time that writes took, summed over all of them"),
-    BUSY = Column::counter("busy", Unit::Seconds, NANO, "time in which at least one request was in flight"),
+    BUSY = Column::counter("busy", Unit::Seconds, NANO, "time in which at least one request was in flight").usual(),
     QUEUED = Column::counter("queued", Unit::Seconds, NANO, "time that all requests took together; per second it is the mean length of the queue"),
     REQUESTS = Column::gauge("requests", Unit::Count, ONE, "requests in flight"),
 }

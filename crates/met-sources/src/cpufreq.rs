@@ -13,14 +13,14 @@ use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unav
 const KILO: f64 = 1e3;
 
 columns! { COLUMNS:
-    FREQUENCY_MEAN = Column::gauge("frequency_mean", Unit::Hertz, KILO, "mean frequency of all CPUs").across(Across::Mean),
+    FREQUENCY_MEAN = Column::gauge("frequency_mean", Unit::Hertz, KILO, "mean frequency of all CPUs").across(Across::Mean).usual(),
     FREQUENCY_MIN = Column::gauge("frequency_min", Unit::Hertz, KILO, "frequency of the slowest CPU").across(Across::Mean),
     FREQUENCY_MAX = Column::gauge("frequency_max", Unit::Hertz, KILO, "frequency of the fastest CPU").across(Across::Max),
     FREQUENCY_LIMIT = Column::gauge("frequency_limit", Unit::Hertz, KILO, "highest frequency that the policy allows").across(Across::Max),
     THROTTLES_CORE = Column::counter("throttles_core", Unit::Count, ONE, "times a core was throttled because of its temperature"),
     THROTTLES_PACKAGE = Column::counter("throttles_package", Unit::Count, ONE, "times a package was throttled because of its temperature"),
     THROTTLED_CORE = Column::counter("throttled_core", Unit::Seconds, NANO, "time in which cores were throttled, summed over cores"),
-    THROTTLED_PACKAGE = Column::counter("throttled_package", Unit::Seconds, NANO, "time in which packages were throttled, summed over packages"),
+    THROTTLED_PACKAGE = Column::counter("throttled_package", Unit::Seconds, NANO, "time in which packages were throttled, summed over packages").usual(),
 }
 
 pub static TABLE: Table =

@@ -11,9 +11,9 @@ use crate::meter::{self, Meter};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
-    POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn"),
+    POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn").usual(),
     POWER_CAP = Column::gauge("power_cap", Unit::Watts, MILLI, "power cap; 0 if there is none"),
-    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the blade's controller was started"),
+    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the blade's controller was started").usual(),
 }
 
 labels! { LABELS: COMPONENT = "component" }

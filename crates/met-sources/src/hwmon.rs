@@ -10,9 +10,9 @@ use crate::meter::{self, Meter};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
-    POWER = Column::gauge("power", Unit::Watts, MICRO, "power drawn, the mean where the sensor has one"),
-    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the sensor was started"),
-    TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature").across(Across::Max),
+    POWER = Column::gauge("power", Unit::Watts, MICRO, "power drawn, the mean where the sensor has one").usual(),
+    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the sensor was started").usual(),
+    TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature").across(Across::Max).usual(),
     TEMPERATURE_CRITICAL = Column::gauge("temperature_critical", Unit::Celsius, MILLI, "critical temperature of the part").across(Across::Max),
 }
 

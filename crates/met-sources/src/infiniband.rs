@@ -10,8 +10,8 @@ use met_host::{Host, Targets, parse};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
-    RECEIVED = Column::counter("received", Unit::Bytes, ONE, "bytes received"),
-    SENT = Column::counter("sent", Unit::Bytes, ONE, "bytes sent"),
+    RECEIVED = Column::counter("received", Unit::Bytes, ONE, "bytes received").usual(),
+    SENT = Column::counter("sent", Unit::Bytes, ONE, "bytes sent").usual(),
     PACKETS_RECEIVED = Column::counter("packets_received", Unit::Count, ONE, "packets received"),
     PACKETS_SENT = Column::counter("packets_sent", Unit::Count, ONE, "packets sent"),
     ERRORS_RECEIVED = Column::counter("errors_received", Unit::Count, ONE, "packets received with errors"),
@@ -19,7 +19,7 @@ columns! { COLUMNS:
     WAIT_SENT = Column::counter("wait_sent", Unit::Count, ONE, "ticks of the port in which data waited and nothing could be sent"),
     SYMBOL_ERRORS = Column::counter("symbol_errors", Unit::Count, ONE, "errors on the wire"),
     LINK_RECOVERIES = Column::counter("link_recoveries", Unit::Count, ONE, "times the link recovered from errors"),
-    LINK_DOWNS = Column::counter("link_downs", Unit::Count, ONE, "times the link went down"),
+    LINK_DOWNS = Column::counter("link_downs", Unit::Count, ONE, "times the link went down").usual(),
     LINK_RATE = Column::gauge("link_rate", Unit::Bytes, ONE, "bytes per second that the link can carry each way"),
 }
 

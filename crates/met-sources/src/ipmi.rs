@@ -19,11 +19,11 @@ use crate::meter::{self, Meter};
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
-    POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn now"),
+    POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn now").usual(),
     POWER_AVERAGE = Column::gauge("power_average", Unit::Watts, MILLI, "mean power over the controller's own period"),
     POWER_MIN = Column::gauge("power_min", Unit::Watts, MILLI, "lowest power in that period").across(Across::Max),
     POWER_MAX = Column::gauge("power_max", Unit::Watts, MILLI, "highest power in that period").across(Across::Max),
-    TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature").across(Across::Max),
+    TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature").across(Across::Max).usual(),
 }
 
 labels! { LABELS: SENSOR = "sensor" }

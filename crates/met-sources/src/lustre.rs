@@ -10,8 +10,8 @@ use crate::row_parts::{Parts, label};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, is_gone, sysfs};
 
 columns! { COLUMNS:
-    READ = Column::counter("read", Unit::Bytes, ONE, "bytes read"),
-    WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes written"),
+    READ = Column::counter("read", Unit::Bytes, ONE, "bytes read").usual(),
+    WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes written").usual(),
     READS = Column::counter("reads", Unit::Count, ONE, "read calls"),
     WRITES = Column::counter("writes", Unit::Count, ONE, "write calls"),
     OPENS = Column::counter("opens", Unit::Count, ONE, "files opened"),

@@ -18,8 +18,8 @@ pub mod device {
     use super::*;
 
     met_core::columns! { COLUMNS:
-        RECEIVED = Column::counter("received", Unit::Bytes, ONE, "bytes received"),
-        SENT = Column::counter("sent", Unit::Bytes, ONE, "bytes sent"),
+        RECEIVED = Column::counter("received", Unit::Bytes, ONE, "bytes received").usual(),
+        SENT = Column::counter("sent", Unit::Bytes, ONE, "bytes sent").usual(),
         PACKETS_RECEIVED = Column::counter("packets_received", Unit::Count, ONE, "packets received"),
         PACKETS_SENT = Column::counter("packets_sent", Unit::Count, ONE, "packets sent"),
         ERRORS_RECEIVED = Column::counter("errors_received", Unit::Count, ONE, "packets received with errors"),

@@ -10,8 +10,8 @@ use crate::row_parts::{Parts, label};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable};
 
 columns! { COLUMNS:
-    READ = Column::counter("read", Unit::Bytes, ONE, "bytes that programs read, cached data included"),
-    WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes that programs wrote"),
+    READ = Column::counter("read", Unit::Bytes, ONE, "bytes that programs read, cached data included").usual(),
+    WRITTEN = Column::counter("written", Unit::Bytes, ONE, "bytes that programs wrote").usual(),
     RECEIVED = Column::counter("received", Unit::Bytes, ONE, "bytes read from the server"),
     SENT = Column::counter("sent", Unit::Bytes, ONE, "bytes written to the server"),
     OPERATIONS = Column::counter("operations", Unit::Count, ONE, "requests to the server"),

@@ -20,7 +20,7 @@ use crate::perf::cpu_list;
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
-    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used by the zone since the counter started; wraparounds are handled"),
+    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used by the zone since the counter started; wraparounds are handled").usual(),
     RANGE = Column::gauge("energy_range", Unit::Joules, MICRO, "where the counter of the zone starts again").across(Across::Max),
 }
 

@@ -22,11 +22,11 @@ use crate::{
 };
 
 columns! { COLUMNS:
-    POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn"),
+    POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn").usual(),
     POWER_AVERAGE = Column::gauge("power_average", Unit::Watts, MILLI, "mean power over the controller's own period"),
     POWER_MIN = Column::gauge("power_min", Unit::Watts, MILLI, "lowest power in that period").across(Across::Max),
     POWER_MAX = Column::gauge("power_max", Unit::Watts, MILLI, "highest power in that period").across(Across::Max),
-    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the controller's counter started"),
+    ENERGY = Column::counter("energy", Unit::Joules, MICRO, "energy used since the controller's counter started").usual(),
 }
 
 labels! { LABELS: CHASSIS = "chassis", METER = "meter" }

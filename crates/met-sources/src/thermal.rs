@@ -9,7 +9,7 @@ use met_host::{Host, Targets};
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
 
 columns! { COLUMNS:
-    TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature of the zone").across(Across::Max),
+    TEMPERATURE = Column::gauge("temperature", Unit::Celsius, MILLI, "temperature of the zone").across(Across::Max).usual(),
     TEMPERATURE_CRITICAL = Column::gauge("temperature_critical", Unit::Celsius, MILLI, "temperature at which the machine is shut down").across(Across::Max),
 }
 

@@ -92,7 +92,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
     let schedulers = Schedulers::start(&setting.host, queried, Asker::Server { root }, before)?;
     let query = Arc::new(view.clone());
     let api = Arc::new(Api::new(keeper, Log::open_for_reading(&state)?, incompatible, query));
-    let pages = page::Pages::new(view, setting.config.http.jobs_max);
+    let pages = page::Pages::new(view, setting.config.http.contents());
     let server = listen(setting, &api, pages)?;
     for address in server.local_addrs() {
         tracing::info!("serving {address}, state in {}", state.display());

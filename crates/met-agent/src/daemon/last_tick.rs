@@ -10,20 +10,21 @@ use met_core::job_table::WALL;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit, columns};
 use met_host::clock;
-use met_sinks::prometheus::{self, Disclosure, Format};
+use met_sinks::prometheus::{self, Format};
+use met_sinks::shown_jobs::{Contents, ShownCounters};
 use met_sinks::snapshot::{About, HeldCard, Job, Person, Rows, Snapshot, allocated};
 
 use crate::sampler::NodeNow;
 
 columns! { COLUMNS:
-    CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the daemon itself"),
-    MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "resident memory of the daemon itself"),
+    CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the daemon itself").minimal(),
+    MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "resident memory of the daemon itself").usual(),
     OPEN_FILES = Column::gauge("open_files", Unit::Count, ONE, "files that the daemon has open"),
-    START_TIME = Column::gauge("start_time", Unit::Seconds, NANO, "when the daemon began, in unix time"),
-    SAMPLE_TIME = Column::gauge("sample_time", Unit::Seconds, NANO, "when the samples on this page were taken, in unix time"),
-    INTERVAL = Column::gauge("interval", Unit::Seconds, NANO, "time between two samples"),
-    TICKS = Column::counter("ticks", Unit::Count, ONE, "times that the machine was looked at"),
-    JOBS = Column::gauge("jobs", Unit::Count, ONE, "jobs that run"),
+    START_TIME = Column::gauge("start_time", Unit::Seconds, NANO, "when the daemon began, in unix time").usual(),
+    SAMPLE_TIME = Column::gauge("sample_time", Unit::Seconds, NANO, "when the samples on this page were taken, in unix time").usual(),
+    INTERVAL = Column::gauge("interval", Unit::Seconds, NANO, "time between two samples").usual(),
+    TICKS = Column::counter("ticks", Unit::Count, ONE, "times that the machine was looked at").usual(),
+    JOBS = Column::gauge("jobs", Unit::Count, ONE, "jobs that run").minimal(),
 }
 
 pub static DAEMON: Table =
@@ -44,7 +45,7 @@ pub struct Board {
     now: Mutex<Arc<NodeNow>>,
     jobs: Mutex<Jobs>,
     pages: Mutex<Pages>,
-    jobs_max: usize,
+    contents: Contents,
     keep_ended: Duration,
     began_ns: i64,
     /// Further tables, such as what waits for a server.
@@ -71,6 +72,7 @@ struct Ended {
 #[derive(Default)]
 struct Pages {
     of: (i64, u64),
+    shown: ShownCounters,
     written: Vec<(Wanted, Arc<[u8]>)>,
 }
 
@@ -88,12 +90,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Board {
-    pub fn new(jobs_max: usize, keep_ended: Duration) -> Board {
+    pub fn new(contents: Contents, keep_ended: Duration) -> Board {
         Board {
             now: Mutex::default(),
             jobs: Mutex::default(),
             pages: Mutex::default(),
-            jobs_max,
+            contents,
             keep_ended,
             began_ns: clock::realtime_ns(),
             watched: Mutex::default(),
@@ -167,14 +169,16 @@ impl Board {
         let version = self.forget_old();
         let mut pages = lock(&self.pages);
         if pages.of != (now.time_ns, version) {
-            *pages = Pages { of: (now.time_ns, version), written: Vec::new() };
+            pages.of = (now.time_ns, version);
+            pages.written.clear();
         }
         if let Some((_, page)) = pages.written.iter().find(|(known, _)| *known == wanted) {
             return Ok(Arc::clone(page));
         }
         let mut page = Vec::new();
-        let disclosure = Disclosure { people: wanted.people, jobs_max: self.jobs_max };
-        prometheus::page(&self.snapshot(&now), wanted.format, disclosure, &mut page);
+        let mut snapshot = self.snapshot(&now);
+        pages.shown.fill(&mut snapshot.jobs, self.contents.metrics);
+        prometheus::page(&snapshot, wanted.format, &self.contents, wanted.people, &mut page);
         let page: Arc<[u8]> = match wanted.gzip {
             // Nothing that is written to memory fails.
             true => prometheus::gzip(&page).unwrap_or_default().into(),

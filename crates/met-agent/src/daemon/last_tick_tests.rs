@@ -17,7 +17,7 @@ fn record(id: u32, start_s: i64) -> Record {
 }
 
 fn board(jobs_max: usize) -> Board {
-    Board::new(jobs_max, Duration::from_secs(300))
+    Board::new(Contents { jobs_max, ..Contents::default() }, Duration::from_secs(300))
 }
 
 fn tick(board: &Board, jobs: &[(&Record, i64)]) {
@@ -63,8 +63,28 @@ fn a_job_is_shown_while_it_runs_and_with_its_end_for_a_while() {
 }
 
 #[test]
+fn a_counter_once_shown_stays_while_its_job_is_on_the_page() {
+    let board = board(10);
+    let mut record = record(7, 1_700_000_000);
+    board.runs(&record);
+    tick(&board, &[(&record, 2 * SECOND)]);
+    let cpu = "met_job_cpu_seconds_total{manager=\"local\",id=\"7\"} 2\n";
+    assert!(page(&board, TEXT).contains(cpu));
+    // A reading failed.
+    tick(&board, &[(&record, MISSING)]);
+    assert!(page(&board, TEXT).contains(cpu), "{}", page(&board, TEXT));
+    // Nobody knows the total at the end.
+    record.state = State::Finished;
+    board.ended(&record);
+    tick(&board, &[]);
+    let ended = page(&board, TEXT);
+    assert!(ended.contains(cpu) && ended.contains("state=\"finished\""), "{ended}");
+    assert!(!ended.contains("met_job_memory_needed_bytes"), "a level does not stay: {ended}");
+}
+
+#[test]
 fn what_was_kept_long_enough_is_gone() {
-    let board = Board::new(10, Duration::ZERO);
+    let board = Board::new(Contents { jobs_max: 10, ..Contents::default() }, Duration::ZERO);
     board.ended(&record(7, 1));
     std::thread::sleep(Duration::from_millis(2));
     assert!(!page(&board, TEXT).contains("id=\"7\""));
@@ -92,7 +112,10 @@ fn the_oldest_jobs_keep_their_series() {
     records.iter().for_each(|record| board.runs(record));
     tick(&board, &[(&records[0], SECOND), (&records[1], SECOND), (&records[2], SECOND)]);
     let text = page(&board, TEXT);
-    assert!(text.contains("met_jobs_not_shown 1\n") && text.contains("met_jobs_not_shown_cpu_seconds 1\n"));
+    assert!(
+        text.contains("met_jobs_not_shown{by=\"jobs_max\"} 1\n")
+            && text.contains("met_jobs_not_shown_cpu_seconds 1\n")
+    );
     assert!(!text.contains("id=\"1\"") && text.contains("id=\"2\"") && text.contains("id=\"3\""), "{text}");
 }
 

@@ -14,8 +14,9 @@ pub static ENERGY: Table = Table {
         by no job (idle), or during gaps in which the consumers are unknown (unassigned)",
     labels: &["share"],
     columns: &[
-        Column::counter("used", Unit::Joules, MICRO, "energy used since the daemon started, GPUs included"),
-        Column::counter("emissions", Unit::Grams, MICRO, "CO2 equivalent of it, PUE included"),
+        Column::counter("used", Unit::Joules, MICRO, "energy used since the daemon started, GPUs included")
+            .minimal(),
+        Column::counter("emissions", Unit::Grams, MICRO, "CO2 equivalent of it, PUE included").usual(),
     ],
 };
 
@@ -28,7 +29,8 @@ pub static EMISSION: Table = Table {
         Unit::GramsPerKilowattHour,
         MILLI,
         "CO2 equivalent of a kilowatt hour, as currently applied",
-    )],
+    )
+    .usual()],
 };
 
 const SHARES: [&str; 4] = ["jobs", "system", "idle", "unassigned"];

@@ -1,5 +1,6 @@
 //! Every key there is: one list makes the reader, its complaints and the reference.
 
+use met_core::Selection;
 use met_core::managers::Scheduler;
 use met_store::{Engine, PostgresServer, Secret};
 
@@ -255,7 +256,25 @@ pub static SECTIONS: &[Section] = &[
                 help: "users of `web_config`, separated by commas, who may read all users' jobs with the API of a daemon",
             },
             key!("plain": Flag(http.plain) = "no", "`yes`: serve without TLS on addresses that other machines can reach"),
+            Key {
+                name: "metrics",
+                form: Form::Word(Selection::NAMES, |config, word| {
+                    config.http.metrics = Selection::from_name(word).unwrap_or_default();
+                }),
+                default: "usual",
+                help: "which metrics are on the page: `usual` (what is plotted and what the rules in `rules/` need, about 10 series per job, 15 with GPUs), `minimal` (4) or `all`; `met metrics` says which is in which. Values are cut to thousandths of their unit, unless `all`",
+            },
             key!("jobs_max": Count(http.jobs_max) = "2000", "maximum number of jobs with their own series; the others are summed in `met_jobs_not_shown_*`"),
+            Key {
+                name: "jobs_managers",
+                form: Form::Text(|config, names| {
+                    let names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
+                    config.http.jobs_managers = names.map(str::to_owned).collect();
+                }),
+                default: "",
+                help: "managers whose jobs have their own series, separated by commas, such as `slurm,local` (default: all); other jobs are summed in `met_jobs_not_shown_*`",
+            },
+            key!("jobs_after": Duration(http.jobs_after?), "a job has its own series once it has run for this long (default: at once); younger jobs are summed in `met_jobs_not_shown_*`"),
             key!("keep_ended": Duration(http.keep_ended) = "5m", "how long the last figures of a finished job stay on the page, so that they are scraped"),
         ],
     },

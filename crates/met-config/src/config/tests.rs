@@ -122,7 +122,7 @@ fn every_key_of_a_cluster_is_read() {
              \x20 series_password_file: /etc/met/vm, catalogue: \"postgres://met@db.example/met\",\n\
              \x20 password_file: /etc/met/db, ca_file: /etc/met/ca.pem}\n\
              http: {listen: ['127.0.0.1:9317', '[::1]:9317'], web_config: /etc/met/web.yml, plain: yes,\n\
-             \x20 jobs_max: 10, keep_ended: 1m}\n\
+             \x20 metrics: all, jobs_max: 10, jobs_managers: \"slurm, local\", jobs_after: 30s, keep_ended: 1m}\n\
              forward: {url: \"https://met.example\", token_file: /etc/met/token, ca_file: /ca, cert_file: /c, key_file: /k,\n\
              \x20 plain: yes, node: n7, interval: 30s, spool_size: 2GB, spool_age: 3d}\n\
              server: {move_after: 5m, lost_after: 2d}\n\
@@ -150,10 +150,18 @@ fn every_key_of_a_cluster_is_read() {
         listen: ["127.0.0.1:9317", "[::1]:9317"].map(|text| text.parse().unwrap()).into(),
         web_config: Some(PathBuf::from("/etc/met/web.yml")),
         plain: true,
+        metrics: Selection::All,
         jobs_max: 10,
+        jobs_managers: vec!["slurm".to_owned(), "local".to_owned()],
+        jobs_after: Some(Duration::from_secs(30)),
         keep_ended: Duration::from_secs(60),
     };
     assert_eq!(config.http, expected);
+    let contents = config.http.contents();
+    assert_eq!(
+        (contents.metrics, contents.jobs_max, contents.after_ns),
+        (Selection::All, 10, 30_000_000_000)
+    );
     let expected = store::Store {
         series: Some("https://vm.example/select/0/prometheus".to_owned()),
         series_write: Some("https://vm.example/insert/0/prometheus/api/v1/write".to_owned()),
@@ -235,6 +243,7 @@ fn every_default_parses_and_every_setting_without_one_is_unset() {
     assert_eq!((config.energy.weight, config.emissions.provider), (Weight::CpuTime, Provider::Country));
     assert_eq!((config.forward.spool_bytes, config.forward.spool_age), (1 << 30, 14 * DAY));
     assert_eq!((config.http.jobs_max, config.http.keep_ended), (2000, 300 * SECOND));
+    assert_eq!((config.http.metrics, config.http.jobs_after), (Selection::Usual, None));
     assert_eq!((config.jobs.plain, config.jobs.plain_after), (Plain::Auto, 10 * SECOND));
     assert_eq!(config.system.state, Path::new("/var/lib/met"));
 }

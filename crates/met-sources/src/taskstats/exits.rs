@@ -14,14 +14,19 @@ use met_host::{Host, clock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::record::Record;
-use super::{ANSWER_BYTES_MAX, COMMAND_GET, OF_PROCESS, OF_THREAD, accounts_delays, connect, statistics};
-use crate::Unavailable;
+use super::{
+    ANSWER_BYTES_MAX, COMMAND_GET, OF_PROCESS, OF_THREAD, SPEC, accounts_delays, connect, statistics,
+};
+use crate::{Options, Unavailable};
 
 const REGISTER_CPUS: u16 = 3;
 /// Thousands of records wait in so much until they are read.
 const ROOM_BYTES: i32 = 8 << 20;
-/// Records that come in a row are read together.
-const GATHER: Duration = Duration::from_millis(50);
+/// Records that come in a row are read together: waking up costs as much as reading some.
+const GATHER: Duration = Duration::from_millis(100);
+/// The pause while so many come that they might not find room.
+const GATHER_MANY: Duration = Duration::from_millis(20);
+const MANY: usize = 500;
 /// How soon the thread notices that it is to end.
 const LOOK_UP: Duration = Duration::from_secs(1);
 /// What nobody asks for between two ticks is dropped beyond this, and counted.
@@ -29,6 +34,13 @@ const KEPT_MAX: usize = 1 << 15;
 
 const BIRTHS_GROUP: u32 = 1;
 const BIRTH: u32 = 1;
+/// Where a connector's message says what happened: behind the headers of netlink and connector.
+const EVENT_OFFSET: u32 = 36;
+
+/// Whether the configuration turns the source off, and so this listener.
+pub fn is_off(options: &Options) -> bool {
+    options.choices.get(SPEC.name).is_some_and(|choice| choice.off)
+}
 
 /// Births and ends since the last look.
 #[derive(Debug, Default)]
@@ -61,6 +73,8 @@ struct Ears {
     ends: Socket,
     births: Option<Socket>,
     heard: Datagrams,
+    /// Reused from one reading to the next.
+    ended: Vec<(Record, bool)>,
     threads: Threads,
     tick_ns: i64,
     news: News,
@@ -137,16 +151,25 @@ fn listen(ears: &Mutex<Ears>, end: &AtomicBool) {
     };
     let (Ok(ends), births) = sockets else { return };
     let births = births.and_then(Result::ok);
+    let mut busy = false;
     while !end.load(Ordering::Relaxed) {
+        // While there is news at each reading, nobody needs to be woken up by the first of it.
+        if busy {
+            let mut ears = lock(ears);
+            let heard = ears.hear();
+            ears.cpu_ns = clock::thread_cpu_ns();
+            drop(ears);
+            busy = heard > 0;
+            std::thread::park_timeout(if heard > MANY { GATHER_MANY } else { GATHER });
+            continue;
+        }
         let mut fds = vec![PollFd::new(&ends, PollFlags::IN)];
         fds.extend(births.as_ref().map(|births| PollFd::new(births, PollFlags::IN)));
         if matches!(poll(&mut fds, timeout.as_ref()), Ok(0)) {
             continue;
         }
-        std::thread::park_timeout(GATHER);
-        let mut ears = lock(ears);
-        ears.hear();
-        ears.cpu_ns = clock::thread_cpu_ns();
+        busy = true;
+        std::thread::park_timeout(GATHER_MANY);
     }
 }
 
@@ -180,7 +203,9 @@ fn listen_to_births() -> io::Result<Socket> {
         message
     };
     socket.send(&order(&[LISTEN]))?;
-    // From Linux 6.6 on births alone can be asked for; before, this is not understood and does no harm.
+    // Five of six events of a short process are no births.
+    let _ = socket.only_with(EVENT_OFFSET, BIRTH);
+    // From Linux 6.6 on they are not even sent; before, this is not understood and does no harm.
     let _ = socket.send(&order(&[LISTEN, BIRTH]));
     Ok(socket)
 }
@@ -206,6 +231,7 @@ impl Ears {
             ends: socket,
             births,
             heard: Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX),
+            ended: Vec::new(),
             threads: Threads::default(),
             tick_ns: tick_ns(),
             news: News::default(),
@@ -215,15 +241,20 @@ impl Ears {
         })
     }
 
-    /// Takes in all that waits. The ends first: the birth of whoever ended was told before.
-    fn hear(&mut self) {
-        let mut ended = Vec::new();
+    /// Takes in all that waits, and returns how many messages that were. The ends first: the birth of whoever ended
+    /// was told before.
+    fn hear(&mut self) -> usize {
+        let mut ended = std::mem::take(&mut self.ended);
+        let mut messages = 0;
         loop {
             match self.ends.receive(&mut self.heard) {
-                Ok(0) => break,
-                Ok(_) => {
+                Ok(received) => {
+                    messages += received;
                     let bodies = self.heard.iter().flat_map(netlink::messages);
                     ended.extend(bodies.filter_map(|message| end_of(message.generic()?)));
+                    if received < netlink::DATAGRAMS {
+                        break;
+                    }
                 }
                 // The kernel had more to tell than there was room for.
                 Err(_) => {
@@ -234,10 +265,13 @@ impl Ears {
                 }
             }
         }
-        self.hear_births();
-        for (record, whole) in ended {
-            self.end(&record, whole);
+        messages += self.hear_births();
+        for (record, whole) in &ended {
+            self.end(record, *whole);
         }
+        ended.clear();
+        self.ended = ended;
+        messages
     }
 
     fn heard_nothing_more(&self) -> bool {
@@ -246,12 +280,13 @@ impl Ears {
         !matches!(poll(&mut fds, Some(&now)), Ok(ready) if ready > 0)
     }
 
-    fn hear_births(&mut self) {
-        let Some(births) = &self.births else { return };
+    fn hear_births(&mut self) -> usize {
+        let Some(births) = &self.births else { return 0 };
+        let mut messages = 0;
         loop {
             match births.receive(&mut self.heard) {
-                Ok(0) => break,
-                Ok(_) => {
+                Ok(received) => {
+                    messages += received;
                     for birth in
                         self.heard.iter().flat_map(netlink::messages).filter_map(|one| birth_of(one.body))
                     {
@@ -265,6 +300,9 @@ impl Ears {
                             self.news.losses += 1;
                         }
                     }
+                    if received < netlink::DATAGRAMS {
+                        break;
+                    }
                 }
                 Err(_) => {
                     self.news.losses += 1;
@@ -272,6 +310,7 @@ impl Ears {
                 }
             }
         }
+        messages
     }
 
     fn end(&mut self, record: &Record, whole: bool) {

@@ -16,8 +16,9 @@ use met_core::{Column, MISSING, Table, Unit, columns};
 use met_server::cluster::api::Api;
 use met_server::cluster::{ClusterView, SinksFile};
 use met_sinks::bus;
-use met_sinks::prometheus::{self, Disclosure};
+use met_sinks::prometheus;
 use met_sinks::service_discovery::{self, Target};
+use met_sinks::shown_jobs::{Contents, ShownCounters};
 use met_sinks::snapshot::{Job, Rows, Snapshot};
 use met_web::listener::Peer;
 
@@ -26,12 +27,12 @@ use met_agent::daemon::listening::{respond, wanted};
 use met_query::jobs::{self, JobsFilter};
 
 columns! { COLUMNS:
-    HEARD = Column::gauge("heard_time", Unit::Seconds, NANO, "when the node last sent data to the server, in unix time"),
-    JOBS = Column::gauge("jobs", Unit::Count, ONE, "jobs running on the node"),
-    CLOCK = Column::gauge("clock_offset", Unit::Seconds, NANO, "how far the node's clock is behind the server's"),
-    DROPPED = Column::counter("dropped", Unit::Count, ONE, "samples that the node dropped"),
-    CPUS = Column::gauge("cpus", Unit::Count, ONE, "CPUs of the node"),
-    MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "memory of the node"),
+    HEARD = Column::gauge("heard_time", Unit::Seconds, NANO, "when the node last sent data to the server, in unix time").minimal(),
+    JOBS = Column::gauge("jobs", Unit::Count, ONE, "jobs running on the node").minimal(),
+    CLOCK = Column::gauge("clock_offset", Unit::Seconds, NANO, "how far the node's clock is behind the server's").usual(),
+    DROPPED = Column::counter("dropped", Unit::Count, ONE, "samples that the node dropped").usual(),
+    CPUS = Column::gauge("cpus", Unit::Count, ONE, "CPUs of the node").usual(),
+    MEMORY = Column::gauge("memory", Unit::Bytes, ONE, "memory of the node").usual(),
 }
 
 pub static MEMBER: Table = Table {
@@ -47,18 +48,18 @@ const FRESH_FOR: Duration = Duration::from_secs(10);
 /// What pages are written from, read again when it is old.
 pub struct Pages {
     view: ClusterView,
-    jobs_max: usize,
-    last: Mutex<Option<(Instant, Arc<Snapshot>)>>,
+    contents: Contents,
+    last: Mutex<(ShownCounters, Option<(Instant, Arc<Snapshot>)>)>,
 }
 
 impl Pages {
-    pub fn new(view: ClusterView, jobs_max: u64) -> Pages {
-        Pages { view, jobs_max: usize::try_from(jobs_max).unwrap_or(usize::MAX), last: Mutex::default() }
+    pub fn new(view: ClusterView, contents: Contents) -> Pages {
+        Pages { view, contents, last: Mutex::default() }
     }
 
     /// Blocks; one thread reads and the others wait for it.
     fn snapshot(&self) -> Result<Arc<Snapshot>> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let (shown, last) = &mut *self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, snapshot)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH_FOR) {
             return Ok(Arc::clone(snapshot));
         }
@@ -66,7 +67,8 @@ impl Pages {
         let mut records = self.view.all_jobs(&running.to_store())?;
         // The oldest keep their series when there are too many.
         records.sort_by(|one, other| (one.start_ns, &one.key).cmp(&(other.start_ns, &other.key)));
-        let jobs = records.iter().map(job).collect();
+        let mut jobs: Vec<Job> = records.iter().map(job).collect();
+        shown.fill(&mut jobs, self.contents.metrics);
         let mut tables = vec![members(&self.view, &records)?];
         tables.extend(SinksFile::read(&self.view.state).map(|file| bus::rows(&file.sinks)));
         let snapshot = Arc::new(Snapshot { tables, jobs });
@@ -77,8 +79,7 @@ impl Pages {
     fn page(&self, Wanted { format, gzip, people }: Wanted) -> Result<Vec<u8>> {
         let snapshot = self.snapshot()?;
         let mut page = Vec::new();
-        let disclosure = Disclosure { people, jobs_max: self.jobs_max };
-        prometheus::page(&snapshot, format, disclosure, &mut page);
+        prometheus::page(&snapshot, format, &self.contents, people, &mut page);
         Ok(if gzip { prometheus::gzip(&page)? } else { page })
     }
 }
