@@ -109,8 +109,13 @@ impl Channel {
                 drop(self);
                 unreported.into_iter().for_each(Unreported::stay);
             }
-            Err(error) => drop(self.tell(&Notice::Failed { message: error.to_string() })),
+            Err(error) => self.fail(&error.to_string()),
         }
+    }
+
+    /// The job does not start.
+    pub fn fail(&mut self, message: &str) {
+        self.tell(&Notice::Failed { message: message.to_owned() });
     }
 }
 
