@@ -98,6 +98,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         until_last: draft.until_last,
         // A job in a terminal needs the system daemon for its id alone.
         daemon: setting.daemon_place(detached && is_for_system(&system)),
+        start_before_cgroup: setting.config.jobs.start_before_cgroup,
         events: events.unwrap_or_else(|| setting.config.perf.events.clone()),
         env: draft
             .env

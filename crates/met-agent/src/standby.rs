@@ -124,6 +124,7 @@ mod tests {
             detached: true,
             until_last: true,
             daemon,
+            start_before_cgroup: false,
             events: Vec::new(),
             // More than a socket takes at once.
             env: vec![(b"K".to_vec(), vec![0xff; 300_000])],
