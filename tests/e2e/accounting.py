@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 
-from harness import Skip, alive, check, close_to, each, equal, eventually, need_root, test
+from harness import Skip, alive, check, children_of, close_to, each, equal, eventually, need_root, test
 
 MIB = 1 << 20
 
@@ -306,3 +306,56 @@ def cpu_of_a_running_job_is_known_while_it_runs(world):
     open(world.path("stop"), "w").close()
     world.met("wait", job).ok()
     close_to(world.show(job)["totals"]["cpu_seconds"], truth(world), CPU_SHARE, "CPU")
+
+
+def memory_cgroup_of(pid):
+    """The v1 memory cgroup of a process; `None` if it has none or is gone."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            lines = [line.strip().split(":", 2) for line in file]
+    except OSError:
+        return None
+    return next((path for _, controllers, path in lines if "memory" in controllers.split(",")), None)
+
+
+def descendants_of(pid):
+    found = children_of(pid)
+    return found + [inner for child in found for inner in descendants_of(child)]
+
+
+@each(by_run="run", by_time="time")
+def a_command_that_starts_before_its_cgroup_is_moved_into_it_with_all_that_it_forks(world, how):
+    need_root()
+    if memory_cgroup_of(os.getpid()) is None:
+        raise Skip("the memory controller is not in a v1 hierarchy")
+    # Forks from the first moment on, while it is moved: each process leaves two others behind.
+    forking = "for i in 1 2 3 4 5 6 7 8; do (sleep 600 & sh -c 'sleep 600 & exec sleep 600' & exec sleep 600) & done; " \
+        "echo $$ > pid && mv pid forked; wait"
+    options = ("--all",) if how == "time" else ()
+    world.configure("jobs:\n  start_before_cgroup: yes\nsampling:\n  interval: 100ms\n")
+    timed = world.spawn(how, *options, "-n", "late", "--", "sh", "-c", forking)
+    supervisor = world.supervisor_of(int(world.appears("forked")))
+    (job,) = eventually(lambda: world.jobs("--state", "running"), "the job runs")
+    job_id = job["job"]["id"]
+    eventually(lambda: len(descendants_of(supervisor)) == 33, "all processes run")
+    members = descendants_of(supervisor)
+    inside = lambda: {memory_cgroup_of(pid) for pid in members}
+    is_inside = lambda: len(inside()) == 1 and f"/met-{job_id}-" in inside().pop()
+    eventually(is_inside, lambda: f"all are in the job's cgroup: {inside()}")
+    world.met("cancel", job_id).ok()
+    world.finish(timed)
+    world.wait_for_state(job_id, "cancelled")
+    quality = world.show(job_id)["quality"]["memory_peak_bytes"]
+    equal(quality["kind"], "lower_bound", "kind")
+    check("before the cgroup was entered" in quality["source"], quality)
+    check("jobs.start_before_cgroup" in world.met("show", job_id).ok().out, "the report has a note")
+
+
+@test
+def a_command_enters_its_cgroup_before_it_starts(world):
+    need_root()
+    job = world.run_to_end("sh", "-c", "cat /proc/self/cgroup > cgroup")
+    if not has_memory_cgroup(job) or memory_cgroup_of(os.getpid()) is None:
+        raise Skip("no v1 memory cgroup can be made here")
+    check(f"/met-{job['job']['id']}-" in world.read("cgroup").decode(), "its first program is inside")
+    equal(job["quality"]["memory_peak_bytes"]["kind"], "measured", "kind")

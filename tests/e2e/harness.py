@@ -113,6 +113,14 @@ def children_of(pid):
     return found
 
 
+def is_supervisor(pid):
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8") as file:
+            return file.read().strip() == "met-supervise"
+    except OSError:
+        return False
+
+
 def marked(token, *more):
     """The living processes of a test, or of one of its users: pid and command line."""
     variables = {variable.encode() for variable in (f"{TOKEN}={token}", *more)}
@@ -572,7 +580,7 @@ class World:
                 user.stop_daemon()
             left = marked(self.token)
             # A supervisor that waits for a system daemon to report an end to it exits on SIGTERM.
-            for pid in [pid for pid, command in left.items() if "__supervise" in command and not children_of(pid)]:
+            for pid in [pid for pid, command in left.items() if is_supervisor(pid) and not children_of(pid)]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
             return not left

@@ -634,3 +634,41 @@ def without_a_daemon_an_end_is_imported_by_who_waited_for_the_job(world, *comman
     for _ in range(2):
         states = [job["job"]["state"] for job in world.met("list", "--json").ok().json()]
         equal((states, list(world.waiting())), (["finished"] * 3, ["3"]), "a list shows all and imports none")
+
+
+@each(options_behind=(("run",), True), options_before=(("-v", "run"), False))
+def a_supervisor_is_forked_or_executed_and_holds_nothing_of_its_command_line(world, start, is_forked):
+    reading, writing = os.pipe()
+    process = world.spawn(*start, "-n", "x", "--", "sh", "-c", "echo $$ > pid && mv pid running; exec sleep 600", stdout=writing)
+    os.close(writing)
+    main = int(world.appears("running"))
+    supervisor = world.supervisor_of(main)
+    world.finish(process)
+    with os.fdopen(reading) as output:
+        check("Started job 1" in output.read(), "the output ends though the job runs")
+    with open(f"/proc/{supervisor}/cmdline", "rb") as file:
+        equal(b"__supervise" not in file.read(), is_forked, "forked")
+    with open(f"/proc/{supervisor}/comm", encoding="utf-8") as file:
+        equal(file.read().strip(), "met-supervise", "name")
+    streams = [os.readlink(f"/proc/{supervisor}/fd/{stream}") for stream in range(3)]
+    equal(streams, ["/dev/null", world.path("x.out"), world.path("x.err")], "streams")
+    with open(f"/proc/{supervisor}/stat", "rb") as file:
+        session = int(file.read().rpartition(b")")[2].split()[3])
+    equal(session, supervisor, "session")
+    world.met("cancel", "1").ok()
+    world.wait_for_state("1", "cancelled")
+
+
+@each(in_front=("echo", "a", "--", "b"), behind=("--", "echo", "a", "--", "b"))
+def arguments_with_a_separator_arrive_as_they_were_parsed(world, *command):
+    """Whatever the parser makes of `--`, the record and the command have the same arguments."""
+    world.met("run", "--wait", *command).ok()
+    recorded = world.show()["job"]["command"]
+    equal(world.read("echo.out").decode().split(), recorded[1:], "arguments")
+
+
+@test
+def a_command_line_that_is_refused_leaves_no_supervisor(world):
+    world.met("run", "--no-such-option", "--", "true").refused()
+    world.met("run", "--cwd", "nowhere", "--", "true").refused()
+    eventually(lambda: not marked(world.token), lambda: f"no process is left: {marked(world.token)}")

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -19,7 +20,7 @@ use met_store::inbox::JobDir;
 use crate::supervise::{self, Assignment, Channel, Command, look_up};
 use met_config::Failure;
 use met_jobs::processes;
-use met_query::client::{Client, Unreachable};
+use met_query::client::{Client, Knock, Unreachable};
 use met_query::jobs::JobRef;
 use met_query::protocol::{self, Reply, Request};
 use met_query::setting::Setting;
@@ -30,6 +31,8 @@ pub const SUPERVISE: &str = "__supervise";
 /// Where a limit of processes, of open files or of memory is reached.
 const NO_SUPERVISOR: &str =
     "cannot start a supervisor for the job (`ulimit -a` shows the limits of this user)";
+
+pub(crate) const ENDED_AT_ONCE: &str = "the supervisor ended at once; try again";
 
 /// What a record keeps of a command line.
 const COMMAND_BYTES_MAX: usize = 64 << 10;
@@ -59,10 +62,8 @@ pub struct Draft<'a> {
 pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let name = job_name(draft.name, &draft.command, &setting.config.jobs.layouts)?;
     let detached = draft.origin != Origin::Time;
-    let mut system =
-        if detached || draft.keep { setting.system_daemon_for_start() } else { Err(Unreachable::Absent) };
+    let (mut system, in_force) = ask_daemon(setting, detached, draft.keep);
     let id = if draft.keep { reserve(setting, !detached, &mut system)? } else { 0 };
-    let events = if detached { events_of_daemon(setting, &mut system) } else { None };
     let now_ns = clock::realtime_ns();
     let uid = rustix::process::getuid().as_raw();
     let facts = setting.host.facts();
@@ -89,6 +90,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     if draft.keep {
         make_room(setting, id, &record)?;
     }
+    let events = in_force.and_then(|asked| asked.events(setting));
     Ok(Assignment {
         record,
         inbox: draft.keep.then(|| setting.user.clone()),
@@ -96,6 +98,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         until_last: draft.until_last,
         // A job in a terminal needs the system daemon for its id alone.
         daemon: setting.daemon_place(detached && is_for_system(&system)),
+        start_before_cgroup: setting.config.jobs.start_before_cgroup,
         events: events.unwrap_or_else(|| setting.config.perf.events.clone()),
         env: draft
             .env
@@ -119,15 +122,43 @@ fn make_room(setting: &Setting, id: u64, record: &Record) -> Result<()> {
     })
 }
 
-/// The events that the daemon counts in jobs; its file may be another one than that of this command.
-fn events_of_daemon(setting: &Setting, system: &mut Result<Client, Unreachable>) -> Option<Vec<String>> {
-    let reply = match system {
-        Ok(system) => system.call(&Request::InForce).ok(),
-        Err(Unreachable::Silent { .. } | Unreachable::Busy { .. }) => None,
-        Err(_) => setting.user_daemon_for_start().ok()?.call(&Request::InForce).ok(),
-    };
-    let Some(Reply::InForce(held)) = reply else { return None };
-    held.events.into_iter().next().map(|held| held.value)
+/// What was asked of the daemon that will sample the job. Its configuration may be another one than that of this
+/// command.
+enum InForce {
+    Answered(Option<Reply>),
+    /// By the user's own daemon, while other things are done.
+    Asked(Result<Knock, Unreachable>),
+}
+
+impl InForce {
+    /// The events that the daemon counts in jobs.
+    fn events(self, setting: &Setting) -> Option<Vec<String>> {
+        let reply = match self {
+            InForce::Answered(reply) => reply,
+            InForce::Asked(knock) => setting.user_daemon_answer(knock),
+        };
+        let Some(Reply::InForce(held)) = reply else { return None };
+        held.events.into_iter().next().map(|held| held.value)
+    }
+}
+
+/// The system daemon, for an id and to sample a detached job; without one the user's own daemon samples it.
+fn ask_daemon(
+    setting: &Setting,
+    detached: bool,
+    keep: bool,
+) -> (Result<Client, Unreachable>, Option<InForce>) {
+    if !detached && !keep {
+        return (Err(Unreachable::Absent), None);
+    }
+    match setting.system_daemon_for_start(detached.then_some(&Request::InForce)) {
+        Ok((system, reply)) => (Ok(system), detached.then_some(InForce::Answered(reply))),
+        Err(error @ (Unreachable::Silent { .. } | Unreachable::Busy { .. })) => (Err(error), None),
+        Err(error) => {
+            let asked = || InForce::Asked(setting.knock_at_user_daemon(&Request::InForce));
+            (Err(error), detached.then(asked))
+        }
+    }
 }
 
 /// An id that neither this user nor, where there is one, the system daemon has given away. If a system daemon runs and
@@ -227,7 +258,7 @@ pub fn find_program(command: &[OsString], path: Option<&OsStr>, cwd: &Path) -> R
 
 /// The command with this process's environment, what the job sets on top, and the variables by which a job
 /// is recognised, but for the one that names its supervisor.
-fn prepare(program: &OsStr, argv: &[OsString], assignment: &Assignment) -> Result<Command> {
+pub(crate) fn prepare(program: &OsStr, argv: &[OsString], assignment: &Assignment) -> Result<Command> {
     let string = |text: &[u8]| CString::new(text).context("a NUL byte in the command");
     let mut variables: BTreeMap<Vec<u8>, Vec<u8>> = std::env::vars_os()
         .map(|(key, value)| (key.into_encoded_bytes(), value.into_encoded_bytes()))
@@ -244,7 +275,7 @@ fn prepare(program: &OsStr, argv: &[OsString], assignment: &Assignment) -> Resul
 }
 
 /// The command with everything, in the supervisor.
-fn marked(mut command: Command, assignment: &Assignment) -> Result<Command> {
+pub(crate) fn marked(mut command: Command, assignment: &Assignment) -> Result<Command> {
     let marker = processes::marker(&assignment.record, std::process::id());
     command.envp.push(CString::new(format!("{}={marker}", processes::MARKER))?);
     Ok(command)
@@ -288,8 +319,8 @@ pub struct Supervisor {
 /// Where a detached job's streams go and where it runs.
 pub struct Surroundings {
     pub cwd: PathBuf,
-    pub stdout: Stdio,
-    pub stderr: Stdio,
+    pub stdout: File,
+    pub stderr: File,
 }
 
 /// Executes a supervisor of its own: it keeps nothing of this process's memory.
@@ -301,21 +332,27 @@ pub fn exec_supervisor(
 ) -> Result<UnixStream> {
     let arguments: Vec<&OsStr> =
         std::iter::once(program).chain(argv.iter().map(OsString::as_os_str)).collect();
-    exec(assignment, &arguments, surroundings)
+    let Surroundings { cwd, stdout, stderr } = surroundings;
+    exec(assignment, &arguments, &cwd, [stdout.into(), stderr.into()])
 }
 
 /// Executes a supervisor for a process that runs already.
-pub fn exec_watcher(assignment: &Assignment, surroundings: Surroundings) -> Result<UnixStream> {
-    exec(assignment, &[], surroundings)
+pub fn exec_watcher(assignment: &Assignment) -> Result<UnixStream> {
+    exec(assignment, &[], Path::new("/"), [Stdio::null(), Stdio::null()])
 }
 
-fn exec(assignment: &Assignment, arguments: &[&OsStr], surroundings: Surroundings) -> Result<UnixStream> {
+fn exec(
+    assignment: &Assignment,
+    arguments: &[&OsStr],
+    cwd: &Path,
+    [stdout, stderr]: [Stdio; 2],
+) -> Result<UnixStream> {
     let (mut ours, theirs) = UnixStream::pair().context(NO_SUPERVISOR)?;
     let theirs_fd = theirs.as_raw_fd();
     let mut command = std::process::Command::new("/proc/self/exe");
     command.arg0("met").arg(SUPERVISE).args(arguments);
-    command.current_dir(&surroundings.cwd);
-    command.stdin(Stdio::null()).stdout(surroundings.stdout).stderr(surroundings.stderr);
+    command.current_dir(cwd);
+    command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
     // SAFETY: dup2 and fcntl are async-signal-safe.
     unsafe {
         command.pre_exec(move || {
@@ -329,7 +366,7 @@ fn exec(assignment: &Assignment, arguments: &[&OsStr], surroundings: Surrounding
     }
     command.spawn().context(NO_SUPERVISOR)?;
     drop(theirs);
-    protocol::write_frame(&mut ours, assignment).context("the supervisor ended at once; try again")?;
+    protocol::write_frame(&mut ours, assignment).context(ENDED_AT_ONCE)?;
     Ok(ours)
 }
 

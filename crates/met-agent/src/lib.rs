@@ -12,4 +12,5 @@ mod node_series;
 mod passed_counters;
 mod passing;
 pub mod sampler;
+pub mod standby;
 pub mod supervise;

@@ -1,4 +1,5 @@
-//! Descriptors on the socket of a daemon: a supervisor passes its counters, and the daemon reads them.
+//! Descriptors on a socket: a supervisor passes its counters to a daemon, and a command line passes a supervisor the
+//! streams of its job.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,23 +19,53 @@ pub const DESCRIPTORS_MAX: usize = 253;
 pub fn send(stream: &UnixStream, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut frame = Vec::new();
     protocol::write_frame(&mut frame, request)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::Error::other("too many descriptors for one message"));
-    }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    match sendmsg(stream, &[IoSlice::new(&frame)], &mut control, flags)? {
+    match send_bytes(stream, &frame, descriptors, flags)? {
         sent if sent == frame.len() => Ok(()),
         _ => Err(io::ErrorKind::WriteZero.into()),
     }
 }
 
+/// Sends descriptors in a message of their own.
+pub fn send_alone(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_bytes(stream, b"d", descriptors, SendFlags::NOSIGNAL).map(drop)
+}
+
+/// Waits for descriptors that are sent by [`send_alone`]; none if the other end is closed.
+pub fn receive_alone(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+    let mut descriptors = Vec::new();
+    receive_bytes(stream, &mut [0], &mut descriptors, RecvFlags::empty())?;
+    Ok(descriptors)
+}
+
+fn send_bytes(
+    stream: &UnixStream,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::other("too many descriptors for one message"));
+    }
+    Ok(sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags)?)
+}
+
 /// Reads some bytes and the descriptors that came with them.
 pub fn receive(stream: &UnixStream, chunk: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    receive_bytes(stream, chunk, descriptors, RecvFlags::DONTWAIT)
+}
+
+fn receive_bytes(
+    stream: &UnixStream,
+    chunk: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+    flags: RecvFlags,
+) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(stream, &mut [IoSliceMut::new(chunk)], &mut control, flags)?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(passed) = message {

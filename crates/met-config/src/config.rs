@@ -83,6 +83,8 @@ pub struct Jobs {
     pub plain_after: Duration,
     /// or has used so much of a CPU.
     pub plain_cpu: Duration,
+    /// A command of our own runs before it is moved into its v1 cgroups.
+    pub start_before_cgroup: bool,
 }
 
 /// What makes processes a job where no batch system does.

@@ -396,6 +396,9 @@ pub struct Local {
     /// What it may hold at most, where that is less than the machine has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<MemoryLimit>,
+    /// The command ran before it was moved into its v1 cgroups: what it allocated until then is not counted there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub entered_late: bool,
 }
 
 /// A file, whatever it is called. The birth tells it from a later one with the same number, where the file system
@@ -441,6 +444,7 @@ impl Local {
             stderr_file: None,
             left_over: Vec::new(),
             memory_limit: None,
+            entered_late: false,
         }
     }
 }

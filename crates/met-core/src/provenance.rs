@@ -42,6 +42,8 @@ pub enum Caveat {
     NoContainers,
     /// The job ran more containers at once than are followed.
     SomeContainers,
+    /// The command ran before it was moved into its cgroup.
+    EnteredLate,
 }
 
 const ACCOUNTS: [(Account, &str); 6] = [
@@ -54,7 +56,7 @@ const ACCOUNTS: [(Account, &str); 6] = [
 ];
 
 /// In the order in which they are written.
-const CAVEATS: [(Caveat, &str); 9] = [
+const CAVEATS: [(Caveat, &str); 10] = [
     (Caveat::IdleEstimated, ", idle power estimated"),
     (Caveat::MeterMissing, ", a meter missing"),
     (Caveat::CpuUnseen, ", without processes that left its tree"),
@@ -64,6 +66,7 @@ const CAVEATS: [(Caveat, &str); 9] = [
     (Caveat::MeterShort, ", the node meter shows less than its parts"),
     (Caveat::NoContainers, ", containers not included"),
     (Caveat::SomeContainers, ", too many containers, some not included"),
+    (Caveat::EnteredLate, ", without memory allocated before the cgroup was entered"),
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use crate::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
 use crate::job::Totals;
 use crate::job_table::*;
 use crate::process_exits::{INHERITED, OWN};
-use crate::provenance::Account;
+use crate::provenance::{Account, Caveat, Provenance};
 
 use crate::running::Running;
 
@@ -23,6 +23,8 @@ pub struct Profile {
     pub kept: bool,
     /// A living process of it does not show its I/O.
     pub hides_io: bool,
+    /// Its processes allocated memory before they were moved into its cgroup.
+    pub entered_late: bool,
 }
 
 /// What comes from `/proc/PID/io` alone.
@@ -55,16 +57,20 @@ pub fn totals(running: &Running, profile: Profile) -> Totals {
     for (column, value) in running.counters(true).filter(|(column, _)| OF_NETWORK.contains(column)) {
         totals.set(column, value, LowerBound, "/proc/PID/net/dev");
     }
+    let (in_cgroup, of_cgroup) = match profile.entered_late {
+        true => (LowerBound, Provenance::from(Account::Cgroup).with(Caveat::EnteredLate)),
+        false => (SampledKind, Account::Cgroup.into()),
+    };
     if let Some(peak) = running.maximum(MEMORY_NEEDED) {
         match profile.counts_memory {
-            true => totals.set(MEMORY_NEEDED_PEAK, peak, SampledKind, Account::Cgroup),
+            true => totals.set(MEMORY_NEEDED_PEAK, peak, in_cgroup, of_cgroup.clone()),
             false => totals.set(MEMORY_NEEDED_PEAK, peak, Estimated, Account::Statm),
         }
     }
     // The kernel's own peak is read at slow ticks only; meanwhile the samples may know better.
     if let Some(peak) = running.maximum(MEMORY_PEAK) {
         let peak = peak.max(running.maximum(MEMORY_NEEDED).unwrap_or(0));
-        totals.set(MEMORY_PEAK, peak, SampledKind, Account::Cgroup);
+        totals.set(MEMORY_PEAK, peak, in_cgroup, of_cgroup);
     }
     for (level, peak) in [(PROCESSES_RUNNING, PROCESSES_PEAK), (THREADS_RUNNING, THREADS_PEAK)] {
         if let Some(value) = running.maximum(level) {

@@ -13,6 +13,11 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::cgroup_layouts;
 
+/// How often the processes of a job that runs already are listed; one that forks faster keeps some outside.
+const PASSES_MAX: usize = 64;
+/// So many listings in a row without a process that is new.
+const CLEAN_PASSES: usize = 2;
+
 /// The directories made for one job, open for the child to enter. Whatever could not be made is absent.
 #[derive(Debug, Default)]
 pub struct Enclosure {
@@ -107,10 +112,41 @@ impl Enclosure {
             let procs = rustix::fs::openat(unified, "cgroup.procs", flags, Mode::empty())?;
             rustix::io::write(&procs, text.as_bytes())?;
         }
-        for procs in &self.procs {
-            rustix::io::write(procs, text.as_bytes())?;
+        self.procs.iter().try_for_each(|procs| write_pid(procs, pid))
+    }
+
+    /// Moves processes that run already into the v1 directories, and what they fork meanwhile: `members` lists all that
+    /// are alive. An error if the first of them is refused.
+    pub fn move_all_in(&self, members: impl Fn() -> Vec<u32>) -> io::Result<()> {
+        // A zombie is moved nowhere, and would be found outside each time.
+        let mut moved = Vec::new();
+        let mut clean_passes = 0;
+        for _ in 0..PASSES_MAX {
+            let members = members();
+            // Read later than the list: one that was born inside is not moved again.
+            let inside = self.inside_v1();
+            let is_outside = |pid: &u32| !inside.contains(pid) && !moved.contains(pid);
+            let outside: Vec<u32> = members.into_iter().filter(is_outside).collect();
+            // Twice: a process that was forked during a listing may be missing from it.
+            clean_passes = if outside.is_empty() { clean_passes + 1 } else { 0 };
+            if clean_passes == CLEAN_PASSES {
+                break;
+            }
+            for pid in outside {
+                match self.procs.iter().try_for_each(|procs| write_pid(procs, pid)) {
+                    Err(error) if moved.is_empty() && !is_gone(&error) => return Err(error),
+                    _ => moved.push(pid),
+                }
+            }
         }
         Ok(())
+    }
+
+    /// The processes in the directory that is entered last.
+    fn inside_v1(&self) -> Vec<u32> {
+        let last = self.paths.cpuacct.as_ref().or(self.paths.memory.as_ref());
+        let text = last.and_then(|path| fs::read_to_string(path.join("cgroup.procs")).ok());
+        text.unwrap_or_default().lines().filter_map(|line| line.parse().ok()).collect()
     }
 
     /// Whether the job's CPU time is counted here.
@@ -122,6 +158,15 @@ impl Enclosure {
     pub fn keep(mut self) -> CgroupPaths {
         std::mem::take(&mut self.paths)
     }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+}
+
+fn write_pid(procs: &OwnedFd, pid: u32) -> io::Result<()> {
+    rustix::io::write(procs, pid.to_string().as_bytes())?;
+    Ok(())
 }
 
 /// Removes empty directories; those with processes left stay.
@@ -243,6 +288,7 @@ pub fn profile(local: &Local) -> Profile {
             || local.cgroup.unified.as_ref().is_some_and(has_controller),
         kept: matches!(local.origin, Origin::Run | Origin::Time),
         hides_io: false,
+        entered_late: local.entered_late,
     }
 }
 
@@ -284,6 +330,37 @@ mod tests {
         let tree = tree(&[("a/b/cgroup.subtree_control", ""), ("cgroup.controllers", "")]);
         let home = tree.path().join("a/b");
         assert_eq!(parent_for_job(&home, tree.path(), Enable::Yes), home);
+    }
+
+    #[test]
+    fn processes_that_appear_while_others_are_moved_are_moved_too() {
+        use std::cell::Cell;
+        let root = tempfile::tempdir().unwrap();
+        let memory = root.path().join("job");
+        fs::create_dir(&memory).unwrap();
+        let list = memory.join("cgroup.procs");
+        let moved = root.path().join("moved");
+        let enclosure = |flags| {
+            fs::write(&moved, "").unwrap();
+            let procs = rustix::fs::open(&moved, flags | OFlags::APPEND, Mode::empty()).unwrap();
+            let paths = CgroupPaths { memory: Some(memory.clone()), ..CgroupPaths::default() };
+            Enclosure { paths, unified: None, procs: vec![procs] }
+        };
+        // 11 forks 12 while it is moved; 12 forks 13, which is born inside; 12 is then a zombie.
+        let pass = Cell::new(0);
+        let members = || {
+            pass.set(pass.get() + 1);
+            fs::write(&list, if pass.get() == 1 { "" } else { "11\n13\n" }).unwrap();
+            if pass.get() == 1 { vec![11] } else { vec![11, 12, 13] }
+        };
+        enclosure(OFlags::WRONLY).move_all_in(members).unwrap();
+        assert_eq!(fs::read_to_string(&moved).unwrap(), "1112");
+        assert_eq!(pass.get(), 4, "two listings in a row without a new process");
+        let refused = enclosure(OFlags::RDONLY).move_all_in(|| vec![14]);
+        assert!(refused.is_err(), "then there is no cgroup");
+        let endless = Cell::new(100);
+        let forking = || vec![endless.replace(endless.get() + 1)];
+        assert!(enclosure(OFlags::WRONLY).move_all_in(forking).is_ok(), "bounded");
     }
 
     #[test]

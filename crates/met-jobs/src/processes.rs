@@ -97,14 +97,18 @@ pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
 /// The same for a supervised job, with those that left its cgroup: no descendant leaves its supervisor.
 pub fn of_supervised(host: &Host, record: &Record) -> Vec<Process> {
     let mut found = of_job(host, record);
-    if let Some(local) = record.local.as_ref().filter(|local| !local.cgroup.is_empty()) {
-        let mut by_tree = record.clone();
-        by_tree.local = Some(Local { cgroup: CgroupPaths::default(), ..local.clone() });
-        found.extend(of_job(host, &by_tree));
+    if record.local.as_ref().is_some_and(|local| !local.cgroup.is_empty()) {
+        found.extend(of_tree(host, record));
         found.sort_unstable_by_key(|process| (process.id.start_ticks, process.id.pid));
         found.dedup_by_key(|process| process.id);
     }
     found
+}
+
+/// The living descendants of a job's supervisor, wherever they are.
+pub fn of_tree(host: &Host, record: &Record) -> Vec<Process> {
+    let local = record.local.clone().map(|local| Local { cgroup: CgroupPaths::default(), ..local });
+    of_job(host, &Record { local, ..record.clone() })
 }
 
 /// CPU time of a living process, without its children's.

@@ -1,7 +1,7 @@
 //! The asking end of a daemon's socket.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -95,6 +95,15 @@ impl fmt::Display for Unreachable {
 
 impl std::error::Error for Unreachable {}
 
+/// A connection whose greeting was sent and not answered yet.
+pub struct Knock {
+    client: Client,
+    socket: PathBuf,
+    deadline: Instant,
+    /// The version that introduced the question which was asked with it.
+    question_since: Option<u32>,
+}
+
 pub struct Client {
     stream: UnixStream,
     pid: Option<u32>,
@@ -110,11 +119,11 @@ impl Client {
     }
 
     /// The same with another way to connect.
-    pub fn connect_or_elsewhere(
+    pub fn connect_or_elsewhere<C: AsFd>(
         own: &Path,
         announced: Option<&Path>,
-        connect: impl Fn(&Path) -> Result<Client, Unreachable>,
-    ) -> Result<(Client, PathBuf), Unreachable> {
+        connect: impl Fn(&Path) -> Result<C, Unreachable>,
+    ) -> Result<(C, PathBuf), Unreachable> {
         let file = match (connect(own), announced) {
             (Err(Unreachable::Absent), Some(file)) => file,
             (reached, _) => return reached.map(|client| (client, own.to_owned())),
@@ -137,14 +146,44 @@ impl Client {
         Client::greet(socket, GREETS_START_WITHIN, Hello::ours(true))
     }
 
-    fn greet(socket: &Path, within: Duration, hello: Hello) -> Result<Client, Unreachable> {
+    /// The same without waiting for the answer, and with a question in the same message: one round trip for both, in
+    /// which the caller does something else.
+    pub fn knock_for_start(socket: &Path, question: Option<&Request>) -> Result<Knock, Unreachable> {
+        Client::knock(socket, GREETS_START_WITHIN, question)
+    }
+
+    fn knock(socket: &Path, within: Duration, question: Option<&Request>) -> Result<Knock, Unreachable> {
         let deadline = Instant::now() + within;
+        let mut client = Client::connect_by(socket, deadline)?;
+        let mut said = Vec::new();
+        let hello = Request::Hello(Hello::ours(true));
+        for request in std::iter::once(&hello).chain(question) {
+            write_frame(&mut said, request).map_err(Unreachable::Failed)?;
+        }
+        // A daemon that refuses the connection may have closed it: its reply says why.
+        let _ = client.stream.write_all(&said);
+        let question_since = question.map(handshake::introduced);
+        Ok(Knock { client, socket: socket.to_owned(), deadline, question_since })
+    }
+
+    fn connect_by(socket: &Path, deadline: Instant) -> Result<Client, Unreachable> {
         let stream = connect_until(socket, deadline).map_err(|error| unconnected(socket, error))?;
         // Unknown if it is outside this pid namespace.
         let pid = Peer::of(&stream).ok().map(|peer| peer.pid).filter(|&pid| pid > 0);
-        let mut client = Client { stream, pid, protocol: PROTOCOL_OLDEST };
+        let client = Client { stream, pid, protocol: PROTOCOL_OLDEST };
         client.be_patient(left_until(deadline)).map_err(Unreachable::Failed)?;
-        client.protocol = match client.call(&Request::Hello(hello)) {
+        Ok(client)
+    }
+
+    fn greet(socket: &Path, within: Duration, hello: Hello) -> Result<Client, Unreachable> {
+        let mut client = Client::connect_by(socket, Instant::now() + within)?;
+        let reply = client.call(&Request::Hello(hello));
+        client.greeted(reply)
+    }
+
+    fn greeted(mut self, reply: io::Result<Reply>) -> Result<Client, Unreachable> {
+        let pid = self.pid;
+        self.protocol = match reply {
             Ok(Reply::Hello { leaving: true, .. }) => {
                 return Err(Unreachable::Failed(io::Error::other("it is being replaced by a newer one")));
             }
@@ -160,8 +199,8 @@ impl Client {
             }
             Err(error) => return Err(Unreachable::Failed(error)),
         };
-        client.be_patient(ANSWERS_WITHIN).map_err(Unreachable::Failed)?;
-        Ok(client)
+        self.be_patient(ANSWERS_WITHIN).map_err(Unreachable::Failed)?;
+        Ok(self)
     }
 
     /// How long each read and write may take: what comes slowly is waited for, what does not come is not.
@@ -178,25 +217,67 @@ impl Client {
                 "the daemon is an older version of met and cannot do this; restart it",
             ));
         }
-        let silent = |error: io::Error| match error.kind() {
-            kind @ io::ErrorKind::WouldBlock => io::Error::new(kind, Unreachable::Silent { pid: self.pid }),
-            _ => error,
-        };
         let reply = match write_frame(&mut self.stream, request) {
-            Ok(()) => read_frame(&mut self.stream).map_err(silent)?,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(silent(error)),
+            Ok(()) => return self.reply(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(self.silent(error)),
             // "broken pipe" does not explain why a daemon closed the connection; its last message may.
             Err(_) => read_frame(&mut self.stream).map_err(|_| io::ErrorKind::ConnectionReset)?,
         };
-        match reply {
-            Reply::Error { message } => Err(io::Error::new(io::ErrorKind::PermissionDenied, message)),
-            Reply::Leaving => Err(io::ErrorKind::ConnectionReset.into()),
-            reply => Ok(reply),
+        accepted(reply)
+    }
+
+    fn reply(&mut self) -> io::Result<Reply> {
+        let reply = read_frame(&mut self.stream).map_err(|error| self.silent(error))?;
+        accepted(reply)
+    }
+
+    fn silent(&self, error: io::Error) -> io::Error {
+        match error.kind() {
+            kind @ io::ErrorKind::WouldBlock => io::Error::new(kind, Unreachable::Silent { pid: self.pid }),
+            _ => error,
         }
     }
 
     pub fn read_unasked(&mut self) -> io::Result<Reply> {
         read_frame(&mut self.stream)
+    }
+}
+
+impl Knock {
+    /// Waits for the greeting, and for the answer if something was asked. The answer is `None` from a daemon that
+    /// refuses it or is too old to know the question.
+    pub fn answered(mut self) -> Result<(Client, Option<Reply>), Unreachable> {
+        self.client.be_patient(left_until(self.deadline)).map_err(Unreachable::Failed)?;
+        let greeting = self.client.reply();
+        let mut client = self.client.greeted(greeting)?;
+        let Some(since) = self.question_since else { return Ok((client, None)) };
+        if since > client.protocol {
+            // An older daemon hangs up on it.
+            return Ok((Client::connect_for_start(&self.socket)?, None));
+        }
+        match client.reply() {
+            Ok(answer) => Ok((client, Some(answer))),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok((client, None)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(Unreachable::Silent { pid: client.pid })
+            }
+            Err(error) => Err(Unreachable::Failed(error)),
+        }
+    }
+}
+
+impl AsFd for Knock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.client.as_fd()
+    }
+}
+
+/// A refusal is an error.
+fn accepted(reply: Reply) -> io::Result<Reply> {
+    match reply {
+        Reply::Error { message } => Err(io::Error::new(io::ErrorKind::PermissionDenied, message)),
+        Reply::Leaving => Err(io::ErrorKind::ConnectionReset.into()),
+        reply => Ok(reply),
     }
 }
 
@@ -331,6 +412,44 @@ mod tests {
         let words = Unreachable::Silent { pid: Some(12) };
         assert_eq!(words.to_string(), "the daemon (pid 12) does not answer");
         assert!(words.remedy().unwrap().contains("kill -KILL 12"));
+    }
+
+    /// What a daemon of this version gets and sends if a question comes with the greeting, and what the client has then.
+    fn asked_of(protocol: u32, answer: Reply) -> Result<(Client, Option<Reply>), Unreachable> {
+        let root = tempfile::tempdir().unwrap();
+        let (socket, listener) = listening(root.path());
+        let answering = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            // Both are there before anything is answered.
+            let said = [read_frame(&mut stream).unwrap(), read_frame(&mut stream).unwrap()];
+            assert!(matches!(said, [Request::Hello(Hello { replace: true, .. }), Request::InForce]));
+            write_frame(&mut stream, &hello(protocol, false)).unwrap();
+            if protocol >= 3 {
+                write_frame(&mut stream, &answer).unwrap();
+                return None;
+            }
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(matches!(read_frame(&mut stream).unwrap(), Request::Hello(_)));
+            write_frame(&mut stream, &hello(protocol, false)).unwrap();
+            // Open until the client has read it.
+            Some(stream)
+        });
+        // A generous limit: a slow machine is not a hung daemon.
+        let outcome =
+            Client::knock(&socket, ANSWERS_WITHIN, Some(&Request::InForce)).and_then(Knock::answered);
+        answering.join().unwrap();
+        outcome
+    }
+
+    #[test]
+    fn a_question_travels_with_the_greeting() {
+        let (_, answer) = asked_of(PROTOCOL, Reply::Done).unwrap();
+        assert!(matches!(answer, Some(Reply::Done)));
+        let refused = Reply::Error { message: "not for you".to_owned() };
+        assert!(asked_of(PROTOCOL, refused).unwrap().1.is_none(), "the daemon can be used all the same");
+        assert!(matches!(asked_of(PROTOCOL, Reply::Leaving), Err(Unreachable::Failed(_))));
+        let (older, answer) = asked_of(2, Reply::Done).unwrap();
+        assert!(answer.is_none() && older.protocol == 2, "one that hangs up on it is connected to again");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Where a command finds itself: the machine, the configuration, the places of the user and the system.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -8,7 +9,7 @@ use met_host::Host;
 use met_jobs::cgroup_layouts::Layouts;
 use serde::{Deserialize, Serialize};
 
-use crate::client::{Client, Unreachable};
+use crate::client::{Client, Knock, Unreachable};
 use crate::protocol::{InForce, Reply, Request};
 use crate::server_client::{self, Asked, ServerClient};
 use crate::unusable::{Reach, Report};
@@ -125,20 +126,30 @@ impl Setting {
         self.reach.user.once(Report::Warn, || self.connect_own(Client::connect))
     }
 
-    /// The same for a job that is about to start.
-    pub fn system_daemon_for_start(&self) -> Result<Client, Unreachable> {
-        self.reach.system.once(Report::Warn, || Client::connect_for_start(&self.system.socket()))
+    /// The system daemon for a job that is about to start, with its answer to a question.
+    pub fn system_daemon_for_start(
+        &self,
+        question: Option<&Request>,
+    ) -> Result<(Client, Option<Reply>), Unreachable> {
+        let knock = || Client::knock_for_start(&self.system.socket(), question);
+        self.reach.system.once(Report::Warn, || knock().and_then(Knock::answered))
     }
 
-    pub fn user_daemon_for_start(&self) -> Result<Client, Unreachable> {
-        self.reach.user.once(Report::Warn, || self.connect_own(Client::connect_for_start))
+    /// Asks the user's own daemon for a job that is about to start.
+    pub fn knock_at_user_daemon(&self, question: &Request) -> Result<Knock, Unreachable> {
+        self.connect_own(|socket| Client::knock_for_start(socket, Some(question)))
+    }
+
+    /// Its answer.
+    pub fn user_daemon_answer(&self, knock: Result<Knock, Unreachable>) -> Option<Reply> {
+        self.reach.user.once(Report::Warn, || knock.and_then(Knock::answered)).ok()?.1
     }
 
     /// A socket in another user's directory is not trustworthy.
-    fn connect_own(
+    fn connect_own<C: AsFd>(
         &self,
-        connect: impl Fn(&Path) -> Result<Client, Unreachable>,
-    ) -> Result<Client, Unreachable> {
+        connect: impl Fn(&Path) -> Result<C, Unreachable>,
+    ) -> Result<C, Unreachable> {
         self.user.check_own().map_err(|_| Unreachable::Absent)?;
         let (socket, announced) = (self.user.socket(), self.user.address());
         Client::connect_or_elsewhere(&socket, announced.as_deref(), connect).map(|(client, _)| client)

@@ -205,6 +205,11 @@ impl JobDir {
         }))
     }
 
+    /// Whether there is something for [`JobDir::read_unreported`] to read.
+    pub fn may_be_unreported(&self) -> bool {
+        [UNREPORTED, END].iter().any(|name| self.path.join(name).exists())
+    }
+
     /// The end, if the system daemon does not have it or it was not imported at all.
     pub fn read_unreported(&self) -> Option<Record> {
         let mut problems = Vec::new();

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, FromArgMatches, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 use crate::view::table::View;
 
@@ -40,17 +40,31 @@ pub struct Cli {
 
 impl Cli {
     pub fn of(arguments: &[OsString]) -> Result<Cli, clap::Error> {
-        Cli::of_time(arguments).map_or_else(|| Cli::try_parse_from(arguments), Ok)
+        Cli::of_start(arguments).map_or_else(|| Cli::try_parse_from(arguments), Ok)
     }
 
-    /// `met time` by its own part of the grammar: to build all of it takes longer than many a command does. Whatever
-    /// that part does not understand is for the whole, which says what is wrong.
-    fn of_time(arguments: &[OsString]) -> Option<Cli> {
-        let time = arguments.get(1..).filter(|words| words.first().is_some_and(|word| word == "time"))?;
-        let matches = TimeArgs::augment_args(clap::Command::new("time")).try_get_matches_from(time).ok()?;
-        let args = TimeArgs::from_arg_matches(&matches).ok()?;
-        Some(Cli { config: None, server: None, verbose: 0, command: Some(Command::Time(args)) })
+    /// `met time` and `met run` by their own part of the grammar: to build all of it takes longer than many a command
+    /// does. Whatever that part does not understand is for the whole, which says what is wrong.
+    fn of_start(arguments: &[OsString]) -> Option<Cli> {
+        let words = arguments.get(1..)?;
+        let command = match words.first()?.to_str()? {
+            "time" => Command::Time(parsed(words)?),
+            "run" => Command::Run(parsed(words)?),
+            _ => return None,
+        };
+        Some(Cli { config: None, server: None, verbose: 0, command: Some(command) })
     }
+}
+
+fn parsed<T: Args>(words: &[OsString]) -> Option<T> {
+    let matches = T::augment_args(clap::Command::new("met")).try_get_matches_from(words).ok()?;
+    T::from_arg_matches(&matches).ok()
+}
+
+/// Whether these arguments start a job in the background, as far as a glance tells: with options before its name the
+/// command is not recognised.
+pub fn starts_job(arguments: &[OsString]) -> bool {
+    arguments.len() > 2 && arguments[1] == "run"
 }
 
 #[derive(Debug, Subcommand)]
@@ -598,14 +612,24 @@ mod tests {
             "met time --jsn -- true",
             "met time --interval",
             "met help time",
+            "met run",
+            "met run -- true",
+            "met run true -x --wait",
+            "met run true -- x",
+            "met run -n name --out o --err e --cwd d --env A=b --env C=d --wait --print-id -- sh -c run",
+            "met run -c file -- true",
+            "met run --help",
+            "met run --wiat -- true",
+            "met run --name",
             "met list cpu",
         ];
         for line in lines {
             let [part, whole] = both(line);
             assert_eq!(part, whole, "{line}");
         }
-        assert!(Cli::of_time(&words("met time --json -- true")).is_some());
-        assert!(Cli::of_time(&words("met time -c file -- true")).is_none());
-        assert!(Cli::of_time(&words("met run -- time")).is_none());
+        assert!(Cli::of_start(&words("met time --json -- true")).is_some());
+        assert!(Cli::of_start(&words("met time -c file -- true")).is_none());
+        assert!(Cli::of_start(&words("met run -n x -- time")).is_some());
+        assert!(Cli::of_start(&words("met -v run -- time")).is_none());
     }
 }

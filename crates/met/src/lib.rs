@@ -20,6 +20,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use cli::{Cli, Command, ListArgs};
 use commands::completions;
+use met_agent::standby::Standby;
 use met_config::Failure;
 use met_query::setting::Setting;
 
@@ -36,15 +37,16 @@ pub fn main() {
         completions::complete(&arguments[2..]);
         std::process::exit(0);
     }
+    let standby = cli::starts_job(&arguments).then(|| Standby::fork(&arguments)).flatten();
     let cli = Cli::of(&arguments).unwrap_or_else(|error| refuse(&error));
     let level = log_level(cli.verbose, std::env::var("MET_LOG").ok().as_deref());
     let level = level.unwrap_or_else(|error| std::process::exit(explain(&error)));
     log_to_stderr(level, matches!(cli.command, Some(Command::Daemon(_) | Command::Server(_))));
-    let code = run(cli).unwrap_or_else(|error| explain(&error));
+    let code = run(cli, standby).unwrap_or_else(|error| explain(&error));
     std::process::exit(code);
 }
 
-fn run(cli: Cli) -> Result<i32> {
+fn run(cli: Cli, standby: Option<Standby>) -> Result<i32> {
     let config = cli.config.as_deref();
     let server =
         cli.server.clone().or_else(|| std::env::var("MET_SERVER").ok().filter(|url| !url.is_empty()));
@@ -65,7 +67,7 @@ fn run(cli: Cli) -> Result<i32> {
     match cli.command {
         None => commands::list::list(&asking()?, &ListArgs::default()),
         Some(Command::Time(args)) => commands::time::time(&setting()?, args),
-        Some(Command::Run(args)) => commands::run::run(&setting()?, args),
+        Some(Command::Run(args)) => commands::run::run(&setting()?, args, standby),
         Some(Command::Attach(args)) => commands::attach::attach(&setting()?, &args),
         Some(Command::Detach(args)) => commands::attach::detach(&setting()?, &args),
         Some(Command::List(args)) => commands::list::list(&asking()?, &args),

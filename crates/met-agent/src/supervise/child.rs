@@ -136,7 +136,9 @@ impl Supervision {
         let mut link = assignment.detached.then(|| Link::new(assignment.daemon.clone()));
         let name = enclosure_name(&assignment.record);
         let mut enclosure = Enclosure::create(&host, std::process::id(), &name, Enable::Yes);
-        let cgroups = spawn::Cgroups { unified: enclosure.unified(), procs: enclosure.procs() };
+        let enters_late = assignment.start_before_cgroup && !enclosure.procs().is_empty();
+        let procs = if enters_late { &[] } else { enclosure.procs() };
+        let cgroups = spawn::Cgroups { unified: enclosure.unified(), procs };
         let child = spawn::fork_to_gate(&command, &cgroups, assignment.detached, &signals.inherited)?;
         if !child.in_unified {
             enclosure.give_up_unified();
@@ -154,7 +156,7 @@ impl Supervision {
         let quota = Quota::of(&host, std::process::id());
         let oom_kills = OomKills::around(&host, std::process::id());
         let main = Pid::from_raw(child.pid).ok_or(io::ErrorKind::InvalidData)?;
-        complete(&host, &mut assignment.record, child.pid as u32, &enclosure);
+        complete(&host, &mut assignment.record, child.pid as u32, &enclosure, enters_late);
         if let Some(inbox) = inbox.as_ref().filter(|_| assignment.detached)
             && let Err(error) = inbox.folder.write_start(&assignment.record)
         {
@@ -172,6 +174,9 @@ impl Supervision {
             let _ = inbox.folder.write_start(&assignment.record);
         }
         channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
+        if enters_late {
+            enter_late(&host, &mut enclosure, &mut assignment.record);
+        }
         Ok(Supervision {
             host,
             assignment,
@@ -287,10 +292,7 @@ impl Supervision {
     fn executed(&mut self, outcome: Outcome, channel: &mut Channel) {
         let executed = outcome.wait();
         if !executed.in_v1 {
-            self.enclosure.give_up_v1();
-            if let Some(local) = &mut self.assignment.record.local {
-                local.cgroup = self.enclosure.paths.clone();
-            }
+            give_up_v1(&mut self.enclosure, &mut self.assignment.record);
         }
         if let Some(error) = executed.error {
             self.explain(&error, channel);
@@ -384,7 +386,23 @@ fn enclosure_name(record: &Record) -> String {
     format!("met-{}-{}-{:x}", record.key.id, std::process::id(), record.key.incarnation)
 }
 
-fn complete(host: &Host, record: &mut Record, pid: u32, enclosure: &Enclosure) {
+/// Moves a command that runs already, with its descendants, into its v1 cgroups.
+fn enter_late(host: &Host, enclosure: &mut Enclosure, record: &mut Record) {
+    let members = || processes::of_tree(host, record).iter().map(|process| process.id.pid).collect();
+    if enclosure.move_all_in(members).is_err() {
+        give_up_v1(enclosure, record);
+    }
+}
+
+fn give_up_v1(enclosure: &mut Enclosure, record: &mut Record) {
+    enclosure.give_up_v1();
+    if let Some(local) = &mut record.local {
+        local.cgroup = enclosure.paths.clone();
+        local.entered_late = false;
+    }
+}
+
+fn complete(host: &Host, record: &mut Record, pid: u32, enclosure: &Enclosure, enters_late: bool) {
     record.start_ns = Some(clock::realtime_ns());
     record.state = State::Running;
     if let Some(local) = &mut record.local {
@@ -392,5 +410,6 @@ fn complete(host: &Host, record: &mut Record, pid: u32, enclosure: &Enclosure) {
         local.main = host.process(pid).ok();
         local.cgroup = enclosure.paths.clone();
         local.memory_limit = memory_limit::inherited(host, pid);
+        local.entered_late = enters_late;
     }
 }

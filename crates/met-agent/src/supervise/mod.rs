@@ -48,6 +48,9 @@ pub struct Assignment {
     /// Whether the job lasts until its last process ends, or until its main process does.
     pub until_last: bool,
     pub daemon: DaemonPlace,
+    /// Whether the command runs before it is moved into its v1 cgroups.
+    #[serde(default)]
+    pub start_before_cgroup: bool,
     /// Events to count, by name.
     #[serde(default)]
     pub events: Vec<String>,
@@ -109,8 +112,13 @@ impl Channel {
                 drop(self);
                 unreported.into_iter().for_each(Unreported::stay);
             }
-            Err(error) => drop(self.tell(&Notice::Failed { message: error.to_string() })),
+            Err(error) => self.fail(&error.to_string()),
         }
+    }
+
+    /// The job does not start.
+    pub fn fail(&mut self, message: &str) {
+        self.tell(&Notice::Failed { message: message.to_owned() });
     }
 }
 

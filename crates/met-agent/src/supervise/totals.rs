@@ -4,7 +4,7 @@ use met_core::evidence::{self, Clock, CpuTime, Evidence};
 use met_core::job::QualityKind::{self, LowerBound, Measured};
 use met_core::job::{Record, Totals};
 use met_core::job_table::*;
-use met_core::provenance::{Account, Provenance};
+use met_core::provenance::{Account, Caveat, Provenance};
 use met_core::{JOB, MISSING};
 use met_host::{Host, clock};
 
@@ -66,6 +66,9 @@ pub fn exact(
     totals.set(CPU_SYSTEM, verdict.cpu_ns - verdict.user_ns, verdict.split_kind, verdict.split_source);
     set_of_processes(&mut totals, &usage, &reading, verdict.in_rusage, survivors);
     set_of_cgroup(&mut totals, &reading, verdict.in_cgroup, wall_ns);
+    if record.local.as_ref().is_some_and(|local| local.entered_late) {
+        bound_memory(&mut totals, &usage);
+    }
     if reading.cgroup[MEMORY_PEAK] == MISSING {
         // The largest process alone; the job as a whole held at least that.
         totals.set(MEMORY_PEAK, usage.max_rss_bytes, LowerBound, Account::Rusage);
@@ -142,6 +145,14 @@ fn set_of_cgroup(totals: &mut Totals, reading: &Reading, kind: QualityKind, wall
     }
 }
 
+/// Memory that was allocated before the cgroup was entered is not counted there.
+fn bound_memory(totals: &mut Totals, usage: &ChildUsage) {
+    let Some(peak) = totals.get(MEMORY_PEAK) else { return };
+    let account = if usage.max_rss_bytes > peak { Account::Rusage } else { Account::Cgroup };
+    let source = Provenance::from(account).with(Caveat::EnteredLate);
+    totals.set(MEMORY_PEAK, peak.max(usage.max_rss_bytes), LowerBound, source);
+}
+
 fn set_known(
     totals: &mut Totals,
     column: usize,
@@ -177,6 +188,21 @@ fn children() -> ChildUsage {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_a_lower_bound_where_the_command_ran_before_it_entered_its_cgroup() {
+        let usage = ChildUsage { max_rss_bytes: 500, ..children() };
+        let bounded = |peak: i64| {
+            let mut totals = Totals::default();
+            totals.set(MEMORY_PEAK, peak, Measured, Account::Cgroup);
+            bound_memory(&mut totals, &usage);
+            totals.figure(MEMORY_PEAK).cloned().unwrap()
+        };
+        let (of_cgroup, of_process) = (bounded(900), bounded(100));
+        assert_eq!((of_cgroup.value, of_cgroup.kind), (900, LowerBound));
+        assert_eq!((of_process.value, of_process.kind), (500, LowerBound));
+        assert!(of_cgroup.source.has(Caveat::EnteredLate) && of_process.source.has(Caveat::EnteredLate));
+    }
 
     #[test]
     fn a_job_that_leaves_processes_behind_lasts_until_their_counters_are_read() {

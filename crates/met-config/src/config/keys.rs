@@ -155,6 +155,7 @@ pub static SECTIONS: &[Section] = &[
             key!("plain": Plain(jobs.plain) = "auto", "what makes processes a job where there is no batch system: `session`, a login; `unit`, a systemd unit created by a user; `group`, a line typed into a shell; `auto`: sessions, by a system daemon, where no resource manager is found"),
             key!("plain_after": Duration(jobs.plain_after) = "10s", "such processes become a job after this time,"),
             key!("plain_cpu": Duration(jobs.plain_cpu) = "1s", "or after this much CPU time; those that end earlier are summed in one job per user and day"),
+            key!("start_before_cgroup": Flag(jobs.start_before_cgroup) = "no", "`yes`: where `met run` and `met time` create a cgroup v1 directory, the command starts before its processes are moved there, which saves the time that `met doctor` shows as `cgroup entry`. Memory that they allocated before the move is not counted: memory figures are lower bounds"),
         ],
     },
     Section {

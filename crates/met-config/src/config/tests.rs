@@ -78,7 +78,7 @@ fn every_key_is_read() {
              gpu: {nvml: /opt/libnvidia-ml.so.1, idle_power: 60W}\n\
              schedulers: {slurm: true, oar: false, pbs: auto, lsf: no, interval: 5m, lookback: 7d,\n\
              \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
-             jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  plain_after: 1m\n  plain_cpu: 2s\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
+             jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  plain_after: 1m\n  plain_cpu: 2s\n  start_before_cgroup: yes\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
              \x20 - manager: other\n    path: o/{id}\n    parts: part-{step}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
     );
@@ -103,6 +103,7 @@ fn every_key_is_read() {
         plain: Plain::Unit,
         plain_after: Duration::from_secs(60),
         plain_cpu: Duration::from_secs(2),
+        start_before_cgroup: true,
     };
     assert_eq!(config.jobs, expected);
     assert_eq!(config.sampling.interval, Duration::from_millis(250));

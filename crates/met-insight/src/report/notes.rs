@@ -24,6 +24,11 @@ impl Reader<'_> {
                 "the job ran more containers at once than met follows: work of the others is not included";
             notes.push(why.to_owned());
         }
+        if self.figure(column::MEMORY_PEAK).is_some_and(|figure| figure.source.has(Caveat::EnteredLate)) {
+            let why = "the command started before it was moved into its cgroup (jobs.start_before_cgroup): memory \
+                allocated before the move is not included";
+            notes.push(why.to_owned());
+        }
         let found = self.record.local.as_ref().is_some_and(|local| local.origin == Origin::Found);
         let is_bound = self.figure(column::CPU).is_some_and(|figure| figure.kind == QualityKind::LowerBound);
         if found && is_bound && !self.record.state.is_live() {

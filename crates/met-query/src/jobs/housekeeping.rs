@@ -64,8 +64,13 @@ const UNREPORTED_NS_MAX: i64 = 30 * 86_400 * 1_000_000_000;
 /// Sends the system daemon the ends that it does not have: of its own jobs, which ended while it was down, and of jobs
 /// that were started while it could not be asked for an id.
 pub fn hand_over_ends(setting: &Setting) {
+    // Without a system daemon nothing is searched, and without an end none is connected to.
+    if !setting.system.socket().exists() || setting.user.check_own().is_err() {
+        return;
+    }
     let pending = inbox::pending(&setting.user.state).unwrap_or_default();
-    if pending.is_empty() || setting.user.check_own().is_err() {
+    let pending: Vec<JobDir> = pending.into_iter().filter(JobDir::may_be_unreported).collect();
+    if pending.is_empty() {
         return;
     }
     let Some(mut system) = setting.system_daemon() else { return };

@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use met_core::job::{LOCAL, Origin, ProcessId, State};
@@ -11,7 +10,7 @@ use met_host::{Host, parse};
 use crate::cli::{AttachArgs, DetachArgs};
 use crate::commands::cancel;
 use crate::output;
-use met_agent::launch::{self, Draft, Surroundings};
+use met_agent::launch::{self, Draft};
 use met_agent::supervise::Notice;
 use met_config::Failure;
 use met_jobs::processes;
@@ -55,8 +54,7 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
     if let Some(local) = &mut assignment.record.local {
         local.main = Some(process);
     }
-    let surroundings = Surroundings { cwd: PathBuf::from("/"), stdout: Stdio::null(), stderr: Stdio::null() };
-    let mut channel = launch::exec_watcher(&assignment, surroundings)?;
+    let mut channel = launch::exec_watcher(&assignment)?;
     let record = match protocol::read_frame(&mut channel).context("the supervisor died before it attached")? {
         Notice::Started(record) => record,
         Notice::Failed { message } => bail!("cannot attach to {pid}: {message}"),

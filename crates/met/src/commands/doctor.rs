@@ -1,5 +1,6 @@
 //! `met doctor`: what can be measured here, what not, why, and what would enable it.
 
+mod cgroup_entry;
 mod cost;
 mod daemon;
 mod kernel;
@@ -38,9 +39,9 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     let mut findings = sources::sources(setting, status);
     findings.extend(sources::energy(setting, status));
     findings.extend(ledger::ledger(status));
+    findings.extend([kernel::cgroups(setting), kernel::job_cgroup(setting)]);
+    findings.extend(cgroup_entry::cgroup_entry(setting));
     findings.extend([
-        kernel::cgroups(setting),
-        kernel::job_cgroup(setting),
         kernel::perf(),
         kernel::pressure(),
         kernel::open_files(),

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use met_core::job::Origin;
@@ -15,6 +14,7 @@ use crate::cli::RunArgs;
 use crate::output;
 use met_agent::earlier_output::{self, Moved};
 use met_agent::launch::{self, Draft, Surroundings};
+use met_agent::standby::Standby;
 use met_agent::supervise::Notice;
 use met_config::Failure;
 use met_host::trusted;
@@ -22,7 +22,7 @@ use met_query::jobs;
 use met_query::protocol;
 use met_query::setting::Setting;
 
-pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
+pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result<i32> {
     let here = match (std::env::current_dir(), &args.cwd) {
         (Ok(here), _) => here,
         (Err(_), Some(cwd)) if cwd.is_absolute() => cwd.clone(),
@@ -61,9 +61,12 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
     }
     let (out_path, err_path) = (outputs.out_path.clone(), outputs.err_path.clone());
     let left = outputs.left.clone();
-    let (stdout, stderr) = outputs.into_stdio()?;
+    let (stdout, stderr) = outputs.into_files()?;
     let surroundings = Surroundings { cwd, stdout, stderr };
-    let mut channel = launch::exec_supervisor(&assignment, program.as_os_str(), &args.command, surroundings)?;
+    let mut channel = match standby.filter(|_| Standby::has(&args.command)) {
+        Some(standby) => standby.start(assignment, &program, args.command.len(), surroundings)?,
+        None => launch::exec_supervisor(&assignment, program.as_os_str(), &args.command, surroundings)?,
+    };
     loop {
         match protocol::read_frame(&mut channel).context("the supervisor died before it started the job")? {
             Notice::Started(record) => {
@@ -227,7 +230,7 @@ impl Outputs {
     }
 
     /// As in a shell, what was in a file that the user named goes; not before everything else is in order.
-    fn into_stdio(self) -> Result<(Stdio, Stdio)> {
+    fn into_files(self) -> Result<(File, File)> {
         let files = [(Some(&self.out), &self.out_path), (self.err.as_ref(), &self.err_path)];
         for (file, path) in files.into_iter().filter_map(|(file, path)| Some((file?, path))) {
             let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
@@ -239,7 +242,7 @@ impl Outputs {
             Some(err) => err,
             None => self.out.try_clone().map_err(|error| cannot_write(&self.err_path, &error))?,
         };
-        Ok((self.out.into(), err.into()))
+        Ok((self.out, err))
     }
 }
 
