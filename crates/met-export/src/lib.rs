@@ -14,7 +14,7 @@ mod read;
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use met_core::job::{JobKey, Local, Record};
 use met_core::series::Course;
 use met_core::{DETAIL, JOB, Table, event, gpu};
@@ -154,11 +154,19 @@ pub trait JobWriter {
 /// The writer of a format. `rows` says which table a format of one table gets.
 pub fn writer<'a>(format: Format, rows: Rows, to: impl Write + Send + 'a) -> Result<Box<dyn JobWriter + 'a>> {
     Ok(match format {
-        Format::Csv => Box::new(csv::Csv::new(rows, to)),
-        Format::Jsonl => Box::new(jsonl::Jsonl::new(to)),
         Format::Parquet => Box::new(parquet::Parquet::new(rows, to)?),
         Format::Hdf5 => Box::new(hdf5::Hdf5::new(to)),
+        Format::Csv | Format::Jsonl => return text_writer(format, rows, to),
     })
+}
+
+/// The same for text, which may go anywhere.
+pub fn text_writer<'a>(format: Format, rows: Rows, to: impl Write + 'a) -> Result<Box<dyn JobWriter + 'a>> {
+    match format {
+        Format::Csv => Ok(Box::new(csv::Csv::new(rows, to))),
+        Format::Jsonl => Ok(Box::new(jsonl::Jsonl::new(to))),
+        Format::Parquet | Format::Hdf5 => bail!("{} is not text", format.name()),
+    }
 }
 
 /// By what samples and jobs are joined: cluster, label and incarnation.

@@ -206,17 +206,19 @@ fn a_file_appears_only_when_it_is_whole() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.csv");
     let count = || std::fs::read_dir(folder.path()).unwrap().count();
-    drop(OutputFile::create(&path, false).unwrap());
-    assert_eq!(count(), 0, "a file that was not finished stays");
-    let (output, _file) = OutputFile::create(&path, false).unwrap();
+    let output = OutputFile::create(&path, false).unwrap();
     assert!(!path.exists());
+    drop(output);
+    assert_eq!(count(), 0, "a file that was not finished stays");
+    let output = OutputFile::create(&path, false).unwrap();
     // Somebody else is faster.
     std::fs::write(&path, "mine").unwrap();
-    assert!(output.finish().unwrap_err().to_string().contains("--force"));
+    assert!(format!("{:#}", output.finish().unwrap_err()).contains("--force"));
     assert!(OutputFile::create(&path, false).is_err());
-    let (output, _file) = OutputFile::create(&path, true).unwrap();
-    output.finish().unwrap();
+    OutputFile::create(&path, true).unwrap().finish().unwrap();
     assert_eq!((std::fs::read(&path).unwrap().len(), count()), (0, 1));
+    assert!(OutputFile::create(folder.path(), true).is_err(), "a folder is replaced");
+    assert!(OutputFile::create(std::path::Path::new("/dev/null"), true).is_err(), "a device is replaced");
 }
 
 /// The file, changed at some places: bytes of another value, or a piece that is cut out.
