@@ -16,7 +16,7 @@ use met_core::{Column, Kind, MISSING, Table};
 
 use crate::foreign::{self, CELLS_MAX};
 use crate::frame::{self, Cells, FrameColumn};
-use crate::jsonl::course_of;
+use crate::jsonl::{course_of, push};
 use crate::{ExportedJob, JobWriter, Rows, Series, tables};
 
 /// The whole file is read into memory.
@@ -27,6 +27,7 @@ const CHUNK_ROWS: u64 = 4096;
 /// The chunks of others may be larger, and one is unpacked as a whole.
 const CHUNK_ROWS_MAX: u64 = 16 << 20;
 const DEFLATE_LEVEL: u32 = 4;
+const FIXED_BYTES_MAX: usize = 16 << 20;
 
 const LAYOUT: &str = "met_layout";
 const LAYOUT_VERSION: i64 = 1;
@@ -109,7 +110,7 @@ fn write_jobs(group: &mut GroupBuilder, jobs: &[ExportedJob]) -> Result<()> {
         match cells {
             Cells::Text(cells) => {
                 let texts: Vec<&str> = cells.iter().map(|text| text.as_deref().unwrap_or_default()).collect();
-                strings(group, &name, &help, &texts);
+                self::texts(group, &name, &help, &texts)?;
             }
             Cells::Time(cells) => {
                 let times: Vec<i64> = cells.iter().map(|time| time.unwrap_or(MISSING)).collect();
@@ -239,6 +240,20 @@ fn integers(group: &mut GroupBuilder, name: &str, unit: &str, help: &str, values
     dataset.set_attr("help", AttrValue::String(help.to_owned()));
 }
 
+/// Texts of one width, which are compressed; unless some are much longer than the others.
+fn texts(group: &mut GroupBuilder, name: &str, help: &str, values: &[&str]) -> Result<()> {
+    let widest = values.iter().map(|value| value.len()).max().unwrap_or_default();
+    if widest.saturating_mul(values.len()) > FIXED_BYTES_MAX {
+        strings(group, name, help, values);
+        return Ok(());
+    }
+    let rows = (values.len() as u64).clamp(1, CHUNK_ROWS);
+    let dataset = group.create_dataset(name).with_strings(values)?;
+    let dataset = dataset.with_chunks(&[rows]).with_deflate(DEFLATE_LEVEL);
+    dataset.set_attr("help", AttrValue::String(help.to_owned()));
+    Ok(())
+}
+
 fn strings(group: &mut GroupBuilder, name: &str, help: &str, values: &[&str]) {
     let dataset = group.create_dataset(name).with_vlen_strings(values);
     dataset.set_attr("help", AttrValue::String(help.to_owned()));
@@ -313,16 +328,11 @@ fn read_samples(
         let job = at(&job_rows).and_then(|at| jobs.get_mut(at)).context("a sample of no job")?;
         let name = at(&part_rows).and_then(|at| names.get(at)).context("a sample of no part")?;
         let course = course_of(&mut job.series, table, name)?;
-        let time_ms = foreign::time_ns(times[index])?.div_euclid(1_000_000);
-        ensure!(
-            course.times_ms.last().is_none_or(|&last| last < time_ms),
-            "samples are not in the order of time"
-        );
         for ((cell, column), values) in row.iter_mut().zip(table.columns).zip(&columns) {
             let value = values.as_ref().map(|values| values[index]);
             *cell = value.and_then(|value| foreign::scaled_cell(column, value)).unwrap_or(MISSING);
         }
-        course.push(time_ms, &row);
+        push(course, times[index], &row)?;
         for (at, of_column) in spreads.iter().enumerate() {
             add_spread(course, at, of_column, index);
         }

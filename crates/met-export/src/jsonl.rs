@@ -102,7 +102,7 @@ fn sample(record: &Record, Series { part, course }: &Series, index: usize) -> Ma
 /// Calls `each` with every job of a file, one after the other; of what follows `each` only one is in memory.
 pub fn read(mut from: impl BufRead, each: &mut dyn FnMut(ExportedJob) -> Result<()>) -> Result<()> {
     let (mut line, mut number) = (Vec::new(), 0_u64);
-    let mut job: Option<ExportedJob> = None;
+    let mut reader = Reader::default();
     loop {
         line.clear();
         number += 1;
@@ -111,66 +111,76 @@ pub fn read(mut from: impl BufRead, each: &mut dyn FnMut(ExportedJob) -> Result<
         if bytes == 0 {
             break;
         }
-        if let Some(whole) = take(&line, &mut job).with_context(|| format!("line {number}"))? {
+        if let Some(whole) = reader.take(&line).with_context(|| format!("line {number}"))? {
             each(whole)?;
         }
     }
-    match job {
+    match reader.job {
         Some(job) => each(job),
         None => bail!("no job in it; `met export` writes such files"),
     }
 }
 
-/// Adds a line to the job, or begins another one: then the earlier is whole.
-fn take(line: &[u8], job: &mut Option<ExportedJob>) -> Result<Option<ExportedJob>> {
-    if line.trim_ascii().is_empty() {
-        return Ok(None);
+/// The job whose samples are being read.
+#[derive(Default)]
+struct Reader {
+    job: Option<ExportedJob>,
+    /// Values of its samples, those of removed ones included.
+    cells: usize,
+}
+
+impl Reader {
+    /// Adds a line to the job, or begins another one: then the earlier is whole.
+    fn take(&mut self, line: &[u8]) -> Result<Option<ExportedJob>> {
+        if line.trim_ascii().is_empty() {
+            return Ok(None);
+        }
+        let mut line: Map<String, Value> = serde_json::from_slice(line).context("not a JSON object")?;
+        match line.get(TYPE).and_then(Value::as_str) {
+            Some(JOB_LINE) => {
+                let record = foreign::record(line.remove(RECORD).context("the job has no record")?)?;
+                let exported = line.get(EXPORTED).and_then(Value::as_str).and_then(json::parse_time);
+                let exported_ns = foreign::time_ns(exported.context("the time of the export is missing")?)?;
+                let cpus = line.get(CPUS).and_then(Value::as_u64).and_then(|cpus| u32::try_from(cpus).ok());
+                self.cells = 0;
+                Ok(self.job.replace(ExportedJob { record, cpus, exported_ns, series: Vec::new() }))
+            }
+            Some(SAMPLE_LINE) => self.add_sample(&line).map(|()| None),
+            // A later version may have more to say.
+            Some(_) => Ok(None),
+            None => bail!("the line has no \"{TYPE}\""),
+        }
     }
-    let mut line: Map<String, Value> = serde_json::from_slice(line).context("not a JSON object")?;
-    match line.get(TYPE).and_then(Value::as_str) {
-        Some(JOB_LINE) => {
-            let record = foreign::record(line.remove(RECORD).context("the job has no record")?)?;
-            let exported = line.get(EXPORTED).and_then(Value::as_str).and_then(json::parse_time);
-            let exported_ns = exported.context("the time of the export is missing")?;
-            let cpus = line.get(CPUS).and_then(Value::as_u64).and_then(|cpus| u32::try_from(cpus).ok());
-            let mut next = ExportedJob::new(&record, cpus, foreign::time_ns(exported_ns)?);
-            next.record = record;
-            Ok(job.replace(next))
+
+    fn add_sample(&mut self, line: &Map<String, Value>) -> Result<()> {
+        let job = self.job.as_mut().context("a sample before the first job")?;
+        let text = |name: &str| line.get(name).and_then(Value::as_str);
+        let (_, label, incarnation) = identity(&job.record);
+        let is_its = text(JOB) == Some(&label) && line.get(INCARNATION) == Some(&incarnation.into());
+        ensure!(is_its, "a sample of another job than the one above");
+        let name = text(TABLE).context("the sample has no table")?;
+        // What a later version measures has no name here.
+        let Some(table) = tables().into_iter().find(|table| table.name == name) else { return Ok(()) };
+        let time_ns = text(TIME).and_then(json::parse_time).context("the sample has no time")?;
+        let course = course_of(&mut job.series, table, text(PART).unwrap_or_default())?;
+        let row: Vec<i64> = table.columns.iter().map(|column| cell(column, line)).collect();
+        push(course, time_ns, &row)?;
+        if let Some(thinned) = line.get(THINNED).and_then(Value::as_object) {
+            add_spreads(course, thinned);
         }
-        Some(SAMPLE_LINE) => {
-            let job = job.as_mut().context("a sample before the first job")?;
-            add_sample(job, &line)?;
-            Ok(None)
-        }
-        // A later version may have more to say.
-        Some(_) => Ok(None),
-        None => bail!("the line has no \"{TYPE}\""),
+        let kinds = if course.spreads.is_some() { 1 + SPREAD_NAMES.len() } else { 1 };
+        self.cells += row.len() * kinds;
+        ensure!(self.cells <= CELLS_MAX, "more than {CELLS_MAX} values in one job");
+        Ok(())
     }
 }
 
-fn add_sample(job: &mut ExportedJob, line: &Map<String, Value>) -> Result<()> {
-    let text = |name: &str| line.get(name).and_then(Value::as_str);
-    let (_, label, incarnation) = identity(&job.record);
-    let is_its = text(JOB) == Some(&label) && line.get(INCARNATION) == Some(&incarnation.into());
-    ensure!(is_its, "a sample of another job than the one above");
-    let name = text(TABLE).context("the sample has no table")?;
-    // What a later version measures has no name here.
-    let Some(table) = tables().into_iter().find(|table| table.name == name) else { return Ok(()) };
-    let time_ns = text(TIME).and_then(json::parse_time).context("the sample has no time")?;
-    let cells: usize =
-        job.series.iter().map(|series| series.course.len() * series.course.columns.len()).sum();
-    ensure!(cells < CELLS_MAX, "more than {CELLS_MAX} values in one job");
-    let course = course_of(&mut job.series, table, text(PART).unwrap_or_default())?;
+/// Adds a sample behind those that there are.
+pub fn push(course: &mut Course, time_ns: i64, row: &[i64]) -> Result<()> {
     let time_ms = foreign::time_ns(time_ns)?.div_euclid(1_000_000);
-    ensure!(
-        course.times_ms.last().is_none_or(|&last| last < time_ms),
-        "samples are not in the order of time"
-    );
-    let row: Vec<i64> = table.columns.iter().map(|column| cell(column, line)).collect();
-    course.push(time_ms, &row);
-    if let Some(thinned) = line.get(THINNED).and_then(Value::as_object) {
-        add_spreads(course, thinned);
-    }
+    let is_later = course.times_ms.last().is_none_or(|&last| last < time_ms);
+    ensure!(is_later, "samples are not in the order of time");
+    course.push(time_ms, row);
     Ok(())
 }
 

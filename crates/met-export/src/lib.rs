@@ -15,7 +15,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use met_core::job::{JobKey, Local, Record};
+use met_core::job::{Local, Record};
 use met_core::series::Course;
 use met_core::{DETAIL, JOB, Table, event, gpu};
 
@@ -42,6 +42,8 @@ pub struct Series {
 
 impl ExportedJob {
     pub fn new(record: &Record, cpus: Option<u32>, exported_ns: i64) -> ExportedJob {
+        // Files have microseconds.
+        let exported_ns = exported_ns / 1000 * 1000;
         ExportedJob { record: portable(record), cpus, exported_ns, series: Vec::new() }
     }
 
@@ -81,7 +83,7 @@ fn portable(record: &Record) -> Record {
     Record { local, ..record.clone() }
 }
 
-/// What files of this program are called in the order in which help texts name them.
+/// A format of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     Csv,
@@ -104,11 +106,14 @@ impl Format {
 
     /// By the end of a file's name.
     pub fn of(path: &Path) -> Option<Format> {
-        let ending = path.extension()?.to_str()?.to_ascii_lowercase();
-        match ending.as_str() {
+        Format::parse(path.extension()?.to_str()?)
+    }
+
+    pub fn parse(name: &str) -> Option<Format> {
+        match name.to_ascii_lowercase().as_str() {
             "hdf5" => Some(Format::Hdf5),
             "ndjson" => Some(Format::Jsonl),
-            ending => Format::ALL.into_iter().find(|format| format.name() == ending),
+            name => Format::ALL.into_iter().find(|format| format.name() == name),
         }
     }
 
@@ -171,8 +176,22 @@ pub fn text_writer<'a>(format: Format, rows: Rows, to: impl Write + 'a) -> Resul
 
 /// By what samples and jobs are joined: cluster, label and incarnation.
 fn identity(record: &Record) -> (Option<&str>, String, i64) {
-    let JobKey { incarnation, .. } = record.key;
-    (record.cluster(), record.label(), incarnation)
+    (record.cluster(), record.label(), record.key.incarnation)
+}
+
+/// For fuzzing: bytes of a JSON lines or HDF5 file, and what was read of them shown as JSON and written again.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let mut show = |job: ExportedJob| {
+        let object = met_insight::json::object(&job.record, job.exported_ns);
+        assert_eq!(object["job"]["name"], job.record.name.as_str());
+        let mut csv = text_writer(Format::Csv, Rows::Samples(&JOB), std::io::sink())?;
+        csv.job(&job)
+    };
+    let _ = match bytes.starts_with(b"\x89HDF") {
+        true => hdf5::read_bytes(bytes.to_vec(), &mut show),
+        false => jsonl::read(bytes, &mut show),
+    };
 }
 
 #[cfg(test)]

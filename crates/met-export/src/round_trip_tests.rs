@@ -221,6 +221,23 @@ fn a_file_appears_only_when_it_is_whole() {
     assert!(OutputFile::create(std::path::Path::new("/dev/null"), true).is_err(), "a device is replaced");
 }
 
+#[test]
+fn files_of_earlier_versions_are_read() {
+    let fixture = |name: &str| {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/exports/");
+        std::fs::read(format!("{path}{name}")).unwrap()
+    };
+    let from_lines = read_back(Format::Jsonl, &fixture("1.jsonl")).unwrap();
+    assert_eq!(text(&read_back(Format::Hdf5, &fixture("1.h5")).unwrap()), text(&from_lines));
+    let [first, second, third] = &from_lines[..] else { panic!("{}", from_lines.len()) };
+    assert_eq!((first.record.name.as_str(), first.cpus), ("tr\"ain,\n", Some(8)));
+    assert_eq!(first.record.totals.get(met_core::job_table::CPU), Some(256_900_000_000));
+    assert_eq!((first.series.len(), first.series[0].course.spreads.is_some()), (3, true));
+    assert_eq!(first.course(&event::TABLE, "cycles").columns[0], [0, 1 << 50, 2 << 50]);
+    assert_eq!((second.record.label().as_str(), second.series.len()), ("slurm:1234_7", 1));
+    assert_eq!((third.record.state, third.exported_ns), (State::Running, sample::NOW_NS));
+}
+
 /// The file, changed at some places: bytes of another value, or a piece that is cut out.
 fn damaged(
     bytes: &[u8],

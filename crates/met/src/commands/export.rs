@@ -48,8 +48,8 @@ pub fn export(setting: &Setting, args: &ExportArgs) -> Result<i32> {
 fn format(args: &ExportArgs, to_stdout: bool) -> Result<Format> {
     let known = Format::ALL.map(Format::name).join(", ");
     let named = args.format.as_ref().map(|name| {
-        let format = Format::ALL.into_iter().find(|format| format.name() == name);
-        format.ok_or_else(|| Failure::usage(format!("--format {name}: unknown format; write one of {known}")))
+        Format::parse(name)
+            .ok_or_else(|| Failure::usage(format!("--format {name}: unknown format; write one of {known}")))
     });
     let by_name = || match to_stdout {
         true => Ok(Format::Jsonl),
@@ -78,16 +78,19 @@ fn rows(args: &ExportArgs, format: Format) -> Result<Rows> {
     Ok(rows)
 }
 
-/// What is written: jobs that are known here, and those of files.
+/// What is written: jobs that are known here, and imported ones or those of files, by name.
 enum Chosen {
     Known(Box<Record>),
-    OfFile(Box<ExportedJob>),
+    InFile(String),
 }
 
 fn choose(setting: &Setting, args: &ExportArgs) -> Result<(AllJobs, Vec<Chosen>)> {
     let mut all = AllJobs::open(setting)?;
     let known = |record| Chosen::Known(Box::new(record));
     if args.jobs.is_empty() {
+        if let Some(notice) = setting.unread_system_jobs() {
+            tracing::warn!("{notice}");
+        }
         let filter = JobsFilter { limit: args.limit, ..list::filter_of(&args.filter)? };
         let jobs: Vec<Chosen> = all.jobs(&filter)?.into_iter().map(known).collect();
         if jobs.is_empty() {
@@ -95,17 +98,11 @@ fn choose(setting: &Setting, args: &ExportArgs) -> Result<(AllJobs, Vec<Chosen>)
         }
         return Ok((all, jobs));
     }
-    let mut chosen = Vec::new();
-    for name in &args.jobs {
-        if import::is_imported(name) || import::is_file(name) {
-            import::each(setting, name, &mut |job| {
-                chosen.push(Chosen::OfFile(Box::new(job)));
-                Ok(())
-            })?;
-        } else {
-            chosen.push(known(all.find_to_show(name)?));
-        }
-    }
+    let chosen = args.jobs.iter().map(|name| match import::is_imported(name) || import::is_file(name) {
+        true => Ok(Chosen::InFile(name.clone())),
+        false => all.find_to_show(name).map(known),
+    });
+    let chosen = chosen.collect::<Result<_>>()?;
     Ok((all, chosen))
 }
 
@@ -124,7 +121,7 @@ fn write_all(
     for (done, chosen) in chosen.into_iter().enumerate() {
         progress.show(done);
         match chosen {
-            Chosen::OfFile(job) => writer.job(&job)?,
+            Chosen::InFile(name) => import::each(setting, &name, &mut |job| writer.job(&job))?,
             Chosen::Known(record) => {
                 let mut job = ExportedJob::new(&record, machines.of_job(&record).cpus, now_ns);
                 for (table, part) in met_export::parts(&record).filter(|(table, _)| is_wanted(table)) {
@@ -145,8 +142,7 @@ pub fn series(all: &mut AllJobs, record: &Record, table: &'static Table, part: &
     if table.name == gpu::card::TABLE.name {
         return all.card_course(&record.key, part);
     }
-    // An older daemon has no such series.
-    Ok(all.job_series(&record.key, table, part).unwrap_or_else(|_| Course::new(table)))
+    all.job_series(&record.key, table, part)
 }
 
 /// A line on a terminal that says how far it is.

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use met_export::imported::{self, Imported};
 use met_export::{Choice, ExportedJob};
 
@@ -23,14 +23,14 @@ pub fn import(setting: &Setting, args: &ImportArgs) -> Result<i32> {
     setting.user.create()?;
     let mut added = Vec::new();
     for path in &args.files {
-        let result = met_export::read(path, &mut |job| {
+        let result = read(path, &mut |job| {
             added.push((stored.add(&job)?, job.record.label(), job.record.name));
             Ok(())
         });
         // All or none: whoever tries again would have some of them twice.
-        if let Err(error) = result {
+        if result.is_err() {
             added.iter().for_each(|(number, ..)| drop(stored.remove(*number)));
-            return Err(Failure::usage(format!("{error:#}; nothing was imported")));
+            return result.map(|()| 1);
         }
     }
     let mut stdout = output::stdout();
@@ -75,7 +75,22 @@ pub fn is_file(name: &str) -> bool {
 pub fn each(setting: &Setting, name: &str, take: &mut dyn FnMut(ExportedJob) -> Result<()>) -> Result<()> {
     match imported::number_in(name) {
         Some(number) => take(of_number(setting, number)?),
-        None => met_export::read(Path::new(name), take).map_err(|error| Failure::usage(format!("{error:#}"))),
+        None => read(Path::new(name), take),
+    }
+}
+
+/// A file that cannot be read is bad input; what `take` fails with is its own failure.
+fn read(path: &Path, take: &mut dyn FnMut(ExportedJob) -> Result<()>) -> Result<()> {
+    let mut failure = None;
+    let read = met_export::read(path, &mut |job| {
+        take(job).map_err(|error| {
+            failure = Some(error);
+            anyhow!("stopped")
+        })
+    });
+    match failure {
+        Some(failure) => Err(failure),
+        None => read.map_err(|error| Failure::usage(format!("{error:#}"))),
     }
 }
 

@@ -90,7 +90,8 @@ fn print(
         plots.push(view::plot::card(&course, &gpu.index, gap_ms(&course), &style));
     }
     for counted in record.events.iter().take(EVENTS_PLOTTED) {
-        let course = series(&event::TABLE, &counted.name)?;
+        // An older daemon has no such series.
+        let course = series(&event::TABLE, &counted.name).unwrap_or_else(|_| Course::new(&event::TABLE));
         plots.push(view::plot::event(&course, &counted.name, gap_ms(&course), &style));
     }
     for plot in plots.iter().filter(|plot| !plot.is_empty()) {
