@@ -25,7 +25,7 @@ pub struct Cli {
     #[arg(long, short, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Query a cluster server instead of this machine: list, show, nodes, node NODE (default: $MET_SERVER)
+    /// Query a cluster server instead of this machine: list, show, export, nodes, node NODE (default: $MET_SERVER)
     #[arg(long, global = true, value_name = "URL")]
     pub server: Option<String>,
 
@@ -87,6 +87,17 @@ pub enum Command {
     /// Report on one job, running or finished, with charts over time
     #[command(after_help = "Examples:\n  met show 12\n  met show pid:4711    the job of a process")]
     Show(ShowArgs),
+    /// Write jobs and their series to a file for pandas, Polars, DuckDB or R, or for `met show` elsewhere
+    #[command(
+        after_help = "Examples:\n  met export 12 -o job.h5                                  one job with all its samples\n  \
+                      met export --since 7d -o jobs.parquet                    a row for each job\n  \
+                      met export 12 --table job -o samples.csv                 a row for each sample\n  \
+                      met export --user ada -o - | gzip > jobs.jsonl.gz        JSON lines"
+    )]
+    Export(ExportArgs),
+    /// Import jobs from files of `met export`; they are shown, and never counted, as imported:1, imported:2, …
+    #[command(after_help = "Examples:\n  met import job.h5\n  met show imported:1\n  met rm imported:1")]
+    Import(ImportArgs),
     /// Show the process tree of a running job, or the largest processes of a finished one
     #[command(after_help = "Example:\n  met ps @last")]
     Ps(PsArgs),
@@ -168,7 +179,7 @@ impl Command {
     /// Whether it can be asked of a server.
     pub fn asks_a_server(&self) -> bool {
         match self {
-            Command::List(_) | Command::Show(_) | Command::Nodes(_) => true,
+            Command::List(_) | Command::Show(_) | Command::Export(_) | Command::Nodes(_) => true,
             // Without a name it is about this one.
             Command::Node(args) => args.node.is_some(),
             _ => false,
@@ -271,6 +282,19 @@ pub struct ListArgs {
     /// Print comma-separated values in base units
     #[arg(long)]
     pub csv: bool,
+    #[command(flatten)]
+    pub filter: FilterArgs,
+    /// At most this many jobs, the newest (default: 50; all with --json and --csv)
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = number_of_jobs)]
+    pub limit: Option<usize>,
+    /// Keep the list on the screen and refresh it
+    #[arg(long, short, conflicts_with_all = ["json", "csv"])]
+    pub watch: bool,
+}
+
+/// Which jobs, of all.
+#[derive(Debug, Default, Args)]
+pub struct FilterArgs {
     /// Jobs started after this time: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub since: Option<String>,
@@ -289,19 +313,48 @@ pub struct ListArgs {
     /// Jobs charged to this account or project
     #[arg(long)]
     pub account: Option<String>,
-    /// At most this many jobs, the newest (default: 50; all with --json and --csv)
+}
+
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// Jobs: 12, slurm:1234_7, a name (its newest), @last, imported:1, or a file (default: all that match the options)
+    #[arg(value_name = "JOB")]
+    pub jobs: Vec<String>,
+    /// Where to write; the ending says how: .csv, .jsonl, .parquet or .h5. - is standard output
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
+    /// The format, where the name of the file does not say it: csv, jsonl, parquet or h5
+    #[arg(long)]
+    pub format: Option<String>,
+    /// What a .csv or .parquet file has a row for: jobs, or samples of the table job, job_detail, event or gpu
+    #[arg(long, default_value = "jobs")]
+    pub table: String,
+    /// Replace the file if it exists
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub filter: FilterArgs,
+    /// At most this many jobs, the newest (default: all)
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = number_of_jobs)]
     pub limit: Option<usize>,
-    /// Keep the list on the screen and refresh it
-    #[arg(long, short, conflicts_with_all = ["json", "csv"])]
-    pub watch: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// .jsonl and .h5 files of `met export` (default: list what was imported)
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// A job: 12, slurm:1234_7, a step of it: slurm:1234.0, a name (its newest), or @last
+    /// A job: 12, slurm:1234_7, a step of it: slurm:1234.0, a name (its newest), @last, imported:1, or a .jsonl or .h5
+    /// file of `met export`
     #[arg(value_name = "JOB", default_value = "@last")]
     pub job: String,
+    /// Which job of a file that has several
+    #[arg(value_name = "JOB_IN_FILE")]
+    pub in_file: Option<String>,
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,
@@ -389,7 +442,7 @@ pub struct DetachArgs {
 
 #[derive(Debug, Args)]
 pub struct RmArgs {
-    /// Jobs: 12, slurm:1234_7, a name (its newest), or @last
+    /// Jobs: 12, slurm:1234_7, a name (its newest), @last, or imported:1
     #[arg(value_name = "JOB", required = true)]
     pub jobs: Vec<String>,
 }

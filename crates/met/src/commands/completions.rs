@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const JOBS_MAX: usize = 200;
 
 /// Commands that take a job, for shells that need to know.
-const OF_JOBS: &str = "show ps logs wait cancel rm detach";
+const OF_JOBS: &str = "show export ps logs wait cancel rm detach";
 
 pub fn completions(args: &CompletionsArgs) -> Result<i32> {
     // Written by it directly, an error of standard output would be a panic.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use met_core::job::State;
 
-use crate::cli::ListArgs;
+use crate::cli::{FilterArgs, ListArgs};
 use crate::output;
 use crate::view::table;
 use crate::view::{self, Style};
@@ -66,28 +66,39 @@ fn nothing_found(args: &ListArgs) -> Option<&'static str> {
 }
 
 fn is_narrowed(args: &ListArgs) -> bool {
-    let ListArgs { since, state, user, name, manager, account, limit, .. } = args;
-    let words = [since, user, name, manager, account];
-    words.into_iter().any(Option::is_some) || !state.is_empty() || limit.is_some()
+    is_filtered(&args.filter) || args.limit.is_some()
+}
+
+/// Whether options say which jobs.
+pub fn is_filtered(args: &FilterArgs) -> bool {
+    let FilterArgs { since, state, user, name, manager, account } = args;
+    [since, user, name, manager, account].into_iter().any(Option::is_some) || !state.is_empty()
 }
 
 fn filter(args: &ListArgs) -> Result<JobsFilter> {
+    let unlimited = args.json || args.csv;
+    Ok(JobsFilter {
+        // That view is of cards: who never had one is not in it.
+        with_cards: args.view == table::View::Gpu,
+        limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
+        ..filter_of(&args.filter)?
+    })
+}
+
+/// The jobs that these options choose.
+pub fn filter_of(args: &FilterArgs) -> Result<JobsFilter> {
     let since = args.since.as_ref().map(|text| {
         units::parse_since(text, jobs::now_ns(), &view::local_zone())
             .map_err(|error| Failure::usage(format!("--since: {error}")))
     });
     let states =
         args.state.iter().flat_map(|text| text.split(',')).map(parse_state).collect::<Result<_>>()?;
-    let unlimited = args.json || args.csv;
     let filter = JobsFilter {
         since_ns: since.transpose()?,
         states,
         name: args.name.clone(),
         manager: args.manager.clone(),
         account: args.account.clone(),
-        // That view is of cards: who never had one is not in it.
-        with_cards: args.view == table::View::Gpu,
-        limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
         ..JobsFilter::default()
     };
     Ok(filter.of_user(args.user.as_deref()))

@@ -8,7 +8,9 @@ pub mod configure;
 pub mod daemon;
 pub mod doctor;
 pub mod emissions;
+pub mod export;
 pub mod gpus;
+pub mod import;
 pub mod list;
 pub mod logs;
 pub mod man;
@@ -78,13 +80,35 @@ fn elsewhere(command: &str, record: &Record) -> String {
 
 /// The machine a report compares with: this one, if the job ran here, or those that a server says it ran on.
 fn machine(setting: &Setting, record: &Record) -> Machine {
-    if let Ok(Some(mut server)) = setting.server_client() {
-        let Ok(Reply::Nodes(nodes)) = server.call(&Request::Nodes) else { return Machine::default() };
-        return Machine { cpus: cpus_of(&nodes, record) };
+    Machines::of(setting).of_job(record)
+}
+
+/// The machines that are known here.
+enum Machines {
+    Here { name: String, cpus: u32 },
+    OfServer(Vec<NodeStatus>),
+}
+
+impl Machines {
+    fn of(setting: &Setting) -> Machines {
+        if let Ok(Some(mut server)) = setting.server_client() {
+            let Ok(Reply::Nodes(nodes)) = server.call(&Request::Nodes) else {
+                return Machines::OfServer(Vec::new());
+            };
+            return Machines::OfServer(nodes);
+        }
+        let facts = setting.host.facts();
+        Machines::Here { name: facts.hostname.clone(), cpus: facts.cpu_count }
     }
-    let facts = setting.host.facts();
-    let here = record.nodes == [facts.hostname.clone()];
-    Machine { cpus: here.then_some(facts.cpu_count) }
+
+    fn of_job(&self, record: &Record) -> Machine {
+        match self {
+            Machines::OfServer(nodes) => Machine { cpus: cpus_of(nodes, record) },
+            Machines::Here { name, cpus } => {
+                Machine { cpus: (record.nodes == [name.clone()]).then_some(*cpus) }
+            }
+        }
+    }
 }
 
 /// Of all nodes of a job together; of some of them it would be too few.

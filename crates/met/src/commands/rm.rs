@@ -6,6 +6,7 @@ use anyhow::Result;
 use met_core::job::{Origin, Record, State};
 use met_store::inbox::JobDir;
 
+use super::import;
 use crate::cli::RmArgs;
 use crate::managers;
 use crate::output;
@@ -15,9 +16,29 @@ use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
 pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
+    let (imported, others): (Vec<&String>, Vec<&String>) =
+        args.jobs.iter().partition(|job| import::is_imported(job));
     let mut all = AllJobs::open(setting)?;
     // All or none: a mistyped job must not cost the others their record.
-    let records = args.jobs.iter().map(|job| all.find(job)).collect::<Result<Vec<_>>>()?;
+    let records = others.into_iter().map(|job| all.find(job)).collect::<Result<Vec<_>>>()?;
+    refuse_live(setting, &records)?;
+    if !imported.is_empty() {
+        import::remove(setting, &imported)?;
+    }
+    for record in records {
+        all.remove(&record.key)?;
+        forget_unreported(setting, &record);
+        // Its processes may outlive its record.
+        if setting.user.check_own().is_ok() && !managers::is_foreign(&record) {
+            jobs::leave_cgroup(&setting.host, &setting.user.state, &record);
+        }
+        writeln!(output::stdout(), "Removed job {}", record.label())?;
+    }
+    Ok(0)
+}
+
+/// A job that is running, or has processes or a report to deliver, stays.
+fn refuse_live(setting: &Setting, records: &[Record]) -> Result<()> {
     if let Some(running) = records.iter().find(|record| record.state.is_live()) {
         let id = &running.label();
         let attached = running.local.as_ref().is_some_and(|local| local.origin == Origin::Attach);
@@ -60,16 +81,7 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
             daemon answers";
         return Err(Failure::with_code(1, format!("job {id} {why}")));
     }
-    for record in records {
-        all.remove(&record.key)?;
-        forget_unreported(setting, &record);
-        // Its processes may outlive its record.
-        if setting.user.check_own().is_ok() && !managers::is_foreign(&record) {
-            jobs::leave_cgroup(&setting.host, &setting.user.state, &record);
-        }
-        writeln!(output::stdout(), "Removed job {}", record.label())?;
-    }
-    Ok(0)
+    Ok(())
 }
 
 /// Whether the supervisor of a finished job is still there, to report it to a system daemon that did not answer.

@@ -1,17 +1,21 @@
-//! `met show`: the report of one job.
+//! `met show`: the report of one job, of this machine, a server or a file.
 
 use std::io::Write;
 
 use anyhow::Result;
-use met_core::event;
+use met_core::job::Record;
 use met_core::job_table::CORES_PEAK;
 use met_core::series::Course;
+use met_core::{JOB, Table, event, gpu};
+use met_insight::report::Machine;
 
+use super::{export, import};
 use crate::cli::ShowArgs;
 use crate::managers;
 use crate::output;
 use crate::view::{self, text};
 use met_agent::sampler;
+use met_config::Failure;
 use met_jobs::processes;
 use met_query::jobs::{self, AllJobs, Meant};
 use met_query::setting::Setting;
@@ -21,59 +25,93 @@ const CARDS_PLOTTED: usize = 4;
 const EVENTS_PLOTTED: usize = 8;
 
 pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
+    if import::is_imported(&args.job) || import::is_file(&args.job) {
+        let job = import::one(setting, &args.job, args.in_file.as_deref())?;
+        let shown = Shown {
+            machine: Machine { cpus: job.cpus },
+            now_ns: job.exported_ns,
+            whole: true,
+            record: job.record.clone(),
+        };
+        // Processes and files of that machine are not looked for here.
+        return print(setting, args, &shown, &mut |table, part| Ok(job.course(table, part)));
+    }
+    if let Some(wanted) = &args.in_file {
+        let (job, name) = (&args.job, wanted);
+        return Err(Failure::usage(format!("{job} is not a file, and {name:?} is one argument too many")));
+    }
     let mut all = AllJobs::open(setting)?;
     let (record, whole) = match all.find_or_step(&args.job)? {
         Meant::Job(record) => (record, true),
         Meant::Step(record) => (record, false),
     };
-    let now_ns = jobs::now_ns();
+    let machine = if args.json { Machine::default() } else { super::machine(setting, &record) };
+    let shown = Shown { machine, now_ns: jobs::now_ns(), whole, record };
+    let record = &shown.record;
+    print(setting, args, &shown, &mut |table, part| export::series(&mut all, record, table, part))?;
+    if !args.json && whole {
+        print_alive(setting, record)?;
+    }
+    Ok(0)
+}
+
+/// A job and what it is compared with.
+struct Shown {
+    record: Record,
+    machine: Machine,
+    now_ns: i64,
+    /// Not a step: the course and the processes are the whole job's.
+    whole: bool,
+}
+
+fn print(
+    setting: &Setting,
+    args: &ShowArgs,
+    Shown { record, machine, now_ns, whole }: &Shown,
+    series: &mut dyn FnMut(&'static Table, &str) -> Result<Course>,
+) -> Result<i32> {
     let mut stdout = output::stdout();
     if args.json {
-        writeln!(stdout, "{}", met_insight::json::object(&record, now_ns))?;
+        writeln!(stdout, "{}", met_insight::json::object(record, *now_ns))?;
         return Ok(0);
     }
     let style = stdout.style();
-    let machine = super::machine(setting, &record);
-    stdout.write_all(
-        view::report::render(&met_insight::report::report(&record, machine, now_ns), &style).as_bytes(),
-    )?;
-    // The course and the processes are the whole job's.
+    let report = met_insight::report::report(record, *machine, *now_ns);
+    stdout.write_all(view::report::render(&report, &style).as_bytes())?;
     if !whole {
         return Ok(0);
     }
-    let course = all.course(&record.key)?;
-    let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.interval);
+    let gap_ms = |course: &Course| sampler::gap_ms_of(course, setting.config.sampling.interval);
+    let course = series(&JOB, "")?;
     let cores_peak = record.totals.get(CORES_PEAK).map(|thousandths| thousandths as f64 / 1000.0);
-    let plot = view::plot::course(&course, gap_ms, cores_peak, &style);
-    if !plot.is_empty() {
-        write!(stdout, "\n{plot}")?;
-    }
+    let mut plots = vec![view::plot::course(&course, gap_ms(&course), cores_peak, &style)];
     for gpu in record.gpus.iter().take(CARDS_PLOTTED) {
-        let course = all.card_course(&record.key, &gpu.uuid)?;
-        let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.interval);
-        let plot = view::plot::card(&course, &gpu.index, gap_ms, &style);
-        if !plot.is_empty() {
-            write!(stdout, "\n{plot}")?;
-        }
+        let course = series(&gpu::card::TABLE, &gpu.uuid)?;
+        plots.push(view::plot::card(&course, &gpu.index, gap_ms(&course), &style));
     }
     for counted in record.events.iter().take(EVENTS_PLOTTED) {
         // An older daemon has no such series.
-        let course = all.job_series(&record.key, &event::TABLE, &counted.name);
-        let course = course.unwrap_or_else(|_| Course::new(&event::TABLE));
-        let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.interval);
-        let plot = view::plot::event(&course, &counted.name, gap_ms, &style);
-        if !plot.is_empty() {
-            write!(stdout, "\n{plot}")?;
-        }
+        let course = series(&event::TABLE, &counted.name).unwrap_or_else(|_| Course::new(&event::TABLE));
+        plots.push(view::plot::event(&course, &counted.name, gap_ms(&course), &style));
     }
-    if !record.state.is_live() && !managers::is_foreign(&record) {
-        let alive = processes::of_job(&setting.host, &record);
-        if !alive.is_empty() {
-            let named =
-                alive.iter().map(|process| format!("{} ({})", process.id.pid, text::escape(&process.name)));
-            let list = named.collect::<Vec<_>>().join(", ");
-            writeln!(stdout, "\nStill alive: {list}\nEnd them with: met cancel {}", record.key.id)?;
-        }
+    for plot in plots.iter().filter(|plot| !plot.is_empty()) {
+        write!(stdout, "\n{plot}")?;
     }
     Ok(0)
+}
+
+/// The processes that a finished job left.
+fn print_alive(setting: &Setting, record: &Record) -> Result<()> {
+    if record.state.is_live() || managers::is_foreign(record) {
+        return Ok(());
+    }
+    let alive = processes::of_job(&setting.host, record);
+    if !alive.is_empty() {
+        let named =
+            alive.iter().map(|process| format!("{} ({})", process.id.pid, text::escape(&process.name)));
+        let list = named.collect::<Vec<_>>().join(", ");
+        let id = &record.key.id;
+        writeln!(output::stdout(), "\nStill alive: {list}\nEnd them with: met cancel {id}")?;
+    }
+    Ok(())
 }

@@ -2,6 +2,7 @@
 
 use met_core::Table;
 use met_core::series::Course;
+use met_export::csv;
 use met_insight::json;
 use met_insight::resample::{self, Bin};
 use met_sources::network::device;
@@ -10,7 +11,7 @@ use met_store::NodePart;
 use serde_json::{Map, Value};
 
 use super::plot::{self, Panel};
-use super::{Style, table, text};
+use super::{Style, text};
 use met_core::units;
 
 /// More plots of one kind are for a program; these are the busiest.
@@ -147,7 +148,7 @@ pub fn object(parts: Parts<'_>) -> Value {
 
 /// One line for each value that was read.
 pub fn csv(parts: Parts<'_>) -> String {
-    let mut lines = table::csv_line(&["time", "table", "part", "column", "value"].map(str::to_owned));
+    let mut lines = csv::line(&["time", "table", "part", "column", "value"].map(str::to_owned));
     for (part, course) in parts {
         for (index, &time_ms) in course.times_ms.iter().enumerate() {
             let Some(time) = json::time(time_ms * 1_000_000) else { continue };
@@ -155,7 +156,7 @@ pub fn csv(parts: Parts<'_>) -> String {
                 let Some(cell) = known(cells[index]) else { continue };
                 let (name, value) = (column.json_name(), column.scaled(cell).to_string());
                 let label = text::escape(&part.part);
-                lines += &table::csv_line(&[time.clone(), part.table.clone(), label, name, value]);
+                lines += &csv::line(&[time.clone(), part.table.clone(), label, name, value]);
             }
         }
     }

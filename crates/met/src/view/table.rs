@@ -5,6 +5,7 @@ use comfy_table::{ContentLineStyle, LineStyle, TableStyle};
 use met_core::JOB;
 use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
+use met_export::csv;
 use met_insight::report::signal_name;
 use met_insight::{allocation, average, gpu, json};
 
@@ -570,25 +571,14 @@ pub fn csv(records: &[Record], view: View, now_ns: i64) -> String {
         .collect();
     let mut header: Vec<String> = columns.iter().map(|column| column.csv.to_owned()).collect();
     header.extend(others.iter().map(|&index| JOB.columns[index].json_name()));
-    let mut csv = csv_line(&header);
+    let mut lines = csv::line(&header);
     for record in records {
         let job = Job { record, now_ns };
         let mut cells: Vec<String> = columns.iter().map(|column| (column.value)(&job).raw()).collect();
         cells.extend(others.iter().map(|&index| job.total(index, units::count).raw()));
-        csv.push_str(&csv_line(&cells));
+        lines.push_str(&csv::line(&cells));
     }
-    csv
-}
-
-/// One line of RFC 4180.
-pub fn csv_line(fields: &[String]) -> String {
-    let quoted: Vec<String> = (fields.iter())
-        .map(|field| match field.contains([',', '"', '\n', '\r']) {
-            true => format!("\"{}\"", field.replace('"', "\"\"")),
-            false => field.clone(),
-        })
-        .collect();
-    quoted.join(",") + "\r\n"
+    lines
 }
 
 /// A column on its way to the screen.

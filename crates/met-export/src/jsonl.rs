@@ -1,0 +1,226 @@
+//! JSON lines: a line for each job, followed by a line for each of its samples.
+
+use std::io::{BufRead, Read, Write};
+
+use anyhow::{Context, Result, bail, ensure};
+use met_core::job::Record;
+use met_core::series::{Course, SPREAD_NAMES, Spread, Spreads};
+use met_core::{Column, Kind, MISSING, Table};
+use met_insight::json;
+use serde_json::{Map, Value};
+
+use crate::foreign::{self, CELLS_MAX, SERIES_MAX};
+use crate::{ExportedJob, JobWriter, Series, identity, tables};
+
+/// A record is bounded to half a megabyte, and a job's line has its figures twice.
+const LINE_BYTES_MAX: usize = 4 << 20;
+
+const TYPE: &str = "type";
+const JOB_LINE: &str = "job";
+const SAMPLE_LINE: &str = "sample";
+const EXPORTED: &str = "exported";
+const CPUS: &str = "cpus";
+const RECORD: &str = "record";
+const CLUSTER: &str = "cluster";
+const JOB: &str = "job";
+const INCARNATION: &str = "incarnation";
+const TABLE: &str = "table";
+const PART: &str = "part";
+const TIME: &str = "time";
+const THINNED: &str = "thinned";
+
+pub struct Jsonl<W: Write> {
+    to: W,
+}
+
+impl<W: Write> Jsonl<W> {
+    pub fn new(to: W) -> Jsonl<W> {
+        Jsonl { to }
+    }
+
+    fn line(&mut self, line: &Map<String, Value>) -> Result<()> {
+        let mut bytes = serde_json::to_vec(line)?;
+        bytes.push(b'\n');
+        Ok(self.to.write_all(&bytes)?)
+    }
+}
+
+impl<W: Write> JobWriter for Jsonl<W> {
+    fn job(&mut self, job: &ExportedJob) -> Result<()> {
+        let mut line = Map::new();
+        line.insert(TYPE.to_owned(), JOB_LINE.into());
+        line.insert(EXPORTED.to_owned(), json::time(job.exported_ns).into());
+        line.insert(CPUS.to_owned(), job.cpus.into());
+        if let Value::Object(object) = json::object(&job.record, job.exported_ns) {
+            line.extend(object);
+        }
+        line.insert(RECORD.to_owned(), serde_json::to_value(&job.record)?);
+        self.line(&line)?;
+        for series in &job.series {
+            for index in 0..series.course.len() {
+                self.line(&sample(&job.record, series, index))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        Ok(self.to.flush()?)
+    }
+}
+
+fn sample(record: &Record, Series { part, course }: &Series, index: usize) -> Map<String, Value> {
+    let (cluster, label, incarnation) = identity(record);
+    let first = [
+        (TYPE, SAMPLE_LINE.into()),
+        (CLUSTER, cluster.into()),
+        (JOB, label.into()),
+        (INCARNATION, incarnation.into()),
+        (TABLE, course.table.name.into()),
+        (PART, part.as_str().into()),
+        (TIME, json::time(course.times_ms[index].saturating_mul(1_000_000)).into()),
+    ];
+    let mut line = Map::from_iter(first.map(|(name, value): (&str, Value)| (name.to_owned(), value)));
+    let mut thinned = Map::new();
+    for (at, (column, cells)) in course.table.columns.iter().zip(&course.columns).enumerate() {
+        if cells[index] != MISSING {
+            line.insert(column.json_name(), json::number(column, cells[index]));
+        }
+        if let Some(Spread { low, mean, high }) = course.spread(at, index) {
+            let known = SPREAD_NAMES.iter().zip([Some(low), mean, Some(high)]);
+            let known = known
+                .filter_map(|(name, value)| Some(((*name).to_owned(), Value::from(value? * column.scale))));
+            thinned.insert(column.json_name(), Value::Object(known.collect()));
+        }
+    }
+    if !thinned.is_empty() {
+        line.insert(THINNED.to_owned(), thinned.into());
+    }
+    line
+}
+
+/// Calls `each` with every job of a file, one after the other; of what follows `each` only one is in memory.
+pub fn read(mut from: impl BufRead, each: &mut dyn FnMut(ExportedJob) -> Result<()>) -> Result<()> {
+    let (mut line, mut number) = (Vec::new(), 0_u64);
+    let mut reader = Reader::default();
+    loop {
+        line.clear();
+        number += 1;
+        let bytes = from.by_ref().take(LINE_BYTES_MAX as u64 + 1).read_until(b'\n', &mut line)?;
+        ensure!(bytes <= LINE_BYTES_MAX, "line {number}: longer than {} MiB", LINE_BYTES_MAX >> 20);
+        if bytes == 0 {
+            break;
+        }
+        if let Some(whole) = reader.take(&line).with_context(|| format!("line {number}"))? {
+            each(whole)?;
+        }
+    }
+    match reader.job {
+        Some(job) => each(job),
+        None => bail!("no job in it; `met export` writes such files"),
+    }
+}
+
+/// The job whose samples are being read.
+#[derive(Default)]
+struct Reader {
+    job: Option<ExportedJob>,
+    /// Values of its samples, those of removed ones included.
+    cells: usize,
+}
+
+impl Reader {
+    /// Adds a line to the job, or begins another one: then the earlier is whole.
+    fn take(&mut self, line: &[u8]) -> Result<Option<ExportedJob>> {
+        if line.trim_ascii().is_empty() {
+            return Ok(None);
+        }
+        let mut line: Map<String, Value> = serde_json::from_slice(line).context("not a JSON object")?;
+        match line.get(TYPE).and_then(Value::as_str) {
+            Some(JOB_LINE) => {
+                let record = foreign::record(line.remove(RECORD).context("the job has no record")?)?;
+                let exported = line.get(EXPORTED).and_then(Value::as_str).and_then(json::parse_time);
+                let exported_ns = foreign::time_ns(exported.context("the time of the export is missing")?)?;
+                let cpus = line.get(CPUS).and_then(Value::as_u64).and_then(|cpus| u32::try_from(cpus).ok());
+                self.cells = 0;
+                Ok(self.job.replace(ExportedJob { record, cpus, exported_ns, series: Vec::new() }))
+            }
+            Some(SAMPLE_LINE) => self.add_sample(&line).map(|()| None),
+            // A later version may have more to say.
+            Some(_) => Ok(None),
+            None => bail!("the line has no \"{TYPE}\""),
+        }
+    }
+
+    fn add_sample(&mut self, line: &Map<String, Value>) -> Result<()> {
+        let job = self.job.as_mut().context("a sample before the first job")?;
+        let text = |name: &str| line.get(name).and_then(Value::as_str);
+        let (_, label, incarnation) = identity(&job.record);
+        let is_its = text(JOB) == Some(&label) && line.get(INCARNATION) == Some(&incarnation.into());
+        ensure!(is_its, "a sample of another job than the one above");
+        let name = text(TABLE).context("the sample has no table")?;
+        // What a later version measures has no name here.
+        let Some(table) = tables().into_iter().find(|table| table.name == name) else { return Ok(()) };
+        let time_ns = text(TIME).and_then(json::parse_time).context("the sample has no time")?;
+        let course = course_of(&mut job.series, table, text(PART).unwrap_or_default())?;
+        let row: Vec<i64> = table.columns.iter().map(|column| cell(column, line)).collect();
+        push(course, time_ns, &row)?;
+        if let Some(thinned) = line.get(THINNED).and_then(Value::as_object) {
+            add_spreads(course, thinned);
+        }
+        let kinds = if course.spreads.is_some() { 1 + SPREAD_NAMES.len() } else { 1 };
+        self.cells += row.len() * kinds;
+        ensure!(self.cells <= CELLS_MAX, "more than {CELLS_MAX} values in one job");
+        Ok(())
+    }
+}
+
+/// Adds a sample behind those that there are.
+pub fn push(course: &mut Course, time_ns: i64, row: &[i64]) -> Result<()> {
+    let time_ms = foreign::time_ns(time_ns)?.div_euclid(1_000_000);
+    let is_later = course.times_ms.last().is_none_or(|&last| last < time_ms);
+    ensure!(is_later, "samples are not in the order of time");
+    course.push(time_ms, row);
+    Ok(())
+}
+
+/// The series of a part; a new one where there is none yet.
+pub fn course_of<'a>(
+    series: &'a mut Vec<Series>,
+    table: &'static Table,
+    part: &str,
+) -> Result<&'a mut Course> {
+    let is_it = |known: &Series| known.part == part && known.course.table.name == table.name;
+    let at = match series.iter().rposition(is_it) {
+        Some(at) => at,
+        None => {
+            ensure!(series.len() < SERIES_MAX, "more than {SERIES_MAX} series in one job");
+            series.push(Series { part: foreign::part(part), course: Course::new(table) });
+            series.len() - 1
+        }
+    };
+    Ok(&mut series[at].course)
+}
+
+fn cell(column: &Column, line: &Map<String, Value>) -> i64 {
+    let value = line.get(&column.json_name());
+    let whole = value.and_then(Value::as_i64).filter(|_| column.scale == 1.0);
+    let known = whole.and_then(foreign::cell);
+    known.or_else(|| foreign::scaled_cell(column, value?.as_f64()?)).unwrap_or(MISSING)
+}
+
+fn add_spreads(course: &mut Course, thinned: &Map<String, Value>) {
+    let last = course.len() - 1;
+    for (at, column) in course.table.columns.iter().enumerate() {
+        let Some(known) = thinned.get(&column.json_name()).and_then(Value::as_object) else { continue };
+        let value = |which: usize| known.get(SPREAD_NAMES[which])?.as_f64().map(|value| value / column.scale);
+        // What has no extremes has no spread; the samples of a counter say its mean.
+        let (Some(low), Some(high)) = (value(0), value(2)) else { continue };
+        let mean = value(1).filter(|_| column.kind == Kind::Gauge);
+        let spreads = course.spreads.get_or_insert_with(|| Box::new(Spreads::new(course.table)));
+        spreads.set(at, last, Spread { low, mean, high });
+    }
+    if let Some(spreads) = &mut course.spreads {
+        spreads.resize(last + 1);
+    }
+}

@@ -1,0 +1,199 @@
+//! Jobs and their series as files: one writer for each format behind [`JobWriter`], and readers of those that hold
+//! a whole job. Every file that is read may be hostile: sizes are bounded, values checked.
+
+pub mod csv;
+mod foreign;
+pub mod frame;
+mod hdf5;
+pub mod imported;
+mod jsonl;
+mod output;
+mod parquet;
+mod read;
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use met_core::job::{Local, Record};
+use met_core::series::Course;
+use met_core::{DETAIL, JOB, Table, event, gpu};
+
+pub use output::OutputFile;
+pub use read::{Choice, choose, read};
+
+/// A job with all that is needed to show it anywhere.
+#[derive(Clone, Debug)]
+pub struct ExportedJob {
+    pub record: Record,
+    /// CPUs of its nodes together, if all are known.
+    pub cpus: Option<u32>,
+    /// Unix time of the export: what "now" is for a job that was still running.
+    pub exported_ns: i64,
+    pub series: Vec<Series>,
+}
+
+/// The samples of one table; the part is the name of an event or the uuid of a GPU.
+#[derive(Clone, Debug)]
+pub struct Series {
+    pub part: String,
+    pub course: Course,
+}
+
+impl ExportedJob {
+    pub fn new(record: &Record, cpus: Option<u32>, exported_ns: i64) -> ExportedJob {
+        // Files have microseconds.
+        let exported_ns = exported_ns / 1000 * 1000;
+        ExportedJob { record: portable(record), cpus, exported_ns, series: Vec::new() }
+    }
+
+    /// Adds a series unless it is empty.
+    pub fn add(&mut self, part: &str, course: Course) {
+        if !course.is_empty() {
+            self.series.push(Series { part: part.to_owned(), course });
+        }
+    }
+
+    /// The samples of a table and part; none where the file has none.
+    pub fn course(&self, table: &'static Table, part: &str) -> Course {
+        let known = |series: &&Series| series.course.table.name == table.name && series.part == part;
+        self.series.iter().find(known).map_or_else(|| Course::new(table), |series| series.course.clone())
+    }
+}
+
+/// The tables of samples that a job may have.
+pub fn tables() -> [&'static Table; 4] {
+    [&JOB, &DETAIL, &event::TABLE, &gpu::card::TABLE]
+}
+
+/// Which parts of these tables a job has.
+pub fn parts(record: &Record) -> impl Iterator<Item = (&'static Table, &str)> {
+    let whole = [(&JOB, ""), (&DETAIL, "")].into_iter();
+    let events = record.events.iter().map(|event| (&event::TABLE, event.name.as_str()));
+    whole.chain(events).chain(record.gpus.iter().map(|gpu| (&gpu::card::TABLE, gpu.uuid.as_str())))
+}
+
+/// The record without what means something only on the machine of the job: processes, cgroups and paths.
+fn portable(record: &Record) -> Record {
+    let local = record.local.as_ref().map(|local| Local {
+        left_over: local.left_over.clone(),
+        memory_limit: local.memory_limit,
+        ..Local::new("", local.origin, "")
+    });
+    Record { local, ..record.clone() }
+}
+
+/// A format of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Csv,
+    Jsonl,
+    Parquet,
+    Hdf5,
+}
+
+impl Format {
+    pub const ALL: [Format; 4] = [Format::Csv, Format::Jsonl, Format::Parquet, Format::Hdf5];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Csv => "csv",
+            Format::Jsonl => "jsonl",
+            Format::Parquet => "parquet",
+            Format::Hdf5 => "h5",
+        }
+    }
+
+    /// By the end of a file's name.
+    pub fn of(path: &Path) -> Option<Format> {
+        Format::parse(path.extension()?.to_str()?)
+    }
+
+    pub fn parse(name: &str) -> Option<Format> {
+        match name.to_ascii_lowercase().as_str() {
+            "hdf5" => Some(Format::Hdf5),
+            "ndjson" => Some(Format::Jsonl),
+            name => Format::ALL.into_iter().find(|format| format.name() == name),
+        }
+    }
+
+    /// Whether a file of it holds jobs and all their series; the others hold one table.
+    pub fn is_whole(self) -> bool {
+        matches!(self, Format::Jsonl | Format::Hdf5)
+    }
+}
+
+/// Which table a file of one table holds.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows {
+    /// One row per job.
+    Jobs,
+    /// One row per sample of this table.
+    Samples(&'static Table),
+}
+
+impl Rows {
+    /// What the table is called: `jobs`, or as in the catalogue.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rows::Jobs => "jobs",
+            Rows::Samples(table) => table.name,
+        }
+    }
+
+    pub fn all() -> impl Iterator<Item = Rows> {
+        [Rows::Jobs].into_iter().chain(tables().into_iter().map(Rows::Samples))
+    }
+
+    pub fn parse(name: &str) -> Option<Rows> {
+        Rows::all().find(|rows| rows.name() == name)
+    }
+}
+
+/// Takes jobs one by one. What is written is whole only after [`JobWriter::finish`].
+pub trait JobWriter {
+    fn job(&mut self, job: &ExportedJob) -> Result<()>;
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+/// The writer of a format. `rows` says which table a format of one table gets.
+pub fn writer<'a>(format: Format, rows: Rows, to: impl Write + Send + 'a) -> Result<Box<dyn JobWriter + 'a>> {
+    Ok(match format {
+        Format::Parquet => Box::new(parquet::Parquet::new(rows, to)?),
+        Format::Hdf5 => Box::new(hdf5::Hdf5::new(to)),
+        Format::Csv | Format::Jsonl => return text_writer(format, rows, to),
+    })
+}
+
+/// The same for text, which may go anywhere.
+pub fn text_writer<'a>(format: Format, rows: Rows, to: impl Write + 'a) -> Result<Box<dyn JobWriter + 'a>> {
+    match format {
+        Format::Csv => Ok(Box::new(csv::Csv::new(rows, to))),
+        Format::Jsonl => Ok(Box::new(jsonl::Jsonl::new(to))),
+        Format::Parquet | Format::Hdf5 => bail!("{} is not text", format.name()),
+    }
+}
+
+/// By what samples and jobs are joined: cluster, label and incarnation.
+fn identity(record: &Record) -> (Option<&str>, String, i64) {
+    (record.cluster(), record.label(), record.key.incarnation)
+}
+
+/// For fuzzing: bytes of a JSON lines or HDF5 file, and what was read of them shown as JSON and written again.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let mut show = |job: ExportedJob| {
+        let object = met_insight::json::object(&job.record, job.exported_ns);
+        assert_eq!(object["job"]["name"], job.record.name.as_str());
+        let mut csv = text_writer(Format::Csv, Rows::Samples(&JOB), std::io::sink())?;
+        csv.job(&job)
+    };
+    let _ = match bytes.starts_with(b"\x89HDF") {
+        true => hdf5::read_bytes(bytes.to_vec(), &mut show),
+        false => jsonl::read(bytes, &mut show),
+    };
+}
+
+#[cfg(test)]
+#[path = "round_trip_tests.rs"]
+mod round_trip_tests;

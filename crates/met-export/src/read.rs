@@ -1,0 +1,68 @@
+//! Reading files that hold whole jobs.
+
+use std::fs::{File, OpenOptions};
+use std::io::BufReader;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::OFlags;
+
+use crate::{ExportedJob, Format, hdf5, jsonl};
+
+/// A day of samples every second is 60 MB of JSON lines.
+pub const FILE_BYTES_MAX: u64 = 4 << 30;
+
+/// Calls `each` with every job of a file, one after the other.
+pub fn read(path: &Path, each: &mut dyn FnMut(ExportedJob) -> Result<()>) -> Result<()> {
+    let format = Format::of(path);
+    let named = || path.display().to_string();
+    match format.filter(|format| format.is_whole()) {
+        Some(Format::Jsonl) => jsonl::read(BufReader::new(open(path)?), each).with_context(named),
+        Some(_) => hdf5::read(open(path)?, each).with_context(named),
+        None => bail!("{}: only .jsonl and .h5 files hold whole jobs", named()),
+    }
+}
+
+/// Opens a plain file and nothing that blocks, as whoever calls it.
+fn open(path: &Path) -> Result<File> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    let about = file.metadata().with_context(|| format!("cannot read {}", path.display()))?;
+    ensure!(about.is_file(), "{} is not a plain file", path.display());
+    let (bytes, most) = (about.len(), FILE_BYTES_MAX >> 30);
+    ensure!(bytes <= FILE_BYTES_MAX, "{} is larger than {most} GiB", path.display());
+    Ok(file)
+}
+
+/// What of a file is meant.
+#[derive(Debug)]
+pub enum Choice {
+    One(Box<ExportedJob>),
+    /// How the jobs are named of which one would have to be chosen; not more than a screen holds.
+    Several(Vec<String>),
+    None,
+}
+
+/// The one job of a file, or the one that is named as people or its manager name it.
+pub fn choose(path: &Path, wanted: Option<&str>) -> Result<Choice> {
+    const NAMES_MAX: usize = 20;
+    let (mut found, mut names) = (None, Vec::new());
+    read(path, &mut |job| {
+        let record = &job.record;
+        let known = [&record.label(), record.shown_id(), &record.key.id, &record.name];
+        if wanted.is_none_or(|wanted| known.contains(&wanted)) {
+            if names.len() < NAMES_MAX {
+                names.push(record.label());
+            }
+            found = Some(Box::new(job));
+        }
+        Ok(())
+    })?;
+    Ok(match found {
+        Some(job) if names.len() == 1 => Choice::One(job),
+        Some(_) => Choice::Several(names),
+        None => Choice::None,
+    })
+}

@@ -1,0 +1,288 @@
+use std::io::Cursor;
+
+use anyhow::Result;
+use met_core::job::{EventCount, QualityKind, Record, State};
+use met_core::series::{Course, Thinner};
+use met_core::{JOB, MISSING, event, gpu, sample};
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+
+/// Jobs of all kinds, one with every kind of series, one of them thinned.
+fn jobs() -> Vec<ExportedJob> {
+    let mut first = ExportedJob::new(&sample::full(1, "tr\"ain,\n"), Some(8), sample::NOW_NS);
+    let course = sample::course();
+    let mut thinner = Thinner::new(&JOB, 60_000);
+    thinner.push(&course);
+    first.add("", thinner.finish());
+    first.record.events = vec![EventCount {
+        name: "cycles".to_owned(),
+        count: 7,
+        counted: 0.75,
+        kind: QualityKind::Measured,
+        source: "perf".to_owned(),
+    }];
+    let mut events = Course::new(&event::TABLE);
+    for second in 0..3 {
+        events.push(sample::START_NS / 1_000_000 + second * 1000, &[second << 50, MISSING, second]);
+    }
+    first.add("cycles", events);
+    let mut card = Course::new(&gpu::card::TABLE);
+    let mut cells = vec![MISSING; card.columns.len()];
+    (cells[gpu::card::POWER], cells[gpu::card::CLOCK]) = (71_234, 1_410);
+    card.push(1, &cells);
+    first.add("GPU-1", card);
+    let mut second = ExportedJob::new(&sample::scheduled(), None, sample::NOW_NS);
+    second.add("", course);
+    let mut running = sample::bare(3, "sleep");
+    running.state = State::Running;
+    vec![first, second, ExportedJob::new(&running, Some(2), sample::NOW_NS)]
+}
+
+fn written(format: Format, rows: Rows, jobs: &[ExportedJob]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut to = writer(format, rows, &mut bytes).unwrap();
+    jobs.iter().try_for_each(|job| to.job(job)).unwrap();
+    to.finish().unwrap();
+    bytes
+}
+
+fn read_back(format: Format, bytes: &[u8]) -> Result<Vec<ExportedJob>> {
+    let mut jobs = Vec::new();
+    let mut each = |job| {
+        jobs.push(job);
+        Ok(())
+    };
+    match format {
+        Format::Jsonl => jsonl::read(Cursor::new(bytes), &mut each)?,
+        _ => hdf5::read_bytes(bytes.to_vec(), &mut each)?,
+    }
+    Ok(jobs)
+}
+
+/// All that is in it, as text.
+fn text(jobs: &[ExportedJob]) -> Vec<String> {
+    let series = |job: &ExportedJob| {
+        let one = |Series { part, course }: &Series| {
+            format!(
+                "{part} {} {:?} {:?} {:?}",
+                course.table.name, course.times_ms, course.columns, course.spreads
+            )
+        };
+        job.series.iter().map(one).collect::<Vec<_>>()
+    };
+    let one =
+        |job: &ExportedJob| format!("{:?} {:?} {} {:?}", job.record, job.cpus, job.exported_ns, series(job));
+    jobs.iter().map(one).collect()
+}
+
+#[test]
+fn jobs_come_back_from_both_formats_as_they_were() {
+    let jobs = jobs();
+    assert!(jobs[0].series[0].course.spreads.is_some(), "nothing was thinned");
+    for format in [Format::Jsonl, Format::Hdf5] {
+        let bytes = written(format, Rows::Jobs, &jobs);
+        let back = read_back(format, &bytes).unwrap();
+        assert_eq!(text(&back), text(&jobs), "{format:?}");
+        // And so does what was read.
+        assert_eq!(written(format, Rows::Jobs, &back), bytes, "{format:?}");
+    }
+}
+
+#[test]
+fn nothing_leaves_that_means_something_only_on_the_machine_of_the_job() {
+    let record = sample::bare(1, "train");
+    assert!(record.local.as_ref().is_some_and(|local| local.main.is_some()));
+    let job = ExportedJob::new(&record, None, sample::NOW_NS);
+    let line = String::from_utf8(written(Format::Jsonl, Rows::Jobs, &[job])).unwrap();
+    assert!(!line.contains("3113") && !line.contains("/home/alice"), "{line}");
+}
+
+#[test]
+fn what_a_file_says_about_this_machine_is_dropped() {
+    let record = sample::bare(1, "train");
+    let hostile = ExportedJob { record, cpus: None, exported_ns: sample::NOW_NS, series: Vec::new() };
+    for format in [Format::Jsonl, Format::Hdf5] {
+        let back = read_back(format, &written(format, Rows::Jobs, std::slice::from_ref(&hostile))).unwrap();
+        let local = back[0].record.local.as_ref().unwrap();
+        assert_eq!((local.main, local.cwd.as_os_str().is_empty()), (None, true));
+    }
+}
+
+#[test]
+fn a_csv_has_one_line_for_each_row_and_a_header_without_any() {
+    let jobs = jobs();
+    let lines = |rows, jobs: &[ExportedJob]| {
+        let text = String::from_utf8(written(Format::Csv, rows, jobs)).unwrap();
+        text.split_terminator("\r\n").map(str::to_owned).collect::<Vec<_>>()
+    };
+    let all = lines(Rows::Jobs, &jobs);
+    assert_eq!(all.len(), 4);
+    assert!(all[0].starts_with("cluster,job,incarnation,manager,") && all[0].contains(",cpu_seconds,"));
+    assert!(all[1].contains(",\"tr\"\"ain,\\n\","), "{}", all[1]);
+    assert_eq!(lines(Rows::Jobs, &[]), all[..1]);
+    let samples = lines(Rows::Samples(&event::TABLE), &jobs);
+    assert_eq!(samples[0], "cluster,job,incarnation,part,time,count,enabled_seconds,running_seconds");
+    assert_eq!(
+        (samples.len(), samples[2].contains(",cycles,2026-01-14T16:40:45.000000Z,1125899906842624,,")),
+        (4, true)
+    );
+}
+
+#[test]
+fn a_parquet_file_is_whole_with_and_without_rows() {
+    for rows in Rows::all() {
+        for jobs in [jobs(), Vec::new()] {
+            let bytes = written(Format::Parquet, rows, &jobs);
+            assert!(bytes.starts_with(b"PAR1") && bytes.ends_with(b"PAR1"), "{}", rows.name());
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_right_is_refused_with_its_line() {
+    let bytes = written(Format::Jsonl, Rows::Jobs, &jobs());
+    let text = String::from_utf8(bytes).unwrap();
+    let said = |text: &str| format!("{:#}", read_back(Format::Jsonl, text.as_bytes()).unwrap_err());
+    assert!(said("").contains("no job in it"));
+    assert!(said("{}\n").contains("line 1: the line has no \"type\""));
+    assert!(said("[1]\n").contains("line 1: not a JSON object"));
+    assert!(said(&"[".repeat(100_000)).contains("line 1: not a JSON object"));
+    assert!(said(&" ".repeat(5 << 20)).contains("line 1: longer than 4 MiB"));
+    let later = text.replacen("\"start_ns\":1768408844000000000", "\"start_ns\":9223372036854775807", 1);
+    assert!(
+        said(&later).contains("line 1: start_ns: 9223372036854775807 is out of range"),
+        "{}",
+        said(&later)
+    );
+    let sample = text.lines().nth(1).unwrap();
+    assert!(said(sample).contains("line 1: a sample before the first job"));
+    let twice = format!("{}\n{sample}\n{sample}\n", text.lines().next().unwrap());
+    assert!(said(&twice).contains("line 3: samples are not in the order of time"));
+    let other = twice.replacen(
+        "\"type\":\"sample\",\"cluster\":null,\"job\":\"1\"",
+        "\"type\":\"sample\",\"job\":\"2\"",
+        1,
+    );
+    assert!(said(&other).contains("line 2: a sample of another job"), "{}", said(&other));
+    // What a later version adds is passed over.
+    let known = format!("{{\"type\":\"note\"}}\n{text}").replacen(
+        "\"type\":\"job\"",
+        "\"later\":[],\"type\":\"job\"",
+        1,
+    );
+    assert_eq!(read_back(Format::Jsonl, known.as_bytes()).unwrap().len(), 3);
+}
+
+#[test]
+fn of_a_foreign_record_everything_is_bounded() {
+    let mut record: Record = sample::full(1, "train");
+    record.name = "x".repeat(1 << 20);
+    record.command = vec!["y".repeat(1 << 20)];
+    let job = ExportedJob { record, cpus: None, exported_ns: sample::NOW_NS, series: Vec::new() };
+    let bytes = written(Format::Hdf5, Rows::Jobs, &[job]);
+    let back = read_back(Format::Hdf5, &bytes).unwrap();
+    assert!(back[0].record.name.len() < 2000 && back[0].record.command[0].len() < 5000);
+}
+
+#[test]
+fn an_imported_job_is_kept_beside_all_others_and_removed() {
+    let state = tempfile::tempdir().unwrap();
+    let imported = imported::Imported::of(state.path());
+    assert!(imported.numbers().unwrap().is_empty());
+    let jobs = jobs();
+    let numbers: Vec<u32> = jobs.iter().map(|job| imported.add(job).unwrap()).collect();
+    assert_eq!((&numbers, imported.numbers().unwrap()), (&vec![1, 2, 3], vec![1, 2, 3]));
+    assert_eq!(text(&[imported.get(2).unwrap()]), text(&jobs[1..2]));
+    imported.remove(2).unwrap();
+    assert!(imported.get(2).unwrap_err().to_string().contains("no job imported:2"));
+    assert_eq!(imported.numbers().unwrap(), [1, 3]);
+    assert_eq!((imported::number_in("imported:3"), imported::number_in("slurm:3")), (Some(3), None));
+}
+
+#[test]
+fn a_file_appears_only_when_it_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.csv");
+    let count = || std::fs::read_dir(folder.path()).unwrap().count();
+    let output = OutputFile::create(&path, false).unwrap();
+    assert!(!path.exists());
+    drop(output);
+    assert_eq!(count(), 0, "a file that was not finished stays");
+    let output = OutputFile::create(&path, false).unwrap();
+    // Somebody else is faster.
+    std::fs::write(&path, "mine").unwrap();
+    assert!(format!("{:#}", output.finish().unwrap_err()).contains("--force"));
+    assert!(OutputFile::create(&path, false).is_err());
+    OutputFile::create(&path, true).unwrap().finish().unwrap();
+    assert_eq!((std::fs::read(&path).unwrap().len(), count()), (0, 1));
+    assert!(OutputFile::create(folder.path(), true).is_err(), "a folder is replaced");
+    assert!(OutputFile::create(std::path::Path::new("/dev/null"), true).is_err(), "a device is replaced");
+}
+
+#[test]
+fn files_of_earlier_versions_are_read() {
+    let fixture = |name: &str| {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/exports/");
+        std::fs::read(format!("{path}{name}")).unwrap()
+    };
+    let from_lines = read_back(Format::Jsonl, &fixture("1.jsonl")).unwrap();
+    assert_eq!(text(&read_back(Format::Hdf5, &fixture("1.h5")).unwrap()), text(&from_lines));
+    let [first, second, third] = &from_lines[..] else { panic!("{}", from_lines.len()) };
+    assert_eq!((first.record.name.as_str(), first.cpus), ("tr\"ain,\n", Some(8)));
+    assert_eq!(first.record.totals.get(met_core::job_table::CPU), Some(256_900_000_000));
+    assert_eq!((first.series.len(), first.series[0].course.spreads.is_some()), (3, true));
+    assert_eq!(first.course(&event::TABLE, "cycles").columns[0], [0, 1 << 50, 2 << 50]);
+    assert_eq!((second.record.label().as_str(), second.series.len()), ("slurm:1234_7", 1));
+    assert_eq!((third.record.state, third.exported_ns), (State::Running, sample::NOW_NS));
+}
+
+/// The file, changed at some places: bytes of another value, or a piece that is cut out.
+fn damaged(
+    bytes: &[u8],
+    changes: &[(prop::sample::Index, u8)],
+    cut: Option<(prop::sample::Index, u16)>,
+) -> Vec<u8> {
+    let mut damaged = bytes.to_vec();
+    for (place, value) in changes {
+        let at = place.index(damaged.len());
+        damaged[at] = *value;
+    }
+    if let Some((place, length)) = cut {
+        let begin = place.index(damaged.len());
+        let end = (begin + usize::from(length)).min(damaged.len());
+        damaged.drain(begin..end);
+    }
+    damaged
+}
+
+/// What was read is shown, and written again.
+fn show(jobs: &[ExportedJob]) -> Vec<Value> {
+    written(Format::Jsonl, Rows::Jobs, jobs);
+    written(Format::Csv, Rows::Samples(&JOB), jobs);
+    jobs.iter().map(|job| met_insight::json::object(&job.record, job.exported_ns)).collect()
+}
+
+proptest! {
+    #[test]
+    fn a_damaged_file_is_refused_or_shown(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        cut in prop::option::of((any::<prop::sample::Index>(), any::<u16>())),
+        is_hdf5 in any::<bool>(),
+    ) {
+        use std::sync::LazyLock;
+        static JSONL: LazyLock<Vec<u8>> = LazyLock::new(|| written(Format::Jsonl, Rows::Jobs, &jobs()));
+        static HDF5: LazyLock<Vec<u8>> = LazyLock::new(|| written(Format::Hdf5, Rows::Jobs, &jobs()));
+        let (format, bytes) = if is_hdf5 { (Format::Hdf5, &HDF5) } else { (Format::Jsonl, &JSONL) };
+        if let Ok(jobs) = read_back(format, &damaged(bytes, &changes, cut)) {
+            show(&jobs);
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_file_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert!(read_back(Format::Jsonl, &bytes).is_err());
+        prop_assert!(read_back(Format::Hdf5, &bytes).is_err());
+    }
+}
