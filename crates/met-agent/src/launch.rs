@@ -16,6 +16,7 @@ use met_host::{Host, clock};
 use met_jobs::cgroup_layouts::Layout;
 use met_store::inbox::JobDir;
 
+use crate::daemon::listening;
 use crate::supervise::{self, Assignment, Channel, Command, look_up};
 use met_config::Failure;
 use met_jobs::processes;
@@ -124,9 +125,22 @@ fn events_of_daemon(setting: &Setting, system: &mut Result<Client, Unreachable>)
     let reply = match system {
         Ok(system) => system.call(&Request::InForce).ok(),
         Err(Unreachable::Silent { .. } | Unreachable::Busy { .. }) => None,
-        Err(_) => setting.user_daemon_for_start().ok()?.call(&Request::InForce).ok(),
+        Err(_) => match setting.user_daemon_for_start() {
+            Ok(mut own) => own.call(&Request::InForce).ok(),
+            Err(_) => {
+                // The daemon that is about to start has nobody to say it to.
+                if let Some(error) = listening::refusal(setting, &setting.user) {
+                    tracing::warn!("the daemon will not listen: http: {error}");
+                }
+                None
+            }
+        },
     };
     let Some(Reply::InForce(held)) = reply else { return None };
+    setting.warn_of_other_file(&held);
+    if let Some(error) = &held.http_refused {
+        tracing::warn!("the daemon does not listen: http: {error}");
+    }
     held.events.into_iter().next().map(|held| held.value)
 }
 
@@ -368,6 +382,7 @@ mod tests {
             config: Default::default(),
             config_path: None,
             config_text: String::new(),
+            is_config_named: false,
             user: place.clone(),
             system: place,
             server: None,
