@@ -303,6 +303,42 @@ def a_file_that_the_daemon_does_not_follow_is_not_ignored_silently(world):
 
 
 @test
+def doctor_on_a_server_reports_the_server(world):
+    """Also beside a daemon with another configuration."""
+    need_root()
+    folder = os.path.join(world.root, "bin")
+    os.mkdir(folder)
+    with open(os.path.join(folder, "sacct"), "w") as file:
+        file.write("#!/bin/sh\necho no database >&2\nexit 1\n")
+    os.chmod(file.name, 0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    config = os.path.join(world.root, "server.yaml")
+    with open(config, "w") as file:
+        file.write(f"system:\n  runtime: {world.system_runtime}\n  state: {world.system_state}\n"
+                   f"http:\n  listen: {address}\nschedulers:\n  slurm: true\n  oar: false\n  pbs: false\n  lsf: false\n  path: {folder}\n")
+    job = world.run(*FOREVER)
+    with open(os.path.join(world.root, "server.log"), "ab") as log:
+        server = world.me.spawn("-c", config, "server", stdout=log, stderr=log)
+    try:
+        def findings():
+            return {one["what"]: one for one in world.met("-c", config, "doctor", "--json").ok().json()}
+
+        found = eventually(lambda: [all for all in [findings()] if "no database" in all["scheduler"]["detail"]],
+                           lambda: f"doctor shows how the queries of the server go: {findings()['scheduler']}")[0]
+        check("queried by the server" in found["scheduler"]["detail"], found["scheduler"])
+        equal(found["scheduler"]["health"], "no", "health of the scheduler")
+        check(address in found["http"]["detail"] and found["http"]["health"] == "ok", found["http"])
+        check(f"pid {server.pid}" in found["cluster"]["detail"] and address in found["cluster"]["detail"], found["cluster"])
+    finally:
+        server.terminate()
+        server.wait()
+    check("no server is running" in findings()["cluster"]["detail"], "after its end")
+    world.met("cancel", job).ok()
+
+
+@test
 def what_is_in_force_in_a_system_daemon_is_for_all_who_may_read_its_file(world):
     user = world.someone()
     world.configure("sampling:\n  interval: 3s\n")
