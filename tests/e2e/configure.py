@@ -247,7 +247,7 @@ def a_changed_file_is_followed_without_a_signal(world):
         line = file.read().splitlines().index("  interval: 3s") + 1
     eventually(lambda: current(world)["sampling.interval"].split() == ["3s", f"{world.config}:{line}"], "the new period")
     check(current(world)["http.listen"].endswith("after a restart of the daemon"), "what a new daemon takes up")
-    check("http need a restart" in world.met("doctor").ok().out, "the doctor says what to do")
+    check("need a restart: http" in world.met("doctor").ok().out, "the doctor says what to do")
     world.met("configure", "--period", "7s").ok()
     check("temporary" in current(world)["sampling.interval"], "a live change")
     with open(world.config, "a") as file:
@@ -278,6 +278,86 @@ def the_file_of_a_daemon_holds_for_all_commands(world):
     check(events["counts"]["page_faults"]["count"] >= 2_000, events)
     world.met("daemon", "--stop").ok()
     daemon.wait()
+
+
+@test
+def a_file_that_the_daemon_does_not_follow_is_not_ignored_silently(world):
+    other = os.path.join(world.root, "other.yaml")
+    with open(world.config) as file:
+        plain = file.read()
+    with open(other, "w") as file:
+        file.write(plain + "sampling:\n  interval: 7s\nhttp:\n  listen: 127.0.0.1:1\n")
+    os.chmod(other, 0o644)
+    said = f"{other} is not in force: the running daemon follows {world.config}"
+    equal(world.met("-c", other, "config", "--current").ok().err, "", "without a daemon")
+    job = world.run(*FOREVER)
+    world.daemon_pid()
+    commands = [("config", "--current"), ("configure",), ("run", "--", "true")]
+    for command in commands:
+        check(said in world.met("-c", other, *command).ok().err, f"{command} says nothing")
+        equal(world.met("-c", world.config, *command).ok().err, "", f"what {command} says of the same file")
+    findings = {one["what"]: one for one in world.met("-c", other, "doctor", "--json").ok().json()}
+    check("no process listens on 127.0.0.1:1" in findings["http"]["detail"], findings["http"])
+    check(world.config in findings["daemon"]["detail"] and other in findings["daemon"]["detail"], findings["daemon"])
+    world.met("cancel", job).ok()
+
+
+@test
+def doctor_on_a_server_reports_the_server(world):
+    """Also beside a daemon with another configuration."""
+    need_root()
+    folder = os.path.join(world.root, "bin")
+    os.mkdir(folder)
+    with open(os.path.join(folder, "sacct"), "w") as file:
+        file.write("#!/bin/sh\necho no database >&2\nexit 1\n")
+    os.chmod(file.name, 0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    config = os.path.join(world.root, "server.yaml")
+    with open(config, "w") as file:
+        file.write(f"system:\n  runtime: {world.system_runtime}\n  state: {world.system_state}\n"
+                   f"http:\n  listen: {address}\nschedulers:\n  slurm: true\n  oar: false\n  pbs: false\n  lsf: false\n  path: {folder}\n")
+    job = world.run(*FOREVER)
+    with open(os.path.join(world.root, "server.log"), "ab") as log:
+        server = world.me.spawn("-c", config, "server", stdout=log, stderr=log)
+    try:
+        def findings():
+            return {one["what"]: one for one in world.met("-c", config, "doctor", "--json").ok().json()}
+
+        found = eventually(lambda: [all for all in [findings()] if "no database" in all["scheduler"]["detail"]],
+                           lambda: f"doctor shows how the queries of the server go: {findings()['scheduler']}")[0]
+        check("queried by the server" in found["scheduler"]["detail"], found["scheduler"])
+        equal(found["scheduler"]["health"], "no", "health of the scheduler")
+        check(address in found["http"]["detail"] and found["http"]["health"] == "ok", found["http"])
+        check(f"pid {server.pid}" in found["cluster"]["detail"] and address in found["cluster"]["detail"], found["cluster"])
+    finally:
+        server.terminate()
+        server.wait()
+    check("no server is running" in findings()["cluster"]["detail"], "after its end")
+    world.met("cancel", job).ok()
+
+
+@test
+def what_is_in_force_in_a_system_daemon_is_for_all_who_may_read_its_file(world):
+    user = world.someone()
+    world.configure("sampling:\n  interval: 3s\n")
+    world.start_system_daemon()
+    own = {"MET_CONFIG": world.config}
+    shown_to_user = lambda: user.met("config", "--current", env=own).ok().out
+    check("root" not in shown_to_user().splitlines()[0], shown_to_user())
+    equal(current(user)["sampling.interval"].split()[0], "3s", "what a user sees")
+    # One that is closed to others stays so; the user's own commands have another.
+    other = os.path.join(user.home, "met.yaml")
+    with open(world.config) as file, open(other, "w") as copy:
+        copy.write(file.read().replace("3s", "4s"))
+    os.chown(other, user.uid, user.gid)
+    own["MET_CONFIG"] = other
+    os.chmod(world.config, 0o600)
+    world.stop_system_daemon()
+    world.start_system_daemon()
+    check("readable by root only" in shown_to_user().splitlines()[0], shown_to_user())
+    check("3s" not in shown_to_user(), "nothing of it is shown")
 
 
 @test

@@ -155,13 +155,18 @@ def root_follows_no_link_in_the_home_of_a_user(world, path):
 def root_reads_no_configuration_of_a_user(world):
     alice, _ = two_users(world)
     folder = os.path.join(alice.home, ".config", "met")
+    env = {"HOME": alice.home, "MET_CONFIG": "", "XDG_CONFIG_HOME": ""}
+    # As with sudo: her home decides nothing, and what she does not have is not missed.
+    equal(world.met("list", env=env).ok().err, "", "what is said of no file")
     os.makedirs(folder)
     with open(os.path.join(folder, "met.yaml"), "w") as file:
-        file.write("sampling:\n  interval: 1s\n")
+        file.write("sampling:\n  interval: 17s\n")
     for path in (os.path.dirname(folder), folder, os.path.join(folder, "met.yaml")):
         os.chown(path, alice.uid, alice.gid)
-    env = {"HOME": alice.home, "MET_CONFIG": "", "XDG_CONFIG_HOME": ""}
-    world.met("list", env=env).refused("root does not use", alice.name)
+    listed = world.met("list", env=env).ok()
+    check("met.yaml is ignored" in listed.err and alice.name in listed.err, f"nothing is said: {listed.err!r}")
+    current = world.met("config", "--current", env=env).ok().out
+    check("17s" not in current, f"her file is in force: {current}")
     equal(alice.met("list", env={"MET_CONFIG": "", "XDG_CONFIG_HOME": ""}).code, 0, "exit code for alice herself")
 
 

@@ -137,6 +137,17 @@ def without_permission_the_doctor_says_what_is_missing(world):
     check("delay_io_seconds" not in record["totals"], "what is not known is absent")
 
 
+@test
+def a_system_daemon_needs_no_second_one_for_what_it_reads(world):
+    user = world.someone()
+    if finding(world.me, "taskstats")["health"] == "no":
+        raise Skip("root cannot read taskstats here")
+    world.start_system_daemon()
+    found = finding(user, "taskstats")
+    equal((found["health"], found["remedy"]), ("ok", None), "what a user is told")
+    check("read by the daemon" in found["detail"], found)
+
+
 SOFTWARE = ("page_faults", "context_switches", "cpu_migrations", "task_clock", "cpu_clock", "alignment_faults",
             "emulation_faults")
 

@@ -439,3 +439,27 @@ def jobs_beyond_the_limit_are_added_up_and_those_that_ended_leave(world):
         world.me.met("cancel", job).ok()
     findings = {one["what"]: one for one in world.me.met("doctor", "--json").ok().json()}
     check(str(page.port) in findings["http"]["detail"] and findings["http"]["health"] == "ok", findings["http"])
+
+
+@test
+def a_daemon_that_may_not_listen_is_explained_where_people_look(world):
+    world.configure("http:\n  listen: 0.0.0.0:0\n")
+    words = "can be reached by other machines, and TLS is off: set web_config"
+    findings = lambda: {one["what"]: one for one in world.me.met("doctor", "--json").ok().json()}
+    check(words in findings()["http"]["detail"], "doctor without a daemon", findings()["http"])
+    first = world.met("run", "--", "sleep", "1000").ok()
+    check("the daemon will not listen: http: " in first.err and words in first.err, "the first job", first.err)
+    world.me.daemon_pid()
+    second = world.met("run", "--", "true").ok()
+    check("the daemon does not listen: http: " in second.err and words in second.err, "the next job", second.err)
+    status = world.met("daemon", "--status").ok().out
+    check("http: not listening: " in status and words in status, "the status", status)
+    found = findings()["http"]
+    check(words in found["detail"] and "met daemon --stop" in found["remedy"], "doctor", found)
+    world.configure("http:\n  listen: 127.0.0.1:0\n")
+    world.stop_daemon()
+    check(not world.met("run", "--", "sleep", "1000").ok().err, "nothing is wrong any more")
+    world.me.daemon_pid()
+    check("http: listening on 127.0.0.1:" in world.met("daemon", "--status").ok().out, "where it listens")
+    for job in world.jobs("--state", "running"):
+        world.met("cancel", job["job"]["id"]).ok()

@@ -17,6 +17,7 @@ use met_host::{Host, clock};
 use met_jobs::cgroup_layouts::Layout;
 use met_store::inbox::JobDir;
 
+use crate::daemon::listening;
 use crate::supervise::{self, Assignment, Channel, Command, look_up};
 use met_config::Failure;
 use met_jobs::processes;
@@ -135,9 +136,20 @@ impl InForce {
     fn events(self, setting: &Setting) -> Option<Vec<String>> {
         let reply = match self {
             InForce::Answered(reply) => reply,
+            InForce::Asked(Err(_)) => {
+                // The daemon that is about to start has nobody to say it to.
+                if let Some(error) = listening::refusal(setting, &setting.user) {
+                    tracing::warn!("the daemon will not listen: http: {error}");
+                }
+                None
+            }
             InForce::Asked(knock) => setting.user_daemon_answer(knock),
         };
         let Some(Reply::InForce(held)) = reply else { return None };
+        setting.warn_of_other_file(&held);
+        if let Some(error) = &held.http_refused {
+            tracing::warn!("the daemon does not listen: http: {error}");
+        }
         held.events.into_iter().next().map(|held| held.value)
     }
 }
@@ -405,6 +417,7 @@ mod tests {
             config: Default::default(),
             config_path: None,
             config_text: String::new(),
+            is_config_named: false,
             user: place.clone(),
             system: place,
             server: None,

@@ -353,6 +353,11 @@ impl Sampler {
         Cost::all(&self.runner, &self.departures)
     }
 
+    /// The sources that could be opened, read or not.
+    pub fn opened(&self) -> impl Iterator<Item = &'static str> {
+        self.runner.periods().map(|(spec, _)| spec.name)
+    }
+
     /// Counts other events from now on. `options` has all their names. Returns what cannot be counted.
     pub fn set_events(&mut self, asked: EventsAsked, options: &Options) -> Option<String> {
         self.asked = asked;

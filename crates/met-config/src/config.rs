@@ -323,6 +323,10 @@ pub struct Loaded {
     pub path: Option<PathBuf>,
     /// The file as it was read.
     pub text: String,
+    /// Why a file that exists was not read.
+    pub skipped: Option<String>,
+    /// By --config; MET_CONFIG is as usual a place as the others.
+    pub is_named: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -472,6 +476,7 @@ fn load_with(
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Loaded, ConfigError> {
     let named = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let is_named = explicit.is_some();
     let explicit = explicit.map(|path| (path.to_owned(), "which --config names"));
     let by_variable = || named("MET_CONFIG").map(|path| (path, "which the variable MET_CONFIG names"));
     if let Some((path, whence)) = explicit.or_else(by_variable) {
@@ -480,22 +485,36 @@ fn load_with(
             whence,
             error,
         })?;
-        return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path), text: yaml });
+        return Ok(Loaded { is_named, ..Loaded::of(yaml, path, None)? });
     }
     let user = user_folder_with(&variable).map(|folder| folder.join("met.yaml"));
+    let mut skipped = None;
     for path in user.into_iter().chain([machine.to_owned()]) {
         match trusted::read_own(&path) {
-            Ok(yaml) => {
-                return Ok(Loaded { config: Config::parse(&yaml, &path)?, path: Some(path), text: yaml });
-            }
+            Ok(yaml) => return Loaded::of(yaml, path, skipped),
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            // With sudo, HOME may be that of the user who called it, and on a network root may not even look there.
+            Err(error) if path != machine && trusted::is_of_another_user(&error) => {
+                if path.symlink_metadata().is_ok() {
+                    skipped = Some(format!(
+                        "{} is ignored: {error}; name it with --config, or use `sudo -H`",
+                        path.display()
+                    ));
+                }
+            }
             Err(error) => {
                 let whence = "which is read unless --config or MET_CONFIG name another";
                 return Err(ConfigError::Read { path, whence, error });
             }
         }
     }
-    Ok(Loaded { config: Config::default(), path: None, text: String::new() })
+    Ok(Loaded { config: Config::default(), path: None, text: String::new(), skipped, is_named: false })
+}
+
+impl Loaded {
+    fn of(text: String, path: PathBuf, skipped: Option<String>) -> Result<Loaded, ConfigError> {
+        Ok(Loaded { config: Config::parse(&text, &path)?, path: Some(path), text, skipped, is_named: false })
+    }
 }
 
 impl Emissions {

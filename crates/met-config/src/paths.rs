@@ -95,6 +95,9 @@ impl Place {
     fn remedy(&self, folder: &Path) -> &'static str {
         // A store in memory is beside the socket.
         match (self.system, folder.starts_with(&self.runtime)) {
+            (false, false) if rustix::process::geteuid().is_root() => {
+                "use `sudo -H`, or set XDG_STATE_HOME to a folder of root"
+            }
             (false, false) => "set XDG_STATE_HOME to a folder you own",
             (false, true) => "set XDG_RUNTIME_DIR to a folder you own",
             (true, false) => "set a writable folder in met.yaml: system.state",

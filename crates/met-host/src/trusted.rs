@@ -57,6 +57,12 @@ pub fn read_own(path: &Path) -> io::Result<String> {
     std::fs::read_to_string(path)
 }
 
+/// Whether root was kept from a file because another user has a say on it, or owns it on a file system of another
+/// machine.
+pub fn is_of_another_user(error: &io::Error) -> bool {
+    is_root() && error.kind() == io::ErrorKind::PermissionDenied
+}
+
 /// Removes a file by the same rules.
 pub fn remove(path: &Path) -> io::Result<()> {
     if !is_root() {

@@ -204,7 +204,7 @@ pub struct InForce {
     pub events_in_jobs: Vec<Held<Vec<String>>>,
     /// What of a change cannot be done.
     pub note: Option<String>,
-    /// For the owner of the daemon and root.
+    /// For the owner of the daemon and root, and for everybody who may read the file.
     #[serde(default)]
     pub file: Option<ConfigFile>,
     /// Sections and keys of that file that a new daemon will follow.
@@ -213,6 +213,9 @@ pub struct InForce {
     /// What a kilowatt hour emits now.
     #[serde(default)]
     pub factor: Option<Factor>,
+    /// Why the daemon does not listen, although an address is configured.
+    #[serde(default)]
+    pub http_refused: Option<String>,
 }
 
 /// A configuration file as a daemon read it.
@@ -306,6 +309,17 @@ pub struct Status {
     /// All sinks, `forward` among them.
     #[serde(default)]
     pub sinks: Vec<met_sinks::bus::Status>,
+    /// `None` where no address is configured.
+    #[serde(default)]
+    pub http: Option<HttpStatus>,
+}
+
+/// The HTTP listener of a daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HttpStatus {
+    pub listening: Vec<String>,
+    /// Why it does not listen.
+    pub refused: Option<String>,
 }
 
 /// A node that sends to a server.
@@ -341,6 +355,12 @@ pub struct SchedulerStatus {
     pub told: u64,
     /// Since the last answer.
     pub last_error: Option<String>,
+    /// How many jobs the next query is about; `None`: all that have changed.
+    #[serde(default)]
+    pub jobs: Option<usize>,
+    /// A query is in progress.
+    #[serde(default)]
+    pub asking: bool,
 }
 
 /// How the search for jobs of others goes.

@@ -24,6 +24,8 @@ pub struct Setting {
     pub config_path: Option<PathBuf>,
     /// The file as it was read.
     pub config_text: String,
+    /// The file was named by --config.
+    pub is_config_named: bool,
     pub user: Place,
     pub system: Place,
     /// The server that is queried instead of this machine.
@@ -51,6 +53,9 @@ pub struct DaemonPlace {
 impl Setting {
     pub fn find(config: Option<&Path>) -> Result<Setting> {
         let loaded = Config::load(config).map_err(|error| Failure::usage(error.to_string()))?;
+        if let Some(skipped) = &loaded.skipped {
+            tracing::warn!("{skipped}");
+        }
         let host = Host::real().context("cannot read /proc")?;
         let user = Place::user(&loaded.config, &host.facts().machine_id)?;
         let system = Place::system(&loaded.config);
@@ -65,6 +70,7 @@ impl Setting {
             config: loaded.config,
             config_path,
             config_text: loaded.text,
+            is_config_named: loaded.is_named,
             user,
             system,
             server: None,
@@ -163,9 +169,29 @@ impl Setting {
         }
     }
 
-    /// With the configuration of that daemon, if the caller may read it.
+    /// Where the caller named a file and the daemon follows another one: which one that is.
+    pub fn other_file_of(&self, held: &InForce) -> Option<String> {
+        let own = self.config_path.as_ref().filter(|_| self.is_config_named)?;
+        let resolved = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let Some(file) = &held.file else { return Some("a file that only root may read".to_owned()) };
+        match &file.path {
+            Some(path) if resolved(path) == resolved(own) => None,
+            Some(path) => Some(path.display().to_string()),
+            None => Some("no configuration file".to_owned()),
+        }
+    }
+
+    /// Says so.
+    pub fn warn_of_other_file(&self, held: &InForce) {
+        if let (Some(other), Some(own)) = (self.other_file_of(held), &self.config_path) {
+            tracing::warn!("{} is not in force: the running daemon follows {other}", own.display());
+        }
+    }
+
+    /// With the configuration of that daemon, if the caller may read it and did not name another.
     pub fn of_daemon(self) -> Setting {
-        let Some(file) = self.in_force(false).and_then(|held| held.file) else { return self };
+        let held = self.in_force(false).filter(|held| self.other_file_of(held).is_none());
+        let Some(file) = held.and_then(|held| held.file) else { return self };
         let name = file.path.clone().unwrap_or_default();
         match Config::parse(&file.text, &name) {
             Ok(config) => Setting { config, config_path: file.path, config_text: file.text, ..self },

@@ -88,6 +88,12 @@ pub async fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 
     tokio::task::spawn_blocking(work).await.ok()
 }
 
+/// What a listener with these options would refuse to start for, found without listening.
+pub fn check(options: &Options) -> Result<(), Error> {
+    let web = options.web_config.as_deref().map(WebConfig::load).transpose()?;
+    acceptor::refuse_plain(options, &web.unwrap_or_default())
+}
+
 /// A listener that runs until it is stopped or dropped.
 pub struct Server {
     addrs: Vec<SocketAddr>,

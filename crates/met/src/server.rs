@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use met_host::Address;
 use met_server::cluster::api::{self, Api};
 use met_server::cluster::{ClusterView, Incompatible, Keeper, Plan};
+use met_server::status_file::{ServerStatus, StatusFile};
 use met_store::cluster::Log;
 use met_web::listener::{Options, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -33,12 +34,21 @@ const GAP_MS: i64 = 60_000;
 const CONNECTIONS_MAX: usize = 4096;
 /// As long as a node waits: its batch may have arrived slowly.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// The state directory of a server: beside that of a daemon on the same machine.
+/// How often what the doctor reads of a server is brought up to date.
+const STATUS_EVERY: Duration = Duration::from_secs(20);
+
+/// What a server on this machine last said of itself, if it runs.
+pub fn running(setting: &Setting) -> Option<ServerStatus> {
+    let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    ServerStatus::read(&state(setting)).filter(|status| name(status.pid).trim_end() == "met-server")
+}
+
 /// Whether a server has kept data on this machine.
 pub fn is_here(setting: &Setting) -> bool {
     met_store::cluster::bytes_in(&state(setting)).is_some()
 }
 
+/// The state directory of a server: beside that of a daemon on the same machine.
 pub fn state(setting: &Setting) -> PathBuf {
     state_in(place(setting))
 }
@@ -97,7 +107,9 @@ pub fn serve(setting: &Setting) -> Result<()> {
     for address in server.local_addrs() {
         tracing::info!("serving {address}, state in {}", state.display());
     }
-    let ended = work(&signals, &schedulers, &api, SchedulerFeed::new()?);
+    let listening = server.local_addrs().iter().map(ToString::to_string).collect();
+    let status = StatusFile::new(&state, listening);
+    let ended = work(&signals, &schedulers, &api, SchedulerFeed::new()?, status);
     server.stop();
     if let Some(api) = Arc::into_inner(api) {
         api.keeper.stop();
@@ -157,13 +169,16 @@ fn work(
     schedulers: &Schedulers,
     api: &Api,
     mut scheduler_feed: SchedulerFeed,
+    mut status: StatusFile,
 ) -> Result<()> {
     let submit = |work: scheduler_feed::Work| api.keeper.with_writer(work);
     loop {
         let bell = schedulers.bell().filter(|_| scheduler_feed.is_idle());
         let mut fds = vec![PollFd::new(signals, PollFlags::IN), PollFd::new(&scheduler_feed, PollFlags::IN)];
         fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
-        let timeout = scheduler_feed.patience().and_then(|patience| Timespec::try_from(patience).ok());
+        status.update(schedulers.status());
+        let patience = scheduler_feed.patience().map_or(STATUS_EVERY, |patience| patience.min(STATUS_EVERY));
+        let timeout = Timespec::try_from(patience).ok();
         if poll(&mut fds, timeout.as_ref()).is_err() {
             continue;
         }

@@ -1,5 +1,6 @@
 //! The daemon's HTTP listener, if an address is configured: a page for Prometheus, and the API.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -58,6 +59,29 @@ impl Answers for OwnSocket {
     }
 }
 
+/// Whether a daemon in this place is to listen. A user's daemon leaves the address in the machine's file to the
+/// machine's daemon.
+pub fn is_configured(setting: &Setting, place: &Place) -> bool {
+    let is_machines = setting.config_path.as_deref() == Some(Path::new(met_config::MACHINE_FILE));
+    !setting.config.http.listen.is_empty() && (place.system || !is_machines)
+}
+
+/// Why a daemon with this configuration would not listen, as far as that shows before it tries.
+pub fn refusal(setting: &Setting, place: &Place) -> Option<String> {
+    if !is_configured(setting, place) {
+        return None;
+    }
+    met_web::listener::check(&options(setting)).err().map(|error| error.to_string())
+}
+
+fn options(setting: &Setting) -> Options {
+    let http = &setting.config.http;
+    let mut options = Options::new(http.listen.clone());
+    options.web_config.clone_from(&http.web_config);
+    options.plain = http.plain;
+    options
+}
+
 /// The thread that serves others drops root's privileges.
 pub fn listen(
     setting: &Setting,
@@ -65,9 +89,7 @@ pub fn listen(
     board: &Arc<Board>,
 ) -> Result<Server, met_web::listener::Error> {
     let http = &setting.config.http;
-    let mut options = Options::new(http.listen.clone());
-    options.web_config.clone_from(&http.web_config);
-    options.plain = http.plain;
+    let mut options = options(setting);
     // The daemon needs descriptors for its jobs, too.
     let part = usize::try_from(met_host::open_file_limit() / 16).unwrap_or(usize::MAX);
     options.connections_max = options.connections_max.min(part.max(8));

@@ -24,6 +24,8 @@ pub struct LiveSettings {
     pub(super) config: Config,
     file: Config,
     read: ConfigFile,
+    /// Every user may read that file.
+    is_public: bool,
     /// What of that file a new daemon will follow.
     after_restart: Vec<&'static str>,
     watch: FileWatch,
@@ -51,6 +53,7 @@ impl LiveSettings {
             config: file.clone(),
             file,
             watch: FileWatch::of(read.path.as_deref()),
+            is_public: is_public(read.path.as_deref()),
             read,
             after_restart: Vec::new(),
             intervals: Vec::new(),
@@ -160,11 +163,16 @@ impl LiveSettings {
             file: None,
             after_restart: self.after_restart.iter().map(|&name| name.to_owned()).collect(),
             factor: None,
+            http_refused: None,
         }
     }
 
     pub(super) fn file(&self) -> ConfigFile {
         self.read.clone()
+    }
+
+    pub(super) fn is_file_public(&self) -> bool {
+        self.is_public
     }
 
     /// Updates the interval of the sampler; `set_events` updates the events.
@@ -218,6 +226,7 @@ impl LiveSettings {
             tracing::warn!("{name}: {fixed}: a new daemon takes this up; `met daemon --stop` ends this one");
         }
         self.after_restart = fixed;
+        self.is_public = is_public(loaded.path.as_deref());
         self.read = ConfigFile { path: loaded.path, text: loaded.text };
         let before = std::mem::replace(&mut self.file, config.clone());
         let (interval, events) = (self.config.sampling.interval, self.config.perf.events.clone());
@@ -289,6 +298,17 @@ impl FileWatch {
         self.looked = now;
         stamps != self.seen
     }
+}
+
+/// Whether every user may read a file; there is nothing to hide where there is none.
+fn is_public(path: Option<&Path>) -> bool {
+    const OTHERS_READ: u32 = 0o004;
+    const OTHERS_SEARCH: u32 = 0o001;
+    let Some(path) = path.map(|path| path.canonicalize()) else { return true };
+    let may = |path: &Path, bit: u32| path.metadata().is_ok_and(|found| found.mode() & bit != 0);
+    path.is_ok_and(|path| {
+        may(&path, OTHERS_READ) && path.ancestors().skip(1).all(|folder| may(folder, OTHERS_SEARCH))
+    })
 }
 
 /// The file, or those that would be read if they were there.

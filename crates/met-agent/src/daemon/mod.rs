@@ -44,7 +44,6 @@ mod write_retries;
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,7 +63,7 @@ use met_config::Place;
 use met_config::address;
 use met_query::client::{Client, Unreachable};
 use met_query::handshake::{Greeting, UNLINKED_SINCE};
-use met_query::protocol::{Reply, Request};
+use met_query::protocol::{HttpStatus, Reply, Request};
 use met_query::setting::Setting;
 use permissions::Caller;
 use service::Service;
@@ -108,8 +107,9 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     job_cgroup::leave(&setting.host, std::process::id());
     let board = board(setting, place);
     // Before anything else is begun: a fault in the configuration ends it here.
-    let http = listen(setting, place, board.as_ref(), auto)?;
-    let service = Service::open(setting, place, board)?;
+    let (http, http_status) = listen(setting, place, board.as_ref(), auto)?;
+    let mut service = Service::open(setting, place, board)?;
+    service.outputs.http = http_status;
     let post = claim.open_door(place)?;
     tracing::info!("serving {}, state in {}", place.socket().display(), place.state.display());
     let mut daemon = Daemon {
@@ -151,12 +151,10 @@ fn runs_already(place: &Place) -> String {
     }
 }
 
-/// What others may read of it; nothing unless an address is configured. A user's daemon leaves the address in
-/// the machine's file to the machine's daemon.
+/// What others may read of it; nothing unless an address is configured.
 fn board(setting: &Setting, place: &Place) -> Option<Arc<Board>> {
     let http = &setting.config.http;
-    let is_machines = setting.config_path.as_deref() == Some(Path::new(met_config::MACHINE_FILE));
-    let listens = !http.listen.is_empty() && (place.system || !is_machines);
+    let listens = listening::is_configured(setting, place);
     listens.then(|| Arc::new(Board::new(http.contents(), http.keep_ended)))
 }
 
@@ -166,13 +164,16 @@ fn listen(
     place: &Place,
     board: Option<&Arc<Board>>,
     auto: bool,
-) -> Result<Option<Server>> {
-    let Some(board) = board else { return Ok(None) };
+) -> Result<(Option<Server>, Option<HttpStatus>)> {
+    let Some(board) = board else { return Ok((None, None)) };
     match listening::listen(setting, place, board) {
-        Ok(server) => Ok(Some(server)),
+        Ok(server) => {
+            let listening = server.local_addrs().iter().map(ToString::to_string).collect();
+            Ok((Some(server), Some(HttpStatus { listening, refused: None })))
+        }
         Err(error) if auto => {
             tracing::error!("http: {error}");
-            Ok(None)
+            Ok((None, Some(HttpStatus { listening: Vec::new(), refused: Some(error.to_string()) })))
         }
         Err(error) => Err(Failure::usage(format!("http: {error}"))),
     }

@@ -84,8 +84,10 @@ impl Service {
 
     fn in_force(&self, peer: Peer, access: Access) -> InForce {
         let is_trusted = peer.uid == 0 || peer.uid == rustix::process::getuid().as_raw();
+        let may_read = is_trusted || self.settings.is_file_public();
         InForce {
-            file: is_trusted.then(|| self.settings.file()),
+            file: may_read.then(|| self.settings.file()),
+            http_refused: self.outputs.http.as_ref().and_then(|http| http.refused.clone()),
             factor: self.recorder.emitting.factor_at(&self.settings.config, clock::realtime_ns()),
             ..self.settings.in_force(access.others)
         }
@@ -143,6 +145,7 @@ impl Service {
             }),
             forward: sinks.iter().find_map(|sink| sink.forward.as_deref().cloned()),
             sinks,
+            http: self.outputs.http.clone(),
         })
     }
 }

@@ -652,7 +652,12 @@ impl Worker {
             last_error: self.last_errors.get(cost.source).cloned(),
             left_out: false,
         });
-        costs.collect()
+        let mut sources: Vec<SourceStatus> = costs.collect();
+        // Without a job there may have been no tick yet.
+        let read: Vec<String> = sources.iter().map(|source| source.name.clone()).collect();
+        let is_unread = |name: &&str| !read.iter().any(|known| known == name);
+        sources.extend(self.sampler.opened().filter(is_unread).map(SourceStatus::unread));
+        sources
     }
 }
 

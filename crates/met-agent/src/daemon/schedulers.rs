@@ -225,7 +225,11 @@ impl Schedulers {
     }
 
     pub fn status(&self) -> Vec<SchedulerStatus> {
-        self.workers.iter().map(|worker| lock(&worker.status).clone()).collect()
+        let of = |worker: &Worker| SchedulerStatus {
+            jobs: worker.measured.as_ref().map(|measured| lock(measured).jobs.len()),
+            ..lock(&worker.status).clone()
+        };
+        self.workers.iter().map(of).collect()
     }
 }
 
@@ -344,6 +348,7 @@ impl Asking {
             return;
         }
         let begin = Instant::now();
+        lock(&self.status).asking = true;
         let (mut runs, uids, channel, bell) = (0, &mut self.uids, &self.sender, &self.bell);
         let mut report = |mut update: Update| {
             runs += update.recorded.len() as u64;
@@ -364,6 +369,7 @@ impl Asking {
             super::memory_release::give_back_free();
         }
         let mut status = lock(&self.status);
+        status.asking = false;
         status.told += runs;
         status.took_ms = i64::try_from(begin.elapsed().as_millis()).ok();
         match result {
@@ -573,6 +579,26 @@ mod tests {
         };
         assert_eq!(status.last_error.as_deref(), Some("oarstat: no database"));
         assert_eq!(status.answered_ns, None);
+    }
+
+    #[test]
+    fn a_daemon_without_jobs_of_a_scheduler_reports_that_it_asks_nothing() {
+        let folder = commands(&[("oarstat", "echo '{}'")]);
+        let (host, config) = (Host::real().unwrap(), configured(folder.path()));
+        let asker = Asker::Daemon { system: true, forwards: false };
+        let schedulers = Schedulers::start(&host, &config, asker, |_| Before::default()).unwrap();
+        let jobs = || schedulers.status().remove(0).jobs;
+        assert_eq!(jobs(), Some(0));
+        let key = |id: &str| JobKey {
+            cluster: None,
+            manager: "oar".to_owned(),
+            id: id.to_owned(),
+            incarnation: 1,
+        };
+        schedulers.job_started(&key("7"));
+        assert_eq!(jobs(), Some(1));
+        let server = Schedulers::start(&host, &config, SERVER, |_| Before::default()).unwrap();
+        assert_eq!(server.status().remove(0).jobs, None, "a server asks about all");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use super::forwarding;
 use super::last_tick::Board;
 use met_config::Place;
 use met_query::live::Live;
+use met_query::protocol::HttpStatus;
 use met_query::setting::Setting;
 use met_store::Queries;
 
@@ -55,13 +56,15 @@ pub(super) struct Outputs {
     pub(super) bus: Bus,
     /// If there is a subscriber.
     pub(super) board: Option<Arc<Board>>,
+    /// If an address is configured.
+    pub(super) http: Option<HttpStatus>,
     /// Jobs not published yet, because they will soon have another name: since when.
     withheld: HashMap<JobKey, Instant>,
 }
 
 impl Outputs {
     pub(super) fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Outputs {
-        Outputs { bus: open(setting, place, board.as_deref()), board, withheld: HashMap::new() }
+        Outputs { bus: open(setting, place, board.as_deref()), board, http: None, withheld: HashMap::new() }
     }
 
     /// After the store has it.

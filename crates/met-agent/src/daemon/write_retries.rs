@@ -118,6 +118,7 @@ pub(super) mod tests {
             config,
             config_path: None,
             config_text: String::new(),
+            is_config_named: false,
             user: place.clone(),
             system: place.clone(),
             server: None,

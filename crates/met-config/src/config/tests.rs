@@ -491,7 +491,13 @@ fn the_nearest_file_wins_and_a_named_one_must_exist() {
     let none: &[(&str, &str)] = &[];
     assert_eq!(
         load(None, none).unwrap(),
-        Loaded { config: Config::default(), path: None, text: String::new() }
+        Loaded {
+            config: Config::default(),
+            path: None,
+            text: String::new(),
+            skipped: None,
+            is_named: false
+        }
     );
     write("etc/met.yaml", "1s");
     let home = write("home/.config/met/met.yaml", "2s");
@@ -516,6 +522,29 @@ fn the_nearest_file_wins_and_a_named_one_must_exist() {
         missing.to_string().contains("absent.yaml, which the variable MET_CONFIG names: No such"),
         "{missing}"
     );
+}
+
+#[test]
+fn root_skips_a_file_in_the_home_of_another_user() {
+    if !rustix::process::geteuid().is_root() {
+        return met_core::skipped::skipped("only root is protected in this way");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (home, machine) = (dir.path().join("alice"), dir.path().join("machine.yaml"));
+    std::fs::create_dir_all(home.join(".config/met")).unwrap();
+    std::os::unix::fs::chown(&home, Some(12_345), Some(12_345)).unwrap();
+    std::fs::write(&machine, "sampling: {interval: 7s}\n").unwrap();
+    let load = || load_with(None, &machine, |name| (name == "HOME").then(|| home.clone().into_os_string()));
+    let loaded = load().unwrap();
+    assert_eq!((loaded.path.as_ref(), &loaded.skipped), (Some(&machine), &None), "there is no such file");
+    std::fs::write(home.join(".config/met/met.yaml"), "sampling: {interval: 3s}\n").unwrap();
+    let loaded = load().unwrap();
+    assert_eq!(loaded.config.sampling.interval, Duration::from_secs(7));
+    let skipped = loaded.skipped.unwrap();
+    assert!(skipped.contains("met.yaml is ignored: ") && skipped.contains("`sudo -H`"), "{skipped}");
+    // The machine's own file is not one to leave out.
+    std::os::unix::fs::chown(&machine, Some(12_345), None).unwrap();
+    assert!(load().is_err());
 }
 
 #[test]

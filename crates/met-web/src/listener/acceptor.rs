@@ -78,6 +78,21 @@ impl Web {
     }
 }
 
+/// Connections that others can read must be encrypted, unless configured otherwise.
+pub(super) fn refuse_plain(options: &Options, web: &WebConfig) -> Result<(), Error> {
+    if web.tls.is_some() || options.plain {
+        return Ok(());
+    }
+    let is_open = |address: &&Address| {
+        let found = address.resolve().unwrap_or_default();
+        !found.iter().all(|found| found.ip().to_canonical().is_loopback())
+    };
+    match options.listen.iter().find(is_open) {
+        Some(address) => Err(Error::Plain { address: address.clone() }),
+        None => Ok(()),
+    }
+}
+
 impl Acceptor {
     pub(super) fn open(options: Options, router: Router) -> Result<Acceptor, Error> {
         let mut files = Files::default();
@@ -90,7 +105,7 @@ impl Acceptor {
             options,
             router,
         };
-        acceptor.refuse_plain(&acceptor.rules().web)?;
+        refuse_plain(&acceptor.options, &acceptor.rules().web.config)?;
         Ok(acceptor)
     }
 
@@ -98,26 +113,11 @@ impl Acceptor {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connections that others can read must be encrypted, unless configured otherwise.
-    fn refuse_plain(&self, web: &Web) -> Result<(), Error> {
-        if web.config.tls.is_some() || self.options.plain {
-            return Ok(());
-        }
-        let is_open = |address: &&Address| {
-            let found = address.resolve().unwrap_or_default();
-            !found.iter().all(|found| found.ip().to_canonical().is_loopback())
-        };
-        match self.options.listen.iter().find(is_open) {
-            Some(address) => Err(Error::Plain { address: address.clone() }),
-            None => Ok(()),
-        }
-    }
-
     pub(super) fn reread(&self) {
         let mut rules = self.rules();
         let mut files = Files::default();
         let loaded = Web::load(self.options.web_config.as_deref(), &mut files);
-        match loaded.and_then(|web| self.refuse_plain(&web).map(|()| web)) {
+        match loaded.and_then(|web| refuse_plain(&self.options, &web.config).map(|()| web)) {
             Ok(web) => rules.web = Arc::new(web),
             Err(error) => tracing::error!("http: certificates and passwords not reloaded: {error}"),
         }

@@ -29,6 +29,9 @@ pub fn config(setting: impl FnOnce() -> Result<Setting>, args: &ConfigArgs) -> R
 /// What a running daemon follows, or what the next one would.
 fn in_force(setting: &Setting, own: bool) -> String {
     let held = setting.in_force(own);
+    if let Some(held) = &held {
+        setting.warn_of_other_file(held);
+    }
     let file = match &held {
         Some(InForce { file: Some(file), .. }) => file.clone(),
         // The file of a system daemon is root's to read: what it follows live is known all the same.
@@ -99,6 +102,7 @@ mod tests {
             file: Some(file.clone()),
             after_restart: vec!["http".to_owned()],
             factor: None,
+            http_refused: None,
         };
         let row = |name: &str, value: &str, line: Option<u64>| {
             let current = Current { name: name.to_owned(), value: value.to_owned(), line };

@@ -29,6 +29,7 @@ pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
         _ => unanswered(error),
     })?;
     let Reply::InForce(held) = reply else { bail!("unexpected reply from the daemon: {reply:?}") };
+    setting.warn_of_other_file(&held);
     if let Some(note) = &held.note {
         tracing::warn!("{note}");
     }
@@ -112,6 +113,7 @@ mod tests {
             file: None,
             after_restart: Vec::new(),
             factor: None,
+            http_refused: None,
             intervals: vec![
                 Held { value: Duration::from_millis(250), whence: Whence::Job(None) },
                 Held { value: Duration::from_millis(1500), whence: by_job() },

@@ -14,7 +14,7 @@ use met_agent::daemon;
 use met_config::Failure;
 use met_config::Place;
 use met_query::client::{Client, Unreachable, unanswered};
-use met_query::protocol::{Reply, Request, Status};
+use met_query::protocol::{HttpStatus, Reply, Request, Status};
 use met_query::server_client;
 use met_query::setting::Setting;
 
@@ -208,10 +208,20 @@ fn write_state(stdout: &mut impl Write, status: &Status) -> Result<()> {
     if let Some(forward) = &status.forward {
         writeln!(stdout, "  {}", doctor::sent_to(forward))?;
     }
+    if let Some(http) = &status.http {
+        writeln!(stdout, "  {}", http_words(http))?;
+    }
     for sink in status.sinks.iter().filter(|sink| sink.name != SPEC.name) {
         writeln!(stdout, "  sink {}", doctor::sink_words(sink))?;
     }
     Ok(())
+}
+
+fn http_words(http: &HttpStatus) -> String {
+    match &http.refused {
+        Some(error) => format!("http: not listening: {error}"),
+        None => format!("http: listening on {}", http.listening.join(", ")),
+    }
 }
 
 #[cfg(test)]

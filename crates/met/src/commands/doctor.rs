@@ -48,7 +48,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         daemon::running_daemon(setting),
         daemon::found_jobs(status),
         store::store(setting),
-        daemon::listener(setting),
+        daemon::listener(setting, status),
     ]);
     findings.extend(store::servers_of_store(setting));
     findings.extend(daemon::schedulers(setting));

@@ -8,6 +8,7 @@ use met_sinks::{bus, forward};
 
 use super::{Finding, Health};
 use met_agent::daemon;
+use met_agent::daemon::listening;
 use met_agent::daemon::schedulers::Asker;
 use met_core::units;
 use met_query::client::Client;
@@ -17,9 +18,14 @@ use met_query::setting::Setting;
 
 pub(super) fn running_daemon(setting: &Setting) -> Finding {
     let good = |detail: &str| Finding::new("daemon", Health::Good, detail);
-    let later = setting.in_force(false).map(|held| held.after_restart).unwrap_or_default();
+    let held = setting.in_force(false);
+    if let Some(other) = held.as_ref().and_then(|held| setting.other_file_of(held)) {
+        let own = setting.config_path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        return good(&format!("running with {other}; the rest of this report is about {own}"));
+    }
+    let later = held.map(|held| held.after_restart).unwrap_or_default();
     if !later.is_empty() {
-        let detail = format!("running; its file has changed, and {} need a restart", later.join(", "));
+        let detail = format!("running; its file has changed, and these need a restart: {}", later.join(", "));
         let remedy = "met daemon --stop    (a service: systemctl restart met)";
         return Finding::new("daemon", Health::Less, detail).remedied_by(remedy);
     }
@@ -98,11 +104,24 @@ fn left_out(status: &DiscoveryStatus) -> String {
 }
 
 /// The HTTP listener: whether it is configured, whether `web_config` is valid, whether the address accepts connections.
-pub(super) fn listener(setting: &Setting) -> Finding {
+pub(super) fn listener(setting: &Setting, status: Option<&Status>) -> Finding {
     const WAIT: Duration = Duration::from_secs(1);
+    const RESTART: &str = "met daemon --stop    (after correcting met.yaml; the next `met run` starts a daemon)";
     let http = &setting.config.http;
+    // The daemon's listener is not the one that the named file is about.
+    let is_other = setting.in_force(false).is_some_and(|held| setting.other_file_of(&held).is_some());
     let finding = |health: Health, detail: &str| Finding::new("http", health, detail);
+    let refused = match status {
+        Some(status) if !is_other => status.http.as_ref().and_then(|http| http.refused.clone()),
+        _ => listening::refusal(setting, &setting.user),
+    };
+    if let Some(error) = refused {
+        return finding(Health::Broken, &format!("not listening: {error}")).remedied_by(RESTART);
+    }
     let Some(address) = http.listen.first() else {
+        if let Some(server) = crate::server::running(setting) {
+            return finding(Health::Good, &format!("the server listens on {}", server.listening.join(", ")));
+        }
         return finding(Health::Good, "not listening (http.listen is unset)")
             .remedied_by("http: {listen: 127.0.0.1:9317}    (in met.yaml)");
     };
@@ -144,6 +163,12 @@ pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
     let forwards = daemons.iter().flatten().any(|status| status.forward.is_some());
     let queried: Vec<SchedulerStatus> =
         daemons.into_iter().flatten().flat_map(|status| status.schedulers).collect();
+    if let Some(server) = crate::server::running(setting).filter(|server| !server.schedulers.is_empty()) {
+        let words = |status: &SchedulerStatus| format!("{} (queried by the server)", scheduler_words(status));
+        let of_server = server.schedulers.iter().map(|status| finding(health_of(status), words(status)));
+        let of_daemons = queried.iter().map(|status| finding(health_of(status), scheduler_words(status)));
+        return of_server.chain(of_daemons).collect();
+    }
     if !queried.is_empty() {
         return queried.iter().map(|status| finding(health_of(status), scheduler_words(status))).collect();
     }
@@ -199,12 +224,18 @@ fn health_of(status: &SchedulerStatus) -> Health {
 /// When it last answered, and what went wrong since.
 pub fn scheduler_words(status: &SchedulerStatus) -> String {
     let ago = status.answered_ns.map(|answered_ns| (jobs::now_ns() - answered_ns).max(0) / 1_000_000_000);
-    let mut text = match ago {
-        Some(ago) => format!("{} answered {ago} s ago", status.manager),
-        None if status.last_error.is_some() => format!("{} did not answer", status.manager),
-        None => format!("{}: first query in progress", status.manager),
+    let plural = |count: u64, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let mut text = match (ago, status.jobs) {
+        (Some(ago), _) => format!("{} answered {ago} s ago", status.manager),
+        (None, _) if status.last_error.is_some() => format!("{} did not answer", status.manager),
+        (None, Some(0)) => return format!("{}: no jobs to ask about", status.manager),
+        (None, Some(jobs)) if !status.asking => {
+            let jobs = plural(jobs as u64, "job");
+            return format!("{}: not queried yet; the first query is about {jobs}", status.manager);
+        }
+        (None, _) => return format!("{}: first query in progress", status.manager),
     };
-    text.push_str(&format!(", {} records", status.told));
+    text.push_str(&format!(", {}", plural(status.told, "record")));
     if let Some(took_ms) = status.took_ms {
         text.push_str(&format!(", the last query took {took_ms} ms"));
     }
@@ -321,6 +352,18 @@ mod tests {
         let (health, cause, detail) = told(&sink);
         assert_eq!((health, cause), ("no", Some("broken")));
         assert!(detail.starts_with("stdout: failed, 7 events") && detail.ends_with("; last error: closed"));
+    }
+
+    #[test]
+    fn a_scheduler_that_was_not_queried_says_why() {
+        let unasked = |jobs| SchedulerStatus { manager: "slurm".to_owned(), jobs, ..Default::default() };
+        assert_eq!(scheduler_words(&unasked(Some(0))), "slurm: no jobs to ask about");
+        let waiting = scheduler_words(&unasked(Some(1)));
+        assert_eq!(waiting, "slurm: not queried yet; the first query is about 1 job");
+        let asking = SchedulerStatus { asking: true, ..unasked(Some(2)) };
+        assert_eq!(scheduler_words(&asking), "slurm: first query in progress");
+        let failed = SchedulerStatus { last_error: Some("down".to_owned()), ..unasked(Some(0)) };
+        assert_eq!(scheduler_words(&failed), "slurm did not answer, 0 records; down");
     }
 
     #[test]

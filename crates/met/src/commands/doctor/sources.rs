@@ -91,6 +91,7 @@ fn unavailable(spec: &SourceSpec, reason: &Unavailable, report: &DaemonReport) -
     match reason {
         Unavailable::Broken(why) => finding(Health::Broken, why),
         Unavailable::Absent(why) => finding(Health::Absent, why),
+        Unavailable::Denied { .. } if report.reads(spec.name) => report.finding_of_its_own(spec),
         Unavailable::Denied { path, need } => {
             finding(Health::Denied, &format!("no permission to read {path}")).remedied_by(*need)
         }
@@ -111,6 +112,8 @@ struct DaemonReport {
     left_out: Vec<&'static str>,
     /// The command that makes it try these again.
     try_again: Option<String>,
+    /// Those that it has opened.
+    opened: Vec<String>,
 }
 
 impl DaemonReport {
@@ -129,12 +132,24 @@ impl DaemonReport {
         }
     }
 
+    /// Whether the daemon reads a source, with its permissions.
+    fn reads(&self, name: &str) -> bool {
+        self.opened.iter().any(|opened| opened == name) && !self.left_out.contains(&name)
+    }
+
+    /// Of a source that only the daemon may read.
+    fn finding_of_its_own(&self, spec: &SourceSpec) -> Finding {
+        let finding = self.finding(spec);
+        Finding { detail: format!("{} (read by the daemon)", finding.detail), ..finding }
+    }
+
     fn of(status: &Status) -> DaemonReport {
         let is_left_out =
             |name: &str| status.sources.iter().any(|source| source.left_out && source.name == name);
         let sudo = if status.system { "sudo " } else { "" };
         DaemonReport {
             left_out: SOURCES.iter().map(|spec| spec.name).filter(|name| is_left_out(name)).collect(),
+            opened: status.sources.iter().map(|source| source.name.clone()).collect(),
             try_again: Some(format!("{sudo}kill -HUP {}    (once it answers again)", status.pid)),
             unparsed: (status.sources.iter())
                 .filter(|source| source.unparsed > 0)
@@ -149,7 +164,8 @@ impl DaemonReport {
 
 /// What jobs are charged energy by: a meter, or an estimate and what would give a meter.
 pub(super) fn energy(setting: &Setting, status: Option<&Status>) -> Vec<Finding> {
-    let left_out = status.map(DaemonReport::of).unwrap_or_default().left_out;
+    let report = status.map(DaemonReport::of).unwrap_or_default();
+    let left_out = report.left_out.clone();
     let only = Some(&METERS[..]);
     let options = Options { node: true, only, left_out, ..sampler::options(&setting.config, PATIENCE) };
     let mut sampler = Sampler::with(setting.host.clone(), Duration::from_secs(1), &setting.config, &options);
@@ -157,6 +173,15 @@ pub(super) fn energy(setting: &Setting, status: Option<&Status>) -> Vec<Finding>
     let meters = sampler.energy().meters();
     if !meters.is_empty() {
         let detail = format!("job energy is derived from {}", meters.join(", "));
+        return vec![Finding::new("energy", Health::Good, detail), idle_power(setting, status)];
+    }
+    let is_denied = |reason: &Unavailable| matches!(reason, Unavailable::Denied { .. });
+    let of_daemon: Vec<&str> = (sampler.unavailable().iter())
+        .filter(|(spec, reason)| is_denied(reason) && report.reads(spec.name))
+        .map(|(spec, _)| spec.name)
+        .collect();
+    if !of_daemon.is_empty() {
+        let detail = format!("job energy is derived from {}, read by the daemon", of_daemon.join(", "));
         return vec![Finding::new("energy", Health::Good, detail), idle_power(setting, status)];
     }
     let denied = sampler.unavailable().iter().find_map(|(spec, reason)| match reason {
@@ -228,6 +253,7 @@ mod tests {
             idle: Vec::new(),
             forward: None,
             sinks: Vec::new(),
+            http: None,
         };
         let report = DaemonReport::of(&status(true));
         assert_eq!(report.left_out, ["rapl"]);
@@ -238,6 +264,13 @@ mod tests {
         assert!(rapl.remedy.unwrap().starts_with("sudo kill -HUP 7 "));
         assert!(DaemonReport::of(&status(false)).try_again.unwrap().starts_with("kill -HUP 7 "));
         assert!(report.finding(of("drm")).detail.ends_with("the daemon reports: no card"));
+        // What only the daemon may read needs no other daemon.
+        let denied = || Unavailable::Denied { path: "x".to_owned(), need: "sudo met daemon" };
+        let drm = unavailable(of("drm"), &denied(), &report);
+        assert_eq!((drm.health.name(), drm.remedy), ("less", None));
+        assert!(drm.detail.ends_with("no card (read by the daemon)"), "{}", drm.detail);
+        let denied_to_both = [unavailable(of("rapl"), &denied(), &report), unavailable(of("ipmi"), &denied(), &report)];
+        assert!(denied_to_both.iter().all(|finding| finding.remedy.as_deref() == Some("sudo met daemon")));
     }
 
     #[test]

@@ -82,7 +82,13 @@ fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
 pub(super) fn served(setting: &Setting) -> Option<Finding> {
     let state = crate::server::state(setting);
     let bytes = met_store::cluster::bytes_in(&state)?;
-    let detail = format!("{} of data from nodes in {}", units::bytes(bytes as f64), state.display());
+    let data = format!("{} of data from nodes in {}", units::bytes(bytes as f64), state.display());
+    let detail = match crate::server::running(setting) {
+        Some(server) => {
+            format!("server running (pid {}), serving {}; {data}", server.pid, server.listening.join(", "))
+        }
+        None => format!("no server is running; {data}"),
+    };
     Some(Finding::new("cluster", Health::Good, detail))
 }
 
