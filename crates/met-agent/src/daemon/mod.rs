@@ -157,7 +157,7 @@ fn board(setting: &Setting, place: &Place) -> Option<Arc<Board>> {
     let http = &setting.config.http;
     let is_machines = setting.config_path.as_deref() == Some(Path::new(met_config::MACHINE_FILE));
     let listens = !http.listen.is_empty() && (place.system || !is_machines);
-    listens.then(|| Arc::new(Board::new(http.jobs_max as usize, http.keep_ended)))
+    listens.then(|| Arc::new(Board::new(http.jobs_max as usize, http.keep_ended).no_older_than(http.max_age)))
 }
 
 /// One that a supervisor started has a job to sample, and does that without a listener if it must.

@@ -42,7 +42,7 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
         return Ok(0);
     }
     let course = all.course(&record.key)?;
-    let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.interval);
+    let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.shortest());
     let cores_peak = record.totals.get(CORES_PEAK).map(|thousandths| thousandths as f64 / 1000.0);
     let plot = view::plot::course(&course, gap_ms, cores_peak, &style);
     if !plot.is_empty() {
@@ -50,7 +50,7 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
     }
     for gpu in record.gpus.iter().take(CARDS_PLOTTED) {
         let course = all.card_course(&record.key, &gpu.uuid)?;
-        let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.interval);
+        let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.shortest());
         let plot = view::plot::card(&course, &gpu.index, gap_ms, &style);
         if !plot.is_empty() {
             write!(stdout, "\n{plot}")?;
@@ -60,7 +60,7 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
         // An older daemon has no such series.
         let course = all.job_series(&record.key, &event::TABLE, &counted.name);
         let course = course.unwrap_or_else(|_| Course::new(&event::TABLE));
-        let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.interval);
+        let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.shortest());
         let plot = view::plot::event(&course, &counted.name, gap_ms, &style);
         if !plot.is_empty() {
             write!(stdout, "\n{plot}")?;
