@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use met_benches::say;
 use met_core::job::CgroupPaths;
 use met_host::cgroup::{CgroupDirs, Hierarchies};
-use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget, clock};
+use met_host::{CgroupTarget, Host, Look, Targets, TaskRole, TaskTarget, clock};
 use met_jobs::{JobSpec, Members};
 use met_sources::perf;
 use met_sources::taskstats::exits::Exits;
@@ -88,15 +88,12 @@ fn bench_taskstats(host: &Host) -> Result<()> {
         std::thread::sleep(Duration::from_millis(100));
         members.refresh(host)?;
     }
-    let target = |process: met_core::job::ProcessId| TaskTarget {
-        pid: process.pid,
-        start_ticks: process.start_ticks,
-        role: TaskRole::Member,
-        young: false,
+    let target = |process: met_core::job::ProcessId| {
+        TaskTarget::new(process.pid, process.start_ticks, TaskRole::Member, false)
     };
     let targets = Targets { tasks: members.processes_of(1).map(target).collect(), ..Targets::default() };
     let count = targets.tasks.len() as f64;
-    let slow = TickInfo { slow: true, cgroups_only: false };
+    let slow = TickInfo::of(true);
     let mut taskstats = only(host, &["taskstats"], &[]);
     if let Some((_, why)) = taskstats.unavailable().first() {
         say(&format!("taskstats: {why}"));
@@ -185,6 +182,7 @@ fn bench_perf(host: &Host) -> Result<()> {
             counted_in: None,
             events: Some(Arc::clone(&asked)),
             young: false,
+            look: Look::Usual,
         });
     }
     let mut runner = only(host, &["perf"], &EVENTS);

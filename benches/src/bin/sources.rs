@@ -48,7 +48,7 @@ fn main() -> Result<()> {
         members.refresh(&host)?;
         membership_ns += clock::thread_cpu_ns() - begin_ns;
         let slow = tick.is_multiple_of(SLOW_EVERY);
-        runner.read(&targets, &TickInfo { slow, cgroups_only: false });
+        runner.read(&targets, &TickInfo::of(slow));
     }
     println!("{} processes of {JOBS} jobs, {TICKS} ticks", targets.tasks.len());
     let mut spent_ns = membership_ns;

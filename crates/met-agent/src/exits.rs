@@ -158,6 +158,11 @@ impl Departures {
         self.exits.is_some()
     }
 
+    /// Whether so much waits that some may be lost before the next tick.
+    pub fn is_crowded(&self) -> bool {
+        self.exits.as_ref().is_some_and(Exits::is_crowded)
+    }
+
     pub fn accounts_delays(&self) -> bool {
         self.exits.as_ref().is_some_and(Exits::accounts_delays)
     }

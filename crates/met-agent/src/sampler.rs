@@ -8,12 +8,16 @@ mod costs;
 mod details;
 mod devices;
 mod events;
+mod for_page;
 mod gpu_pace;
+mod idling;
 mod largest_processes;
 mod logging;
 mod machine;
 mod membership;
+mod nesting;
 mod now;
+mod pacing;
 mod sampled;
 mod schedule;
 mod tick_rows;
@@ -29,6 +33,7 @@ use met_core::cards::CardNow;
 use met_core::gpu::card;
 use met_core::gpu_holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
+use met_core::ladder::Cadence;
 use met_core::provenance::Caveat;
 use met_core::series::Course;
 use met_core::{DETAIL, JOB, Table};
@@ -124,7 +129,7 @@ impl Sampler {
     }
 
     pub fn with(host: Host, interval: Duration, config: &Config, options: &Options) -> Sampler {
-        let schedule = Schedule::new(interval);
+        let schedule = Schedule::new(Cadence::fixed(interval));
         let mut runner = Runner::open(&host, options);
         runner.set_interval(interval);
         Sampler {
@@ -167,6 +172,7 @@ impl Sampler {
         let is_unused = || processes::is_unused(&self.host, &local.cgroup);
         let watch = self.departures.open(&self.host, slot, beginning, is_unused);
         self.jobs.insert(slot, Tracked::new(record, local, now_ns, self.gap_ms(), watch));
+        self.schedule.hasten();
         self.energy.begin(slot, record, now_ns);
         self.membership.change().add(spec);
         self.gpus.cards.join(slot, now_ns);
@@ -175,6 +181,7 @@ impl Sampler {
 
     /// Adds a process to a job that is known by its processes.
     pub fn add_root(&mut self, slot: u32, process: ProcessId) {
+        self.hurry(slot);
         self.membership.change().add_root(slot, process);
     }
 
@@ -188,6 +195,7 @@ impl Sampler {
 
     /// Reads one more directory of a job, that of another node on this machine.
     pub fn add_cgroup(&mut self, slot: u32, paths: CgroupPaths) {
+        self.hurry(slot);
         self.membership.change().add_cgroup(slot, paths);
     }
 
@@ -199,8 +207,25 @@ impl Sampler {
         }
     }
 
+    /// What is read of a job has changed: the next tick reads it in full.
+    fn hurry(&mut self, slot: u32) {
+        if let Some(job) = self.jobs.get_mut(&slot) {
+            job.age.pacing.hurry();
+            self.schedule.hasten();
+        }
+    }
+
+    /// Somebody asks for the figures of a job; whoever does so again and again watches it.
+    pub fn note_interest(&mut self, slot: u32) {
+        let is_watched = self.jobs.get_mut(&slot).is_some_and(|job| job.age.pacing.ask(clock::boottime_ns()));
+        if is_watched {
+            self.hurry(slot);
+        }
+    }
+
     /// Counts the events of a job in a directory that was made for that.
     pub fn count_in(&mut self, slot: u32, path: &Path) {
+        self.hurry(slot);
         match self.host.cgroup_dir(path) {
             Ok(dir) => self.membership.change().count_in(slot, Some(Arc::new(dir))),
             Err(error) => tracing::warn!("{}: {error}", path.display()),
@@ -227,16 +252,21 @@ impl Sampler {
     /// Takes over what was sampled before this process began: by an earlier daemon.
     pub fn recall(&mut self, slot: u32, course: &Course) {
         let Some(job) = self.jobs.get_mut(&slot) else { return };
-        job.recall(course, clock::boottime_ns(), devices::gap_ns(self.schedule.interval_ns) / 1_000_000);
+        job.recall(
+            course,
+            clock::boottime_ns(),
+            devices::gap_ns(self.schedule.cadence.together_ns()) / 1_000_000,
+        );
         self.energy.recall(slot, &job.counts.floors, job.earlier.missed);
     }
 
     /// Ends a job. All of its CPU time, where that is known, decides the last share of energy, which
     /// `take_settled` returns when the meters have been read again.
     pub fn remove(&mut self, slot: u32, known: Known) -> Option<Sampled> {
+        self.membership.unmark();
         if self.gpus.cards.has_any(slot) {
             // What it used since the last tick is its, too.
-            let tick = TickInfo { slow: false, cgroups_only: false };
+            let tick = TickInfo::default();
             self.runner.read_those_of(&card::TABLE, &self.membership.targets, &tick);
             self.follow_gpus(clock::boottime_ns());
         }
@@ -327,6 +357,7 @@ impl Sampler {
         NodeNow {
             time_ns: now_ns + clock::unix_offset_ns(),
             interval_ns: self.schedule.interval_ns,
+            together_ns: self.schedule.cadence.together_ns(),
             ticks: self.schedule.ticks,
             jobs: self.jobs.iter().map(cells).collect(),
             events: self.jobs.values().map(|job| (job.key.clone(), job.events.counts.clone())).collect(),
@@ -498,10 +529,18 @@ impl Sampler {
 
     /// Ticks by another period from now on, again at multiples of it.
     pub fn set_interval(&mut self, interval: Duration) {
-        self.schedule.set_interval(interval);
-        self.gpus.set_tick(self.schedule.interval_ns);
-        self.energy.set_interval(interval);
-        self.runner.set_interval(interval);
+        self.set_cadence(Cadence::fixed(interval));
+    }
+
+    /// Samples jobs as often as this says from now on.
+    pub fn set_cadence(&mut self, cadence: Cadence) {
+        let together_ns = cadence.together_ns();
+        let longest = Duration::from_nanos(together_ns as u64);
+        self.schedule.set_cadence(cadence);
+        self.jobs.values_mut().for_each(|job| job.age.pacing.hurry());
+        self.gpus.set_tick(together_ns);
+        self.energy.set_interval(longest);
+        self.runner.set_interval(longest);
         let gap_ms = self.gap_ms();
         self.jobs.values_mut().for_each(|job| job.running.widen_gap(gap_ms));
     }
@@ -511,7 +550,7 @@ impl Sampler {
         self.membership.reconfigure(config);
         self.rows.keep_details = config.storage.job_details;
         self.machine.intervals = config.node;
-        self.gpus.reconfigure(config, self.schedule.interval_ns);
+        self.gpus.reconfigure(config, self.schedule.cadence.together_ns());
         if before.energy != config.energy {
             self.energy.set_rules(&config.energy);
         }
@@ -552,7 +591,7 @@ pub fn options(config: &Config, patience: Duration) -> Options {
         nvml_library: config.gpu.nvml.clone(),
         events,
         patience,
-        interval: config.sampling.interval,
+        interval: config.sampling.shortest(),
         ..config.sources.options()
     }
 }

@@ -19,7 +19,9 @@ pub use form::{events_in, interval};
 use met_core::Selection;
 use met_core::energy::emission;
 use met_core::gpu_idle_power::IdleRules;
-use met_core::managers::Scheduler;
+use met_core::job::LOCAL;
+use met_core::ladder::{Cadence, Ladder};
+use met_core::managers::{self, Scheduler};
 use met_host::Address;
 use met_jobs::cgroup_layouts::Layout;
 use met_sinks::shown_jobs::Contents;
@@ -55,12 +57,29 @@ pub struct Config {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sampling {
-    /// `sampling.interval` or `cpuCollector.interval`.
-    pub interval: Duration,
+    /// `sampling.interval` or `cpuCollector.interval`: the same for all jobs, instead of the ladder.
+    pub interval: Option<Duration>,
+    pub ladder: Ladder,
+    /// `sampling.managers`: intervals of the jobs of some resource managers.
+    pub managers: Vec<(String, Duration)>,
     /// `cpuCollector.size`: samples buffered before they are flushed, whatever the flush interval.
     pub buffer_samples: Option<u64>,
     /// `state.interval`: how often the processes of a job are looked up again; `None` is every tick.
     pub membership_interval: Option<Duration>,
+}
+
+impl Sampling {
+    /// How often jobs are sampled.
+    pub fn cadence(&self) -> Cadence {
+        let ladder = self.interval.map_or_else(|| self.ladder.clone(), Ladder::fixed);
+        let managers = self.managers.iter();
+        Cadence::new(ladder, managers.map(|(name, interval)| (name.clone(), *interval)))
+    }
+
+    /// The shortest time between two samples.
+    pub fn shortest(&self) -> Duration {
+        self.cadence().shortest()
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -263,6 +282,8 @@ pub struct Http {
     pub jobs_managers: Vec<String>,
     pub jobs_after: Option<Duration>,
     pub keep_ended: Duration,
+    /// A page with older figures has them read again.
+    pub max_age: Duration,
 }
 
 impl Http {
@@ -397,6 +418,7 @@ impl Config {
                 line: root.line_of(section).unwrap_or(1),
                 message,
             };
+            config.check_managers().map_err(|error| refuse("sampling", error))?;
             config.store.check().map_err(|error| refuse("store", error))?;
             config.emissions.check().map_err(|error| refuse("emissions", error))
         });
@@ -405,6 +427,18 @@ impl Config {
             line: complaint.line,
             message: complaint.message,
         })
+    }
+
+    /// Managers that are built in, and those of the file's own layouts.
+    fn check_managers(&self) -> Result<(), String> {
+        let is_known = |name: &str| {
+            let is_own = self.jobs.layouts.iter().any(|layout| layout.manager() == name);
+            is_own || name == LOCAL || managers::find(name).is_some()
+        };
+        match self.sampling.managers.iter().find(|(name, _)| !is_known(name)) {
+            Some((name, _)) => Err(format!("sampling.managers: {name:?} is not a resource manager")),
+            None => Ok(()),
+        }
     }
 
     /// docs/config.md.
@@ -451,7 +485,7 @@ between `10ms` and `1h`, those of sources (`every`) between `100ms` and `1h`. A 
 
 ```yaml
 sampling:
-  interval: 1s
+  ladder: [1s, 10s after 5m, 60s after 1d]
 storage:
   keep: 90d
   max_size: 2GiB

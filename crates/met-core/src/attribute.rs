@@ -35,6 +35,11 @@ impl JobMap {
         &self.slots
     }
 
+    /// Whether some job is inside another.
+    pub fn has_nested(&self) -> bool {
+        !self.outer.is_empty()
+    }
+
     /// The job around a job.
     pub fn outer(&self, slot: u32) -> Option<u32> {
         self.outer.get(&slot).copied()
@@ -88,11 +93,22 @@ impl Fold {
 
     /// Fills `out`, a batch of the fold's table, with a row for every job of `map`.
     pub fn jobs(&mut self, batches: &[Batch], map: &JobMap, out: &mut Batch) {
+        self.some_jobs(batches, map, |_| true, out);
+    }
+
+    /// The same for those jobs that were read.
+    pub fn some_jobs(
+        &mut self,
+        batches: &[Batch],
+        map: &JobMap,
+        is_read: impl Fn(u32) -> bool,
+        out: &mut Batch,
+    ) {
         debug_assert!(std::ptr::eq(out.table, self.table));
         let width = self.table.columns.len();
         out.clear();
         self.slots.clear();
-        for (index, &slot) in map.slots.iter().enumerate() {
+        for (index, &slot) in map.slots.iter().filter(|&&slot| is_read(slot)).enumerate() {
             self.slots.insert(slot, index);
             out.push(Subject::Job(slot));
         }
@@ -130,7 +146,7 @@ impl Fold {
     fn sum_batch(&mut self, feeds: usize, batch: &Batch, map: &JobMap) {
         let width = self.table.columns.len();
         self.scratch.clear();
-        self.scratch.resize(map.slots.len() * width, MISSING);
+        self.scratch.resize(self.slots.len() * width, MISSING);
         for (row, cells) in batch.rows() {
             let mut slot = map.owner(row.owner);
             while let Some(job) = slot {

@@ -9,7 +9,7 @@ use crate::belief::{self, Speaker};
 use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, Totals};
 use crate::job_processes;
 use crate::managers::spans_nodes;
-use crate::series::Course;
+use crate::series::{Course, SPARSE_MS};
 use crate::{Across, JOB, Kind, MISSING};
 use thinned::Thinned;
 
@@ -178,6 +178,8 @@ pub fn together(courses: &[Course], gap_ms: i64) -> Course {
 #[derive(Default)]
 struct Held {
     next: usize,
+    /// Its last sample, whatever that has.
+    seen_ms: i64,
     last: Option<(i64, i64)>,
 }
 
@@ -185,6 +187,7 @@ impl Held {
     fn advance(&mut self, course: &Course, column: usize, time_ms: i64) {
         while course.times_ms.get(self.next).is_some_and(|&at_ms| at_ms <= time_ms) {
             let cell = course.columns[column][self.next];
+            self.seen_ms = course.times_ms[self.next];
             if cell != MISSING {
                 self.last = Some((course.times_ms[self.next], cell));
             }
@@ -194,7 +197,9 @@ impl Held {
 
     fn value(&self, time_ms: i64, kind: Kind, gap_ms: i64) -> Option<i64> {
         let (at_ms, cell) = self.last?;
-        (kind == Kind::Counter || time_ms - at_ms <= gap_ms).then_some(cell)
+        // Not every sample has every column.
+        let is_level = time_ms - self.seen_ms <= gap_ms && time_ms - at_ms <= gap_ms.max(SPARSE_MS);
+        (kind == Kind::Counter || is_level).then_some(cell)
     }
 }
 

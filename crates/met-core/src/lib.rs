@@ -24,6 +24,7 @@ pub mod hostlist;
 pub mod job;
 pub mod job_processes;
 pub mod job_table;
+pub mod ladder;
 pub mod listing;
 pub mod lossless_path;
 pub mod managers;

@@ -2,7 +2,7 @@
 
 use crate::job::{Summaries, Summary};
 use crate::job_table::{CPU, PROCESSES};
-use crate::series::{Course, Interval};
+use crate::series::{Course, Interval, SPARSE_MS};
 use crate::{JOB, Kind, MISSING, rate};
 
 /// What all samples so far sum up to.
@@ -10,6 +10,9 @@ pub struct Running {
     gap_ms: i64,
     peak_span_ms: i64,
     columns: Vec<Column>,
+    /// The last sample, and the first one after the last gap.
+    pushed_ms: Option<i64>,
+    since_ms: i64,
     /// Where the present span of the peak began: time and CPU time.
     span: Option<(i64, i64)>,
     peak_cores: Option<f64>,
@@ -29,7 +32,8 @@ struct Column {
 impl Running {
     pub fn new(gap_ms: i64, peak_span_ms: i64) -> Running {
         let columns = vec![Column::default(); JOB.columns.len()];
-        Running { gap_ms, peak_span_ms, columns, span: None, peak_cores: None }
+        let (pushed_ms, since_ms) = (None, i64::MIN);
+        Running { gap_ms, peak_span_ms, columns, pushed_ms, since_ms, span: None, peak_cores: None }
     }
 
     /// The period changed: samples of the longer one are no gap, before it or after.
@@ -41,10 +45,20 @@ impl Running {
         self.gap_ms
     }
 
+    /// The longest time for which a level holds while other columns are read.
+    pub fn sparse_ms(&self) -> i64 {
+        self.gap_ms.max(SPARSE_MS)
+    }
+
     pub fn push(&mut self, time_ms: i64, cells: &[i64]) {
+        let before_ms = self.pushed_ms.replace(time_ms);
+        if before_ms.is_some_and(|before_ms| time_ms - before_ms > self.gap_ms) {
+            self.since_ms = time_ms;
+        }
+        let sparse_ms = self.sparse_ms();
         for (column, &cell) in self.columns.iter_mut().zip(cells) {
             if cell != MISSING {
-                column.push(time_ms, cell, self.gap_ms);
+                column.push(time_ms, cell, self.since_ms, sparse_ms);
             }
         }
         self.follow_peak(time_ms, cells[CPU]);
@@ -128,12 +142,13 @@ impl Running {
 }
 
 impl Column {
-    fn push(&mut self, time_ms: i64, cell: i64, gap_ms: i64) {
+    /// `since_ms`: there was a gap before it.
+    fn push(&mut self, time_ms: i64, cell: i64, since_ms: i64, sparse_ms: i64) {
         match self.last {
             None => (self.minimum, self.maximum) = (cell, cell),
             Some((before_ms, before)) => {
                 let elapsed_ms = time_ms - before_ms;
-                if elapsed_ms > 0 && elapsed_ms <= gap_ms {
+                if elapsed_ms > 0 && elapsed_ms <= sparse_ms && before_ms >= since_ms {
                     self.weighted += (before as f64 + cell as f64) / 2.0 * elapsed_ms as f64;
                     self.covered_ms += elapsed_ms;
                 }
@@ -244,5 +259,20 @@ mod tests {
             running.push(time_ms, &cells(cpu_ns, 0));
         }
         assert_eq!(running.peak_cores(), Some(1.0));
+    }
+
+    #[test]
+    fn a_level_that_is_read_less_often_is_bridged_and_a_gap_is_not() {
+        let mut running = Running::new(25_000, 500);
+        // Memory once a minute, CPU time every ten seconds, and nothing for 100 s after two minutes.
+        for second in (0..=12).map(|index| index * 10).chain([220, 230, 240]) {
+            let memory = if second % 60 == 0 { if second > 200 { 900 } else { 100 } } else { MISSING };
+            running.push(second * 1000, &cells(0, memory));
+        }
+        assert_eq!(running.summaries().get(MEMORY_NEEDED).unwrap().mean, 100.0);
+        assert_eq!(
+            running.levels(200_000).find(|(column, _)| *column == MEMORY_NEEDED),
+            Some((MEMORY_NEEDED, 900))
+        );
     }
 }

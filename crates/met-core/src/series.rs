@@ -7,6 +7,12 @@ use crate::rate;
 use crate::{Kind, MISSING, Table};
 pub use thinning::{SPREAD_NAMES, Spread, Spreads, Thinner};
 
+/// Samples of an old job have most columns once a minute: a column that was not read for so long is sparse, while a time
+/// without any sample is a gap.
+pub const SPARSE_MS: i64 = 150_000;
+/// A counter that was read twice in a shorter time has no peak there: it may have been counted late.
+pub const RATE_MIN_MS: i64 = 500;
+
 /// Samples of one table for one subject, column by column. Times are unix milliseconds, ascending.
 #[derive(Clone, Debug)]
 pub struct Course {
@@ -51,9 +57,19 @@ impl Course {
 
     /// The times between neighbouring samples as they were taken, without those that thinning left.
     pub fn spans_ms(&self) -> Vec<i64> {
-        let thinned = |index: usize| self.spreads.as_ref().is_some_and(|spreads| spreads.has_any(index));
-        let spans = self.times_ms.windows(2).zip(1..).filter(|&(_, index)| !thinned(index));
+        let spans = self.times_ms.windows(2).zip(1..).filter(|&(_, index)| !self.is_thinned(index));
         spans.map(|(pair, _)| pair[1] - pair[0]).collect()
+    }
+
+    /// Whether samples were removed before this one.
+    fn is_thinned(&self, index: usize) -> bool {
+        self.spreads.as_ref().is_some_and(|spreads| spreads.has_any(index))
+    }
+
+    /// Whether there is a time longer than `gap_ms` without any sample between two of them.
+    fn has_gap(&self, first: usize, last: usize, gap_ms: i64) -> bool {
+        (first + 1..=last)
+            .any(|index| self.times_ms[index] - self.times_ms[index - 1] > gap_ms && !self.is_thinned(index))
     }
 
     /// Calls `each` with a copy of every sample.
@@ -115,14 +131,16 @@ impl Course {
     }
 
     /// The intervals between neighbouring known cells of a column: a level, or a growth per second, that
-    /// held from one time to another. An interval longer than `gap_ms` is a gap and not bridged, unless samples
-    /// were removed from it.
+    /// held from one time to another. One with a time longer than `gap_ms` without any sample is a gap and not
+    /// bridged, unless samples were removed from it; other columns may have been read in between.
     pub fn intervals(&self, column: usize, gap_ms: i64) -> impl Iterator<Item = Interval> + '_ {
         let kind = self.table.columns[column].kind;
         let cells = self.times_ms.iter().zip(&self.columns[column]).enumerate();
         let known = cells.filter(|&(_, (_, &cell))| cell != MISSING);
-        known.clone().zip(known.skip(1)).filter_map(move |((_, before), (index, now))| {
+        known.clone().zip(known.skip(1)).filter_map(move |((first, before), (index, now))| {
             let spread = self.spread(column, index);
+            let is_sparse = spread.is_none() && index > first + 1 && !self.has_gap(first, index, gap_ms);
+            let gap_ms = if is_sparse { gap_ms.max(SPARSE_MS) } else { gap_ms };
             interval(kind, (*before.0, *before.1), (*now.0, *now.1), spread, gap_ms)
         })
     }
@@ -273,5 +291,23 @@ mod tests {
         whole.append(&course(&[(1000, 1, 1), (2000, 2, 2)]));
         assert_eq!(whole.times_ms, [0, 1000, 2000]);
         assert_eq!(whole.columns[CPU], [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_column_that_is_read_less_often_is_sparse_and_a_time_without_samples_is_a_gap() {
+        // CPU time every 10 s, memory every 60 s; then nothing for 50 s.
+        let sample = |second: i64| (second * 1000, second, if second % 60 == 0 { 10 } else { MISSING });
+        let times: Vec<_> = (0..=12).map(|index| sample(index * 10)).collect();
+        let bridged_ms = |course: &Course| {
+            course.intervals(MEMORY_NEEDED, 25_000).map(|span| span.end_ms - span.begin_ms).sum::<i64>()
+        };
+        assert_eq!(bridged_ms(&course(&times)), 120_000);
+        let gap: Vec<_> =
+            times.into_iter().filter(|(time_ms, ..)| !(70_000..110_000).contains(time_ms)).collect();
+        assert_eq!(bridged_ms(&course(&gap)), 60_000, "nothing is known of the second minute");
+        let mut old = course(&[(0, 0, 10)]);
+        (1..40).for_each(|index| old.append(&course(&[(index * 10_000, 0, MISSING)])));
+        old.append(&course(&[(400_000, 0, 10)]));
+        assert_eq!(bridged_ms(&old), 0, "too long ago");
     }
 }

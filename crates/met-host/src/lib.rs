@@ -19,7 +19,7 @@ pub use file::{Dir, KeptFile, PidPath};
 pub use host::{Facts, Host, Liveness};
 pub use peer::Peer;
 pub use rustix::fs::FileType;
-pub use targets::{CgroupTarget, Targets, TaskRole, TaskTarget};
+pub use targets::{CgroupTarget, Look, Targets, TaskRole, TaskTarget};
 
 /// What process lists show: executed through /proc/self/exe, it would be "exe".
 pub fn name_process(name: &std::ffi::CStr) {

@@ -19,6 +19,21 @@ impl Targets {
     }
 }
 
+/// How much of a target is read this time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Look {
+    /// Nothing: what is known and open of it stays.
+    No,
+    /// What a job needs at least every ten seconds: CPU time, memory and I/O. Of a process in a cgroup that counts
+    /// the others, I/O only.
+    Cheap,
+    /// As the tick says.
+    #[default]
+    Usual,
+    /// Also what is otherwise read at slow ticks only.
+    Whole,
+}
+
 #[derive(Clone, Debug)]
 pub struct CgroupTarget {
     pub dirs: Arc<CgroupDirs>,
@@ -30,6 +45,14 @@ pub struct CgroupTarget {
     pub events: Option<Arc<[String]>>,
     /// Read what is otherwise read at slow ticks only: a short job has none.
     pub young: bool,
+    pub look: Look,
+}
+
+impl CgroupTarget {
+    /// Whether what is expensive is read, too; `slow`: by this tick.
+    pub fn is_whole(&self, slow: bool) -> bool {
+        self.look == Look::Whole || self.look == Look::Usual && (slow || self.young)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +62,21 @@ pub struct TaskTarget {
     pub role: TaskRole,
     /// As for a cgroup. The processes of one job are young together: a sum of some would look like a total.
     pub young: bool,
+    pub look: Look,
+    /// A cgroup counts its CPU time and memory.
+    pub is_counted: bool,
+}
+
+impl TaskTarget {
+    /// One that is read as the tick says.
+    pub fn new(pid: u32, start_ticks: u64, role: TaskRole, young: bool) -> TaskTarget {
+        TaskTarget { pid, start_ticks, role, young, look: Look::Usual, is_counted: false }
+    }
+
+    /// As for a cgroup.
+    pub fn is_whole(&self, slow: bool) -> bool {
+        self.look == Look::Whole || self.look == Look::Usual && (slow || self.young)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

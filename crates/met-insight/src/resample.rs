@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use met_core::series::{Course, Interval, Spread, Spreads};
+use met_core::series::{Course, Interval, RATE_MIN_MS, Spread, Spreads};
 use met_core::{Kind, MISSING};
 
 /// What a column did in one step of the plot, in the column's sub-unit; counters: their growth per second.
@@ -111,7 +111,7 @@ fn spread_of_sum(course: &Course, parts: &[(usize, f64)], into: usize, combined:
 }
 
 /// A counter that was read twice in a moment grew by what was counted late: such a rate is not a peak. Half of
-/// the usual interval; a level is as good after any time.
+/// the usual interval, and no more than that of a moment; a level is as good after any time.
 fn shortest_of_rates(course: &Course, column: usize, gap_ms: i64) -> i64 {
     if course.table.columns[column].kind == Kind::Gauge {
         return 0;
@@ -119,7 +119,7 @@ fn shortest_of_rates(course: &Course, column: usize, gap_ms: i64) -> i64 {
     let read = course.intervals(column, gap_ms).filter(|interval| !interval.is_thinned);
     let mut lengths: Vec<i64> = read.map(|interval| interval.end_ms - interval.begin_ms).collect();
     let middle = lengths.len() / 2;
-    if lengths.is_empty() { 0 } else { *lengths.select_nth_unstable(middle).1 / 2 }
+    if lengths.is_empty() { 0 } else { (*lengths.select_nth_unstable(middle).1 / 2).min(RATE_MIN_MS) }
 }
 
 #[derive(Clone, Copy, Default)]

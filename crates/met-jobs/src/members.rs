@@ -11,7 +11,7 @@ use met_core::attribute::JobMap;
 use met_core::job::{CgroupPaths, ProcessId};
 use met_core::{Subject, Unparsed};
 use met_host::parse::Stat;
-use met_host::{CgroupTarget, Dir, Host, PidPath, Targets, TaskRole, TaskTarget, parse};
+use met_host::{CgroupTarget, Dir, Host, Look, PidPath, Targets, TaskRole, TaskTarget, parse};
 
 use cgroups::{Cgroup, main_path};
 
@@ -227,17 +227,25 @@ impl Members {
 
     /// Reads the machine: which processes live, and which job each belongs to.
     pub fn refresh(&mut self, host: &Host) -> io::Result<()> {
+        self.refresh_some(host, |_| true)
+    }
+
+    /// The same for some jobs: the cgroups of the others are taken to have the processes that they had. Jobs nested
+    /// in each other are refreshed together.
+    pub fn refresh_some(&mut self, host: &Host, is_due: impl Fn(u32) -> bool) -> io::Result<()> {
         self.generation += 1;
-        self.living.clear();
+        let before = std::mem::take(&mut self.living);
         self.listed.clear();
         if self.jobs.is_empty() {
             self.known.clear();
             return Ok(());
         }
-        if self.jobs.iter().any(|job| job.spec.cgroup.is_empty()) {
+        let lists_all = self.jobs.iter().any(|job| job.spec.cgroup.is_empty());
+        if lists_all {
             self.list_processes(host)?;
         }
-        self.list_cgroups(host);
+        self.list_cgroups(host, &is_due);
+        self.keep_listed(before, |slot| !is_due(slot), lists_all);
         let generation = self.generation;
         self.known.retain(|_, known| known.seen == generation);
         self.find_outer_jobs();
@@ -263,17 +271,24 @@ impl Members {
             for cgroup in job.cgroups.iter().flatten() {
                 let counted = job.spec.keeper.is_some();
                 let (dirs, counted_in) = (Arc::clone(&cgroup.dirs), counted_in.take());
-                targets.cgroups.push(CgroupTarget { dirs, counted, counted_in, events: None, young });
+                targets.cgroups.push(CgroupTarget {
+                    dirs,
+                    counted,
+                    counted_in,
+                    events: None,
+                    young,
+                    look: Look::Usual,
+                });
                 map.assign(Subject::Cgroup(cgroup.dirs.id), slot);
             }
             if let Some(ProcessId { pid, start_ticks }) = job.spec.keeper {
-                targets.tasks.push(TaskTarget { pid, start_ticks, role: TaskRole::Keeper, young });
+                targets.tasks.push(TaskTarget::new(pid, start_ticks, TaskRole::Keeper, young));
                 map.assign(Subject::Task { pid, start_ticks }, slot);
             }
         }
         for &(ProcessId { pid, start_ticks }, slot) in &self.living {
             let young = self.job(slot).is_some_and(|job| job.young);
-            targets.tasks.push(TaskTarget { pid, start_ticks, role: TaskRole::Member, young });
+            targets.tasks.push(TaskTarget::new(pid, start_ticks, TaskRole::Member, young));
             map.assign(Subject::Task { pid, start_ticks }, slot);
         }
     }
@@ -379,9 +394,32 @@ impl Members {
         }
     }
 
-    fn list_cgroups(&mut self, host: &Host) {
+    /// Marks the processes of jobs whose cgroups are not listed this time as seen where they were. `lists_all`: who is
+    /// not among all processes is gone.
+    fn keep_listed(&mut self, before: Vec<(ProcessId, u32)>, is_kept: impl Fn(u32) -> bool, lists_all: bool) {
+        for (process, _) in before.iter().filter(|(_, slot)| is_kept(*slot)) {
+            let known = self.known.get_mut(&process.pid);
+            let Some(known) = known.filter(|known| known.start_ticks == process.start_ticks) else {
+                continue;
+            };
+            let is_gone = lists_all && known.seen != self.generation;
+            if known.group.is_none() || is_gone {
+                continue;
+            }
+            known.grouped = self.generation;
+            if known.seen != self.generation {
+                known.seen = self.generation;
+                self.listed.push((process.pid, 0));
+            }
+        }
+        self.living = before;
+        self.living.clear();
+    }
+
+    fn list_cgroups(&mut self, host: &Host, is_due: impl Fn(u32) -> bool) {
         // Outer directories first: the processes of the inner ones are then claimed by the inner job.
         let mut order: Vec<usize> = (0..self.jobs.len()).collect();
+        order.retain(|&index| is_due(self.jobs[index].spec.slot));
         order.retain(|&index| self.jobs[index].open_cgroups(host));
         order.sort_by_key(|&index| self.jobs[index].depth);
         let mut pids = Vec::new();

@@ -62,7 +62,7 @@ impl Bench {
         let (mut targets, mut map) = (Targets::default(), JobMap::default());
         self.members.fill(&mut targets, &mut map);
         let mut runner = Runner::open(&self.host, &Options::default());
-        runner.read(&targets, &TickInfo { slow: true, cgroups_only: false });
+        runner.read(&targets, &TickInfo::of(true));
         assert_eq!(runner.take_new_errors(), []);
         let mut jobs = Batch::new(&JOB);
         Fold::new().jobs(runner.batches(), &map, &mut jobs);

@@ -6,7 +6,7 @@ use met_core::attribute::{Fold, JobMap};
 use met_core::job::{CgroupPaths, ProcessId, Record};
 use met_core::{Batch, JOB, MISSING, Subject};
 use met_host::cgroup::CgroupDirs;
-use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget};
+use met_host::{CgroupTarget, Host, Look, Targets, TaskRole, TaskTarget};
 use met_jobs::{JobSpec, Members, processes};
 use met_sources::{Options, Runner, TickInfo};
 
@@ -64,11 +64,12 @@ impl Reading {
                 counted_in: None,
                 events: None,
                 young: true,
+                look: Look::Usual,
             });
         }
         if let Some(ProcessId { pid, start_ticks }) = spec.keeper {
             map.assign(Subject::Task { pid, start_ticks }, spec.slot);
-            targets.tasks.push(TaskTarget { pid, start_ticks, role: TaskRole::Keeper, young: true });
+            targets.tasks.push(TaskTarget::new(pid, start_ticks, TaskRole::Keeper, true));
         }
         Reading::of_targets(host, &targets, &map)
     }
@@ -76,7 +77,7 @@ impl Reading {
     fn of_targets(host: &Host, targets: &Targets, map: &JobMap) -> Reading {
         let only = if targets.cgroups.is_empty() { COUNTERS_OF_PROCESSES } else { COUNTERS };
         let mut runner = Runner::open(host, &Options { only: Some(only), ..Options::default() });
-        runner.read(targets, &TickInfo { slow: true, cgroups_only: false });
+        runner.read(targets, &TickInfo::of(true));
         let mut reading = Reading::nothing();
         let mut out = Batch::new(&JOB);
         for batch in runner.batches() {

@@ -199,6 +199,9 @@ pub struct Change {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct InForce {
     pub intervals: Vec<Held<Duration>>,
+    /// What the last of these begins with, where intervals depend on the age of a job.
+    #[serde(default)]
+    pub ladder: Option<String>,
     pub events: Vec<Held<Vec<String>>>,
     /// Counted there instead.
     pub events_in_jobs: Vec<Held<Vec<String>>>,
@@ -288,7 +291,11 @@ pub struct Status {
     pub version: String,
     pub system: bool,
     pub jobs: usize,
+    /// The shortest time between two samples,
     pub interval_ms: i64,
+    /// and all of them by the age of a job, where they differ.
+    #[serde(default)]
+    pub ladder: Option<String>,
     #[serde(with = "lossless_path")]
     pub state: PathBuf,
     pub sources: Vec<SourceStatus>,

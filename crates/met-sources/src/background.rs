@@ -118,7 +118,7 @@ impl Drop for Background {
 }
 
 fn work(mut source: Box<dyn Source>, shared: &Shared, batches: &mut [Batch], period: Duration) {
-    let tick = TickInfo { slow: true, cgroups_only: false };
+    let tick = TickInfo::of(true);
     loop {
         let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         while !state.asked && !state.stop {

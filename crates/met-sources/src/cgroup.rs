@@ -9,7 +9,7 @@ use met_core::{
     job_table,
 };
 use met_host::cgroup::{CgroupDirs, Hierarchies, Kind};
-use met_host::{Budget, CgroupTarget, Dir, Host, KeptFile, Share, Targets, parse};
+use met_host::{Budget, CgroupTarget, Dir, Host, KeptFile, Look, Share, Targets, parse};
 
 use crate::node::pressure_ns;
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, is_gone};
@@ -77,6 +77,50 @@ struct Cgroups {
 struct Entry {
     files: Vec<File>,
     seen: u64,
+    last: Last,
+}
+
+/// A cgroup as it was last read. While its CPU time does not change nothing ran in it, and the rest is the same.
+#[derive(Default)]
+struct Last {
+    cells: Vec<i64>,
+    /// With what is read at slow ticks only.
+    is_whole: bool,
+    skipped: u32,
+}
+
+/// So often the rest is not read, then once in any case: tasks that wait for a device use no CPU time, and pressure
+/// grows.
+const SKIPPED_MAX: u32 = 10;
+
+impl Last {
+    fn is_same(&self, cells: &[i64]) -> bool {
+        self.cells.get(CPU).is_some_and(|&cpu| cpu == cells[CPU] && cpu != MISSING)
+    }
+
+    /// Whether a look at `cells`, which have the CPU time, tells what is not in these; then they are completed.
+    fn complete(&mut self, cells: &mut [i64], is_whole: bool) -> bool {
+        if !self.is_same(cells) || is_whole && !self.is_whole || self.skipped >= SKIPPED_MAX {
+            return false;
+        }
+        self.skipped += 1;
+        for (cell, last) in cells.iter_mut().zip(&self.cells).filter(|(cell, _)| **cell == MISSING) {
+            *cell = *last;
+        }
+        true
+    }
+
+    fn keep(&mut self, cells: &[i64], is_whole: bool) {
+        self.skipped = 0;
+        if !is_whole && self.is_same(cells) {
+            let read = cells.iter().zip(&mut self.cells).filter(|(cell, _)| **cell != MISSING);
+            read.for_each(|(cell, last)| *last = *cell);
+            return;
+        }
+        self.is_whole = is_whole;
+        self.cells.clear();
+        self.cells.extend_from_slice(cells);
+    }
 }
 
 /// One file of one cgroup, and how it is read.
@@ -89,9 +133,20 @@ struct File {
 struct Format {
     dir: fn(&CgroupDirs) -> Option<&Dir>,
     name: &'static str,
-    slow: bool,
+    pace: FilePace,
     /// Whether what a kernel must print could be parsed.
     fill: fn(&[u8], Pass, &mut [i64]) -> bool,
+}
+
+/// When a file is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FilePace {
+    /// Always.
+    Quick,
+    /// At slow ticks, and with the little that is read of every job.
+    Slowly,
+    /// At slow ticks only.
+    Slow,
 }
 
 /// How a file is read this time.
@@ -122,40 +177,50 @@ fn hugetlb(dirs: &CgroupDirs) -> Option<&Dir> {
 /// layouts differ, and it is decided once for each cgroup.
 static ALTERNATIVES: &[&[&[Format]]] = &[
     &[
-        &[Format { dir: unified, name: "cpu.stat", slow: false, fill: fill_cpu_v2 }],
+        &[Format { dir: unified, name: "cpu.stat", pace: FilePace::Quick, fill: fill_cpu_v2 }],
         // In this order: the split of the second file is applied to the sum of the first. It changes little
         // from tick to tick.
         &[
-            Format { dir: cpuacct, name: "cpuacct.usage", slow: false, fill: fill_cpu_v1 },
-            Format { dir: cpuacct, name: "cpuacct.stat", slow: true, fill: split_cpu_v1 },
+            Format { dir: cpuacct, name: "cpuacct.usage", pace: FilePace::Quick, fill: fill_cpu_v1 },
+            Format { dir: cpuacct, name: "cpuacct.stat", pace: FilePace::Slow, fill: split_cpu_v1 },
         ],
     ],
     &[
-        &[Format { dir: unified, name: "memory.stat", slow: false, fill: fill_memory_v2 }],
-        &[Format { dir: memory, name: "memory.stat", slow: false, fill: fill_memory_v1 }],
+        &[Format { dir: unified, name: "memory.stat", pace: FilePace::Quick, fill: fill_memory_v2 }],
+        &[Format { dir: memory, name: "memory.stat", pace: FilePace::Quick, fill: fill_memory_v1 }],
     ],
     &[
-        &[Format { dir: unified, name: "memory.peak", slow: true, fill: fill_peak }],
-        &[Format { dir: memory, name: "memory.max_usage_in_bytes", slow: true, fill: fill_peak }],
+        &[Format { dir: unified, name: "memory.peak", pace: FilePace::Slowly, fill: fill_peak }],
+        &[Format { dir: memory, name: "memory.max_usage_in_bytes", pace: FilePace::Slowly, fill: fill_peak }],
     ],
     &[
-        &[Format { dir: unified, name: "memory.events", slow: true, fill: fill_oom }],
-        &[Format { dir: memory, name: "memory.oom_control", slow: true, fill: fill_oom }],
+        &[Format { dir: unified, name: "memory.events", pace: FilePace::Slow, fill: fill_oom }],
+        &[Format { dir: memory, name: "memory.oom_control", pace: FilePace::Slow, fill: fill_oom }],
     ],
     // Where both controllers share a hierarchy, as they mostly do.
-    &[&[Format { dir: cpuacct, name: "cpu.stat", slow: true, fill: fill_throttled_v1 }]],
+    &[&[Format { dir: cpuacct, name: "cpu.stat", pace: FilePace::Slow, fill: fill_throttled_v1 }]],
     &[
-        &[Format { dir: unified, name: "hugetlb.2MB.current", slow: true, fill: add_hugetlb }],
-        &[Format { dir: hugetlb, name: "hugetlb.2MB.usage_in_bytes", slow: true, fill: add_hugetlb }],
+        &[Format { dir: unified, name: "hugetlb.2MB.current", pace: FilePace::Slow, fill: add_hugetlb }],
+        &[Format {
+            dir: hugetlb,
+            name: "hugetlb.2MB.usage_in_bytes",
+            pace: FilePace::Slow,
+            fill: add_hugetlb,
+        }],
     ],
     &[
-        &[Format { dir: unified, name: "hugetlb.1GB.current", slow: true, fill: add_hugetlb }],
-        &[Format { dir: hugetlb, name: "hugetlb.1GB.usage_in_bytes", slow: true, fill: add_hugetlb }],
+        &[Format { dir: unified, name: "hugetlb.1GB.current", pace: FilePace::Slow, fill: add_hugetlb }],
+        &[Format {
+            dir: hugetlb,
+            name: "hugetlb.1GB.usage_in_bytes",
+            pace: FilePace::Slow,
+            fill: add_hugetlb,
+        }],
     ],
-    &[&[Format { dir: unified, name: "pids.current", slow: true, fill: fill_threads }]],
-    &[&[Format { dir: unified, name: "cpu.pressure", slow: true, fill: fill_pressure_cpu }]],
-    &[&[Format { dir: unified, name: "memory.pressure", slow: true, fill: fill_pressure_memory }]],
-    &[&[Format { dir: unified, name: "io.pressure", slow: true, fill: fill_pressure_io }]],
+    &[&[Format { dir: unified, name: "pids.current", pace: FilePace::Slow, fill: fill_threads }]],
+    &[&[Format { dir: unified, name: "cpu.pressure", pace: FilePace::Slow, fill: fill_pressure_cpu }]],
+    &[&[Format { dir: unified, name: "memory.pressure", pace: FilePace::Slow, fill: fill_pressure_memory }]],
+    &[&[Format { dir: unified, name: "io.pressure", pace: FilePace::Slow, fill: fill_pressure_io }]],
 ];
 
 fn open(host: &Host, _: &Options) -> Opened {
@@ -182,17 +247,30 @@ impl Source for Cgroups {
         let mut first_error = None;
         let mut unparsed = std::mem::take(&mut batch.unparsed);
         for target in &targets.cgroups {
-            let error = self.read_one(target, tick.slow || target.young, batch, &mut unparsed);
+            if target.look == Look::No {
+                self.keep(target, tick);
+                continue;
+            }
+            let error = self.read_one(target, tick.slow, batch, &mut unparsed);
             first_error = first_error.or(error);
         }
         batch.unparsed = unparsed;
         let generation = self.generation;
-        self.known.retain(|_, entry| entry.seen == generation);
+        if !tick.partial {
+            self.known.retain(|_, entry| entry.seen == generation);
+        }
         first_error.map_or(Ok(()), Err)
     }
 }
 
 impl Cgroups {
+    /// Its files stay open though they are not read.
+    fn keep(&mut self, target: &CgroupTarget, tick: &TickInfo) {
+        if let Some(entry) = self.known.get_mut(&target.dirs.id).filter(|_| !tick.partial) {
+            entry.seen = self.generation;
+        }
+    }
+
     fn read_one(
         &mut self,
         target: &CgroupTarget,
@@ -208,10 +286,21 @@ impl Cgroups {
         }
         entry.seen = self.generation;
         let cells = batch.push(Subject::Cgroup(dirs.id));
-        let pass = Pass { ns_per_tick: self.ns_per_tick, slow };
+        let is_whole = target.is_whole(slow);
+        let pass = Pass { ns_per_tick: self.ns_per_tick, slow: is_whole };
         let mut first_error = None;
-        for File { kept, format } in &entry.files {
-            let Some(dir) = (format.dir)(dirs).filter(|_| slow || !format.slow) else { continue };
+        let mut may_skip = target.look != Look::Usual;
+        for (index, File { kept, format }) in entry.files.iter().enumerate() {
+            let is_due = match format.pace {
+                FilePace::Quick => true,
+                FilePace::Slowly => is_whole || target.look == Look::Cheap,
+                FilePace::Slow => is_whole,
+            };
+            let Some(dir) = (format.dir)(dirs).filter(|_| is_due) else { continue };
+            // The first one has the CPU time.
+            if index > 0 && std::mem::take(&mut may_skip) && entry.last.complete(cells, is_whole) {
+                return None;
+            }
             let path = || format!("{} of cgroup {}", format.name, dirs.id);
             match kept.read(dir, format.name.as_bytes(), &mut self.buffer) {
                 Ok(()) => {
@@ -227,20 +316,24 @@ impl Cgroups {
                 }
             }
         }
+        match first_error.is_none() && target.look != Look::Usual {
+            true => entry.last.keep(cells, is_whole),
+            false => entry.last.cells.clear(),
+        }
         first_error
     }
 }
 
 fn open_files(dirs: &CgroupDirs, budget: &Arc<Budget>) -> Entry {
     let open_one = |format: &'static Format| {
-        let share = if format.slow { Share::Second } else { Share::First };
+        let share = if format.pace == FilePace::Slow { Share::Second } else { Share::First };
         let kept = (format.dir)(dirs)?.open_kept(format.name.as_bytes(), budget, share).ok()?;
         Some(File { kept, format })
     };
     let open_group = |group: &'static [Format]| group.iter().map(open_one).collect::<Option<Vec<_>>>();
     let first_of = |groups: &'static [&'static [Format]]| groups.iter().copied().find_map(open_group);
     let files = ALTERNATIVES.iter().copied().filter_map(first_of).flatten().collect();
-    Entry { files, seen: 0 }
+    Entry { files, seen: 0, last: Last::default() }
 }
 
 fn fill_cpu_v2(text: &[u8], _: Pass, cells: &mut [i64]) -> bool {
@@ -658,6 +751,7 @@ mod tests {
                 counted_in: None,
                 events: None,
                 young: false,
+                look: Look::Usual,
             }],
             tasks: Vec::new(),
         };

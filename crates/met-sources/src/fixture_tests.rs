@@ -8,12 +8,12 @@ use std::sync::Arc;
 use met_core::job::CgroupPaths;
 use met_core::{Batch, MISSING, Subject};
 use met_host::cgroup::CgroupDirs;
-use met_host::{CgroupTarget, Host, Targets};
+use met_host::{CgroupTarget, Host, Look, Targets};
 
 use crate::{Options, SourceSpec, TickInfo};
 
-pub(crate) const FAST: TickInfo = TickInfo { slow: false, cgroups_only: false };
-pub(crate) const SLOW: TickInfo = TickInfo { slow: true, cgroups_only: false };
+pub(crate) const FAST: TickInfo = TickInfo::of(false);
+pub(crate) const SLOW: TickInfo = TickInfo::of(true);
 
 pub(crate) struct Machine {
     root: tempfile::TempDir,
@@ -46,6 +46,7 @@ impl Machine {
             counted_in: None,
             events: None,
             young: false,
+            look: Look::Usual,
         });
     }
 

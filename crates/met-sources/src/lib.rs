@@ -250,6 +250,15 @@ pub struct TickInfo {
     pub slow: bool,
     /// Leave the processes out: their jobs are counted by cgroups, and they are many.
     pub cgroups_only: bool,
+    /// Some targets are not read, and what is known of those stays.
+    pub partial: bool,
+}
+
+impl TickInfo {
+    /// Of all targets, with what is expensive or without.
+    pub const fn of(slow: bool) -> TickInfo {
+        TickInfo { slow, cgroups_only: false, partial: false }
+    }
 }
 
 /// Why a source has nothing to say on this machine.

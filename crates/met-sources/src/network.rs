@@ -179,7 +179,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn aim(machine: &mut Machine, pid: u32) {
-        let target = TaskTarget { pid, start_ticks: 7, role: TaskRole::Member, young: false };
+        let target = TaskTarget::new(pid, 7, TaskRole::Member, false);
         machine.targets.tasks.push(target);
     }
 

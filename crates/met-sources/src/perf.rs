@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use met_core::job::{EventCount, QualityKind};
 use met_core::{Batch, MISSING, Subject};
-use met_host::{CgroupTarget, Dir, Host, Targets, parse};
+use met_host::{CgroupTarget, Dir, Host, Look, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable};
 
@@ -172,7 +172,14 @@ impl Source for Perf {
         let [batch] = out else { return Ok(()) };
         self.generation += 1;
         for target in &targets.cgroups {
-            self.read_one(target, batch);
+            match target.look {
+                Look::No => {
+                    if let Some(followed) = self.jobs.get_mut(&target.dirs.id) {
+                        followed.seen = self.generation;
+                    }
+                }
+                _ => self.read_one(target, batch),
+            }
         }
         // The counters of a job that is over are closed with it.
         let generation = self.generation;

@@ -9,7 +9,7 @@ use met_core::{
     job_table,
 };
 use met_host::parse::{self, Stat};
-use met_host::{Host, KeptFile, PidPath, Share, Targets, TaskRole, TaskTarget};
+use met_host::{Host, KeptFile, Look, PidPath, Share, Targets, TaskRole, TaskTarget};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, is_gone};
 
@@ -110,7 +110,13 @@ impl Source for Processes {
         let mut first_error = None;
         let mut unparsed = std::mem::take(&mut batch.unparsed);
         for target in &targets.tasks {
-            match self.read_one(target, tick.slow || target.young, batch, &mut unparsed) {
+            if target.look == Look::No {
+                if let Some(entry) = self.known.get_mut(&target.pid).filter(|_| !tick.partial) {
+                    entry.seen = self.generation;
+                }
+                continue;
+            }
+            match self.read_one(target, tick.slow, batch, &mut unparsed) {
                 // A process that ended since the listing is not an error.
                 Err(error) if !is_gone(&error) => {
                     let path = || format!("/proc/{}/stat", target.pid);
@@ -121,7 +127,9 @@ impl Source for Processes {
         }
         batch.unparsed = unparsed;
         let generation = self.generation;
-        self.known.retain(|_, entry| entry.seen == generation);
+        if !tick.partial {
+            self.known.retain(|_, entry| entry.seen == generation);
+        }
         first_error.map_or(Ok(()), Err)
     }
 }
@@ -167,6 +175,16 @@ impl Processes {
                 entry
             }
         };
+        let owner = Subject::Task { pid: target.pid, start_ticks: target.start_ticks };
+        // An open file is that of the process, whoever has its number by now.
+        if target.look == Look::Cheap
+            && target.is_counted
+            && let Some(files) = entry.slow.as_ref().filter(|files| files.keeps_io())
+        {
+            entry.seen = self.generation;
+            files.read_io(&self.host, target, &mut self.buffer, batch.push(owner), unparsed);
+            return Ok(());
+        }
         entry.stat.read(self.host.proc_dir(), path.as_bytes(), &mut self.buffer)?;
         let file = |name: &str| format!("/proc/{}/{name}", target.pid);
         let Some(stat) = parse::stat(&self.buffer) else {
@@ -178,23 +196,27 @@ impl Processes {
             return Ok(());
         }
         entry.seen = self.generation;
-        let owner = Subject::Task { pid: target.pid, start_ticks: target.start_ticks };
         let cells = batch.push(owner);
         fill_reaped(&stat, self.ns_per_tick, cells);
         if target.role == TaskRole::Member {
             fill_own(&stat, self.ns_per_tick, cells);
         }
         unparsed.expect(stat.is_whole(), || file("stat"));
-        if slow {
+        let is_whole = target.is_whole(slow);
+        if is_whole || target.look == Look::Cheap {
             let files = entry.slow.get_or_insert_with(|| SlowFiles::open(&self.host, target));
-            files.read(&self.host, target, self.page_size_bytes, &mut self.buffer, cells, unparsed);
+            files.read_memory(&self.host, target, self.page_size_bytes, &mut self.buffer, cells, unparsed);
+            files.read_io(&self.host, target, &mut self.buffer, cells, unparsed);
+            if is_whole {
+                files.read_wait(&self.host, target, &mut self.buffer, cells, unparsed);
+            }
             // Not kept open: a descriptor more for each process is not worth what it saves.
             let status = PidPath::new(target.pid, "status");
             let is_member = target.role == TaskRole::Member;
             if is_member && self.host.proc_dir().read(status.as_path(), &mut self.buffer).is_ok() {
                 unparsed.expect(fill_shared(&self.buffer, cells), || file("status"));
             }
-            if cells[THREADS] > 1 {
+            if is_whole && cells[THREADS] > 1 {
                 cells[RUN_QUEUE_WAIT] = self.wait_of_threads(target.pid);
             }
         }
@@ -223,8 +245,13 @@ impl SlowFiles {
         }
     }
 
-    /// What cannot be read stays missing: the process may have ended meanwhile, or belong to somebody else.
-    fn read(
+    /// Whether its I/O can be read without opening a file.
+    fn keeps_io(&self) -> bool {
+        let is_open = |file: &Option<KeptFile>| file.as_ref().is_none_or(KeptFile::is_open);
+        is_open(&self.io) && is_open(&self.own_thread_io)
+    }
+
+    fn read_memory(
         &self,
         host: &Host,
         target: &TaskTarget,
@@ -233,27 +260,42 @@ impl SlowFiles {
         cells: &mut [i64],
         unparsed: &mut Unparsed,
     ) {
-        let mut read = |kept: &Option<KeptFile>, path: PidPath, fill: &mut dyn FnMut(&[u8]) -> bool| {
-            if let Some(kept) = kept
-                && kept.read(host.proc_dir(), path.as_bytes(), buffer).is_ok()
-            {
-                unparsed.expect(fill(buffer), || format!("/proc/{}", path.as_path().display()));
-            }
-        };
-        let pid = target.pid;
-        read(&self.statm, PidPath::new(pid, "statm"), &mut |text| fill_memory(text, page_size_bytes, cells));
-        read(&self.schedstat, PidPath::new(pid, "schedstat"), &mut |text| {
+        let path = PidPath::new(target.pid, "statm");
+        let fill = &mut |text: &[u8]| fill_memory(text, page_size_bytes, cells);
+        read(&self.statm, path, host, buffer, unparsed, fill);
+    }
+
+    fn read_wait(
+        &self,
+        host: &Host,
+        target: &TaskTarget,
+        buffer: &mut Vec<u8>,
+        cells: &mut [i64],
+        unparsed: &mut Unparsed,
+    ) {
+        read(&self.schedstat, PidPath::new(target.pid, "schedstat"), host, buffer, unparsed, &mut |text| {
             cells[RUN_QUEUE_WAIT] = wait_of(text);
             cells[RUN_QUEUE_WAIT] != MISSING
         });
+    }
+
+    fn read_io(
+        &self,
+        host: &Host,
+        target: &TaskTarget,
+        buffer: &mut Vec<u8>,
+        cells: &mut [i64],
+        unparsed: &mut Unparsed,
+    ) {
         let mut io = [MISSING; IO_COLUMNS.len()];
-        read(&self.io, PidPath::new(pid, "io"), &mut |text| {
+        read(&self.io, PidPath::new(target.pid, "io"), host, buffer, unparsed, &mut |text| {
             io = io_of(text);
             !io.contains(&MISSING)
         });
         if target.role == TaskRole::Keeper {
             let mut own = [MISSING; IO_COLUMNS.len()];
-            read(&self.own_thread_io, PidPath::of_main_thread(pid, "io"), &mut |text| {
+            let path = PidPath::of_main_thread(target.pid, "io");
+            read(&self.own_thread_io, path, host, buffer, unparsed, &mut |text| {
                 own = io_of(text);
                 !own.contains(&MISSING)
             });
@@ -264,6 +306,22 @@ impl SlowFiles {
         for ((_, column), value) in IO_COLUMNS.iter().zip(io) {
             cells[*column] = value;
         }
+    }
+}
+
+/// What cannot be read stays missing: the process may have ended meanwhile, or belong to somebody else.
+fn read(
+    kept: &Option<KeptFile>,
+    path: PidPath,
+    host: &Host,
+    buffer: &mut Vec<u8>,
+    unparsed: &mut Unparsed,
+    fill: &mut dyn FnMut(&[u8]) -> bool,
+) {
+    if let Some(kept) = kept
+        && kept.read(host.proc_dir(), path.as_bytes(), buffer).is_ok()
+    {
+        unparsed.expect(fill(buffer), || format!("/proc/{}", path.as_path().display()));
     }
 }
 
@@ -358,7 +416,7 @@ mod tests {
             [(40, 88000), (41, 88100), (42, 88200), (43, 88300), (44, 88400), (45, 88500), (46, 88600)];
         machine.targets.tasks.extend(starts.map(|(pid, start_ticks)| {
             let role = if pid == 40 { TaskRole::Keeper } else { TaskRole::Member };
-            TaskTarget { pid, start_ticks, role, young: false }
+            TaskTarget::new(pid, start_ticks, role, false)
         }));
         machine
     }
@@ -531,8 +589,7 @@ mod tests {
     fn this_process_finds_itself() {
         let host = Host::real().unwrap();
         let me = host.process(std::process::id()).unwrap();
-        let target =
-            TaskTarget { pid: me.pid, start_ticks: me.start_ticks, role: TaskRole::Member, young: true };
+        let target = TaskTarget::new(me.pid, me.start_ticks, TaskRole::Member, true);
         let targets = Targets { tasks: vec![target], ..Targets::default() };
         let mut source = open(&host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
         let mut batches = [Batch::new(&TABLE)];

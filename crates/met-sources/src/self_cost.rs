@@ -8,6 +8,7 @@ use met_core::{Batch, Column, Subject, Table, Unit, Unparsed, Window, columns};
 use met_host::{Host, Targets, clock};
 
 use crate::background::Background;
+use crate::cgroup;
 use crate::{
     DriverCalls, Options, Pace, Pulse, ReadError, SOURCES, Shortfall, Source, SourceSpec, TickInfo,
     Unavailable, Unread,
@@ -200,27 +201,68 @@ impl Runner {
         }
     }
 
-    /// Reads all sources once. One that fails affects only itself.
+    /// Reads all sources once, or by a partial tick those of jobs. One that fails affects only itself.
     pub fn read(&mut self, targets: &Targets, tick: &TickInfo) {
-        self.costs.clear();
-        let begin_ns = clock::boottime_ns();
-        let mut spent_ns = clock::thread_cpu_ns();
+        let mut reading = self.begin(tick);
+        self.read_due(|_| true, targets, tick, &mut reading);
+        self.finish(&reading);
+    }
+
+    /// The same, with a look at what was read of cgroups before anything else is: it may change what is read of their
+    /// processes.
+    pub fn read_cgroups_first(
+        &mut self,
+        targets: &mut Targets,
+        tick: &TickInfo,
+        between: impl FnOnce(&[Batch], &mut Targets),
+    ) {
+        let mut reading = self.begin(tick);
+        self.read_due(|spec| std::ptr::eq(spec, &cgroup::SPEC), targets, tick, &mut reading);
+        between(&self.batches, targets);
+        self.read_due(|spec| !std::ptr::eq(spec, &cgroup::SPEC), targets, tick, &mut reading);
+        self.finish(&reading);
+    }
+
+    fn begin(&mut self, tick: &TickInfo) -> Reading {
+        let mut reading = Reading { begin_ns: clock::boottime_ns(), spent_ns: clock::thread_cpu_ns() };
         let held = self.held;
-        let is_held = |spec: &SourceSpec| {
-            held.is_some_and(|held| spec.tables.iter().any(|own| std::ptr::eq(*own, held)))
-        };
-        for running in self.sources.iter_mut().filter(|running| !is_held(running.spec)) {
+        for running in self.sources.iter_mut().filter(|running| running.is_wanted(held, tick)) {
             if running.source.as_mut().is_some_and(|source| source.begin()) {
-                running.count_cpu(&mut spent_ns);
+                running.count_cpu(&mut reading.spent_ns);
             }
         }
+        reading
+    }
+
+    fn read_due(
+        &mut self,
+        is_due: impl Fn(&SourceSpec) -> bool,
+        targets: &Targets,
+        tick: &TickInfo,
+        reading: &mut Reading,
+    ) {
+        let held = self.held;
         let mut rest = &mut self.batches[..];
         for running in &mut self.sources {
             let (out, tail) = rest.split_at_mut(running.spec.tables.len());
             rest = tail;
-            if !is_held(running.spec) {
-                running.read_if_due(targets, tick, out, &mut self.new_errors, &mut spent_ns, &self.pulse);
+            let is_of_jobs = running.spec.pace == Pace::Tick;
+            if !is_due(running.spec) {
+                continue;
             }
+            if running.is_wanted(held, tick) {
+                let spent_ns = &mut reading.spent_ns;
+                running.read_if_due(targets, tick, out, &mut self.new_errors, spent_ns, &self.pulse);
+            } else if !is_of_jobs {
+                // What was read of the machine before is no news.
+                out.iter_mut().for_each(Batch::clear);
+            }
+        }
+    }
+
+    fn finish(&mut self, reading: &Reading) {
+        self.costs.clear();
+        for running in &self.sources {
             let cells = self.costs.push_part(Subject::Node, running.part);
             let errands_ns = running.source.as_ref().map_or(0, |source| source.errand_cpu_ns());
             cells[READ_CPU] = running.read_cpu_ns + errands_ns;
@@ -237,7 +279,7 @@ impl Runner {
             cells.fill(0);
             cells[ERRORS] = 1;
         }
-        self.costs.window = Window { begin_ns, end_ns: clock::boottime_ns() };
+        self.costs.window = Window { begin_ns: reading.begin_ns, end_ns: clock::boottime_ns() };
     }
 
     /// Reads only the sources that fill a table; what the others read last stays.
@@ -340,7 +382,20 @@ impl Runner {
     }
 }
 
+/// A reading that is under way.
+struct Reading {
+    begin_ns: i64,
+    /// CPU time of this thread when it was last looked at.
+    spent_ns: i64,
+}
+
 impl Running {
+    /// Whether a tick reads it, `held` sources left out.
+    fn is_wanted(&self, held: Option<&'static Table>, tick: &TickInfo) -> bool {
+        let is_held = held.is_some_and(|held| self.spec.tables.iter().any(|own| std::ptr::eq(*own, held)));
+        !is_held && (!tick.partial || self.spec.pace == Pace::Tick)
+    }
+
     fn open(
         spec: &'static SourceSpec,
         part: u32,
@@ -608,15 +663,10 @@ mod tests {
     fn reading_a_process_has_a_price_and_a_row() {
         let host = Host::real().unwrap();
         let me = host.process(std::process::id()).unwrap();
-        let target = met_host::TaskTarget {
-            pid: me.pid,
-            start_ticks: me.start_ticks,
-            role: met_host::TaskRole::Member,
-            young: false,
-        };
+        let target = met_host::TaskTarget::new(me.pid, me.start_ticks, met_host::TaskRole::Member, false);
         let targets = Targets { tasks: vec![target], ..Targets::default() };
         let mut runner = Runner::open_those(&[SOURCES[1]], &host, &Options::default());
-        runner.read(&targets, &TickInfo { slow: true, cgroups_only: false });
+        runner.read(&targets, &TickInfo::of(true));
         let (_, cells) = runner.costs().rows().next().unwrap();
         assert!(cells[READ_CPU] > 0);
         assert_eq!((cells[ERRORS], cells[ROWS]), (0, 1));

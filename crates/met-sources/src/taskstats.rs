@@ -159,7 +159,7 @@ impl Source for TaskStats {
         if tick.slow {
             self.delays = accounts_delays(&self.host, &mut self.buffer);
         }
-        let wanted = |target: &&TaskTarget| target.role == TaskRole::Member && (tick.slow || target.young);
+        let wanted = |target: &&TaskTarget| target.role == TaskRole::Member && target.is_whole(tick.slow);
         self.asked.clear();
         self.asked.extend(targets.tasks.iter().filter(wanted));
         let retry = |error| ReadError::Retry { path: FAMILY.to_lowercase(), error };
@@ -280,8 +280,7 @@ mod tests {
             }
         };
         let process = host.process(pid).unwrap();
-        let target =
-            TaskTarget { pid, start_ticks: process.start_ticks, role: TaskRole::Member, young: true };
+        let target = TaskTarget::new(pid, process.start_ticks, TaskRole::Member, true);
         let gone = TaskTarget { pid: u32::MAX >> 1, ..target };
         // More than fit into one question, some of them gone.
         let tasks = std::iter::repeat_n([target, gone], 70).flatten().collect();
@@ -295,9 +294,9 @@ mod tests {
         let host = Host::real().unwrap();
         let mut source = open(&host, &Options::default()).ok()?;
         let start_ticks = host.process(pid).unwrap().start_ticks;
-        let target = TaskTarget { pid, start_ticks, role: TaskRole::Member, young: false };
+        let target = TaskTarget::new(pid, start_ticks, TaskRole::Member, false);
         let mut batches = [Batch::new(&TABLE)];
-        let tick = TickInfo { slow: true, cgroups_only: false };
+        let tick = TickInfo::of(true);
         source.read(&Targets { tasks: vec![target], ..Targets::default() }, &tick, &mut batches).unwrap();
         batches[0].rows().next().map(|(_, cells)| cells.to_vec())
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use met_core::job::CgroupPaths;
 use met_host::cgroup::{CgroupDirs, Hierarchies};
-use met_host::{CgroupTarget, Host, Targets, TaskRole, TaskTarget};
+use met_host::{CgroupTarget, Host, Look, Targets, TaskRole, TaskTarget};
 use met_sources::{Options, Runner, TickInfo};
 
 /// Counts what this thread allocates: the test harness has threads of its own.
@@ -46,7 +46,7 @@ fn reading_the_same_targets_again_allocates_nothing() {
     let keeper = host.process(std::os::unix::process::parent_id()).unwrap();
     for (process, role) in [(me, TaskRole::Member), (keeper, TaskRole::Keeper)] {
         let (pid, start_ticks) = (process.pid, process.start_ticks);
-        targets.tasks.push(TaskTarget { pid, start_ticks, role, young: false });
+        targets.tasks.push(TaskTarget::new(pid, start_ticks, role, false));
     }
     let hierarchies = Hierarchies::read(&host).unwrap();
     let paths: CgroupPaths = hierarchies.of_process(&host, me.pid).unwrap();
@@ -57,9 +57,10 @@ fn reading_the_same_targets_again_allocates_nothing() {
             counted_in: None,
             events: None,
             young: false,
+            look: Look::Usual,
         });
     }
-    let mut ticks = [false, true].into_iter().cycle().map(|slow| TickInfo { slow, cgroups_only: false });
+    let mut ticks = [false, true].into_iter().cycle().map(TickInfo::of);
     for tick in ticks.by_ref().take(4) {
         runner.read(&targets, &tick);
     }

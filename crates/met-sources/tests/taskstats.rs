@@ -47,7 +47,7 @@ fn a_paused_workload_reads_the_same_everywhere() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let start_ticks = host.process(pid).unwrap().start_ticks;
-    let target = TaskTarget { pid, start_ticks, role: TaskRole::Member, young: true };
+    let target = TaskTarget::new(pid, start_ticks, TaskRole::Member, true);
     runner.read(&Targets { tasks: vec![target], ..Targets::default() }, &TickInfo::default());
     let cells = runner.batches()[0].rows().next().unwrap().1.to_vec();
 

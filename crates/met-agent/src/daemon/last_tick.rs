@@ -2,7 +2,7 @@
 //! Prometheus is written from both. Nobody who reads it keeps a tick waiting.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use met_core::job::{EventCount, JobKey, Record, Totals};
@@ -36,6 +36,11 @@ const ENDED_MAX: usize = 10_000;
 const OLD_AFTER: Duration = Duration::from_secs(30);
 const OLD_PERIODS: i64 = 5;
 
+/// So long a scrape waits for figures that are read for it.
+const ASK_FOR: Duration = Duration::from_millis(250);
+/// After so long without an answer they are asked for again.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
 /// The samples are too old to be shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("nothing was sampled for {} s: something that the sampling thread reads hangs", OLD_AFTER.as_secs())]
@@ -50,6 +55,17 @@ pub struct Board {
     began_ns: i64,
     /// Further tables, such as what waits for a server.
     watched: Mutex<Vec<Box<dyn Fn() -> Rows + Send + Sync>>>,
+    asking: Asking,
+}
+
+/// How scrapes get figures that are not too old.
+struct Asking {
+    max_age: Duration,
+    /// Has the sampling thread read all jobs for a page.
+    ask: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+    /// Since when an answer is awaited.
+    since: Mutex<Option<Instant>>,
+    answered: Condvar,
 }
 
 #[derive(Default)]
@@ -99,7 +115,49 @@ impl Board {
             keep_ended,
             began_ns: clock::realtime_ns(),
             watched: Mutex::default(),
+            asking: Asking {
+                max_age: Duration::MAX,
+                ask: Mutex::default(),
+                since: Mutex::default(),
+                answered: Condvar::new(),
+            },
         }
+    }
+
+    pub fn no_older_than(mut self, max_age: Duration) -> Board {
+        self.asking.max_age = max_age;
+        self
+    }
+
+    /// What has the sampling thread post figures that were read for a page.
+    pub fn ask_with(&self, ask: impl Fn() + Send + Sync + 'static) {
+        *lock(&self.asking.ask) = Some(Box::new(ask));
+    }
+
+    /// Whether the figures are older than a page may be. Before the first tick there are none.
+    pub fn is_stale(&self) -> bool {
+        let (time_ns, ticks) = {
+            let now = lock(&self.now);
+            (now.time_ns, now.ticks)
+        };
+        let age_ns = u64::try_from(clock::realtime_ns() - time_ns).unwrap_or(0);
+        ticks > 0 && Duration::from_nanos(age_ns) > self.asking.max_age
+    }
+
+    /// Has them read again, once for all who wait, and waits a moment. It blocks.
+    pub fn refresh(&self) {
+        if !self.is_stale() {
+            return;
+        }
+        let mut since = lock(&self.asking.since);
+        if since.is_none_or(|since| since.elapsed() > ASK_AGAIN_AFTER) {
+            *since = Some(Instant::now());
+            if let Some(ask) = &*lock(&self.asking.ask) {
+                ask();
+            }
+        }
+        let answered = &self.asking.answered;
+        drop(answered.wait_timeout_while(since, ASK_FOR, |since| since.is_some()));
     }
 
     /// Shows a further table from now on.
@@ -112,6 +170,8 @@ impl Board {
         if let Ok(mut held) = self.now.try_lock() {
             *held = Arc::new(now);
         }
+        *lock(&self.asking.since) = None;
+        self.asking.answered.notify_all();
     }
 
     /// A job runs, or more is known of it.
@@ -163,7 +223,7 @@ impl Board {
     pub fn page(&self, wanted: Wanted) -> Result<Arc<[u8]>, Old> {
         let now = Arc::clone(&lock(&self.now));
         // Before the first tick there is nothing to be old.
-        if now.ticks > 0 && clock::realtime_ns() - now.time_ns > old_ns(now.interval_ns) {
+        if now.ticks > 0 && clock::realtime_ns() - now.time_ns > old_ns(now.together_ns) {
             return Err(Old);
         }
         let version = self.forget_old();

@@ -142,7 +142,7 @@ fn old_samples_are_not_shown_as_new() {
     let now = NodeNow { time_ns: old_ns, interval_ns: SECOND, ticks: 1, ..NodeNow::default() };
     board.post(now.clone());
     assert_eq!(board.page(TEXT), Err(Old));
-    board.post(NodeNow { interval_ns: 20 * SECOND, ..now });
+    board.post(NodeNow { together_ns: 20 * SECOND, ..now });
     assert!(board.page(TEXT).is_ok(), "they are not old where samples are that far apart");
 }
 
@@ -152,4 +152,42 @@ fn a_tick_does_not_wait_for_readers() {
     let reading = board.now.lock().unwrap();
     board.post(NodeNow { ticks: 9, ..NodeNow::default() });
     assert_eq!(reading.ticks, 0, "it went on without waiting");
+}
+
+#[test]
+fn a_scrape_of_old_figures_has_them_read_once_for_all_who_wait() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let board = Arc::new(board(10).no_older_than(Duration::from_secs(5)));
+    let record = record(7, 1_700_000_000);
+    board.runs(&record);
+    assert!(!board.is_stale(), "there is nothing to be old");
+    let old = |board: &Board, age_s: i64| {
+        let time_ns = clock::realtime_ns() - age_s * SECOND;
+        board.post(NodeNow { time_ns, ticks: 1, ..NodeNow::default() });
+    };
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    board.ask_with(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+    });
+    old(&board, 2);
+    board.refresh();
+    assert_eq!(asked.load(Ordering::SeqCst), 0, "two seconds are not old");
+    old(&board, 20);
+    std::thread::scope(|scope| {
+        let scrapes: Vec<_> = (0..4).map(|_| scope.spawn(|| board.refresh())).collect();
+        while asked.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        tick(&board, &[(&record, 2 * SECOND)]);
+        scrapes.into_iter().for_each(|scrape| scrape.join().unwrap());
+    });
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    assert!(page(&board, TEXT).contains("met_job_cpu_seconds_total{manager=\"local\",id=\"7\"} 2\n"));
+    // Nobody answers: the last figures have to do, and nobody asks twice.
+    old(&board, 20);
+    board.refresh();
+    board.refresh();
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
+    assert!(board.page(TEXT).is_ok());
 }

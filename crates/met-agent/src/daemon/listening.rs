@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use met_sinks::prometheus::{self, Format};
 use met_web::api::{self, Admission, Admitted, Api};
-use met_web::listener::{Options, Peer, Server};
+use met_web::listener::{Options, Peer, Server, in_background};
 use met_web::problem::Problem;
 
 use super::last_tick::{Board, Wanted};
@@ -113,8 +113,14 @@ pub fn listen(
 fn router(board: &Arc<Board>) -> Router {
     let board = Arc::clone(board);
     let metrics = get(move |Extension(peer): Extension<Peer>, headers: HeaderMap| {
-        let answer = answer(&board, &peer, &headers);
-        async { answer }
+        let board = Arc::clone(&board);
+        async move {
+            if board.is_stale() {
+                let asking = Arc::clone(&board);
+                in_background(move || asking.refresh()).await;
+            }
+            answer(&board, &peer, &headers)
+        }
     });
     let welcome = get(|| async { axum::response::Html(WELCOME) });
     Router::new().route("/metrics", metrics).route("/", welcome)

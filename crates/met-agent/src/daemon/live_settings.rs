@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use met_core::job::JobKey;
+use met_core::ladder::Ladder;
 use met_host::clock;
 use met_sources::Options;
 
@@ -92,8 +93,15 @@ impl LiveSettings {
         before != self.intervals.len() + self.events.len()
     }
 
-    fn interval(&self) -> Duration {
-        self.intervals.last().map_or(self.file.sampling.interval, |&(_, interval)| interval)
+    /// How jobs are sampled: by the file, or all by the interval that was set last.
+    fn sampling(&self) -> met_config::Sampling {
+        let file = self.file.sampling.clone();
+        match self.intervals.last() {
+            Some(&(_, interval)) => {
+                met_config::Sampling { interval: Some(interval), managers: Vec::new(), ..file }
+            }
+            None => file,
+        }
     }
 
     fn events_for_all(&self) -> &[String] {
@@ -144,6 +152,11 @@ impl LiveSettings {
         Held { value, whence }
     }
 
+    fn interval_by_file(&self) -> Held<Duration> {
+        let by_file = self.by_file(|config| config.sampling.cadence());
+        Held { value: by_file.value.shortest(), whence: by_file.whence }
+    }
+
     /// The current values and those that follow. Clients that may not see all jobs do not get their ids.
     pub(super) fn in_force(&self, shows_jobs: bool) -> InForce {
         let whence = |job: &Option<JobKey>| match job {
@@ -156,7 +169,10 @@ impl LiveSettings {
         let (in_jobs, for_all): (Vec<_>, Vec<_>) = self.events.iter().partition(|live| live.job.is_some());
         let file_events = Some(self.by_file(|config| config.perf.events.clone()));
         InForce {
-            intervals: intervals.chain([self.by_file(|config| config.sampling.interval)]).collect(),
+            intervals: intervals.chain([self.interval_by_file()]).collect(),
+            ladder: Some(self.file.sampling.cadence().ladder())
+                .filter(|ladder| !ladder.is_fixed())
+                .map(Ladder::to_string),
             events: for_all.into_iter().map(live).chain(file_events).collect(),
             events_in_jobs: in_jobs.into_iter().map(live).collect(),
             note: None,
@@ -177,10 +193,11 @@ impl LiveSettings {
 
     /// Updates the interval of the sampler; `set_events` updates the events.
     pub(super) fn settle(&mut self, sampling: &Sampling) {
-        let interval = self.interval();
-        if interval != self.config.sampling.interval {
-            self.config.sampling.interval = interval;
-            sampling.set_interval(interval);
+        let before = self.config.sampling.cadence();
+        self.config.sampling = self.sampling();
+        let cadence = self.config.sampling.cadence();
+        if cadence != before {
+            sampling.set_cadence(cadence);
         }
         self.config.perf.events = self.events_for_all().to_vec();
     }
@@ -229,10 +246,13 @@ impl LiveSettings {
         self.is_public = is_public(loaded.path.as_deref());
         self.read = ConfigFile { path: loaded.path, text: loaded.text };
         let before = std::mem::replace(&mut self.file, config.clone());
-        let (interval, events) = (self.config.sampling.interval, self.config.perf.events.clone());
+        let (sampled, events) = (self.config.sampling.clone(), self.config.perf.events.clone());
         self.config = config;
         // Until they are settled, the sampler has these.
-        (self.config.sampling.interval, self.config.perf.events) = (interval, events);
+        let met_config::Sampling { interval, ladder, managers, .. } = sampled;
+        let own = &mut self.config.sampling;
+        (own.interval, own.ladder, own.managers) = (interval, ladder, managers);
+        self.config.perf.events = events;
         sampling.reconfigure(before.clone(), self.config.clone());
         Some((name, before))
     }
@@ -251,10 +271,10 @@ impl LiveSettings {
         let sampling = &self.config.sampling;
         let by_size = sampling
             .buffer_samples
-            .map(|samples| sampling.interval.saturating_mul(samples.min(100_000) as u32));
+            .map(|samples| sampling.shortest().saturating_mul(samples.min(100_000) as u32));
         let nvidia = &self.config.nvidia;
         let of_gpus = nvidia.size.map(|samples| {
-            nvidia.interval.unwrap_or(sampling.interval).saturating_mul(samples.min(100_000) as u32)
+            nvidia.interval.unwrap_or(sampling.shortest()).saturating_mul(samples.min(100_000) as u32)
         });
         let by_size = by_size.into_iter().chain(of_gpus).min();
         let every = self.config.storage.flush_interval;
@@ -383,16 +403,16 @@ mod tests {
         standing.hold(None, Some(4 * SECOND), None);
         standing.hold(Some(&key("12")), Some(SECOND), names(&["page_faults"]));
         standing.hold(Some(&key("13")), Some(2 * SECOND), None);
-        assert_eq!(standing.interval(), 2 * SECOND);
+        assert_eq!(standing.sampling().shortest(), 2 * SECOND);
         assert!(standing.revert(Some(&key("13"))));
-        assert_eq!(standing.interval(), SECOND);
+        assert_eq!(standing.sampling().shortest(), SECOND);
         assert_eq!(standing.all_events(), ["page_faults"]);
         assert!(standing.events_for_all().is_empty(), "only in its job");
         assert!(standing.revert(Some(&key("12"))));
-        assert_eq!((standing.interval(), standing.all_events()), (4 * SECOND, Vec::new()));
+        assert_eq!((standing.sampling().shortest(), standing.all_events()), (4 * SECOND, Vec::new()));
         assert!(!standing.revert(Some(&key("12"))), "nothing is left of it");
         assert!(standing.revert(None));
-        assert_eq!(standing.interval(), 5 * SECOND);
+        assert_eq!(standing.sampling().shortest(), 5 * SECOND);
     }
 
     #[test]
@@ -401,7 +421,7 @@ mod tests {
         standing.hold(None, Some(3 * SECOND), None);
         standing.hold(Some(&key("12")), Some(2 * SECOND), None);
         standing.hold(None, None, names(&["page_faults", "context_switches"]));
-        assert_eq!(standing.interval(), 2 * SECOND);
+        assert_eq!(standing.sampling().shortest(), 2 * SECOND);
         assert_eq!(standing.events_for_all(), ["page_faults", "context_switches"]);
         standing.hold(None, None, names(&[]));
         assert!(standing.events_for_all().is_empty(), "nothing is asked for, whatever the file says");
@@ -434,7 +454,7 @@ mod tests {
         assert_eq!(fixed, ["jobs", "storage.name", "forward", "sinks"]);
         assert!(config.sinks.is_empty(), "the bus that runs has none");
         assert_eq!((config.jobs, config.storage.name), (before.jobs, before.storage.name));
-        assert_eq!(config.sampling.interval, 2 * SECOND);
+        assert_eq!(config.sampling.interval, Some(2 * SECOND));
         assert_eq!(config.storage.keep, Duration::from_secs(7 * 86_400));
     }
 }

@@ -155,7 +155,8 @@ fn runs_already(place: &Place) -> String {
 fn board(setting: &Setting, place: &Place) -> Option<Arc<Board>> {
     let http = &setting.config.http;
     let listens = listening::is_configured(setting, place);
-    listens.then(|| Arc::new(Board::new(http.contents(), http.keep_ended)))
+    let board = || Board::new(http.contents(), http.keep_ended).no_older_than(http.max_age);
+    listens.then(|| Arc::new(board()))
 }
 
 /// One that a supervisor started has a job to sample, and does that without a listener if it must.

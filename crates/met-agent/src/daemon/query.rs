@@ -43,6 +43,7 @@ impl Query for Service {
             return Ok(Course::new(&JOB));
         }
         let window = after(after_ms);
+        self.sampling.note_interest(vec![key.clone()]);
         let unflushed =
             self.registry.jobs.contains_key(key).then(|| Wanted::Job(key.clone(), &JOB, String::new()));
         Ok(page(self, store.course_between(key, window.0, window.1)?, unflushed, window))
@@ -62,6 +63,7 @@ impl Query for Service {
         }
         let window = after(after_ms);
         let is_running = self.registry.jobs.contains_key(key);
+        self.sampling.note_interest(vec![key.clone()]);
         let unflushed = is_running.then(|| Wanted::Job(key.clone(), table, part.to_owned()));
         Ok(page(self, store.job_series_between(key, table, part, window.0, window.1)?, unflushed, window))
     }
@@ -173,6 +175,8 @@ fn add_live(service: &Service, jobs: &mut [Record]) {
             record.clone_from(end);
         }
     }
+    sampling
+        .note_interest(jobs.iter().filter(|job| job.state.is_live()).map(|job| job.key.clone()).collect());
     let mut is_current = None;
     for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
         let is_current = *is_current.get_or_insert_with(|| sampling.look_at_jobs());

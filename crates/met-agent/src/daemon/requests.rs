@@ -132,7 +132,10 @@ impl Service {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             system: self.place.system,
             jobs: self.registry.jobs.len(),
-            interval_ms: self.settings.config.sampling.interval.as_millis() as i64,
+            interval_ms: self.settings.config.sampling.shortest().as_millis() as i64,
+            ladder: Some(self.settings.config.sampling.cadence().ladder())
+                .filter(|ladder| !ladder.is_fixed())
+                .map(ToString::to_string),
             state: self.place.state.clone(),
             sources,
             schedulers: self.schedulers.status(),

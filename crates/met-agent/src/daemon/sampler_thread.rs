@@ -14,6 +14,7 @@ use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::gpu_holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
+use met_core::ladder::Cadence;
 use met_core::series::Course;
 use met_host::{Host, clock};
 use met_sinks::bus::Ticker;
@@ -108,7 +109,7 @@ impl Undelivered {
 
 /// The other threads' end of the sampler.
 pub struct Sampling {
-    orders: Sender<Order>,
+    orders: Arc<Sender<Order>>,
     pub(super) thread: Option<JoinHandle<()>>,
     stuck: Cell<bool>,
     delay: Cell<Option<Delay>>,
@@ -130,8 +131,8 @@ impl Sampling {
         board: Option<Arc<Board>>,
         ticker: Option<Ticker>,
     ) -> io::Result<Sampling> {
-        let (orders, _) = mpsc::channel();
-        let watchdog = Watchdog::new(config.sampling.interval);
+        let orders = Arc::new(mpsc::channel().0);
+        let watchdog = Watchdog::new(config.sampling.shortest());
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
         let live = RefCell::default();
         let counter_budget = Budget::of_process();
@@ -152,13 +153,17 @@ impl Sampling {
     ) -> io::Result<()> {
         let (orders, receiver) = mpsc::channel();
         let (config, options) = (config.clone(), self.watchdog.options(config));
-        self.orders = orders;
+        self.orders = Arc::new(orders);
+        if let Some(board) = &board {
+            ask_for_pages(board, &self.orders);
+        }
         self.stuck.set(false);
         self.delay.set(None);
         self.is_slow.set(false);
         let work = move || {
             options.pulse.begin();
-            let mut sampler = Sampler::with(host, config.sampling.interval, &config, &options);
+            let mut sampler = Sampler::with(host, config.sampling.shortest(), &config, &options);
+            sampler.set_cadence(config.sampling.cadence());
             if board.is_some() || ticker.is_some() {
                 sampler.watch_node();
             }
@@ -279,10 +284,19 @@ impl Sampling {
         self.order(|worker| worker.sampler.energy().set_factor(factor));
     }
 
-    /// Samples by another period from now on.
-    pub fn set_interval(&self, interval: Duration) {
-        self.watchdog.set_interval(interval);
-        self.order(move |worker| worker.sampler.set_interval(interval));
+    /// Samples as often as this says from now on.
+    pub fn set_cadence(&self, cadence: Cadence) {
+        self.watchdog.set_interval(cadence.shortest());
+        self.order(move |worker| worker.sampler.set_cadence(cadence));
+    }
+
+    /// Somebody asks for the figures of jobs.
+    pub(super) fn note_interest(&self, keys: Vec<JobKey>) {
+        self.order(move |worker| {
+            for slot in keys.iter().filter_map(|key| worker.slots.get(key)) {
+                worker.sampler.note_interest(*slot);
+            }
+        });
     }
 
     /// Counts other events from now on; says what cannot be counted.
@@ -497,6 +511,22 @@ impl Sampling {
             let _ = thread.join();
         }
     }
+}
+
+/// Lets scrapes have all jobs read, by the thread that takes these orders, as long as it does.
+fn ask_for_pages(board: &Arc<Board>, orders: &Arc<Sender<Order>>) {
+    let (orders, of) = (Arc::downgrade(orders), Arc::downgrade(board));
+    board.ask_with(move || {
+        let of = of.clone();
+        let order: Order = Box::new(move |worker| {
+            if let Some(board) = of.upgrade() {
+                board.post(worker.sampler.look_for_page());
+            }
+        });
+        if let Some(orders) = orders.upgrade() {
+            let _ = orders.send(order);
+        }
+    });
 }
 
 /// What the sampling thread has.
@@ -735,6 +765,7 @@ mod tests {
     #[test]
     fn an_allocation_that_is_known_is_told_and_none_is_not() {
         let (orders, received) = mpsc::channel();
+        let orders = Arc::new(orders);
         let watchdog = Watchdog::new(Duration::from_secs(1));
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
         let (live, counter_budget) = (RefCell::default(), Budget::of_process());
@@ -751,6 +782,7 @@ mod tests {
     #[test]
     fn a_sampler_whose_ticks_are_long_is_slow_and_one_that_stays_in_a_tick_blocked() {
         let (orders, _never_read) = mpsc::channel();
+        let orders = Arc::new(orders);
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
         let watchdog = Watchdog::new(Duration::from_secs(1));
         let (live, counter_budget) = (RefCell::default(), Budget::of_process());
@@ -779,6 +811,7 @@ mod tests {
     fn a_sampler_that_does_not_answer_is_given_up() {
         // Nobody takes orders here, and the channel is open: as if a tick did not come to its end.
         let (orders, _never_read) = mpsc::channel();
+        let orders = Arc::new(orders);
         let watchdog = Watchdog::new(Duration::from_secs(1));
         let (stuck, delay, is_slow) = (Cell::new(true), Cell::new(None), Cell::new(false));
         let (live, counter_budget) = (RefCell::default(), Budget::of_process());

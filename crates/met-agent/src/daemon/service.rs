@@ -258,7 +258,7 @@ impl Service {
         if sampled.is_some() {
             self.registry.owed.insert(record.key.clone());
         }
-        let interval = self.settings.config.sampling.interval;
+        let interval = self.settings.config.sampling.shortest();
         self.recorder.complete(&mut record, sampled.unwrap_or_default(), interval, &mut self.outputs);
         self.outputs.on_board(|board| board.ended(&record));
         let written = self.recorder.commit_end(&record);
@@ -671,7 +671,7 @@ impl Service {
         self.settings.hold(job.as_ref(), interval, events);
         let note = self.settle_standing().filter(|_| change.perf.is_some());
         let held = self.settings.in_force(true);
-        tracing::info!("configured live: sampled every {:?}", self.settings.config.sampling.interval);
+        tracing::info!("configured live: sampled every {:?}", self.settings.config.sampling.shortest());
         Ok(Reply::InForce(Box::new(InForce { note, ..held })))
     }
 

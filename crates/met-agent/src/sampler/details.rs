@@ -4,6 +4,7 @@ use met_core::attribute::{Fold, JobMap};
 use met_core::process_exits::{Gone, OWN_DETAILS};
 use met_core::series::Course;
 use met_core::{Batch, DETAIL, JOB, Kind, MISSING, Subject, Table};
+use met_host::Look;
 
 use super::tracked::Jobs;
 use crate::exits::OwnFigures;
@@ -36,10 +37,14 @@ impl JobRows {
         }
     }
 
-    pub(super) fn fold(&mut self, batches: &[Batch], map: &JobMap, slow: bool) {
-        self.fold.jobs(batches, map, &mut self.jobs);
-        match slow {
-            true => self.fold_details.jobs(batches, map, &mut self.details),
+    /// The rows of the jobs that were read, and the details of those that were read in full.
+    pub(super) fn fold(&mut self, batches: &[Batch], map: &JobMap, slow: bool, jobs: &Jobs) {
+        let look = |slot: u32| jobs.get(&slot).map(|job| &job.age.pacing);
+        let is_read = |slot| look(slot).is_some_and(|pacing| pacing.look != Look::No);
+        self.fold.some_jobs(batches, map, is_read, &mut self.jobs);
+        let is_whole = |slot| look(slot).is_some_and(|pacing| pacing.is_whole(slow));
+        match jobs.values().any(|job| job.age.pacing.is_whole(slow)) {
+            true => self.fold_details.some_jobs(batches, map, is_whole, &mut self.details),
             false => self.details.clear(),
         }
     }

@@ -3,7 +3,7 @@
 use met_core::attribute::JobMap;
 use met_core::job::ProcessId;
 use met_core::job_processes::{JobProcess, Seen};
-use met_core::{Batch, Subject};
+use met_core::{Batch, MISSING, Subject};
 use met_host::{Host, clock, users};
 use met_jobs::{Members, processes};
 use met_sources::process;
@@ -17,6 +17,10 @@ pub(super) fn look(host: &Host, batches: &[Batch], map: &JobMap, members: &Membe
     for batch in batches.iter().filter(|batch| std::ptr::eq(batch.table, &process::TABLE)) {
         for (row, cells) in batch.rows() {
             let Subject::Task { pid, start_ticks } = row.owner else { continue };
+            // Of some only the I/O was read.
+            if cells[process::CPU] == MISSING {
+                continue;
+            }
             let start_ns = i64::try_from(start_ticks).unwrap_or(i64::MAX).saturating_mul(tick_ns);
             let seen = Seen {
                 cpu_ns: cells[process::CPU],

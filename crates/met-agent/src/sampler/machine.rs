@@ -65,6 +65,15 @@ impl Machine {
         self.rows.forget_old(now_ns);
     }
 
+    /// Takes what a source has just read, without a sample of it.
+    pub(super) fn look(&mut self, runner: &Runner, name: &str, interval_ns: i64) {
+        for source in runner.node().filter(|source| source.name == name) {
+            for batch in source.batches {
+                self.rows.take(source.name, batch, source.labels, source.period_ns.max(interval_ns));
+            }
+        }
+    }
+
     /// What is known of the machine at this moment, and how fresh it is.
     pub fn rows(&self) -> impl Iterator<Item = (&NodeRow, Freshness)> {
         self.rows.known(clock::boottime_ns())

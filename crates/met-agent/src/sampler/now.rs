@@ -19,7 +19,9 @@ use crate::node_energy::NodeEnergy;
 pub struct NodeNow {
     /// Unix nanoseconds.
     pub time_ns: i64,
+    /// The shortest time between two ticks, and the longest.
     pub interval_ns: i64,
+    pub together_ns: i64,
     pub ticks: u64,
     pub tables: Vec<Rows>,
     /// Each with its row of the job table.
@@ -35,7 +37,7 @@ impl Tracked {
     pub(super) fn cells(&self, slot: u32, energy: &NodeEnergy, now_ns: i64) -> Vec<i64> {
         let mut cells = vec![MISSING; JOB.columns.len()];
         let running = &self.running;
-        for (column, value) in running.levels(self.age.unix_ms(now_ns) - running.gap_ms()) {
+        for (column, value) in running.levels(self.age.unix_ms(now_ns) - running.sparse_ms()) {
             cells[column] = value;
         }
         for (column, value) in running.counters(self.profile.attached) {

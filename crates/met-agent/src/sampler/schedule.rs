@@ -1,16 +1,19 @@
 //! When ticks are due.
 
-use std::time::Duration;
-
+use met_core::ladder::Cadence;
 use met_host::clock;
+
+use super::pacing::Pacing;
 
 /// A job younger than this is read more often than the period: a short one would not be seen at all.
 const EARLY_MS: [i64; 6] = [20, 50, 100, 200, 400, 800];
 /// What is expensive to read is read at every tenth tick.
-const SLOW_EVERY: u64 = 10;
+const SLOW_EVERY: i64 = 10;
 
 /// The regular ticks.
 pub(super) struct Schedule {
+    pub(super) cadence: Cadence,
+    /// The shortest time between two ticks.
     pub(super) interval_ns: i64,
     pub(super) next_ns: i64,
     pub(super) ticks: u64,
@@ -18,47 +21,99 @@ pub(super) struct Schedule {
     pub(super) watches_node: bool,
     /// When the largest processes are looked for again.
     pub(super) list_ns: i64,
+    /// When all jobs and the machine are read again.
+    together_ns: i64,
+    /// When all that is expensive is read again of the jobs that are read at every tick.
+    slow_ns: i64,
+    /// When it is checked again whether many ends of processes wait.
+    pub(super) hear_ns: i64,
 }
 
 impl Schedule {
-    pub(super) fn new(interval: Duration) -> Schedule {
-        let mut schedule = Schedule { interval_ns: 0, next_ns: 0, ticks: 0, watches_node: false, list_ns: 0 };
-        schedule.set_interval(interval);
+    pub(super) fn new(cadence: Cadence) -> Schedule {
+        let mut schedule = Schedule {
+            interval_ns: cadence.shortest_ns(),
+            cadence,
+            next_ns: 0,
+            ticks: 0,
+            watches_node: false,
+            list_ns: 0,
+            together_ns: 0,
+            slow_ns: 0,
+            hear_ns: 0,
+        };
+        schedule.hasten();
         schedule
     }
 
-    pub(super) fn set_interval(&mut self, interval: Duration) {
-        self.interval_ns = interval.as_nanos() as i64;
-        self.plan_next();
+    pub(super) fn set_cadence(&mut self, cadence: Cadence) {
+        (self.interval_ns, self.together_ns, self.slow_ns) = (cadence.shortest_ns(), 0, 0);
+        self.cadence = cadence;
+        self.next_ns = self.multiple(self.interval_ns);
     }
 
-    /// At the next multiple of the interval: ticks do not drift, and nodes tick together.
-    pub(super) fn plan_next(&mut self) {
-        self.next_ns = (clock::boottime_ns() / self.interval_ns + 1) * self.interval_ns;
+    fn multiple(&self, interval_ns: i64) -> i64 {
+        (clock::boottime_ns() / interval_ns + 1) * interval_ns
     }
 
-    /// Whether the next regular tick reads all that is expensive.
-    pub(super) fn is_slow_due(&self) -> bool {
-        self.ticks.is_multiple_of(SLOW_EVERY)
+    /// Ticks at the next multiple of the shortest interval: there is something new to read.
+    pub(super) fn hasten(&mut self) {
+        let soon_ns = self.multiple(self.interval_ns);
+        self.next_ns = if self.next_ns == 0 { soon_ns } else { self.next_ns.min(soon_ns) };
+    }
+
+    /// At the next multiple of an interval: ticks do not drift, and nodes tick together. `jobs` are those there are.
+    pub(super) fn plan_next<'p>(&mut self, jobs: impl Iterator<Item = &'p Pacing>) {
+        let soon_ns = self.multiple(self.interval_ns);
+        let first_ns = jobs.map(Pacing::next_ns).min().unwrap_or(i64::MAX);
+        self.next_ns = first_ns.min(self.together_ns).max(soon_ns);
+    }
+
+    /// Whether all jobs are read at a regular tick, if little of each.
+    pub(super) fn is_together_due(&self, now_ns: i64) -> bool {
+        now_ns >= self.together_ns
+    }
+
+    pub(super) fn plan_together(&mut self) {
+        self.together_ns = self.multiple(self.cadence.together_ns());
+    }
+
+    /// Whether a regular tick reads all that is expensive.
+    pub(super) fn is_slow_due(&self, now_ns: i64) -> bool {
+        now_ns >= self.slow_ns
+    }
+
+    pub(super) fn plan_slow(&mut self, now_ns: i64) {
+        // Ticks may come a little early or late.
+        self.slow_ns = now_ns + self.interval_ns * SLOW_EVERY - self.interval_ns / 2;
     }
 
     /// Whether a job of this age has had a slow tick.
     pub(super) fn is_old(&self, age: &Age, now_ns: i64) -> bool {
-        now_ns - age.born_ns > self.interval_ns * SLOW_EVERY as i64
+        now_ns - age.born_ns > self.interval_ns * SLOW_EVERY
+    }
+
+    /// Whether jobs with this interval have all that is expensive read each time.
+    pub(super) fn is_slow(&self, interval_ns: i64) -> bool {
+        interval_ns >= self.interval_ns * SLOW_EVERY
     }
 }
 
-/// When a job began, and which of its early ticks it had.
+/// When a job began, which of its early ticks it had, and its pace since then.
 pub(super) struct Age {
     pub(super) born_ns: i64,
     early_taken: usize,
     /// Unix time minus boot time when the job began: its samples stay in line if the clock is set.
     unix_offset_ns: i64,
+    pub(super) pacing: Pacing,
 }
 
 impl Age {
-    pub(super) fn new(born_ns: i64) -> Age {
-        Age { born_ns, early_taken: 0, unix_offset_ns: clock::realtime_ns() - born_ns }
+    /// `start_ns`: when the job started, in unix time, if that is known.
+    pub(super) fn new(born_ns: i64, start_ns: Option<i64>) -> Age {
+        let unix_offset_ns = clock::realtime_ns() - born_ns;
+        let started_ns = start_ns.map_or(born_ns, |start_ns| start_ns - unix_offset_ns).min(born_ns);
+        Age { born_ns, early_taken: 0, unix_offset_ns, pacing: Pacing::new(started_ns) }
     }
 
     /// When its next early tick is due.

@@ -7,13 +7,13 @@ use met_core::gpu::card;
 use met_core::job_table::*;
 use met_core::process_exits::{INHERITED, OWN};
 use met_core::{JOB, MISSING, Subject};
-use met_host::clock;
+use met_host::{Look, clock};
 use met_query::hidden_io;
 use met_sources::TickInfo;
 
 use super::membership::Membership;
 use super::tracked::{AsRead, Tracked};
-use super::{Sampler, events, largest_processes, logging};
+use super::{Sampler, events, idling, largest_processes, logging, nesting};
 
 /// Beyond so many jobs the extra readings would cost more than they tell.
 const EARLY_JOBS_MAX: usize = 16;
@@ -21,6 +21,19 @@ const EARLY_JOBS_MAX: usize = 16;
 const FEW_TARGETS: usize = 32;
 /// Of more processes the largest are looked for so often.
 const LIST_EVERY_NS: i64 = 9_500_000_000;
+/// Between ticks it is checked so often whether many ends of processes wait.
+const HEAR_EVERY_NS: i64 = 1_000_000_000;
+
+/// Why there is a tick.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Occasion {
+    /// Some jobs are due.
+    Regular,
+    /// A job has just begun.
+    Early,
+    /// All jobs are to be read in full.
+    Asked,
+}
 
 impl Sampler {
     /// How long one may sleep before the next tick.
@@ -35,13 +48,13 @@ impl Sampler {
             return false;
         }
         if now_ns < self.due_but_for_gpus_ns() {
-            self.look_at_gpus(now_ns);
+            self.look_between(now_ns);
             return false;
         }
         let regular = now_ns >= self.schedule.next_ns;
-        self.tick(now_ns, regular);
+        self.tick(now_ns, if regular { Occasion::Regular } else { Occasion::Early });
         if regular {
-            self.schedule.plan_next();
+            self.schedule.plan_next(self.jobs.values().map(|job| &job.age.pacing));
         }
         true
     }
@@ -49,16 +62,38 @@ impl Sampler {
     /// Looks at once, whenever the next tick is.
     pub fn look(&mut self) {
         self.gpus.pace.hurry();
-        self.tick(clock::boottime_ns(), true);
+        self.tick(clock::boottime_ns(), Occasion::Asked);
     }
 
     fn due_ns(&self) -> i64 {
-        let of_gpus =
-            self.gpus.pace.next_ns().filter(|_| !self.jobs.is_empty() && !self.gpus.cards.is_empty());
-        of_gpus.into_iter().chain([self.due_but_for_gpus_ns()]).min().unwrap_or(i64::MAX)
+        let ends_ns = self.listens_between().then_some(self.schedule.hear_ns);
+        let others = self.gpus_due_ns().into_iter().chain(ends_ns);
+        others.chain([self.due_but_for_gpus_ns()]).min().unwrap_or(i64::MAX)
     }
 
-    /// Between two ticks, where the GPUs have a period of their own.
+    fn gpus_due_ns(&self) -> Option<i64> {
+        self.gpus.pace.next_ns().filter(|_| !self.jobs.is_empty() && !self.gpus.cards.is_empty())
+    }
+
+    /// Whether ends of processes come in between ticks that may be far apart.
+    fn listens_between(&self) -> bool {
+        self.departures.is_listening() && self.schedule.cadence.together_ns() > HEAR_EVERY_NS
+    }
+
+    /// What cannot wait for the next tick: GPUs with a period of their own, and more ends of processes than are kept.
+    fn look_between(&mut self, now_ns: i64) {
+        if self.gpus_due_ns().is_some_and(|due_ns| due_ns <= now_ns) {
+            self.look_at_gpus(now_ns);
+        }
+        if now_ns >= self.schedule.hear_ns {
+            self.schedule.hear_ns = now_ns + HEAR_EVERY_NS;
+            if self.departures.is_crowded() {
+                self.departures.hear(&self.membership.targets, &self.membership.map);
+                self.follow_departures(None);
+            }
+        }
+    }
+
     fn look_at_gpus(&mut self, now_ns: i64) {
         self.runner.read_those_of(&card::TABLE, &self.membership.targets, &TickInfo::default());
         self.gpus.pace.plan_next();
@@ -71,27 +106,32 @@ impl Sampler {
         early.chain([self.schedule.next_ns]).min().unwrap_or(self.schedule.next_ns)
     }
 
-    fn tick(&mut self, now_ns: i64, regular: bool) {
-        let is_slow_due = regular && self.schedule.is_slow_due();
+    fn tick(&mut self, now_ns: i64, occasion: Occasion) {
+        let regular = occasion != Occasion::Early;
+        let reads_all = self.plan_looks(now_ns, occasion);
+        let is_slow_due = regular && self.schedule.is_slow_due(now_ns);
+        if is_slow_due {
+            self.schedule.plan_slow(now_ns);
+        }
         let cgroups_only = !is_slow_due && self.cgroups_suffice(now_ns);
         self.departures.hear(&self.membership.targets, &self.membership.map);
         self.leave_containers();
-        if self.membership.is_due(now_ns) && !cgroups_only {
+        if self.membership.is_due(now_ns) && !cgroups_only && self.lists_any() {
             self.follow_containers();
-            self.list_members(now_ns);
+            self.list_some_members(now_ns);
         }
         self.follow_departures(None);
         let slow = is_slow_due || regular && self.membership.target_count() <= FEW_TARGETS;
         self.schedule.ticks += u64::from(regular);
         let gpus_are_due = self.gpus.pace.is_due(now_ns);
         self.runner.hold((!gpus_are_due).then_some(&card::TABLE));
-        self.runner.read(&self.membership.targets, &TickInfo { slow, cgroups_only });
+        self.read(&TickInfo { slow, cgroups_only, partial: !reads_all });
         logging::round(self.schedule.ticks, self.runner.batches().iter());
         let meets_strangers = self.gpus.meets_strangers(self.runner.batches(), &self.membership.map);
         if meets_strangers && self.membership.listed_ns < now_ns {
             self.list_members(now_ns);
         }
-        self.rows.fold(self.runner.batches(), &self.membership.map, slow);
+        self.rows.fold(self.runner.batches(), &self.membership.map, slow, &self.jobs);
         self.follow_own();
         self.follow_processes(now_ns, slow);
         self.follow_details();
@@ -101,25 +141,79 @@ impl Sampler {
             self.gpus.pace.plan_next();
             self.follow_gpus(now_ns);
         }
+        if reads_all {
+            self.follow_machine(now_ns);
+            self.follow_energy(now_ns);
+        }
+        if reads_all && regular {
+            self.schedule.plan_together();
+        }
+        self.sample_jobs(now_ns);
+        self.schedule.hear_ns = now_ns + HEAR_EVERY_NS;
+    }
+
+    /// Decides how each job is read now. Whether all of them are read, if little of some.
+    fn plan_looks(&mut self, now_ns: i64, occasion: Occasion) -> bool {
+        let Sampler { jobs, schedule, membership, .. } = self;
+        let is_together = occasion != Occasion::Early && schedule.is_together_due(now_ns);
+        for job in jobs.values_mut() {
+            let ladder = schedule.cadence.of(&job.key.manager);
+            let interval_ns = job.age.pacing.interval_ns(ladder, now_ns);
+            let is_early = || job.age.early_ns().is_some_and(|due_ns| due_ns <= now_ns);
+            let is_due = match occasion {
+                Occasion::Asked => true,
+                Occasion::Regular => now_ns >= job.age.pacing.next_ns(),
+                Occasion::Early => interval_ns <= schedule.interval_ns || is_early(),
+            };
+            job.age.pacing.look = match (is_due, is_together) {
+                (true, _) if schedule.is_slow(interval_ns) => Look::Whole,
+                (true, _) => Look::Usual,
+                (false, true) => Look::Cheap,
+                (false, false) => Look::No,
+            };
+        }
+        nesting::read_together(&membership.map, jobs);
+        jobs.values().all(|job| job.age.pacing.look != Look::No)
+    }
+
+    fn follow_machine(&mut self, now_ns: i64) {
         let intervals = self.machine.intervals;
         let series_interval = if self.jobs.is_empty() { intervals.idle() } else { intervals.busy() };
-        self.machine.follow(&self.runner, self.schedule.interval_ns, now_ns, series_interval);
-        self.follow_energy(now_ns);
-        self.sample_jobs(now_ns);
+        self.machine.follow(&self.runner, self.schedule.cadence.together_ns(), now_ns, series_interval);
+    }
+
+    /// Reads what the looks of the jobs ask for. A job in whose cgroups nothing ran since it was last read in full shows
+    /// what it showed then, and its processes are not read.
+    fn read(&mut self, tick: &TickInfo) {
+        self.membership.mark(&self.jobs);
+        if self.jobs.values().all(|job| job.age.pacing.look == Look::Usual) {
+            self.runner.read(&self.membership.targets, tick);
+            return;
+        }
+        let Sampler { runner, membership, jobs, .. } = self;
+        let Membership { targets, map, .. } = membership;
+        runner.read_cgroups_first(targets, tick, |batches, targets| {
+            idling::find(batches, map, jobs);
+            idling::leave_out(targets, map, jobs);
+        });
     }
 
     fn sample_jobs(&mut self, now_ns: i64) {
         let keeps_details = self.rows.keep_details && !self.rows.details.is_empty();
+        let cadence = &self.schedule.cadence;
         for (row, cells) in self.rows.jobs.rows_mut() {
             let Subject::Job(slot) = row.owner else { continue };
             let Some(job) = self.jobs.get_mut(&slot) else { continue };
             job.age.pass_early(now_ns);
+            job.counts.idle.complete(job.age.pacing.look, cells);
+            job.age.pacing.compare(now_ns, cells);
+            job.age.pacing.plan(cadence.of(&job.key.manager), now_ns);
             let seen = self.membership.members.processes_seen(slot);
             let row = job.add_ended(AsRead(cells), self.departures.gone(slot), seen);
             let row = job.complete_levels(row);
             let row = job.add_shares(row, slot, &self.gpus.cards, &self.energy);
             job.sample(row, now_ns);
-            if keeps_details {
+            if keeps_details && job.age.pacing.look >= Look::Usual {
                 job.counts.details.sample(job.age.unix_ms(now_ns));
             }
         }
@@ -131,8 +225,25 @@ impl Sampler {
         rows.follow_details(batches, &membership.map, jobs, told, |slot| departures.gone(slot));
     }
 
+    /// Whether some job's processes are to be listed: those of a job that is not read in full are where they were,
+    /// unless its figures are those of its processes.
+    fn lists_any(&self) -> bool {
+        self.membership.listed_ns == i64::MIN || self.jobs.values().any(Tracked::is_listed)
+    }
+
+    fn list_some_members(&mut self, now_ns: i64) {
+        let jobs = &self.jobs;
+        let is_due = |slot: u32| jobs.get(&slot).is_none_or(Tracked::is_listed);
+        self.membership.list_some(&self.host, now_ns, is_due);
+        self.after_listing();
+    }
+
     pub(super) fn list_members(&mut self, now_ns: i64) {
-        self.membership.list(&self.host, now_ns);
+        self.membership.list_some(&self.host, now_ns, |_| true);
+        self.after_listing();
+    }
+
+    fn after_listing(&mut self) {
         self.runner.count_unparsed("process", self.membership.members.unparsed());
         self.request_events();
     }
@@ -151,7 +262,7 @@ impl Sampler {
             }
         }
         let mut early = if self.schedule.watches_node { events::READ_EARLY_MAX } else { 0 };
-        for job in self.jobs.values_mut() {
+        for job in self.jobs.values_mut().filter(|job| job.age.pacing.look >= Look::Usual) {
             let time_ms = job.age.unix_ms(now_ns);
             job.events.read_passed_if_due(time_ms, &mut early);
         }
@@ -194,7 +305,11 @@ impl Sampler {
     /// Between slow ticks a CPU file and a memory file of each job tell enough, unless processes are all
     /// there is of a job, or it is new, or they are few.
     fn cgroups_suffice(&self, now_ns: i64) -> bool {
-        let suffices = |job: &Tracked| job.profile.counts_cpu && self.schedule.is_old(&job.age, now_ns);
+        let suffices = |job: &Tracked| match job.age.pacing.look {
+            Look::No => true,
+            Look::Usual => job.profile.counts_cpu && self.schedule.is_old(&job.age, now_ns),
+            Look::Cheap | Look::Whole => false,
+        };
         self.membership.target_count() > FEW_TARGETS && self.jobs.values().all(suffices)
     }
 
@@ -221,15 +336,17 @@ impl Sampler {
             }
         }
         let (map, told) = (&self.membership.map, self.departures.is_listening());
-        for job in self.jobs.values_mut() {
+        for job in self.jobs.values_mut().filter(|job| job.age.pacing.look >= Look::Usual) {
             job.counts.own.depart(told, |subject| map.owner(subject).is_some());
         }
     }
 
-    /// Looks for the largest processes: of many every ten seconds, by a tick that has read all of them.
+    /// Looks for the largest processes: of many every ten seconds, by a tick that has read all of them, and of old jobs
+    /// whenever these are read in full.
     fn follow_processes(&mut self, now_ns: i64, slow: bool) {
         let are_few = self.membership.target_count() <= FEW_TARGETS;
-        if are_few || slow && now_ns >= self.schedule.list_ns {
+        let is_any_whole = || self.jobs.values().any(|job| job.age.pacing.look == Look::Whole);
+        if are_few || (slow || is_any_whole()) && now_ns >= self.schedule.list_ns {
             self.schedule.list_ns = now_ns + LIST_EVERY_NS;
             let Membership { map, members, .. } = &self.membership;
             largest_processes::look(&self.host, self.runner.batches(), map, members, &mut self.jobs);
@@ -238,9 +355,8 @@ impl Sampler {
 
     /// Notes which jobs have processes whose I/O cannot be read. Only a slow tick reads that of all.
     fn follow_hidden_io(&mut self, slow: bool) {
-        if slow {
-            self.jobs.values_mut().for_each(|job| job.profile.hides_io = false);
-        }
+        let was_read = |job: &&mut Tracked| job.age.pacing.is_whole(slow);
+        self.jobs.values_mut().filter(was_read).for_each(|job| job.profile.hides_io = false);
         for batch in self.runner.batches() {
             hidden_io::each_job(batch, &self.membership.map, |slot| {
                 if let Some(job) = self.jobs.get_mut(&slot) {

@@ -13,12 +13,14 @@ use met_core::running::Running;
 use met_core::sampled::Profile;
 use met_core::series::Course;
 use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu_use};
+use met_host::Look;
 use met_query::hidden_io;
 use met_query::live::{Live, PEAK_SPAN_MS};
 
 use super::containers::Containers;
 use super::details::Details;
 use super::events::JobEvents;
+use super::idling::Idle;
 use super::look_gap_ms;
 use super::schedule::Age;
 use crate::exits::{OwnFigures, Watch};
@@ -55,6 +57,12 @@ pub(super) struct Counted<'r>(&'r mut [i64]);
 /// With complete levels, and without what cannot be known.
 pub(super) struct Levelled<'r>(&'r mut [i64]);
 
+impl<'r> Levelled<'r> {
+    pub(super) fn into_cells(self) -> &'r mut [i64] {
+        self.0
+    }
+}
+
 /// With the job's shares of GPUs and energy.
 pub(super) struct Shared<'r>(&'r mut [i64]);
 
@@ -63,7 +71,7 @@ impl Tracked {
         Tracked {
             key: record.key.clone(),
             profile: met_jobs::job_cgroup::profile(local),
-            age: Age::new(now_ns),
+            age: Age::new(now_ns, record.start_ns),
             course: Course::new(&JOB),
             running: Running::new(gap_ms, PEAK_SPAN_MS),
             counts: Counts::default(),
@@ -73,6 +81,15 @@ impl Tracked {
             main: local.main.map(|main| (main, now_ns)),
             all_ended: false,
             events: JobEvents::default(),
+        }
+    }
+
+    /// Whether its processes are listed before this tick.
+    pub(super) fn is_listed(&self) -> bool {
+        match self.age.pacing.look {
+            Look::No => false,
+            Look::Cheap => !self.profile.counts_cpu,
+            Look::Usual | Look::Whole => true,
         }
     }
 
@@ -174,13 +191,14 @@ pub(super) struct Counts {
     /// The highest reading of each counter.
     pub(super) floors: Vec<i64>,
     pub(super) processes: LargestProcesses,
+    pub(super) idle: Idle,
 }
 
 impl Default for Counts {
     fn default() -> Counts {
         let (left, floors) = (vec![0; JOB.columns.len()], vec![MISSING; JOB.columns.len()]);
-        let (own, details, processes) = Default::default();
-        Counts { own, details, left, hugetlb_bytes: 0, floors, processes }
+        let (own, details, processes, idle) = Default::default();
+        Counts { own, details, left, hugetlb_bytes: 0, floors, processes, idle }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Puts what a file says where it belongs, or complains.
 
-use super::form::{Form, addresses, events, layouts, power_mw, texts};
+use super::form::{Form, addresses, events, interval, layouts, power_mw, texts};
 use super::keys::{Key, SAMPLING_INTERVAL, SECTIONS, SINKS, SOURCES, Section};
 use super::tree::{Complaint, Entry, Node, refuse_duplicates, unknown};
 use super::{Config, sinks, sources};
@@ -76,7 +76,17 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
             set(config, addresses(texts.into_iter()).map_err(|error| complain(error.to_string()))?);
             continue;
         }
+        if let (Form::Ladder(_), Node::List(items)) = (&key.form, &entry.value)
+            && let Some(steps) = texts(items)
+        {
+            key.form.apply(&steps.join(","), config).map_err(|error| complain(error.to_string()))?;
+            continue;
+        }
         let text = match &entry.value {
+            Node::Map(managers) if matches!(key.form, Form::Managers(_)) => {
+                apply_managers(&prefix, key, managers, config)?;
+                continue;
+            }
             Node::Map(cards) if matches!(key.form, Form::Power(_)) => {
                 apply_powers(&prefix, key, cards, config)?;
                 continue;
@@ -113,6 +123,23 @@ fn apply_powers(prefix: &str, key: &Key, cards: &[Entry], config: &mut Config) -
     Ok(())
 }
 
+fn apply_managers(prefix: &str, key: &Key, managers: &[Entry], config: &mut Config) -> Result<(), Complaint> {
+    let Form::Managers(set) = key.form else { return Ok(()) };
+    refuse_duplicates(managers, &format!("{prefix}{}.", key.name))?;
+    for manager in managers {
+        let complain = |message: String| Complaint {
+            line: manager.value_line,
+            message: format!("{prefix}{}: {message}", key.name),
+        };
+        let Node::Scalar(text) = &manager.value else {
+            return Err(complain(format!("{:?} has no interval; write {}", manager.key, example(key))));
+        };
+        let interval = interval(text).map_err(|error| complain(error.to_string()))?;
+        set(config, manager.key.clone(), interval);
+    }
+    Ok(())
+}
+
 fn example(key: &Key) -> &'static str {
     match key.form {
         _ if !key.default.is_empty() => key.default,
@@ -123,6 +150,8 @@ fn example(key: &Key) -> &'static str {
         Form::Power(_) => "75W",
         Form::Events(_) => "page_faults",
         Form::Addresses(_) => "127.0.0.1:9317",
+        Form::Ladder(_) => "[1s, 10s after 5m]",
+        Form::Managers(_) => "{slurm: 1s}",
         Form::Text(_) | Form::Path(_) => "a name",
         Form::Address(..) => "an address",
         Form::Storage(_)

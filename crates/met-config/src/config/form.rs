@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use met_core::ladder::Ladder;
 use met_core::managers::Scheduler;
 use met_host::Address;
 use met_jobs::cgroup_layouts::Layout;
@@ -42,6 +43,10 @@ pub enum Form {
     Events(fn(&mut Config, Vec<String>)),
     /// The same of addresses with ports.
     Addresses(fn(&mut Config, Vec<Address>)),
+    /// The same of intervals by age.
+    Ladder(fn(&mut Config, Ladder)),
+    /// An interval for each of some resource managers.
+    Managers(fn(&mut Config, String, Duration)),
 }
 
 /// A bound and how it is written.
@@ -76,6 +81,8 @@ impl Form {
             Form::Plain(_) => "`auto`, `off`, `session`, `unit` or `group`",
             Form::Events(_) => "events",
             Form::Addresses(_) => "addresses",
+            Form::Ladder(_) => "list of intervals",
+            Form::Managers(_) => "an interval for each",
         }
     }
 
@@ -104,6 +111,10 @@ impl Form {
             Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
             Form::Events(set) => set(config, events_in(text)?),
             Form::Addresses(set) => set(config, addresses(text.split(','))?),
+            Form::Ladder(set) => set(config, Ladder::parse(text.split(','))?),
+            Form::Managers(_) => {
+                return Err(ParseError(format!("{text:?} names no manager; write {{slurm: 1s}}")));
+            }
         }
         Ok(())
     }

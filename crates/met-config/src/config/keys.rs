@@ -54,7 +54,8 @@ pub const SINKS: &str = "sinks";
 /// Two names of one setting; in one file they must agree.
 pub const SAMPLING_INTERVAL: [(&str, &str); 2] = [("sampling", "interval"), ("cpuCollector", "interval")];
 
-const SAMPLING_INTERVAL_DEFAULT: &str = "1s";
+/// As `Ladder::default` is shown.
+const LADDER_DEFAULT: &str = "1s, 10s after 5m, 30s after 1h, 60s after 1d";
 
 /// How schedulers are queried, whichever they are.
 const QUERY_KEYS: &[Key] = &[
@@ -89,7 +90,16 @@ pub static SECTIONS: &[Section] = &[
         name: "sampling",
         help: "How often jobs are sampled. Totals do not depend on it: they are exact at any interval.",
         keys: &[
-            key!("interval": Interval(sampling.interval) = SAMPLING_INTERVAL_DEFAULT, "time between two samples"),
+            key!("ladder": Ladder(sampling.ladder) = LADDER_DEFAULT, "time between two samples of a job, by its age: at first, and after each of some ages; at most `60s`. The first interval holds again for a while if a job's CPU use changes sharply or somebody watches it. CPU time, needed memory and I/O of all jobs are read at least every 10 s at any age"),
+            key!("interval": Interval(sampling.interval?), "the time between two samples of all jobs, instead of `ladder`"),
+            Key {
+                name: "managers",
+                form: Form::Managers(|config, name, interval| {
+                    config.sampling.managers.push((name, interval))
+                }),
+                default: "",
+                help: "the same for the jobs of some resource managers, such as `{slurm: 1s}`",
+            },
         ],
     },
     Section {
@@ -277,6 +287,7 @@ pub static SECTIONS: &[Section] = &[
             },
             key!("jobs_after": Duration(http.jobs_after?), "a job has its own series once it has run for this long (default: at once); younger jobs are summed in `met_jobs_not_shown_*`"),
             key!("keep_ended": Duration(http.keep_ended) = "5m", "how long the last figures of a finished job stay on the page, so that they are scraped"),
+            key!("max_age": Duration(http.max_age) = "5s", "a scrape of older figures has CPU time, memory and I/O of all jobs read for this page, and waits at most 250 ms for that; such readings are in no series"),
         ],
     },
     Section {
@@ -324,7 +335,7 @@ pub static SECTIONS: &[Section] = &[
         name: "cpuCollector",
         help: "Older names of the sampling settings; existing files with these names still work.",
         keys: &[
-            key!("interval": Interval(sampling.interval) = SAMPLING_INTERVAL_DEFAULT, "the same as `sampling.interval`"),
+            key!("interval": Interval(sampling.interval?), "the same as `sampling.interval`"),
             key!("size": Count(sampling.buffer_samples?), "samples are written to the store when this many are buffered, even before `storage.interval`"),
         ],
     },

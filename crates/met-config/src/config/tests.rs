@@ -32,7 +32,7 @@ fn the_file_of_the_older_tool_is_read_as_it_stands() {
     assert_eq!(config.storage.name, StorageName::Memory);
     assert_eq!(config.storage.jobs_max, Some(100));
     assert_eq!(config.storage.flush_interval, Duration::from_secs(4));
-    assert_eq!(config.sampling.interval, Duration::from_secs(1));
+    assert_eq!(config.sampling.interval, Some(Duration::from_secs(1)));
     assert_eq!(config.sampling.buffer_samples, Some(10));
     assert_eq!(config.sampling.membership_interval, Some(Duration::from_secs(2)));
     let nvidia = Collector { interval: Some(Duration::from_millis(500)), size: Some(10) };
@@ -106,7 +106,7 @@ fn every_key_is_read() {
         start_before_cgroup: true,
     };
     assert_eq!(config.jobs, expected);
-    assert_eq!(config.sampling.interval, Duration::from_millis(250));
+    assert_eq!(config.sampling.interval, Some(Duration::from_millis(250)));
     assert_eq!(config.daemon.idle_exit, Duration::from_secs(5400));
     assert_eq!(config.daemon.operators.as_deref(), Some("wheel"));
     assert_eq!(config.storage.keep, Duration::from_secs(7 * 86_400));
@@ -232,7 +232,8 @@ fn every_default_parses_and_every_setting_without_one_is_unset() {
         assert!(applied, "{}", key.name);
     }
     let config = Config::default();
-    assert_eq!((config.sampling.interval, config.sampling.membership_interval), (SECOND, None));
+    assert_eq!((config.sampling.interval, config.sampling.membership_interval), (None, None));
+    assert_eq!((config.sampling.ladder, config.sampling.managers), (Ladder::default(), Vec::new()));
     assert_eq!((config.storage.keep, config.storage.max_bytes), (730 * DAY, 2 << 30));
     let Storage { thin_after, thin_to, thin_more_after, thin_more_to, .. } = config.storage;
     assert_eq!((thin_after, thin_to), (7 * DAY, 60 * SECOND));
@@ -245,6 +246,7 @@ fn every_default_parses_and_every_setting_without_one_is_unset() {
     assert_eq!((config.forward.spool_bytes, config.forward.spool_age), (1 << 30, 14 * DAY));
     assert_eq!((config.http.jobs_max, config.http.keep_ended), (2000, 300 * SECOND));
     assert_eq!((config.http.metrics, config.http.jobs_after), (Selection::Usual, None));
+    assert_eq!(config.http.max_age, 5 * SECOND);
     assert_eq!((config.jobs.plain, config.jobs.plain_after), (Plain::Auto, 10 * SECOND));
     assert_eq!(config.system.state, Path::new("/var/lib/met"));
 }
@@ -301,7 +303,7 @@ fn a_value_of_the_wrong_kind_is_told_what_to_write() {
     );
     check_error(
         "sampling: 1s\n",
-        expect!["met.yaml:1: sampling: a section, not a value; its keys are interval"],
+        expect!["met.yaml:1: sampling: a section, not a value; its keys are ladder, interval, managers"],
     );
     check_error(
         "storage:\n  size: many\n",
@@ -450,7 +452,7 @@ fn two_names_of_one_setting_must_agree() {
         ]],
     );
     let agreed = parse("cpuCollector:\n  interval: 2s\nsampling:\n  interval: 2000ms\n");
-    assert_eq!(agreed.sampling.interval, Duration::from_secs(2));
+    assert_eq!(agreed.sampling.interval, Some(Duration::from_secs(2)));
 }
 
 #[test]
@@ -512,7 +514,7 @@ fn the_nearest_file_wins_and_a_named_one_must_exist() {
     variables.push(("MET_CONFIG", "variable.yaml"));
     assert_eq!(load(None, &variables).unwrap().path, Some(variable));
     let loaded = load(Some(&explicit), &variables).unwrap();
-    assert_eq!(loaded.config.sampling.interval, Duration::from_secs(5));
+    assert_eq!(loaded.config.sampling.interval, Some(Duration::from_secs(5)));
 
     let missing = load(Some(Path::new("/nowhere/met.yaml")), none).unwrap_err();
     expect!["cannot read the configuration file /nowhere/met.yaml, which --config names: No such file or directory (os error 2)"]
@@ -555,4 +557,35 @@ fn settings_of_emissions_that_do_not_fit_are_refused() {
     let of_country = |country: &str| Emissions { country: Some(country.into()), ..of(Provider::Country) };
     assert!(of_country("Atlantis").check().is_err());
     assert!(of_country("fra").check().is_ok());
+}
+
+#[test]
+fn jobs_are_sampled_by_their_age_unless_an_interval_is_fixed() {
+    let shown = |yaml: &str| parse(yaml).sampling.cadence().ladder().to_string();
+    assert_eq!(shown(""), "1s, 10s after 5m, 30s after 1h, 1m after 1d");
+    assert_eq!(shown("sampling: {ladder: [500ms, 20s after 10m]}"), "500ms, 20s after 10m");
+    assert_eq!(shown("sampling: {ladder: \"2s, 20s after 10m\"}"), "2s, 20s after 10m");
+    assert_eq!(shown("sampling: {interval: 5s, ladder: [1s, 20s after 10m]}"), "5s");
+    let cadence = parse("sampling: {managers: {slurm: 500ms, local: 5s}}").sampling.cadence();
+    let of = |manager: &str| cadence.of(manager).to_string();
+    assert_eq!((of("slurm").as_str(), of("local").as_str()), ("500ms", "5s"));
+    assert_eq!((of("oar"), cadence.shortest()), (Ladder::default().to_string(), Duration::from_millis(500)));
+    let own = "sampling: {managers: {mine: 2s}}\njobs: {layouts: [{manager: mine, path: \"m/job-{id}\"}]}";
+    assert_eq!(parse(own).sampling.cadence().of("mine").to_string(), "2s");
+    check_error(
+        "sampling:\n  ladder: [1s, 5m after 1d]\n",
+        expect![[r#"met.yaml:2: sampling.ladder: "5m" is too long; the longest is 60s"#]],
+    );
+    check_error(
+        "storage:\n  keep: 5d\nsampling:\n  managers: {slrum: 1s}\n",
+        expect![[r#"met.yaml:3: sampling.managers: "slrum" is not a resource manager"#]],
+    );
+    check_error(
+        "sampling:\n  managers: {slurm: 1}\n",
+        expect![[r#"met.yaml:2: sampling.managers: "1" has no unit; write 1s, 1ms or 1m"#]],
+    );
+    check_error(
+        "sampling:\n  managers: slurm\n",
+        expect![[r#"met.yaml:2: sampling.managers: "slurm" names no manager; write {slurm: 1s}"#]],
+    );
 }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Course, Interval, interval};
+use super::{Course, Interval, RATE_MIN_MS, interval};
 use crate::{Kind, MISSING, Table};
 
 /// Sums are stored in thousandths of the column's sub-unit: a mean of whole numbers is not whole.
@@ -280,7 +280,7 @@ fn usual(course: &Course, column: usize) -> (i64, i64) {
     let middle_ms = spans.get(spans.len() / 2).copied().unwrap_or(0);
     // Where most are thinned, the others may be the gaps between them.
     let usual_ms = if thinned > spans.len() { 0 } else { usual_ms };
-    (GAP_MIN_MS.max(usual_ms.saturating_mul(3)), middle_ms / 2)
+    (GAP_MIN_MS.max(usual_ms.saturating_mul(3)), (middle_ms / 2).min(RATE_MIN_MS))
 }
 
 #[cfg(test)]

@@ -346,3 +346,34 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_processes_of_a_job_that_is_not_refreshed_stay_as_they_were() {
+    let mut machine = Machine::new();
+    for pid in 30..34 {
+        machine.process(pid, 1, u64::from(pid));
+    }
+    for (slot, path, procs) in [(1, "/cg/a", "30\n"), (2, "/cg/b", "31\n")] {
+        let cgroup = machine.cgroup(path, procs);
+        machine.members.add(JobSpec { slot, cgroup, ..JobSpec::default() });
+    }
+    assert_eq!(machine.refresh(), [(30, 1), (31, 2)]);
+    machine.cgroup("/cg/a", "32\n");
+    machine.cgroup("/cg/b", "33\n");
+    let some = |machine: &mut Machine, due: u32| {
+        machine.members.refresh_some(&machine.host, |slot| slot == due).unwrap();
+        let mut living: Vec<_> =
+            machine.members.living.iter().map(|(process, slot)| (process.pid, *slot)).collect();
+        living.sort_unstable();
+        living
+    };
+    assert_eq!(some(&mut machine, 1), [(31, 2), (32, 1)]);
+    assert_eq!(some(&mut machine, 1), [(31, 2), (32, 1)]);
+    assert_eq!(some(&mut machine, 2), [(32, 1), (33, 2)]);
+    let seen = |slot| machine.members.processes_seen(slot);
+    assert_eq!((seen(1), seen(2)), (2, 2));
+    // Where all processes are listed, an end shows.
+    machine.members.add(JobSpec { slot: 3, keeper: Some(KEEPER), ..JobSpec::default() });
+    machine.end(32);
+    assert_eq!(some(&mut machine, 2), [(33, 2)]);
+}

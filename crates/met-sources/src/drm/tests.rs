@@ -4,7 +4,7 @@ use expect_test::expect;
 
 fn machine(archive: &str) -> Machine {
     let mut machine = Machine::new(archive);
-    let task = |pid| TaskTarget { pid, start_ticks: 7, role: TaskRole::Member, young: false };
+    let task = |pid| TaskTarget::new(pid, 7, TaskRole::Member, false);
     machine.targets.tasks.extend([task(100), task(101)]);
     // A descriptor is a card's if its file says so.
     for pid in [100, 101] {

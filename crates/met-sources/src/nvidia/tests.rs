@@ -45,7 +45,7 @@ impl Machine {
         let folder = prepare(script);
         let options = Options { driver_calls, ..options(folder.path()) };
         let source = open(&Host::real().unwrap(), &options).unwrap_or_else(|why| panic!("{why}"));
-        let task = |pid| TaskTarget { pid, start_ticks: 7, role: TaskRole::Member, young: false };
+        let task = |pid| TaskTarget::new(pid, 7, TaskRole::Member, false);
         let targets = Targets { cgroups: Vec::new(), tasks: vec![task(100), task(200)] };
         let batches = SPEC.tables.iter().copied().map(Batch::new).collect();
         Machine { folder, source, targets, batches }

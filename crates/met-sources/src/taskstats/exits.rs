@@ -106,6 +106,12 @@ impl Exits {
         std::mem::replace(&mut ears.news, News { losses, ..News::default() })
     }
 
+    /// Whether a good part of what is kept until the next call is there.
+    pub fn is_crowded(&self) -> bool {
+        let ears = lock(&self.ears);
+        ears.news.births.len().max(ears.news.ends.len()) > KEPT_MAX / 4
+    }
+
     /// Boot time since when nothing is missed.
     pub fn since_ns(&self) -> i64 {
         self.since_ns

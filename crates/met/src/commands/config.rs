@@ -95,6 +95,7 @@ mod tests {
     fn a_value_says_whether_it_is_temporary_or_of_a_later_daemon() {
         let file = ConfigFile { path: Some("/etc/met/met.yaml".into()), text: String::new() };
         let held = InForce {
+            ladder: None,
             intervals: vec![Held { value: Duration::from_millis(250), whence: Whence::Live }],
             events: vec![Held { value: Vec::new(), whence: Whence::Default }],
             events_in_jobs: Vec::new(),

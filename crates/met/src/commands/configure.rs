@@ -62,14 +62,17 @@ struct Shown<'a>(&'a InForce);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let InForce { intervals, events, events_in_jobs, .. } = self.0;
-        let interval = |value: &Duration| format!("{}s", value.as_secs_f64());
+        let InForce { intervals, ladder, events, events_in_jobs, .. } = self.0;
+        let interval = |held: &Held<Duration>| match ladder {
+            Some(ladder) if !held.whence.is_temporary() => ladder.clone(),
+            _ => format!("{}s", held.value.as_secs_f64()),
+        };
         line(out, "sampling.interval", intervals, interval)?;
         let list = |names: &Vec<String>| match names.is_empty() {
             true => "none".to_owned(),
             false => names.join(","),
         };
-        line(out, "perf.events", events, list)?;
+        line(out, "perf.events", events, |held| list(&held.value))?;
         for held in events_in_jobs {
             let job = match &held.whence {
                 Whence::Job(Some(job)) => format!("job {job}"),
@@ -86,12 +89,12 @@ fn line<T>(
     out: &mut fmt::Formatter<'_>,
     key: &str,
     held: &[Held<T>],
-    text: impl Fn(&T) -> String,
+    text: impl Fn(&Held<T>) -> String,
 ) -> fmt::Result {
     for (index, held) in held.iter().enumerate() {
         let then = if index == 0 { "" } else { ", then " };
         let key = if index == 0 { format!("{key:<18} ") } else { String::new() };
-        write!(out, "{key}{then}{}  {}", text(&held.value), held.whence)?;
+        write!(out, "{key}{then}{}  {}", text(held), held.whence)?;
         // Whatever is below a change that nothing ends is not reached.
         if !matches!(held.whence, Whence::Job(_)) {
             break;
@@ -114,6 +117,7 @@ mod tests {
             after_restart: Vec::new(),
             factor: None,
             http_refused: None,
+            ladder: None,
             intervals: vec![
                 Held { value: Duration::from_millis(250), whence: Whence::Job(None) },
                 Held { value: Duration::from_millis(1500), whence: by_job() },
@@ -132,6 +136,31 @@ mod tests {
             perf.events        task_clock  in job slurm:12, until it ends
         "]]
         .assert_eq(&Shown(&held).to_string());
+    }
+
+    #[test]
+    fn intervals_by_age_are_shown_until_one_is_set_for_all() {
+        let shown = |whence: Whence| {
+            let held = InForce {
+                file: None,
+                after_restart: Vec::new(),
+                factor: None,
+                ladder: Some("1s, 10s after 5m".to_owned()),
+                intervals: vec![
+                    Held { value: Duration::from_secs(5), whence },
+                    Held { value: Duration::from_secs(1), whence: Whence::Default },
+                ],
+                events: vec![Held { value: Vec::new(), whence: Whence::Default }],
+                events_in_jobs: Vec::new(),
+                note: None,
+            };
+            Shown(&held).to_string().lines().next().unwrap_or_default().to_owned()
+        };
+        assert_eq!(
+            shown(Whence::Job(None)),
+            "sampling.interval  5s  temporary until a job ends, then 1s, 10s after 5m  default"
+        );
+        assert_eq!(shown(Whence::Default), "sampling.interval  1s, 10s after 5m  default");
     }
 
     #[test]

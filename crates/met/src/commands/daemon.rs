@@ -173,7 +173,8 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         status.state.display()
     )?;
     let plural = if status.jobs == 1 { "" } else { "s" };
-    writeln!(stdout, "{} running job{plural}, sampled every {} ms", status.jobs, status.interval_ms)?;
+    let every = status.ladder.clone().unwrap_or_else(|| format!("{} ms", status.interval_ms));
+    writeln!(stdout, "{} running job{plural}, sampled every {every}", status.jobs)?;
     for source in &status.sources {
         let seconds = source.read_ns as f64 / 1e9;
         write!(

@@ -141,7 +141,7 @@ fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
     } else {
         let gap_ms = |course: &Course| {
             let idle = setting.config.node.idle();
-            sampler::gap_ms_of(course, setting.config.sampling.interval).max(sampler::node_gap_ms(idle))
+            sampler::gap_ms_of(course, setting.config.sampling.shortest()).max(sampler::node_gap_ms(idle))
         };
         let plots = node_course::plots(&parts, gap_ms, &stdout.style());
         stdout.write_all(if plots.is_empty() { NOTHING_KEPT } else { &plots }.as_bytes())?;

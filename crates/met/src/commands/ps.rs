@@ -49,12 +49,8 @@ pub fn ps(setting: &Setting, args: &PsArgs) -> Result<i32> {
 }
 
 fn look(setting: &Setting, processes: &[Process]) -> Vec<ProcessLine> {
-    let target = |process: &Process| TaskTarget {
-        pid: process.id.pid,
-        start_ticks: process.id.start_ticks,
-        role: TaskRole::Member,
-        young: true,
-    };
+    let target =
+        |process: &Process| TaskTarget::new(process.id.pid, process.id.start_ticks, TaskRole::Member, true);
     let targets = Targets { cgroups: Vec::new(), tasks: processes.iter().map(target).collect() };
     let mut runner = Runner::open(&setting.host, &sampler::options(&setting.config, PATIENCE));
     let before = read(&mut runner, &targets);
@@ -74,7 +70,7 @@ fn look(setting: &Setting, processes: &[Process]) -> Vec<ProcessLine> {
 }
 
 fn read(runner: &mut Runner, targets: &Targets) -> Vec<(Subject, Vec<i64>)> {
-    runner.read(targets, &TickInfo { slow: true, cgroups_only: false });
+    runner.read(targets, &TickInfo::of(true));
     let batch = runner.batches().iter().find(|batch| std::ptr::eq(batch.table, &process::TABLE));
     batch
         .map(|batch| batch.rows().map(|(row, cells)| (row.owner, cells.to_vec())).collect())

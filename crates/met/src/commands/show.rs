@@ -81,7 +81,7 @@ fn print(
     if !whole {
         return Ok(0);
     }
-    let gap_ms = |course: &Course| sampler::gap_ms_of(course, setting.config.sampling.interval);
+    let gap_ms = |course: &Course| sampler::gap_ms_of(course, setting.config.sampling.shortest());
     let course = series(&JOB, "")?;
     let cores_peak = record.totals.get(CORES_PEAK).map(|thousandths| thousandths as f64 / 1000.0);
     let mut plots = vec![view::plot::course(&course, gap_ms(&course), cores_peak, &style)];

@@ -32,7 +32,7 @@ use met_query::setting::Setting;
 pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
     let interval = match &args.interval {
         Some(text) => parse_interval(text)?,
-        None => setting.config.sampling.interval,
+        None => setting.config.sampling.shortest(),
     };
     // A folder that was removed is still a place to run in.
     let cwd = std::env::current_dir().unwrap_or_else(|_| "/".into());

@@ -20,7 +20,7 @@ const LOOKS: u32 = 5;
 
 /// What each source costs with the jobs that run now.
 pub(super) fn cost(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
-    let interval = setting.config.sampling.interval;
+    let interval = setting.config.sampling.shortest();
     let mut sampler = Sampler::of_node(setting.host.clone(), interval, &setting.config);
     let running = JobsFilter { states: vec![State::Running, State::Suspended], ..JobsFilter::default() };
     for record in AllJobs::open(setting)?.jobs(&running)? {

@@ -26,7 +26,7 @@ pub(super) fn sources(setting: &Setting, status: Option<&Status>) -> Vec<Finding
     let left_out = report.left_out.clone();
     let options = Options { node: true, left_out, ..sampler::options(&setting.config, PATIENCE) };
     let mut runner = Runner::open(&setting.host, &options);
-    runner.read(&Targets::default(), &TickInfo { slow: true, cgroups_only: false });
+    runner.read(&Targets::default(), &TickInfo::of(true));
     let errors = runner.take_new_errors();
     let shortfalls: Vec<(&'static str, Shortfall)> = runner.shortfalls().collect();
     let finding = |spec: &&'static SourceSpec| {
@@ -245,6 +245,7 @@ mod tests {
             system,
             jobs: 0,
             interval_ms: 1000,
+            ladder: None,
             state: "/".into(),
             sources: vec![hung.clone(), failed.clone()],
             schedulers: Vec::new(),

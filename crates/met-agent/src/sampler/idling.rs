@@ -1,0 +1,80 @@
+//! Jobs in whose cgroups nothing ran since they were last read in full.
+
+use met_core::attribute::JobMap;
+use met_core::{Batch, MISSING, Subject};
+use met_host::{Look, Targets};
+use met_sources::cgroup;
+
+use super::tracked::{Jobs, Tracked};
+
+/// So often in a row the processes of such a job are not read, then they are in any case.
+const SKIPPED_MAX: u32 = 10;
+
+/// A job as it was last read in full.
+#[derive(Default)]
+pub(super) struct Idle {
+    /// CPU time of its cgroups then, and now.
+    then_ns: Option<i64>,
+    now_ns: Option<i64>,
+    /// Its row as it was read then.
+    cells: Vec<i64>,
+    skipped: u32,
+}
+
+impl Idle {
+    fn is_same(&self) -> bool {
+        self.now_ns.is_some() && self.now_ns == self.then_ns && self.skipped <= SKIPPED_MAX
+    }
+
+    /// Completes the row of a job that did nothing, and keeps that of one that was read in full.
+    pub(super) fn complete(&mut self, look: Look, cells: &mut [i64]) {
+        match look {
+            Look::Cheap | Look::Whole if self.is_same() => {
+                for (cell, then) in cells.iter_mut().zip(&self.cells).filter(|(cell, _)| **cell == MISSING) {
+                    *cell = *then;
+                }
+            }
+            Look::Whole => {
+                self.cells.clear();
+                self.cells.extend_from_slice(cells);
+                (self.then_ns, self.skipped) = (self.now_ns, 0);
+            }
+            Look::No | Look::Cheap => {}
+            // The next one that is read in full is not compared with one that was read long ago.
+            Look::Usual => self.then_ns = None,
+        }
+    }
+}
+
+/// Takes in what was read of cgroups.
+pub(super) fn find(batches: &[Batch], map: &JobMap, jobs: &mut Jobs) {
+    jobs.values_mut().for_each(|job| job.counts.idle.now_ns = None);
+    for batch in batches.iter().filter(|batch| std::ptr::eq(batch.table, &cgroup::TABLE)) {
+        for (row, cells) in batch.rows() {
+            let job = map.owner(row.owner).and_then(|slot| jobs.get_mut(&slot));
+            let Some(job) = job.filter(|job| job.profile.counts_cpu && cells[cgroup::CPU] != MISSING) else {
+                continue;
+            };
+            let sum_ns = job.counts.idle.now_ns.unwrap_or(0);
+            job.counts.idle.now_ns = Some(sum_ns.saturating_add(cells[cgroup::CPU]));
+        }
+    }
+    for job in jobs.values_mut() {
+        let idle = &mut job.counts.idle;
+        idle.skipped = if idle.is_same() { idle.skipped + 1 } else { idle.skipped };
+    }
+}
+
+/// Leaves out the processes of jobs that did nothing. The sums of a job around others are over their processes, too.
+pub(super) fn leave_out(targets: &mut Targets, map: &JobMap, jobs: &Jobs) {
+    if map.has_nested() {
+        return;
+    }
+    let is_idle = |job: &Tracked| job.age.pacing.look != Look::Usual && job.counts.idle.is_same();
+    for target in &mut targets.tasks {
+        let subject = Subject::Task { pid: target.pid, start_ticks: target.start_ticks };
+        if map.owner(subject).and_then(|slot| jobs.get(&slot)).is_some_and(is_idle) {
+            target.look = Look::No;
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! When a job is read, and how much of it.
+
+use met_core::MISSING;
+use met_core::job_table::{CPU, MEMORY_NEEDED, READ, WRITTEN};
+use met_core::ladder::{CHANGED_FOR_NS, Interest, Ladder};
+use met_host::Look;
+
+/// Figures are compared over at least this long: shorter times are noise.
+const COMPARED_NS: i64 = 5_000_000_000;
+/// A job that changes all the time is sampled at the shortest interval for this part of its time.
+const CHANGING_SHARE: i64 = 10;
+const CHANGING_MAX_NS: i64 = 10 * CHANGED_FOR_NS;
+/// Requests this close together come from somebody who watches.
+const WATCHED_WITHIN_NS: i64 = 10_000_000_000;
+
+/// Changes below this, or below a third of the figure, are not sharp: thousandths of a core, bytes, bytes per second.
+const CORES_MILLI_MIN: i64 = 50;
+const MEMORY_MIN_BYTES: i64 = 64 << 20;
+const IO_MIN_BYTES: i64 = 4 << 20;
+
+/// The pace of one job.
+pub(super) struct Pacing {
+    /// Boot time.
+    started_ns: i64,
+    /// When it is to be read in full again.
+    next_ns: i64,
+    /// How it is read by this tick.
+    pub(super) look: Look,
+    changed_ns: Option<i64>,
+    asked_ns: Option<i64>,
+    watched_ns: Option<i64>,
+    compared: Option<Compared>,
+    /// For so long it may still be sampled at the shortest interval because of changes.
+    allowed_ns: i64,
+}
+
+/// Counters when they were last compared, and what they showed then.
+#[derive(Clone, Copy)]
+struct Compared {
+    at_ns: i64,
+    cpu_ns: i64,
+    io_bytes: i64,
+    cores_milli: Option<i64>,
+    io_per_s: Option<i64>,
+    memory_bytes: i64,
+}
+
+impl Pacing {
+    pub(super) fn new(started_ns: i64) -> Pacing {
+        Pacing {
+            started_ns,
+            next_ns: i64::MIN,
+            look: Look::Usual,
+            changed_ns: None,
+            asked_ns: None,
+            watched_ns: None,
+            compared: None,
+            allowed_ns: 2 * CHANGED_FOR_NS,
+        }
+    }
+
+    pub(super) fn interval_ns(&self, ladder: &Ladder, now_ns: i64) -> i64 {
+        ladder.interval_ns(&Interest {
+            age_ns: now_ns - self.started_ns,
+            changed_ns: self.changed_ns.map(|at_ns| now_ns - at_ns),
+            watched_ns: self.watched_ns.map(|at_ns| now_ns - at_ns),
+        })
+    }
+
+    /// Whether this tick has read all of it; `slow`: whether it read all of those that are read at every tick.
+    pub(super) fn is_whole(&self, slow: bool) -> bool {
+        self.look == Look::Whole || self.look == Look::Usual && slow
+    }
+
+    pub(super) fn next_ns(&self) -> i64 {
+        self.next_ns
+    }
+
+    /// Reads it in full at the next tick.
+    pub(super) fn hurry(&mut self) {
+        self.next_ns = i64::MIN;
+    }
+
+    /// After it was read: at the next multiple of its interval, as all jobs of this interval.
+    pub(super) fn plan(&mut self, ladder: &Ladder, now_ns: i64) {
+        let interval_ns = self.interval_ns(ladder, now_ns);
+        let next_ns = (now_ns / interval_ns + 1).saturating_mul(interval_ns);
+        self.next_ns = match self.look {
+            // What was planned holds unless there is more interest now.
+            Look::No | Look::Cheap => self.next_ns.min(next_ns),
+            Look::Usual | Look::Whole => next_ns,
+        };
+    }
+
+    /// Somebody asked for it. Whether it is watched since then.
+    pub(super) fn ask(&mut self, now_ns: i64) -> bool {
+        let before_ns = self.asked_ns.replace(now_ns);
+        let is_watched = before_ns.is_some_and(|before_ns| now_ns - before_ns < WATCHED_WITHIN_NS);
+        if is_watched {
+            self.watched_ns = Some(now_ns);
+        }
+        is_watched
+    }
+
+    /// Compares what was just read with what was read before.
+    pub(super) fn compare(&mut self, now_ns: i64, cells: &[i64]) {
+        let is_early = |before: Compared| now_ns - before.at_ns < COMPARED_NS;
+        if cells[CPU] == MISSING || self.compared.is_some_and(is_early) {
+            return;
+        }
+        let known = |column: usize| Some(cells[column]).filter(|&cell| cell != MISSING);
+        let io_bytes =
+            known(READ).zip(known(WRITTEN)).map_or(MISSING, |(read, written)| read.saturating_add(written));
+        let before = self.compared;
+        let per_s = |before_cell: i64, cell: i64, elapsed_ns: i64| {
+            let is_known = before_cell != MISSING && cell != MISSING;
+            let grown = i128::from(cell.saturating_sub(before_cell).max(0)) * 1_000_000_000;
+            is_known.then(|| i64::try_from(grown / i128::from(elapsed_ns.max(1))).unwrap_or(i64::MAX))
+        };
+        let rate = |of: fn(&Compared) -> i64, cell: i64| {
+            before.as_ref().and_then(|before| per_s(of(before), cell, now_ns - before.at_ns))
+        };
+        let now = Compared {
+            at_ns: now_ns,
+            cpu_ns: cells[CPU],
+            io_bytes,
+            cores_milli: rate(|before| before.cpu_ns, cells[CPU]).map(|ns_per_s| ns_per_s / 1_000_000),
+            io_per_s: rate(|before| before.io_bytes, io_bytes),
+            memory_bytes: cells[MEMORY_NEEDED],
+        };
+        self.compared = Some(now);
+        let Some(before) = before else { return };
+        self.allowed_ns = (self.allowed_ns + (now_ns - before.at_ns) / CHANGING_SHARE).min(CHANGING_MAX_NS);
+        let memory = |of: Compared| Some(of.memory_bytes).filter(|&bytes| bytes != MISSING);
+        let is_sharp = is_sharp(before.cores_milli, now.cores_milli, CORES_MILLI_MIN)
+            || is_sharp(before.io_per_s, now.io_per_s, IO_MIN_BYTES)
+            || is_sharp(memory(before), memory(now), MEMORY_MIN_BYTES);
+        if is_sharp && self.allowed_ns >= CHANGED_FOR_NS {
+            let lasted_ns = self.changed_ns.map_or(CHANGED_FOR_NS, |at_ns| now_ns - at_ns);
+            self.allowed_ns -= lasted_ns.min(CHANGED_FOR_NS);
+            self.changed_ns = Some(now_ns);
+        }
+    }
+}
+
+fn is_sharp(before: Option<i64>, now: Option<i64>, least: i64) -> bool {
+    before.zip(now).is_some_and(|(before, now)| (now - before).abs() > least.max(before.min(now) / 3))
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::JOB;
+    use met_core::ladder::TOGETHER_NS;
+    use met_core::series::Course;
+
+    use super::*;
+
+    const SECOND_NS: i64 = 1_000_000_000;
+    const DAY_S: i64 = 86_400;
+
+    /// What a job has done after so many seconds: its load is in thousandths of a core, and bytes per second.
+    fn counters(second: i64, load: &impl Fn(i64) -> (i64, i64), from_s: i64) -> (i64, i64) {
+        (from_s..second)
+            .map(load)
+            .fold((0, 0), |sum, (milli, bytes)| (sum.0 + milli * 1_000_000, sum.1 + bytes))
+    }
+
+    /// A job of this age on the default ladder, read by a simulated clock as the sampler does, for some time.
+    fn followed(age_s: i64, for_s: i64, load: impl Fn(i64) -> (i64, i64)) -> (Course, usize) {
+        let ladder = Ladder::default();
+        let (mut pacing, mut course, mut whole) = (Pacing::new(0), Course::new(&JOB), 0);
+        for second in age_s..age_s + for_s {
+            let now_ns = second * SECOND_NS;
+            pacing.look = match (now_ns >= pacing.next_ns(), now_ns % TOGETHER_NS == 0) {
+                (true, _) => Look::Whole,
+                (false, true) => Look::Cheap,
+                (false, false) => continue,
+            };
+            whole += usize::from(pacing.look == Look::Whole);
+            let (cpu_ns, bytes) = counters(second, &load, age_s);
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[CPU], cells[READ], cells[WRITTEN], cells[MEMORY_NEEDED]) = (cpu_ns, 0, bytes, 1 << 30);
+            course.push(second * 1000, &cells);
+            pacing.compare(now_ns, &cells);
+            pacing.plan(&ladder, now_ns);
+        }
+        (course, whole)
+    }
+
+    #[test]
+    fn a_burst_shows_at_its_height_at_any_age_and_at_any_moment() {
+        for age_s in [400, 7200, 2 * DAY_S] {
+            for shift_s in [0, 3, 7, 9] {
+                let begin_s = age_s + 300 + shift_s;
+                let is_burst = |second: i64| (begin_s..begin_s + 30).contains(&second);
+                let load = |second: i64| if is_burst(second) { (4000, 200 << 20) } else { (500, 1 << 20) };
+                let (course, whole) = followed(age_s, 900, load);
+                let peak = |column: usize| {
+                    course.intervals(column, 25_000).map(|span| span.peak).fold(0.0, f64::max)
+                };
+                assert!(peak(CPU) >= 0.8 * 4e9, "{} at {age_s} s", peak(CPU));
+                assert!(peak(WRITTEN) >= 0.8 * f64::from(200 << 20), "{} at {age_s} s", peak(WRITTEN));
+                let in_burst = course.times_ms.iter().filter(|&&time_ms| is_burst(time_ms / 1000)).count();
+                assert!(in_burst >= 15, "it is sampled every second again: {in_burst} at {age_s} s");
+                assert!(whole < 250, "and not for ever: {whole} at {age_s} s");
+            }
+        }
+    }
+
+    #[test]
+    fn a_steady_job_is_read_in_full_as_rarely_as_its_ladder_says() {
+        for (age_s, interval_s) in [(0, 1), (400, 10), (7200, 30), (2 * DAY_S, 60)] {
+            let for_s = if age_s == 0 { 300 } else { 1200 };
+            let (course, whole) = followed(age_s, for_s, |_| (1000, 0));
+            assert!((whole as i64 - for_s / interval_s).abs() <= 1, "{whole} at {age_s} s");
+            let longest_ms = course.spans_ms().into_iter().max();
+            assert!(longest_ms <= Some(10_000), "CPU time and memory are read every 10 s: {longest_ms:?}");
+        }
+    }
+
+    #[test]
+    fn a_job_that_changes_all_the_time_is_not_sampled_every_second_all_the_time() {
+        let (_, whole) = followed(2 * DAY_S, 3600, |second| (if second / 20 % 2 == 0 { 4000 } else { 0 }, 0));
+        assert!((60..900).contains(&whole), "{whole}");
+    }
+
+    #[test]
+    fn who_asks_again_and_again_watches() {
+        let mut pacing = Pacing::new(0);
+        let ladder = Ladder::default();
+        let now_ns = 2 * DAY_S * SECOND_NS;
+        assert!(!pacing.ask(now_ns), "one request is not watching");
+        assert_eq!(pacing.interval_ns(&ladder, now_ns), 60 * SECOND_NS);
+        assert!(pacing.ask(now_ns + 2 * SECOND_NS));
+        assert_eq!(pacing.interval_ns(&ladder, now_ns + 3 * SECOND_NS), SECOND_NS);
+        assert_eq!(pacing.interval_ns(&ladder, now_ns + 60 * SECOND_NS), 60 * SECOND_NS);
+    }
+}
