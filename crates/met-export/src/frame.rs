@@ -46,7 +46,7 @@ type JobColumn = (&'static str, &'static str, Type, &'static str, &'static str);
 const JOB_COLUMNS: &[JobColumn] = &[
     ("cluster", "/identity/cluster", Type::Text, "", "cluster that has it in its accounting"),
     ("job", "/identity/job", Type::Text, "", "how people name the job"),
-    ("incarnation", "/identity/incarnation", Type::Whole, "", "tells it from earlier jobs with the same id"),
+    ("incarnation", "/identity/incarnation", Type::Whole, "", "distinguishes earlier jobs with the same id"),
     ("manager", "/job/manager", Type::Text, "", "resource manager"),
     ("id", "/job/id", Type::Text, "", "id as its users know it"),
     ("raw_id", "/job/raw_id", Type::Text, "", "id as its cgroups are named"),
@@ -158,7 +158,7 @@ fn empty_samples(table: &Table) -> Frame {
     let first = [
         column(cluster, "", "cluster of the job", Type::Text),
         column(job, "", "how people name the job", Type::Text),
-        column(incarnation, "", "tells it from earlier jobs with the same id", Type::Whole),
+        column(incarnation, "", "distinguishes earlier jobs with the same id", Type::Whole),
         column(part, "", "name of the event or uuid of the GPU", Type::Text),
         column(time, "", "time of the sample", Type::Time),
     ];

@@ -9,14 +9,15 @@ use std::io::{Read, Write};
 
 use anyhow::{Context, Result, bail, ensure};
 use hdf5_pure::{
-    AttrValue, DType, Dataset, File as Tree, FileBuilder, Group, GroupBuilder, VlenStringReadOptions,
+    AttrValue, DType, Dataset, File as Tree, FileBuilder, Group, GroupBuilder, H5Element,
+    VlenStringReadOptions,
 };
 use met_core::series::{Course, SPREAD_NAMES, Spread, Spreads};
 use met_core::{Column, Kind, MISSING, Table};
 
 use crate::foreign::{self, CELLS_MAX};
 use crate::frame::{self, Cells, FrameColumn};
-use crate::jsonl::{course_of, push};
+use crate::jsonl::{LINE_BYTES_MAX, course_of, push};
 use crate::{ExportedJob, JobWriter, Rows, Series, tables};
 
 /// The whole file is read into memory.
@@ -114,16 +115,16 @@ fn write_jobs(group: &mut GroupBuilder, jobs: &[ExportedJob]) -> Result<()> {
             }
             Cells::Time(cells) => {
                 let times: Vec<i64> = cells.iter().map(|time| time.unwrap_or(MISSING)).collect();
-                integers(group, &name, TIME_UNIT, &help, &times);
+                numbers(group, &name, TIME_UNIT, &help, &times);
             }
             Cells::Whole(cells) => {
                 let known: Vec<f64> =
                     cells.iter().map(|cell| cell.map_or(f64::NAN, |cell| cell as f64)).collect();
-                reals(group, &name, unit, &help, &known);
+                numbers(group, &name, unit, &help, &known);
             }
             Cells::Real(cells) => {
                 let known: Vec<f64> = cells.iter().map(|cell| cell.unwrap_or(f64::NAN)).collect();
-                reals(group, &name, unit, &help, &known);
+                numbers(group, &name, unit, &help, &known);
             }
         }
     }
@@ -131,9 +132,9 @@ fn write_jobs(group: &mut GroupBuilder, jobs: &[ExportedJob]) -> Result<()> {
     let records: Vec<&str> = records.iter().map(String::as_str).collect();
     strings(group, RECORD, "the exact record, for `met import`", &records);
     let exported: Vec<i64> = jobs.iter().map(|job| job.exported_ns).collect();
-    integers(group, EXPORTED, TIME_UNIT, "time of the export", &exported);
+    numbers(group, EXPORTED, TIME_UNIT, "time of the export", &exported);
     let cpus: Vec<f64> = jobs.iter().map(|job| job.cpus.map_or(f64::NAN, f64::from)).collect();
-    reals(group, CPUS, "", "CPUs of its nodes", &cpus);
+    numbers(group, CPUS, "", "CPUs of its nodes", &cpus);
     Ok(())
 }
 
@@ -181,14 +182,14 @@ impl Samples {
     }
 
     fn write(&self, group: &mut GroupBuilder) {
-        integers(group, JOB, "", "row of the job in /jobs", &self.jobs);
-        integers(group, PART, "", "row in part_names", &self.parts);
+        numbers(group, JOB, "", "row of the job in /jobs", &self.jobs);
+        numbers(group, PART, "", "row in part_names", &self.parts);
         let names: Vec<&str> = self.part_names.iter().map(String::as_str).collect();
         strings(group, PART_NAMES, "names of events, uuids of GPUs", &names);
-        integers(group, TIME, TIME_UNIT, "time of the sample", &self.times_ns);
+        numbers(group, TIME, TIME_UNIT, "time of the sample", &self.times_ns);
         for (column, cells) in self.table.columns.iter().zip(&self.columns) {
             if cells.iter().any(|cell| !cell.is_nan()) {
-                reals(group, &column.json_name(), unit(column), column.help, cells);
+                numbers(group, &column.json_name(), unit(column), column.help, cells);
             }
         }
         let mut thinned = group.create_group(THINNED);
@@ -199,7 +200,7 @@ impl Samples {
                     let mut cells = cells.clone();
                     cells.resize(self.jobs.len(), f64::NAN);
                     let name = spread_name(column, which);
-                    reals(
+                    numbers(
                         &mut thinned,
                         &name,
                         unit(column),
@@ -224,17 +225,9 @@ fn unit(column: &Column) -> &'static str {
     column.unit.suffix().trim_start_matches('_')
 }
 
-fn reals(group: &mut GroupBuilder, name: &str, unit: &str, help: &str, values: &[f64]) {
+fn numbers<T: H5Element>(group: &mut GroupBuilder, name: &str, unit: &str, help: &str, values: &[T]) {
     let rows = (values.len() as u64).clamp(1, CHUNK_ROWS);
-    let dataset = group.create_dataset(name).with_f64_data(values);
-    let dataset = dataset.with_chunks(&[rows]).with_shuffle().with_deflate(DEFLATE_LEVEL);
-    dataset.set_attr("units", AttrValue::String(unit.to_owned()));
-    dataset.set_attr("help", AttrValue::String(help.to_owned()));
-}
-
-fn integers(group: &mut GroupBuilder, name: &str, unit: &str, help: &str, values: &[i64]) {
-    let rows = (values.len() as u64).clamp(1, CHUNK_ROWS);
-    let dataset = group.create_dataset(name).with_i64_data(values);
+    let dataset = group.create_dataset(name).with_data(values);
     let dataset = dataset.with_chunks(&[rows]).with_shuffle().with_deflate(DEFLATE_LEVEL);
     dataset.set_attr("units", AttrValue::String(unit.to_owned()));
     dataset.set_attr("help", AttrValue::String(help.to_owned()));
@@ -294,6 +287,7 @@ fn read_jobs(group: &Group) -> Result<Vec<ExportedJob>> {
     let exported = read_integers(&group.dataset(EXPORTED)?, records.len())?;
     let cpus = read_reals(&group.dataset(CPUS)?, records.len())?;
     let job = |((record, exported_ns), cpus): ((&String, i64), f64)| {
+        ensure!(record.len() <= LINE_BYTES_MAX, "a record that is too long");
         let record = foreign::record(serde_json::from_str(record).context("record")?)?;
         let cpus = (1.0..f64::from(u32::MAX)).contains(&cpus).then_some(cpus as u32);
         Ok(ExportedJob { record, cpus, exported_ns: foreign::time_ns(exported_ns)?, series: Vec::new() })

@@ -13,7 +13,7 @@ use crate::foreign::{self, CELLS_MAX, SERIES_MAX};
 use crate::{ExportedJob, JobWriter, Series, identity, tables};
 
 /// A record is bounded to half a megabyte, and a job's line has its figures twice.
-const LINE_BYTES_MAX: usize = 4 << 20;
+pub const LINE_BYTES_MAX: usize = 4 << 20;
 
 const TYPE: &str = "type";
 const JOB_LINE: &str = "job";

@@ -117,7 +117,7 @@ fn write_all(
     let is_wanted = |table: &Table| {
         format.is_whole() || matches!(rows, Rows::Samples(wanted) if wanted.name == table.name)
     };
-    let mut progress = Progress::new(chosen.len());
+    let mut progress = ExportProgress::new(chosen.len());
     for (done, chosen) in chosen.into_iter().enumerate() {
         progress.show(done);
         match chosen {
@@ -146,15 +146,15 @@ pub fn series(all: &mut AllJobs, record: &Record, table: &'static Table, part: &
 }
 
 /// A line on a terminal that says how far it is.
-struct Progress {
+struct ExportProgress {
     jobs: usize,
     begun: Instant,
     shown: Option<Instant>,
 }
 
-impl Progress {
-    fn new(jobs: usize) -> Progress {
-        Progress { jobs, begun: Instant::now(), shown: None }
+impl ExportProgress {
+    fn new(jobs: usize) -> ExportProgress {
+        ExportProgress { jobs, begun: Instant::now(), shown: None }
     }
 
     fn show(&mut self, done: usize) {
@@ -167,7 +167,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ExportProgress {
     fn drop(&mut self) {
         if self.shown.is_some() {
             let _ = write!(io::stderr(), "\r\x1b[K");
