@@ -73,7 +73,7 @@ def thread_names(pid):
 
 
 @test
-def without_taskstats_nobody_listens_to_exits(world):
+def taskstats_off_stops_the_listener_of_exits(world):
     need_taskstats(world.me)
     world.configure("sources:\n  taskstats: off\n")
     job = world.me.run("sleep", "1000")

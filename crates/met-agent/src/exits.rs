@@ -76,7 +76,7 @@ impl Departures {
         Departures { off, ..Departures::default() }
     }
 
-    /// Stops the listener, or starts it again if there are jobs. What ends meanwhile is lost.
+    /// Stops the listener, or starts it again if there are jobs. Exits in between are lost.
     pub fn set_off(&mut self, host: &Host, off: bool) {
         if std::mem::replace(&mut self.off, off) == off {
             return;
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_turned_off_does_not_listen_and_a_job_of_that_time_is_not_complete() {
+    fn a_listener_that_is_off_receives_nothing_and_a_job_of_that_time_is_not_complete() {
         let host = Host::real().unwrap();
         let mut departures = Departures::new(true);
         let begin = || Beginning::Process(clock::boottime_ns());
@@ -554,7 +554,7 @@ mod tests {
         assert!(!departures.is_listening() && !departures.is_complete(watch, None));
         departures.set_off(&host, false);
         assert!(departures.is_listening());
-        assert!(complete && !departures.is_complete(watch, None), "what ended meanwhile is lost");
+        assert!(complete && !departures.is_complete(watch, None), "exits in between are lost");
         departures.close(1);
         departures.close(2);
         assert!(!departures.is_listening(), "no job needs it");

@@ -73,7 +73,7 @@ fn a_counter_once_shown_stays_while_its_job_is_on_the_page() {
     // A reading failed.
     tick(&board, &[(&record, MISSING)]);
     assert!(page(&board, TEXT).contains(cpu), "{}", page(&board, TEXT));
-    // Nobody knows the total at the end.
+    // The record has no total.
     record.state = State::Finished;
     board.ended(&record);
     tick(&board, &[]);

@@ -159,7 +159,7 @@ fn listen(ears: &Mutex<Ears>, end: &AtomicBool) {
     let births = births.and_then(Result::ok);
     let mut busy = false;
     while !end.load(Ordering::Relaxed) {
-        // While there is news at each reading, nobody needs to be woken up by the first of it.
+        // While messages come, the thread reads them in batches instead of waking up for the first of each.
         if busy {
             let mut ears = lock(ears);
             let heard = ears.hear();
@@ -209,7 +209,7 @@ fn listen_to_births() -> io::Result<Socket> {
         message
     };
     socket.send(&order(&[LISTEN]))?;
-    // Five of six events of a short process are no births.
+    // A short process causes about six events, of which one is its birth.
     let _ = socket.only_with(EVENT_OFFSET, BIRTH);
     // From Linux 6.6 on they are not even sent; before, this is not understood and does no harm.
     let _ = socket.send(&order(&[LISTEN, BIRTH]));
@@ -247,8 +247,8 @@ impl Ears {
         })
     }
 
-    /// Takes in all that waits, and returns how many messages that were. The ends first: the birth of whoever ended
-    /// was told before.
+    /// Reads all waiting messages and returns their number. The ends first: the birth of a process that ended was
+    /// sent before.
     fn hear(&mut self) -> usize {
         let mut ended = std::mem::take(&mut self.ended);
         let mut messages = 0;
