@@ -359,3 +359,17 @@ def a_command_enters_its_cgroup_before_it_starts(world):
         raise Skip("no v1 memory cgroup can be made here")
     check(f"/met-{job['job']['id']}-" in world.read("cgroup").decode(), "its first program is inside")
     equal(job["quality"]["memory_peak_bytes"]["kind"], "measured", "kind")
+
+
+@test
+def doctor_measures_how_long_a_job_waits_for_its_v1_cgroup(world):
+    need_root()
+    job = world.run_to_end("true")
+    if not has_memory_cgroup(job) or memory_cgroup_of(os.getpid()) is None:
+        raise Skip("no v1 memory cgroup can be made here")
+    findings = {finding["what"]: finding for finding in world.met("doctor", "--json").ok().json()}
+    entry = findings["cgroup entry"]
+    check("cgroup v1 directory" in entry["detail"] and " ms" in entry["detail"], entry)
+    check((entry["health"] == "ok") == (entry["remedy"] is None), entry)
+    someone = {finding["what"] for finding in world.someone().met("doctor", "--json").ok().json()}
+    check("cgroup entry" not in someone, "who creates no v1 cgroup does not wait for one")

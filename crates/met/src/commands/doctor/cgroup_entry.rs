@@ -11,8 +11,8 @@ use met_jobs::job_cgroup::{Enable, Enclosure};
 use super::{Finding, Health};
 use met_query::setting::Setting;
 
-/// Shorter ones are not worth a change of the machine.
-const SHORT: Duration = Duration::from_millis(2);
+/// A grace period takes longer: 6 to 26 ms.
+const SHORT: Duration = Duration::from_millis(4);
 const TRIES: usize = 3;
 /// Right after another move one costs nothing.
 const APART: Duration = Duration::from_millis(50);
