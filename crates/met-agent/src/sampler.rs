@@ -590,4 +590,6 @@ pub fn options(config: &Config, patience: Duration) -> Options {
 }
 
 #[cfg(test)]
+mod ladder_tests;
+#[cfg(test)]
 mod tests;
