@@ -42,6 +42,9 @@ pub enum Caveat {
     NoContainers,
     /// The job ran more containers at once than are followed.
     SomeContainers,
+    /// A peak of samples some of which were so far apart.
+    SecondsApart,
+    MinuteApart,
 }
 
 const ACCOUNTS: [(Account, &str); 6] = [
@@ -54,7 +57,7 @@ const ACCOUNTS: [(Account, &str); 6] = [
 ];
 
 /// In the order in which they are written.
-const CAVEATS: [(Caveat, &str); 9] = [
+const CAVEATS: [(Caveat, &str); 11] = [
     (Caveat::IdleEstimated, ", idle power estimated"),
     (Caveat::MeterMissing, ", a meter missing"),
     (Caveat::CpuUnseen, ", without processes that left its tree"),
@@ -64,6 +67,8 @@ const CAVEATS: [(Caveat, &str); 9] = [
     (Caveat::MeterShort, ", the node meter shows less than its parts"),
     (Caveat::NoContainers, ", containers not included"),
     (Caveat::SomeContainers, ", too many containers, some not included"),
+    (Caveat::SecondsApart, ", samples up to 10 s apart"),
+    (Caveat::MinuteApart, ", samples up to 60 s apart"),
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
