@@ -197,7 +197,7 @@ def only_root_may_configure_the_root_daemon(world):
     world.start_system_daemon()
     user.met("configure", "--period", "2s").refused("only root may configure")
     user.met("configure", "--reset").refused("only root may configure")
-    equal(shown(user)["sampling.interval"], "1s  default", "what holds")
+    equal(shown(user)["sampling.interval"], "1s, 10s after 5m, 30s after 1h, 1m after 1d  default", "what holds")
     world.met("configure", "--period", "2s").ok()
     equal(shown(user)["sampling.interval"], "2s  temporary until the daemon ends", "what holds")
 
@@ -238,7 +238,8 @@ def current(user):
 @test
 def a_changed_file_is_followed_without_a_signal(world):
     before = current(world)
-    equal(before["sampling.interval"], "1s                        default", "without a daemon")
+    equal(before["sampling.interval"].split(), ["-", "default"], "without a daemon")
+    check(before["sampling.ladder"].startswith("1s, 10s after 5m, 30s after 1h, 60s after 1d"), before["sampling.ladder"])
     check("no daemon is running" in world.met("config", "--current").out, "who follows it")
     job = world.run(*FOREVER)
     daemon = world.daemon_pid()

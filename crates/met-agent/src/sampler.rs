@@ -597,4 +597,6 @@ pub fn options(config: &Config, patience: Duration) -> Options {
 }
 
 #[cfg(test)]
+mod ladder_tests;
+#[cfg(test)]
 mod tests;

@@ -44,6 +44,9 @@ pub enum Caveat {
     SomeContainers,
     /// The command ran before it was moved into its cgroup.
     EnteredLate,
+    /// A peak of samples some of which were so far apart.
+    SecondsApart,
+    MinuteApart,
 }
 
 const ACCOUNTS: [(Account, &str); 6] = [
@@ -56,7 +59,7 @@ const ACCOUNTS: [(Account, &str); 6] = [
 ];
 
 /// In the order in which they are written.
-const CAVEATS: [(Caveat, &str); 10] = [
+const CAVEATS: [(Caveat, &str); 12] = [
     (Caveat::IdleEstimated, ", idle power estimated"),
     (Caveat::MeterMissing, ", a meter missing"),
     (Caveat::CpuUnseen, ", without processes that left its tree"),
@@ -67,6 +70,8 @@ const CAVEATS: [(Caveat, &str); 10] = [
     (Caveat::NoContainers, ", containers not included"),
     (Caveat::SomeContainers, ", too many containers, some not included"),
     (Caveat::EnteredLate, ", without memory allocated before the cgroup was entered"),
+    (Caveat::SecondsApart, ", samples up to 10 s apart"),
+    (Caveat::MinuteApart, ", samples up to 60 s apart"),
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq)]

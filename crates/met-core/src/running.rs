@@ -1,15 +1,20 @@
 //! The figures of a job that still runs, kept up to date sample by sample in constant memory.
 
 use crate::job::{Summaries, Summary};
-use crate::job_table::{CPU, PROCESSES};
+use crate::job_table::{CPU, GPU_MEMORY, MEMORY_NEEDED, PROCESSES, PROCESSES_RUNNING, THREADS_RUNNING};
 use crate::series::{Course, Interval, SPARSE_MS};
 use crate::{JOB, Kind, MISSING, rate};
+
+/// Columns whose peaks are known from samples alone.
+const RESOLVED: [usize; 5] = [CPU, MEMORY_NEEDED, PROCESSES_RUNNING, THREADS_RUNNING, GPU_MEMORY];
 
 /// What all samples so far sum up to.
 pub struct Running {
     gap_ms: i64,
     peak_span_ms: i64,
     columns: Vec<Column>,
+    /// The longest times between two samples, by `RESOLVED`.
+    apart_ms: [i64; RESOLVED.len()],
     /// The last sample, and the first one after the last gap.
     pushed_ms: Option<i64>,
     since_ms: i64,
@@ -33,7 +38,8 @@ impl Running {
     pub fn new(gap_ms: i64, peak_span_ms: i64) -> Running {
         let columns = vec![Column::default(); JOB.columns.len()];
         let (pushed_ms, since_ms) = (None, i64::MIN);
-        Running { gap_ms, peak_span_ms, columns, pushed_ms, since_ms, span: None, peak_cores: None }
+        let apart_ms = [0; RESOLVED.len()];
+        Running { gap_ms, peak_span_ms, columns, apart_ms, pushed_ms, since_ms, span: None, peak_cores: None }
     }
 
     /// The period changed: samples of the longer one are no gap, before it or after.
@@ -55,6 +61,7 @@ impl Running {
         if before_ms.is_some_and(|before_ms| time_ms - before_ms > self.gap_ms) {
             self.since_ms = time_ms;
         }
+        self.follow_spans(time_ms, cells);
         let sparse_ms = self.sparse_ms();
         for (column, &cell) in self.columns.iter_mut().zip(cells) {
             if cell != MISSING {
@@ -62,6 +69,20 @@ impl Running {
             }
         }
         self.follow_peak(time_ms, cells[CPU]);
+    }
+
+    fn follow_spans(&mut self, time_ms: i64, cells: &[i64]) {
+        for (apart_ms, column) in self.apart_ms.iter_mut().zip(RESOLVED) {
+            let before = self.columns[column].last.filter(|_| cells[column] != MISSING);
+            if let Some((before_ms, _)) = before.filter(|(before_ms, _)| *before_ms >= self.since_ms) {
+                *apart_ms = (*apart_ms).max(time_ms - before_ms);
+            }
+        }
+    }
+
+    /// The longest time between two samples of a column, gaps left out: a shorter peak may not be in its maximum.
+    pub fn apart_ms(&self, column: usize) -> i64 {
+        RESOLVED.iter().position(|&known| known == column).map_or(0, |index| self.apart_ms[index])
     }
 
     /// Takes over what thinning left of the samples of an earlier daemon, after these.
@@ -180,7 +201,6 @@ impl Column {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job_table::MEMORY_NEEDED;
 
     #[test]
     fn what_thinning_removed_is_recalled() {

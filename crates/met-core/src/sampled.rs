@@ -36,6 +36,19 @@ pub fn is_unknown_io(column: usize, value: i64) -> bool {
     value == 0 && OF_IO.contains(&column)
 }
 
+/// Samples that are not further apart than this are every sample of most jobs.
+const CLOSE_MS: i64 = 2_500;
+const SECONDS_MS: i64 = 15_000;
+
+/// What a peak of samples comes from, and how short a peak it may lack.
+fn of_samples(running: &Running, column: usize, account: impl Into<Provenance>) -> Provenance {
+    account.into().with(match running.apart_ms(column) {
+        ..=CLOSE_MS => None,
+        ..=SECONDS_MS => Some(Caveat::SecondsApart),
+        _ => Some(Caveat::MinuteApart),
+    })
+}
+
 /// What samples say: counters as last read, levels at their highest.
 pub fn totals(running: &Running, profile: Profile) -> Totals {
     let mut totals = Totals::default();
@@ -63,8 +76,17 @@ pub fn totals(running: &Running, profile: Profile) -> Totals {
     };
     if let Some(peak) = running.maximum(MEMORY_NEEDED) {
         match profile.counts_memory {
-            true => totals.set(MEMORY_NEEDED_PEAK, peak, in_cgroup, of_cgroup.clone()),
-            false => totals.set(MEMORY_NEEDED_PEAK, peak, Estimated, Account::Statm),
+            true => {
+                let mut source = of_samples(running, MEMORY_NEEDED, Account::Cgroup);
+                if profile.entered_late {
+                    source = source.with(Caveat::EnteredLate);
+                }
+                totals.set(MEMORY_NEEDED_PEAK, peak, in_cgroup, source);
+            }
+            false => {
+                let source = of_samples(running, MEMORY_NEEDED, Account::Statm);
+                totals.set(MEMORY_NEEDED_PEAK, peak, Estimated, source);
+            }
         }
     }
     // The kernel's own peak is read at slow ticks only; meanwhile the samples may know better.
@@ -74,16 +96,43 @@ pub fn totals(running: &Running, profile: Profile) -> Totals {
     }
     for (level, peak) in [(PROCESSES_RUNNING, PROCESSES_PEAK), (THREADS_RUNNING, THREADS_PEAK)] {
         if let Some(value) = running.maximum(level) {
-            totals.set(peak, value, SampledKind, "/proc");
+            totals.set(peak, value, SampledKind, of_samples(running, level, "/proc"));
         }
     }
     if let Some(cores) = running.peak_cores() {
-        totals.set(CORES_PEAK, (cores * 1000.0).round() as i64, SampledKind, counters);
+        totals.set(CORES_PEAK, (cores * 1000.0).round() as i64, SampledKind, of_samples(running, CPU, counters));
     }
     if let Some(peak) = running.maximum(GPU_MEMORY) {
-        totals.set(GPU_MEMORY_PEAK, peak, SampledKind, "cards");
+        totals.set(GPU_MEMORY_PEAK, peak, SampledKind, of_samples(running, GPU_MEMORY, "cards"));
     }
     fit_cpu_parts(&mut totals);
     fit_memory_peaks(&mut totals);
     totals
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{JOB, MISSING};
+
+    #[test]
+    fn a_peak_that_only_samples_know_says_how_far_apart_they_were() {
+        let profile =
+            Profile { attached: false, counts_cpu: true, counts_memory: true, kept: false, hides_io: false };
+        let sources = |apart_s: i64| {
+            let mut running = Running::new(25_000, 500);
+            for index in 0..40 {
+                let mut cells = vec![MISSING; JOB.columns.len()];
+                (cells[CPU], cells[MEMORY_NEEDED]) = (index * 1_000_000, 5);
+                if index * 5 % apart_s == 0 {
+                    cells[PROCESSES_RUNNING] = 3;
+                }
+                running.push(index * apart_s.min(5) * 1000, &cells);
+            }
+            let totals = totals(&running, profile);
+            [MEMORY_NEEDED_PEAK, PROCESSES_PEAK].map(|column| totals.figure(column).unwrap().source.to_string())
+        };
+        assert_eq!(sources(1), ["cgroup", "/proc"]);
+        assert_eq!(sources(60), ["cgroup, samples up to 10 s apart", "/proc, samples up to 60 s apart"]);
+    }
 }

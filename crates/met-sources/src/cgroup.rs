@@ -623,6 +623,38 @@ mod tests {
     }
 
     #[test]
+    fn a_cgroup_in_which_nothing_ran_is_not_read_further_and_shows_what_it_showed() {
+        let mut machine = v2();
+        machine.targets.cgroups.truncate(1);
+        let mut source = (SPEC.open)(&machine.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
+        let mut batches = [Batch::new(&TABLE)];
+        let mut read = |machine: &mut Machine, look: Look| {
+            machine.targets.cgroups[0].look = look;
+            batches[0].clear();
+            source.read(&machine.targets, &FAST, &mut batches).unwrap();
+            batches[0].rows().next().map(|(_, cells)| [CPU, MEMORY_NEEDED, MEMORY_PEAK, THREADS].map(|index| cells[index]))
+        };
+        let whole = [7_254_013_000, 109_051_904, 167_772_160, 9];
+        assert_eq!(read(&mut machine, Look::Whole), Some(whole));
+        let folder = machine.path("/sys/fs/cgroup/met/job-1");
+        let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+        write("memory.stat", "anon 5\nfile 0\nshmem 0\n");
+        write("pids.current", "3\n");
+        for look in [Look::Cheap, Look::Whole, Look::Cheap] {
+            assert_eq!(read(&mut machine, look), Some(whole), "nothing ran: {look:?}");
+        }
+        assert_eq!(read(&mut machine, Look::No), None);
+        write("cpu.stat", "usage_usec 8000000\nuser_usec 8000000\nsystem_usec 0\n");
+        assert_eq!(read(&mut machine, Look::Cheap), Some([8_000_000_000, 5, 167_772_160, MISSING]));
+        assert_eq!(read(&mut machine, Look::Whole), Some([8_000_000_000, 5, 167_772_160, 3]));
+        // Now and then it is read in any case.
+        write("memory.stat", "anon 7\nfile 0\nshmem 0\n");
+        let looks = (0..=SKIPPED_MAX).map(|_| read(&mut machine, Look::Cheap).unwrap()[1]);
+        assert_eq!(looks.last(), Some(7));
+        assert_eq!(read(&mut machine, Look::Usual).unwrap()[1], 7);
+    }
+
+    #[test]
     fn a_young_cgroup_is_read_whole_at_every_tick() {
         let mut machine = v2();
         let slow = machine.read(&SPEC, SLOW);

@@ -145,6 +145,7 @@ mod tests {
                 file: None,
                 after_restart: Vec::new(),
                 factor: None,
+                http_refused: None,
                 ladder: Some("1s, 10s after 5m".to_owned()),
                 intervals: vec![
                     Held { value: Duration::from_secs(5), whence },
