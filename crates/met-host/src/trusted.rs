@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use met_core::job::FileId;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, Statx, StatxFlags};
 
-use crate::users;
+use crate::{text_file, users};
 
 /// As many as the kernel follows.
 const LINKS_MAX: usize = 40;
@@ -54,7 +54,7 @@ pub fn open(path: &Path, flags: OFlags, mode: Mode) -> io::Result<File> {
 /// Reads a small file that is used without being named. As root only if nobody else has a say on it.
 pub fn read_own(path: &Path) -> io::Result<String> {
     check_own(path)?;
-    std::fs::read_to_string(path)
+    text_file::read(path)
 }
 
 /// Removes a file by the same rules.
