@@ -192,6 +192,8 @@ impl Service {
 
     fn take_announced(&mut self, record: &mut Record, known: Option<&Record>, peer: Peer) {
         self.registry.nesting.place(&self.host, &self.discovery, record, known, peer);
+        claims::vouch_events(&self.host, &self.settings.all_events(), record, peer);
+        claims::vouch_place(&self.host, record, peer);
         if self.place.system {
             self.admission.announced.count(record);
         }
