@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, LOCAL, Local, Origin, Record, State};
 use met_host::{Host, clock};
 use met_jobs::cgroup_layouts::Layout;
-use met_store::inbox::JobDir;
+use met_store::inbox::{JobDir, SHARED_IDS_END};
 
 use crate::supervise::{self, Assignment, Channel, Command, look_up};
 use met_config::Failure;
@@ -66,7 +66,8 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let now_ns = clock::realtime_ns();
     let uid = rustix::process::getuid().as_raw();
     let facts = setting.host.facts();
-    let incarnation = now_ns / 1_000_000_000;
+    // Jobs of two users may get one number while no daemon assigns them, hardly in one microsecond.
+    let incarnation = now_ns / 1_000;
     let record = Record {
         user: met_host::users::name_of(uid),
         uid: Some(uid),
@@ -166,6 +167,11 @@ fn reserve(setting: &Setting, timed: bool, system: &mut Result<Client, Unreachab
         if id == own_id {
             own_dir.mark_of_system();
             return Ok(id);
+        }
+        // It assigns no shared id now.
+        if id >= SHARED_IDS_END {
+            own_dir.remove().map_err(unkept)?;
+            return Ok(reserve_own()?.0);
         }
         let claimed = JobDir::claim(state, id);
         own_dir.remove().map_err(unkept)?;
@@ -353,7 +359,7 @@ pub fn run_as_supervisor(arguments: &[OsString]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use met_store::inbox::{SHARED_IDS_END, own_ids};
+    use met_store::inbox::own_ids;
 
     use super::*;
     use met_config::Place;

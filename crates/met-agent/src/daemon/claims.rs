@@ -246,6 +246,11 @@ fn is_possible(summary: &Summary) -> bool {
     figures.into_iter().flatten().all(|figure| (0.0..i64::MAX as f64 / 4.0).contains(figure))
 }
 
+/// Whose job it is: the caller's, unless the daemon's own user says otherwise.
+pub fn owner(record: &Record, peer: Peer) -> Option<u32> {
+    if is_ours(peer) { record.uid } else { Some(peer.uid) }
+}
+
 fn is_ours(peer: Peer) -> bool {
     peer.uid == rustix::process::getuid().as_raw()
 }

@@ -10,6 +10,8 @@ mod connections;
 mod discovery_thread;
 pub mod forwarding;
 mod found_jobs;
+#[cfg(test)]
+mod full_disk_tests;
 mod housekeeping;
 mod identifying;
 pub(crate) mod idle_readings;
