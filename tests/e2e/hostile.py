@@ -11,7 +11,7 @@ import struct
 import subprocess
 import threading
 
-from harness import cgroups_left, check, each, equal, eventually, need_root, test
+from harness import Skip, cgroups_left, check, each, equal, eventually, need_root, test
 from users import ask, two_users
 
 HELLO = {"hello": {"protocol": 3}}
@@ -340,3 +340,145 @@ def passed_descriptors_of_one_user_leave_others_theirs(world):
     passing.wait()
     eventually(lambda: held() <= before + 10, lambda: f"{held() - before} descriptors are left")
     bob.met("cancel", job).ok()
+
+
+#: Announces the job of its own process and passes counters under names of its own choice, as no supervisor would.
+NAMING = r"""
+import ctypes, json, os, socket, struct, subprocess, sys
+path, record, names = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+
+def frame(request):
+    data = json.dumps(request).encode()
+    return struct.pack("<I", len(data)) + data
+
+link = socket.socket(socket.AF_UNIX)
+link.settimeout(60)
+link.connect(path)
+replies = link.makefile("rb")
+
+def ask(request, descriptors=()):
+    socket.send_fds(link, [frame(request)], list(descriptors))
+    (size,) = struct.unpack("<I", replies.read(4))
+    return json.loads(replies.read(size))
+
+def counter():
+    # A software event of this process, in user mode: struct perf_event_attr of version 0.
+    attributes = struct.pack("<IIQQQQQ", 1, 64, 1, 0, 0, 3, 1 << 5 | 1 << 6).ljust(64, b"\0")
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.syscall(298, attributes, 0, -1, -1, 8)
+
+def ticks(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[19])
+
+child = subprocess.Popen(["sleep", "1000"])
+me = {"pid": os.getpid(), "start_ticks": ticks(os.getpid())}
+ask({"hello": {"protocol": 1, "newest": 1000}})
+given = ask({"reserve": {"at_least": 1}})["reserved"]["id"]
+record["key"]["id"] = str(given)
+record["state"], record["end_ns"] = "running", None
+record["local"].update(supervisor=me, main={"pid": child.pid, "start_ticks": ticks(child.pid)})
+record["local"].update(cgroup={}, origin="run")
+reply = ask({"started": record})
+assert reply == "done", reply
+descriptor = counter()
+if descriptor < 0:
+    print("none", flush=True)
+    child.kill()
+    sys.exit(0)
+for begin in range(0, len(names), 50):
+    part = names[begin:begin + 50]
+    events = [{"name": name, "counters": 1, "software": True, "user_only": False} for name in part]
+    ask({"counters": {"key": record["key"], "in_cgroup": True, "events": events}}, [descriptor] * len(part))
+print(given, flush=True)
+sys.stdin.read()
+child.kill()
+child.wait()
+record["state"], record["end_ns"] = "finished", record["start_ns"] + 1
+record["events"] = [{"name": name, "count": 1, "counted": 1.0, "kind": "measured", "source": "x"} for name in names]
+print(json.dumps(ask({"ended": record})), flush=True)
+"""
+
+
+@test
+def a_user_adds_no_events_of_names_that_nobody_asked_for(world):
+    alice, bob = two_users(world)
+    world.configure("perf:\n  events: [page_faults, task_clock]\n")
+    world.start_system_daemon()
+    path = system_socket(world)
+    job = bob.run_to_end("true")["job"]["id"]
+    (record,) = ask(world.me, path, HELLO, {"find": {"id": {"manager": None, "id": job}}})[-1]["jobs"]
+    names = ["page_faults", "task_clock", *(f"evil_{number}" for number in range(200))]
+    naming = bob.start(world.python, "-c", NAMING, path, json.dumps(record), json.dumps(names), stdin=subprocess.PIPE)
+    forged = naming.stdout.readline().decode().strip()
+    if forged == "none":
+        raise Skip("perf events are not allowed")
+    check(forged.isdigit(), f"{forged!r}: {naming.stderr.read().decode() if not forged else ''}")
+    counted = lambda: set(world.show(forged).get("events", {}).get("counts", {}))
+    eventually(lambda: counted() == {"page_faults", "task_clock"}, lambda: f"counted: {sorted(counted())[:9]}")
+    naming.stdin.close()
+    equal(naming.stdout.readline(), b'"done"\n', "what the end is answered")
+    naming.wait()
+    equal(counted(), {"page_faults", "task_clock"}, "events in the end")
+
+
+@test
+def processes_that_a_user_claims_lead_root_not_astray(world):
+    alice, bob = two_users(world)
+    world.start_system_daemon()
+    path = system_socket(world)
+    job = bob.time_to_end("true")["job"]["id"]
+    (record,) = ask(world.me, path, HELLO, {"find": {"id": {"manager": None, "id": job}}})[-1]["jobs"]
+    given = ask(bob, path, HELLO, {"reserve": {"at_least": 1, "timed": True}})[-1]["reserved"]["id"]
+    sleeper = alice.start("sleep", "1000")
+    claims = [{"pid": pid, "uid": 0, "user": "root", "command": "evil", "start_ns": record["start_ns"],
+               "memory_peak_bytes": -5, "cpu_ns": 2**62, "node": "other"} for pid in (1, sleeper.pid)]
+    old = {"pid": 2, "command": "evil", "start_ns": 5}
+    forged = {**record, "key": {**record["key"], "id": str(given)}, "processes": [*claims, old],
+              "nodes": ["a\x1b[2J", "b"], "node_memory_bytes": 1}
+    course = {"times_ms": [], "columns": []}
+    reply = ask(bob, path, HELLO, {"timed": {"record": forged, "course": course}})[-1]
+    equal(reply, "done", "a record of his own")
+    for pid in (1, 2, sleeper.pid):
+        world.met("show", f"pid:{pid}").refused(f"process {pid}")
+    shown = world.show(str(given))
+    equal(shown["job"]["nodes"], [os.uname().nodename], "where it ran")
+    kept = shown["processes"]
+    equal({(one["pid"], one["uid"]) for one in kept}, {(1, bob.uid), (sleeper.pid, bob.uid)}, "processes")
+    check(all("cpu_seconds" not in one or one["cpu_seconds"] is None for one in kept), kept)
+    sleeper.kill()
+    sleeper.communicate()
+    world.met("show", f"pid:{sleeper.pid}").refused(f"process {sleeper.pid}")
+
+
+@each(group=0o770, others=0o777)
+def root_keeps_no_state_where_others_may_write(world, mode):
+    need_root()
+    os.makedirs(world.system_state, mode=0o700)
+    os.chmod(world.system_state, mode)
+    world.me.met("daemon").refused(world.system_state, "can be written by other users", "chmod go-w")
+    os.chmod(world.system_state, 0o755)
+    world.start_system_daemon()
+
+
+@each(pipe="pipe", device="device", endless="endless")
+def a_configuration_that_is_no_file_blocks_nobody(world, what):
+    daemon = world.me.spawn("daemon", "--user", stdout=subprocess.DEVNULL, stderr=open(world.path("log"), "wb"))
+    world.daemon_pid()
+    with open(world.config, "rb") as file:
+        text = file.read()
+    os.unlink(world.config)
+    if what == "pipe":
+        os.mkfifo(world.config)
+    elif what == "device":
+        os.symlink("/dev/zero", world.config)
+    else:
+        with open(world.config, "wb") as file:
+            file.truncate(1 << 40)
+    why = {"pipe": "a named pipe", "device": "a device", "endless": "larger than 1 MiB"}[what]
+    world.me.met("list").refused(world.config, why)
+    os.kill(daemon.pid, signal.SIGHUP)
+    eventually(lambda: why.encode() in world.read("log"), "the daemon says so")
+    os.unlink(world.config)
+    with open(world.config, "wb") as file:
+        file.write(text)
+    equal(world.run_to_end("true")["job"]["state"], "finished", "state")

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use met_core::job::{JobKey, LOCAL, Local, Origin, Record, State};
 use met_host::{Host, clock};
 use met_jobs::cgroup_layouts::Layout;
-use met_store::inbox::JobDir;
+use met_store::inbox::{JobDir, SHARED_IDS_END};
 
 use crate::daemon::listening;
 use crate::supervise::{self, Assignment, Channel, Command, look_up};
@@ -68,7 +68,8 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let now_ns = clock::realtime_ns();
     let uid = rustix::process::getuid().as_raw();
     let facts = setting.host.facts();
-    let incarnation = now_ns / 1_000_000_000;
+    // Jobs of two users may get one number while no daemon assigns them, hardly in one microsecond.
+    let incarnation = now_ns / 1_000;
     let record = Record {
         user: met_host::users::name_of(uid),
         uid: Some(uid),
@@ -174,15 +175,24 @@ fn ask_daemon(
 }
 
 /// An id that neither this user nor, where there is one, the system daemon has given away. If a system daemon runs and
-/// cannot be asked, an id of the user's own range, under which it accepts the job later.
+/// cannot be asked, an id of the user's own range, under which it accepts the job later; also if one ran before.
 fn reserve(setting: &Setting, timed: bool, system: &mut Result<Client, Unreachable>) -> Result<u64> {
     setting.user.create()?;
     let state = &setting.user.state;
     let unkept = |error: io::Error| setting.user.cannot_keep("a job", &error);
     let reserve_own = || JobDir::reserve_own(state, rustix::process::getuid().as_raw()).map_err(unkept);
+    let reserve_for_system = || -> Result<u64> {
+        let (id, dir) = reserve_own()?;
+        dir.mark_of_system();
+        Ok(id)
+    };
     let client = match system {
         Ok(client) => client,
         Err(Unreachable::Silent { .. } | Unreachable::Busy { .. } | Unreachable::Foreign { .. }) => {
+            return reserve_for_system();
+        }
+        // A daemon that is stopped has given shared ids, which nobody else knows now.
+        Err(Unreachable::Absent | Unreachable::Failed(_)) if setting.system.state.is_dir() => {
             return Ok(reserve_own()?.0);
         }
         Err(Unreachable::Absent | Unreachable::Failed(_)) => {
@@ -203,12 +213,17 @@ fn reserve(setting: &Setting, timed: bool, system: &mut Result<Client, Unreachab
                 let _ = own_dir.remove();
                 tracing::warn!("{error}; continuing without it");
                 *system = Err(Unreachable::Silent { pid: None });
-                return Ok(reserve_own()?.0);
+                return reserve_for_system();
             }
         };
         if id == own_id {
             own_dir.mark_of_system();
             return Ok(id);
+        }
+        // It assigns no shared id now.
+        if id >= SHARED_IDS_END {
+            own_dir.remove().map_err(unkept)?;
+            return reserve_for_system();
         }
         let claimed = JobDir::claim(state, id);
         own_dir.remove().map_err(unkept)?;
@@ -402,34 +417,48 @@ pub fn run_as_supervisor(arguments: &[OsString]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use met_store::inbox::{SHARED_IDS_END, own_ids};
+    use met_store::inbox::own_ids;
 
     use super::*;
     use met_config::Place;
 
     #[test]
-    fn a_job_that_starts_while_the_system_daemon_is_busy_gets_an_id_of_the_users_own() {
+    fn a_job_that_starts_while_the_system_daemon_cannot_be_asked_gets_an_id_of_the_users_own() {
         let root = tempfile::tempdir().unwrap();
         let place =
             Place { state: root.path().join("state"), runtime: root.path().join("run"), system: false };
+        let system =
+            Place { state: root.path().join("sys"), runtime: root.path().join("sys-run"), system: true };
         let setting = Setting {
             host: Host::real().unwrap(),
             config: Default::default(),
             config_path: None,
             config_text: String::new(),
             is_config_named: false,
-            user: place.clone(),
-            system: place,
+            user: place,
+            system: system.clone(),
             server: None,
             reach: Default::default(),
         };
         let own = own_ids(rustix::process::getuid().as_raw());
+        let is_marked = |id: u64| {
+            let dir = JobDir::open(&setting.user.state, id);
+            dir.write_end(&met_core::sample::bare(1, "x")).unwrap();
+            dir.is_unreported()
+        };
         for busy in
             [Unreachable::Busy { pid: None, reason: String::new() }, Unreachable::Silent { pid: None }]
         {
             let mut system = Err(busy);
-            assert!(own.contains(&reserve(&setting, false, &mut system).unwrap()) && is_for_system(&system));
+            let id = reserve(&setting, false, &mut system).unwrap();
+            assert!(own.contains(&id) && is_for_system(&system));
+            assert!(is_marked(id), "the daemon is to have its end");
         }
-        assert!(reserve(&setting, false, &mut Err(Unreachable::Absent)).unwrap() < SHARED_IDS_END);
+        let absent = || reserve(&setting, false, &mut Err(Unreachable::Absent)).unwrap();
+        assert!(absent() < SHARED_IDS_END);
+        // One that is stopped has given shared ids to others.
+        std::fs::create_dir(&system.state).unwrap();
+        let id = absent();
+        assert!(own.contains(&id) && !is_marked(id));
     }
 }

@@ -145,8 +145,13 @@ pub struct PassedCounters {
 
 impl PassedCounters {
     /// None of them where there are other than the named number of descriptors, or too many events. What is no counter
-    /// is closed.
-    pub fn of(in_cgroup: bool, events: Vec<PassedEvent>, received: Received) -> Option<PassedCounters> {
+    /// is closed, and what counts an event that is not wanted.
+    pub fn of(
+        in_cgroup: bool,
+        events: Vec<PassedEvent>,
+        received: Received,
+        is_wanted: impl Fn(&str) -> bool,
+    ) -> Option<PassedCounters> {
         let Received { descriptors, mut share } = received;
         let counters = events.iter().fold(0usize, |sum, event| sum.saturating_add(event.counters));
         let is_too_long = |event: &PassedEvent| event.name.len() > NAME_BYTES_MAX;
@@ -158,7 +163,9 @@ impl PassedCounters {
         let passed = events.into_iter().map(|PassedEvent { name, counters, software, user_only }| {
             (Passed { name, software, user_only }, descriptors.by_ref().take(counters).collect())
         });
-        let counters = Counters::received(in_cgroup, passed.collect());
+        let mut passed: Vec<(Passed, Vec<OwnedFd>)> = passed.collect();
+        passed.retain(|(event, _)| is_wanted(&event.name));
+        let counters = Counters::received(in_cgroup, passed);
         share.shrink_to(counters.descriptors());
         (!counters.is_empty()).then_some(PassedCounters { counters, share })
     }
@@ -229,13 +236,26 @@ mod tests {
         let event =
             |counters| PassedEvent { name: "x".to_owned(), counters, software: true, user_only: false };
         let pass = |events: Vec<PassedEvent>, count| {
-            PassedCounters::of(false, events, budget.hold(ALICE, pipes(count)).unwrap())
+            PassedCounters::of(false, events, budget.hold(ALICE, pipes(count)).unwrap(), |_| true)
         };
         assert!(pass(vec![event(2)], 2).is_none(), "pipes");
         assert!(pass(vec![event(1)], 2).is_none(), "another number");
         assert!(pass(vec![event(usize::MAX), event(2)], 1).is_none());
         let many = (0..=EVENTS_MAX).map(|_| event(0)).chain([event(1)]).collect();
         assert!(pass(many, 1).is_none(), "too many events");
+        assert_eq!(budget.held(), 0);
+        // One is enough where this may not be counted: the names decide before the descriptors are looked at.
+        let named = |is_wanted: bool| {
+            let counter = PassedCounters::of_this_thread("task_clock")?;
+            let descriptors = (counter.counters.to_pass())
+                .flat_map(|(_, all)| all)
+                .map(|one| one.try_clone_to_owned().unwrap())
+                .collect::<Vec<_>>();
+            let event = event(descriptors.len());
+            let received = budget.hold(ALICE, descriptors).unwrap();
+            Some(PassedCounters::of(false, vec![event], received, |name| name == "x" && is_wanted).is_some())
+        };
+        assert!(named(true).is_none_or(|taken| taken) && named(false).is_none_or(|taken| !taken));
         assert_eq!(budget.held(), 0);
         let descriptors = pipes(51);
         assert!(budget.hold(ALICE, descriptors).is_none() && budget.hold(ALICE, Vec::new()).is_none());

@@ -26,7 +26,7 @@ use met_host::Address;
 use met_jobs::cgroup_layouts::Layout;
 use met_sinks::shown_jobs::Contents;
 
-use met_host::trusted;
+use met_host::{text_file, trusted};
 
 /// The machine's file.
 pub const MACHINE_FILE: &str = "/etc/met/met.yaml";
@@ -514,7 +514,7 @@ fn load_with(
     let explicit = explicit.map(|path| (path.to_owned(), "which --config names"));
     let by_variable = || named("MET_CONFIG").map(|path| (path, "which the variable MET_CONFIG names"));
     if let Some((path, whence)) = explicit.or_else(by_variable) {
-        let yaml = std::fs::read_to_string(&path).map_err(|error| ConfigError::Read {
+        let yaml = text_file::read(&path).map_err(|error| ConfigError::Read {
             path: path.clone(),
             whence,
             error,

@@ -10,6 +10,7 @@ pub mod netlink;
 pub mod parse;
 mod peer;
 mod targets;
+pub mod text_file;
 pub mod trusted;
 pub mod users;
 

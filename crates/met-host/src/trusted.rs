@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use met_core::job::FileId;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, Statx, StatxFlags};
 
-use crate::users;
+use crate::{text_file, users};
 
 /// As many as the kernel follows.
 const LINKS_MAX: usize = 40;
@@ -54,7 +54,7 @@ pub fn open(path: &Path, flags: OFlags, mode: Mode) -> io::Result<File> {
 /// Reads a small file that is used without being named. As root only if nobody else has a say on it.
 pub fn read_own(path: &Path) -> io::Result<String> {
     check_own(path)?;
-    std::fs::read_to_string(path)
+    text_file::read(path)
 }
 
 /// Whether root was kept from a file because another user has a say on it, or owns it on a file system of another
@@ -156,7 +156,11 @@ impl Place {
     /// The last component, if it is there, is ours, too.
     fn check_last(&self, path: &Path) -> io::Result<()> {
         match rustix::fs::statat(&self.folder, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(found) if is_ours(found.st_uid) => Ok(()),
+            Ok(found) if is_ours(found.st_uid) && !is_open(&found) => Ok(()),
+            Ok(found) if is_ours(found.st_uid) => {
+                let remedy = format!("{} (`chmod go-w` closes it)", owner_words(EVERYBODY));
+                Err(refused(path, &remedy))
+            }
             Ok(found) => Err(refused(path, &owner_words(found.st_uid))),
             Err(rustix::io::Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
@@ -226,6 +230,18 @@ fn is_closed(folder: &Stat, entry: Option<&Stat>) -> bool {
     let is_sticky = folder.st_mode & STICKY != 0;
     // In a sticky directory everybody makes entries, and only their owners replace them.
     is_ours(folder.st_uid) && (!is_open || is_sticky && entry.is_none_or(|entry| is_ours(entry.st_uid)))
+}
+
+/// Whether others than root decide what is in a directory or file. Permission to write to a socket is permission to
+/// connect.
+fn is_open(found: &Stat) -> bool {
+    let is_own_group = found.st_gid == 0;
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::Directory => found.st_mode & 0o022 != 0,
+        FileType::RegularFile if is_own_group => found.st_mode & 0o002 != 0,
+        FileType::RegularFile => found.st_mode & 0o022 != 0,
+        _ => false,
+    }
 }
 
 /// Root's, or of nobody that this user namespace knows: there root is an ordinary user, and `/` somebody else's.
@@ -341,6 +357,22 @@ mod tests {
         chown(open.join("hers"), Some(ALICE), Some(ALICE)).unwrap();
         assert!(check_own(&open.join("hers")).is_err());
         check_own(&root.path().join("not/there/yet")).unwrap();
+        // A directory that is used itself, and a file.
+        let state = root.path().join("state");
+        fs::create_dir(&state).unwrap();
+        fs::write(state.join("file"), "x").unwrap();
+        for (mode, is_used) in [(0o700, true), (0o755, true), (0o777, false), (0o770, false), (0o1777, false)]
+        {
+            fs::set_permissions(&state, fs::Permissions::from_mode(mode)).unwrap();
+            let checked = check_own(&state);
+            assert_eq!(checked.is_ok(), is_used, "{mode:o}: {checked:?}");
+            assert!(is_used || checked.unwrap_err().to_string().contains("`chmod go-w` closes it"));
+        }
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).unwrap();
+        for (mode, is_used) in [(0o644, true), (0o664, true), (0o666, false)] {
+            fs::set_permissions(state.join("file"), fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(read_own(&state.join("file")).is_ok(), is_used, "{mode:o}");
+        }
         fs::write(home.join("met.yaml"), "x").unwrap();
         assert!(read_own(&home.join("met.yaml")).is_err());
     }

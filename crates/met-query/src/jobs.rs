@@ -1,5 +1,6 @@
 //! Jobs as commands ask for them: by reference or filter, from a daemon or from the files themselves.
 
+mod by_process;
 mod files;
 mod filter;
 mod housekeeping;
@@ -26,6 +27,7 @@ use crate::client::Unreachable;
 use crate::query::{PAGE_SAMPLES, Query};
 use crate::setting::Setting;
 use crate::viewer::Viewer;
+use by_process::{Running, Wanted};
 use files::FromFiles;
 use met_config::Failure;
 
@@ -173,15 +175,17 @@ impl AllJobs {
     /// The job of a process that runs, or else the newest of which one with this number is stored.
     fn job_of_process(&mut self, pid: u32, node: Option<&str>) -> Result<Option<Record>> {
         let host = self.host.clone().filter(|host| node.is_none_or(|node| node == host.facts().hostname));
+        let caller = self.host.as_ref().map(|_| rustix::process::getuid().as_raw());
+        let mut wanted = Wanted { pid, node, running: None, caller };
         if let Some((host, process)) = host.and_then(|host| host.process(pid).ok().map(|id| (host, id))) {
+            wanted.running = Some(Running::of(&host, process));
             let states = vec![State::Running, State::Suspended];
             let running = self.jobs(&JobsFilter { states, ..JobsFilter::default() })?;
             if let Some(found) = processes::job_of(&host, &running, process) {
                 return Ok(Some(found.clone()));
             }
         }
-        let is_on = |record: &Record| node.is_none_or(|node| record.nodes.iter().any(|known| known == node));
-        let is_meant = |record: &Record| record.has_process(pid) && is_on(record);
+        let is_meant = |record: &Record| wanted.is_of(record);
         let mut warnings = Vec::new();
         let kept = self.gather(|source| newest_of_process(source, pid, is_meant, &mut warnings))?;
         self.warn(warnings);

@@ -116,6 +116,12 @@ pub fn check(name: &str) -> Result<(), String> {
     Event::parse(name, "").map(|_| ())
 }
 
+/// Whether it is an event with a name of its own, as records name it. Of other names there is no end.
+pub fn is_listed(name: &str) -> bool {
+    let base = name.strip_suffix(":u").or_else(|| name.strip_suffix(":k")).unwrap_or(name);
+    event::EVENTS.iter().any(|known| known.name == base)
+}
+
 pub fn online_cpus(host: &Host) -> Vec<u32> {
     let mut text = Vec::new();
     match host.read_small("/sys/devices/system/cpu/online", &mut text) {

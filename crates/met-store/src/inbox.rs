@@ -32,8 +32,8 @@ const COURSE: &str = "course";
 const DONE: &str = "done";
 /// A second copy of the end, for the system daemon, which does not know the job yet.
 const UNREPORTED: &str = "unreported";
-/// Marks a job whose id the system daemon gave: its end must reach that daemon even if another process imports it
-/// first.
+/// Marks a job whose id the system daemon gave, or that began while it could not be asked: its end must reach that
+/// daemon even if another process imports it first.
 const OF_SYSTEM: &str = "of-system";
 
 /// Ids below this are given out by the system daemon, or by users on a machine without one. Above it every user has a
@@ -186,7 +186,7 @@ impl JobDir {
         let file = create(&reserved)?;
         replace(&file, &json)?;
         file.sync_all()?;
-        if self.has_own_id() || self.path.join(OF_SYSTEM).exists() {
+        if self.path.join(OF_SYSTEM).exists() {
             // Before the end is visible: the user's own store imports and removes it.
             let _ = self.keep_unreported(&reserved);
         }
@@ -216,7 +216,7 @@ impl JobDir {
         self.read_record(UNREPORTED, &mut problems).0.or_else(|| self.read_record(END, &mut problems).0)
     }
 
-    /// The system daemon gave the id: it is to know the end.
+    /// The system daemon gave the id, or could not be asked: it is to know the end.
     pub fn mark_of_system(&self) {
         // Best effort: without it the end is reported unless another process imports it first.
         let _ = create(&self.path.join(OF_SYSTEM));

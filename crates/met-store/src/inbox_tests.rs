@@ -46,7 +46,11 @@ fn a_users_own_ids_do_not_collide_with_the_shared_ones() {
 #[test]
 fn an_end_for_the_system_daemon_outlives_its_import_elsewhere() {
     let state = tempfile::tempdir().unwrap();
+    let (own, unmarked) = JobDir::reserve_own(state.path(), 1000).unwrap();
+    unmarked.write_end(&finished(own, MIDNIGHT_S)).unwrap();
+    assert!(!unmarked.is_unreported(), "there was no system daemon");
     let (id, dir) = JobDir::reserve_own(state.path(), 1000).unwrap();
+    dir.mark_of_system();
     dir.write_end(&finished(id, MIDNIGHT_S)).unwrap();
     dir.remove().unwrap();
     JobDir::reserve_own(state.path(), 1000).unwrap();

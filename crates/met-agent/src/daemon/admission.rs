@@ -1,5 +1,6 @@
 //! What is given to users before their jobs start, and what they may announce.
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, Result, bail};
@@ -26,7 +27,12 @@ pub(super) struct Admission {
     pub(super) announced: Announced,
     /// For reading ends when no descriptors are left.
     pub(super) spare: Spare,
+    /// Announcements that were refused: each is logged once.
+    refused: HashSet<JobKey>,
 }
+
+/// Refused announcements that are logged.
+const REFUSED_MAX: usize = 256;
 
 impl Admission {
     pub(super) fn begin() -> Admission {
@@ -35,6 +41,7 @@ impl Admission {
             reservations: Reservations::begin(met_host::clock::realtime_ns()),
             announced: Announced::default(),
             spare: Spare::hold(),
+            refused: HashSet::new(),
         }
     }
 
@@ -80,6 +87,14 @@ impl Admission {
         inbox::own_ids(peer.uid).contains(&id)
             || self.reservations.owner(id).is_some_and(|uid| access.covers(peer, Some(uid)))
             || self.reservations.may_be_of_earlier(id, record, writer, &place.state)
+    }
+
+    /// The owner sends it again with each command.
+    pub(super) fn note_refused(&mut self, record: &Record, peer: Peer) {
+        let JobKey { id, .. } = &record.key;
+        if self.refused.len() < REFUSED_MAX && self.refused.insert(record.key.clone()) {
+            tracing::warn!("job {id:?} of uid {} is refused: the id was not given to this user", peer.uid);
+        }
     }
 
     /// The store knows from now on whose it is.

@@ -89,7 +89,7 @@ impl Recorder {
     /// Adds to jobs that are over what their last window of energy came to.
     pub(super) fn put_energy(&mut self, settled: Vec<(JobKey, Charged)>, outputs: &mut Outputs) {
         for (key, charged) in settled {
-            if let Some(end) = self.unwritten.ends.iter_mut().find(|end| end.key == key) {
+            if let Some(end) = self.unwritten.records.iter_mut().find(|end| end.key == key) {
                 charged.put(&mut end.totals);
                 end.emission = charged.emission();
                 continue;

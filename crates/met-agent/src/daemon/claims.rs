@@ -6,11 +6,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use met_core::MISSING;
-use met_core::job::{CgroupPaths, LOCAL, Local, Origin, Record, Resources, Scheduling};
+use met_core::job::{CgroupPaths, LOCAL, Local, Origin, Record, Resources, Scheduling, Summary};
+use met_core::job_processes::JobProcess;
 use met_core::series::Course;
 use met_host::cgroup::Hierarchies;
 use met_host::{Host, clock, parse};
 use met_jobs::job_cgroup;
+use met_sources::perf;
 
 use super::socket::Peer;
 use met_host::users;
@@ -65,6 +67,8 @@ const SLACK_MS: i64 = 2000;
 
 /// Samples of a job whose number this daemon did not give may be so old; with it, as old as the reservation.
 const UNRESERVED_NS_MAX: i64 = 2 * 86_400 * 1_000_000_000;
+/// Events of one job.
+const EVENTS_MAX: usize = 64;
 /// Before the identifiers of GPUs that a user claims to have used.
 const UNVERIFIED: &str = "unverified:";
 
@@ -74,6 +78,7 @@ fn confine(record: &mut Record, known: Option<&Record>, is_timed: bool) {
     if is_timed {
         // Who names a GPU may read what is stored of it.
         record.gpus.iter_mut().for_each(|gpu| gpu.uuid.insert_str(0, UNVERIFIED));
+        vouch_processes(record);
     } else {
         record.gpus = known.map(|known| known.gpus.clone()).unwrap_or_default();
         record.processes = known.map(|known| known.processes.clone()).unwrap_or_default();
@@ -90,10 +95,39 @@ fn confine(record: &mut Record, known: Option<&Record>, is_timed: bool) {
         .map(|(column, _)| column)
         .collect();
     impossible.into_iter().for_each(|column| record.totals.remove(column));
+    let claimed = std::mem::take(&mut record.summaries);
+    let possible = claimed.iter().filter(|(_, summary)| is_possible(summary));
+    possible.for_each(|(column, summary)| record.summaries.set(column, *summary));
     if let Some(local) = &mut record.local {
         // These are of jobs that the daemon found: it would open the directories with its own rights.
         local.more_cgroups.clear();
         local.folded.clear();
+    }
+}
+
+/// Keeps of the processes that a user claims what may be of this job: of its user, this machine and its time.
+fn vouch_processes(record: &mut Record) {
+    let (Some(start_ns), Some(end_ns)) = (record.start_ns, record.end_ns) else {
+        return record.processes.clear();
+    };
+    let span = start_ns.saturating_sub(SLACK_MS * 1_000_000)..=end_ns.saturating_add(SLACK_MS * 1_000_000);
+    let is_in = |time_ns: Option<i64>| time_ns.is_none_or(|time_ns| span.contains(&time_ns));
+    record.processes.retain(|process| process.start_ns.is_some() && is_in(process.start_ns));
+    for process in &mut record.processes {
+        (process.uid, process.user, process.node) = (record.uid, record.user.clone(), None);
+        process.end_ns = process.end_ns.filter(|&end_ns| is_in(Some(end_ns)));
+        let JobProcess { cpu_ns, memory_peak_bytes, read_bytes, written_bytes, .. } = process;
+        for figure in [cpu_ns, memory_peak_bytes, read_bytes, written_bytes] {
+            *figure = figure.filter(|&value| !is_impossible(value));
+        }
+    }
+}
+
+/// It ran here, whatever its user says.
+pub fn vouch_place(host: &Host, record: &mut Record, peer: Peer) {
+    if !is_ours(peer) {
+        record.nodes = vec![host.facts().hostname.clone()];
+        record.node_memory_bytes = host.facts().memory_total_bytes;
     }
 }
 
@@ -155,6 +189,25 @@ pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer:
     }
 }
 
+/// Which events a supervisor may pass: another user's only those that are in force. Of other names there is no end,
+/// and each is a series.
+pub fn wanted_events(host: &Host, in_force: &[String], peer: Peer) -> impl Fn(&str) -> bool + use<> {
+    let events = perf::events(host, in_force).unwrap_or_default();
+    let names: Vec<String> = events.into_iter().map(|event| event.name).collect();
+    move |name: &str| is_ours(peer) || names.iter().any(|known| known == name)
+}
+
+/// Keeps of the events that a user counted those that are in force or have a name of their own: the job may have begun
+/// when others were.
+pub fn vouch_events(host: &Host, in_force: &[String], record: &mut Record, peer: Peer) {
+    if is_ours(peer) {
+        return;
+    }
+    let is_wanted = wanted_events(host, in_force, peer);
+    record.events.retain(|event| is_wanted(&event.name) || perf::is_listed(&event.name));
+    record.events.truncate(EVENTS_MAX);
+}
+
 /// Whether a record is of a job that only `met time` measures.
 pub fn is_timed(record: &Record) -> bool {
     record.local.as_ref().is_some_and(|local| local.origin == Origin::Time)
@@ -185,6 +238,17 @@ pub fn vouch_samples(course: Course, record: &Record, reserved_ns: Option<i64>) 
 /// No counter is negative, and none of a job is anywhere near the end of its range.
 fn is_impossible(value: i64) -> bool {
     !(0..i64::MAX / 4).contains(&value)
+}
+
+fn is_possible(summary: &Summary) -> bool {
+    let Summary { mean, min, max, p50, p95 } = summary;
+    let figures = [Some(mean), Some(min), Some(max), p50.as_ref(), p95.as_ref()];
+    figures.into_iter().flatten().all(|figure| (0.0..i64::MAX as f64 / 4.0).contains(figure))
+}
+
+/// Whose job it is: the caller's, unless the daemon's own user says otherwise.
+pub fn owner(record: &Record, peer: Peer) -> Option<u32> {
+    if is_ours(peer) { record.uid } else { Some(peer.uid) }
 }
 
 fn is_ours(peer: Peer) -> bool {
@@ -236,7 +300,7 @@ pub fn parent_and_user(host: &Host, pid: u32) -> Result<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use met_core::job::{GpuUse, Part, QualityKind};
+    use met_core::job::{EventCount, GpuUse, Part, QualityKind};
     use met_core::job_table::{CPU, READ, WRITTEN};
 
     use super::*;
@@ -324,6 +388,72 @@ mod tests {
         let mut ended = claim();
         vouch_end(&Made::default(), &mut ended, None, other_user(), false);
         assert!(ended.gpus.is_empty() && ended.emission.is_none());
+    }
+
+    #[test]
+    fn processes_that_a_user_claims_are_of_his_job() {
+        let mut record = sample::full(7, "train");
+        record.local.as_mut().unwrap().origin = Origin::Time;
+        let (start_ns, end_ns) = (5_000_000_000_000, 6_000_000_000_000);
+        (record.start_ns, record.end_ns) = (Some(start_ns), Some(end_ns));
+        let process = |pid, start_ns| JobProcess {
+            pid,
+            start_ns,
+            uid: Some(0),
+            user: Some("root".to_owned()),
+            node: Some("other".to_owned()),
+            end_ns: Some(i64::MAX),
+            cpu_ns: Some(1 << 62),
+            memory_peak_bytes: Some(-5),
+            read_bytes: Some(7),
+            ..JobProcess::default()
+        };
+        record.processes = vec![process(1, Some(start_ns)), process(2, Some(start_ns / 2)), process(3, None)];
+        let summary = |mean: f64| Summary { mean, min: 0.0, max: 1.0, p50: None, p95: Some(1.0) };
+        record.summaries.set(CPU, summary(f64::NAN));
+        record.summaries.set(READ, summary(0.5));
+        (record.nodes, record.node_memory_bytes) = (vec!["a\u{1b}[2J".to_owned()], Some(1));
+        vouch_end(&Made::default(), &mut record, None, other_user(), true);
+        let expected = JobProcess {
+            pid: 1,
+            start_ns: Some(start_ns),
+            uid: Some(other_user().uid),
+            user: record.user.clone(),
+            read_bytes: Some(7),
+            ..JobProcess::default()
+        };
+        assert_eq!(record.processes, [expected]);
+        assert!(record.summaries.get(CPU).is_none() && record.summaries.get(READ).is_some());
+        let host = Host::real().unwrap();
+        vouch_place(&host, &mut record, other_user());
+        assert_eq!(record.nodes, [host.facts().hostname.clone()]);
+        assert_eq!(record.node_memory_bytes, host.facts().memory_total_bytes);
+    }
+
+    #[test]
+    fn events_of_a_user_are_those_that_were_asked_for() {
+        let host = Host::real().unwrap();
+        let in_force = ["r1c2".to_owned(), "cycles:u".to_owned()];
+        let is_wanted = wanted_events(&host, &in_force, other_user());
+        let wanted = ["r1c2", "cpu_cycles:u", "cycles:u", "page_faults", "evil"].map(&is_wanted);
+        assert_eq!(wanted, [true, true, false, false, false], "as records name them");
+        let own = Peer { uid: rustix::process::getuid().as_raw(), pid: 1 };
+        assert!(wanted_events(&host, &in_force, own)("evil"), "his own daemon");
+        let event = |name: &str| EventCount {
+            name: name.to_owned(),
+            count: 1,
+            counted: 1.0,
+            kind: QualityKind::Measured,
+            source: "x".to_owned(),
+        };
+        let mut record = sample::full(7, "train");
+        record.events = ["r1c2", "page_faults:k", "r7", "evil", "\u{1b}[2J"].map(event).into();
+        vouch_events(&host, &in_force, &mut record, other_user());
+        let names: Vec<&str> = record.events.iter().map(|event| event.name.as_str()).collect();
+        assert_eq!(names, ["r1c2", "page_faults:k"], "one that the job may have begun with, too");
+        record.events = (0..200).map(|_| event("page_faults")).collect();
+        vouch_events(&host, &in_force, &mut record, other_user());
+        assert_eq!(record.events.len(), EVENTS_MAX);
     }
 
     #[test]

@@ -135,7 +135,7 @@ impl LiveSettings {
     }
 
     /// Every event that is to be counted somewhere.
-    fn all_events(&self) -> Vec<String> {
+    pub(super) fn all_events(&self) -> Vec<String> {
         let of_jobs = self.events.iter().filter(|live| live.job.is_some()).flat_map(|live| &live.names);
         let mut all: Vec<String> = self.events_for_all().iter().chain(of_jobs).cloned().collect();
         all.sort();

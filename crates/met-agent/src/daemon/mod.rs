@@ -10,6 +10,8 @@ mod connections;
 mod discovery_thread;
 pub mod forwarding;
 mod found_jobs;
+#[cfg(test)]
+mod full_disk_tests;
 mod housekeeping;
 mod identifying;
 pub(crate) mod idle_readings;
@@ -389,7 +391,10 @@ impl Daemon {
             Some(Ok(Request::Counters { key, in_cgroup, events })) => {
                 let is_own = connection.job.as_ref() == Some(&key);
                 let received = connection.take_received().filter(|_| is_own);
-                if let Some(passed) = received.and_then(|all| PassedCounters::of(in_cgroup, events, all)) {
+                let names = self.service.settings.all_events();
+                let is_wanted = claims::wanted_events(&self.service.host, &names, peer);
+                let passed = received.and_then(|all| PassedCounters::of(in_cgroup, events, all, is_wanted));
+                if let Some(passed) = passed {
                     self.service.sampling.count_by(&key, passed);
                 }
                 connection.reply(&Reply::Done);

@@ -32,14 +32,16 @@ impl Query for Service {
     }
 
     fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page> {
-        let (mut jobs, next) = jobs::page_of(query::find_in(&self.recorder.writer, viewer, job)?, after);
+        let mut found = query::find_in(&self.recorder.writer, viewer, job)?;
+        add_unwritten_meant(self, viewer, job, &mut found);
+        let (mut jobs, next) = jobs::page_of(found, after);
         add_live(self, &mut jobs);
         Ok(Page { jobs, next })
     }
 
     fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
         let store = &self.recorder.writer;
-        if !query::sees(store, viewer, key)? {
+        if !sees(self, viewer, key)? {
             return Ok(Course::new(&JOB));
         }
         let window = after(after_ms);
@@ -58,7 +60,7 @@ impl Query for Service {
         after_ms: i64,
     ) -> Result<Course> {
         let store = &self.recorder.writer;
-        if !query::sees(store, viewer, key)? {
+        if !sees(self, viewer, key)? {
             return Ok(Course::new(table));
         }
         let window = after(after_ms);
@@ -70,7 +72,7 @@ impl Query for Service {
 
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
         let store = &self.recorder.writer;
-        let window = match query::sees(store, viewer, key)? {
+        let window = match sees(self, viewer, key)? {
             true => held(self, key, uuid, after_ms)?,
             false => None,
         };
@@ -106,6 +108,14 @@ impl Query for Service {
         let stored = self.recorder.writer.node_course(table, part, window.0, window.1)?;
         let unflushed = Wanted::Part(NodePart { table: table.name.to_owned(), part: part.to_owned() });
         Ok(Some(page(self, stored, Some(unflushed), window)))
+    }
+}
+
+/// Whether the viewer sees a job that is stored or waits to be.
+fn sees(service: &Service, viewer: &Viewer, key: &JobKey) -> Result<bool> {
+    match service.recorder.unwritten.record_of(key) {
+        Some(record) => Ok(viewer.sees(record)),
+        None => Ok(query::sees(&service.recorder.writer, viewer, key)?),
     }
 }
 
@@ -154,25 +164,43 @@ fn damage(service: &Service, viewer: &Viewer) -> Vec<String> {
     query::warn_unreadable(viewer, &names).into_iter().chain(lost).collect()
 }
 
-/// Adds jobs that are over and that the store still has as running, if it was asked for those that are over.
+/// Adds jobs that are not written yet and that a reference may mean.
+fn add_unwritten_meant(service: &Service, viewer: &Viewer, job: &JobRef, found: &mut Vec<Record>) {
+    let unwritten = service.recorder.unwritten.records.iter();
+    let meant = unwritten.filter(|record| viewer.sees(record) && job.may_mean(record));
+    let missing: Vec<Record> =
+        meant.filter(|record| found.iter().all(|job| job.key != record.key)).cloned().collect();
+    if missing.is_empty() {
+        return;
+    }
+    found.extend(missing);
+    listing::sort(found);
+    if !matches!(job, JobRef::Id { .. }) {
+        // The newest of the name, or of all.
+        found.truncate(1);
+    }
+}
+
+/// Adds jobs that the store does not have yet, or still has as running if it was asked for those that are over.
 fn add_unwritten(service: &Service, filter: &Filter, page: &mut Page) {
     let Page { jobs, next } = page;
     let is_here = |record: &Record| next.as_ref().is_none_or(|next| Cursor::of(record) >= *next);
-    let ends = service.recorder.unwritten.ends.iter().filter(|end| filter.accepts(end) && is_here(end));
+    let unwritten = service.recorder.unwritten.records.iter();
+    let fitting = unwritten.filter(|record| filter.accepts(record) && is_here(record));
     let missing: Vec<Record> =
-        ends.filter(|end| jobs.iter().all(|job| job.key != end.key)).cloned().collect();
+        fitting.filter(|record| jobs.iter().all(|job| job.key != record.key)).cloned().collect();
     if !missing.is_empty() {
         jobs.extend(missing);
         listing::sort(jobs);
     }
 }
 
-/// Brings jobs up to date with ends that are not written yet and with figures of those that run.
+/// Brings jobs up to date with starts and ends that are not written yet and with figures of those that run.
 fn add_live(service: &Service, jobs: &mut [Record]) {
     let Service { host, recorder, registry, sampling, .. } = service;
     for record in &mut *jobs {
-        if let Some(end) = recorder.unwritten.end_of(&record.key) {
-            record.clone_from(end);
+        if let Some(unwritten) = recorder.unwritten.record_of(&record.key) {
+            record.clone_from(unwritten);
         }
     }
     sampling

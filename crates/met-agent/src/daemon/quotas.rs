@@ -149,10 +149,10 @@ mod tests {
         while !service.is_retention_due() {
             let mut record = job(&service, ended, 7);
             (record.state, record.end_ns) = (State::Finished, record.start_ns);
-            record.nodes = (0..600).map(|number| format!("{number:0>190}")).collect();
+            record.command = (0..600).map(|number| format!("{number:0>190}")).collect();
             service.ended(record, None, Peer { uid: USER, pid: 7 }, ACCESS).unwrap();
             ended += 1;
-            assert!(ended < 100, "2 MiB are about 16 of these");
+            assert!(ended < 100, "2 MiB are some dozens of these");
         }
         assert!(ended > 4, "{ended}");
         service.retain();

@@ -21,7 +21,7 @@ use super::sampler_thread::Sampling;
 use super::scheduler_answers;
 use super::schedulers::Schedulers;
 use super::sinks::{self, Outputs};
-use super::write_retries::Unwritten;
+use super::write_retries::{Unwritten, is_hopeless};
 use crate::idle_power_file::IdleFile;
 use crate::sampler::Sampled;
 use met_config::{Config, Storage};
@@ -52,7 +52,7 @@ impl Recorder {
 
     /// What is known of a job, also if that is not on disk.
     pub(super) fn known(&mut self, key: &JobKey, registry: &Registry) -> Result<Option<Record>> {
-        if let Some(end) = self.unwritten.end_of(key) {
+        if let Some(end) = self.unwritten.record_of(key).filter(|record| !record.state.is_live()) {
             return Ok(Some(end.clone()));
         }
         match registry.jobs.get(key) {
@@ -118,7 +118,23 @@ impl Recorder {
 
     /// It is on disk when this succeeds; else it is tried again.
     pub(super) fn commit_end(&mut self, record: &Record) -> Result<(), StoreError> {
-        self.writer.put(record).inspect_err(|_| self.unwritten.keep_end(record.clone()))
+        self.writer.put(record).inspect_err(|_| self.unwritten.keep(record.clone()))?;
+        // Its start may wait, too.
+        self.unwritten.forget(&record.key);
+        Ok(())
+    }
+
+    /// The same for a start: the job is followed, also while nothing can be written.
+    pub(super) fn commit_start(&mut self, record: &Record) -> Result<(), StoreError> {
+        match self.writer.put(record) {
+            Err(error) if is_hopeless(&error) => Err(error),
+            Err(error) => {
+                tracing::warn!("job {}: its start is not written yet: {error}", record.key.id);
+                self.unwritten.keep(record.clone());
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Keeps a piece of what schedulers told, and returns what was written of it.
@@ -147,10 +163,10 @@ impl Recorder {
         Vec::new()
     }
 
-    /// Tries again to write the ends of jobs.
-    pub(super) fn write_ends(&mut self, outputs: &mut Outputs) {
+    /// Tries again to write the starts and ends of jobs.
+    pub(super) fn write_records(&mut self, outputs: &mut Outputs) {
         let writer = &mut self.writer;
-        self.unwritten.write_ends(|record| {
+        self.unwritten.write_records(|record| {
             writer.put(record)?;
             outputs.publish_stored_end(writer, record);
             Ok(())

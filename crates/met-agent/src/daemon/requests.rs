@@ -54,8 +54,10 @@ impl Service {
         }
         match request {
             Request::Reserve { at_least, timed } => {
-                let (writer, state) = (&mut self.recorder.writer, &self.place.state);
-                self.admission.reservations.reserve(at_least, timed, peer.uid, writer, state)
+                let Service { recorder, registry, admission, place, .. } = self;
+                let reservations = &mut admission.reservations;
+                let id = reservations.reserve(at_least, timed, peer.uid, recorder, registry, &place.state)?;
+                Ok(Reply::Reserved { id })
             }
             Request::Enclose { name, pid } => {
                 self.admission.enclose(&self.host, &name, pid, peer).map(Reply::Enclosed)
@@ -108,7 +110,11 @@ impl Service {
 
     fn remove(&mut self, key: &JobKey, caller: &Caller, access: Access) -> Result<Reply> {
         // Removed counts, whichever process stored it.
-        let Some(record) = self.recorder.writer.get(key)? else { return Ok(Reply::Done) };
+        let record = match self.recorder.unwritten.record_of(key) {
+            Some(record) => Some(record.clone()),
+            None => self.recorder.writer.get(key)?,
+        };
+        let Some(record) = record else { return Ok(Reply::Done) };
         if !access.viewer(caller.peer).sees(&record) {
             let reading = self.access(&Request::Find(JobRef::Last), caller)?;
             if reading.viewer(caller.peer).sees(&record) {
@@ -120,6 +126,7 @@ impl Service {
             bail!("the job still runs; `met cancel` ends it");
         }
         self.recorder.writer.remove(key)?;
+        self.recorder.unwritten.forget(key);
         self.housekeeping.remove_cgroup(&self.host, &record);
         Ok(Reply::Done)
     }

@@ -10,12 +10,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use met_core::job::Record;
+use met_core::job::{JobKey, LOCAL, Record};
 use met_host::clock;
-use met_store::Writer;
 use met_store::inbox::{self, SHARED_IDS_END};
+use met_store::{Queries, Writer};
 
-use met_query::protocol::Reply;
+use super::recorder::Recorder;
+use super::registry::Registry;
 
 /// How far a user's own ids may be ahead of the shared counter.
 const ID_LEAP_MAX: u64 = 1_000_000;
@@ -48,6 +49,8 @@ pub struct Reservations {
     free: BTreeSet<u64>,
     /// When this daemon began, by the wall clock.
     began_ns: i64,
+    /// The store could not be written to at the last attempt.
+    is_unwritable: bool,
 }
 
 struct Reserved {
@@ -58,7 +61,7 @@ struct Reserved {
     expires_after: Duration,
 }
 
-/// What a store knows of ids.
+/// Which ids are in use.
 trait Known {
     fn taken(&self, ids: Range<u64>) -> Result<BTreeSet<u64>>;
     fn highest(&self) -> Result<u64>;
@@ -173,35 +176,84 @@ impl Reservations {
     }
 }
 
-impl Known for met_store::Queries {
+/// The store, and what is not in it: jobs that run or ended while it could not be written to, and folders.
+struct InUse<'a> {
+    store: &'a Queries,
+    beside: BTreeSet<u64>,
+}
+
+impl InUse<'_> {
+    fn of<'a>(recorder: &'a Recorder, registry: &Registry, state: &Path) -> InUse<'a> {
+        let number = |key: &JobKey| key.id.parse().ok().filter(|_| key.manager == LOCAL);
+        let unwritten = recorder.unwritten.records.iter().filter_map(|record| number(&record.key));
+        let folders = inbox::pending(state).unwrap_or_default();
+        let folders = folders.iter().map(|folder| folder.id());
+        let beside = registry.jobs.keys().filter_map(number).chain(unwritten).chain(folders);
+        InUse { store: &recorder.writer, beside: beside.filter(|&id| id < SHARED_IDS_END).collect() }
+    }
+}
+
+impl Known for InUse<'_> {
     fn taken(&self, ids: Range<u64>) -> Result<BTreeSet<u64>> {
-        Ok(self.local_ids(ids)?)
+        let mut taken = self.store.local_ids(ids.clone())?;
+        taken.extend(self.beside.range(ids));
+        Ok(taken)
     }
 
     fn highest(&self) -> Result<u64> {
-        Ok(self.next_local_id()?.saturating_sub(1))
+        let stored = self.store.next_local_id()?.saturating_sub(1);
+        Ok(stored.max(self.beside.last().copied().unwrap_or(0)))
     }
 }
 
 impl Reservations {
-    pub fn reserve(
+    /// An id for a user's next job. While the store cannot be written to, one that tells the client to take an id of
+    /// the user's own range: a daemon that is restarted would give a shared one again.
+    pub(super) fn reserve(
         &mut self,
         at_least: u64,
         is_timed: bool,
         uid: u32,
-        writer: &mut Writer,
+        recorder: &mut Recorder,
+        registry: &Registry,
         state: &Path,
-    ) -> Result<Reply> {
+    ) -> Result<u64> {
         if self.next == 0 {
-            self.next = first_id(writer, state)?;
+            self.next = first_id(&recorder.writer, state)?;
         }
         let expires_after = if is_timed { TIMED_EXPIRES_AFTER } else { EXPIRES_AFTER };
-        let id = self.take_for(at_least, uid, expires_after, Instant::now(), &**writer)?;
-        if self.next > self.written {
-            self.written = (self.next + BLOCK).min(SHARED_IDS_END);
-            writer.set_meta(META, &self.written.to_string())?;
+        let known = InUse::of(recorder, registry, state);
+        let id = self.take_for(at_least, uid, expires_after, Instant::now(), &known)?;
+        if self.keep_place(id, &mut recorder.writer) {
+            return Ok(id);
         }
-        Ok(Reply::Reserved { id })
+        self.by_id.remove(&id);
+        if id < self.next {
+            self.free.insert(id);
+        }
+        Ok(inbox::own_ids(uid).start)
+    }
+
+    /// Writes where the next daemon goes on, if that is due; whether the id may be given.
+    fn keep_place(&mut self, id: u64, writer: &mut Writer) -> bool {
+        let written = match self.next > self.written {
+            true => (self.next + BLOCK).min(SHARED_IDS_END),
+            // An id from further ahead is in no block: only the record of its job makes it known.
+            false if id >= self.next => self.written,
+            false => return true,
+        };
+        match writer.set_meta(META, &written.to_string()) {
+            Ok(()) => (self.written, self.is_unwritable) = (written, false),
+            Err(error) => {
+                if !std::mem::replace(&mut self.is_unwritable, true) {
+                    tracing::warn!(
+                        "{error}; until it can be written to, jobs get ids of their users' own ranges"
+                    );
+                }
+                return false;
+            }
+        }
+        true
     }
 
     /// Whether an earlier daemon may have given this id for a job that began before this daemon did: reservations

@@ -45,6 +45,9 @@ use met_query::setting::Setting;
 /// What a killed daemon loses of the machine's history without jobs.
 const FLUSH_AT_REST: Duration = Duration::from_secs(300);
 
+/// Users whose jobs may have the same id and time.
+const SAME_KEYS_MAX: usize = 16;
+
 /// The parts of a daemon. Each owns what it knows; what concerns several of them is done here, in its order.
 pub struct Service {
     pub(super) host: Host,
@@ -160,7 +163,7 @@ impl Service {
         self.take_announced(&mut record, known.as_ref(), peer);
         // Its supervisor announces a job again to a daemon that is restarted.
         let was_published = known.is_some() && self.recorder.writer.is_stored(&record.key)?;
-        self.recorder.writer.put(&record)?;
+        self.recorder.commit_start(&record)?;
         self.admission.number_used(&record.key);
         self.registry.nesting.note(&record, &mut self.registry.jobs, &mut self.recorder);
         if !was_published {
@@ -178,20 +181,42 @@ impl Service {
         // A job may end before its start was told. A system daemon then knows it by the id it gave away;
         // other jobs are kept by their owners.
         let is_his = match &known {
-            Some(known) => access.covers(peer, known.uid),
+            Some(known) => access.covers(peer, known.uid) && !self.is_anothers(known, record, peer),
             None if self.place.system => {
                 self.admission.gave_away(record, peer, access, &self.recorder.writer, &self.place)
             }
             None => true,
         };
         if !is_his {
+            self.admission.note_refused(record, peer);
             bail!("no such job");
         }
         Ok(known)
     }
 
+    /// Whether a known job is another user's than the one that is announced.
+    fn is_anothers(&self, known: &Record, record: &Record, peer: Peer) -> bool {
+        let owners = known.uid.zip(claims::owner(record, peer));
+        self.place.system && owners.is_some_and(|(known, announced)| known != announced)
+    }
+
+    /// Another user's job may have the key of one that ended, from a version that counted in seconds: the record gets
+    /// the next one, and is found there if it is reported again.
+    fn pass_over_others(&mut self, record: &mut Record, peer: Peer) -> Result<()> {
+        for _ in 0..SAME_KEYS_MAX {
+            let known = self.recorder.known(&record.key, &self.registry)?;
+            if !known.is_some_and(|known| self.is_anothers(&known, record, peer)) {
+                break;
+            }
+            record.key.incarnation = record.key.incarnation.saturating_add(1);
+        }
+        Ok(())
+    }
+
     fn take_announced(&mut self, record: &mut Record, known: Option<&Record>, peer: Peer) {
         self.registry.nesting.place(&self.host, &self.discovery, record, known, peer);
+        claims::vouch_events(&self.host, &self.settings.all_events(), record, peer);
+        claims::vouch_place(&self.host, record, peer);
         if self.place.system {
             self.admission.announced.count(record);
         }
@@ -229,6 +254,7 @@ impl Service {
         if sampled.is_some() && !claims::is_timed(&record) {
             bail!("only `met time` sends samples of its job");
         }
+        self.pass_over_others(&mut record, peer)?;
         let known = self.admit(&mut record, peer, access)?;
         // Reported twice, by its supervisor and by a command that found it in the user's files: what was stored knows
         // more by now. (A user's own daemon finds the very end that is reported in the inbox.)
@@ -509,7 +535,7 @@ impl Service {
 
     /// Tries again what could not be written.
     fn write_again(&mut self) {
-        self.recorder.write_ends(&mut self.outputs);
+        self.recorder.write_records(&mut self.outputs);
         if self.recorder.unwritten.told.is_some() {
             self.hear();
         }

@@ -207,7 +207,7 @@ mod tests {
         (ended.state, ended.end_ns) = (State::Finished, record.start_ns);
         assert!(service.close_job(ended.clone()).is_err());
         service.flush();
-        assert!(service.recorder.unwritten.end_of(&record.key).is_some());
+        assert!(service.recorder.unwritten.record_of(&record.key).is_some());
         other.execute_batch("DROP TRIGGER full_INSERT; DROP TRIGGER full_UPDATE").unwrap();
         // Whatever comes is published after this.
         service.outputs.publish_start(&running(8));

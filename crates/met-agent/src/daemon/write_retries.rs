@@ -6,47 +6,56 @@ use met_core::job::{JobKey, Record};
 use met_jobs::scheduler::Update;
 use met_store::StoreError;
 
-/// Ends of jobs that are kept in memory; of more than these the oldest are lost.
-const ENDS_MAX: usize = 4096;
+/// Records that are kept in memory; of more than these the oldest are lost.
+const RECORDS_MAX: usize = 4096;
 
 #[derive(Default)]
 pub(super) struct Unwritten {
-    pub(super) ends: VecDeque<Record>,
+    /// The newest of each job, of its start or its end.
+    pub(super) records: VecDeque<Record>,
     /// As long as there is one no further news is taken: its scheduler waits with the rest.
     pub(super) told: Option<Update>,
 }
 
 impl Unwritten {
     pub(super) fn is_empty(&self) -> bool {
-        self.ends.is_empty() && self.told.is_none()
+        self.records.is_empty() && self.told.is_none()
     }
 
-    /// Keeps the end of a job in the place of what was known of it.
-    pub(super) fn keep_end(&mut self, record: Record) {
-        self.ends.retain(|kept| kept.key != record.key);
-        if self.ends.len() == ENDS_MAX
-            && let Some(lost) = self.ends.pop_front()
+    /// Keeps the start or the end of a job in the place of what was known of it.
+    pub(super) fn keep(&mut self, record: Record) {
+        self.forget(&record.key);
+        if self.records.len() == RECORDS_MAX
+            && let Some(lost) = self.records.pop_front()
         {
-            tracing::error!("job {}: its end is lost", lost.key.id);
+            tracing::error!("job {}: its {} is lost", lost.key.id, part(&lost));
         }
-        self.ends.push_back(record);
+        self.records.push_back(record);
     }
 
-    pub(super) fn end_of(&self, key: &JobKey) -> Option<&Record> {
-        self.ends.iter().find(|record| record.key == *key)
+    pub(super) fn forget(&mut self, key: &JobKey) {
+        self.records.retain(|kept| kept.key != *key);
     }
 
-    /// Writes the ends, oldest first, until it fails again.
-    pub(super) fn write_ends(&mut self, mut write: impl FnMut(&Record) -> Result<(), StoreError>) {
-        while let Some(record) = self.ends.front() {
+    pub(super) fn record_of(&self, key: &JobKey) -> Option<&Record> {
+        self.records.iter().find(|record| record.key == *key)
+    }
+
+    /// Writes the records, oldest first, until it fails again.
+    pub(super) fn write_records(&mut self, mut write: impl FnMut(&Record) -> Result<(), StoreError>) {
+        while let Some(record) = self.records.front() {
             match write(record) {
                 Err(error) if !is_hopeless(&error) => return,
-                Err(error) => tracing::error!("job {}: its end is lost: {error}", record.key.id),
+                Err(error) => tracing::error!("job {}: its {} is lost: {error}", record.key.id, part(record)),
                 Ok(()) => {}
             }
-            self.ends.pop_front();
+            self.records.pop_front();
         }
     }
+}
+
+fn part(record: &Record) -> &'static str {
+    if record.state.is_live() { "start" } else { "end" }
 }
 
 /// The same again will not do.
@@ -81,12 +90,12 @@ pub(super) mod tests {
     fn an_end_is_tried_again_until_it_is_written() {
         let mut unwritten = Unwritten::default();
         for number in 1..=3 {
-            unwritten.keep_end(sample::bare(number, "x"));
+            unwritten.keep(sample::bare(number, "x"));
         }
         let mut written = Vec::new();
-        unwritten.write_ends(|_| Err(full()));
-        assert!(unwritten.end_of(&sample::bare(1, "x").key).is_some());
-        unwritten.write_ends(|record| match written.len() {
+        unwritten.write_records(|_| Err(full()));
+        assert!(unwritten.record_of(&sample::bare(1, "x").key).is_some());
+        unwritten.write_records(|record| match written.len() {
             0 => {
                 written.push(record.key.id.clone());
                 Ok(())
@@ -94,8 +103,8 @@ pub(super) mod tests {
             _ => Err(full()),
         });
         assert_eq!(written, ["1"]);
-        assert!(unwritten.end_of(&sample::bare(1, "x").key).is_none() && !unwritten.is_empty());
-        unwritten.write_ends(|record| {
+        assert!(unwritten.record_of(&sample::bare(1, "x").key).is_none() && !unwritten.is_empty());
+        unwritten.write_records(|record| {
             written.push(record.key.id.clone());
             Ok(())
         });
@@ -167,7 +176,7 @@ pub(super) mod tests {
         service.flush();
         assert!(
             service.recorder.unwritten.told.is_some()
-                && service.recorder.unwritten.end_of(&record.key).is_some()
+                && service.recorder.unwritten.record_of(&record.key).is_some()
         );
 
         other
@@ -183,8 +192,8 @@ pub(super) mod tests {
     #[test]
     fn a_refused_write_does_not_block_others() {
         let mut unwritten = Unwritten::default();
-        unwritten.keep_end(sample::bare(1, "x"));
-        unwritten.write_ends(|_| {
+        unwritten.keep(sample::bare(1, "x"));
+        unwritten.write_records(|_| {
             Err(StoreError::Refused { at: "store".to_owned(), error: "too long".to_owned() })
         });
         assert!(unwritten.is_empty());
@@ -193,12 +202,12 @@ pub(super) mod tests {
     #[test]
     fn memory_is_bounded_and_a_job_has_one_end() {
         let mut unwritten = Unwritten::default();
-        for number in 0..ENDS_MAX as u32 + 2 {
-            unwritten.keep_end(sample::bare(number, "x"));
-            unwritten.keep_end(sample::bare(number, "y"));
+        for number in 0..RECORDS_MAX as u32 + 2 {
+            unwritten.keep(sample::bare(number, "x"));
+            unwritten.keep(sample::bare(number, "y"));
         }
-        assert_eq!(unwritten.ends.len(), ENDS_MAX);
-        assert!(unwritten.end_of(&sample::bare(1, "x").key).is_none(), "the oldest is gone");
-        assert_eq!(unwritten.end_of(&sample::bare(2, "x").key).unwrap().name, "y");
+        assert_eq!(unwritten.records.len(), RECORDS_MAX);
+        assert!(unwritten.record_of(&sample::bare(1, "x").key).is_none(), "the oldest is gone");
+        assert_eq!(unwritten.record_of(&sample::bare(2, "x").key).unwrap().name, "y");
     }
 }

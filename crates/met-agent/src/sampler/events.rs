@@ -19,7 +19,7 @@ use crate::passed_counters::PassedCounters;
 /// More names tell no more.
 const NAMED_MAX: usize = 5;
 
-/// Events of one job with series of their own.
+/// Events of one job with series of their own, and of its supervisor.
 const SERIES_MAX: usize = 64;
 
 /// Requests with counters of one supervisor.
@@ -55,7 +55,9 @@ impl JobEvents {
     pub(super) fn count_by(&mut self, passed: PassedCounters) {
         // Of a supervisor that connects again: the same counters.
         self.passed.retain(|known| !passed.counters.names().any(|name| known.counters.has(name)));
-        if self.passed.len() < PASSED_MAX {
+        let count = |one: &PassedCounters| one.counters.names().count();
+        let held: usize = self.passed.iter().map(count).sum();
+        if self.passed.len() < PASSED_MAX && held + count(&passed) <= SERIES_MAX {
             self.passed.push(passed);
             self.read_ms = None;
         }

@@ -103,6 +103,27 @@ pub fn find(store: &Queries, job: &JobRef) -> Result<Vec<Record>, StoreError> {
     Ok(found)
 }
 
+impl JobRef {
+    /// Whether a record is a candidate, as [`find`] selects them in a store.
+    pub fn may_mean(&self, record: &Record) -> bool {
+        let is_on = |node: &str| record.nodes.iter().any(|known| known == node);
+        match self {
+            JobRef::Last => true,
+            JobRef::Name(text) => {
+                let on_node = text.rsplit_once('@').filter(|(_, node)| is_on(node));
+                record.name == *text || on_node.is_some_and(|(name, _)| record.name == name)
+            }
+            JobRef::Id { manager, id, node, .. } => {
+                let is_known_as = record.key.id == *id || record.scheduling.alias.as_ref() == Some(id);
+                is_known_as
+                    && manager.as_ref().is_none_or(|manager| record.key.manager == *manager)
+                    && node.as_deref().is_none_or(is_on)
+                    && is_users(self, record)
+            }
+        }
+    }
+}
+
 /// The name of a user, or the number of one who has none any more.
 fn owner(record: &Record) -> String {
     let number = || record.uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
