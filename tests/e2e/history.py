@@ -123,3 +123,26 @@ def nobody_sees_the_processes_of_others(world):
     other.met("show", job["job"]["id"]).refused()
     other.met("ps", job["job"]["id"]).refused()
     other.met("show", f"pid:{pid}").refused(f"process {pid}")
+
+
+@test
+def what_is_not_known_of_the_processes_of_a_finished_job_is_not_shown_as_known(world):
+    """Without exit records: one that waits to be reaped has no memory, and the figures of all are those of a look."""
+    need_root()
+    world.configure("sampling:\n  interval: 100ms\n")
+    user = world.someone()
+    text = ("import os, time\n"
+            "if os.fork() == 0: os._exit(0)\n"
+            "end = time.monotonic() + 1.5\n"
+            "while time.monotonic() < end: pass\n"
+            "os.wait()")
+    job = user.run_to_end(world.python, "-c", text, "first argument")
+    kept = job["processes"]
+    check(all(process.get("memory_peak_bytes") != 0 for process in kept), kept)
+    equal({process["quality"] for process in kept}, {"lower_bound"}, "quality")
+    main = max(kept, key=lambda process: process["cpu_seconds"])
+    check(main["start"] < main["end"] <= job["job"]["end"], f"the end of the main process: {main} {job}")
+    equal(main["command_line"][0], world.python, "command line")
+    shown = user.met("ps", job["job"]["id"]).ok().out
+    check("≥" in shown and "lower bound" in shown and f"{world.python} -c" in shown, shown)
+    check(not shown.endswith("\n\n") and " 0 B  " not in shown.split("READ")[0], shown)

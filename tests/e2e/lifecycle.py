@@ -586,6 +586,13 @@ def an_attached_process_can_be_let_go(world):
     equal(world.state_of(job), "finished", "state")
     check(process.poll() is None, "it was ended")
     world.met("detach", job).refused("not attached")
+    shown = world.met("show", job).ok().out
+    check("detached" in shown and "Still alive" not in shown and "met cancel" not in shown, shown)
+    check("already ended" in world.met("cancel", job).ok().out, "what is the job's no more was cancelled")
+    check(alive(process.pid), "a detached process was ended")
+    check("has no running processes" in world.met("ps", job).ok().out, "its process is still listed")
+    world.met("rm", job).ok()
+    check(alive(process.pid), "a detached process was ended")
     process.kill()
     process.communicate()
     world.met("attach", "1").refused("belongs to the system")

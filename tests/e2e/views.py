@@ -1,13 +1,14 @@
 """What met shows: lists, reports, trees, logs, JSON and the references it prints about itself."""
 
 import csv
+import datetime
 import io
 import os
 import re
 import subprocess
 import time
 
-from harness import DEADLINE_S, check, each, equal, eventually, marked, need_root, test
+from harness import DEADLINE_S, check, close_to, each, equal, eventually, marked, need_root, test
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 JOB_KEYS = [
@@ -47,6 +48,29 @@ def check_shape(object_, over):
     if over:
         promised = {"wall_seconds", "cpu_user_seconds", "cpu_system_seconds", "memory_peak_bytes", "read_bytes"}
         check(promised | {"written_bytes", "processes"} <= set(totals), f"missing: {promised - set(totals)}")
+
+
+@test
+def figures_of_a_running_job_are_of_the_time_of_their_sample(world):
+    world.configure("sampling:\n  interval: 30s\n")
+    job = world.run("sh", "-c", "while :; do :; done")
+    seconds = lambda text: datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+    def old_figures():
+        shown = world.show(job)
+        until = shown["job"]["as_of"]
+        age = until and time.time() - seconds(until)
+        return shown if age and age > 4 and shown["totals"].get("cpu_seconds", 0) > 0 else None
+
+    shown = eventually(old_figures, "figures are of a sample")
+    counted = seconds(shown["job"]["as_of"]) - seconds(shown["job"]["start"])
+    check(counted < shown["totals"]["wall_seconds"], str(shown["totals"]))
+    close_to(shown["average"]["cores"], shown["totals"]["cpu_seconds"] / counted, 0.001, "cores")
+    close_to(shown["average"]["power_watts"], shown["totals"]["energy_joules"] / counted, 0.001, "power")
+    said = world.met("show", job).ok().out
+    check("as of the last sample" in said, said)
+    world.met("cancel", job).ok()
+    equal(world.show(job)["job"]["as_of"], None, "of a job that has ended")
 
 
 @test

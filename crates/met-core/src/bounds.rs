@@ -54,7 +54,10 @@ pub fn bound(record: &mut Record) {
     }
     keep_within(&mut record.events, LIST_BYTES_MAX, event_bytes);
     record.processes.truncate(LARGEST_MAX);
-    for JobProcess { user, command, node, .. } in &mut record.processes {
+    for process in &mut record.processes {
+        let words = std::mem::take(&mut process.command_line);
+        process.set_command_line(words);
+        let JobProcess { user, command, node, .. } = process;
         [user, node].into_iter().flatten().for_each(|text| cut(text, WORD_BYTES_MAX));
         cut(command, WORD_BYTES_MAX);
     }
@@ -76,7 +79,8 @@ pub fn bytes(record: &Record) -> usize {
     let lists = record.command.iter().chain(&record.nodes).map(|text| escaped(text) + 3).sum::<usize>();
     let gpus = record.gpus.iter().map(gpu_bytes).sum::<usize>();
     let events = record.events.iter().map(event_bytes).sum::<usize>();
-    let processes = record.processes.len() * ENTRY_BYTES;
+    let words = record.processes.iter().flat_map(|process| &process.command_line);
+    let processes = record.processes.len() * ENTRY_BYTES + words.map(|text| escaped(text) + 3).sum::<usize>();
     let other = |resources: &Resources| {
         resources.other.iter().map(|(name, value)| escaped(name) + escaped(value) + 6).sum::<usize>()
     };

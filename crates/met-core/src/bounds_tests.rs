@@ -40,6 +40,7 @@ fn hostile(length: usize) -> Record {
         origin: Origin::Run,
         supervisor: None,
         main: None,
+        main_end_ns: None,
         cgroup: CgroupPaths { unified: Some(text().into()), ..CgroupPaths::default() },
         more_cgroups: vec![
             CgroupPaths { memory: Some("/m".repeat(2000).into()), ..CgroupPaths::default() };

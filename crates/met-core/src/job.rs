@@ -135,7 +135,8 @@ pub struct Record {
     /// What its emissions were computed with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub emission: Option<Emission>,
-    /// Up to when the totals of a job that runs go, where that is not now: a server knows what it was last sent.
+    /// Up to when the totals of a job that runs go, where that is not now: a daemon knows its last sample, and a server
+    /// what it was last sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub as_of_ns: Option<i64>,
     /// How to reach it, for a job of this machine.
@@ -180,6 +181,12 @@ impl Record {
     pub fn has_process(&self, pid: u32) -> bool {
         let main = self.local.as_ref().and_then(|local| local.main);
         main.is_some_and(|main| main.pid == pid) || self.processes.iter().any(|process| process.pid == pid)
+    }
+
+    /// When one of its processes ended: by its exit record, or, of the main process, as its supervisor saw it.
+    pub fn end_of_process(&self, process: &JobProcess) -> Option<i64> {
+        let main = self.local.as_ref().filter(|local| local.main.is_some_and(|main| main.pid == process.pid));
+        process.end_ns.or_else(|| main?.main_end_ns)
     }
 
     pub fn wall_ns(&self, now_ns: i64) -> Option<i64> {
@@ -371,6 +378,9 @@ pub struct Local {
     /// The process that waits for the job and writes its end; `None` before it is up.
     pub supervisor: Option<ProcessId>,
     pub main: Option<ProcessId>,
+    /// When the main process ended, in unix nanoseconds; others may have gone on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub main_end_ns: Option<i64>,
     /// The job's cgroup directories, if it has any.
     pub cgroup: CgroupPaths,
     /// Those of its other nodes, where these are the same machine.
@@ -434,6 +444,7 @@ impl Local {
             origin,
             supervisor: None,
             main: None,
+            main_end_ns: None,
             cgroup: CgroupPaths::default(),
             more_cgroups: Vec::new(),
             folded: Vec::new(),

@@ -1,5 +1,7 @@
 //! The largest processes of a job: by CPU time, memory and I/O, in bounded memory.
 
+use std::mem::take;
+
 use serde::{Deserialize, Serialize};
 
 use crate::job::{ProcessId, Record};
@@ -12,6 +14,8 @@ pub const LARGEST: usize = 20;
 pub const LARGEST_MAX: usize = 3 * LARGEST;
 /// Looked through again when there are so many.
 const HELD_MAX: usize = 2 * LARGEST_MAX;
+/// Enough to tell the processes of a job apart.
+pub const COMMAND_LINE_BYTES: usize = 160;
 /// The beginning of a process that ended is known to a second, and rounded.
 const BEGIN_DOUBT_NS: i64 = 3_000_000_000;
 
@@ -28,6 +32,9 @@ pub struct JobProcess {
     pub user: Option<String>,
     /// The kernel's name for it, at most 15 bytes; no arguments.
     pub command: String,
+    /// What it was started with, cut to [`COMMAND_LINE_BYTES`]; empty if it was never read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub command_line: Vec<String>,
     /// Unix nanoseconds; of the end, where it was reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<i64>,
@@ -49,6 +56,24 @@ pub struct JobProcess {
 }
 
 impl JobProcess {
+    /// Whether its figures are those of its end. Those of a look are the least they can be.
+    pub fn is_complete(&self) -> bool {
+        self.end_ns.is_some()
+    }
+
+    /// Takes the first words of its command line.
+    pub fn set_command_line(&mut self, mut words: Vec<String>) {
+        let mut room = COMMAND_LINE_BYTES;
+        words.retain_mut(|word| {
+            let fits = room > 0;
+            let end = (0..=room.min(word.len())).rev().find(|&at| word.is_char_boundary(at));
+            word.truncate(end.unwrap_or(0));
+            room = room.saturating_sub(word.len() + 1);
+            fits
+        });
+        self.command_line = words;
+    }
+
     /// What it is compared by.
     fn sizes(&self) -> [i64; 3] {
         let io = self.read_bytes.unwrap_or(0).saturating_add(self.written_bytes.unwrap_or(0));
@@ -92,6 +117,8 @@ impl LargestProcesses {
         });
         let [cpu_ns, memory, read, written] =
             [seen.cpu_ns, seen.memory_bytes, seen.read_bytes, seen.written_bytes].map(known);
+        // One that has ended and is not reaped yet holds none any more: what it held is unknown.
+        let memory = memory.filter(|&bytes| bytes > 0);
         if let Some(Held { process, .. }) = held {
             process.cpu_ns = process.cpu_ns.max(cpu_ns);
             process.memory_peak_bytes = process.memory_peak_bytes.max(memory);
@@ -124,16 +151,21 @@ impl LargestProcesses {
                 && !held.is_over
                 && start_ns.abs_diff(begin_ns) <= BEGIN_DOUBT_NS.unsigned_abs()
         };
-        let held = self.held.iter_mut().find(is_it);
+        let mut held = self.held.iter_mut().find(is_it);
         let (start_ns, cpu_ns, memory) = held.as_ref().map_or((begin_ns, None, None), |held| {
             let JobProcess { start_ns, cpu_ns, memory_peak_bytes, .. } = held.process;
             (start_ns.unwrap_or(begin_ns), cpu_ns, memory_peak_bytes)
         });
+        let command = name_of(&exit.name);
+        // A process may have become another program since the last look.
+        let same = held.as_mut().filter(|held| held.process.command == command);
+        let command_line = same.map(|held| take(&mut held.process.command_line));
         let process = JobProcess {
             pid: exit.pid,
             ppid: Some(exit.parent_pid),
             uid: Some(exit.uid),
-            command: name_of(&exit.name),
+            command,
+            command_line: command_line.unwrap_or_default(),
             start_ns: Some(start_ns),
             end_ns: Some(start_ns.saturating_add(exit.elapsed_ns)),
             cpu_ns: figure(job_table::CPU).max(cpu_ns),
@@ -278,6 +310,38 @@ mod tests {
         assert_eq!((first.cpu_ns, first.memory_peak_bytes), (Some(50), Some(9000)));
         assert_eq!((first.start_ns, first.end_ns), (Some(100_000_000_000), Some(105_000_000_000)));
         assert_eq!((list[1].cpu_ns, list[1].end_ns), (Some(1), None));
+    }
+
+    #[test]
+    fn memory_of_a_process_that_waits_to_be_reaped_is_unknown_and_its_figures_are_incomplete() {
+        let mut all = LargestProcesses::default();
+        all.see(id(5), 0, seen(9, 0, MISSING));
+        let list = all.list();
+        assert_eq!((list[0].memory_peak_bytes, list[0].is_complete()), (None, false));
+        all.see(id(5), 0, seen(9, 700, MISSING));
+        all.see(id(5), 0, seen(9, 0, MISSING));
+        assert_eq!(all.list()[0].memory_peak_bytes, Some(700));
+        all.end(&exit(5, 0, 50));
+        assert!(all.list()[0].is_complete());
+    }
+
+    #[test]
+    fn a_command_line_is_short_and_of_the_program_that_ended() {
+        let words = |process: &JobProcess| process.command_line.concat();
+        let mut process = JobProcess::default();
+        process.set_command_line(vec!["x".repeat(100), "é".repeat(100), "z".to_owned()]);
+        assert_eq!(words(&process), format!("{}{}", "x".repeat(100), "é".repeat(29)));
+        let end_as = |name: &str| {
+            let mut all = LargestProcesses::default();
+            all.see(id(5), 100_000_000_000, seen(9, 9000, 70));
+            for (_, process) in all.unnamed() {
+                process.command = name.to_owned();
+                process.set_command_line(vec!["make".to_owned(), "all".to_owned()]);
+            }
+            all.end(&exit(5, 101, 50));
+            words(&all.list()[0])
+        };
+        assert_eq!((end_as("make").as_str(), end_as("sh").as_str()), ("makeall", ""));
     }
 
     #[test]

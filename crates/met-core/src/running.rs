@@ -139,6 +139,11 @@ impl Running {
         self.columns.iter().enumerate().filter_map(known)
     }
 
+    /// When CPU time was last read: the instant that the counters are of.
+    pub fn counted_until_ms(&self) -> Option<i64> {
+        self.columns[CPU].last.map(|(time_ms, _)| time_ms)
+    }
+
     pub fn maximum(&self, column: usize) -> Option<i64> {
         let column = &self.columns[column];
         column.last.map(|_| column.maximum)

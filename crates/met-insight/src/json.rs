@@ -38,22 +38,26 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
         object["events"] = events::object(record, now_ns);
     }
     if !record.processes.is_empty() {
-        object["processes"] = record.processes.iter().map(process).collect();
+        object["processes"] = record.processes.iter().map(|one| process(one, record)).collect();
     }
     object
 }
 
 /// One of the largest processes of a job that is over.
-fn process(process: &JobProcess) -> Value {
+fn process(process: &JobProcess, record: &Record) -> Value {
+    let quality = if process.is_complete() { QualityKind::Measured } else { QualityKind::LowerBound };
+    let command_line = Some(&process.command_line).filter(|words| !words.is_empty());
     Value::Object(known([
         ("pid", json!(process.pid)),
         ("ppid", json!(process.ppid)),
         ("uid", json!(process.uid)),
         ("user", json!(process.user)),
         ("command", json!(process.command)),
+        ("command_line", json!(command_line)),
         ("node", json!(process.node)),
         ("start", json!(process.start_ns.and_then(time))),
-        ("end", json!(process.end_ns.and_then(time))),
+        ("end", json!(record.end_of_process(process).and_then(time))),
+        ("quality", json!(quality.name())),
         ("cpu_seconds", seconds(process.cpu_ns)),
         ("memory_peak_bytes", json!(process.memory_peak_bytes)),
         ("read_bytes", json!(process.read_bytes)),
@@ -443,6 +447,7 @@ mod tests {
             uid: Some(1000),
             user: Some("ada".to_owned()),
             command: "make".to_owned(),
+            command_line: vec!["make".to_owned(), "all".to_owned()],
             start_ns: Some(0),
             end_ns: Some(1),
             cpu_ns: Some(1),
@@ -455,7 +460,8 @@ mod tests {
         let part = &object["parts"][0];
         let sections = ["requested", "allocated", "efficiency", "scheduling"].map(|name| &object[name]);
         let process = &object["processes"][0];
-        assert_eq!((process.as_object().unwrap().len(), &process["command"]), (12, &json!("make")));
+        assert_eq!((process.as_object().unwrap().len(), &process["command"]), (14, &json!("make")));
+        assert_eq!((&process["quality"], &process["command_line"][1]), (&json!("measured"), &json!("all")));
         for key in sections
             .into_iter()
             .chain([part, process])

@@ -352,6 +352,9 @@ mod tests {
         assert_eq!(after(25, &record), "");
         assert!(after(26, &record).starts_with("the figures are 31 s old"));
         assert!(after(600, &record).starts_with("the figures are 10 min old"));
+        record.local = Some(met_core::job::Local::new("", Origin::Run, "/"));
+        assert_eq!(after(1, &record), "figures and averages are as of the last sample, 6 s ago");
+        assert_eq!(after(-3, &record), "");
         record.state = State::Lost;
         assert_eq!(after(600, &record), "");
     }
@@ -410,6 +413,10 @@ mod tests {
         assert_eq!(outcome(&record), "lost, the node was replaced");
         record.scheduling.asked_ns = Some(1);
         assert_eq!(outcome(&record), "lost", "a scheduler's reason is not one for this");
+        (record.state, record.manager_state) = (State::Finished, Some("detached".to_owned()));
+        assert_eq!(outcome(&record), "finished, detached");
+        let facts = report(&record, Machine::default(), sample::NOW_NS).facts;
+        assert!(facts.iter().all(|fact| fact.label != "manager state"), "a local job has no other manager");
     }
 
     #[test]

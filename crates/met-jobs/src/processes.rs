@@ -3,7 +3,7 @@
 use crate::{JobSpec, Members};
 use met_core::MISSING;
 use met_core::gpu_holding::{self, Holding};
-use met_core::job::{CgroupPaths, Local, ProcessId, Record};
+use met_core::job::{CgroupPaths, Local, Origin, ProcessId, Record, State};
 use met_host::{Host, parse};
 
 /// What process lists show of a supervisor.
@@ -27,14 +27,19 @@ pub struct Process {
     pub state: char,
 }
 
-/// Where the processes of a job are to be found, as long as this boot lasts.
+/// Where the processes of a job are to be found, as long as this boot lasts. A process that was attached to is the
+/// job's only while it is measured: after `met detach` it runs on outside of any job.
 pub fn spec(host: &Host, record: &Record, slot: u32) -> Option<JobSpec> {
     let local = record.local.as_ref().filter(|local| local.boot_id == host.facts().boot_id)?;
+    let is_measured = record.state.is_live() || record.state == State::Lost;
+    if local.origin == Origin::Attach && !is_measured {
+        return None;
+    }
     let mut roots: Vec<ProcessId> = local.main.into_iter().collect();
     roots.extend(session_members(host, record));
     Some(JobSpec {
         slot,
-        keeper: local.supervisor.filter(|_| local.origin != met_core::job::Origin::Attach),
+        keeper: local.supervisor.filter(|_| local.origin != Origin::Attach),
         roots,
         cgroup: local.cgroup.clone(),
         more_cgroups: local.more_cgroups.clone(),

@@ -20,11 +20,14 @@ pub struct Live {
     pub gpus: Vec<GpuUse>,
     pub events: Vec<EventCount>,
     pub emission: Option<Emission>,
+    /// The time of the sample that these are of, in unix nanoseconds; `None` if they were read just now.
+    pub as_of_ns: Option<i64>,
 }
 
 impl Live {
     pub fn of(running: &Running, profile: Profile) -> Live {
-        Live { totals: totals(running, profile), summaries: running.summaries(), ..Live::default() }
+        let as_of_ns = running.counted_until_ms().map(|time_ms| time_ms.saturating_mul(1_000_000));
+        Live { totals: totals(running, profile), summaries: running.summaries(), as_of_ns, ..Live::default() }
     }
 
     /// For a job that is not sampled: its current counters and levels.
@@ -36,6 +39,7 @@ impl Live {
         let cells: Vec<i64> = reading.cgroup.iter().zip(&reading.processes).map(first_known).collect();
         let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
         running.push(0, &cells);
-        Live::of(&running, Profile { hides_io: reading.hides_io, ..job_cgroup::profile(local) })
+        let live = Live::of(&running, Profile { hides_io: reading.hides_io, ..job_cgroup::profile(local) });
+        Live { as_of_ns: None, ..live }
     }
 }

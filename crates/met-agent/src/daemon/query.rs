@@ -230,18 +230,20 @@ fn add_live(service: &Service, jobs: &mut [Record]) {
             None => {}
         }
         if let Some(kept) = kept {
-            raise(&mut record.totals, &kept.totals);
+            raise(record, &kept.totals);
         }
     }
 }
 
 /// Of a group of processes its looks count those that came and went between two samples, and a sample what was used
 /// since the last look.
-fn raise(totals: &mut Totals, counted: &Totals) {
+fn raise(record: &mut Record, counted: &Totals) {
     for column in [CPU, PROCESSES] {
-        let higher = counted.figure(column).filter(|figure| totals.get(column) < Some(figure.value));
+        let higher = counted.figure(column).filter(|figure| record.totals.get(column) < Some(figure.value));
         if let Some(figure) = higher {
-            totals.set(column, figure.value, figure.kind, figure.source.clone());
+            record.totals.set(column, figure.value, figure.kind, figure.source.clone());
+            // A look is at most two seconds old, and a sample may be older.
+            record.as_of_ns = record.as_of_ns.filter(|_| column != CPU);
         }
     }
 }

@@ -45,7 +45,12 @@ pub(super) fn look(host: &Host, batches: &[Batch], map: &JobMap, members: &Membe
 
 /// What the rows do not have. One that has ended meanwhile keeps what was known of it.
 fn name(host: &Host, id: ProcessId, process: &mut JobProcess) {
+    let command_line = processes::command_of(host, id.pid);
+    // After the reading: the number may have become another process's.
     if let Some(found) = processes::look_at(host, id) {
+        if !command_line.is_empty() || found.name != process.command {
+            process.set_command_line(command_line);
+        }
         (process.command, process.ppid) = (found.name, Some(found.parent_pid));
         process.uid = host.owner(id).or(process.uid);
     }
@@ -79,11 +84,16 @@ mod tests {
         let folder = root.path().join(format!("proc/{}", id.pid));
         std::fs::create_dir_all(&folder).unwrap();
         let numbers = (4..22).map(|field| if field == 4 { "3" } else { "1" }).collect::<Vec<_>>().join(" ");
+        std::fs::write(folder.join("cmdline"), "make\0all\0").unwrap();
         std::fs::write(folder.join("stat"), format!("{} (make) S {numbers} 77 1 1\n", id.pid)).unwrap();
         let host = Host::at(root.path()).unwrap();
         let mut process = JobProcess::default();
         name(&host, id, &mut process);
         assert_eq!((process.command.as_str(), process.ppid), ("make", Some(3)));
+        assert_eq!(process.command_line, ["make", "all"]);
+        std::fs::write(folder.join("cmdline"), "").unwrap();
+        name(&host, id, &mut process);
+        assert_eq!(process.command_line, ["make", "all"], "one that has just ended has none any more");
         assert_eq!(process.uid, Some(rustix::process::geteuid().as_raw()));
         let mut later = JobProcess::default();
         name(&host, ProcessId { start_ticks: 78, ..id }, &mut later);

@@ -158,6 +158,9 @@ fn close(
 ) -> Record {
     record.totals.set(WALL, wall_ns, Measured, "clock");
     record.end_ns = record.start_ns.map(|start_ns| start_ns + wall_ns);
+    if let Some(local) = record.local.as_mut().filter(|_| !outcome.detached) {
+        local.main_end_ns = record.end_ns;
+    }
     if let Some(clocks) = clocks {
         let cpu_ns = clocks.iter().filter_map(|clock| clock.read_ns().ok()).sum();
         record.totals.set(CPU, cpu_ns, Measured, "perf task-clock");

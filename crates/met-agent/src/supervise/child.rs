@@ -84,6 +84,8 @@ impl Counters {
 struct Children {
     main: Pid,
     main_status: Option<WaitStatus>,
+    /// Since boot.
+    main_end_ns: Option<i64>,
     reaped: i64,
     /// No child is left.
     are_gone: bool,
@@ -97,7 +99,7 @@ impl Children {
                 Ok(Some((pid, status))) => {
                     self.reaped += 1;
                     if pid == self.main {
-                        self.main_status = Some(status);
+                        (self.main_status, self.main_end_ns) = (Some(status), Some(clock::boottime_ns()));
                     }
                 }
                 Ok(None) => return,
@@ -186,7 +188,7 @@ impl Supervision {
             enclosure,
             counters: Counters { begin_boot_ns, clocks, quota, oom_kills, events },
             outcome: Some(outcome),
-            children: Children { main, main_status: None, reaped: 0, are_gone: false },
+            children: Children { main, main_status: None, main_end_ns: None, reaped: 0, are_gone: false },
             cancelled: false,
         })
     }
@@ -328,6 +330,10 @@ impl Supervision {
         let seen = self.children.reaped + left_over.len() as i64;
         record.totals.set(PROCESSES, seen, met_core::job::QualityKind::LowerBound, "wait");
         record.end_ns = record.start_ns.map(|start_ns| start_ns + wall_ns);
+        if let Some(local) = &mut record.local {
+            let main_ns = self.children.main_end_ns.map(|end_ns| end_ns - life.begin_ns);
+            local.main_end_ns = record.start_ns.zip(main_ns).map(|(start_ns, main_ns)| start_ns + main_ns);
+        }
         match self.children.main_status {
             Some(status) if status.signaled() => record.signal = status.terminating_signal(),
             Some(status) => record.exit_code = status.exit_status(),

@@ -1,6 +1,6 @@
 //! What is said of the job itself, before its figures: who, where, when, and how much of what it was given.
 
-use met_core::job::{QualityKind, Record};
+use met_core::job::{LOCAL, QualityKind, Record};
 use met_core::job_table as column;
 
 use super::reader::{Reader, measured};
@@ -15,7 +15,7 @@ pub(super) fn facts(job: &Reader<'_>) -> Vec<Fact> {
     if !record.command.is_empty() {
         put("command", FactValue::Command(record.command.clone()));
     }
-    if record.key.manager != met_core::job::LOCAL {
+    if record.key.manager != LOCAL {
         let cluster = record.cluster().map(|cluster| format!(" on {cluster}"));
         put("manager", FactValue::Text(record.key.manager.clone() + &cluster.unwrap_or_default()));
     }
@@ -34,7 +34,7 @@ pub(super) fn facts(job: &Reader<'_>) -> Vec<Fact> {
     if !record.nodes.is_empty() {
         put(if record.nodes.len() == 1 { "node" } else { "nodes" }, nodes(&record.nodes));
     }
-    if let Some(state) = &record.manager_state {
+    if let Some(state) = record.manager_state.as_ref().filter(|_| record.key.manager != LOCAL) {
         put("manager state", FactValue::Text(state.clone()));
     }
     if let Some(wait_ns) = allocation::queue_wait_ns(record, job.now_ns) {

@@ -7,7 +7,10 @@ use met_core::provenance::Caveat;
 
 use super::reader::Reader;
 
+/// Nodes send about this often.
 const OLD_SECONDS: i64 = 30;
+/// Samples of young jobs are more recent.
+const SAMPLED_SECONDS: i64 = 2;
 
 impl Reader<'_> {
     pub(super) fn notes(&self) -> Vec<String> {
@@ -68,7 +71,8 @@ impl Reader<'_> {
     fn age_note(&self) -> Option<String> {
         let as_of_ns = self.record.as_of_ns.filter(|_| self.record.state.is_live())?;
         let old_s = self.now_ns.saturating_sub(as_of_ns) / 1_000_000_000;
-        if old_s <= OLD_SECONDS {
+        let is_here = self.record.local.is_some();
+        if old_s <= if is_here { SAMPLED_SECONDS } else { OLD_SECONDS } {
             return None;
         }
         let old = match old_s {
@@ -76,6 +80,9 @@ impl Reader<'_> {
             120..=7199 => format!("{} min", old_s / 60),
             _ => format!("{} h", old_s / 3600),
         };
+        if is_here {
+            return Some(format!("figures and averages are as of the last sample, {old} ago"));
+        }
         Some(format!("the figures are {old} old: the node has sent nothing since; see `met nodes`"))
     }
 

@@ -1,6 +1,6 @@
 //! How a job ended, in words.
 
-use met_core::job::{Record, State};
+use met_core::job::{LOCAL, Record, State};
 
 /// How the job ended, in words, or its state while it has not.
 pub fn outcome(record: &Record) -> String {
@@ -10,7 +10,8 @@ pub fn outcome(record: &Record) -> String {
             Some(format!("killed by signal {signal}{name}"))
         }
         (None, Some(code)) => Some(format!("exit code {code}")),
-        (None, None) => None,
+        // Of a job of our own: `detached`.
+        (None, None) => record.manager_state.clone().filter(|_| record.key.manager == LOCAL),
     };
     let state = match record.state {
         State::OutOfMemory => "out of memory",

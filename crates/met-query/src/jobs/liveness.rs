@@ -91,7 +91,8 @@ pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) -> Vec<CgroupPaths> {
 
 /// Adds what is known of a running job to its record.
 pub fn overlay(record: &mut Record, live: Live) {
-    let Live { totals, summaries, gpus, events, emission } = live;
+    let Live { totals, summaries, gpus, events, emission, as_of_ns } = live;
+    record.as_of_ns = as_of_ns;
     belief::add_sample(record, Sample { totals, summaries, gpus, events, emission });
 }
 

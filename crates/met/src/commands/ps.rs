@@ -36,8 +36,8 @@ pub fn ps(setting: &Setting, args: &PsArgs) -> Result<i32> {
             return Ok(0);
         }
         let style = stdout.style();
-        let table = ps::largest(&record.processes, &style);
-        writeln!(
+        let table = ps::largest(&record, &style);
+        write!(
             stdout,
             "Job {label} ({state}): its largest processes by CPU time, memory and I/O\n\n{table}"
         )?;

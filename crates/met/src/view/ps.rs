@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use met_core::job::Record;
 use met_core::job_processes::JobProcess;
 
 use super::{Paint, Style, text};
@@ -58,13 +59,25 @@ pub fn tree(processes: &[ProcessLine], style: &Style) -> String {
 }
 
 /// The processes that are stored of a job that is over.
-pub fn largest(processes: &[JobProcess], style: &Style) -> String {
-    let rows: Vec<&JobProcess> = processes.iter().collect();
-    let columns = PsColumn::fitting(LARGEST_COLUMNS, &rows, NAME_COLUMNS, style);
+pub fn largest(record: &Record, style: &Style) -> String {
+    let ended =
+        |process: &JobProcess| Ended { process: process.clone(), end_ns: record.end_of_process(process) };
+    let rows: Vec<Ended> = record.processes.iter().map(ended).collect();
+    let columns = PsColumn::fitting(LARGEST_COLUMNS, &rows.iter().collect::<Vec<_>>(), NAME_COLUMNS, style);
+    let room = style.width.map(|width| width.saturating_sub(PsColumn::used(&columns)));
     let mut drawn = PsColumn::head(&columns, style);
-    for (index, process) in processes.iter().enumerate() {
+    for (index, Ended { process, .. }) in rows.iter().enumerate() {
         let cells: String = columns.iter().map(|column| column.pad(&column.cells[index]) + "  ").collect();
-        drawn.push_str(&format!("{cells}{}\n", text::escape(&process.command)));
+        let command = match process.command_line.is_empty() {
+            true => text::escape(&process.command),
+            false => text::command_line(&process.command_line),
+        };
+        let command = room.map_or_else(|| command.clone(), |room| text::cut(&command, room, style.ascii));
+        drawn.push_str(&format!("{cells}{command}\n"));
+    }
+    if !record.processes.iter().all(JobProcess::is_complete) {
+        let legend = "≥ lower bound: as of the last look before the process ended";
+        drawn.push_str(&format!("\n{}\n", style.paint(Paint::Dim, legend)));
     }
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
@@ -72,31 +85,44 @@ pub fn largest(processes: &[JobProcess], style: &Style) -> String {
 /// The kernel's name of a process.
 const NAME_COLUMNS: usize = 15;
 
+/// A process of a job that is over.
+struct Ended {
+    process: JobProcess,
+    end_ns: Option<i64>,
+}
+
+impl Ended {
+    /// A figure of its end, or at least as much as was seen.
+    fn amount(&self, value: Option<i64>, shown: fn(f64) -> String) -> Option<String> {
+        let mark = if self.process.is_complete() { "" } else { "≥" };
+        value.map(|value| format!("{mark}{}", shown(value as f64)))
+    }
+}
+
 /// Header, rank (the highest leaves first on a narrow terminal, 0 stays) and cell.
 type ColumnSpec<T> = (&'static str, u8, fn(&T, &Style) -> Option<String>);
-
-fn size(bytes: Option<i64>) -> Option<String> {
-    bytes.map(|bytes| units::bytes(bytes as f64))
-}
 
 fn clock(time_ns: Option<i64>, style: &Style) -> Option<String> {
     time_ns.map(|time_ns| units::time_short(time_ns, time_ns, &style.zone))
 }
 
-const LARGEST_COLUMNS: &[ColumnSpec<JobProcess>] = &[
-    ("NODE", 3, |process, _| process.node.as_deref().map(text::escape)),
-    ("PID", 0, |process, _| Some(process.pid.to_string())),
-    ("PPID", 6, |process, _| process.ppid.map(|ppid| ppid.to_string())),
-    ("USER", 4, |process, _| {
-        let uid = || process.uid.map(|uid| uid.to_string());
-        process.user.as_deref().map(text::escape).or_else(uid)
+const LARGEST_COLUMNS: &[ColumnSpec<Ended>] = &[
+    ("NODE", 3, |ended, _| ended.process.node.as_deref().map(text::escape)),
+    ("PID", 0, |ended, _| Some(ended.process.pid.to_string())),
+    ("PPID", 6, |ended, _| ended.process.ppid.map(|ppid| ppid.to_string())),
+    ("USER", 4, |ended, _| {
+        let uid = || ended.process.uid.map(|uid| uid.to_string());
+        ended.process.user.as_deref().map(text::escape).or_else(uid)
     }),
-    ("START", 7, |process, style| clock(process.start_ns, style)),
-    ("END", 8, |process, style| clock(process.end_ns, style)),
-    ("CPU TIME", 0, |process, _| process.cpu_ns.map(|ns| units::duration(ns as f64 / 1e9))),
-    ("MEMORY", 1, |process, _| size(process.memory_peak_bytes)),
-    ("READ", 2, |process, _| size(process.read_bytes)),
-    ("WRITTEN", 2, |process, _| size(process.written_bytes)),
+    ("START", 7, |ended, style| clock(ended.process.start_ns, style)),
+    ("END", 8, |ended, style| clock(ended.end_ns, style)),
+    ("CPU TIME", 0, |ended, _| ended.amount(ended.process.cpu_ns, |ns| units::duration(ns / 1e9))),
+    // Records of earlier versions have 0 where it is unknown.
+    ("MEMORY", 1, |ended, _| {
+        ended.amount(ended.process.memory_peak_bytes.filter(|&bytes| bytes > 0), units::bytes)
+    }),
+    ("READ", 2, |ended, _| ended.amount(ended.process.read_bytes, units::bytes)),
+    ("WRITTEN", 2, |ended, _| ended.amount(ended.process.written_bytes, units::bytes)),
 ];
 
 const COLUMNS: &[ColumnSpec<ProcessLine>] = &[
@@ -323,32 +349,50 @@ mod tests {
         vec![
             process(3115, "python3", 244_000_000_000, Some(1_700_000_300_000_000_000)),
             process(3116, "cc1\u{1b}[2Jplus", 12_000_000_000, None),
+            JobProcess {
+                memory_peak_bytes: Some(0),
+                command_line: ["python3", "work.py", "--shard", "a b", &"long".repeat(20)]
+                    .map(str::to_owned)
+                    .into(),
+                ..process(3117, "python3", 1_000_000_000, None)
+            },
         ]
     }
 
     #[test]
     fn processes_of_a_job_that_is_over_at_three_widths() {
         let drawn = |width| {
-            let drawn = largest(&kept(), &Style { width: Some(width), ..Style::plain() });
+            let mut record = met_core::sample::full(1, "train");
+            record.processes = kept();
+            let drawn = largest(&record, &Style { width: Some(width), ..Style::plain() });
             assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
             drawn
         };
         expect![[r#"
-             PID  CPU TIME   MEMORY  READ   WRITTEN  COMMAND
-            3115      4m4s  779 MiB     -  4.00 KiB  python3
-            3116       12s  779 MiB     -  4.00 KiB  cc1\x1b[2Jplus
+             PID  CPU TIME    MEMORY  READ    WRITTEN  COMMAND
+            3115      4m4s   779 MiB     -   4.00 KiB  python3
+            3116      ≥12s  ≥779 MiB     -  ≥4.00 KiB  cc1\x1b[2Jplus
+            3117       ≥1s         -     -  ≥4.00 KiB  python3 work.py …
+
+            ≥ lower bound: as of the last look before the process ended
         "#]]
         .assert_eq(&drawn(60));
         expect![[r#"
-             PID  PPID     START  CPU TIME   MEMORY  READ   WRITTEN  COMMAND
-            3115  3113  22:13:20      4m4s  779 MiB     -  4.00 KiB  python3
-            3116  3113  22:13:20       12s  779 MiB     -  4.00 KiB  cc1\x1b[2Jplus
+             PID  PPID     START  CPU TIME    MEMORY  READ    WRITTEN  COMMAND
+            3115  3113  22:13:20      4m4s   779 MiB     -   4.00 KiB  python3
+            3116  3113  22:13:20      ≥12s  ≥779 MiB     -  ≥4.00 KiB  cc1\x1b[2Jplus
+            3117  3113  22:13:20       ≥1s         -     -  ≥4.00 KiB  python3 work.py --sh…
+
+            ≥ lower bound: as of the last look before the process ended
         "#]]
         .assert_eq(&drawn(80));
         expect![[r#"
-             PID  PPID     START       END  CPU TIME   MEMORY  READ   WRITTEN  COMMAND
-            3115  3113  22:13:20  22:18:20      4m4s  779 MiB     -  4.00 KiB  python3
-            3116  3113  22:13:20         -       12s  779 MiB     -  4.00 KiB  cc1\x1b[2Jplus
+             PID  PPID     START       END  CPU TIME    MEMORY  READ    WRITTEN  COMMAND
+            3115  3113  22:13:20  22:18:20      4m4s   779 MiB     -   4.00 KiB  python3
+            3116  3113  22:13:20         -      ≥12s  ≥779 MiB     -  ≥4.00 KiB  cc1\x1b[2Jplus
+            3117  3113  22:13:20         -       ≥1s         -     -  ≥4.00 KiB  python3 work.py --shard 'a b' longlonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglong
+
+            ≥ lower bound: as of the last look before the process ended
         "#]]
         .assert_eq(&drawn(200));
     }
