@@ -106,7 +106,8 @@ fn left_out(status: &DiscoveryStatus) -> String {
 /// The HTTP listener: whether it is configured, whether `web_config` is valid, whether the address accepts connections.
 pub(super) fn listener(setting: &Setting, status: Option<&Status>) -> Finding {
     const WAIT: Duration = Duration::from_secs(1);
-    const RESTART: &str = "met daemon --stop    (after correcting met.yaml; the next `met run` starts a daemon)";
+    const RESTART: &str =
+        "met daemon --stop    (after correcting met.yaml; the next `met run` starts a daemon)";
     let http = &setting.config.http;
     // The daemon's listener is not the one that the named file is about.
     let is_other = setting.in_force(false).is_some_and(|held| setting.other_file_of(&held).is_some());

@@ -269,7 +269,8 @@ mod tests {
         let drm = unavailable(of("drm"), &denied(), &report);
         assert_eq!((drm.health.name(), drm.remedy), ("less", None));
         assert!(drm.detail.ends_with("no card (read by the daemon)"), "{}", drm.detail);
-        let denied_to_both = [unavailable(of("rapl"), &denied(), &report), unavailable(of("ipmi"), &denied(), &report)];
+        let denied_to_both =
+            [unavailable(of("rapl"), &denied(), &report), unavailable(of("ipmi"), &denied(), &report)];
         assert!(denied_to_both.iter().all(|finding| finding.remedy.as_deref() == Some("sudo met daemon")));
     }
 
