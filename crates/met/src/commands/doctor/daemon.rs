@@ -123,7 +123,7 @@ pub(super) fn listener(setting: &Setting, status: Option<&Status>) -> Finding {
         if let Some(server) = crate::server::running(setting) {
             return finding(Health::Good, &format!("the server listens on {}", server.listening.join(", ")));
         }
-        return finding(Health::Good, "not listening (http.listen is unset)")
+        return finding(Health::Unset, "not listening (http.listen is unset)")
             .remedied_by("http: {listen: 127.0.0.1:9317}    (in met.yaml)");
     };
     let web = http.web_config.as_deref().map(met_web::listener::WebConfig::load).transpose();

@@ -91,6 +91,7 @@ fn unavailable(spec: &SourceSpec, reason: &Unavailable, report: &DaemonReport) -
     match reason {
         Unavailable::Broken(why) => finding(Health::Broken, why),
         Unavailable::Absent(why) => finding(Health::Absent, why),
+        Unavailable::Unset { what, enable } => finding(Health::Unset, what).remedied_by(*enable),
         Unavailable::Denied { .. } if report.reads(spec.name) => report.finding_of_its_own(spec),
         Unavailable::Denied { path, need } => {
             finding(Health::Denied, &format!("no permission to read {path}")).remedied_by(*need)
