@@ -156,6 +156,7 @@ def a_job_without_a_cgroup_says_why_its_events_are_not_counted(world):
     heard_of(user, job)
     result = user.met("configure", "--perf", "page_faults", "--job", job).ok()
     check(f"local:{job}" in result.err and "no cgroup" in result.err, result.err)
+    check(f"requested in job local:{job}" in result.out, "it is not shown as counted", result.out)
     check("events" not in user.show(job), "nothing is counted, and nothing is shown")
     user.met("cancel", job).ok()
 

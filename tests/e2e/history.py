@@ -99,8 +99,8 @@ def a_job_is_found_by_one_of_its_processes(world):
         equal(world.me.show(f"pid:{pid}")["job"]["id"], job, f"the job of {name}")
     world.me.met("show", "pid:1").refused("process 1", "met list")
     # Nothing is ended or removed by a number that may be given again.
-    world.me.met("cancel", f"pid:{pid}").refused("no job named")
-    world.me.met("rm", f"pid:{pid}").refused("no job named")
+    world.me.met("cancel", f"pid:{pid}").refused("met show pid:")
+    world.me.met("rm", f"pid:{pid}").refused("met show pid:")
     check(pid in world.me.met("ps", f"pid:{pid}").ok().out, "its processes")
     world.me.met("cancel", job).ok()
 

@@ -51,6 +51,29 @@ def users_do_not_see_each_others_jobs(world, system):
 
 
 @test
+def root_names_a_job_by_its_user_and_name(world):
+    alice, bob = two_users(world)
+    world.start_system_daemon()
+    jobs = [user.run(*FOREVER, options=("-n", "train")) for user in (alice, bob)]
+    for user, job in zip((alice, bob), jobs):
+        equal(world.show(f"{user.name}/train")["job"]["id"], job, f"the job of {user.name}")
+    bob.met("show", f"{alice.name}/train").refused("no job named")
+    bob.met("cancel", f"{alice.name}/train").refused("no job named")
+    world.met("cancel", f"{alice.name}/train").ok()
+    equal((alice.state_of(jobs[0]), bob.state_of(jobs[1])), ("cancelled", "running"), "states")
+    bob.met("cancel", "train").ok()
+
+
+@test
+def the_output_of_an_attached_process_is_not_said_to_be_lost(world):
+    process = world.me.start("sleep", "1000")
+    job = world.met("attach", "--print-id", str(process.pid)).ok().out.strip()
+    world.met("logs", job).refused("attached", "does not know where it writes")
+    world.met("cancel", job).ok()
+    process.wait()
+
+
+@test
 def cancelling_a_job_spares_a_job_of_the_same_number_and_second(world):
     # Two homes of root on a machine without cgroups, as two users have: both begin with job 1.
     one, other = world.without_cgroups(), world.user(os.getuid())

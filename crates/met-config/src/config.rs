@@ -359,6 +359,16 @@ pub enum ConfigError {
     Content { path: PathBuf, line: u64, message: String },
 }
 
+impl ConfigError {
+    fn read(path: &Path, whence: &'static str, error: io::Error) -> ConfigError {
+        let error = match error.kind() {
+            kind @ io::ErrorKind::InvalidData => io::Error::new(kind, "it is not text in UTF-8"),
+            _ => error,
+        };
+        ConfigError::Read { path: path.to_owned(), whence, error }
+    }
+}
+
 impl Default for Config {
     /// What the keys give as their defaults: they are written there and nowhere else.
     fn default() -> Config {
@@ -514,11 +524,7 @@ fn load_with(
     let explicit = explicit.map(|path| (path.to_owned(), "which --config names"));
     let by_variable = || named("MET_CONFIG").map(|path| (path, "which the variable MET_CONFIG names"));
     if let Some((path, whence)) = explicit.or_else(by_variable) {
-        let yaml = text_file::read(&path).map_err(|error| ConfigError::Read {
-            path: path.clone(),
-            whence,
-            error,
-        })?;
+        let yaml = text_file::read(&path).map_err(|error| ConfigError::read(&path, whence, error))?;
         return Ok(Loaded { is_named, ..Loaded::of(yaml, path, None)? });
     }
     let user = user_folder_with(&variable).map(|folder| folder.join("met.yaml"));
@@ -538,7 +544,7 @@ fn load_with(
             }
             Err(error) => {
                 let whence = "which is read unless --config or MET_CONFIG name another";
-                return Err(ConfigError::Read { path, whence, error });
+                return Err(ConfigError::read(&path, whence, error));
             }
         }
     }

@@ -369,7 +369,8 @@ pub fn parse_since(text: &str, now_ns: i64, zone: &TimeZone) -> Result<i64, Pars
         ParseError(format!("{text:?} is not a time; write {examples}"))
     };
     let trimmed = text.trim();
-    let nanoseconds = |time: Timestamp| i64::try_from(time.as_nanosecond()).map_err(|_| refuse());
+    let too_far = || ParseError(format!("{text:?} is too far away; write a time between 1678 and 2261"));
+    let nanoseconds = |time: Timestamp| i64::try_from(time.as_nanosecond()).map_err(|_| too_far());
     let midnight = |date: Date| {
         let start = date.to_zoned(zone.clone()).and_then(|day| day.start_of_day());
         start.map_err(|_| refuse()).and_then(|day| nanoseconds(day.timestamp()))
@@ -550,6 +551,10 @@ mod tests {
         for text in ["", "10", "tomorrow", "2026-13-01", "99999-01-01", "2026-01-14T25:00"] {
             let error = parse_since(text, 0, &TimeZone::UTC).unwrap_err().to_string();
             assert!(error.contains("write 2h, 7d, today"), "{text}: {error}");
+        }
+        for text in ["3000-01-01", "3000-01-01T00:00:00Z", "1500-01-01 10:00"] {
+            let error = parse_since(text, 0, &TimeZone::UTC).unwrap_err().to_string();
+            assert!(error.ends_with("is too far away; write a time between 1678 and 2261"), "{error}");
         }
     }
 

@@ -153,11 +153,24 @@ impl AllJobs {
         if let Some(found) = self.find_ref(text, &job)? {
             return Ok(found);
         }
+        if let Some(found) = self.find_of_user(text)? {
+            return Ok(found);
+        }
         self.check_read()?;
-        Err(Failure::usage(match job {
-            JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
-            _ => format!("no job named {text:?}; run `met list`"),
-        }))
+        Err(Failure::usage(reference::not_found(text, &job, self.host.is_none())))
+    }
+
+    /// The newest job of a name and a user: `alice/train`, where that is not a name itself.
+    fn find_of_user(&mut self, text: &str) -> Result<Option<Record>> {
+        let Some((user, name)) = text.split_once('/') else { return Ok(None) };
+        if user.is_empty() || name.is_empty() {
+            return Ok(None);
+        }
+        let filter = JobsFilter { name: Some(name.to_owned()), limit: Some(1), ..JobsFilter::default() };
+        let newest = self.jobs(&filter.of_user(Some(user)))?.into_iter().next();
+        let Some(JobKey { manager, id, .. }) = newest.map(|newest| newest.key) else { return Ok(None) };
+        let user = Some(user.to_owned());
+        self.find_ref(text, &JobRef::Id { manager: Some(manager), id, node: None, user })
     }
 
     /// As [`AllJobs::find`], also by one of its processes. Only to show it: numbers of processes are given again, and

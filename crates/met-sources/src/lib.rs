@@ -266,6 +266,8 @@ impl TickInfo {
 pub enum Unavailable {
     /// The machine has no such thing.
     Absent(String),
+    /// It is read only if it is configured; `enable` says how.
+    Unset { what: &'static str, enable: &'static str },
     /// It has, and `need` would make it readable.
     Denied { path: String, need: &'static str },
     /// It has, and it cannot be read.
@@ -278,6 +280,7 @@ impl std::fmt::Display for Unavailable {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Unavailable::Absent(what) | Unavailable::Broken(what) => to.write_str(what),
+            Unavailable::Unset { what, .. } => to.write_str(what),
             Unavailable::Denied { path, need } => write!(to, "no permission to read {path}; needs {need}"),
             Unavailable::Hangs => to.write_str("reading it did not return; source disabled"),
         }

@@ -62,7 +62,10 @@ struct Followed {
 
 fn open(host: &Host, options: &Options) -> Opened {
     if options.events.is_empty() {
-        return Err(Unavailable::Absent("no events configured (perf.events)".to_owned()));
+        return Err(Unavailable::Unset {
+            what: "no events configured (perf.events)",
+            enable: "perf: {events: [page_faults, instructions]}    (in met.yaml; `met metrics` lists them)",
+        });
     }
     let vendor = vendor(host);
     let events = named(vendor, &options.events).map_err(Unavailable::Absent)?;

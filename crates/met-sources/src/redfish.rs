@@ -97,7 +97,10 @@ fn name_of(path: &str) -> &str {
 
 fn open(host: &Host, options: &Options) -> Opened {
     let Some(redfish) = &options.redfish else {
-        return Err(Unavailable::Absent("no controller configured (sources.redfish.url)".to_owned()));
+        return Err(Unavailable::Unset {
+            what: "no controller configured (sources.redfish.url)",
+            enable: "sources: {redfish: {url: https://BMC}}    (in met.yaml)",
+        });
     };
     let url = redfish.url.trim_end_matches('/').to_owned();
     if !is_safe(&url) {

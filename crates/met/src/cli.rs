@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::view::table::View;
+use met_agent::emissions::GRAMS_MAX;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -168,7 +169,18 @@ pub enum Command {
 // what is wrong with the number, and not that there is no option -1.
 
 fn number_of_jobs(text: &str) -> Result<usize, String> {
-    text.parse().map_err(|_| "write a whole number, such as 100".to_owned())
+    let count = text.parse().ok().filter(|&count| count > 0);
+    count.ok_or_else(|| "write a whole number from 1 on, such as 100".to_owned())
+}
+
+fn number_of_gpus(text: &str) -> Result<u32, String> {
+    let count = text.parse().ok().filter(|count| (1..=1024).contains(count));
+    count.ok_or_else(|| "write a whole number from 1 to 1024".to_owned())
+}
+
+fn emission_factor(text: &str) -> Result<f64, String> {
+    let grams = text.parse().ok().filter(|grams| (0.0..=GRAMS_MAX).contains(grams));
+    grams.ok_or_else(|| format!("write grams per kWh from 0 to {GRAMS_MAX}, such as 34.5"))
 }
 
 fn process_number(text: &str) -> Result<u32, String> {
@@ -374,7 +386,7 @@ pub struct GpusArgs {
     pub json: bool,
     /// Print the indices of N free GPUs (default 1), separated by commas; exit code 1 if fewer are free
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", conflicts_with = "json",
-        value_parser = clap::value_parser!(u32).range(1..=1024))]
+        value_parser = number_of_gpus)]
     pub free: Option<u32>,
     /// Print UUIDs instead of indices
     #[arg(long, requires = "free")]
@@ -386,8 +398,8 @@ pub struct GpusArgs {
 
 #[derive(Debug, Args)]
 pub struct NodeArgs {
-    /// A node of the cluster, with --server and --since
-    #[arg(value_name = "NODE", requires = "since")]
+    /// A node of the cluster, with --server: charts of the last hour, or since --since
+    #[arg(value_name = "NODE")]
     pub node: Option<String>,
     /// Print a JSON object
     #[arg(long)]
@@ -395,8 +407,8 @@ pub struct NodeArgs {
     /// Show charts since this time, as stored by a daemon: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub since: Option<String>,
-    /// With --since: print every value as CSV
-    #[arg(long, requires = "since", conflicts_with = "json")]
+    /// With --since or NODE: print every value as CSV
+    #[arg(long, conflicts_with = "json")]
     pub csv: bool,
 }
 
@@ -592,7 +604,7 @@ pub enum EmissionsCommand {
 #[derive(Debug, Args)]
 pub struct EmissionsSetArgs {
     /// Grams of CO2 equivalent per kilowatt hour
-    #[arg(value_name = "GRAMS", allow_negative_numbers = true)]
+    #[arg(value_name = "GRAMS", allow_negative_numbers = true, value_parser = emission_factor)]
     pub grams: f64,
     /// Start of the period: 2h, 7d, today, 2026-01-14, 2026-01-14T16:40:00Z
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]

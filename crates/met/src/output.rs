@@ -8,6 +8,7 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::view::Style;
+use met_config::Failure;
 
 /// The standard output of a command, locked.
 pub struct Output {
@@ -33,6 +34,9 @@ impl Output {
         every: Duration,
         mut text: impl FnMut(&Style) -> Result<String>,
     ) -> Result<i32> {
+        if !self.is_terminal() {
+            return Err(Failure::usage("--watch needs a terminal; leave it out to print once"));
+        }
         write!(self, "\x1b[2J")?;
         loop {
             let text = text(&self.style())?;

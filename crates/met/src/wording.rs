@@ -1,5 +1,9 @@
 //! What the parser says about a wrong command line, in one line, and what people mean by words that are no commands.
 
+use std::ffi::OsString;
+
+use crate::cli::Cli;
+
 /// Words that people type and the command that does it.
 const MEANT: &[(&[&str], &str)] = &[
     (&["kill", "stop", "abort", "scancel", "terminate"], "met cancel JOB"),
@@ -19,8 +23,10 @@ const MEANT: &[(&[&str], &str)] = &[
 ];
 
 /// What the parser says in several lines, and where to read on.
-pub fn one_line(text: &str) -> String {
-    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("met");
+pub fn one_line(text: &str, arguments: &[OsString]) -> String {
+    // A value that is wrong comes without the usage.
+    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).map(str::to_owned);
+    let usage = usage.unwrap_or_else(|| command_in(arguments));
     let words = usage.split(' ').take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()));
     let command = words.collect::<Vec<_>>().join(" ");
     if text.contains("required arguments") && text.contains("<CMD>") {
@@ -38,6 +44,18 @@ pub fn one_line(text: &str) -> String {
     let said = said.collect::<String>();
     let said = said.trim_start();
     format!("{}; see {command} --help", said.strip_prefix("error: ").unwrap_or(said))
+}
+
+/// The command of a command line that could not be parsed.
+fn command_in(arguments: &[OsString]) -> String {
+    let (mut grammar, mut words) = (<Cli as clap::CommandFactory>::command(), "met".to_owned());
+    for word in arguments.iter().skip(1) {
+        if let Some(found) = grammar.find_subcommand(word).cloned() {
+            words += &format!(" {}", found.get_name());
+            grammar = found;
+        }
+    }
+    words
 }
 
 /// Hardly anybody wants an option as a value: who mistypes one needs the list of options. Nor does somebody who
@@ -58,11 +76,33 @@ fn meant(word: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use crate::cli::Cli;
+    use super::*;
 
     fn said(words: &[&str]) -> String {
         let arguments: Vec<std::ffi::OsString> = [&["met"], words].concat().iter().map(Into::into).collect();
-        super::one_line(&Cli::of(&arguments).unwrap_err().render().to_string())
+        super::one_line(&Cli::of(&arguments).unwrap_err().render().to_string(), &arguments)
+    }
+
+    #[test]
+    fn a_wrong_value_says_what_is_right_and_where_to_read_on() {
+        assert_eq!(
+            said(&["gpus", "--free", "0"]),
+            "invalid value '0' for '--free [<N>]': write a whole number from 1 to 1024; see met gpus --help"
+        );
+        for (words, right) in [
+            (&["gpus", "--free", "x"][..], "from 1 to 1024; see met gpus --help"),
+            (&["emissions", "set", "abc"], "such as 34.5; see met emissions set --help"),
+            (&["emissions", "set", "-5"], "such as 34.5; see met emissions set --help"),
+            (
+                &["emissions", "set", "1e300", "--since", "today"],
+                "such as 34.5; see met emissions set --help",
+            ),
+            (&["list", "--limit", "0"], "such as 100; see met list --help"),
+            (&["attach", "abc"], "see met attach --help"),
+            (&["-c", "x", "list", "foo"], "see met list --help"),
+        ] {
+            assert!(said(words).ends_with(right), "{}", said(words));
+        }
     }
 
     #[test]

@@ -589,12 +589,8 @@ mod tests {
         let schedulers = Schedulers::start(&host, &config, asker, |_| Before::default()).unwrap();
         let jobs = || schedulers.status().remove(0).jobs;
         assert_eq!(jobs(), Some(0));
-        let key = |id: &str| JobKey {
-            cluster: None,
-            manager: "oar".to_owned(),
-            id: id.to_owned(),
-            incarnation: 1,
-        };
+        let key =
+            |id: &str| JobKey { cluster: None, manager: "oar".to_owned(), id: id.to_owned(), incarnation: 1 };
         schedulers.job_started(&key("7"));
         assert_eq!(jobs(), Some(1));
         let server = Schedulers::start(&host, &config, SERVER, |_| Before::default()).unwrap();

@@ -131,7 +131,9 @@ pub fn events_in(text: &str) -> Result<Vec<String>, ParseError> {
 }
 
 fn bounded(text: &str, least: Bound, most: Bound) -> Result<Duration, ParseError> {
-    let value = units::parse_duration(text)?;
+    // No unit helps a 0.
+    let is_zero = text.trim().parse() == Ok(0.0);
+    let value = if is_zero { Duration::ZERO } else { units::parse_duration(text)? };
     if value < least.0 {
         return Err(ParseError(format!("{text:?} is too short; the shortest is {}", least.1)));
     }

@@ -493,13 +493,7 @@ fn the_nearest_file_wins_and_a_named_one_must_exist() {
     let none: &[(&str, &str)] = &[];
     assert_eq!(
         load(None, none).unwrap(),
-        Loaded {
-            config: Config::default(),
-            path: None,
-            text: String::new(),
-            skipped: None,
-            is_named: false
-        }
+        Loaded { config: Config::default(), path: None, text: String::new(), skipped: None, is_named: false }
     );
     write("etc/met.yaml", "1s");
     let home = write("home/.config/met/met.yaml", "2s");
@@ -519,6 +513,10 @@ fn the_nearest_file_wins_and_a_named_one_must_exist() {
     let missing = load(Some(Path::new("/nowhere/met.yaml")), none).unwrap_err();
     expect!["cannot read the configuration file /nowhere/met.yaml, which --config names: No such file or directory (os error 2)"]
         .assert_eq(&missing.to_string());
+    let latin = dir.path().join("latin.yaml");
+    std::fs::write(&latin, b"energy: {currency: \xa4}\n").unwrap();
+    let error = load(Some(&latin), none).unwrap_err().to_string();
+    assert!(error.ends_with("which --config names: it is not text in UTF-8"), "{error}");
     let missing = load(None, &[("MET_CONFIG", "absent.yaml")]).unwrap_err();
     assert!(
         missing.to_string().contains("absent.yaml, which the variable MET_CONFIG names: No such"),

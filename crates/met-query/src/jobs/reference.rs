@@ -3,6 +3,7 @@
 use anyhow::Result;
 use met_core::job::{LOCAL, Record};
 use met_core::managers;
+use met_host::users;
 use met_jobs::cgroup_layouts::Layout;
 use met_store::{Filter, Queries, StoreError};
 use serde::{Deserialize, Serialize};
@@ -77,6 +78,41 @@ pub fn process_in(text: &str) -> Option<(u32, Option<&str>)> {
     let rest = text.strip_prefix("pid:")?;
     let (pid, node) = rest.split_once('@').map_or((rest, None), |(pid, node)| (pid, Some(node)));
     Some((pid.parse().ok()?, node))
+}
+
+/// What to say of a reference that means no job, on a machine or on a server.
+pub fn not_found(text: &str, job: &JobRef, of_server: bool) -> String {
+    let unknown = |manager: &str| {
+        manager != LOCAL
+            && managers::find(manager).is_none()
+            && manager.bytes().all(|byte| byte.is_ascii_alphabetic())
+    };
+    match job {
+        JobRef::Last => "no jobs yet; start one with: met run -- CMD".to_owned(),
+        JobRef::Id { node: Some(node), .. } if !of_server => {
+            format!("no job {text} on this machine; jobs of node {node} are queried with --server URL")
+        }
+        JobRef::Id { user: Some(user), .. }
+            if !of_server && users::uid_of(user).is_none() && user.parse::<u32>().is_err() =>
+        {
+            format!("no job {text}: there is no user {user:?}; run `met list`")
+        }
+        JobRef::Id { .. } => format!("no job {text}; run `met list`"),
+        JobRef::Name(name) => match name.split_once(':') {
+            Some(("pid", pid)) if pid.parse::<u32>().is_ok() => {
+                format!("a process does not name a job here; `met show {name}` shows the job it belongs to")
+            }
+            Some(("pid", _)) => format!("{name:?} is not a process; write its number, as in pid:4711"),
+            Some((manager, id)) if is_number(id) && unknown(manager) => {
+                let known: Vec<&str> = managers::MANAGERS.iter().map(|manager| manager.name).collect();
+                format!(
+                    "no job {name}: unknown resource manager {manager:?}; known: {LOCAL}, {}",
+                    known.join(", ")
+                )
+            }
+            _ => format!("no job named {name:?}; run `met list`"),
+        },
+    }
 }
 
 /// `12`, `1234_7`, `1234+1`, `17[3]`, and a step of one of them: `1234.0`, `1234.batch`.
@@ -281,6 +317,27 @@ mod tests {
 
     fn id(manager: Option<&str>, id: &str) -> JobRef {
         JobRef::Id { manager: manager.map(str::to_owned), id: id.to_owned(), node: None, user: None }
+    }
+
+    #[test]
+    fn a_reference_without_a_job_says_what_is_wrong_with_it() {
+        let said = |text: &str| not_found(text, &JobRef::parse(text, &[]).unwrap(), false);
+        assert_eq!(said("99"), "no job 99; run `met list`");
+        assert_eq!(said("slurm:99"), "no job slurm:99; run `met list`");
+        assert_eq!(said("train"), "no job named \"train\"; run `met list`");
+        assert_eq!(
+            said("12@n1"),
+            "no job 12@n1 on this machine; jobs of node n1 are queried with --server URL"
+        );
+        assert!(said("no-such-user/1").contains("there is no user \"no-such-user\""));
+        assert_eq!(said("pid:abc"), "\"pid:abc\" is not a process; write its number, as in pid:4711");
+        assert!(said("pid:7").contains("`met show pid:7`"));
+        assert!(
+            said("slrum:12")
+                .starts_with("no job slrum:12: unknown resource manager \"slrum\"; known: local, slurm,")
+        );
+        let of_server = |text: &str| not_found(text, &JobRef::parse(text, &[]).unwrap(), true);
+        assert_eq!(of_server("12@n1"), "no job 12@n1; run `met list`");
     }
 
     #[test]

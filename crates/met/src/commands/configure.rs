@@ -78,7 +78,9 @@ impl fmt::Display for Shown<'_> {
                 Whence::Job(Some(job)) => format!("job {job}"),
                 _ => "a job".to_owned(),
             };
-            writeln!(out, "{:<18} {}  in {job}, until it ends", "perf.events", list(&held.value))?;
+            // Whether they are counted there is in the note, which comes first.
+            let how = if self.0.note.is_some() { "requested in" } else { "in" };
+            writeln!(out, "{:<18} {}  {how} {job}, until it ends", "perf.events", list(&held.value))?;
         }
         Ok(())
     }
@@ -178,6 +180,11 @@ mod tests {
         )));
         expect![[r#"--period: "3" has no unit; write 3s, 3ms or 3m"#]].assert_eq(&said(&args(
             Some("3"),
+            None,
+            None,
+        )));
+        expect![[r#"--period: "0" is too short; the shortest is 10ms"#]].assert_eq(&said(&args(
+            Some("0"),
             None,
             None,
         )));

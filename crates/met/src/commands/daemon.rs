@@ -10,9 +10,11 @@ use met_sinks::forward::link::{self, Address, Link};
 use crate::cli::DaemonArgs;
 use crate::commands::doctor;
 use crate::output;
+use crate::view::{Style, text};
 use met_agent::daemon;
 use met_config::Failure;
 use met_config::Place;
+use met_core::units;
 use met_query::client::{Client, Unreachable, unanswered};
 use met_query::protocol::{HttpStatus, Reply, Request, Status};
 use met_query::server_client;
@@ -164,58 +166,51 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         writeln!(stdout, "{}", serde_json::to_string(&status)?)?;
         return Ok(0);
     }
-    let whose = if status.system { "all users" } else { "this user" };
-    writeln!(
-        stdout,
-        "Daemon {} (pid {}) for {whose}, state in {}",
-        status.version,
-        status.pid,
-        status.state.display()
-    )?;
-    let plural = if status.jobs == 1 { "" } else { "s" };
-    let every = status.ladder.clone().unwrap_or_else(|| format!("{} ms", status.interval_ms));
-    writeln!(stdout, "{} running job{plural}, sampled every {every}", status.jobs)?;
-    for source in &status.sources {
-        let seconds = source.read_ns as f64 / 1e9;
-        write!(
-            stdout,
-            "  {:<10} {} rows, {seconds:.3} s CPU, {} errors",
-            source.name, source.rows, source.errors
-        )?;
-        if source.background_ns > 0 {
-            write!(stdout, ", {:.3} s CPU in its own thread", source.background_ns as f64 / 1e9)?;
-        }
-        if source.unparsed > 0 {
-            write!(stdout, ", {}", source.unparsed())?;
-        }
-        writeln!(
-            stdout,
-            "{}",
-            source.last_error.as_ref().map(|error| format!(", last: {error}")).unwrap_or_default()
-        )?;
-    }
-    write_state(&mut stdout, &status)?;
+    stdout.write_all(status_text(&status, &stdout.style()).as_bytes())?;
     Ok(0)
 }
 
-/// The ledger, schedulers, the server and other sinks.
-fn write_state(stdout: &mut impl Write, status: &Status) -> Result<()> {
+/// One line for each part of a daemon, wrapped to the terminal.
+fn status_text(status: &Status, style: &Style) -> String {
+    let plural = |count: i64, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let whose = if status.system { "all users" } else { "this user" };
+    let (version, pid, state) = (&status.version, status.pid, status.state.display());
+    let jobs = plural(i64::try_from(status.jobs).unwrap_or(i64::MAX), "running job");
+    let fixed = || units::duration(status.interval_ms as f64 / 1e3);
+    let every = status.ladder.clone().unwrap_or_else(fixed);
+    let mut lines = vec![
+        format!("Daemon {version} (pid {pid}) for {whose}, state in {state}"),
+        format!("{jobs}, sampled every {every}"),
+    ];
+    for source in &status.sources {
+        let (rows, errors) = (plural(source.rows, "row"), plural(source.errors, "error"));
+        let seconds = source.read_ns as f64 / 1e9;
+        let mut line = format!("  {:<10} {rows}, {seconds:.3} s CPU, {errors}", source.name);
+        if source.background_ns > 0 {
+            line += &format!(", {:.3} s CPU in its own thread", source.background_ns as f64 / 1e9);
+        }
+        if source.unparsed > 0 {
+            line += &format!(", {}", source.unparsed());
+        }
+        line += &source.last_error.as_ref().map(|error| format!(", last: {error}")).unwrap_or_default();
+        lines.push(line);
+    }
+    lines.extend(state_lines(status));
+    lines.iter().map(|line| text::hanging(line, 4, style)).collect()
+}
+
+/// The ledger, schedulers, the server, the listener and other sinks.
+fn state_lines(status: &Status) -> Vec<String> {
+    let mut lines = Vec::new();
     if let Some(ledger) = &status.ledger {
-        writeln!(stdout, "  ledger: {}", doctor::ledger_words(ledger, &crate::view::local_zone()))?;
+        lines.push(format!("  ledger: {}", doctor::ledger_words(ledger, &crate::view::local_zone())));
     }
-    for status in &status.schedulers {
-        writeln!(stdout, "  {}", doctor::scheduler_words(status))?;
-    }
-    if let Some(forward) = &status.forward {
-        writeln!(stdout, "  {}", doctor::sent_to(forward))?;
-    }
-    if let Some(http) = &status.http {
-        writeln!(stdout, "  {}", http_words(http))?;
-    }
-    for sink in status.sinks.iter().filter(|sink| sink.name != SPEC.name) {
-        writeln!(stdout, "  sink {}", doctor::sink_words(sink))?;
-    }
-    Ok(())
+    lines.extend(status.schedulers.iter().map(|status| format!("  {}", doctor::scheduler_words(status))));
+    lines.extend(status.forward.iter().map(|forward| format!("  {}", doctor::sent_to(forward))));
+    lines.extend(status.http.iter().map(|http| format!("  {}", http_words(http))));
+    let others = status.sinks.iter().filter(|sink| sink.name != SPEC.name);
+    lines.extend(others.map(|sink| format!("  sink {}", doctor::sink_words(sink))));
+    lines
 }
 
 fn http_words(http: &HttpStatus) -> String {
@@ -227,7 +222,38 @@ fn http_words(http: &HttpStatus) -> String {
 
 #[cfg(test)]
 mod tests {
+    use expect_test::expect;
+    use met_query::protocol::SourceStatus;
+
     use super::*;
+
+    #[test]
+    fn the_status_fits_the_terminal_and_breaks_no_word() {
+        let status = Status {
+            pid: 7,
+            version: "0.1.0".to_owned(),
+            system: false,
+            jobs: 1,
+            interval_ms: 1000,
+            state: "/home/alice/.local/state/met/3d1219c7c4c5404aaa1f6d2a48adfda4".into(),
+            sources: vec![SourceStatus { rows: 1, ..SourceStatus::unread("node") }],
+            schedulers: Vec::new(),
+            discovery: None,
+            ledger: None,
+            idle: Vec::new(),
+            forward: None,
+            sinks: Vec::new(),
+            http: Some(HttpStatus { listening: Vec::new(), refused: Some("0.0.0.0:1 can be reached by others".into()) }),
+        };
+        expect![[r"
+            Daemon 0.1.0 (pid 7) for this user, state in
+                /home/alice/.local/state/met/3d1219c7c4c5404aaa1f6d2a48adfda4
+            1 running job, sampled every 1s
+              node       1 row, 0.000 s CPU, 0 errors
+              http: not listening: 0.0.0.0:1 can be reached by others
+        "]]
+        .assert_eq(&status_text(&status, &Style { width: Some(60), ..Style::plain() }));
+    }
 
     #[test]
     fn no_token_and_a_bad_one_are_told_apart_and_neither_is_shown() {

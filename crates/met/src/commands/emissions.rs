@@ -32,9 +32,6 @@ pub fn emissions(setting: &Setting, args: &EmissionsArgs) -> Result<i32> {
     match &args.command {
         None => show(setting),
         Some(EmissionsCommand::Set(set)) => {
-            if !(0.0..=emissions::GRAMS_MAX).contains(&set.grams) {
-                return Err(Failure::usage(format!("{}: the factor must be 0 or more, in g/kWh", set.grams)));
-            }
             let (from_ns, to_ns) = (time("--since", &set.since)?, opt_time("--until", &set.until)?);
             if to_ns.is_some_and(|to_ns| to_ns <= from_ns) {
                 return Err(Failure::usage("--until must be later than --since"));

@@ -4,7 +4,9 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
-use met_core::job::State;
+use met_core::job::{LOCAL, State};
+use met_core::managers;
+use met_host::users;
 
 use crate::cli::{FilterArgs, ListArgs};
 use crate::output;
@@ -36,6 +38,9 @@ pub fn list(setting: &Setting, args: &ListArgs) -> Result<i32> {
 
 fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) -> Result<String> {
     let records = AllJobs::open(setting)?.jobs(filter)?;
+    if records.is_empty() {
+        unknown_name(setting, args)?;
+    }
     let now_ns = jobs::now_ns();
     Ok(if args.json {
         let objects: Vec<_> =
@@ -51,6 +56,27 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
         let more = if args.limit.is_none() && records.len() == LIMIT { MORE } else { "" };
         table::list(&records, args.view, now_ns, style) + more
     })
+}
+
+/// A mistyped manager or user looks like none of their jobs. What a server's nodes know is not known here.
+fn unknown_name(setting: &Setting, args: &ListArgs) -> Result<()> {
+    let layouts = &setting.config.jobs.layouts;
+    let is_known = |name: &str| {
+        name == LOCAL
+            || managers::find(name).is_some()
+            || layouts.iter().any(|layout| layout.manager() == name)
+    };
+    if let Some(name) = args.manager.as_deref().filter(|name| setting.server.is_none() && !is_known(name)) {
+        let mut known = vec![LOCAL];
+        known.extend(managers::MANAGERS.iter().map(|manager| manager.name));
+        let known = known.join(", ");
+        return Err(Failure::usage(format!("--manager {name}: unknown resource manager; known: {known}")));
+    }
+    let is_user = |name: &str| name.parse::<u32>().is_ok() || users::uid_of(name).is_some();
+    match args.user.as_deref().filter(|name| setting.server.is_none() && !is_user(name)) {
+        Some(name) => Err(Failure::usage(format!("--user {name}: no such user"))),
+        None => Ok(()),
+    }
 }
 
 /// Why a list is empty, where that is not because there are no jobs.
@@ -126,7 +152,7 @@ mod tests {
             nothing_found(&args)
         };
         assert!(said(&["gpu"]).unwrap().starts_with("no jobs used a GPU;"));
-        for narrowed in [["--name", "zzz"], ["--limit", "0"], ["--user", "nobody"]] {
+        for narrowed in [["--name", "zzz"], ["--limit", "1"], ["--user", "nobody"]] {
             assert!(
                 said(&[&["gpu"][..], &narrowed].concat()).unwrap().starts_with("no jobs with a GPU match;")
             );

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use met_core::job::Record;
+use met_core::job::{Origin, Record};
 use met_host::Liveness;
 
 use crate::cli::LogsArgs;
@@ -51,6 +51,9 @@ pub fn logs(setting: &Setting, args: &LogsArgs) -> Result<i32> {
 fn unknown(record: &Record) -> anyhow::Error {
     let label = record.label();
     Failure::usage(match managers::output_hint(record) {
+        _ if record.local.as_ref().is_some_and(|local| local.origin == Origin::Attach) => {
+            format!("job {label} was attached while it ran; met does not know where it writes")
+        }
         _ if !managers::is_foreign(record) => {
             format!("output of job {label} went to the terminal and was not saved")
         }

@@ -13,12 +13,14 @@ use met_sources::perf::EVENTS;
 use crate::cli::MetricsArgs;
 use crate::output;
 use crate::server::page::MEMBER;
+use crate::view::{Style, text};
 use met_agent::daemon::DAEMON;
 use met_agent::node_energy::{EMISSION, ENERGY};
 
 pub fn metrics(args: &MetricsArgs) -> Result<i32> {
-    let text = if args.markdown { markdown() } else { plain() };
-    output::stdout().write_all(text.as_bytes())?;
+    let mut stdout = output::stdout();
+    let text = if args.markdown { markdown() } else { plain(&stdout.style()) };
+    stdout.write_all(text.as_bytes())?;
     Ok(0)
 }
 
@@ -87,29 +89,53 @@ floating-point events of the processor.
 | --- | --- |
 ";
 
-fn plain() -> String {
+fn plain(style: &Style) -> String {
     let mut text = String::new();
     for table in tables() {
-        text.push_str(&format!("# {}: {}\n", table.name, table.subject));
+        text += &text::hanging(&format!("# {}: {}", table.name, table.subject), 2, style);
         for column in table.columns {
-            let (name, page) = (table.prometheus_name(column), on_page(table, column));
-            text.push_str(&format!("{name:<48} {page:<7} {}\n", column.help));
+            let help = format!("{:<7} {}", on_page(table, column), column.help);
+            text += &entry(&table.prometheus_name(column), &help, style);
         }
         text.push('\n');
     }
     text.push_str("# facts\n");
     for (name, help) in FAMILIES {
-        text.push_str(&format!("{name:<48} {help}\n"));
+        text += &entry(name, help, style);
     }
     text.push_str("\n# valid names for perf.events:\n");
     for event in EVENTS {
-        text.push_str(&format!("{:<48} {}\n", event.name, event.help));
+        text += &entry(event.name, event.help, style);
     }
     text
 }
 
+/// A name and what it means, in two columns where the terminal has room for them.
+fn entry(name: &str, help: &str, style: &Style) -> String {
+    const NAME_COLUMNS: usize = 48;
+    const WIDE: usize = 100;
+    match style.width {
+        Some(width) if width < WIDE => format!("{name}\n") + &text::hanging(&format!("    {help}"), 4, style),
+        _ => text::hanging(&format!("{name:<NAME_COLUMNS$} {help}"), NAME_COLUMNS + 1, style),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn the_catalogue_fits_the_terminal_and_breaks_no_word() {
+        let whole = plain(&Style::plain());
+        for width in [60, 80, 120] {
+            let drawn = plain(&Style { width: Some(width), ..Style::plain() });
+            let long = |line: &&str| text::width(line) > width && line.trim_start().contains(' ');
+            assert_eq!(drawn.lines().find(long), None, "{width} columns");
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(words(&drawn), words(&whole), "{width} columns");
+        }
+    }
+
     #[test]
     fn no_two_metrics_of_a_page_share_a_name() {
         let names = super::tables()

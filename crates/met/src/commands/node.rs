@@ -39,8 +39,15 @@ const NOTHING_KEPT: &str = "no series of the machine are stored for that time; a
     a user's daemon with storage.node_series: true\n";
 
 pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
-    if let Some(since) = &args.since {
+    if args.node.is_some() && setting.server.is_none() {
+        return Err(Failure::usage("no server given; use --server URL, or leave NODE out for this machine"));
+    }
+    let of_node = args.node.as_ref().map(|_| "1h");
+    if let Some(since) = args.since.as_deref().or(of_node) {
         return course(setting, args, since);
+    }
+    if args.csv {
+        return Err(Failure::usage("--csv prints series; add --since TIME"));
     }
     let progress = Progress::begin();
     let begin = Instant::now();
@@ -144,7 +151,13 @@ fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
             sampler::gap_ms_of(course, setting.config.sampling.shortest()).max(sampler::node_gap_ms(idle))
         };
         let plots = node_course::plots(&parts, gap_ms, &stdout.style());
-        stdout.write_all(if plots.is_empty() { NOTHING_KEPT } else { &plots }.as_bytes())?;
+        let nothing = match &args.node {
+            Some(node) => format!(
+                "no series of node {node} have arrived for that time; nodes send them once a minute\n"
+            ),
+            None => NOTHING_KEPT.to_owned(),
+        };
+        stdout.write_all(if plots.is_empty() { &nothing } else { &plots }.as_bytes())?;
     }
     Ok(0)
 }

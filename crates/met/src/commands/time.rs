@@ -23,7 +23,6 @@ use met_agent::launch::{self, Draft, Supervisor};
 use met_agent::sampler::{Known, Sampled, Sampler};
 use met_agent::supervise::Notice;
 use met_config::Failure;
-use met_core::units;
 use met_host::trusted;
 use met_query::jobs;
 use met_query::protocol;
@@ -95,12 +94,7 @@ fn keep_house(setting: &Setting, is_kept: bool, record: &Record) {
 }
 
 fn parse_interval(text: &str) -> Result<Duration> {
-    let interval =
-        units::parse_duration(text).map_err(|error| Failure::usage(format!("--interval: {error}")))?;
-    if interval < Duration::from_millis(10) || interval > Duration::from_secs(3600) {
-        return Err(Failure::usage(format!("--interval {text}: choose between 10ms and 1h")));
-    }
-    Ok(interval)
+    met_config::interval(text).map_err(|error| Failure::usage(format!("--interval: {error}")))
 }
 
 /// The job at its end and what was seen of it on the way.

@@ -26,8 +26,10 @@ pub enum Health {
     Good,
     /// Works in part, or with less precision.
     Less,
-    /// The machine has no such thing, or it is not configured: nothing is wrong.
+    /// The machine has no such thing: nothing is wrong.
     Absent,
+    /// It is not configured: nothing is wrong either.
+    Unset,
     /// It could be had, and is not allowed or not switched on.
     Denied,
     /// It is there, or was asked for, and does not work.
@@ -39,7 +41,7 @@ impl Health {
         match self {
             Health::Good => "ok",
             Health::Less => "less",
-            Health::Absent | Health::Denied | Health::Broken => "no",
+            Health::Absent | Health::Unset | Health::Denied | Health::Broken => "no",
         }
     }
 
@@ -52,17 +54,23 @@ impl Health {
     pub fn cause(self) -> Option<&'static str> {
         match self {
             Health::Good | Health::Less => None,
-            Health::Absent => Some("absent"),
+            // Programs know no other word.
+            Health::Absent | Health::Unset => Some("absent"),
             Health::Denied => Some("denied"),
             Health::Broken => Some("broken"),
         }
+    }
+
+    /// Nothing there to be well or ill.
+    fn is_nothing(self) -> bool {
+        matches!(self, Health::Absent | Health::Unset)
     }
 
     fn paint(self) -> Paint {
         match self {
             Health::Good => Paint::Green,
             Health::Less | Health::Denied => Paint::Yellow,
-            Health::Absent => Paint::Dim,
+            Health::Absent | Health::Unset => Paint::Dim,
             Health::Broken => Paint::Red,
         }
     }
@@ -74,7 +82,8 @@ impl Health {
             Health::Denied => 1,
             Health::Less => 2,
             Health::Good => 3,
-            Health::Absent => 4,
+            Health::Unset => 4,
+            Health::Absent => 5,
         }
     }
 }
@@ -88,9 +97,7 @@ const ENABLE: &str = "enable:";
 pub fn lines(findings: &[Finding], all: bool, style: &Style) -> String {
     let mut ordered: Vec<&Finding> = findings.iter().collect();
     ordered.sort_by_key(|finding| finding.health.order());
-    let is_folded =
-        |finding: &&&Finding| !all && finding.health == Health::Absent && finding.remedy.is_none();
-    let absent: Vec<&str> = ordered.iter().filter(is_folded).map(|finding| finding.what).collect();
+    let is_folded = |finding: &&&Finding| !all && finding.health.is_nothing();
     let mut drawn = String::new();
     for line in text::words(&summary(findings), style.width.unwrap_or(usize::MAX)) {
         drawn += &format!("{}\n", style.paint(Paint::Bold, &line));
@@ -98,9 +105,14 @@ pub fn lines(findings: &[Finding], all: bool, style: &Style) -> String {
     for finding in ordered.iter().filter(|finding| !is_folded(finding)) {
         drawn += &line(finding, style);
     }
-    if !absent.is_empty() {
-        let words = format!("{}; --all says why", absent.join(", "));
-        drawn += &line(&Finding::new("not here", Health::Absent, words), style);
+    let folds =
+        [("not set up", Health::Unset, "--all says how"), ("not here", Health::Absent, "--all says why")];
+    for (what, health, more) in folds {
+        let names = ordered.iter().filter(is_folded).filter(|finding| finding.health == health);
+        let names: Vec<&str> = names.map(|finding| finding.what).collect();
+        if !names.is_empty() {
+            drawn += &line(&Finding::new(what, health, format!("{}; {more}", names.join(", "))), style);
+        }
     }
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
@@ -113,7 +125,7 @@ fn summary(findings: &[Finding]) -> String {
         names
     };
     let good = findings.iter().filter(|finding| finding.health == Health::Good).count();
-    let present = findings.iter().filter(|finding| finding.health != Health::Absent).count();
+    let present = findings.iter().filter(|finding| !finding.health.is_nothing()).count();
     let mut words = format!("{good} of {present} ok");
     for (what, health) in
         [("broken", Health::Broken), ("not permitted", Health::Denied), ("in part", Health::Less)]
@@ -157,8 +169,9 @@ mod tests {
         Finding { remedy: remedy.map(str::to_owned), ..Finding::new(what, health, detail) }
     }
 
-    fn findings() -> [Finding; 6] {
+    fn findings() -> [Finding; 7] {
         [
+            finding("perf", Health::Unset, "no events configured", Some("perf: {events: [x]}")),
             finding("node", Health::Good, "CPU, memory and load", None),
             finding("job cgroup", Health::Less, "memory is estimated", Some("sudo met daemon")),
             finding("infiniband", Health::Absent, "no InfiniBand device", None),
@@ -179,12 +192,14 @@ mod tests {
             ^[33mpart^[0m job cgroup     memory is estimated
                         ^[2menable:^[0m sudo met daemon
             ^[32mok  ^[0m node           CPU, memory and load
+            ^[2mno  ^[0m ^[2mperf           no events configured^[0m
+                        ^[2menable:^[0m perf: {events: [x]}
             ^[2mno  ^[0m ^[2minfiniband     no InfiniBand device^[0m
             ^[2mno  ^[0m ^[2mthermal        no thermal zone^[0m
         "#]]
         .assert_eq(&lines(&findings(), true, &style).replace('\x1b', "^"));
         let causes = findings().map(|finding| finding.health.cause());
-        assert_eq!(causes, [None, None, Some("absent"), Some("absent"), Some("denied"), Some("broken")]);
+        assert_eq!(causes, [Some("absent"), None, None, Some("absent"), Some("absent"), Some("denied"), Some("broken")]);
     }
 
     #[test]
@@ -197,6 +212,7 @@ mod tests {
             part job cgroup     memory is estimated
                         enable: sudo met daemon
             ok   node           CPU, memory and load
+            no   not set up     perf; --all says how
             no   not here       infiniband, thermal; --all says why
         "#]]
         .assert_eq(&lines(&findings(), false, &Style::plain()));

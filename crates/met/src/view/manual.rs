@@ -23,8 +23,11 @@ pub fn page(markdown: &str, style: &Style) -> String {
             // The head of a table says what the entries show anyway.
         } else if let Some(heading) = line.strip_prefix('#') {
             page.put(&style.paint(Paint::Bold, &plain(heading.trim_start_matches('#').trim())));
-        } else if line.is_empty() || line.starts_with(|first: char| first.is_ascii_digit()) {
-            page.put(&plain(line));
+        } else if line.is_empty() {
+            page.put("");
+        } else if line.starts_with(|first: char| first.is_ascii_digit()) {
+            let wrapped = text::hanging(&plain(line), 3, &Style { width: Some(width), ..style.clone() });
+            page.put(wrapped.trim_end());
         } else {
             page.paragraph.push(plain(line));
         }
@@ -63,8 +66,18 @@ impl Manual<'_> {
             return;
         }
         let kind = format!("{}, default {}", plain(kind), plain(default));
-        let name = self.style.paint(Paint::Bold, &plain(name));
-        self.put(&format!("{name}  {}", self.style.paint(Paint::Dim, &kind)));
+        let name = plain(name);
+        let fits = text::width(&name) + 2 + text::width(&kind) <= self.width;
+        let painted = self.style.paint(Paint::Bold, &name);
+        if fits {
+            self.put(&format!("{painted}  {}", self.style.paint(Paint::Dim, &kind)));
+        } else {
+            self.put(&painted);
+            for words in text::wrap(&kind, self.width.saturating_sub(INDENT).max(20)) {
+                let words = self.style.paint(Paint::Dim, &words);
+                self.put(&format!("{:INDENT$}{words}", ""));
+            }
+        }
         for words in text::wrap(&plain(meaning), self.width.saturating_sub(INDENT).max(20)) {
             self.put(&format!("{:INDENT$}{words}", ""));
         }

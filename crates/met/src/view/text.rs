@@ -4,6 +4,8 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 pub use met_core::text::{command_line, escape};
 
+use super::Style;
+
 pub fn width(text: &str) -> usize {
     text.width()
 }
@@ -52,6 +54,17 @@ pub fn wrap(words: &str, columns: usize) -> Vec<String> {
 /// Lines of at most `columns`, broken between words only: a path or command that is longer stays in one piece.
 pub fn words(words: &str, columns: usize) -> Vec<String> {
     filled(words.split(' ').map(str::to_owned), " ", columns)
+}
+
+/// One line in words; where it is too long for the terminal, the rest is indented. No word is broken.
+pub fn hanging(line: &str, indent: usize, style: &Style) -> String {
+    let own = line.len() - line.trim_start().len();
+    let room = style.width.map_or(usize::MAX, |width| width.saturating_sub(indent.max(own)).max(20));
+    let lines = words(line.trim_start(), room);
+    let drawn: Vec<String> = (lines.iter().enumerate())
+        .map(|(index, line)| format!("{:1$}{line}", "", if index == 0 { own } else { indent }))
+        .collect();
+    drawn.join("\n") + "\n"
 }
 
 /// Parts in as few lines as they fit into, each in one piece.
@@ -128,6 +141,14 @@ mod tests {
         assert_eq!(cut("大大大", 5, false), "大大…");
         assert_eq!(cut("大大大", 4, false), "大…");
         assert_eq!(cut("abc", 0, false), "");
+    }
+
+    #[test]
+    fn a_long_line_goes_on_indented_and_no_word_is_broken() {
+        let style = Style { width: Some(40), ..Style::plain() };
+        let drawn = hanging("  http: not listening: 0.0.0.0:19518 can be reached by other machines", 4, &style);
+        assert_eq!(drawn, "  http: not listening: 0.0.0.0:19518 can\n    be reached by other machines\n");
+        assert_eq!(hanging("a b", 4, &Style::plain()), "a b\n");
     }
 
     #[test]

@@ -106,7 +106,8 @@ fn left_out(status: &DiscoveryStatus) -> String {
 /// The HTTP listener: whether it is configured, whether `web_config` is valid, whether the address accepts connections.
 pub(super) fn listener(setting: &Setting, status: Option<&Status>) -> Finding {
     const WAIT: Duration = Duration::from_secs(1);
-    const RESTART: &str = "met daemon --stop    (after correcting met.yaml; the next `met run` starts a daemon)";
+    const RESTART: &str =
+        "met daemon --stop    (after correcting met.yaml; the next `met run` starts a daemon)";
     let http = &setting.config.http;
     // The daemon's listener is not the one that the named file is about.
     let is_other = setting.in_force(false).is_some_and(|held| setting.other_file_of(&held).is_some());
@@ -122,7 +123,7 @@ pub(super) fn listener(setting: &Setting, status: Option<&Status>) -> Finding {
         if let Some(server) = crate::server::running(setting) {
             return finding(Health::Good, &format!("the server listens on {}", server.listening.join(", ")));
         }
-        return finding(Health::Good, "not listening (http.listen is unset)")
+        return finding(Health::Unset, "not listening (http.listen is unset)")
             .remedied_by("http: {listen: 127.0.0.1:9317}    (in met.yaml)");
     };
     let web = http.web_config.as_deref().map(met_web::listener::WebConfig::load).transpose();

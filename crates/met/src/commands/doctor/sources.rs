@@ -91,6 +91,7 @@ fn unavailable(spec: &SourceSpec, reason: &Unavailable, report: &DaemonReport) -
     match reason {
         Unavailable::Broken(why) => finding(Health::Broken, why),
         Unavailable::Absent(why) => finding(Health::Absent, why),
+        Unavailable::Unset { what, enable } => finding(Health::Unset, what).remedied_by(*enable),
         Unavailable::Denied { .. } if report.reads(spec.name) => report.finding_of_its_own(spec),
         Unavailable::Denied { path, need } => {
             finding(Health::Denied, &format!("no permission to read {path}")).remedied_by(*need)
@@ -270,7 +271,8 @@ mod tests {
         let drm = unavailable(of("drm"), &denied(), &report);
         assert_eq!((drm.health.name(), drm.remedy), ("less", None));
         assert!(drm.detail.ends_with("no card (read by the daemon)"), "{}", drm.detail);
-        let denied_to_both = [unavailable(of("rapl"), &denied(), &report), unavailable(of("ipmi"), &denied(), &report)];
+        let denied_to_both =
+            [unavailable(of("rapl"), &denied(), &report), unavailable(of("ipmi"), &denied(), &report)];
         assert!(denied_to_both.iter().all(|finding| finding.remedy.as_deref() == Some("sudo met daemon")));
     }
 
