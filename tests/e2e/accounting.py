@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import socket
+import struct
 
 from harness import Skip, alive, check, children_of, close_to, each, equal, eventually, need_root, test
 
@@ -52,6 +54,25 @@ def exact_or_said(user, job, proven=True):
     if not proven:
         equal(quality["kind"], "lower_bound", "kind")
     close_to(cpu, truth(user), CPU_SHARE, f"CPU ({quality['source']})")
+
+
+def series(user, job):
+    """The samples of a job by column, as its daemon has them."""
+    link = socket.socket(socket.AF_UNIX)
+    link.connect(user.socket())
+
+    def ask(request):
+        body = json.dumps(request).encode()
+        link.sendall(struct.pack("<I", len(body)) + body)
+        stream = link.makefile("rb")
+        (length,) = struct.unpack("<I", stream.read(4))
+        return json.loads(stream.read(length))
+
+    ask({"hello": {"protocol": 3}})
+    (record,) = ask({"find": {"id": {"manager": None, "id": job}}})["jobs"]
+    course = ask({"course": {"key": record["key"], "after_ms": -(1 << 63)}})["course"]
+    link.close()
+    return {name: [cell for cell in cells if cell is not None] for name, cells in course["columns"]}
 
 
 @each(by_run="run", by_time="time")
@@ -373,3 +394,47 @@ def doctor_measures_how_long_a_job_waits_for_its_v1_cgroup(world):
     check((entry["health"] == "ok") == (entry["remedy"] is None), entry)
     someone = {finding["what"] for finding in world.someone().met("doctor", "--json").ok().json()}
     check("cgroup entry" not in someone, "who creates no v1 cgroup does not wait for one")
+
+
+@each(root=0, user=65534)
+def a_total_is_never_below_what_was_sampled(world, uid):
+    need_root()
+    count, faults = 12, 400
+    user = world.user(uid)
+    keeper = user.run("sleep", "1000")
+    user.daemon_pid()
+    job = user.run(*world.workload("ignored_at_once", count, faults, "ready", "go"))
+    user.appears("ready")
+    sampled = eventually(
+        lambda: (seen := series(user, job).get("page_faults_minor", [])) and seen[-1] >= count * faults and seen[-1],
+        "a sample of the children's page faults",
+    )
+    with open(user.path("go"), "w"):
+        user.met("wait", job).ok()
+    record = user.show(job)
+    total, quality = record["totals"]["page_faults_minor"], record["quality"]["page_faults_minor"]
+    check(total >= sampled, f"{total} ({quality}) of {sampled}")
+    check(quality["source"] != "rusage", f"{quality}: the reaper was given nothing of the children")
+    check(quality["kind"] == "lower_bound" or "taskstats" in quality["source"], quality)
+    for name in ("page_faults_minor", "switches_voluntary", "switches_involuntary", "read_call", "read_calls", "write_call"):
+        seen = series(user, job).get(name, [])
+        check(seen == sorted(seen), f"{name} falls: {seen}")
+    user.met("cancel", keeper).ok()
+
+
+@test
+def what_a_supervisor_reads_of_itself_is_not_taken_from_the_job(world):
+    keeper = world.run("sleep", "1000")
+    world.daemon_pid()
+    job = world.run("sh", "-c", "while [ ! -e go ]; do sleep 0.1; done")
+    eventually(lambda: len(series(world, job).get("read_calls", [])) >= 2, "samples of the job")
+    open(os.path.join(world.work, "go"), "w").close()
+    world.met("wait", job).ok()
+    record = world.show(job)
+    for name in ("read_call", "read_calls"):
+        seen = series(world, job)[name]
+        check(seen == sorted(seen), f"{name} falls: {seen}")
+    total = next(value for name, value in record["totals"].items() if name.startswith("read_calls"))
+    quality = next(value for name, value in record["quality"].items() if name.startswith("read_calls"))
+    check(total >= 1 and "/proc/PID/io" in quality["source"], f"{total} {quality}")
+    world.met("cancel", keeper).ok()

@@ -148,6 +148,34 @@ def the_root_daemon_counts_events_of_anothers_running_job(world):
 
 
 @test
+def events_that_are_added_to_the_file_are_counted_in_running_jobs(world):
+    need_root()
+    user = world.someone()
+    world.start_system_daemon()
+    jobs = [(one, one.run("sh", "-c", "while :; do /bin/true; done")) for one in (user, world)]
+    for _, job in jobs:
+        heard_of(world, job)
+    probe = world.met("configure", "--perf", "page_faults").ok()
+    world.met("configure", "--reset").ok()
+    if "no event" in probe.err or "not counted" in probe.err:
+        raise Skip(probe.err.strip())
+    began = {job: one.show(job).get("events", {}).get("counts", {}) for one, job in jobs}
+    world.configure("perf:\n  events: [page_faults, task_clock]\n")
+    os.kill(world.system.pid, signal.SIGHUP)
+    for one, job in jobs:
+        def counts():
+            return one.show(job).get("events", {}).get("counts", {})
+
+        def grown():
+            found = counts()
+            return all(found.get(name, {}).get("count", 0) > 50 for name in ("page_faults", "task_clock")) and found
+
+        found = eventually(grown, lambda: f"both are counted: {counts()}, before: {began[job]}")
+        equal(found["task_clock"]["kind"], "lower_bound", f"it began later than the job: {found}")
+        one.met("cancel", job).ok()
+
+
+@test
 def a_job_without_a_cgroup_says_why_its_events_are_not_counted(world):
     need_root()
     user = world.without_cgroups()

@@ -327,6 +327,28 @@ def sprout(node, out):
     os._exit(0)
 
 
+def ignored_at_once(count, faults, ready, go):
+    """Processes at the same time that make page faults, end together and are never waited for."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    os.mkfifo(go)
+    done, tell = os.pipe()
+
+    def child():
+        memory = mmap.mmap(-1, int(faults) * mmap.PAGESIZE)
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        for page in range(0, len(memory), mmap.PAGESIZE):
+            memory[page] = 1
+        os.write(tell, b".")
+        open(go).close()
+
+    pids = [in_child(child) for _ in range(int(count))]
+    for _ in pids:
+        os.read(done, 1)
+    announce(ready)
+    with contextlib.suppress(ChildProcessError):
+        os.wait()
+
+
 def in_nobodys_name(path, size, seconds):
     """A child writes, and is never waited for; its parent burns."""
     burn(float(seconds))

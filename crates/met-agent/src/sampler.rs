@@ -303,6 +303,7 @@ impl Sampler {
             cpu_doubt_ns: gone.cpu_doubt_ns,
             lacks_delays: gone.lacks_delays,
             unwaited: job.profile.kept.then_some(gone.inherited),
+            ended: if job.profile.kept { gone.ended } else { Default::default() },
         };
         let (gap_ms, processes) = (job.running.gap_ms(), job.counts.processes.list());
         let course = std::mem::replace(&mut job.course, Course::new(&JOB));

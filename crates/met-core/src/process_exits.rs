@@ -126,6 +126,8 @@ pub trait Living {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gone {
     pub inherited: [i64; INHERITED.len()],
+    /// What each of them did itself, whether or not a process alive shows it too.
+    pub ended: [i64; INHERITED.len()],
     pub own: [i64; OWN.len()],
     pub details: [i64; OWN_DETAILS.len()],
     pub processes: u64,
@@ -298,6 +300,7 @@ impl ExitLedger {
             let is_shown = taken_by.is_some_and(|parent| around(parent, living).any(|one| one == slot));
             shown |= is_shown;
             let Some(gone) = self.jobs.get_mut(&slot) else { continue };
+            add(&mut gone.ended, &exit.inherited);
             add(&mut gone.own, &exit.own);
             add(&mut gone.details, &exit.details);
             gone.processes += 1;

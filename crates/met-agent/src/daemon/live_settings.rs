@@ -30,6 +30,8 @@ pub struct LiveSettings {
     /// What of that file a new daemon will follow.
     after_restart: Vec<&'static str>,
     watch: FileWatch,
+    /// When the events of the file were changed under running jobs, in nanoseconds of CLOCK_BOOTTIME.
+    file_events_since_ns: Option<i64>,
     /// The last one holds. One for a job ends with it.
     intervals: Vec<(Option<JobKey>, Duration)>,
     /// Those for a job hold in that job alone.
@@ -57,6 +59,7 @@ impl LiveSettings {
             is_public: is_public(read.path.as_deref()),
             read,
             after_restart: Vec::new(),
+            file_events_since_ns: None,
             intervals: Vec::new(),
             events: Vec::new(),
         }
@@ -112,7 +115,10 @@ impl LiveSettings {
     fn asked(&self) -> EventsAsked {
         let mut asked = match self.events.iter().find(|live| live.job.is_none()) {
             Some(live) => EventsAsked::live(&live.names, live.since_ns),
-            None => EventsAsked::of_file(&self.file.perf.events),
+            None => match self.file_events_since_ns {
+                Some(since_ns) => EventsAsked::live(&self.file.perf.events, since_ns),
+                None => EventsAsked::of_file(&self.file.perf.events),
+            },
         };
         for live in &self.events {
             if let Some(key) = &live.job {
@@ -245,7 +251,7 @@ impl LiveSettings {
         self.after_restart = fixed;
         self.is_public = is_public(loaded.path.as_deref());
         self.read = ConfigFile { path: loaded.path, text: loaded.text };
-        let before = std::mem::replace(&mut self.file, config.clone());
+        let before = self.replace_file(config.clone());
         let (sampled, events) = (self.config.sampling.clone(), self.config.perf.events.clone());
         self.config = config;
         // Until they are settled, the sampler has these.
@@ -255,6 +261,14 @@ impl LiveSettings {
         self.config.perf.events = events;
         sampling.reconfigure(before.clone(), self.config.clone());
         Some((name, before))
+    }
+
+    /// Supervisors of running jobs count the events of the file as it was when their job began.
+    fn replace_file(&mut self, file: Config) -> Config {
+        if file.perf.events != self.file.perf.events {
+            self.file_events_since_ns = Some(clock::boottime_ns());
+        }
+        std::mem::replace(&mut self.file, file)
     }
 
     /// Whether the course of the machine is kept.
@@ -427,6 +441,22 @@ mod tests {
         assert!(standing.events_for_all().is_empty(), "nothing is asked for, whatever the file says");
         standing.revert(None);
         assert_eq!(standing.events_for_all(), ["task_clock"]);
+    }
+
+    #[test]
+    fn events_of_a_changed_file_are_asked_for_in_jobs_that_run_with_a_supervisor() {
+        let mut standing = standing("sampling: {interval: 5s}\n");
+        let born_ns = clock::boottime_ns();
+        let in_running = |standing: &LiveSettings, born_ns: i64| {
+            standing.asked().of_job(&key("12"), born_ns, true).map(|names| names.to_vec())
+        };
+        assert_eq!(in_running(&standing, born_ns), None);
+        let parse = |yaml: &str| Config::parse(yaml, Path::new("met.yaml")).unwrap();
+        standing.replace_file(parse("sampling: {interval: 2s}\nperf: {events: [page_faults]}\n"));
+        assert_eq!(in_running(&standing, born_ns), names(&["page_faults"]));
+        assert_eq!(in_running(&standing, i64::MAX), None, "the supervisor of a later job counts them itself");
+        standing.replace_file(parse("sampling: {interval: 1s}\nperf: {events: [page_faults]}\n"));
+        assert_eq!(in_running(&standing, born_ns), names(&["page_faults"]), "unchanged: still asked for");
     }
 
     #[test]

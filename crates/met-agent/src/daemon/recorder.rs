@@ -107,7 +107,7 @@ impl Recorder {
         interval: Duration,
         outputs: &mut Outputs,
     ) {
-        sampled.close_course(record);
+        sampled.settle(record);
         self.keep_course(&record.key, &sampled.course, outputs);
         for (key, course) in std::mem::take(&mut sampled.more) {
             self.keep_course(&key, &course, outputs);

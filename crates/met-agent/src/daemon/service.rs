@@ -728,7 +728,10 @@ impl Service {
         let Some((name, before)) = self.settings.reread(&self.sampling) else { return };
         self.sampling.forgive_sources(&self.settings.config);
         self.sampling.keep_node(self.settings.keeps_node(self.place.system));
-        self.settle_standing();
+        let uncounted = self.settle_standing().filter(|_| before.perf != self.settings.config.perf);
+        if let Some(words) = uncounted {
+            tracing::warn!("{name}: perf.events: {words}");
+        }
         if let Err(error) = self.take_up(&before) {
             tracing::error!("{name}: {error:#}");
         }

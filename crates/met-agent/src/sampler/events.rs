@@ -154,7 +154,7 @@ impl EventsAsked {
         self.of_jobs.push((key, events.into()));
     }
 
-    pub(super) fn of_job(&self, key: &JobKey, born_ns: i64, has_supervisor: bool) -> Option<Arc<[String]>> {
+    pub(crate) fn of_job(&self, key: &JobKey, born_ns: i64, has_supervisor: bool) -> Option<Arc<[String]>> {
         if let Some((_, events)) = self.of_jobs.iter().rev().find(|(known, _)| known == key) {
             return Some(events.clone());
         }

@@ -24,6 +24,21 @@ const CPU_DOUBT_NS: i64 = 20_000_000;
 /// Kernel memory and the code of a process are in the peak and not in what is needed.
 const UNEXPLAINED_BYTES: i64 = 12 << 20;
 
+/// Counters that both the supervisor and the samples have as a sum over processes.
+const OF_PROCESSES: [usize; 11] = [
+    READ,
+    WRITTEN,
+    WRITE_CANCELLED,
+    READ_CALL,
+    WRITE_CALL,
+    READ_CALLS,
+    WRITE_CALLS,
+    PAGE_FAULTS_MINOR,
+    PAGE_FAULTS_MAJOR,
+    SWITCHES_VOLUNTARY,
+    SWITCHES_INVOLUNTARY,
+];
+
 /// What is known of a job at its end, beside its samples.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Known {
@@ -64,6 +79,8 @@ pub(super) struct Ends {
     pub(super) lacks_delays: bool,
     /// Of a supervised job: what processes did whom nobody waited for.
     pub(super) unwaited: Option<[i64; INHERITED.len()]>,
+    /// Of a supervised job: the sum over the exit records of its processes.
+    pub(super) ended: [i64; INHERITED.len()],
 }
 
 impl Ends {
@@ -90,6 +107,20 @@ impl Ends {
             let (value, source) = (figure.value, figure.source.followed_by(", taskstats"));
             totals.set(column, value, Measured, source);
         }
+    }
+
+    /// A parent that ignores SIGCHLD inherits nothing from its children, and may end before its signals are looked at:
+    /// its supervisor's counters then lack processes of which there are exit records. Returns whether they did.
+    fn raise_to_exit_records(self, totals: &mut Totals) -> bool {
+        let mut is_raised = false;
+        for (&column, ended) in INHERITED.iter().zip(self.ended) {
+            let is_cpu = matches!(column, CPU | CPU_USER | CPU_SYSTEM);
+            if !is_cpu && totals.get(column).is_some_and(|known| known < ended) {
+                totals.set(column, ended, self.quality(column, ended), "taskstats");
+                is_raised = true;
+            }
+        }
+        is_raised
     }
 
     /// A supervisor counts whom it and its descendants waited for; the others are in exit records alone.
@@ -178,9 +209,37 @@ impl Sampled {
         }
     }
 
-    /// Ends the course with the counters as they were at the end of the job: they are exact, and the last
-    /// slow tick may be long ago.
-    pub fn close_course(&mut self, record: &Record) {
+    /// No counter ends below what a sample saw: what the samples saw and the counters of the end lack is a process for
+    /// which nobody waited.
+    fn raise_counters(&self, totals: &mut Totals) {
+        for column in OF_PROCESSES {
+            let (Some(known), Some(seen)) = (totals.figure(column), self.live.totals.figure(column)) else {
+                continue;
+            };
+            if seen.value > known.value {
+                // Samples of these include every exit record.
+                let kind = match OWN.contains(&column) {
+                    true => self.ends.quality(column, seen.value),
+                    false => LowerBound,
+                };
+                totals.set(column, seen.value, kind, seen.source.clone());
+            }
+        }
+    }
+
+    /// Corrects the counters of a job that is over by what samples and exit records know, and ends the course with
+    /// them: the last slow tick may be long ago.
+    pub fn settle(&mut self, record: &mut Record) {
+        self.ends.add_unwaited(&mut record.totals);
+        if !self.ends.raise_to_exit_records(&mut record.totals) {
+            self.ends.confirm_reaped(&mut record.totals);
+        }
+        self.raise_counters(&mut record.totals);
+        self.raise_cpu(&mut record.totals);
+        self.close_course(record);
+    }
+
+    fn close_course(&mut self, record: &Record) {
         let Some(end_ms) = record.end_ns.map(|end_ns| end_ns / 1_000_000) else { return };
         let never_sampled = self.live.totals.iter().next().is_none();
         if self.attached
@@ -192,7 +251,9 @@ impl Sampled {
         let mut cells = vec![MISSING; JOB.columns.len()];
         for (column, figure) in record.totals.iter() {
             if JOB.columns[column].kind == Kind::Counter && column != WALL && column != PROCESSES {
-                cells[column] = figure.value;
+                // A counter that the samples show a little above its total does not fall.
+                let seen = self.live.totals.get(column).unwrap_or(figure.value);
+                cells[column] = figure.value.max(seen);
             }
         }
         self.course.push(end_ms, &cells);
@@ -206,9 +267,6 @@ impl Sampled {
         let seen = self.live.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
         self.fill(record);
         self.raise_peaks(record);
-        self.ends.confirm_reaped(&mut record.totals);
-        self.ends.add_unwaited(&mut record.totals);
-        self.raise_cpu(&mut record.totals);
         fit_cpu_parts(&mut record.totals);
         // What a supervisor counts, it counts from the beginning.
         fill_events(&mut record.events, &self.live.events);
@@ -292,5 +350,63 @@ mod tests {
             let peak = record.totals.figure(MEMORY_PEAK).unwrap();
             assert_eq!((peak.value, peak.kind), (200, raised));
         }
+    }
+
+    /// A supervised job of which the samples saw this, and whose supervisor counted that.
+    fn settled(seen: &[(usize, i64)], counted: &[(usize, i64)], ends: Ends) -> (Record, Course) {
+        let mut sampled = Sampled { ends, ..Sampled::default() };
+        let mut record = met_core::sample::full(1, "train");
+        record.totals = Totals::default();
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        for &(column, value) in seen {
+            sampled.live.totals.set(column, value, QualityKind::Sampled, "/proc");
+            cells[column] = value;
+        }
+        sampled.course.push(record.end_ns.unwrap() / 1_000_000 - 100, &cells);
+        for &(column, value) in counted {
+            record.totals.set(column, value, LowerBound, Account::Rusage);
+        }
+        sampled.settle(&mut record);
+        (record, sampled.course)
+    }
+
+    #[test]
+    fn a_counter_never_ends_below_what_was_sampled_and_its_series_does_not_fall() {
+        let seen = [(PAGE_FAULTS_MINOR, 589), (SWITCHES_INVOLUNTARY, 642), (READ_CALL, 70), (CPU, 1_000)];
+        let counted = [(PAGE_FAULTS_MINOR, 104), (SWITCHES_INVOLUNTARY, 4), (READ_CALL, 80), (CPU, 990)];
+        let (record, course) = settled(&seen, &counted, Ends::default());
+        let figure = |column| record.totals.figure(column).map(|figure| (figure.value, figure.kind)).unwrap();
+        assert_eq!(figure(PAGE_FAULTS_MINOR), (589, LowerBound));
+        assert_eq!(figure(SWITCHES_INVOLUNTARY), (642, LowerBound));
+        assert_eq!(figure(READ_CALL), (80, LowerBound), "the end knows more");
+        for column in [PAGE_FAULTS_MINOR, SWITCHES_INVOLUNTARY, READ_CALL, CPU] {
+            let [before, end] = course.columns[column][..] else { panic!("two samples") };
+            assert!(before <= end, "{column}: {before} {end}");
+        }
+    }
+
+    #[test]
+    fn exit_records_say_what_a_parent_that_ignores_its_children_did_not_inherit() {
+        let position = |wanted| INHERITED.iter().position(|&column| column == wanted).unwrap();
+        let mut ended = [0; INHERITED.len()];
+        ended[position(PAGE_FAULTS_MINOR)] = 623;
+        ended[position(READ_CALL)] = 4096;
+        let figures = |complete: bool| {
+            // The parent was gone before its signals were looked at: its children pass for waited for.
+            let unwaited = Some([0; INHERITED.len()]);
+            let ends = Ends { complete, unwaited, ended, ..Ends::default() };
+            let counted = [(PAGE_FAULTS_MINOR, 104), (PAGE_FAULTS_MAJOR, 1), (READ_CALL, 5000)];
+            let (record, _) = settled(&[(PAGE_FAULTS_MINOR, 589)], &counted, ends);
+            [PAGE_FAULTS_MINOR, PAGE_FAULTS_MAJOR, READ_CALL].map(|column| {
+                let figure = record.totals.figure(column).unwrap();
+                (figure.value, figure.kind, figure.source.to_string())
+            })
+        };
+        let rusage = Account::Rusage.to_string();
+        let [minor, major, calls] = figures(true);
+        assert_eq!(minor, (623, Measured, "taskstats".to_owned()));
+        assert_eq!((major.1, calls.1), (LowerBound, LowerBound), "sums over the reaped lack somebody");
+        assert_eq!((calls.0, calls.2), (5000, rusage));
+        assert_eq!(figures(false)[0], (623, LowerBound, "taskstats".to_owned()));
     }
 }

@@ -218,7 +218,7 @@ fn finish(
     interval: Duration,
 ) -> Result<Record> {
     let Watched { mut record, mut sampled } = watched;
-    sampled.close_course(&record);
+    sampled.settle(&mut record);
     sampled.complete(&mut record, &sampled.course, interval);
     let kept = match inbox {
         Some(state) => keep(&JobDir::open(state, record.key.id.parse()?), &record, &sampled),
