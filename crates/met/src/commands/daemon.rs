@@ -230,6 +230,7 @@ mod tests {
     #[test]
     fn the_status_fits_the_terminal_and_breaks_no_word() {
         let status = Status {
+            ladder: None,
             pid: 7,
             version: "0.1.0".to_owned(),
             system: false,

@@ -94,6 +94,7 @@ fn choose(setting: &Setting, args: &ExportArgs) -> Result<(AllJobs, Vec<Chosen>)
         let filter = JobsFilter { limit: args.limit, ..list::filter_of(&args.filter)? };
         let jobs: Vec<Chosen> = all.jobs(&filter)?.into_iter().map(known).collect();
         if jobs.is_empty() {
+            list::unknown_name(setting, &args.filter)?;
             return Err(Failure::with_code(1, "no jobs match; nothing was written"));
         }
         return Ok((all, jobs));

@@ -39,7 +39,7 @@ pub fn list(setting: &Setting, args: &ListArgs) -> Result<i32> {
 fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) -> Result<String> {
     let records = AllJobs::open(setting)?.jobs(filter)?;
     if records.is_empty() {
-        unknown_name(setting, args)?;
+        unknown_name(setting, &args.filter)?;
     }
     let now_ns = jobs::now_ns();
     Ok(if args.json {
@@ -59,7 +59,7 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
 }
 
 /// A mistyped manager or user looks like none of their jobs. What a server's nodes know is not known here.
-fn unknown_name(setting: &Setting, args: &ListArgs) -> Result<()> {
+pub fn unknown_name(setting: &Setting, args: &FilterArgs) -> Result<()> {
     let layouts = &setting.config.jobs.layouts;
     let is_known = |name: &str| {
         name == LOCAL
