@@ -123,7 +123,7 @@ fn every_key_of_a_cluster_is_read() {
              \x20 series_password_file: /etc/met/vm, catalogue: \"postgres://met@db.example/met\",\n\
              \x20 password_file: /etc/met/db, ca_file: /etc/met/ca.pem}\n\
              http: {listen: ['127.0.0.1:9317', '[::1]:9317'], web_config: /etc/met/web.yml, plain: yes,\n\
-             \x20 metrics: all, jobs_max: 10, jobs_managers: \"slurm, local\", jobs_after: 30s, keep_ended: 1m}\n\
+             \x20 metrics: all, jobs_max: 10, jobs_managers: \"slurm, local\", jobs_after: 30s, keep_ended: 1m, max_age: 10s}\n\
              forward: {url: \"https://met.example\", token_file: /etc/met/token, ca_file: /ca, cert_file: /c, key_file: /k,\n\
              \x20 plain: yes, node: n7, interval: 30s, spool_size: 2GB, spool_age: 3d}\n\
              server: {move_after: 5m, lost_after: 2d}\n\
@@ -156,6 +156,7 @@ fn every_key_of_a_cluster_is_read() {
         jobs_managers: vec!["slurm".to_owned(), "local".to_owned()],
         jobs_after: Some(Duration::from_secs(30)),
         keep_ended: Duration::from_secs(60),
+        max_age: Duration::from_secs(10),
     };
     assert_eq!(config.http, expected);
     let contents = config.http.contents();
@@ -539,7 +540,7 @@ fn root_skips_a_file_in_the_home_of_another_user() {
     assert_eq!((loaded.path.as_ref(), &loaded.skipped), (Some(&machine), &None), "there is no such file");
     std::fs::write(home.join(".config/met/met.yaml"), "sampling: {interval: 3s}\n").unwrap();
     let loaded = load().unwrap();
-    assert_eq!(loaded.config.sampling.interval, Duration::from_secs(7));
+    assert_eq!(loaded.config.sampling.interval, Some(Duration::from_secs(7)));
     let skipped = loaded.skipped.unwrap();
     assert!(skipped.contains("met.yaml is ignored: ") && skipped.contains("`sudo -H`"), "{skipped}");
     // The machine's own file is not one to leave out.
