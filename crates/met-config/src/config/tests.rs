@@ -122,7 +122,7 @@ fn every_key_of_a_cluster_is_read() {
              \x20 series_password_file: /etc/met/vm, catalogue: \"postgres://met@db.example/met\",\n\
              \x20 password_file: /etc/met/db, ca_file: /etc/met/ca.pem}\n\
              http: {listen: ['127.0.0.1:9317', '[::1]:9317'], web_config: /etc/met/web.yml, plain: yes,\n\
-             \x20 jobs_max: 10, keep_ended: 1m}\n\
+             \x20 jobs_max: 10, keep_ended: 1m, max_age: 10s}\n\
              forward: {url: \"https://met.example\", token_file: /etc/met/token, ca_file: /ca, cert_file: /c, key_file: /k,\n\
              \x20 plain: yes, node: n7, interval: 30s, spool_size: 2GB, spool_age: 3d}\n\
              server: {move_after: 5m, lost_after: 2d}\n\
@@ -152,6 +152,7 @@ fn every_key_of_a_cluster_is_read() {
         plain: true,
         jobs_max: 10,
         keep_ended: Duration::from_secs(60),
+        max_age: Duration::from_secs(10),
     };
     assert_eq!(config.http, expected);
     let expected = store::Store {
