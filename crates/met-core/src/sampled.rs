@@ -43,8 +43,8 @@ const SECONDS_MS: i64 = 15_000;
 /// What a peak of samples comes from, and how short a peak it may lack.
 fn of_samples(running: &Running, column: usize, account: impl Into<Provenance>) -> Provenance {
     account.into().with(match running.apart_ms(column) {
-        ..=CLOSE_MS => None,
-        ..=SECONDS_MS => Some(Caveat::SecondsApart),
+        apart_ms if apart_ms <= CLOSE_MS => None,
+        apart_ms if apart_ms <= SECONDS_MS => Some(Caveat::SecondsApart),
         _ => Some(Caveat::MinuteApart),
     })
 }
@@ -100,7 +100,12 @@ pub fn totals(running: &Running, profile: Profile) -> Totals {
         }
     }
     if let Some(cores) = running.peak_cores() {
-        totals.set(CORES_PEAK, (cores * 1000.0).round() as i64, SampledKind, of_samples(running, CPU, counters));
+        totals.set(
+            CORES_PEAK,
+            (cores * 1000.0).round() as i64,
+            SampledKind,
+            of_samples(running, CPU, counters),
+        );
     }
     if let Some(peak) = running.maximum(GPU_MEMORY) {
         totals.set(GPU_MEMORY_PEAK, peak, SampledKind, of_samples(running, GPU_MEMORY, "cards"));
@@ -130,7 +135,8 @@ mod tests {
                 running.push(index * apart_s.min(5) * 1000, &cells);
             }
             let totals = totals(&running, profile);
-            [MEMORY_NEEDED_PEAK, PROCESSES_PEAK].map(|column| totals.figure(column).unwrap().source.to_string())
+            [MEMORY_NEEDED_PEAK, PROCESSES_PEAK]
+                .map(|column| totals.figure(column).unwrap().source.to_string())
         };
         assert_eq!(sources(1), ["cgroup", "/proc"]);
         assert_eq!(sources(60), ["cgroup, samples up to 10 s apart", "/proc, samples up to 60 s apart"]);

@@ -626,13 +626,17 @@ mod tests {
     fn a_cgroup_in_which_nothing_ran_is_not_read_further_and_shows_what_it_showed() {
         let mut machine = v2();
         machine.targets.cgroups.truncate(1);
-        let mut source = (SPEC.open)(&machine.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
+        let mut source =
+            (SPEC.open)(&machine.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
         let mut batches = [Batch::new(&TABLE)];
         let mut read = |machine: &mut Machine, look: Look| {
             machine.targets.cgroups[0].look = look;
             batches[0].clear();
             source.read(&machine.targets, &FAST, &mut batches).unwrap();
-            batches[0].rows().next().map(|(_, cells)| [CPU, MEMORY_NEEDED, MEMORY_PEAK, THREADS].map(|index| cells[index]))
+            batches[0]
+                .rows()
+                .next()
+                .map(|(_, cells)| [CPU, MEMORY_NEEDED, MEMORY_PEAK, THREADS].map(|index| cells[index]))
         };
         let whole = [7_254_013_000, 109_051_904, 167_772_160, 9];
         assert_eq!(read(&mut machine, Look::Whole), Some(whole));

@@ -34,7 +34,7 @@ pub static DAEMON: Table =
 const ENDED_MAX: usize = 10_000;
 /// Samples older than this, or than so many periods, are not what is: something in the machine hangs.
 const OLD_AFTER: Duration = Duration::from_secs(30);
-const OLD_PERIODS: i64 = 5;
+const OLD_PERIODS: i64 = 3;
 
 /// So long a scrape waits for figures that are read for it.
 const ASK_FOR: Duration = Duration::from_millis(250);

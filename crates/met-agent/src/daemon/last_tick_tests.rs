@@ -142,7 +142,7 @@ fn old_samples_are_not_shown_as_new() {
     let now = NodeNow { time_ns: old_ns, interval_ns: SECOND, ticks: 1, ..NodeNow::default() };
     board.post(now.clone());
     assert_eq!(board.page(TEXT), Err(Old));
-    board.post(NodeNow { together_ns: 20 * SECOND, ..now });
+    board.post(NodeNow { together_ns: 30 * SECOND, ..now });
     assert!(board.page(TEXT).is_ok(), "they are not old where samples are that far apart");
 }
 

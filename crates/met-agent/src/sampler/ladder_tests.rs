@@ -54,7 +54,8 @@ impl Machine {
 
     fn sampler(&self, ladder: &str) -> Sampler {
         let host = Host::at(self.root.path()).unwrap();
-        let config = Config::parse("sources: {ipmi: off, hwmon: off, cray: off}", Path::new("met.yaml")).unwrap();
+        let config =
+            Config::parse("sources: {ipmi: off, hwmon: off, cray: off}", Path::new("met.yaml")).unwrap();
         let period_max = Some(Duration::from_nanos(1));
         let options = Options { node: true, period_max, ..options(&config, Duration::ZERO) };
         let mut sampler = Sampler::with(host, Duration::from_secs(1), &config, &options);
@@ -67,7 +68,8 @@ impl Machine {
         record.start_ns = Some(clock::realtime_ns() - age_s * 1_000_000_000);
         let local = record.local.as_mut().unwrap();
         local.boot_id.clone_from(&sampler.host.facts().boot_id);
-        local.cgroup = CgroupPaths { unified: Some(format!("/sys/fs/cgroup/{name}").into()), ..CgroupPaths::default() };
+        local.cgroup =
+            CgroupPaths { unified: Some(format!("/sys/fs/cgroup/{name}").into()), ..CgroupPaths::default() };
         let slot = sampler.add(&record).unwrap();
         sampler.jobs.get_mut(&slot).unwrap().profile.counts_memory = true;
         slot

@@ -23,6 +23,8 @@ pub(super) struct Schedule {
     pub(super) list_ns: i64,
     /// When all jobs and the machine are read again.
     together_ns: i64,
+    /// How far apart two ticks were planned that read all jobs.
+    apart_ns: i64,
     /// When all that is expensive is read again of the jobs that are read at every tick.
     slow_ns: i64,
     /// When it is checked again whether many ends of processes wait.
@@ -39,6 +41,7 @@ impl Schedule {
             watches_node: false,
             list_ns: 0,
             together_ns: 0,
+            apart_ns: 0,
             slow_ns: 0,
             hear_ns: 0,
         };
@@ -76,6 +79,13 @@ impl Schedule {
 
     pub(super) fn plan_together(&mut self) {
         self.together_ns = self.multiple(self.cadence.together_ns());
+    }
+
+    /// All jobs are read now; `are_fast`: and at every tick from now on. How long ago that may have been planned: a
+    /// longer time without a reading is a gap.
+    pub(super) fn plan_apart(&mut self, are_fast: bool) -> i64 {
+        let apart_ns = if are_fast { self.interval_ns } else { self.cadence.together_ns() };
+        std::mem::replace(&mut self.apart_ns, apart_ns).max(apart_ns)
     }
 
     /// Whether a regular tick reads all that is expensive.

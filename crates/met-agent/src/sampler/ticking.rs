@@ -143,6 +143,7 @@ impl Sampler {
         }
         if reads_all {
             self.follow_machine(now_ns);
+            self.expect_reading(now_ns);
             self.follow_energy(now_ns);
         }
         if reads_all && regular {
@@ -174,6 +175,17 @@ impl Sampler {
         }
         nesting::read_together(&membership.map, jobs);
         jobs.values().all(|job| job.age.pacing.look != Look::No)
+    }
+
+    /// Meters and GPUs that are not read for longer than was planned have a gap.
+    fn expect_reading(&mut self, now_ns: i64) {
+        let (cadence, shortest_ns) = (&self.schedule.cadence, self.schedule.interval_ns);
+        let is_fast =
+            |job: &Tracked| job.age.pacing.interval_ns(cadence.of(&job.key.manager), now_ns) <= shortest_ns;
+        let are_fast = !self.jobs.is_empty() && self.jobs.values().all(is_fast);
+        let apart_ns = self.schedule.plan_apart(are_fast);
+        self.energy.set_interval(Duration::from_nanos(apart_ns as u64));
+        self.gpus.set_tick(apart_ns);
     }
 
     fn follow_machine(&mut self, now_ns: i64) {
