@@ -63,7 +63,9 @@ pub struct Draft<'a> {
 pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let name = job_name(draft.name, &draft.command, &setting.config.jobs.layouts)?;
     let detached = draft.origin != Origin::Time;
-    let (mut system, in_force) = ask_daemon(setting, detached, draft.keep);
+    let mut system =
+        if detached || draft.keep { setting.system_daemon_for_start() } else { Err(Unreachable::Absent) };
+    let own = (detached && !is_for_system(&system)).then(|| setting.knock_at_user_daemon(&Request::InForce));
     let id = if draft.keep { reserve(setting, !detached, &mut system)? } else { 0 };
     let now_ns = clock::realtime_ns();
     let uid = rustix::process::getuid().as_raw();
@@ -92,7 +94,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     if draft.keep {
         make_room(setting, id, &record)?;
     }
-    let events = in_force.and_then(|asked| asked.events(setting));
+    let events = if detached { events_of_daemon(setting, &mut system, own) } else { None };
     Ok(Assignment {
         record,
         inbox: draft.keep.then(|| setting.user.clone()),
@@ -124,54 +126,32 @@ fn make_room(setting: &Setting, id: u64, record: &Record) -> Result<()> {
     })
 }
 
-/// What was asked of the daemon that will sample the job. Its configuration may be another one than that of this
-/// command.
-enum InForce {
-    Answered(Option<Reply>),
-    /// By the user's own daemon, while other things are done.
-    Asked(Result<Knock, Unreachable>),
-}
-
-impl InForce {
-    /// The events that the daemon counts in jobs.
-    fn events(self, setting: &Setting) -> Option<Vec<String>> {
-        let reply = match self {
-            InForce::Answered(reply) => reply,
-            InForce::Asked(Err(_)) => {
+/// The events that the daemon counts in jobs; its file may be another one than that of this command. The user's own
+/// daemon was asked before, while other things were done.
+fn events_of_daemon(
+    setting: &Setting,
+    system: &mut Result<Client, Unreachable>,
+    own: Option<Result<Knock, Unreachable>>,
+) -> Option<Vec<String>> {
+    let reply = match system {
+        Ok(system) => system.call(&Request::InForce).ok(),
+        Err(_) => match own? {
+            Err(_) => {
                 // The daemon that is about to start has nobody to say it to.
                 if let Some(error) = listening::refusal(setting, &setting.user) {
                     tracing::warn!("the daemon will not listen: http: {error}");
                 }
                 None
             }
-            InForce::Asked(knock) => setting.user_daemon_answer(knock),
-        };
-        let Some(Reply::InForce(held)) = reply else { return None };
-        setting.warn_of_other_file(&held);
-        if let Some(error) = &held.http_refused {
-            tracing::warn!("the daemon does not listen: http: {error}");
-        }
-        held.events.into_iter().next().map(|held| held.value)
+            knock => setting.user_daemon_answer(knock),
+        },
+    };
+    let Some(Reply::InForce(held)) = reply else { return None };
+    setting.warn_of_other_file(&held);
+    if let Some(error) = &held.http_refused {
+        tracing::warn!("the daemon does not listen: http: {error}");
     }
-}
-
-/// The system daemon, for an id and to sample a detached job; without one the user's own daemon samples it.
-fn ask_daemon(
-    setting: &Setting,
-    detached: bool,
-    keep: bool,
-) -> (Result<Client, Unreachable>, Option<InForce>) {
-    if !detached && !keep {
-        return (Err(Unreachable::Absent), None);
-    }
-    match setting.system_daemon_for_start(detached.then_some(&Request::InForce)) {
-        Ok((system, reply)) => (Ok(system), detached.then_some(InForce::Answered(reply))),
-        Err(error @ (Unreachable::Silent { .. } | Unreachable::Busy { .. })) => (Err(error), None),
-        Err(error) => {
-            let asked = || InForce::Asked(setting.knock_at_user_daemon(&Request::InForce));
-            (Err(error), detached.then(asked))
-        }
-    }
+    held.events.into_iter().next().map(|held| held.value)
 }
 
 /// An id that neither this user nor, where there is one, the system daemon has given away. If a system daemon runs and

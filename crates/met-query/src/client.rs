@@ -101,7 +101,7 @@ pub struct Knock {
     socket: PathBuf,
     deadline: Instant,
     /// The version that introduced the question which was asked with it.
-    question_since: Option<u32>,
+    question_since: u32,
 }
 
 pub struct Client {
@@ -147,22 +147,23 @@ impl Client {
     }
 
     /// The same without waiting for the answer, and with a question in the same message: one round trip for both, in
-    /// which the caller does something else.
-    pub fn knock_for_start(socket: &Path, question: Option<&Request>) -> Result<Knock, Unreachable> {
+    /// which the caller does something else. For the user's own daemon, which is replaced if it has another version: a
+    /// system daemon of another version gets nothing but a greeting.
+    pub fn knock_for_start(socket: &Path, question: &Request) -> Result<Knock, Unreachable> {
         Client::knock(socket, GREETS_START_WITHIN, question)
     }
 
-    fn knock(socket: &Path, within: Duration, question: Option<&Request>) -> Result<Knock, Unreachable> {
+    fn knock(socket: &Path, within: Duration, question: &Request) -> Result<Knock, Unreachable> {
         let deadline = Instant::now() + within;
         let mut client = Client::connect_by(socket, deadline)?;
         let mut said = Vec::new();
         let hello = Request::Hello(Hello::ours(true));
-        for request in std::iter::once(&hello).chain(question) {
+        for request in [&hello, question] {
             write_frame(&mut said, request).map_err(Unreachable::Failed)?;
         }
         // A daemon that refuses the connection may have closed it: its reply says why.
         let _ = client.stream.write_all(&said);
-        let question_since = question.map(handshake::introduced);
+        let question_since = handshake::introduced(question);
         Ok(Knock { client, socket: socket.to_owned(), deadline, question_since })
     }
 
@@ -244,14 +245,13 @@ impl Client {
 }
 
 impl Knock {
-    /// Waits for the greeting, and for the answer if something was asked. The answer is `None` from a daemon that
+    /// Waits for the greeting and for the answer. The answer is `None` from a daemon that
     /// refuses it or is too old to know the question.
     pub fn answered(mut self) -> Result<(Client, Option<Reply>), Unreachable> {
         self.client.be_patient(left_until(self.deadline)).map_err(Unreachable::Failed)?;
         let greeting = self.client.reply();
         let mut client = self.client.greeted(greeting)?;
-        let Some(since) = self.question_since else { return Ok((client, None)) };
-        if since > client.protocol {
+        if self.question_since > client.protocol {
             // An older daemon hangs up on it.
             return Ok((Client::connect_for_start(&self.socket)?, None));
         }
@@ -435,8 +435,7 @@ mod tests {
             Some(stream)
         });
         // A generous limit: a slow machine is not a hung daemon.
-        let outcome =
-            Client::knock(&socket, ANSWERS_WITHIN, Some(&Request::InForce)).and_then(Knock::answered);
+        let outcome = Client::knock(&socket, ANSWERS_WITHIN, &Request::InForce).and_then(Knock::answered);
         answering.join().unwrap();
         outcome
     }

@@ -132,18 +132,14 @@ impl Setting {
         self.reach.user.once(Report::Warn, || self.connect_own(Client::connect))
     }
 
-    /// The system daemon for a job that is about to start, with its answer to a question.
-    pub fn system_daemon_for_start(
-        &self,
-        question: Option<&Request>,
-    ) -> Result<(Client, Option<Reply>), Unreachable> {
-        let knock = || Client::knock_for_start(&self.system.socket(), question);
-        self.reach.system.once(Report::Warn, || knock().and_then(Knock::answered))
+    /// The same for a job that is about to start.
+    pub fn system_daemon_for_start(&self) -> Result<Client, Unreachable> {
+        self.reach.system.once(Report::Warn, || Client::connect_for_start(&self.system.socket()))
     }
 
     /// Asks the user's own daemon for a job that is about to start.
     pub fn knock_at_user_daemon(&self, question: &Request) -> Result<Knock, Unreachable> {
-        self.connect_own(|socket| Client::knock_for_start(socket, Some(question)))
+        self.connect_own(|socket| Client::knock_for_start(socket, question))
     }
 
     /// Its answer.
