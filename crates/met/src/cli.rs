@@ -8,13 +8,15 @@ use clap::{Args, Parser, Subcommand};
 use crate::view::table::View;
 use met_agent::emissions::GRAMS_MAX;
 
+/// What every command has comes after its own.
+const GLOBAL: &str = "Global options";
+
 #[derive(Debug, Parser)]
 #[command(
     name = "met",
     version,
     about = "What did my job do with the machine?",
-    long_about = "Runs jobs, measures them with all their children, and reports what they did with the \
-    machine:  \
+    long_about = "Runs jobs, measures them with all their children, and reports what they did with the machine: \
                   CPU, memory, I/O, GPUs, energy. No setup, no root, no configuration.\n\nWithout a \
                   command, the jobs are listed.",
     after_help = "Examples:\n  met time -- make -j8          run, watch, report\n  met run -- python train.py    \
@@ -23,16 +25,16 @@ use met_agent::emissions::GRAMS_MAX;
 )]
 pub struct Cli {
     /// Configuration file (default: $MET_CONFIG, ~/.config/met/met.yaml, /etc/met/met.yaml)
-    #[arg(long, short, global = true, value_name = "FILE")]
+    #[arg(long, short, global = true, value_name = "FILE", help_heading = GLOBAL)]
     pub config: Option<PathBuf>,
 
     /// Query a cluster server instead of this machine: list, show, export, nodes, node NODE (default: $MET_SERVER)
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, value_name = "URL", help_heading = GLOBAL)]
     pub server: Option<String>,
 
     /// Log more to stderr: -v how much is read in each round, -vv every counter read (default: $MET_LOG, one of error,
     /// warn, info, debug, trace; else info)
-    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = GLOBAL)]
     pub verbose: u8,
 
     #[command(subcommand)]
@@ -126,10 +128,9 @@ pub enum Command {
     #[command(after_help = "Example:\n  met daemon --stop     stop it; jobs keep running")]
     Daemon(DaemonArgs),
     /// Receive and store what the daemons of a cluster send, and answer queries about all nodes
-    #[command(after_help = "Examples:\n  met server                                       serve, on \
-        127.0.0.1:9317 unless http.listen is set\n  \
-                      met server enroll n1 | ssh n1 met daemon --join https://met.example:9317\n  \
-                      met server enroll --user ada                     a token for queries")]
+    #[command(after_help = "Examples:\n  met server                    serve on http.listen (default \
+                            127.0.0.1:9317)\n  met server enroll n1 | ssh n1 met daemon --join \
+                            https://met.example:9317\n  met server enroll --user ada  a token for queries")]
     Server(ServerArgs),
     /// Show the nodes of a cluster: when each last sent data, its clock offset, its running jobs
     #[command(after_help = "Example:\n  met --server https://met.example:9317 nodes")]
@@ -146,14 +147,14 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show the emission factor in g/kWh; set it for a period, or recompute job emissions
     #[command(
-        after_help = "Example:\n  met emissions set 34 --since 2026-01-14\n  met emissions recompute\n  met emissions unset"
+        after_help = "Examples:\n  met emissions set 34 --since 2026-01-14\n  met emissions recompute\n  met emissions unset"
     )]
     Emissions(EmissionsArgs),
     /// Print the catalogue of everything measured
     #[command(after_help = "Example:\n  met metrics --markdown")]
     Metrics(MetricsArgs),
     /// Print every configuration key with its default; as Markdown if the output is not a terminal
-    #[command(after_help = "Example:\n  met config | less\n  met config --current | grep -v default")]
+    #[command(after_help = "Examples:\n  met config | less\n  met config --current | grep -v default")]
     Config(ConfigArgs),
     /// Print shell completions
     #[command(
@@ -314,7 +315,7 @@ pub struct FilterArgs {
     #[arg(long, value_name = "STATE")]
     pub state: Vec<String>,
     /// Jobs of this user, by name or uid
-    #[arg(long)]
+    #[arg(long, value_hint = clap::ValueHint::Username)]
     pub user: Option<String>,
     /// Jobs of this name
     #[arg(long)]
@@ -649,7 +650,34 @@ pub struct ManArgs {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+
+    /// Every command with those below it.
+    fn all(command: &clap::Command) -> Vec<clap::Command> {
+        let below = command.get_subcommands().flat_map(all);
+        [command.clone()].into_iter().chain(below).collect()
+    }
+
+    #[test]
+    fn help_has_single_spaces_in_sentences_and_examples_by_their_number() {
+        let mut cli = Cli::command();
+        cli.build();
+        for mut command in all(&cli) {
+            let help = command.render_long_help().to_string();
+            let about = help.lines().next().unwrap_or_default();
+            assert!(!about.contains("  "), "{about}");
+            let Some((_, examples)) = help.split_once("\nExample") else { continue };
+            let (head, lines) = examples.split_once('\n').unwrap_or_default();
+            let count = lines.lines().take_while(|line| line.starts_with("  met ")).count();
+            assert_eq!(head, if count > 1 { "s:" } else { ":" }, "{help}");
+        }
+        let help = cli.find_subcommand_mut("run").unwrap().render_help().to_string();
+        let (own, global) = help.split_once("\nGlobal options:").unwrap();
+        assert!(own.contains("--err") && !own.contains("--server"), "{help}");
+        assert!(global.contains("--server") && global.contains("--verbose"), "{help}");
+    }
 
     fn words(line: &str) -> Vec<OsString> {
         line.split(' ').map(OsString::from).collect()

@@ -1,17 +1,21 @@
 //! What a round read, for who asked for it by the log level.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use met_core::{Batch, MISSING, Subject};
 
 /// More rows of one round are not written: a log is read by people.
 const ROWS_MAX: usize = 1000;
 
 /// At `debug` how much was read, at `trace` every counter, one line for each row.
-pub(super) fn round<'b>(number: u64, batches: impl Iterator<Item = &'b Batch> + Clone) {
+pub(super) fn round<'b>(batches: impl Iterator<Item = &'b Batch> + Clone) {
+    /// A tick is not a round: a young job is read several times before its first.
+    static ROUNDS: AtomicU64 = AtomicU64::new(1);
     if !tracing::enabled!(tracing::Level::DEBUG) {
         return;
     }
-    let rows: usize = batches.clone().map(|batch| batch.rows().count()).sum();
-    tracing::debug!("round {number}: {rows} rows of {} tables", batches.clone().count());
+    let number = ROUNDS.fetch_add(1, Ordering::Relaxed);
+    tracing::debug!("round {number}: {}", amounts(batches.clone()));
     if !tracing::enabled!(tracing::Level::TRACE) {
         return;
     }
@@ -19,6 +23,17 @@ pub(super) fn round<'b>(number: u64, batches: impl Iterator<Item = &'b Batch> + 
     for (batch, owner, cells) in all.take(ROWS_MAX) {
         tracing::trace!("round {number}: {} {}: {}", batch.table.name, words(owner), counters(batch, cells));
     }
+}
+
+/// How many rows were read of each table.
+fn amounts<'b>(batches: impl Iterator<Item = &'b Batch>) -> String {
+    let amount = |batch: &Batch| match batch.rows().count() {
+        0 => None,
+        1 => Some(format!("1 row of {}", batch.table.name)),
+        rows => Some(format!("{rows} rows of {}", batch.table.name)),
+    };
+    let amounts: Vec<String> = batches.filter_map(amount).collect();
+    if amounts.is_empty() { "nothing read".to_owned() } else { amounts.join(", ") }
 }
 
 fn words(owner: Subject) -> String {
@@ -47,6 +62,8 @@ mod tests {
         cells[met_core::job_table::CPU] = 5;
         let (row, cells) = batch.rows().next().unwrap();
         assert_eq!(words(row.owner), "pid 7");
+        assert_eq!(amounts([&batch].into_iter()), "1 row of job");
+        assert_eq!(amounts([&Batch::new(&met_core::JOB)].into_iter()), "nothing read");
         assert_eq!(
             counters(&batch, cells),
             format!("{}=5", met_core::JOB.columns[met_core::job_table::CPU].name)

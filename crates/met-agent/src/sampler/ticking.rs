@@ -126,7 +126,7 @@ impl Sampler {
         let gpus_are_due = self.gpus.pace.is_due(now_ns);
         self.runner.hold((!gpus_are_due).then_some(&card::TABLE));
         self.read(&TickInfo { slow, cgroups_only, partial: !reads_all });
-        logging::round(self.schedule.ticks, self.runner.batches().iter());
+        logging::round(self.runner.batches().iter());
         let meets_strangers = self.gpus.meets_strangers(self.runner.batches(), &self.membership.map);
         if meets_strangers && self.membership.listed_ns < now_ns {
             self.list_members(now_ns);

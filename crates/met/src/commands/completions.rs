@@ -9,7 +9,8 @@ use anyhow::Result;
 use clap::CommandFactory;
 use clap::builder::PossibleValuesParser;
 use clap_complete::Shell;
-use met_core::job::State;
+use met_core::job::{LOCAL, Record, State};
+use met_core::managers;
 
 use crate::cli::{Cli, CompletionsArgs};
 use crate::output;
@@ -25,7 +26,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const JOBS_MAX: usize = 200;
 
 /// Commands that take a job, for shells that need to know.
-const OF_JOBS: &str = "show export ps logs wait cancel rm detach";
+const OF_JOBS: &str = "show export ps logs rm";
+
+/// Those that take one that has not ended.
+const OF_LIVE: &str = "wait cancel detach";
 
 pub fn completions(args: &CompletionsArgs) -> Result<i32> {
     // Written by it directly, an error of standard output would be a panic.
@@ -39,19 +43,40 @@ pub fn completions(args: &CompletionsArgs) -> Result<i32> {
 /// As it is completed: states are words of a list, although several may be joined by commas.
 fn grammar() -> clap::Command {
     let states = || PossibleValuesParser::new(State::ALL.map(State::name));
-    Cli::command().mut_subcommand("list", |list| list.mut_arg("state", |state| state.value_parser(states())))
+    let managers = || {
+        let known = managers::MANAGERS.iter().map(|manager| manager.name);
+        PossibleValuesParser::new([LOCAL].into_iter().chain(known).collect::<Vec<_>>())
+    };
+    Cli::command().mut_subcommand("list", |list| {
+        let list = list.mut_arg("state", |state| state.value_parser(states()));
+        list.mut_arg("manager", |manager| manager.value_parser(managers()))
+    })
 }
 
 /// The generated script completes what is known beforehand. Jobs and nodes are asked for.
 fn with_jobs_and_nodes(shell: Shell, script: String) -> String {
     match shell {
-        Shell::Bash => script + &BASH.replace("@JOBS@", &OF_JOBS.replace(' ', "|")),
-        Shell::Fish => script + &FISH.replace("@JOBS@", OF_JOBS),
+        Shell::Bash => {
+            script
+                + &BASH
+                    .replace("@JOBS@", &OF_JOBS.replace(' ', "|"))
+                    .replace("@LIVE@", &OF_LIVE.replace(' ', "|"))
+        }
+        Shell::Fish => script + &FISH.replace("@JOBS@", OF_JOBS).replace("@LIVE@", OF_LIVE),
         Shell::Zsh => {
+            // A command of its own is defined in the lines after its name.
+            let mut jobs = "_met_jobs";
             let asked = |line: &str| {
+                if let Some(command) = line.trim().strip_prefix('(').and_then(|line| line.strip_suffix(')')) {
+                    let is_live = OF_LIVE.split(' ').any(|live| live == command);
+                    jobs = if is_live { "_met_live" } else { "_met_jobs" };
+                }
+                if line.trim_start().starts_with("'--job=") {
+                    return line.replace(":_default'", ":_met_live'");
+                }
                 let place = line.trim_start().trim_start_matches(['\'', ':', '*']);
                 match place.split(" -- ").next() {
-                    Some("job" | "jobs") => line.replace(":_default'", ":_met_jobs'"),
+                    Some("job" | "jobs") => line.replace(":_default'", &format!(":{jobs}'")),
                     Some("node") => line.replace(":_default'", ":_met_nodes'"),
                     _ => line.to_owned(),
                 }
@@ -69,11 +94,15 @@ _met_asked() {
     local cur="${COMP_WORDS[COMP_CWORD]}" word what=""
     [[ "$cur" == -* ]] && return
     case "${COMP_WORDS[COMP_CWORD-1]}" in
-        -c|--config|--server|--signal|--grace|--since) return ;;
+        -c|--config|--server|--signal|--grace|--since|--manager|--state) return ;;
+        --user) COMPREPLY=($(compgen -u -- "$cur")); return ;;
+        --job) what=live ;;
     esac
+    [[ -z "$what" ]] &&
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         case "$word" in
             @JOBS@) what=jobs; break ;;
+            @LIVE@) what=live; break ;;
             node) what=nodes; break ;;
             -*) ;;
             *) break ;;
@@ -90,6 +119,11 @@ _met_jobs() {
     found=(${(f)"$(met __complete jobs 2>/dev/null)"})
     compadd -a found
 }
+_met_live() {
+    local -a found
+    found=(${(f)"$(met __complete live 2>/dev/null)"})
+    compadd -a found
+}
 _met_nodes() {
     local -a found
     found=(${(f)"$(met __complete nodes 2>/dev/null)"})
@@ -99,6 +133,8 @@ _met_nodes() {
 
 const FISH: &str = r#"
 complete -c met -n "__fish_seen_subcommand_from @JOBS@" -f -a "(met __complete jobs 2>/dev/null)"
+complete -c met -n "__fish_seen_subcommand_from @LIVE@" -f -a "(met __complete live 2>/dev/null)"
+complete -c met -n "__fish_seen_subcommand_from configure" -l job -r -f -a "(met __complete live 2>/dev/null)"
 complete -c met -n "__fish_seen_subcommand_from node" -f -a "(met __complete nodes 2>/dev/null)"
 "#;
 
@@ -115,20 +151,18 @@ pub fn complete(arguments: &[OsString]) {
 
 /// A shell expands what it is given to complete: other people's names must not be commands.
 fn is_plain(word: &str) -> bool {
-    let is_harmless = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:@+-".contains(&byte);
+    let is_harmless = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:@+-/".contains(&byte);
     !word.is_empty() && !word.starts_with('-') && word.bytes().all(is_harmless)
 }
 
 fn words(what: &str) -> Result<Vec<String>> {
     let setting = Setting::find(None)?;
     match what {
-        "jobs" => {
-            let filter = JobsFilter { limit: Some(JOBS_MAX), ..JobsFilter::default() };
-            let jobs = AllJobs::open(&setting)?.jobs(&filter)?;
-            let mut names: Vec<String> = jobs.iter().map(|job| job.name.clone()).collect();
-            names.sort();
-            names.dedup();
-            Ok(jobs.iter().map(|job| job.label()).chain(names).chain(["@last".to_owned()]).collect())
+        "jobs" | "live" => {
+            let live = State::ALL.into_iter().filter(|state| what == "live" && state.is_live());
+            let filter =
+                JobsFilter { limit: Some(JOBS_MAX), states: live.collect(), ..JobsFilter::default() };
+            Ok(references(&AllJobs::open(&setting)?.jobs(&filter)?))
         }
         "nodes" => {
             let server = std::env::var("MET_SERVER").ok().filter(|url| !url.is_empty());
@@ -142,9 +176,36 @@ fn words(what: &str) -> Result<Vec<String>> {
     }
 }
 
+/// What can be typed for these jobs. A number that several of them have would be refused.
+fn references(jobs: &[Record]) -> Vec<String> {
+    let labels: Vec<String> = jobs.iter().map(Record::label).collect();
+    let count = |label: &String| labels.iter().filter(|other| *other == label).count();
+    let typed = |(job, label): (&Record, &String)| match &job.user {
+        Some(user) if count(label) > 1 => format!("{user}/{label}"),
+        _ => label.clone(),
+    };
+    let mut names: Vec<String> = jobs.iter().map(|job| job.name.clone()).collect();
+    names.sort();
+    names.dedup();
+    let last = (!jobs.is_empty()).then(|| "@last".to_owned());
+    jobs.iter().zip(&labels).map(typed).chain(names).chain(last).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_that_several_users_have_is_offered_with_the_user() {
+        let of = |number, user: &str| Record {
+            user: Some(user.to_owned()),
+            ..met_core::sample::bare(number, "train")
+        };
+        let jobs = [of(7, "alice"), of(7, "bob"), of(8, "bob")];
+        assert_eq!(references(&jobs), ["alice/7", "bob/7", "8", "train", "@last"]);
+        assert_eq!(references(&[]), Vec::<String>::new());
+        assert!(is_plain("alice/7"));
+    }
 
     #[test]
     fn a_name_cannot_be_a_command_of_the_shell() {
@@ -161,12 +222,18 @@ mod tests {
             clap_complete::generate(shell, &mut grammar(), "met", &mut script);
             let script = with_jobs_and_nodes(shell, String::from_utf8(script).unwrap());
             assert!(script.contains("out_of_memory"), "{shell}: {script}");
-            for asked in ["met __complete jobs", "met __complete nodes"] {
+            for asked in ["met __complete jobs", "met __complete live", "met __complete nodes"] {
                 let is_there = script.contains(asked) || script.contains("met __complete \"$what\"");
                 assert!(is_there, "{shell}: {script}");
             }
             if shell == Shell::Zsh {
                 assert!(script.contains(":_met_jobs'") && script.contains(":_met_nodes'"), "{script}");
+                let of_cancel = script.split("\n(cancel)\n").nth(1).unwrap();
+                let of_cancel = of_cancel.split("\n;;").next().unwrap();
+                assert!(
+                    of_cancel.contains(":_met_live'") && !of_cancel.contains(":_met_jobs'"),
+                    "{of_cancel}"
+                );
             }
         }
     }
@@ -179,7 +246,7 @@ mod tests {
         let cli = Cli::command();
         let mut taking: Vec<&str> =
             cli.get_subcommands().filter(takes_job).map(|command| command.get_name()).collect();
-        let mut named: Vec<&str> = OF_JOBS.split(' ').collect();
+        let mut named: Vec<&str> = OF_JOBS.split(' ').chain(OF_LIVE.split(' ')).collect();
         taking.sort_unstable();
         named.sort_unstable();
         assert_eq!(taking, named);

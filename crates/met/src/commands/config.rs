@@ -9,6 +9,7 @@ use met_query::protocol::{ConfigFile, InForce};
 use met_query::setting::Setting;
 
 use crate::cli::ConfigArgs;
+use crate::commands::configure;
 use crate::output;
 use crate::view::manual;
 
@@ -65,10 +66,9 @@ fn row(Current { name, value, line }: Current, file: &ConfigFile, held: Option<&
     let mut value = if value.is_empty() { "-".to_owned() } else { value };
     if let Some(held) = held {
         let live = match name.as_str() {
-            "sampling.interval" => held
-                .intervals
-                .first()
-                .map(|held| (format!("{}s", held.value.as_secs_f64()), held.whence.clone())),
+            "sampling.interval" => {
+                held.intervals.first().map(|held| (configure::interval(held.value), held.whence.clone()))
+            }
             "perf.events" => held.events.first().map(|held| (held.value.join(","), held.whence.clone())),
             _ => None,
         };
@@ -111,7 +111,7 @@ mod tests {
         };
         assert_eq!(
             row("sampling.interval", "5s", Some(2)),
-            "sampling.interval | 0.25s | temporary until the daemon ends"
+            "sampling.interval | 250ms | temporary until the daemon ends"
         );
         assert_eq!(row("perf.events", "", None), "perf.events | - | default");
         assert_eq!(

@@ -9,6 +9,7 @@ use met_jobs::cgroup_layouts::Layout;
 
 use crate::cli::ConfigureArgs;
 use crate::output;
+use crate::view::{Style, text};
 use met_config::Failure;
 use met_query::client::unanswered;
 use met_query::jobs::JobRef;
@@ -33,7 +34,8 @@ pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
     if let Some(note) = &held.note {
         tracing::warn!("{note}");
     }
-    write!(output::stdout(), "{}", Shown(&held))?;
+    let mut stdout = output::stdout();
+    stdout.write_all(shown(&held, &stdout.style()).as_bytes())?;
     Ok(0)
 }
 
@@ -58,51 +60,62 @@ fn request(args: &ConfigureArgs, own: &[Layout]) -> Result<Request> {
     })
 }
 
-struct Shown<'a>(&'a InForce);
+/// What holds, what will when that ends, and what holds in single jobs; one row for each.
+fn shown(held: &InForce, style: &Style) -> String {
+    let InForce { intervals, ladder, events, events_in_jobs, note, .. } = held;
+    let every = |held: &Held<Duration>| match ladder {
+        Some(ladder) if !held.whence.is_temporary() => ladder.clone(),
+        _ => interval(held.value),
+    };
+    let list = |names: &Vec<String>| match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(","),
+    };
+    let mut rows = vec![
+        row("sampling.interval", intervals, every),
+        row("perf.events", events, |held| list(&held.value)),
+    ];
+    for held in events_in_jobs {
+        let job = match &held.whence {
+            Whence::Job(Some(job)) => format!("job {job}"),
+            _ => "a job".to_owned(),
+        };
+        // Whether they are counted there is in the note, which comes first.
+        let how = if note.is_some() { "requested in" } else { "in" };
+        rows.push(["perf.events".to_owned(), list(&held.value), format!("{how} {job}, until it ends")]);
+    }
+    let width = |column: usize| rows.iter().map(|row| text::width(&row[column])).max().unwrap_or(0);
+    let (name, value) = (width(0), width(1));
+    let line = |row: &[String; 3]| {
+        let line = format!("{:<name$}  {:<value$}  {}", row[0], row[1], row[2]);
+        text::hanging(&line, name + 2, style)
+    };
+    rows.iter().map(line).collect()
+}
 
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let InForce { intervals, ladder, events, events_in_jobs, .. } = self.0;
-        let interval = |held: &Held<Duration>| match ladder {
-            Some(ladder) if !held.whence.is_temporary() => ladder.clone(),
-            _ => format!("{}s", held.value.as_secs_f64()),
-        };
-        line(out, "sampling.interval", intervals, interval)?;
-        let list = |names: &Vec<String>| match names.is_empty() {
-            true => "none".to_owned(),
-            false => names.join(","),
-        };
-        line(out, "perf.events", events, |held| list(&held.value))?;
-        for held in events_in_jobs {
-            let job = match &held.whence {
-                Whence::Job(Some(job)) => format!("job {job}"),
-                _ => "a job".to_owned(),
-            };
-            // Whether they are counted there is in the note, which comes first.
-            let how = if self.0.note.is_some() { "requested in" } else { "in" };
-            writeln!(out, "{:<18} {}  {how} {job}, until it ends", "perf.events", list(&held.value))?;
-        }
-        Ok(())
+/// As people write it: 100ms, 1.5s.
+pub fn interval(value: Duration) -> String {
+    match value.as_secs_f64() {
+        seconds if seconds < 1.0 => format!("{}ms", value.as_secs_f64() * 1e3),
+        seconds => format!("{seconds}s"),
     }
 }
 
-/// What holds, and what will when that ends.
-fn line<T>(
-    out: &mut fmt::Formatter<'_>,
-    key: &str,
-    held: &[Held<T>],
-    text: impl Fn(&Held<T>) -> String,
-) -> fmt::Result {
+/// A key, its value, and where that comes from and what follows when it ends.
+fn row<T>(key: &str, held: &[Held<T>], text: impl Fn(&Held<T>) -> String) -> [String; 3] {
+    let mut row = [key.to_owned(), String::new(), String::new()];
     for (index, held) in held.iter().enumerate() {
-        let then = if index == 0 { "" } else { ", then " };
-        let key = if index == 0 { format!("{key:<18} ") } else { String::new() };
-        write!(out, "{key}{then}{}  {}", text(held), held.whence)?;
+        if index == 0 {
+            (row[1], row[2]) = (text(held), held.whence.to_string());
+        } else {
+            row[2] += &format!(", then {} ({})", text(held), held.whence);
+        }
         // Whatever is below a change that nothing ends is not reached.
         if !matches!(held.whence, Whence::Job(_)) {
             break;
         }
     }
-    writeln!(out)
+    row
 }
 
 #[cfg(test)]
@@ -133,16 +146,18 @@ mod tests {
             note: None,
         };
         expect![[r"
-            sampling.interval  0.25s  temporary until a job ends, then 1.5s  temporary until job slurm:12 ends, then 5s  /etc/met/met.yaml
+            sampling.interval  250ms                 temporary until a job ends, then 1.5s (temporary until job slurm:12 ends), then 5s (/etc/met/met.yaml)
             perf.events        cache_ll,page_faults  temporary until the daemon ends
-            perf.events        task_clock  in job slurm:12, until it ends
+            perf.events        task_clock            in job slurm:12, until it ends
         "]]
-        .assert_eq(&Shown(&held).to_string());
+        .assert_eq(&shown(&held, &Style::plain()));
+        let narrow = shown(&held, &Style { width: Some(60), ..Style::plain() });
+        assert!(narrow.lines().all(|line| text::width(line) <= 60), "{narrow}");
     }
 
     #[test]
     fn intervals_by_age_are_shown_until_one_is_set_for_all() {
-        let shown = |whence: Whence| {
+        let first_line = |whence: Whence| {
             let held = InForce {
                 file: None,
                 after_restart: Vec::new(),
@@ -157,13 +172,13 @@ mod tests {
                 events_in_jobs: Vec::new(),
                 note: None,
             };
-            Shown(&held).to_string().lines().next().unwrap_or_default().to_owned()
+            shown(&held, &Style::plain()).lines().next().unwrap_or_default().to_owned()
         };
         assert_eq!(
-            shown(Whence::Job(None)),
-            "sampling.interval  5s  temporary until a job ends, then 1s, 10s after 5m  default"
+            first_line(Whence::Job(None)),
+            "sampling.interval  5s    temporary until a job ends, then 1s, 10s after 5m (default)"
         );
-        assert_eq!(shown(Whence::Default), "sampling.interval  1s, 10s after 5m  default");
+        assert_eq!(first_line(Whence::Default), "sampling.interval  1s, 10s after 5m  default");
     }
 
     #[test]

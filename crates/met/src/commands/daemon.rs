@@ -244,7 +244,10 @@ mod tests {
             idle: Vec::new(),
             forward: None,
             sinks: Vec::new(),
-            http: Some(HttpStatus { listening: Vec::new(), refused: Some("0.0.0.0:1 can be reached by others".into()) }),
+            http: Some(HttpStatus {
+                listening: Vec::new(),
+                refused: Some("0.0.0.0:1 can be reached by others".into()),
+            }),
         };
         expect![[r"
             Daemon 0.1.0 (pid 7) for this user, state in

@@ -156,6 +156,10 @@ fn show(setting: &Setting) -> Result<i32> {
         writeln!(stdout, "{}  now, {}", units::grams_per_kwh(now.mg_per_kwh as f64 / 1e3), now.source)?;
     }
     let zone = view::local_zone();
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root && !stored.is_empty() && setting.system_daemon().is_some() {
+        writeln!(stdout, "In your own store, which counts while no system daemon runs:")?;
+    }
     for factor in stored.iter().rev().take(SHOWN) {
         let since = units::time(factor.since_ns, &zone);
         let grams = units::grams_per_kwh(factor.mg_per_kwh as f64 / 1e3);

@@ -199,7 +199,10 @@ mod tests {
         "#]]
         .assert_eq(&lines(&findings(), true, &style).replace('\x1b', "^"));
         let causes = findings().map(|finding| finding.health.cause());
-        assert_eq!(causes, [Some("absent"), None, None, Some("absent"), Some("absent"), Some("denied"), Some("broken")]);
+        assert_eq!(
+            causes,
+            [Some("absent"), None, None, Some("absent"), Some("absent"), Some("denied"), Some("broken")]
+        );
     }
 
     #[test]

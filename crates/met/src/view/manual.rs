@@ -135,9 +135,13 @@ mod tests {
         let keys = markdown.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
         let mut count = 0;
         for key in keys {
-            assert!(drawn.lines().any(|line| line.starts_with(&format!("{key}  "))), "{key}");
+            let is_its = |line: &str| line == key || line.starts_with(&format!("{key}  "));
+            assert!(drawn.lines().any(is_its), "{key}");
             count += 1;
         }
+        let narrow = page(&markdown, &Style { width: Some(60), ..Style::plain() });
+        let long = |line: &&str| text::width(line) > 60 && line.trim_start().contains(' ');
+        assert_eq!(narrow.lines().find(long), None);
         assert!(count > 50);
     }
 }

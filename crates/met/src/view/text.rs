@@ -146,8 +146,9 @@ mod tests {
     #[test]
     fn a_long_line_goes_on_indented_and_no_word_is_broken() {
         let style = Style { width: Some(40), ..Style::plain() };
-        let drawn = hanging("  http: not listening: 0.0.0.0:19518 can be reached by other machines", 4, &style);
-        assert_eq!(drawn, "  http: not listening: 0.0.0.0:19518 can\n    be reached by other machines\n");
+        let drawn =
+            hanging("  http: not listening: 0.0.0.0:19518 can be reached by other machines", 4, &style);
+        assert_eq!(drawn, "  http: not listening: 0.0.0.0:19518\n    can be reached by other machines\n");
         assert_eq!(hanging("a b", 4, &Style::plain()), "a b\n");
     }
 
