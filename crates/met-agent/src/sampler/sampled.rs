@@ -338,6 +338,7 @@ fn doubt_needed_memory(totals: &mut Totals, course: &Course) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use met_core::provenance::Provenance;
 
     #[test]
     fn a_peak_that_a_sample_raises_is_still_without_those_it_lacked() {
@@ -402,7 +403,7 @@ mod tests {
                 (figure.value, figure.kind, figure.source.to_string())
             })
         };
-        let rusage = Account::Rusage.to_string();
+        let rusage = Provenance::from(Account::Rusage).to_string();
         let [minor, major, calls] = figures(true);
         assert_eq!(minor, (623, Measured, "taskstats".to_owned()));
         assert_eq!((major.1, calls.1), (LowerBound, LowerBound), "sums over the reaped lack somebody");
