@@ -1,6 +1,7 @@
 """What the kernel counts by itself: ends of processes, delays, context switches, perf events."""
 
 import ctypes
+import datetime
 import json
 import os
 import re
@@ -285,3 +286,25 @@ def a_file_that_the_kernel_prints_otherwise_is_counted_by_doctor_and_daemon(worl
     check(re.search(words, finding(world.me, "node")["detail"]), "doctor shows what the daemon counted")
     world.met("cancel", job).ok()
     world.met("wait", job)
+
+
+@test
+def processes_begin_and_end_when_they_did(world):
+    need_taskstats(world)
+    # Kernel clocks that are read by different ways differ by less.
+    room_s = 0.02
+    # Sampled so rarely that most of them are never seen alive.
+    world.configure("sampling:\n  interval: 10s\n")
+    keeper = world.run("sleep", "1000")
+    world.daemon_pid()
+    record = world.run_to_end(*world.workload("lives_in_turn", "lives", 15, 0.12))
+    world.met("cancel", keeper).ok()
+    found = {process["pid"]: process for process in record["processes"]}
+    lives = json.loads(world.read("lives"))
+    at = lambda text: datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    for pid, before, first, last, after in lives:
+        start, end = at(found[pid]["start"]), at(found[pid]["end"])
+        check(before - room_s <= start <= first + room_s, f"start {start}, born between {before} and {first}")
+        check(last - room_s <= end <= after + room_s, f"end {end}, it ended between {last} and {after}")
+    parent = found[found[lives[0][0]]["ppid"]]
+    check(at(parent["end"]) >= lives[-1][4] - room_s, f"the parent ended after {lives[-1][4]}: {parent}")

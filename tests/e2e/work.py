@@ -66,6 +66,25 @@ def in_turn(path, count, seconds, children="reaped"):
     report(path, used())
 
 
+def lives_in_turn(path, count, seconds):
+    """Processes one after another; for each its pid, when it surely lived first and last, and when it was over."""
+    def live():
+        first = time.time()
+        burn(float(seconds))
+        with open(path + ".life", "w") as file:
+            file.write(f"{first} {time.time()}")
+
+    lives = []
+    for _ in range(int(count)):
+        before = time.time()
+        pid = in_child(live)
+        os.waitpid(pid, 0)
+        with open(path + ".life") as file:
+            lives.append([pid, before, *map(float, file.read().split()), time.time()])
+    with open(path, "w") as file:
+        json.dump(lives, file)
+
+
 def daemonized(path, seconds, ready):
     """A grandchild in a session of its own, which burns, reports and stays."""
     def grandchild():

@@ -152,14 +152,17 @@ impl LargestProcesses {
                 && start_ns.abs_diff(begin_ns) <= BEGIN_DOUBT_NS.unsigned_abs()
         };
         let mut held = self.held.iter_mut().find(is_it);
-        let (start_ns, cpu_ns, memory) = held.as_ref().map_or((begin_ns, None, None), |held| {
+        let (start_ns, cpu_ns, memory) = held.as_ref().map_or((None, None, None), |held| {
             let JobProcess { start_ns, cpu_ns, memory_peak_bytes, .. } = held.process;
-            (start_ns.unwrap_or(begin_ns), cpu_ns, memory_peak_bytes)
+            (start_ns, cpu_ns, memory_peak_bytes)
         });
         let command = name_of(&exit.name);
         // A process may have become another program since the last look.
         let same = held.as_mut().filter(|held| held.process.command == command);
         let command_line = same.map(|held| take(&mut held.process.command_line));
+        // The kernel rounds the beginning in a record to a second; how long the process lived is exact.
+        let by_end_ns = exit.received_ns.map(|received_ns| received_ns.saturating_sub(exit.elapsed_ns));
+        let start_ns = exit.begin_ns.or(start_ns).or(by_end_ns).unwrap_or(begin_ns);
         let process = JobProcess {
             pid: exit.pid,
             ppid: Some(exit.parent_pid),
@@ -342,6 +345,28 @@ mod tests {
             words(&all.list()[0])
         };
         assert_eq!((end_as("make").as_str(), end_as("sh").as_str()), ("makeall", ""));
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_when_it_ended_though_its_record_rounds_its_beginning() {
+        const MS: i64 = 1_000_000;
+        let mut all = LargestProcesses::default();
+        let of = |pid: u32, begin_ns: Option<i64>, elapsed_ms: i64| Exit {
+            begin_ns,
+            received_ns: Some(22_400 * MS),
+            elapsed_ns: elapsed_ms * MS,
+            ..exit(pid, 22, 100 - i64::from(pid))
+        };
+        // A parent that was seen alive, a child whose birth was reported, and one of which only the end is known.
+        all.see(id(5), 21_990 * MS, seen(1, 1, 1));
+        all.end(&of(5, Some(21_993 * MS), 400));
+        all.end(&of(6, Some(22_132 * MS), 37));
+        all.end(&of(7, None, 50));
+        all.see(id(8), 22_010 * MS, seen(1, 1, 1));
+        all.end(&of(8, None, 60));
+        let times: Vec<_> =
+            all.list().iter().map(|one| [one.start_ns, one.end_ns].map(|ns| ns.unwrap() / MS)).collect();
+        assert_eq!(times, [[21_993, 22_393], [22_132, 22_169], [22_350, 22_400], [22_010, 22_070]]);
     }
 
     #[test]

@@ -64,6 +64,10 @@ pub struct Exit {
     pub uid: u32,
     /// Unix seconds.
     pub begin_s: i64,
+    /// Unix nanoseconds, where its birth was reported.
+    pub begin_ns: Option<i64>,
+    /// Unix nanoseconds when its end was received, a little after it.
+    pub received_ns: Option<i64>,
     pub elapsed_ns: i64,
     pub exit_code: u32,
     pub name: [u8; 16],

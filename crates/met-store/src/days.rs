@@ -12,6 +12,7 @@ use rusqlite::{Connection, ErrorCode};
 
 use crate::day;
 use crate::error::StoreError;
+use crate::query::keep_writers_away;
 use crate::schema::{SERIES, Sharing, give_back, move_aside, open_for_writing, open_shared_or_alone};
 use crate::series::{self, Series, Usage};
 use crate::thinning::{self, Position};
@@ -26,11 +27,26 @@ pub(crate) struct DayFiles {
     sharing: Sharing,
     /// Days the writer has open: on a network file system no second connection gets in.
     open_days: RefCell<Vec<(i64, Connection)>>,
+    /// Days whose file cannot be read and for which that was reported.
+    reported: RefCell<BTreeSet<i64>>,
+}
+
+/// The files of samples that cannot be read, each with the reason.
+pub fn unreadable_days(state: &Path) -> Vec<String> {
+    let guard = keep_writers_away(state);
+    let sharing = if guard.is_some() { Sharing::Alone } else { Sharing::Shared };
+    let unreadable = |day: i64| {
+        let path = series::path_of(state, day);
+        let why = open_shared_or_alone(&path, &SERIES, sharing).err()?.unusable_file()?;
+        Some(format!("{}: {why}", path.display()))
+    };
+    series::days(state).unwrap_or_default().into_iter().filter_map(unreadable).collect()
 }
 
 impl DayFiles {
     pub fn new(state: &Path, is_network: bool, sharing: Sharing) -> DayFiles {
-        DayFiles { state: state.to_path_buf(), is_network, sharing, open_days: RefCell::default() }
+        let (open_days, reported) = Default::default();
+        DayFiles { state: state.to_path_buf(), is_network, sharing, open_days, reported }
     }
 
     /// Adds what is of one day, in one transaction.
@@ -99,19 +115,42 @@ impl DayFiles {
         day: i64,
         ask: impl FnOnce(&Connection) -> rusqlite::Result<()>,
     ) -> Result<(), StoreError> {
-        let path = series::path_of(&self.state, day);
-        let open_days = self.open_days.borrow();
-        let result = match open_days.iter().find(|(open, _)| *open == day) {
-            Some((_, connection)) => ask(connection).map_err(StoreError::database(&path)),
-            None => match open_shared_or_alone(&path, &SERIES, self.sharing) {
-                Ok(Some(connection)) => ask(&connection).map_err(StoreError::database(&path)),
-                Ok(None) => Ok(()),
-                Err(error) => Err(error),
-            },
-        };
-        match result {
+        match self.query_day(day, ask) {
             Err(StoreError::Damaged { .. }) => Ok(()),
             result => result,
+        }
+    }
+
+    /// Reads samples from the file of a day. One that cannot be read is skipped and reported once: it hides no other
+    /// day.
+    fn read_day(
+        &self,
+        day: i64,
+        ask: impl FnOnce(&Connection) -> rusqlite::Result<()>,
+    ) -> Result<(), StoreError> {
+        let Err(error) = self.query_day(day, ask) else { return Ok(()) };
+        let Some(why) = error.unusable_file() else { return Err(error) };
+        if self.reported.borrow_mut().insert(day) {
+            let path = series::path_of(&self.state, day);
+            let (day, path) = (day::name(day), path.display());
+            tracing::warn!("samples of {day} are skipped: {path}: {why}; see `met doctor`");
+        }
+        Ok(())
+    }
+
+    fn query_day(
+        &self,
+        day: i64,
+        ask: impl FnOnce(&Connection) -> rusqlite::Result<()>,
+    ) -> Result<(), StoreError> {
+        let path = series::path_of(&self.state, day);
+        let open_days = self.open_days.borrow();
+        match open_days.iter().find(|(open, _)| *open == day) {
+            Some((_, connection)) => ask(connection).map_err(StoreError::database(&path)),
+            None => match open_shared_or_alone(&path, &SERIES, self.sharing)? {
+                Some(connection) => ask(&connection).map_err(StoreError::database(&path)),
+                None => Ok(()),
+            },
         }
     }
 
@@ -157,7 +196,7 @@ impl Series for DayFiles {
     ) -> Result<Course, StoreError> {
         let mut blocks = Vec::new();
         for day in self.days_between(days)? {
-            self.ask_day(day, |connection| series::blocks(connection, key, table, span_ms, &mut blocks))?;
+            self.read_day(day, |connection| series::blocks(connection, key, table, span_ms, &mut blocks))?;
         }
         let mut course = Course::new(table);
         let samples = blocks.iter().map(|block| block.samples).sum();
@@ -179,7 +218,7 @@ impl Series for DayFiles {
     ) -> Result<BTreeSet<(String, String)>, StoreError> {
         let mut found = BTreeSet::new();
         for day in self.days_between(days)? {
-            self.ask_day(day, |connection| series::node_parts(connection, node, &mut found))?;
+            self.read_day(day, |connection| series::node_parts(connection, node, &mut found))?;
         }
         Ok(found)
     }

@@ -58,6 +58,28 @@ impl StoreError {
         }
     }
 
+    /// Why one file cannot be used, without its name; `None` where it may be usable a moment later.
+    pub(crate) fn unusable_file(&self) -> Option<String> {
+        match self {
+            StoreError::Damaged { what, .. } => Some(format!("damaged: {what}")),
+            StoreError::NotAFile { kind, .. } => Some(format!("a {kind}, not a regular file")),
+            StoreError::Newer { found, .. } => {
+                Some(format!("written by a newer version of met (schema {found})"))
+            }
+            StoreError::Io { error, .. } => Some(error.to_string()),
+            StoreError::Database { error, .. } => match error.sqlite_error_code() {
+                Some(
+                    ErrorCode::CannotOpen
+                    | ErrorCode::PermissionDenied
+                    | ErrorCode::ReadOnly
+                    | ErrorCode::SystemIoFailure,
+                ) => Some(error.to_string()),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> StoreError + '_ {
         move |error| StoreError::Io { path: path.to_path_buf(), error }
     }

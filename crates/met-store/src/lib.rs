@@ -43,6 +43,7 @@ mod thinning;
 
 pub use backends::{Backends, Credentials, Engine, PostgresServer, Secret};
 pub use check::{Checked, check};
+pub use days::unreadable_days;
 pub use device::{Allocation, Device, device_on};
 pub use error::StoreError;
 pub use met_wire::{block, column};

@@ -492,6 +492,29 @@ fn a_damaged_day_costs_that_day_only() {
 }
 
 #[test]
+fn a_day_whose_file_cannot_be_read_hides_no_other_day_and_is_named() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let record = running(1, MIDNIGHT_S - 100);
+    writer.put(&record).unwrap();
+    writer.append_course(&record.key, &course((MIDNIGHT_S - 100) * 1000, 1000, 200)).unwrap();
+    drop(writer);
+    assert!(crate::unreadable_days(state.path()).is_empty());
+    let path = series::path_of(state.path(), day::of_ms(MIDNIGHT_S * 1000));
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    let reader = Reader::open(state.path()).unwrap();
+    assert_eq!(reader.course(&record.key).unwrap().len(), 100);
+    let [unreadable] = &crate::unreadable_days(state.path())[..] else { panic!("one file") };
+    assert!(unreadable.contains("a directory, not a regular file"), "{unreadable}");
+    // A file of a newer version.
+    fs::remove_dir(&path).unwrap();
+    drop(crate::schema::open_for_writing(&path, &crate::schema::SERIES, false).unwrap());
+    Connection::open(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
+    assert_eq!(reader.course(&record.key).unwrap().len(), 100);
+}
+
+#[test]
 fn a_store_of_a_newer_version_is_left_untouched() {
     let state = state();
     drop(Writer::open(state.path()).unwrap());

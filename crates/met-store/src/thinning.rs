@@ -127,7 +127,7 @@ impl Position {
             .collect::<Result<_>>()?;
         let (mut thinner, mut thinned, mut read) =
             (Thinner::new(table, self.step_ms), Vec::new(), Vec::new());
-        let (mut samples, mut left) = (0, 0);
+        let (mut samples, mut left, mut bytes) = (0, 0, 0);
         let mut last_ms = i64::MIN;
         for key in keys {
             let data: Vec<u8> = connection
@@ -141,6 +141,7 @@ impl Position {
             }
             last_ms = course.times_ms.last().copied().unwrap_or(last_ms);
             samples += course.len();
+            bytes += data.len();
             thinner.push(&course);
             read.push(key);
             if thinner.out_len() >= BLOCK_SAMPLES_MAX {
@@ -148,7 +149,9 @@ impl Position {
             }
         }
         left += pack(&thinner.finish(), &mut thinned);
-        if left >= samples {
+        // The lowest, mean and highest in between take more room than a few samples save.
+        let bytes_left: usize = thinned.iter().map(|(_, _, data)| data.len()).sum();
+        if left >= samples || bytes_left >= bytes {
             return Ok(());
         }
         for key in read {

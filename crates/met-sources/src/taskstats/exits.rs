@@ -272,8 +272,9 @@ impl Ears {
             }
         }
         messages += self.hear_births();
+        let now = Now { monotonic_ns: clock::monotonic_ns(), unix_ns: clock::realtime_ns() };
         for (record, whole) in &ended {
-            self.end(record, *whole);
+            self.end(record, *whole, now);
         }
         ended.clear();
         self.ended = ended;
@@ -319,14 +320,17 @@ impl Ears {
         messages
     }
 
-    fn end(&mut self, record: &Record, whole: bool) {
+    fn end(&mut self, record: &Record, whole: bool, now: Now) {
         let pid = self.threads.process_of(record);
-        let exit = exit_of(record, pid, self.tick_ns, self.delays);
+        let mut exit = exit_of(record, pid, self.tick_ns, self.delays);
         let is_last = record.last_of_group.unwrap_or(whole || record.tid == pid);
         let ended = match is_last {
             true => {
+                exit = self.threads.whole(exit);
+                exit.begin_ns = self.threads.birth_of(&exit, now);
+                exit.received_ns = Some(now.unix_ns);
                 self.news.ends.len() < KEPT_MAX && {
-                    self.news.ends.push(self.threads.whole(exit));
+                    self.news.ends.push(exit);
                     true
                 }
             }
@@ -334,6 +338,13 @@ impl Ears {
         };
         self.news.losses += u64::from(!ended);
     }
+}
+
+/// One moment on two clocks.
+#[derive(Clone, Copy, Debug)]
+struct Now {
+    monotonic_ns: i64,
+    unix_ns: i64,
 }
 
 /// What is known of threads until their processes end.
@@ -344,6 +355,8 @@ struct Threads {
     /// Processes of threads, for kernels whose records do not say.
     processes: HashMap<u32, u32>,
     records_say_process: bool,
+    /// When processes were born, on the monotonic clock.
+    births_ns: HashMap<u32, i64>,
 }
 
 impl Threads {
@@ -351,6 +364,9 @@ impl Threads {
     /// to have ended. Returns how much was lost.
     fn born(&mut self, birth: &Birth) -> u64 {
         if birth.tid == birth.pid {
+            if self.births_ns.len() < KEPT_MAX || self.births_ns.contains_key(&birth.pid) {
+                self.births_ns.insert(birth.pid, birth.monotonic_ns);
+            }
             let parted = self.parted.remove(&birth.pid).is_some();
             return u64::from(self.processes.remove(&birth.pid).is_some() || parted);
         }
@@ -381,6 +397,16 @@ impl Threads {
         has_room
     }
 
+    /// When a process began that is over. A birth after that is of the next process with its number.
+    fn birth_of(&mut self, exit: &Exit, now: Now) -> Option<i64> {
+        let birth_ns = *self.births_ns.get(&exit.pid)?;
+        if birth_ns.saturating_add(exit.elapsed_ns) > now.monotonic_ns {
+            return None;
+        }
+        self.births_ns.remove(&exit.pid);
+        Some(birth_ns.saturating_add(now.unix_ns - now.monotonic_ns))
+    }
+
     /// The process whose last thread this is.
     fn whole(&mut self, mut last: Exit) -> Exit {
         if let Some(parted) = self.parted.remove(&last.pid) {
@@ -401,6 +427,7 @@ struct Birth {
     parent_pid: u32,
     tid: u32,
     pid: u32,
+    monotonic_ns: i64,
 }
 
 /// A connector's message: 20 bytes of its own, then the event.
@@ -409,7 +436,10 @@ fn birth_of(body: &[u8]) -> Option<Birth> {
     let length = usize::from(u16_at(body, 16)?);
     let event = body.get(EVENT..EVENT.checked_add(length)?)?;
     (u32_at(event, 0)? == BIRTH).then_some(())?;
-    Some(Birth { parent_pid: u32_at(event, 20)?, tid: u32_at(event, 24)?, pid: u32_at(event, 28)? })
+    let time: [u8; 8] = event.get(8..16)?.try_into().ok()?;
+    let monotonic_ns = i64::try_from(u64::from_ne_bytes(time)).unwrap_or(i64::MAX);
+    let [parent_pid, tid, pid] = [u32_at(event, 20)?, u32_at(event, 24)?, u32_at(event, 28)?];
+    Some(Birth { parent_pid, tid, pid, monotonic_ns })
 }
 
 /// For fuzz/.
@@ -477,6 +507,8 @@ fn exit_of(record: &Record, pid: u32, tick_ns: i64, delays: bool) -> Exit {
         parent_pid: record.parent_pid,
         uid: record.uid,
         begin_s: record.begin_s,
+        begin_ns: None,
+        received_ns: None,
         elapsed_ns: known(record.elapsed_us).saturating_mul(1000),
         exit_code: record.exit_code,
         name: record.name,
@@ -520,7 +552,7 @@ mod tests {
     fn threads_whose_process_was_not_heard_to_end_are_no_part_of_the_next_with_its_number() {
         let thread =
             |pid: u32, cpu_ns: i64| Exit { pid, inherited: [cpu_ns; INHERITED.len()], ..Exit::default() };
-        let birth = |tid: u32, pid: u32| Birth { parent_pid: 1, tid, pid };
+        let birth = |tid: u32, pid: u32| Birth { parent_pid: 1, tid, pid, monotonic_ns: 0 };
         let mut threads = Threads::default();
         assert!(threads.part(thread(7, 100)) && threads.part(thread(7, 10)));
         assert_eq!(threads.whole(thread(7, 1)).inherited[0], 111);
@@ -535,6 +567,21 @@ mod tests {
         assert_eq!(lost, 5);
         let record = Record::parse(&bytes(16, 70)).unwrap();
         assert_eq!((threads.process_of(&record), threads.processes.len()), (46_000, 0), "the records say it");
+    }
+
+    #[test]
+    fn a_process_began_at_its_birth_and_not_at_that_of_the_next_with_its_number() {
+        let mut threads = Threads::default();
+        let now = Now { monotonic_ns: 1_000, unix_ns: 5_000 };
+        let exit = |pid: u32| Exit { pid, elapsed_ns: 300, ..Exit::default() };
+        for (pid, monotonic_ns) in [(7, 600), (8, 900)] {
+            threads.born(&Birth { parent_pid: 1, tid: pid, pid, monotonic_ns });
+        }
+        assert_eq!(threads.birth_of(&exit(7), now), Some(4_600));
+        assert_eq!(threads.birth_of(&exit(7), now), None, "it is over");
+        assert_eq!(threads.birth_of(&exit(8), now), None, "born too late to have lived so long");
+        let later = Now { monotonic_ns: 1_500, unix_ns: 5_500 };
+        assert_eq!(threads.birth_of(&exit(8), later), Some(4_900));
     }
 
     #[test]
@@ -553,7 +600,8 @@ mod tests {
         for word in [BIRTH, 0, 5, 5, 100, 100, 101, 101, 0, 0] {
             message.extend(word.to_ne_bytes());
         }
-        assert_eq!(birth_of(&message), Some(Birth { parent_pid: 100, tid: 101, pid: 101 }));
+        let monotonic_ns = (5 << 32) + 5;
+        assert_eq!(birth_of(&message), Some(Birth { parent_pid: 100, tid: 101, pid: 101, monotonic_ns }));
         message[20] = 2;
         assert_eq!(birth_of(&message), None, "an exec is no birth");
     }

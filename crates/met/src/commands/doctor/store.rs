@@ -19,8 +19,20 @@ pub(super) fn store(setting: &Setting) -> Finding {
     let readable = if root { system.as_deref().unwrap_or(&setting.user.state) } else { &setting.user.state };
     match finding.health {
         Health::Broken => finding,
-        _ => damaged(readable).unwrap_or(finding),
+        _ => damaged(readable).or_else(|| unreadable_days(readable)).unwrap_or(finding),
     }
+}
+
+/// Files of samples that cannot be read; the other days can.
+fn unreadable_days(state: &Path) -> Option<Finding> {
+    let unreadable = met_store::unreadable_days(state);
+    let more = unreadable.len().checked_sub(1)?;
+    let detail = match more {
+        0 => format!("samples of one day cannot be read: {}", unreadable[0]),
+        _ => format!("samples of {} days cannot be read: {}; and {more} more", more + 1, unreadable[0]),
+    };
+    let remedy = "move the file away, or chown it to the user of the daemon";
+    Some(of_store(Health::Less, detail).remedied_by(remedy))
 }
 
 fn of_store(health: Health, detail: String) -> Finding {
