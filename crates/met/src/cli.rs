@@ -92,10 +92,10 @@ pub enum Command {
     Show(ShowArgs),
     /// Write jobs and their series to a file for pandas, Polars, DuckDB or R, or for `met show` elsewhere
     #[command(
-        after_help = "Examples:\n  met export 12 -o job.h5                                  one job with all its samples\n  \
-                      met export --since 7d -o jobs.parquet                    a row for each job\n  \
-                      met export 12 --table job -o samples.csv                 a row for each sample\n  \
-                      met export --user ada -o - | gzip > jobs.jsonl.gz        JSON lines"
+        after_help = "Examples:\n  met export 12 -o job.h5                   one job with all its samples\n  \
+                      met export --since 7d -o jobs.parquet     a row for each job\n  \
+                      met export 12 --table job -o samples.csv  a row for each sample\n  \
+                      met export --user ada -o - | jq .totals   JSON lines"
     )]
     Export(ExportArgs),
     /// Import jobs from files of `met export`; they are shown, and never counted, as imported:1, imported:2, …
