@@ -46,12 +46,14 @@ pub(super) fn look(sampler: &mut Sampler) -> NodeNow {
 
 /// Puts what was just read above what is known. Counters do not fall, and those of an attached job have a history.
 fn overlay(shown: &mut [i64], fresh: &[i64], attached: bool) {
-    for ((shown, &fresh), column) in shown.iter_mut().zip(fresh).zip(JOB.columns) {
+    for (index, ((shown, &fresh), column)) in shown.iter_mut().zip(fresh).zip(JOB.columns).enumerate() {
         match column.kind {
             _ if fresh == MISSING => {}
             Kind::Counter if attached => {}
             Kind::Counter => *shown = (*shown).max(fresh),
-            Kind::Gauge => *shown = fresh,
+            // Others may be of some processes only.
+            Kind::Gauge if matches!(index, MEMORY_NEEDED | MEMORY_PEAK) => *shown = fresh,
+            Kind::Gauge => {}
         }
     }
     if shown[MEMORY_NEEDED] != MISSING {
