@@ -6,7 +6,7 @@ from harness import check, equal, eventually, test
 from prometheus import Page, of_job
 
 #: Jobs that end at about the same time, each with processes that live for a moment.
-JOBS = 100
+JOBS = 60
 SHORT = "i=0; while [ $i -lt 15 ]; do /bin/true; i=$((i + 1)); done; sleep 1.5; /bin/true; /bin/true"
 #: Every tenth of a second at first, and hardly ever after half a second.
 STEEP = "sampling:\n  ladder: [100ms, 60s after 500ms]\n"
