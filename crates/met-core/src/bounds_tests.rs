@@ -53,6 +53,7 @@ fn hostile(length: usize) -> Record {
         stdout_file: None,
         stderr_file: None,
         memory_limit: None,
+        entered_late: true,
     });
     record
 }
