@@ -54,7 +54,7 @@ fn hostile(length: usize) -> Record {
         stdout_file: None,
         stderr_file: None,
         memory_limit: None,
-        entered_late: false,
+        entered_late: true,
     });
     record
 }

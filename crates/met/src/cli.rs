@@ -64,8 +64,8 @@ fn parsed<T: Args>(words: &[OsString]) -> Option<T> {
     T::from_arg_matches(&matches).ok()
 }
 
-/// Whether these arguments start a job in the background, as far as a glance tells: with options before its name the
-/// command is not recognised.
+/// Whether these arguments start a job in the background, unless options come before the name of the
+/// command.
 pub fn starts_job(arguments: &[OsString]) -> bool {
     arguments.len() > 2 && arguments[1] == "run"
 }

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -15,7 +16,7 @@ use crate::output;
 use met_agent::earlier_output::{self, Moved};
 use met_agent::launch::{self, Draft, Surroundings};
 use met_agent::standby::Standby;
-use met_agent::supervise::Notice;
+use met_agent::supervise::{Assignment, Notice};
 use met_config::Failure;
 use met_host::trusted;
 use met_query::jobs;
@@ -63,10 +64,7 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
     let left = outputs.left.clone();
     let (stdout, stderr) = outputs.into_files()?;
     let surroundings = Surroundings { cwd, stdout, stderr };
-    let mut channel = match standby.filter(|_| Standby::has(&args.command)) {
-        Some(standby) => standby.start(assignment, &program, args.command.len(), surroundings)?,
-        None => launch::exec_supervisor(&assignment, program.as_os_str(), &args.command, surroundings)?,
-    };
+    let mut channel = supervise(standby, assignment, &program, &args.command, surroundings)?;
     loop {
         match protocol::read_frame(&mut channel).context("the supervisor died before it started the job")? {
             Notice::Started(record) => {
@@ -92,6 +90,20 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
                 bail!("cannot start the job: {message}")
             }
         }
+    }
+}
+
+/// By the supervisor that was forked in advance, if it has this command.
+fn supervise(
+    standby: Option<Standby>,
+    assignment: Assignment,
+    program: &Path,
+    command: &[OsString],
+    surroundings: Surroundings,
+) -> Result<UnixStream> {
+    match standby.filter(|_| Standby::has(command)) {
+        Some(standby) => standby.start(assignment, program, command.len(), surroundings),
+        None => launch::exec_supervisor(&assignment, program.as_os_str(), command, surroundings),
     }
 }
 
