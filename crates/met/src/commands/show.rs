@@ -4,7 +4,6 @@ use std::io::Write;
 
 use anyhow::Result;
 use met_core::event;
-use met_core::job_table::CORES_PEAK;
 use met_core::series::Course;
 
 use crate::cli::ShowArgs;
@@ -43,8 +42,7 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
     }
     let course = all.course(&record.key)?;
     let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.interval);
-    let cores_peak = record.totals.get(CORES_PEAK).map(|thousandths| thousandths as f64 / 1000.0);
-    let plot = view::plot::course(&course, gap_ms, cores_peak, &style);
+    let plot = view::plot::course(&course, gap_ms, &view::plot::Known::of(&record, now_ns), &style);
     if !plot.is_empty() {
         write!(stdout, "\n{plot}")?;
     }

@@ -356,7 +356,12 @@ fn job_course() -> Course {
 
 #[test]
 fn cards_over_time() {
-    let drawn = plot::course(&job_course(), 10_000, None, &Style { width: Some(60), ..Style::plain() });
+    let drawn = plot::course(
+        &job_course(),
+        10_000,
+        &plot::Known::default(),
+        &Style { width: Some(60), ..Style::plain() },
+    );
     expect![[r#"
         60 columns
                      GPU use, in GPUs, peak 1.70
@@ -435,7 +440,8 @@ fn cards_are_not_drawn_through_a_time_in_which_nobody_looked() {
         (cells[column::GPU_POWER], cells[column::CPU]) = (400_000, second * SECOND_NS);
         course.push(second * 1000, &cells);
     }
-    let drawn = plot::course(&course, 25_000, None, &Style { width: Some(60), ..Style::plain() });
+    let drawn =
+        plot::course(&course, 25_000, &plot::Known::default(), &Style { width: Some(60), ..Style::plain() });
     let axis = |title: &str| {
         let below = drawn.lines().skip_while(|line| !line.contains(title));
         below.take(6).last().unwrap_or_default().trim_end().to_owned()
