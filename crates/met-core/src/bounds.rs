@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::job::{
     CgroupPaths, EventCount, GpuUse, JobKey, Local, Part, Record, Resources, Scheduling, Totals,
 };
-use crate::job_processes::{JobProcess, LARGEST_MAX};
+use crate::job_processes::{self, JobProcess, LARGEST_MAX};
 
 /// The whole command line.
 pub const COMMAND_BYTES_MAX: usize = 4 << 10;
@@ -56,7 +56,7 @@ pub fn bound(record: &mut Record) {
     record.processes.truncate(LARGEST_MAX);
     for process in &mut record.processes {
         let words = std::mem::take(&mut process.command_line);
-        process.set_command_line(words);
+        job_processes::set_command_line(process, words);
         let JobProcess { user, command, node, .. } = process;
         [user, node].into_iter().flatten().for_each(|text| cut(text, WORD_BYTES_MAX));
         cut(command, WORD_BYTES_MAX);

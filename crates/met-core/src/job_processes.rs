@@ -55,30 +55,28 @@ pub struct JobProcess {
     pub node: Option<String>,
 }
 
-impl JobProcess {
-    /// Whether its figures are those of its end. Those of a look are the least they can be.
-    pub fn is_complete(&self) -> bool {
-        self.end_ns.is_some()
-    }
+/// Whether its figures are those of its end. Those of a look are the least they can be.
+pub fn is_complete(process: &JobProcess) -> bool {
+    process.end_ns.is_some()
+}
 
-    /// Takes the first words of its command line.
-    pub fn set_command_line(&mut self, mut words: Vec<String>) {
-        let mut room = COMMAND_LINE_BYTES;
-        words.retain_mut(|word| {
-            let fits = room > 0;
-            let end = (0..=room.min(word.len())).rev().find(|&at| word.is_char_boundary(at));
-            word.truncate(end.unwrap_or(0));
-            room = room.saturating_sub(word.len() + 1);
-            fits
-        });
-        self.command_line = words;
-    }
+/// Takes the first words of its command line.
+pub fn set_command_line(process: &mut JobProcess, mut words: Vec<String>) {
+    let mut room = COMMAND_LINE_BYTES;
+    words.retain_mut(|word| {
+        let fits = room > 0;
+        let end = (0..=room.min(word.len())).rev().find(|&at| word.is_char_boundary(at));
+        word.truncate(end.unwrap_or(0));
+        room = room.saturating_sub(word.len() + 1);
+        fits
+    });
+    process.command_line = words;
+}
 
-    /// What it is compared by.
-    fn sizes(&self) -> [i64; 3] {
-        let io = self.read_bytes.unwrap_or(0).saturating_add(self.written_bytes.unwrap_or(0));
-        [self.cpu_ns.unwrap_or(0), self.memory_peak_bytes.unwrap_or(0), io]
-    }
+/// What it is compared by.
+fn sizes(process: &JobProcess) -> [i64; 3] {
+    let io = process.read_bytes.unwrap_or(0).saturating_add(process.written_bytes.unwrap_or(0));
+    [process.cpu_ns.unwrap_or(0), process.memory_peak_bytes.unwrap_or(0), io]
 }
 
 /// Figures of a living process, as cells.
@@ -189,13 +187,13 @@ impl LargestProcesses {
 
     fn offer(&mut self, held: Held) {
         let is_large = |(size, floor): (i64, i64)| size > floor;
-        if self.held.len() >= LARGEST_MAX && !held.process.sizes().into_iter().zip(self.floors).any(is_large)
+        if self.held.len() >= LARGEST_MAX && !sizes(&held.process).into_iter().zip(self.floors).any(is_large)
         {
             return;
         }
         self.held.push(held);
         if self.held.len() >= HELD_MAX {
-            self.floors = keep_largest(&mut self.held, |held| held.process.sizes());
+            self.floors = keep_largest(&mut self.held, |held| sizes(&held.process));
         }
     }
 
@@ -203,7 +201,7 @@ impl LargestProcesses {
     pub fn unnamed(&mut self) -> impl Iterator<Item = (ProcessId, &mut JobProcess)> {
         const NAMED: u8 = 3;
         if self.held.len() > LARGEST_MAX {
-            self.floors = keep_largest(&mut self.held, |held| held.process.sizes());
+            self.floors = keep_largest(&mut self.held, |held| sizes(&held.process));
         }
         let alive = self.held.iter_mut().filter(|held| !held.is_over && held.named < NAMED);
         alive.filter_map(|held| {
@@ -221,8 +219,8 @@ impl LargestProcesses {
 
 /// The largest of several lists, by CPU time: of one node or of many.
 pub fn largest(mut processes: Vec<JobProcess>) -> Vec<JobProcess> {
-    keep_largest(&mut processes, JobProcess::sizes);
-    processes.sort_by_key(|process| (std::cmp::Reverse(process.sizes()), process.pid));
+    keep_largest(&mut processes, sizes);
+    processes.sort_by_key(|process| (std::cmp::Reverse(sizes(process)), process.pid));
     processes
 }
 
@@ -236,8 +234,8 @@ pub fn of_nodes<'r>(nodes: impl Iterator<Item = (&'r String, &'r Record)>) -> Ve
 }
 
 /// Keeps those that are among the largest of one kind at least; returns the smallest size of each kind that is.
-fn keep_largest<T>(all: &mut Vec<T>, sizes: impl Fn(&T) -> [i64; 3]) -> [i64; 3] {
-    let sizes: Vec<[i64; 3]> = all.iter().map(sizes).collect();
+fn keep_largest<T>(all: &mut Vec<T>, sizes_of: impl Fn(&T) -> [i64; 3]) -> [i64; 3] {
+    let sizes: Vec<[i64; 3]> = all.iter().map(sizes_of).collect();
     let mut stays = vec![false; all.len()];
     let floors = std::array::from_fn(|kind| {
         // Who did nothing of a kind is none of its largest; somebody is left in any case.
@@ -320,26 +318,26 @@ mod tests {
         let mut all = LargestProcesses::default();
         all.see(id(5), 0, seen(9, 0, MISSING));
         let list = all.list();
-        assert_eq!((list[0].memory_peak_bytes, list[0].is_complete()), (None, false));
+        assert_eq!((list[0].memory_peak_bytes, is_complete(&list[0])), (None, false));
         all.see(id(5), 0, seen(9, 700, MISSING));
         all.see(id(5), 0, seen(9, 0, MISSING));
         assert_eq!(all.list()[0].memory_peak_bytes, Some(700));
         all.end(&exit(5, 0, 50));
-        assert!(all.list()[0].is_complete());
+        assert!(is_complete(&all.list()[0]));
     }
 
     #[test]
     fn a_command_line_is_short_and_of_the_program_that_ended() {
         let words = |process: &JobProcess| process.command_line.concat();
         let mut process = JobProcess::default();
-        process.set_command_line(vec!["x".repeat(100), "é".repeat(100), "z".to_owned()]);
+        set_command_line(&mut process, vec!["x".repeat(100), "é".repeat(100), "z".to_owned()]);
         assert_eq!(words(&process), format!("{}{}", "x".repeat(100), "é".repeat(29)));
         let end_as = |name: &str| {
             let mut all = LargestProcesses::default();
             all.see(id(5), 100_000_000_000, seen(9, 9000, 70));
             for (_, process) in all.unnamed() {
                 process.command = name.to_owned();
-                process.set_command_line(vec!["make".to_owned(), "all".to_owned()]);
+                set_command_line(process, vec!["make".to_owned(), "all".to_owned()]);
             }
             all.end(&exit(5, 101, 50));
             words(&all.list()[0])

@@ -95,7 +95,8 @@ pub fn totals(running: &Running, profile: Profile) -> Totals {
         totals.set(MEMORY_PEAK, peak, in_cgroup, of_cgroup);
     }
     for (level, peak) in [(PROCESSES_RUNNING, PROCESSES_PEAK), (THREADS_RUNNING, THREADS_PEAK)] {
-        if let Some(value) = running.maximum(level) {
+        // A look that found no process came after the last one had ended.
+        if let Some(value) = running.maximum(level).filter(|&value| value > 0) {
             totals.set(peak, value, SampledKind, of_samples(running, level, "/proc"));
         }
     }
@@ -140,5 +141,27 @@ mod tests {
         };
         assert_eq!(sources(1), ["cgroup", "/proc"]);
         assert_eq!(sources(60), ["cgroup, samples up to 10 s apart", "/proc, samples up to 60 s apart"]);
+    }
+
+    #[test]
+    fn a_look_that_found_no_process_says_nothing_of_how_many_there_were() {
+        let peaks = |processes: i64| {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[PROCESSES_RUNNING], cells[THREADS_RUNNING]) = (processes, processes);
+            let mut running = Running::new(1_000, 500);
+            running.push(0, &cells);
+            let profile = Profile {
+                attached: false,
+                counts_cpu: false,
+                counts_memory: false,
+                kept: true,
+                hides_io: false,
+                entered_late: false,
+            };
+            let totals = totals(&running, profile);
+            (totals.get(PROCESSES_PEAK), totals.get(THREADS_PEAK))
+        };
+        assert_eq!(peaks(0), (None, None));
+        assert_eq!(peaks(2), (Some(2), Some(2)));
     }
 }

@@ -70,7 +70,6 @@ pub fn cores(value: f64) -> String {
 pub fn watt_hours(joules: f64) -> String {
     let hours = joules / 3600.0;
     match hours.abs() {
-        h if h < 0.9995e-3 => format!("{} J", three_digits(joules)),
         h if h < 0.9995 => format!("{} mWh", three_digits(hours * 1e3)),
         h if h < 999.5 => format!("{} Wh", three_digits(hours)),
         _ => format!("{} kWh", three_digits(hours / 1e3)),
@@ -170,9 +169,9 @@ pub fn celsius_fixed(value: f64) -> String {
     format!("{value:.2} C")
 }
 
-/// `12.37 GB`, in powers of ten, for columns that line up.
-pub fn gigabytes_fixed(bytes: f64) -> String {
-    format!("{:.2} GB", bytes / 1e9)
+/// `12.37 GiB`, for columns that line up.
+pub fn gibibytes_fixed(bytes: f64) -> String {
+    format!("{:.2} GiB", bytes / f64::from(1 << 30))
 }
 
 pub fn hertz(value: f64) -> String {
@@ -402,6 +401,13 @@ pub fn parse_since(text: &str, now_ns: i64, zone: &TimeZone) -> Result<i64, Pars
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn energy_of_one_report_is_in_watt_hours_whatever_its_size() {
+        let all = [2.16, 14.3, 3600.0, 7.2e6].map(watt_hours);
+        assert_eq!(all, ["0.60 mWh", "3.97 mWh", "1.00 Wh", "2.00 kWh"]);
+        assert_eq!(gibibytes_fixed(4e9), "3.73 GiB", "as `met gpus` writes it");
+    }
 
     #[test]
     fn rates_of_counts_have_three_digits() {

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use met_core::job::{Emission, Figure, Part, QualityKind, Record, Resources};
-use met_core::job_processes::JobProcess;
+use met_core::job_processes::{JobProcess, is_complete};
 use met_core::job_table::{
     ENERGY, GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ,
     READ_CALL, THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
@@ -45,7 +45,7 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
 
 /// One of the largest processes of a job that is over.
 fn process(process: &JobProcess, record: &Record) -> Value {
-    let quality = if process.is_complete() { QualityKind::Measured } else { QualityKind::LowerBound };
+    let quality = if is_complete(process) { QualityKind::Measured } else { QualityKind::LowerBound };
     let command_line = Some(&process.command_line).filter(|words| !words.is_empty());
     Value::Object(known([
         ("pid", json!(process.pid)),

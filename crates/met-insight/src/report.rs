@@ -360,6 +360,36 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_ended_before_the_first_look_has_no_number_of_processes_at_once() {
+        let mut record = sample::finished();
+        let shown = |record: &Record| {
+            let report = report(record, Machine::default(), sample::NOW_NS);
+            let line = report.sections.iter().flat_map(|section| &section.lines);
+            let line = line.filter(|line| ["processes", "threads"].contains(&line.label));
+            line.map(|line| (line.label, line.details.len())).collect::<Vec<_>>()
+        };
+        for peak in [column::PROCESSES_PEAK, column::THREADS_PEAK] {
+            record.totals.set(peak, 0, QualityKind::Sampled, "/proc");
+        }
+        assert_eq!(shown(&record), [("processes", 1)]);
+        record.totals.set(column::THREADS_PEAK, 4, QualityKind::Sampled, "/proc");
+        assert_eq!(shown(&record), [("processes", 1), ("threads", 1)]);
+    }
+
+    #[test]
+    fn a_peak_of_cores_below_the_average_is_no_peak() {
+        let mut record = sample::finished();
+        let details = |record: &Record| {
+            let report = report(record, Machine::default(), sample::NOW_NS);
+            report.sections[0].lines.iter().find(|line| line.label == "cores").unwrap().details.len()
+        };
+        record.totals.set(column::CORES_PEAK, 2000, QualityKind::Sampled, "/proc");
+        assert_eq!(details(&record), 2);
+        record.totals.set(column::CORES_PEAK, 100, QualityKind::Sampled, "/proc");
+        assert_eq!(details(&record), 1);
+    }
+
+    #[test]
     fn labels_tell_lines_apart_without_their_section() {
         let mut record = sample::finished();
         for index in 0..JOB.columns.len() {

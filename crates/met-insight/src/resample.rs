@@ -36,9 +36,7 @@ pub fn between(
         return vec![None; count];
     }
     let bin_ms = span_ms as f64 / count as f64;
-    let least_ms = shortest_of_rates(course, column, gap_ms);
-    let mut highest: Option<f64> = None;
-    for interval in course.intervals(column, gap_ms) {
+    for interval in rates(course, column, gap_ms) {
         let from = (interval.begin_ms.max(begin_ms) - begin_ms) as f64;
         let to = (interval.end_ms.min(end_ms) - begin_ms) as f64;
         if to <= from {
@@ -48,16 +46,43 @@ pub fn between(
         let last = ((to / bin_ms).ceil() as usize).clamp(first + 1, count);
         for (index, sum) in sums.iter_mut().enumerate().take(last).skip(first) {
             let covered_ms = to.min((index + 1) as f64 * bin_ms) - from.max(index as f64 * bin_ms);
-            let counts = interval.is_thinned || interval.end_ms - interval.begin_ms >= least_ms;
-            let peak = counts.then_some(interval.peak);
-            highest = highest.into_iter().chain(peak).reduce(f64::max);
-            sum.add(interval.value, peak, covered_ms);
+            sum.add(interval.value, interval.peak, covered_ms);
         }
     }
-    // In a bin of nothing but short intervals there is no peak: the number of bins must not make one.
-    let most = highest.unwrap_or(f64::INFINITY);
-    let no_higher = |bin: Bin| Bin { max: bin.max.min(most), ..bin };
-    sums.into_iter().map(|sum| sum.bin().map(no_higher)).collect()
+    sums.into_iter().map(Sum::bin).collect()
+}
+
+/// The intervals that are drawn. A counter that was read twice in a moment grew by what was counted late: such an
+/// interval is one with its neighbour, so that bars and peaks are made of the same rates in any number of bins.
+pub fn rates(course: &Course, column: usize, gap_ms: i64) -> Vec<Interval> {
+    let least_ms = shortest_of_rates(course, column, gap_ms);
+    let is_short = |one: &Interval| !one.is_thinned && one.end_ms - one.begin_ms < least_ms;
+    let mut merged: Vec<Interval> = Vec::new();
+    for next in course.intervals(column, gap_ms) {
+        match merged.last_mut().filter(|last| is_short(last) && is_joined(last, &next)) {
+            Some(last) => *last = together(last, &next),
+            None => merged.push(next),
+        }
+    }
+    // The last one has no neighbour but that before it.
+    if let [.., before, last] = merged[..]
+        && is_short(&last)
+        && is_joined(&before, &last)
+    {
+        merged.truncate(merged.len() - 2);
+        merged.push(together(&before, &last));
+    }
+    merged
+}
+
+fn is_joined(one: &Interval, next: &Interval) -> bool {
+    one.end_ms == next.begin_ms && !one.is_thinned && !next.is_thinned
+}
+
+fn together(one: &Interval, next: &Interval) -> Interval {
+    let [first_ms, second_ms] = [one, next].map(|of| (of.end_ms - of.begin_ms) as f64);
+    let value = (one.value * first_ms + next.value * second_ms) / (first_ms + second_ms);
+    Interval { end_ms: next.end_ms, value, low: value, peak: value, ..*one }
 }
 
 /// A course whose column `plus[0]` holds the sum of several, sample by sample, without `minus`: the peaks of the
@@ -110,8 +135,7 @@ fn spread_of_sum(course: &Course, parts: &[(usize, f64)], into: usize, combined:
     combined.spreads = Some(Box::new(spreads));
 }
 
-/// A counter that was read twice in a moment grew by what was counted late: such a rate is not a peak. Half of
-/// the usual interval, and no more than that of a moment; a level is as good after any time.
+/// Half of the usual interval, and no more than that of a moment; a level is as good after any time.
 fn shortest_of_rates(course: &Course, column: usize, gap_ms: i64) -> i64 {
     if course.table.columns[column].kind == Kind::Gauge {
         return 0;
@@ -130,12 +154,12 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, value: f64, peak: Option<f64>, covered_ms: f64) {
+    fn add(&mut self, value: f64, peak: f64, covered_ms: f64) {
         // Rounding may leave a sliver of a bin that the interval only touches.
         if covered_ms <= 0.0 {
             return;
         }
-        self.max = self.max.into_iter().chain(peak).reduce(f64::max);
+        self.max = Some(self.max.map_or(peak, |max| max.max(peak)));
         self.weighted += value * covered_ms;
         self.covered_ms += covered_ms;
     }
@@ -226,8 +250,11 @@ mod tests {
         let course = course(&samples);
         for count in [1, 7, 47, 67, 107, 1000] {
             let bins = bins(&course, CPU, count, 2000);
-            let peak = bins.iter().flatten().map(|bin| bin.max).fold(0.0, f64::max);
-            assert!((peak / 0.5e9 - 1.0).abs() < 1e-9, "{count} bins: {peak}");
+            let highest = |of: fn(&Bin) -> f64| bins.iter().flatten().map(of).fold(0.0, f64::max);
+            let (peak, bar) = (highest(|bin| bin.max), highest(|bin| bin.mean));
+            // What was counted late is spread over the second before it.
+            assert!((peak / (0.8e9 / 1.1) - 1.0).abs() < 1e-9, "{count} bins: {peak}");
+            assert!(bar <= peak * (1.0 + 1e-9), "{count} bins: a bar of {bar} above the peak {peak}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use met_core::attribute::JobMap;
 use met_core::job::ProcessId;
-use met_core::job_processes::{JobProcess, Seen};
+use met_core::job_processes::{JobProcess, Seen, set_command_line};
 use met_core::{Batch, MISSING, Subject};
 use met_host::{Host, clock, users};
 use met_jobs::{Members, processes};
@@ -49,7 +49,7 @@ fn name(host: &Host, id: ProcessId, process: &mut JobProcess) {
     // After the reading: the number may have become another process's.
     if let Some(found) = processes::look_at(host, id) {
         if !command_line.is_empty() || found.name != process.command {
-            process.set_command_line(command_line);
+            set_command_line(process, command_line);
         }
         (process.command, process.ppid) = (found.name, Some(found.parent_pid));
         process.uid = host.owner(id).or(process.uid);

@@ -26,7 +26,9 @@ pub(super) fn cpu(job: &Reader<'_>) -> Section {
         section.put("CPU time", account, [Detail::words("by its scheduler")]);
     }
     let cores = job.rate(column::CPU, Measure::Cores);
-    let peak = Detail::before("peak", job.total(column::CORES_PEAK));
+    // A job that was too short for its samples has a higher average than they have rates.
+    let is_peak = |peak: &Amount| cores.is_none_or(|cores| peak.value >= cores.value);
+    let peak = Detail::before("peak", job.total(column::CORES_PEAK).filter(is_peak));
     section.put("cores", cores, [Detail::words("average"), peak]);
     let throttled = job.total(column::THROTTLED).filter(|throttled| throttled.value > 0.0);
     let place = match throttled.map(|throttled| throttled.quality) {
@@ -108,9 +110,10 @@ pub(super) fn input_output(job: &Reader<'_>) -> Section {
 
 pub(super) fn processes(job: &Reader<'_>) -> Section {
     let mut section = Section::new("Processes");
-    let peak = Detail::after(job.total(column::PROCESSES_PEAK), "at once");
+    let at_once = |index: usize| job.total(index).filter(|peak| peak.value > 0.0);
+    let peak = Detail::after(at_once(column::PROCESSES_PEAK), "at once");
     section.put("processes", job.total(column::PROCESSES), [Detail::words("total"), peak]);
-    section.put("threads", job.total(column::THREADS_PEAK), [Detail::words("at once")]);
+    section.put("threads", at_once(column::THREADS_PEAK), [Detail::words("at once")]);
     section
 }
 

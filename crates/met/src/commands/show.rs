@@ -4,7 +4,6 @@ use std::io::Write;
 
 use anyhow::Result;
 use met_core::job::Record;
-use met_core::job_table::CORES_PEAK;
 use met_core::series::Course;
 use met_core::{JOB, Table, event, gpu};
 use met_insight::report::Machine;
@@ -83,8 +82,8 @@ fn print(
     }
     let gap_ms = |course: &Course| sampler::gap_ms_of(course, setting.config.sampling.shortest());
     let course = series(&JOB, "")?;
-    let cores_peak = record.totals.get(CORES_PEAK).map(|thousandths| thousandths as f64 / 1000.0);
-    let mut plots = vec![view::plot::course(&course, gap_ms(&course), cores_peak, &style)];
+    let known = view::plot::Known::of(record, *now_ns);
+    let mut plots = vec![view::plot::course(&course, gap_ms(&course), &known, &style)];
     for gpu in record.gpus.iter().take(CARDS_PLOTTED) {
         let course = series(&gpu::card::TABLE, &gpu.uuid)?;
         plots.push(view::plot::card(&course, &gpu.index, gap_ms(&course), &style));

@@ -112,15 +112,15 @@ fn the_list_of_cards_at_80() {
     check_list(
         80,
         expect![[r#"
-            ┌─────┬────────────┬────────┬───────────┬──────────┬─────────┬──────────┬──────┐
-            │ JOB │ NAME       │ UTIL   │ MEM       │ ENERGY   │ TEMP    │ STATUS   │ TIME │
-            ├─────┼────────────┼────────┼───────────┼──────────┼─────────┼──────────┼──────┤
-            │ 50  │ notebook   │ 0.00%  │ 0.00 GB   │ 4.16 Wh  │ 34.00 C │ Active   │ 1m8s │
-            │ 51  │ train-a-l… │ 76.00% │ 67.65 GB  │ 12.75 Wh │ 61.00 C │ Finished │ 1m8s │
-            │ 52  │ stranger   │ -      │ -         │ -        │ -       │ Active   │ 1m8s │
-            │ 53  │ infer      │ 7.00%  │ 33.82 GB  │ 6.38 Wh  │ 61.00 C │ Failed   │ 1m8s │
-            │ 54  │ whole-node │ 60.00% │ 202.94 GB │ 42.41 Wh │ 61.00 C │ Finished │ 1m8s │
-            └─────┴────────────┴────────┴───────────┴──────────┴─────────┴──────────┴──────┘
+            ┌─────┬───────────┬────────┬────────────┬──────────┬─────────┬──────────┬──────┐
+            │ JOB │ NAME      │ UTIL   │ MEM        │ ENERGY   │ TEMP    │ STATUS   │ TIME │
+            ├─────┼───────────┼────────┼────────────┼──────────┼─────────┼──────────┼──────┤
+            │ 50  │ notebook  │ 0.00%  │ 0.00 GiB   │ 4.16 Wh  │ 34.00 C │ Active   │ 1m8s │
+            │ 51  │ train-a-… │ 76.00% │ 63.00 GiB  │ 12.75 Wh │ 61.00 C │ Finished │ 1m8s │
+            │ 52  │ stranger  │ -      │ -          │ -        │ -       │ Active   │ 1m8s │
+            │ 53  │ infer     │ 7.00%  │ 31.50 GiB  │ 6.38 Wh  │ 61.00 C │ Failed   │ 1m8s │
+            │ 54  │ whole-no… │ 60.00% │ 189.00 GiB │ 42.41 Wh │ 61.00 C │ Finished │ 1m8s │
+            └─────┴───────────┴────────┴────────────┴──────────┴─────────┴──────────┴──────┘
         "#]],
     );
 }
@@ -130,15 +130,15 @@ fn the_list_of_cards_at_120() {
     check_list(
         120,
         expect![[r#"
-            ┌─────┬──────┬─────────────────────┬────────┬───────────┬──────────┬─────────┬──────────┬──────┬───────────────────┐
-            │ JOB │ PPID │ NAME                │ UTIL   │ MEM       │ ENERGY   │ TEMP    │ STATUS   │ TIME │ CARDS             │
-            ├─────┼──────┼─────────────────────┼────────┼───────────┼──────────┼─────────┼──────────┼──────┼───────────────────┤
-            │ 50  │ 3113 │ notebook            │ 0.00%  │ 0.00 GB   │ 4.16 Wh  │ 34.00 C │ Active   │ 1m8s │ 0: idle, 1: idle  │
-            │ 51  │ 3113 │ train-a-large-model │ 76.00% │ 67.65 GB  │ 12.75 Wh │ 61.00 C │ Finished │ 1m8s │ 0: 62%, 1: 90%    │
-            │ 52  │ 3113 │ stranger            │ -      │ -         │ -        │ -       │ Active   │ 1m8s │ 0                 │
-            │ 53  │ 3113 │ infer               │ 7.00%  │ 33.82 GB  │ 6.38 Wh  │ 61.00 C │ Failed   │ 1m8s │ 3: 7.0%           │
-            │ 54  │ 3113 │ whole-node          │ 60.00% │ 202.94 GB │ 42.41 Wh │ 61.00 C │ Finished │ 1m8s │ 8 GPUs, idle: 6 7 │
-            └─────┴──────┴─────────────────────┴────────┴───────────┴──────────┴─────────┴──────────┴──────┴───────────────────┘
+            ┌─────┬──────┬─────────────────────┬────────┬────────────┬──────────┬─────────┬──────────┬──────┬───────────────────┐
+            │ JOB │ PPID │ NAME                │ UTIL   │ MEM        │ ENERGY   │ TEMP    │ STATUS   │ TIME │ CARDS             │
+            ├─────┼──────┼─────────────────────┼────────┼────────────┼──────────┼─────────┼──────────┼──────┼───────────────────┤
+            │ 50  │ 3113 │ notebook            │ 0.00%  │ 0.00 GiB   │ 4.16 Wh  │ 34.00 C │ Active   │ 1m8s │ 0: idle, 1: idle  │
+            │ 51  │ 3113 │ train-a-large-model │ 76.00% │ 63.00 GiB  │ 12.75 Wh │ 61.00 C │ Finished │ 1m8s │ 0: 62%, 1: 90%    │
+            │ 52  │ 3113 │ stranger            │ -      │ -          │ -        │ -       │ Active   │ 1m8s │ 0                 │
+            │ 53  │ 3113 │ infer               │ 7.00%  │ 31.50 GiB  │ 6.38 Wh  │ 61.00 C │ Failed   │ 1m8s │ 3: 7.0%           │
+            │ 54  │ 3113 │ whole-node          │ 60.00% │ 189.00 GiB │ 42.41 Wh │ 61.00 C │ Finished │ 1m8s │ 8 GPUs, idle: 6 7 │
+            └─────┴──────┴─────────────────────┴────────┴────────────┴──────────┴─────────┴──────────┴──────┴───────────────────┘
         "#]],
     );
 }
@@ -148,15 +148,15 @@ fn the_list_of_cards_at_160() {
     check_list(
         160,
         expect![[r#"
-            ┌─────┬──────┬─────────────────────┬────────────────┬───────────┬─────────────┬──────────┬──────────┬──────────┬───────────────────┐
-            │ JOB │ PPID │ PROCESS NAME        │ GPU UTIL (AVG) │ MEM (AVG) │ TOTAL POWER │ MAX TEMP │ STATUS   │ DURATION │ CARDS             │
-            ├─────┼──────┼─────────────────────┼────────────────┼───────────┼─────────────┼──────────┼──────────┼──────────┼───────────────────┤
-            │ 50  │ 3113 │ notebook            │ 0.00%          │ 0.00 GB   │ 4.16 Wh     │ 34.00 C  │ Active   │ 1m8s     │ 0: idle, 1: idle  │
-            │ 51  │ 3113 │ train-a-large-model │ 76.00%         │ 67.65 GB  │ 12.75 Wh    │ 61.00 C  │ Finished │ 1m8s     │ 0: 62%, 1: 90%    │
-            │ 52  │ 3113 │ stranger            │ -              │ -         │ -           │ -        │ Active   │ 1m8s     │ 0                 │
-            │ 53  │ 3113 │ infer               │ 7.00%          │ 33.82 GB  │ 6.38 Wh     │ 61.00 C  │ Failed   │ 1m8s     │ 3: 7.0%           │
-            │ 54  │ 3113 │ whole-node          │ 60.00%         │ 202.94 GB │ 42.41 Wh    │ 61.00 C  │ Finished │ 1m8s     │ 8 GPUs, idle: 6 7 │
-            └─────┴──────┴─────────────────────┴────────────────┴───────────┴─────────────┴──────────┴──────────┴──────────┴───────────────────┘
+            ┌─────┬──────┬─────────────────────┬────────────────┬────────────┬──────────────┬──────────┬──────────┬──────────┬───────────────────┐
+            │ JOB │ PPID │ PROCESS NAME        │ GPU UTIL (AVG) │ MEM (AVG)  │ TOTAL ENERGY │ MAX TEMP │ STATUS   │ DURATION │ CARDS             │
+            ├─────┼──────┼─────────────────────┼────────────────┼────────────┼──────────────┼──────────┼──────────┼──────────┼───────────────────┤
+            │ 50  │ 3113 │ notebook            │ 0.00%          │ 0.00 GiB   │ 4.16 Wh      │ 34.00 C  │ Active   │ 1m8s     │ 0: idle, 1: idle  │
+            │ 51  │ 3113 │ train-a-large-model │ 76.00%         │ 63.00 GiB  │ 12.75 Wh     │ 61.00 C  │ Finished │ 1m8s     │ 0: 62%, 1: 90%    │
+            │ 52  │ 3113 │ stranger            │ -              │ -          │ -            │ -        │ Active   │ 1m8s     │ 0                 │
+            │ 53  │ 3113 │ infer               │ 7.00%          │ 31.50 GiB  │ 6.38 Wh      │ 61.00 C  │ Failed   │ 1m8s     │ 3: 7.0%           │
+            │ 54  │ 3113 │ whole-node          │ 60.00%         │ 189.00 GiB │ 42.41 Wh     │ 61.00 C  │ Finished │ 1m8s     │ 8 GPUs, idle: 6 7 │
+            └─────┴──────┴─────────────────────┴────────────────┴────────────┴──────────────┴──────────┴──────────┴──────────┴───────────────────┘
         "#]],
     );
 }
@@ -356,7 +356,12 @@ fn job_course() -> Course {
 
 #[test]
 fn cards_over_time() {
-    let drawn = plot::course(&job_course(), 10_000, None, &Style { width: Some(60), ..Style::plain() });
+    let drawn = plot::course(
+        &job_course(),
+        10_000,
+        &plot::Known::default(),
+        &Style { width: Some(60), ..Style::plain() },
+    );
     expect![[r#"
         60 columns
                      GPU use, in GPUs, peak 1.70
@@ -435,7 +440,8 @@ fn cards_are_not_drawn_through_a_time_in_which_nobody_looked() {
         (cells[column::GPU_POWER], cells[column::CPU]) = (400_000, second * SECOND_NS);
         course.push(second * 1000, &cells);
     }
-    let drawn = plot::course(&course, 25_000, None, &Style { width: Some(60), ..Style::plain() });
+    let drawn =
+        plot::course(&course, 25_000, &plot::Known::default(), &Style { width: Some(60), ..Style::plain() });
     let axis = |title: &str| {
         let below = drawn.lines().skip_while(|line| !line.contains(title));
         below.take(6).last().unwrap_or_default().trim_end().to_owned()

@@ -2,8 +2,10 @@
 
 use met_core::event;
 use met_core::gpu::card;
+use met_core::job::Record;
 use met_core::job_table as column;
 use met_core::series::Course;
+use met_insight::average;
 use met_insight::resample::{self, Bin};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -38,35 +40,35 @@ const ASCII_BARS: bar::Set = bar::Set {
 
 /// CPU, memory, I/O and cards over time, one small plot each; what was never sampled has no plot, nor has I/O that
 /// there was none of.
-/// A pause between samples longer than `gap_ms` is shown as a gap. `cores_peak` is what the report calls the peak:
-/// between two samples that are close together there may seem to be a higher one.
-pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Style) -> String {
+/// A pause between samples longer than `gap_ms` is shown as a gap. A counter that has one rate only, and one whose
+/// average is clearly above all rates that were sampled, has no plot: it would be one of what was missed.
+pub fn course(course: &Course, gap_ms: i64, known: &Known, style: &Style) -> String {
     let columns = columns(style);
+    let course = &until(course, known.end_ms);
     let bins = |index: usize| bins(course, index, columns, gap_ms);
     let card_gap_ms = card_gap_ms(course, gap_ms);
     let card_bins = |index: usize| self::bins(course, index, columns, card_gap_ms);
     // One that is written as 0 is too young to have lasted: then what was sampled is all there is.
-    let most = cores_peak.filter(|&peak| peak > 0.0).unwrap_or(f64::MAX);
+    let most = known.cores_peak.filter(|&peak| peak > 0.0).unwrap_or(f64::MAX);
     let no_higher = |bin: Bin| Bin { max: bin.max.min(most), mean: bin.mean.min(most) };
     let cores = bins(column::CPU).into_iter().map(|bin| bin.map(no_higher)).collect();
-    let panels = [
-        Panel { title: "CPU cores".to_owned(), bins: cores, unit: units::cores, step: 1000.0 },
-        Panel {
-            title: "memory needed".to_owned(),
-            bins: bins(column::MEMORY_NEEDED),
-            unit: units::bytes,
-            step: 1024.0,
-        },
-    ];
+    let cores = Panel { title: "CPU cores".to_owned(), bins: cores, unit: units::cores, step: 1000.0 };
+    let memory = Panel {
+        title: "memory needed".to_owned(),
+        bins: bins(column::MEMORY_NEEDED),
+        unit: units::bytes,
+        step: 1024.0,
+    };
+    let both = resample::combined(course, &[column::READ, column::WRITTEN], None);
     let io = Panel {
         title: "read and written".to_owned(),
-        bins: {
-            let both = resample::combined(course, &[column::READ, column::WRITTEN], None);
-            self::bins(&both, column::READ, columns, gap_ms)
-        },
+        bins: self::bins(&both, column::READ, columns, gap_ms),
         unit: units::bytes_per_second,
         step: 1024.0,
     };
+    let has_rates = |course: &Course, index: usize| resample::rates(course, index, gap_ms).len() > 1;
+    let cores = cores.at_least(known.cores).filter(|_| has_rates(course, column::CPU));
+    let io = io.at_least(known.io_per_second).filter(|_| has_rates(&both, column::READ));
     let gpu = [
         Panel {
             title: "GPU use, in GPUs".to_owned(),
@@ -87,9 +89,33 @@ pub fn course(course: &Course, gap_ms: i64, cores_peak: Option<f64>, style: &Sty
             step: 1000.0,
         },
     ];
-    let io = Some(io).filter(Panel::did_something);
-    let panels: Vec<Panel> = panels.into_iter().chain(io).chain(gpu).collect();
+    let io = io.filter(Panel::did_something);
+    let panels: Vec<Panel> = cores.into_iter().chain([memory]).chain(io).chain(gpu).collect();
     draw_course(&panels, course, columns, style)
+}
+
+/// What the record says of what is drawn. A peak is at most that of the report: between two samples that are close
+/// together there may seem to be a higher one. And it is at least the average.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known {
+    pub cores_peak: Option<f64>,
+    pub cores: Option<f64>,
+    pub io_per_second: Option<f64>,
+    /// When the job ended, in unix milliseconds.
+    pub end_ms: Option<i64>,
+}
+
+impl Known {
+    pub fn of(record: &Record, now_ns: i64) -> Known {
+        let per_second = |index: usize| average::per_second(record, index, now_ns);
+        let io = [column::READ, column::WRITTEN].map(per_second);
+        Known {
+            cores_peak: record.totals.get(column::CORES_PEAK).map(|thousandths| thousandths as f64 / 1000.0),
+            cores: per_second(column::CPU),
+            io_per_second: io.into_iter().flatten().reduce(|read, written| read + written),
+            end_ms: record.end_ns.map(|end_ns| end_ns / 1_000_000),
+        }
+    }
 }
 
 /// A whole GPU while a job had it, including use by others.
@@ -123,7 +149,24 @@ pub fn event(course: &Course, name: &str, gap_ms: i64, style: &Style) -> String 
         unit: units::count_per_second,
         step: 1000.0,
     };
+    if !panel.did_something() {
+        return String::new();
+    }
     draw_course(&[panel], course, columns, style)
+}
+
+/// The samples up to the end of the job, and the first one after it.
+fn until(course: &Course, end_ms: Option<i64>) -> Course {
+    let mut until = course.clone();
+    if let Some(end_ms) = end_ms {
+        let count = course.times_ms.partition_point(|&time_ms| time_ms <= end_ms);
+        until.truncate((count + 1).min(course.len()));
+        if let Some(last_ms) = until.times_ms.last_mut() {
+            // That one was taken a moment later, when nothing changed any more.
+            *last_ms = (*last_ms).min(end_ms);
+        }
+    }
+    until
 }
 
 /// GPUs are read in every tick, and no counter covers the time in between: a shorter pause is a gap.
@@ -150,7 +193,10 @@ pub(super) fn bin_count(columns: usize) -> usize {
 }
 
 fn draw_course(panels: &[Panel], course: &Course, columns: usize, style: &Style) -> String {
+    /// Two samples are a flat line.
+    const SAMPLES_MIN: usize = 3;
     match (course.times_ms.first(), course.times_ms.last()) {
+        _ if course.len() < SAMPLES_MIN => String::new(),
         (Some(&first_ms), Some(&last_ms)) => draw(panels, (first_ms, last_ms), columns, style),
         _ => String::new(),
     }
@@ -186,6 +232,16 @@ pub(super) struct Panel {
 }
 
 impl Panel {
+    /// Unless the average is clearly above everything that was sampled: then the busiest time was not.
+    fn at_least(mut self, average: Option<f64>) -> Option<Panel> {
+        const CLEARLY: f64 = 1.1;
+        let Some(average) = average else { return Some(self) };
+        let highest = self.bins.iter_mut().flatten().max_by(|one, other| one.max.total_cmp(&other.max));
+        let highest = highest.filter(|highest| average <= highest.max * CLEARLY)?;
+        highest.max = highest.max.max(average);
+        Some(self)
+    }
+
     pub fn did_something(&self) -> bool {
         self.bins.iter().flatten().any(|bin| bin.max > 0.0)
     }
@@ -282,7 +338,7 @@ mod tests {
     use met_core::sample;
 
     fn check(style: Style, expected: Expect) {
-        let drawn = course(&sample::course(), 10_000, None, &style);
+        let drawn = course(&sample::course(), 10_000, &Known::default(), &style);
         let width = style.width.unwrap_or(80);
         assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
         // The first line keeps the common indentation from being taken for the test's own.
@@ -315,11 +371,13 @@ mod tests {
                 (second * 1_000_000_000, 4096, 0);
             course.push(second * 1000, &cells);
         }
-        let drawn = super::course(&course, 5000, None, &Style::plain());
+        let drawn = super::course(&course, 5000, &Known::default(), &Style::plain());
         assert!(drawn.contains("CPU cores") && !drawn.contains("read and written"), "{drawn}");
         cells[column::READ] = 8192;
         course.push(3000, &cells);
-        assert!(super::course(&course, 5000, None, &Style::plain()).contains("read and written"));
+        assert!(
+            super::course(&course, 5000, &Known::default(), &Style::plain()).contains("read and written")
+        );
     }
 
     #[test]
@@ -415,7 +473,7 @@ mod tests {
     #[test]
     fn an_old_terminal_gets_plain_characters() {
         let style = Style { width: Some(60), ascii: true, ..Style::plain() };
-        assert!(course(&sample::course(), 10_000, None, &style).is_ascii());
+        assert!(course(&sample::course(), 10_000, &Known::default(), &style).is_ascii());
         check(
             style,
             expect![[r#"
@@ -444,14 +502,38 @@ mod tests {
         );
     }
 
-    fn cores_of(times_ms: &[i64], cpu_ms: &[i64], peak: Option<f64>) -> String {
+    fn cores_of(times_ms: &[i64], cpu_ms: &[i64], cores_peak: Option<f64>) -> String {
+        drawn_of(times_ms, cpu_ms, &Known { cores_peak, ..Known::default() })
+    }
+
+    fn drawn_of(times_ms: &[i64], cpu_ms: &[i64], known: &Known) -> String {
         let mut course = Course::new(&JOB);
         let mut cells = vec![met_core::MISSING; JOB.columns.len()];
         for (time_ms, cpu_ms) in times_ms.iter().zip(cpu_ms) {
             cells[column::CPU] = cpu_ms * 1_000_000;
             course.push(*time_ms, &cells);
         }
-        super::course(&course, 5000, peak, &Style::plain())
+        super::course(&course, 5000, known, &Style::plain())
+    }
+
+    #[test]
+    fn titles_agree_with_the_bars_and_with_the_averages() {
+        // Work within a moment between two looks, and none after it.
+        let drawn = cores_of(&[0, 20, 1020, 2020, 3020], &[0, 5, 5, 5, 5], None);
+        assert!(
+            drawn.contains("CPU cores, peak 0.0049") || drawn.contains("CPU cores, peak 0.00"),
+            "{drawn}"
+        );
+        assert!(!drawn.contains("0.06 ┤"), "{drawn}");
+        let known = |cores, end_ms| Known { cores: Some(cores), end_ms, ..Known::default() };
+        let steady = drawn_of(&[0, 1000, 2000, 3000], &[0, 900, 1800, 2700], &known(0.95, None));
+        assert!(steady.contains("peak 0.95"), "a peak below the average: {steady}");
+        let missed = drawn_of(&[0, 1000, 2000, 3000], &[0, 100, 200, 300], &known(0.95, None));
+        assert_eq!(missed, "", "the busiest time was not sampled");
+        let short = drawn_of(&[0, 24], &[0, 1], &known(0.07, Some(15)));
+        assert_eq!(short, "", "two samples are no course");
+        let clipped = drawn_of(&[0, 100, 200, 300, 424], &[0, 40, 80, 120, 160], &known(0.4, Some(400)));
+        assert!(clipped.contains("+400ms") && clipped.contains("peak 0.40"), "{clipped}");
     }
 
     #[test]
@@ -464,7 +546,7 @@ mod tests {
 
     #[test]
     fn below_a_second_the_axis_tells_how_long_it_was() {
-        let short = cores_of(&[0, 100, 800], &[0, 40, 80], None);
+        let short = cores_of(&[0, 100, 400, 800], &[0, 40, 60, 80], None);
         let axis = short.lines().last().unwrap();
         assert!(axis.trim_start().starts_with("00:00:00  ") && axis.ends_with(" +800ms"), "{axis}");
         let longer = cores_of(&[0, 1000, 1500], &[0, 40, 80], None);
@@ -474,10 +556,11 @@ mod tests {
 
     #[test]
     fn nothing_sampled_is_no_plot() {
-        assert_eq!(course(&Course::new(&JOB), 10_000, None, &Style::plain()), "");
+        let known = Known::default();
+        assert_eq!(course(&Course::new(&JOB), 10_000, &known, &Style::plain()), "");
         let mut one = Course::new(&JOB);
         one.push(5, &vec![7; JOB.columns.len()]);
-        assert_eq!(course(&one, 10_000, None, &Style::plain()), "");
+        assert_eq!(course(&one, 10_000, &known, &Style::plain()), "");
     }
 
     #[test]

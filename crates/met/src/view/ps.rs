@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use met_core::job::Record;
-use met_core::job_processes::JobProcess;
+use met_core::job_processes::{JobProcess, is_complete};
 
 use super::{Paint, Style, text};
 use met_core::units;
@@ -75,7 +75,7 @@ pub fn largest(record: &Record, style: &Style) -> String {
         let command = room.map_or_else(|| command.clone(), |room| text::cut(&command, room, style.ascii));
         drawn.push_str(&format!("{cells}{command}\n"));
     }
-    if !record.processes.iter().all(JobProcess::is_complete) {
+    if !record.processes.iter().all(is_complete) {
         let legend = "≥ lower bound: as of the last look before the process ended";
         drawn.push_str(&format!("\n{}\n", style.paint(Paint::Dim, legend)));
     }
@@ -94,7 +94,7 @@ struct Ended {
 impl Ended {
     /// A figure of its end, or at least as much as was seen.
     fn amount(&self, value: Option<i64>, shown: fn(f64) -> String) -> Option<String> {
-        let mark = if self.process.is_complete() { "" } else { "≥" };
+        let mark = if is_complete(&self.process) { "" } else { "≥" };
         value.map(|value| format!("{mark}{}", shown(value as f64)))
     }
 }

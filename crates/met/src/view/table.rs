@@ -219,11 +219,11 @@ static GPU: &[ListColumn] = &[
     })
     .short("UTIL"),
     text_column("MEM (AVG)", "gpu_memory_bytes", |job| {
-        Value::plain(gpu::memory_bytes(job.record), units::gigabytes_fixed)
+        Value::plain(gpu::memory_bytes(job.record), units::gibibytes_fixed)
     })
     .short("MEM")
     .rank(4),
-    text_column("TOTAL POWER", "gpu_energy_joules", |job| {
+    text_column("TOTAL ENERGY", "gpu_energy_joules", |job| {
         job.total(column::GPU_ENERGY, units::watt_hours_fixed)
     })
     .short("ENERGY")
@@ -486,8 +486,7 @@ impl Value {
     fn shown(&self, scale: Option<&Scale>, now_ns: i64, style: &Style) -> String {
         let known = match self {
             Value::Text(text) => text.as_deref().map(text::escape),
-            // Who reads a pipe compares words.
-            Value::State(words, Some(why), _) if style.width.is_some() => Some(format!("{words} ({why})")),
+            Value::State(words, Some(why), _) => Some(format!("{words} ({why})")),
             Value::State(words, ..) => Some(words.clone()),
             Value::Amount(amount) => amount.as_ref().map(|amount| amount.shown(scale)),
             Value::Time(time_ns) => time_ns.map(|time_ns| units::time_short(time_ns, now_ns, &style.zone)),
@@ -656,7 +655,9 @@ fn fit(shown: &mut Vec<Shown>, frame: Frame, width: usize, keep: u8, ascii: bool
             if excess == 0 {
                 return;
             }
-            if cut_flexible(shown, excess, floor, ascii) >= excess {
+            // Names are cut only if that is enough: a column that leaves makes room for them.
+            if flexible_columns(shown, floor) >= excess {
+                cut_flexible(shown, excess, floor, ascii);
                 return;
             }
             let last = shown.iter().enumerate().filter(|(_, shown)| shown.column.rank > keep);
@@ -664,10 +665,18 @@ fn fit(shown: &mut Vec<Shown>, frame: Frame, width: usize, keep: u8, ascii: bool
             shown.remove(index);
         }
     }
+    let excess = total(shown).saturating_sub(width);
+    cut_flexible(shown, excess, NAME_COLUMNS_MIN, ascii);
 }
 
-/// Cuts names by up to `excess` columns and says by how many.
-fn cut_flexible(shown: &mut [Shown], excess: usize, floor: usize, ascii: bool) -> usize {
+/// By how many columns names can be cut.
+fn flexible_columns(shown: &[Shown], floor: usize) -> usize {
+    let flexible = shown.iter().filter(|shown| shown.column.side == Side::Flexible);
+    flexible.map(|shown| shown.width().saturating_sub(floor.max(text::width(shown.header)))).sum()
+}
+
+/// Cuts names by up to `excess` columns.
+fn cut_flexible(shown: &mut [Shown], excess: usize, floor: usize, ascii: bool) {
     let mut gained = 0;
     for shown in shown.iter_mut().rev().filter(|shown| shown.column.side == Side::Flexible) {
         let before = shown.width();
@@ -680,7 +689,6 @@ fn cut_flexible(shown: &mut [Shown], excess: usize, floor: usize, ascii: bool) -
             break;
         }
     }
-    gained
 }
 
 /// One frame and no line between rows: twice as many jobs on a screen.

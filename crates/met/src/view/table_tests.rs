@@ -142,12 +142,12 @@ fn jobs_at_60() {
         View::Jobs,
         60,
         expect![[r#"
-            JOB  NAME            STATE          CORES  DURATION
-            41   some_job        running         3.76      1m8s
-            42   train           finished        3.76      1m8s
-            43   convert-the-w…  failed (3)      3.76      1m8s
-            44   evil\n\x1b[2J…  out of memory    734     350ms
-            45   größe 大きい    lost               -         -
+            JOB  NAME                     STATE          CORES  DURATION
+            41   some_job                 running         3.76      1m8s
+            42   train                    finished        3.76      1m8s
+            43   convert-the-whole-arch…  failed (3)      3.76      1m8s
+            44   evil\n\x1b[2J\u202ename  out of memory    734     350ms
+            45   größe 大きい             lost               -         -
         "#]],
     );
 }
@@ -190,15 +190,15 @@ fn cpu_at_60() {
         View::Cpu,
         60,
         expect![[r#"
-            ┌─────┬────────────────┬───────────┬───────────────┐
-            │ JOB │ NAME           │ CPU %     │ STATUS        │
-            ├─────┼────────────────┼───────────┼───────────────┤
-            │ 41  │ some_job       │ 376.41%   │ Active        │
-            │ 42  │ train          │ 376.41%   │ Finished      │
-            │ 43  │ convert-the-w… │ 376.41%   │ Failed (3)    │
-            │ 44  │ evil\n\x1b[2J… │ 73400.00% │ Out of memory │
-            │ 45  │ größe 大きい   │ -         │ Lost          │
-            └─────┴────────────────┴───────────┴───────────────┘
+            ┌─────┬────────────────────────┬───────────┬───────────────┐
+            │ JOB │ NAME                   │ CPU %     │ STATUS        │
+            ├─────┼────────────────────────┼───────────┼───────────────┤
+            │ 41  │ some_job               │ 376.41%   │ Active        │
+            │ 42  │ train                  │ 376.41%   │ Finished      │
+            │ 43  │ convert-the-whole-arc… │ 376.41%   │ Failed (3)    │
+            │ 44  │ evil\n\x1b[2J\u202ena… │ 73400.00% │ Out of memory │
+            │ 45  │ größe 大きい           │ -         │ Lost          │
+            └─────┴────────────────────────┴───────────┴───────────────┘
         "#]],
     );
 }
@@ -247,12 +247,12 @@ fn io_at_80_and_120() {
         View::Io,
         80,
         expect![[r#"
-            JOB  NAME            STATE              READ  WRITTEN    READ/S  DURATION
-            41   some_job        running               -        -         -      1m8s
-            42   train           finished       3.22 GiB  700 MiB  48.3 MiB      1m8s
-            43   convert-the-w…  failed (3)     3.22 GiB  700 MiB  48.3 MiB      1m8s
-            44   evil\n\x1b[2J…  out of memory  3.22 GiB  700 MiB  9.20 GiB     350ms
-            45   größe 大きい    lost                  -        -         -         -
+            JOB  NAME                   STATE              READ  WRITTEN    READ/S  DURATION
+            41   some_job               running               -        -         -      1m8s
+            42   train                  finished       3.22 GiB  700 MiB  48.3 MiB      1m8s
+            43   convert-the-whole-ar…  failed (3)     3.22 GiB  700 MiB  48.3 MiB      1m8s
+            44   evil\n\x1b[2J\u202en…  out of memory  3.22 GiB  700 MiB  9.20 GiB     350ms
+            45   größe 大きい           lost                  -        -         -         -
         "#]],
     );
     check(
@@ -275,12 +275,12 @@ fn mem_at_80_and_120() {
         View::Mem,
         80,
         expect![[r#"
-            JOB  NAME            STATE           AVERAGE      PEAK  OF NODE  DURATION
-            41   some_job        running        1.62 MiB         -    <0.1%      1m8s
-            42   train           finished        963 MiB  1.21 GiB     5.9%      1m8s
-            43   convert-the-w…  failed (3)      963 MiB  1.21 GiB     5.9%      1m8s
-            44   evil\n\x1b[2J…  out of memory   963 MiB  1.21 GiB     5.9%     350ms
-            45   größe 大きい    lost                  -         -        -         -
+            JOB  NAME                   STATE           AVERAGE      PEAK  OF NODE  DURATION
+            41   some_job               running        1.62 MiB         -    <0.1%      1m8s
+            42   train                  finished        963 MiB  1.21 GiB     5.9%      1m8s
+            43   convert-the-whole-ar…  failed (3)      963 MiB  1.21 GiB     5.9%      1m8s
+            44   evil\n\x1b[2J\u202en…  out of memory   963 MiB  1.21 GiB     5.9%     350ms
+            45   größe 大きい           lost                  -         -        -         -
         "#]],
     );
     check(
@@ -303,12 +303,12 @@ fn all_at_120() {
         View::All,
         120,
         expect![[r#"
-            JOB  NAME            USER   STATE              EXIT  CORES  CPU TIME    MEMORY  OF NODE      READ  WRITTEN  DURATION
-            41   some_job        alice  running               -   3.76     4m16s         -    <0.1%         -        -      1m8s
-            42   train           alice  finished              0   3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
-            43   convert-the-w…  alice  failed (3)            3   3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
-            44   evil\n\x1b[2J…  alice  out of memory  signal 9    734     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB     350ms
-            45   größe 大きい    alice  lost                  -      -         -         -        -         -        -         -
+            JOB  NAME                USER   STATE              EXIT  CORES  CPU TIME    MEMORY  OF NODE      READ  WRITTEN  DURATION
+            41   some_job            alice  running               -   3.76     4m16s         -    <0.1%         -        -      1m8s
+            42   train               alice  finished              0   3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
+            43   convert-the-whole…  alice  failed (3)            3   3.76     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB      1m8s
+            44   evil\n\x1b[2J\u20…  alice  out of memory  signal 9    734     4m17s  1.21 GiB     5.9%  3.22 GiB  700 MiB     350ms
+            45   größe 大きい        alice  lost                  -      -         -         -        -         -        -         -
         "#]],
     );
 }
@@ -348,6 +348,27 @@ fn nothing_is_cut_in_a_pipe() {
     let drawn = list(&[record], View::All, sample::NOW_NS, &Style::plain());
     assert!(drawn.contains(&"long".repeat(60)) && drawn.contains(&"x".repeat(300)), "{drawn}");
     assert!(!drawn.contains('…'));
+}
+
+#[test]
+fn why_a_job_failed_is_said_in_a_pipe_too() {
+    for view in [View::Jobs, View::Io, View::Mem, View::All] {
+        let drawn = list(&sample::several(), view, sample::NOW_NS, &Style::plain());
+        assert!(drawn.contains("failed (3)"), "{drawn}");
+    }
+}
+
+#[test]
+fn room_that_a_column_leaves_is_given_to_names() {
+    let mut records = sample::several();
+    (records[0].key.manager, records[0].key.id) = ("session".to_owned(), "rest-0".to_owned());
+    records[0].name = "short processes".to_owned();
+    for width in [60, 80] {
+        let style = Style { width: Some(width), ..Style::plain() };
+        let drawn = list(&records[..2], View::Jobs, sample::NOW_NS, &style);
+        let used = drawn.lines().map(text::width).max().unwrap_or(0);
+        assert!(!drawn.contains('…') || used + 1 >= width, "cut with room left: {used} of {width}\n{drawn}");
+    }
 }
 
 #[test]
@@ -402,12 +423,12 @@ fn states_have_colours_where_colours_are_wanted() {
     let style = Style { width: Some(60), color: true, ..Style::plain() };
     let drawn = list(&sample::several(), View::Jobs, sample::NOW_NS, &style);
     expect![[r#"
-        ESC[1mJOBESC[0mESC[1m  NAME          ESC[0mESC[1m  STATE        ESC[0mESC[1m  CORESESC[0mESC[1m  DURATIONESC[0m
-        41   some_job      ESC[38;5;10m  running      ESC[39m   3.76      1m8s
-        42   train           finished        3.76      1m8s
-        43   convert-the-w…ESC[38;5;9m  failed (3)   ESC[39m   3.76      1m8s
-        44   evil\n\x1b[2J…ESC[38;5;9m  out of memoryESC[39m    734     350ms
-        45   größe 大きい  ESC[38;5;9m  lost         ESC[39m      -         -
+        ESC[1mJOBESC[0mESC[1m  NAME                   ESC[0mESC[1m  STATE        ESC[0mESC[1m  CORESESC[0mESC[1m  DURATIONESC[0m
+        41   some_job               ESC[38;5;10m  running      ESC[39m   3.76      1m8s
+        42   train                    finished        3.76      1m8s
+        43   convert-the-whole-arch…ESC[38;5;9m  failed (3)   ESC[39m   3.76      1m8s
+        44   evil\n\x1b[2J\u202enameESC[38;5;9m  out of memoryESC[39m    734     350ms
+        45   größe 大きい           ESC[38;5;9m  lost         ESC[39m      -         -
     "#]].assert_eq(&drawn.replace('\x1b', "ESC"));
 }
 
