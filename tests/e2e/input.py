@@ -202,7 +202,7 @@ REFUSED = {
     "an_unknown_manager": (["list", "--manager", "foo"], ["--manager foo", "slurm"]),
     "an_unknown_manager_for_a_program": (["list", "--manager", "foo", "--json"], ["--manager foo"]),
     "an_unknown_user": (["list", "--user", "no-such-user"], ["--user no-such-user: no such user"]),
-    "a_limit_of_nothing": (["list", "--limit", "0"], ["'0' for '--limit", "from 1 on"]),
+    "a_limit_of_nothing": (["list", "--limit", "0"], ["'0' for '--limit", "≥ 1"]),
     "a_time_out_of_range": (["list", "--since", "3000-01-01"], ["--since", "3000-01-01", "too far away"]),
     "an_interval_of_nothing": (["time", "--interval", "0", "--", "true"], ["--interval", "shortest is 10ms"]),
     "no_gpus": (["gpus", "--free", "0"], ["from 1 to 1024", "met gpus --help"]),

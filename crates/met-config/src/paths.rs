@@ -69,7 +69,9 @@ impl Place {
     pub fn check_own(&self) -> Result<()> {
         for folder in [&self.state, &self.runtime] {
             trusted::check_own(folder).map_err(|error| {
-                Failure::usage(format!("{}: {error}; as root, {}", folder.display(), self.remedy(folder)))
+                let home = if self.system { "" } else { "use `sudo -H`, or " };
+                let remedy = self.remedy(folder);
+                Failure::usage(format!("{}: {error}; as root, {home}{remedy}", folder.display()))
             })?;
         }
         Ok(())
@@ -95,9 +97,6 @@ impl Place {
     fn remedy(&self, folder: &Path) -> &'static str {
         // A store in memory is beside the socket.
         match (self.system, folder.starts_with(&self.runtime)) {
-            (false, false) if rustix::process::geteuid().is_root() => {
-                "use `sudo -H`, or set XDG_STATE_HOME to a folder of root"
-            }
             (false, false) => "set XDG_STATE_HOME to a folder you own",
             (false, true) => "set XDG_RUNTIME_DIR to a folder you own",
             (true, false) => "set a writable folder in met.yaml: system.state",

@@ -171,7 +171,7 @@ pub enum Command {
 
 fn number_of_jobs(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|&count| count > 0);
-    count.ok_or_else(|| "write a whole number from 1 on, such as 100".to_owned())
+    count.ok_or_else(|| "write a whole number ≥ 1, such as 100".to_owned())
 }
 
 fn number_of_gpus(text: &str) -> Result<u32, String> {
