@@ -64,9 +64,11 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
     let (stdout, stderr) = outputs.into_stdio()?;
     let surroundings = Surroundings { cwd, stdout, stderr };
     let mut channel = launch::exec_supervisor(&assignment, program.as_os_str(), &args.command, surroundings)?;
+    let mut started = None;
     loop {
-        match protocol::read_frame(&mut channel).context("the supervisor died before it started the job")? {
+        match protocol::read_frame(&mut channel).with_context(|| died(started.as_deref()))? {
             Notice::Started(record) => {
+                started = Some(record.key.id.clone());
                 let main = record.local.as_ref().and_then(|local| local.main).map_or(0, |main| main.pid);
                 let announced =
                     announce(&args, &record.key.id, &record.name, main, [&out_path, &err_path], &here);
@@ -89,6 +91,15 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
                 bail!("cannot start the job: {message}")
             }
         }
+    }
+}
+
+fn died(started: Option<&str>) -> String {
+    match started {
+        Some(id) => {
+            format!("the supervisor of job {id} died, so its exit code is unknown; see `met show {id}`")
+        }
+        None => "the supervisor died before it started the job".to_owned(),
     }
 }
 
