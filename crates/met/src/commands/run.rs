@@ -36,13 +36,12 @@ pub fn run(setting: &Setting, args: RunArgs) -> Result<i32> {
     let path = env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
     let path = path.or_else(|| std::env::var_os("PATH"));
     let program = launch::find_program(&args.command, path.as_deref(), &cwd)?;
-    let command = launch::shown(&args.command);
     let stem = args.name.clone().unwrap_or_else(|| base_name(&args.command[0]));
     let outputs = Outputs::open(&args, &here, &cwd, &stem)?;
     let draft = Draft {
         origin: Origin::Run,
         name: args.name.as_deref(),
-        command,
+        command: launch::shown(&args.command),
         cwd: cwd.clone(),
         stdout: Some(outputs.out_path.clone()),
         stderr: Some(outputs.err_path.clone()),
