@@ -482,3 +482,39 @@ def a_configuration_that_is_no_file_blocks_nobody(world, what):
     with open(world.config, "wb") as file:
         file.write(text)
     equal(world.run_to_end("true")["job"]["state"], "finished", "state")
+
+
+#: Gets a cgroup for a child, and never announces a job.
+ENCLOSING = r"""
+import json, os, socket, struct, subprocess, sys
+link = socket.socket(socket.AF_UNIX)
+link.settimeout(60)
+link.connect(sys.argv[1])
+replies = link.makefile("rb")
+
+def ask(request):
+    data = json.dumps(request).encode()
+    link.sendall(struct.pack("<I", len(data)) + data)
+    (size,) = struct.unpack("<I", replies.read(4))
+    return json.loads(replies.read(size))
+
+child = subprocess.Popen(["sleep", "1000"])
+ask({"hello": {"protocol": 1, "newest": 1000}})
+print(json.dumps(ask({"enclose": {"name": f"met-1-{os.getpid()}-1", "pid": child.pid}})))
+child.kill()
+child.wait()
+"""
+
+
+@test
+def a_cgroup_without_a_job_goes_with_the_daemon(world):
+    bob = two_users(world)[1]
+    world.start_system_daemon()
+    enclosing = bob.start(world.python, "-c", ENCLOSING, system_socket(world))
+    reply = json.loads(bob.finish(enclosing).ok().out)
+    if "enclosed" not in reply:
+        raise Skip(f"no cgroup is made: {reply}")
+    made = [path for path in reply["enclosed"].values() if path]
+    check(made and all(map(os.path.exists, made)), f"made: {made}")
+    world.stop_system_daemon()
+    equal([path for path in made if os.path.exists(path)], [], "cgroups that are left")

@@ -490,3 +490,12 @@ def a_daemon_that_hangs_does_not_stretch_a_job(world):
     wall = world.show(job)["totals"]["wall_seconds"]
     check(wall < ran_s + 1.0, f"wall {wall} s, ran at most {ran_s} s")
     world.met("cancel", keeper).ok()
+
+
+@test
+def a_job_that_kills_its_supervisor_was_started(world):
+    result = world.met("run", "--wait", "--", "sh", "-c", "kill -KILL $PPID")
+    result.expect(1)
+    check("the supervisor of job 1 died, so its exit code is unknown" in result.err, f"said: {result.err!r}")
+    check("before it started" not in result.err, f"said: {result.err!r}")
+    world.wait_for_state("1", "lost")

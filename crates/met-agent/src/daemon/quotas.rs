@@ -142,7 +142,7 @@ mod tests {
     fn retention_does_not_wait_while_a_user_fills_the_store() {
         let root = tempfile::tempdir().unwrap();
         let mut config = Config::default();
-        config.storage.max_bytes = 32 << 20;
+        config.storage.max_bytes = 16 << 20;
         let mut service = keeping_by(root.path(), config);
         service.place.system = true;
         let mut ended = 0;
@@ -152,7 +152,7 @@ mod tests {
             record.command = (0..600).map(|number| format!("{number:0>190}")).collect();
             service.ended(record, None, Peer { uid: USER, pid: 7 }, ACCESS).unwrap();
             ended += 1;
-            assert!(ended < 100, "2 MiB are some dozens of these");
+            assert!(ended < 1000, "1 MiB is about a hundred of these");
         }
         assert!(ended > 4, "{ended}");
         service.retain();

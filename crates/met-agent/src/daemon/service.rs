@@ -755,6 +755,8 @@ impl Service {
     }
 
     pub fn close(mut self) {
+        // The next daemon does not know of cgroups whose jobs were never announced.
+        self.sweep();
         // Those that are left are tried by the next daemon.
         self.housekeeping.remove_cgroups_now();
         // Whatever the meters show now is all that will be known.

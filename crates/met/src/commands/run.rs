@@ -37,13 +37,12 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
     let path = env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
     let path = path.or_else(|| std::env::var_os("PATH"));
     let program = launch::find_program(&args.command, path.as_deref(), &cwd)?;
-    let command = launch::shown(&args.command);
     let stem = args.name.clone().unwrap_or_else(|| base_name(&args.command[0]));
     let outputs = Outputs::open(&args, &here, &cwd, &stem)?;
     let draft = Draft {
         origin: Origin::Run,
         name: args.name.as_deref(),
-        command,
+        command: launch::shown(&args.command),
         cwd: cwd.clone(),
         stdout: Some(outputs.out_path.clone()),
         stderr: Some(outputs.err_path.clone()),
@@ -65,9 +64,11 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
     let (stdout, stderr) = outputs.into_files()?;
     let surroundings = Surroundings { cwd, stdout, stderr };
     let mut channel = supervise(standby, assignment, &program, &args.command, surroundings)?;
+    let mut started = None;
     loop {
-        match protocol::read_frame(&mut channel).context("the supervisor died before it started the job")? {
+        match protocol::read_frame(&mut channel).with_context(|| died(started.as_deref()))? {
             Notice::Started(record) => {
+                started = Some(record.key.id.clone());
                 let main = record.local.as_ref().and_then(|local| local.main).map_or(0, |main| main.pid);
                 let announced =
                     announce(&args, &record.key.id, &record.name, main, [&out_path, &err_path], &here);
@@ -104,6 +105,15 @@ fn supervise(
     match standby.filter(|_| Standby::has(command)) {
         Some(standby) => standby.start(assignment, program, command.len(), surroundings),
         None => launch::exec_supervisor(&assignment, program.as_os_str(), command, surroundings),
+    }
+}
+
+fn died(started: Option<&str>) -> String {
+    match started {
+        Some(id) => {
+            format!("the supervisor of job {id} died, so its exit code is unknown; see `met show {id}`")
+        }
+        None => "the supervisor died before it started the job".to_owned(),
     }
 }
 
