@@ -123,8 +123,14 @@ mod tests {
 
     #[test]
     fn a_peak_that_only_samples_know_says_how_far_apart_they_were() {
-        let profile =
-            Profile { attached: false, counts_cpu: true, counts_memory: true, kept: false, hides_io: false, entered_late: false };
+        let profile = Profile {
+            attached: false,
+            counts_cpu: true,
+            counts_memory: true,
+            kept: false,
+            hides_io: false,
+            entered_late: false,
+        };
         let sources = |apart_s: i64| {
             let mut running = Running::new(25_000, 500);
             for index in 0..40 {

@@ -16,7 +16,8 @@ impl Event {
     /// One that another process counts: only what reading it takes is known.
     pub fn passed(name: String, software: bool) -> Event {
         let kind = if software { SOFTWARE } else { HARDWARE };
-        Event { name, kind, config: 0, mode: Mode::Everywhere }
+        let mode = if name.ends_with(":u") { Mode::User } else { Mode::Everywhere };
+        Event { name, kind, config: 0, mode }
     }
 }
 

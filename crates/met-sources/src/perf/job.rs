@@ -221,6 +221,7 @@ impl Counted {
         let kind = match share {
             _ if self.user_only || self.given_up.is_some() => QualityKind::LowerBound,
             share if share < 0.999 => QualityKind::Estimated,
+            _ if source == IN_TREE && !self.is_of_user_code() => QualityKind::LowerBound,
             _ => QualityKind::Measured,
         };
         let note = match (self.user_only, self.given_up.is_some()) {
@@ -230,6 +231,12 @@ impl Counted {
         };
         let (name, source) = (self.event.name.clone(), format!("{source}{note}"));
         Some(EventCount { name, count: sum.count, counted: share, kind, source })
+    }
+
+    /// Counters of a process tree begin with the command and stop early in the end of each process, which is kernel
+    /// code. Clocks count there, too, whatever was excluded.
+    fn is_of_user_code(&self) -> bool {
+        self.event.mode == Mode::User && !is_clock(&self.event)
     }
 
     /// Closes the counters if they ran far less than they could since they were last judged.
@@ -372,6 +379,7 @@ mod tests {
         assert!(of("task_clock").count > 0);
         assert!(of("page_faults").count >= 1, "huge pages may serve many pages with one fault");
         assert_eq!(of("task_clock").counted, 1.0);
+        assert_eq!(of("task_clock").kind, QualityKind::LowerBound, "the end of a process is not counted");
     }
 
     #[test]
