@@ -129,7 +129,6 @@ def nobody_sees_the_processes_of_others(world):
     other.met("show", job["job"]["id"]).refused()
     other.met("ps", job["job"]["id"]).refused()
     other.met("show", f"pid:{pid}").refused(f"process {pid}")
-<<<<<<< HEAD
 
 
 @test
@@ -153,8 +152,6 @@ def what_is_not_known_of_the_processes_of_a_finished_job_is_not_shown_as_known(w
     shown = user.met("ps", job["job"]["id"]).ok().out
     check("≥" in shown and "lower bound" in shown and f"{world.python} -c" in shown, shown)
     check(not shown.endswith("\n\n") and " 0 B  " not in shown.split("READ")[0], shown)
-||||||| 1287375
-=======
 
 
 @each(directory=os.mkdir, fifo=os.mkfifo)
@@ -175,4 +172,3 @@ def a_day_whose_file_cannot_be_read_hides_no_other_day(world, make):
     world.met("show", job).ok()
     finding = next(one for one in world.met("doctor", "--json").json() if one["what"] == "store")
     check(finding["health"] != "ok" and "cannot be read" in finding["detail"], finding)
->>>>>>> w15-i
