@@ -49,7 +49,13 @@ const FRESH_FOR: Duration = Duration::from_secs(10);
 pub struct Pages {
     view: ClusterView,
     contents: Contents,
-    last: Mutex<(ShownCounters, Option<(Instant, Arc<Snapshot>)>)>,
+    last: Mutex<Last>,
+}
+
+#[derive(Default)]
+struct Last {
+    shown: ShownCounters,
+    read: Option<(Instant, Arc<Snapshot>)>,
 }
 
 impl Pages {
@@ -59,8 +65,8 @@ impl Pages {
 
     /// Blocks; one thread reads and the others wait for it.
     fn snapshot(&self) -> Result<Arc<Snapshot>> {
-        let (shown, last) = &mut *self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, snapshot)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH_FOR) {
+        let Last { shown, read } = &mut *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, snapshot)) = read.as_ref().filter(|(at, _)| at.elapsed() < FRESH_FOR) {
             return Ok(Arc::clone(snapshot));
         }
         let running = JobsFilter { states: vec![State::Running, State::Suspended], ..JobsFilter::default() };
@@ -72,7 +78,7 @@ impl Pages {
         let mut tables = vec![members(&self.view, &records)?];
         tables.extend(SinksFile::read(&self.view.state).map(|file| bus::rows(&file.sinks)));
         let snapshot = Arc::new(Snapshot { tables, jobs });
-        *last = Some((Instant::now(), Arc::clone(&snapshot)));
+        *read = Some((Instant::now(), Arc::clone(&snapshot)));
         Ok(snapshot)
     }
 
