@@ -122,8 +122,13 @@ fn files_of(archive: &str) -> Vec<(&Path, Vec<u8>)> {
 fn every_captured_machine_is_used() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/hosts");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    // The folder, and those in it.
     #[allow(clippy::disallowed_methods, reason = "the test looks at the source tree, not at a machine")]
-    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let list = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().path()).collect()
+    };
+    let files = list(&folder).into_iter().flat_map(|path| [list(&path), vec![path]].concat());
     #[allow(clippy::disallowed_methods, reason = "the test looks at the source tree, not at a machine")]
     let sources: Vec<String> = files.filter_map(|path| std::fs::read_to_string(path).ok()).collect();
     #[allow(clippy::disallowed_methods, reason = "the test looks at the source tree, not at a machine")]

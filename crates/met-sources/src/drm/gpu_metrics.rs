@@ -90,11 +90,7 @@ pub(super) mod tests {
     #[test]
     fn an_unknown_revision_or_a_short_table_says_nothing() {
         assert_eq!(counters(&table(9, 64, &[])), None);
-        assert_eq!(
-            counters(&table(3, 120, &[(24, 1)])),
-            None,
-            "its unit of energy differs from card to card"
-        );
+        assert_eq!(counters(&table(3, 120, &[(24, 1)])), None, "its unit of energy differs between products");
         assert_eq!(counters(&table(4, 288, &[])[..200]), None);
         assert_eq!(counters(b""), None);
     }
