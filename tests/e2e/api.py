@@ -215,7 +215,7 @@ def events_of_a_running_job_are_series_that_follow_live_changes(world):
     counts = found["columns"]["count"]
     check(0 <= counts[0] < counts[1], counts)
     check(on_page(ask, "met_event_count_total", job, 'event="page_faults"') >= counts[1], "the page has it")
-    check("page_faults, peak" in user.met("show", job).ok().out, "it is plotted")
+    eventually(lambda: "page_faults, peak" in user.met("show", job).ok().out, "it is plotted")
     world.met("configure", "--perf", "context_switches,task_clock", "--job", job).ok()
     eventually(lambda: series("task_clock")["times"], "a sample of what is counted now")
     stopped = len(series("page_faults")["times"])

@@ -66,7 +66,7 @@ def a_changed_period_changes_how_often_a_job_is_sampled(world):
     check(samples(world, job) <= before + 1, "sampled more than once within an hour")
     world.met("configure", "--period", "50ms").ok()
     eventually(lambda: samples(world, job) >= before + 10, "ten more samples")
-    equal(shown(world)["sampling.interval"], "0.05s  temporary until the daemon ends", "what holds")
+    equal(shown(world)["sampling.interval"], "50ms  temporary until the daemon ends", "what holds")
     world.met("configure", "--reset").ok()
     equal(shown(world)["sampling.interval"], f"3600s  {world.config}", "what holds")
     before = samples(world, job)

@@ -89,7 +89,7 @@ def nothing_is_replaced_and_nothing_left_half_written(world):
     world.met("export", "1", "-o", "-", "--format", "h5").refused("standard output")
     world.met("export", "1", "-o", "y.h5", "--table", "job").refused("--table")
     world.met("export", "1", "-o", "y.csv", "--table", "jbo").refused("jobs, job, job_detail, event, gpu")
-    world.met("export", "99", "-o", "y.csv").refused("no job named \"99\"")
+    world.met("export", "99", "-o", "y.csv").refused("no job 99")
     world.met("export", "1", "--since", "1h", "-o", "y.csv").refused("not both")
     world.met("export", "--name", "nosuch", "-o", "y.csv").refused("no jobs match", code=1)
     world.met("export", "1", "-o", "/dev/null", "--format", "csv", "--force").refused("not a plain file")

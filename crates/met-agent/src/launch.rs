@@ -136,7 +136,7 @@ fn events_of_daemon(
     let reply = match system {
         Ok(system) => system.call(&Request::InForce).ok(),
         Err(_) => match own? {
-            Err(_) => {
+            Err(Unreachable::Absent) => {
                 // The daemon that is about to start has nobody to say it to.
                 if let Some(error) = listening::refusal(setting, &setting.user) {
                     tracing::warn!("the daemon will not listen: http: {error}");

@@ -183,12 +183,6 @@ impl Record {
         main.is_some_and(|main| main.pid == pid) || self.processes.iter().any(|process| process.pid == pid)
     }
 
-    /// When one of its processes ended: by its exit record, or, of the main process, as its supervisor saw it.
-    pub fn end_of_process(&self, process: &JobProcess) -> Option<i64> {
-        let main = self.local.as_ref().filter(|local| local.main.is_some_and(|main| main.pid == process.pid));
-        process.end_ns.or_else(|| main?.main_end_ns)
-    }
-
     pub fn wall_ns(&self, now_ns: i64) -> Option<i64> {
         Some((self.end_ns.unwrap_or(now_ns) - self.start_ns?).max(0))
     }

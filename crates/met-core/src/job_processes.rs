@@ -40,6 +40,9 @@ pub struct JobProcess {
     pub start_ns: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_ns: Option<i64>,
+    /// When its supervisor saw it end; of the main process, where no exit record reported that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end_seen_ns: Option<i64>,
     /// Its own, without its children.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_ns: Option<i64>,

@@ -38,13 +38,13 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
         object["events"] = events::object(record, now_ns);
     }
     if !record.processes.is_empty() {
-        object["processes"] = record.processes.iter().map(|one| process(one, record)).collect();
+        object["processes"] = record.processes.iter().map(process).collect();
     }
     object
 }
 
 /// One of the largest processes of a job that is over.
-fn process(process: &JobProcess, record: &Record) -> Value {
+fn process(process: &JobProcess) -> Value {
     let quality = if is_complete(process) { QualityKind::Measured } else { QualityKind::LowerBound };
     let command_line = Some(&process.command_line).filter(|words| !words.is_empty());
     Value::Object(known([
@@ -56,7 +56,7 @@ fn process(process: &JobProcess, record: &Record) -> Value {
         ("command_line", json!(command_line)),
         ("node", json!(process.node)),
         ("start", json!(process.start_ns.and_then(time))),
-        ("end", json!(record.end_of_process(process).and_then(time))),
+        ("end", json!(process.end_ns.or(process.end_seen_ns).and_then(time))),
         ("quality", json!(quality.name())),
         ("cpu_seconds", seconds(process.cpu_ns)),
         ("memory_peak_bytes", json!(process.memory_peak_bytes)),
@@ -450,6 +450,7 @@ mod tests {
             command_line: vec!["make".to_owned(), "all".to_owned()],
             start_ns: Some(0),
             end_ns: Some(1),
+            end_seen_ns: None,
             cpu_ns: Some(1),
             memory_peak_bytes: Some(1),
             read_bytes: Some(1),

@@ -338,8 +338,8 @@ mod tests {
     #[test]
     fn nothing_is_counted_unless_asked_for() {
         let host = Host::real().unwrap();
-        let Err(Unavailable::Absent(why)) = open(&host, &Options::default()) else { panic!("opened") };
-        assert!(why.contains("perf.events"), "{why}");
+        let Err(Unavailable::Unset { what, .. }) = open(&host, &Options::default()) else { panic!("opened") };
+        assert!(what.contains("perf.events"), "{what}");
     }
 
     #[test]

@@ -246,14 +246,13 @@ impl Runner {
         for running in &mut self.sources {
             let (out, tail) = rest.split_at_mut(running.spec.tables.len());
             rest = tail;
-            let is_of_jobs = running.spec.pace == Pace::Tick;
             if !is_due(running.spec) {
                 continue;
             }
             if running.is_wanted(held, tick) {
                 let spent_ns = &mut reading.spent_ns;
                 running.read_if_due(targets, tick, out, &mut self.new_errors, spent_ns, &self.pulse);
-            } else if !is_of_jobs {
+            } else if !running.is_held(held) {
                 // What was read of the machine before is no news.
                 out.iter_mut().for_each(Batch::clear);
             }
@@ -390,10 +389,13 @@ struct Reading {
 }
 
 impl Running {
+    fn is_held(&self, held: Option<&'static Table>) -> bool {
+        held.is_some_and(|held| self.spec.tables.iter().any(|own| std::ptr::eq(*own, held)))
+    }
+
     /// Whether a tick reads it, `held` sources left out.
     fn is_wanted(&self, held: Option<&'static Table>, tick: &TickInfo) -> bool {
-        let is_held = held.is_some_and(|held| self.spec.tables.iter().any(|own| std::ptr::eq(*own, held)));
-        !is_held && (!tick.partial || self.spec.pace == Pace::Tick)
+        !self.is_held(held) && (!tick.partial || self.spec.pace == Pace::Tick)
     }
 
     fn open(

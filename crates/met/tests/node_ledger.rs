@@ -29,7 +29,7 @@ fn seconds(energy: &Value) -> f64 {
 fn played(watts: &Path, port: u16) -> String {
     format!(
         "sources:\n  rapl: off\n  hwmon: off\n  ipmi: {{command: 'cat {}', every: 1s}}\n\
-         energy: {{idle_power: 150}}\nhttp: {{listen: '127.0.0.1:{port}'}}\n",
+         energy: {{idle_power: 150}}\nhttp: {{listen: '127.0.0.1:{port}', metrics: all}}\n",
         watts.display()
     )
 }

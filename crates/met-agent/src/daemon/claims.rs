@@ -115,7 +115,9 @@ fn vouch_processes(record: &mut Record) {
     record.processes.retain(|process| process.start_ns.is_some() && is_in(process.start_ns));
     for process in &mut record.processes {
         (process.uid, process.user, process.node) = (record.uid, record.user.clone(), None);
-        process.end_ns = process.end_ns.filter(|&end_ns| is_in(Some(end_ns)));
+        for end_ns in [&mut process.end_ns, &mut process.end_seen_ns] {
+            *end_ns = end_ns.filter(|&end_ns| is_in(Some(end_ns)));
+        }
         let JobProcess { cpu_ns, memory_peak_bytes, read_bytes, written_bytes, .. } = process;
         for figure in [cpu_ns, memory_peak_bytes, read_bytes, written_bytes] {
             *figure = figure.filter(|&value| !is_impossible(value));

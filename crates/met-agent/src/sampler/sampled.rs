@@ -275,6 +275,7 @@ impl Sampled {
         }
         if !self.processes.is_empty() {
             record.processes = largest_processes::with_users(self.processes.clone());
+            note_end_of_main(record);
         }
         record.emission = record.emission.take().or_else(|| self.live.emission.clone());
         if let Some(seen) = seen {
@@ -319,6 +320,15 @@ fn without_containers(totals: &mut Totals, why: Caveat) {
             let (value, source) = (figure.value, figure.source.clone().with(why));
             totals.set(column, value, LowerBound, source);
         }
+    }
+}
+
+/// When the main process ended, as its supervisor saw it: it may have no exit record.
+fn note_end_of_main(record: &mut Record) {
+    let Some(local) = &record.local else { return };
+    let main_pid = local.main.map(|main| main.pid);
+    for process in record.processes.iter_mut().filter(|process| Some(process.pid) == main_pid) {
+        process.end_seen_ns = local.main_end_ns.filter(|_| process.end_ns.is_none());
     }
 }
 

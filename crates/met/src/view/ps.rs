@@ -60,8 +60,10 @@ pub fn tree(processes: &[ProcessLine], style: &Style) -> String {
 
 /// The processes that are stored of a job that is over.
 pub fn largest(record: &Record, style: &Style) -> String {
-    let ended =
-        |process: &JobProcess| Ended { process: process.clone(), end_ns: record.end_of_process(process) };
+    let ended = |process: &JobProcess| Ended {
+        process: process.clone(),
+        end_ns: process.end_ns.or(process.end_seen_ns),
+    };
     let rows: Vec<Ended> = record.processes.iter().map(ended).collect();
     let columns = PsColumn::fitting(LARGEST_COLUMNS, &rows.iter().collect::<Vec<_>>(), NAME_COLUMNS, style);
     let room = style.width.map(|width| width.saturating_sub(PsColumn::used(&columns)));
