@@ -93,9 +93,9 @@ def frames_of_the_socket_are_frozen(world):
         world.me.daemon_pid()
         eventually(lambda: len(world.jobs()) == 2, "the daemon knows both")
         said = [[request, masked(reply)] for request, reply in zip(REQUESTS, ask(world.me, world.me.socket(), *REQUESTS))]
-        is_as_before("socket.json", "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in said))
         world.me.stop_daemon()
         daemon.wait(60)
+    is_as_before("socket.json", "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in said))
 
 
 def masked(value, name=None):
