@@ -153,7 +153,7 @@ def a_user_exports_what_they_may_see(world):
     equal(sorted(exported(world.me)), ["own", "private"], "jobs that root exports")
     equal(exported(other), ["own"], "jobs that a user exports")
     other.met("export", "private", "-o", "-").refused("no job named")
-    # A file is read as whoever asks.
+    # A file is read with the caller's permissions.
     world.met("export", "private", "-o", "private.jsonl").ok()
     os.chmod(world.me.path("private.jsonl"), 0o600)
     other.met("show", world.me.path("private.jsonl")).refused("private.jsonl", "ermission denied")

@@ -137,7 +137,7 @@ fn events_of_daemon(
         Ok(system) => system.call(&Request::InForce).ok(),
         Err(_) => match own? {
             Err(Unreachable::Absent) => {
-                // The daemon that is about to start has nobody to say it to.
+                // The daemon that is about to start has no terminal to say it on.
                 if let Some(error) = listening::refusal(setting, &setting.user) {
                     tracing::warn!("the daemon will not listen: http: {error}");
                 }
@@ -171,7 +171,7 @@ fn reserve(setting: &Setting, timed: bool, system: &mut Result<Client, Unreachab
         Err(Unreachable::Silent { .. } | Unreachable::Busy { .. } | Unreachable::Foreign { .. }) => {
             return reserve_for_system();
         }
-        // A daemon that is stopped has given shared ids, which nobody else knows now.
+        // A daemon that is stopped has given shared ids, which no other process knows now.
         Err(Unreachable::Absent | Unreachable::Failed(_)) if setting.system.state.is_dir() => {
             return Ok(reserve_own()?.0);
         }

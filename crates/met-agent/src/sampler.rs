@@ -215,7 +215,7 @@ impl Sampler {
         }
     }
 
-    /// Somebody asks for the figures of a job; whoever does so again and again watches it.
+    /// Somebody asks for the figures of a job; a client that does so again and again watches it.
     pub fn note_interest(&mut self, slot: u32) {
         let is_watched = self.jobs.get_mut(&slot).is_some_and(|job| job.age.pacing.ask(clock::boottime_ns()));
         if is_watched {

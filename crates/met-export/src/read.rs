@@ -24,7 +24,7 @@ pub fn read(path: &Path, each: &mut dyn FnMut(ExportedJob) -> Result<()>) -> Res
     }
 }
 
-/// Opens a plain file and nothing that blocks, as whoever calls it.
+/// Opens a plain file and nothing that blocks, with the caller's permissions.
 fn open(path: &Path) -> Result<File> {
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC).bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path);

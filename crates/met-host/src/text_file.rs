@@ -1,4 +1,4 @@
-//! Small text files that people write: read whole, within a bound, and never waiting for whoever should write them.
+//! Small text files that people write: read whole, within a bound, and never waiting for a writer.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -176,7 +176,7 @@ impl Processes {
             }
         };
         let owner = Subject::Task { pid: target.pid, start_ticks: target.start_ticks };
-        // An open file is that of the process, whoever has its number by now.
+        // An open file is that of the process, even if another process has its number by now.
         if target.look == Look::Cheap
             && target.is_counted
             && let Some(files) = entry.slow.as_ref().filter(|files| files.keeps_io())

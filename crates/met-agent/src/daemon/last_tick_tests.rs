@@ -184,7 +184,7 @@ fn a_scrape_of_old_figures_has_them_read_once_for_all_who_wait() {
     });
     assert_eq!(asked.load(Ordering::SeqCst), 1);
     assert!(page(&board, TEXT).contains("met_job_cpu_seconds_total{manager=\"local\",id=\"7\"} 2\n"));
-    // Nobody answers: the last figures have to do, and nobody asks twice.
+    // No answer comes: the last figures are served, and no second order is sent.
     old(&board, 20);
     board.refresh();
     board.refresh();

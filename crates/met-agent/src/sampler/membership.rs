@@ -92,7 +92,7 @@ impl Membership {
         }
     }
 
-    /// Reads all members as the tick says: outside of a tick nobody knows what is due.
+    /// Reads all members as the tick says: outside of a tick it is not known what is due.
     pub(super) fn unmark(&mut self) {
         self.targets.cgroups.iter_mut().for_each(|target| target.look = Look::Usual);
         self.targets.tasks.iter_mut().for_each(|target| target.look = Look::Usual);

@@ -27,7 +27,7 @@ pub fn import(setting: &Setting, args: &ImportArgs) -> Result<i32> {
             added.push((stored.add(&job)?, job.record.label(), job.record.name));
             Ok(())
         });
-        // All or none: whoever tries again would have some of them twice.
+        // All or none: a second try would import some of them twice.
         if result.is_err() {
             added.iter().for_each(|(number, ..)| drop(stored.remove(*number)));
             return result.map(|()| 1);
