@@ -2,11 +2,13 @@
 
 use anyhow::Result;
 use met_core::Table;
+use met_core::grouping::{self, Group, Membership, Sum, SumBy};
 use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
 use met_core::series::Course;
 use met_store::{Filter, NodePart, Page, Queries, StoreError};
 
+use crate::handshake::PROTOCOL;
 use crate::jobs::{self, JobRef, JobsFilter};
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::viewer::Viewer;
@@ -43,6 +45,22 @@ pub trait Query {
     }
     /// The same of a card, while the job had it.
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course>;
+    /// Who had jobs in which account, of the jobs that the viewer sees.
+    fn memberships(&self, viewer: &Viewer) -> Result<Vec<Membership>> {
+        Ok(grouping::memberships(&every_job(self, viewer)?))
+    }
+    /// The users whose jobs the viewer sees, with their accounts.
+    fn users(&self, viewer: &Viewer) -> Result<Vec<Group>> {
+        Ok(grouping::users(&self.memberships(viewer)?))
+    }
+    /// The accounts of the jobs that the viewer sees, with their users.
+    fn accounts(&self, viewer: &Viewer) -> Result<Vec<Group>> {
+        Ok(grouping::accounts(&self.memberships(viewer)?))
+    }
+    /// What the jobs used that the viewer sees and that ended from a time on and before another one.
+    fn sums(&self, viewer: &Viewer, by: SumBy, from_ns: i64, to_ns: i64) -> Result<Vec<Sum>> {
+        Ok(grouping::sums(&every_job(self, viewer)?, by, from_ns, to_ns))
+    }
     /// The machines. Everybody may see them.
     fn nodes(&self) -> Result<Vec<NodeStatus>>;
     /// The parts of this machine with samples from a time on; `None` from a server, which is no node.
@@ -56,6 +74,22 @@ pub trait Query {
     /// The series after a time of a node of a cluster, as far as they fit an answer; `None` if there is no such node.
     fn node_courses(&self, _node: &str, _after_ms: i64) -> Result<Option<NodeSpan>> {
         Ok(None)
+    }
+}
+
+/// All jobs that a viewer sees.
+pub fn every_job<Q: Query + ?Sized>(query: &Q, viewer: &Viewer) -> Result<Vec<Record>> {
+    let mut filter = JobsFilter { paged: true, ..JobsFilter::default() };
+    let mut all = Vec::new();
+    loop {
+        let (Page { jobs, next }, _) = query.jobs(viewer, &filter)?;
+        all.extend(jobs);
+        match next {
+            Some(next) if filter.after.as_ref().is_none_or(|after| next < *after) => {
+                filter.after = Some(next);
+            }
+            _ => return Ok(all),
+        }
     }
 }
 
@@ -77,6 +111,8 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         Request::CardCourse { key, uuid, after_ms } => {
             course(query.card_course(viewer, key, uuid, *after_ms)?)
         }
+        Request::Memberships => Reply::Memberships(query.memberships(viewer)?),
+        Request::Sums { by, from_ns, to_ns } => Reply::Sums(query.sums(viewer, *by, *from_ns, *to_ns)?),
         Request::Nodes => Reply::Nodes(query.nodes()?),
         Request::NodeParts { since_ms } => {
             let Some(parts) = query.node_parts(*since_ms)? else { return Ok(None) };
@@ -108,7 +144,10 @@ pub fn nothing() -> (Page, Vec<String>) {
 /// An answer to `Find`. One that fits is what clients of every version understand.
 fn found(page: Page) -> Reply {
     match page.next {
-        Some(_) => Reply::JobsPage { jobs: page.jobs, next: page.next, warnings: Vec::new() },
+        Some(_) => {
+            let Page { jobs, next } = page;
+            Reply::JobsPage { jobs, next, warnings: Vec::new(), protocol: PROTOCOL }
+        }
         None => Reply::Jobs(page.jobs),
     }
 }
