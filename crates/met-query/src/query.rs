@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use met_core::Table;
-use met_core::grouping::{self, Group, Membership, Sum, SumBy};
-use met_core::job::{JobKey, Record};
+use met_core::grouping::{self, Group, Membership, Sum, SumSpan};
+use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
 use met_core::series::Course;
 use met_store::{Filter, NodePart, Page, Queries, StoreError};
@@ -45,24 +45,24 @@ pub trait Query {
     }
     /// The same of a card, while the job had it.
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course>;
-    /// Who had jobs in which account, of the jobs that the viewer sees.
-    fn memberships(&self, viewer: &Viewer) -> Result<Vec<Membership>> {
-        Ok(grouping::memberships(&every_job(self, viewer)?))
+    /// Who had jobs in which account, of the jobs that fit and that the viewer sees.
+    fn memberships(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Membership>> {
+        Ok(grouping::memberships(&every_job(self, viewer, filter)?))
     }
     /// The users whose jobs the viewer sees, with their accounts.
     fn users(&self, viewer: &Viewer) -> Result<Vec<Group>> {
-        Ok(grouping::users(&self.memberships(viewer)?))
+        Ok(grouping::users(&self.memberships(viewer, &JobsFilter::default())?))
     }
     /// The accounts of the jobs that the viewer sees, with their users.
     fn accounts(&self, viewer: &Viewer) -> Result<Vec<Group>> {
-        Ok(grouping::accounts(&self.memberships(viewer)?))
+        Ok(grouping::accounts(&self.memberships(viewer, &JobsFilter::default())?))
     }
-    /// What the jobs used that the viewer sees and that ended from a time on and before another one.
-    fn sums(&self, viewer: &Viewer, by: SumBy, from_ns: i64, to_ns: i64) -> Result<Vec<Sum>> {
-        Ok(grouping::sums(&every_job(self, viewer)?, by, from_ns, to_ns))
+    /// What jobs used that ended within a time, of those that fit and that the viewer sees.
+    fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
+        Ok(grouping::sums(&every_job(self, viewer, filter)?, span))
     }
-    /// The machines. Everybody may see them.
-    fn nodes(&self) -> Result<Vec<NodeStatus>>;
+    /// The machines. Everybody may see them; their number of jobs is that of jobs which the viewer sees.
+    fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>>;
     /// The parts of this machine with samples from a time on; `None` from a server, which is no node.
     fn node_parts(&self, _since_ms: i64) -> Result<Option<Vec<NodePart>>> {
         Ok(None)
@@ -74,22 +74,6 @@ pub trait Query {
     /// The series after a time of a node of a cluster, as far as they fit an answer; `None` if there is no such node.
     fn node_courses(&self, _node: &str, _after_ms: i64) -> Result<Option<NodeSpan>> {
         Ok(None)
-    }
-}
-
-/// All jobs that a viewer sees.
-pub fn every_job<Q: Query + ?Sized>(query: &Q, viewer: &Viewer) -> Result<Vec<Record>> {
-    let mut filter = JobsFilter { paged: true, ..JobsFilter::default() };
-    let mut all = Vec::new();
-    loop {
-        let (Page { jobs, next }, _) = query.jobs(viewer, &filter)?;
-        all.extend(jobs);
-        match next {
-            Some(next) if filter.after.as_ref().is_none_or(|after| next < *after) => {
-                filter.after = Some(next);
-            }
-            _ => return Ok(all),
-        }
     }
 }
 
@@ -111,9 +95,9 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         Request::CardCourse { key, uuid, after_ms } => {
             course(query.card_course(viewer, key, uuid, *after_ms)?)
         }
-        Request::Memberships => Reply::Memberships(query.memberships(viewer)?),
-        Request::Sums { by, from_ns, to_ns } => Reply::Sums(query.sums(viewer, *by, *from_ns, *to_ns)?),
-        Request::Nodes => Reply::Nodes(query.nodes()?),
+        Request::Memberships { filter } => Reply::Memberships(query.memberships(viewer, filter)?),
+        Request::Sums { filter, span } => Reply::Sums(query.sums(viewer, filter, span)?),
+        Request::Nodes => Reply::Nodes(query.nodes(viewer)?),
         Request::NodeParts { since_ms } => {
             let Some(parts) = query.node_parts(*since_ms)? else { return Ok(None) };
             Reply::NodeParts(parts.into_iter().map(|part| (part.table, part.part)).collect())
@@ -134,6 +118,33 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
 fn wire(span: NodeSpan) -> NodeCourses {
     let one = |(part, course): (NodePart, Course)| (part.table, part.part, WireCourse::of(&course));
     NodeCourses { parts: span.courses.into_iter().map(one).collect(), until_ms: span.until_ms }
+}
+
+/// Jobs that run.
+pub fn running() -> JobsFilter {
+    JobsFilter { states: vec![State::Running, State::Suspended], paged: true, ..JobsFilter::default() }
+}
+
+/// How many of these jobs are on a node.
+pub fn on_node(jobs: &[Record], node: &str) -> usize {
+    jobs.iter().filter(|record| record.nodes.iter().any(|known| known == node)).count()
+}
+
+/// All pages of a list.
+pub fn every_job<Q: Query + ?Sized>(
+    query: &Q,
+    viewer: &Viewer,
+    filter: &JobsFilter,
+) -> Result<Vec<Record>> {
+    let (mut filter, mut all) = (JobsFilter { paged: true, ..filter.clone() }, Vec::new());
+    loop {
+        let (Page { jobs, next }, _) = query.jobs(viewer, &filter)?;
+        all.extend(jobs);
+        match next {
+            Some(next) if filter.after.as_ref() != Some(&next) => filter.after = Some(next),
+            _ => return Ok(all),
+        }
+    }
 }
 
 /// A list without jobs.
@@ -159,7 +170,7 @@ pub fn find_in(store: &Queries, viewer: &Viewer, job: &JobRef) -> Result<Vec<Rec
     if found.is_empty() && !viewer.sees_all() {
         // The newest of all is somebody else's.
         let own = viewer.restrict(&JobsFilter::default()).unwrap_or_default();
-        let own = Filter { uid: own.uid, user: own.user, ..Filter::default() };
+        let own = Filter { uid: own.uid, member: own.member, ..Filter::default() };
         found = jobs::newest_of(store, job, &own)?;
     }
     Ok(found)

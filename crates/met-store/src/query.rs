@@ -12,6 +12,7 @@ use met_core::conditions::Conditions;
 use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record, State};
 use met_core::listing::{self, Cursor, Order, Sort, id_number, sort_ns};
+use met_core::member::{ACCOUNTS_MAX, Member};
 use met_core::series::Course;
 use met_core::{JOB, Table, event, gpu};
 use rustix::fs::{FlockOperation, OFlags};
@@ -65,6 +66,8 @@ pub struct Filter {
     pub name: Option<String>,
     pub manager: Option<String>,
     pub account: Option<String>,
+    /// Of all these only what a user and the user's accounts own.
+    pub member: Option<Member>,
     pub limit: Option<usize>,
     pub with_summaries: bool,
     /// Only jobs that had a card, or that live and may have got one since they were last written.
@@ -92,7 +95,13 @@ impl Filter {
             && self.pid.is_none_or(|pid| record.has_process(pid))
             && (!self.with_cards || record.state.is_live() || !record.gpus.is_empty())
             && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
+            && self.member.as_ref().is_none_or(|member| member.sees(record))
             && self.conditions.accept(record, self.order().as_of_ns)
+    }
+
+    /// Whether the columns and indexes of `job` suffice for it.
+    fn is_plain(&self) -> bool {
+        self.sort.is_none() && self.conditions.is_empty()
     }
 
     /// The order of the list.
@@ -116,6 +125,9 @@ impl Filter {
         for (condition, value) in known.into_iter().filter(|(_, value)| *value != Value::Null) {
             values.push(value);
             conditions.push(format!("{condition} ?{}", values.len()));
+        }
+        if let Some(member) = &self.member {
+            conditions.push(owned_by(member, &mut values));
         }
         if let Some(Cursor { start_ns, key, .. }) = after {
             let (first, bytewise) = (values.len() + 1, dialect.bytewise);
@@ -142,6 +154,23 @@ impl Filter {
             }
         }
         (conditions.join(" AND "), values)
+    }
+}
+
+/// The condition of [`Member::sees`].
+fn owned_by<'f>(member: &'f Member, values: &mut Vec<Value<'f>>) -> String {
+    let mut owners = Vec::new();
+    let mut own = |column: &str, name: &'f String| {
+        if !name.is_empty() {
+            values.push(name.into());
+            owners.push(format!("{column} = ?{}", values.len()));
+        }
+    };
+    own("\"user\"", &member.user);
+    member.accounts.iter().take(ACCOUNTS_MAX).for_each(|account| own("account", account));
+    match owners.is_empty() {
+        true => "1 = 0".to_owned(),
+        false => format!("({})", owners.join(" OR ")),
     }
 }
 
@@ -178,6 +207,8 @@ pub struct Page {
 
 /// Rows that are asked for at once where the bytes of an answer are bounded.
 const PAGE_ROWS: usize = 64;
+/// Rows that are examined at once where all are.
+const EXAMINED_ROWS: usize = 500;
 /// Jobs that are examined for a page of those with a certain process; a multiple of the above.
 pub const PROCESS_ROWS: usize = 512;
 
@@ -374,9 +405,10 @@ impl Queries {
         };
         let Page { mut jobs, mut next } = stored;
         jobs.retain(|record| !pending.contains_key(&record.key));
-        let is_here = |record: &Record| next.as_ref().is_none_or(|next| Cursor::of(record) >= *next);
+        let order = filter.order();
+        let is_here = |record: &Record| next.as_ref().is_none_or(|next| !order.is_behind(record, next));
         jobs.extend(pending.into_values().filter(|record| filter.accepts(record) && is_here(record)));
-        listing::sort(&mut jobs);
+        order.sort(&mut jobs);
         let count = jobs.len();
         jobs.dedup_by(|later, earlier| later.key == earlier.key);
         if jobs.len() < count {
@@ -384,7 +416,7 @@ impl Queries {
         }
         if let Some(limit) = filter.limit.filter(|&limit| limit < jobs.len()) {
             jobs.truncate(limit);
-            next = jobs.last().map(Cursor::of).or(next);
+            next = jobs.last().map(|last| Cursor::in_order(last, &order)).or(next);
         }
         Ok(Page { jobs, next })
     }
@@ -397,6 +429,9 @@ impl Queries {
     ) -> Result<Page, StoreError> {
         let Some(catalogue) = self.trusted()? else { return Ok(Page::default()) };
         settle(catalogue, pending)?;
+        if !filter.is_plain() {
+            return self.examined_page(filter, pending.len());
+        }
         let parts = Parts { totals: true, summaries: filter.with_summaries, of_process: filter.pid };
         let limit = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending.len()));
         let mut page = Page { jobs: Vec::new(), next: filter.after.clone() };
@@ -431,6 +466,32 @@ impl Queries {
         }
     }
 
+    /// A page for which all jobs are examined, as many at a time as fit memory.
+    fn examined_page(&self, filter: &Filter, pending: usize) -> Result<Page, StoreError> {
+        let order = filter.order();
+        let count = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending));
+        let mut plain = Filter {
+            sort: None,
+            conditions: Conditions::default(),
+            after: None,
+            limit: Some(EXAMINED_ROWS),
+            ..filter.clone()
+        };
+        let mut kept = Vec::new();
+        loop {
+            let Page { mut jobs, next } = self.stored_page(&plain, &mut HashMap::new())?;
+            jobs.retain(|record| filter.accepts(record));
+            kept.append(&mut jobs);
+            order.sort(&mut kept);
+            // One more says that the list goes on.
+            kept.truncate(count.saturating_add(1));
+            match next {
+                Some(next) => plain.after = Some(next),
+                None => return Ok(cut(kept, filter)),
+            }
+        }
+    }
+
     /// Whether something could not be read since that was last asked.
     fn met_damage(&self) -> bool {
         let is_noted = |catalogue: &dyn Sql| !catalogue.noted().borrow().is_empty();
@@ -441,17 +502,8 @@ impl Queries {
     fn page_of_rest(&self, filter: &Filter, error: StoreError) -> Result<Page, StoreError> {
         let mut jobs = self.rest(error)?;
         jobs.retain(|record| filter.accepts(record));
-        listing::sort(&mut jobs);
-        let mut bytes = 0;
-        let fitting = jobs.iter().take_while(|record| {
-            let fits = filter.max_bytes.is_none_or(|max_bytes| bytes < max_bytes);
-            bytes += met_core::bounds::bytes(record);
-            fits
-        });
-        let count = fitting.count().min(filter.limit.unwrap_or(usize::MAX));
-        let next = (count < jobs.len()).then(|| jobs[..count].last().map(Cursor::of)).flatten();
-        jobs.truncate(count);
-        Ok(Page { jobs, next })
+        filter.order().sort(&mut jobs);
+        Ok(cut(jobs, filter))
     }
 
     /// All jobs that can still be read of a damaged catalogue.
@@ -781,6 +833,21 @@ impl Queries {
         }
         JobDir::open(&self.state, key.id.parse().ok()?).read_course().0
     }
+}
+
+/// The jobs at the front of a sorted list that fit a page.
+fn cut(mut jobs: Vec<Record>, filter: &Filter) -> Page {
+    let (order, mut bytes) = (filter.order(), 0);
+    let fitting = jobs.iter().take_while(|record| {
+        let fits = filter.max_bytes.is_none_or(|max_bytes| bytes < max_bytes);
+        bytes += met_core::bounds::bytes(record);
+        fits
+    });
+    let count = fitting.count().min(filter.limit.unwrap_or(usize::MAX));
+    let last = jobs[..count].last().filter(|_| count < jobs.len());
+    let next = last.map(|last| Cursor::in_order(last, &order));
+    jobs.truncate(count);
+    Page { jobs, next }
 }
 
 fn by_key(dirs: impl IntoIterator<Item = JobDir>) -> HashMap<JobKey, Record> {

@@ -2,6 +2,7 @@
 //! reply waits for no tick and for no disk that is written to.
 
 use anyhow::Result;
+use met_core::annotation::Annotation;
 use met_core::job::{JobKey, Record, State, Totals};
 use met_core::job_table::{CPU, PROCESSES};
 use met_core::listing::{self, Cursor};
@@ -82,11 +83,11 @@ impl Query for Service {
     }
 
     /// This machine, as a server would list it.
-    fn nodes(&self) -> Result<Vec<NodeStatus>> {
+    fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {
         let facts = self.host.facts();
         Ok(vec![NodeStatus {
             name: facts.hostname.clone(),
-            jobs: self.registry.jobs.len(),
+            jobs: self.registry.jobs.values().filter(|kept| viewer.sees(&kept.record)).count(),
             seen_ns: Some(jobs::now_ns()),
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             cpus: Some(i64::from(facts.cpu_count)),
@@ -200,7 +201,8 @@ fn add_live(service: &Service, jobs: &mut [Record]) {
     let Service { host, recorder, registry, sampling, .. } = service;
     for record in &mut *jobs {
         if let Some(unwritten) = recorder.unwritten.record_of(&record.key) {
-            record.clone_from(unwritten);
+            let annotation = Annotation::later(&unwritten.annotation, &record.annotation).clone();
+            *record = Record { annotation, ..unwritten.clone() };
         }
     }
     sampling
