@@ -12,6 +12,7 @@ mod remote;
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
+use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::belief;
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::{self, sort_ns};
@@ -23,6 +24,7 @@ use met_jobs::processes;
 use met_store::inbox::JobDir;
 use met_store::{NodePart, PROCESS_ROWS, Page, Queries, StoreError};
 
+use crate::annotate::no_such_job;
 use crate::client::Unreachable;
 use crate::query::{PAGE_SAMPLES, Query};
 use crate::setting::Setting;
@@ -51,6 +53,8 @@ trait Source: Query {
     fn remove(&mut self, key: &JobKey) -> Result<()>;
     /// Keeps the end of a job that nobody waited for.
     fn close(&mut self, end: &Record) -> Result<()>;
+    /// Changes what people say of a job.
+    fn annotate(&mut self, key: &JobKey, change: &AnnotationChange) -> Result<Annotation>;
 }
 
 /// Whoever answers a command knows who asks, by the connection or by the owner of the files.
@@ -100,12 +104,15 @@ impl AllJobs {
         AllJobs { sources, warned: Vec::new(), layouts, host: None }
     }
 
-    /// Newest first.
+    /// In the order of the filter.
     pub fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
         let mut warnings = Vec::new();
         let jobs = self.gather(|source| every_page(source, filter, &mut warnings))?;
         self.warn(warnings);
         let mut jobs = merge(jobs);
+        if filter.sort.is_some() {
+            filter.order().sort(&mut jobs);
+        }
         if jobs.is_empty() {
             self.check_read()?;
         }
@@ -276,19 +283,31 @@ impl AllJobs {
 
     /// Tells the end of a job to whoever has it.
     pub fn close(&mut self, end: &Record) -> Result<()> {
-        let job = JobRef::Id {
-            manager: Some(end.key.manager.clone()),
-            id: end.key.id.clone(),
-            node: None,
-            user: None,
-        };
         for source in &mut self.sources {
-            if every_found(source.as_ref(), CALLER, &job)?.iter().any(|known| known.key == end.key) {
+            if has(source.as_ref(), &end.key)? {
                 source.close(end)?;
             }
         }
         Ok(())
     }
+
+    /// Changes what people say of a job, wherever it is kept.
+    pub fn annotate(&mut self, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
+        let mut said = None;
+        for source in &mut self.sources {
+            if has(source.as_ref(), key)? {
+                said = Some(source.annotate(key, change)?);
+            }
+        }
+        said.ok_or_else(no_such_job)
+    }
+}
+
+/// Whether a source has a job.
+fn has(source: &dyn Source, key: &JobKey) -> Result<bool> {
+    let (manager, id) = (Some(key.manager.clone()), key.id.clone());
+    let job = JobRef::Id { manager, id, node: None, user: None };
+    Ok(every_found(source, CALLER, &job)?.iter().any(|known| known.key == *key))
 }
 
 /// The table of a job's further series of this name.
@@ -308,9 +327,7 @@ fn every_page(source: &dyn Source, filter: &JobsFilter, warnings: &mut Vec<Strin
         warnings.extend(said);
         match next {
             // One that does not get on is not asked for ever.
-            Some(next) if jobs.len() < wanted && page.after.as_ref().is_none_or(|after| next < *after) => {
-                page.after = Some(next);
-            }
+            Some(next) if jobs.len() < wanted && page.continues_at(&next) => page.after = Some(next),
             _ => return Ok(jobs),
         }
     }
@@ -493,6 +510,10 @@ mod tests {
 
         fn close(&mut self, _: &Record) -> Result<()> {
             Ok(())
+        }
+
+        fn annotate(&mut self, _: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
+            change.apply(&Annotation::default(), 1).map_err(anyhow::Error::msg)
         }
     }
 

@@ -10,7 +10,7 @@ use crate::check::sum_older;
 use crate::day;
 use crate::error::StoreError;
 use crate::factors;
-use crate::query::live_states;
+use crate::filter::live_states;
 use crate::reading::{self, label};
 use crate::series::Usage;
 use crate::sql::{self, Mismatch, Row, Sql, Value};
@@ -385,8 +385,8 @@ impl Writer {
     }
 }
 
-/// What a job takes: its record, its figures, and its entries in the indexes.
-const ROW_BYTES: &str = "CAST(length(detail) AS BIGINT) + 1000";
+/// What a job takes: its record, its figures, its narrow row, and its entries in the indexes.
+const ROW_BYTES: &str = "CAST(length(detail) AS BIGINT) + 1300";
 
 #[derive(Default)]
 struct Sizes {

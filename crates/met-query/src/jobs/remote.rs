@@ -14,7 +14,7 @@ use met_core::{JOB, MISSING, Table, gpu};
 use met_store::{NodePart, Page};
 
 use super::filter::PAGE_JOBS;
-use super::{JobRef, JobsFilter, Source, merge};
+use super::{CALLER, JobRef, JobsFilter, Source, merge};
 use crate::annotate::{self, Annotates};
 use crate::handshake::CONDITIONS;
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
@@ -102,7 +102,9 @@ impl Remote {
             kept.truncate(count + 1);
             warnings.extend(said);
             match next {
-                Some(next) if asked.after.as_ref().is_none_or(|after| next < *after) => asked.after = Some(next),
+                Some(next) if asked.after.as_ref().is_none_or(|after| next < *after) => {
+                    asked.after = Some(next)
+                }
                 _ => break,
             }
         }
@@ -284,6 +286,10 @@ impl Source for Remote {
 
     fn close(&mut self, end: &Record) -> Result<()> {
         self.ask(&Request::Ended(Box::new(end.clone()))).map(drop)
+    }
+
+    fn annotate(&mut self, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
+        Annotates::annotate(self, CALLER, key, change)
     }
 }
 
