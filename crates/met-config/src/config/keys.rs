@@ -262,7 +262,8 @@ pub static SECTIONS: &[Section] = &[
             Key {
                 name: "operators",
                 form: Form::Text(|config, names| {
-                    config.http.operators = names.split(',').map(|name| name.trim().to_owned()).collect();
+                    let names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
+                    config.http.operators = names.map(str::to_owned).collect();
                 }),
                 default: "",
                 help: "users who may read all users' jobs, separated by commas: names in `web_config`, of a reverse proxy or of an OpenID provider",
