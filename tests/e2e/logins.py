@@ -1,11 +1,13 @@
 """Logins: who sees what, by token, password, reverse proxy and OpenID provider, on a real server and a real daemon."""
 
 import contextlib
+import http.client
 import http.cookiejar
 import json
 import os
 import pwd
 import re
+import ssl
 import subprocess
 import sys
 import urllib.error
@@ -17,7 +19,6 @@ from prometheus import HASH, free_port
 from web_site import Browser, Site
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-#: bcrypt of "other".
 PHYSICS = ["collide", "detect"]
 EVERYTHING = ["collide", "detect", "thesis", "titrate"]
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -62,8 +63,6 @@ def users_see_their_jobs_members_their_accounts_and_operators_all(world):
         missing, hidden = browser.get("/api/v1/jobs/slurm:4711", token=eve), browser.get("/api/v1/jobs/slurm:1", token=eve)
         equal(hidden.text.replace("slurm:1", "x"), missing.text.replace("slurm:4711", "x"), "what is hidden does not exist")
         # The same on the command line.
-        token_file = site.path("token", bob + "\n")
-        listed = world.me.met("--server", f"http://127.0.0.1:{site.port}", "list", "--json", "-a", env={"MET_SERVER_TOKEN_FILE": token_file, "XDG_CONFIG_HOME": os.path.dirname(token_file)})
         os.makedirs(os.path.join(world.me.home, ".config", "met"), exist_ok=True)
         own = os.path.join(world.me.home, ".config", "met", "token")
         with open(own, "w") as file:
@@ -122,7 +121,7 @@ def a_token_begins_a_session_that_ends_with_it(world):
         wrong = browser.post("/login", {"token": "0" * 64})
         equal(wrong.status, 401, "an unknown token")
         check("Set-Cookie" not in wrong.headers, "no session")
-        node = site.enroll_node() if hasattr(site, "enroll_node") else world.me.met("server", "enroll", "n9").ok().out.strip()
+        node = world.me.met("server", "enroll", "n9").ok().out.strip()
         equal(browser.post("/login", {"token": node}).status, 403, "a node is not a person")
         for wanted in ({"event": "login", "name": "ada", "by": "token"}, {"event": "logout", "name": "ada"}, {"event": "refused", "reason": "unknown token"}):
             noted(lines, **wanted)
@@ -158,20 +157,59 @@ def a_password_begins_a_session_that_ends_when_it_changes(world):
 
 
 @test
+def under_tls_a_cookie_is_bound_to_this_host(world):
+    site = Site(world)
+    key, certificate = os.path.join(world.root, "key.pem"), os.path.join(world.root, "cert.pem")
+    made = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost", "-keyout", key, "-out", certificate,
+                           "-addext", "basicConstraints=critical,CA:FALSE", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], capture_output=True, text=True)
+    equal(made.returncode, 0, made.stderr)
+    port, token = free_port(), None
+    web = site.path("web.yml", f"tls_server_config: {{cert_file: {certificate}, key_file: {key}}}\n")
+    with site:
+        token = site.enroll("ada")
+    world.configure(site.text.replace(f"127.0.0.1:{site.port}\n", f"127.0.0.1:{port}\n  web_config: {web}\n"))
+    log = open(os.path.join(world.root, "server.log"), "ab")
+    server = world.me.spawn("server", stdout=log, stderr=log)
+    log.close()
+    try:
+        context = ssl.create_default_context(cafile=certificate)
+
+        def send(method, path, body=None, **headers):
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
+            connection.request(method, path, body, headers)
+            with connection.getresponse() as response:
+                return response.status, response.headers, response.read().decode()
+
+        def listens():
+            with contextlib.suppress(OSError):
+                return send("GET", "/login")[0] == 200
+
+        eventually(listens, "the server listens")
+        status, headers, _ = send("POST", "/login", f"token={token}")
+        cookie = headers["Set-Cookie"]
+        check(status == 303 and cookie.startswith("__Host-met=") and "; Secure" in cookie and "; Path=/;" in cookie and "Domain" not in cookie, "the cookie:", cookie)
+        own = cookie.split(";")[0]
+        equal(send("GET", "/api/v1/jobs", Cookie=own)[0], 200, "with the cookie")
+        equal(send("GET", "/api/v1/jobs", Cookie=own.replace("__Host-", ""))[0], 401, "under the name that a plain page could set")
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+@test
 def a_reverse_proxy_names_users_over_its_own_socket(world):
     need_root()
     socket = os.path.join(world.root, "web.sock")
     with Site(world, http=f"  socket: {socket}\n  operators: op\n", login="  proxy_user: nobody\n") as site:
         os.chmod(world.root, 0o755)
-        ask = ("import sys; sys.path.insert(0, sys.argv[1]); from web_site import UnixConnection\n"
-               "c = UnixConnection(sys.argv[2]); c.request('GET', '/api/v1/jobs', headers=dict(zip(sys.argv[3::2], sys.argv[4::2])))\n"
+        ask = ("import http.client, socket, sys\n"
+               "c = http.client.HTTPConnection('localhost'); c.sock = socket.socket(socket.AF_UNIX); c.sock.connect(sys.argv[1])\n"
+               "c.request('GET', '/api/v1/jobs', headers=dict(zip(sys.argv[2::2], sys.argv[3::2])))\n"
                "r = c.getresponse(); print(r.status, r.read().decode())")
-        with open(os.path.join(world.root, "web_site.py"), "w") as file:
-            file.write("import http.client, socket\n" + open(os.path.join(HERE, "web_site.py")).read().split("class UnixConnection")[1].join(["class UnixConnection", ""]).split("\nclass Answer")[0])
 
         def asked(uid, *headers):
             user = world.user(uid)
-            out = user.finish(user.start(world.python, "-S", "-E", "-c", ask, world.root, socket, *headers, cwd="/")).ok().out
+            out = user.finish(user.start(world.python, "-S", "-E", "-c", ask, socket, *headers, cwd="/")).ok().out
             status, text = out.split(" ", 1)
             return int(status), sorted(job["job"]["name"] for job in json.loads(text).get("jobs", []))
 

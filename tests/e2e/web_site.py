@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import socket
-import stat
 import time
 import urllib.parse
 
@@ -95,17 +94,6 @@ class Site:
             self.process.wait(60)
 
 
-class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path):
-        super().__init__("localhost", timeout=60)
-        self.unix = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(60)
-        self.sock.connect(self.unix)
-
-
 class Answer:
     def __init__(self, response, text):
         self.status, self.headers, self.text = response.status, response.headers, text
@@ -128,16 +116,11 @@ class Answer:
 class Browser:
     """Keeps cookies, follows nothing by itself."""
 
-    def __init__(self, site, unix=None):
-        self.site, self.unix, self.cookies = site, unix, {}
-
-    def connection(self, port=None):
-        if self.unix:
-            return UnixConnection(self.unix)
-        return http.client.HTTPConnection("127.0.0.1", port or self.site.port, timeout=60)
+    def __init__(self, site):
+        self.site, self.cookies = site, {}
 
     def send(self, method, path, headers=None, body=None, cookies=True):
-        connection, headers = self.connection(), dict(headers or {})
+        connection, headers = http.client.HTTPConnection("127.0.0.1", self.site.port, timeout=60), dict(headers or {})
         if cookies and self.cookies:
             headers.setdefault("Cookie", "; ".join(f"{name}={value}" for name, value in self.cookies.items()))
         connection.request(method, path, body=body, headers=headers)

@@ -148,17 +148,13 @@ impl Logins {
         passwords: Arc<PasswordFile>,
         style: Option<String>,
     ) -> Result<Logins, String> {
-        let public = Public::parse(login.public_url.as_deref())?;
+        let Checked { public, proxy, oidc } = Checked::of(login, has_socket)?;
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &ring::rand::SystemRandom::new());
         let audit = Audit::start(login.audit_file.as_deref()).map_err(|error| {
             let path = login.audit_file.as_deref().unwrap_or(Path::new(""));
             format!("login.audit_file: {}: {error}", path.display())
         })?;
-        let secret = login.oidc_client_secret_file.as_deref();
-        let secret = secret.map(|path| secret_in(path, "login.oidc_client_secret_file", 1)).transpose()?;
         Ok(Logins {
-            proxy: trusted_proxy(login, has_socket)?,
-            oidc: Oidc::open(login, secret, public.url.as_deref())?,
             cookie: CookieShape { name: "met".to_owned(), path: format!("{}/", public.base) },
             sessions: Sessions::new(login.session),
             attempts: Attempts::default(),
@@ -167,6 +163,8 @@ impl Logins {
             passwords,
             audit,
             public,
+            proxy,
+            oidc,
             style,
         })
     }
@@ -225,6 +223,28 @@ impl Admission for Logins {
         let (person, csrf) = self.person(peer, headers)?;
         Ok(Admitted { csrf, ..self.directory.admit(&person)? })
     }
+}
+
+/// What the configuration says of logins, read and without contradictions.
+struct Checked {
+    public: Public,
+    proxy: Option<TrustedProxy>,
+    oidc: Option<Oidc>,
+}
+
+impl Checked {
+    fn of(login: &Login, has_socket: bool) -> Result<Checked, String> {
+        let public = Public::parse(login.public_url.as_deref())?;
+        let secret = login.oidc_client_secret_file.as_deref();
+        let secret = secret.map(|path| secret_in(path, "login.oidc_client_secret_file", 1)).transpose()?;
+        let oidc = Oidc::open(login, secret, public.url.as_deref())?;
+        Ok(Checked { public, proxy: trusted_proxy(login, has_socket)?, oidc })
+    }
+}
+
+/// Why [`Logins::open`] would refuse, found without opening anything for writing.
+pub fn check(login: &Login, has_socket: bool) -> Result<(), String> {
+    Checked::of(login, has_socket).map(drop)
 }
 
 fn unauthorized(reason: &str) -> Problem {

@@ -226,7 +226,7 @@ fn what_is_typed_or_linked_is_shown_as_text() {
 fn guessing_is_slowed_down() {
     let site = Site::new();
     let statuses: Vec<_> =
-        (0..12).map(|_| site.send(Method::POST, "/login", &[], "token=wrong").status).collect();
+        (0..12).map(|_| site.send(Method::POST, "/login", &[], "user=ada&password=x").status).collect();
     assert_eq!(statuses[0], StatusCode::UNAUTHORIZED);
     assert_eq!(statuses[11], StatusCode::TOO_MANY_REQUESTS);
 }

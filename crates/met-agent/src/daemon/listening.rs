@@ -117,7 +117,8 @@ pub fn refusal(setting: &Setting, place: &Place) -> Option<String> {
         return None;
     }
     let checked = met_web::listener::check(&options(setting)).map_err(|error| error.to_string());
-    checked.and_then(|()| logins(setting, &Arc::default()).map(drop)).err()
+    let (login, has_socket) = (&setting.config.login, setting.config.http.socket.is_some());
+    checked.and_then(|()| login::check(login, has_socket)).err()
 }
 
 fn options(setting: &Setting) -> Options {

@@ -31,7 +31,7 @@ struct Failures {
 
 impl Attempts {
     /// How long to wait before the next attempt, if too many failed.
-    pub(super) fn wait(&self, address: Option<IpAddr>, name: &str) -> Option<Duration> {
+    pub(super) fn wait(&self, address: Option<IpAddr>, name: Option<&str>) -> Option<Duration> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = sources(address, name).into_iter().filter_map(|(source, most)| {
             let failures = known.get(&source).filter(|failures| failures.count >= most)?;
@@ -40,7 +40,7 @@ impl Attempts {
         waits.max()
     }
 
-    pub(super) fn failed(&self, address: Option<IpAddr>, name: &str) {
+    pub(super) fn failed(&self, address: Option<IpAddr>, name: Option<&str>) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (source, _) in sources(address, name) {
             if known.len() >= ENTRIES_MAX && !known.contains_key(&source) {
@@ -55,8 +55,8 @@ impl Attempts {
     }
 
     /// Who has the right password did not guess. The address stays counted: it may have guessed for others.
-    pub(super) fn succeeded(&self, address: Option<IpAddr>, name: &str) {
-        let Some(address) = address else { return };
+    pub(super) fn succeeded(&self, address: Option<IpAddr>, name: Option<&str>) {
+        let Some((address, name)) = address.zip(name) else { return };
         let both = Source::Both(network(address), hash(name));
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&both);
     }
@@ -78,15 +78,14 @@ fn make_room(known: &mut HashMap<Source, Failures>) {
     }
 }
 
-/// What an attempt is counted under, and how often. Those behind a proxy have no address of their own.
-fn sources(address: Option<IpAddr>, name: &str) -> Vec<(Source, u32)> {
-    let name = hash(name);
-    let mut sources = vec![(Source::Name(name), PER_NAME)];
-    if let Some(network) = address.map(network) {
-        sources.push((Source::Address(network), PER_ADDRESS));
-        sources.push((Source::Both(network, name), PER_BOTH));
-    }
-    sources
+/// What an attempt is counted under, and how often. Those behind a proxy have no address of their own. A token comes
+/// without a name: under an empty one, strangers could lock out all who have tokens.
+fn sources(address: Option<IpAddr>, name: Option<&str>) -> Vec<(Source, u32)> {
+    let (network, name) = (address.map(network), name.map(hash));
+    let of_address = network.map(|network| (Source::Address(network), PER_ADDRESS));
+    let of_name = name.map(|name| (Source::Name(name), PER_NAME));
+    let of_both = network.zip(name).map(|(network, name)| (Source::Both(network, name), PER_BOTH));
+    [of_address, of_name, of_both].into_iter().flatten().collect()
 }
 
 /// One client has a whole /64 of IPv6.
@@ -117,39 +116,42 @@ mod tests {
     fn one_who_guesses_waits_and_others_do_not() {
         let attempts = Attempts::default();
         for _ in 0..PER_BOTH {
-            assert!(attempts.wait(address(1), "ada").is_none());
-            attempts.failed(address(1), "ada");
+            assert!(attempts.wait(address(1), Some("ada")).is_none());
+            attempts.failed(address(1), Some("ada"));
         }
-        assert!(attempts.wait(address(1), "ada").is_some());
-        assert!(attempts.wait(address(1), "bob").is_none() && attempts.wait(address(2), "ada").is_none());
-        attempts.succeeded(address(1), "ada");
-        assert!(attempts.wait(address(1), "ada").is_none());
+        assert!(attempts.wait(address(1), Some("ada")).is_some());
+        assert!(
+            attempts.wait(address(1), Some("bob")).is_none()
+                && attempts.wait(address(2), Some("ada")).is_none()
+        );
+        attempts.succeeded(address(1), Some("ada"));
+        assert!(attempts.wait(address(1), Some("ada")).is_none());
         for guess in 0..PER_ADDRESS {
-            attempts.failed(address(3), &guess.to_string());
+            attempts.failed(address(3), Some(&guess.to_string()));
         }
-        assert!(attempts.wait(address(3), "new").is_some());
+        assert!(attempts.wait(address(3), Some("new")).is_some());
     }
 
     #[test]
     fn a_name_is_guarded_from_many_addresses() {
         let attempts = Attempts::default();
         for last in 0..PER_NAME {
-            attempts.failed(Some(IpAddr::from([10, 1, (last >> 8) as u8, last as u8])), "ada");
+            attempts.failed(Some(IpAddr::from([10, 1, (last >> 8) as u8, last as u8])), Some("ada"));
         }
-        assert!(attempts.wait(address(9), "ada").is_some());
+        assert!(attempts.wait(address(9), Some("ada")).is_some());
     }
 
     #[test]
     fn many_addresses_take_bounded_memory_and_the_worst_stay_known() {
         let attempts = Attempts::default();
         for _ in 0..PER_ADDRESS {
-            attempts.failed(address(1), "ada");
+            attempts.failed(address(1), Some("ada"));
         }
         for number in 0..3 * ENTRIES_MAX as u32 {
-            attempts.failed(Some(IpAddr::from(number.to_be_bytes())), &number.to_string());
+            attempts.failed(Some(IpAddr::from(number.to_be_bytes())), Some(&number.to_string()));
         }
         assert!(attempts.0.lock().unwrap().len() <= ENTRIES_MAX);
-        assert!(attempts.wait(address(1), "other").is_some());
+        assert!(attempts.wait(address(1), Some("other")).is_some());
     }
 
     #[test]
@@ -157,9 +159,18 @@ mod tests {
         let attempts = Attempts::default();
         for last in 0..PER_ADDRESS {
             let address = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last as u16);
-            attempts.failed(Some(address.into()), &last.to_string());
+            attempts.failed(Some(address.into()), Some(&last.to_string()));
         }
-        assert!(attempts.wait("2001:db8::ffff".parse().ok(), "x").is_some());
-        assert!(attempts.wait("2001:db8:1::1".parse().ok(), "x").is_none());
+        assert!(attempts.wait("2001:db8::ffff".parse().ok(), Some("x")).is_some());
+        assert!(attempts.wait("2001:db8:1::1".parse().ok(), Some("x")).is_none());
+    }
+
+    #[test]
+    fn nobody_is_locked_out_by_tokens_that_others_guess() {
+        let attempts = Attempts::default();
+        for number in 0..10 * PER_NAME {
+            attempts.failed(Some(IpAddr::from(number.to_be_bytes())), None);
+        }
+        assert!(attempts.wait(address(1), None).is_none() && attempts.wait(None, None).is_none());
     }
 }

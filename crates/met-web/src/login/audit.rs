@@ -138,7 +138,7 @@ fn receive(lines: &Receiver<String>, sink: &mut Option<AuditFile>) {
             Ok(()) => has_failed = false,
             Err(error) => {
                 if !has_failed {
-                    tracing::error!("{}: {error}; the audit log goes on here", file.path.display());
+                    tracing::error!("{}: {error}; the audit log continues here", file.path.display());
                 }
                 has_failed = true;
                 tracing::info!(target: "audit", "audit: {line}");

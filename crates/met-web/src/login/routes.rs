@@ -110,8 +110,8 @@ async fn log_in(
     let fields = form::parse(&body);
     let next = next::own_path(form::field(&fields, "next").unwrap_or("/"));
     let (user, token) = (form::field(&fields, "user").unwrap_or_default(), form::field(&fields, "token"));
-    let address = logins.address(&peer, &headers);
-    if let Some(wait) = logins.attempts.wait(address, user) {
+    let (address, named) = (logins.address(&peer, &headers), Some(user).filter(|_| token.is_none()));
+    if let Some(wait) = logins.attempts.wait(address, named) {
         logins.refused(&peer, "", "form", "too many failed logins");
         let message = "too many failed logins; try again in a few minutes";
         let mut response = logins.page(next, Some(message), StatusCode::TOO_MANY_REQUESTS);
@@ -124,12 +124,12 @@ async fn log_in(
     };
     match proven {
         Ok(person) => {
-            logins.attempts.succeeded(address, user);
+            logins.attempts.succeeded(address, named);
             logins.welcome(&peer, &headers, person, next)
         }
         Err((status, reason)) => {
             if status == StatusCode::UNAUTHORIZED {
-                logins.attempts.failed(address, user);
+                logins.attempts.failed(address, named);
             }
             // A name that is not known may be a password in the wrong field.
             let name = if logins.passwords.fingerprint(user).is_some() { user } else { "" };
