@@ -55,8 +55,13 @@ def users_see_their_jobs_members_their_accounts_and_operators_all(world):
         ):
             equal(browser.names(token, f"/api/v1/jobs?{search}"), names, search)
         # A page holds only what is theirs, and its end tells nothing of the rest.
-        page = browser.get("/api/v1/jobs?limit=1", token=eve).json()
+        page = browser.get("/api/v1/jobs?limit=2", token=eve).json()
         equal((len(page["jobs"]), page["next"]), (1, None), "jobs and what follows")
+        full = browser.get("/api/v1/jobs?limit=1", token=eve).json()
+        rest = browser.get(f"/api/v1/jobs?limit=1&after={full['next']}", token=eve).json()
+        equal((rest["jobs"], rest["next"]), ([], None), "what follows a full page")
+        others = browser.get("/api/v1/jobs?limit=1", token=site.operator).json()["next"]
+        check(set(browser.names(eve, f"/api/v1/jobs?after={others}")) <= {"titrate"}, "a cursor of another viewer opens nothing")
         for token, job, status in ((ada, 2, 200), (bob, 1, 200), (bob, 4, 404), (eve, 1, 404), (eve, 3, 200), (zoe, 3, 404)):
             for more in ("", "/series"):
                 equal(browser.get(f"/api/v1/jobs/slurm:{job}{more}", token=token).status, status, f"job {job}{more}")
@@ -68,7 +73,7 @@ def users_see_their_jobs_members_their_accounts_and_operators_all(world):
         with open(own, "w") as file:
             file.write(bob + "\n")
         os.chmod(own, 0o600)
-        listed = world.me.met("--server", f"http://127.0.0.1:{site.port}", "list", "--all", "--json").ok().json()
+        listed = world.me.met("--server", f"http://127.0.0.1:{site.port}", "list", "--json").ok().json()
         equal(sorted(job["job"]["name"] for job in listed), PHYSICS, "on the command line")
         equal(world.me.met("token").ok().out.strip(), bob, "the token, for the login page")
         # Membership is read again; a file that is gone grants nothing.

@@ -525,7 +525,7 @@ optional. Only the first of these files that exists is read:
 
 A file named by 1 or 2 must exist. A key that is not in this list, a duplicate key or a value that cannot
 be parsed is an error that names the line. `met config --current` shows the values in force and where each
-comes from. A running daemon rereads its file when it changes; an invalid file changes nothing. The sections `jobs`, `system`, `http`, `forward` and `sinks`, `storage.name` and `gpu.nvml` need a
+comes from. A running daemon rereads its file when it changes; an invalid file changes nothing. The sections `jobs`, `system`, `http`, `login`, `forward` and `sinks`, `storage.name` and `gpu.nvml` need a
 restart: `met daemon --stop` ends the old daemon, and the next `met run` starts one.
 `met configure` changes `sampling.interval` and `perf.events` without a file.
 

@@ -48,7 +48,7 @@ impl CookieShape {
 fn named<'h>(text: &'h str, name: &str) -> Vec<&'h str> {
     let pairs = text.split(';').filter_map(|pair| pair.trim().split_once('='));
     let own = pairs.filter(|(known, value)| *known == name && value.len() <= VALUE_BYTES_MAX);
-    own.map(|(_, value)| value.trim_matches('"')).collect()
+    own.map(|(_, value)| value).collect()
 }
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod tests {
             HeaderValue::from_static("a=b; met=one;met=\"two\"; xmet=3; met; metx=4"),
         );
         headers.append(header::COOKIE, HeaderValue::from_static("met=five; __Host-met=six"));
-        assert_eq!(shape("/").values(&headers, "", false), ["one", "two", "five"]);
+        assert_eq!(shape("/").values(&headers, "", false), ["one", "\"two\"", "five"]);
         assert_eq!(shape("/").values(&headers, "", true), ["six"]);
     }
 
