@@ -98,9 +98,10 @@ impl Acceptor {
     pub(super) fn open(options: Options, router: Router) -> Result<Acceptor, Error> {
         let mut files = Files::default();
         let web = Web::load(options.web_config.as_deref(), &mut files)?;
+        // Each listener takes a place before it accepts a client for it.
+        let listeners = options.listen.len() + usize::from(options.socket.is_some());
         let acceptor = Acceptor {
-            // Each listener takes a place before it accepts a client for it.
-            room: Arc::new(Semaphore::new(options.connections_max + options.listen.len())),
+            room: Arc::new(Semaphore::new(options.connections_max + listeners.saturating_sub(1))),
             seats: Seats::of(options.connections_max),
             rules: Mutex::new(Rules { web: Arc::new(web), files, looked: Instant::now() }),
             options,

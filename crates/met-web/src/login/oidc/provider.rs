@@ -71,20 +71,20 @@ impl About {
     }
 }
 
-/// https, or a provider on this machine.
+/// https, or a provider on this machine. Without a user name: what precedes an `@` looks like a host and is none.
 pub(super) fn is_safe_url(url: &str) -> bool {
     let is_plain = url.len() <= URL_BYTES_MAX && url.bytes().all(|byte| byte.is_ascii_graphic());
-    let host = |rest: &str| rest.split(['/', '?', '#']).next().unwrap_or_default().to_owned();
-    is_plain
-        && match url.split_once("://") {
-            Some(("https", rest)) => !host(rest).is_empty() && !host(rest).contains('@'),
-            Some(("http", rest)) => {
-                let host = host(rest);
-                let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name);
-                matches!(name, "127.0.0.1" | "localhost" | "[::1]")
-            }
-            _ => false,
-        }
+    let Some((scheme, rest)) = url.split_once("://").filter(|_| is_plain) else { return false };
+    let host = rest.split(['/', '?', '#', '\\']).next().unwrap_or_default();
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    match scheme {
+        "https" => !name.is_empty() && !host.contains('@'),
+        "http" => matches!(name, "127.0.0.1" | "localhost" | "[::1]"),
+        _ => false,
+    }
 }
 
 fn shortened(text: &str) -> String {
