@@ -299,7 +299,7 @@ def jobs_of_a_slurmd_that_starts_after_the_daemon_are_found(world):
 
 
 @contextlib.contextmanager
-def served(world):
+def served(world, more=""):
     """A server that asks this Slurm, and a root daemon that does not, but finds its jobs and sends them there. Yields
     the owner of the jobs, and what asks the server."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -311,7 +311,7 @@ def served(world):
         file.write(
             f"system:\n  runtime: {folder}/run\n  state: {folder}/state\nhttp:\n  listen: 127.0.0.1:{port}\n"
             f"schedulers:\n  slurm: true\n  oar: false\n  interval: {PERIOD_S}s\n  path: {GROUND.path('bin')}\n"
-            f"client:\n  token_file: {folder}/operator\n")
+            f"client:\n  token_file: {folder}/operator\n{more}")
     for name, options in (("operator", ["--operator"]), (node(), [])):
         token = world.me.met("-c", config, "server", "enroll", name, *options).ok().out
         with open(os.open(os.path.join(folder, name), os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
@@ -362,3 +362,30 @@ def on_a_server_a_slurm_job_is_one_with_slurms_word_and_the_nodes_totals(world):
             equal(record["quality"]["cpu_seconds"]["kind"], "measured", "how the CPU time is known")
             check(any(part["node"] == node() and not part["step"] for part in record["parts"]), f"parts: {record['parts']}")
             equal(len(incarnations_on(ask, job)), 1, f"records of {job}")
+
+
+@test
+def on_a_server_members_of_a_slurm_account_see_its_jobs(world):
+    GROUND.command("sacctmgr", "-n", "-i", "add", "user", "daemon", "Account=project", f"Cluster={node()}", check_code=False)
+    with served(world, "server:\n  accounts: slurm\n") as (user, ask):
+        job = submit(user, "true", options=("-A", "project", "-J", "shared"))
+        eventually(lambda: ask("show", f"slurm:{job}", "--json").code == 0, "the server has the job")
+        folder = os.path.join(world.root, "server")
+        config = os.path.join(folder, "met.yaml")
+        with open(config) as file:
+            text = file.read()
+
+        def sees(name):
+            """Whether this user sees the job, with a token of their own."""
+            token, own = os.path.join(folder, f"{name}.token"), os.path.join(folder, f"{name}.yaml")
+            if not os.path.exists(token):
+                with open(os.open(token, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+                    file.write(world.me.met("-c", config, "server", "enroll", "--user", name).ok().out)
+                with open(own, "w") as file:
+                    file.write(text.replace("token_file: " + os.path.join(folder, "operator"), f"token_file: {token}"))
+            port = re.search(r"listen: 127.0.0.1:(\d+)", text).group(1)
+            return world.me.met("-c", own, "--server", f"http://127.0.0.1:{port}", "show", f"slurm:{job}", "--json").code == 0
+
+        check(sees(user.name), "the owner sees it")
+        eventually(lambda: sees("daemon"), "a member of the account sees it", pause_s=0.5)
+        check(not sees("games"), "another user does not")

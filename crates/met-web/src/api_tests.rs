@@ -86,7 +86,7 @@ fn get_from(jobs: &Arc<Jobs>, from: Option<&str>, path: &str) -> (StatusCode, Va
     if let Some(from) = from {
         request = request.header("From", from);
     }
-    let peer = Peer { address: ([127, 0, 0, 1], 1).into(), user: None, certificate: None };
+    let peer = Peer::at(([127, 0, 0, 1], 1).into());
     let request = request.extension(peer).body(Body::empty()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {

@@ -368,6 +368,7 @@ fn changeable(before: &Config, mut new: Config) -> (Config, Vec<&'static str>) {
     keep(new.storage.name != before.storage.name, "storage.name");
     keep(new.gpu.nvml != before.gpu.nvml, "gpu.nvml");
     keep(new.http != before.http, "http");
+    keep(new.login != before.login, "login");
     keep(new.forward != before.forward, "forward");
     keep(new.sinks != before.sinks, "sinks");
     new.jobs = before.jobs.clone();
@@ -375,6 +376,7 @@ fn changeable(before: &Config, mut new: Config) -> (Config, Vec<&'static str>) {
     new.storage.name = before.storage.name;
     new.gpu.nvml.clone_from(&before.gpu.nvml);
     new.http = before.http.clone();
+    new.login = before.login.clone();
     new.forward = before.forward.clone();
     new.sinks.clone_from(&before.sinks);
     (new, fixed)

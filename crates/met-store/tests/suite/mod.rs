@@ -9,6 +9,7 @@ use met_core::gpu::card;
 use met_core::job::{GpuUse, JobKey, Part, ProcessId, QualityKind, Record, State, Summary};
 use met_core::job_processes::JobProcess;
 use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, READ};
+use met_core::member::Member;
 use met_core::series::Course;
 use met_core::table::{MILLI, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit};
@@ -95,6 +96,7 @@ claims! {
         what_belongs_to_no_job_is_remembered,
         lists_are_newest_first_and_filtered,
         a_job_that_has_yet_to_start_is_the_newest,
+        a_member_sees_own_jobs_and_those_of_accounts_page_by_page,
         jobs_are_found_by_one_of_their_processes,
         five_thousand_jobs_of_one_instant_are_listed_page_by_page,
         a_page_is_bounded_by_bytes,
@@ -312,6 +314,41 @@ pub fn lists_are_newest_first_and_filtered(place: &Place) {
     };
     assert_eq!(ids(&list(span)), ["3", "2"]);
     assert!(list(Filter { name: Some("nobody".into()), ..Default::default() }).is_empty());
+}
+
+pub fn a_member_sees_own_jobs_and_those_of_accounts_page_by_page(place: &Place) {
+    let mut writer = place.writer();
+    for id in 1..=12 {
+        let mut record = finished(id, place.start_s + id as i64);
+        let (user, account) =
+            [("ada", "physics"), ("bob", "physics"), ("eve", "art"), ("", "")][id as usize % 4];
+        record.user = (!user.is_empty()).then(|| user.to_owned());
+        record.account = (!account.is_empty()).then(|| account.to_owned());
+        writer.put(&record).unwrap();
+    }
+    let of = |user: &str, accounts: &[&str]| {
+        let accounts = accounts.iter().map(|&account| account.to_owned()).collect();
+        let member = Some(Member { user: user.to_owned(), accounts });
+        let whole = Filter { member: member.clone(), ..Default::default() };
+        let all = ids(&writer.jobs(&whole).unwrap());
+        let mut page = Filter { limit: Some(1), ..whole };
+        let mut paged = Vec::new();
+        loop {
+            let next = writer.page(&page).unwrap();
+            paged.extend(ids(&next.jobs));
+            match next.next {
+                Some(after) => page.after = Some(after),
+                None => break,
+            }
+        }
+        assert_eq!(paged, all, "{user}");
+        all.join(" ")
+    };
+    assert_eq!(of("ada", &[]), "12 8 4");
+    assert_eq!(of("ada", &["physics"]), "12 9 8 5 4 1");
+    assert_eq!(of("eve", &["physics", "nosuch"]), "12 10 9 8 6 5 4 2 1");
+    assert_eq!(of("eve", &["Physics", "phys%", "' OR 1=1 --"]), "10 6 2");
+    assert_eq!((of("", &[""]), of("zoe", &[])), (String::new(), String::new()));
 }
 
 pub fn jobs_are_found_by_one_of_their_processes(place: &Place) {

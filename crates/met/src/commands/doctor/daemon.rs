@@ -120,6 +120,9 @@ pub(super) fn listener(setting: &Setting, status: Option<&Status>) -> Finding {
         return finding(Health::Broken, &format!("not listening: {error}")).remedied_by(RESTART);
     }
     let Some(address) = http.listen.first() else {
+        if let Some(path) = &http.socket {
+            return finding(Health::Good, &format!("listening on the socket {}", path.display()));
+        }
         if let Some(server) = crate::server::running(setting) {
             return finding(Health::Good, &format!("the server listens on {}", server.listening.join(", ")));
         }
