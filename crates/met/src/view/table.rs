@@ -9,7 +9,7 @@ use met_insight::csv::{self, CRLF, Cell as CsvCell};
 use met_insight::report::signal_name;
 use met_insight::{allocation, average, gpu, json};
 
-use super::report::mark;
+use met_insight::report::words::mark;
 use super::{Paint, Style, text};
 use met_core::units;
 use met_core::units::Scale;
