@@ -98,7 +98,8 @@ mod tests {
 
     #[test]
     fn a_gap_stays_a_gap_and_what_was_never_read_is_left_out() {
-        let course = course(&[(0, MISSING, 5), (1000, MISSING, 7), (60_000, MISSING, 9), (61_000, MISSING, 9)]);
+        let course =
+            course(&[(0, MISSING, 5), (1000, MISSING, 7), (60_000, MISSING, 9), (61_000, MISSING, 9)]);
         let reduced = reduced(&course, &[CPU, MEMORY_NEEDED], span(&course), 61, |_| GAP_MS);
         let [(column, bins)] = &reduced.columns[..] else { panic!("{reduced:?}") };
         assert_eq!(*column, MEMORY_NEEDED);
@@ -112,9 +113,11 @@ mod tests {
 
     #[test]
     fn a_counter_is_a_rate_in_its_unit() {
-        let course = course(&[(0, 0, MISSING), (1000, 2_000_000_000, MISSING), (2000, 2_000_000_000, MISSING)]);
+        let course =
+            course(&[(0, 0, MISSING), (1000, 2_000_000_000, MISSING), (2000, 2_000_000_000, MISSING)]);
         let object = reduced(&course, &[CPU], span(&course), 2, |_| GAP_MS).object(&course);
-        let expected = json!({ "per_second": true, "min": [2.0, 0.0], "mean": [2.0, 0.0], "max": [2.0, 0.0] });
+        let expected =
+            json!({ "per_second": true, "min": [2.0, 0.0], "mean": [2.0, 0.0], "max": [2.0, 0.0] });
         assert_eq!(object["columns"]["cpu_seconds"], expected);
     }
 

@@ -171,7 +171,12 @@ pub fn router(api: Arc<Api>) -> Router {
         );
         router = router.route(endpoint.path, handler);
     }
-    router.route("/api/v1/{*rest}", any(|| async { Problem::new(StatusCode::NOT_FOUND, "no such endpoint; /api/v1/openapi.json lists all") }))
+    router.route(
+        "/api/v1/{*rest}",
+        any(|| async {
+            Problem::new(StatusCode::NOT_FOUND, "no such endpoint; /api/v1/openapi.json lists all")
+        }),
+    )
 }
 
 /// A request before it was read.
@@ -197,9 +202,8 @@ async fn answer(api: Arc<Api>, endpoint: &'static Endpoint, request: Request) ->
     let made = Arc::clone(&api);
     let work = move || {
         let visible = Visible::new(&admitted.viewer, &made);
-        let response = make(&visible, &asked).and_then(|value| {
-            rendering::respond(endpoint, &asked, &request.headers, &request.uri, &value)
-        });
+        let response = make(&visible, &asked)
+            .and_then(|value| rendering::respond(endpoint, &asked, &request.headers, &request.uri, &value));
         response.unwrap_or_else(Problem::into_response)
     };
     api.answers.make(turn, work).await.ok_or_else(Problem::busy)

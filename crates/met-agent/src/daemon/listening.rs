@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use met_sinks::prometheus::{self, Format};
-use met_web::api::{self, Admission, Admitted, Api};
+use met_web::api::{self, Admission, Admitted, Api, Live};
 use met_web::listener::{Options, Peer, Server, in_background};
 use met_web::problem::Problem;
 
@@ -101,6 +101,7 @@ pub fn listen(
         admission: Arc::new(Operators(http.operators.clone())),
         answers: Arc::default(),
         layouts: setting.config.jobs.layouts.clone(),
+        live: Arc::new(Live::new(Arc::clone(&board.hub))),
     };
     let server = Server::start(options, router(board).merge(api::router(Arc::new(api))))?;
     for address in server.local_addrs() {
@@ -179,6 +180,7 @@ mod tests {
             admission: Arc::new(Anybody),
             answers: Arc::default(),
             layouts: Vec::new(),
+            live: Arc::default(),
         };
         let options = Options::new(vec!["127.0.0.1:0".parse().unwrap()]);
         let server = Server::start(options, api::router(Arc::new(api))).unwrap();

@@ -100,9 +100,15 @@ impl Remote {
             order.sort(&mut kept);
             // One more says that the list goes on.
             kept.truncate(count + 1);
-            said.into_iter().filter(|one| !warnings.contains(one)).collect::<Vec<_>>().drain(..).for_each(|one| warnings.push(one));
+            said.into_iter()
+                .filter(|one| !warnings.contains(one))
+                .collect::<Vec<_>>()
+                .drain(..)
+                .for_each(|one| warnings.push(one));
             match next {
-                Some(next) if asked.after.as_ref().is_none_or(|after| next < *after) => asked.after = Some(next),
+                Some(next) if asked.after.as_ref().is_none_or(|after| next < *after) => {
+                    asked.after = Some(next)
+                }
                 _ => break,
             }
         }

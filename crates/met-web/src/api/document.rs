@@ -3,11 +3,14 @@
 use met_core::job::State;
 use met_core::listing::SortColumn;
 use serde_json::{Value, json};
-use utoipa::openapi::path::{OperationBuilder, Parameter as Described, ParameterBuilder, ParameterIn, ParameterStyle};
+use utoipa::openapi::path::{
+    OperationBuilder, Parameter as Described, ParameterBuilder, ParameterIn, ParameterStyle,
+};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{
     ArrayBuilder, ComponentsBuilder, ContentBuilder, HttpMethod, InfoBuilder, ObjectBuilder, OpenApiBuilder,
-    PathItem, PathsBuilder, Ref, RefOr, Required, Response, ResponseBuilder, Schema, SecurityRequirement, Type,
+    PathItem, PathsBuilder, Ref, RefOr, Required, Response, ResponseBuilder, Schema, SecurityRequirement,
+    Type,
 };
 
 use super::endpoints::{Action, ENDPOINTS, Endpoint, Table};
@@ -30,17 +33,24 @@ pub(super) fn document() -> Result<Value, Problem> {
     });
     let components = ComponentsBuilder::new()
         .schema("Problem", schemas::problem())
-        .security_scheme("token", SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build()))
-        .security_scheme("password", SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Basic).build()));
+        .security_scheme(
+            "token",
+            SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build()),
+        )
+        .security_scheme(
+            "password",
+            SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Basic).build()),
+        );
     let none: [&str; 0] = [];
-    let info = InfoBuilder::new().title("met").version(env!("CARGO_PKG_VERSION")).description(Some(
-        "What jobs did with the machine. Every answer has only what its caller may see.",
-    ));
-    let document = OpenApiBuilder::new()
-        .info(info)
-        .paths(paths)
-        .components(Some(components.build()))
-        .security(Some([SecurityRequirement::new("token", none), SecurityRequirement::new("password", none)]));
+    let info = InfoBuilder::new()
+        .title("met")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some("What jobs did with the machine. Every answer has only what its caller may see."));
+    let document =
+        OpenApiBuilder::new().info(info).paths(paths).components(Some(components.build())).security(Some([
+            SecurityRequirement::new("token", none),
+            SecurityRequirement::new("password", none),
+        ]));
     serde_json::to_value(document.build()).map_err(|error| Problem::failed(&error.into()))
 }
 
@@ -56,7 +66,8 @@ fn operation(endpoint: &Endpoint) -> OperationBuilder {
             .build()
     });
     let parameters = in_path.chain(endpoint.parameters.iter().map(described));
-    let id: String = endpoint.path.trim_start_matches("/api/v1/").replace(['{', '}'], "").replace(['/', '.'], "_");
+    let id: String =
+        endpoint.path.trim_start_matches("/api/v1/").replace(['{', '}'], "").replace(['/', '.'], "_");
     let operation = OperationBuilder::new()
         .operation_id(Some(id))
         .summary(Some(endpoint.help))
@@ -107,7 +118,9 @@ fn schema(kind: Kind) -> Schema {
             number.minimum(Some(least as f64)).maximum(Some(most as f64)).into()
         }
         Kind::Amount => ObjectBuilder::new().schema_type(Type::Number).minimum(Some(0.0)).into(),
-        Kind::Time => text().examples([json!("2026-01-31T12:00:00Z"), json!("1769860800000"), json!("24h")]).into(),
+        Kind::Time => {
+            text().examples([json!("2026-01-31T12:00:00Z"), json!("1769860800000"), json!("24h")]).into()
+        }
         Kind::Duration => text().examples([json!("90"), json!("10m")]).into(),
         Kind::Cursor => text().max_length(Some(1024)).into(),
         Kind::Flag => ObjectBuilder::new().schema_type(Type::Boolean).into(),

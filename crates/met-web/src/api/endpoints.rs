@@ -76,7 +76,11 @@ pub const ENDPOINTS: &[Endpoint] = &[
             SINCE,
             UNTIL,
             POINTS,
-            parameter("after", Kind::Time, "without points: samples after this time; `next` of the previous answer"),
+            parameter(
+                "after",
+                Kind::Time,
+                "without points: samples after this time; `next` of the previous answer",
+            ),
             FORMAT,
         ],
         action: Action::Answer(series::of_job),
@@ -190,8 +194,20 @@ pub const ENDPOINTS: &[Endpoint] = &[
 ];
 
 const PROCESS: [&str; 14] = [
-    "pid", "ppid", "uid", "user", "command", "command_line", "node", "start", "end", "quality", "cpu_seconds",
-    "memory_peak_bytes", "read_bytes", "written_bytes",
+    "pid",
+    "ppid",
+    "uid",
+    "user",
+    "command",
+    "command_line",
+    "node",
+    "start",
+    "end",
+    "quality",
+    "cpu_seconds",
+    "memory_peak_bytes",
+    "read_bytes",
+    "written_bytes",
 ];
 const CATALOGUE: [&str; 8] = ["table", "column", "name", "kind", "unit", "metric", "subject", "help"];
 
@@ -233,7 +249,9 @@ fn job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
 pub(super) fn whole_job(visible: &Visible<'_>, text: &str, what: &str) -> Result<JobKey, Problem> {
     match visible.find(text)? {
         Meant::Job(record) => Ok(record.key),
-        Meant::Step(_) => Err(Problem::field("job", format!("a step has no {what} of its own; ask for its job"))),
+        Meant::Step(_) => {
+            Err(Problem::field("job", format!("a step has no {what} of its own; ask for its job")))
+        }
     }
 }
 
@@ -266,8 +284,6 @@ fn catalogue(_: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
             }));
         }
     }
-    let table = |table: &&'static met_core::Table| {
-        json!({ "name": table.name, "subject": table.subject, "labels": table.labels })
-    };
+    let table = |table: &&'static met_core::Table| json!({ "name": table.name, "subject": table.subject, "labels": table.labels });
     Ok(json!({ "tables": tables.iter().map(table).collect::<Vec<_>>(), "columns": columns }))
 }

@@ -13,8 +13,17 @@ use super::{Asked, Visible};
 use crate::problem::Problem;
 
 pub(super) const NODE: [&str; 11] = [
-    "name", "jobs", "late", "seen", "version", "cpus", "memory_bytes", "clock_offset_ns", "dropped_samples",
-    "problem", "seen_ns",
+    "name",
+    "jobs",
+    "late",
+    "seen",
+    "version",
+    "cpus",
+    "memory_bytes",
+    "clock_offset_ns",
+    "dropped_samples",
+    "problem",
+    "seen_ns",
 ];
 /// Jobs in the answer about one node.
 const JOBS_MAX: usize = 500;

@@ -60,8 +60,11 @@ pub const fn parameter(name: &'static str, kind: Kind, help: &'static str) -> Pa
     Parameter { name, kind, help }
 }
 
-pub const FORMAT: Parameter =
-    parameter("format", Kind::Choice(&["json", "csv"]), "json (default) or csv; `Accept: text/csv` is the same as csv");
+pub const FORMAT: Parameter = parameter(
+    "format",
+    Kind::Choice(&["json", "csv"]),
+    "json (default) or csv; `Accept: text/csv` is the same as csv",
+);
 pub const SINCE: Parameter = parameter("since", Kind::Time, "from this time on");
 pub const UNTIL: Parameter = parameter("until", Kind::Time, "before this time");
 pub const POINTS: Parameter = parameter(
@@ -82,7 +85,11 @@ pub const JOBS: &[Parameter] = &[
     parameter("since", Kind::Time, "started at or after this time"),
     parameter("until", Kind::Time, "started before this time"),
     parameter("uid", Kind::Whole { least: 0, most: u32::MAX as i64 }, "uid of the owner"),
-    parameter("pid", Kind::Whole { least: 1, most: u32::MAX as i64 }, "a stored process of the job has this pid"),
+    parameter(
+        "pid",
+        Kind::Whole { least: 1, most: u32::MAX as i64 },
+        "a stored process of the job has this pid",
+    ),
     parameter("gpu", Kind::Flag, "only jobs that had a GPU"),
     parameter("command", Kind::Text, "is somewhere in the command line"),
     parameter("partition", Kind::Text, "partition or queue"),
@@ -161,7 +168,8 @@ impl Given {
         }
         let mut given = Given::default();
         for (name, text) in pairs {
-            let parameter = known.iter().find(|known| known.name == name).ok_or_else(|| unknown(name, known))?;
+            let parameter =
+                known.iter().find(|known| known.name == name).ok_or_else(|| unknown(name, known))?;
             if !text.is_empty() {
                 let value = read(parameter, text).map_err(|why| Problem::field(parameter.name, why))?;
                 given.add(parameter.name, value)?;
@@ -368,7 +376,11 @@ mod tests {
             ("limit=0", "limit", "limit: \"0\" is not a number from 1 to 500"),
             ("limit=-1", "limit", "limit: \"-1\" is not a number from 1 to 500"),
             ("limit=501", "limit", "limit: \"501\" is not a number from 1 to 500"),
-            ("limit=99999999999999999999", "limit", "limit: \"99999999999999999999\" is not a number from 1 to 500"),
+            (
+                "limit=99999999999999999999",
+                "limit",
+                "limit: \"99999999999999999999\" is not a number from 1 to 500",
+            ),
             ("limit=1&limit=2", "limit", "limit: given twice"),
             ("after=x", "after", "after: \"x\" is not the `next` of an earlier answer"),
             ("format=xml", "format", "format: \"xml\" is not one of json, csv"),
@@ -377,8 +389,12 @@ mod tests {
             let problem = jobs(search).unwrap_err();
             assert_eq!((problem.field.as_deref(), &*problem.reason), (Some(field), reason));
         }
-        assert!(jobs("order=name").unwrap_err().reason.starts_with("unknown parameter \"order\"; known: user, "));
-        assert!(jobs("since=never").unwrap_err().reason.starts_with("since: \"never\" is not a time; write "));
+        assert!(
+            jobs("order=name").unwrap_err().reason.starts_with("unknown parameter \"order\"; known: user, ")
+        );
+        assert!(
+            jobs("since=never").unwrap_err().reason.starts_with("since: \"never\" is not a time; write ")
+        );
     }
 
     proptest! {

@@ -41,9 +41,12 @@ pub(super) fn accounts(visible: &Visible<'_>, _: &Asked) -> Result<Value, Proble
 pub(super) fn energy(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     // Of no job is the energy known: that is not zero.
     let energy = |sum: &Sum| (sum.jobs_with_energy > 0).then_some(sum.energy_uj as f64 / 1e6);
-    sums(visible, asked, "energy", |sum| {
-        json!({ "name": sum.name, "jobs": sum.jobs, "jobs_with_energy": sum.jobs_with_energy, "energy_joules": energy(sum) })
-    })
+    sums(
+        visible,
+        asked,
+        "energy",
+        |sum| json!({ "name": sum.name, "jobs": sum.jobs, "jobs_with_energy": sum.jobs_with_energy, "energy_joules": energy(sum) }),
+    )
 }
 
 pub(super) fn emissions(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {

@@ -31,7 +31,8 @@ pub(super) fn wants_csv(endpoint: &Endpoint, given: &Given, headers: &HeaderMap)
         Some(format) => format == "csv",
         None => {
             let accept = text(headers, header::ACCEPT);
-            quality(accept, "text/csv").is_some_and(|csv| csv > 0.0 && csv >= quality(accept, JSON).unwrap_or(0.0))
+            quality(accept, "text/csv")
+                .is_some_and(|csv| csv > 0.0 && csv >= quality(accept, JSON).unwrap_or(0.0))
         }
     }
 }
@@ -117,7 +118,8 @@ fn is_known(given: &str, tag: &str) -> bool {
 
 /// The address of the next page, relative: a proxy or a prefix does not matter.
 fn link(uri: &Uri, next: &str) -> String {
-    let others = uri.query().unwrap_or("").split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("after="));
+    let others =
+        uri.query().unwrap_or("").split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("after="));
     let pairs: Vec<&str> = others.collect();
     let next = format!("after={next}");
     let query = pairs.into_iter().chain([next.as_str()]).collect::<Vec<_>>().join("&");
@@ -128,7 +130,9 @@ fn link(uri: &Uri, next: &str) -> String {
 fn table(table: Table, given: &Given, value: &Value) -> Result<String, Problem> {
     match table {
         Table::None => Ok(String::new()),
-        Table::Rows(key, columns) => rows(&columns(), given, value[key].as_array().map_or(&[][..], Vec::as_slice)),
+        Table::Rows(key, columns) => {
+            rows(&columns(), given, value[key].as_array().map_or(&[][..], Vec::as_slice))
+        }
         Table::Series => Ok(series(value)),
         Table::ManySeries => {
             let all = value["series"].as_array().map_or(&[][..], Vec::as_slice);
@@ -144,7 +148,10 @@ fn rows(columns: &[(String, String)], given: &Given, rows: &[Value]) -> Result<S
             let find = |name: &String| {
                 let unknown = || {
                     let known: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
-                    Problem::field("columns", format!("no column named {name:?}; columns: {}", known.join(", ")))
+                    Problem::field(
+                        "columns",
+                        format!("no column named {name:?}; columns: {}", known.join(", ")),
+                    )
                 };
                 columns.iter().find(|(known, _)| known == name).ok_or_else(unknown)
             };

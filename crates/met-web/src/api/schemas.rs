@@ -39,7 +39,9 @@ fn number(column: &Column) -> Schema {
 /// Figures by their names in the catalogue, as far as they are known.
 fn figures() -> Schema {
     let columns = JOB.columns.iter();
-    columns.fold(ObjectBuilder::new(), |object, column| object.property(column.json_name(), number(column))).into()
+    columns
+        .fold(ObjectBuilder::new(), |object, column| object.property(column.json_name(), number(column)))
+        .into()
 }
 
 pub fn any() -> Schema {
@@ -47,7 +49,8 @@ pub fn any() -> Schema {
 }
 
 pub fn job() -> Schema {
-    let states = ObjectBuilder::new().schema_type(Type::String).enum_values(Some(State::ALL.map(State::name)));
+    let states =
+        ObjectBuilder::new().schema_type(Type::String).enum_values(Some(State::ALL.map(State::name)));
     let identity = object([
         ("id", of(Type::String)),
         ("raw_id", of(Type::String)),
@@ -107,7 +110,8 @@ pub fn series() -> Schema {
 
 fn spans() -> Schema {
     let values = || list(optional(Type::Number));
-    object([("per_second", of(Type::Boolean)), ("min", values()), ("mean", values()), ("max", values())]).into()
+    object([("per_second", of(Type::Boolean)), ("min", values()), ("mean", values()), ("max", values())])
+        .into()
 }
 
 pub fn node_series() -> Schema {
@@ -191,7 +195,8 @@ pub fn emissions() -> Schema {
 pub fn catalogue() -> Schema {
     let text = || of(Type::String);
     let table = object([("name", text()), ("subject", text()), ("labels", list(text()))]);
-    let column = object([("table", text()), ("column", text()), ("name", text()), ("kind", text()), ("unit", text())]);
+    let column =
+        object([("table", text()), ("column", text()), ("name", text()), ("kind", text()), ("unit", text())]);
     object([("tables", list(table.into())), ("columns", list(column.into()))]).into()
 }
 

@@ -130,7 +130,9 @@ fn whole(
     let mut after_ms = begin_ms.saturating_sub(1);
     loop {
         let more = page(after_ms)?;
-        let Some(&last_ms) = more.times_ms.last().filter(|&&last_ms| last_ms > after_ms) else { return Ok(all) };
+        let Some(&last_ms) = more.times_ms.last().filter(|&&last_ms| last_ms > after_ms) else {
+            return Ok(all);
+        };
         after_ms = last_ms;
         all = grown(all, &more);
         // One sample after the end: the time before it is part of the last span.
@@ -151,7 +153,10 @@ fn grown(mut all: Course, more: &Course) -> Course {
 fn span(course: &Course, (begin_ms, end_ms): (i64, i64)) -> (i64, i64) {
     let first_ms = course.times_ms.first().copied().unwrap_or(0);
     let last_ms = course.times_ms.last().copied().unwrap_or(0);
-    (if begin_ms == i64::MIN { first_ms } else { begin_ms }, if end_ms == i64::MAX { last_ms } else { end_ms })
+    (
+        if begin_ms == i64::MIN { first_ms } else { begin_ms },
+        if end_ms == i64::MAX { last_ms } else { end_ms },
+    )
 }
 
 type Parts = BTreeMap<NodePart, Course>;
@@ -160,7 +165,8 @@ pub(super) fn of_node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
     let given = &asked.given;
     let now_ms = clock::realtime_ns() / 1_000_000;
     let (begin_ms, end_ms) = window_ms(asked)?;
-    let window_ms = (if begin_ms == i64::MIN { now_ms - NODE_USUAL_MS } else { begin_ms }, end_ms.min(now_ms));
+    let window_ms =
+        (if begin_ms == i64::MIN { now_ms - NODE_USUAL_MS } else { begin_ms }, end_ms.min(now_ms));
     let table = given.text("table");
     let known = table.as_deref().map(|name| {
         let unknown = || Problem::field("table", format!("no table named {name:?}; see /api/v1/catalogue"));
@@ -173,7 +179,8 @@ pub(super) fn of_node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
     let node = nodes::find(visible, asked.path("node"))?.name;
     let part = given.text("part");
     let is_wanted = |one: &NodePart| {
-        table.as_ref().is_none_or(|table| one.table == *table) && part.as_ref().is_none_or(|part| one.part == *part)
+        table.as_ref().is_none_or(|table| one.table == *table)
+            && part.as_ref().is_none_or(|part| one.part == *part)
     };
     let parts = node_parts(visible, &node, window_ms, is_wanted)?;
     let points = given.whole("points").and_then(|points| usize::try_from(points).ok()).unwrap_or(NODE_POINTS);
