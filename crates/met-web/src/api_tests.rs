@@ -92,7 +92,7 @@ fn request(path: &str, headers: &[(&str, &str)]) -> http::Request<Body> {
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let peer = Peer { address: ([127, 0, 0, 1], 1).into(), user: None, certificate: None };
+    let peer = Peer::at(([127, 0, 0, 1], 1).into());
     request.extension(peer).body(Body::empty()).unwrap()
 }
 

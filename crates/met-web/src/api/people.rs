@@ -1,8 +1,9 @@
 //! Users, accounts, and what their jobs used.
 
-use met_core::grouping::{Group, Sum, SumBy};
+use met_core::grouping::{Group, Sum, SumBy, SumSpan};
 use met_host::clock;
 use met_insight::json;
+use met_query::jobs::JobsFilter;
 use serde_json::{Value, json};
 
 use super::{Asked, Visible};
@@ -71,7 +72,8 @@ fn sums(
     let by = given.text("by").and_then(|by| SumBy::parse(&by)).unwrap_or(SumBy::User);
     let to_ns = given.ns("until").unwrap_or_else(clock::realtime_ns);
     let from_ns = given.ns("since").unwrap_or(to_ns.saturating_sub(USUAL_NS));
-    let sums = visible.query.sums(visible.viewer, by, from_ns, to_ns);
+    let span = SumSpan { by, from_ns, to_ns };
+    let sums = visible.query.sums(visible.viewer, &JobsFilter::default(), &span);
     let sums = sums.map_err(|error| Problem::failed(&error))?;
     Ok(json!({
         "by": by.name(),
