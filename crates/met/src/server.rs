@@ -89,6 +89,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
         move_after: move_after(&setting.config),
         lost_after: setting.config.server.lost_after,
         sinks: setting.config.sinks.clone(),
+        hub: Arc::default(),
     })
     .map_err(|error| Failure::usage(error.to_string()))?;
     let (latest, incompatible) = (keeper.latest().clone(), Incompatible::default());

@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use met_sinks::prometheus::{self, Format};
-use met_web::api::{self, Admitted, Api};
+use met_web::api::{self, Admitted, Api, Live};
 use met_web::listener::{Options, PasswordFile, Peer, Server, in_background};
 use met_web::login::{self, Directory, Logins, Person};
 use met_web::problem::Problem;
@@ -161,6 +161,7 @@ pub fn listen(
         admission,
         answers: Arc::default(),
         layouts: setting.config.jobs.layouts.clone(),
+        live: Arc::new(Live::new(Arc::clone(&board.hub))),
     };
     let router = router(board).merge(api::router(Arc::new(api)));
     let server = Server::start(options, login::guard(&logins, router))?;
@@ -240,6 +241,7 @@ mod tests {
             admission: Arc::new(Anybody),
             answers: Arc::default(),
             layouts: Vec::new(),
+            live: Arc::default(),
         };
         let options = Options::new(vec!["127.0.0.1:0".parse().unwrap()]);
         let server = Server::start(options, api::router(Arc::new(api))).unwrap();

@@ -1,15 +1,13 @@
 //! A report as text, at most 80 columns wide: one key block, meters, groups of figures, notes.
 
-mod amounts;
 mod head;
 mod tables;
 
 use met_insight::report::{Heading, Line, Report};
 
 use super::{Paint, Style, text};
-pub use amounts::{amount, mark};
-use amounts::{detail, legend};
 use met_core::units;
+use met_insight::report::words::{amount, detail, legend, mark};
 
 const COLUMNS_MAX: usize = 80;
 const COLUMNS_MIN: usize = 40;
