@@ -57,6 +57,7 @@ use met_config::Config;
 pub use now::NodeNow;
 use sampled::Ends;
 pub use sampled::{Known, Sampled};
+pub use met_insight::resample::{gap_ms, gap_ms_of, look_gap_ms};
 use schedule::Schedule;
 use tick_rows::TickRows;
 use tracked::{Jobs, Tracked};
@@ -69,31 +70,9 @@ pub static METERS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
 static WITH_ENERGY: LazyLock<Vec<&'static str>> =
     LazyLock::new(|| [&["cgroup", "process", "nvidia", "drm"], &METERS[..]].concat());
 
-/// The longest time between two samples over which a level is still believed: slow ticks are ten periods apart.
-pub fn gap_ms(interval: Duration) -> i64 {
-    (interval.as_millis() as i64 * 25).max(25_000)
-}
-
-/// The same for a course whose period may have been changed meanwhile: what many of its spans are is no gap.
-pub fn gap_ms_of(course: &Course, interval: Duration) -> i64 {
-    const SPANS_MIN: usize = 20;
-    let mut spans = course.spans_ms();
-    spans.sort_unstable();
-    let usual_ms = spans.get(spans.len() * 9 / 10).filter(|_| spans.len() >= SPANS_MIN);
-    gap_ms(interval).max(usual_ms.map_or(0, |usual_ms| usual_ms.saturating_mul(3)))
-}
-
 /// The same for series of the machine, whose period is longer without jobs.
 pub fn node_gap_ms(idle: Duration) -> i64 {
     i64::try_from(idle.as_millis()).unwrap_or(i64::MAX / 5) * 5 / 2
-}
-
-/// A longer time between two looks is one in which nobody looked: at least so much, and more where the looks of
-/// most of the time are further apart.
-pub fn look_gap_ms(mut spans: Vec<i64>, least_ms: i64) -> i64 {
-    spans.sort_unstable();
-    let usual_ms = spans.get(spans.len() * 9 / 10).copied().unwrap_or(0);
-    least_ms.max(usual_ms.saturating_mul(3))
 }
 
 pub struct Sampler {

@@ -10,6 +10,7 @@ mod notes;
 mod outcome;
 mod parts;
 mod reader;
+pub mod words;
 
 use std::borrow::Cow;
 

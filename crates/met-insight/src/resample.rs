@@ -1,6 +1,7 @@
 //! A course in as many steps as a plot has columns.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use met_core::series::{Course, Interval, RATE_MIN_MS, Spread, Spreads};
 use met_core::{Kind, MISSING};
@@ -144,6 +145,65 @@ fn shortest_of_rates(course: &Course, column: usize, gap_ms: i64) -> i64 {
     let mut lengths: Vec<i64> = read.map(|interval| interval.end_ms - interval.begin_ms).collect();
     let middle = lengths.len() / 2;
     if lengths.is_empty() { 0 } else { (*lengths.select_nth_unstable(middle).1 / 2).min(RATE_MIN_MS) }
+}
+
+/// The longest time between two samples over which a level is still believed: slow ticks are ten periods apart.
+pub fn gap_ms(interval: Duration) -> i64 {
+    (interval.as_millis() as i64 * 25).max(25_000)
+}
+
+/// The same for a course whose period may have been changed meanwhile: what many of its spans are is no gap.
+pub fn gap_ms_of(course: &Course, interval: Duration) -> i64 {
+    const SPANS_MIN: usize = 20;
+    let mut spans = course.spans_ms();
+    spans.sort_unstable();
+    let usual_ms = spans.get(spans.len() * 9 / 10).filter(|_| spans.len() >= SPANS_MIN);
+    gap_ms(interval).max(usual_ms.map_or(0, |usual_ms| usual_ms.saturating_mul(3)))
+}
+
+/// A longer time between two looks is one in which nobody looked: at least so much, and more where the looks of
+/// most of the time are further apart.
+pub fn look_gap_ms(mut spans: Vec<i64>, least_ms: i64) -> i64 {
+    spans.sort_unstable();
+    let usual_ms = spans.get(spans.len() * 9 / 10).copied().unwrap_or(0);
+    least_ms.max(usual_ms.saturating_mul(3))
+}
+
+/// GPUs are read in every tick, and no counter covers the time in between: a shorter pause is a gap.
+pub fn card_gap_ms(course: &Course, gap_ms: i64) -> i64 {
+    const LEAST_MS: i64 = 5000;
+    look_gap_ms(course.spans_ms(), LEAST_MS).min(gap_ms)
+}
+
+/// The samples up to the end of the job, and the first one after it.
+pub fn until(course: &Course, end_ms: Option<i64>) -> Course {
+    let mut until = course.clone();
+    if let Some(end_ms) = end_ms {
+        let count = course.times_ms.partition_point(|&time_ms| time_ms <= end_ms);
+        until.truncate((count + 1).min(course.len()));
+        if let Some(last_ms) = until.times_ms.last_mut() {
+            // That one was taken a moment later, when nothing changed any more.
+            *last_ms = (*last_ms).min(end_ms);
+        }
+    }
+    until
+}
+
+/// The next round number above, in the unit it will be written in.
+pub fn nice_above(value: f64, step: f64) -> f64 {
+    const ROUND: [f64; 9] = [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0];
+    if value <= 0.0 {
+        return 1.0;
+    }
+    let mut unit = 1.0;
+    while value / unit >= step {
+        unit *= step;
+    }
+    let in_unit = value / unit;
+    let decade = 10f64.powf(in_unit.log10().floor());
+    let round = ROUND.into_iter().find(|&round| round * decade >= in_unit).unwrap_or(10.0);
+    // A thousand KiB are written as 0.98 MiB: one MiB is rounder.
+    unit * if round * decade < 1000.0 { round * decade } else { step }
 }
 
 #[derive(Clone, Copy, Default)]

@@ -56,22 +56,26 @@ pub struct Api {
 type Endpoint = fn(&Visible<'_>, &Asked) -> Result<Value, Problem>;
 
 /// The jobs as one viewer sees them.
-struct Visible<'a> {
-    viewer: &'a Viewer,
-    query: &'a dyn Query,
+pub(crate) struct Visible<'a> {
+    pub(crate) viewer: &'a Viewer,
+    pub(crate) query: &'a dyn Query,
     layouts: &'a [Layout],
 }
 
-impl Visible<'_> {
-    fn jobs(&self, filter: &JobsFilter) -> Result<(Page, Vec<String>), Problem> {
+impl<'a> Visible<'a> {
+    pub(crate) fn new(viewer: &'a Viewer, api: &'a Api) -> Visible<'a> {
+        Visible { viewer, query: api.query.as_ref(), layouts: &api.layouts }
+    }
+
+    pub(crate) fn jobs(&self, filter: &JobsFilter) -> Result<(Page, Vec<String>), Problem> {
         self.query.jobs(self.viewer, filter).map_err(|error| Problem::failed(&error))
     }
 
-    fn course(&self, key: &JobKey, after_ms: i64) -> Result<Course, Problem> {
+    pub(crate) fn course(&self, key: &JobKey, after_ms: i64) -> Result<Course, Problem> {
         self.query.course(self.viewer, key, after_ms).map_err(|error| Problem::failed(&error))
     }
 
-    fn job_series(
+    pub(crate) fn job_series(
         &self,
         key: &JobKey,
         table: &'static Table,
@@ -82,16 +86,16 @@ impl Visible<'_> {
         series.map_err(|error| Problem::failed(&error))
     }
 
-    fn card_course(&self, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course, Problem> {
+    pub(crate) fn card_course(&self, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course, Problem> {
         self.query.card_course(self.viewer, key, uuid, after_ms).map_err(|error| Problem::failed(&error))
     }
 
-    fn nodes(&self) -> Result<Vec<NodeStatus>, Problem> {
+    pub(crate) fn nodes(&self) -> Result<Vec<NodeStatus>, Problem> {
         self.query.nodes().map_err(|error| Problem::failed(&error))
     }
 
     /// The one job or step that a text means, in the words of the command line.
-    fn find(&self, text: &str) -> Result<Meant, Problem> {
+    pub(crate) fn find(&self, text: &str) -> Result<Meant, Problem> {
         let find = |job: &JobRef| {
             let found = jobs::every_found(self.query, self.viewer, job)?;
             jobs::one_of(text, job, found)
@@ -116,7 +120,7 @@ fn unclear(error: anyhow::Error) -> Problem {
 }
 
 /// What was asked for by path and query string.
-struct Asked {
+pub(crate) struct Asked {
     path: Vec<(String, String)>,
     search: Vec<(String, String)>,
 }
@@ -186,7 +190,7 @@ async fn answer(
     let turn = api.answers.turn(&client).await.ok_or_else(Problem::unread)?;
     let asked = Arc::clone(&api);
     let work = move || {
-        let visible = Visible { viewer: &viewer, query: asked.query.as_ref(), layouts: &asked.layouts };
+        let visible = Visible::new(&viewer, &asked);
         match endpoint(&visible, &Asked { path, search }) {
             Ok(value) => Json(value).into_response(),
             Err(problem) => problem.into_response(),

@@ -3,4 +3,5 @@
 pub mod answers;
 pub mod api;
 pub mod listener;
+pub mod pages;
 pub mod problem;

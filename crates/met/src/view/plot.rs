@@ -6,7 +6,7 @@ use met_core::job::Record;
 use met_core::job_table as column;
 use met_core::series::Course;
 use met_insight::average;
-use met_insight::resample::{self, Bin};
+use met_insight::resample::{self, Bin, card_gap_ms, nice_above};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::symbols::bar;
@@ -14,7 +14,6 @@ use ratatui_core::widgets::Widget;
 use ratatui_widgets::sparkline::Sparkline;
 
 use super::{Paint, Style, text};
-use met_agent::sampler::look_gap_ms;
 use met_core::units;
 
 const COLUMNS_DEFAULT: usize = 80;
@@ -44,7 +43,7 @@ const ASCII_BARS: bar::Set = bar::Set {
 /// average is clearly above all rates that were sampled, has no plot: it would be one of what was missed.
 pub fn course(course: &Course, gap_ms: i64, known: &Known, style: &Style) -> String {
     let columns = columns(style);
-    let course = &until(course, known.end_ms);
+    let course = &resample::until(course, known.end_ms);
     let bins = |index: usize| bins(course, index, columns, gap_ms);
     let card_gap_ms = card_gap_ms(course, gap_ms);
     let card_bins = |index: usize| self::bins(course, index, columns, card_gap_ms);
@@ -153,26 +152,6 @@ pub fn event(course: &Course, name: &str, gap_ms: i64, style: &Style) -> String 
         return String::new();
     }
     draw_course(&[panel], course, columns, style)
-}
-
-/// The samples up to the end of the job, and the first one after it.
-fn until(course: &Course, end_ms: Option<i64>) -> Course {
-    let mut until = course.clone();
-    if let Some(end_ms) = end_ms {
-        let count = course.times_ms.partition_point(|&time_ms| time_ms <= end_ms);
-        until.truncate((count + 1).min(course.len()));
-        if let Some(last_ms) = until.times_ms.last_mut() {
-            // That one was taken a moment later, when nothing changed any more.
-            *last_ms = (*last_ms).min(end_ms);
-        }
-    }
-    until
-}
-
-/// GPUs are read in every tick, and no counter covers the time in between: a shorter pause is a gap.
-fn card_gap_ms(course: &Course, gap_ms: i64) -> i64 {
-    const LEAST_MS: i64 = 5000;
-    look_gap_ms(course.spans_ms(), LEAST_MS).min(gap_ms)
 }
 
 fn bins(course: &Course, index: usize, columns: usize, gap_ms: i64) -> Vec<Option<Bin>> {
@@ -291,23 +270,6 @@ impl Panel {
             .map(|row| (0..area.width).map(|column| buffer[(column, row)].symbol()).collect())
             .collect()
     }
-}
-
-/// The next round number above, in the unit it will be written in.
-fn nice_above(value: f64, step: f64) -> f64 {
-    const ROUND: [f64; 9] = [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0];
-    if value <= 0.0 {
-        return 1.0;
-    }
-    let mut unit = 1.0;
-    while value / unit >= step {
-        unit *= step;
-    }
-    let in_unit = value / unit;
-    let decade = 10f64.powf(in_unit.log10().floor());
-    let round = ROUND.into_iter().find(|&round| round * decade >= in_unit).unwrap_or(10.0);
-    // A thousand KiB are written as 0.98 MiB: one MiB is rounder.
-    unit * if round * decade < 1000.0 { round * decade } else { step }
 }
 
 fn time_axis(first_ms: i64, last_ms: i64, columns: usize, style: &Style) -> String {

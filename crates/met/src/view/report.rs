@@ -1,14 +1,12 @@
 //! A report as text, at most 80 columns wide: one key block, meters, groups of figures, notes.
 
-mod amounts;
 mod head;
 mod tables;
 
 use met_insight::report::{Heading, Line, Report};
 
 use super::{Paint, Style, text};
-pub use amounts::{amount, mark};
-use amounts::{detail, legend};
+use met_insight::report::words::{amount, detail, legend, mark};
 use met_core::units;
 
 const COLUMNS_MAX: usize = 80;

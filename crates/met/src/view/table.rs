@@ -9,7 +9,7 @@ use met_export::csv;
 use met_insight::report::signal_name;
 use met_insight::{allocation, average, gpu, json};
 
-use super::report::mark;
+use met_insight::report::words::mark;
 use super::{Paint, Style, text};
 use met_core::units;
 use met_core::units::Scale;

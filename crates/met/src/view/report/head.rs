@@ -3,7 +3,7 @@
 use met_core::job::State;
 use met_insight::report::{FactValue, Report};
 
-use super::amounts::amount;
+use met_insight::report::words::amount;
 use super::{LABEL_COLUMNS, Page};
 use crate::view::{Paint, text};
 use met_core::units;

@@ -2,7 +2,7 @@
 
 use met_insight::report::{Amount, Measure, Meter, PartLine, ShareLine};
 
-use super::amounts::{amount, marked};
+use met_insight::report::words::{amount, marked};
 use super::{LABEL_COLUMNS, Page};
 use crate::view::{Paint, text};
 use met_core::units;

@@ -1,9 +1,9 @@
 //! Amounts in words, with the sign of how well each is known.
 
 use met_core::job::QualityKind;
-use met_insight::report::{Amount, Detail, Measure, Report};
-
 use met_core::units;
+
+use super::{Amount, Detail, Measure, Report};
 
 /// The sign in front of an amount that was not measured as such.
 pub fn mark(quality: QualityKind) -> Option<(&'static str, &'static str)> {
@@ -33,18 +33,20 @@ pub fn amount(amount: &Amount) -> String {
     }
 }
 
-pub(super) fn marked(value: &Amount) -> String {
+/// With the sign in front of it.
+pub fn marked(value: &Amount) -> String {
     units::marked(mark(value.quality).map_or("", |(sign, _)| sign), &amount(value))
 }
 
-pub(super) fn detail(detail: &Detail) -> String {
+/// As one phrase.
+pub fn detail(detail: &Detail) -> String {
     let value = detail.amount.as_ref().map(marked).unwrap_or_default();
     let words = [detail.before, value.as_str(), &detail.after];
     words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// The signs that the report uses, in words; most reports use none.
-pub(super) fn legend(report: &Report) -> Vec<String> {
+pub fn legend(report: &Report) -> Vec<String> {
     let lines = report.sections.iter().flat_map(|section| &section.lines);
     let amounts = lines.flat_map(|line| {
         line.details.iter().filter_map(|detail| detail.amount.as_ref()).chain([&line.amount])

@@ -1,0 +1,211 @@
+//! The pages, the same for daemon and server, over the same jobs as the API: who looks is found out first, and only
+//! what this viewer may see is there.
+//!
+//! Every page works without its script, holds its whole query in the address, and loads nothing from elsewhere.
+
+mod assets;
+mod charts;
+mod job;
+mod job_tables;
+mod jobs;
+mod layout;
+mod list_columns;
+mod node;
+mod nodes;
+mod now;
+mod plot;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Extension, Path, Query as Search};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::routing::get;
+use jiff::tz::TimeZone;
+use maud::{Markup, html};
+use met_host::clock;
+
+use crate::api::{Admitted, Api, Visible};
+use crate::listener::Peer;
+use crate::problem::Problem;
+pub use job::file;
+use layout::Site;
+
+/// A page may run and load what comes from this server, nothing else.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// What the pages are made from and where they are.
+pub struct Pages {
+    pub api: Arc<Api>,
+    /// The path that everything is below, with a slash at its end.
+    pub base: String,
+    /// There is a page `login` below it.
+    pub has_login: bool,
+}
+
+/// What was asked for: the text in the path, and the parameters.
+pub(crate) struct Asked {
+    pub name: String,
+    pub search: Vec<(String, String)>,
+}
+
+impl Asked {
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let given = self.search.iter().find(|(known, value)| known == name && !value.is_empty());
+        given.map(|(_, value)| value.as_str())
+    }
+}
+
+/// A page, or a file to be stored.
+pub(crate) enum Made {
+    Page(Markup),
+    File { name: String, content: Markup },
+}
+
+type Maker = fn(&Site, &Visible<'_>, &Asked) -> Result<Made, Problem>;
+
+const ROUTES: &[(&str, Maker)] = &[
+    ("/", now::page),
+    ("/jobs", jobs::page),
+    ("/jobs/{name}", job::page),
+    ("/jobs/{name}/job.html", job::download),
+    ("/nodes", nodes::page),
+    ("/nodes/{name}", node::page),
+];
+
+/// The routes, without the base: a caller that has one nests them below it.
+pub fn router(pages: Arc<Pages>) -> Router {
+    let mut router = Router::new().route(
+        "/assets/{name}",
+        get(|Path(name): Path<String>| async move { with_headers(assets::serve(&name)) }),
+    );
+    for &(path, maker) in ROUTES {
+        let pages = Arc::clone(&pages);
+        let handler = get(
+            move |Extension(peer): Extension<Peer>, headers: HeaderMap, name: Option<Path<String>>, uri: Uri| {
+                let name = name.map(|Path(name)| name).unwrap_or_default();
+                answer(Arc::clone(&pages), maker, peer, headers, name, uri)
+            },
+        );
+        router = router.route(path, handler);
+    }
+    router
+}
+
+async fn answer(
+    pages: Arc<Pages>,
+    maker: Maker,
+    peer: Peer,
+    headers: HeaderMap,
+    name: String,
+    uri: Uri,
+) -> Response {
+    let site = pages.site();
+    let Admitted { viewer, client, .. } = match pages.api.admission.admit(&peer, &headers) {
+        Ok(admitted) => admitted,
+        Err(problem) if problem.status == StatusCode::UNAUTHORIZED && pages.has_login => {
+            return with_headers(to_login(&site, &uri));
+        }
+        Err(problem) => return refused(&site, problem),
+    };
+    let search = match Search::<Vec<(String, String)>>::try_from_uri(&uri) {
+        Ok(Search(search)) => search,
+        Err(error) => return refused(&site, Problem::asked(error)),
+    };
+    let Some(turn) = pages.api.answers.turn(&client).await else { return refused(&site, Problem::unread()) };
+    let asked = Arc::clone(&pages);
+    let work = move || {
+        let site = asked.site();
+        let visible = Visible::new(&viewer, &asked.api);
+        match maker(&site, &visible, &Asked { name, search }) {
+            Ok(made) => with_headers(made.into_response()),
+            Err(problem) => refused(&site, problem),
+        }
+    };
+    match pages.api.answers.make(turn, work).await {
+        Some(response) => response,
+        None => refused(&site, Problem::busy()),
+    }
+}
+
+impl Pages {
+    fn site(&self) -> Site {
+        Site {
+            base: self.base.clone(),
+            who: String::new(),
+            has_login: self.has_login,
+            csrf: None,
+            is_file: false,
+            now_ns: clock::realtime_ns(),
+            zone: TimeZone::system(),
+        }
+    }
+}
+
+impl IntoResponse for Made {
+    fn into_response(self) -> Response {
+        match self {
+            Made::Page(markup) => Html(markup.into_string()).into_response(),
+            Made::File { name, content } => {
+                let mut response = Html(content.into_string()).into_response();
+                // The name has only letters, digits and hyphens.
+                let disposition = format!("attachment; filename=\"{name}\"");
+                if let Ok(value) = HeaderValue::from_str(&disposition) {
+                    response.headers_mut().insert(header::CONTENT_DISPOSITION, value);
+                }
+                response
+            }
+        }
+    }
+}
+
+/// Back to the same page after the login.
+fn to_login(site: &Site, uri: &Uri) -> Response {
+    let wanted = uri.path_and_query().map_or("/", |wanted| wanted.as_str());
+    let next = format!("{}{}", site.base.trim_end_matches('/'), wanted);
+    Redirect::to(&site.to(&format!("login?{}", layout::search([("next", next.as_str())])))).into_response()
+}
+
+/// Why there is no such page, as a page; with the headers that a refusal has.
+fn refused(site: &Site, problem: Problem) -> Response {
+    let title = match problem.status {
+        StatusCode::NOT_FOUND => "Not found",
+        StatusCode::BAD_REQUEST => "This request cannot be answered",
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "Not allowed",
+        _ => "Something does not work",
+    };
+    let content = html! {
+        h1 { (title) }
+        (layout::notice("bad", &problem.reason))
+        p { a href=(site.to("jobs")) { "All jobs" } }
+    };
+    let page = layout::page(site, None, title, None, &content).into_string();
+    let mut response = problem.into_response();
+    *response.body_mut() = page.into();
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    let html = HeaderValue::from_static("text/html; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, html);
+    with_headers(response)
+}
+
+/// What every answer says about how it may be used.
+fn with_headers(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    let own = [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "same-origin"),
+    ];
+    for (name, value) in own {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    // Back shows the page as it was; a reload asks again.
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("private, no-cache"));
+    response
+}
+
+#[cfg(test)]
+#[path = "pages_tests.rs"]
+mod tests;
