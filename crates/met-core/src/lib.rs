@@ -26,6 +26,7 @@ pub mod job_processes;
 pub mod job_table;
 pub mod ladder;
 pub mod listing;
+pub mod member;
 pub mod lossless_path;
 pub mod managers;
 pub mod meter_checks;

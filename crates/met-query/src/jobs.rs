@@ -481,7 +481,7 @@ mod tests {
             Ok(Course::new(&JOB))
         }
 
-        fn nodes(&self) -> Result<Vec<NodeStatus>> {
+        fn nodes(&self, _: &Viewer) -> Result<Vec<NodeStatus>> {
             Ok(Vec::new())
         }
     }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use met_core::Table;
-use met_core::job::{JobKey, Record};
+use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
 use met_core::series::Course;
 use met_store::{Filter, NodePart, Page, Queries, StoreError};
@@ -43,8 +43,8 @@ pub trait Query {
     }
     /// The same of a card, while the job had it.
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course>;
-    /// The machines. Everybody may see them.
-    fn nodes(&self) -> Result<Vec<NodeStatus>>;
+    /// The machines. Everybody may see them; their number of jobs is that of jobs which the viewer sees.
+    fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>>;
     /// The parts of this machine with samples from a time on; `None` from a server, which is no node.
     fn node_parts(&self, _since_ms: i64) -> Result<Option<Vec<NodePart>>> {
         Ok(None)
@@ -77,7 +77,7 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         Request::CardCourse { key, uuid, after_ms } => {
             course(query.card_course(viewer, key, uuid, *after_ms)?)
         }
-        Request::Nodes => Reply::Nodes(query.nodes()?),
+        Request::Nodes => Reply::Nodes(query.nodes(viewer)?),
         Request::NodeParts { since_ms } => {
             let Some(parts) = query.node_parts(*since_ms)? else { return Ok(None) };
             Reply::NodeParts(parts.into_iter().map(|part| (part.table, part.part)).collect())
@@ -100,6 +100,29 @@ fn wire(span: NodeSpan) -> NodeCourses {
     NodeCourses { parts: span.courses.into_iter().map(one).collect(), until_ms: span.until_ms }
 }
 
+/// Jobs that run.
+pub fn running() -> JobsFilter {
+    JobsFilter { states: vec![State::Running, State::Suspended], paged: true, ..JobsFilter::default() }
+}
+
+/// How many of these jobs are on a node.
+pub fn on_node(jobs: &[Record], node: &str) -> usize {
+    jobs.iter().filter(|record| record.nodes.iter().any(|known| known == node)).count()
+}
+
+/// All pages of a list.
+pub fn every_job(query: &dyn Query, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Record>> {
+    let (mut filter, mut all) = (JobsFilter { paged: true, ..filter.clone() }, Vec::new());
+    loop {
+        let (Page { jobs, next }, _) = query.jobs(viewer, &filter)?;
+        all.extend(jobs);
+        match next {
+            Some(next) if filter.after.as_ref() != Some(&next) => filter.after = Some(next),
+            _ => return Ok(all),
+        }
+    }
+}
+
 /// A list without jobs.
 pub fn nothing() -> (Page, Vec<String>) {
     (Page { jobs: Vec::new(), next: None }, Vec::new())
@@ -120,7 +143,7 @@ pub fn find_in(store: &Queries, viewer: &Viewer, job: &JobRef) -> Result<Vec<Rec
     if found.is_empty() && !viewer.sees_all() {
         // The newest of all is somebody else's.
         let own = viewer.restrict(&JobsFilter::default()).unwrap_or_default();
-        let own = Filter { uid: own.uid, user: own.user, ..Filter::default() };
+        let own = Filter { uid: own.uid, member: own.member, ..Filter::default() };
         found = jobs::newest_of(store, job, &own)?;
     }
     Ok(found)

@@ -1,6 +1,7 @@
 //! The client of a request, and which jobs it may see: the one rule for daemon, server and web.
 
 use met_core::job::Record;
+use met_core::member::Member;
 
 use crate::jobs::JobsFilter;
 
@@ -10,11 +11,16 @@ pub enum Viewer {
     Everything,
     /// A user of this machine, and the jobs of this uid.
     Uid(u32),
-    /// A user of a cluster, whose uid may differ from node to node.
-    User(String),
+    /// A user of a cluster, whose uid may differ from node to node: own jobs, and all jobs of these accounts.
+    User { name: String, accounts: Vec<String> },
 }
 
 impl Viewer {
+    /// A user of a cluster who sees only their own jobs.
+    pub fn user(name: impl Into<String>) -> Viewer {
+        Viewer::User { name: name.into(), accounts: Vec::new() }
+    }
+
     pub fn sees_all(&self) -> bool {
         *self == Viewer::Everything
     }
@@ -23,7 +29,16 @@ impl Viewer {
         match self {
             Viewer::Everything => true,
             Viewer::Uid(uid) => record.uid == Some(*uid),
-            Viewer::User(name) => record.user.as_ref() == Some(name),
+            Viewer::User { .. } => self.member().is_some_and(|member| member.sees(record)),
+        }
+    }
+
+    /// Whether the job is the viewer's own: only its owner may change it.
+    pub fn owns(&self, record: &Record) -> bool {
+        match self {
+            Viewer::Everything => false,
+            Viewer::Uid(_) => self.sees(record),
+            Viewer::User { name, .. } => Viewer::user(name.clone()).sees(record),
         }
     }
 
@@ -34,9 +49,22 @@ impl Viewer {
         let is_own = match self {
             Viewer::Everything => true,
             Viewer::Uid(uid) => *filter.uid.get_or_insert(*uid) == *uid,
-            Viewer::User(name) => filter.user.get_or_insert_with(|| name.clone()) == name,
+            Viewer::User { name, accounts } => {
+                let is_own = accounts.is_empty() && filter.user.get_or_insert_with(|| name.clone()) == name;
+                filter.member = self.member();
+                is_own || !accounts.is_empty()
+            }
         };
         is_own.then_some(filter)
+    }
+
+    fn member(&self) -> Option<Member> {
+        match self {
+            Viewer::User { name, accounts } => {
+                Some(Member { user: name.clone(), accounts: accounts.clone() })
+            }
+            Viewer::Everything | Viewer::Uid(_) => None,
+        }
     }
 }
 
@@ -48,7 +76,7 @@ mod tests {
     fn a_viewer_gets_the_requested_jobs_that_are_visible() {
         let mut record = met_core::sample::full(1, "train");
         (record.uid, record.user) = (Some(7), Some("ada".to_owned()));
-        let (ada, eve) = (Viewer::User("ada".to_owned()), Viewer::User("eve".to_owned()));
+        let (ada, eve) = (Viewer::user("ada"), Viewer::user("eve"));
         assert!(Viewer::Everything.sees(&record) && ada.sees(&record) && Viewer::Uid(7).sees(&record));
         assert!(!eve.sees(&record) && !Viewer::Uid(8).sees(&record));
         let asked = JobsFilter { user: Some("ada".to_owned()), uid: Some(7), ..JobsFilter::default() };
@@ -73,6 +101,26 @@ mod tests {
     fn a_job_of_an_unknown_user_is_visible_only_to_operators() {
         let mut record = met_core::sample::full(1, "train");
         (record.uid, record.user) = (None, None);
-        assert!(!Viewer::Uid(0).sees(&record) && !Viewer::User(String::new()).sees(&record));
+        assert!(!Viewer::Uid(0).sees(&record) && !Viewer::user("").sees(&record));
+    }
+
+    #[test]
+    fn a_member_of_an_account_sees_its_jobs_and_owns_none_of_them() {
+        let mut record = met_core::sample::full(1, "train");
+        (record.user, record.account) = (Some("ada".to_owned()), Some("physics".to_owned()));
+        let bob = Viewer::User { name: "bob".to_owned(), accounts: vec!["physics".to_owned()] };
+        assert!(bob.sees(&record) && !bob.owns(&record));
+        assert!(Viewer::user("ada").owns(&record) && !Viewer::Everything.owns(&record));
+        let asked = JobsFilter { user: Some("ada".to_owned()), ..JobsFilter::default() };
+        let filter = bob.restrict(&asked).unwrap();
+        assert_eq!(filter.user.as_deref(), Some("ada"));
+        let member = Member { user: "bob".to_owned(), accounts: vec!["physics".to_owned()] };
+        assert_eq!(filter.member.as_ref(), Some(&member));
+        // What a client writes there replaces nothing.
+        let forged = JobsFilter { member: Some(Member { user: "ada".to_owned(), ..member.clone() }), ..asked };
+        assert_eq!(bob.restrict(&forged).unwrap().member, Some(member));
+        let eve = Viewer::user("eve").restrict(&JobsFilter { user: None, ..forged.clone() }).unwrap();
+        assert_eq!(eve.member.unwrap().user, "eve");
+        assert_eq!(Viewer::Uid(8).restrict(&forged).unwrap().uid, Some(8));
     }
 }

@@ -11,6 +11,7 @@ use met_core::belief::believe;
 use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record, State};
 use met_core::listing::{self, Cursor, id_number, sort_ns};
+use met_core::member::{ACCOUNTS_MAX, Member};
 use met_core::series::Course;
 use met_core::{JOB, Table, event, gpu};
 use rustix::fs::{FlockOperation, OFlags};
@@ -64,6 +65,8 @@ pub struct Filter {
     pub name: Option<String>,
     pub manager: Option<String>,
     pub account: Option<String>,
+    /// Of all these only what a user and the user's accounts own.
+    pub member: Option<Member>,
     pub limit: Option<usize>,
     pub with_summaries: bool,
     /// Only jobs that had a card, or that live and may have got one since they were last written.
@@ -86,6 +89,7 @@ impl Filter {
             && self.pid.is_none_or(|pid| record.has_process(pid))
             && (!self.with_cards || record.state.is_live() || !record.gpus.is_empty())
             && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
+            && self.member.as_ref().is_none_or(|member| member.sees(record))
     }
 
     fn sql<'f>(&'f self, dialect: &sql::Dialect, after: Option<&'f Cursor>) -> (String, Vec<Value<'f>>) {
@@ -104,6 +108,9 @@ impl Filter {
         for (condition, value) in known.into_iter().filter(|(_, value)| *value != Value::Null) {
             values.push(value);
             conditions.push(format!("{condition} ?{}", values.len()));
+        }
+        if let Some(member) = &self.member {
+            conditions.push(owned_by(member, &mut values));
         }
         if let Some(Cursor { start_ns, key }) = after {
             let (first, bytewise) = (values.len() + 1, dialect.bytewise);
@@ -130,6 +137,23 @@ impl Filter {
             }
         }
         (conditions.join(" AND "), values)
+    }
+}
+
+/// The condition of [`Member::sees`].
+fn owned_by<'f>(member: &'f Member, values: &mut Vec<Value<'f>>) -> String {
+    let mut owners = Vec::new();
+    let mut own = |column: &str, name: &'f String| {
+        if !name.is_empty() {
+            values.push(name.into());
+            owners.push(format!("{column} = ?{}", values.len()));
+        }
+    };
+    own("\"user\"", &member.user);
+    member.accounts.iter().take(ACCOUNTS_MAX).for_each(|account| own("account", account));
+    match owners.is_empty() {
+        true => "1 = 0".to_owned(),
+        false => format!("({})", owners.join(" OR ")),
     }
 }
 

@@ -38,10 +38,30 @@ pub trait Admission: Send + Sync {
     fn admit(&self, peer: &Peer, headers: &HeaderMap) -> Result<Admitted, Problem>;
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admitted {
     pub viewer: Viewer,
     /// The name under which this client's unread answers are counted.
     pub client: String,
+    /// Who is logged in, for the head of a page and the audit log.
+    pub name: String,
+    /// What forms and scripts must send back with a write; `None` where the client logs in with every request, which a
+    /// foreign page cannot make it do.
+    pub csrf: Option<String>,
+}
+
+impl Admitted {
+    /// A user of a cluster who sees only their own jobs, logged in for this request.
+    pub fn user(name: &str) -> Admitted {
+        let (client, name) = (format!("user {name}"), name.to_owned());
+        Admitted { viewer: Viewer::user(name.clone()), client, name, csrf: None }
+    }
+
+    /// Who sees all jobs, logged in for this request.
+    pub fn operator(name: &str) -> Admitted {
+        let (client, name) = (format!("operator {name}"), name.to_owned());
+        Admitted { viewer: Viewer::Everything, client, name, csrf: None }
+    }
 }
 
 /// What the endpoints answer from.
@@ -91,7 +111,7 @@ impl<'a> Visible<'a> {
     }
 
     pub(crate) fn nodes(&self) -> Result<Vec<NodeStatus>, Problem> {
-        self.query.nodes().map_err(|error| Problem::failed(&error))
+        self.query.nodes(self.viewer).map_err(|error| Problem::failed(&error))
     }
 
     /// The one job or step that a text means, in the words of the command line.
@@ -185,7 +205,7 @@ async fn answer(
     path: Vec<(String, String)>,
     uri: Uri,
 ) -> Result<Response, Problem> {
-    let Admitted { viewer, client } = api.admission.admit(&peer, &headers)?;
+    let Admitted { viewer, client, .. } = api.admission.admit(&peer, &headers)?;
     let Search(search) = Search::try_from_uri(&uri).map_err(Problem::asked)?;
     let turn = api.answers.turn(&client).await.ok_or_else(Problem::unread)?;
     let asked = Arc::clone(&api);

@@ -20,7 +20,6 @@ use met_query::client::{Client, Unreachable};
 use met_query::jobs::{Answers, Remote};
 use met_query::protocol::{Reply, Request};
 use met_query::setting::Setting;
-use met_query::viewer::Viewer;
 
 const WELCOME: &str = "<!doctype html>\n<title>met</title>\n<p>met: what jobs do with this machine.\n\
                        <p><a href=\"/metrics\">/metrics</a> for Prometheus.\n";
@@ -37,7 +36,7 @@ impl Admission for Operators {
             let reason = format!("{user} is not in http.operators of met.yaml");
             return Err(Problem::new(StatusCode::FORBIDDEN, reason));
         }
-        Ok(Admitted { viewer: Viewer::Everything, client: format!("operator {user}") })
+        Ok(Admitted::operator(user))
     }
 }
 
@@ -167,7 +166,7 @@ mod tests {
 
     impl Admission for Anybody {
         fn admit(&self, _: &Peer, _: &HeaderMap) -> Result<Admitted, Problem> {
-            Ok(Admitted { viewer: Viewer::Everything, client: "anybody".to_owned() })
+            Ok(Admitted::operator("anybody"))
         }
     }
 

@@ -82,11 +82,11 @@ impl Query for Service {
     }
 
     /// This machine, as a server would list it.
-    fn nodes(&self) -> Result<Vec<NodeStatus>> {
+    fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {
         let facts = self.host.facts();
         Ok(vec![NodeStatus {
             name: facts.hostname.clone(),
-            jobs: self.registry.jobs.len(),
+            jobs: self.registry.jobs.values().filter(|kept| viewer.sees(&kept.record)).count(),
             seen_ns: Some(jobs::now_ns()),
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             cpus: Some(i64::from(facts.cpu_count)),

@@ -157,7 +157,7 @@ impl Query for FromFiles {
         })
     }
 
-    fn nodes(&self) -> Result<Vec<NodeStatus>> {
+    fn nodes(&self, _: &Viewer) -> Result<Vec<NodeStatus>> {
         Ok(Vec::new())
     }
 

@@ -3,6 +3,7 @@
 use met_core::bounds;
 use met_core::job::{Record, State};
 use met_core::listing::{self, Cursor};
+use met_core::member::Member;
 use met_store::{Filter, Page};
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,9 @@ pub struct JobsFilter {
     pub manager: Option<String>,
     #[serde(default)]
     pub account: Option<String>,
+    /// Set for the viewer ([`crate::viewer::Viewer::restrict`]); a client can only narrow its own view with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member: Option<Member>,
     pub limit: Option<usize>,
     /// Started before this: where the next page begins.
     pub until_ns: Option<i64>,
@@ -64,6 +68,7 @@ impl JobsFilter {
             name: self.name.clone(),
             manager: self.manager.clone(),
             account: self.account.clone(),
+            member: self.member.clone(),
             // Running jobs are checked afterwards, and some of them are dropped; the page stays complete.
             limit: match self.paged {
                 true => Some(self.limit.unwrap_or(usize::MAX).min(PAGE_JOBS)),

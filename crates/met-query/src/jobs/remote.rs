@@ -12,7 +12,7 @@ use met_store::{NodePart, Page};
 
 use super::{JobRef, JobsFilter, Source, merge};
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
-use crate::query::{NodeSpan, Query, nothing};
+use crate::query::{NodeSpan, Query, every_job, nothing, on_node, running};
 use crate::viewer::Viewer;
 use met_core::listing::Cursor;
 
@@ -161,11 +161,16 @@ impl Query for Remote {
         }
     }
 
-    fn nodes(&self) -> Result<Vec<NodeStatus>> {
-        match self.ask(&Request::Nodes)? {
-            Reply::Nodes(nodes) => Ok(nodes),
-            reply => self.unexpected(&reply),
+    fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {
+        let mut nodes = match self.ask(&Request::Nodes)? {
+            Reply::Nodes(nodes) => nodes,
+            reply => return self.unexpected(&reply),
+        };
+        if !viewer.sees_all() {
+            let running = every_job(self, viewer, &running())?;
+            nodes.iter_mut().for_each(|node| node.jobs = on_node(&running, &node.name));
         }
+        Ok(nodes)
     }
 
     fn node_parts(&self, since_ms: i64) -> Result<Option<Vec<NodePart>>> {

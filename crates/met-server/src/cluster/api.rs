@@ -236,7 +236,7 @@ async fn ask(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let Admitted { viewer, client } = api.admit(&peer, &headers)?;
+    let Admitted { viewer, client, .. } = api.admit(&peer, &headers)?;
     let turn = api.answers.turn(&client).await.ok_or_else(Problem::unread)?;
     let too_long = |error: axum::Error| Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error);
     let question = to_bytes(body, QUESTION_BYTES_MAX).await.map_err(too_long)?;
@@ -263,17 +263,14 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, question: &[u8]) -> Result<Rep
 
 impl Admission for Api {
     fn admit(&self, peer: &Peer, headers: &HeaderMap) -> Result<Admitted, Problem> {
-        let (viewer, client) = match self.bearer(peer, headers)? {
-            Bearer::User(name) => (Viewer::User(name.clone()), format!("user {name}")),
-            Bearer::Operator(name) => (Viewer::Everything, format!("operator {name}")),
-            Bearer::Node(_) => {
-                return Err(Problem::new(
-                    StatusCode::FORBIDDEN,
-                    "this is a node's token; met server enroll --user prints one for queries",
-                ));
-            }
-        };
-        Ok(Admitted { viewer, client })
+        match self.bearer(peer, headers)? {
+            Bearer::User(name) => Ok(Admitted::user(&name)),
+            Bearer::Operator(name) => Ok(Admitted::operator(&name)),
+            Bearer::Node(_) => Err(Problem::new(
+                StatusCode::FORBIDDEN,
+                "this is a node's token; met server enroll --user prints one for queries",
+            )),
+        }
     }
 }
 

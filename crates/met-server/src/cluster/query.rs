@@ -7,7 +7,7 @@ use met_core::series::Course;
 use met_core::{JOB, Table, gpu};
 use met_query::jobs::{self, JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;
-use met_query::query::{NodeSpan, PAGE_SAMPLES, Query, find_in, nothing, warn_unreadable};
+use met_query::query::{NodeSpan, PAGE_SAMPLES, Query, find_in, nothing, on_node, warn_unreadable};
 use met_query::viewer::Viewer;
 use met_store::cluster::Node;
 use met_store::{Page, StoreError};
@@ -74,12 +74,15 @@ impl Query for ClusterView {
         Ok(course)
     }
 
-    fn nodes(&self) -> Result<Vec<NodeStatus>> {
+    fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {
         let running = JobsFilter { states: vec![State::Running], ..JobsFilter::default() };
-        let running = self.ask(|store| store.jobs(&running.to_store()))?;
+        let running = match viewer.restrict(&running) {
+            Some(running) => self.ask(|store| store.jobs(&running.to_store()))?,
+            None => Vec::new(),
+        };
         let now_ns = now_ns();
         let status = |node: Node| NodeStatus {
-            jobs: running.iter().filter(|record| record.nodes.contains(&node.name)).count(),
+            jobs: on_node(&running, &node.name),
             late: node.seen_ns.is_none_or(|seen_ns| now_ns - seen_ns > LATE_NS),
             problem: self.incompatible.of(&node.name),
             name: node.name,
