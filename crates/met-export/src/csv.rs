@@ -1,9 +1,9 @@
-//! Comma-separated values: RFC 4180 with a header, one table in a file.
+//! Comma-separated values with a header, one table in a file.
 
 use std::io::Write;
 
 use anyhow::Result;
-use met_core::text;
+use met_insight::csv::{self, CRLF, Cell};
 use met_insight::json;
 
 use crate::frame::{self, Cells, Frame};
@@ -22,8 +22,8 @@ impl<W: Write> Csv<W> {
 
     fn header(&mut self, frame: &Frame) -> Result<()> {
         if !self.has_header {
-            let names: Vec<String> = frame.columns.iter().map(|column| column.name.clone()).collect();
-            self.to.write_all(line(&names).as_bytes())?;
+            let names = frame.columns.iter().map(|column| column.name.as_str());
+            self.to.write_all(csv::header(names).as_bytes())?;
             self.has_header = true;
         }
         Ok(())
@@ -35,8 +35,11 @@ impl<W: Write> JobWriter for Csv<W> {
         let frame = frame::of(&[job], self.rows);
         self.header(&frame)?;
         for row in 0..frame.len() {
-            let fields: Vec<String> = frame.columns.iter().map(|column| field(&column.cells, row)).collect();
-            self.to.write_all(line(&fields).as_bytes())?;
+            let mut times = vec![None; frame.columns.len()];
+            let cells = frame.columns.iter().zip(&mut times);
+            let mut line = String::new();
+            csv::write_line(&mut line, cells.map(|(column, time)| cell(&column.cells, row, time)), CRLF);
+            self.to.write_all(line.as_bytes())?;
         }
         Ok(())
     }
@@ -47,24 +50,14 @@ impl<W: Write> JobWriter for Csv<W> {
     }
 }
 
-/// Empty where nothing is known. Foreign text is escaped: a row stays one line, whatever a name holds.
-fn field(cells: &Cells, row: usize) -> String {
-    let known = match cells {
-        Cells::Text(cells) => cells[row].as_deref().map(text::escape),
-        Cells::Whole(cells) => cells[row].map(|value| value.to_string()),
-        Cells::Real(cells) => cells[row].map(|value| value.to_string()),
-        Cells::Time(cells) => cells[row].and_then(json::time),
-    };
-    known.unwrap_or_default()
-}
-
-/// One line of RFC 4180.
-pub fn line(fields: &[String]) -> String {
-    let quoted: Vec<String> = (fields.iter())
-        .map(|field| match field.contains([',', '"', '\n', '\r']) {
-            true => format!("\"{}\"", field.replace('"', "\"\"")),
-            false => field.clone(),
-        })
-        .collect();
-    quoted.join(",") + "\r\n"
+fn cell<'a>(cells: &'a Cells, row: usize, time: &'a mut Option<String>) -> Cell<'a> {
+    match cells {
+        Cells::Text(cells) => cells[row].as_deref().into(),
+        Cells::Whole(cells) => cells[row].map_or(Cell::Unknown, Cell::Whole),
+        Cells::Real(cells) => cells[row].map_or(Cell::Unknown, Cell::Real),
+        Cells::Time(cells) => {
+            *time = cells[row].and_then(json::time);
+            time.as_deref().map_or(Cell::Unknown, Cell::Plain)
+        }
+    }
 }

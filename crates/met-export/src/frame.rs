@@ -2,8 +2,9 @@
 //! `met show --json`.
 
 use met_core::{Column, JOB, MISSING, Table, Unit};
+use met_insight::job_columns::{self, JOB_COLUMNS, Type};
 use met_insight::json;
-use serde_json::{Value, json as value};
+use serde_json::Value;
 
 use crate::{ExportedJob, Rows, Series, identity};
 
@@ -15,14 +16,6 @@ pub enum Cells {
     Real(Vec<Option<f64>>),
     /// Unix nanoseconds.
     Time(Vec<Option<i64>>),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Type {
-    Text,
-    Whole,
-    Real,
-    Time,
 }
 
 #[derive(Clone, Debug)]
@@ -39,62 +32,6 @@ pub struct FrameColumn {
 pub struct Frame {
     pub columns: Vec<FrameColumn>,
 }
-
-/// A column of the jobs that is not a total: its name, where it is in the object of a job, type, unit and meaning.
-type JobColumn = (&'static str, &'static str, Type, &'static str, &'static str);
-
-const JOB_COLUMNS: &[JobColumn] = &[
-    ("cluster", "/identity/cluster", Type::Text, "", "cluster that has it in its accounting"),
-    ("job", "/identity/job", Type::Text, "", "how people name the job"),
-    ("incarnation", "/identity/incarnation", Type::Whole, "", "distinguishes earlier jobs with the same id"),
-    ("manager", "/job/manager", Type::Text, "", "resource manager"),
-    ("id", "/job/id", Type::Text, "", "id as its users know it"),
-    ("raw_id", "/job/raw_id", Type::Text, "", "id as its cgroups are named"),
-    ("name", "/job/name", Type::Text, "", "name of the job"),
-    ("user", "/job/user", Type::Text, "", "owner"),
-    ("account", "/job/account", Type::Text, "", "account or project"),
-    ("command", "/identity/command", Type::Text, "", "command, quoted for a shell"),
-    ("state", "/job/state", Type::Text, "", "state of the job"),
-    ("manager_state", "/job/manager_state", Type::Text, "", "state in the words of its manager"),
-    ("exit_code", "/job/exit_code", Type::Whole, "", "exit code of the command"),
-    ("signal", "/job/signal", Type::Whole, "", "signal that ended it"),
-    ("start", "/job/start", Type::Time, "", "start of the job"),
-    ("end", "/job/end", Type::Time, "", "end of the job"),
-    ("nodes", "/identity/nodes", Type::Text, "", "nodes, separated by commas"),
-    ("inside", "/job/inside", Type::Text, "", "job that it ran in, whose figures include this one's"),
-    ("partition", "/scheduling/partition", Type::Text, "", "partition or queue"),
-    ("qos", "/scheduling/qos", Type::Text, "", "quality of service"),
-    ("submit", "/scheduling/submit", Type::Time, "", "time of submission"),
-    ("queue_wait_seconds", "/scheduling/queue_wait_seconds", Type::Real, "seconds", "time in the queue"),
-    ("requested_nodes", "/requested/nodes", Type::Whole, "", "nodes requested"),
-    ("requested_cpus", "/requested/cpus", Type::Whole, "", "CPUs requested"),
-    ("requested_memory_bytes", "/requested/memory_bytes", Type::Whole, "bytes", "memory requested"),
-    ("requested_gpus", "/requested/gpus", Type::Whole, "", "GPUs requested"),
-    (
-        "requested_time_limit_seconds",
-        "/requested/time_limit_seconds",
-        Type::Real,
-        "seconds",
-        "time limit requested",
-    ),
-    ("allocated_nodes", "/allocated/nodes", Type::Whole, "", "nodes allocated"),
-    ("allocated_cpus", "/allocated/cpus", Type::Whole, "", "CPUs allocated"),
-    ("allocated_memory_bytes", "/allocated/memory_bytes", Type::Whole, "bytes", "memory allocated"),
-    ("allocated_gpus", "/allocated/gpus", Type::Whole, "", "GPUs allocated"),
-    ("efficiency_cpu_ratio", "/efficiency/cpu_ratio", Type::Real, "ratio", "share of its CPUs used"),
-    ("efficiency_memory_ratio", "/efficiency/memory_ratio", Type::Real, "ratio", "share of its memory used"),
-    ("efficiency_gpu_ratio", "/efficiency/gpu_ratio", Type::Real, "ratio", "share of its GPUs used"),
-    ("efficiency_time_ratio", "/efficiency/time_ratio", Type::Real, "ratio", "share of its time limit used"),
-    ("average_cores", "/average/cores", Type::Real, "", "cores busy on average"),
-    (
-        "average_memory_needed_bytes",
-        "/average/memory_needed_bytes",
-        Type::Real,
-        "bytes",
-        "memory needed on average",
-    ),
-    ("average_power_watts", "/average/power_watts", Type::Real, "watts", "power on average"),
-];
 
 /// The rows of some jobs, all or one table of theirs.
 pub fn of(jobs: &[&ExportedJob], rows: Rows) -> Frame {
@@ -113,35 +50,21 @@ pub fn of(jobs: &[&ExportedJob], rows: Rows) -> Frame {
 }
 
 fn of_jobs(jobs: &[&ExportedJob]) -> Frame {
-    let objects: Vec<Value> = jobs.iter().map(|job| object(job)).collect();
+    let objects: Vec<Value> =
+        jobs.iter().map(|job| job_columns::object(&job.record, job.exported_ns)).collect();
     let named = JOB_COLUMNS.iter().map(|&(name, place, kind, unit, help)| FrameColumn {
         name: name.to_owned(),
         unit,
         help: help.to_owned(),
-        cells: kind.cells(objects.iter().map(|object| object.pointer(place))),
+        cells: self::cells(kind, objects.iter().map(|object| object.pointer(place))),
     });
     let totals = JOB.columns.iter().map(|column| {
         let name = column.json_name();
         let values = objects.iter().map(|object| object["totals"].get(&name));
-        let cells = Type::of(column).cells(values);
+        let cells = self::cells(type_of(column), values);
         FrameColumn { name, unit: unit_of(column), help: column.help.to_owned(), cells }
     });
     Frame { columns: named.chain(totals).collect() }
-}
-
-/// The public object of the job, with what a table needs beside it.
-fn object(job: &ExportedJob) -> Value {
-    let mut object = json::object(&job.record, job.exported_ns);
-    let (cluster, label, incarnation) = identity(&job.record);
-    let command = met_core::text::command_line(&job.record.command);
-    object["identity"] = value!({
-        "cluster": cluster,
-        "job": label,
-        "incarnation": incarnation,
-        "command": command,
-        "nodes": job.record.nodes.join(","),
-    });
-    object
 }
 
 /// Names of the columns that identify a sample.
@@ -152,7 +75,7 @@ fn empty_samples(table: &Table) -> Frame {
         name: name.to_owned(),
         unit,
         help: help.to_owned(),
-        cells: kind.cells(std::iter::empty()),
+        cells: cells(kind, std::iter::empty()),
     };
     let [cluster, job, incarnation, part, time] = SAMPLE_COLUMNS;
     let first = [
@@ -165,7 +88,7 @@ fn empty_samples(table: &Table) -> Frame {
     let measured = table
         .columns
         .iter()
-        .map(|known| column(&known.json_name(), unit_of(known), known.help, Type::of(known)));
+        .map(|known| column(&known.json_name(), unit_of(known), known.help, type_of(known)));
     Frame { columns: first.into_iter().chain(measured).collect() }
 }
 
@@ -231,23 +154,21 @@ impl Cells {
     }
 }
 
-impl Type {
-    /// As in JSON: bytes and counts are whole, a count with a fraction and seconds are not.
-    fn of(column: &Column) -> Type {
-        match json::number(column, 0).is_i64() {
-            true => Type::Whole,
-            false => Type::Real,
-        }
+/// As in JSON: bytes and counts are whole, a count with a fraction and seconds are not.
+fn type_of(column: &Column) -> Type {
+    match json::number(column, 0).is_i64() {
+        true => Type::Whole,
+        false => Type::Real,
     }
+}
 
-    fn cells<'a>(self, values: impl Iterator<Item = Option<&'a Value>>) -> Cells {
-        let values = values.map(|value| value.filter(|value| !value.is_null()));
-        match self {
-            Type::Text => Cells::Text(values.map(|value| value?.as_str().map(str::to_owned)).collect()),
-            Type::Whole => Cells::Whole(values.map(|value| value?.as_i64()).collect()),
-            Type::Real => Cells::Real(values.map(|value| value?.as_f64()).collect()),
-            Type::Time => Cells::Time(values.map(|value| json::parse_time(value?.as_str()?)).collect()),
-        }
+fn cells<'a>(kind: Type, values: impl Iterator<Item = Option<&'a Value>>) -> Cells {
+    let values = values.map(|value| value.filter(|value| !value.is_null()));
+    match kind {
+        Type::Text => Cells::Text(values.map(|value| value?.as_str().map(str::to_owned)).collect()),
+        Type::Whole => Cells::Whole(values.map(|value| value?.as_i64()).collect()),
+        Type::Real => Cells::Real(values.map(|value| value?.as_f64()).collect()),
+        Type::Time => Cells::Time(values.map(|value| json::parse_time(value?.as_str()?)).collect()),
     }
 }
 

@@ -5,8 +5,10 @@
 
 pub mod allocation;
 pub mod average;
+pub mod csv;
 pub mod events;
 pub mod gpu;
+pub mod job_columns;
 pub mod json;
 pub mod report;
 pub mod resample;

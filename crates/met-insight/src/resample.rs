@@ -11,7 +11,15 @@ use met_core::{Kind, MISSING};
 pub struct Bin {
     /// Weighted by time, over the part of the bin that was covered by samples.
     pub mean: f64,
+    pub min: f64,
     pub max: f64,
+}
+
+impl Bin {
+    /// With all its figures changed in the same way.
+    pub fn map(self, change: impl Fn(f64) -> f64) -> Bin {
+        Bin { mean: change(self.mean), min: change(self.min), max: change(self.max) }
+    }
 }
 
 /// The span of a course cut into equal bins. A bin that no sample covers is `None`: a gap stays a gap.
@@ -47,7 +55,7 @@ pub fn between(
         let last = ((to / bin_ms).ceil() as usize).clamp(first + 1, count);
         for (index, sum) in sums.iter_mut().enumerate().take(last).skip(first) {
             let covered_ms = to.min((index + 1) as f64 * bin_ms) - from.max(index as f64 * bin_ms);
-            sum.add(interval.value, interval.peak, covered_ms);
+            sum.add(&interval, covered_ms);
         }
     }
     sums.into_iter().map(Sum::bin).collect()
@@ -210,23 +218,24 @@ pub fn nice_above(value: f64, step: f64) -> f64 {
 struct Sum {
     weighted: f64,
     covered_ms: f64,
-    max: Option<f64>,
+    ends: Option<(f64, f64)>,
 }
 
 impl Sum {
-    fn add(&mut self, value: f64, peak: f64, covered_ms: f64) {
+    fn add(&mut self, interval: &Interval, covered_ms: f64) {
         // Rounding may leave a sliver of a bin that the interval only touches.
         if covered_ms <= 0.0 {
             return;
         }
-        self.max = Some(self.max.map_or(peak, |max| max.max(peak)));
-        self.weighted += value * covered_ms;
+        let (low, high) = self.ends.unwrap_or((interval.low, interval.peak));
+        self.ends = Some((low.min(interval.low), high.max(interval.peak)));
+        self.weighted += interval.value * covered_ms;
         self.covered_ms += covered_ms;
     }
 
     fn bin(self) -> Option<Bin> {
         let mean = self.weighted / self.covered_ms;
-        (self.covered_ms > 0.0).then(|| Bin { mean, max: self.max.unwrap_or(mean) })
+        self.ends.filter(|_| self.covered_ms > 0.0).map(|(min, max)| Bin { mean, min, max })
     }
 }
 

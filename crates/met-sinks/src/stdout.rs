@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use met_insight::csv::{self, Cell};
 use serde_json::Value;
 
 use crate::event::{Event, Kind};
@@ -124,24 +125,15 @@ fn write_csv(object: &Value, lines: &mut Vec<u8>) {
     let part = object["part"].as_str().into_iter().chain(labels.filter_map(Value::as_str));
     let part = Value::from(part.collect::<Vec<_>>().join(" "));
     let head = ["time", "event", "table", "node"].map(|key| &object[key]);
-    let head = head.into_iter().chain([&job["manager"], &job["raw_id"], &part]).map(field);
-    let head = head.collect::<Vec<_>>().join(",");
+    let head: Vec<&Value> = head.into_iter().chain([&job["manager"], &job["raw_id"], &part]).collect();
     let state = [("state", &job["state"])].into_iter().filter(|(_, value)| !value.is_null());
     let figures = [&object["values"], &object["totals"]].into_iter().filter_map(Value::as_object).flatten();
+    let mut text = String::new();
     for (name, value) in state.chain(figures.map(|(name, value)| (name.as_str(), value))) {
-        lines.extend(format!("{head},{name},{}\n", field(value)).bytes());
+        let cells = head.iter().map(|value| Cell::from(*value));
+        csv::write_line(&mut text, cells.chain([Cell::Plain(name), Cell::from(value)]), "\n");
     }
-}
-
-fn field(value: &Value) -> String {
-    match value {
-        Value::Null => String::new(),
-        Value::String(text) if text.contains([',', '"', '\n', '\r']) => {
-            format!("\"{}\"", text.replace('"', "\"\""))
-        }
-        Value::String(text) => text.clone(),
-        value => value.to_string(),
-    }
+    lines.extend(text.into_bytes());
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use met_core::Table;
 use met_core::series::Course;
-use met_export::csv;
+use met_insight::csv::{self, CRLF, Cell};
 use met_insight::json;
 use met_insight::resample::{self, Bin};
 use met_sources::network::device;
@@ -129,7 +129,7 @@ impl Span {
     fn of(&self, course: &Course, index: usize, gap_ms: i64) -> Vec<Option<Bin>> {
         let scale = course.table.columns[index].scale;
         let bins = resample::between(course, index, self.first_ms, self.last_ms, self.bins, gap_ms);
-        let scaled = |bin: Bin| Bin { mean: bin.mean * scale, max: bin.max * scale };
+        let scaled = |bin: Bin| bin.map(|value| value * scale);
         bins.into_iter().map(|bin| bin.map(scaled)).collect()
     }
 }
@@ -148,15 +148,16 @@ pub fn object(parts: Parts<'_>) -> Value {
 
 /// One line for each value that was read.
 pub fn csv(parts: Parts<'_>) -> String {
-    let mut lines = csv::line(&["time", "table", "part", "column", "value"].map(str::to_owned));
+    let mut lines = csv::header(["time", "table", "part", "column", "value"]);
     for (part, course) in parts {
         for (index, &time_ms) in course.times_ms.iter().enumerate() {
             let Some(time) = json::time(time_ms * 1_000_000) else { continue };
             for (column, cells) in course.table.columns.iter().zip(&course.columns) {
                 let Some(cell) = known(cells[index]) else { continue };
-                let (name, value) = (column.json_name(), column.scaled(cell).to_string());
-                let label = text::escape(&part.part);
-                lines += &csv::line(&[time.clone(), part.table.clone(), label, name, value]);
+                let name = column.json_name();
+                let texts = [Cell::Plain(&time), Cell::Text(&part.table), Cell::Text(&part.part)];
+                let value = [Cell::Plain(&name), Cell::Real(column.scaled(cell))];
+                csv::write_line(&mut lines, texts.into_iter().chain(value), CRLF);
             }
         }
     }

@@ -49,7 +49,7 @@ pub fn course(course: &Course, gap_ms: i64, known: &Known, style: &Style) -> Str
     let card_bins = |index: usize| self::bins(course, index, columns, card_gap_ms);
     // One that is written as 0 is too young to have lasted: then what was sampled is all there is.
     let most = known.cores_peak.filter(|&peak| peak > 0.0).unwrap_or(f64::MAX);
-    let no_higher = |bin: Bin| Bin { max: bin.max.min(most), mean: bin.mean.min(most) };
+    let no_higher = |bin: Bin| bin.map(|value| value.min(most));
     let cores = bins(column::CPU).into_iter().map(|bin| bin.map(no_higher)).collect();
     let cores = Panel { title: "CPU cores".to_owned(), bins: cores, unit: units::cores, step: 1000.0 };
     let memory = Panel {
@@ -157,7 +157,7 @@ pub fn event(course: &Course, name: &str, gap_ms: i64, style: &Style) -> String 
 fn bins(course: &Course, index: usize, columns: usize, gap_ms: i64) -> Vec<Option<Bin>> {
     let scale = course.table.columns[index].scale;
     let bins = resample::bins(course, index, bin_count(columns), gap_ms);
-    let scaled = |bin: Bin| Bin { mean: bin.mean * scale, max: bin.max * scale };
+    let scaled = |bin: Bin| bin.map(|value| value * scale);
     bins.into_iter().map(|bin| bin.map(scaled)).collect()
 }
 

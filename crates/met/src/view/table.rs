@@ -5,7 +5,7 @@ use comfy_table::{ContentLineStyle, LineStyle, TableStyle};
 use met_core::JOB;
 use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
-use met_export::csv;
+use met_insight::csv::{self, CRLF, Cell as CsvCell};
 use met_insight::report::signal_name;
 use met_insight::{allocation, average, gpu, json};
 
@@ -495,15 +495,18 @@ impl Value {
     }
 
     /// In base units and without rounding; nothing where nothing is known.
-    fn raw(&self) -> String {
+    /// For programs. `time` holds the text of a time.
+    fn raw<'a>(&'a self, time: &'a mut Option<String>) -> CsvCell<'a> {
         match self {
-            // A row stays one line, whatever a name holds: escaped here too.
-            Value::Text(text) => text.as_deref().map(text::escape).unwrap_or_default(),
-            Value::State(.., state) => state.name().to_owned(),
+            Value::Text(text) => text.as_deref().into(),
+            Value::State(.., state) => CsvCell::Plain(state.name()),
             Value::Amount(amount) => {
-                amount.as_ref().map(|amount| amount.value.to_string()).unwrap_or_default()
+                amount.as_ref().map_or(CsvCell::Unknown, |amount| CsvCell::Real(amount.value))
             }
-            Value::Time(time_ns) => time_ns.and_then(json::time).unwrap_or_default(),
+            Value::Time(time_ns) => {
+                *time = time_ns.and_then(json::time);
+                time.as_deref().map_or(CsvCell::Unknown, CsvCell::Plain)
+            }
         }
     }
 }
@@ -568,14 +571,17 @@ pub fn csv(records: &[Record], view: View, now_ns: i64) -> String {
     let others: Vec<usize> = (0..JOB.columns.len())
         .filter(|&index| view == View::All && !shown(&JOB.columns[index].json_name()))
         .collect();
-    let mut header: Vec<String> = columns.iter().map(|column| column.csv.to_owned()).collect();
-    header.extend(others.iter().map(|&index| JOB.columns[index].json_name()));
-    let mut lines = csv::line(&header);
+    let other_names: Vec<String> = others.iter().map(|&index| JOB.columns[index].json_name()).collect();
+    let names = columns.iter().map(|column| column.csv).chain(other_names.iter().map(String::as_str));
+    let mut lines = csv::header(names);
     for record in records {
         let job = Job { record, now_ns };
-        let mut cells: Vec<String> = columns.iter().map(|column| (column.value)(&job).raw()).collect();
-        cells.extend(others.iter().map(|&index| job.total(index, units::count).raw()));
-        lines.push_str(&csv::line(&cells));
+        let shown = columns.iter().map(|column| (column.value)(&job));
+        let values: Vec<Value> =
+            shown.chain(others.iter().map(|&index| job.total(index, units::count))).collect();
+        let mut times = vec![None; values.len()];
+        let cells = values.iter().zip(&mut times).map(|(value, time)| value.raw(time));
+        csv::write_line(&mut lines, cells, CRLF);
     }
     lines
 }
