@@ -3,6 +3,7 @@
 //! Who asks is found out before an endpoint is called, and it reaches jobs only as this viewer sees them.
 
 mod endpoints;
+pub(crate) mod parameters;
 
 use std::sync::Arc;
 

@@ -126,7 +126,7 @@ impl Chart {
             return self.lines.iter().map(highest).fold(0.0, f64::max);
         }
         let count = self.lines.iter().map(|line| line.bins.len()).max().unwrap_or(0);
-        let sum = |bin: usize| self.lines.iter().filter_map(|line| line.bins.get(bin)?.map(|bin| bin.mean));
+        let sum = |bin: usize| self.lines.iter().filter_map(move |line| line.bins.get(bin)?.map(|bin| bin.mean));
         (0..count).map(|bin| sum(bin).sum()).fold(0.0, f64::max)
     }
 
@@ -317,6 +317,18 @@ pub fn machine(
     MACHINE.iter().map(chart).filter(|chart| !chart.lines.is_empty()).collect()
 }
 
+/// Whether charts of a machine show something of a table.
+pub fn is_drawn(table: &Table) -> bool {
+    MACHINE.iter().any(|wanted| wanted.table.name == table.name)
+}
+
+/// Cores of a machine that were busy at its last sample.
+pub fn busy_cores(course: &Course) -> Option<f64> {
+    let combined = resample::combined(course, BUSY, None);
+    let last = resample::rates(&combined, BUSY[0], i64::MAX / 2).pop()?;
+    Some(last.value * course.table.columns[BUSY[0]].scale)
+}
+
 /// Keeps the lines with the highest means, in their order.
 fn busiest(mut chart: Chart) -> Chart {
     let sum = |line: &Line| line.bins.iter().flatten().map(|bin| bin.mean).sum::<f64>();
@@ -335,7 +347,7 @@ fn is_read(course: &Course, index: usize) -> bool {
 fn bins(course: &Course, index: usize, span: Span, gap_ms: i64) -> Vec<Option<Bin>> {
     let scale = course.table.columns[index].scale;
     let bins = resample::between(course, index, span.begin_ms, span.end_ms, span.bins, gap_ms);
-    let scaled = |bin: Bin| Bin { mean: bin.mean * scale, max: bin.max * scale };
+    let scaled = |bin: Bin| Bin { min: bin.min * scale, mean: bin.mean * scale, max: bin.max * scale };
     bins.into_iter().map(|bin| bin.map(scaled)).collect()
 }
 
@@ -361,7 +373,7 @@ mod tests {
 
     #[test]
     fn the_axis_ends_above_what_is_drawn_and_at_a_limit_that_is_near() {
-        let bins = vec![Some(Bin { mean: 3.0, max: 3.0 }), None, Some(Bin { mean: 1.0, max: 2.0 })];
+        let bins = vec![Some(Bin { min: 3.0, mean: 3.0, max: 3.0 }), None, Some(Bin { min: 0.0, mean: 1.0, max: 2.0 })];
         let chart = Chart::new("cpu", "CPU", "of the job", Unit::Cores).line("cores", bins);
         assert_eq!((chart.peak(), chart.top(), chart.mean()), (3.0, 3.0, Some(2.0)));
         assert!(chart.has_gap());

@@ -13,7 +13,7 @@ use met_query::jobs::Meant;
 use super::charts::{self, Chart, Span};
 use super::layout::{self, Site, Tab, amount};
 use super::{Asked, Made, job_tables, plot};
-use crate::api::{Visible, parameters};
+use crate::api::Visible;
 use crate::problem::Problem;
 
 /// Steps of a chart on a page, and in a file of its own.

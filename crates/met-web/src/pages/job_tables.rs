@@ -8,14 +8,22 @@ use met_core::job_table as column;
 use met_core::text::{command_line, escape};
 use met_core::units;
 use met_insight::report::PartLine;
+use met_query::jobs::JobsFilter;
 
+use super::jobs;
 use super::layout::{self, Site, amount, quality_mark};
+use super::list_columns::{COLUMNS, ListColumn};
 use crate::api::Visible;
 use crate::problem::Problem;
 
 /// More lines are for a program: the JSON has them all.
 const PARTS_MAX: usize = 200;
 const NODES_MAX: usize = 64;
+const NEIGHBOURS_MAX: usize = 10;
+/// The newest jobs, among which those of a node are looked for.
+const SCANNED: usize = 500;
+const NEIGHBOUR_COLUMNS: &[&str] =
+    &["job", "name", "user", "state", "average_cores", "memory_needed_peak_bytes", "efficiency_gpu_ratio", "wall_seconds", "start"];
 /// A node that used less than this part of the median CPU time stays behind.
 const BEHIND: f64 = 0.5;
 
@@ -145,11 +153,42 @@ pub(super) fn processes(site: &Site, record: &Record) -> Markup {
     table("processes", "Largest processes", &content)
 }
 
+/// The jobs on a node, running ones first, of those that the viewer may see.
+pub(super) fn on_node(visible: &Visible<'_>, node: &str, count: usize) -> Result<Vec<Record>, Problem> {
+    let filter = JobsFilter { limit: Some(SCANNED), paged: true, ..JobsFilter::default() };
+    let mut jobs = visible.jobs(&filter)?.0.jobs;
+    jobs.retain(|record| record.nodes.iter().any(|known| known == node));
+    jobs.sort_by_key(|record| !record.state.is_live());
+    jobs.truncate(count);
+    Ok(jobs)
+}
+
 /// Other jobs on the same nodes at the time, of those that the viewer may see.
 pub(super) fn neighbours(
-    _site: &Site,
-    _visible: &Visible<'_>,
-    _record: &Record,
+    site: &Site,
+    visible: &Visible<'_>,
+    record: &Record,
 ) -> Result<Option<Markup>, Problem> {
-    Ok(None)
+    let (Some(start_ns), Some(node)) = (record.start_ns, record.nodes.first()) else { return Ok(None) };
+    let end_ns = record.end_ns.unwrap_or(i64::MAX);
+    let filter = JobsFilter { until_ns: Some(end_ns), limit: Some(SCANNED), paged: true, ..JobsFilter::default() };
+    let mut jobs = visible.jobs(&filter)?.0.jobs;
+    jobs.retain(|other| {
+        other.key != record.key
+            && other.nodes.iter().any(|known| record.nodes.contains(known))
+            && other.start_ns.is_some_and(|start_ns| start_ns < end_ns)
+            && other.end_ns.is_none_or(|end_ns| end_ns > start_ns)
+    });
+    if jobs.is_empty() {
+        return Ok(None);
+    }
+    let columns: Vec<&ListColumn> = COLUMNS.iter().filter(|column| NEIGHBOUR_COLUMNS.contains(&column.name())).collect();
+    let title = if record.nodes.len() == 1 { format!("Other jobs on {node} at the time") } else { "Other jobs on its nodes at the time".to_owned() };
+    Ok(Some(html! {
+        section id="neighbours" data-live aria-labelledby="neighbours-title" {
+            h2 id="neighbours-title" { (escape(&title)) }
+            (jobs::plain_table(site, &columns, &jobs[..jobs.len().min(NEIGHBOURS_MAX)], "Other jobs at the time"))
+            @if jobs.len() > NEIGHBOURS_MAX { p.dim { (jobs.len() - NEIGHBOURS_MAX) " more" } }
+        }
+    }))
 }

@@ -1,7 +1,7 @@
 //! The list of jobs: filters, order, columns and pages, all of them in the address.
 
 use maud::{Markup, html};
-use met_core::job::State;
+use met_core::job::{Record, State};
 use met_core::text::escape;
 use met_query::viewer::Viewer;
 
@@ -199,12 +199,17 @@ fn states(now: Option<&str>) -> Markup {
     }
 }
 
+fn table(site: &Site, asked: &Asked, columns: &[&ListColumn], jobs: &[Record]) -> Markup {
+    let heads = html! { @for column in columns { (head_cell(site, asked, column)) } };
+    framed(site, columns, jobs, "Jobs", &heads)
+}
+
 /// Explicit roles: on a small screen the rows are laid out as blocks, which would take the table's own ones away.
-fn table(site: &Site, asked: &Asked, columns: &[&ListColumn], jobs: &[met_core::job::Record]) -> Markup {
+fn framed(site: &Site, columns: &[&ListColumn], jobs: &[Record], label: &str, heads: &Markup) -> Markup {
     html! {
-        div.scroll tabindex="0" role="region" aria-label="Jobs" {
+        div.scroll tabindex="0" role="region" aria-label=(label) {
             table.list role="table" {
-                thead role="rowgroup" { tr role="row" { @for column in columns { (head_cell(site, asked, column)) } } }
+                thead role="rowgroup" { tr role="row" { (heads) } }
                 tbody role="rowgroup" {
                     @for record in jobs {
                         tr role="row" id={ "job-" (row_id(record)) } {
@@ -220,8 +225,18 @@ fn table(site: &Site, asked: &Asked, columns: &[&ListColumn], jobs: &[met_core::
     }
 }
 
+/// Jobs without links that sort them.
+pub(super) fn plain_table(site: &Site, columns: &[&ListColumn], jobs: &[Record], label: &str) -> Markup {
+    let heads = html! {
+        @for column in columns {
+            th class={ (column.class()) " c-" (column.name()) } scope="col" role="columnheader" { (column.head) }
+        }
+    };
+    framed(site, columns, jobs, label, &heads)
+}
+
 /// Names a row, for an update that moves none.
-fn row_id(record: &met_core::job::Record) -> String {
+fn row_id(record: &Record) -> String {
     layout::percent_encoded(&format!("{}-{}", record.label(), record.key.incarnation)).replace('%', "_")
 }
 
