@@ -12,6 +12,7 @@
 //! | owner | user, command, paths, pids, memory of the node | who measured the job, then its scheduler |
 //! | figures | totals, summaries, GPUs, events, emission | [`FIGURES`]; a scheduler has none |
 //! | times | start, end | the scheduler; the node where both mean the same second |
+//! | annotation | tags, note | the one that was written later |
 //! | parts | steps and tasks | measured parts, with name, exit code and times of the scheduler |
 //!
 //! Where both speakers rank the same, the later statement wins: a speaker may correct itself.
@@ -21,6 +22,7 @@ mod parts;
 
 use std::cmp::Ordering;
 
+use crate::annotation::Annotation;
 use crate::job::{Emission, EventCount, GpuUse, Part, Record, Resources, State, Summaries, Totals};
 use crate::job_table::{EMISSIONS, WALL};
 
@@ -149,6 +151,7 @@ pub fn believe(known: &Record, said: &Record) -> Record {
             None => figures.emission.clone().or_else(|| older.emission.clone()),
         },
         as_of_ns: figures.as_of_ns,
+        annotation: Annotation::later(&known.annotation, &said.annotation).clone(),
         local: owner.local.clone().or_else(|| stranger.local.clone()),
     };
     record.totals.fill_from(&older.totals);

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::annotation::Annotation;
 use crate::job::{
     CgroupPaths, EventCount, GpuUse, JobKey, Local, Part, Record, Resources, Scheduling, Totals,
 };
@@ -64,6 +65,7 @@ pub fn bound(record: &mut Record) {
     bound_resources(&mut record.requested);
     bound_resources(&mut record.allocated);
     bound_scheduling(&mut record.scheduling);
+    record.annotation.bound();
     if let Some(local) = &mut record.local {
         bound_local(local);
     }
@@ -95,9 +97,15 @@ pub fn bytes(record: &Record) -> usize {
         + other(&record.requested)
         + other(&record.allocated)
         + totals_bytes(&record.totals)
+        + annotation_bytes(&record.annotation)
         + record.summaries.iter().count() * FIGURE_BYTES
         + parts_bytes(&record.parts)
         + local
+}
+
+fn annotation_bytes(annotation: &Annotation) -> usize {
+    let note = annotation.note.as_deref().map_or(0, escaped);
+    note + annotation.tags.iter().map(|tag| tag.len() + 3).sum::<usize>()
 }
 
 /// How long a text is as JSON.

@@ -5,6 +5,7 @@ mod thinned;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use crate::annotation::Annotation;
 use crate::belief::{self, Speaker};
 use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, Totals};
 use crate::job_processes;
@@ -59,6 +60,7 @@ pub fn whole(key: JobKey, parts: &[(String, Record)]) -> Option<Record> {
         ..first.clone()
     };
     for record in words {
+        whole.annotation = Annotation::later(&whole.annotation, &record.annotation).clone();
         whole.requested.fill_from(&record.requested);
         whole.allocated.fill_from(&record.allocated);
         whole.scheduling.fill_from(&record.scheduling);

@@ -1,12 +1,13 @@
 //! A job: who it is, how it lived, and what is known of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde::de::Deserializer;
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
+use crate::annotation::Annotation;
 use crate::job_processes::JobProcess;
 use crate::provenance::Provenance;
 use crate::{JOB, lossless_path};
@@ -44,6 +45,8 @@ macro_rules! named {
         }
     };
 }
+
+pub(crate) use named;
 
 /// Takes over these fields from another value where they are `None` here.
 macro_rules! fill {
@@ -139,6 +142,9 @@ pub struct Record {
     /// what it was last sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub as_of_ns: Option<i64>,
+    /// What people said of it: tags and a note.
+    #[serde(default, skip_serializing_if = "Annotation::is_empty")]
+    pub annotation: Annotation,
     /// How to reach it, for a job of this machine.
     pub local: Option<Local>,
 }
@@ -173,6 +179,7 @@ impl Record {
             parts: Vec::new(),
             emission: None,
             as_of_ns: None,
+            annotation: Annotation::default(),
             local: None,
         }
     }
@@ -181,6 +188,14 @@ impl Record {
     pub fn has_process(&self, pid: u32) -> bool {
         let main = self.local.as_ref().and_then(|local| local.main);
         main.is_some_and(|main| main.pid == pid) || self.processes.iter().any(|process| process.pid == pid)
+    }
+
+    /// Whether what was measured is all of the job: on one node of several it is not.
+    pub fn covers_all_nodes(&self) -> bool {
+        let known = [self.allocated.nodes, self.requested.nodes, i64::try_from(self.nodes.len()).ok()];
+        let nodes = known.into_iter().flatten().max().unwrap_or(1);
+        let measured = self.parts.iter().map(|part| part.node.as_str()).collect::<BTreeSet<_>>().len();
+        nodes <= 1 || i64::try_from(measured).is_ok_and(|measured| measured >= nodes)
     }
 
     pub fn wall_ns(&self, now_ns: i64) -> Option<i64> {

@@ -4,6 +4,7 @@
 //! a line of the metric reference. Sources fill [`Batch`]es of integers, [`attribute`] folds them into
 //! one row per job, and everything behind that reads the [`JOB`] table only.
 
+pub mod annotation;
 pub mod apportion;
 pub mod attribute;
 mod batch;
@@ -12,6 +13,7 @@ pub mod bounds;
 pub mod card_ledger;
 pub mod cards;
 pub mod cluster_job;
+pub mod conditions;
 pub mod detail_table;
 pub mod energy;
 pub mod event;
@@ -20,6 +22,7 @@ pub mod gpu;
 pub mod gpu_holding;
 pub mod gpu_idle_power;
 pub mod gpu_use;
+pub mod grouping;
 pub mod hostlist;
 pub mod job;
 pub mod job_processes;

@@ -1,10 +1,14 @@
-//! The order of job lists: newest first, and total, so that a list can be continued after any job.
+//! The order of job lists: newest first, or by a column; total, so that a list can be continued after any job.
 
 use std::cmp::Ordering;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::job::{JobKey, Record};
+use crate::job::{JobKey, Record, State, named};
+use crate::job_table::{
+    CPU, EMISSIONS, ENERGY, GPU_UTILIZATION, GPUS, MEMORY_NEEDED_PEAK, MEMORY_PEAK, READ, WALL, WRITTEN,
+};
 
 /// The start that lists sort by. A job that has not started yet sorts as the newest.
 pub fn sort_ns(record: &Record) -> i64 {
@@ -17,16 +21,229 @@ pub fn id_number(id: &str) -> i64 {
     digits.fold(0, |number, digit| number * 10 + i64::from(digit - b'0'))
 }
 
-/// The position of a job in a list. Lists run from the greatest to the least; no two jobs have the same position.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+named! {
+    /// What a list can be sorted by.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum SortColumn {
+        Start = "start",
+        End = "end",
+        Duration = "duration",
+        Job = "job",
+        Name = "name",
+        User = "user",
+        Account = "account",
+        State = "state",
+        Manager = "manager",
+        Partition = "partition",
+        Nodes = "nodes",
+        Cpu = "cpu",
+        Cores = "cores",
+        Efficiency = "efficiency",
+        Memory = "memory",
+        MemoryPeak = "memory_peak",
+        Read = "read",
+        Written = "written",
+        Gpus = "gpus",
+        GpuUtilization = "gpu_utilization",
+        Energy = "energy",
+        Emissions = "emissions",
+    }
+}
+
+impl SortColumn {
+    /// Whether the value of a running job grows while it runs, and is known better by its sampler than by the store.
+    pub fn is_figure(self) -> bool {
+        use SortColumn::*;
+        matches!(
+            self,
+            Cpu | Cores
+                | Efficiency
+                | Memory
+                | MemoryPeak
+                | Read
+                | Written
+                | Gpus
+                | GpuUtilization
+                | Energy
+                | Emissions
+        )
+    }
+}
+
+/// How a list is sorted. Jobs whose value is unknown come last, whatever the direction; among jobs of one value the
+/// newest comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sort {
+    pub column: SortColumn,
+    #[serde(default)]
+    pub descending: bool,
+}
+
+impl FromStr for Sort {
+    type Err = String;
+
+    /// `cpu`, `cpu:asc` or `cpu:desc`.
+    fn from_str(text: &str) -> Result<Sort, String> {
+        let (name, direction) = text.split_once(':').unwrap_or((text, "asc"));
+        let column = SortColumn::parse(name).ok_or_else(|| {
+            let known = SortColumn::ALL.map(SortColumn::name).join(", ");
+            format!("cannot sort by {name:?}; columns: {known}")
+        })?;
+        match direction {
+            "asc" => Ok(Sort { column, descending: false }),
+            "desc" => Ok(Sort { column, descending: true }),
+            _ => Err(format!("{direction:?} is not a direction; write {name}:asc or {name}:desc")),
+        }
+    }
+}
+
+/// The value by which a job is sorted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum SortValue {
+    Number(i64),
+    Text(String),
+}
+
+/// Parts of one in the ratios here.
+pub const MILLION: i64 = 1_000_000;
+
+impl Sort {
+    /// The value of a job, which has run until `as_of_ns` if it runs; `None` if it is unknown.
+    pub fn value(self, record: &Record, as_of_ns: i64) -> Option<SortValue> {
+        let text = |text: &str| Some(SortValue::Text(text.to_owned()));
+        let number = match self.column {
+            SortColumn::Name => return text(&record.name),
+            SortColumn::User => return record.user.as_deref().and_then(text),
+            SortColumn::Account => return record.account.as_deref().and_then(text),
+            SortColumn::State => return text(record.state.name()),
+            SortColumn::Manager => return text(&record.key.manager),
+            SortColumn::Partition => return record.scheduling.partition.as_deref().and_then(text),
+            SortColumn::Start => record.start_ns,
+            SortColumn::End => record.end_ns,
+            SortColumn::Duration => duration_ns(record, as_of_ns),
+            SortColumn::Job => Some(id_number(&record.key.id)),
+            SortColumn::Nodes => nodes(record),
+            SortColumn::Cpu => record.totals.get(CPU),
+            SortColumn::Cores => cores_millionths(record, as_of_ns),
+            SortColumn::Efficiency => efficiency_millionths(record, as_of_ns),
+            SortColumn::Memory => record.totals.get(MEMORY_NEEDED_PEAK),
+            SortColumn::MemoryPeak => record.totals.get(MEMORY_PEAK),
+            SortColumn::Read => record.totals.get(READ),
+            SortColumn::Written => record.totals.get(WRITTEN),
+            SortColumn::Gpus => gpus(record),
+            SortColumn::GpuUtilization => gpu_millionths(record),
+            SortColumn::Energy => record.totals.get(ENERGY),
+            SortColumn::Emissions => record.totals.get(EMISSIONS),
+        };
+        number.map(SortValue::Number)
+    }
+
+    /// The order of two values: what is unknown last.
+    fn compare(self, left: Option<&SortValue>, right: Option<&SortValue>) -> Ordering {
+        match (left, right) {
+            (Some(left), Some(right)) if self.descending => right.cmp(left),
+            (Some(left), Some(right)) => left.cmp(right),
+            (left, right) => right.is_some().cmp(&left.is_some()),
+        }
+    }
+}
+
+/// How long a job ran; of one that runs, until now. `None` before its start, and where its end is unknown.
+pub fn duration_ns(record: &Record, now_ns: i64) -> Option<i64> {
+    let until_ns = match record.state {
+        State::Pending => return None,
+        state if state.is_live() && record.end_ns.is_none() => Some(now_ns),
+        _ => record.end_ns,
+    };
+    let counted = record.totals.get(WALL).filter(|_| !record.state.is_live());
+    counted.or_else(|| Some(until_ns?.saturating_sub(record.start_ns?).max(0)))
+}
+
+/// CPUs that the job was given, or else asked for.
+pub fn cpus(record: &Record) -> Option<i64> {
+    record.allocated.cpus.or(record.requested.cpus).filter(|&cpus| cpus > 0)
+}
+
+pub fn nodes(record: &Record) -> Option<i64> {
+    let counted = i64::try_from(record.nodes.len()).ok().filter(|&count| count > 0);
+    counted.or(record.allocated.nodes).or(record.requested.nodes)
+}
+
+/// GPUs that the job held or used; `None` where none was seen.
+pub fn gpus(record: &Record) -> Option<i64> {
+    let seen = i64::try_from(record.gpus.len()).ok().filter(|&count| count > 0);
+    seen.or_else(|| record.totals.get(GPUS)).or(record.allocated.gpus)
+}
+
+/// Mean use of its GPUs: a million is one GPU fully used.
+pub fn gpu_millionths(record: &Record) -> Option<i64> {
+    let mean = record.summaries.get(GPU_UTILIZATION)?.mean;
+    mean.is_finite().then(|| (mean * 1e3) as i64)
+}
+
+/// Cores busy on average.
+pub fn cores_millionths(record: &Record, now_ns: i64) -> Option<i64> {
+    let until_ns = record.as_of_ns.filter(|_| record.state.is_live()).unwrap_or(now_ns);
+    let wall_ns = duration_ns(record, until_ns).filter(|&wall_ns| wall_ns > 0)?;
+    ratio(record.totals.get(CPU)?, wall_ns)
+}
+
+/// CPU time used of the CPU time that it was given; the figures of a job on several nodes must be of all of them.
+pub fn efficiency_millionths(record: &Record, now_ns: i64) -> Option<i64> {
+    let cores = match record.covers_all_nodes() && record.totals.get(CPU).is_some() {
+        true => cores_millionths(record, now_ns),
+        false => {
+            let wall_ns = duration_ns(record, now_ns).filter(|&wall_ns| wall_ns > 0)?;
+            ratio(record.scheduling.cpu_ns?, wall_ns)
+        }
+    };
+    Some(cores? / cpus(record)?)
+}
+
+fn ratio(part: i64, whole: i64) -> Option<i64> {
+    i64::try_from(i128::from(part) * i128::from(MILLION) / i128::from(whole)).ok()
+}
+
+/// The position of a job in a list. Without [`Cursor::sorted`] lists run from the greatest to the least; no two jobs
+/// have the same position.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Cursor {
     pub start_ns: i64,
     pub key: JobKey,
+    /// In a list that is sorted by a column.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sorted: Option<Sorted>,
+}
+
+/// The place of a job in a sorted list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sorted {
+    /// `None`: unknown, at the end of the list.
+    pub value: Option<SortValue>,
+    /// Until when running jobs have run, as far as this list is concerned: the time of its first page.
+    pub as_of_ns: i64,
 }
 
 impl Cursor {
+    /// In a list without another order.
     pub fn of(record: &Record) -> Cursor {
-        Cursor { start_ns: sort_ns(record), key: record.key.clone() }
+        Cursor::at(sort_ns(record), record.key.clone())
+    }
+
+    pub fn at(start_ns: i64, key: JobKey) -> Cursor {
+        Cursor { start_ns, key, sorted: None }
+    }
+
+    /// In a list with this order.
+    pub fn in_order(record: &Record, order: &Order) -> Cursor {
+        let Order { sort, as_of_ns } = *order;
+        let sorted = sort.map(|sort| Sorted { value: sort.value(record, as_of_ns), as_of_ns });
+        Cursor { sorted, ..Cursor::of(record) }
+    }
+
+    fn value(&self) -> Option<&SortValue> {
+        self.sorted.as_ref()?.value.as_ref()
     }
 
     /// The same order as the store's SQL has; texts are compared byte by byte.
@@ -48,9 +265,65 @@ impl PartialOrd for Cursor {
     }
 }
 
+impl PartialEq for Cursor {
+    fn eq(&self, other: &Cursor) -> bool {
+        self.rank() == other.rank()
+    }
+}
+
+impl Eq for Cursor {}
+
+/// The order of a list: newest first, or by a column.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Order {
+    pub sort: Option<Sort>,
+    /// Until when running jobs have run.
+    pub as_of_ns: i64,
+}
+
+impl Order {
+    /// The order of a list that continues after this job, or begins now.
+    pub fn new(sort: Option<Sort>, after: Option<&Cursor>, now_ns: i64) -> Order {
+        let begun_ns = after.and_then(|after| after.sorted.as_ref()).map(|sorted| sorted.as_of_ns);
+        Order { sort, as_of_ns: begun_ns.unwrap_or(now_ns) }
+    }
+
+    /// `Less`: `left` comes first.
+    pub fn compare(&self, left: &Cursor, right: &Cursor) -> Ordering {
+        let by_value = self.sort.map_or(Ordering::Equal, |sort| sort.compare(left.value(), right.value()));
+        by_value.then_with(|| right.cmp(left))
+    }
+
+    /// Whether a job comes behind this one.
+    pub fn is_behind(&self, record: &Record, after: &Cursor) -> bool {
+        self.compare(&Cursor::in_order(record, self), after) == Ordering::Greater
+    }
+
+    pub fn sort(&self, records: &mut [Record]) {
+        struct Place(Order, Cursor);
+        impl PartialEq for Place {
+            fn eq(&self, other: &Place) -> bool {
+                self.cmp(other) == Ordering::Equal
+            }
+        }
+        impl Eq for Place {}
+        impl PartialOrd for Place {
+            fn partial_cmp(&self, other: &Place) -> Option<Ordering> {
+                Some(self.cmp(other))
+            }
+        }
+        impl Ord for Place {
+            fn cmp(&self, other: &Place) -> Ordering {
+                self.0.compare(&self.1, &other.1)
+            }
+        }
+        records.sort_by_cached_key(|record| Place(*self, Cursor::in_order(record, self)));
+    }
+}
+
 /// Sorts newest first.
 pub fn sort(records: &mut [Record]) {
-    records.sort_by_cached_key(|record| std::cmp::Reverse(Cursor::of(record)));
+    Order::default().sort(records);
 }
 
 #[cfg(test)]
@@ -59,9 +332,11 @@ mod tests {
 
     #[test]
     fn jobs_of_one_instant_have_an_order() {
-        let cursor = |start_ns: i64, manager: &str, id: &str, incarnation: i64| Cursor {
-            start_ns,
-            key: JobKey { cluster: None, manager: manager.into(), id: id.into(), incarnation },
+        let cursor = |start_ns: i64, manager: &str, id: &str, incarnation: i64| {
+            Cursor::at(
+                start_ns,
+                JobKey { cluster: None, manager: manager.into(), id: id.into(), incarnation },
+            )
         };
         let mut cursors = [
             cursor(5, "local", "9", 1),
@@ -76,5 +351,41 @@ mod tests {
             cursors.iter().map(|c| format!("{}:{}.{}", c.key.manager, c.key.id, c.key.incarnation)).collect();
         let expected = ["local:1.1", "local:12_3.1", "slurm:12.1", "local:12.2", "local:12.1", "local:9.1"];
         assert_eq!(ids, expected);
+    }
+
+    #[test]
+    fn unknown_values_come_last_in_both_directions() {
+        let job = |id: u32, energy: Option<i64>| {
+            let mut record = crate::sample::bare(id, "train");
+            record.start_ns = Some(i64::from(id));
+            energy.into_iter().for_each(|energy| {
+                record.totals.set(ENERGY, energy, crate::job::QualityKind::Measured, "rapl");
+            });
+            record
+        };
+        let sorted = |text: &str| {
+            let mut jobs = vec![job(1, None), job(2, Some(5)), job(3, Some(7)), job(4, None), job(5, Some(5))];
+            let order = Order::new(Some(text.parse().unwrap()), None, 9);
+            order.sort(&mut jobs);
+            jobs.into_iter().map(|job| job.key.id).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(sorted("energy"), "5 2 3 4 1", "of one value the newest comes first");
+        assert_eq!(sorted("energy:desc"), "3 5 2 4 1");
+    }
+
+    #[test]
+    fn a_sort_that_does_not_exist_is_refused_with_those_that_do() {
+        assert!("cpu;drop".parse::<Sort>().unwrap_err().contains("columns: start, end, duration"));
+        assert!("cpu:down".parse::<Sort>().unwrap_err().contains("write cpu:asc or cpu:desc"));
+        let parsed: Sort = "memory:desc".parse().unwrap();
+        assert_eq!(parsed, Sort { column: SortColumn::Memory, descending: true });
+    }
+
+    #[test]
+    fn a_cursor_of_an_earlier_version_is_understood() {
+        let old = r#"{"start_ns":5,"key":{"cluster":null,"manager":"local","id":"1","incarnation":2}}"#;
+        let cursor: Cursor = serde_json::from_str(old).unwrap();
+        assert!(cursor.sorted.is_none());
+        assert_eq!(serde_json::to_string(&cursor).unwrap(), old);
     }
 }

@@ -17,6 +17,11 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
+/// Whether a character moves the cursor, reorders or hides adjacent text.
+pub fn is_harmful(character: char) -> bool {
+    matches!(character, '\0'..='\x1f' | '\x7f') || is_hostile(character)
+}
+
 fn is_hostile(character: char) -> bool {
     matches!(character,
         '\u{80}'..='\u{9f}'           // C1 controls: some terminals take U+009B for ESC [

@@ -47,7 +47,7 @@ pub fn shares(record: &Record, now_ns: i64) -> Vec<Share> {
     let (cpus, cpu_quality) = used_cpus(record, now_ns);
     let (memory, memory_quality) = used_memory(record);
     let wall = seconds(average::wall_ns(record, now_ns));
-    let gpus = average::cards(record).filter(|_| covers_all_nodes(record));
+    let gpus = average::cards(record).filter(|_| record.covers_all_nodes());
     let limit = requested.time_limit_ns.or(allocated.time_limit_ns);
     let share = |resource, requested, allocated, used, quality| Share {
         resource,
@@ -77,17 +77,9 @@ pub fn shares(record: &Record, now_ns: i64) -> Vec<Share> {
     .collect()
 }
 
-/// Whether what was measured is all of the job: on one node of several it is not.
-fn covers_all_nodes(record: &Record) -> bool {
-    let known = [record.allocated.nodes, record.requested.nodes, i64::try_from(record.nodes.len()).ok()];
-    let nodes = known.into_iter().flatten().max().unwrap_or(1);
-    let measured = record.parts.iter().map(|part| part.node.as_str()).collect::<BTreeSet<_>>().len();
-    nodes <= 1 || i64::try_from(measured).is_ok_and(|measured| measured >= nodes)
-}
-
 /// Cores busy on average, as measured here, or else by the manager's own account.
 fn used_cpus(record: &Record, now_ns: i64) -> (Option<f64>, QualityKind) {
-    let figure = record.totals.figure(CPU).filter(|_| covers_all_nodes(record));
+    let figure = record.totals.figure(CPU).filter(|_| record.covers_all_nodes());
     if let (Some(figure), Some(cores)) = (figure, average::cores(record, now_ns)) {
         return (Some(cores), figure.kind);
     }
@@ -96,7 +88,7 @@ fn used_cpus(record: &Record, now_ns: i64) -> (Option<f64>, QualityKind) {
 }
 
 fn used_memory(record: &Record) -> (Option<f64>, QualityKind) {
-    if !covers_all_nodes(record) {
+    if !record.covers_all_nodes() {
         return (None, QualityKind::Sampled);
     }
     let figure =

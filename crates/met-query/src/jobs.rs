@@ -619,7 +619,7 @@ mod tests {
         fn call(&mut self, request: &Request) -> Result<Reply> {
             let Request::Jobs(JobsFilter { pid: Some(4711), .. }) = request else { bail!("{request:?}") };
             let asked = self.0.fetch_add(1, Ordering::Relaxed) as i64;
-            let next = Some(Cursor { start_ns: -asked, key: met_core::sample::full(1, "train").key });
+            let next = Some(Cursor::at(-asked, met_core::sample::full(1, "train").key));
             Ok(Reply::JobsPage { jobs: Vec::new(), next, warnings: Vec::new() })
         }
 

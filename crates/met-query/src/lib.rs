@@ -1,5 +1,6 @@
 //! One way to ask for jobs and their series: from the files of a user, from a daemon, from a server.
 
+pub mod annotate;
 pub mod client;
 pub mod counters;
 pub mod handshake;

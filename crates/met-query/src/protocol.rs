@@ -5,9 +5,11 @@ use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::energy::{Balance, EnergyWindow};
+use met_core::grouping::{Membership, Sum, SumBy};
 use met_core::job::{CgroupPaths, JobKey, Record};
 use met_core::listing::Cursor;
 use met_core::{Unparsed, lossless_path};
@@ -93,6 +95,19 @@ pub enum Request {
         after_ms: i64,
     },
     Remove(JobKey),
+    /// Tags and note of a job.
+    Annotate {
+        key: JobKey,
+        change: AnnotationChange,
+    },
+    /// Who had jobs in which account.
+    Memberships,
+    /// What jobs used that ended from a time on and before another one.
+    Sums {
+        by: SumBy,
+        from_ns: i64,
+        to_ns: i64,
+    },
     /// The factors of emissions that were told, in the order of time.
     Factors,
     Correct(Correction),
@@ -132,7 +147,13 @@ pub enum Reply {
         /// What is missing from the list, in sentences.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         warnings: Vec<String>,
+        /// The newest version that its sender knows; earlier ones did not say. A server has no handshake.
+        #[serde(default)]
+        protocol: u32,
     },
+    Annotated(Annotation),
+    Memberships(Vec<Membership>),
+    Sums(Vec<Sum>),
     Course(WireCourse),
     /// By table and label.
     NodeParts(Vec<(String, String)>),

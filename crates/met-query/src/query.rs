@@ -2,11 +2,13 @@
 
 use anyhow::Result;
 use met_core::Table;
+use met_core::grouping::{self, Group, Membership, Sum, SumBy};
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
 use met_core::series::Course;
 use met_store::{Filter, NodePart, Page, Queries, StoreError};
 
+use crate::handshake::PROTOCOL;
 use crate::jobs::{self, JobRef, JobsFilter};
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::viewer::Viewer;
@@ -43,6 +45,22 @@ pub trait Query {
     }
     /// The same of a card, while the job had it.
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course>;
+    /// Who had jobs in which account, of the jobs that the viewer sees.
+    fn memberships(&self, viewer: &Viewer) -> Result<Vec<Membership>> {
+        Ok(grouping::memberships(&every_job(self, viewer, &JobsFilter::default())?))
+    }
+    /// The users whose jobs the viewer sees, with their accounts.
+    fn users(&self, viewer: &Viewer) -> Result<Vec<Group>> {
+        Ok(grouping::users(&self.memberships(viewer)?))
+    }
+    /// The accounts of the jobs that the viewer sees, with their users.
+    fn accounts(&self, viewer: &Viewer) -> Result<Vec<Group>> {
+        Ok(grouping::accounts(&self.memberships(viewer)?))
+    }
+    /// What the jobs used that the viewer sees and that ended from a time on and before another one.
+    fn sums(&self, viewer: &Viewer, by: SumBy, from_ns: i64, to_ns: i64) -> Result<Vec<Sum>> {
+        Ok(grouping::sums(&every_job(self, viewer, &JobsFilter::default())?, by, from_ns, to_ns))
+    }
     /// The machines. Everybody may see them; their number of jobs is that of jobs which the viewer sees.
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>>;
     /// The parts of this machine with samples from a time on; `None` from a server, which is no node.
@@ -77,6 +95,8 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         Request::CardCourse { key, uuid, after_ms } => {
             course(query.card_course(viewer, key, uuid, *after_ms)?)
         }
+        Request::Memberships => Reply::Memberships(query.memberships(viewer)?),
+        Request::Sums { by, from_ns, to_ns } => Reply::Sums(query.sums(viewer, *by, *from_ns, *to_ns)?),
         Request::Nodes => Reply::Nodes(query.nodes(viewer)?),
         Request::NodeParts { since_ms } => {
             let Some(parts) = query.node_parts(*since_ms)? else { return Ok(None) };
@@ -111,7 +131,11 @@ pub fn on_node(jobs: &[Record], node: &str) -> usize {
 }
 
 /// All pages of a list.
-pub fn every_job(query: &dyn Query, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Record>> {
+pub fn every_job<Q: Query + ?Sized>(
+    query: &Q,
+    viewer: &Viewer,
+    filter: &JobsFilter,
+) -> Result<Vec<Record>> {
     let (mut filter, mut all) = (JobsFilter { paged: true, ..filter.clone() }, Vec::new());
     loop {
         let (Page { jobs, next }, _) = query.jobs(viewer, &filter)?;
@@ -131,7 +155,10 @@ pub fn nothing() -> (Page, Vec<String>) {
 /// An answer to `Find`. One that fits is what clients of every version understand.
 fn found(page: Page) -> Reply {
     match page.next {
-        Some(_) => Reply::JobsPage { jobs: page.jobs, next: page.next, warnings: Vec::new() },
+        Some(_) => {
+            let Page { jobs, next } = page;
+            Reply::JobsPage { jobs, next, warnings: Vec::new(), protocol: PROTOCOL }
+        }
         None => Reply::Jobs(page.jobs),
     }
 }

@@ -8,9 +8,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use met_core::belief::believe;
+use met_core::conditions::Conditions;
 use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record, State};
-use met_core::listing::{self, Cursor, id_number, sort_ns};
+use met_core::listing::{self, Cursor, Order, Sort, id_number, sort_ns};
 use met_core::member::{ACCOUNTS_MAX, Member};
 use met_core::series::Course;
 use met_core::{JOB, Table, event, gpu};
@@ -74,12 +75,17 @@ pub struct Filter {
     /// Only jobs of which a process with this number is known. No index has these: a page ends when
     /// [`PROCESS_ROWS`] jobs were examined.
     pub pid: Option<u32>,
+    /// `None`: newest first.
+    pub sort: Option<Sort>,
+    pub conditions: Conditions,
+    /// Until when running jobs have run.
+    pub now_ns: i64,
 }
 
 impl Filter {
     pub fn accepts(&self, record: &Record) -> bool {
         self.since_ns.is_none_or(|since_ns| sort_ns(record) >= since_ns)
-            && self.after.as_ref().is_none_or(|after| Cursor::of(record) < *after)
+            && self.after.as_ref().is_none_or(|after| self.order().is_behind(record, after))
             && self.until_ns.is_none_or(|until_ns| sort_ns(record) < until_ns)
             && (self.states.is_empty() || self.states.contains(&record.state))
             && self.uid.is_none_or(|uid| record.uid == Some(uid))
@@ -90,6 +96,12 @@ impl Filter {
             && (!self.with_cards || record.state.is_live() || !record.gpus.is_empty())
             && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
             && self.member.as_ref().is_none_or(|member| member.sees(record))
+            && self.conditions.accept(record, self.order().as_of_ns)
+    }
+
+    /// The order of the list.
+    pub fn order(&self) -> Order {
+        Order::new(self.sort, self.after.as_ref(), self.now_ns)
     }
 
     fn sql<'f>(&'f self, dialect: &sql::Dialect, after: Option<&'f Cursor>) -> (String, Vec<Value<'f>>) {
@@ -112,7 +124,7 @@ impl Filter {
         if let Some(member) = &self.member {
             conditions.push(owned_by(member, &mut values));
         }
-        if let Some(Cursor { start_ns, key }) = after {
+        if let Some(Cursor { start_ns, key, .. }) = after {
             let (first, bytewise) = (values.len() + 1, dialect.bytewise);
             let marks = (first..first + 6).map(|number| format!("?{number}")).collect::<Vec<_>>().join(", ");
             // The first condition is for the index alone.
@@ -837,7 +849,7 @@ mod tests {
             Filter { name: Some("train".into()), ..Filter::default() },
             Filter { states: vec![State::Failed], ..Filter::default() },
             Filter { with_cards: true, manager: Some("slurm".into()), ..Filter::default() },
-            Filter { after: Some(Cursor { start_ns: 5, key }), since_ns: Some(1), ..Filter::default() },
+            Filter { after: Some(Cursor::at(5, key)), since_ns: Some(1), ..Filter::default() },
         ];
         for filter in filters {
             let (condition, values) = filter.sql(catalogue.dialect(), filter.after.as_ref());

@@ -172,7 +172,7 @@ pub(crate) fn figure_sums(row: &dyn Row) -> [Option<i64>; 2] {
 }
 
 fn position(row: &dyn Row) -> std::result::Result<Cursor, Mismatch> {
-    Ok(Cursor { start_ns: row.get(SORT_NS).integer()?, key: key_at(row, CLUSTER)? })
+    Ok(Cursor::at(row.get(SORT_NS).integer()?, key_at(row, CLUSTER)?))
 }
 
 /// The key of a job in four columns from this one on: cluster, manager, id and incarnation.

@@ -213,7 +213,7 @@ proptest! {
     #[test]
     fn a_cursor_comes_back_as_it_was(start_ns: i64, id in ".{0,20}", cluster in proptest::option::of(".{0,9}"), incarnation: i64) {
         let key = JobKey { cluster, manager: "slurm".to_owned(), id, incarnation };
-        let cursor = Cursor { start_ns, key };
+        let cursor = Cursor::at(start_ns, key);
         prop_assert_eq!(decode(&encode(&cursor).unwrap()).unwrap(), cursor);
     }
 }

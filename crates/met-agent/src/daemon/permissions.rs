@@ -201,7 +201,7 @@ mod tests {
             Request::Timed { record: record(), course: Default::default() },
             Request::Jobs(JobsFilter::default()),
             Request::Find(JobRef::Last),
-            Request::FindAfter { job: JobRef::Last, after: Cursor { start_ns: 0, key: key() } },
+            Request::FindAfter { job: JobRef::Last, after: Cursor::at(0, key()) },
             Request::Course { key: key(), after_ms: 0 },
             Request::JobSeries { key: key(), table: String::new(), part: String::new(), after_ms: 0 },
             Request::CardCourse { key: key(), uuid: String::new(), after_ms: 0 },

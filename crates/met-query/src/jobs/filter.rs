@@ -1,15 +1,18 @@
 //! Which jobs of many are wanted.
 
 use met_core::bounds;
+use met_core::conditions::Conditions;
 use met_core::job::{Record, State};
-use met_core::listing::{self, Cursor};
+use met_core::listing::{Cursor, Order, Sort};
 use met_core::member::Member;
 use met_store::{Filter, Page};
 use serde::{Deserialize, Serialize};
 
+use super::now_ns;
+use crate::handshake::PROTOCOL;
 use crate::protocol::Reply;
 
-/// Which jobs are wanted.
+/// Which jobs are wanted, and in which order.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct JobsFilter {
     pub since_ns: Option<i64>,
@@ -43,6 +46,12 @@ pub struct JobsFilter {
     /// Behind which job the page begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Cursor>,
+    /// `None`: newest first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sort: Option<Sort>,
+    /// Daemons and servers before [`crate::handshake::CONDITIONS`] overlook these and the order.
+    #[serde(flatten)]
+    pub conditions: Conditions,
 }
 
 /// Records in one reply: a reader may be slow, and the reply is held until it is read.
@@ -83,7 +92,20 @@ impl JobsFilter {
             with_summaries: true,
             with_cards: self.with_cards,
             pid: self.pid,
+            sort: self.sort,
+            conditions: self.conditions.clone(),
+            now_ns: now_ns(),
         }
+    }
+
+    /// Whether a daemon or server of an earlier version would misunderstand it.
+    pub fn is_extended(&self) -> bool {
+        self.sort.is_some() || !self.conditions.is_empty()
+    }
+
+    /// The order of the list.
+    pub fn order(&self) -> Order {
+        Order::new(self.sort, self.after.as_ref(), now_ns())
     }
 
     /// Narrows to the jobs of a user, by name or by number.
@@ -106,7 +128,7 @@ impl JobsFilter {
         let is_cut = next.is_some() && is_below(self.to_store().limit, jobs.len());
         self.retain(&mut jobs);
         if self.paged {
-            return Reply::JobsPage { jobs, next, warnings };
+            return Reply::JobsPage { jobs, next, warnings, protocol: PROTOCOL };
         }
         if is_cut && is_below(self.limit, jobs.len()) {
             let most = WHOLE_BYTES >> 20;
@@ -135,7 +157,7 @@ impl JobsFilter {
 
 /// The part of a list behind `after` that fits one reply, and where the list goes on.
 pub fn page_of(mut jobs: Vec<Record>, after: Option<&Cursor>) -> (Vec<Record>, Option<Cursor>) {
-    listing::sort(&mut jobs);
+    met_core::listing::sort(&mut jobs);
     jobs.retain(|record| after.is_none_or(|after| Cursor::of(record) < *after));
     let mut bytes = 0;
     let fitting = jobs.iter().take_while(|record| {

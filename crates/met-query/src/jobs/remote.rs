@@ -4,13 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, bail};
+use met_core::annotation::{Annotation, AnnotationChange};
+use met_core::conditions::Conditions;
+use met_core::grouping::{self, Membership, Sum, SumBy};
 use met_core::job::{JobKey, Record};
 use met_core::listing::sort_ns;
 use met_core::series::{Course, SPREAD_NAMES, Spreads};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_store::{NodePart, Page};
 
+use super::filter::PAGE_JOBS;
 use super::{JobRef, JobsFilter, Source, merge};
+use crate::annotate::{self, Annotates};
+use crate::handshake::CONDITIONS;
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::query::{NodeSpan, Query, every_job, nothing, on_node, running};
 use crate::viewer::Viewer;
@@ -72,6 +78,40 @@ impl Remote {
         }
     }
 
+    /// A page from a daemon or server that overlooks conditions and order: all its jobs are asked for, page by page,
+    /// and as many of those that fit are kept as the page has.
+    fn narrowed_here(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
+        let (order, count) = (filter.order(), filter.limit.unwrap_or(PAGE_JOBS).min(PAGE_JOBS));
+        let mut asked = JobsFilter {
+            sort: None,
+            conditions: Conditions::default(),
+            after: None,
+            limit: None,
+            ..filter.clone()
+        };
+        let (mut kept, mut warnings) = (Vec::new(), Vec::new());
+        loop {
+            let (Page { mut jobs, next }, said) = self.jobs(viewer, &asked)?;
+            jobs.retain(|record| {
+                filter.conditions.accept(record, order.as_of_ns)
+                    && filter.after.as_ref().is_none_or(|after| order.is_behind(record, after))
+            });
+            kept.extend(jobs);
+            order.sort(&mut kept);
+            // One more says that the list goes on.
+            kept.truncate(count + 1);
+            said.into_iter().filter(|one| !warnings.contains(one)).collect::<Vec<_>>().drain(..).for_each(|one| warnings.push(one));
+            match next {
+                Some(next) if asked.after.as_ref().is_none_or(|after| next < *after) => asked.after = Some(next),
+                _ => break,
+            }
+        }
+        let goes_on = kept.len() > count;
+        kept.truncate(count);
+        let next = kept.last().filter(|_| goes_on).map(|last| Cursor::in_order(last, &order));
+        Ok((Page { jobs: kept, next }, warnings))
+    }
+
     fn page_of_course(&self, table: &'static Table, request: &Request) -> Result<Course> {
         match self.ask(request)? {
             Reply::Course(course) => Ok(course.into_course(table)),
@@ -95,7 +135,11 @@ impl Query for Remote {
         let Some(filter) = viewer.restrict(filter) else { return Ok(nothing()) };
         let paged = JobsFilter { paged: true, ..filter.clone() };
         let (mut page, warnings) = match self.ask(&Request::Jobs(paged))? {
-            Reply::JobsPage { jobs, next, warnings } => (Page { jobs, next }, warnings),
+            Reply::JobsPage { protocol, .. } if filter.is_extended() && protocol < CONDITIONS => {
+                return self.narrowed_here(viewer, &filter);
+            }
+            Reply::JobsPage { jobs, next, warnings, .. } => (Page { jobs, next }, warnings),
+            Reply::Jobs(_) if filter.is_extended() => return self.narrowed_here(viewer, &filter),
             // One that knows no pages has overlooked that they were asked for.
             Reply::Jobs(first) => (Page { jobs: self.older_jobs(&filter, first)?, next: None }, Vec::new()),
             reply => return self.unexpected(&reply),
@@ -161,6 +205,27 @@ impl Query for Remote {
         }
     }
 
+    fn memberships(&self, viewer: &Viewer) -> Result<Vec<Membership>> {
+        if !viewer.sees_all() {
+            // Whoever answers would count jobs that this viewer does not see.
+            return Ok(grouping::memberships(&every_job(self, viewer, &JobsFilter::default())?));
+        }
+        match self.ask(&Request::Memberships)? {
+            Reply::Memberships(memberships) => Ok(memberships),
+            reply => self.unexpected(&reply),
+        }
+    }
+
+    fn sums(&self, viewer: &Viewer, by: SumBy, from_ns: i64, to_ns: i64) -> Result<Vec<Sum>> {
+        if !viewer.sees_all() {
+            return Ok(grouping::sums(&every_job(self, viewer, &JobsFilter::default())?, by, from_ns, to_ns));
+        }
+        match self.ask(&Request::Sums { by, from_ns, to_ns })? {
+            Reply::Sums(sums) => Ok(sums),
+            reply => self.unexpected(&reply),
+        }
+    }
+
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {
         let mut nodes = match self.ask(&Request::Nodes)? {
             Reply::Nodes(nodes) => nodes,
@@ -200,6 +265,18 @@ impl Query for Remote {
             courses.insert(NodePart { table, part }, course.into_course(known));
         }
         Ok(Some(NodeSpan { courses: courses.into_iter().collect(), until_ms }))
+    }
+}
+
+impl Annotates for Remote {
+    fn annotate(&self, viewer: &Viewer, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
+        if !self.sees(viewer, key)? {
+            return Err(annotate::no_such_job());
+        }
+        match self.ask(&Request::Annotate { key: key.clone(), change: change.clone() })? {
+            Reply::Annotated(annotation) => Ok(annotation),
+            reply => self.unexpected(&reply),
+        }
     }
 }
 
