@@ -102,22 +102,22 @@ async fn answer(
     name: String,
     uri: Uri,
 ) -> Response {
-    let site = pages.site();
-    let Admitted { viewer, client, .. } = match pages.api.admission.admit(&peer, &headers) {
+    let mut site = pages.site();
+    let Admitted { viewer, client, name: who, csrf } = match pages.api.admission.admit(&peer, &headers) {
         Ok(admitted) => admitted,
         Err(problem) if problem.status == StatusCode::UNAUTHORIZED && pages.has_login => {
             return with_headers(to_login(&site, &uri));
         }
         Err(problem) => return refused(&site, problem),
     };
+    (site.who, site.csrf) = (who, csrf);
     let search = match Search::<Vec<(String, String)>>::try_from_uri(&uri) {
         Ok(Search(search)) => search,
         Err(error) => return refused(&site, Problem::asked(error)),
     };
     let Some(turn) = pages.api.answers.turn(&client).await else { return refused(&site, Problem::unread()) };
-    let asked = Arc::clone(&pages);
+    let (asked, busy) = (Arc::clone(&pages), pages.site());
     let work = move || {
-        let site = asked.site();
         let visible = Visible::new(&viewer, &asked.api);
         match maker(&site, &visible, &Asked { name, search }) {
             Ok(made) => with_headers(made.into_response()),
@@ -126,7 +126,7 @@ async fn answer(
     };
     match pages.api.answers.make(turn, work).await {
         Some(response) => response,
-        None => refused(&site, Problem::busy()),
+        None => refused(&busy, Problem::busy()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The daemon's HTTP listener, if an address is configured: a page for Prometheus, and the API.
+//! The daemon's HTTP listener, if an address is configured: a page for Prometheus, the API, and pages for people.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use axum::routing::get;
 use met_sinks::prometheus::{self, Format};
 use met_web::api::{self, Admission, Admitted, Api};
 use met_web::listener::{Options, Peer, Server, in_background};
+use met_web::pages::{self, Pages};
 use met_web::problem::Problem;
 
 use super::last_tick::{Board, Wanted};
@@ -20,9 +21,6 @@ use met_query::client::{Client, Unreachable};
 use met_query::jobs::{Answers, Remote};
 use met_query::protocol::{Reply, Request};
 use met_query::setting::Setting;
-
-const WELCOME: &str = "<!doctype html>\n<title>met</title>\n<p>met: what jobs do with this machine.\n\
-                       <p><a href=\"/metrics\">/metrics</a> for Prometheus.\n";
 
 /// Users of the web configuration that `http.operators` names may read all jobs, everybody else none: a password may be
 /// that of a scraper.
@@ -102,7 +100,10 @@ pub fn listen(
         answers: Arc::default(),
         layouts: setting.config.jobs.layouts.clone(),
     };
-    let server = Server::start(options, router(board).merge(api::router(Arc::new(api))))?;
+    let api = Arc::new(api);
+    let pages = Arc::new(Pages { api: Arc::clone(&api), base: "/".to_owned(), has_login: false });
+    let routes = router(board).merge(api::router(api)).merge(pages::router(pages));
+    let server = Server::start(options, routes)?;
     for address in server.local_addrs() {
         tracing::info!("http: listening on {address}");
     }
@@ -121,8 +122,7 @@ fn router(board: &Arc<Board>) -> Router {
             answer(&board, &peer, &headers)
         }
     });
-    let welcome = get(|| async { axum::response::Html(WELCOME) });
-    Router::new().route("/metrics", metrics).route("/", welcome)
+    Router::new().route("/metrics", metrics)
 }
 
 fn answer(board: &Board, peer: &Peer, headers: &HeaderMap) -> Response {
