@@ -94,6 +94,14 @@ named! {
     }
 }
 
+/// By what, and when the jobs ended: from a time on and before another one, in unix nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SumSpan {
+    pub by: SumBy,
+    pub from_ns: i64,
+    pub to_ns: i64,
+}
+
 /// What jobs used that ended within a time, of one user, account, node or manager. A job counts with all that it used
 /// in the time in which it ended; a job inside another one is left out, because the other one includes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,12 +158,8 @@ pub fn on_nodes(record: &Record) -> Vec<(Option<String>, Sum)> {
 }
 
 /// The sums of jobs that ended from a time on and before another one, by name.
-pub fn sums<'r>(
-    records: impl IntoIterator<Item = &'r Record>,
-    by: SumBy,
-    from_ns: i64,
-    to_ns: i64,
-) -> Vec<Sum> {
+pub fn sums<'r>(records: impl IntoIterator<Item = &'r Record>, span: &SumSpan) -> Vec<Sum> {
+    let SumSpan { by, from_ns, to_ns } = *span;
     let mut sums: BTreeMap<Option<String>, Sum> = BTreeMap::new();
     let counts = |record: &&Record| {
         let ended = record.end_ns.filter(|_| !record.state.is_live());
@@ -215,7 +219,7 @@ mod tests {
         jobs.iter_mut().zip([1, 20, 300, 4000]).for_each(|(job, amount)| energy(job, amount));
         jobs[3].inside = Some("slurm:1".to_owned());
         let shown = |by, from_ns, to_ns| -> Vec<(Option<String>, u64, i64)> {
-            sums(&jobs, by, from_ns, to_ns).into_iter().map(|sum| (sum.name, sum.jobs, sum.energy_uj)).collect()
+            sums(&jobs, &SumSpan { by, from_ns, to_ns }).into_iter().map(|sum| (sum.name, sum.jobs, sum.energy_uj)).collect()
         };
         let name = |name: &str| Some(name.to_owned());
         assert_eq!(shown(SumBy::User, 0, 100), [(name("ada"), 2, 21), (name("eve"), 1, 300)]);
@@ -229,13 +233,14 @@ mod tests {
         let mut record = job(1, "ada", None, 0);
         record.nodes = vec!["n1".to_owned(), "n2".to_owned()];
         record.totals = Totals::default();
-        assert_eq!(sums([&record], SumBy::Node, 0, 100)[0].name, None, "where it used what is unknown");
+        let by_node = SumSpan { by: SumBy::Node, from_ns: 0, to_ns: 100 };
+        assert_eq!(sums([&record], &by_node)[0].name, None, "where it used what is unknown");
         for (node, amount) in [("n1", 7), ("n2", 5)] {
             let mut part = Part { node: node.to_owned(), ..Part::default() };
             part.totals.set(ENERGY, amount, QualityKind::Measured, "rapl");
             record.parts.push(part);
         }
-        let by_node = sums([&record], SumBy::Node, 0, 100);
+        let by_node = sums([&record], &by_node);
         let shown: Vec<_> = by_node.iter().map(|sum| (sum.name.as_deref(), sum.jobs, sum.energy_uj)).collect();
         assert_eq!(shown, [(Some("n1"), 1, 7), (Some("n2"), 1, 5)]);
     }

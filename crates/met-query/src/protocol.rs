@@ -9,7 +9,7 @@ use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::energy::{Balance, EnergyWindow};
-use met_core::grouping::{Membership, Sum, SumBy};
+use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{CgroupPaths, JobKey, Record};
 use met_core::listing::Cursor;
 use met_core::{Unparsed, lossless_path};
@@ -100,13 +100,14 @@ pub enum Request {
         key: JobKey,
         change: AnnotationChange,
     },
-    /// Who had jobs in which account.
-    Memberships,
-    /// What jobs used that ended from a time on and before another one.
+    /// Who had jobs in which account, of the jobs that fit.
+    Memberships {
+        filter: JobsFilter,
+    },
+    /// What jobs used that ended within a time.
     Sums {
-        by: SumBy,
-        from_ns: i64,
-        to_ns: i64,
+        filter: JobsFilter,
+        span: SumSpan,
     },
     /// The factors of emissions that were told, in the order of time.
     Factors,

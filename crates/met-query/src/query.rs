@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use met_core::Table;
-use met_core::grouping::{self, Group, Membership, Sum, SumBy};
+use met_core::grouping::{self, Group, Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
 use met_core::series::Course;
@@ -45,21 +45,21 @@ pub trait Query {
     }
     /// The same of a card, while the job had it.
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course>;
-    /// Who had jobs in which account, of the jobs that the viewer sees.
-    fn memberships(&self, viewer: &Viewer) -> Result<Vec<Membership>> {
-        Ok(grouping::memberships(&every_job(self, viewer, &JobsFilter::default())?))
+    /// Who had jobs in which account, of the jobs that fit and that the viewer sees.
+    fn memberships(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Membership>> {
+        Ok(grouping::memberships(&every_job(self, viewer, filter)?))
     }
     /// The users whose jobs the viewer sees, with their accounts.
     fn users(&self, viewer: &Viewer) -> Result<Vec<Group>> {
-        Ok(grouping::users(&self.memberships(viewer)?))
+        Ok(grouping::users(&self.memberships(viewer, &JobsFilter::default())?))
     }
     /// The accounts of the jobs that the viewer sees, with their users.
     fn accounts(&self, viewer: &Viewer) -> Result<Vec<Group>> {
-        Ok(grouping::accounts(&self.memberships(viewer)?))
+        Ok(grouping::accounts(&self.memberships(viewer, &JobsFilter::default())?))
     }
-    /// What the jobs used that the viewer sees and that ended from a time on and before another one.
-    fn sums(&self, viewer: &Viewer, by: SumBy, from_ns: i64, to_ns: i64) -> Result<Vec<Sum>> {
-        Ok(grouping::sums(&every_job(self, viewer, &JobsFilter::default())?, by, from_ns, to_ns))
+    /// What jobs used that ended within a time, of those that fit and that the viewer sees.
+    fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
+        Ok(grouping::sums(&every_job(self, viewer, filter)?, span))
     }
     /// The machines. Everybody may see them; their number of jobs is that of jobs which the viewer sees.
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>>;
@@ -95,8 +95,8 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         Request::CardCourse { key, uuid, after_ms } => {
             course(query.card_course(viewer, key, uuid, *after_ms)?)
         }
-        Request::Memberships => Reply::Memberships(query.memberships(viewer)?),
-        Request::Sums { by, from_ns, to_ns } => Reply::Sums(query.sums(viewer, *by, *from_ns, *to_ns)?),
+        Request::Memberships { filter } => Reply::Memberships(query.memberships(viewer, filter)?),
+        Request::Sums { filter, span } => Reply::Sums(query.sums(viewer, filter, span)?),
         Request::Nodes => Reply::Nodes(query.nodes(viewer)?),
         Request::NodeParts { since_ms } => {
             let Some(parts) = query.node_parts(*since_ms)? else { return Ok(None) };

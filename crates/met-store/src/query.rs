@@ -99,6 +99,11 @@ impl Filter {
             && self.conditions.accept(record, self.order().as_of_ns)
     }
 
+    /// Whether the columns and indexes of `job` suffice for it.
+    fn is_plain(&self) -> bool {
+        self.sort.is_none() && self.conditions.is_empty()
+    }
+
     /// The order of the list.
     pub fn order(&self) -> Order {
         Order::new(self.sort, self.after.as_ref(), self.now_ns)
@@ -202,6 +207,8 @@ pub struct Page {
 
 /// Rows that are asked for at once where the bytes of an answer are bounded.
 const PAGE_ROWS: usize = 64;
+/// Rows that are examined at once where all are.
+const EXAMINED_ROWS: usize = 500;
 /// Jobs that are examined for a page of those with a certain process; a multiple of the above.
 pub const PROCESS_ROWS: usize = 512;
 
@@ -398,9 +405,10 @@ impl Queries {
         };
         let Page { mut jobs, mut next } = stored;
         jobs.retain(|record| !pending.contains_key(&record.key));
-        let is_here = |record: &Record| next.as_ref().is_none_or(|next| Cursor::of(record) >= *next);
+        let order = filter.order();
+        let is_here = |record: &Record| next.as_ref().is_none_or(|next| !order.is_behind(record, next));
         jobs.extend(pending.into_values().filter(|record| filter.accepts(record) && is_here(record)));
-        listing::sort(&mut jobs);
+        order.sort(&mut jobs);
         let count = jobs.len();
         jobs.dedup_by(|later, earlier| later.key == earlier.key);
         if jobs.len() < count {
@@ -408,7 +416,7 @@ impl Queries {
         }
         if let Some(limit) = filter.limit.filter(|&limit| limit < jobs.len()) {
             jobs.truncate(limit);
-            next = jobs.last().map(Cursor::of).or(next);
+            next = jobs.last().map(|last| Cursor::in_order(last, &order)).or(next);
         }
         Ok(Page { jobs, next })
     }
@@ -421,6 +429,9 @@ impl Queries {
     ) -> Result<Page, StoreError> {
         let Some(catalogue) = self.trusted()? else { return Ok(Page::default()) };
         settle(catalogue, pending)?;
+        if !filter.is_plain() {
+            return self.examined_page(filter, pending.len());
+        }
         let parts = Parts { totals: true, summaries: filter.with_summaries, of_process: filter.pid };
         let limit = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending.len()));
         let mut page = Page { jobs: Vec::new(), next: filter.after.clone() };
@@ -455,6 +466,32 @@ impl Queries {
         }
     }
 
+    /// A page for which all jobs are examined, as many at a time as fit memory.
+    fn examined_page(&self, filter: &Filter, pending: usize) -> Result<Page, StoreError> {
+        let order = filter.order();
+        let count = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending));
+        let mut plain = Filter {
+            sort: None,
+            conditions: Conditions::default(),
+            after: None,
+            limit: Some(EXAMINED_ROWS),
+            ..filter.clone()
+        };
+        let mut kept = Vec::new();
+        loop {
+            let Page { mut jobs, next } = self.stored_page(&plain, &mut HashMap::new())?;
+            jobs.retain(|record| filter.accepts(record));
+            kept.append(&mut jobs);
+            order.sort(&mut kept);
+            // One more says that the list goes on.
+            kept.truncate(count.saturating_add(1));
+            match next {
+                Some(next) => plain.after = Some(next),
+                None => return Ok(cut(kept, filter)),
+            }
+        }
+    }
+
     /// Whether something could not be read since that was last asked.
     fn met_damage(&self) -> bool {
         let is_noted = |catalogue: &dyn Sql| !catalogue.noted().borrow().is_empty();
@@ -465,17 +502,8 @@ impl Queries {
     fn page_of_rest(&self, filter: &Filter, error: StoreError) -> Result<Page, StoreError> {
         let mut jobs = self.rest(error)?;
         jobs.retain(|record| filter.accepts(record));
-        listing::sort(&mut jobs);
-        let mut bytes = 0;
-        let fitting = jobs.iter().take_while(|record| {
-            let fits = filter.max_bytes.is_none_or(|max_bytes| bytes < max_bytes);
-            bytes += met_core::bounds::bytes(record);
-            fits
-        });
-        let count = fitting.count().min(filter.limit.unwrap_or(usize::MAX));
-        let next = (count < jobs.len()).then(|| jobs[..count].last().map(Cursor::of)).flatten();
-        jobs.truncate(count);
-        Ok(Page { jobs, next })
+        filter.order().sort(&mut jobs);
+        Ok(cut(jobs, filter))
     }
 
     /// All jobs that can still be read of a damaged catalogue.
@@ -805,6 +833,21 @@ impl Queries {
         }
         JobDir::open(&self.state, key.id.parse().ok()?).read_course().0
     }
+}
+
+/// The jobs at the front of a sorted list that fit a page.
+fn cut(mut jobs: Vec<Record>, filter: &Filter) -> Page {
+    let (order, mut bytes) = (filter.order(), 0);
+    let fitting = jobs.iter().take_while(|record| {
+        let fits = filter.max_bytes.is_none_or(|max_bytes| bytes < max_bytes);
+        bytes += met_core::bounds::bytes(record);
+        fits
+    });
+    let count = fitting.count().min(filter.limit.unwrap_or(usize::MAX));
+    let last = jobs[..count].last().filter(|_| count < jobs.len());
+    let next = last.map(|last| Cursor::in_order(last, &order));
+    jobs.truncate(count);
+    Page { jobs, next }
 }
 
 fn by_key(dirs: impl IntoIterator<Item = JobDir>) -> HashMap<JobKey, Record> {

@@ -7,6 +7,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::belief::is_known_end;
 use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record};
@@ -153,6 +154,25 @@ impl Writer {
             self.terms.clear();
         }
         result
+    }
+
+    /// Changes tags and note of a job, durably. `None` if there is no such job; an error of the change itself is a
+    /// message for who wrote it.
+    pub fn annotate(
+        &mut self,
+        key: &JobKey,
+        change: &AnnotationChange,
+        now_ns: i64,
+    ) -> Result<Option<Result<Annotation, String>>, StoreError> {
+        let Some(record) = self.get(key)? else { return Ok(None) };
+        let annotation = match change.apply(&record.annotation, now_ns) {
+            Ok(annotation) => annotation,
+            Err(message) => return Ok(Some(Err(message))),
+        };
+        let before = std::mem::replace(&mut self.always_durable, true);
+        let written = self.put(&Record { annotation: annotation.clone(), ..record });
+        self.always_durable = before;
+        written.map(|()| Some(Ok(annotation)))
     }
 
     /// As [`Writer::put_instead`], where some were only believed to be over and live: of these that is taken back,

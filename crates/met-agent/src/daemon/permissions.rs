@@ -122,6 +122,10 @@ table! {
     JobSeries   b"x-xx" b"x--x",
     CardCourse  b"x-xx" b"x--x",
     Remove      b"x--x" b"x--x",
+    Memberships b"x-xx" b"x--x",
+    Sums        b"x-xx" b"x--x",
+    // What operators say of a job changes no figure of it.
+    Annotate    b"x-xx" b"x--x",
     // The machine as a whole is no secret.
     NodeParts   b"xxxx" b"x--x",
     NodeCourse  b"xxxx" b"x--x",
@@ -177,6 +181,7 @@ const EVERYTHING: Cells = cells(b"xxxx");
 #[cfg(test)]
 mod tests {
     use expect_test::expect;
+    use met_core::grouping::{SumBy, SumSpan};
     use met_core::job::{JobKey, LOCAL};
     use met_core::listing::Cursor;
 
@@ -206,6 +211,12 @@ mod tests {
             Request::JobSeries { key: key(), table: String::new(), part: String::new(), after_ms: 0 },
             Request::CardCourse { key: key(), uuid: String::new(), after_ms: 0 },
             Request::Remove(key()),
+            Request::Memberships { filter: JobsFilter::default() },
+            Request::Sums {
+                filter: JobsFilter::default(),
+                span: SumSpan { by: SumBy::User, from_ns: 0, to_ns: 0 },
+            },
+            Request::Annotate { key: key(), change: Default::default() },
             Request::NodeParts { since_ms: 0 },
             Request::NodeCourse { table: String::new(), part: String::new(), after_ms: 0 },
             Request::Nodes,
@@ -263,6 +274,9 @@ mod tests {
             JobSeries   own all all  | all - - all
             CardCourse  own all all  | all - - all
             Remove      own own all  | all - - all
+            Memberships own all all  | all - - all
+            Sums        own all all  | all - - all
+            Annotate    own all all  | all - - all
             NodeParts   all all all  | all - - all
             NodeCourse  all all all  | all - - all
             Nodes       all all all  | all - - all

@@ -2,6 +2,7 @@
 //! reply waits for no tick and for no disk that is written to.
 
 use anyhow::Result;
+use met_core::annotation::Annotation;
 use met_core::job::{JobKey, Record, State, Totals};
 use met_core::job_table::{CPU, PROCESSES};
 use met_core::listing::{self, Cursor};
@@ -200,7 +201,8 @@ fn add_live(service: &Service, jobs: &mut [Record]) {
     let Service { host, recorder, registry, sampling, .. } = service;
     for record in &mut *jobs {
         if let Some(unwritten) = recorder.unwritten.record_of(&record.key) {
-            record.clone_from(unwritten);
+            let annotation = Annotation::later(&unwritten.annotation, &record.annotation).clone();
+            *record = Record { annotation, ..unwritten.clone() };
         }
     }
     sampling

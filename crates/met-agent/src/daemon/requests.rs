@@ -3,6 +3,7 @@
 
 use anyhow::{Result, bail};
 use met_core::JOB;
+use met_core::annotation::AnnotationChange;
 use met_core::job::JobKey;
 
 use super::permissions::{self, Access, Caller, Role};
@@ -10,6 +11,7 @@ use super::sampler_thread::Sampling;
 use super::service::Service;
 use super::socket::Peer;
 use met_host::{clock, users};
+use met_query::annotate::no_such_job;
 use met_query::jobs::JobRef;
 use met_query::protocol::{DiscoveryStatus, InForce, Reply, Request, Status};
 use met_query::query;
@@ -68,6 +70,7 @@ impl Service {
                 self.ended(*record, Some(course.into_course(&JOB)), peer, access)
             }
             Request::Remove(key) => self.remove(&key, caller, access),
+            Request::Annotate { key, change } => self.annotate(&key, &change, peer, access),
             Request::Factors => Ok(Reply::Factors(self.recorder.writer.factors()?)),
             Request::Correct(correction) => {
                 let corrected =
@@ -129,6 +132,26 @@ impl Service {
         self.recorder.unwritten.forget(key);
         self.housekeeping.remove_cgroup(&self.host, &record);
         Ok(Reply::Done)
+    }
+
+    fn annotate(
+        &mut self,
+        key: &JobKey,
+        change: &AnnotationChange,
+        peer: Peer,
+        access: Access,
+    ) -> Result<Reply> {
+        let viewer = access.viewer(peer);
+        let known = self.recorder.writer.get(key)?.filter(|record| viewer.sees(record));
+        let changed = match known {
+            Some(_) => self.recorder.writer.annotate(key, change, clock::realtime_ns())?,
+            None => None,
+        };
+        match changed {
+            Some(Ok(annotation)) => Ok(Reply::Annotated(annotation)),
+            Some(Err(message)) => bail!("{message}"),
+            None => Err(no_such_job()),
+        }
     }
 
     fn status(&mut self) -> Result<Status> {

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Result, bail};
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::conditions::Conditions;
-use met_core::grouping::{self, Membership, Sum, SumBy};
+use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record};
 use met_core::listing::sort_ns;
 use met_core::series::{Course, SPREAD_NAMES, Spreads};
@@ -100,12 +100,14 @@ impl Remote {
             order.sort(&mut kept);
             // One more says that the list goes on.
             kept.truncate(count + 1);
-            said.into_iter().filter(|one| !warnings.contains(one)).collect::<Vec<_>>().drain(..).for_each(|one| warnings.push(one));
+            warnings.extend(said);
             match next {
                 Some(next) if asked.after.as_ref().is_none_or(|after| next < *after) => asked.after = Some(next),
                 _ => break,
             }
         }
+        warnings.sort_unstable();
+        warnings.dedup();
         let goes_on = kept.len() > count;
         kept.truncate(count);
         let next = kept.last().filter(|_| goes_on).map(|last| Cursor::in_order(last, &order));
@@ -205,22 +207,17 @@ impl Query for Remote {
         }
     }
 
-    fn memberships(&self, viewer: &Viewer) -> Result<Vec<Membership>> {
-        if !viewer.sees_all() {
-            // Whoever answers would count jobs that this viewer does not see.
-            return Ok(grouping::memberships(&every_job(self, viewer, &JobsFilter::default())?));
-        }
-        match self.ask(&Request::Memberships)? {
+    fn memberships(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Membership>> {
+        let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
+        match self.ask(&Request::Memberships { filter })? {
             Reply::Memberships(memberships) => Ok(memberships),
             reply => self.unexpected(&reply),
         }
     }
 
-    fn sums(&self, viewer: &Viewer, by: SumBy, from_ns: i64, to_ns: i64) -> Result<Vec<Sum>> {
-        if !viewer.sees_all() {
-            return Ok(grouping::sums(&every_job(self, viewer, &JobsFilter::default())?, by, from_ns, to_ns));
-        }
-        match self.ask(&Request::Sums { by, from_ns, to_ns })? {
+    fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
+        let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
+        match self.ask(&Request::Sums { filter, span: *span })? {
             Reply::Sums(sums) => Ok(sums),
             reply => self.unexpected(&reply),
         }
