@@ -4,4 +4,5 @@ pub mod answers;
 pub mod api;
 pub mod listener;
 pub mod pages;
+pub mod personal;
 pub mod problem;

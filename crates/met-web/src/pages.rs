@@ -29,8 +29,18 @@ use met_host::clock;
 use crate::api::{Admitted, Api, Visible};
 use crate::listener::Peer;
 use crate::problem::Problem;
-pub use job::file;
+pub use job::{Shown, charts_of, file};
 use layout::Site;
+
+/// Where the page of a job is, below the base.
+pub fn job_path(label: &str) -> String {
+    format!("jobs/{}", layout::percent_encoded(label))
+}
+
+/// A text as a value in a query string.
+pub fn encoded(text: &str) -> String {
+    layout::percent_encoded(text)
+}
 
 /// A page may run and load what comes from this server, nothing else.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \

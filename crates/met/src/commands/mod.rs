@@ -24,6 +24,7 @@ pub mod server;
 pub mod show;
 pub mod time;
 pub mod wait;
+pub mod web;
 
 use std::io;
 
