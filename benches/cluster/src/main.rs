@@ -290,6 +290,7 @@ fn account(root: &Path, load: Load, sent: u64) -> Result<Moved> {
         move_after: Duration::from_secs(3600),
         lost_after: Duration::from_secs(7 * 86_400),
         sinks: Vec::new(),
+        hub: Default::default(),
     })?;
     // A server that runs on does not have to read again what waits.
     let before = own_cpu();

@@ -97,9 +97,9 @@ impl Admission for Operator {
 }
 
 fn routes(site: Site) -> Router {
-    let api = Api { query: Arc::new(site), admission: Arc::new(Operator), answers: Arc::default(), layouts: Vec::new() };
+    let api = Api { query: Arc::new(site), admission: Arc::new(Operator), answers: Arc::default(), layouts: Vec::new(), live: Arc::default() };
     let api = Arc::new(api);
-    let pages = Pages { api: Arc::clone(&api), base: "/".to_owned(), has_login: false };
+    let pages = Pages { api: Arc::clone(&api), base: "/".to_owned() };
     pages::router(Arc::new(pages)).merge(met_web::api::router(api))
 }
 
@@ -174,7 +174,7 @@ fn measure(folder: &std::path::Path) -> Result<()> {
 }
 
 async fn get(router: &mut Router, path: &str) -> Result<Vec<u8>> {
-    let peer = Peer { address: ([127, 0, 0, 1], 1).into(), user: None, certificate: None };
+    let peer = Peer::at(([127, 0, 0, 1], 1).into());
     let request = Request::builder().uri(path).extension(peer).body(Body::empty())?;
     let response = router.call(request).await?;
     let status = response.status();

@@ -46,6 +46,7 @@ pub struct Config {
     pub energy: Energy,
     pub emissions: Emissions,
     pub http: Http,
+    pub login: Login,
     pub forward: Forward,
     pub server: Server,
     pub client: Client,
@@ -272,8 +273,10 @@ pub struct Emissions {
 pub struct Http {
     /// Empty: there is no listener.
     pub listen: Vec<Address>,
+    /// A Unix socket, for a reverse proxy on this machine.
+    pub socket: Option<PathBuf>,
     pub web_config: Option<PathBuf>,
-    /// Users of `web_config` who may read all jobs with the API of a daemon.
+    /// Users who may read all jobs, whichever way they log in, except by a token.
     pub operators: Vec<String>,
     pub plain: bool,
     pub metrics: Selection,
@@ -298,9 +301,44 @@ impl Http {
     }
 }
 
+/// How people log in with a browser.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Login {
+    /// How long a session lasts.
+    pub session: Duration,
+    /// The address under which browsers reach the listener.
+    pub public_url: Option<String>,
+    /// Password users of a daemon with the name of a local user see that user's jobs.
+    pub local_users: bool,
+    pub proxy_header: String,
+    /// The user as which a reverse proxy runs.
+    pub proxy_user: Option<String>,
+    pub proxy_secret_file: Option<PathBuf>,
+    pub oidc_issuer: Option<String>,
+    pub oidc_client_id: Option<String>,
+    pub oidc_client_secret_file: Option<PathBuf>,
+    /// The claim that names the user.
+    pub oidc_user_claim: String,
+    pub oidc_scopes: String,
+    pub oidc_ca_file: Option<PathBuf>,
+    /// `None`: in the log.
+    pub audit_file: Option<PathBuf>,
+}
+
+/// Where the members of accounts are known from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accounts {
+    /// From `server.accounts_file`, if there is one.
+    #[default]
+    File,
+    Slurm,
+}
+
 /// Settings of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Server {
+    pub accounts: Accounts,
+    pub accounts_file: Option<PathBuf>,
     /// `None`: by where they are moved to.
     pub move_after: Option<Duration>,
     pub lost_after: Duration,
@@ -398,6 +436,7 @@ impl Config {
             energy: Default::default(),
             emissions: Default::default(),
             http: Default::default(),
+            login: Default::default(),
             forward: Default::default(),
             server: Default::default(),
             client: Default::default(),

@@ -72,7 +72,8 @@ impl AnnotationChange {
             after.note = Some(note.clone()).filter(|note| !note.is_empty());
         }
         // Later than the last also where a clock was set back.
-        after.written_ns = Some(before.written_ns.map_or(now_ns, |last_ns| now_ns.max(last_ns.saturating_add(1))));
+        after.written_ns =
+            Some(before.written_ns.map_or(now_ns, |last_ns| now_ns.max(last_ns.saturating_add(1))));
         Ok(after)
     }
 }
@@ -116,12 +117,17 @@ mod tests {
 
     #[test]
     fn tags_are_added_and_removed_and_a_note_is_replaced() {
-        let first = change(&["run-1", "good"], &[], Some("first\ttry\n")).apply(&Annotation::default(), 5).unwrap();
+        let first =
+            change(&["run-1", "good"], &[], Some("first\ttry\n")).apply(&Annotation::default(), 5).unwrap();
         let second = change(&["best"], &["good", "never"], None).apply(&first, 6).unwrap();
         assert_eq!(second.tags.iter().map(String::as_str).collect::<Vec<_>>(), ["best", "run-1"]);
         assert_eq!((second.note.as_deref(), second.written_ns), (Some("first\ttry\n"), Some(6)));
         let third = change(&[], &["best", "run-1"], Some("")).apply(&second, 1).unwrap();
-        assert_eq!((third.tags.len(), &third.note, third.written_ns), (0, &None, Some(7)), "a clock set back");
+        assert_eq!(
+            (third.tags.len(), &third.note, third.written_ns),
+            (0, &None, Some(7)),
+            "a clock set back"
+        );
         assert!(!third.is_empty(), "that it was emptied is known");
         for (one, other) in [(&second, &third), (&third, &second)] {
             assert_eq!(Annotation::later(one, other), &third);

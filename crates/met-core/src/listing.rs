@@ -364,7 +364,8 @@ mod tests {
             record
         };
         let sorted = |text: &str| {
-            let mut jobs = vec![job(1, None), job(2, Some(5)), job(3, Some(7)), job(4, None), job(5, Some(5))];
+            let mut jobs =
+                vec![job(1, None), job(2, Some(5)), job(3, Some(7)), job(4, None), job(5, Some(5))];
             let order = Order::new(Some(text.parse().unwrap()), None, 9);
             order.sort(&mut jobs);
             jobs.into_iter().map(|job| job.key.id).collect::<Vec<_>>().join(" ")

@@ -101,7 +101,8 @@ mod tests {
 
     #[test]
     fn what_is_unknown_is_empty_and_a_number_is_a_number() {
-        let cells = [Cell::Unknown, Cell::Real(-1.5), Cell::Whole(-2), Cell::Plain("-x"), Cell::Text("a,\"b\"")];
+        let cells =
+            [Cell::Unknown, Cell::Real(-1.5), Cell::Whole(-2), Cell::Plain("-x"), Cell::Text("a,\"b\"")];
         assert_eq!(line(&cells), ",-1.5,-2,-x,\"a,\"\"b\"\"\"\r\n");
         assert_eq!(header(["a", "b"]), "a,b\r\n");
     }

@@ -44,7 +44,7 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
 }
 
 /// One of the largest processes of a job that is over.
-fn process(process: &JobProcess) -> Value {
+pub fn process(process: &JobProcess) -> Value {
     let quality = if is_complete(process) { QualityKind::Measured } else { QualityKind::LowerBound };
     let command_line = Some(&process.command_line).filter(|words| !words.is_empty());
     Value::Object(known([

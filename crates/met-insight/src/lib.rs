@@ -10,6 +10,7 @@ pub mod events;
 pub mod gpu;
 pub mod job_columns;
 pub mod json;
+pub mod reduced;
 pub mod report;
 pub mod resample;
 #[cfg(test)]

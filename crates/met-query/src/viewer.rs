@@ -117,7 +117,8 @@ mod tests {
         let member = Member { user: "bob".to_owned(), accounts: vec!["physics".to_owned()] };
         assert_eq!(filter.member.as_ref(), Some(&member));
         // What a client writes there replaces nothing.
-        let forged = JobsFilter { member: Some(Member { user: "ada".to_owned(), ..member.clone() }), ..asked };
+        let forged =
+            JobsFilter { member: Some(Member { user: "ada".to_owned(), ..member.clone() }), ..asked };
         assert_eq!(bob.restrict(&forged).unwrap().member, Some(member));
         let eve = Viewer::user("eve").restrict(&JobsFilter { user: None, ..forged.clone() }).unwrap();
         assert_eq!(eve.member.unwrap().user, "eve");

@@ -4,11 +4,13 @@
 //! records and series of the store behind it.
 
 pub mod access;
+pub mod accounts;
 pub mod api;
 mod incompatible;
 mod keeper;
 mod latest;
 mod node_page;
+pub mod people;
 mod query;
 mod receive_memory;
 mod view;

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{Event, Kind, Tick};
 use crate::forward;
+use crate::live::Hub;
 use crate::sink::{Configured, Interest, Opened, Sink, SinkError};
 use crate::snapshot::Rows;
 
@@ -212,6 +213,8 @@ struct Lane {
 #[derive(Default)]
 pub struct Bus {
     lanes: Vec<Lane>,
+    /// For those who watch live.
+    hub: Option<Arc<Hub>>,
 }
 
 /// Publishes rows at the sampler's pace.
@@ -281,9 +284,15 @@ impl Bus {
         self.lanes.push(Lane { interest, shared, details: None, outlet });
     }
 
+    /// Starts and ends go there, too, while there is a listener.
+    pub fn attach(&mut self, hub: Arc<Hub>) {
+        self.hub = Some(hub);
+    }
+
     /// Whether an event of this kind is worth being made.
     pub fn wants(&self, kind: Kind) -> bool {
-        self.lanes.iter().any(|lane| lane.interest.kinds.contains(&kind))
+        self.hub.as_ref().is_some_and(|hub| hub.wants(kind))
+            || self.lanes.iter().any(|lane| lane.interest.kinds.contains(&kind))
     }
 
     pub fn is_empty(&self) -> bool {
@@ -303,6 +312,9 @@ impl Bus {
     }
 
     pub fn publish(&mut self, event: &Event) {
+        if let Some(hub) = &self.hub {
+            hub.publish(event);
+        }
         for Lane { shared, outlet, .. } in self.lanes.iter_mut().filter(|lane| lane.interest.wants(event)) {
             match outlet {
                 Outlet::Queued(_) | Outlet::None => shared.offer(event.clone()),
@@ -337,6 +349,7 @@ impl Bus {
 
     /// Delivers what is queued, as far as sinks take it in time.
     pub fn close(self) {
+        self.hub.iter().for_each(|hub| hub.close());
         for lane in &self.lanes {
             lane.shared.lock().closing = true;
             lane.shared.ready.notify_all();

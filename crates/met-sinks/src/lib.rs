@@ -7,6 +7,7 @@ mod decimal;
 pub mod event;
 pub mod event_json;
 pub mod forward;
+pub mod live;
 pub mod prometheus;
 pub mod service_discovery;
 pub mod shown_jobs;

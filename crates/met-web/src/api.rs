@@ -1,22 +1,26 @@
-//! The API, the same for daemon and server. An endpoint is a function here and a line in [`ENDPOINTS`].
+//! The API, the same for daemon and server. An endpoint is a function and an entry in [`ENDPOINTS`].
 //!
 //! Who asks is found out before an endpoint is called, and it reaches jobs only as this viewer sees them.
 
+mod document;
 mod endpoints;
-pub(crate) mod parameters;
+mod nodes;
+pub mod parameters;
+mod people;
+mod rendering;
+mod schemas;
+mod series;
+mod stream;
 
 use std::sync::Arc;
 
-use axum::extract::{Extension, Query as Search, RawPathParams};
+use axum::Router;
+use axum::extract::{Extension, RawPathParams};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
-use base64::Engine;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use axum::routing::{any, get};
 use met_core::Table;
 use met_core::job::JobKey;
-use met_core::listing::Cursor;
 use met_core::series::Course;
 use met_jobs::cgroup_layouts::Layout;
 use met_query::jobs::{self, JobRef, JobsFilter, Meant};
@@ -24,12 +28,13 @@ use met_query::protocol::NodeStatus;
 use met_query::query::Query;
 use met_query::viewer::Viewer;
 use met_store::Page;
-use serde_json::Value;
 
 use crate::answers::Answers;
 use crate::listener::Peer;
 use crate::problem::Problem;
-use endpoints::ENDPOINTS;
+use endpoints::{Action, ENDPOINTS, Endpoint};
+use parameters::Given;
+pub use stream::Live;
 
 /// Everything under it finds out by itself who asks.
 pub const ROOT: &str = "/api/v1/";
@@ -72,9 +77,8 @@ pub struct Api {
     pub answers: Arc<Answers>,
     /// Managers that the configuration names, whose jobs are asked for by their names.
     pub layouts: Vec<Layout>,
+    pub live: Arc<Live>,
 }
-
-type Endpoint = fn(&Visible<'_>, &Asked) -> Result<Value, Problem>;
 
 /// The jobs as one viewer sees them.
 pub(crate) struct Visible<'a> {
@@ -143,79 +147,64 @@ fn unclear(error: anyhow::Error) -> Problem {
 /// What was asked for by path and query string.
 pub(crate) struct Asked {
     path: Vec<(String, String)>,
-    search: Vec<(String, String)>,
+    given: Given,
+    /// The answer will be CSV.
+    csv: bool,
 }
 
 impl Asked {
     fn path(&self, name: &str) -> &str {
         self.path.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
     }
-
-    /// The parameters, which must be among these: a misspelt one would be overlooked.
-    fn parameters<const N: usize>(&self, names: [&str; N]) -> Result<[Option<&str>; N], Problem> {
-        if let Some((unknown, _)) = self.search.iter().find(|(name, _)| !names.contains(&name.as_str())) {
-            let known = match N {
-                0 => "this endpoint has no parameters".to_owned(),
-                _ => format!("known: {}", names.join(", ")),
-            };
-            return Err(Problem::asked(format!("unknown parameter {unknown:?}; {known}")));
-        }
-        let mut values = [None; N];
-        for (value, name) in values.iter_mut().zip(names) {
-            let mut given = self.search.iter().filter(|(known, _)| known == name);
-            *value = given.next().map(|(_, value)| value.as_str());
-            if given.next().is_some() {
-                return Err(Problem::asked(format!("parameter {name} is given twice")));
-            }
-        }
-        Ok(values)
-    }
-}
-
-/// Where a list goes on, as a client hands it back.
-fn encode(cursor: &Cursor) -> Option<String> {
-    serde_json::to_vec(cursor).ok().map(|bytes| BASE64_URL_SAFE_NO_PAD.encode(bytes))
-}
-
-fn decode(text: &str) -> Result<Cursor, Problem> {
-    let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok();
-    let cursor = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    cursor.ok_or_else(|| Problem::asked(format!("after: {text:?} is not the `next` of an earlier answer")))
 }
 
 pub fn router(api: Arc<Api>) -> Router {
     let mut router = Router::new();
-    for &(path, endpoint) in ENDPOINTS {
+    for endpoint in ENDPOINTS {
         let api = Arc::clone(&api);
         let handler = get(
             move |Extension(peer): Extension<Peer>, headers: HeaderMap, path: RawPathParams, uri: Uri| {
                 let path = path.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-                answer(Arc::clone(&api), endpoint, peer, headers, path, uri)
+                let request = Request { peer, headers, path, uri };
+                answer(Arc::clone(&api), endpoint, request)
             },
         );
-        router = router.route(path, handler);
+        router = router.route(endpoint.path, handler);
     }
-    router
+    router.route(
+        "/api/v1/{*rest}",
+        any(|| async {
+            Problem::new(StatusCode::NOT_FOUND, "no such endpoint; /api/v1/openapi.json lists all")
+        }),
+    )
 }
 
-async fn answer(
-    api: Arc<Api>,
-    endpoint: Endpoint,
+/// A request before it was read.
+struct Request {
     peer: Peer,
     headers: HeaderMap,
     path: Vec<(String, String)>,
     uri: Uri,
-) -> Result<Response, Problem> {
-    let Admitted { viewer, client, .. } = api.admission.admit(&peer, &headers)?;
-    let Search(search) = Search::try_from_uri(&uri).map_err(Problem::asked)?;
-    let turn = api.answers.turn(&client).await.ok_or_else(Problem::unread)?;
-    let asked = Arc::clone(&api);
+}
+
+async fn answer(api: Arc<Api>, endpoint: &'static Endpoint, request: Request) -> Result<Response, Problem> {
+    let admitted = api.admission.admit(&request.peer, &request.headers)?;
+    let given = Given::parse(&request.uri, endpoint.parameters)?;
+    if let Some((name, _)) = request.path.iter().find(|(_, value)| value.contains('\0')) {
+        return Err(Problem::field(name, "contains a NUL character"));
+    }
+    let csv = rendering::wants_csv(endpoint, &given, &request.headers);
+    let asked = Asked { path: request.path, given, csv };
+    let Action::Answer(make) = endpoint.action else {
+        return stream::open(api, admitted, asked, request.peer, request.headers).await;
+    };
+    let turn = api.answers.turn(&admitted.client).await.ok_or_else(Problem::unread)?;
+    let made = Arc::clone(&api);
     let work = move || {
-        let visible = Visible::new(&viewer, &asked);
-        match endpoint(&visible, &Asked { path, search }) {
-            Ok(value) => Json(value).into_response(),
-            Err(problem) => problem.into_response(),
-        }
+        let visible = Visible::new(&admitted.viewer, &made);
+        let response = make(&visible, &asked)
+            .and_then(|value| rendering::respond(endpoint, &asked, &request.headers, &request.uri, &value));
+        response.unwrap_or_else(Problem::into_response)
     };
     api.answers.make(turn, work).await.ok_or_else(Problem::busy)
 }

@@ -1,10 +1,13 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::{Body, to_bytes};
-use axum::http::Request;
+use axum::http;
 use met_core::JOB;
 use met_core::job::{Record, State};
-use proptest::prelude::*;
+use met_core::listing::Cursor;
+use met_sinks::event::{Event, Kind};
+use met_sinks::live::Hub;
+use serde_json::Value;
 use tower_service::Service;
 
 use super::*;
@@ -79,22 +82,38 @@ impl Admission for Named {
     }
 }
 
-fn get_from(jobs: &Arc<Jobs>, from: Option<&str>, path: &str) -> (StatusCode, Value) {
-    let query = Arc::<Jobs>::clone(jobs);
-    let api = Api { query, admission: Arc::new(Named), answers: Arc::default(), layouts: Vec::new() };
-    let mut request = Request::builder().uri(path);
-    if let Some(from) = from {
-        request = request.header("From", from);
+fn api(jobs: &Arc<Jobs>, hub: &Arc<Hub>) -> Api {
+    let (query, live) = (Arc::<Jobs>::clone(jobs), Arc::new(Live::new(Arc::clone(hub))));
+    Api { query, admission: Arc::new(Named), answers: Arc::default(), layouts: Vec::new(), live }
+}
+
+fn request(path: &str, headers: &[(&str, &str)]) -> http::Request<Body> {
+    let mut request = http::Request::builder().uri(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
     }
-    let peer = Peer { address: ([127, 0, 0, 1], 1).into(), user: None, certificate: None };
-    let request = request.extension(peer).body(Body::empty()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    runtime.block_on(async {
-        let response = router(Arc::new(api)).call(request).await.unwrap();
-        let status = response.status();
-        let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
-        (status, serde_json::from_slice(&body).unwrap_or_default())
+    let peer = Peer::at(([127, 0, 0, 1], 1).into());
+    request.extension(peer).body(Body::empty()).unwrap()
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
+}
+
+/// An answer: its status, headers and bytes.
+fn get_with(jobs: &Arc<Jobs>, headers: &[(&str, &str)], path: &str) -> (StatusCode, HeaderMap, Vec<u8>) {
+    block_on(async {
+        let api = api(jobs, &Arc::default());
+        let response = router(Arc::new(api)).call(request(path, headers)).await.unwrap();
+        let (head, body) = response.into_parts();
+        (head.status, head.headers, to_bytes(body, usize::MAX).await.unwrap().to_vec())
     })
+}
+
+fn get_from(jobs: &Arc<Jobs>, from: Option<&str>, path: &str) -> (StatusCode, Value) {
+    let headers: Vec<(&str, &str)> = from.map(|from| ("From", from)).into_iter().collect();
+    let (status, _, body) = get_with(jobs, &headers, path);
+    (status, serde_json::from_slice(&body).unwrap_or_default())
 }
 
 fn ids(answer: &Value) -> Vec<&str> {
@@ -104,13 +123,13 @@ fn ids(answer: &Value) -> Vec<&str> {
 #[test]
 fn no_endpoint_is_called_without_authentication() {
     let jobs = Jobs::new();
-    for (path, _) in ENDPOINTS {
-        let (status, answer) = get_from(&jobs, None, &path.replace("{job}", "2"));
-        assert_eq!(
-            (status, answer["error"].as_str()),
-            (StatusCode::UNAUTHORIZED, Some("who are you?")),
-            "{path}"
-        );
+    for Endpoint { path, .. } in ENDPOINTS {
+        let address = path.replace("{job}", "2").replace("{node}", "n1");
+        let (status, answer) = get_from(&jobs, None, &address);
+        let reason = Some("who are you?");
+        assert_eq!((status, answer["error"].as_str()), (StatusCode::UNAUTHORIZED, reason), "{path}");
+        let (status, _) = get_from(&jobs, None, &format!("{address}?nonsense=1"));
+        assert_eq!(status, StatusCode::UNAUTHORIZED, "a stranger learns no parameters of {path}");
     }
     assert_eq!(jobs.asked.load(Ordering::Relaxed), 0);
 }
@@ -170,50 +189,218 @@ fn the_series_of_a_job_are_not_those_of_a_step() {
     let jobs = Arc::new(Jobs { jobs: vec![scheduled], asked: AtomicUsize::new(0) });
     assert_eq!(get_from(&jobs, Some("ada"), &format!("/api/v1/jobs/77.{step}")).0, StatusCode::OK);
     let (status, answer) = get_from(&jobs, Some("ada"), &format!("/api/v1/jobs/77.{step}/series"));
-    let reason = "a step has no series of its own; ask for its job";
+    let reason = "job: a step has no series of its own; ask for its job";
     assert_eq!((status, answer["error"].as_str()), (StatusCode::BAD_REQUEST, Some(reason)));
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_what_would() {
+fn what_makes_no_sense_is_refused_with_the_field_that_is_wrong() {
     let jobs = Jobs::new();
-    for (search, reason) in [
-        ("limit=0", "limit: \"0\" is not a number from 1 to 500"),
-        ("limit=-1", "limit: \"-1\" is not a number from 1 to 500"),
-        ("limit=501", "limit: \"501\" is not a number from 1 to 500"),
-        (
-            "state=done",
-            "state: unknown state \"done\"; known: pending, running, suspended, finished, failed, cancelled, timeout, out_of_memory, lost",
-        ),
-        ("since=yesterday", "since: \"yesterday\" is not a time such as 2026-01-31T12:00:00Z"),
-        ("after=%00", "after: \"\\0\" is not the `next` of an earlier answer"),
-        ("limit=1&limit=2", "parameter limit is given twice"),
-        (
-            "order=name",
-            "unknown parameter \"order\"; known: user, name, account, manager, state, since, until, limit, after",
-        ),
+    let (status, headers, body) = get_with(&jobs, &[("From", "ada")], "/api/v1/jobs?limit=0");
+    let answer: Value = serde_json::from_slice(&body).unwrap();
+    let reason = "limit: \"0\" is not a number from 1 to 500";
+    let expected = serde_json::json!({
+        "type": "about:blank", "title": "Bad Request", "status": 400, "detail": reason, "error": reason, "field": "limit",
+    });
+    assert_eq!((status, answer), (StatusCode::BAD_REQUEST, expected));
+    assert_eq!(headers["content-type"], "application/problem+json");
+    for (path, field) in [
+        ("/api/v1/nodes?x=1", "x"),
+        ("/api/v1/jobs/2/series?points=0", "points"),
+        ("/api/v1/jobs/2/series?points=99999999", "points"),
+        ("/api/v1/jobs/2/series?columns=cpu_seconds,DROP", "columns"),
+        ("/api/v1/jobs/2/series?since=2h&until=3h", "until"),
+        ("/api/v1/energy?by=gpu", "by"),
+        ("/api/v1/jobs?sort=password", "sort"),
+        ("/api/v1/jobs/a%00b", "job"),
     ] {
-        let (status, answer) = get_from(&jobs, Some("ada"), &format!("/api/v1/jobs?{search}"));
-        assert_eq!((status, answer["error"].as_str()), (StatusCode::BAD_REQUEST, Some(reason)));
+        let (status, answer) = get_from(&jobs, Some("ada"), path);
+        assert_eq!(
+            (status, answer["field"].as_str()),
+            (StatusCode::BAD_REQUEST, Some(field)),
+            "{path}: {answer}"
+        );
     }
-    let (status, answer) = get_from(&jobs, Some("ada"), "/api/v1/nodes?x=1");
-    assert_eq!(
-        (status, answer["error"].as_str()),
-        (StatusCode::BAD_REQUEST, Some("unknown parameter \"x\"; this endpoint has no parameters"))
-    );
     assert_eq!(jobs.asked.load(Ordering::Relaxed), 0);
 }
 
-proptest! {
-    #[test]
-    fn any_text_is_a_cursor_or_not(text in ".{0,80}") {
-        let _ = decode(&text);
-    }
+#[test]
+fn a_series_is_reduced_to_the_points_that_were_requested() {
+    let (_, series) = get_from(&Jobs::new(), Some("ada"), "/api/v1/jobs/2/series?points=4");
+    assert_eq!(series["times"].as_array().unwrap().len(), 4);
+    assert_eq!(series["span_seconds"], 0.25);
+    let path = "/api/v1/jobs/2/series?points=2&columns=memory_needed_bytes&format=csv";
+    let (_, headers, body) = get_with(&Jobs::new(), &[("From", "ada")], path);
+    assert_eq!(headers["content-type"], "text/csv; charset=utf-8; header=present");
+    assert!(String::from_utf8(body).unwrap().starts_with("time\r\n"), "it was never read");
+}
 
-    #[test]
-    fn a_cursor_comes_back_as_it_was(start_ns: i64, id in ".{0,20}", cluster in proptest::option::of(".{0,9}"), incarnation: i64) {
-        let key = JobKey { cluster, manager: "slurm".to_owned(), id, incarnation };
-        let cursor = Cursor::at(start_ns, key);
-        prop_assert_eq!(decode(&encode(&cursor).unwrap()).unwrap(), cursor);
+#[test]
+fn a_table_is_csv_by_parameter_or_header() {
+    let jobs = Jobs::new();
+    let by_header =
+        get_with(&jobs, &[("From", "ada"), ("Accept", "text/csv")], "/api/v1/jobs?columns=id,name,user");
+    let by_name = get_with(&jobs, &[("From", "ada")], "/api/v1/jobs?columns=id,name,user&format=csv");
+    let expected = "id,name,user\r\n8,train,ada\r\n6,train,ada\r\n4,train,ada\r\n2,train,ada\r\n";
+    for (status, headers, body) in [by_header, by_name] {
+        assert_eq!((status, std::str::from_utf8(&body).unwrap()), (StatusCode::OK, expected));
+        assert_eq!(headers["content-disposition"], "attachment; filename=\"jobs.csv\"");
     }
+    let browser = get_with(&jobs, &[("From", "ada"), ("Accept", "text/html,*/*;q=0.8")], "/api/v1/jobs");
+    assert_eq!(browser.1["content-type"], "application/json");
+    let (_, headers, body) = get_with(&jobs, &[("From", "ada")], "/api/v1/jobs?format=csv&limit=2");
+    assert!(String::from_utf8(body).unwrap().lines().all(|line| line.matches(',').count() > 50));
+    assert!(headers["link"].to_str().unwrap().starts_with("<?format=csv&limit=2&after="), "{headers:?}");
+    assert_eq!(get_from(&jobs, Some("ada"), "/api/v1/jobs?format=csv&columns=x").1["field"], "columns");
+}
+
+#[test]
+fn what_has_not_changed_is_not_sent_again() {
+    let jobs = Jobs::new();
+    let (_, first, body) = get_with(&jobs, &[("From", "ada")], "/api/v1/jobs");
+    assert_eq!(first["cache-control"], "private, no-cache");
+    assert_eq!(first["vary"], "Accept, Accept-Encoding, Authorization, Cookie");
+    let tag = first["etag"].to_str().unwrap();
+    let packed = [("From", "ada"), ("Accept-Encoding", "gzip")];
+    let (_, second, small) = get_with(&jobs, &packed, "/api/v1/jobs");
+    assert_eq!((&second["content-encoding"], &second["etag"]), (&"gzip".parse().unwrap(), &first["etag"]));
+    let mut unpacked = Vec::new();
+    std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&small[..]), &mut unpacked).unwrap();
+    assert_eq!(unpacked, body);
+    for known in [tag, "*", &format!("\"other\", {}", tag.trim_start_matches("W/"))] {
+        let (status, headers, body) =
+            get_with(&jobs, &[("From", "ada"), ("If-None-Match", known)], "/api/v1/jobs");
+        assert_eq!((status, body.len()), (StatusCode::NOT_MODIFIED, 0));
+        assert_eq!((&headers["etag"], &headers["vary"]), (&first["etag"], &first["vary"]));
+    }
+    // Another viewer has other jobs, whatever it says that it knows.
+    let (status, ..) = get_with(&jobs, &[("From", "bob"), ("If-None-Match", tag)], "/api/v1/jobs");
+    assert_eq!(status, StatusCode::OK);
+}
+
+#[test]
+fn a_job_has_the_time_window_of_a_dashboard() {
+    let (_, job) = get_from(&Jobs::new(), Some("ada"), "/api/v1/jobs/2");
+    let start_ms = job["window"]["from_ms"].as_i64().unwrap();
+    assert_eq!(start_ms, 0, "two nanoseconds after the epoch");
+    assert!(job["window"]["to_ms"].as_i64().unwrap() >= start_ms);
+}
+
+/// Names of parameters in `{}`, filled in.
+fn examples() -> impl Iterator<Item = (&'static Endpoint, String)> {
+    ENDPOINTS.iter().map(|one| (one, one.path.replace("{job}", "2").replace("{node}", "n1")))
+}
+
+#[test]
+fn every_route_is_in_the_document_and_answers() {
+    let jobs = Jobs::new();
+    let (status, document) = get_from(&jobs, Some("operator"), "/api/v1/openapi.json");
+    assert_eq!((status, document["openapi"].as_str()), (StatusCode::OK, Some("3.1.0")));
+    let paths = document["paths"].as_object().unwrap();
+    assert_eq!(paths.len(), ENDPOINTS.len());
+    for (endpoint, address) in examples() {
+        let operation = &paths[endpoint.path]["get"];
+        let empty = Vec::new();
+        let described = operation["parameters"].as_array().unwrap_or(&empty);
+        let in_path = endpoint.path.matches('{').count();
+        assert_eq!(described.len(), endpoint.parameters.len() + in_path, "{}", endpoint.path);
+        let has_csv = !operation["responses"]["200"]["content"]["text/csv"].is_null();
+        assert_eq!(has_csv, endpoint.parameters.iter().any(|one| one.name == "format"), "{}", endpoint.path);
+        if let Action::Answer(_) = endpoint.action {
+            let (status, answer) = get_from(&jobs, Some("operator"), &address);
+            assert_eq!(status, StatusCode::OK, "{address}: {answer}");
+            for key in operation["responses"]["200"]["content"]["application/json"]["schema"]["required"]
+                .as_array()
+                .into_iter()
+                .flatten()
+            {
+                assert!(!answer[key.as_str().unwrap()].is_null() || key == "next", "{address}: {key}");
+            }
+        }
+    }
+}
+
+/// Reads events of a stream until one of this name.
+async fn next_event(body: &mut Body, name: &str) -> Value {
+    use http_body_util::BodyExt;
+    loop {
+        let frame = body.frame().await.expect("the stream goes on").unwrap();
+        let text = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
+        for event in text.split("\n\n") {
+            if let Some(data) = event.strip_prefix(&format!("event: {name}\ndata: ")) {
+                return serde_json::from_str(data).unwrap();
+            }
+        }
+    }
+}
+
+async fn open_stream(router: &Router, from: &str, path: &str) -> Response {
+    router.clone().call(request(path, &[("From", from)])).await.unwrap()
+}
+
+#[test]
+fn a_stream_has_starts_and_ends_of_visible_jobs_alone() {
+    let (jobs, hub) = (Jobs::new(), Arc::<Hub>::default());
+    block_on(async {
+        let router = router(Arc::new(api(&jobs, &hub)));
+        assert!(!hub.wants(Kind::Started), "without a stream nothing is published");
+        let mut of_ada = open_stream(&router, "ada", "/api/v1/stream").await.into_body();
+        assert!(hub.wants(Kind::Started));
+        // Of bob, of ada, of bob.
+        for record in [&jobs.jobs[0], &jobs.jobs[1], &jobs.jobs[2]] {
+            hub.publish(&Event::Started(Arc::new(record.clone())));
+            hub.publish(&Event::Ended(Arc::new(record.clone())));
+        }
+        let started = next_event(&mut of_ada, "started").await;
+        assert_eq!((&started["job"]["id"], &started["job"]["user"]), (&"8".into(), &"ada".into()));
+        assert_eq!(next_event(&mut of_ada, "ended").await["job"]["user"], "ada");
+        hub.publish(&Event::Ended(Arc::new(jobs.jobs[3].clone())));
+        assert_eq!(next_event(&mut of_ada, "ended").await["job"]["id"], "6");
+        // When the bus ends, so does the stream.
+        hub.close();
+        use http_body_util::BodyExt;
+        while of_ada.frame().await.is_some() {}
+    });
+}
+
+#[test]
+fn a_client_has_few_streams_and_a_slow_one_none() {
+    let (jobs, hub) = (Jobs::new(), Arc::<Hub>::default());
+    block_on(async {
+        let router = router(Arc::new(api(&jobs, &hub)));
+        let mut open = Vec::new();
+        for _ in 0..4 {
+            let response = open_stream(&router, "ada", "/api/v1/stream").await;
+            assert_eq!(response.status(), StatusCode::OK);
+            open.push(response);
+        }
+        assert_eq!(
+            open_stream(&router, "ada", "/api/v1/stream").await.status(),
+            StatusCode::TOO_MANY_REQUESTS
+        );
+        assert_eq!(open_stream(&router, "operator", "/api/v1/stream").await.status(), StatusCode::OK);
+        open.pop();
+        let response = open_stream(&router, "ada", "/api/v1/stream").await;
+        assert_eq!(response.status(), StatusCode::OK);
+        // None of them reads while more happens than waits for a stream.
+        for _ in 0..5000 {
+            hub.publish(&Event::Started(Arc::new(jobs.jobs[1].clone())));
+        }
+        assert!(!hub.wants(Kind::Started), "all were too slow");
+    });
+}
+
+#[test]
+fn a_stream_of_one_job_needs_one_that_is_visible() {
+    let (jobs, hub) = (Jobs::new(), Arc::<Hub>::default());
+    block_on(async {
+        let router = router(Arc::new(api(&jobs, &hub)));
+        let status = |path: &'static str| async { open_stream(&router, "ada", path).await.status() };
+        assert_eq!(status("/api/v1/stream?job=3").await, StatusCode::NOT_FOUND);
+        assert_eq!(status("/api/v1/stream?job=77").await, StatusCode::NOT_FOUND);
+        let mut only = open_stream(&router, "ada", "/api/v1/stream?job=4").await.into_body();
+        hub.publish(&Event::Ended(Arc::new(jobs.jobs[1].clone())));
+        hub.publish(&Event::Ended(Arc::new(jobs.jobs[5].clone())));
+        assert_eq!(next_event(&mut only, "ended").await["job"]["id"], "4");
+    });
 }

@@ -3,6 +3,7 @@
 pub mod answers;
 pub mod api;
 pub mod listener;
+pub mod login;
 pub mod pages;
 pub mod personal;
 pub mod problem;

@@ -4,9 +4,11 @@
 
 mod acceptor;
 mod connection_limits;
+mod headers;
 mod idle_timeout;
 mod passwords;
 mod peer;
+mod unix_socket;
 mod web_config;
 
 use std::io;
@@ -22,7 +24,9 @@ use met_host::Address;
 use tokio::sync::oneshot;
 
 use acceptor::Acceptor;
+pub use passwords::{PasswordFile, Verdict};
 pub use peer::{Certificate, Peer};
+use unix_socket::Socket;
 pub use web_config::WebConfig;
 
 /// Connections that are still at work when the listener is to end.
@@ -32,8 +36,12 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub struct Options {
     pub listen: Vec<Address>,
+    /// A Unix socket that every local user can connect to.
+    pub socket: Option<PathBuf>,
     /// The file about certificates and passwords.
     pub web_config: Option<PathBuf>,
+    /// Where the passwords of this file are found by others, as they are now.
+    pub passwords: Arc<PasswordFile>,
     /// Speak without TLS on addresses that others can reach.
     pub plain: bool,
     /// A request with more than this is refused.
@@ -42,7 +50,7 @@ pub struct Options {
     pub connections_max: usize,
     /// From the last byte of the head to the answer.
     pub answer_within: Duration,
-    /// Paths with this prefix need no password: their handlers authenticate.
+    /// These paths and those below them need no password: their handlers authenticate. `/` is only itself.
     pub own_checks: &'static [&'static str],
     /// For what blocks: passwords, and what handlers do in the background.
     pub background_threads: usize,
@@ -54,7 +62,9 @@ impl Options {
     pub fn new(listen: Vec<Address>) -> Options {
         Options {
             listen,
+            socket: None,
             web_config: None,
+            passwords: Arc::default(),
             plain: false,
             body_bytes_max: 64 << 10,
             connections_max: 256,
@@ -70,6 +80,8 @@ impl Options {
 pub enum Error {
     #[error("{address}: {error}")]
     Listen { address: Address, error: io::Error },
+    #[error("{}: {error}", path.display())]
+    Socket { path: PathBuf, error: io::Error },
     #[error(
         "{address} can be reached by other machines, and TLS is off: set web_config with tls_server_config, \
          or plain: yes"
@@ -79,6 +91,8 @@ pub enum Error {
     Read { path: PathBuf, error: io::Error },
     #[error("{}: {message}", path.display())]
     Content { path: PathBuf, message: String },
+    #[error("{0}")]
+    Login(String),
     #[error("cannot start the HTTP thread: {0}")]
     Thread(io::Error),
 }
@@ -106,6 +120,7 @@ impl Server {
     /// Listens when this returns; every fault of the configuration is reported here.
     pub fn start(options: Options, router: Router) -> Result<Server, Error> {
         let listeners = listen(&options)?;
+        let socket = options.socket.as_deref().map(Socket::bind).transpose()?;
         let (in_thread, background_threads) = (options.in_thread, options.background_threads);
         let acceptor = Arc::new(Acceptor::open(options, router)?);
         let addrs = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
@@ -125,7 +140,7 @@ impl Server {
                 if let Some(Err(error)) = in_thread.map(|first| first()) {
                     return tracing::error!("http: {error}: no requests are served");
                 }
-                runtime.block_on(serve(at_work, listeners, stopped));
+                runtime.block_on(serve(at_work, listeners, socket, stopped));
                 runtime.shutdown_background();
             })
             .map_err(Error::Thread)?;
@@ -179,13 +194,27 @@ fn listen(options: &Options) -> Result<Vec<TcpListener>, Error> {
     Ok(listeners)
 }
 
-async fn serve(acceptor: Arc<Acceptor>, listeners: Vec<TcpListener>, stopped: oneshot::Receiver<()>) {
+async fn serve(
+    acceptor: Arc<Acceptor>,
+    listeners: Vec<TcpListener>,
+    mut socket: Option<Socket>,
+    stopped: oneshot::Receiver<()>,
+) {
     let graceful = Arc::new(GracefulShutdown::new());
     let mut accepting = Vec::new();
     for listener in listeners {
         match tokio::net::TcpListener::from_std(listener) {
             Ok(listener) => {
                 accepting.push(tokio::spawn(Arc::clone(&acceptor).accept(listener, Arc::clone(&graceful))));
+            }
+            Err(error) => tracing::error!("http: {error}"),
+        }
+    }
+    if let Some(listener) = socket.as_mut().and_then(Socket::take_listener) {
+        match tokio::net::UnixListener::from_std(listener) {
+            Ok(listener) => {
+                let accept = Arc::clone(&acceptor).accept_local(listener, Arc::clone(&graceful));
+                accepting.push(tokio::spawn(accept));
             }
             Err(error) => tracing::error!("http: {error}"),
         }

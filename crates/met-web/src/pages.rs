@@ -20,7 +20,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{Extension, Path, Query as Search};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
-use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use jiff::tz::TimeZone;
 use maud::{Markup, html};
@@ -37,22 +37,21 @@ pub fn job_path(label: &str) -> String {
     format!("jobs/{}", layout::percent_encoded(label))
 }
 
+/// The style sheet, below the base.
+pub fn style_path() -> String {
+    format!("assets/{}", assets::ASSETS.style.name)
+}
+
 /// A text as a value in a query string.
 pub fn encoded(text: &str) -> String {
     layout::percent_encoded(text)
 }
-
-/// A page may run and load what comes from this server, nothing else.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
-                      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// What the pages are made from and where they are.
 pub struct Pages {
     pub api: Arc<Api>,
     /// The path that everything is below, with a slash at its end.
     pub base: String,
-    /// There is a page `login` below it.
-    pub has_login: bool,
 }
 
 /// What was asked for: the text in the path, and the parameters.
@@ -89,7 +88,7 @@ const ROUTES: &[(&str, Maker)] = &[
 pub fn router(pages: Arc<Pages>) -> Router {
     let mut router = Router::new().route(
         "/assets/{name}",
-        get(|Path(name): Path<String>| async move { with_headers(assets::serve(&name)) }),
+        get(|Path(name): Path<String>| async move { assets::serve(&name) }),
     );
     for &(path, maker) in ROUTES {
         let pages = Arc::clone(&pages);
@@ -115,9 +114,6 @@ async fn answer(
     let mut site = pages.site();
     let Admitted { viewer, client, name: who, csrf } = match pages.api.admission.admit(&peer, &headers) {
         Ok(admitted) => admitted,
-        Err(problem) if problem.status == StatusCode::UNAUTHORIZED && pages.has_login => {
-            return with_headers(to_login(&site, &uri));
-        }
         Err(problem) => return refused(&site, problem),
     };
     (site.who, site.csrf) = (who, csrf);
@@ -130,7 +126,7 @@ async fn answer(
     let work = move || {
         let visible = Visible::new(&viewer, &asked.api);
         match maker(&site, &visible, &Asked { name, search }) {
-            Ok(made) => with_headers(made.into_response()),
+            Ok(made) => revalidated(made.into_response()),
             Err(problem) => refused(&site, problem),
         }
     };
@@ -145,7 +141,6 @@ impl Pages {
         Site {
             base: self.base.clone(),
             who: String::new(),
-            has_login: self.has_login,
             csrf: None,
             is_file: false,
             now_ns: clock::realtime_ns(),
@@ -171,13 +166,6 @@ impl IntoResponse for Made {
     }
 }
 
-/// Back to the same page after the login.
-fn to_login(site: &Site, uri: &Uri) -> Response {
-    let wanted = uri.path_and_query().map_or("/", |wanted| wanted.as_str());
-    let next = format!("{}{}", site.base.trim_end_matches('/'), wanted);
-    Redirect::to(&site.to(&format!("login?{}", layout::search([("next", next.as_str())])))).into_response()
-}
-
 /// Why there is no such page, as a page; with the headers that a refusal has.
 fn refused(site: &Site, problem: Problem) -> Response {
     let title = match problem.status {
@@ -197,22 +185,13 @@ fn refused(site: &Site, problem: Problem) -> Response {
     response.headers_mut().remove(header::CONTENT_LENGTH);
     let html = HeaderValue::from_static("text/html; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, html);
-    with_headers(response)
+    revalidated(response)
 }
 
-/// What every answer says about how it may be used.
-fn with_headers(mut response: Response) -> Response {
-    let headers = response.headers_mut();
-    let own = [
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "same-origin"),
-    ];
-    for (name, value) in own {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
-    // Back shows the page as it was; a reload asks again.
-    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("private, no-cache"));
+/// Back shows the page as it was; a reload asks again. The rest of the headers is the listener's.
+fn revalidated(mut response: Response) -> Response {
+    let again = HeaderValue::from_static("private, no-cache");
+    response.headers_mut().entry(header::CACHE_CONTROL).or_insert(again);
     response
 }
 

@@ -116,7 +116,7 @@ fn is_same(one: &str, other: &str) -> bool {
 /// Pages and API below the random path, the way in, and nothing else.
 pub fn router(personal: &Arc<Personal>, api: Api) -> Router {
     let api = Arc::new(api);
-    let pages = Pages { api: Arc::clone(&api), base: personal.base.clone(), has_login: false };
+    let pages = Pages { api: Arc::clone(&api), base: personal.base.clone() };
     let inner = pages::router(Arc::new(pages)).merge(crate::api::router(api));
     let personal = Arc::clone(personal);
     Router::new().fallback(move |request: Request| answer(Arc::clone(&personal), inner.clone(), request))

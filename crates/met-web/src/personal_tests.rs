@@ -37,7 +37,7 @@ fn listener() -> (Arc<Personal>, Router) {
     let personal = Personal::new("ada").unwrap();
     personal.listens_on(4711);
     let admission: Arc<dyn Admission> = Arc::<Personal>::clone(&personal);
-    let api = Api { query: Arc::new(Nothing), admission, answers: Arc::default(), layouts: Vec::new() };
+    let api = Api { query: Arc::new(Nothing), admission, answers: Arc::default(), layouts: Vec::new(), live: Arc::default() };
     let router = router(&personal, api);
     (personal, router)
 }
@@ -48,7 +48,7 @@ fn ask(router: &Router, method: &str, path: &str, headers: &[(&str, &str)]) -> (
     for (name, value) in host.chain(headers.iter().copied()) {
         request = request.header(name, value);
     }
-    let peer = Peer { address: ([127, 0, 0, 1], 1).into(), user: None, certificate: None };
+    let peer = Peer::at(([127, 0, 0, 1], 1).into());
     let request = request.extension(peer).body(Body::empty()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {

@@ -139,6 +139,9 @@ pub enum Command {
     /// Show the nodes of a cluster: when each last sent data, its clock offset, its running jobs
     #[command(after_help = "Example:\n  met --server https://met.example:9317 nodes")]
     Nodes(NodesArgs),
+    /// Print your token, to log in to the web page of a server
+    #[command(after_help = "It is read from client.token_file (default ~/.config/met/token).")]
+    Token,
     /// Show or change how often a running daemon samples and which events it counts, without a restart
     #[command(after_help = "Examples:\n  met configure                                    show the current \
         settings\n  \

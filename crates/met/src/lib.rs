@@ -88,6 +88,7 @@ fn run(cli: Cli, standby: Option<Standby>) -> Result<i32> {
         Some(Command::Rm(args)) => commands::rm::rm(&setting()?, &args),
         Some(Command::Daemon(args)) => commands::daemon::daemon(&setting()?, &args),
         Some(Command::Server(args)) => commands::server::server(&setting()?, &args),
+        Some(Command::Token) => commands::token::token(&setting()?),
         Some(Command::Nodes(args)) => commands::nodes::nodes(&asking()?, &args),
         Some(Command::Configure(args)) => commands::configure::configure(&setting()?, &args),
         Some(Command::Doctor(args)) => commands::doctor::doctor(&setting()?.of_daemon(), &args),

@@ -1,5 +1,6 @@
 //! `met server`: the HTTP listener, the writer thread, and threads that query schedulers.
 
+mod accounts;
 pub mod page;
 mod scheduler_feed;
 
@@ -10,10 +11,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use met_host::Address;
 use met_server::cluster::api::{self, Api};
+use met_server::cluster::people::People;
 use met_server::cluster::{ClusterView, Incompatible, Keeper, Plan};
 use met_server::status_file::{ServerStatus, StatusFile};
 use met_store::cluster::Log;
-use met_web::listener::{Options, Server};
+use met_web::api::Admission;
+use met_web::listener::{Options, PasswordFile, Server};
+use met_web::login::{self, Directory, Logins};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 
@@ -85,6 +89,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
         move_after: move_after(&setting.config),
         lost_after: setting.config.server.lost_after,
         sinks: setting.config.sinks.clone(),
+        hub: Arc::default(),
     })
     .map_err(|error| Failure::usage(error.to_string()))?;
     let (latest, incompatible) = (keeper.latest().clone(), Incompatible::default());
@@ -101,9 +106,15 @@ pub fn serve(setting: &Setting) -> Result<()> {
     let queried = &setting.config.schedulers;
     let schedulers = Schedulers::start(&setting.host, queried, Asker::Server { root }, before)?;
     let query = Arc::new(view.clone());
-    let api = Arc::new(Api::new(keeper, Log::open_for_reading(&state)?, incompatible, query));
+    let accounts = accounts::start(&setting.config)?;
+    let log = Log::open_for_reading(&state)?;
+    let people = Arc::new(People::new(log, setting.config.http.operators.clone(), accounts));
+    let passwords = Arc::<PasswordFile>::default();
+    let logins = logins(setting, &people, &passwords)?;
+    let admission: Arc<dyn Admission> = Arc::<Logins>::clone(&logins);
+    let api = Arc::new(Api::new(keeper, people, admission, incompatible, query));
     let pages = page::Pages::new(view, setting.config.http.contents());
-    let server = listen(setting, &api, pages)?;
+    let server = listen(setting, &api, pages, &logins, passwords)?;
     for address in server.local_addrs() {
         tracing::info!("serving {address}, state in {}", state.display());
     }
@@ -136,29 +147,44 @@ fn only_one(state: &Path) -> Result<std::fs::File> {
     }
 }
 
-fn listen(setting: &Setting, api: &Arc<Api>, pages: page::Pages) -> Result<Server> {
+/// How people log in. What the configuration lacks is for its author to change.
+fn logins(setting: &Setting, people: &Arc<People>, passwords: &Arc<PasswordFile>) -> Result<Arc<Logins>> {
+    let (login, has_socket) = (&setting.config.login, setting.config.http.socket.is_some());
+    let directory: Arc<dyn Directory> = Arc::<People>::clone(people);
+    let style = Some(format!("/{}", met_web::pages::style_path()));
+    let opened = Logins::open(login, has_socket, directory, Arc::clone(passwords), style);
+    opened.map(Arc::new).map_err(Failure::usage)
+}
+
+fn listen(
+    setting: &Setting,
+    api: &Arc<Api>,
+    pages: page::Pages,
+    logins: &Arc<Logins>,
+    passwords: Arc<PasswordFile>,
+) -> Result<Server> {
     let http = &setting.config.http;
-    let addresses = match http.listen.is_empty() {
+    let addresses = match http.listen.is_empty() && http.socket.is_none() {
         true => vec![LISTEN.parse::<Address>()?],
         false => http.listen.clone(),
     };
     // The rest is for the store and what is opened for a moment.
     let most = usize::try_from(met_host::open_file_limit() / 4 * 3).unwrap_or(usize::MAX);
     let options = Options {
+        socket: http.socket.clone(),
         web_config: http.web_config.clone(),
+        passwords,
         plain: http.plain,
         // Each path has a limit of its own, and a reason of its own for what is beyond it.
         body_bytes_max: usize::MAX,
         answer_within: ANSWER_WITHIN,
         connections_max: CONNECTIONS_MAX.min(most),
-        own_checks: &[met_web::api::ROOT],
+        own_checks: login::OWN_CHECKS,
         background_threads: 4,
         ..Options::new(addresses)
     };
-    let server = Server::start(
-        options,
-        api::router(Arc::clone(api), setting.config.jobs.layouts.clone()).merge(page::router(pages, api)),
-    );
+    let router = api::router(Arc::clone(api), setting.config.jobs.layouts.clone());
+    let server = Server::start(options, login::guard(logins, router.merge(page::router(pages, api))));
     server.map_err(|error| Failure::usage(format!("http: {error}")))
 }
 

@@ -10,6 +10,7 @@ use met_core::job_table::WALL;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, JOB, MISSING, Table, Unit, columns};
 use met_host::clock;
+use met_sinks::live::Hub;
 use met_sinks::prometheus::{self, Format};
 use met_sinks::shown_jobs::{Contents, ShownCounters};
 use met_sinks::snapshot::{About, HeldCard, Job, Person, Rows, Snapshot, allocated};
@@ -56,6 +57,8 @@ pub struct Board {
     /// Further tables, such as what waits for a server.
     watched: Mutex<Vec<Box<dyn Fn() -> Rows + Send + Sync>>>,
     asking: Asking,
+    /// For those who watch jobs live.
+    pub hub: Arc<Hub>,
 }
 
 /// How scrapes get figures that are not too old.
@@ -121,6 +124,7 @@ impl Board {
                 since: Mutex::default(),
                 answered: Condvar::new(),
             },
+            hub: Arc::default(),
         }
     }
 

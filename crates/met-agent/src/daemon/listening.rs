@@ -1,7 +1,9 @@
 //! The daemon's HTTP listener, if an address is configured: a page for Prometheus, the API, and pages for people.
 
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::Extension;
 use axum::Router;
@@ -9,8 +11,9 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use met_sinks::prometheus::{self, Format};
-use met_web::api::{self, Admission, Admitted, Api};
-use met_web::listener::{Options, Peer, Server, in_background};
+use met_web::api::{self, Admitted, Api, Live};
+use met_web::listener::{Options, PasswordFile, Peer, Server, in_background};
+use met_web::login::{self, Directory, Logins, Person};
 use met_web::pages::{self, Pages};
 use met_web::problem::Problem;
 
@@ -21,20 +24,62 @@ use met_query::client::{Client, Unreachable};
 use met_query::jobs::{Answers, Remote};
 use met_query::protocol::{Reply, Request};
 use met_query::setting::Setting;
+use met_query::viewer::Viewer;
 
-/// Users of the web configuration that `http.operators` names may read all jobs, everybody else none: a password may be
-/// that of a scraper.
-struct Operators(Vec<String>);
+/// Users that `http.operators` names may read all jobs. Others see nothing, since a password may be that of a scraper,
+/// unless `login.local_users` says that names are those of this machine's users.
+struct LocalPeople {
+    operators: Vec<String>,
+    local_users: bool,
+    /// A directory service may take its time, and every request needs this.
+    uids: Mutex<HashMap<String, (Instant, Option<u32>)>>,
+}
 
-impl Admission for Operators {
-    fn admit(&self, peer: &Peer, _: &HeaderMap) -> Result<Admitted, Problem> {
-        let reason = "a user and a password of http.web_config are needed";
-        let user = peer.user.as_ref().ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, reason))?;
-        if !self.0.contains(user) {
-            let reason = format!("{user} is not in http.operators of met.yaml");
-            return Err(Problem::new(StatusCode::FORBIDDEN, reason));
+/// How long a user's number is remembered.
+const UID_FOR: Duration = Duration::from_secs(60);
+/// Users whose numbers are remembered.
+const UIDS_MAX: usize = 1024;
+
+impl LocalPeople {
+    fn uid_of(&self, name: &str) -> Option<u32> {
+        let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, uid)) = uids.get(name).filter(|(at, _)| at.elapsed() < UID_FOR) {
+            return *uid;
         }
-        Ok(Admitted::operator(user))
+        if uids.len() >= UIDS_MAX {
+            uids.clear();
+        }
+        let uid = met_host::users::uid_of(name);
+        uids.insert(name.to_owned(), (Instant::now(), uid));
+        uid
+    }
+}
+
+impl Directory for LocalPeople {
+    fn by_token(&self, _: &str) -> Result<Option<Person>, Problem> {
+        Ok(None)
+    }
+
+    fn admit(&self, person: &Person) -> Result<Admitted, Problem> {
+        let name = &person.name;
+        if self.operators.contains(name) {
+            return Ok(Admitted::operator(name));
+        }
+        match Some(name).filter(|_| self.local_users).and_then(|name| self.uid_of(name)) {
+            Some(uid) => Ok(Admitted { viewer: Viewer::Uid(uid), ..Admitted::user(name) }),
+            None => {
+                let reason = format!("{name} is not in http.operators of met.yaml");
+                Err(Problem::new(StatusCode::FORBIDDEN, reason))
+            }
+        }
+    }
+
+    fn has_tokens(&self) -> bool {
+        false
+    }
+
+    fn needed(&self) -> &'static str {
+        "a user and a password of http.web_config are needed"
     }
 }
 
@@ -60,7 +105,8 @@ impl Answers for OwnSocket {
 /// machine's daemon.
 pub fn is_configured(setting: &Setting, place: &Place) -> bool {
     let is_machines = setting.config_path.as_deref() == Some(Path::new(met_config::MACHINE_FILE));
-    !setting.config.http.listen.is_empty() && (place.system || !is_machines)
+    let http = &setting.config.http;
+    (!http.listen.is_empty() || http.socket.is_some()) && (place.system || !is_machines)
 }
 
 /// Why a daemon with this configuration would not listen, as far as that shows before it tries.
@@ -68,15 +114,28 @@ pub fn refusal(setting: &Setting, place: &Place) -> Option<String> {
     if !is_configured(setting, place) {
         return None;
     }
-    met_web::listener::check(&options(setting)).err().map(|error| error.to_string())
+    let checked = met_web::listener::check(&options(setting)).map_err(|error| error.to_string());
+    checked.and_then(|()| logins(setting, &Arc::default()).map(drop)).err()
 }
 
 fn options(setting: &Setting) -> Options {
     let http = &setting.config.http;
     let mut options = Options::new(http.listen.clone());
+    options.socket.clone_from(&http.socket);
     options.web_config.clone_from(&http.web_config);
     options.plain = http.plain;
     options
+}
+
+fn logins(setting: &Setting, passwords: &Arc<PasswordFile>) -> Result<Arc<Logins>, String> {
+    let (http, login) = (&setting.config.http, &setting.config.login);
+    let style = Some(format!("/{}", pages::style_path()));
+    let people = LocalPeople {
+        operators: http.operators.clone(),
+        local_users: login.local_users,
+        uids: Mutex::default(),
+    };
+    Logins::open(login, http.socket.is_some(), Arc::new(people), Arc::clone(passwords), style).map(Arc::new)
 }
 
 /// The thread that serves others drops root's privileges.
@@ -85,25 +144,27 @@ pub fn listen(
     place: &Place,
     board: &Arc<Board>,
 ) -> Result<Server, met_web::listener::Error> {
-    let http = &setting.config.http;
     let mut options = options(setting);
     // The daemon needs descriptors for its jobs, too.
     let part = usize::try_from(met_host::open_file_limit() / 16).unwrap_or(usize::MAX);
     options.connections_max = options.connections_max.min(part.max(8));
-    options.own_checks = &[api::ROOT];
+    options.own_checks = login::OWN_CHECKS;
     // More than answers that are made at once: a password is checked by one of them.
     options.background_threads = 4;
     options.in_thread = place.system.then_some(privilege::drop_privileges_before_serving);
+    let logins = logins(setting, &options.passwords).map_err(met_web::listener::Error::Login)?;
+    let admission: Arc<dyn api::Admission> = Arc::<Logins>::clone(&logins);
     let api = Api {
         query: Arc::new(Remote::new(OwnSocket(place.clone()))),
-        admission: Arc::new(Operators(http.operators.clone())),
+        admission,
         answers: Arc::default(),
         layouts: setting.config.jobs.layouts.clone(),
+        live: Arc::new(Live::new(Arc::clone(&board.hub))),
     };
     let api = Arc::new(api);
-    let pages = Arc::new(Pages { api: Arc::clone(&api), base: "/".to_owned(), has_login: false });
-    let routes = router(board).merge(api::router(api)).merge(pages::router(pages));
-    let server = Server::start(options, routes)?;
+    let pages = Arc::new(Pages { api: Arc::clone(&api), base: "/".to_owned() });
+    let router = router(board).merge(api::router(api)).merge(pages::router(pages));
+    let server = Server::start(options, login::guard(&logins, router))?;
     for address in server.local_addrs() {
         tracing::info!("http: listening on {address}");
     }
@@ -156,8 +217,8 @@ pub fn respond(wanted: Wanted, page: impl IntoResponse) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use met_web::api::Admission;
     use std::io::{Read, Write};
-    use std::time::{Duration, Instant};
 
     use super::super::watchdog::tests::daemon_of;
     use super::*;
@@ -179,6 +240,7 @@ mod tests {
             admission: Arc::new(Anybody),
             answers: Arc::default(),
             layouts: Vec::new(),
+            live: Arc::default(),
         };
         let options = Options::new(vec!["127.0.0.1:0".parse().unwrap()]);
         let server = Server::start(options, api::router(Arc::new(api))).unwrap();

@@ -45,6 +45,9 @@ fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
             bus.add_failed(status);
         }
     }
+    if let Some(board) = board {
+        bus.attach(Arc::clone(&board.hub));
+    }
     if let Some(board) = board.filter(|_| !bus.is_empty()) {
         board.watch(bus.watch());
     }

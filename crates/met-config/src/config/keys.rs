@@ -5,7 +5,7 @@ use met_core::managers::Scheduler;
 use met_store::{Engine, PostgresServer, Secret};
 
 use super::form::Form;
-use super::{Provider, Weight};
+use super::{Accounts, Provider, Weight};
 
 pub struct Section {
     pub name: &'static str,
@@ -257,14 +257,16 @@ pub static SECTIONS: &[Section] = &[
         help: "The HTTP listener: `/metrics` for Prometheus and the API. Off unless an address is given. Without passwords or client certificates in `web_config` the page omits users, accounts and job names, because every user of the machine can read it. A user's own daemon ignores this section in `/etc/met/met.yaml`.",
         keys: &[
             key!("listen": Addresses(http.listen), "address and port, such as `127.0.0.1:9317`, `[::1]:9317` or `:9317` (all addresses); several as a list or separated by commas"),
+            key!("socket": Path(http.socket?), "a Unix socket beside or instead of `listen`, for a reverse proxy on this machine (see `login.proxy_user`); every local user can connect to it"),
             key!("web_config": Path(http.web_config?), "TLS and passwords, in the web configuration format of Prometheus exporters; reread when it changes"),
             Key {
                 name: "operators",
                 form: Form::Text(|config, names| {
-                    config.http.operators = names.split(',').map(|name| name.trim().to_owned()).collect();
+                    let names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
+                    config.http.operators = names.map(str::to_owned).collect();
                 }),
                 default: "",
-                help: "users of `web_config`, separated by commas, who may read all users' jobs with the API of a daemon",
+                help: "users who may read all users' jobs, separated by commas: names in `web_config`, of a reverse proxy or of an OpenID provider",
             },
             key!("plain": Flag(http.plain) = "no", "`yes`: serve without TLS on addresses that other machines can reach"),
             Key {
@@ -291,6 +293,25 @@ pub static SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "login",
+        help: "How people log in with a browser, at the listener of `http`. A server's tokens and the passwords of `http.web_config` always work. See operator.md for examples.",
+        keys: &[
+            key!("session": Duration(login.session) = "12h", "how long a login lasts"),
+            key!("public_url": Text(login.public_url?), "address under which browsers reach the listener, such as `https://met.example`; needed for OpenID Connect, and behind a reverse proxy"),
+            key!("local_users": Flag(login.local_users) = "no", "`yes`: on a daemon, a user of `http.web_config` with the name of a user of this machine sees that user's jobs"),
+            key!("proxy_header": Text(login.proxy_header) = "X-Grafana-User", "header in which a reverse proxy names the user; ignored unless `proxy_user` or `proxy_secret_file` is set"),
+            key!("proxy_user": Text(login.proxy_user?), "user as which the reverse proxy runs; its connections to `http.socket` are trusted"),
+            key!("proxy_secret_file": Path(login.proxy_secret_file?), "file with a secret of at least 16 characters that the reverse proxy sends as `X-Met-Proxy-Secret`; only its owner may read it"),
+            key!("oidc_issuer": Text(login.oidc_issuer?), "OpenID provider, such as `https://sso.example/realms/hpc`, exactly as it names itself"),
+            key!("oidc_client_id": Text(login.oidc_client_id?), "client id that the provider knows; its redirect address is `PUBLIC_URL/login/oidc/callback`"),
+            key!("oidc_client_secret_file": Path(login.oidc_client_secret_file?), "file with the client secret, unless the client is public; only its owner may read it"),
+            key!("oidc_user_claim": Text(login.oidc_user_claim) = "preferred_username", "claim of the id token that is the user's name, compared exactly. Choose one that users cannot change themselves"),
+            key!("oidc_scopes": Text(login.oidc_scopes) = "openid profile", "requested scopes"),
+            key!("oidc_ca_file": Path(login.oidc_ca_file?), "CA bundle (PEM) for the provider (default: system CAs)"),
+            key!("audit_file": Path(login.audit_file?), "file for logins, refusals, writes and operators' reads of jobs, one JSON object per line; at 16 MiB it is renamed to `.1` (default: the log)"),
+        ],
+    },
+    Section {
         name: "forward",
         help: "The server of a cluster to which a daemon sends job records and series. They are spooled on disk until the server has them. `met daemon --join URL` sets address and token without this section.",
         keys: &[
@@ -310,6 +331,15 @@ pub static SECTIONS: &[Section] = &[
         name: "server",
         help: "Settings of `met server` only. The listener is in `http`, storage in `store` and `storage`.",
         keys: &[
+            Key {
+                name: "accounts",
+                form: Form::Word(&["file", "slurm"], |config, word| {
+                    config.server.accounts = if word == "slurm" { Accounts::Slurm } else { Accounts::File };
+                }),
+                default: "file",
+                help: "members of an account see its jobs. `file`: those in `accounts_file`; `slurm`: the associations that `sacctmgr` prints, queried hourly. Users of no known account see their own jobs",
+            },
+            key!("accounts_file": Path(server.accounts_file?), "lines such as `physics: ada, bob`; reread when it changes"),
             key!("move_after": Duration(server.move_after?), "how long series stay as received before they are moved to the store (default: an hour with files, which compress better that way, and 30 s with an engine, `store.series`)"),
             key!("lost_after": Duration(server.lost_after) = "7d", "running jobs of a node that sent nothing for this long are recorded as lost until it sends again; those of an expelled node at once"),
         ],

@@ -122,11 +122,14 @@ fn every_key_of_a_cluster_is_read() {
              \x20 series_write: \"https://vm.example/insert/0/prometheus/api/v1/write\",\n\
              \x20 series_password_file: /etc/met/vm, catalogue: \"postgres://met@db.example/met\",\n\
              \x20 password_file: /etc/met/db, ca_file: /etc/met/ca.pem}\n\
-             http: {listen: ['127.0.0.1:9317', '[::1]:9317'], web_config: /etc/met/web.yml, plain: yes,\n\
+             http: {listen: ['127.0.0.1:9317', '[::1]:9317'], web_config: /etc/met/web.yml, plain: yes, socket: /run/met/web.sock,\n\
              \x20 metrics: all, jobs_max: 10, jobs_managers: \"slurm, local\", jobs_after: 30s, keep_ended: 1m, max_age: 10s}\n\
              forward: {url: \"https://met.example\", token_file: /etc/met/token, ca_file: /ca, cert_file: /c, key_file: /k,\n\
              \x20 plain: yes, node: n7, interval: 30s, spool_size: 2GB, spool_age: 3d}\n\
-             server: {move_after: 5m, lost_after: 2d}\n\
+             server: {move_after: 5m, lost_after: 2d, accounts: slurm, accounts_file: /a}\n\
+             login: {session: 1h, public_url: \"https://met.example\", local_users: yes, proxy_header: X-User, proxy_user: www,\n\
+             \x20 proxy_secret_file: /s, oidc_issuer: \"https://sso\", oidc_client_id: met, oidc_client_secret_file: /c,\n\
+             \x20 oidc_user_claim: sub, oidc_scopes: openid, oidc_ca_file: /ca, audit_file: /var/log/met-audit}\n\
              client: {token_file: /t, ca_file: /ca, plain: true}\n",
     );
     let path = |text: &str| Some(PathBuf::from(text));
@@ -145,9 +148,28 @@ fn every_key_of_a_cluster_is_read() {
     assert_eq!(config.forward, expected);
     assert_eq!(config.server.move_after, Some(Duration::from_secs(300)));
     assert_eq!(config.server.lost_after, Duration::from_secs(2 * 86_400));
+    let text = |text: &str| Some(text.to_owned());
+    let expected = Login {
+        session: Duration::from_secs(3600),
+        public_url: text("https://met.example"),
+        local_users: true,
+        proxy_header: "X-User".to_owned(),
+        proxy_user: text("www"),
+        proxy_secret_file: path("/s"),
+        oidc_issuer: text("https://sso"),
+        oidc_client_id: text("met"),
+        oidc_client_secret_file: path("/c"),
+        oidc_user_claim: "sub".to_owned(),
+        oidc_scopes: "openid".to_owned(),
+        oidc_ca_file: path("/ca"),
+        audit_file: path("/var/log/met-audit"),
+    };
+    assert_eq!(config.login, expected);
+    assert_eq!((config.server.accounts, &config.server.accounts_file), (Accounts::Slurm, &path("/a")));
     assert_eq!(config.client, Client { token_file: path("/t"), ca_file: path("/ca"), plain: true });
     let expected = Http {
         operators: Vec::new(),
+        socket: Some(PathBuf::from("/run/met/web.sock")),
         listen: ["127.0.0.1:9317", "[::1]:9317"].map(|text| text.parse().unwrap()).into(),
         web_config: Some(PathBuf::from("/etc/met/web.yml")),
         plain: true,
@@ -269,7 +291,7 @@ fn a_misspelt_key_is_told_its_neighbour() {
     check_error(
         "colour: red\n",
         expect![[
-            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, node, store, jobs, gpu, schedulers, perf, energy, emissions, http, forward, server, client, system, cpuCollector, nvidiaCollector, state, sources, sinks"#
+            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, node, store, jobs, gpu, schedulers, perf, energy, emissions, http, login, forward, server, client, system, cpuCollector, nvidiaCollector, state, sources, sinks"#
         ]],
     );
     check_error(

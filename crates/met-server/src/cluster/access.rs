@@ -22,7 +22,7 @@ pub fn bearer(log: &Log, token: &str) -> Result<Option<Bearer>, StoreError> {
 }
 
 /// A token has enough entropy to make guessing hopeless, so a fast hash is enough.
-fn hash(token: &str) -> Vec<u8> {
+pub(super) fn hash(token: &str) -> Vec<u8> {
     digest(&SHA256, token.as_bytes()).as_ref().to_vec()
 }
 

@@ -7,7 +7,7 @@
 //! ```
 //! and what [`met_web::api`] has, for daemon and server alike.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{Extension, State};
@@ -19,13 +19,13 @@ use met_jobs::cgroup_layouts::Layout;
 use met_query::protocol::Reply;
 use met_query::query::{self, Query};
 use met_query::viewer::Viewer;
-use met_store::cluster::{Bearer, Log};
+use met_store::cluster::Bearer;
 use met_wire::batch::{BadBatch, NodeBatch, PACKED_BYTES_MAX, SAMPLES_MAX};
 use serde_json::json;
 
-use super::access;
 use super::incompatible::{Incompatible, Trouble};
 use super::keeper::{Denied, Keeper, Refusal, now_ns};
+use super::people::People;
 use super::receive_memory::{NotReceived, Room};
 use met_web::answers::Answers;
 use met_web::api::{Admission, Admitted};
@@ -39,7 +39,8 @@ const QUESTION_BYTES_MAX: usize = 1 << 20;
 
 pub struct Api {
     pub keeper: Keeper,
-    log: Mutex<Log>,
+    people: Arc<People>,
+    admission: Arc<dyn Admission>,
     query: Arc<dyn Query + Send + Sync>,
     room: Room,
     answers: Arc<Answers>,
@@ -47,15 +48,16 @@ pub struct Api {
 }
 
 impl Api {
-    /// `log` is to look up tokens; the keeper has one of its own.
+    /// `admission` finds out who asks; nodes are known by `people`.
     pub fn new(
         keeper: Keeper,
-        log: Log,
+        people: Arc<People>,
+        admission: Arc<dyn Admission>,
         incompatible: Incompatible,
         query: Arc<dyn Query + Send + Sync>,
     ) -> Api {
         let (room, answers) = (Room::default(), Arc::default());
-        Api { keeper, log: Mutex::new(log), query, room, answers, incompatible }
+        Api { keeper, people, admission, query, room, answers, incompatible }
     }
 
     /// The authenticated client, if any.
@@ -65,23 +67,19 @@ impl Api {
 
     /// The client, by a token, else by a certificate with the name of a node.
     fn bearer(&self, peer: &Peer, headers: &HeaderMap) -> Result<Bearer, Problem> {
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        let failed = |error: met_store::StoreError| Problem::new(StatusCode::SERVICE_UNAVAILABLE, error);
-        log.refresh().map_err(failed)?;
         let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         if let Some(token) = shown.and_then(|shown| shown.strip_prefix("Bearer ")) {
-            return access::bearer(&log, token.trim()).map_err(failed)?.ok_or_else(unknown);
+            return self.people.token(token.trim())?.ok_or_else(unknown);
         }
         if let Some(certificate) = &peer.certificate {
             let names = certificate.common_name.iter().chain(&certificate.dns_names);
             for name in names.filter(|name| certificate.is_for(name)) {
-                if log.is_node(name).map_err(failed)? {
+                if self.people.is_node(name)? {
                     return Ok(Bearer::Node(name.clone()));
                 }
             }
         }
-        // A password of the web configuration is that of an operator.
-        peer.user.clone().map(Bearer::Operator).ok_or_else(unknown)
+        peer.user.as_deref().map(|name| self.people.named(name)).ok_or_else(unknown)
     }
 
     /// Another sender uses this name; the batch stays queued on its node.
@@ -119,10 +117,11 @@ impl Api {
 /// configuration names.
 pub fn router(api: Arc<Api>, layouts: Vec<Layout>) -> Router {
     let (query, answers) = (Arc::clone(&api.query), Arc::clone(&api.answers));
-    let admission: Arc<dyn Admission> = Arc::<Api>::clone(&api);
-    let asked = Arc::new(met_web::api::Api { query, admission, answers, layouts });
+    let admission = Arc::clone(&api.admission);
+    let live = Arc::new(met_web::api::Live::new(Arc::clone(api.keeper.hub())));
+    let asked = Arc::new(met_web::api::Api { query, admission, answers, layouts, live });
     let questions = met_web::api::router(Arc::clone(&asked));
-    let pages = Arc::new(Pages { api: asked, base: "/".to_owned(), has_login: false });
+    let pages = Arc::new(Pages { api: asked, base: "/".to_owned() });
     Router::new()
         .route("/api/v1/batches", post(batches))
         .route("/api/v1/ask", post(ask))
@@ -240,7 +239,7 @@ async fn ask(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let Admitted { viewer, client, .. } = api.admit(&peer, &headers)?;
+    let Admitted { viewer, client, .. } = api.admission.admit(&peer, &headers)?;
     let turn = api.answers.turn(&client).await.ok_or_else(Problem::unread)?;
     let too_long = |error: axum::Error| Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error);
     let question = to_bytes(body, QUESTION_BYTES_MAX).await.map_err(too_long)?;
@@ -263,19 +262,6 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, question: &[u8]) -> Result<Rep
         node",
         )
     })
-}
-
-impl Admission for Api {
-    fn admit(&self, peer: &Peer, headers: &HeaderMap) -> Result<Admitted, Problem> {
-        match self.bearer(peer, headers)? {
-            Bearer::User(name) => Ok(Admitted::user(&name)),
-            Bearer::Operator(name) => Ok(Admitted::operator(&name)),
-            Bearer::Node(_) => Err(Problem::new(
-                StatusCode::FORBIDDEN,
-                "this is a node's token; met server enroll --user prints one for queries",
-            )),
-        }
-    }
 }
 
 async fn whoami(
@@ -306,9 +292,12 @@ mod tests {
     use met_wire::schema::describe;
     use proptest::prelude::*;
 
+    use super::super::access;
     use super::super::keeper::tests::{plan, record};
     use super::super::{ClusterView, Latest};
     use super::*;
+    use met_store::cluster::Log;
+    use met_web::login::{Directory, Logins};
 
     /// As it is not meant here.
     static METER: Table = Table {
@@ -357,7 +346,11 @@ mod tests {
             let operator = headers(Bearer::Operator("op".to_owned()));
             let keeper = Keeper::start(plan(state.path())).unwrap();
             let (large, query) = one_large_job();
-            let mut api = Api::new(keeper, log, Incompatible::default(), query);
+            let people = Arc::new(People::new(log, Vec::new(), Arc::default()));
+            let directory: Arc<dyn Directory> = Arc::<People>::clone(&people);
+            let login = met_config::Login::default();
+            let logins = Logins::open(&login, false, directory, Arc::default(), None).unwrap();
+            let mut api = Api::new(keeper, people, Arc::new(logins), Incompatible::default(), query);
             api.answers = Arc::new(Answers::within(Duration::from_millis(50)));
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
             Served { api: Arc::new(api), node, operator, runtime, _folders: [state, large] }
@@ -378,7 +371,7 @@ mod tests {
     }
 
     fn peer() -> Peer {
-        Peer { address: ([127, 0, 0, 1], 1).into(), user: None, certificate: None }
+        Peer::at(([127, 0, 0, 1], 1).into())
     }
 
     fn numbered(sequence: u64, id: &str) -> Header {
@@ -392,7 +385,7 @@ mod tests {
         let before_ns = now_ns();
         let problem = served.send(packed).unwrap_err();
         served.api.keeper.move_all();
-        let nodes = served.api.log.lock().unwrap().nodes().unwrap();
+        let nodes = served.api.people.log().unwrap().nodes().unwrap();
         let is_here = nodes[0].seen_ns.is_some_and(|seen_ns| seen_ns >= before_ns);
         (problem, is_here.then(|| served.api.incompatible.of("n1")).flatten())
     }
@@ -487,7 +480,8 @@ mod tests {
     #[test]
     fn a_batch_that_is_never_taken_is_refused_in_words_no_proxy_has() {
         let never = Problem::never(StatusCode::BAD_REQUEST, "it has no number");
-        assert_eq!(never.body(), json!({ "error": "it has no number", "refused": true }));
+        let body = never.body();
+        assert_eq!((&body["error"], &body["refused"]), (&json!("it has no number"), &json!(true)));
         assert_eq!(Problem::busy().body()["refused"], serde_json::Value::Null);
         assert_eq!(unknown().body()["refused"], serde_json::Value::Null);
     }

@@ -11,6 +11,7 @@ mod wholes;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use met_core::JOB;
 use met_core::job::Record;
 pub(super) use met_query::jobs::now_ns;
 use met_sinks::Configured;
+use met_sinks::live::Hub;
 use met_store::cluster::{About, Arrival, Arrived, Kept};
 use met_store::{Backends, Retention, StoreError, Thinning, Writer};
 use met_wire::batch::{NodeBatch, Subject};
@@ -63,6 +65,8 @@ pub struct Plan {
     pub lost_after: Duration,
     /// Where jobs and samples go, beside the store.
     pub sinks: Vec<Configured>,
+    /// Starts and ends go there while clients watch.
+    pub hub: Arc<Hub>,
 }
 
 /// Why a batch was not kept.
@@ -108,13 +112,14 @@ pub struct Keeper {
     orders: SyncSender<Order>,
     thread: Option<JoinHandle<()>>,
     latest: Latest,
+    hub: Arc<Hub>,
 }
 
 impl Keeper {
     /// Everything is as the last server left it when this returns, so the first reply is complete. Without
     /// space on the disk batches are refused until there is some.
     pub fn start(plan: Plan) -> Result<Keeper, StoreError> {
-        let latest = Latest::default();
+        let (latest, hub) = (Latest::default(), Arc::clone(&plan.hub));
         let work = match Work::open(plan.clone(), latest.clone()) {
             Err(error) if error.is_no_space() => Err(error),
             opened => Ok(opened?),
@@ -127,11 +132,16 @@ impl Keeper {
         };
         let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(run);
         let thread = thread.map_err(|error| StoreError::Io { path: PathBuf::from("thread"), error })?;
-        Ok(Keeper { orders, thread: Some(thread), latest })
+        Ok(Keeper { orders, thread: Some(thread), latest, hub })
     }
 
     pub fn latest(&self) -> &Latest {
         &self.latest
+    }
+
+    /// Where starts and ends of jobs are published.
+    pub fn hub(&self) -> &Arc<Hub> {
+        &self.hub
     }
 
     /// Submits a batch; the receiver is notified when it is durable.

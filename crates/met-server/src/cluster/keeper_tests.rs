@@ -25,6 +25,7 @@ pub fn plan(state: &std::path::Path) -> Plan {
         move_after: Duration::from_secs(3600),
         lost_after: Duration::from_secs(7 * 86_400),
         sinks: Vec::new(),
+        hub: Default::default(),
     }
 }
 

@@ -1,117 +1,289 @@
 //! What can be asked for. Lists are bounded and continued by `next`; times are RFC 3339.
 
-use met_core::job::State;
-use met_core::series::Course;
-use met_core::{DETAIL, event};
+use met_core::job::{JobKey, Record};
 use met_host::clock;
-use met_insight::json;
-use met_query::jobs::{JobsFilter, Meant};
+use met_insight::{job_columns, json};
+use met_query::jobs::Meant;
 use serde_json::{Value, json};
+use utoipa::openapi::Schema;
 
-use super::{Asked, Endpoint, Visible, decode, encode};
+use super::parameters::{self, COLUMNS, FORMAT, Kind, POINTS, Parameter, SINCE, UNTIL, parameter};
+use super::{Asked, Visible, document, nodes, people, schemas, series};
 use crate::problem::Problem;
 
-pub(super) const ENDPOINTS: &[(&str, Endpoint)] = &[
-    ("/api/v1/jobs", jobs),
-    ("/api/v1/jobs/{job}", job),
-    ("/api/v1/jobs/{job}/series", series),
-    ("/api/v1/nodes", nodes),
+/// One endpoint: all that the router, the OpenAPI document and the tests know of it.
+pub struct Endpoint {
+    pub path: &'static str,
+    pub help: &'static str,
+    pub parameters: &'static [Parameter],
+    pub action: Action,
+    pub table: Table,
+    pub schema: fn() -> Schema,
+}
+
+#[derive(Clone, Copy)]
+pub enum Action {
+    /// Makes the answer, in a background thread.
+    Answer(fn(&Visible<'_>, &Asked) -> Result<Value, Problem>),
+    /// Stays open and sends events.
+    Stream,
+}
+
+/// What of an answer is a table, and can be had as CSV.
+#[derive(Clone, Copy)]
+pub enum Table {
+    None,
+    /// The objects below this key; columns by name and place in an object.
+    Rows(&'static str, fn() -> Vec<(String, String)>),
+    /// Times and columns of one series.
+    Series,
+    /// Several of them, each with its table and part.
+    ManySeries,
+}
+
+const RANGE: &[Parameter] = &[
+    parameter("by", Kind::Choice(&["user", "account", "node", "manager"]), "what to sum by (default: user)"),
+    parameter("since", Kind::Time, "jobs that ended at or after this time (default: 30 days ago)"),
+    parameter("until", Kind::Time, "jobs that ended before this time (default: now)"),
+    FORMAT,
 ];
 
-/// Jobs in an answer that names no limit.
-const JOBS: usize = 100;
-const JOBS_MAX: usize = 500;
-/// Samples in an answer: some megabytes.
-const SAMPLES_MAX: usize = 5_000;
+pub const ENDPOINTS: &[Endpoint] = &[
+    Endpoint {
+        path: "/api/v1/jobs",
+        help: "jobs, newest first or in another order",
+        parameters: parameters::JOBS,
+        action: Action::Answer(jobs),
+        table: Table::Rows("jobs", || job_columns::places().collect()),
+        schema: schemas::jobs,
+    },
+    Endpoint {
+        path: "/api/v1/jobs/{job}",
+        help: "one job or step",
+        parameters: &[],
+        action: Action::Answer(job),
+        table: Table::None,
+        schema: schemas::job,
+    },
+    Endpoint {
+        path: "/api/v1/jobs/{job}/series",
+        help: "samples of a job, of one of its GPUs or events, or of its details",
+        parameters: &[
+            parameter("card", Kind::Text, "uuid of a GPU of the job"),
+            parameter("event", Kind::Text, "name of a perf event"),
+            parameter("details", Kind::Flag, "the details of the job"),
+            COLUMNS,
+            SINCE,
+            UNTIL,
+            POINTS,
+            parameter(
+                "after",
+                Kind::Time,
+                "without points: samples after this time; `next` of the previous answer",
+            ),
+            FORMAT,
+        ],
+        action: Action::Answer(series::of_job),
+        table: Table::Series,
+        schema: schemas::series,
+    },
+    Endpoint {
+        path: "/api/v1/jobs/{job}/processes",
+        help: "the largest processes of a job that are stored",
+        parameters: &[FORMAT],
+        action: Action::Answer(processes),
+        table: Table::Rows("processes", || places(&PROCESS)),
+        schema: schemas::processes,
+    },
+    Endpoint {
+        path: "/api/v1/nodes",
+        help: "the nodes of a cluster, or the machine of a daemon",
+        parameters: &[FORMAT],
+        action: Action::Answer(nodes::nodes),
+        table: Table::Rows("nodes", || places(&nodes::NODE)),
+        schema: schemas::nodes,
+    },
+    Endpoint {
+        path: "/api/v1/nodes/{node}",
+        help: "one node, and the jobs that run on it",
+        parameters: &[],
+        action: Action::Answer(nodes::node),
+        table: Table::None,
+        schema: schemas::node,
+    },
+    Endpoint {
+        path: "/api/v1/nodes/{node}/series",
+        help: "series of a node, reduced",
+        parameters: &[
+            parameter("table", Kind::Text, "only this table of the catalogue"),
+            parameter("part", Kind::Text, "only this part: a disk, a zone, a sensor"),
+            COLUMNS,
+            parameter("since", Kind::Time, "from this time on (default: 1 hour ago)"),
+            UNTIL,
+            POINTS,
+            FORMAT,
+        ],
+        action: Action::Answer(series::of_node),
+        table: Table::ManySeries,
+        schema: schemas::node_series,
+    },
+    Endpoint {
+        path: "/api/v1/users",
+        help: "users, with their accounts",
+        parameters: &[FORMAT],
+        action: Action::Answer(people::users),
+        table: Table::Rows("users", || places(&people::USER)),
+        schema: schemas::users,
+    },
+    Endpoint {
+        path: "/api/v1/accounts",
+        help: "accounts, with their users",
+        parameters: &[FORMAT],
+        action: Action::Answer(people::accounts),
+        table: Table::Rows("accounts", || places(&people::ACCOUNT)),
+        schema: schemas::accounts,
+    },
+    Endpoint {
+        path: "/api/v1/energy",
+        help: "energy of the jobs that ended within a time",
+        parameters: RANGE,
+        action: Action::Answer(people::energy),
+        table: Table::Rows("energy", || places(&people::ENERGY)),
+        schema: schemas::energy,
+    },
+    Endpoint {
+        path: "/api/v1/emissions",
+        help: "emissions of the jobs that ended within a time",
+        parameters: RANGE,
+        action: Action::Answer(people::emissions),
+        table: Table::Rows("emissions", || places(&people::EMISSIONS)),
+        schema: schemas::emissions,
+    },
+    Endpoint {
+        path: "/api/v1/catalogue",
+        help: "every table with its columns, units and meanings",
+        parameters: &[parameter("table", Kind::Text, "only this table"), FORMAT],
+        action: Action::Answer(catalogue),
+        table: Table::Rows("columns", || places(&CATALOGUE)),
+        schema: schemas::catalogue,
+    },
+    Endpoint {
+        path: "/api/v1/health",
+        help: "whether jobs can be read, and what is wrong with nodes",
+        parameters: &[],
+        action: Action::Answer(nodes::health),
+        table: Table::None,
+        schema: schemas::health,
+    },
+    Endpoint {
+        path: "/api/v1/openapi.json",
+        help: "this document",
+        parameters: &[],
+        action: Action::Answer(|_, _| document::document()),
+        table: Table::None,
+        schema: schemas::any,
+    },
+    Endpoint {
+        path: "/api/v1/stream",
+        help: "starts, ends and figures of jobs as server-sent events",
+        parameters: &[parameter("job", Kind::Text, "only this job")],
+        action: Action::Stream,
+        table: Table::None,
+        schema: schemas::any,
+    },
+];
+
+const PROCESS: [&str; 14] = [
+    "pid",
+    "ppid",
+    "uid",
+    "user",
+    "command",
+    "command_line",
+    "node",
+    "start",
+    "end",
+    "quality",
+    "cpu_seconds",
+    "memory_peak_bytes",
+    "read_bytes",
+    "written_bytes",
+];
+const CATALOGUE: [&str; 8] = ["table", "column", "name", "kind", "unit", "metric", "subject", "help"];
+
+/// Columns that have the names of keys.
+fn places(names: &[&str]) -> Vec<(String, String)> {
+    names.iter().map(|name| ((*name).to_owned(), format!("/{name}"))).collect()
+}
 
 fn jobs(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
-    let [user, name, account, manager, state, since, until, limit, after] = asked
-        .parameters(["user", "name", "account", "manager", "state", "since", "until", "limit", "after"])?;
-    let owned = |text: Option<&str>| text.map(str::to_owned);
-    let filter = JobsFilter {
-        name: owned(name),
-        account: owned(account),
-        manager: owned(manager),
-        states: state.map_or(Ok(Vec::new()), states)?,
-        since_ns: time("since", since)?,
-        until_ns: time("until", until)?,
-        limit: Some(limit.map_or(Ok(JOBS), number_of_jobs)?),
-        after: after.map(decode).transpose()?,
-        paged: true,
-        ..JobsFilter::default()
-    }
-    .of_user(user);
+    let filter = parameters::jobs_filter(&asked.given);
     let (page, warnings) = visible.jobs(&filter)?;
     let now_ns = clock::realtime_ns();
-    let jobs: Vec<Value> = page.jobs.iter().map(|record| json::object(record, now_ns)).collect();
-    let next = page.next.as_ref().and_then(encode);
+    let object = if asked.csv { job_columns::object } else { self::object };
+    let jobs: Vec<Value> = page.jobs.iter().map(|record| object(record, now_ns)).collect();
+    let next = page.next.as_ref().and_then(parameters::encode);
     Ok(match warnings.is_empty() {
         true => json!({ "jobs": jobs, "next": next }),
         false => json!({ "jobs": jobs, "next": next, "warnings": warnings }),
     })
 }
 
+/// The public object of a job, with the time that a dashboard about it would show.
+pub(super) fn object(record: &Record, now_ns: i64) -> Value {
+    let mut object = json::object(record, now_ns);
+    let ms = |ns: i64| ns.div_euclid(1_000_000);
+    object["window"] = json!({
+        "from_ms": record.start_ns.map(ms),
+        "to_ms": record.start_ns.map(|_| ms(record.end_ns.unwrap_or(now_ns))),
+    });
+    object
+}
+
 fn job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
-    let [] = asked.parameters([])?;
     let (Meant::Job(record) | Meant::Step(record)) = visible.find(asked.path("job"))?;
-    Ok(json::object(&record, clock::realtime_ns()))
+    Ok(object(&record, clock::realtime_ns()))
 }
 
-/// The samples of a job, of one of its cards or events, or of its details.
-fn series(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
-    let [card, event, details, after] = asked.parameters(["card", "event", "details", "after"])?;
-    if [card, event, details].iter().flatten().count() > 1 {
-        return Err(Problem::asked("one request returns one series; give a single selector"));
-    }
-    let after_ms = time("after", after)?.map_or(i64::MIN, |after_ns| after_ns.div_euclid(1_000_000));
-    let key = match visible.find(asked.path("job"))? {
-        Meant::Job(record) => record.key,
-        Meant::Step(_) => return Err(Problem::asked("a step has no series of its own; ask for its job")),
-    };
-    let mut course = match card {
-        Some(uuid) => visible.card_course(&key, uuid, after_ms)?,
-        None if event.is_some() => {
-            visible.job_series(&key, &event::TABLE, event.unwrap_or_default(), after_ms)?
+/// A job that was asked for, which has more than a step.
+pub(super) fn whole_job(visible: &Visible<'_>, text: &str, what: &str) -> Result<JobKey, Problem> {
+    match visible.find(text)? {
+        Meant::Job(record) => Ok(record.key),
+        Meant::Step(_) => {
+            Err(Problem::field("job", format!("a step has no {what} of its own; ask for its job")))
         }
-        None if details.is_some() => visible.job_series(&key, &DETAIL, "", after_ms)?,
-        None => visible.course(&key, after_ms)?,
-    };
-    course.truncate(SAMPLES_MAX);
-    Ok(object(&course, card.or(event)))
+    }
 }
 
-fn object(course: &Course, card: Option<&str>) -> Value {
-    let mut object = json::course(course);
-    let last_ms = course.times_ms.last().filter(|_| course.len() == SAMPLES_MAX);
-    object.insert("table".to_owned(), course.table.name.into());
-    object.insert("part".to_owned(), card.unwrap_or("").into());
-    object.insert("next".to_owned(), last_ms.and_then(|last_ms| json::time(last_ms * 1_000_000)).into());
-    Value::Object(object)
+fn processes(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+    let (Meant::Job(record) | Meant::Step(record)) = visible.find(asked.path("job"))?;
+    let processes: Vec<Value> = record.processes.iter().map(json::process).collect();
+    Ok(json!({ "processes": processes }))
 }
 
-fn nodes(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
-    let [] = asked.parameters([])?;
-    Ok(json!({ "nodes": visible.nodes()? }))
-}
-
-fn states(text: &str) -> Result<Vec<State>, Problem> {
-    let state = |name: &str| {
-        State::parse(name).ok_or_else(|| {
-            let known = State::ALL.map(State::name).join(", ");
-            Problem::asked(format!("state: unknown state {name:?}; known: {known}"))
-        })
-    };
-    text.split(',').map(state).collect()
-}
-
-fn number_of_jobs(text: &str) -> Result<usize, Problem> {
-    let number = text.parse().ok().filter(|number| (1..=JOBS_MAX).contains(number));
-    number.ok_or_else(|| Problem::asked(format!("limit: {text:?} is not a number from 1 to {JOBS_MAX}")))
-}
-
-fn time(name: &str, text: Option<&str>) -> Result<Option<i64>, Problem> {
-    let Some(text) = text else { return Ok(None) };
-    let time = json::parse_time(text);
-    let wrong = || Problem::asked(format!("{name}: {text:?} is not a time such as 2026-01-31T12:00:00Z"));
-    time.map(Some).ok_or_else(wrong)
+fn catalogue(_: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+    let mut tables = met_sources::catalogue();
+    if let Some(name) = asked.given.text("table") {
+        tables.retain(|table| table.name == name);
+        if tables.is_empty() {
+            return Err(Problem::field("table", format!("no table named {name:?}")));
+        }
+    }
+    let mut columns = Vec::new();
+    for table in &tables {
+        for column in table.columns {
+            columns.push(json!({
+                "table": table.name,
+                "column": column.name,
+                "name": column.json_name(),
+                "kind": series::kind_of(column),
+                "unit": column.unit.suffix().trim_start_matches('_'),
+                "metric": table.prometheus_name(column),
+                "subject": table.subject,
+                "help": column.help,
+            }));
+        }
+    }
+    let table = |table: &&'static met_core::Table| json!({ "name": table.name, "subject": table.subject, "labels": table.labels });
+    Ok(json!({ "tables": tables.iter().map(table).collect::<Vec<_>>(), "columns": columns }))
 }

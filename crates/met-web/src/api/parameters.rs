@@ -5,8 +5,9 @@ use axum::http::Uri;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use jiff::tz::TimeZone;
+use met_core::conditions::Conditions;
 use met_core::job::State;
-use met_core::listing::Cursor;
+use met_core::listing::{Cursor, Sort};
 use met_core::units;
 use met_host::clock;
 use met_query::jobs::JobsFilter;
@@ -44,6 +45,8 @@ pub enum Kind {
     List,
     Choice(&'static [&'static str]),
     Cursor,
+    /// A column of a list, and a direction.
+    Sort,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +60,11 @@ pub const fn parameter(name: &'static str, kind: Kind, help: &'static str) -> Pa
     Parameter { name, kind, help }
 }
 
-pub const FORMAT: Parameter =
-    parameter("format", Kind::Choice(&["json", "csv"]), "json (default) or csv; `Accept: text/csv` is the same as csv");
+pub const FORMAT: Parameter = parameter(
+    "format",
+    Kind::Choice(&["json", "csv"]),
+    "json (default) or csv; `Accept: text/csv` is the same as csv",
+);
 pub const SINCE: Parameter = parameter("since", Kind::Time, "from this time on");
 pub const UNTIL: Parameter = parameter("until", Kind::Time, "before this time");
 pub const POINTS: Parameter = parameter(
@@ -79,8 +85,20 @@ pub const JOBS: &[Parameter] = &[
     parameter("since", Kind::Time, "started at or after this time"),
     parameter("until", Kind::Time, "started before this time"),
     parameter("uid", Kind::Whole { least: 0, most: u32::MAX as i64 }, "uid of the owner"),
-    parameter("pid", Kind::Whole { least: 1, most: u32::MAX as i64 }, "a stored process of the job has this pid"),
+    parameter(
+        "pid",
+        Kind::Whole { least: 1, most: u32::MAX as i64 },
+        "a stored process of the job has this pid",
+    ),
     parameter("gpu", Kind::Flag, "only jobs that had a GPU"),
+    parameter("command", Kind::Text, "is somewhere in the command line"),
+    parameter("partition", Kind::Text, "partition or queue"),
+    parameter("node", Kind::Text, "one of its nodes"),
+    parameter("tag", Kind::Text, "one of its tags"),
+    parameter("min_duration", Kind::Duration, "ran at least this long: seconds, or 10m, 2h"),
+    parameter("min_energy", Kind::Amount, "used at least this many joules"),
+    parameter("max_efficiency", Kind::Amount, "used at most this share of its CPUs: 0.5 is half"),
+    parameter("sort", Kind::Sort, "column, with :asc (default) or :desc; newest first if not given"),
     parameter("limit", Kind::Whole { least: 1, most: JOBS_MAX }, "jobs per answer (default: 100)"),
     parameter("after", Kind::Cursor, "`next` of the previous answer"),
     parameter("columns", Kind::List, "columns of the CSV (default: all)"),
@@ -102,6 +120,16 @@ pub fn jobs_filter(given: &Given) -> JobsFilter {
         limit: usize::try_from(given.whole("limit").unwrap_or(JOBS_USUAL)).ok(),
         after: given.cursor("after"),
         paged: true,
+        sort: given.sort("sort"),
+        conditions: Conditions {
+            command: given.text("command"),
+            partition: given.text("partition"),
+            node: given.text("node"),
+            tag: given.text("tag"),
+            min_duration_ns: given.ns("min_duration"),
+            min_energy_uj: given.amount("min_energy").map(|joules| (joules * 1e6) as i64),
+            max_efficiency: given.amount("max_efficiency"),
+        },
         ..JobsFilter::default()
     }
     .of_user(given.text("user").as_deref())
@@ -118,6 +146,7 @@ enum Value {
     States(Vec<State>),
     List(Vec<String>),
     Cursor(Cursor),
+    Sort(Sort),
 }
 
 /// The parameters of a request, checked.
@@ -139,7 +168,8 @@ impl Given {
         }
         let mut given = Given::default();
         for (name, text) in pairs {
-            let parameter = known.iter().find(|known| known.name == name).ok_or_else(|| unknown(name, known))?;
+            let parameter =
+                known.iter().find(|known| known.name == name).ok_or_else(|| unknown(name, known))?;
             if !text.is_empty() {
                 let value = read(parameter, text).map_err(|why| Problem::field(parameter.name, why))?;
                 given.add(parameter.name, value)?;
@@ -210,6 +240,13 @@ impl Given {
         }
     }
 
+    pub fn sort(&self, name: &str) -> Option<Sort> {
+        match self.value(name) {
+            Some(Value::Sort(sort)) => Some(*sort),
+            _ => None,
+        }
+    }
+
     pub fn cursor(&self, name: &str) -> Option<Cursor> {
         match self.value(name) {
             Some(Value::Cursor(cursor)) => Some(cursor.clone()),
@@ -261,6 +298,7 @@ fn read(parameter: &Parameter, text: &str) -> Result<Value, String> {
             true => Ok(Value::Text(text.to_owned())),
             false => Err(format!("{text:?} is not one of {}", choices.join(", "))),
         },
+        Kind::Sort => text.parse().map(Value::Sort),
         Kind::Cursor => {
             let wrong = || format!("{text:?} is not the `next` of an earlier answer");
             decode(text).map(Value::Cursor).ok_or_else(wrong)
@@ -338,7 +376,11 @@ mod tests {
             ("limit=0", "limit", "limit: \"0\" is not a number from 1 to 500"),
             ("limit=-1", "limit", "limit: \"-1\" is not a number from 1 to 500"),
             ("limit=501", "limit", "limit: \"501\" is not a number from 1 to 500"),
-            ("limit=99999999999999999999", "limit", "limit: \"99999999999999999999\" is not a number from 1 to 500"),
+            (
+                "limit=99999999999999999999",
+                "limit",
+                "limit: \"99999999999999999999\" is not a number from 1 to 500",
+            ),
             ("limit=1&limit=2", "limit", "limit: given twice"),
             ("after=x", "after", "after: \"x\" is not the `next` of an earlier answer"),
             ("format=xml", "format", "format: \"xml\" is not one of json, csv"),
@@ -347,8 +389,12 @@ mod tests {
             let problem = jobs(search).unwrap_err();
             assert_eq!((problem.field.as_deref(), &*problem.reason), (Some(field), reason));
         }
-        assert!(jobs("order=name").unwrap_err().reason.starts_with("unknown parameter \"order\"; known: user, "));
-        assert!(jobs("since=never").unwrap_err().reason.starts_with("since: \"never\" is not a time; write "));
+        assert!(
+            jobs("order=name").unwrap_err().reason.starts_with("unknown parameter \"order\"; known: user, ")
+        );
+        assert!(
+            jobs("since=never").unwrap_err().reason.starts_with("since: \"never\" is not a time; write ")
+        );
     }
 
     proptest! {
@@ -367,7 +413,7 @@ mod tests {
         #[test]
         fn a_cursor_comes_back_as_it_was(start_ns: i64, id in ".{0,20}", cluster in proptest::option::of(".{0,9}"), incarnation: i64) {
             let key = JobKey { cluster, manager: "slurm".to_owned(), id, incarnation };
-            let cursor = Cursor { start_ns, key };
+            let cursor = Cursor::at(start_ns, key);
             prop_assert_eq!(decode(&encode(&cursor).unwrap()).unwrap(), cursor);
         }
     }

@@ -1,7 +1,7 @@
 //! Accepts connections, one task each, and authenticates them before routing.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,12 +17,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
 
 use super::connection_limits::Seats;
+use super::headers;
 use super::idle_timeout::IdleTimeout;
 use super::passwords::{self, Passwords, Verdict};
 use super::peer::{Certificate, Peer};
@@ -99,13 +100,14 @@ impl Acceptor {
         let web = Web::load(options.web_config.as_deref(), &mut files)?;
         let acceptor = Acceptor {
             // Each listener takes a place before it accepts a client for it.
-            room: Arc::new(Semaphore::new(options.connections_max + options.listen.len().saturating_sub(1))),
+            room: Arc::new(Semaphore::new(options.connections_max + options.listen.len())),
             seats: Seats::of(options.connections_max),
             rules: Mutex::new(Rules { web: Arc::new(web), files, looked: Instant::now() }),
             options,
             router,
         };
         refuse_plain(&acceptor.options, &acceptor.rules().web.config)?;
+        acceptor.options.passwords.replace(&acceptor.rules().web.passwords);
         Ok(acceptor)
     }
 
@@ -118,7 +120,10 @@ impl Acceptor {
         let mut files = Files::default();
         let loaded = Web::load(self.options.web_config.as_deref(), &mut files);
         match loaded.and_then(|web| refuse_plain(&self.options, &web.config).map(|()| web)) {
-            Ok(web) => rules.web = Arc::new(web),
+            Ok(web) => {
+                self.options.passwords.replace(&web.passwords);
+                rules.web = Arc::new(web);
+            }
             Err(error) => tracing::error!("http: certificates and passwords not reloaded: {error}"),
         }
         // Also of refused ones: they are reported once.
@@ -160,11 +165,46 @@ impl Acceptor {
         }
     }
 
+    /// As [`Acceptor::accept`], on a Unix socket.
+    pub(super) async fn accept_local(
+        self: Arc<Self>,
+        listener: UnixListener,
+        graceful: Arc<GracefulShutdown>,
+    ) {
+        loop {
+            let Ok(place) = Arc::clone(&self.room).acquire_owned().await else { return };
+            let accepted = listener.accept().await.and_then(|(stream, _)| {
+                let uid = met_host::Peer::of(&stream)?.uid;
+                Ok((stream, uid))
+            });
+            match accepted {
+                Ok((stream, uid)) => {
+                    let Some(seat) = self.seats.take(seat_of(uid)) else { continue };
+                    let (acceptor, watcher) = (Arc::clone(&self), graceful.watcher());
+                    tokio::spawn(async move {
+                        acceptor.admit_local(stream, uid, watcher).await;
+                        drop((place, seat));
+                    });
+                }
+                Err(error) => {
+                    tracing::debug!("http: {error}");
+                    tokio::time::sleep(BREATHER).await;
+                }
+            }
+        }
+    }
+
+    async fn admit_local(self: Arc<Self>, stream: UnixStream, uid: u32, watcher: Watcher) {
+        let nowhere = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+        let peer = Peer { uid: Some(uid), ..Peer::at(nowhere) };
+        self.converse(stream, peer, watcher).await;
+    }
+
     async fn admit(self: Arc<Self>, stream: TcpStream, address: SocketAddr, watcher: Watcher) {
         // An answer is one write: nothing is gained by waiting for more.
         let _ = stream.set_nodelay(true);
         let web = self.web();
-        let mut peer = Peer { address, user: None, certificate: None };
+        let mut peer = Peer::at(address);
         let Some(tls) = web.config.tls.clone() else {
             return self.converse(stream, peer, watcher).await;
         };
@@ -174,6 +214,7 @@ impl Acceptor {
             Ok(Err(error)) => return tracing::debug!("http: {address}: {error}"),
             Err(_) => return,
         };
+        peer.is_tls = true;
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         peer.certificate = shown.and_then(Certificate::read);
         if shown.is_some() && peer.certificate.is_none() {
@@ -211,6 +252,7 @@ impl Acceptor {
             Ok(()) => self.ask_router(request, peer).await,
             Err(refusal) => refusal,
         };
+        headers::secure(response.headers_mut());
         for (name, value) in &web.config.headers {
             response.headers_mut().insert(name, value.clone());
         }
@@ -228,7 +270,7 @@ impl Acceptor {
             return Ok(());
         }
         let path = request.uri().path();
-        let checks_itself = self.options.own_checks.iter().any(|prefix| path.starts_with(prefix));
+        let checks_itself = self.options.own_checks.iter().any(|own| is_at_or_below(path, own));
         let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let Some((user, password)) = given.and_then(passwords::basic) else {
             return if checks_itself { Ok(()) } else { Err(unauthorized()) };
@@ -260,6 +302,22 @@ impl Acceptor {
             Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "timed out\n").into_response(),
         }
     }
+}
+
+/// Whether a path is this one or, unless that is the root, below it.
+fn is_at_or_below(path: &str, own: &str) -> bool {
+    let own = own.trim_end_matches('/');
+    let rest = path.strip_prefix(own);
+    rest.is_some_and(|rest| match own {
+        "" => rest == "/",
+        _ => rest.is_empty() || rest.starts_with('/'),
+    })
+}
+
+/// Connections to the Unix socket are counted per user, by an address that no machine has.
+fn seat_of(uid: u32) -> IpAddr {
+    let [high, low] = [(uid >> 16) as u16, uid as u16];
+    IpAddr::V6(Ipv6Addr::new(0xfdff, 0, 0, 0, 0, 0, high, low))
 }
 
 fn unauthorized() -> Response<Body> {

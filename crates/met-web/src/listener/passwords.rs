@@ -14,11 +14,43 @@ use ring::{hmac, rand};
 const WAITING_MAX: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub enum Verdict {
     Right,
     Wrong,
     /// Too many are being checked.
     Busy,
+}
+
+/// The passwords of the web configuration as it is now, for those who check one outside the listener.
+#[derive(Debug, Default)]
+pub struct PasswordFile(Mutex<Option<Arc<Passwords>>>);
+
+impl PasswordFile {
+    pub(super) fn replace(&self, passwords: &Arc<Passwords>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(passwords));
+    }
+
+    fn current(&self) -> Option<Arc<Passwords>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.current().is_none_or(|passwords| passwords.is_empty())
+    }
+
+    pub async fn check(&self, user: &str, password: &str) -> Verdict {
+        match self.current().filter(|passwords| !passwords.is_empty()) {
+            Some(passwords) => passwords.check(user, password).await,
+            None => Verdict::Wrong,
+        }
+    }
+
+    /// Another one when the user's password has changed; `None` if there is no such user any more.
+    pub fn fingerprint(&self, user: &str) -> Option<Vec<u8>> {
+        let passwords = self.current()?;
+        let hash = passwords.hashes.get(user)?;
+        Some(ring::digest::digest(&ring::digest::SHA256, hash.as_bytes()).as_ref().to_vec())
+    }
 }
 
 pub(super) struct Passwords {
@@ -29,6 +61,13 @@ pub(super) struct Passwords {
     waiting: AtomicUsize,
     /// One check at a time.
     turn: Mutex<()>,
+}
+
+impl std::fmt::Debug for Passwords {
+    /// Hashes stay out of logs.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} passwords", self.hashes.len())
+    }
 }
 
 impl Passwords {
@@ -133,6 +172,20 @@ mod tests {
         assert!(passwords.compare("ann", "secret"));
         assert!(!passwords.compare("ann", "Secret"));
         assert!(!passwords.compare("bob", "secret"), "another user's hash only takes the time");
+    }
+
+    #[test]
+    fn a_changed_password_has_another_fingerprint_and_a_removed_user_none() {
+        let file = PasswordFile::default();
+        assert!(file.is_empty() && file.fingerprint("ann").is_none());
+        let with = |user: &str, password: &str| {
+            let hashes = BTreeMap::from([(user.to_owned(), bcrypt::hash(password, 4).unwrap())]);
+            file.replace(&Arc::new(Passwords::new(hashes).unwrap()));
+            file.fingerprint("ann")
+        };
+        let first = with("ann", "secret").unwrap();
+        assert_ne!(with("ann", "other").unwrap(), first);
+        assert_eq!(with("bob", "secret"), None);
     }
 
     #[test]

@@ -22,9 +22,17 @@ pub struct Peer {
     pub user: Option<String>,
     /// Of the client, checked against the authority that the file names.
     pub certificate: Option<Certificate>,
+    /// Of the process at the other end of a Unix socket, by the kernel.
+    pub uid: Option<u32>,
+    pub is_tls: bool,
 }
 
 impl Peer {
+    /// A client of which nothing but its address is known.
+    pub fn at(address: SocketAddr) -> Peer {
+        Peer { address, user: None, certificate: None, uid: None, is_tls: false }
+    }
+
     /// Whether it is authenticated.
     pub fn is_known(&self) -> bool {
         self.user.is_some() || self.certificate.is_some()

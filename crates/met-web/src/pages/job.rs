@@ -61,7 +61,6 @@ pub fn file(shown: &Shown<'_>, now_ns: i64, zone: TimeZone) -> Markup {
     let site = Site {
         base: String::new(),
         who: String::new(),
-        has_login: false,
         csrf: None,
         is_file: true,
         now_ns,
@@ -208,6 +207,7 @@ fn content(site: &Site, shown: &Shown<'_>, window: Window, others: Option<Markup
         (head(site, record, &report))
         div.live id="job-body" data-live {
             (facts(site, &report.facts))
+            (annotation(site, record))
             (meters(&report.meters))
             (shares(&report.shares))
         }
@@ -261,6 +261,24 @@ fn facts(site: &Site, facts: &[Fact]) -> Markup {
                 }
             }
         }
+    }
+}
+
+/// What its owner says of it.
+fn annotation(site: &Site, record: &Record) -> Markup {
+    let said = &record.annotation;
+    html! {
+        @if !said.tags.is_empty() {
+            ul.tags aria-label="Tags" {
+                @for tag in &said.tags {
+                    li {
+                        @if site.is_file { (escape(tag)) }
+                        @else { a href=(site.to(&format!("jobs?{}", layout::search([("tag", tag.as_str())])))) { (escape(tag)) } }
+                    }
+                }
+            }
+        }
+        @if let Some(note) = &said.note { blockquote.note { @for line in note.lines() { p { (escape(line)) } } } }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use maud::{Markup, html};
 use met_core::JOB;
+use met_core::conditions::Conditions;
 use met_core::job::{QualityKind, Record};
 use met_core::job_processes::is_complete;
 use met_core::job_table as column;
@@ -20,8 +21,9 @@ use crate::problem::Problem;
 const PARTS_MAX: usize = 200;
 const NODES_MAX: usize = 64;
 const NEIGHBOURS_MAX: usize = 10;
-/// The newest jobs, among which those of a node are looked for.
-const SCANNED: usize = 500;
+/// Nodes of the job on which others are looked for, and on each of them the newest jobs before its end.
+const NEIGHBOUR_NODES_MAX: usize = 4;
+const SCANNED: usize = 100;
 const NEIGHBOUR_COLUMNS: &[&str] =
     &["job", "name", "user", "state", "average_cores", "memory_needed_peak_bytes", "efficiency_gpu_ratio", "wall_seconds", "start"];
 /// A node that used less than this part of the median CPU time stays behind.
@@ -155,11 +157,10 @@ pub(super) fn processes(site: &Site, record: &Record) -> Markup {
 
 /// The jobs on a node, running ones first, of those that the viewer may see.
 pub(super) fn on_node(visible: &Visible<'_>, node: &str, count: usize) -> Result<Vec<Record>, Problem> {
-    let filter = JobsFilter { limit: Some(SCANNED), paged: true, ..JobsFilter::default() };
+    let conditions = Conditions { node: Some(node.to_owned()), ..Conditions::default() };
+    let filter = JobsFilter { conditions, limit: Some(count), paged: true, ..JobsFilter::default() };
     let mut jobs = visible.jobs(&filter)?.0.jobs;
-    jobs.retain(|record| record.nodes.iter().any(|known| known == node));
     jobs.sort_by_key(|record| !record.state.is_live());
-    jobs.truncate(count);
     Ok(jobs)
 }
 
@@ -171,11 +172,16 @@ pub(super) fn neighbours(
 ) -> Result<Option<Markup>, Problem> {
     let (Some(start_ns), Some(node)) = (record.start_ns, record.nodes.first()) else { return Ok(None) };
     let end_ns = record.end_ns.unwrap_or(i64::MAX);
-    let filter = JobsFilter { until_ns: Some(end_ns), limit: Some(SCANNED), paged: true, ..JobsFilter::default() };
-    let mut jobs = visible.jobs(&filter)?.0.jobs;
+    let mut jobs = Vec::new();
+    for node in record.nodes.iter().take(NEIGHBOUR_NODES_MAX) {
+        let conditions = Conditions { node: Some(node.clone()), ..Conditions::default() };
+        let filter = JobsFilter { conditions, until_ns: Some(end_ns), limit: Some(SCANNED), paged: true, ..JobsFilter::default() };
+        jobs.extend(visible.jobs(&filter)?.0.jobs);
+    }
+    let mut known = std::collections::HashSet::new();
+    jobs.retain(|other| known.insert(other.key.clone()));
     jobs.retain(|other| {
         other.key != record.key
-            && other.nodes.iter().any(|known| record.nodes.contains(known))
             && other.start_ns.is_some_and(|start_ns| start_ns < end_ns)
             && other.end_ns.is_none_or(|end_ns| end_ns > start_ns)
     });

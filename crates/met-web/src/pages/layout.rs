@@ -17,9 +17,7 @@ pub struct Site {
     pub base: String,
     /// Who is logged in; empty where nobody has to.
     pub who: String,
-    /// There is a page to log in and out.
-    pub has_login: bool,
-    /// The token that forms send back with what they change.
+    /// The token that forms send back with what they change, for who is logged in by a session.
     pub csrf: Option<String>,
     /// The page is a file of its own, without a server behind it.
     pub is_file: bool,
@@ -138,9 +136,9 @@ fn head(site: &Site, tab: Option<Tab>) -> Markup {
             div.who {
                 span.live id="live" hidden { "live" }
                 @if !site.who.is_empty() { span.user title="logged in" { (escape(&site.who)) } }
-                @if site.has_login {
+                @if let Some(csrf) = &site.csrf {
                     form method="post" action=(site.to("logout")) {
-                        @if let Some(csrf) = &site.csrf { input type="hidden" name="csrf" value=(csrf); }
+                        input type="hidden" name="csrf" value=(csrf);
                         button.plain type="submit" { "Log out" }
                     }
                 }

@@ -139,6 +139,9 @@ pub static COLUMNS: &[ListColumn] = &[
             @if more > 0 { span.dim title=(escape(&record.nodes.join(", "))) { " and " (more) " more" } }
         }
     }),
+    text(&["tags"], "Tags", None, |site, record| {
+        html! { @for tag in &record.annotation.tags { a.tag href=(site.to(&format!("jobs?{}", layout::search([("tag", tag.as_str())])))) { (escape(tag)) } " " } }
+    }),
     text(&["command"], "Command", None, |_, record| {
         let words = command_line(&record.command);
         html! { code.cmd title=(words) { (words) } }

@@ -23,6 +23,7 @@ pub mod run;
 pub mod server;
 pub mod show;
 pub mod time;
+pub mod token;
 pub mod wait;
 pub mod web;
 

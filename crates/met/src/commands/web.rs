@@ -86,7 +86,7 @@ fn start(setting: Setting, personal: &Arc<Personal>, options: Options) -> Result
     let layouts = setting.config.jobs.layouts.clone();
     let admission: Arc<dyn Admission> = Arc::<Personal>::clone(personal);
     let query = Arc::new(OwnJobs::new(setting));
-    let api = Api { query, admission, answers: Arc::default(), layouts };
+    let api = Api { query, admission, answers: Arc::default(), layouts, live: Arc::default() };
     let server = Server::start(options, personal::router(personal, api)).map_err(|error| Failure::usage(error.to_string()))?;
     let address = server.local_addrs().first().copied().context("the listener has no address")?;
     Ok((server, address))

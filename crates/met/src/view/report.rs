@@ -6,8 +6,8 @@ mod tables;
 use met_insight::report::{Heading, Line, Report};
 
 use super::{Paint, Style, text};
-use met_insight::report::words::{amount, detail, legend, mark};
 use met_core::units;
+use met_insight::report::words::{amount, detail, legend, mark};
 
 const COLUMNS_MAX: usize = 80;
 const COLUMNS_MIN: usize = 40;

@@ -9,10 +9,10 @@ use met_insight::csv::{self, CRLF, Cell as CsvCell};
 use met_insight::report::signal_name;
 use met_insight::{allocation, average, gpu, json};
 
-use met_insight::report::words::mark;
 use super::{Paint, Style, text};
 use met_core::units;
 use met_core::units::Scale;
+use met_insight::report::words::mark;
 
 /// Which columns a list has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

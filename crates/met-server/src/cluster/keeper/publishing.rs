@@ -49,7 +49,9 @@ pub(super) struct Publisher {
 
 impl Publisher {
     pub(super) fn open(plan: &Plan) -> Publisher {
-        Publisher { bus: Bus::open(&plan.sinks), state: plan.state.clone(), ends: Vec::new() }
+        let mut bus = Bus::open(&plan.sinks);
+        bus.attach(Arc::clone(&plan.hub));
+        Publisher { bus, state: plan.state.clone(), ends: Vec::new() }
     }
 
     /// What the store has of jobs that are about to be written; nothing if no sink wants to know.
@@ -125,8 +127,9 @@ impl Publisher {
 impl Drop for Publisher {
     fn drop(&mut self) {
         self.ends();
-        if !self.bus.is_empty() {
-            Bus::close(std::mem::take(&mut self.bus));
+        let has_sinks = !self.bus.is_empty();
+        Bus::close(std::mem::take(&mut self.bus));
+        if has_sinks {
             let _ = std::fs::remove_file(SinksFile::path(&self.state));
         }
     }

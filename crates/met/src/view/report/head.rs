@@ -3,10 +3,10 @@
 use met_core::job::State;
 use met_insight::report::{FactValue, Report};
 
-use met_insight::report::words::amount;
 use super::{LABEL_COLUMNS, Page};
 use crate::view::{Paint, text};
 use met_core::units;
+use met_insight::report::words::amount;
 
 /// A longer command is cut on a terminal: the report is about what it did.
 const COMMAND_LINES_MAX: usize = 3;

@@ -2,10 +2,10 @@
 
 use met_insight::report::{Amount, Measure, Meter, PartLine, ShareLine};
 
-use met_insight::report::words::{amount, marked};
 use super::{LABEL_COLUMNS, Page};
 use crate::view::{Paint, text};
 use met_core::units;
+use met_insight::report::words::{amount, marked};
 
 /// The text beside a meter's bar: `  47%  3.76 of 8 cores, average`.
 const METER_TEXT_COLUMNS: usize = 37;

@@ -1,0 +1,238 @@
+//! Samples over time, as they were taken or reduced to a number of points.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use met_core::series::Course;
+use met_core::{Column, DETAIL, JOB, Kind, MISSING, Table, event, gpu};
+use met_host::clock;
+use met_insight::reduced::reduced;
+use met_insight::{json, resample};
+use met_store::NodePart;
+use serde_json::{Map, Value, json};
+
+use super::endpoints::whole_job;
+use super::{Asked, Visible, nodes};
+use crate::problem::Problem;
+
+/// Samples in an answer that is not reduced: some megabytes.
+const SAMPLES_MAX: usize = 5_000;
+/// Samples of one series that are held while it is reduced. Beyond it they are thinned, which preserves means and peaks.
+const HELD_MAX: usize = 100_000;
+const HELD_AFTER: usize = 50_000;
+/// Points of a node's series, and how far back, unless requested otherwise.
+const NODE_POINTS: usize = 500;
+const NODE_USUAL_MS: i64 = 3_600_000;
+/// Series of one node in one answer.
+const NODE_SERIES_MAX: usize = 2_000;
+/// The usual time between two samples.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+pub(super) fn kind_of(column: &Column) -> &'static str {
+    match column.kind {
+        Kind::Counter => "counter",
+        Kind::Gauge => "gauge",
+    }
+}
+
+/// The columns that were requested, by their names in the catalogue.
+fn chosen(asked: &Asked, table: &Table) -> Result<Vec<usize>, Problem> {
+    let Some(names) = asked.given.list("columns") else { return Ok((0..table.columns.len()).collect()) };
+    let find = |name: &String| {
+        let found = table.columns.iter().position(|column| column.json_name() == *name);
+        found.ok_or_else(|| {
+            let known: Vec<String> = table.columns.iter().map(Column::json_name).collect();
+            let reason = format!("table {} has no column {name:?}; it has {}", table.name, known.join(", "));
+            Problem::field("columns", reason)
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+/// The time that was requested, in unix milliseconds.
+fn window_ms(asked: &Asked) -> Result<(i64, i64), Problem> {
+    let ms = |ns: i64| ns.div_euclid(1_000_000);
+    let window = (asked.given.ns("since").map_or(i64::MIN, ms), asked.given.ns("until").map_or(i64::MAX, ms));
+    match window.0 < window.1 {
+        true => Ok(window),
+        false => Err(Problem::field("until", "is not after since")),
+    }
+}
+
+pub(super) fn of_job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+    let given = &asked.given;
+    let (card, event) = (given.text("card"), given.text("event"));
+    let selectors = [card.is_some(), event.is_some(), given.flag("details")];
+    if selectors.into_iter().filter(|is_given| *is_given).count() > 1 {
+        return Err(Problem::asked("one request returns one series; give a single selector"));
+    }
+    let table: &'static Table = match selectors {
+        [true, ..] => &gpu::card::TABLE,
+        [_, true, _] => &event::TABLE,
+        [_, _, true] => &DETAIL,
+        _ => &JOB,
+    };
+    let part = card.or(event).unwrap_or_default();
+    let columns = chosen(asked, table)?;
+    let window_ms = window_ms(asked)?;
+    let key = whole_job(visible, asked.path("job"), "series")?;
+    let page = |after_ms: i64| match table.name {
+        name if name == gpu::card::TABLE.name => visible.card_course(&key, &part, after_ms),
+        name if name == JOB.name => visible.course(&key, after_ms),
+        _ => visible.job_series(&key, table, &part, after_ms),
+    };
+    let mut object = match given.whole("points") {
+        Some(points) => {
+            let course = whole(table, window_ms, page)?;
+            let gap_ms = resample::gap_ms_of(&course, INTERVAL);
+            let of_cards = resample::card_gap_ms(&course, gap_ms);
+            let gap_ms = if table.name == gpu::card::TABLE.name { of_cards } else { gap_ms };
+            let points = usize::try_from(points).unwrap_or(1);
+            reduced(&course, &columns, span(&course, window_ms), points, |_| gap_ms).object(&course)
+        }
+        None => as_taken(asked, &columns, window_ms, page)?,
+    };
+    object.insert("table".to_owned(), table.name.into());
+    object.insert("part".to_owned(), part.into());
+    object.entry("next").or_insert(Value::Null);
+    Ok(Value::Object(object))
+}
+
+/// Samples as they were taken, as many as fit an answer.
+fn as_taken(
+    asked: &Asked,
+    columns: &[usize],
+    (begin_ms, end_ms): (i64, i64),
+    page: impl Fn(i64) -> Result<Course, Problem>,
+) -> Result<Map<String, Value>, Problem> {
+    let after_ms = asked.given.ns("after").map_or(i64::MIN, |after_ns| after_ns.div_euclid(1_000_000));
+    let mut course = page(after_ms.max(begin_ms.saturating_sub(1)))?;
+    course.truncate(course.times_ms.partition_point(|&time_ms| time_ms < end_ms).min(SAMPLES_MAX));
+    for (index, cells) in course.columns.iter_mut().enumerate() {
+        if !columns.contains(&index) {
+            cells.fill(MISSING);
+        }
+    }
+    let last_ms = course.times_ms.last().filter(|_| course.len() == SAMPLES_MAX);
+    let next = last_ms.and_then(|last_ms| json::time(last_ms * 1_000_000));
+    let mut object = json::course(&course);
+    object.insert("next".to_owned(), next.into());
+    Ok(object)
+}
+
+/// All samples within a time, page by page; thinned where they would be too many to hold.
+fn whole(
+    table: &'static Table,
+    (begin_ms, end_ms): (i64, i64),
+    page: impl Fn(i64) -> Result<Course, Problem>,
+) -> Result<Course, Problem> {
+    let mut all = Course::new(table);
+    let mut after_ms = begin_ms.saturating_sub(1);
+    loop {
+        let more = page(after_ms)?;
+        let Some(&last_ms) = more.times_ms.last().filter(|&&last_ms| last_ms > after_ms) else {
+            return Ok(all);
+        };
+        after_ms = last_ms;
+        all = grown(all, &more);
+        // One sample after the end: the time before it is part of the last span.
+        if last_ms >= end_ms {
+            let count = all.times_ms.partition_point(|&time_ms| time_ms < end_ms);
+            all.truncate((count + 1).min(all.len()));
+            return Ok(all);
+        }
+    }
+}
+
+fn grown(mut all: Course, more: &Course) -> Course {
+    all.append(more);
+    if all.len() > HELD_MAX { all.at_most(HELD_AFTER) } else { all }
+}
+
+/// The time that is shown: what was requested, as far as it is limited, else from the first to the last sample.
+fn span(course: &Course, (begin_ms, end_ms): (i64, i64)) -> (i64, i64) {
+    let first_ms = course.times_ms.first().copied().unwrap_or(0);
+    let last_ms = course.times_ms.last().copied().unwrap_or(0);
+    (
+        if begin_ms == i64::MIN { first_ms } else { begin_ms },
+        if end_ms == i64::MAX { last_ms } else { end_ms },
+    )
+}
+
+type Parts = BTreeMap<NodePart, Course>;
+
+pub(super) fn of_node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+    let given = &asked.given;
+    let now_ms = clock::realtime_ns() / 1_000_000;
+    let (begin_ms, end_ms) = window_ms(asked)?;
+    let window_ms =
+        (if begin_ms == i64::MIN { now_ms - NODE_USUAL_MS } else { begin_ms }, end_ms.min(now_ms));
+    let table = given.text("table");
+    let known = table.as_deref().map(|name| {
+        let unknown = || Problem::field("table", format!("no table named {name:?}; see /api/v1/catalogue"));
+        met_sources::table(name).ok_or_else(unknown)
+    });
+    let known = known.transpose()?;
+    if known.is_none() && given.list("columns").is_some() {
+        return Err(Problem::field("columns", "give the table, too"));
+    }
+    let node = nodes::find(visible, asked.path("node"))?.name;
+    let part = given.text("part");
+    let is_wanted = |one: &NodePart| {
+        table.as_ref().is_none_or(|table| one.table == *table)
+            && part.as_ref().is_none_or(|part| one.part == *part)
+    };
+    let parts = node_parts(visible, &node, window_ms, is_wanted)?;
+    let points = given.whole("points").and_then(|points| usize::try_from(points).ok()).unwrap_or(NODE_POINTS);
+    let mut series = Vec::new();
+    for (part, course) in &parts {
+        let columns = known.map_or(Ok((0..course.columns.len()).collect()), |table| chosen(asked, table))?;
+        let gap_ms = resample::look_gap_ms(course.spans_ms(), resample::gap_ms(INTERVAL));
+        let reduced = reduced(course, &columns, window_ms, points, |_| gap_ms);
+        if !reduced.columns.is_empty() {
+            let mut object = reduced.object(course);
+            object.insert("table".to_owned(), part.table.as_str().into());
+            object.insert("part".to_owned(), part.part.as_str().into());
+            series.push(Value::Object(object));
+        }
+    }
+    Ok(json!({ "node": node, "series": series }))
+}
+
+/// The series of a node within a time: of a daemon part by part, of a server all together.
+fn node_parts(
+    visible: &Visible<'_>,
+    node: &str,
+    (begin_ms, end_ms): (i64, i64),
+    is_wanted: impl Fn(&NodePart) -> bool,
+) -> Result<Parts, Problem> {
+    let failed = |error: anyhow::Error| Problem::failed(&error);
+    let mut parts = Parts::new();
+    if let Some(own) = visible.query.node_parts(begin_ms).map_err(failed)? {
+        for part in own.into_iter().filter(is_wanted).take(NODE_SERIES_MAX) {
+            // What a newer or older program measured has no name here.
+            let Some(table) = met_sources::table(&part.table) else { continue };
+            let page = |after_ms| {
+                let course = visible.query.node_course(table, &part.part, after_ms).map_err(failed)?;
+                Ok(course.unwrap_or_else(|| Course::new(table)))
+            };
+            let course = whole(table, (begin_ms, end_ms), page)?;
+            parts.insert(part, course);
+        }
+        return Ok(parts);
+    }
+    let mut after_ms = begin_ms.saturating_sub(1);
+    while let Some(span) = visible.query.node_courses(node, after_ms).map_err(failed)? {
+        for (part, course) in span.courses.into_iter().filter(|(part, _)| is_wanted(part)) {
+            if parts.len() < NODE_SERIES_MAX || parts.contains_key(&part) {
+                let before = parts.remove(&part).unwrap_or_else(|| Course::new(course.table));
+                parts.insert(part, grown(before, &course));
+            }
+        }
+        match span.until_ms {
+            Some(until_ms) if until_ms > after_ms && until_ms < end_ms => after_ms = until_ms,
+            _ => break,
+        }
+    }
+    Ok(parts)
+}

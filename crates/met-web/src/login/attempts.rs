@@ -1,0 +1,165 @@
+//! How often somebody may try to log in and fail.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const WINDOW: Duration = Duration::from_secs(300);
+/// Failures within the window: of an address, of an address with one name, and of a name from anywhere. The last is
+/// large: others could otherwise lock a person out.
+const PER_ADDRESS: u32 = 30;
+const PER_BOTH: u32 = 10;
+const PER_NAME: u32 = 100;
+const ENTRIES_MAX: usize = 8192;
+
+#[derive(Default)]
+pub(super) struct Attempts(Mutex<HashMap<Source, Failures>>);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Source {
+    Address(IpAddr),
+    /// Names by a hash: they may be passwords in the wrong field, and of any length.
+    Name(u64),
+    Both(IpAddr, u64),
+}
+
+struct Failures {
+    count: u32,
+    since: Instant,
+}
+
+impl Attempts {
+    /// How long to wait before the next attempt, if too many failed.
+    pub(super) fn wait(&self, address: Option<IpAddr>, name: &str) -> Option<Duration> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = sources(address, name).into_iter().filter_map(|(source, most)| {
+            let failures = known.get(&source).filter(|failures| failures.count >= most)?;
+            WINDOW.checked_sub(failures.since.elapsed())
+        });
+        waits.max()
+    }
+
+    pub(super) fn failed(&self, address: Option<IpAddr>, name: &str) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (source, _) in sources(address, name) {
+            if known.len() >= ENTRIES_MAX && !known.contains_key(&source) {
+                make_room(&mut known);
+            }
+            let failures = known.entry(source).or_insert(Failures { count: 0, since: Instant::now() });
+            if failures.since.elapsed() >= WINDOW {
+                *failures = Failures { count: 0, since: Instant::now() };
+            }
+            failures.count = failures.count.saturating_add(1);
+        }
+    }
+
+    /// Who has the right password did not guess. The address stays counted: it may have guessed for others.
+    pub(super) fn succeeded(&self, address: Option<IpAddr>, name: &str) {
+        let Some(address) = address else { return };
+        let both = Source::Both(network(address), hash(name));
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&both);
+    }
+}
+
+fn make_room(known: &mut HashMap<Source, Failures>) {
+    known.retain(|_, failures| failures.since.elapsed() < WINDOW);
+    if known.len() >= ENTRIES_MAX {
+        // All are recent: the half with the fewest failures goes, so that one who tries often stays known.
+        let mut counts: Vec<u32> = known.values().map(|failures| failures.count).collect();
+        counts.sort_unstable();
+        let least = counts[counts.len() / 2];
+        let mut excess = known.len() / 2;
+        known.retain(|_, failures| {
+            let goes = failures.count <= least && excess > 0;
+            excess -= usize::from(goes);
+            !goes
+        });
+    }
+}
+
+/// What an attempt is counted under, and how often. Those behind a proxy have no address of their own.
+fn sources(address: Option<IpAddr>, name: &str) -> Vec<(Source, u32)> {
+    let name = hash(name);
+    let mut sources = vec![(Source::Name(name), PER_NAME)];
+    if let Some(network) = address.map(network) {
+        sources.push((Source::Address(network), PER_ADDRESS));
+        sources.push((Source::Both(network, name), PER_BOTH));
+    }
+    sources
+}
+
+/// One client has a whole /64 of IPv6.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+        }
+        address => address,
+    }
+}
+
+fn hash(name: &str) -> u64 {
+    let digest = ring::digest::digest(&ring::digest::SHA256, name.as_bytes());
+    digest.as_ref().iter().take(8).fold(0, |hash, &byte| hash << 8 | u64::from(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> Option<IpAddr> {
+        Some([10, 0, 0, last].into())
+    }
+
+    #[test]
+    fn one_who_guesses_waits_and_others_do_not() {
+        let attempts = Attempts::default();
+        for _ in 0..PER_BOTH {
+            assert!(attempts.wait(address(1), "ada").is_none());
+            attempts.failed(address(1), "ada");
+        }
+        assert!(attempts.wait(address(1), "ada").is_some());
+        assert!(attempts.wait(address(1), "bob").is_none() && attempts.wait(address(2), "ada").is_none());
+        attempts.succeeded(address(1), "ada");
+        assert!(attempts.wait(address(1), "ada").is_none());
+        for guess in 0..PER_ADDRESS {
+            attempts.failed(address(3), &guess.to_string());
+        }
+        assert!(attempts.wait(address(3), "new").is_some());
+    }
+
+    #[test]
+    fn a_name_is_guarded_from_many_addresses() {
+        let attempts = Attempts::default();
+        for last in 0..PER_NAME {
+            attempts.failed(Some(IpAddr::from([10, 1, (last >> 8) as u8, last as u8])), "ada");
+        }
+        assert!(attempts.wait(address(9), "ada").is_some());
+    }
+
+    #[test]
+    fn many_addresses_take_bounded_memory_and_the_worst_stay_known() {
+        let attempts = Attempts::default();
+        for _ in 0..PER_ADDRESS {
+            attempts.failed(address(1), "ada");
+        }
+        for number in 0..3 * ENTRIES_MAX as u32 {
+            attempts.failed(Some(IpAddr::from(number.to_be_bytes())), &number.to_string());
+        }
+        assert!(attempts.0.lock().unwrap().len() <= ENTRIES_MAX);
+        assert!(attempts.wait(address(1), "other").is_some());
+    }
+
+    #[test]
+    fn the_addresses_of_one_network_count_together() {
+        let attempts = Attempts::default();
+        for last in 0..PER_ADDRESS {
+            let address = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last as u16);
+            attempts.failed(Some(address.into()), &last.to_string());
+        }
+        assert!(attempts.wait("2001:db8::ffff".parse().ok(), "x").is_some());
+        assert!(attempts.wait("2001:db8:1::1".parse().ok(), "x").is_none());
+    }
+}

@@ -1,0 +1,157 @@
+//! Around all routes: writes of other sites are refused, pages lead to the login, and the audit log is written.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+
+use super::Logins;
+use super::audit::Event;
+use super::cross_site::{CSRF_FIELD, CSRF_HEADER, is_cross_site, is_write};
+use super::random::is_same;
+use super::{form, routes};
+use crate::api::{Admission, Admitted};
+use crate::listener::Peer;
+use crate::problem::Problem;
+
+/// Forms that write; uploads are not among them.
+const FORM_BYTES_MAX: usize = 256 << 10;
+
+/// These routes with `/login` and `/logout`, guarded.
+pub fn guard(logins: &Arc<Logins>, router: Router) -> Router {
+    router.merge(routes::routes(logins)).layer(from_fn_with_state(Arc::clone(logins), guarded))
+}
+
+/// What a path is to the guard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Api,
+    Page,
+    Logout,
+    /// Proves or shows nothing of a person: the login itself, assets, metrics, batches of nodes.
+    Other,
+}
+
+impl Kind {
+    fn of(path: &str) -> Kind {
+        match path {
+            "/logout" => Kind::Logout,
+            "/metrics" | "/api/v1/batches" => Kind::Other,
+            _ if path.starts_with("/api/") => Kind::Api,
+            _ if path.starts_with("/login") || path.starts_with("/assets/") => Kind::Other,
+            _ => Kind::Page,
+        }
+    }
+}
+
+async fn guarded(State(logins): State<Arc<Logins>>, mut request: Request, next: Next) -> Response {
+    let Some(peer) = request.extensions().get::<Peer>().cloned() else {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    let (uri, method, headers) = (request.uri().clone(), request.method().clone(), request.headers().clone());
+    let (kind, is_write) = (Kind::of(uri.path()), is_write(&method));
+    if is_write && is_cross_site(&headers, logins.public.host.as_deref()) {
+        return refuse(&logins, &peer, &uri, "a page of another site sent this");
+    }
+    let admitted = (kind != Kind::Other).then(|| logins.admit(&peer, &headers).ok()).flatten();
+    if let Some(csrf) = admitted.as_ref().and_then(|admitted| admitted.csrf.as_ref()).filter(|_| is_write) {
+        request = match with_token(request, csrf).await {
+            Some(request) => request,
+            None => {
+                let reason =
+                    format!("a write needs the header {CSRF_HEADER} or the field {CSRF_FIELD} of its page");
+                return refuse(&logins, &peer, &uri, &reason);
+            }
+        };
+    }
+    let mut response = next.run(request).await;
+    note(&logins, &peer, kind, is_write, admitted.as_ref(), &uri, response.status());
+    if response.status() == StatusCode::UNAUTHORIZED {
+        if kind == Kind::Page && method == Method::GET && accepts_html(&headers) {
+            return logins.to_login(&uri);
+        }
+        // A script's request that fails is not to open the browser's own dialogue.
+        if headers.contains_key("sec-fetch-mode") {
+            response.headers_mut().remove(header::WWW_AUTHENTICATE);
+        }
+    }
+    response
+}
+
+fn accepts_html(headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    accept.is_some_and(|accept| accept.contains("text/html"))
+}
+
+fn refuse(logins: &Logins, peer: &Peer, uri: &axum::http::Uri, reason: &str) -> Response {
+    let status = StatusCode::FORBIDDEN;
+    let (request, code) = (uri.path(), Some(status.as_u16()));
+    logins.audit.note(peer, Event { what: "refused", request, status: code, reason, ..Event::default() });
+    Problem::new(status, reason).into_response()
+}
+
+/// The request again, if it carries this token.
+async fn with_token(request: Request, csrf: &str) -> Option<Request> {
+    if let Some(given) = request.headers().get(CSRF_HEADER) {
+        return given.to_str().is_ok_and(|given| is_same(given, csrf)).then_some(request);
+    }
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    if !kind.is_some_and(|kind| kind.starts_with("application/x-www-form-urlencoded")) {
+        return None;
+    }
+    let (head, body) = request.into_parts();
+    let bytes = to_bytes(body, FORM_BYTES_MAX).await.ok()?;
+    let fields = form::parse(&bytes);
+    let is_own = form::field(&fields, CSRF_FIELD).is_some_and(|given| is_same(given, csrf));
+    is_own.then(|| Request::from_parts(head, Body::from(bytes)))
+}
+
+/// Writes, refusals of those who showed something, and what operators read of jobs.
+fn note(
+    logins: &Logins,
+    peer: &Peer,
+    kind: Kind,
+    is_write: bool,
+    admitted: Option<&Admitted>,
+    uri: &axum::http::Uri,
+    status: StatusCode,
+) {
+    if !matches!(kind, Kind::Api | Kind::Page) {
+        return;
+    }
+    let request = uri.path_and_query().map_or("", |path| path.as_str());
+    let name = admitted.map_or("", |admitted| admitted.name.as_str());
+    let event = Event { what: "read", name, request, status: Some(status.as_u16()), ..Event::default() };
+    // A question to a server is sent as a write, and is none.
+    let is_question = uri.path() == "/api/v1/ask";
+    let is_operator = admitted.is_some_and(|admitted| admitted.viewer.sees_all());
+    if is_write && !is_question {
+        logins.audit.note(peer, Event { what: "write", ..event });
+    } else if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) && kind == Kind::Api {
+        logins.audit.note_read(peer, Event { what: "refused", request: uri.path(), ..event });
+    } else if is_operator && status.is_success() && (is_question || uri.path().contains("/jobs")) {
+        logins.audit.note_read(peer, event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_path_that_shows_something_of_a_person_is_guarded() {
+        for path in ["/api/v1/jobs", "/api/v1/ask", "/api/v2/x", "/api/"] {
+            assert_eq!(Kind::of(path), Kind::Api, "{path}");
+        }
+        for path in ["/", "/jobs", "/jobs/1", "/nodes/n1", "/new", "/assetsx", "/metrics/x"] {
+            assert_eq!(Kind::of(path), Kind::Page, "{path}");
+        }
+        for path in ["/login", "/login/oidc/callback", "/assets/a.js", "/metrics", "/api/v1/batches"] {
+            assert_eq!(Kind::of(path), Kind::Other, "{path}");
+        }
+    }
+}
