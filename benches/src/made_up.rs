@@ -16,7 +16,16 @@ const SECOND_NS: i64 = 1_000_000_000;
 const GIB: i64 = 1 << 30;
 const USERS: [&str; 7] = ["ada", "bob", "chen", "dmitri", "elena", "farid", "grace"];
 const NAMES: [&str; 10] = [
-    "train-resnet", "preprocess", "md-water-512", "blast-nr", "notebook", "eval-llm-7b", "cfd-wing", "sweep", "render", "compile",
+    "train-resnet",
+    "preprocess",
+    "md-water-512",
+    "blast-nr",
+    "notebook",
+    "eval-llm-7b",
+    "cfd-wing",
+    "sweep",
+    "render",
+    "compile",
 ];
 const FIRST_ID: u32 = 900_000;
 
@@ -52,11 +61,17 @@ pub fn job(number: u32, now_ns: i64) -> Record {
         true => ("slurm", FIRST_ID - number),
         false => (LOCAL, 5_000_000 - number),
     };
-    let key = JobKey { cluster: None, manager: manager.to_owned(), id: id.to_string(), incarnation: start_ns / SECOND_NS };
+    let key = JobKey {
+        cluster: None,
+        manager: manager.to_owned(),
+        id: id.to_string(),
+        incarnation: start_ns / SECOND_NS,
+    };
     let mut record = Record::new(key, NAMES[dice.below(NAMES.len())], state(number, &mut dice));
     record.user = Some(USERS[dice.below(USERS.len())].to_owned());
     record.account = is_slurm.then(|| ["physics", "ml", "bio"][dice.below(3)].to_owned());
-    record.command = ["python3", "train.py", "--epochs", "30", "--data", "/scratch/set a"].map(str::to_owned).into();
+    record.command =
+        ["python3", "train.py", "--epochs", "30", "--data", "/scratch/set a"].map(str::to_owned).into();
     record.node_memory_bytes = Some(512 * GIB);
     if number == 8 || number == 9 {
         (record.state, record.scheduling.submit_ns) = (State::Pending, Some(now_ns - 4_000 * SECOND_NS));
@@ -157,32 +172,68 @@ fn figures(record: &mut Record, seconds: f64, dice: &mut Dice) {
     let cpu_ns = (cores * seconds * 1e9) as i64;
     let read = (seconds * 3.1e6 * dice.next()) as i64;
     let measured = [
-        (column::WALL, (seconds * 1e9) as i64), (column::CPU, cpu_ns), (column::CPU_USER, cpu_ns * 9 / 10),
-        (column::CPU_SYSTEM, cpu_ns / 10), (column::READ, read), (column::WRITTEN, read / 3), (column::READ_CALL, read * 4),
-        (column::WRITE_CALL, read / 2), (column::READ_CALLS, read / 40_000), (column::WRITE_CALLS, read / 90_000),
-        (column::PAGE_FAULTS_MINOR, read / 4096), (column::PAGE_FAULTS_MAJOR, 312), (column::SWITCHES_VOLUNTARY, 45_210),
-        (column::SWITCHES_INVOLUNTARY, 12_004), (column::RUN_QUEUE_WAIT, cpu_ns / 90), (column::PROCESSES, 23),
-        (column::PRESSURE_CPU, cpu_ns / 300), (column::PRESSURE_IO, cpu_ns / 150), (column::OOM_KILLS, i64::from(record.state == State::OutOfMemory)),
+        (column::WALL, (seconds * 1e9) as i64),
+        (column::CPU, cpu_ns),
+        (column::CPU_USER, cpu_ns * 9 / 10),
+        (column::CPU_SYSTEM, cpu_ns / 10),
+        (column::READ, read),
+        (column::WRITTEN, read / 3),
+        (column::READ_CALL, read * 4),
+        (column::WRITE_CALL, read / 2),
+        (column::READ_CALLS, read / 40_000),
+        (column::WRITE_CALLS, read / 90_000),
+        (column::PAGE_FAULTS_MINOR, read / 4096),
+        (column::PAGE_FAULTS_MAJOR, 312),
+        (column::SWITCHES_VOLUNTARY, 45_210),
+        (column::SWITCHES_INVOLUNTARY, 12_004),
+        (column::RUN_QUEUE_WAIT, cpu_ns / 90),
+        (column::PROCESSES, 23),
+        (column::PRESSURE_CPU, cpu_ns / 300),
+        (column::PRESSURE_IO, cpu_ns / 150),
+        (column::OOM_KILLS, i64::from(record.state == State::OutOfMemory)),
     ];
     for (index, value) in measured {
         record.totals.set(index, value, QualityKind::Measured, "cgroup");
     }
     let sampled = [
-        (column::CORES_PEAK, (cores * 1200.0) as i64), (column::MEMORY_NEEDED_PEAK, peak), (column::MEMORY_PEAK, peak * 5 / 4),
-        (column::PROCESSES_PEAK, 9), (column::THREADS_PEAK, 41),
+        (column::CORES_PEAK, (cores * 1200.0) as i64),
+        (column::MEMORY_NEEDED_PEAK, peak),
+        (column::MEMORY_PEAK, peak * 5 / 4),
+        (column::PROCESSES_PEAK, 9),
+        (column::THREADS_PEAK, 41),
     ];
     for (index, value) in sampled {
         record.totals.set(index, value, QualityKind::Sampled, "cgroup");
     }
     let joules = watts * seconds;
-    for (index, share) in [(column::ENERGY, 1.0), (column::ENERGY_CPU, 0.3), (column::ENERGY_IDLE, 0.2), (column::GPU_ENERGY, 0.6)] {
+    for (index, share) in [
+        (column::ENERGY, 1.0),
+        (column::ENERGY_CPU, 0.3),
+        (column::ENERGY_IDLE, 0.2),
+        (column::GPU_ENERGY, 0.6),
+    ] {
         if index != column::GPU_ENERGY || !record.gpus.is_empty() {
-            record.totals.set(index, (joules * share * 1e6) as i64, QualityKind::Attributed, "RAPL, by CPU time");
+            record.totals.set(
+                index,
+                (joules * share * 1e6) as i64,
+                QualityKind::Attributed,
+                "RAPL, by CPU time",
+            );
         }
     }
-    record.totals.set(column::EMISSIONS, (joules / 3.6e6 * 34.0 * 1e6) as i64, QualityKind::Estimated, "rte eco2mix");
+    record.totals.set(
+        column::EMISSIONS,
+        (joules / 3.6e6 * 34.0 * 1e6) as i64,
+        QualityKind::Estimated,
+        "rte eco2mix",
+    );
     let factor_source = "rte eco2mix".to_owned();
-    record.emission = Some(Emission { factor_mg_per_kwh: 34_000, factor_source, factor_time_ns: None, pue_millionths: Some(1_200_000) });
+    record.emission = Some(Emission {
+        factor_mg_per_kwh: 34_000,
+        factor_source,
+        factor_time_ns: None,
+        pue_millionths: Some(1_200_000),
+    });
     let mean = peak as f64 * 0.8;
     let summary = Summary { mean, min: 0.0, max: mean * 1.25, p50: Some(mean), p95: Some(mean * 1.2) };
     record.summaries.set(column::MEMORY_NEEDED, summary);
@@ -195,7 +246,15 @@ fn parts(record: &mut Record, cpu_ns: i64, peak: i64) {
         let mut totals = Totals::default();
         totals.set(column::CPU, cpu_ns, QualityKind::Measured, "cgroup");
         totals.set(column::MEMORY_PEAK, peak / count, QualityKind::Measured, "cgroup");
-        Part { node: node.to_owned(), step: step.to_owned(), start_ns: record.start_ns, end_ns: record.end_ns, exit_code: record.exit_code, totals, ..Part::default() }
+        Part {
+            node: node.to_owned(),
+            step: step.to_owned(),
+            start_ns: record.start_ns,
+            end_ns: record.end_ns,
+            exit_code: record.exit_code,
+            totals,
+            ..Part::default()
+        }
     };
     let mut parts = Vec::new();
     for (index, node) in record.nodes.iter().enumerate() {
@@ -208,10 +267,20 @@ fn parts(record: &mut Record, cpu_ns: i64, peak: i64) {
     record.parts = if record.key.manager == LOCAL && count == 1 { Vec::new() } else { parts };
     if !record.state.is_live() {
         let process = |index: i64| JobProcess {
-            pid: 3_100 + index as u32, command: "python3".to_owned(),
-            command_line: ["python3", "train.py", "--rank"].map(str::to_owned).into_iter().chain([index.to_string()]).collect(),
-            start_ns: record.start_ns, end_ns: record.end_ns, cpu_ns: Some(cpu_ns / (index + 2)), memory_peak_bytes: Some(peak / (index + 2)),
-            read_bytes: Some(peak / 9), written_bytes: Some(peak / 70), ..JobProcess::default()
+            pid: 3_100 + index as u32,
+            command: "python3".to_owned(),
+            command_line: ["python3", "train.py", "--rank"]
+                .map(str::to_owned)
+                .into_iter()
+                .chain([index.to_string()])
+                .collect(),
+            start_ns: record.start_ns,
+            end_ns: record.end_ns,
+            cpu_ns: Some(cpu_ns / (index + 2)),
+            memory_peak_bytes: Some(peak / (index + 2)),
+            read_bytes: Some(peak / 9),
+            written_bytes: Some(peak / 70),
+            ..JobProcess::default()
         };
         record.processes = (0..6).map(process).collect();
     }
@@ -240,17 +309,26 @@ pub fn course(record: &Record, now_ns: i64, samples: i64) -> Course {
         level = walk(&mut dice, level, phase);
         let seconds = if before_ms == 0 { 0.0 } else { (time_ms - before_ms) as f64 / 1e3 };
         before_ms = time_ms;
-        let rates = [level * cpus * 0.92e9, level * cpus * 0.08e9, level * 40e6 * dice.next(), 9e6 * dice.next(), (60.0 + level * 300.0) * 1e6, level * 0.08e9];
+        let rates = [
+            level * cpus * 0.92e9,
+            level * cpus * 0.08e9,
+            level * 40e6 * dice.next(),
+            9e6 * dice.next(),
+            (60.0 + level * 300.0) * 1e6,
+            level * 0.08e9,
+        ];
         sums.iter_mut().zip(rates).for_each(|(sum, rate)| *sum += rate * seconds);
         if (index as i64) > samples * 55 / 100 && (index as i64) < samples * 62 / 100 {
             continue;
         }
         let mut cells = vec![MISSING; JOB.columns.len()];
         let [user, system, read, written, energy, pressure] = sums.map(|sum| sum as i64);
-        (cells[column::CPU], cells[column::CPU_USER], cells[column::CPU_SYSTEM]) = (user + system, user, system);
+        (cells[column::CPU], cells[column::CPU_USER], cells[column::CPU_SYSTEM]) =
+            (user + system, user, system);
         (cells[column::READ], cells[column::WRITTEN], cells[column::ENERGY]) = (read, written, energy);
         (cells[column::PRESSURE_CPU], cells[column::PRESSURE_IO]) = (pressure, pressure / 3);
-        cells[column::MEMORY_NEEDED] = (peak * (0.3 + 0.7 * (index as f64 / samples as f64).sqrt()) * (0.95 + 0.05 * level)) as i64;
+        cells[column::MEMORY_NEEDED] =
+            (peak * (0.3 + 0.7 * (index as f64 / samples as f64).sqrt()) * (0.95 + 0.05 * level)) as i64;
         cells[column::MEMORY_CACHE] = (peak * 0.25 * level) as i64;
         if !record.gpus.is_empty() {
             let cards = record.gpus.len() as f64;
@@ -264,10 +342,15 @@ pub fn course(record: &Record, now_ns: i64, samples: i64) -> Course {
 }
 
 pub fn card(record: &Record, index: &str, now_ns: i64, samples: i64) -> Course {
-    let mut dice = Dice::new(record.key.incarnation as u64 + index.len() as u64 * 7 + u64::from(index.as_bytes()[0]));
+    let mut dice =
+        Dice::new(record.key.incarnation as u64 + index.len() as u64 * 7 + u64::from(index.as_bytes()[0]));
     let (mut course, mut level) = (Course::new(&card::TABLE), 0.5);
     for (number, time_ms) in times(record, now_ns, samples).enumerate() {
-        level = walk(&mut dice, level, if index == "3" { 0.02 } else { 0.75 + 0.2 * (number as f64 / 30.0).sin() });
+        level = walk(
+            &mut dice,
+            level,
+            if index == "3" { 0.02 } else { 0.75 + 0.2 * (number as f64 / 30.0).sin() },
+        );
         let mut cells = vec![MISSING; card::TABLE.columns.len()];
         cells[card::UTILIZATION] = (level * 1000.0) as i64;
         cells[card::MEMORY_USED] = (30e9 + level * 100e9) as i64;
@@ -292,7 +375,8 @@ pub fn machine(now_ns: i64) -> Vec<(String, Course)> {
         let mut cells = vec![MISSING; node::TABLE.columns.len()];
         (cells[node::CPU_USER], cells[node::CPU_SYSTEM]) = (busy_ns as i64, (busy_ns * 0.06) as i64);
         (cells[node::CPU_NICE], cells[node::CPU_INTERRUPT], cells[node::CPU_SOFT_INTERRUPT]) = (0, 0, 0);
-        (cells[node::MEMORY_TOTAL], cells[node::MEMORY_AVAILABLE]) = (512 * GIB, ((1.0 - 0.7 * level) * 512.0) as i64 * GIB);
+        (cells[node::MEMORY_TOTAL], cells[node::MEMORY_AVAILABLE]) =
+            (512 * GIB, ((1.0 - 0.7 * level) * 512.0) as i64 * GIB);
         cells[node::LOAD_1] = (level * 131_000.0) as i64;
         whole.push(time_ms, &cells);
         let mut cells = vec![MISSING; rapl::TABLE.columns.len()];

@@ -13,10 +13,10 @@ use axum::http::{HeaderMap, Request};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use met_benches::made_up;
+use met_core::Table;
 use met_core::job::JobKey;
 use met_core::listing::Cursor;
 use met_core::series::Course;
-use met_core::Table;
 use met_query::jobs::{JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;
 use met_query::query::{NodeSpan, Query, find_in, nothing};
@@ -81,7 +81,8 @@ impl Query for Site {
         let mut span = NodeSpan::default();
         for part in self.with(|store| Ok(store.node_parts_between(after_ms, i64::MAX)?))? {
             let Some(table) = met_sources::table(&part.table) else { continue };
-            let course = self.with(|store| Ok(store.node_course(table, &part.part, after_ms + 1, i64::MAX)?))?;
+            let course =
+                self.with(|store| Ok(store.node_course(table, &part.part, after_ms + 1, i64::MAX)?))?;
             span.courses.push((part, course));
         }
         Ok(Some(span))
@@ -97,7 +98,13 @@ impl Admission for Operator {
 }
 
 fn routes(site: Site) -> Router {
-    let api = Api { query: Arc::new(site), admission: Arc::new(Operator), answers: Arc::default(), layouts: Vec::new(), live: Arc::default() };
+    let api = Api {
+        query: Arc::new(site),
+        admission: Arc::new(Operator),
+        answers: Arc::default(),
+        layouts: Vec::new(),
+        live: Arc::default(),
+    };
     let api = Arc::new(api);
     let pages = Pages { api: Arc::clone(&api), base: "/".to_owned() };
     pages::router(Arc::new(pages)).merge(met_web::api::router(api))
@@ -157,8 +164,19 @@ fn measure(folder: &std::path::Path) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     println!("| page | best | median | bytes | gzipped |\n| --- | ---: | ---: | ---: | ---: |");
     for path in [
-        "/jobs", "/jobs?user=ada", "/jobs?state=failed", "/jobs?name=train", "/jobs?sort=energy:desc", "/jobs?sort=efficiency:asc",
-        "/jobs?command=train.py", "/jobs?node=n7", "/jobs?gpu=1&min_duration=1h", "/jobs/slurm:900000", "/", "/nodes", "/nodes/n7",
+        "/jobs",
+        "/jobs?user=ada",
+        "/jobs?state=failed",
+        "/jobs?name=train",
+        "/jobs?sort=energy:desc",
+        "/jobs?sort=efficiency:asc",
+        "/jobs?command=train.py",
+        "/jobs?node=n7",
+        "/jobs?gpu=1&min_duration=1h",
+        "/jobs/slurm:900000",
+        "/",
+        "/nodes",
+        "/nodes/n7",
     ] {
         let (mut times_ms, mut body) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -188,4 +206,3 @@ fn gzipped(body: &[u8]) -> Result<usize> {
     encoder.write_all(body)?;
     Ok(encoder.finish()?.len())
 }
-

@@ -86,14 +86,15 @@ const ROUTES: &[(&str, Maker)] = &[
 
 /// The routes, without the base: a caller that has one nests them below it.
 pub fn router(pages: Arc<Pages>) -> Router {
-    let mut router = Router::new().route(
-        "/assets/{name}",
-        get(|Path(name): Path<String>| async move { assets::serve(&name) }),
-    );
+    let mut router = Router::new()
+        .route("/assets/{name}", get(|Path(name): Path<String>| async move { assets::serve(&name) }));
     for &(path, maker) in ROUTES {
         let pages = Arc::clone(&pages);
         let handler = get(
-            move |Extension(peer): Extension<Peer>, headers: HeaderMap, name: Option<Path<String>>, uri: Uri| {
+            move |Extension(peer): Extension<Peer>,
+                  headers: HeaderMap,
+                  name: Option<Path<String>>,
+                  uri: Uri| {
                 let name = name.map(|Path(name)| name).unwrap_or_default();
                 answer(Arc::clone(&pages), maker, peer, headers, name, uri)
             },

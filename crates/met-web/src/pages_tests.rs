@@ -90,16 +90,38 @@ fn hostile_jobs() -> Vec<Record> {
         record.nodes = vec![text()];
         record.manager_state = Some(text());
         (record.scheduling.partition, record.scheduling.reason) = (Some(text()), Some(text()));
-        record.parts.iter_mut().for_each(|part| (part.node, part.name, part.task) = (text(), Some(text()), Some(text())));
-        record.gpus = vec![GpuUse { uuid: text(), index: text(), name: text(), held_by: text(), memory_peak_bytes: Some(1 << 30), ..GpuUse::default() }];
-        record.processes = vec![JobProcess { pid: 7, command: text(), command_line: vec![text()], cpu_ns: Some(5), ..JobProcess::default() }];
+        record
+            .parts
+            .iter_mut()
+            .for_each(|part| (part.node, part.name, part.task) = (text(), Some(text()), Some(text())));
+        record.gpus = vec![GpuUse {
+            uuid: text(),
+            index: text(),
+            name: text(),
+            held_by: text(),
+            memory_peak_bytes: Some(1 << 30),
+            ..GpuUse::default()
+        }];
+        record.processes = vec![JobProcess {
+            pid: 7,
+            command: text(),
+            command_line: vec![text()],
+            cpu_ns: Some(5),
+            ..JobProcess::default()
+        }];
         record
     };
     HOSTILE.iter().enumerate().map(job).collect()
 }
 
 fn get_from(jobs: Vec<Record>, from: Option<&str>, path: &str) -> (StatusCode, HeaderMap, String) {
-    let api = Api { query: Arc::new(Jobs(jobs)), admission: Arc::new(Named), answers: Arc::default(), layouts: Vec::new(), live: Arc::default() };
+    let api = Api {
+        query: Arc::new(Jobs(jobs)),
+        admission: Arc::new(Named),
+        answers: Arc::default(),
+        layouts: Vec::new(),
+        live: Arc::default(),
+    };
     let pages = Pages { api: Arc::new(api), base: "/".to_owned() };
     let mut request = Request::builder().uri(path);
     if let Some(from) = from {
@@ -143,7 +165,10 @@ fn check_harmless(path: &str, page: &str) {
         let name = tag.trim_start_matches(['<', '/']).split([' ', '>']).next().unwrap();
         assert!(!["img", "iframe", "object", "embed", "base"].contains(&name), "{path}: {tag}");
         if name == "script" && !tag.starts_with("</") {
-            assert!(tag.contains(" src=\"/assets/") || tag.contains("type=\"application/json\""), "{path}: {tag}");
+            assert!(
+                tag.contains(" src=\"/assets/") || tag.contains("type=\"application/json\""),
+                "{path}: {tag}"
+            );
         }
         for bad in [" style=", " onload", " onerror", " onclick", "href=\"javascript:", "src=\"javascript:"] {
             assert!(!tag.to_ascii_lowercase().contains(bad), "{path}: {tag}");
@@ -155,10 +180,12 @@ fn check_harmless(path: &str, page: &str) {
 
 #[test]
 fn foreign_text_is_shown_harmless_on_every_page() {
-    let nodes: Vec<String> = HOSTILE.iter().map(|name| format!("/nodes/{}", layout::percent_encoded(name))).collect();
+    let nodes: Vec<String> =
+        HOSTILE.iter().map(|name| format!("/nodes/{}", layout::percent_encoded(name))).collect();
     let search = layout::search([("name", HOSTILE[1]), ("user", HOSTILE[0])]);
     let mut paths = vec!["/".to_owned(), "/jobs".to_owned(), "/nodes".to_owned(), format!("/jobs?{search}")];
-    let every = list_columns::COLUMNS.iter().map(list_columns::ListColumn::name).collect::<Vec<_>>().join(",");
+    let every =
+        list_columns::COLUMNS.iter().map(list_columns::ListColumn::name).collect::<Vec<_>>().join(",");
     paths.push(format!("/jobs?columns={every}"));
     paths.extend((0..HOSTILE.len()).map(|number| format!("/jobs/slurm:{number}")));
     paths.extend(nodes);
@@ -167,7 +194,12 @@ fn foreign_text_is_shown_harmless_on_every_page() {
         assert_eq!(status, StatusCode::OK, "{path}: {page}");
         check_harmless(&path, &page);
     }
-    for path in ["/jobs/%3Cscript%3Ealert(1)", "/nodes/%3Cscript%3E", "/jobs?limit=%3Cscript%3E", "/nodes?%3Cscript%3E=1"] {
+    for path in [
+        "/jobs/%3Cscript%3Ealert(1)",
+        "/nodes/%3Cscript%3E",
+        "/jobs?limit=%3Cscript%3E",
+        "/nodes?%3Cscript%3E=1",
+    ] {
         let (_, _, page) = get_from(hostile_jobs(), Some("operator"), path);
         check_harmless(path, &page);
         assert!(!page.contains("<script>alert"), "{path}");
@@ -194,7 +226,10 @@ fn a_file_holds_its_style_and_script_and_loads_nothing() {
         page[from..from + page[from..].find(end).unwrap()].to_owned()
     };
     for (begin, end) in [("<style>", "</style>"), ("<script type=\"module\">", "</script>")] {
-        assert!(page.contains(&assets::integrity(&inside(begin, end)).replace('\'', "'")), "{begin}: its hash is in the policy");
+        assert!(
+            page.contains(&assets::integrity(&inside(begin, end)).replace('\'', "'")),
+            "{begin}: its hash is in the policy"
+        );
     }
     assert!(!page.contains("<script>alert") && !page.contains('\u{202e}'));
 }
@@ -221,7 +256,11 @@ fn strangers_see_no_page_and_users_their_own_jobs() {
 #[test]
 fn pages_are_asked_for_again_and_assets_stay_for_ever() {
     let ok = format!("/assets/{}", assets::ASSETS.script.name);
-    for (path, cache) in [("/jobs", "private, no-cache"), ("/jobs/nosuch", "private, no-cache"), (ok.as_str(), "public, max-age=31536000, immutable")] {
+    for (path, cache) in [
+        ("/jobs", "private, no-cache"),
+        ("/jobs/nosuch", "private, no-cache"),
+        (ok.as_str(), "public, max-age=31536000, immutable"),
+    ] {
         let (_, headers, _) = get_from(Vec::new(), Some("operator"), path);
         assert_eq!(headers["cache-control"], cache, "{path}");
     }
@@ -230,12 +269,24 @@ fn pages_are_asked_for_again_and_assets_stay_for_ever() {
 #[test]
 fn the_address_holds_the_list_and_what_is_wrong_is_said_beside_the_form() {
     let jobs: Vec<Record> = (1..=9).map(|id| sample::full(id, "train")).collect();
-    let (_, _, page) = get_from(jobs.clone(), Some("operator"), "/jobs?limit=4&user=alice&state=finished&columns=job,energy_joules");
-    assert!(page.contains("value=\"alice\"") && page.contains("option value=\"finished\" selected"), "the form shows the query");
+    let (_, _, page) = get_from(
+        jobs.clone(),
+        Some("operator"),
+        "/jobs?limit=4&user=alice&state=finished&columns=job,energy_joules",
+    );
+    assert!(
+        page.contains("value=\"alice\"") && page.contains("option value=\"finished\" selected"),
+        "the form shows the query"
+    );
     assert!(page.contains(">Energy<") && !page.contains(">Duration</"), "only the chosen columns");
     assert!(page.contains("rel=\"next\""), "there is more");
-    assert!(page.contains("api/v1/jobs?limit=4&amp;user=alice&amp;state=finished&amp;columns=job%2Cenergy_joules&amp;format=csv"));
+    assert!(page.contains(
+        "api/v1/jobs?limit=4&amp;user=alice&amp;state=finished&amp;columns=job%2Cenergy_joules&amp;format=csv"
+    ));
     let (status, _, page) = get_from(jobs, Some("operator"), "/jobs?since=never&user=alice");
     assert_eq!(status, StatusCode::OK);
-    assert!(page.contains("since: ") && page.contains("value=\"alice\"") && page.contains("value=\"never\""), "{page}");
+    assert!(
+        page.contains("since: ") && page.contains("value=\"alice\"") && page.contains("value=\"never\""),
+        "{page}"
+    );
 }

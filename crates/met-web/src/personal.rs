@@ -90,9 +90,11 @@ impl Personal {
 impl Admission for Personal {
     fn admit(&self, _: &Peer, headers: &HeaderMap) -> Result<Admitted, Problem> {
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-        let mut pairs = cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
+        let mut pairs =
+            cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
         if !pairs.any(|(name, value)| name == self.cookie && is_same(value, &self.session)) {
-            let reason = "this link has been used, or belongs to another browser; run `met web` for a new one";
+            let reason =
+                "this link has been used, or belongs to another browser; run `met web` for a new one";
             return Err(Problem::new(StatusCode::FORBIDDEN, reason));
         }
         let client = "owner".to_owned();
@@ -150,12 +152,11 @@ fn enter(personal: &Personal, ticket: &str, method: &Method, uri: &Uri) -> Respo
         let reason = "this link has been used already; run `met web` for a new one\n";
         return (StatusCode::FORBIDDEN, reason).into_response();
     }
-    let search: Vec<(String, String)> = Search::try_from_uri(uri).map(|Search(search)| search).unwrap_or_default();
+    let search: Vec<(String, String)> =
+        Search::try_from_uri(uri).map(|Search(search)| search).unwrap_or_default();
     let next = search.into_iter().find(|(name, _)| name == "next").map(|(_, next)| next).unwrap_or_default();
-    let cookie = format!(
-        "{}={}; Path={}; HttpOnly; SameSite=Lax",
-        personal.cookie, personal.session, personal.base
-    );
+    let cookie =
+        format!("{}={}; Path={}; HttpOnly; SameSite=Lax", personal.cookie, personal.session, personal.base);
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SEE_OTHER;
     let location = HeaderValue::from_str(&format!("{}{next}", personal.base));
@@ -186,7 +187,9 @@ fn new_ticket(personal: &Personal, request: &Request) -> Response {
 /// Whether a request names this listener: a page of another site may have its own name point here.
 fn is_own_host(headers: &HeaderMap, own: Option<&u16>) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
-    let (Some(host), None) = (hosts.next().and_then(|host| host.to_str().ok()), hosts.next()) else { return false };
+    let (Some(host), None) = (hosts.next().and_then(|host| host.to_str().ok()), hosts.next()) else {
+        return false;
+    };
     let Some((name, port)) = host.rsplit_once(':') else { return false };
     let is_local = matches!(name, "127.0.0.1" | "localhost" | "[::1]");
     is_local && port.parse().ok().as_ref() == own

@@ -37,14 +37,26 @@ fn listener() -> (Arc<Personal>, Router) {
     let personal = Personal::new("ada").unwrap();
     personal.listens_on(4711);
     let admission: Arc<dyn Admission> = Arc::<Personal>::clone(&personal);
-    let api = Api { query: Arc::new(Nothing), admission, answers: Arc::default(), layouts: Vec::new(), live: Arc::default() };
+    let api = Api {
+        query: Arc::new(Nothing),
+        admission,
+        answers: Arc::default(),
+        layouts: Vec::new(),
+        live: Arc::default(),
+    };
     let router = router(&personal, api);
     (personal, router)
 }
 
-fn ask(router: &Router, method: &str, path: &str, headers: &[(&str, &str)]) -> (StatusCode, HeaderMap, String) {
+fn ask(
+    router: &Router,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> (StatusCode, HeaderMap, String) {
     let mut request = Request::builder().method(method).uri(path);
-    let host = [("host", "127.0.0.1:4711")].into_iter().filter(|_| !headers.iter().any(|(name, _)| *name == "host"));
+    let host =
+        [("host", "127.0.0.1:4711")].into_iter().filter(|_| !headers.iter().any(|(name, _)| *name == "host"));
     for (name, value) in host.chain(headers.iter().copied()) {
         request = request.header(name, value);
     }
@@ -85,12 +97,17 @@ fn a_ticket_becomes_a_cookie_once_and_only_the_cookie_opens_pages() {
 fn another_host_or_path_gets_nothing() {
     let (personal, router) = listener();
     let cookie = format!("{}={}", personal.cookie, personal.session);
-    for host in ["evil.example:4711", "127.0.0.1", "127.0.0.1:80", "localhost.evil:4711", "", "127.0.0.1:4711:4711"] {
+    for host in
+        ["evil.example:4711", "127.0.0.1", "127.0.0.1:80", "localhost.evil:4711", "", "127.0.0.1:4711:4711"]
+    {
         let (status, _, text) = ask(&router, "GET", &personal.base, &[("host", host), ("cookie", &cookie)]);
         assert_eq!((status, text.contains("Jobs")), (StatusCode::MISDIRECTED_REQUEST, false), "{host}");
     }
     for host in ["localhost:4711", "[::1]:4711"] {
-        assert_eq!(ask(&router, "GET", &personal.base, &[("host", host), ("cookie", &cookie)]).0, StatusCode::OK);
+        assert_eq!(
+            ask(&router, "GET", &personal.base, &[("host", host), ("cookie", &cookie)]).0,
+            StatusCode::OK
+        );
     }
     for path in ["/", "/jobs", "/api/v1/jobs", "/favicon.ico", &personal.base[..personal.base.len() - 1]] {
         assert_eq!(ask(&router, "GET", path, &[("cookie", &cookie)]).0, StatusCode::NOT_FOUND, "{path}");
@@ -102,7 +119,8 @@ fn only_the_control_secret_makes_tickets_and_few_of_them_wait() {
     let (personal, router) = listener();
     let path = format!("{}ticket", personal.base);
     let bearer = format!("Bearer {}", personal.control);
-    for (method, given) in [("GET", bearer.as_str()), ("POST", "Bearer x"), ("POST", "Bearer "), ("POST", "")] {
+    for (method, given) in [("GET", bearer.as_str()), ("POST", "Bearer x"), ("POST", "Bearer "), ("POST", "")]
+    {
         assert_eq!(ask(&router, method, &path, &[("authorization", given)]).0, StatusCode::FORBIDDEN);
     }
     let (status, _, ticket) = ask(&router, "POST", &path, &[("authorization", &bearer)]);

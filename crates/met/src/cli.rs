@@ -199,7 +199,11 @@ impl Command {
     /// Whether it can be asked of a server.
     pub fn asks_a_server(&self) -> bool {
         match self {
-            Command::List(_) | Command::Show(_) | Command::Web(_) | Command::Export(_) | Command::Nodes(_) => true,
+            Command::List(_)
+            | Command::Show(_)
+            | Command::Web(_)
+            | Command::Export(_)
+            | Command::Nodes(_) => true,
             // Without a name it is about this one.
             Command::Node(args) => args.node.is_some(),
             _ => false,

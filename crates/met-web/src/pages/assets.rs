@@ -46,12 +46,7 @@ pub struct Assets {
 pub static ASSETS: LazyLock<Assets> = LazyLock::new(|| {
     let script = "text/javascript; charset=utf-8";
     Assets {
-        style: Asset::new(
-            "met",
-            "css",
-            "text/css; charset=utf-8",
-            include_str!("../../assets/met.css"),
-        ),
+        style: Asset::new("met", "css", "text/css; charset=utf-8", include_str!("../../assets/met.css")),
         uplot: Asset::new("uplot", "js", script, include_str!("../../assets/uplot.js")),
         script: Asset::new("met", "js", script, include_str!("../../assets/met.js")),
         icon: Asset::new("icon", "svg", "image/svg+xml", include_str!("../../assets/icon.svg")),
@@ -89,7 +84,14 @@ mod tests {
 
     #[test]
     fn the_script_has_nothing_that_a_policy_refuses() {
-        for text in ["innerHTML", "eval(", "new Function", "document.write", "insertAdjacentHTML", "setAttribute(\"style"] {
+        for text in [
+            "innerHTML",
+            "eval(",
+            "new Function",
+            "document.write",
+            "insertAdjacentHTML",
+            "setAttribute(\"style",
+        ] {
             assert!(!ASSETS.script.text.contains(text), "{text}");
         }
         assert!(!ASSETS.style.text.contains("url("), "the style sheet loads nothing");

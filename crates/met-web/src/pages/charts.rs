@@ -126,7 +126,8 @@ impl Chart {
             return self.lines.iter().map(highest).fold(0.0, f64::max);
         }
         let count = self.lines.iter().map(|line| line.bins.len()).max().unwrap_or(0);
-        let sum = |bin: usize| self.lines.iter().filter_map(move |line| line.bins.get(bin)?.map(|bin| bin.mean));
+        let sum =
+            |bin: usize| self.lines.iter().filter_map(move |line| line.bins.get(bin)?.map(|bin| bin.mean));
         (0..count).map(|bin| sum(bin).sum()).fold(0.0, f64::max)
     }
 
@@ -373,7 +374,11 @@ mod tests {
 
     #[test]
     fn the_axis_ends_above_what_is_drawn_and_at_a_limit_that_is_near() {
-        let bins = vec![Some(Bin { min: 3.0, mean: 3.0, max: 3.0 }), None, Some(Bin { min: 0.0, mean: 1.0, max: 2.0 })];
+        let bins = vec![
+            Some(Bin { min: 3.0, mean: 3.0, max: 3.0 }),
+            None,
+            Some(Bin { min: 0.0, mean: 1.0, max: 2.0 }),
+        ];
         let chart = Chart::new("cpu", "CPU", "of the job", Unit::Cores).line("cores", bins);
         assert_eq!((chart.peak(), chart.top(), chart.mean()), (3.0, 3.0, Some(2.0)));
         assert!(chart.has_gap());

@@ -6,7 +6,9 @@ use met_core::job::{GpuUse, Record};
 use met_core::series::Course;
 use met_core::text::{command_line, escape};
 use met_core::{JOB, Table, event, gpu, units};
-use met_insight::report::{self, Detail, Fact, FactValue, Heading, Machine, Meter, Report, Section, ShareLine, words};
+use met_insight::report::{
+    self, Detail, Fact, FactValue, Heading, Machine, Meter, Report, Section, ShareLine, words,
+};
 use met_insight::resample;
 use met_query::jobs::Meant;
 
@@ -51,21 +53,15 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
 pub(super) fn download(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
     let (record, is_whole) = found(visible, asked)?;
     let shown = shown(visible, &record, is_whole, Window::default(), BINS_IN_FILE, site.now_ns)?;
-    let name: String = record.label().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let name: String =
+        record.label().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     let content = file(&shown, site.now_ns, site.zone.clone());
     Ok(Made::File { name: format!("job-{name}.html"), content })
 }
 
 /// A page that needs nothing else: style and script are in it, and it loads nothing.
 pub fn file(shown: &Shown<'_>, now_ns: i64, zone: TimeZone) -> Markup {
-    let site = Site {
-        base: String::new(),
-        who: String::new(),
-        csrf: None,
-        is_file: true,
-        now_ns,
-        zone,
-    };
+    let site = Site { base: String::new(), who: String::new(), csrf: None, is_file: true, now_ns, zone };
     let content = content(&site, shown, Window::default(), None);
     layout::page(&site, None, &title(shown.record), None, &content)
 }

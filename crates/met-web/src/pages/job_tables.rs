@@ -24,8 +24,17 @@ const NEIGHBOURS_MAX: usize = 10;
 /// Nodes of the job on which others are looked for, and on each of them the newest jobs before its end.
 const NEIGHBOUR_NODES_MAX: usize = 4;
 const SCANNED: usize = 100;
-const NEIGHBOUR_COLUMNS: &[&str] =
-    &["job", "name", "user", "state", "average_cores", "memory_needed_peak_bytes", "efficiency_gpu_ratio", "wall_seconds", "start"];
+const NEIGHBOUR_COLUMNS: &[&str] = &[
+    "job",
+    "name",
+    "user",
+    "state",
+    "average_cores",
+    "memory_needed_peak_bytes",
+    "efficiency_gpu_ratio",
+    "wall_seconds",
+    "start",
+];
 /// A node that used less than this part of the median CPU time stays behind.
 const BEHIND: f64 = 0.5;
 
@@ -175,7 +184,13 @@ pub(super) fn neighbours(
     let mut jobs = Vec::new();
     for node in record.nodes.iter().take(NEIGHBOUR_NODES_MAX) {
         let conditions = Conditions { node: Some(node.clone()), ..Conditions::default() };
-        let filter = JobsFilter { conditions, until_ns: Some(end_ns), limit: Some(SCANNED), paged: true, ..JobsFilter::default() };
+        let filter = JobsFilter {
+            conditions,
+            until_ns: Some(end_ns),
+            limit: Some(SCANNED),
+            paged: true,
+            ..JobsFilter::default()
+        };
         jobs.extend(visible.jobs(&filter)?.0.jobs);
     }
     let mut known = std::collections::HashSet::new();
@@ -188,8 +203,13 @@ pub(super) fn neighbours(
     if jobs.is_empty() {
         return Ok(None);
     }
-    let columns: Vec<&ListColumn> = COLUMNS.iter().filter(|column| NEIGHBOUR_COLUMNS.contains(&column.name())).collect();
-    let title = if record.nodes.len() == 1 { format!("Other jobs on {node} at the time") } else { "Other jobs on its nodes at the time".to_owned() };
+    let columns: Vec<&ListColumn> =
+        COLUMNS.iter().filter(|column| NEIGHBOUR_COLUMNS.contains(&column.name())).collect();
+    let title = if record.nodes.len() == 1 {
+        format!("Other jobs on {node} at the time")
+    } else {
+        "Other jobs on its nodes at the time".to_owned()
+    };
     Ok(Some(html! {
         section id="neighbours" data-live aria-labelledby="neighbours-title" {
             h2 id="neighbours-title" { (escape(&title)) }

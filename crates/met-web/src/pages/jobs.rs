@@ -108,7 +108,8 @@ fn chosen(wanted: Option<&[String]>) -> Result<Vec<&'static ListColumn>, Problem
 
 /// The same address with one parameter changed; the list begins at its start again.
 fn with(site: &Site, asked: &Asked, name: &str, value: &str) -> String {
-    let others = asked.search.iter().filter(|(known, value)| known != name && known != "after" && !value.is_empty());
+    let others =
+        asked.search.iter().filter(|(known, value)| known != name && known != "after" && !value.is_empty());
     let pairs = others.map(|(known, value)| (known.as_str(), value.as_str()));
     let changed = Some((name, value)).filter(|_| !value.is_empty());
     let search = layout::search(pairs.chain(changed));
@@ -256,7 +257,13 @@ fn head_cell(site: &Site, asked: &Asked, column: &ListColumn) -> Markup {
         (is_desc, _) if is_desc != is_text => second.as_str(),
         _ => "",
     };
-    let order = if now == desc { Some("descending") } else if is_asc { Some("ascending") } else { None };
+    let order = if now == desc {
+        Some("descending")
+    } else if is_asc {
+        Some("ascending")
+    } else {
+        None
+    };
     html! {
         th class={ (column.class()) " c-" (column.name()) } scope="col" role="columnheader" aria-sort=[order] {
             a href=(with(site, asked, "sort", next)) { (column.head) @if let Some(order) = order { span.arrow aria-hidden="true" { @if order == "descending" { "▾" } @else { "▴" } } } }
@@ -282,9 +289,15 @@ fn pager(site: &Site, asked: &Asked, count: usize, next: Option<&str>) -> Markup
 
 /// The API has the same parameters, and the columns by name.
 fn csv_link(site: &Site, asked: &Asked) -> String {
-    let shown: Vec<&str> = asked.search.iter().filter(|(name, _)| name == "columns").flat_map(|(_, value)| value.split(',')).collect();
+    let shown: Vec<&str> = asked
+        .search
+        .iter()
+        .filter(|(name, _)| name == "columns")
+        .flat_map(|(_, value)| value.split(','))
+        .collect();
     let shown: &[&str] = if shown.is_empty() { USUAL } else { &shown };
-    let columns = COLUMNS.iter().filter(|column| shown.contains(&column.name())).flat_map(|column| column.csv);
+    let columns =
+        COLUMNS.iter().filter(|column| shown.contains(&column.name())).flat_map(|column| column.csv);
     let columns = columns.copied().collect::<Vec<_>>().join(",");
     let others = asked.search.iter().filter(|(name, value)| name != "columns" && !value.is_empty());
     let pairs = others.map(|(name, value)| (name.as_str(), value.as_str()));

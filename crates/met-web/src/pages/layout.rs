@@ -69,7 +69,8 @@ pub enum Tab {
     Nodes,
 }
 
-const TABS: [(Tab, &str, &str); 3] = [(Tab::Now, "Now", ""), (Tab::Jobs, "Jobs", "jobs"), (Tab::Nodes, "Nodes", "nodes")];
+const TABS: [(Tab, &str, &str); 3] =
+    [(Tab::Now, "Now", ""), (Tab::Jobs, "Jobs", "jobs"), (Tab::Nodes, "Nodes", "nodes")];
 
 /// A whole page. `every_s`: how often its live parts are fetched again while somebody looks at it.
 pub fn page(site: &Site, tab: Option<Tab>, title: &str, every_s: Option<u32>, content: &Markup) -> Markup {
@@ -120,7 +121,9 @@ fn file_script() -> String {
 /// A file may run its own script and use its own style, and load nothing.
 fn file_policy() -> String {
     let (style, script) = (ASSETS.style.integrity(), integrity(&file_script()));
-    format!("default-src 'none'; img-src data:; style-src {style}; script-src {script}; base-uri 'none'; form-action 'none'")
+    format!(
+        "default-src 'none'; img-src data:; style-src {style}; script-src {script}; base-uri 'none'; form-action 'none'"
+    )
 }
 
 fn head(site: &Site, tab: Option<Tab>) -> Markup {

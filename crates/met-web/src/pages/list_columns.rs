@@ -96,14 +96,36 @@ pub static COLUMNS: &[ListColumn] = &[
     }),
     text(&["user"], "User", Some("user"), |_, record| optional(record.user.as_deref())),
     text(&["account"], "Account", Some("account"), |_, record| optional(record.account.as_deref())),
-    text(&["state"], "State", Some("state"), |_, record| html! { span title=(escape(&outcome(record))) { (layout::state(record.state)) } }),
-    share(&["average_cores", "allocated_cpus", "efficiency_cpu_ratio"], "CPU", Some("efficiency"), |site, record| {
-        of_share(record, site.now_ns, Resource::Cpus, average::cores(record, site.now_ns), column::CPU, units::cores)
-    }),
-    share(&["memory_needed_peak_bytes", "allocated_memory_bytes", "efficiency_memory_ratio"], "Memory", Some("memory"), |site, record| {
-        let peak = record.totals.get(column::MEMORY_NEEDED_PEAK).map(|bytes| bytes as f64);
-        of_share(record, site.now_ns, Resource::Memory, peak, column::MEMORY_NEEDED_PEAK, units::bytes)
-    }),
+    text(
+        &["state"],
+        "State",
+        Some("state"),
+        |_, record| html! { span title=(escape(&outcome(record))) { (layout::state(record.state)) } },
+    ),
+    share(
+        &["average_cores", "allocated_cpus", "efficiency_cpu_ratio"],
+        "CPU",
+        Some("efficiency"),
+        |site, record| {
+            of_share(
+                record,
+                site.now_ns,
+                Resource::Cpus,
+                average::cores(record, site.now_ns),
+                column::CPU,
+                units::cores,
+            )
+        },
+    ),
+    share(
+        &["memory_needed_peak_bytes", "allocated_memory_bytes", "efficiency_memory_ratio"],
+        "Memory",
+        Some("memory"),
+        |site, record| {
+            let peak = record.totals.get(column::MEMORY_NEEDED_PEAK).map(|bytes| bytes as f64);
+            of_share(record, site.now_ns, Resource::Memory, peak, column::MEMORY_NEEDED_PEAK, units::bytes)
+        },
+    ),
     share(&["efficiency_gpu_ratio", "allocated_gpus"], "GPU", Some("gpu_utilization"), |_, record| {
         html! {
             @if let Some(ratio) = gpu::ratio(record) {
@@ -112,26 +134,46 @@ pub static COLUMNS: &[ListColumn] = &[
             } @else if !record.gpus.is_empty() { span { (record.gpus.len()) } }
         }
     }),
-    number(&["energy_joules"], "Energy", Some("energy"), |_, record| total(record, column::ENERGY, units::watt_hours)),
-    number(&["emissions_grams"], "CO2e", Some("emissions"), |_, record| total(record, column::EMISSIONS, units::grams)),
+    number(&["energy_joules"], "Energy", Some("energy"), |_, record| {
+        total(record, column::ENERGY, units::watt_hours)
+    }),
+    number(&["emissions_grams"], "CO2e", Some("emissions"), |_, record| {
+        total(record, column::EMISSIONS, units::grams)
+    }),
     number(&["wall_seconds"], "Duration", Some("duration"), |site, record| {
         let wall_ns = average::wall_ns(record, site.now_ns);
         html! { @if let Some(ns) = wall_ns { (units::duration(ns as f64 / 1e9)) } }
     }),
-    number(&["start"], "Started", Some("start"), |site, record| html! { @if let Some(start_ns) = record.start_ns { (site.time(start_ns)) } }),
-    number(&["end"], "Ended", Some("end"), |site, record| html! { @if let Some(end_ns) = record.end_ns { (site.time(end_ns)) } }),
+    number(
+        &["start"],
+        "Started",
+        Some("start"),
+        |site, record| html! { @if let Some(start_ns) = record.start_ns { (site.time(start_ns)) } },
+    ),
+    number(
+        &["end"],
+        "Ended",
+        Some("end"),
+        |site, record| html! { @if let Some(end_ns) = record.end_ns { (site.time(end_ns)) } },
+    ),
     number(&["queue_wait_seconds"], "Queued", None, |site, record| {
         let wait_ns = allocation::queue_wait_ns(record, site.now_ns);
         html! { @if let Some(ns) = wait_ns { (units::duration(ns as f64 / 1e9)) } }
     }),
-    number(&["cpu_seconds"], "CPU time", Some("cpu"), |_, record| total(record, column::CPU, units::duration)),
+    number(&["cpu_seconds"], "CPU time", Some("cpu"), |_, record| {
+        total(record, column::CPU, units::duration)
+    }),
     number(&["read_bytes"], "Read", Some("read"), |_, record| total(record, column::READ, units::bytes)),
-    number(&["written_bytes"], "Written", Some("written"), |_, record| total(record, column::WRITTEN, units::bytes)),
+    number(&["written_bytes"], "Written", Some("written"), |_, record| {
+        total(record, column::WRITTEN, units::bytes)
+    }),
     number(&["exit_code", "signal"], "Exit", None, |_, record| {
         html! { @if let Some(code) = record.exit_code { (code) } @else if let Some(signal) = record.signal { "signal " (signal) } }
     }),
     text(&["manager"], "Manager", Some("manager"), |_, record| html! { (escape(&record.key.manager)) }),
-    text(&["partition"], "Partition", Some("partition"), |_, record| optional(record.scheduling.partition.as_deref())),
+    text(&["partition"], "Partition", Some("partition"), |_, record| {
+        optional(record.scheduling.partition.as_deref())
+    }),
     text(&["nodes"], "Nodes", Some("nodes"), |site, record| {
         let more = record.nodes.len().saturating_sub(1);
         html! {
@@ -175,7 +217,8 @@ fn of_share(
     let share = allocation::shares(record, now_ns).into_iter().find(|share| share.resource == resource);
     let efficiency = share.as_ref().and_then(Share::efficiency);
     let used = used.or(share.as_ref().and_then(|share| share.used));
-    let whole = share.as_ref().and_then(|share| share.allocated.or(share.requested)).filter(|_| efficiency.is_some());
+    let whole =
+        share.as_ref().and_then(|share| share.allocated.or(share.requested)).filter(|_| efficiency.is_some());
     let kind = record.totals.figure(index).map_or(QualityKind::Measured, |figure| kind_in_list(figure.kind));
     let colour = match resource {
         Resource::Memory => layout::closeness_kind,

@@ -26,7 +26,17 @@ const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
 const PAGES_MAX: usize = 200;
 const LISTED: usize = 50;
 
-const SHOWN: &[&str] = &["job", "name", "user", "state", "average_cores", "memory_needed_peak_bytes", "efficiency_gpu_ratio", "wall_seconds", "start"];
+const SHOWN: &[&str] = &[
+    "job",
+    "name",
+    "user",
+    "state",
+    "average_cores",
+    "memory_needed_peak_bytes",
+    "efficiency_gpu_ratio",
+    "wall_seconds",
+    "start",
+];
 
 type Parts = Vec<(NodePart, Course)>;
 
@@ -134,11 +144,15 @@ pub(super) fn own_courses(visible: &Visible<'_>, since_ms: i64) -> Result<Option
     let Some(parts) = visible.query.node_parts(since_ms).map_err(failed)? else { return Ok(None) };
     let mut courses = Vec::new();
     for part in parts {
-        let Some(table) = met_sources::table(&part.table).filter(|table| charts::is_drawn(table)) else { continue };
+        let Some(table) = met_sources::table(&part.table).filter(|table| charts::is_drawn(table)) else {
+            continue;
+        };
         let mut all = Course::new(table);
         for _ in 0..PAGES_MAX {
             let after_ms = all.times_ms.last().copied().unwrap_or(since_ms - 1);
-            let Some(more) = visible.query.node_course(table, &part.part, after_ms).map_err(failed)? else { break };
+            let Some(more) = visible.query.node_course(table, &part.part, after_ms).map_err(failed)? else {
+                break;
+            };
             let before = all.len();
             all.append(&more);
             if all.len() == before {

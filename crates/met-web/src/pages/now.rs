@@ -220,7 +220,8 @@ struct MachineNow {
 }
 
 fn machine_now(parts: &[(NodePart, Course)]) -> MachineNow {
-    let Some((_, course)) = parts.iter().find(|(_, course)| std::ptr::eq(course.table, &machine_table::TABLE))
+    let Some((_, course)) =
+        parts.iter().find(|(_, course)| std::ptr::eq(course.table, &machine_table::TABLE))
     else {
         return MachineNow::default();
     };
@@ -242,7 +243,9 @@ fn attention(site: &Site, nodes: &[NodeStatus], live: &[Record]) -> Markup {
         if let Some(problem) = &node.problem {
             said.push(html! { (link) ": " (escape(problem)) });
         } else if node.late {
-            let seen = node.seen_ns.map_or("never seen".to_owned(), |seen_ns| format!("last seen {}", site.ago(seen_ns)));
+            let seen = node
+                .seen_ns
+                .map_or("never seen".to_owned(), |seen_ns| format!("last seen {}", site.ago(seen_ns)));
             said.push(html! { (link) ": late, " (seen) });
         }
     }
@@ -319,7 +322,8 @@ fn holders(site: &Site, live: &[Record]) -> Markup {
 
 fn holder(site: &Site, user: &str, held: &Held, has_gpus: bool) -> Markup {
     let share = held.cores_used / (held.cpus.max(1) as f64);
-    let link = site.to(&format!("jobs?{}", layout::search([("user", user), ("state", "running,suspended,pending")])));
+    let link = site
+        .to(&format!("jobs?{}", layout::search([("user", user), ("state", "running,suspended,pending")])));
     html! {
         tr {
             th scope="row" { @if user.is_empty() { "unknown" } @else { a href=(link) { (escape(user)) } } }

@@ -235,7 +235,8 @@ mod tests {
 
     #[test]
     fn numbers_for_the_script_are_short_and_unknown_ones_null() {
-        let numbers = [Some(1_299_227_608.0), Some(0.123_456), Some(0.0), Some(12.3456), None, Some(f64::NAN)];
+        let numbers =
+            [Some(1_299_227_608.0), Some(0.123_456), Some(0.0), Some(12.3456), None, Some(f64::NAN)];
         let written: Vec<String> = numbers.map(|value| number(value).to_string()).into();
         assert_eq!(written, ["1299000000", "0.1235", "0", "12.35", "null", "null"]);
     }

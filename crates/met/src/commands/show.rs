@@ -117,7 +117,8 @@ fn write_html(path: &Path, page: &str) -> Result<i32> {
         output::stdout().write_all(page.as_bytes())?;
         return Ok(0);
     }
-    std::fs::write(path, page).map_err(|error| Failure::usage(format!("--html {}: {error}", path.display())))?;
+    std::fs::write(path, page)
+        .map_err(|error| Failure::usage(format!("--html {}: {error}", path.display())))?;
     Ok(0)
 }
 

@@ -46,7 +46,8 @@ pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
         Some(job) => job_path(&setting, job)?,
         None => String::new(),
     };
-    if args.listen.is_none() && !args.background
+    if args.listen.is_none()
+        && !args.background
         && let Some(link) = link_of_running(&setting, &next)
     {
         return say(&link, args);
@@ -59,7 +60,12 @@ pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
     setting.user.create()?;
     let (server, address) = start(setting, &personal, options)?;
     personal.listens_on(address.port());
-    let running = Running { address, base: personal.base.clone(), control: personal.control.clone(), server: server_url };
+    let running = Running {
+        address,
+        base: personal.base.clone(),
+        control: personal.control.clone(),
+        server: server_url,
+    };
     write_private(&path, &serde_json::to_string(&running)?)?;
     let ticket = personal.ticket().map_err(|_| anyhow!("the machine has no random numbers"))?;
     say(&link(&running, &ticket, &next), args)?;
@@ -72,7 +78,8 @@ pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
 
 /// Loopback only: the ticket would be readable on its way to anywhere else.
 fn options(address: &str) -> Result<Options> {
-    let wrong = || Failure::usage(format!("--listen {address}: write a loopback address such as 127.0.0.1:8080"));
+    let wrong =
+        || Failure::usage(format!("--listen {address}: write a loopback address such as 127.0.0.1:8080"));
     let parsed: SocketAddr = address.parse().map_err(|_| wrong())?;
     if !parsed.ip().is_loopback() {
         return Err(wrong());
@@ -87,7 +94,8 @@ fn start(setting: Setting, personal: &Arc<Personal>, options: Options) -> Result
     let admission: Arc<dyn Admission> = Arc::<Personal>::clone(personal);
     let query = Arc::new(OwnJobs::new(setting));
     let api = Api { query, admission, answers: Arc::default(), layouts, live: Arc::default() };
-    let server = Server::start(options, personal::router(personal, api)).map_err(|error| Failure::usage(error.to_string()))?;
+    let server = Server::start(options, personal::router(personal, api))
+        .map_err(|error| Failure::usage(error.to_string()))?;
     let address = server.local_addrs().first().copied().context("the listener has no address")?;
     Ok((server, address))
 }
@@ -99,14 +107,21 @@ fn say(link: &str, args: &WebArgs) -> Result<i32> {
     stdout.flush()?;
     if !args.no_open && !args.background && has_screen() {
         // Its own output is of no interest, and it may stay.
-        let opened = Command::new("xdg-open").arg(link).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let opened = Command::new("xdg-open")
+            .arg(link)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
         drop(opened);
     }
     Ok(0)
 }
 
 fn has_screen() -> bool {
-    ["DISPLAY", "WAYLAND_DISPLAY"].iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
+    ["DISPLAY", "WAYLAND_DISPLAY"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
 }
 
 /// `met show JOB --web`: a link to the page of a job, by a listener that runs or is started in the background.
@@ -183,7 +198,8 @@ fn ask_for_ticket(running: &Running) -> Result<String> {
     let mut answer = String::new();
     stream.take(ANSWER_BYTES_MAX).read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
-    let is_ticket = body.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)) && !body.is_empty();
+    let is_ticket =
+        body.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)) && !body.is_empty();
     if !head.starts_with("HTTP/1.1 200 ") || !is_ticket {
         bail!("no ticket");
     }
