@@ -205,7 +205,12 @@ fn figures(record: &mut Record, seconds: f64, dice: &mut Dice) {
     for (index, value) in sampled {
         record.totals.set(index, value, QualityKind::Sampled, "cgroup");
     }
-    let joules = watts * seconds;
+    charged(record, watts * seconds, peak);
+    parts(record, cpu_ns, peak);
+}
+
+/// Energy and emissions, and the memory that it needed on average.
+fn charged(record: &mut Record, joules: f64, peak: i64) {
     for (index, share) in [
         (column::ENERGY, 1.0),
         (column::ENERGY_CPU, 0.3),
@@ -237,7 +242,6 @@ fn figures(record: &mut Record, seconds: f64, dice: &mut Dice) {
     let mean = peak as f64 * 0.8;
     let summary = Summary { mean, min: 0.0, max: mean * 1.25, p50: Some(mean), p95: Some(mean * 1.2) };
     record.summaries.set(column::MEMORY_NEEDED, summary);
-    parts(record, cpu_ns, peak);
 }
 
 fn parts(record: &mut Record, cpu_ns: i64, peak: i64) {
