@@ -1,5 +1,7 @@
 //! Shared pieces of the benchmark programs.
 
+pub mod made_up;
+
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;

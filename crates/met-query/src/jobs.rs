@@ -6,6 +6,7 @@ mod filter;
 mod housekeeping;
 mod leftovers;
 mod liveness;
+mod own;
 mod reference;
 mod remote;
 
@@ -41,6 +42,7 @@ pub use housekeeping::{
 };
 pub use leftovers::{leave_cgroup, remove_left_cgroups};
 pub use liveness::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
+pub use own::OwnJobs;
 pub use reference::{JobRef, Meant, find, newest_of, one_of, step};
 pub use remote::{Answers, Remote};
 

@@ -4,4 +4,6 @@ pub mod answers;
 pub mod api;
 pub mod listener;
 pub mod login;
+pub mod pages;
+pub mod personal;
 pub mod problem;

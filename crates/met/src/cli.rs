@@ -91,6 +91,10 @@ pub enum Command {
     /// Report on one job, running or finished, with charts over time
     #[command(after_help = "Examples:\n  met show 12\n  met show pid:4711    the job of a process")]
     Show(ShowArgs),
+    /// Open your jobs in a browser, on this machine only, until it is interrupted
+    #[command(after_help = "Examples:\n  met web\n  met web 12            the page of a job\n  \
+                            met show 12 --html job.html   the same as a file")]
+    Web(WebArgs),
     /// Write jobs and their series to a file for pandas, Polars, DuckDB or R, or for `met show` elsewhere
     #[command(
         after_help = "Examples:\n  met export 12 -o job.h5                   one job with all its samples\n  \
@@ -203,7 +207,7 @@ impl Command {
     pub fn asks_a_server(&self) -> bool {
         match self {
             Command::List(_) | Command::Show(_) | Command::Export(_) | Command::Nodes(_) => true,
-            Command::Tag(_) | Command::Note(_) => true,
+            Command::Tag(_) | Command::Note(_) | Command::Web(_) => true,
             // Without a name it is about this one.
             Command::Node(args) => args.node.is_some(),
             _ => false,
@@ -426,6 +430,28 @@ pub struct ShowArgs {
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,
+    /// Write the page of the job as one HTML file that needs nothing else, to attach to a ticket
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "web"])]
+    pub html: Option<PathBuf>,
+    /// Print a link to the page of the job; `met web` is started in the background if it does not run
+    #[arg(long, conflicts_with = "json")]
+    pub web: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct WebArgs {
+    /// Open the page of this job
+    #[arg(value_name = "JOB")]
+    pub job: Option<String>,
+    /// A loopback address; by default a free port of 127.0.0.1
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
+    /// Only print the link
+    #[arg(long)]
+    pub no_open: bool,
+    /// End when nobody has looked for half an hour
+    #[arg(long, hide = true)]
+    pub background: bool,
 }
 
 #[derive(Debug, Args)]

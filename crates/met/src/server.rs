@@ -151,7 +151,8 @@ fn only_one(state: &Path) -> Result<std::fs::File> {
 fn logins(setting: &Setting, people: &Arc<People>, passwords: &Arc<PasswordFile>) -> Result<Arc<Logins>> {
     let (login, has_socket) = (&setting.config.login, setting.config.http.socket.is_some());
     let directory: Arc<dyn Directory> = Arc::<People>::clone(people);
-    let opened = Logins::open(login, has_socket, directory, Arc::clone(passwords), None);
+    let style = Some(format!("/{}", met_web::pages::style_path()));
+    let opened = Logins::open(login, has_socket, directory, Arc::clone(passwords), style);
     opened.map(Arc::new).map_err(Failure::usage)
 }
 

@@ -1,4 +1,4 @@
-//! The daemon's HTTP listener, if an address is configured: a page for Prometheus, and the API.
+//! The daemon's HTTP listener, if an address is configured: a page for Prometheus, the API, and pages for people.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,6 +14,7 @@ use met_sinks::prometheus::{self, Format};
 use met_web::api::{self, Admitted, Api, Live};
 use met_web::listener::{Options, PasswordFile, Peer, Server, in_background};
 use met_web::login::{self, Directory, Logins, Person};
+use met_web::pages::{self, Pages};
 use met_web::problem::Problem;
 
 use super::last_tick::{Board, Wanted};
@@ -24,9 +25,6 @@ use met_query::jobs::{Answers, Remote};
 use met_query::protocol::{Reply, Request};
 use met_query::setting::Setting;
 use met_query::viewer::Viewer;
-
-const WELCOME: &str = "<!doctype html>\n<title>met</title>\n<p>met: what jobs do with this machine.\n\
-                       <p><a href=\"/metrics\">/metrics</a> for Prometheus.\n";
 
 /// Users that `http.operators` names may read all jobs. Others see nothing, since a password may be that of a scraper,
 /// unless `login.local_users` says that names are those of this machine's users.
@@ -132,12 +130,13 @@ fn options(setting: &Setting) -> Options {
 
 fn logins(setting: &Setting, passwords: &Arc<PasswordFile>) -> Result<Arc<Logins>, String> {
     let (http, login) = (&setting.config.http, &setting.config.login);
+    let style = Some(format!("/{}", pages::style_path()));
     let people = LocalPeople {
         operators: http.operators.clone(),
         local_users: login.local_users,
         uids: Mutex::default(),
     };
-    Logins::open(login, http.socket.is_some(), Arc::new(people), Arc::clone(passwords), None).map(Arc::new)
+    Logins::open(login, http.socket.is_some(), Arc::new(people), Arc::clone(passwords), style).map(Arc::new)
 }
 
 /// The thread that serves others drops root's privileges.
@@ -163,7 +162,9 @@ pub fn listen(
         layouts: setting.config.jobs.layouts.clone(),
         live: Arc::new(Live::new(Arc::clone(&board.hub))),
     };
-    let router = router(board).merge(api::router(Arc::new(api)));
+    let api = Arc::new(api);
+    let pages = Arc::new(Pages { api: Arc::clone(&api), base: "/".to_owned() });
+    let router = router(board).merge(api::router(api)).merge(pages::router(pages));
     let server = Server::start(options, login::guard(&logins, router))?;
     for address in server.local_addrs() {
         tracing::info!("http: listening on {address}");
@@ -183,8 +184,7 @@ fn router(board: &Arc<Board>) -> Router {
             answer(&board, &peer, &headers)
         }
     });
-    let welcome = get(|| async { axum::response::Html(WELCOME) });
-    Router::new().route("/metrics", metrics).route("/", welcome)
+    Router::new().route("/metrics", metrics)
 }
 
 fn answer(board: &Board, peer: &Peer, headers: &HeaderMap) -> Response {

@@ -36,6 +36,7 @@ use super::receive_memory::{NotReceived, Room};
 use met_web::answers::Answers;
 use met_web::api::{Admission, Admitted};
 use met_web::listener::{Peer, in_background};
+use met_web::pages::{self, Pages};
 use met_web::problem::Problem;
 
 /// A batch that is unpacked within a millisecond or two.
@@ -126,14 +127,16 @@ pub fn router(api: Arc<Api>, layouts: Vec<Layout>) -> Router {
     let (query, answers) = (Arc::clone(&api.query), Arc::clone(&api.answers));
     let admission = Arc::clone(&api.admission);
     let live = Arc::new(met_web::api::Live::new(Arc::clone(api.keeper.hub())));
-    let questions =
-        met_web::api::router(Arc::new(met_web::api::Api { query, admission, answers, layouts, live }));
+    let asked = Arc::new(met_web::api::Api { query, admission, answers, layouts, live });
+    let questions = met_web::api::router(Arc::clone(&asked));
+    let pages = Arc::new(Pages { api: asked, base: "/".to_owned() });
     Router::new()
         .route("/api/v1/batches", post(batches))
         .route("/api/v1/ask", post(ask))
         .route("/api/v1/whoami", get(whoami).post(whoami))
         .with_state(api)
         .merge(questions)
+        .merge(pages::router(pages))
 }
 
 fn unknown() -> Problem {

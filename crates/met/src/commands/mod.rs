@@ -26,6 +26,7 @@ pub mod show;
 pub mod time;
 pub mod token;
 pub mod wait;
+pub mod web;
 
 use std::io;
 

@@ -1,6 +1,7 @@
 //! `met show`: the report of one job, of this machine, a server or a file.
 
 use std::io::Write;
+use std::path::Path;
 
 use anyhow::Result;
 use met_core::job::Record;
@@ -18,6 +19,7 @@ use met_config::Failure;
 use met_jobs::processes;
 use met_query::jobs::{self, AllJobs, Meant};
 use met_query::setting::Setting;
+use met_web::pages;
 
 /// More plots than this are for a program.
 const CARDS_PLOTTED: usize = 4;
@@ -39,6 +41,9 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
         let (job, name) = (&args.job, wanted);
         return Err(Failure::usage(format!("{job} is not a file, and {name:?} is one argument too many")));
     }
+    if args.web {
+        return super::web::link_to(setting, &args.job);
+    }
     let mut all = AllJobs::open(setting)?;
     let (record, whole) = match all.find_or_step(&args.job)? {
         Meant::Job(record) => (record, true),
@@ -48,7 +53,7 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
     let shown = Shown { machine, now_ns: jobs::now_ns(), whole, record };
     let record = &shown.record;
     print(setting, args, &shown, &mut |table, part| export::series(&mut all, record, table, part))?;
-    if !args.json && whole {
+    if !args.json && args.html.is_none() && whole {
         print_alive(setting, record)?;
     }
     Ok(0)
@@ -69,6 +74,14 @@ fn print(
     Shown { record, machine, now_ns, whole }: &Shown,
     series: &mut dyn FnMut(&'static Table, &str) -> Result<Course>,
 ) -> Result<i32> {
+    if let Some(path) = &args.html {
+        let (charts, span) = match whole {
+            true => pages::charts_of(record, *now_ns, &mut *series)?,
+            false => (Vec::new(), None),
+        };
+        let shown = pages::Shown { record, machine: *machine, charts, span };
+        return write_html(path, &pages::file(&shown, *now_ns, view::local_zone()).into_string());
+    }
     let mut stdout = output::stdout();
     if args.json {
         writeln!(stdout, "{}", met_insight::json::object(record, *now_ns))?;
@@ -96,6 +109,16 @@ fn print(
     for plot in plots.iter().filter(|plot| !plot.is_empty()) {
         write!(stdout, "\n{plot}")?;
     }
+    Ok(0)
+}
+
+fn write_html(path: &Path, page: &str) -> Result<i32> {
+    if path.as_os_str() == "-" {
+        output::stdout().write_all(page.as_bytes())?;
+        return Ok(0);
+    }
+    std::fs::write(path, page)
+        .map_err(|error| Failure::usage(format!("--html {}: {error}", path.display())))?;
     Ok(0)
 }
 

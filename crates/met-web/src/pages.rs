@@ -1,0 +1,201 @@
+//! The pages, the same for daemon and server, over the same jobs as the API: who looks is found out first, and only
+//! what this viewer may see is there.
+//!
+//! Every page works without its script, holds its whole query in the address, and loads nothing from elsewhere.
+
+mod assets;
+mod charts;
+mod job;
+mod job_tables;
+mod jobs;
+mod layout;
+mod list_columns;
+mod node;
+mod nodes;
+mod now;
+mod plot;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Extension, Path, Query as Search};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::get;
+use jiff::tz::TimeZone;
+use maud::{Markup, html};
+use met_host::clock;
+
+use crate::api::{Admitted, Api, Visible};
+use crate::listener::Peer;
+use crate::problem::Problem;
+pub use job::{Shown, charts_of, file};
+use layout::Site;
+
+/// Where the page of a job is, below the base.
+pub fn job_path(label: &str) -> String {
+    format!("jobs/{}", layout::percent_encoded(label))
+}
+
+/// The style sheet, below the base.
+pub fn style_path() -> String {
+    format!("assets/{}", assets::ASSETS.style.name)
+}
+
+/// A text as a value in a query string.
+pub fn encoded(text: &str) -> String {
+    layout::percent_encoded(text)
+}
+
+/// What the pages are made from and where they are.
+pub struct Pages {
+    pub api: Arc<Api>,
+    /// The path that everything is below, with a slash at its end.
+    pub base: String,
+}
+
+/// What was asked for: the text in the path, and the parameters.
+pub(crate) struct Asked {
+    pub name: String,
+    pub search: Vec<(String, String)>,
+}
+
+impl Asked {
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let given = self.search.iter().find(|(known, value)| known == name && !value.is_empty());
+        given.map(|(_, value)| value.as_str())
+    }
+}
+
+/// A page, or a file to be stored.
+pub(crate) enum Made {
+    Page(Markup),
+    File { name: String, content: Markup },
+}
+
+type Maker = fn(&Site, &Visible<'_>, &Asked) -> Result<Made, Problem>;
+
+const ROUTES: &[(&str, Maker)] = &[
+    ("/", now::page),
+    ("/jobs", jobs::page),
+    ("/jobs/{name}", job::page),
+    ("/jobs/{name}/job.html", job::download),
+    ("/nodes", nodes::page),
+    ("/nodes/{name}", node::page),
+];
+
+/// The routes, without the base: a caller that has one nests them below it.
+pub fn router(pages: Arc<Pages>) -> Router {
+    let mut router = Router::new()
+        .route("/assets/{name}", get(|Path(name): Path<String>| async move { assets::serve(&name) }));
+    for &(path, maker) in ROUTES {
+        let pages = Arc::clone(&pages);
+        let handler = get(
+            move |Extension(peer): Extension<Peer>,
+                  headers: HeaderMap,
+                  name: Option<Path<String>>,
+                  uri: Uri| {
+                let name = name.map(|Path(name)| name).unwrap_or_default();
+                answer(Arc::clone(&pages), maker, peer, headers, name, uri)
+            },
+        );
+        router = router.route(path, handler);
+    }
+    router
+}
+
+async fn answer(
+    pages: Arc<Pages>,
+    maker: Maker,
+    peer: Peer,
+    headers: HeaderMap,
+    name: String,
+    uri: Uri,
+) -> Response {
+    let mut site = pages.site();
+    let Admitted { viewer, client, name: who, csrf } = match pages.api.admission.admit(&peer, &headers) {
+        Ok(admitted) => admitted,
+        Err(problem) => return refused(&site, problem),
+    };
+    (site.who, site.csrf) = (who, csrf);
+    let search = match Search::<Vec<(String, String)>>::try_from_uri(&uri) {
+        Ok(Search(search)) => search,
+        Err(error) => return refused(&site, Problem::asked(error)),
+    };
+    let Some(turn) = pages.api.answers.turn(&client).await else { return refused(&site, Problem::unread()) };
+    let (asked, busy) = (Arc::clone(&pages), pages.site());
+    let work = move || {
+        let visible = Visible::new(&viewer, &asked.api);
+        match maker(&site, &visible, &Asked { name, search }) {
+            Ok(made) => revalidated(made.into_response()),
+            Err(problem) => refused(&site, problem),
+        }
+    };
+    match pages.api.answers.make(turn, work).await {
+        Some(response) => response,
+        None => refused(&busy, Problem::busy()),
+    }
+}
+
+impl Pages {
+    fn site(&self) -> Site {
+        Site {
+            base: self.base.clone(),
+            who: String::new(),
+            csrf: None,
+            is_file: false,
+            now_ns: clock::realtime_ns(),
+            zone: TimeZone::system(),
+        }
+    }
+}
+
+impl IntoResponse for Made {
+    fn into_response(self) -> Response {
+        match self {
+            Made::Page(markup) => Html(markup.into_string()).into_response(),
+            Made::File { name, content } => {
+                let mut response = Html(content.into_string()).into_response();
+                // The name has only letters, digits and hyphens.
+                let disposition = format!("attachment; filename=\"{name}\"");
+                if let Ok(value) = HeaderValue::from_str(&disposition) {
+                    response.headers_mut().insert(header::CONTENT_DISPOSITION, value);
+                }
+                response
+            }
+        }
+    }
+}
+
+/// Why there is no such page, as a page; with the headers that a refusal has.
+fn refused(site: &Site, problem: Problem) -> Response {
+    let title = match problem.status {
+        StatusCode::NOT_FOUND => "Not found",
+        StatusCode::BAD_REQUEST => "This request cannot be answered",
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "Not allowed",
+        _ => "Something does not work",
+    };
+    let content = html! {
+        h1 { (title) }
+        (layout::notice("bad", &problem.reason))
+        p { a href=(site.to("jobs")) { "All jobs" } }
+    };
+    let page = layout::page(site, None, title, None, &content).into_string();
+    let mut response = problem.into_response();
+    *response.body_mut() = page.into();
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    let html = HeaderValue::from_static("text/html; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, html);
+    revalidated(response)
+}
+
+/// Back shows the page as it was; a reload asks again. The rest of the headers is the listener's.
+fn revalidated(mut response: Response) -> Response {
+    let again = HeaderValue::from_static("private, no-cache");
+    response.headers_mut().entry(header::CACHE_CONTROL).or_insert(again);
+    response
+}
+
+#[cfg(test)]
+#[path = "pages_tests.rs"]
+mod tests;

@@ -1,0 +1,389 @@
+//! What is drawn of a series: charts of one job, its GPUs, or a machine, all in the same steps of time.
+
+use met_core::event;
+use met_core::gpu::card;
+use met_core::job::{GpuUse, Record};
+use met_core::job_table as column;
+use met_core::series::Course;
+use met_core::{MISSING, Table, units};
+use met_insight::resample::{self, Bin};
+use met_sources::network::device;
+use met_sources::{block, hwmon, infiniband, ipmi, lustre, nfs, node, rapl, redfish, thermal};
+use met_store::NodePart;
+
+/// More lines in one chart cannot be told apart; the busiest are drawn.
+const LINES_MAX: usize = 8;
+
+/// The time that charts show, in this many steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub begin_ms: i64,
+    pub end_ms: i64,
+    pub bins: usize,
+}
+
+impl Span {
+    pub fn step_ms(self) -> f64 {
+        (self.end_ms - self.begin_ms) as f64 / self.bins.max(1) as f64
+    }
+
+    /// The middle of a step.
+    pub fn middle_ms(self, bin: usize) -> i64 {
+        self.begin_ms + ((bin as f64 + 0.5) * self.step_ms()) as i64
+    }
+}
+
+/// How values are written; the script knows the same names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    Cores,
+    Bytes,
+    BytesPerSecond,
+    Percent,
+    Watts,
+    Celsius,
+    PerSecond,
+}
+
+impl Unit {
+    pub fn name(self) -> &'static str {
+        match self {
+            Unit::Cores => "cores",
+            Unit::Bytes => "bytes",
+            Unit::BytesPerSecond => "bytes_per_second",
+            Unit::Percent => "percent",
+            Unit::Watts => "watts",
+            Unit::Celsius => "celsius",
+            Unit::PerSecond => "per_second",
+        }
+    }
+
+    pub fn write(self, value: f64) -> String {
+        match self {
+            Unit::Cores => units::cores(value),
+            Unit::Bytes => units::bytes(value),
+            Unit::BytesPerSecond => units::bytes_per_second(value),
+            Unit::Percent => units::percent(value),
+            Unit::Watts => units::watts(value),
+            Unit::Celsius => units::celsius(value),
+            Unit::PerSecond => units::count_per_second(value),
+        }
+    }
+
+    /// From one unit to the next: KiB to MiB.
+    fn step(self) -> f64 {
+        match self {
+            Unit::Bytes | Unit::BytesPerSecond => 1024.0,
+            _ => 1000.0,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Chart {
+    /// Names it in the page; letters, digits and hyphens.
+    pub id: String,
+    pub title: String,
+    /// What the figures are of: the job, the whole GPU, the machine.
+    pub scope: &'static str,
+    pub unit: Unit,
+    pub lines: Vec<Line>,
+    /// The lines are parts of a whole and drawn on top of each other.
+    pub stacked: bool,
+    /// A level that the lines are compared with.
+    pub limit: Option<(&'static str, f64)>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Line {
+    pub label: String,
+    /// In the chart's unit; `None` is a gap.
+    pub bins: Vec<Option<Bin>>,
+}
+
+impl Chart {
+    fn new(id: &str, title: &str, scope: &'static str, unit: Unit) -> Chart {
+        let (id, title) = (id.to_owned(), title.to_owned());
+        Chart { id, title, scope, unit, lines: Vec::new(), stacked: false, limit: None }
+    }
+
+    fn stacked(self) -> Chart {
+        Chart { stacked: true, ..self }
+    }
+
+    /// Adds a line unless nothing is known of it.
+    fn line(mut self, label: &str, bins: Vec<Option<Bin>>) -> Chart {
+        if bins.iter().any(Option::is_some) {
+            self.lines.push(Line { label: label.to_owned(), bins });
+        }
+        self
+    }
+
+    /// The highest value that is drawn.
+    pub fn peak(&self) -> f64 {
+        let highest = |line: &Line| line.bins.iter().flatten().map(|bin| bin.max).fold(0.0, f64::max);
+        if !self.stacked {
+            return self.lines.iter().map(highest).fold(0.0, f64::max);
+        }
+        let count = self.lines.iter().map(|line| line.bins.len()).max().unwrap_or(0);
+        let sum =
+            |bin: usize| self.lines.iter().filter_map(move |line| line.bins.get(bin)?.map(|bin| bin.mean));
+        (0..count).map(|bin| sum(bin).sum()).fold(0.0, f64::max)
+    }
+
+    /// Mean over the time that samples cover, of all lines together where they are parts of a whole, else of the
+    /// first.
+    pub fn mean(&self) -> Option<f64> {
+        let lines = if self.stacked { &self.lines[..] } else { self.lines.get(..1)? };
+        let mean = |line: &Line| {
+            let known: Vec<f64> = line.bins.iter().flatten().map(|bin| bin.mean).collect();
+            (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
+        };
+        lines.iter().filter_map(mean).reduce(|sum, mean| sum + mean)
+    }
+
+    /// The upper end of the axis: a round number above all lines, and above a limit that is not far away.
+    pub fn top(&self) -> f64 {
+        let peak = self.peak();
+        let limit = self.limit.map(|(_, value)| value).filter(|&value| value <= peak * 4.0);
+        resample::nice_above(limit.unwrap_or(0.0).max(peak), self.unit.step())
+    }
+
+    pub fn has_gap(&self) -> bool {
+        // One at the end is none: levels are last known a moment before the job ends.
+        let inner = |line: &Line| line.bins.split_last().is_some_and(|(_, rest)| rest.contains(&None));
+        self.lines.iter().any(inner)
+    }
+
+    fn did_something(&self) -> bool {
+        self.peak() > 0.0
+    }
+}
+
+/// The charts of a job over a span. What was never read has none, and so has I/O that there was none of.
+pub fn job(record: &Record, course: &Course, span: Span, gap_ms: i64) -> Vec<Chart> {
+    const OF_JOB: &str = "of the job";
+    let of = |index: usize| bins(course, index, span, gap_ms);
+    let chart = |id: &str, title: &str, unit: Unit| Chart::new(id, title, OF_JOB, unit);
+    let cores = chart("cpu", "CPU cores", Unit::Cores);
+    let has_split = [column::CPU_USER, column::CPU_SYSTEM].iter().all(|&index| is_read(course, index));
+    let cores = match has_split {
+        true => cores.stacked().line("user", of(column::CPU_USER)).line("system", of(column::CPU_SYSTEM)),
+        false => cores.line("cores", of(column::CPU)),
+    };
+    let memory = chart("memory", "Memory", Unit::Bytes)
+        .stacked()
+        .line("needed", of(column::MEMORY_NEEDED))
+        .line("cache", of(column::MEMORY_CACHE));
+    let io = chart("io", "Storage", Unit::BytesPerSecond)
+        .line("read", of(column::READ))
+        .line("written", of(column::WRITTEN));
+    let network = chart("network", "Network", Unit::BytesPerSecond)
+        .line("received", of(column::NETWORK_RECEIVED))
+        .line("sent", of(column::NETWORK_SENT));
+    let power = chart("power", "Power", Unit::Watts).line("power", of(column::ENERGY));
+    let pressure = chart("pressure", "Waiting (pressure)", Unit::Percent)
+        .line("CPU", of(column::PRESSURE_CPU))
+        .line("memory", of(column::PRESSURE_MEMORY))
+        .line("I/O", of(column::PRESSURE_IO));
+    let card_gap_ms = resample::card_gap_ms(course, gap_ms);
+    let gpu = chart("gpu", "GPU use, in GPUs", Unit::Cores)
+        .line("use", bins(course, column::GPU_UTILIZATION, span, card_gap_ms));
+    let gpu_memory = chart("gpu-memory", "GPU memory", Unit::Bytes)
+        .line("held", bins(course, column::GPU_MEMORY, span, card_gap_ms));
+    let gpu_power = chart("gpu-power", "GPU power", Unit::Watts)
+        .line("power", bins(course, column::GPU_POWER, span, card_gap_ms));
+    let cores = Chart { limit: cpu_limit(record), ..cores };
+    let memory = Chart { limit: memory_limit(record), ..memory };
+    let always = |chart: &Chart| !chart.lines.is_empty();
+    let busy = |chart: &Chart| always(chart) && chart.did_something();
+    let mut charts: Vec<Chart> = [cores, memory].into_iter().filter(always).collect();
+    charts.extend([gpu, gpu_memory].into_iter().filter(always));
+    charts.extend([io, network, power, gpu_power, pressure].into_iter().filter(busy));
+    charts
+}
+
+fn cpu_limit(record: &Record) -> Option<(&'static str, f64)> {
+    record.allocated.cpus.map(|cpus| ("allocated", cpus as f64))
+}
+
+fn memory_limit(record: &Record) -> Option<(&'static str, f64)> {
+    let own = record.local.as_ref().and_then(|local| local.memory_limit);
+    let limit = own.map(|limit| ("limit", limit.bytes as f64));
+    limit.or(record.allocated.memory_bytes.map(|bytes| ("allocated", bytes as f64)))
+}
+
+/// The whole GPUs of a job while it had them, including use by others.
+pub fn cards(cards: &[(&GpuUse, Course)], span: Span, gap_ms: i64) -> Vec<Chart> {
+    let kinds = [
+        ("card-use", "GPU use", Unit::Percent, card::UTILIZATION),
+        ("card-memory", "GPU memory", Unit::Bytes, card::MEMORY_USED),
+        ("card-power", "GPU power", Unit::Watts, card::POWER),
+        ("card-temperature", "GPU temperature", Unit::Celsius, card::TEMPERATURE),
+    ];
+    let chart = |(id, title, unit, index): (&str, &str, Unit, usize)| {
+        let mut chart = Chart::new(id, title, "of the whole GPU, all jobs", unit);
+        for (gpu, course) in cards {
+            let gap_ms = resample::card_gap_ms(course, gap_ms);
+            chart = chart.line(&format!("GPU {}", gpu.index), bins(course, index, span, gap_ms));
+        }
+        busiest(chart)
+    };
+    kinds.into_iter().map(chart).filter(|chart| !chart.lines.is_empty()).collect()
+}
+
+/// How often events happened in a job.
+pub fn events(events: &[(&str, Course)], span: Span, gap_ms: i64) -> Vec<Chart> {
+    let chart = |(index, (name, course)): (usize, &(&str, Course))| {
+        let chart = Chart::new(&format!("event-{index}"), name, "of the job", Unit::PerSecond);
+        chart.line("rate", bins(course, event::COUNT, span, gap_ms))
+    };
+    events.iter().enumerate().map(chart).filter(|chart| chart.did_something()).collect()
+}
+
+/// What is drawn of a machine: the sum of some columns of a table, one line for each of its parts.
+struct Wanted {
+    id: &'static str,
+    title: &'static str,
+    unit: Unit,
+    table: &'static Table,
+    plus: &'static [usize],
+    minus: Option<usize>,
+}
+
+const fn wanted(
+    id: &'static str,
+    title: &'static str,
+    unit: Unit,
+    table: &'static Table,
+    plus: &'static [usize],
+) -> Wanted {
+    Wanted { id, title, unit, table, plus, minus: None }
+}
+
+const BUSY: &[usize] =
+    &[node::CPU_USER, node::CPU_NICE, node::CPU_SYSTEM, node::CPU_INTERRUPT, node::CPU_SOFT_INTERRUPT];
+
+static MACHINE: &[Wanted] = &[
+    wanted("cpu", "CPU cores in use", Unit::Cores, &node::TABLE, BUSY),
+    Wanted {
+        minus: Some(node::MEMORY_AVAILABLE),
+        ..wanted("memory", "Memory in use", Unit::Bytes, &node::TABLE, &[node::MEMORY_TOTAL])
+    },
+    wanted("load", "Load", Unit::Cores, &node::TABLE, &[node::LOAD_1]),
+    wanted("card-use", "GPU use", Unit::Percent, &card::TABLE, &[card::UTILIZATION]),
+    wanted("card-memory", "GPU memory", Unit::Bytes, &card::TABLE, &[card::MEMORY_USED]),
+    wanted("card-power", "GPU power", Unit::Watts, &card::TABLE, &[card::POWER]),
+    wanted("rapl", "Processor power", Unit::Watts, &rapl::TABLE, &[rapl::ENERGY]),
+    wanted("ipmi-power", "Power, IPMI", Unit::Watts, &ipmi::TABLE, &[ipmi::POWER]),
+    wanted("redfish-power", "Power, Redfish", Unit::Watts, &redfish::TABLE, &[redfish::POWER]),
+    wanted("hwmon-power", "Power, sensors", Unit::Watts, &hwmon::TABLE, &[hwmon::POWER]),
+    wanted("disk", "Disks", Unit::BytesPerSecond, &block::TABLE, &[block::READ, block::WRITTEN]),
+    wanted("network", "Network", Unit::BytesPerSecond, &device::TABLE, &[device::RECEIVED, device::SENT]),
+    wanted(
+        "fabric",
+        "Fabric",
+        Unit::BytesPerSecond,
+        &infiniband::TABLE,
+        &[infiniband::RECEIVED, infiniband::SENT],
+    ),
+    wanted("lustre", "Lustre", Unit::BytesPerSecond, &lustre::TABLE, &[lustre::READ, lustre::WRITTEN]),
+    wanted("nfs", "NFS", Unit::BytesPerSecond, &nfs::TABLE, &[nfs::RECEIVED, nfs::SENT]),
+    wanted("temperature", "Temperature", Unit::Celsius, &hwmon::TABLE, &[hwmon::TEMPERATURE]),
+    wanted("thermal", "Temperature, zones", Unit::Celsius, &thermal::TABLE, &[thermal::TEMPERATURE]),
+    wanted("ipmi-temperature", "Temperature, IPMI", Unit::Celsius, &ipmi::TABLE, &[ipmi::TEMPERATURE]),
+];
+
+/// The machine over a span: one chart for each thing that it has and that did something.
+pub fn machine(
+    parts: &[(NodePart, Course)],
+    span: Span,
+    gap_ms: impl Fn(&Course) -> i64,
+    limits: [(&str, Option<f64>); 2],
+) -> Vec<Chart> {
+    let chart = |wanted: &Wanted| {
+        let mut chart = Chart::new(wanted.id, wanted.title, "of the machine", wanted.unit);
+        for (part, course) in parts.iter().filter(|(_, course)| std::ptr::eq(course.table, wanted.table)) {
+            let Some(&first) = wanted.plus.first() else { continue };
+            let combined = resample::combined(course, wanted.plus, wanted.minus);
+            let bins = bins(&combined, first, span, gap_ms(course));
+            let label = if part.part.is_empty() { wanted.title } else { &part.part };
+            if bins.iter().flatten().any(|bin| bin.max > 0.0) {
+                chart = chart.line(label, bins);
+            }
+        }
+        let limit = limits.iter().find(|(id, _)| *id == wanted.id).and_then(|(_, limit)| *limit);
+        busiest(Chart { limit: limit.map(|limit| ("all", limit)), ..chart })
+    };
+    MACHINE.iter().map(chart).filter(|chart| !chart.lines.is_empty()).collect()
+}
+
+/// Whether charts of a machine show something of a table.
+pub fn is_drawn(table: &Table) -> bool {
+    MACHINE.iter().any(|wanted| wanted.table.name == table.name)
+}
+
+/// Cores of a machine that were busy at its last sample.
+pub fn busy_cores(course: &Course) -> Option<f64> {
+    let combined = resample::combined(course, BUSY, None);
+    let last = resample::rates(&combined, BUSY[0], i64::MAX / 2).pop()?;
+    Some(last.value * course.table.columns[BUSY[0]].scale)
+}
+
+/// Keeps the lines with the highest means, in their order.
+fn busiest(mut chart: Chart) -> Chart {
+    let sum = |line: &Line| line.bins.iter().flatten().map(|bin| bin.mean).sum::<f64>();
+    let mut sums: Vec<f64> = chart.lines.iter().map(sum).collect();
+    sums.sort_by(|one, other| other.total_cmp(one));
+    let least = sums.get(LINES_MAX - 1).copied().unwrap_or(f64::MIN);
+    chart.lines.retain(|line| sum(line) >= least);
+    chart.lines.truncate(LINES_MAX);
+    chart
+}
+
+fn is_read(course: &Course, index: usize) -> bool {
+    course.columns[index].iter().any(|&cell| cell != MISSING)
+}
+
+fn bins(course: &Course, index: usize, span: Span, gap_ms: i64) -> Vec<Option<Bin>> {
+    let scale = course.table.columns[index].scale;
+    let bins = resample::between(course, index, span.begin_ms, span.end_ms, span.bins, gap_ms);
+    let scaled = |bin: Bin| Bin { min: bin.min * scale, mean: bin.mean * scale, max: bin.max * scale };
+    bins.into_iter().map(|bin| bin.map(scaled)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::sample;
+
+    use super::*;
+
+    fn span() -> Span {
+        let course = sample::course();
+        let (begin_ms, end_ms) = (course.times_ms[0], *course.times_ms.last().unwrap());
+        Span { begin_ms, end_ms, bins: 20 }
+    }
+
+    #[test]
+    fn what_was_never_read_has_no_chart() {
+        let charts = job(&sample::full(1, "train"), &sample::course(), span(), 10_000);
+        let ids: Vec<&str> = charts.iter().map(|chart| chart.id.as_str()).collect();
+        assert!(ids.contains(&"cpu") && ids.contains(&"memory") && !ids.contains(&"network"), "{ids:?}");
+        assert!(job(&sample::full(1, "train"), &Course::new(&met_core::JOB), span(), 10_000).is_empty());
+    }
+
+    #[test]
+    fn the_axis_ends_above_what_is_drawn_and_at_a_limit_that_is_near() {
+        let bins = vec![
+            Some(Bin { min: 3.0, mean: 3.0, max: 3.0 }),
+            None,
+            Some(Bin { min: 0.0, mean: 1.0, max: 2.0 }),
+        ];
+        let chart = Chart::new("cpu", "CPU", "of the job", Unit::Cores).line("cores", bins);
+        assert_eq!((chart.peak(), chart.top(), chart.mean()), (3.0, 3.0, Some(2.0)));
+        assert!(chart.has_gap());
+        let near = Chart { limit: Some(("allocated", 8.0)), ..chart.clone() };
+        let far = Chart { limit: Some(("allocated", 800.0)), ..chart };
+        assert_eq!((near.top(), far.top()), (8.0, 3.0));
+    }
+}

@@ -1,0 +1,443 @@
+//! One job: what it is, what it was given and used, how that went over time, and how well each figure is known.
+
+use jiff::tz::TimeZone;
+use maud::{Markup, html};
+use met_core::job::{GpuUse, Record};
+use met_core::series::Course;
+use met_core::text::{command_line, escape};
+use met_core::{JOB, Table, event, gpu, units};
+use met_insight::report::{
+    self, Detail, Fact, FactValue, Heading, Machine, Meter, Report, Section, ShareLine, words,
+};
+use met_insight::resample;
+use met_query::jobs::Meant;
+
+use super::charts::{self, Chart, Span};
+use super::layout::{self, Site, Tab, amount};
+use super::{Asked, Made, job_tables, plot};
+use crate::api::Visible;
+use crate::problem::Problem;
+
+/// Steps of a chart on a page, and in a file of its own.
+const BINS: usize = 360;
+const BINS_IN_FILE: usize = 2_000;
+/// Samples that are read for a page; of a longer series the newest are left out.
+const SAMPLES_MAX: usize = 400_000;
+const CARDS_MAX: usize = 16;
+const EVENTS_MAX: usize = 8;
+/// A running job is looked at again so often.
+const EVERY_S: u32 = 5;
+/// The least period of samples, for what is a gap.
+const SAMPLED_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// A job and its series as they are drawn.
+pub struct Shown<'a> {
+    pub record: &'a Record,
+    pub machine: Machine,
+    /// A step has no series of its own.
+    pub charts: Vec<Chart>,
+    pub span: Option<Span>,
+}
+
+pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
+    let (record, is_whole) = found(visible, asked)?;
+    let window = Window::of(asked)?;
+    let shown = shown(visible, &record, is_whole, window, BINS, site.now_ns)?;
+    let others = job_tables::neighbours(site, visible, &record)?;
+    let every_s = record.state.is_live().then_some(EVERY_S);
+    let content = content(site, &shown, window, others);
+    Ok(Made::Page(layout::page(site, Some(Tab::Jobs), &title(&record), every_s, &content)))
+}
+
+/// The same as one file.
+pub(super) fn download(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
+    let (record, is_whole) = found(visible, asked)?;
+    let shown = shown(visible, &record, is_whole, Window::default(), BINS_IN_FILE, site.now_ns)?;
+    let name: String =
+        record.label().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let content = file(&shown, site.now_ns, site.zone.clone());
+    Ok(Made::File { name: format!("job-{name}.html"), content })
+}
+
+/// A page that needs nothing else: style and script are in it, and it loads nothing.
+pub fn file(shown: &Shown<'_>, now_ns: i64, zone: TimeZone) -> Markup {
+    let site = Site { base: String::new(), who: String::new(), csrf: None, is_file: true, now_ns, zone };
+    let content = content(&site, shown, Window::default(), None);
+    layout::page(&site, None, &title(shown.record), None, &content)
+}
+
+/// The charts of a job for [`file`]; `series` reads the samples of a table and part.
+pub fn charts_of(
+    record: &Record,
+    now_ns: i64,
+    mut series: impl FnMut(&'static Table, &str) -> anyhow::Result<Course>,
+) -> anyhow::Result<(Vec<Chart>, Option<Span>)> {
+    charts_between(record, Window::default(), BINS_IN_FILE, now_ns, &mut series)
+}
+
+fn found(visible: &Visible<'_>, asked: &Asked) -> Result<(Record, bool), Problem> {
+    Ok(match visible.find(&asked.name)? {
+        Meant::Job(record) => (record, true),
+        Meant::Step(record) => (record, false),
+    })
+}
+
+fn title(record: &Record) -> String {
+    format!("{} · {}", record.name, record.label())
+}
+
+/// The part of the time that was asked for.
+#[derive(Clone, Copy, Default)]
+struct Window {
+    from_ms: Option<i64>,
+    to_ms: Option<i64>,
+}
+
+impl Window {
+    fn of(asked: &Asked) -> Result<Window, Problem> {
+        let one = |name: &str| {
+            let time = asked.get(name).map(|text| {
+                let wrong = || Problem::asked(format!("{name}: {text:?} is not a time in unix milliseconds"));
+                text.parse::<i64>().ok().filter(|ms| (0..1 << 43).contains(ms)).ok_or_else(wrong)
+            });
+            time.transpose()
+        };
+        Ok(Window { from_ms: one("from")?, to_ms: one("to")? })
+    }
+
+    fn is_zoomed(self) -> bool {
+        self.from_ms.is_some() || self.to_ms.is_some()
+    }
+}
+
+fn shown<'a>(
+    visible: &Visible<'_>,
+    record: &'a Record,
+    is_whole: bool,
+    window: Window,
+    bins: usize,
+    now_ns: i64,
+) -> Result<Shown<'a>, Problem> {
+    let key = &record.key;
+    let mut series = |table: &'static Table, part: &str| {
+        all_samples(table, |after_ms| match table.name {
+            name if name == JOB.name => visible.query.course(visible.viewer, key, after_ms),
+            name if name == gpu::card::TABLE.name => {
+                visible.query.card_course(visible.viewer, key, part, after_ms)
+            }
+            _ => visible.query.job_series(visible.viewer, key, table, part, after_ms),
+        })
+    };
+    let (charts, span) = match is_whole {
+        true => charts_between(record, window, bins, now_ns, &mut series)
+            .map_err(|error| Problem::failed(&error))?,
+        false => (Vec::new(), None),
+    };
+    let machine = Machine { cpus: job_tables::cpus_of_node(visible, record)? };
+    Ok(Shown { record, machine, charts, span })
+}
+
+/// Page after page, as far as a chart can use it.
+fn all_samples(
+    table: &'static Table,
+    page: impl Fn(i64) -> anyhow::Result<Course>,
+) -> anyhow::Result<Course> {
+    let mut all = Course::new(table);
+    loop {
+        let more = page(all.times_ms.last().copied().unwrap_or(i64::MIN))?;
+        let before = all.len();
+        all.append(&more);
+        if all.len() == before || all.len() >= SAMPLES_MAX {
+            return Ok(all);
+        }
+    }
+}
+
+fn charts_between(
+    record: &Record,
+    window: Window,
+    bins: usize,
+    now_ns: i64,
+    series: &mut dyn FnMut(&'static Table, &str) -> anyhow::Result<Course>,
+) -> anyhow::Result<(Vec<Chart>, Option<Span>)> {
+    let course = series(&JOB, "")?;
+    let course = resample::until(&course, record.end_ns.map(|end_ns| end_ns / 1_000_000));
+    let gap_ms = resample::gap_ms_of(&course, SAMPLED_EVERY);
+    let Some(span) = span(record, &course, window, bins, now_ns) else { return Ok((Vec::new(), None)) };
+    let mut drawn = charts::job(record, &course, span, gap_ms);
+    let mut cards: Vec<(&GpuUse, Course)> = Vec::new();
+    for gpu in record.gpus.iter().take(CARDS_MAX) {
+        cards.push((gpu, series(&gpu::card::TABLE, &gpu.uuid)?));
+    }
+    drawn.extend(charts::cards(&cards, span, gap_ms));
+    let mut counted: Vec<(&str, Course)> = Vec::new();
+    for of in record.events.iter().take(EVENTS_MAX) {
+        // An older daemon has no such series.
+        let course = series(&event::TABLE, &of.name).unwrap_or_else(|_| Course::new(&event::TABLE));
+        counted.push((&of.name, course));
+    }
+    drawn.extend(charts::events(&counted, span, gap_ms));
+    Ok((drawn, Some(span)))
+}
+
+/// What is drawn: the samples, or the part of their time that was asked for. Fewer samples than steps need no more
+/// steps than there are.
+fn span(record: &Record, course: &Course, window: Window, bins: usize, now_ns: i64) -> Option<Span> {
+    /// Two samples are a flat line.
+    const SAMPLES_MIN: usize = 3;
+    if course.len() < SAMPLES_MIN {
+        return None;
+    }
+    let (&first_ms, &last_ms) = (course.times_ms.first()?, course.times_ms.last()?);
+    let last_ms = if record.state.is_live() { last_ms.max(now_ns / 1_000_000 - 2_000) } else { last_ms };
+    let begin_ms = window.from_ms.unwrap_or(first_ms).clamp(first_ms, last_ms);
+    let end_ms = window.to_ms.unwrap_or(last_ms).clamp(begin_ms, last_ms);
+    let inside = course.times_ms.iter().filter(|ms| (begin_ms..=end_ms).contains(ms)).count();
+    (end_ms > begin_ms).then(|| Span { begin_ms, end_ms, bins: bins.min(inside.max(40)) })
+}
+
+fn content(site: &Site, shown: &Shown<'_>, window: Window, others: Option<Markup>) -> Markup {
+    let record = shown.record;
+    let report = report::report(record, shown.machine, site.now_ns);
+    html! {
+        (head(site, record, &report))
+        div.live id="job-body" data-live {
+            (facts(site, &report.facts))
+            (annotation(site, record))
+            (meters(&report.meters))
+            (shares(&report.shares))
+        }
+        (timelines(site, shown, window))
+        section id="figures" data-live aria-labelledby="figures-title" {
+            h2 id="figures-title" { "Figures" }
+            div.cards { @for section in &report.sections { (self::section(site, section)) } }
+        }
+        (job_tables::parts(&report.parts))
+        (job_tables::stragglers(record))
+        (job_tables::processes(site, record))
+        @if let Some(others) = others { (others) }
+        (notes(&report))
+    }
+}
+
+fn head(site: &Site, record: &Record, report: &Report) -> Markup {
+    let here = site.job_path(&record.label());
+    html! {
+        div.head {
+            div {
+                p.over { "Job " (escape(&report.id)) }
+                h1 { (escape(&report.name)) }
+            }
+            p.outcome id="outcome" data-live aria-live="polite" {
+                (layout::state(report.state))
+                @let state = report.state.name().replace('_', " ");
+                @let more = report.outcome.strip_prefix(&state).unwrap_or(&report.outcome).trim_start_matches(", ");
+                @if !more.is_empty() { span { (escape(more)) } }
+            }
+            @if !site.is_file {
+                ul.actions {
+                    li { a href={ (here) "/job.html" } download { "HTML file" } }
+                    li { a href=(site.to(&format!("api/v1/jobs/{}", layout::percent_encoded(&record.label())))) { "JSON" } }
+                    li {
+                        a href=(site.to(&format!("api/v1/jobs/{}/series?format=csv", layout::percent_encoded(&record.label())))) { "Samples as CSV" }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn facts(site: &Site, facts: &[Fact]) -> Markup {
+    html! {
+        dl.facts {
+            @for fact in facts {
+                div.{ "fact-" (fact.label.replace(' ', "-")) } {
+                    dt { (fact.label) }
+                    dd { (fact_value(site, fact)) }
+                }
+            }
+        }
+    }
+}
+
+/// What its owner says of it.
+fn annotation(site: &Site, record: &Record) -> Markup {
+    let said = &record.annotation;
+    html! {
+        @if !said.tags.is_empty() {
+            ul.tags aria-label="Tags" {
+                @for tag in &said.tags {
+                    li {
+                        @if site.is_file { (escape(tag)) }
+                        @else { a href=(site.to(&format!("jobs?{}", layout::search([("tag", tag.as_str())])))) { (escape(tag)) } }
+                    }
+                }
+            }
+        }
+        @if let Some(note) = &said.note { blockquote.note { @for line in note.lines() { p { (escape(line)) } } } }
+    }
+}
+
+fn fact_value(site: &Site, fact: &Fact) -> Markup {
+    html! {
+        @match &fact.value {
+            FactValue::Text(text) => (escape(text)),
+            FactValue::Command(words) => code { (command_line(words)) },
+            FactValue::Times(start_ns, end_ns) => {
+                (site.time_long(*start_ns))
+                @if let Some(end_ns) = end_ns { " – " (site.time_long(*end_ns)) }
+            },
+            FactValue::Amount(value) => (amount(value)),
+        }
+    }
+}
+
+fn meters(meters: &[Meter]) -> Markup {
+    html! {
+        @if !meters.is_empty() {
+            ul.meters aria-label="Used of what there is" {
+                @for meter in meters {
+                    li {
+                        span.label { (meter.label) }
+                        (layout::bar(meter.share, "good"))
+                        span.share { (units::percent(meter.share)) }
+                        span.dim { (amount(&meter.used)) " of " (amount(&meter.whole)) ", " (meter.of) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn shares(shares: &[ShareLine]) -> Markup {
+    let optional = |value: &Option<report::Amount>| html! { @if let Some(value) = value { (amount(value)) } @else { "–" } };
+    html! {
+        @if !shares.is_empty() {
+            div.scroll tabindex="0" role="region" aria-label="Requested and used" {
+                table.shares {
+                    caption { "Requested and used" }
+                    thead { tr {
+                        th scope="col" { "Resource" } th.n scope="col" { "Requested" }
+                        th.n scope="col" { "Allocated" } th.n scope="col" { "Used" } th scope="col" { "Efficiency" }
+                    } }
+                    tbody {
+                        @for line in shares {
+                            tr {
+                                th scope="row" { (line.label) }
+                                td.n { (optional(&line.requested)) }
+                                td.n { (optional(&line.allocated)) }
+                                td.n { (optional(&line.used)) }
+                                td.eff {
+                                    @if let Some(share) = line.efficiency {
+                                        (layout::bar(share, share_kind(line.label, share)))
+                                        span.share { (units::percent(share)) }
+                                    } @else { "–" }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// All of the memory or the time is close to a limit; all of the CPUs is what they are for.
+fn share_kind(label: &str, share: f64) -> &'static str {
+    match label {
+        "memory" | "time" => layout::closeness_kind(share),
+        _ => layout::efficiency_kind(share),
+    }
+}
+
+fn timelines(site: &Site, shown: &Shown<'_>, window: Window) -> Markup {
+    let Some(span) = shown.span.filter(|_| !shown.charts.is_empty()) else {
+        return html! {};
+    };
+    html! {
+        section.timelines id="timelines" aria-labelledby="timelines-title" {
+            div.bar-line {
+                h2 id="timelines-title" { "Over time" }
+                @if !site.is_file { (zoom(site, shown.record, span, window)) }
+            }
+            div.charts id="charts" data-live {
+                @for chart in &shown.charts { (plot::figure(chart, span, &site.zone)) }
+            }
+            div id="chart-source" data-live { (plot::data(&shown.charts, span)) }
+        }
+    }
+}
+
+/// Links that show less or more of the time: they work without the script and by keyboard.
+fn zoom(site: &Site, record: &Record, span: Span, window: Window) -> Markup {
+    let here = site.job_path(&record.label());
+    let (length, quarter) = (span.end_ms - span.begin_ms, (span.end_ms - span.begin_ms) / 4);
+    let to = |from: i64, to: i64| {
+        let (from, to) = (from.max(0).to_string(), to.to_string());
+        format!("{here}?{}#timelines", layout::search([("from", from.as_str()), ("to", to.as_str())]))
+    };
+    html! {
+        nav.zoom id="zoom" data-live aria-label="Time shown" {
+            @if length > 4_000 { a href=(to(span.begin_ms + quarter, span.end_ms - quarter)) data-zoom { "Zoom in" } }
+            @if window.is_zoomed() {
+                a href=(to(span.begin_ms - length / 2, span.end_ms + length / 2)) data-zoom { "Zoom out" }
+                a href=(to(span.begin_ms - length / 2, span.end_ms - length / 2)) data-zoom { "Earlier" }
+                a href=(to(span.begin_ms + length / 2, span.end_ms + length / 2)) data-zoom { "Later" }
+                a href={ (here) "#timelines" } data-zoom { "All" }
+            }
+            span.hint { "drag in a chart to zoom" }
+        }
+    }
+}
+
+fn section(site: &Site, section: &Section) -> Markup {
+    html! {
+        section.card {
+            h3 {
+                @match &section.heading {
+                    Some(heading) => (self::heading(site, heading)),
+                    None => (section.title),
+                }
+            }
+            dl {
+                @for line in &section.lines {
+                    dt { (line.label) }
+                    dd {
+                        (amount(&line.amount))
+                        @if !line.details.is_empty() { span.dim { (details(&line.details)) } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn heading(site: &Site, heading: &Heading) -> Markup {
+    html! {
+        (escape(&heading.label))
+        span.dim {
+            (escape(&heading.words.join(", ")))
+            @if let Some((what, since_ns)) = heading.since { ", " (what) " " (site.time(since_ns)) }
+        }
+    }
+}
+
+fn details(details: &[Detail]) -> String {
+    details.iter().map(|detail| escape(&words::detail(detail))).collect::<Vec<_>>().join(" · ")
+}
+
+/// What a reader must know: remarks, then what the signs mean.
+fn notes(report: &Report) -> Markup {
+    let signs = words::legend(report);
+    html! {
+        @if !report.notes.is_empty() || !signs.is_empty() {
+            section.notes id="notes" data-live aria-labelledby="notes-title" {
+                h2 id="notes-title" { "Data quality and notes" }
+                ul {
+                    @for note in &report.notes { li { (escape(note)) } }
+                    @for sign in &signs { li { (sign) } }
+                }
+            }
+        }
+    }
+}

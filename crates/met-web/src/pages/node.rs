@@ -1,0 +1,165 @@
+//! One machine: how it is, its sensors over time, and the jobs on it.
+
+use maud::{Markup, html};
+use met_core::series::Course;
+use met_core::text::escape;
+use met_core::units;
+use met_insight::resample;
+use met_query::protocol::NodeStatus;
+use met_store::NodePart;
+
+use super::charts::{self, Span};
+use super::layout::{self, Site, Tab};
+use super::list_columns::{COLUMNS, ListColumn};
+use super::{Asked, Made, job_tables, jobs, nodes, plot};
+use crate::api::Visible;
+use crate::problem::Problem;
+
+const EVERY_S: u32 = 15;
+const BINS: usize = 360;
+/// What can be looked at: a name in the address, and how many hours.
+const SPANS: [(&str, i64); 5] = [("1h", 1), ("6h", 6), ("24h", 24), ("7d", 168), ("30d", 720)];
+/// Machines are read this often at most without jobs.
+const IDLE: std::time::Duration = std::time::Duration::from_secs(60);
+const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
+/// Pages of series that are read for one page.
+const PAGES_MAX: usize = 200;
+const LISTED: usize = 50;
+
+const SHOWN: &[&str] = &[
+    "job",
+    "name",
+    "user",
+    "state",
+    "average_cores",
+    "memory_needed_peak_bytes",
+    "efficiency_gpu_ratio",
+    "wall_seconds",
+    "start",
+];
+
+type Parts = Vec<(NodePart, Course)>;
+
+pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
+    if let Some((name, _)) = asked.search.iter().find(|(name, _)| name != "span") {
+        return Err(Problem::asked(format!("unknown parameter {name:?}; known: span")));
+    }
+    let wanted = asked.get("span").unwrap_or(SPANS[0].0);
+    let Some(&(_, hours)) = SPANS.iter().find(|(name, _)| *name == wanted) else {
+        let known = SPANS.map(|(name, _)| name).join(", ");
+        return Err(Problem::asked(format!("span: {wanted:?} is not one of {known}")));
+    };
+    let all = visible.nodes()?;
+    let node = all.iter().find(|node| node.name == asked.name).ok_or_else(|| {
+        let reason = format!("no node named {:?}", asked.name);
+        Problem::new(axum::http::StatusCode::NOT_FOUND, reason)
+    })?;
+    let end_ms = site.now_ns / 1_000_000;
+    let begin_ms = end_ms - hours * 3_600_000;
+    let parts = courses(visible, &node.name, begin_ms)?;
+    let span = Span { begin_ms, end_ms, bins: BINS };
+    let drawn = charts::machine(&parts, span, gap_ms, limits(Some(node)));
+    let columns: Vec<&ListColumn> = COLUMNS.iter().filter(|column| SHOWN.contains(&column.name())).collect();
+    let on_node = job_tables::on_node(visible, &node.name, LISTED)?;
+    let content = html! {
+        div.head { div { p.over { "Node" } h1 { (escape(&node.name)) } } }
+        div id="node-facts" data-live { (facts(site, node)) }
+        section.timelines aria-labelledby="sensors-title" {
+            div.bar-line {
+                h2 id="sensors-title" { "Sensors" }
+                nav.zoom aria-label="Time shown" {
+                    @for (name, _) in SPANS {
+                        a href={ (site.node_path(&node.name)) "?span=" (name) } aria-current=[(name == wanted).then_some("true")] { (name) }
+                    }
+                }
+            }
+            @if drawn.is_empty() { p.empty { "No samples of this time. A system daemon stores series of its machine; a user's daemon with storage.node_series." } }
+            div.charts id="charts" data-live { @for chart in &drawn { (plot::figure(chart, span, &site.zone)) } }
+            div id="chart-source" data-live { (plot::data(&drawn, span)) }
+        }
+        section id="node-jobs" data-live aria-labelledby="node-jobs-title" {
+            h2 id="node-jobs-title" { "Jobs here, now and before" }
+            @if on_node.is_empty() { p.empty { "None that you may see." } }
+            @else { (jobs::plain_table(site, &columns, &on_node, "Jobs on this node")) }
+        }
+    };
+    Ok(Made::Page(layout::page(site, Some(Tab::Nodes), &node.name, Some(EVERY_S), &content)))
+}
+
+fn facts(site: &Site, node: &NodeStatus) -> Markup {
+    let fact = |label: &str, value: Markup| html! { div { dt { (label) } dd { (value) } } };
+    html! {
+        @if let Some(problem) = &node.problem { (layout::notice("bad", problem)) }
+        dl.facts {
+            (fact("last seen", html! { (nodes::seen(site, node)) @if node.late { " " span.flag { "late" } } }))
+            (fact("jobs", html! { (node.jobs) " running" }))
+            @if let Some(cpus) = node.cpus { (fact("CPUs", html! { (cpus) })) }
+            @if let Some(bytes) = node.memory_bytes { (fact("memory", html! { (units::bytes(bytes as f64)) })) }
+            @if node.clock_offset_ns.is_some() { (fact("clock", nodes::clock(node))) }
+            @if node.dropped_samples > 0 { (fact("dropped samples", html! { span.flag { (units::count(node.dropped_samples as f64)) } })) }
+            @if let Some(version) = &node.version { (fact("met", html! { (escape(version)) })) }
+        }
+    }
+}
+
+/// What charts of a machine are compared with.
+pub(super) fn limits(node: Option<&NodeStatus>) -> [(&'static str, Option<f64>); 2] {
+    let cpus = node.and_then(|node| node.cpus).map(|cpus| cpus as f64);
+    let memory = node.and_then(|node| node.memory_bytes).map(|bytes| bytes as f64);
+    [("cpu", cpus), ("memory", memory)]
+}
+
+pub(super) fn gap_ms(course: &Course) -> i64 {
+    let idle_ms = i64::try_from(IDLE.as_millis()).unwrap_or(i64::MAX / 5) * 5 / 2;
+    resample::gap_ms_of(course, SECOND).max(idle_ms)
+}
+
+/// The series of a node: of a cluster by its name, of a machine that answers for itself its own.
+fn courses(visible: &Visible<'_>, name: &str, since_ms: i64) -> Result<Parts, Problem> {
+    if let Some(parts) = own_courses(visible, since_ms)? {
+        return Ok(parts);
+    }
+    let mut all = std::collections::BTreeMap::<NodePart, Course>::new();
+    let mut after_ms = since_ms - 1;
+    for _ in 0..PAGES_MAX {
+        let span = visible.query.node_courses(name, after_ms).map_err(|error| Problem::failed(&error))?;
+        let Some(span) = span else { break };
+        for (part, course) in span.courses {
+            match all.get_mut(&part) {
+                Some(known) => known.append(&course),
+                None => drop(all.insert(part, course)),
+            }
+        }
+        match span.until_ms.filter(|&until_ms| until_ms > after_ms) {
+            Some(until_ms) => after_ms = until_ms,
+            None => break,
+        }
+    }
+    Ok(all.into_iter().collect())
+}
+
+/// The series of the machine that answers; `None` from a server.
+pub(super) fn own_courses(visible: &Visible<'_>, since_ms: i64) -> Result<Option<Parts>, Problem> {
+    let failed = |error: anyhow::Error| Problem::failed(&error);
+    let Some(parts) = visible.query.node_parts(since_ms).map_err(failed)? else { return Ok(None) };
+    let mut courses = Vec::new();
+    for part in parts {
+        let Some(table) = met_sources::table(&part.table).filter(|table| charts::is_drawn(table)) else {
+            continue;
+        };
+        let mut all = Course::new(table);
+        for _ in 0..PAGES_MAX {
+            let after_ms = all.times_ms.last().copied().unwrap_or(since_ms - 1);
+            let Some(more) = visible.query.node_course(table, &part.part, after_ms).map_err(failed)? else {
+                break;
+            };
+            let before = all.len();
+            all.append(&more);
+            if all.len() == before {
+                break;
+            }
+        }
+        courses.push((part, all));
+    }
+    Ok(Some(courses))
+}

@@ -1,0 +1,176 @@
+//! The machines: a map in which those stand out that need a look, and a list.
+
+use maud::{Markup, html};
+use met_core::text::escape;
+use met_core::units;
+use met_query::protocol::NodeStatus;
+
+use super::layout::{self, Site, Tab};
+use super::{Asked, Made};
+use crate::api::Visible;
+use crate::problem::Problem;
+
+const EVERY_S: u32 = 10;
+/// A clock this far off makes series of several nodes hard to compare.
+const CLOCK_OFF_NS: i64 = 2_000_000_000;
+
+pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
+    let unknown = asked.search.iter().find(|(name, _)| !["name", "show"].contains(&name.as_str()));
+    if let Some((name, _)) = unknown {
+        return Err(Problem::asked(format!("unknown parameter {name:?}; known: name, show")));
+    }
+    let all = visible.nodes()?;
+    let (wanted, show) = (asked.get("name").unwrap_or(""), asked.get("show").unwrap_or(""));
+    let is_wanted = |node: &&NodeStatus| node.name.contains(wanted) && fits(node, show);
+    let mut nodes: Vec<&NodeStatus> = all.iter().filter(is_wanted).collect();
+    nodes.sort_by(|one, other| natural(&one.name).cmp(&natural(&other.name)));
+    let content = html! {
+        div.head {
+            h1 { "Nodes" }
+            nav.quick aria-label="Quick filters" {
+                @for (label, value) in [("All", ""), ("Late or broken", "bad"), ("Free", "free"), ("Busy", "busy")] {
+                    @let search = layout::search([("name", wanted), ("show", value)].into_iter().filter(|(_, value)| !value.is_empty()));
+                    a href=(site.to(&format!("nodes{}{search}", if search.is_empty() { "" } else { "?" }))) aria-current=[(show == value).then_some("true")] { (label) }
+                }
+            }
+        }
+        search {
+            form.filter method="get" action=(site.to("nodes")) {
+                div.fields {
+                    div.field {
+                        label for="f-name" { "Name contains" }
+                        input id="f-name" type="search" name="name" value=(wanted) autocomplete="off" spellcheck="false" autocapitalize="none";
+                    }
+                    @if !show.is_empty() { input type="hidden" name="show" value=(show); }
+                    button type="submit" { "Show" }
+                }
+            }
+        }
+        div id="nodes" data-live {
+            @if nodes.is_empty() { p.empty { "No nodes match." } }
+            @if nodes.len() > 1 { (map(site, &nodes)) }
+            @if !nodes.is_empty() { (list(site, &nodes)) }
+        }
+    };
+    Ok(Made::Page(layout::page(site, Some(Tab::Nodes), "Nodes", Some(EVERY_S), &content)))
+}
+
+fn fits(node: &NodeStatus, show: &str) -> bool {
+    match show {
+        "bad" => is_bad(node),
+        "free" => node.jobs == 0 && !is_bad(node),
+        "busy" => node.jobs > 0,
+        _ => true,
+    }
+}
+
+fn is_bad(node: &NodeStatus) -> bool {
+    node.late || node.problem.is_some()
+}
+
+/// `n2` before `n10`.
+fn natural(name: &str) -> Vec<(String, u64)> {
+    let mut parts = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let (words, after) = rest.split_at(digits);
+        let end = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
+        parts.push((words.to_owned(), after[..end].parse().unwrap_or(u64::MAX)));
+        rest = &after[end..];
+    }
+    parts
+}
+
+/// In words, and as a class.
+fn condition(node: &NodeStatus) -> (&'static str, &'static str) {
+    match node {
+        node if node.problem.is_some() => ("problem", "bad"),
+        node if node.late => ("late", "bad"),
+        node if node.jobs > 0 => ("busy", "run"),
+        _ => ("free", "ok"),
+    }
+}
+
+fn map(site: &Site, nodes: &[&NodeStatus]) -> Markup {
+    html! {
+        section aria-labelledby="map-title" {
+            h2.hidden id="map-title" { "Map" }
+            ul.map {
+                @for node in nodes {
+                    @let (word, kind) = condition(node);
+                    li { a.(kind) href=(site.node_path(&node.name)) title={ (escape(&node.name)) ": " (word) ", " (node.jobs) " jobs" } {
+                        span.hidden { (escape(&node.name)) ": " (word) }
+                    } }
+                }
+            }
+            ul.legend {
+                @for (word, kind) in [("free", "ok"), ("busy", "run"), ("late or problem", "bad")] {
+                    li { span.square.(kind) {} (word) " " (nodes.iter().filter(|node| condition(node).1 == kind).count()) }
+                }
+            }
+        }
+    }
+}
+
+fn list(site: &Site, nodes: &[&NodeStatus]) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label="Nodes" {
+            table.list.nodes role="table" {
+                thead role="rowgroup" { tr role="row" {
+                    @for (head, class) in [("Node", "t"), ("State", "t"), ("Jobs", "n"), ("CPUs", "n"), ("Memory", "n"), ("Last seen", "n"), ("Clock", "n"), ("Dropped", "n"), ("Version", "t")] {
+                        th class=(class) scope="col" role="columnheader" { (head) }
+                    }
+                } }
+                tbody role="rowgroup" { @for node in nodes { (row(site, node)) } }
+            }
+        }
+    }
+}
+
+fn row(site: &Site, node: &NodeStatus) -> Markup {
+    let (word, kind) = condition(node);
+    html! {
+        tr role="row" {
+            td.t.c-name role="cell" data-head="Node" { a href=(site.node_path(&node.name)) { (escape(&node.name)) } }
+            td.t.c-state role="cell" data-head="State" {
+                span.state.(kind) { (word) }
+                @if let Some(problem) = &node.problem { span.dim { (escape(problem)) } }
+            }
+            td.n role="cell" data-head="Jobs" { (node.jobs) }
+            td.n role="cell" data-head="CPUs" { @if let Some(cpus) = node.cpus { (cpus) } }
+            td.n role="cell" data-head="Memory" { @if let Some(bytes) = node.memory_bytes { (units::bytes(bytes as f64)) } }
+            td.n role="cell" data-head="Last seen" { (seen(site, node)) }
+            td.n role="cell" data-head="Clock" { (clock(node)) }
+            td.n role="cell" data-head="Dropped" { @if node.dropped_samples > 0 { span.flag { (units::count(node.dropped_samples as f64)) } } }
+            td.t role="cell" data-head="Version" { @if let Some(version) = &node.version { (escape(version)) } }
+        }
+    }
+}
+
+pub(super) fn seen(site: &Site, node: &NodeStatus) -> Markup {
+    html! { @if let Some(seen_ns) = node.seen_ns { (site.ago(seen_ns)) } @else { "never" } }
+}
+
+/// How far its clock is off.
+pub(super) fn clock(node: &NodeStatus) -> Markup {
+    let Some(offset_ns) = node.clock_offset_ns else { return html! {} };
+    let words = units::duration(offset_ns.unsigned_abs() as f64 / 1e9);
+    let side = if offset_ns > 0 { "behind" } else { "ahead" };
+    html! {
+        @if offset_ns.abs() > CLOCK_OFF_NS { span.flag { (words) " " (side) } }
+        @else { span.dim { (words) } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_sorted_as_people_count() {
+        let mut names = ["n10", "n2", "gpu1", "n1", "n1-2", "n"];
+        names.sort_by_key(|name| natural(name));
+        assert_eq!(names, ["gpu1", "n1", "n1-2", "n2", "n10", "n"]);
+    }
+}

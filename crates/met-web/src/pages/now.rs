@@ -1,0 +1,344 @@
+//! The machine or the cluster now: what is free, who holds what, and what is wrong.
+
+use std::collections::BTreeMap;
+
+use maud::{Markup, html};
+use met_core::job::{Record, State};
+use met_core::job_table as column;
+use met_core::series::Course;
+use met_core::text::escape;
+use met_core::units;
+use met_insight::average;
+use met_query::jobs::JobsFilter;
+use met_query::protocol::NodeStatus;
+use met_sources::node as machine_table;
+use met_store::NodePart;
+
+use super::charts::Span;
+use super::layout::{self, Site, Tab};
+use super::list_columns::{COLUMNS, ListColumn};
+use super::{Asked, Made, charts, jobs, node, plot};
+use crate::api::Visible;
+use crate::problem::Problem;
+
+const EVERY_S: u32 = 5;
+/// Running and waiting jobs that are summed up; a larger cluster is told so.
+const JOBS_MAX: usize = 5_000;
+const PAGE_JOBS: usize = 500;
+/// Jobs in the lists of this page.
+const LISTED: usize = 25;
+const ENDED_LISTED: usize = 10;
+/// What is drawn of the machine.
+const MINUTES: i64 = 30;
+const BINS: usize = 90;
+const CHARTS: [&str; 6] = ["cpu", "memory", "card-use", "rapl", "ipmi-power", "network"];
+
+/// Columns of the lists here.
+const SHOWN: &[&str] = &[
+    "job",
+    "name",
+    "user",
+    "state",
+    "average_cores",
+    "memory_needed_peak_bytes",
+    "efficiency_gpu_ratio",
+    "wall_seconds",
+    "nodes",
+];
+
+pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
+    if let Some((name, _)) = asked.search.first() {
+        return Err(Problem::asked(format!("unknown parameter {name:?}; this page has none")));
+    }
+    let nodes = visible.nodes()?;
+    let (live, is_cut) = live_jobs(visible)?;
+    let ended = JobsFilter {
+        states: State::ALL.into_iter().filter(|state| !state.is_live()).collect(),
+        limit: Some(ENDED_LISTED),
+        paged: true,
+        ..JobsFilter::default()
+    };
+    let (ended, warnings) = visible.jobs(&ended)?;
+    let since_ms = site.now_ns / 1_000_000 - MINUTES * 60_000;
+    let parts = node::own_courses(visible, since_ms)?;
+    let title = match nodes.as_slice() {
+        [node] => escape(&node.name),
+        _ => "Cluster".to_owned(),
+    };
+    let columns: Vec<&ListColumn> = COLUMNS.iter().filter(|column| SHOWN.contains(&column.name())).collect();
+    let content = html! {
+        div.head { h1 { (title) } p.over { "Now" } }
+        div id="tiles" data-live { (tiles(visible, &nodes, &live, parts.as_deref())) }
+        div id="attention" data-live aria-live="polite" {
+            @for warning in &warnings { (layout::notice("warn", warning)) }
+            @if is_cut { (layout::notice("warn", &format!("more than {JOBS_MAX} running and waiting jobs: sums are of the newest"))) }
+            (attention(site, &nodes, &live))
+        }
+        @if let Some(parts) = &parts { (machine(site, &nodes, parts, since_ms)) }
+        div id="holders" data-live { (holders(site, &live)) }
+        section id="running" data-live aria-labelledby="running-title" {
+            div.bar-line {
+                h2 id="running-title" { "Running and waiting" }
+                a href=(site.to("jobs?state=running%2Csuspended%2Cpending")) { "All of them" }
+            }
+            @if live.is_empty() { p.empty { "No jobs are running." } }
+            @else { (jobs::plain_table(site, &columns, &live[..live.len().min(LISTED)], "Running and waiting jobs")) }
+        }
+        section id="ended" data-live aria-labelledby="ended-title" {
+            h2 id="ended-title" { "Ended last" }
+            @if ended.jobs.is_empty() { p.empty { "None yet." } }
+            @else { (jobs::plain_table(site, &columns, &ended.jobs, "Jobs that ended last")) }
+        }
+    };
+    Ok(Made::Page(layout::page(site, Some(Tab::Now), "Now", Some(EVERY_S), &content)))
+}
+
+/// Running and waiting jobs that the viewer sees, the newest first, and whether there are more.
+fn live_jobs(visible: &Visible<'_>) -> Result<(Vec<Record>, bool), Problem> {
+    let mut filter = JobsFilter {
+        states: State::ALL.into_iter().filter(|state| state.is_live()).collect(),
+        limit: Some(PAGE_JOBS),
+        paged: true,
+        ..JobsFilter::default()
+    };
+    let mut live = Vec::new();
+    loop {
+        let (page, _) = visible.jobs(&filter)?;
+        live.extend(page.jobs);
+        if page.next.is_none() || page.next == filter.after {
+            return Ok((live, false));
+        }
+        if live.len() >= JOBS_MAX {
+            return Ok((live, true));
+        }
+        filter.after = page.next;
+    }
+}
+
+/// What jobs hold together.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    running: usize,
+    waiting: usize,
+    cpus: i64,
+    cores_used: f64,
+    memory_bytes: i64,
+    memory_used_bytes: f64,
+    gpus: usize,
+    gpus_idle: usize,
+    watts: f64,
+}
+
+impl Held {
+    fn add(&mut self, record: &Record, now_ns: i64) {
+        if record.state == State::Pending {
+            self.waiting += 1;
+            return;
+        }
+        self.running += 1;
+        // A job that asked for nothing holds what it uses.
+        let cores = average::cores(record, now_ns).unwrap_or(0.0);
+        self.cpus += record.allocated.cpus.unwrap_or(cores.ceil() as i64);
+        self.cores_used += cores;
+        let used = average::level(record, column::MEMORY_NEEDED).unwrap_or(0.0);
+        self.memory_bytes += record.allocated.memory_bytes.unwrap_or(used as i64);
+        self.memory_used_bytes += used;
+        self.gpus += record.gpus.len();
+        self.gpus_idle += record.gpus.iter().filter(|gpu| gpu.idle_since_ns.is_some()).count();
+        self.watts += average::per_second(record, column::ENERGY, now_ns).unwrap_or(0.0);
+    }
+
+    fn of(live: &[Record], now_ns: i64) -> Held {
+        let mut held = Held::default();
+        live.iter().for_each(|record| held.add(record, now_ns));
+        held
+    }
+}
+
+/// One figure with what it is of.
+fn tile(label: &str, value: &str, more: &str, share: Option<(f64, &str)>) -> Markup {
+    html! {
+        div.tile {
+            dt { (label) }
+            dd {
+                strong { (value) }
+                @if let Some((share, kind)) = share { (layout::bar(share, kind)) }
+                @if !more.is_empty() { span.dim { (more) } }
+            }
+        }
+    }
+}
+
+fn tiles(
+    visible: &Visible<'_>,
+    nodes: &[NodeStatus],
+    live: &[Record],
+    parts: Option<&[(NodePart, Course)]>,
+) -> Markup {
+    let held = Held::of(live, met_host::clock::realtime_ns());
+    let cpus: i64 = nodes.iter().filter(|node| !node.late).filter_map(|node| node.cpus).sum();
+    let memory: i64 = nodes.iter().filter(|node| !node.late).filter_map(|node| node.memory_bytes).sum();
+    let late = nodes.iter().filter(|node| node.late).count();
+    // What is free follows from all jobs only.
+    let sees_all = visible.viewer.sees_all();
+    let machine = parts.map(machine_now).unwrap_or_default();
+    html! {
+        dl.tiles {
+            @if nodes.len() > 1 {
+                (tile("Nodes", &(nodes.len() - late).to_string(), &if late > 0 { format!("{late} late") } else { "all present".to_owned() }, None))
+            }
+            (tile("Running", &held.running.to_string(), &format!("{} waiting", held.waiting), None))
+            @if let Some(busy) = machine.cores {
+                @let whole = cpus.max(1) as f64;
+                (tile("CPU in use", &units::percent(busy / whole), &format!("{} of {cpus} cores", units::cores(busy)), Some((busy / whole, "plain"))))
+            }
+            @if sees_all && cpus > 0 {
+                @let free = (cpus - held.cpus).max(0);
+                (tile("Free CPUs", &free.to_string(), &format!("of {cpus}, {} used by jobs", units::cores(held.cores_used)), Some((held.cpus as f64 / cpus as f64, "plain"))))
+            }
+            @if let Some((used, total)) = machine.memory {
+                (tile("Memory in use", &units::bytes(used), &format!("of {}", units::bytes(total)), Some((used / total.max(1.0), "plain"))))
+            } @else if sees_all && memory > 0 {
+                @let free = (memory - held.memory_bytes).max(0) as f64;
+                (tile("Free memory", &units::bytes(free), &format!("of {}", units::bytes(memory as f64)), Some((held.memory_bytes as f64 / memory as f64, "plain"))))
+            }
+            @if let Some(load) = machine.load { (tile("Load", &units::cores(load), "mean of a minute", None)) }
+            @if held.gpus > 0 {
+                (tile("GPUs held", &held.gpus.to_string(), &if held.gpus_idle > 0 { format!("{} of them idle", held.gpus_idle) } else { "all in use".to_owned() }, None))
+            }
+            @if held.watts > 0.0 { (tile("Power of jobs", &units::watts(held.watts), "average since they started", None)) }
+        }
+    }
+}
+
+/// The last readings of this machine.
+#[derive(Default)]
+struct MachineNow {
+    cores: Option<f64>,
+    memory: Option<(f64, f64)>,
+    load: Option<f64>,
+}
+
+fn machine_now(parts: &[(NodePart, Course)]) -> MachineNow {
+    let Some((_, course)) =
+        parts.iter().find(|(_, course)| std::ptr::eq(course.table, &machine_table::TABLE))
+    else {
+        return MachineNow::default();
+    };
+    let last = |index: usize| {
+        let cell = course.columns[index].iter().rev().find(|&&cell| cell != met_core::MISSING)?;
+        Some(course.table.columns[index].scaled(*cell))
+    };
+    let total = last(machine_table::MEMORY_TOTAL);
+    let used = total.zip(last(machine_table::MEMORY_AVAILABLE)).map(|(total, free)| (total - free, total));
+    MachineNow { cores: charts::busy_cores(course), memory: used, load: last(machine_table::LOAD_1) }
+}
+
+/// What somebody should look at; nothing is said where all is well.
+fn attention(site: &Site, nodes: &[NodeStatus], live: &[Record]) -> Markup {
+    const SAID_MAX: usize = 8;
+    let mut said: Vec<Markup> = Vec::new();
+    for node in nodes {
+        let link = html! { a href=(site.node_path(&node.name)) { (escape(&node.name)) } };
+        if let Some(problem) = &node.problem {
+            said.push(html! { (link) ": " (escape(problem)) });
+        } else if node.late {
+            let seen = node
+                .seen_ns
+                .map_or("never seen".to_owned(), |seen_ns| format!("last seen {}", site.ago(seen_ns)));
+            said.push(html! { (link) ": late, " (seen) });
+        }
+    }
+    for record in live {
+        let idle = record.gpus.iter().filter(|gpu| gpu.idle_since_ns.is_some()).count();
+        let since = record.gpus.iter().filter_map(|gpu| gpu.idle_since_ns).min();
+        if let Some(since_ns) = since.filter(|&since_ns| site.now_ns - since_ns > 600_000_000_000) {
+            let label = record.label();
+            said.push(html! {
+                a href=(site.job_path(&label)) { (escape(&label)) } " of " (escape(record.user.as_deref().unwrap_or("an unknown user")))
+                ": " (idle) " of " (record.gpus.len()) " GPUs idle for " (units::duration((site.now_ns - since_ns) as f64 / 1e9))
+            });
+        }
+    }
+    html! {
+        @if !said.is_empty() {
+            section.attention aria-labelledby="attention-title" {
+                h2 id="attention-title" { "Needs attention" }
+                ul { @for one in said.iter().take(SAID_MAX) { li { (one) } } }
+                @if said.len() > SAID_MAX { p.dim { (said.len() - SAID_MAX) " more" } }
+            }
+        }
+    }
+}
+
+fn machine(site: &Site, nodes: &[NodeStatus], parts: &[(NodePart, Course)], since_ms: i64) -> Markup {
+    let span = Span { begin_ms: since_ms, end_ms: site.now_ns / 1_000_000, bins: BINS };
+    let limits = node::limits(nodes.first());
+    let mut drawn = charts::machine(parts, span, node::gap_ms, limits);
+    drawn.retain(|chart| CHARTS.contains(&chart.id.as_str()));
+    html! {
+        @if !drawn.is_empty() {
+            section.timelines aria-labelledby="machine-title" {
+                div.bar-line {
+                    h2 id="machine-title" { "The last " (MINUTES) " minutes" }
+                    @if let [node] = nodes { a href=(site.node_path(&node.name)) { "All sensors" } }
+                }
+                div.charts id="charts" data-live { @for chart in &drawn { (plot::figure(chart, span, &site.zone)) } }
+                div id="chart-source" data-live { (plot::data(&drawn, span)) }
+            }
+        }
+    }
+}
+
+/// Who holds what, and how much of it is used; those who hold most first.
+fn holders(site: &Site, live: &[Record]) -> Markup {
+    const USERS_MAX: usize = 20;
+    let mut by_user: BTreeMap<&str, Held> = BTreeMap::new();
+    for record in live {
+        by_user.entry(record.user.as_deref().unwrap_or("")).or_default().add(record, site.now_ns);
+    }
+    let mut users: Vec<(&str, Held)> = by_user.into_iter().collect();
+    users.sort_by_key(|(_, held)| std::cmp::Reverse((held.gpus, held.cpus, held.running)));
+    let has_gpus = users.iter().any(|(_, held)| held.gpus > 0);
+    html! {
+        @if users.len() > 1 || has_gpus {
+            section aria-labelledby="holders-title" {
+                h2 id="holders-title" { "Who holds what" }
+                div.scroll tabindex="0" role="region" aria-label="Who holds what" {
+                    table {
+                        thead { tr {
+                            th scope="col" { "User" } th.n scope="col" { "Running" } th.n scope="col" { "Waiting" }
+                            th.n.eff scope="col" { "CPUs used of held" } th.n scope="col" { "Memory" }
+                            @if has_gpus { th.n scope="col" { "GPUs" } th.n scope="col" { "Idle GPUs" } }
+                        } }
+                        tbody { @for (user, held) in users.iter().take(USERS_MAX) { (holder(site, user, held, has_gpus)) } }
+                    }
+                }
+                @if users.len() > USERS_MAX { p.dim { (users.len() - USERS_MAX) " more users" } }
+            }
+        }
+    }
+}
+
+fn holder(site: &Site, user: &str, held: &Held, has_gpus: bool) -> Markup {
+    let share = held.cores_used / (held.cpus.max(1) as f64);
+    let link = site
+        .to(&format!("jobs?{}", layout::search([("user", user), ("state", "running,suspended,pending")])));
+    html! {
+        tr {
+            th scope="row" { @if user.is_empty() { "unknown" } @else { a href=(link) { (escape(user)) } } }
+            td.n { (held.running) } td.n { (held.waiting) }
+            td.n.eff {
+                @if held.running > 0 {
+                    (layout::bar(share, layout::efficiency_kind(share)))
+                    span { (units::cores(held.cores_used)) span.dim { " of " (held.cpus) } }
+                }
+            }
+            td.n { @if held.memory_used_bytes > 0.0 { (units::bytes(held.memory_used_bytes)) } }
+            @if has_gpus {
+                td.n { @if held.gpus > 0 { (held.gpus) } }
+                td.n { @if held.gpus_idle > 0 { span.flag { (held.gpus_idle) } } }
+            }
+        }
+    }
+}

@@ -1,0 +1,292 @@
+use axum::body::{Body, to_bytes};
+use axum::http::Request;
+use met_core::gpu::card;
+use met_core::job::{GpuUse, JobKey, Record, State};
+use met_core::job_processes::JobProcess;
+use met_core::listing::Cursor;
+use met_core::sample;
+use met_core::series::Course;
+use met_query::jobs::{JobRef, JobsFilter};
+use met_query::protocol::NodeStatus;
+use met_query::query::Query;
+use met_query::viewer::Viewer;
+use met_store::Page;
+use tower_service::Service;
+
+use super::*;
+use crate::api::Admission;
+
+/// What programs, people and machines may be called: it ends markup, hides, reorders, or is a link.
+const HOSTILE: [&str; 6] = [
+    "<script>alert(1)</script>",
+    "\"><img src=x onerror=alert(1)>",
+    "a\x1b[2Jb\nc",
+    "x\u{202e}gpj.exe",
+    "javascript:alert(1)",
+    "</title></script><svg/onload=alert(1)>",
+];
+
+struct Jobs(Vec<Record>);
+
+impl Query for Jobs {
+    fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> anyhow::Result<(Page, Vec<String>)> {
+        let Some(filter) = viewer.restrict(filter) else { return Ok(met_query::query::nothing()) };
+        let mut jobs = self.0.clone();
+        jobs.retain(|record| viewer.sees(record));
+        jobs.retain(|record| filter.states.is_empty() || filter.states.contains(&record.state));
+        let limit = filter.limit.unwrap_or(usize::MAX);
+        let next = (jobs.len() > limit).then(|| Cursor::of(&jobs[limit - 1]));
+        jobs.truncate(limit);
+        Ok((Page { jobs, next }, vec![HOSTILE[0].to_owned()]))
+    }
+
+    fn find(&self, viewer: &Viewer, job: &JobRef, _: Option<&Cursor>) -> anyhow::Result<Page> {
+        let JobRef::Id { id, .. } = job else { return Ok(Page { jobs: Vec::new(), next: None }) };
+        let is_meant = |record: &&Record| record.key.id == *id && viewer.sees(record);
+        Ok(Page { jobs: self.0.iter().filter(is_meant).cloned().collect(), next: None })
+    }
+
+    fn course(&self, _: &Viewer, _: &JobKey, after_ms: i64) -> anyhow::Result<Course> {
+        let course = sample::course();
+        Ok(if after_ms < course.times_ms[0] { course } else { Course::new(&met_core::JOB) })
+    }
+
+    fn card_course(&self, _: &Viewer, _: &JobKey, _: &str, _: i64) -> anyhow::Result<Course> {
+        Ok(Course::new(&card::TABLE))
+    }
+
+    fn nodes(&self, _: &Viewer) -> anyhow::Result<Vec<NodeStatus>> {
+        let node = |(number, name): (usize, &&str)| NodeStatus {
+            name: (*name).to_owned(),
+            late: number == 1,
+            cpus: Some(8),
+            problem: (number == 2).then(|| HOSTILE[1].to_owned()),
+            version: Some(HOSTILE[0].to_owned()),
+            ..NodeStatus::default()
+        };
+        Ok(HOSTILE.iter().enumerate().map(node).collect())
+    }
+}
+
+/// Trusts the name in `From`.
+struct Named;
+
+impl Admission for Named {
+    fn admit(&self, _: &Peer, headers: &HeaderMap) -> Result<Admitted, Problem> {
+        let name = headers.get("From").and_then(|name| name.to_str().ok());
+        let name = name.ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, "who are you?"))?;
+        Ok(if name == "operator" { Admitted::operator(name) } else { Admitted::user(name) })
+    }
+}
+
+fn hostile_jobs() -> Vec<Record> {
+    let job = |(number, text): (usize, &&str)| {
+        let mut record = sample::scheduled();
+        let text = || (*text).to_owned();
+        (record.key.id, record.scheduling.alias) = (number.to_string(), None);
+        (record.name, record.user, record.account) = (text(), Some(text()), Some(text()));
+        record.state = if number % 2 == 0 { State::Running } else { State::Failed };
+        record.command = vec![text(), text()];
+        record.nodes = vec![text()];
+        record.manager_state = Some(text());
+        (record.scheduling.partition, record.scheduling.reason) = (Some(text()), Some(text()));
+        record
+            .parts
+            .iter_mut()
+            .for_each(|part| (part.node, part.name, part.task) = (text(), Some(text()), Some(text())));
+        record.gpus = vec![GpuUse {
+            uuid: text(),
+            index: text(),
+            name: text(),
+            held_by: text(),
+            memory_peak_bytes: Some(1 << 30),
+            ..GpuUse::default()
+        }];
+        record.processes = vec![JobProcess {
+            pid: 7,
+            command: text(),
+            command_line: vec![text()],
+            cpu_ns: Some(5),
+            ..JobProcess::default()
+        }];
+        record
+    };
+    HOSTILE.iter().enumerate().map(job).collect()
+}
+
+fn get_from(jobs: Vec<Record>, from: Option<&str>, path: &str) -> (StatusCode, HeaderMap, String) {
+    let api = Api {
+        query: Arc::new(Jobs(jobs)),
+        admission: Arc::new(Named),
+        answers: Arc::default(),
+        layouts: Vec::new(),
+        live: Arc::default(),
+    };
+    let pages = Pages { api: Arc::new(api), base: "/".to_owned() };
+    let mut request = Request::builder().uri(path);
+    if let Some(from) = from {
+        request = request.header("From", from);
+    }
+    let peer = Peer::at(([127, 0, 0, 1], 1).into());
+    let request = request.extension(peer).body(Body::empty()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let response = router(Arc::new(pages)).call(request).await.unwrap();
+        let (head, body) = response.into_parts();
+        let body = to_bytes(body, usize::MAX).await.unwrap();
+        (head.status, head.headers, String::from_utf8(body.to_vec()).unwrap())
+    })
+}
+
+/// What a browser would see as tags and attributes, roughly: every tag of a page.
+fn tags(page: &str) -> Vec<&str> {
+    let mut tags = Vec::new();
+    let mut rest = page;
+    while let Some(begin) = rest.find('<') {
+        rest = &rest[begin..];
+        let mut quote = None;
+        let end = rest.find(|c: char| {
+            match (quote, c) {
+                (None, '"') => quote = Some('"'),
+                (Some('"'), '"') => quote = None,
+                _ => {}
+            }
+            c == '>' && quote.is_none()
+        });
+        let end = end.map_or(rest.len(), |end| end + 1);
+        tags.push(&rest[..end]);
+        rest = &rest[end..];
+    }
+    tags
+}
+
+fn check_harmless(path: &str, page: &str) {
+    for tag in tags(page) {
+        let name = tag.trim_start_matches(['<', '/']).split([' ', '>']).next().unwrap();
+        assert!(!["img", "iframe", "object", "embed", "base"].contains(&name), "{path}: {tag}");
+        if name == "script" && !tag.starts_with("</") {
+            assert!(
+                tag.contains(" src=\"/assets/") || tag.contains("type=\"application/json\""),
+                "{path}: {tag}"
+            );
+        }
+        for bad in [" style=", " onload", " onerror", " onclick", "href=\"javascript:", "src=\"javascript:"] {
+            assert!(!tag.to_ascii_lowercase().contains(bad), "{path}: {tag}");
+        }
+    }
+    assert!(!page.contains('\x1b') && !page.contains('\u{202e}'), "{path}: control characters");
+    assert_eq!(page.matches("</title>").count(), 1, "{path}");
+}
+
+#[test]
+fn foreign_text_is_shown_harmless_on_every_page() {
+    let nodes: Vec<String> =
+        HOSTILE.iter().map(|name| format!("/nodes/{}", layout::percent_encoded(name))).collect();
+    let search = layout::search([("name", HOSTILE[1]), ("user", HOSTILE[0])]);
+    let mut paths = vec!["/".to_owned(), "/jobs".to_owned(), "/nodes".to_owned(), format!("/jobs?{search}")];
+    let every =
+        list_columns::COLUMNS.iter().map(list_columns::ListColumn::name).collect::<Vec<_>>().join(",");
+    paths.push(format!("/jobs?columns={every}"));
+    paths.extend((0..HOSTILE.len()).map(|number| format!("/jobs/slurm:{number}")));
+    paths.extend(nodes);
+    for path in paths {
+        let (status, _, page) = get_from(hostile_jobs(), Some("operator"), &path);
+        assert_eq!(status, StatusCode::OK, "{path}: {page}");
+        check_harmless(&path, &page);
+    }
+    for path in [
+        "/jobs/%3Cscript%3Ealert(1)",
+        "/nodes/%3Cscript%3E",
+        "/jobs?limit=%3Cscript%3E",
+        "/nodes?%3Cscript%3E=1",
+    ] {
+        let (_, _, page) = get_from(hostile_jobs(), Some("operator"), path);
+        check_harmless(path, &page);
+        assert!(!page.contains("<script>alert"), "{path}");
+    }
+}
+
+#[test]
+fn a_file_holds_its_style_and_script_and_loads_nothing() {
+    let record = &hostile_jobs()[5];
+    let (charts, span) = charts_of(record, sample::NOW_NS, |table, _| {
+        Ok(if table.name == met_core::JOB.name { sample::course() } else { Course::new(table) })
+    })
+    .unwrap();
+    assert!(!charts.is_empty());
+    let shown = Shown { record, machine: Default::default(), charts, span };
+    let page = file(&shown, sample::NOW_NS, TimeZone::UTC).into_string();
+    for tag in tags(&page) {
+        assert!(!tag.contains(" src=") && !tag.contains("http://") && !tag.contains("https://"), "{tag}");
+        assert!(!tag.contains("href=\"/"), "{tag}");
+    }
+    assert!(page.contains("default-src 'none'; img-src data:; style-src 'sha256-"));
+    let inside = |begin: &str, end: &str| {
+        let from = page.find(begin).unwrap() + begin.len();
+        page[from..from + page[from..].find(end).unwrap()].to_owned()
+    };
+    for (begin, end) in [("<style>", "</style>"), ("<script type=\"module\">", "</script>")] {
+        assert!(
+            page.contains(&assets::integrity(&inside(begin, end)).replace('\'', "'")),
+            "{begin}: its hash is in the policy"
+        );
+    }
+    assert!(!page.contains("<script>alert") && !page.contains('\u{202e}'));
+}
+
+#[test]
+fn strangers_see_no_page_and_users_their_own_jobs() {
+    let mut jobs: Vec<Record> = (1..=4).map(|id| sample::full(id, &format!("job{id}"))).collect();
+    for (record, user) in jobs.iter_mut().zip(["ada", "bob", "ada", "bob"]) {
+        record.user = Some(user.to_owned());
+    }
+    for path in ["/", "/jobs", "/jobs/1", "/jobs/1/job.html", "/nodes", "/nodes/x"] {
+        let (status, headers, page) = get_from(jobs.clone(), None, path);
+        assert_eq!((status, page.contains("job1")), (StatusCode::UNAUTHORIZED, false), "{path}");
+        assert!(headers.contains_key(header::WWW_AUTHENTICATE));
+    }
+    let (_, _, page) = get_from(jobs.clone(), Some("ada"), "/jobs");
+    assert!(page.contains("job1") && page.contains("job3") && !page.contains("job2"), "{page}");
+    for path in ["/jobs/2", "/jobs/2/job.html"] {
+        assert_eq!(get_from(jobs.clone(), Some("ada"), path).0, StatusCode::NOT_FOUND);
+    }
+    assert_eq!(get_from(jobs, Some("operator"), "/jobs/2").0, StatusCode::OK);
+}
+
+#[test]
+fn pages_are_asked_for_again_and_assets_stay_for_ever() {
+    let ok = format!("/assets/{}", assets::ASSETS.script.name);
+    for (path, cache) in [
+        ("/jobs", "private, no-cache"),
+        ("/jobs/nosuch", "private, no-cache"),
+        (ok.as_str(), "public, max-age=31536000, immutable"),
+    ] {
+        let (_, headers, _) = get_from(Vec::new(), Some("operator"), path);
+        assert_eq!(headers["cache-control"], cache, "{path}");
+    }
+}
+
+#[test]
+fn the_address_holds_the_list_and_what_is_wrong_is_said_beside_the_form() {
+    let jobs: Vec<Record> = (1..=9).map(|id| sample::full(id, "train")).collect();
+    let (_, _, page) = get_from(
+        jobs.clone(),
+        Some("operator"),
+        "/jobs?limit=4&user=alice&state=finished&columns=job,energy_joules",
+    );
+    assert!(
+        page.contains("value=\"alice\"") && page.contains("option value=\"finished\" selected"),
+        "the form shows the query"
+    );
+    assert!(page.contains(">Energy<") && !page.contains(">Duration</"), "only the chosen columns");
+    assert!(page.contains("rel=\"next\""), "there is more");
+    assert!(page.contains(
+        "api/v1/jobs?limit=4&amp;user=alice&amp;state=finished&amp;columns=job%2Cenergy_joules&amp;format=csv"
+    ));
+    let (status, _, page) = get_from(jobs, Some("operator"), "/jobs?since=never&user=alice");
+    assert_eq!(status, StatusCode::OK);
+    assert!(
+        page.contains("since: ") && page.contains("value=\"alice\"") && page.contains("value=\"never\""),
+        "{page}"
+    );
+}
