@@ -7,6 +7,7 @@ mod decimal;
 pub mod event;
 pub mod event_json;
 pub mod forward;
+mod otlp;
 pub mod prometheus;
 pub mod service_discovery;
 pub mod shown_jobs;
@@ -19,7 +20,7 @@ pub use event::Event;
 pub use sink::{Configured, Sink, SinkSpec};
 
 /// All sinks, in the order of the documentation.
-pub static SINKS: &[&SinkSpec] = &[&forward::SPEC, &stdout::SPEC];
+pub static SINKS: &[&SinkSpec] = &[&forward::SPEC, &stdout::SPEC, &otlp::SPEC];
 
 #[cfg(test)]
 mod tests {

@@ -3,6 +3,7 @@
 //! Who asks is found out before an endpoint is called, and it reaches jobs only as this viewer sees them.
 
 mod endpoints;
+mod row;
 
 use std::sync::Arc;
 
@@ -138,7 +139,8 @@ impl Asked {
         let mut values = [None; N];
         for (value, name) in values.iter_mut().zip(names) {
             let mut given = self.search.iter().filter(|(known, _)| known == name);
-            *value = given.next().map(|(_, value)| value.as_str());
+            // An empty field of a form, or an empty variable of a dashboard, is not given.
+            *value = given.next().map(|(_, value)| value.as_str()).filter(|value| !value.is_empty());
             if given.next().is_some() {
                 return Err(Problem::asked(format!("parameter {name} is given twice")));
             }

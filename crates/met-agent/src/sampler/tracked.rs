@@ -1,6 +1,7 @@
 //! A job while it is sampled.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use met_core::belief::set_gpu_totals;
 use met_core::cards::Cards;
@@ -31,6 +32,7 @@ pub(super) type Jobs = HashMap<u32, Tracked>;
 
 pub(super) struct Tracked {
     pub(super) key: JobKey,
+    pub(super) user: Option<Arc<str>>,
     pub(super) profile: Profile,
     pub(super) age: Age,
     /// Samples that were not taken out yet.
@@ -70,6 +72,7 @@ impl Tracked {
     pub(super) fn new(record: &Record, local: &Local, now_ns: i64, gap_ms: i64, watch: Watch) -> Tracked {
         Tracked {
             key: record.key.clone(),
+            user: record.user.as_deref().map(Arc::from),
             profile: met_jobs::job_cgroup::profile(local),
             age: Age::new(now_ns, record.start_ns),
             course: Course::new(&JOB),

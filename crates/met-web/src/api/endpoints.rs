@@ -8,6 +8,7 @@ use met_insight::json;
 use met_query::jobs::{JobsFilter, Meant};
 use serde_json::{Value, json};
 
+use super::row::row;
 use super::{Asked, Endpoint, Visible, decode, encode};
 use crate::problem::Problem;
 
@@ -43,7 +44,12 @@ fn jobs(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     .of_user(user);
     let (page, warnings) = visible.jobs(&filter)?;
     let now_ns = clock::realtime_ns();
-    let jobs: Vec<Value> = page.jobs.iter().map(|record| json::object(record, now_ns)).collect();
+    let object = |record| {
+        let mut object = json::object(record, now_ns);
+        object["row"] = row(record, &object, now_ns);
+        object
+    };
+    let jobs: Vec<Value> = page.jobs.iter().map(object).collect();
     let next = page.next.as_ref().and_then(encode);
     Ok(match warnings.is_empty() {
         true => json!({ "jobs": jobs, "next": next }),

@@ -49,7 +49,7 @@ pub(super) struct Publisher {
 
 impl Publisher {
     pub(super) fn open(plan: &Plan) -> Publisher {
-        Publisher { bus: Bus::open(&plan.sinks), state: plan.state.clone(), ends: Vec::new() }
+        Publisher { bus: Bus::open(&plan.sinks, None), state: plan.state.clone(), ends: Vec::new() }
     }
 
     /// What the store has of jobs that are about to be written; nothing if no sink wants to know.
