@@ -323,7 +323,7 @@ def user():
     return board("user", "jobs of users and accounts", "Jobs from the API of `met server`, which knows who asks: each reader sees their own jobs, "
                  "those of their accounts, or all. Jobs that started in the chosen time; empty fields mean all.", [
         source, textbox("user", "User"), textbox("account", "Account"), states()], [
-        api_sum("Jobs", "id", "short", "count"), api_sum("CPU time", "cpu_seconds", "dtdurations"), api_sum("Time", "wall_seconds", "dtdurations"),
+        api_sum("Number of jobs", "id", "short", "count"), api_sum("CPU time", "cpu_seconds", "dtdurations"), api_sum("Time", "wall_seconds", "dtdurations"),
         api_sum("Energy", "energy_joules", "joule"), api_sum("CO2e", "emissions_grams", "massg"), api_sum("CPU used", "cpu_ratio", "percentunit", "mean"),
         api_jobs("Jobs", ASKED, description="The newest 500. A job links to its charts, in its own time window."),
         api_jobs("Running now", [["user", "${user}"], ["account", "${account}"], ["state", "running"], ["limit", "500"]], 8),

@@ -10,7 +10,8 @@ use super::conventions::{attribute, replaces};
 use super::*;
 
 fn options(node: Option<&str>, given: &[(&'static str, &[&str])]) -> Options {
-    let mut options = Options { node: node.map(str::to_owned), ..Options::default() };
+    let mut options = Options::default();
+    options.node = node.map(str::to_owned);
     for (name, values) in given {
         options.set(name, values.iter().map(|&value| value.to_owned()).collect());
     }
