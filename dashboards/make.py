@@ -14,14 +14,14 @@ WIDTH = 24
 
 
 def data_source(name, kind, label):
-    return {"name": name, "label": label, "type": "datasource", "query": kind, "refresh": 1, "hide": 0, "current": {}, "options": []}
+    return {"name": name, "label": label, "type": "datasource", "query": kind, "refresh": 1, "hide": 0, "options": []}
 
 
 def choice(name, label, query, several=True):
     """A variable whose values a Prometheus knows."""
     made = {"name": name, "label": label, "type": "query", "datasource": PROMETHEUS, "refresh": 2, "sort": 3, "hide": 0,
-            "query": {"query": query, "refId": name}, "definition": query, "multi": several, "includeAll": several,
-            "current": {}, "options": []}
+            "query": {"query": query, "refId": name}, "multi": several, "includeAll": several,
+            "options": []}
     return {**made, "allValue": ".*"} if several else made
 
 

@@ -3,11 +3,13 @@ and against the real API; what comes back has the labels that the board shows.""
 
 import contextlib
 import datetime
+import fcntl
 import functools
 import http.server
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,7 +19,7 @@ import urllib.parse
 from api import Asked
 from cards import played
 from cluster import cluster
-from harness import check, equal, eventually, need_root, test
+from harness import Skip, check, equal, eventually, need_root, test
 from otlp import python
 from prometheus import HASH, ROOT, Page, Prometheus
 
@@ -26,6 +28,9 @@ FOLDER = os.path.join(ROOT, "dashboards")
 KINDS = {"timeseries", "stat", "table"}
 #: What Grafana puts in place of its own variables, for a scrape every second.
 BUILT_IN = {"__rate_interval": "10s", "__interval": "5s", "__range": "5m"}
+
+#: From npm: the types of a dashboard, and a compiler that checks them.
+GRAFANA_TYPES = ("@grafana/schema@11.6.16", "typescript@5.9.3")
 
 #: Answers JSONPath queries: a list of [document, paths] on standard input, the values of each path on standard output.
 JSONPATH = """
@@ -110,6 +115,30 @@ def the_boards_have_the_shape_that_grafana_loads(world):
             check(there, f"{name}: {url} leads nowhere")
             for variable in re.findall(r"var-(\w+)=", search):
                 check(variable in variables(there), f"{name}: {url}: no variable {variable}")
+
+
+@test
+def the_boards_are_of_the_type_that_grafana_publishes(world):
+    if not shutil.which("npm"):
+        raise Skip("there is no npm")
+    folder = os.path.join(os.environ.get("MET_E2E_DIR", "/var/tmp"), "met-e2e-grafana-schema")
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not all(os.path.exists(os.path.join(folder, "node_modules", *name.rsplit("@", 1)[0].split("/"))) for name in GRAFANA_TYPES):
+            install = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", folder, *GRAFANA_TYPES]
+            said = subprocess.run(install, capture_output=True, text=True, check=False)
+            if said.returncode != 0:
+                raise Skip(f"npm cannot install {' '.join(GRAFANA_TYPES)}: {said.stderr[-300:]}")
+        # Literals, so that a misspelt key is found, and not only a wrong type.
+        lines = ["import type { Dashboard } from '@grafana/schema';"]
+        lines += [f"export const board{number}: Dashboard = {json.dumps(board)};" for number, board in enumerate(boards().values())]
+        with open(os.path.join(folder, "boards.ts"), "w") as file:
+            file.write("\n".join(lines))
+        compiler = os.path.join(folder, "node_modules", ".bin", "tsc")
+        said = subprocess.run([compiler, "--noEmit", "--strict", "--skipLibCheck", "--moduleResolution", "node", "--target", "es2020", "boards.ts"],
+                              cwd=folder, capture_output=True, text=True, check=False)
+    equal((said.returncode, said.stdout), (0, ""), "tsc")
 
 
 class Hardware:
