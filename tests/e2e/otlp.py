@@ -2,15 +2,19 @@
 
 import base64
 import collections
+import contextlib
+import ctypes
 import functools
 import gzip
 import http.server
 import json
 import os
+import socket
 import ssl
 import subprocess
 import threading
 
+from cluster import cluster
 from harness import Skip, check, equal, eventually, need_root, test
 from prometheus import HERE, TLS, free_port
 
@@ -61,10 +65,25 @@ def python():
     return installed.stdout.strip()
 
 
+def socket_in(space):
+    """A socket of a network namespace, by a thread that moves there and ends; of this one without any."""
+    made = []
+
+    def make():
+        if space:
+            check(ctypes.CDLL(None, use_errno=True).setns(os.open(f"/run/netns/{space}", os.O_RDONLY), 0) == 0, f"setns {space}")
+        made.append(socket.socket())
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    return made[0]
+
+
 class Collector:
     """A receiver of the test's own. `answers` are given first: status, headers and body; then all is taken."""
 
-    def __init__(self, port=0, answers=(), tls=None):
+    def __init__(self, port=0, answers=(), tls=None, space=None):
         self.bodies, self.refused, self.answers = [], [], collections.deque(answers)
         self.headers = []
         collector = self
@@ -84,7 +103,11 @@ class Collector:
             def log_message(self, *_):
                 pass
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler, bind_and_activate=False)
+        self.server.socket.close()
+        self.server.socket = socket_in(space)
+        self.server.server_bind()
+        self.server.server_activate()
         self.port = self.server.server_address[1]
         if tls:
             self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
@@ -132,12 +155,12 @@ SAME = {"cpu_seconds": "met.job.cpu", "wall_seconds": "met.job.wall", "memory_ne
 def says_what_show_says(collector, job, show):
     """The last points of a job are its totals."""
     def agree():
-        totals, found = show()["totals"], collector.of_job(job)
+        totals, found = (show() or {"totals": {}})["totals"], collector.of_job(job)
         pairs = {name: (totals[name], found[metric][-1]["value"] if found[metric] else None)
                  for name, metric in SAME.items() if name in totals}
         return len(pairs) >= 5 and all(one == other for one, other in pairs.values()) and found
 
-    return eventually(agree, lambda: f"the totals of {job}: {show()['totals']}; {dict(collector.of_job(job))}", pause_s=0.5)
+    return eventually(agree, lambda: f"the totals of {job}: {show()}; {dict(collector.of_job(job))}", pause_s=0.5)
 
 
 @test
@@ -267,3 +290,21 @@ def what_is_no_endpoint_or_option_is_refused_with_its_line(world):
         world.configure(f"sinks:\n  - otlp: {options}\n")
         world.met("daemon", "--user").refused(*words)
     world.configure("")
+
+
+@test
+def a_server_sends_the_jobs_of_its_nodes(world):
+    with contextlib.ExitStack() as stack:
+        # On the server's own host, where a collector is expected without configuration.
+        listens = lambda server: collectors.append(stack.enter_context(Collector(port=4318, space=server.space)))
+        collectors = []
+        config = "sinks:\n  - otlp: {interval: 300ms, metrics: all}\n"
+        made = stack.enter_context(cluster(world, 1, server_config=config, prepare=listens))
+        node, (collector,) = made.nodes[0], collectors
+        job = node.met("run", "--print-id", "--wait", "--", "sleep", "1").ok().out.strip()
+        on_server = lambda: next((found for (_, _, id), found in made.jobs().items() if id == job), None)
+        found = says_what_show_says(collector, job, on_server)
+        points = [point for metric in found.values() for point in metric]
+        equal({point["resource"].get("host.name") for point in points}, {node.name}, "nodes")
+        equal({(point["attributes"]["manager"], point["attributes"]["cluster"]) for point in points}, {("local", node.name)}, "jobs")
+        check(len(found["met.job.cpu"]) >= 2, f"samples and totals: {found['met.job.cpu']}")
