@@ -44,8 +44,6 @@ pub(super) struct Tracked {
     pub(super) watch: Watch,
     /// Its first process and since when that is known, until its environment has been read for the last time.
     pub(super) main: Option<(ProcessId, i64)>,
-    /// At its end none of its processes was left.
-    pub(super) all_ended: bool,
     pub(super) events: JobEvents,
 }
 
@@ -82,7 +80,6 @@ impl Tracked {
             earlier: Earlier { gpus: record.gpus.clone(), ..Earlier::default() },
             watch,
             main: local.main.map(|main| (main, now_ns)),
-            all_ended: false,
             events: JobEvents::default(),
         }
     }
@@ -185,6 +182,8 @@ impl Tracked {
 
 /// What the counters of a job's living processes and cgroups do not show.
 pub(super) struct Counts {
+    /// At the end of the job none of its processes was left.
+    pub(super) all_ended: bool,
     pub(super) own: OwnFigures<{ OWN.len() }>,
     pub(super) details: Details,
     /// What was counted in directories that are gone, while it has others.
