@@ -278,7 +278,7 @@ impl Sampler {
             self.let_go();
         }
         let ends = Ends {
-            complete: complete && job.all_ended,
+            complete: complete && job.counts.all_ended,
             cpu_doubt_ns: gone.cpu_doubt_ns,
             lacks_delays: gone.lacks_delays,
             unwaited: job.profile.kept.then_some(gone.inherited),

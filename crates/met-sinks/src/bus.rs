@@ -239,12 +239,13 @@ impl Ticker {
 }
 
 impl Bus {
-    /// Opens what the configuration names.
-    pub fn open(configured: &[Configured]) -> Bus {
+    /// Opens what the configuration names, for the daemon of a node or for a server.
+    pub fn open(configured: &[Configured], node: Option<&str>) -> Bus {
         let mut bus = Bus::default();
         for Configured { spec, options } in configured {
             let Some(open) = spec.open else { continue };
-            let options = options.clone();
+            let mut options = options.clone();
+            options.node = node.map(str::to_owned);
             bus.add(spec.name, (spec.interest)(&options), move || open(&options));
         }
         bus
@@ -258,6 +259,7 @@ impl Bus {
             open: Box::new(open),
             sink: None,
             pause: PAUSE_MIN,
+            wake: None,
             logged: 0,
         };
         let builder = std::thread::Builder::new().name(format!("sink-{name}")).stack_size(STACK_BYTES);
@@ -418,6 +420,8 @@ struct Worker {
     /// `None` while it has to be opened again.
     sink: Option<Box<dyn Sink>>,
     pause: Duration,
+    /// When the sink has something to do without an event.
+    wake: Option<Instant>,
     /// How many drops are in the log.
     logged: u64,
 }
@@ -460,23 +464,48 @@ impl Worker {
 
     /// Waits for an event; `None` at the end, when all are delivered.
     fn next(&mut self) -> Option<Event> {
-        if let Some(event) = self.shared.lock().pop() {
-            return Some(event);
+        loop {
+            if let Some(event) = self.shared.lock().pop() {
+                return Some(event);
+            }
+            let idle = |sink: &mut Box<dyn Sink>| catch(|| sink.idle());
+            match self.sink.as_mut().map(idle) {
+                Some(Err(error)) => self.reopen_later(&error),
+                Some(Ok(())) => drop(self.note_report()),
+                None => {}
+            }
+            self.log_dropped();
+            let waits = |inner: &mut Inner| inner.events.is_empty() && !inner.closing;
+            // Without a sink there is none to wake.
+            let wake = self.wake.filter(|_| self.sink.is_some());
+            let within = wake.map_or(Duration::MAX, |wake| wake.saturating_duration_since(Instant::now()));
+            let waited = self.shared.ready.wait_timeout_while(self.shared.lock(), within, waits);
+            let mut inner = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if !inner.events.is_empty() || inner.closing {
+                return inner.pop();
+            }
         }
-        let idle = |sink: &mut Box<dyn Sink>| catch(|| sink.idle());
-        if let Some(Err(error)) = self.sink.as_mut().map(idle) {
-            self.reopen_later(&error);
-        }
-        let mut inner = self.shared.lock();
-        let (dropped, name) = (inner.status.dropped, inner.status.name.clone());
+    }
+
+    fn log_dropped(&mut self) {
+        let (dropped, name) = {
+            let status = &self.shared.lock().status;
+            (status.dropped, status.name.clone())
+        };
         if dropped > self.logged {
-            drop(inner);
             tracing::warn!("sink {name}: {} events dropped", dropped - self.logged);
             self.logged = dropped;
-            inner = self.shared.lock();
         }
-        let waits = |inner: &mut Inner| inner.events.is_empty() && !inner.closing;
-        self.shared.ready.wait_while(inner, waits).unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    /// Takes over what a sink with retries of its own reports; `None` if it is not one.
+    fn note_report(&mut self) -> Option<()> {
+        let report = self.sink.as_mut()?.report()?;
+        self.wake = report.wake;
+        self.shared.lock().status.dropped += report.dropped;
+        let state = if report.is_retrying { State::Retrying } else { State::Running };
+        self.shared.set_state(state, report.failure.map(SinkError::Lost).as_ref());
+        Some(())
     }
 
     /// An error means that the event is lost.
@@ -490,7 +519,9 @@ impl Worker {
             }
             self.reopen_later(&error);
         }
-        self.shared.set_state(State::Running, None);
+        if self.note_report().is_none() {
+            self.shared.set_state(State::Running, None);
+        }
         self.pause = PAUSE_MIN;
         Ok(())
     }

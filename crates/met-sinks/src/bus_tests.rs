@@ -115,7 +115,7 @@ fn a_sink_gets_the_kinds_and_tables_it_asks_for() {
     let ticker = bus.ticker().unwrap();
     assert!(ticker.wants(&TABLE));
     let mut tick = Tick::new(1, &TABLE);
-    tick.push(TickRow { job: None, labels: Vec::new() }, &[MISSING]);
+    tick.push(TickRow { job: None, user: None, labels: Vec::new() }, &[MISSING]);
     ticker.publish(tick);
     ticker.publish(Tick::new(2, &TABLE));
     bus.publish(&started(7));

@@ -54,6 +54,8 @@ pub struct Tick {
 pub struct TickRow {
     /// The job that the row belongs to, if any.
     pub job: Option<JobKey>,
+    /// The owner of that job, if known.
+    pub user: Option<Arc<str>>,
     /// One for each label of the table; empty if unknown.
     pub labels: Vec<String>,
 }

@@ -8,6 +8,7 @@ pub mod event;
 pub mod event_json;
 pub mod forward;
 pub mod live;
+mod otlp;
 pub mod prometheus;
 pub mod service_discovery;
 pub mod shown_jobs;
@@ -20,7 +21,7 @@ pub use event::Event;
 pub use sink::{Configured, Sink, SinkSpec};
 
 /// All sinks, in the order of the documentation.
-pub static SINKS: &[&SinkSpec] = &[&forward::SPEC, &stdout::SPEC];
+pub static SINKS: &[&SinkSpec] = &[&forward::SPEC, &stdout::SPEC, &otlp::SPEC];
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,7 @@
 //! What a sink is, and how it is configured.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use met_core::Table;
 
@@ -17,7 +17,25 @@ pub trait Sink: Send {
         Ok(())
     }
 
+    /// What happened since it was last asked, for a sink that buffers and retries by itself.
+    fn report(&mut self) -> Option<Report> {
+        None
+    }
+
     fn close(self: Box<Self>) {}
+}
+
+/// How a sink that buffers and retries by itself gets on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Samples that it gave up since the last report.
+    pub dropped: u64,
+    /// An attempt that failed since the last report.
+    pub failure: Option<String>,
+    /// It will try again.
+    pub is_retrying: bool,
+    /// When it has something to do, even if no event comes.
+    pub wake: Option<Instant>,
 }
 
 /// Which events a sink wants.
@@ -87,15 +105,19 @@ pub struct SinkOption {
 
 /// The options of one sink, checked, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options(BTreeMap<&'static str, Vec<String>>);
+pub struct Options {
+    values: BTreeMap<&'static str, Vec<String>>,
+    /// The node whose daemon opens the sink; `None` on a server. Known when it is opened.
+    pub node: Option<String>,
+}
 
 impl Options {
     pub fn set(&mut self, name: &'static str, values: Vec<String>) {
-        self.0.insert(name, values);
+        self.values.insert(name, values);
     }
 
     pub fn list(&self, name: &str) -> Option<&[String]> {
-        self.0.get(name).map(Vec::as_slice)
+        self.values.get(name).map(Vec::as_slice)
     }
 
     pub fn word(&self, name: &str) -> Option<&str> {

@@ -61,7 +61,7 @@ fn tick() -> Event {
     };
     let mut tick = Tick::new(3_000_000_000, &TABLE);
     let labels = vec!["0".to_owned(), "a, \"b\"".to_owned()];
-    tick.push(TickRow { job: Some(sample::bare(1, "x").key), labels }, &[7]);
+    tick.push(TickRow { job: Some(sample::bare(1, "x").key), user: None, labels }, &[7]);
     Event::Tick(Arc::new(tick))
 }
 

@@ -8,6 +8,7 @@ mod nodes;
 pub mod parameters;
 mod people;
 mod rendering;
+mod row;
 mod schemas;
 mod series;
 mod stream;

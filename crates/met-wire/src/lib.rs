@@ -5,5 +5,7 @@ mod bits;
 pub mod block;
 pub mod column;
 mod huffman;
+pub mod otlp;
+mod protobuf;
 pub mod remote_write;
 pub mod schema;

@@ -9,14 +9,7 @@
 //! Four messages that have not changed in years and never will: fewer lines than a library for them needs to
 //! describe them, and the cells of a course go straight into the buffer.
 
-/// The wire type after a field number: how its value is encoded.
-const FIXED_64: u8 = 1;
-const BYTES: u8 = 2;
-const VARINT: u8 = 0;
-
-const fn tag(field: u8, wire: u8) -> u8 {
-    field << 3 | wire
-}
+use crate::protobuf::{BYTES, FIXED_64, VARINT, put_text, put_varint, tag, text_len, varint_len};
 
 /// The headers that say how to read the body of a request.
 pub const HEADERS: [(&str, &str); 3] = [
@@ -88,28 +81,6 @@ impl Request {
     pub fn body(&self) -> Result<Vec<u8>, snap::Error> {
         snap::raw::Encoder::new().compress_vec(&self.bytes)
     }
-}
-
-fn text_len(text: &str) -> usize {
-    1 + varint_len(text.len() as u64) + text.len()
-}
-
-fn put_text(out: &mut Vec<u8>, field: u8, text: &str) {
-    out.push(tag(field, BYTES));
-    put_varint(out, text.len() as u64);
-    out.extend_from_slice(text.as_bytes());
-}
-
-fn varint_len(value: u64) -> usize {
-    (70 - (value | 1).leading_zeros() as usize) / 7
-}
-
-fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
 }
 
 #[cfg(test)]

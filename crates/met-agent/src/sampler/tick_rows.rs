@@ -2,14 +2,13 @@
 
 use met_core::attribute::JobMap;
 use met_core::gpu::{self, card};
-use met_core::job::JobKey;
 use met_core::{Batch, JOB, Row, Subject, Table};
 use met_jobs::identity::{NAMED_WITHIN, is_unnamed};
 use met_sinks::bus::Ticker;
 use met_sinks::event::{Tick, TickRow};
 use met_sources::{Runner, self_cost};
 
-use super::tracked::Jobs;
+use super::tracked::{Jobs, Tracked};
 
 /// What a tick has read, and whose it is.
 pub(super) struct TickRows<'a> {
@@ -33,7 +32,7 @@ impl TickRows<'_> {
         if ticker.wants(&self_cost::TABLE) {
             let mut tick = Tick::new(self.time_ns, &self_cost::TABLE);
             for (source, cells) in self.runner.named_costs() {
-                tick.push(TickRow { job: None, labels: vec![source.to_owned()] }, cells);
+                tick.push(TickRow { job: None, user: None, labels: vec![source.to_owned()] }, cells);
             }
             ticker.publish(tick);
         }
@@ -47,10 +46,10 @@ impl TickRows<'_> {
     fn of_jobs(&self, rows: &Batch) -> Tick {
         let mut tick = Tick::new(self.time_ns, rows.table);
         for (row, cells) in rows.rows() {
-            if let Some(job) = self.job_of(row.owner) {
+            if let Some(Tracked { key, user, .. }) = self.job_of(row.owner) {
                 let labels =
-                    vec![job.cluster.clone().unwrap_or_default(), job.manager.clone(), job.id.clone()];
-                tick.push(TickRow { job: Some(job.clone()), labels }, cells);
+                    vec![key.cluster.clone().unwrap_or_default(), key.manager.clone(), key.id.clone()];
+                tick.push(TickRow { job: Some(key.clone()), user: user.clone(), labels }, cells);
             }
         }
         tick
@@ -60,14 +59,16 @@ impl TickRows<'_> {
         let mut tick = Tick::new(self.time_ns, batch.table);
         for (row, cells) in batch.rows() {
             let labels = labels_of(batch.table, row, known);
-            tick.push(TickRow { job: self.job_of(row.owner).cloned(), labels }, cells);
+            let job = self.job_of(row.owner);
+            let (job, user) = (job.map(|job| job.key.clone()), job.and_then(|job| job.user.clone()));
+            tick.push(TickRow { job, user, labels }, cells);
         }
         tick
     }
 
     /// The innermost job that a row belongs to. One that may get another name has no rows yet, and its processes have no
     /// job.
-    fn job_of(&self, owner: Subject) -> Option<&JobKey> {
+    fn job_of(&self, owner: Subject) -> Option<&Tracked> {
         let slot = match owner {
             Subject::Job(slot) => slot,
             Subject::Node => return None,
@@ -76,7 +77,7 @@ impl TickRows<'_> {
         let job = self.jobs.get(&slot)?;
         let born_ms = job.age.unix_ms(job.age.born_ns);
         let is_young = self.time_ns / 1_000_000 - born_ms < NAMED_WITHIN.as_millis() as i64;
-        (!is_young || !is_unnamed(&job.key)).then_some(&job.key)
+        (!is_young || !is_unnamed(&job.key)).then_some(job)
     }
 }
 

@@ -407,7 +407,7 @@ impl Sampler {
             members.processes_of(slot).next().is_none()
         };
         let (Some(job), Some(gone)) = (self.jobs.get_mut(&slot), self.departures.gone(slot)) else { return };
-        job.all_ended = all_ended;
+        job.counts.all_ended = all_ended;
         let mut cells = vec![MISSING; JOB.columns.len()];
         let delays = self.departures.accounts_delays();
         for (index, &column) in OWN.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! A job while it is sampled.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use met_core::belief::set_gpu_totals;
 use met_core::cards::Cards;
@@ -31,6 +32,7 @@ pub(super) type Jobs = HashMap<u32, Tracked>;
 
 pub(super) struct Tracked {
     pub(super) key: JobKey,
+    pub(super) user: Option<Arc<str>>,
     pub(super) profile: Profile,
     pub(super) age: Age,
     /// Samples that were not taken out yet.
@@ -42,8 +44,6 @@ pub(super) struct Tracked {
     pub(super) watch: Watch,
     /// Its first process and since when that is known, until its environment has been read for the last time.
     pub(super) main: Option<(ProcessId, i64)>,
-    /// At its end none of its processes was left.
-    pub(super) all_ended: bool,
     pub(super) events: JobEvents,
 }
 
@@ -70,6 +70,7 @@ impl Tracked {
     pub(super) fn new(record: &Record, local: &Local, now_ns: i64, gap_ms: i64, watch: Watch) -> Tracked {
         Tracked {
             key: record.key.clone(),
+            user: record.user.as_deref().map(Arc::from),
             profile: met_jobs::job_cgroup::profile(local),
             age: Age::new(now_ns, record.start_ns),
             course: Course::new(&JOB),
@@ -79,7 +80,6 @@ impl Tracked {
             earlier: Earlier { gpus: record.gpus.clone(), ..Earlier::default() },
             watch,
             main: local.main.map(|main| (main, now_ns)),
-            all_ended: false,
             events: JobEvents::default(),
         }
     }
@@ -182,6 +182,8 @@ impl Tracked {
 
 /// What the counters of a job's living processes and cgroups do not show.
 pub(super) struct Counts {
+    /// At the end of the job none of its processes was left.
+    pub(super) all_ended: bool,
     pub(super) own: OwnFigures<{ OWN.len() }>,
     pub(super) details: Details,
     /// What was counted in directories that are gone, while it has others.

@@ -142,7 +142,7 @@ mod tests {
         );
         check_error(
             "sinks:\n  - elasticsearch: {}\n",
-            expect![[r#"met.yaml:2: unknown key "sinks.elasticsearch"; the keys here are stdout"#]],
+            expect![[r#"met.yaml:2: unknown key "sinks.elasticsearch"; the keys here are stdout, otlp"#]],
         );
         check_error(
             "sinks:\n  - stdout:\n      formt: csv\n",

@@ -75,6 +75,11 @@ impl BadAddress {
 
 impl Link {
     pub fn open(address: &Address) -> Result<Link, BadAddress> {
+        Link::open_within(address, ANSWER_WITHIN)
+    }
+
+    /// A request may take this long in all.
+    pub fn open_within(address: &Address, within: Duration) -> Result<Link, BadAddress> {
         let url = address.url.trim_end_matches('/').to_owned();
         check(&url, address.plain)?;
         let mut tls = TlsConfig::builder();
@@ -89,8 +94,8 @@ impl Link {
             tls = tls.client_cert(Some(ClientCert::new_with_certs(&certificates(chain)?, key)));
         }
         let config = ureq::Agent::config_builder()
-            .timeout_connect(Some(CONNECT_WITHIN))
-            .timeout_global(Some(ANSWER_WITHIN))
+            .timeout_connect(Some(CONNECT_WITHIN.min(within)))
+            .timeout_global(Some(within))
             .max_redirects(0)
             .max_idle_connections_per_host(1)
             .http_status_as_error(false)
@@ -199,6 +204,14 @@ pub fn token_in(text: &[u8]) -> Option<String> {
     let fits = (8..=TOKEN_BYTES_MAX).contains(&token.len());
     let proper = token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     (fits && proper).then(|| token.to_owned())
+}
+
+/// Lines of a file that only its owner may read, without comments and empty ones.
+pub fn private_lines(path: &Path) -> Result<Vec<String>, BadAddress> {
+    private(path)?;
+    let text = String::from_utf8_lossy(&read(path)?).into_owned();
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    Ok(lines.map(str::to_owned).collect())
 }
 
 fn private(path: &Path) -> Result<(), BadAddress> {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use utoipa::openapi::Schema;
 
 use super::parameters::{self, COLUMNS, FORMAT, Kind, POINTS, Parameter, SINCE, UNTIL, parameter};
+use super::row::row;
 use super::{Asked, Visible, document, nodes, people, schemas, series};
 use crate::problem::Problem;
 
@@ -229,14 +230,10 @@ fn jobs(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     })
 }
 
-/// The public object of a job, with the time that a dashboard about it would show.
+/// The public object of a job, with its figures as a flat row.
 pub(super) fn object(record: &Record, now_ns: i64) -> Value {
     let mut object = json::object(record, now_ns);
-    let ms = |ns: i64| ns.div_euclid(1_000_000);
-    object["window"] = json!({
-        "from_ms": record.start_ns.map(ms),
-        "to_ms": record.start_ns.map(|_| ms(record.end_ns.unwrap_or(now_ns))),
-    });
+    object["row"] = row(record, &object, now_ns);
     object
 }
 

@@ -67,7 +67,9 @@ pub fn job() -> Schema {
         ("end", time()),
         ("nodes", list(of(Type::String))),
     ]);
-    let window = object([("from_ms", optional(Type::Integer)), ("to_ms", optional(Type::Integer))]);
+    let row = object([("reference", of(Type::String))])
+        .property("from_ms", optional(Type::Integer))
+        .property("to_ms", optional(Type::Integer));
     object([
         ("version", of(Type::Integer)),
         ("job", identity.into()),
@@ -80,7 +82,7 @@ pub fn job() -> Schema {
         ("scheduling", of(Type::Object)),
         ("gpus", list(of(Type::Object))),
         ("parts", list(of(Type::Object))),
-        ("window", window.into()),
+        ("row", row.into()),
     ])
     .into()
 }
