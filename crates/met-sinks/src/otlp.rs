@@ -1,7 +1,7 @@
 //! Metrics for a collector of OpenTelemetry: OTLP over HTTP, as protocol buffers compressed with gzip.
 //!
 //! The newest row of each series is kept and sent at an interval; the end of a job is sent at once, with its totals.
-//! docs/decisions/048-otlp.md says how names and attributes were chosen.
+//! docs/decisions/051-otlp.md says how names and attributes were chosen.
 
 mod conventions;
 mod outgoing;
