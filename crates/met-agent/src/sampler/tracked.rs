@@ -200,7 +200,7 @@ impl Default for Counts {
     fn default() -> Counts {
         let (left, floors) = (vec![0; JOB.columns.len()], vec![MISSING; JOB.columns.len()]);
         let (own, details, processes, idle) = Default::default();
-        Counts { own, details, left, hugetlb_bytes: 0, floors, processes, idle }
+        Counts { all_ended: false, own, details, left, hugetlb_bytes: 0, floors, processes, idle }
     }
 }
 
