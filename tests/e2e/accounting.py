@@ -178,6 +178,26 @@ def threads_that_write_together_are_counted_once(world, how):
     check(MIB <= written <= MIB + 600, f"write_call_bytes: {written}, that is 1 MiB and {written - MIB}")
 
 
+def calls_of(program):
+    """The calls that read and write, and their bytes, of a program that nothing but a shell's way of starting it
+    surrounds."""
+    pid = os.posix_spawn(program, [program], os.environ)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with open(f"/proc/{pid}/io") as file:
+        counted = dict(line.split(": ") for line in file.read().splitlines())
+    os.waitpid(pid, 0)
+    return [int(counted[name]) for name in ("rchar", "wchar", "syscr", "syscw")]
+
+
+@each(by_run="run", by_time="time")
+def no_call_before_the_command_begins_is_the_jobs(world, how):
+    # Entering cgroups and waiting for the start are calls of the process that becomes the command.
+    program = shutil.which("true")
+    totals = run_job(world.me, how, program)["totals"]
+    counted = [totals[name] for name in ("read_call_bytes", "write_call_bytes", "read_calls", "write_calls")]
+    equal(counted, calls_of(program), "bytes and calls")
+
+
 @each(by_run="run", by_time="time")
 def a_buffered_write_is_counted_when_it_is_made(world, how):
     if os.stat(world.work).st_dev == os.stat("/dev/shm").st_dev or "tmpfs" in filesystem(world.work):

@@ -202,9 +202,9 @@ def details_of_a_job_are_shown_and_stored_where_that_is_configured(world, stored
     check(runs >= 2, "of the process that ended, too:", runs)
     series = lambda: ask(f"/api/v1/jobs/{job}/series?details=1").json()
     if stored:
-        eventually(lambda: series()["times"], "a sample of details")
-        equal(series()["table"], "job_detail", "table")
-        check(series()["columns"]["memory_virtual_bytes"][0] > 100_000, series()["columns"])
+        found = eventually(lambda: (found := series())["times"] and found, "a sample of details")
+        equal(found["table"], "job_detail", "table")
+        check(found["columns"]["memory_virtual_bytes"][0] > 100_000, found["columns"])
     user.met("cancel", job).ok()
     user.wait_for_state(job, "cancelled", "failed", "finished")
     equal(bool(series()["times"]), stored, "samples of details after the end")
@@ -223,8 +223,9 @@ def events_of_a_running_job_are_series_that_follow_live_changes(world):
     if told.err:
         raise Skip(told.err.strip())
     series = lambda name: ask(f"/api/v1/jobs/{job}/series?event={name}").json()
-    eventually(lambda: len(series("page_faults")["times"]) >= 2, "two samples, ten seconds apart")
-    found = series("page_faults")
+    # Of a sampler that is busy, an answer has only what is stored.
+    found = eventually(lambda: len((found := series("page_faults"))["times"]) >= 2 and found,
+                       "two samples, ten seconds apart")
     equal((found["table"], found["part"]), ("event", "page_faults"), "table and event")
     counts = found["columns"]["count"]
     check(0 <= counts[0] < counts[1], counts)
@@ -232,10 +233,10 @@ def events_of_a_running_job_are_series_that_follow_live_changes(world):
     eventually(lambda: "page_faults, peak" in user.met("show", job).ok().out, "it is plotted")
     world.met("configure", "--perf", "context_switches,task_clock", "--job", job).ok()
     eventually(lambda: series("task_clock")["times"], "a sample of what is counted now")
-    stopped = len(series("page_faults")["times"])
+    stopped = eventually(lambda: len(series("page_faults")["times"]), "its samples")
     switches = len(series("context_switches")["times"])
     eventually(lambda: len(series("context_switches")["times"]) > switches, "what goes on goes on")
-    equal(len(series("page_faults")["times"]), stopped, "samples of what is not counted any more")
+    check(len(series("page_faults")["times"]) <= stopped + 1, "samples of what is not counted any more")
     user.met("cancel", job).ok()
     user.wait_for_state(job, "cancelled", "failed", "finished")
     ended = series("context_switches")
@@ -264,7 +265,7 @@ def a_supervisor_passes_its_counters_to_whichever_daemon_samples_the_job(world):
     check(shown["kind"] != "lower_bound" or "user code only" in shown["source"], shown)
     check(on_page(ask, "met_event_count_total", job, 'event="task_clock"') > 0, "the page has it")
     # Another daemon gets them from the same supervisor, and goes on where the first one was.
-    before = series("page_faults")["columns"]["count"]
+    before = eventually(lambda: series("page_faults")["columns"].get("count"), "its samples")
     world.stop_system_daemon()
     world.start_system_daemon()
     eventually(lambda: on_page(ask, "met_event_count_total", job, 'event="page_faults"'), "it is counted again")

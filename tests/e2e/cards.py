@@ -77,6 +77,10 @@ def a_card_that_hangs_is_in_the_table(world):
     errors = {card["index"]: card["error"] for card in world.met("gpus", "--json").ok().json()}
     check("does not answer" in errors["0"] and errors["1"] is None, errors)
     equal(world.met("gpus", "--free").ok().out.strip(), "1", "a card that can be used")
+    machine = world.met("node", "--json").ok().json()
+    equal([row["index"] for row in machine["tables"]["gpu"]], ["1"], "cards that were read")
+    (error,) = machine["gpu_errors"]
+    check(error["index"] == "0" and "does not answer" in error["error"], error)
 
 
 @test
@@ -93,5 +97,8 @@ def a_driver_that_hangs_keeps_nothing_else_of_the_machine(world):
     # They are shown when they answer, or that they do not.
     out, _ = process.communicate(timeout=DEADLINE_S)
     check(b"GPUs" in out and b"does not answer" in out, out)
+    (error,) = world.met("node", "--json").ok().json()["gpu_errors"]
+    check(error["index"] is None and "does not answer" in error["error"], error)
     write_script(world, "")
+    check("gpu_errors" not in world.met("node", "--json").ok().json(), "a driver that answers")
     check("GPU 0 Fake" in world.met("node").ok().out, "the cards of a driver that answers")

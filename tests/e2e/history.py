@@ -71,13 +71,24 @@ def old_samples_are_thinned_by_the_daemon_and_by_no_reader(world):
     world.me.met("cancel", lasting).ok()
 
 
+def seen_to_end(user, *command):
+    """A job that ends when there is a file `go`, which is made when its processes have been seen."""
+    job = user.run(*command)
+    eventually(lambda: user.show(job)["job"]["as_of"], "a daemon samples it")
+    open(user.path("go"), "w").close()
+    user.met("wait", job).ok()
+    os.unlink(user.path("go"))
+    return user.show(job)
+
+
 @test
 def the_processes_of_a_job_that_is_over_are_known(world):
     """Its own and short ones; by their ends where the kernel reports these, else by looks at them."""
-    job = world.me.run_to_end(world.python, "-c", "import subprocess, time\n"
-                              "text = 'x = 0\\nfor i in range(3000000): x += i'\n"
-                              "subprocess.run([__import__('sys').executable, '-S', '-E', '-c', text])\n"
-                              "time.sleep(1.5)")
+    job = seen_to_end(world.me, world.python, "-c", "import os, subprocess, time\n"
+                      "while not os.path.exists('go'): time.sleep(0.05)\n"
+                      "text = 'x = 0\\nfor i in range(3000000): x += i'\n"
+                      "subprocess.run([__import__('sys').executable, '-S', '-E', '-c', text])\n"
+                      "time.sleep(1.5)")
     kept = job["processes"]
     main = next((process for process in kept if process["start"] == min(one["start"] for one in kept)), None)
     check(main and main["cpu_seconds"] >= 0 and main["memory_peak_bytes"] > 1 << 20, kept)
@@ -95,7 +106,7 @@ def the_processes_of_a_job_that_is_over_are_known(world):
 
 @test
 def a_job_is_found_by_one_of_its_processes(world):
-    ran = world.me.run_to_end("sleep", "1.2")
+    ran = seen_to_end(world.me, world.python, "-c", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)")
     pid = ran["processes"][0]["pid"]
     equal(world.me.show(f"pid:{pid}")["job"]["id"], ran["job"]["id"], "the job of a process that is over")
     job = world.me.run("sh", "-c", "echo $$ > pid; sleep 1000 & echo $! > child; wait")

@@ -201,10 +201,12 @@ def an_ordinary_user_counts_his_own_code(world):
     record = user.run_to_end(*world.workload("fault_and_switch", 20_000, 200))
     counts = record.get("events", {}).get("counts", {})
     if "page_faults" not in counts:
+        check("not allowed" in record["events"]["not_counted"]["page_faults"]["reason"], record.get("events"))
         raise Skip(f"perf events are not allowed: {finding(user, 'perf')['detail']}")
     if counts["page_faults"]["kind"] == "lower_bound":
         check("user code only" in counts["page_faults"]["source"], counts)
         check("context_switches" not in counts, "what happens in the kernel alone is absent and not 0")
+        check("not allowed" in record["events"]["not_counted"]["context_switches"]["reason"], record["events"])
     close_to(counts["page_faults"]["count"], record["totals"]["page_faults_minor"], 0.05, "page faults")
 
 
@@ -220,8 +222,20 @@ def an_event_this_machine_does_not_count_is_named_by_the_doctor(world):
     world.configure("perf:\n  events: [page_faults, rffffffffffffffff]\n")
     found = finding(world, "perf")
     check(found["health"] in ("less", "no") and "does not count it" in found["detail"], found)
-    counts = world.run_to_end("true").get("events", {}).get("counts", {})
-    check("rffffffffffffffff" not in counts, counts)
+    events = world.run_to_end("true")["events"]
+    check("rffffffffffffffff" not in events["counts"], events)
+    check("does not count it" in events["not_counted"]["rffffffffffffffff"]["reason"], events)
+    check("page_faults" not in events["not_counted"], events)
+
+
+@each(by_run="run", by_time="time")
+def a_job_says_why_no_event_could_be_counted(world, how):
+    world.configure("perf:\n  events: [rffffffffffffffff]\n")
+    record = world.run_to_end("true") if how == "run" else world.time_to_end("true")
+    equal(record["events"]["counts"], {}, "counts")
+    check("does not count it" in record["events"]["not_counted"]["rffffffffffffffff"]["reason"], record["events"])
+    shown = world.met("show", "@last").ok().out
+    check("not counted: rffffffffffffffff" in shown, shown)
 
 
 @test

@@ -21,30 +21,42 @@ def burst(user):
     return ids
 
 
+def kinds(jobs):
+    """How often each figure is of each kind."""
+    found = {}
+    for job in jobs:
+        for name, figure in job["quality"].items():
+            found.setdefault((name, figure["kind"]), 0)
+            found[name, figure["kind"]] += 1
+    return found
+
+
+def uncertain(kinds):
+    worse = ("attributed", "lower_bound", "estimated")
+    return sum(number for (_, kind), number in kinds.items() if kind in worse)
+
+
 @test
 def jobs_that_end_in_bursts_have_totals_as_good_as_at_a_fixed_interval(world):
-    world.configure("sampling:\n  interval: 100ms\n")
-    fixed_ids = burst(world)
-    fixed = [world.show(job) for job in fixed_ids]
-    world.configure(STEEP)
-    eventually(lambda: "60s after 500ms" in world.met("configure").ok().out.replace("1m after", "60s after"), "the ladder")
-    steep = [world.show(job) for job in burst(world)]
-
-    def kinds(jobs):
-        found = {}
-        for job in jobs:
-            for name, figure in job["quality"].items():
-                found.setdefault((name, figure["kind"]), 0)
-                found[name, figure["kind"]] += 1
-        return found
-
-    before, after = kinds(fixed), kinds(steep)
-    worse = ("attributed", "lower_bound", "estimated")
-    count = lambda kinds: sum(number for (_, kind), number in kinds.items() if kind in worse)
-    check(count(after) <= count(before) + JOBS // 50, f"fixed: {before}; on the ladder: {after}")
-    equal(sum("cpu_seconds" in job["totals"] for job in steep), JOBS, "jobs with CPU time")
-    processes = [job["totals"]["processes"] for job in steep]
-    check(min(processes) >= 1, processes)
+    compared = []
+    # A busy machine may lose an end in one burst and none in the other: what is lost by design is lost every time.
+    for _ in range(2):
+        world.configure("sampling:\n  interval: 100ms\n")
+        if compared:
+            eventually(lambda: "after 500ms" not in world.met("configure").ok().out, "the fixed interval")
+        fixed = [world.show(job) for job in burst(world)]
+        world.configure(STEEP)
+        eventually(lambda: "60s after 500ms" in world.met("configure").ok().out.replace("1m after", "60s after"),
+                   "the ladder")
+        steep = [world.show(job) for job in burst(world)]
+        equal(sum("cpu_seconds" in job["totals"] for job in steep), JOBS, "jobs with CPU time")
+        processes = [job["totals"]["processes"] for job in steep]
+        check(min(processes) >= 1, processes)
+        compared.append((kinds(fixed), kinds(steep)))
+        before, after = compared[-1]
+        if uncertain(after) <= uncertain(before) + JOBS // 50:
+            return
+    check(False, f"at a fixed interval and on the ladder: {compared}")
 
 
 @test
@@ -54,13 +66,23 @@ def a_scrape_has_old_figures_read_again_and_no_series_has_them(world):
     job = world.run("python3", "-c", FOREVER)
     eventually(lambda: page.value(of_job("cpu_seconds_total", job)), "its CPU time")
     time.sleep(2)
-    values, times = [], []
-    for _ in range(5):
-        time.sleep(1.5)
-        values.append(page.value(of_job("cpu_seconds_total", job)))
-        times.append(page.value("met_daemon_sample_time_seconds"))
-    check(all(later > earlier for earlier, later in zip(values, values[1:])), f"CPU time grows with every scrape: {values}")
-    check(all(later > earlier for earlier, later in zip(times, times[1:])), f"and so does its time: {times}")
+    names = ("met_daemon_ticks_total", of_job("cpu_seconds_total", job), "met_daemon_sample_time_seconds")
+
+    def figures():
+        lines = dict(line.rpartition(" ")[::2] for line in page.text().splitlines())
+        return [float(lines[name]) for name in names]
+
+    last, grown = figures(), 0
+
+    def grew():
+        nonlocal last, grown
+        before, last = last, figures()
+        # Between two ticks nothing but a scrape reads.
+        if last[0] == before[0]:
+            grown += last[1] > before[1] and last[2] > before[2]
+        return grown >= 5
+
+    eventually(grew, lambda: f"CPU time and its time grow with scrapes between ticks: {last}", pause_s=1.5)
 
     def is_quiet():
         ticks = page.value("met_daemon_ticks_total")

@@ -268,6 +268,7 @@ impl Sampler {
         self.membership.members.remove(slot);
         let cards_uj = self.gpus.cards.own_uj(slot);
         let mut live = job.live(self.gpus.cards.leave(slot));
+        live.uncounted_events = self.asked.reasons(&job, &self.runner);
         if let Some(cpu_ns) = known.cpu_ns.filter(|_| attached) {
             self.energy.compare(slot, cpu_ns);
         }
@@ -305,6 +306,7 @@ impl Sampler {
     pub fn live(&self) -> Vec<(JobKey, Live)> {
         let live = |(&slot, job): (&u32, &Tracked)| {
             let mut live = job.live(self.gpus.cards.uses_of(slot));
+            live.uncounted_events = self.asked.reasons(job, &self.runner);
             self.energy.complete(slot, &mut live);
             (job.key.clone(), live)
         };

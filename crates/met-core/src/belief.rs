@@ -23,7 +23,9 @@ mod parts;
 use std::cmp::Ordering;
 
 use crate::annotation::Annotation;
-use crate::job::{Emission, EventCount, GpuUse, Part, Record, Resources, State, Summaries, Totals};
+use crate::job::{
+    Emission, EventCount, GpuUse, Part, Record, Resources, State, Summaries, Totals, UncountedEvent,
+};
 use crate::job_table::{EMISSIONS, WALL};
 
 pub use figures::{CHARGED, completes, fit_cpu_parts, fit_memory_peaks, set_gpu_totals};
@@ -139,6 +141,7 @@ pub fn believe(known: &Record, said: &Record) -> Record {
         summaries: figures.summaries.clone(),
         gpus: first(&figures.gpus, &older.gpus),
         events: figures.events.clone(),
+        uncounted_events: figures.uncounted_events.clone(),
         processes: first(&figures.processes, &older.processes),
         requested: filled(&word.requested, &no_word.requested),
         allocated: filled(&word.allocated, &no_word.allocated),
@@ -156,7 +159,7 @@ pub fn believe(known: &Record, said: &Record) -> Record {
     };
     record.totals.fill_from(&older.totals);
     fill_summaries(&mut record.summaries, &older.summaries);
-    fill_events(&mut record.events, &older.events);
+    fill_events(&mut record, &older.events, &older.uncounted_events);
     record.scheduling.fill_from(&no_word.scheduling);
     put_in_order(&mut record);
     record
@@ -185,6 +188,7 @@ pub struct Sample {
     pub summaries: Summaries,
     pub gpus: Vec<GpuUse>,
     pub events: Vec<EventCount>,
+    pub uncounted_events: Vec<UncountedEvent>,
     pub emission: Option<Emission>,
 }
 
@@ -201,6 +205,7 @@ pub fn add_sample(record: &mut Record, mut sample: Sample) {
     if !sample.events.is_empty() {
         record.events = sample.events;
     }
+    fill_events(record, &[], &sample.uncounted_events);
     if !sample.gpus.is_empty() {
         record.gpus = sample.gpus;
     }
@@ -321,13 +326,21 @@ fn fill_summaries(summaries: &mut Summaries, other: &Summaries) {
     }
 }
 
-/// Adds the events that only `other` has counted.
-pub fn fill_events(events: &mut Vec<EventCount>, other: &[EventCount]) {
-    for event in other {
+/// Adds events that are not counted in `record`, and those that could not be counted there either. A count wins over a
+/// reason why there is none.
+pub fn fill_events(record: &mut Record, counted: &[EventCount], uncounted: &[UncountedEvent]) {
+    let Record { events, uncounted_events, .. } = record;
+    for event in counted {
         if !events.iter().any(|known| known.name == event.name) {
             events.push(event.clone());
         }
     }
+    for event in uncounted {
+        if !uncounted_events.iter().any(|known| known.name == event.name) {
+            uncounted_events.push(event.clone());
+        }
+    }
+    uncounted_events.retain(|uncounted| !events.iter().any(|event| event.name == uncounted.name));
 }
 
 #[cfg(test)]

@@ -100,6 +100,9 @@ impl Story {
                 source: "cgroup".into(),
             });
         }
+        let uncounted =
+            |column: usize| UncountedEvent { name: format!("event {column}"), reason: "not allowed".into() };
+        fill_events(&mut record, &[], &(0..at).map(uncounted).collect::<Vec<_>>());
         record.gpus = vec![GpuUse { uuid: format!("GPU-{at}"), ..GpuUse::default() }];
         for step in 0..self.steps.min(at + 1) {
             record.parts.push(part("n1", step, None));
@@ -246,5 +249,27 @@ proptest! {
             }
             known = Some(now);
         }
+    }
+}
+
+#[test]
+fn an_event_that_was_counted_needs_no_reason() {
+    let event = |name: &str| EventCount {
+        name: name.into(),
+        count: 1,
+        counted: 1.0,
+        kind: QualityKind::Measured,
+        source: "perf, cgroup".into(),
+    };
+    let uncounted = |name: &str| UncountedEvent { name: name.into(), reason: "not allowed".into() };
+    let mut known = bare(7, "step");
+    (known.events, known.uncounted_events) = (vec![event("a")], vec![uncounted("b"), uncounted("c")]);
+    let mut said = bare(7, "step");
+    (said.events, said.uncounted_events) = (vec![event("b")], vec![uncounted("a")]);
+    for record in [believe(&known, &said), believe(&said, &known)] {
+        let mut names: Vec<&str> = record.events.iter().map(|event| event.name.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["a", "b"]);
+        assert_eq!(record.uncounted_events, [uncounted("c")]);
     }
 }

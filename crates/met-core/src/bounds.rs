@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::annotation::Annotation;
 use crate::job::{
     CgroupPaths, EventCount, GpuUse, JobKey, Local, Part, Record, Resources, Scheduling, Totals,
+    UncountedEvent,
 };
 use crate::job_processes::{self, JobProcess, LARGEST_MAX};
 
@@ -54,6 +55,11 @@ pub fn bound(record: &mut Record) {
         cut(source, WORD_BYTES_MAX);
     }
     keep_within(&mut record.events, LIST_BYTES_MAX, event_bytes);
+    for UncountedEvent { name, reason } in &mut record.uncounted_events {
+        cut(name, WORD_BYTES_MAX);
+        cut(reason, WORD_BYTES_MAX);
+    }
+    keep_within(&mut record.uncounted_events, LIST_BYTES_MAX, uncounted_bytes);
     record.processes.truncate(LARGEST_MAX);
     for process in &mut record.processes {
         let words = std::mem::take(&mut process.command_line);
@@ -80,7 +86,8 @@ pub fn bytes(record: &Record) -> usize {
     let texts = options.into_iter().flatten().map(|text| escaped(text)).sum::<usize>();
     let lists = record.command.iter().chain(&record.nodes).map(|text| escaped(text) + 3).sum::<usize>();
     let gpus = record.gpus.iter().map(gpu_bytes).sum::<usize>();
-    let events = record.events.iter().map(event_bytes).sum::<usize>();
+    let events = record.events.iter().map(event_bytes).sum::<usize>()
+        + record.uncounted_events.iter().map(uncounted_bytes).sum::<usize>();
     let words = record.processes.iter().flat_map(|process| &process.command_line);
     let processes = record.processes.len() * ENTRY_BYTES + words.map(|text| escaped(text) + 3).sum::<usize>();
     let other = |resources: &Resources| {
@@ -228,6 +235,10 @@ fn gpu_bytes(gpu: &GpuUse) -> usize {
 
 fn event_bytes(event: &EventCount) -> usize {
     ENTRY_BYTES + escaped(&event.name) + escaped(&event.source)
+}
+
+fn uncounted_bytes(event: &UncountedEvent) -> usize {
+    ENTRY_BYTES + escaped(&event.name) + escaped(&event.reason)
 }
 
 /// Keeps the first entries that fit into `max` bytes.

@@ -76,6 +76,13 @@ pub fn whole(key: JobKey, parts: &[(String, Record)]) -> Option<Record> {
     whole.totals = totals(told.iter().map(|(_, record)| &record.totals));
     whole.gpus = told.iter().flat_map(|(_, record)| record.gpus.iter().cloned()).collect();
     whole.events = events(told.iter().flat_map(|(_, record)| &record.events));
+    whole.uncounted_events = Vec::new();
+    for uncounted in told.iter().flat_map(|(_, record)| &record.uncounted_events) {
+        // Counted on some nodes only.
+        let counted = whole.events.iter_mut().filter(|event| event.name == uncounted.name);
+        counted.for_each(|event| event.kind = QualityKind::LowerBound);
+        belief::fill_events(&mut whole, &[], std::slice::from_ref(uncounted));
+    }
     whole.processes = job_processes::of_nodes(told.iter().map(|(node, record)| (node, record)));
     whole.parts = told.iter().flat_map(|(node, record)| self::parts(node, record)).collect();
     Some(whole)

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::job::State;
+use crate::job::{State, UncountedEvent};
 use crate::job_table::{CORES_PEAK, CPU, GPU_TEMPERATURE, MEMORY_NEEDED};
 
 const SECOND_NS: i64 = 1_000_000_000;
@@ -59,6 +59,20 @@ fn a_job_on_two_nodes_is_their_sum_and_has_a_part_on_each() {
     let parts: Vec<_> =
         whole.parts.iter().map(|part| (part.node.as_str(), part.totals.get(CPU).unwrap())).collect();
     assert_eq!(parts, [("n1", 7 * SECOND_NS), ("n2", 5 * SECOND_NS)]);
+}
+
+#[test]
+fn an_event_that_some_nodes_could_not_count_is_a_lower_bound() {
+    let mut one = part_on("n1", 100, State::Finished, 5);
+    let mut other = part_on("n2", 100, State::Finished, 5);
+    let (kind, source) = (QualityKind::Measured, "perf, cgroup".to_owned());
+    one.1.events = vec![EventCount { name: "instructions".into(), count: 7, counted: 1.0, kind, source }];
+    let uncounted = |name: &str| UncountedEvent { name: name.into(), reason: "not allowed".into() };
+    one.1.uncounted_events = vec![uncounted("cpu_cycles")];
+    other.1.uncounted_events = vec![uncounted("instructions"), uncounted("cpu_cycles")];
+    let whole = whole(key(), &[one, other]).unwrap();
+    assert_eq!((whole.events[0].count, whole.events[0].kind), (7, QualityKind::LowerBound));
+    assert_eq!(whole.uncounted_events, [uncounted("cpu_cycles")]);
 }
 
 #[test]

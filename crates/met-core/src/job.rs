@@ -117,6 +117,9 @@ pub struct Record {
     /// How often events happened that were asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<EventCount>,
+    /// Events that were asked for and could not be counted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub uncounted_events: Vec<UncountedEvent>,
     /// The largest of its processes, once it is over.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<JobProcess>,
@@ -171,6 +174,7 @@ impl Record {
             summaries: Summaries::default(),
             gpus: Vec::new(),
             events: Vec::new(),
+            uncounted_events: Vec::new(),
             processes: Vec::new(),
             requested: Resources::default(),
             allocated: Resources::default(),
@@ -589,6 +593,13 @@ pub struct EventCount {
     pub kind: QualityKind,
     /// What was counted: a cgroup, or the processes below one.
     pub source: String,
+}
+
+/// An event that was asked for and could not be counted in a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UncountedEvent {
+    pub name: String,
+    pub reason: String,
 }
 
 named! {

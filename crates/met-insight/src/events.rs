@@ -1,7 +1,7 @@
 //! Events that were counted for a job, and what they say together.
 
 use met_core::event;
-use met_core::job::{EventCount, QualityKind, Record};
+use met_core::job::{EventCount, QualityKind, Record, UncountedEvent};
 use serde_json::{Map, Value, json};
 
 use crate::average;
@@ -21,7 +21,12 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
     }
     let derived = event::derived(&record.events, average::counted_ns(record, now_ns));
     let derived = derived.into_iter().map(|figure| (figure.name.to_owned(), json!(figure.value)));
-    json!({ "counts": counts, "derived": derived.collect::<Map<_, _>>() })
+    let mut object = json!({ "counts": counts, "derived": derived.collect::<Map<_, _>>() });
+    if !record.uncounted_events.is_empty() {
+        let reason = |one: &UncountedEvent| (one.name.clone(), json!({ "reason": one.reason }));
+        object["not_counted"] = record.uncounted_events.iter().map(reason).collect::<Map<_, _>>().into();
+    }
+    object
 }
 
 /// For a report: one line each.
@@ -96,6 +101,29 @@ mod tests {
         let object = crate::json::object(&record(), sample::NOW_NS);
         assert_eq!(object["events"]["derived"]["ipc"], 1.5);
         assert_eq!(crate::json::object(&sample::finished(), sample::NOW_NS).get("events"), None);
+    }
+
+    #[test]
+    fn what_could_not_be_counted_has_its_reason() {
+        let mut record = sample::finished();
+        let uncounted =
+            |name: &str, reason: &str| UncountedEvent { name: name.into(), reason: reason.into() };
+        record.uncounted_events = vec![
+            uncounted("instructions", "does not count it"),
+            uncounted("r7", "not allowed"),
+            uncounted("cpu_cycles", "does not count it"),
+        ];
+        expect![[r#"{"counts":{},"derived":{},"not_counted":{"instructions":{"reason":"does not count it"},"r7":{"reason":"not allowed"},"cpu_cycles":{"reason":"does not count it"}}}"#]]
+        .assert_eq(&crate::json::object(&record, sample::NOW_NS)["events"].to_string());
+        let notes = crate::report::report(&record, crate::report::Machine::default(), sample::NOW_NS).notes;
+        let told: Vec<_> = notes.iter().filter(|note| note.starts_with("perf events")).collect();
+        assert_eq!(
+            told,
+            [
+                "perf events not counted: instructions, cpu_cycles (does not count it)",
+                "perf events not counted: r7 (not allowed)",
+            ]
+        );
     }
 
     #[test]

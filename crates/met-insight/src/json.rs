@@ -34,7 +34,7 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
         "emission": record.emission.as_ref().map(emission),
     });
     // Without configured events there is no such section.
-    if !record.events.is_empty() {
+    if !record.events.is_empty() || !record.uncounted_events.is_empty() {
         object["events"] = events::object(record, now_ns);
     }
     if !record.annotation.tags.is_empty() {

@@ -1,7 +1,7 @@
 //! Figures of a running job that is not sampled.
 
 use met_core::MISSING;
-use met_core::job::{Emission, EventCount, GpuUse, Record, Summaries, Totals};
+use met_core::job::{Emission, EventCount, GpuUse, Record, Summaries, Totals, UncountedEvent};
 use met_core::running::Running;
 use met_core::sampled::{Profile, totals};
 use met_host::Host;
@@ -19,6 +19,7 @@ pub struct Live {
     pub summaries: Summaries,
     pub gpus: Vec<GpuUse>,
     pub events: Vec<EventCount>,
+    pub uncounted_events: Vec<UncountedEvent>,
     pub emission: Option<Emission>,
     /// The time of the sample that these are of, in unix nanoseconds; `None` if they were read just now.
     pub as_of_ns: Option<i64>,

@@ -222,6 +222,11 @@ pub trait Source: Send {
         None
     }
 
+    /// Labels for which there can be no rows, each with the reason.
+    fn missing(&self) -> Vec<(&str, &str)> {
+        Vec::new()
+    }
+
     /// What is there and could not be read last time.
     fn unread(&self) -> Vec<Unread> {
         Vec::new()

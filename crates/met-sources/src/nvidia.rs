@@ -236,11 +236,14 @@ impl Source for Nvidia {
             labels[card::label::VENDOR] = "nvidia".to_owned();
             Unread { labels, why: why.clone() }
         });
-        let is_silent = |index: usize| self.figures.get(index).is_some_and(|figures| figures.silent);
-        let silent = shown.cards.iter().enumerate().filter(|(index, _)| is_silent(*index));
-        let silent =
-            silent.map(|(_, facts)| Unread { labels: facts.labels.clone(), why: NO_ANSWER.to_owned() });
-        lost.chain(silent).collect()
+        let now_ns = clock::boottime_ns();
+        let troubled = shown.cards.iter().enumerate().filter_map(|(index, facts)| {
+            let is_silent = self.figures.get(index).is_some_and(|figures| figures.silent);
+            let is_unread = |trouble: &Trouble| trouble.lost || is_silent;
+            let trouble = self.trouble(shown, index, now_ns).filter(is_unread)?;
+            Some(Unread { labels: facts.labels.clone(), why: trouble.text })
+        });
+        lost.chain(troubled).collect()
     }
 
     fn wait(&mut self, patience: Duration) {
@@ -394,6 +397,14 @@ impl Nvidia {
             .then(|| retry("NVML".to_owned(), NO_ANSWER.to_owned()))
     }
 
+    /// What is wrong with a card now.
+    fn trouble(&self, shown: &Shown, index: usize, now_ns: i64) -> Option<Trouble> {
+        let reading = self.fresh.of_card(shown, index, now_ns);
+        let is_silent = self.figures.get(index).is_some_and(|figures| figures.silent);
+        let silence = is_silent.then(Trouble::of_silent);
+        reading.and_then(|reading| reading.trouble.clone()).or(silence)
+    }
+
     fn push_card(
         &mut self,
         shown: &Shown,
@@ -407,9 +418,7 @@ impl Nvidia {
         let part = part_of(&self.labels, &facts.labels);
         let mut cells = [MISSING; card::TABLE.columns.len()];
         let reading = self.fresh.of_card(shown, index, now_ns);
-        let is_silent = self.figures.get(index).is_some_and(|figures| figures.silent);
-        let silence = is_silent.then(Trouble::of_silent);
-        let trouble = reading.and_then(|reading| reading.trouble.clone()).or(silence);
+        let trouble = self.trouble(shown, index, now_ns);
         if let Some(trouble) = &trouble {
             if trouble.reload {
                 self.slow.reload();

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use met_core::job::{EventCount, QualityKind};
+use met_core::job::{EventCount, QualityKind, UncountedEvent};
 use met_core::{Batch, MISSING, Subject};
 use met_host::{CgroupTarget, Dir, Host, Look, Targets, parse};
 
@@ -22,7 +22,7 @@ use counter::Sum;
 
 pub use counter::Begin;
 pub use event::{EVENTS, Event, FLOPS};
-pub use job::{Counters, Passed, Refused};
+pub use job::{Counters, Passed};
 
 pub use met_core::event::{COUNT, ENABLED, RUNNING, TABLE};
 
@@ -44,7 +44,7 @@ struct Perf {
     cpus: Vec<u32>,
     jobs: HashMap<u64, Followed>,
     generation: u64,
-    refused: Vec<Refused>,
+    refused: Vec<UncountedEvent>,
     given_up: Vec<String>,
 }
 
@@ -94,6 +94,23 @@ pub fn events(host: &Host, names: &[String]) -> Result<Vec<Event>, String> {
     named(vendor(host), names)
 }
 
+/// Those of the events that exist on this machine, and why the others do not.
+pub fn known_events(host: &Host, names: &[String]) -> (Vec<Event>, Vec<UncountedEvent>) {
+    let vendor = vendor(host);
+    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+    for name in names {
+        match Event::parse(name, vendor) {
+            Ok(events) if events.is_empty() => unknown.push(UncountedEvent {
+                name: name.clone(),
+                reason: "not known for this processor".to_owned(),
+            }),
+            Ok(_) => known.push(name.clone()),
+            Err(reason) => unknown.push(UncountedEvent { name: name.clone(), reason }),
+        }
+    }
+    (named(vendor, &known).unwrap_or_default(), unknown)
+}
+
 fn vendor(host: &Host) -> &'static str {
     let mut cpuinfo = Vec::new();
     match host.read_small("/proc/cpuinfo", &mut cpuinfo) {
@@ -117,6 +134,12 @@ fn named(vendor: &str, names: &[String]) -> Result<Vec<Event>, String> {
 /// Whether a word names an event on some machine.
 pub fn check(name: &str) -> Result<(), String> {
     Event::parse(name, "").map(|_| ())
+}
+
+/// Whether `word`, as in `perf.events`, means the event of this name on some processor.
+pub fn means(word: &str, name: &str) -> bool {
+    let is_one = |events: Vec<Event>| events.iter().any(|event| event.name == name);
+    event::VENDORS.iter().any(|vendor| Event::parse(word, vendor).is_ok_and(is_one))
 }
 
 /// Whether it is an event with a name of its own, as records name it. Of other names there is no end.
@@ -200,6 +223,10 @@ impl Source for Perf {
         &self.labels
     }
 
+    fn missing(&self) -> Vec<(&str, &str)> {
+        self.refused.iter().map(|one| (one.name.as_str(), one.reason.as_str())).collect()
+    }
+
     fn shortfall(&self) -> Option<Shortfall> {
         let refused = self.refused.iter().map(|one| format!("{} ({})", one.name, one.reason));
         let given_up = self.given_up.iter().map(|name| {
@@ -271,8 +298,10 @@ impl Perf {
                 Counters::of_cgroup(dir.as_fd(), &self.cpus, &new, Begin::Now)
             }
             None => {
-                let refuse =
-                    |event: &Event| Refused { name: event.name.clone(), reason: NO_DIRECTORY.to_owned() };
+                let refuse = |event: &Event| UncountedEvent {
+                    name: event.name.clone(),
+                    reason: NO_DIRECTORY.to_owned(),
+                };
                 return self.refuse(new.iter().map(refuse).collect());
             }
         };
@@ -288,7 +317,7 @@ impl Perf {
     }
 
     /// Each of them is told once.
-    fn refuse(&mut self, refused: Vec<Refused>) {
+    fn refuse(&mut self, refused: Vec<UncountedEvent>) {
         for one in refused {
             if !self.refused.contains(&one) {
                 self.refused.push(one);
@@ -352,6 +381,14 @@ mod tests {
             ["page_faults", "page_faults:u"]
         );
         assert!(events(&host, &["nonsense".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn a_word_of_the_configuration_means_the_events_that_records_name() {
+        assert!(means("page-faults", "page_faults") && means("cycles:u", "cpu_cycles:u"));
+        assert!(!means("cycles", "cpu_cycles:u") && !means("nonsense", "nonsense"));
+        let arithmetic: Vec<_> = EVENTS.iter().filter(|event| event.name.starts_with("fp_")).collect();
+        assert!(!arithmetic.is_empty() && arithmetic.iter().all(|event| means(FLOPS, event.name)));
     }
 
     proptest! {

@@ -362,6 +362,12 @@ impl Runner {
         self.sources.iter().filter_map(shortfall)
     }
 
+    /// Labels for which a source can have no rows, each with the reason.
+    pub fn missing(&self, source: &str) -> Vec<(&str, &str)> {
+        let running = self.sources.iter().find(|running| running.spec.name == source);
+        running.and_then(|running| running.source.as_ref()).map(|source| source.missing()).unwrap_or_default()
+    }
+
     /// Counts what was met outside of a source's own reading, such as a process that could not be identified.
     pub fn count_unparsed(&mut self, name: &str, more: &mut Unparsed) {
         if let Some(running) = self.sources.iter_mut().find(|running| running.spec.name == name) {

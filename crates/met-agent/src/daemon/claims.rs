@@ -203,15 +203,18 @@ pub fn wanted_events(host: &Host, in_force: &[String], peer: Peer) -> impl Fn(&s
     move |name: &str| is_ours(peer) || names.iter().any(|known| known == name)
 }
 
-/// Keeps of the events that a user counted those that are in force or have a name of their own: the job may have begun
+/// Keeps of the events that a user counted, or could not count, those that are in force or have a name of their own: the job may have begun
 /// when others were.
 pub fn vouch_events(host: &Host, in_force: &[String], record: &mut Record, peer: Peer) {
-    if is_ours(peer) || record.events.is_empty() {
+    if is_ours(peer) || record.events.is_empty() && record.uncounted_events.is_empty() {
         return;
     }
     let is_wanted = wanted_events(host, in_force, peer);
-    record.events.retain(|event| is_wanted(&event.name) || perf::is_listed(&event.name));
+    let is_known = |name: &str| is_wanted(name) || perf::is_listed(name);
+    record.events.retain(|event| is_known(&event.name));
     record.events.truncate(EVENTS_MAX);
+    record.uncounted_events.retain(|event| is_known(&event.name));
+    record.uncounted_events.truncate(EVENTS_MAX);
 }
 
 /// Whether a record is of a job that only `met time` measures.

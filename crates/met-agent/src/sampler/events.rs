@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use met_core::attribute::JobMap;
 use met_core::event;
-use met_core::job::{EventCount, JobKey};
+use met_core::job::{EventCount, JobKey, UncountedEvent};
 use met_core::series::Course;
 use met_core::{MISSING, Subject};
 use met_sources::Runner;
@@ -173,6 +173,23 @@ impl EventsAsked {
                 None => asked,
             };
         }
+    }
+
+    /// Why events of a job that no supervisor counts are not counted, as far as that is known.
+    pub(super) fn reasons(&self, job: &Tracked, runner: &Runner) -> Vec<UncountedEvent> {
+        let asked = self.of_job(&job.key, job.age.born_ns, job.profile.kept).unwrap_or_default();
+        if asked.is_empty() {
+            return Vec::new();
+        }
+        if let Some((_, reason)) = runner.unavailable().iter().find(|(spec, _)| spec.name == "perf") {
+            let uncounted = |name: &String| UncountedEvent { name: name.clone(), reason: reason.to_string() };
+            return asked.iter().map(uncounted).collect();
+        }
+        let is_asked = |name: &str| asked.iter().any(|word| perf::means(word, name));
+        let is_counted = |name: &str| job.events.counts.iter().any(|count| count.name == name);
+        let missing = runner.missing("perf").into_iter();
+        let missing = missing.filter(|(name, _)| is_asked(name) && !is_counted(name));
+        missing.map(|(name, why)| UncountedEvent { name: name.to_owned(), reason: why.to_owned() }).collect()
     }
 
     /// Jobs in which events cannot be counted from now on: they are their processes, and these are counted by a

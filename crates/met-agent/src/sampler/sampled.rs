@@ -269,7 +269,7 @@ impl Sampled {
         self.raise_peaks(record);
         fit_cpu_parts(&mut record.totals);
         // What a supervisor counts, it counts from the beginning.
-        fill_events(&mut record.events, &self.live.events);
+        fill_events(record, &self.live.events, &self.live.uncounted_events);
         if !self.live.gpus.is_empty() {
             record.gpus = self.live.gpus.clone();
         }

@@ -56,7 +56,7 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option
     channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
     let mut link = Link::new(assignment.daemon.clone());
     let outcome = wait(&assignment.record, &signals, &pidfd, &mut link, &events);
-    assignment.record.events = events.close();
+    events.close(&mut assignment.record);
     let record =
         close(assignment.record, clocks.as_deref(), &pidfd, clock::boottime_ns() - begin_boot_ns, &outcome);
     Ok(inbox.and_then(|inbox| inbox.keep_end(record, Some(link), signals)))

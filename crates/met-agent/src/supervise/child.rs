@@ -159,6 +159,8 @@ impl Supervision {
         let oom_kills = OomKills::around(&host, std::process::id());
         let main = Pid::from_raw(child.pid).ok_or(io::ErrorKind::InvalidData)?;
         complete(&host, &mut assignment.record, child.pid as u32, &enclosure, enters_late);
+        let events = Events::of_child(&host, &assignment.events, child.pid, &enclosure.paths);
+        events.explain(&mut assignment.record);
         if let Some(inbox) = inbox.as_ref().filter(|_| assignment.detached)
             && let Err(error) = inbox.folder.write_start(&assignment.record)
         {
@@ -167,7 +169,6 @@ impl Supervision {
             let _ = rustix::process::waitpid(Some(main), WaitOptions::empty());
             return Err(inbox.unkept(&error));
         }
-        let events = Events::of_child(&host, &assignment.events, child.pid, &enclosure.paths);
         let begin_boot_ns = clock::boottime_ns();
         events.begin();
         let outcome = child.open()?;
@@ -317,7 +318,7 @@ impl Supervision {
         self.see_supervisors_off();
         let (left_over, daemons_ns) = self.left_over();
         let remains = totals::Remains { living: left_over.len(), daemons_ns };
-        record.events = self.counters.events.close();
+        self.counters.events.close(&mut record);
         let clocks = self.counters.clocks.as_ref().and_then(Option::as_ref);
         let wall_ns;
         (record.totals, wall_ns) = totals::exact(&self.host, &record, clocks, life, &remains);

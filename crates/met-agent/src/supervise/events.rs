@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use met_core::job::{CgroupPaths, EventCount, JobKey};
+use met_core::job::{CgroupPaths, JobKey, Record, UncountedEvent};
 use met_host::Host;
 use met_query::protocol::{PassedEvent, Request};
 use met_sources::perf::{self, Begin, Counters, Passed};
@@ -20,37 +20,48 @@ const YIELD_EVERY: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub struct Events {
     counters: Option<Counters>,
+    uncounted: Vec<UncountedEvent>,
 }
+
+/// Why an event whose counters could be opened has no count.
+const NEVER_COUNTED: &str = "its counters were used by other programs all the time, or could not be read";
 
 impl Events {
     /// For a command that waits at its gate: in its cgroup if it may be, else in the process and all it forks.
     pub fn of_child(host: &Host, names: &[String], pid: i32, cgroup: &CgroupPaths) -> Events {
-        let Some(events) = asked_for(host, names) else { return Events::default() };
+        let (events, unknown) = asked_for(host, names);
+        if events.is_empty() {
+            return Events { counters: None, uncounted: unknown };
+        }
         let cpus = perf::online_cpus(host);
         let fits = cpus.len() * events.len() <= COUNTERS_MAX;
         let dir = cgroup.unified.as_ref().filter(|_| fits).and_then(|path| host.cgroup_dir(path).ok());
-        let in_cgroup = dir.as_ref().and_then(|dir| dir.descriptor().ok()).map(|dir| {
-            let (counters, refused) = Counters::of_cgroup(dir.as_fd(), &cpus, &events, Begin::Later);
-            (counters, refused.len())
-        });
-        let counters = match in_cgroup {
-            Some((counters, 0)) => counters,
+        let in_cgroup = dir
+            .as_ref()
+            .and_then(|dir| dir.descriptor().ok())
+            .map(|dir| Counters::of_cgroup(dir.as_fd(), &cpus, &events, Begin::Later));
+        let (counters, refused) = match in_cgroup {
+            Some((counters, refused)) if refused.is_empty() => (counters, refused),
             // A user may not count in a cgroup; his own processes he may.
             other => {
                 let (tree, refused) = Counters::of_tree(&[pid], &events, Begin::AtExec);
                 match other {
-                    Some((in_cgroup, more)) if more <= refused.len() => in_cgroup,
-                    _ => tree,
+                    Some((in_cgroup, more)) if more.len() <= refused.len() => (in_cgroup, more),
+                    _ => (tree, refused),
                 }
             }
         };
-        Events { counters: Some(counters) }
+        Events { counters: Some(counters), uncounted: [unknown, refused].concat() }
     }
 
     /// For processes that run already.
     pub fn of_threads(host: &Host, names: &[String], tids: &[i32]) -> Events {
-        let Some(events) = asked_for(host, names) else { return Events::default() };
-        Events { counters: Some(Counters::of_tree(tids, &events, Begin::Now).0) }
+        let (events, unknown) = asked_for(host, names);
+        if events.is_empty() {
+            return Events { counters: None, uncounted: unknown };
+        }
+        let (counters, refused) = Counters::of_tree(tids, &events, Begin::Now);
+        Events { counters: Some(counters), uncounted: [unknown, refused].concat() }
     }
 
     /// The command is about to be executed.
@@ -94,15 +105,53 @@ impl Events {
         }
     }
 
-    /// What was counted in all. The counters are closed.
-    pub fn close(&mut self) -> Vec<EventCount> {
-        self.counters.take().map(|counters| counters.totals()).unwrap_or_default()
+    /// What cannot be counted is known before the job runs.
+    pub fn explain(&self, record: &mut Record) {
+        record.uncounted_events.clone_from(&self.uncounted);
+    }
+
+    /// Adds what was counted in all to the record. The counters are closed.
+    pub fn close(&mut self, record: &mut Record) {
+        self.explain(record);
+        let Some(counters) = self.counters.take() else { return };
+        record.events = counters.totals();
+        let is_counted = |name: &&str| record.events.iter().any(|event| event.name == *name);
+        let never = counters.names().filter(|name| !is_counted(name));
+        let never = never.map(|name| UncountedEvent { name: name.into(), reason: NEVER_COUNTED.into() });
+        record.uncounted_events.extend(never);
     }
 }
 
-fn asked_for(host: &Host, names: &[String]) -> Option<Vec<perf::Event>> {
-    if names.is_empty() {
-        return None;
+/// The events by these names, and the names that mean nothing on this machine.
+fn asked_for(host: &Host, names: &[String]) -> (Vec<perf::Event>, Vec<UncountedEvent>) {
+    match names {
+        // The processor is not looked up for nothing.
+        [] => (Vec::new(), Vec::new()),
+        _ => perf::known_events(host, names),
     }
-    perf::events(host, names).ok().filter(|events| !events.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_says_why_an_event_is_not_counted() {
+        let host = Host::real().unwrap();
+        let mut record = met_core::sample::bare(1, "x");
+        // A number that no processor has, and a name that only an older version knew.
+        let names = ["rffffffffffffffff", "nonsense"].map(str::to_owned);
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let mut events = Events::of_threads(&host, &names, &[own]);
+        events.close(&mut record);
+        assert_eq!(record.events, []);
+        let reasons: Vec<_> =
+            record.uncounted_events.iter().map(|one| (one.name.as_str(), one.reason.as_str())).collect();
+        let [(unknown, no_event), (refused, why)] = reasons[..] else { panic!("{reasons:?}") };
+        assert_eq!((unknown, refused), ("nonsense", "rffffffffffffffff"));
+        assert!(no_event.contains("nonsense"), "{no_event}");
+        assert!(why.contains("does not count it") || why.contains("not allowed"), "{why}");
+        Events::default().close(&mut record);
+        assert_eq!(record.uncounted_events, [], "none were asked for");
+    }
 }

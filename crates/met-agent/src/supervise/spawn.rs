@@ -1,5 +1,8 @@
 //! Starts a job's command: forked into its cgroup, held at a gate until everything that measures it is
 //! in place, then executed with exactly the given bytes.
+//!
+//! Until then the child reads and writes nothing by the kernel's task accounts, which are the job's: it waits at the
+//! gate by `poll` and enters cgroups by `splice`, neither of which they count.
 
 use std::ffi::{CString, OsStr};
 use std::io::{self, Read};
@@ -91,12 +94,14 @@ pub fn fork_to_gate(
     let mut shell_argv = vec![c"/bin/sh".as_ptr(), command.program.as_ptr()];
     shell_argv.extend_from_slice(&argv[1..]);
     let procs: Vec<RawFd> = cgroups.procs.iter().map(|fd| fd.as_raw_fd()).collect();
+    let own_numbers = own_numbers(procs.len())?;
     let child = Child {
         program: command.program.as_ptr(),
         argv: argv.as_ptr(),
         shell_argv: shell_argv.as_ptr(),
         envp: envp.as_ptr(),
         procs: &procs,
+        own_numbers: own_numbers.as_ref().map_or(-1, OwnedFd::as_raw_fd),
         gate: gate_read.as_raw_fd(),
         gate_write: gate_write.as_raw_fd(),
         outcome: outcome_write.as_raw_fd(),
@@ -179,6 +184,8 @@ struct Child<'a> {
     shell_argv: *const *const libc::c_char,
     envp: *const *const libc::c_char,
     procs: &'a [RawFd],
+    /// A pipe with a byte for each of these.
+    own_numbers: RawFd,
     gate: RawFd,
     gate_write: RawFd,
     outcome: RawFd,
@@ -187,6 +194,21 @@ struct Child<'a> {
 }
 
 impl Child<'_> {
+    /// Waits at the gate: whether it was opened, and not closed for good.
+    ///
+    /// # Safety
+    /// Only in a freshly forked child.
+    unsafe fn is_opened(&self) -> bool {
+        let mut gate = libc::pollfd { fd: self.gate, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry. All signals are blocked here, so nothing interrupts it but a stop.
+        while unsafe { libc::poll(&mut gate, 1, -1) } < 0 {
+            if io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
+                return false;
+            }
+        }
+        gate.revents & libc::POLLIN != 0
+    }
+
     /// # Safety
     /// Only in a freshly forked child.
     unsafe fn run(&self) -> ! {
@@ -197,12 +219,14 @@ impl Child<'_> {
                 libc::setpgid(0, 0);
             }
             for &procs in self.procs {
-                if libc::write(procs, c"0".as_ptr().cast(), 1) != 1 {
+                let spliced =
+                    libc::splice(self.own_numbers, ptr::null_mut(), procs, ptr::null_mut(), 1, 0) == 1;
+                // Kernels before 5.10 splice nothing into these files.
+                if !spliced && libc::write(procs, SELF.as_ptr().cast(), 1) != 1 {
                     libc::write(self.outcome, (&raw const NOT_ENTERED).cast(), 4);
                 }
             }
-            let mut token = 0u8;
-            if libc::read(self.gate, (&raw mut token).cast(), 1) != 1 {
+            if !self.is_opened() {
                 libc::_exit(125);
             }
             // The runtime ignores SIGPIPE; a job must not inherit that.
@@ -220,6 +244,19 @@ impl Child<'_> {
             libc::_exit(if errno == libc::ENOENT { 127 } else { 126 })
         }
     }
+}
+
+/// Stands for the process that writes it to `cgroup.procs`.
+const SELF: &[u8; 1] = b"0";
+
+/// A pipe with so many of these in it.
+fn own_numbers(count: usize) -> io::Result<Option<OwnedFd>> {
+    if count == 0 {
+        return Ok(None);
+    }
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::io::write(&write, &SELF.repeat(count))?;
+    Ok(Some(read))
 }
 
 /// # Safety

@@ -32,6 +32,7 @@ impl Reader<'_> {
                 allocated before the move is not included";
             notes.push(why.to_owned());
         }
+        notes.extend(self.event_notes());
         let found = self.record.local.as_ref().is_some_and(|local| local.origin == Origin::Found);
         let is_bound = self.figure(column::CPU).is_some_and(|figure| figure.kind == QualityKind::LowerBound);
         if found && is_bound && !self.record.state.is_live() {
@@ -65,6 +66,21 @@ impl Reader<'_> {
         said.sort_unstable();
         said.dedup();
         said
+    }
+
+    /// Events that could not be counted, those with one reason together.
+    fn event_notes(&self) -> Vec<String> {
+        let mut by_reason: Vec<(&str, Vec<&str>)> = Vec::new();
+        for event in &self.record.uncounted_events {
+            match by_reason.iter_mut().find(|(reason, _)| *reason == event.reason) {
+                Some((_, names)) => names.push(&event.name),
+                None => by_reason.push((&event.reason, vec![&event.name])),
+            }
+        }
+        let note = |(reason, names): (&str, Vec<&str>)| {
+            format!("perf events not counted: {} ({reason})", names.join(", "))
+        };
+        by_reason.into_iter().map(note).collect()
     }
 
     /// What is as old as nodes send anyway needs no word.

@@ -91,9 +91,10 @@ pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) -> Vec<CgroupPaths> {
 
 /// Adds what is known of a running job to its record.
 pub fn overlay(record: &mut Record, live: Live) {
-    let Live { totals, summaries, gpus, events, emission, as_of_ns } = live;
+    let Live { totals, summaries, gpus, events, uncounted_events, emission, as_of_ns } = live;
     record.as_of_ns = as_of_ns;
-    belief::add_sample(record, Sample { totals, summaries, gpus, events, emission });
+    let sample = Sample { totals, summaries, gpus, events, uncounted_events, emission };
+    belief::add_sample(record, sample);
 }
 
 #[cfg(test)]

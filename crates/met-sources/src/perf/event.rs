@@ -184,6 +184,9 @@ fn is_usual_name(known: &Named, name: &str) -> bool {
     usual == name
 }
 
+/// Processors with events of their own, and all others.
+pub const VENDORS: [&str; 3] = ["", INTEL, AMD];
+
 /// The maker of the processor, by /proc/cpuinfo.
 pub fn vendor_of(cpuinfo: &[u8]) -> &'static str {
     let line = cpuinfo.split(|&byte| byte == b'\n').find(|line| line.starts_with(b"vendor_id"));

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use met_core::job::{EventCount, QualityKind};
+use met_core::job::{EventCount, QualityKind, UncountedEvent};
 
 use super::counter::{Begin, Counter, Scope, Sum};
 use super::event::{Event, Mode};
@@ -36,13 +36,6 @@ struct Counted {
     /// The reading when the counters were closed for somebody else.
     given_up: Option<Sum>,
     judged: Sum,
-}
-
-/// An event that could not be counted, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
-    pub name: String,
-    pub reason: String,
 }
 
 /// What a process says of an event whose counters it passes on.
@@ -100,13 +93,13 @@ impl Counters {
         cpus: &[u32],
         events: &[Event],
         begin: Begin,
-    ) -> (Counters, Vec<Refused>) {
+    ) -> (Counters, Vec<UncountedEvent>) {
         let scopes: Vec<_> = cpus.iter().map(|&cpu| Scope::Cgroup(dir, cpu)).collect();
         Counters::open(IN_CGROUP, &scopes, events, begin)
     }
 
     /// Of threads and all they will fork.
-    pub fn of_tree(tids: &[i32], events: &[Event], begin: Begin) -> (Counters, Vec<Refused>) {
+    pub fn of_tree(tids: &[i32], events: &[Event], begin: Begin) -> (Counters, Vec<UncountedEvent>) {
         let scopes: Vec<_> = tids.iter().map(|&tid| Scope::Tree(tid)).collect();
         Counters::open(IN_TREE, &scopes, events, begin)
     }
@@ -116,13 +109,15 @@ impl Counters {
         scopes: &[Scope<'_>],
         events: &[Event],
         begin: Begin,
-    ) -> (Counters, Vec<Refused>) {
+    ) -> (Counters, Vec<UncountedEvent>) {
         let mut refused = Vec::new();
         let mut counters = Counters { source, begin, events: Vec::new() };
         for event in events {
             match open_event(event, scopes, begin) {
                 Ok(counted) => counters.events.push(counted),
-                Err(error) => refused.push(Refused { name: event.name.clone(), reason: reason(&error) }),
+                Err(error) => {
+                    refused.push(UncountedEvent { name: event.name.clone(), reason: reason(&error) })
+                }
             }
         }
         (counters, refused)

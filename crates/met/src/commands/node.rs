@@ -67,6 +67,7 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     sampler.look();
     progress.end();
     let energy = ledger_of_daemon(setting).or_else(|| sampler.energy().now());
+    let gpu_errors = if args.json { gpu_errors(&mut sampler) } else { Vec::new() };
     let rows: Vec<(&NodeRow, Freshness)> = sampler.machine.rows().collect();
     let cards: Vec<CardNow<'_>> = sampler.cards().into_iter().map(|(card, _)| card).collect();
     let mut stdout = output::stdout();
@@ -74,6 +75,9 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
         let mut object = object(setting, &rows);
         if !cards.is_empty() {
             object["tables"][card::TABLE.name] = cards.iter().map(card_object).collect();
+        }
+        if !gpu_errors.is_empty() {
+            object["gpu_errors"] = gpu_errors.into();
         }
         object["energy"] = energy.as_ref().map_or(Value::Null, energy_object);
         writeln!(stdout, "{object}")?;
@@ -97,6 +101,20 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     late.extend(sampler.unread_cards().iter().map(unread));
     stdout.write_all(node::late_cards(&late, &style).as_bytes())?;
     Ok(0)
+}
+
+/// GPUs that are there and could not be read, and drivers that do not answer.
+fn gpu_errors(sampler: &mut Sampler) -> Vec<Value> {
+    let mut drivers = sampler.card_troubles();
+    let unread = sampler.unread_cards();
+    if unread.is_empty() && drivers.is_empty() && sampler.has_cards() && sampler.cards().is_empty() {
+        drivers.push(NO_ANSWER.to_owned());
+    }
+    // What is said of a GPU is not said of its driver again.
+    drivers.retain(|_| unread.is_empty());
+    let of_card = |card: Unread| json!({ "index": card.labels[card::label::INDEX], "error": card.why });
+    let of_driver = |error: String| json!({ "index": null, "error": error });
+    unread.into_iter().map(of_card).chain(drivers.into_iter().map(of_driver)).collect()
 }
 
 /// The GPUs when their driver answers, or that it does not.

@@ -42,7 +42,9 @@ pub(super) fn sources(setting: &Setting, status: Option<&Status>) -> Vec<Finding
         let error = errors.iter().find(|error| error.source == spec.name);
         match (reason, error) {
             (Some((_, reason)), _) => unavailable(spec, reason, &report),
-            (None, Some(error)) => failed(spec, &error.message, is_read(&runner, spec)),
+            (None, Some(error)) => {
+                failed(spec, &error.message, is_read(&runner, spec), &unread_cards(&runner, spec))
+            }
             (None, None) => report.finding(spec),
         }
     };
@@ -75,12 +77,19 @@ fn is_read(runner: &Runner, spec: &SourceSpec) -> bool {
     runner.batches().iter().any(|batch| is_its(batch) && !batch.is_empty())
 }
 
+/// The numbers of NVIDIA's GPUs that cannot be read.
+fn unread_cards(runner: &Runner, spec: &SourceSpec) -> Vec<String> {
+    let unread = runner.unread(&card::TABLE).into_iter().map(|unread| unread.labels);
+    let of_nvidia = unread.filter(|labels| spec.name == "nvidia" && labels[card::label::VENDOR] == "nvidia");
+    of_nvidia.map(|labels| labels[card::label::INDEX].clone()).collect()
+}
+
 /// A source of which a reading went wrong: one card of several is less than all, and not nothing.
-fn failed(spec: &SourceSpec, message: &str, is_read: bool) -> Finding {
+fn failed(spec: &SourceSpec, message: &str, is_read: bool, cards: &[String]) -> Finding {
     let health = if is_read { Health::Less } else { Health::Broken };
-    let is_of_a_card = spec.name == "nvidia" && message.contains("NVML, GPU ");
-    let remedy = is_of_a_card.then(|| {
-        "sudo nvidia-smi --gpu-reset -i NUMBER    (while the GPU is not in use; otherwise reboot)".to_owned()
+    let remedy = (!cards.is_empty()).then(|| {
+        let numbers = cards.join(",");
+        format!("sudo nvidia-smi --gpu-reset -i {numbers}    (while the GPU is not in use; otherwise reboot)")
     });
     Finding { remedy, ..Finding::new(spec.name, health, format!("{}, but: {message}", spec.help)) }
 }
@@ -299,11 +308,12 @@ mod tests {
     fn a_source_that_is_read_in_part_is_less_and_not_nothing() {
         let of = |name: &str| *SOURCES.iter().find(|spec| spec.name == name).unwrap();
         let message = "NVML, GPU 1: device fell off the bus";
-        let part = failed(of("nvidia"), message, true);
+        let part = failed(of("nvidia"), message, true, &["1".to_owned()]);
         assert_eq!(part.health.name(), "less");
         assert!(part.detail.ends_with(&format!(", but: {message}")), "{}", part.detail);
-        assert!(part.remedy.unwrap().contains("nvidia-smi --gpu-reset"));
-        let none = failed(of("ipmi"), "no answer", false);
+        assert!(part.remedy.unwrap().starts_with("sudo nvidia-smi --gpu-reset -i 1 "));
+        assert_eq!(failed(of("nvidia"), "no memory", true, &[]).remedy, None, "a reset does not help");
+        let none = failed(of("ipmi"), "no answer", false, &[]);
         assert_eq!((none.health.name(), none.health.cause(), none.remedy), ("no", Some("broken"), None));
     }
 
