@@ -20,6 +20,9 @@ use crate::problem::Problem;
 
 /// Forms that write; uploads are not among them.
 const FORM_BYTES_MAX: usize = 256 << 10;
+/// Where a server takes the requests of commands.
+const ASK: &str = "/api/v1/ask";
+const ASK_BYTES_MAX: usize = 1 << 20;
 
 /// These routes with `/login` and `/logout`, guarded.
 pub fn guard(logins: &Arc<Logins>, router: Router) -> Router {
@@ -68,8 +71,18 @@ async fn guarded(State(logins): State<Arc<Logins>>, mut request: Request, next: 
             }
         };
     }
+    let mut is_change = is_write;
+    if is_write && uri.path() == ASK && admitted.is_some() {
+        // Most requests to a server only read, though all are sent as writes.
+        let (head, body) = request.into_parts();
+        let Ok(bytes) = to_bytes(body, ASK_BYTES_MAX).await else {
+            return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the request is too large").into_response();
+        };
+        is_change = changes_something(&bytes);
+        request = Request::from_parts(head, Body::from(bytes));
+    }
     let mut response = next.run(request).await;
-    note(&logins, &peer, kind, is_write, admitted.as_ref(), &uri, response.status());
+    note(&logins, &peer, kind, is_change, admitted.as_ref(), &uri, response.status());
     if response.status() == StatusCode::UNAUTHORIZED {
         if kind == Kind::Page && method == Method::GET && accepts_html(&headers) {
             return logins.to_login(&uri);
@@ -110,12 +123,33 @@ async fn with_token(request: Request, csrf: &str) -> Option<Request> {
     is_own.then(|| Request::from_parts(head, Body::from(bytes)))
 }
 
+/// Whether a request to a server does more than read. What this list lacks is noted as a write.
+fn changes_something(bytes: &[u8]) -> bool {
+    use met_query::protocol::Request as Asked;
+    match serde_json::from_slice(bytes) {
+        Ok(asked) => !matches!(
+            asked,
+            Asked::Jobs(_)
+                | Asked::Find(_)
+                | Asked::FindAfter { .. }
+                | Asked::Course { .. }
+                | Asked::JobSeries { .. }
+                | Asked::CardCourse { .. }
+                | Asked::Nodes
+                | Asked::NodeParts { .. }
+                | Asked::NodeCourse { .. }
+                | Asked::NodeCourses { .. }
+        ),
+        Err(_) => false,
+    }
+}
+
 /// Writes, refusals of those who showed something, and what operators read of jobs.
 fn note(
     logins: &Logins,
     peer: &Peer,
     kind: Kind,
-    is_write: bool,
+    is_change: bool,
     admitted: Option<&Admitted>,
     uri: &axum::http::Uri,
     status: StatusCode,
@@ -126,14 +160,12 @@ fn note(
     let request = uri.path_and_query().map_or("", |path| path.as_str());
     let name = admitted.map_or("", |admitted| admitted.name.as_str());
     let event = Event { what: "read", name, request, status: Some(status.as_u16()), ..Event::default() };
-    // A question to a server is sent as a write, and is none.
-    let is_question = uri.path() == "/api/v1/ask";
     let is_operator = admitted.is_some_and(|admitted| admitted.viewer.sees_all());
-    if is_write && !is_question {
+    if is_change {
         logins.audit.note(peer, Event { what: "write", ..event });
     } else if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) && kind == Kind::Api {
         logins.audit.note_read(peer, Event { what: "refused", request: uri.path(), ..event });
-    } else if is_operator && status.is_success() && (is_question || uri.path().contains("/jobs")) {
+    } else if is_operator && status.is_success() && (uri.path() == ASK || uri.path().contains("/jobs")) {
         logins.audit.note_read(peer, event);
     }
 }
@@ -141,6 +173,16 @@ fn note(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_known_to_read_is_noted_as_a_write() {
+        assert!(!changes_something(b"\"nodes\"") && !changes_something(b"{}") && !changes_something(b"\xff"));
+        let filter = serde_json::to_vec(&met_query::protocol::Request::Jobs(Default::default())).unwrap();
+        assert!(!changes_something(&filter));
+        assert!(changes_something(
+            br#"{"remove":{"cluster":null,"manager":"local","id":"1","incarnation":0}}"#
+        ));
+    }
 
     #[test]
     fn every_path_that_shows_something_of_a_person_is_guarded() {
