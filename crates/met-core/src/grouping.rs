@@ -202,7 +202,13 @@ mod tests {
         let words = |members: Vec<Group>| -> Vec<String> {
             let word = |one: &Group| {
                 let of = one.of.iter().cloned().collect::<Vec<_>>().join(",");
-                format!("{} {} {:?}..{:?} {of}", one.name, one.jobs, one.first_start_ns.unwrap(), one.last_start_ns.unwrap())
+                format!(
+                    "{} {} {:?}..{:?} {of}",
+                    one.name,
+                    one.jobs,
+                    one.first_start_ns.unwrap(),
+                    one.last_start_ns.unwrap()
+                )
             };
             members.iter().map(word).collect()
         };
@@ -215,11 +221,19 @@ mod tests {
         let energy = |record: &mut Record, energy_uj: i64| {
             record.totals.set(ENERGY, energy_uj, QualityKind::Measured, "rapl");
         };
-        let mut jobs = [job(1, "ada", None, 0), job(2, "ada", None, 10), job(3, "eve", None, 10), job(4, "eve", None, 5)];
+        let mut jobs = [
+            job(1, "ada", None, 0),
+            job(2, "ada", None, 10),
+            job(3, "eve", None, 10),
+            job(4, "eve", None, 5),
+        ];
         jobs.iter_mut().zip([1, 20, 300, 4000]).for_each(|(job, amount)| energy(job, amount));
         jobs[3].inside = Some("slurm:1".to_owned());
         let shown = |by, from_ns, to_ns| -> Vec<(Option<String>, u64, i64)> {
-            sums(&jobs, &SumSpan { by, from_ns, to_ns }).into_iter().map(|sum| (sum.name, sum.jobs, sum.energy_uj)).collect()
+            sums(&jobs, &SumSpan { by, from_ns, to_ns })
+                .into_iter()
+                .map(|sum| (sum.name, sum.jobs, sum.energy_uj))
+                .collect()
         };
         let name = |name: &str| Some(name.to_owned());
         assert_eq!(shown(SumBy::User, 0, 100), [(name("ada"), 2, 21), (name("eve"), 1, 300)]);
@@ -241,7 +255,8 @@ mod tests {
             record.parts.push(part);
         }
         let by_node = sums([&record], &by_node);
-        let shown: Vec<_> = by_node.iter().map(|sum| (sum.name.as_deref(), sum.jobs, sum.energy_uj)).collect();
+        let shown: Vec<_> =
+            by_node.iter().map(|sum| (sum.name.as_deref(), sum.jobs, sum.energy_uj)).collect();
         assert_eq!(shown, [(Some("n1"), 1, 7), (Some("n2"), 1, 5)]);
     }
 }

@@ -131,11 +131,7 @@ pub fn on_node(jobs: &[Record], node: &str) -> usize {
 }
 
 /// All pages of a list.
-pub fn every_job<Q: Query + ?Sized>(
-    query: &Q,
-    viewer: &Viewer,
-    filter: &JobsFilter,
-) -> Result<Vec<Record>> {
+pub fn every_job<Q: Query + ?Sized>(query: &Q, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Record>> {
     let (mut filter, mut all) = (JobsFilter { paged: true, ..filter.clone() }, Vec::new());
     loop {
         let (Page { jobs, next }, _) = query.jobs(viewer, &filter)?;

@@ -102,7 +102,9 @@ impl Remote {
             kept.truncate(count + 1);
             warnings.extend(said);
             match next {
-                Some(next) if asked.after.as_ref().is_none_or(|after| next < *after) => asked.after = Some(next),
+                Some(next) if asked.after.as_ref().is_none_or(|after| next < *after) => {
+                    asked.after = Some(next)
+                }
                 _ => break,
             }
         }
