@@ -122,13 +122,20 @@ fn schema(kind: Kind) -> Schema {
         }
         Kind::Amount => ObjectBuilder::new().schema_type(Type::Number).minimum(Some(0.0)).into(),
         Kind::Time => {
-            text().examples([json!("2026-01-31T12:00:00Z"), json!("1769860800000"), json!("24h")]).into()
+            let examples = [json!("2026-01-31T12:00:00Z"), json!("1769860800000"), json!("24h")];
+            text().pattern(Some(TIME)).examples(examples).into()
         }
-        Kind::Duration => text().pattern(Some("^[0-9]{1,6}(s|m|h|d|)$")).examples([json!("90"), json!("10m")]).into(),
+        Kind::Duration => {
+            text().pattern(Some("^[0-9]{1,6}(s|m|h|d|)$")).examples([json!("90"), json!("10m")]).into()
+        }
         Kind::Cursor => text().max_length(Some(1024)).into(),
         Kind::Flag => ObjectBuilder::new().schema_type(Type::Boolean).into(),
         Kind::Choice(words) => {
             ObjectBuilder::new().schema_type(Type::String).enum_values(Some(words.iter().copied())).into()
+        }
+        Kind::Table => {
+            let names = met_sources::catalogue().into_iter().map(|table| table.name);
+            ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names)).into()
         }
         Kind::Sort => {
             let names = SortColumn::ALL.map(SortColumn::name);
