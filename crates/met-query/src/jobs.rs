@@ -597,7 +597,9 @@ mod tests {
                     jobs.truncate(filter.limit.unwrap_or_default());
                     next = jobs.last().map(Cursor::of);
                 }
-                return Ok(Reply::JobsPage { jobs, next, warnings: vec!["one is missing".to_owned()] });
+                let warnings = vec!["one is missing".to_owned()];
+                // As one that overlooks conditions and orders.
+                return Ok(Reply::JobsPage { jobs, next, warnings, protocol: 0 });
             }
             jobs.retain(|job| filter.until_ns.is_none_or(|until_ns| sort_ns(job) < until_ns));
             filter.retain(&mut jobs);
@@ -635,6 +637,25 @@ mod tests {
         assert_eq!(source.jobs(&JobsFilter::default()).unwrap().len(), 2600);
     }
 
+    #[test]
+    fn what_an_earlier_version_overlooks_is_done_here() {
+        for pages in [true, false] {
+            let mut jobs = jobs_at(1300, |id| i64::from(id));
+            jobs.iter_mut().for_each(|job| job.name = format!("{:04}", 9999 - job.start_ns.unwrap_or(0)));
+            jobs[4].command = vec!["needle".to_owned()];
+            let daemon = Daemon { jobs, pages, asked: Arc::default() };
+            let mut source = AllJobs::of(vec![Box::new(Remote::new(daemon))], Vec::new());
+            let sort = Some("name".parse().unwrap());
+            let sorted = source.jobs(&JobsFilter { sort, ..JobsFilter::default() }).unwrap();
+            assert_eq!((sorted.len(), sorted[0].key.id.as_str()), (1300, "1300"), "{pages}");
+            assert!(sorted.is_sorted_by(|one, next| one.name < next.name));
+            let mut found = JobsFilter::default();
+            found.conditions.command = Some("needle".to_owned());
+            let found = source.jobs(&found).unwrap();
+            assert_eq!((found.len(), found[0].key.id.as_str()), (1, "5"), "{pages}");
+        }
+    }
+
     /// Has examined many jobs for every page and found none that fits.
     struct Endless(Arc<AtomicUsize>);
 
@@ -643,7 +664,7 @@ mod tests {
             let Request::Jobs(JobsFilter { pid: Some(4711), .. }) = request else { bail!("{request:?}") };
             let asked = self.0.fetch_add(1, Ordering::Relaxed) as i64;
             let next = Some(Cursor::at(-asked, met_core::sample::full(1, "train").key));
-            Ok(Reply::JobsPage { jobs: Vec::new(), next, warnings: Vec::new() })
+            Ok(Reply::JobsPage { jobs: Vec::new(), next, warnings: Vec::new(), protocol: 0 })
         }
 
         fn what(&self) -> &'static str {

@@ -297,14 +297,17 @@ impl Writer {
         goes: Goes<'_>,
         retained: &mut Retained,
     ) -> Result<(), StoreError> {
+        // Few at a time: they may be large.
+        let mut most = REMOVE_CHUNK / 10;
         while surplus > 0 && self.catalogue_bytes()?.is_some() {
-            // Few at a time: they may be large.
-            let gone = self.remove_oldest(i64::MAX, Some(owner), REMOVE_CHUNK / 10, goes)?;
+            let gone = self.remove_oldest(i64::MAX, Some(owner), most, goes)?;
             if gone.is_empty() {
                 break;
             }
-            let bytes = gone.iter().map(|gone| gone.bytes).sum();
+            let bytes: u64 = gone.iter().map(|gone| gone.bytes).sum();
             surplus = surplus.saturating_sub(bytes);
+            let each = (bytes / gone.len() as u64).max(1);
+            most = most.min(usize::try_from(surplus / each + 1).unwrap_or(most));
             retained.note(&gone);
         }
         Ok(())
