@@ -1,5 +1,5 @@
 -- What lists filter, sort and sum by: a narrow row for each job, computed from its record (`listed.rs`). A list by any
--- column reads all of these; a row of `job` is ten times as wide. The texts that may be long are at the end.
+-- column reads all of these; a row of `job` holds the whole record. The texts that may be long are at the end.
 CREATE TABLE listed (
     job             INTEGER PRIMARY KEY REFERENCES job (key) ON DELETE CASCADE,
     sort_ns         INTEGER NOT NULL,
