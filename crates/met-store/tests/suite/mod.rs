@@ -330,12 +330,13 @@ pub fn a_member_sees_own_jobs_and_those_of_accounts_page_by_page(place: &Place) 
         let accounts = accounts.iter().map(|&account| account.to_owned()).collect();
         let member = Some(Member { user: user.to_owned(), accounts });
         let whole = Filter { member: member.clone(), ..Default::default() };
-        let all = ids(&writer.jobs(&whole).unwrap());
+        let owned = |jobs: &[Record]| ids(jobs).into_iter().map(str::to_owned).collect::<Vec<_>>();
+        let all = owned(&writer.jobs(&whole).unwrap());
         let mut page = Filter { limit: Some(1), ..whole };
         let mut paged = Vec::new();
         loop {
             let next = writer.page(&page).unwrap();
-            paged.extend(ids(&next.jobs));
+            paged.extend(owned(&next.jobs));
             match next.next {
                 Some(after) => page.after = Some(after),
                 None => break,
