@@ -178,9 +178,10 @@
       scales: { x: { time: true }, y: { range: () => [0, chart.top] } },
       axes: [
         axis({ values: timeLabels, size: 24, space: 70 }),
-        axis({ values: (_, values) => values.map(write), size: 64, space: 34, gap: 6 }),
+        axis({ splits: () => [0, chart.top / 2, chart.top], values: (_, values) => values.map((value) => (value === 0 ? "0" : write(value))), size: 64, gap: 6 }),
       ],
       series: series(chart),
+      bands: chart.stacked ? chart.lines.slice(1).map((_, index) => ({ series: [index + 1, index + 2] })) : [],
       hooks: { draw: [limitLine(chart)], setCursor: [told], setSelect: [(of) => select(of)] },
     };
     canvas.replaceChildren();

@@ -150,8 +150,10 @@ impl Chart {
     }
 
     pub fn has_gap(&self) -> bool {
-        // One at the end is none: levels are last known a moment before the job ends.
-        let inner = |line: &Line| line.bins.split_last().is_some_and(|(_, rest)| rest.contains(&None));
+        // One at an end is none: rates begin with the second sample, and levels are last known before the job ends.
+        let inner = |line: &Line| {
+            line.bins.get(1..line.bins.len().saturating_sub(1)).is_some_and(|inner| inner.contains(&None))
+        };
         self.lines.iter().any(inner)
     }
 

@@ -313,7 +313,7 @@ fn shares(shares: &[ShareLine]) -> Markup {
     let optional = |value: &Option<report::Amount>| html! { @if let Some(value) = value { (amount(value)) } @else { "–" } };
     html! {
         @if !shares.is_empty() {
-            div.scroll tabindex="0" role="region" aria-label="Requested and used" {
+            div.scroll tabindex="0" role="group" aria-label="Requested and used" {
                 table.shares {
                     caption { "Requested and used" }
                     thead { tr {

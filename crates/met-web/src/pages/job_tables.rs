@@ -20,6 +20,7 @@ use crate::problem::Problem;
 /// More lines are for a program: the JSON has them all.
 const PARTS_MAX: usize = 200;
 const NODES_MAX: usize = 64;
+const PROCESSES_MAX: usize = 12;
 const NEIGHBOURS_MAX: usize = 10;
 /// Nodes of the job on which others are looked for, and on each of them the newest jobs before its end.
 const NEIGHBOUR_NODES_MAX: usize = 4;
@@ -53,7 +54,7 @@ fn table(id: &str, title: &str, content: &Markup) -> Markup {
     html! {
         section id=(id) data-live aria-labelledby={ (id) "-title" } {
             h2 id={ (id) "-title" } { (title) }
-            div.scroll tabindex="0" role="region" aria-label=(title) { table { (content) } }
+            div.scroll tabindex="0" role="group" aria-label=(title) { table { (content) } }
         }
     }
 }
@@ -135,6 +136,7 @@ pub(super) fn processes(site: &Site, record: &Record) -> Markup {
     let bytes = |value: Option<i64>| value.map(|bytes| units::bytes(bytes as f64)).unwrap_or_default();
     let mut processes: Vec<_> = record.processes.iter().collect();
     processes.sort_by_key(|process| std::cmp::Reverse(process.cpu_ns));
+    let more = processes.len().saturating_sub(PROCESSES_MAX);
     let content = html! {
         thead { tr {
             th scope="col" { "Process" } th scope="col" { "Command" } th.n scope="col" { "CPU time" }
@@ -142,7 +144,7 @@ pub(super) fn processes(site: &Site, record: &Record) -> Markup {
             th.n scope="col" { "Started" }
         } }
         tbody {
-            @for process in processes {
+            @for process in processes.iter().take(PROCESSES_MAX) {
                 @let kind = if is_complete(process) { QualityKind::Measured } else { QualityKind::LowerBound };
                 @let words = command_line(&process.command_line);
                 tr {
@@ -160,6 +162,10 @@ pub(super) fn processes(site: &Site, record: &Record) -> Markup {
                 }
             }
         }
+    };
+    let content = html! {
+        (content)
+        @if more > 0 { tfoot { tr { td colspan="7" { (more) " more in the JSON" } } } }
     };
     table("processes", "Largest processes", &content)
 }

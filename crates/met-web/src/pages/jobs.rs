@@ -63,7 +63,10 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
         Err(problem) => return Ok(Made::Page(refused(site, visible, asked, &problem))),
     };
     let (page, warnings) = visible.jobs(&parameters::jobs_filter(&given))?;
-    let columns = chosen(given.list("columns"))?;
+    let mut columns = chosen(given.list("columns"))?;
+    if given.list("columns").is_none() && page.jobs.iter().all(|record| record.gpus.is_empty()) {
+        columns.retain(|column| column.name() != "efficiency_gpu_ratio");
+    }
     let next = page.next.as_ref().and_then(parameters::encode);
     let live = page.jobs.iter().any(|record| record.state.is_live());
     let content = html! {
@@ -208,7 +211,7 @@ fn table(site: &Site, asked: &Asked, columns: &[&ListColumn], jobs: &[Record]) -
 /// Explicit roles: on a small screen the rows are laid out as blocks, which would take the table's own ones away.
 fn framed(site: &Site, columns: &[&ListColumn], jobs: &[Record], label: &str, heads: &Markup) -> Markup {
     html! {
-        div.scroll tabindex="0" role="region" aria-label=(label) {
+        div.scroll tabindex="0" role="group" aria-label=(label) {
             table.list role="table" {
                 thead role="rowgroup" { tr role="row" { (heads) } }
                 tbody role="rowgroup" {
@@ -228,12 +231,15 @@ fn framed(site: &Site, columns: &[&ListColumn], jobs: &[Record], label: &str, he
 
 /// Jobs without links that sort them.
 pub(super) fn plain_table(site: &Site, columns: &[&ListColumn], jobs: &[Record], label: &str) -> Markup {
+    let has_gpus = jobs.iter().any(|record| !record.gpus.is_empty());
+    let is_shown = |column: &&&ListColumn| has_gpus || column.name() != "efficiency_gpu_ratio";
+    let columns: Vec<&ListColumn> = columns.iter().filter(is_shown).copied().collect();
     let heads = html! {
-        @for column in columns {
+        @for column in &columns {
             th class={ (column.class()) " c-" (column.name()) } scope="col" role="columnheader" { (column.head) }
         }
     };
-    framed(site, columns, jobs, label, &heads)
+    framed(site, &columns, jobs, label, &heads)
 }
 
 /// Names a row, for an update that moves none.

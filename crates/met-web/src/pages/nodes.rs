@@ -115,7 +115,7 @@ fn map(site: &Site, nodes: &[&NodeStatus]) -> Markup {
 
 fn list(site: &Site, nodes: &[&NodeStatus]) -> Markup {
     html! {
-        div.scroll tabindex="0" role="region" aria-label="Nodes" {
+        div.scroll tabindex="0" role="group" aria-label="Nodes" {
             table.list.nodes role="table" {
                 thead role="rowgroup" { tr role="row" {
                     @for (head, class) in [("Node", "t"), ("State", "t"), ("Jobs", "n"), ("CPUs", "n"), ("Memory", "n"), ("Last seen", "n"), ("Clock", "n"), ("Dropped", "n"), ("Version", "t")] {

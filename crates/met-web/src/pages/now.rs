@@ -67,7 +67,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     };
     let columns: Vec<&ListColumn> = COLUMNS.iter().filter(|column| SHOWN.contains(&column.name())).collect();
     let content = html! {
-        div.head { h1 { (title) } p.over { "Now" } }
+        div.head { div { p.over { "Now" } h1 { (title) } } }
         div id="tiles" data-live { (tiles(visible, &nodes, &live, parts.as_deref())) }
         div id="attention" data-live aria-live="polite" {
             @for warning in &warnings { (layout::notice("warn", warning)) }
@@ -304,7 +304,7 @@ fn holders(site: &Site, live: &[Record]) -> Markup {
         @if users.len() > 1 || has_gpus {
             section aria-labelledby="holders-title" {
                 h2 id="holders-title" { "Who holds what" }
-                div.scroll tabindex="0" role="region" aria-label="Who holds what" {
+                div.scroll tabindex="0" role="group" aria-label="Who holds what" {
                     table {
                         thead { tr {
                             th scope="col" { "User" } th.n scope="col" { "Running" } th.n scope="col" { "Waiting" }
