@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use met_core::series::Course;
+use met_core::text::prefix;
 use met_core::{Batch, Subject, Table};
 
 /// Bounds what a daemon that cannot write holds of each part: more than an hour.
@@ -71,10 +72,8 @@ impl NodeSeries {
 /// The labels of a part in one text; none where a table has one row.
 fn label_of(table: &Table, part: u32, labels: &[Vec<String>]) -> String {
     let known = labels.get(part as usize).filter(|_| !table.labels.is_empty());
-    let mut label = known.map(|labels| labels.join(" ")).unwrap_or_default();
-    let end = (0..=LABEL_BYTES_MAX.min(label.len())).rev().find(|&end| label.is_char_boundary(end));
-    label.truncate(end.unwrap_or(0));
-    label
+    let label = known.map(|labels| labels.join(" ")).unwrap_or_default();
+    prefix(&label, LABEL_BYTES_MAX).to_owned()
 }
 
 #[cfg(test)]

@@ -6,12 +6,11 @@ use crate::bounds::COMMAND_BYTES_MAX;
 use crate::job::Record;
 use crate::job_table::ENERGY;
 use crate::listing::{MILLION, duration_ns, efficiency_millionths};
+use crate::text::prefix;
 
 /// The command line as it is searched: its words joined by spaces, as much of them as a record usually holds.
 pub fn searched_command(record: &Record) -> String {
-    let mut command = record.command.join(" ");
-    command.truncate(command.floor_char_boundary(COMMAND_BYTES_MAX));
-    command
+    prefix(&record.command.join(" "), COMMAND_BYTES_MAX).to_owned()
 }
 
 /// All of these must hold. A job of which the figure is unknown passes no condition on it.

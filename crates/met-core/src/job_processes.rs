@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::{ProcessId, Record};
 use crate::process_exits::{Exit, INHERITED};
+use crate::text::prefix;
 use crate::{MISSING, job_table};
 
 /// So many of each kind of largest stay.
@@ -68,8 +69,7 @@ pub fn set_command_line(process: &mut JobProcess, mut words: Vec<String>) {
     let mut room = COMMAND_LINE_BYTES;
     words.retain_mut(|word| {
         let fits = room > 0;
-        let end = (0..=room.min(word.len())).rev().find(|&at| word.is_char_boundary(at));
-        word.truncate(end.unwrap_or(0));
+        word.truncate(prefix(word, room).len());
         room = room.saturating_sub(word.len() + 1);
         fits
     });

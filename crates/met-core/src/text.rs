@@ -31,6 +31,12 @@ fn is_hostile(character: char) -> bool {
         | '\u{feff}')
 }
 
+/// As many whole characters from the start as fit these bytes.
+pub fn prefix(text: &str, bytes_max: usize) -> &str {
+    let end = (0..=text.len().min(bytes_max)).rev().find(|&end| text.is_char_boundary(end));
+    &text[..end.unwrap_or(0)]
+}
+
 /// A command as it could be typed into a shell, on one line.
 pub fn command_line(words: &[String]) -> String {
     let quoted: Vec<String> = words.iter().map(|word| quote(word)).collect();

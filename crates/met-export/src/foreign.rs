@@ -56,9 +56,5 @@ pub fn scaled_cell(column: &Column, value: f64) -> Option<i64> {
 }
 
 pub fn part(part: &str) -> String {
-    let mut end = part.len().min(PART_BYTES_MAX);
-    while !part.is_char_boundary(end) {
-        end -= 1;
-    }
-    part[..end].to_owned()
+    met_core::text::prefix(part, PART_BYTES_MAX).to_owned()
 }

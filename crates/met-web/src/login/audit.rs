@@ -106,8 +106,7 @@ fn line(peer: &Peer, event: Event<'_>, dropped: u64, now_ns: i64) -> String {
 }
 
 fn shortened(text: &str) -> &str {
-    let end = (0..=text.len().min(TEXT_BYTES_MAX)).rev().find(|&end| text.is_char_boundary(end));
-    &text[..end.unwrap_or(0)]
+    met_core::text::prefix(text, TEXT_BYTES_MAX)
 }
 
 /// Other letters and control characters as JSON escapes: a terminal that shows the log obeys none of them.
