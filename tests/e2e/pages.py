@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 
-from harness import DEADLINE_S, Skip, check, each, equal, eventually, test
+from harness import Skip, check, each, equal, eventually, test
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 #: What the names of jobs and the texts in them may be.
@@ -105,7 +105,7 @@ def well(found, what):
 def every_page_works(world, scheme, width, script):
     sampled = jobs(world)
     node = os.uname().nodename
-    paths = ["", "jobs", f"jobs?columns=job,name,user,state,command,nodes,exit_code", f"jobs/{sampled}", "jobs?since=never", "nodes", f"nodes/{node}", "jobs/@last"]
+    paths = ["", "jobs", "jobs?columns=job,name,user,state,command,nodes,exit_code", f"jobs/{sampled}", "jobs?since=never", "nodes", f"nodes/{node}", "jobs/@last"]
     with Web(world) as web:
         found = Browser(world, "look", scheme, width, script, link=web.link, paths=paths).found()
     well(found, f"{scheme} {width}")
@@ -125,7 +125,7 @@ def every_page_works(world, scheme, width, script):
 def hostile_names_are_shown_as_text(world):
     sampled = jobs(world)
     with Web(world) as web:
-        found = Browser(world, "look", link=web.link, paths=["jobs"] + [f"jobs/{sampled + 1 + index}" for index in range(len(HOSTILE))]).found()
+        found = Browser(world, "look", link=web.link, paths=["jobs"] + [f"jobs/{int(sampled) + 1 + index}" for index in range(len(HOSTILE))]).found()
     well(found, "hostile names")
     shown = found["pages"]["jobs"]["text"]
     for name in HOSTILE:

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use met_agent::supervise::Signals;
 use met_query::jobs::{AllJobs, OwnJobs};
 use met_query::setting::Setting;
 use met_web::api::{Admission, Api};
@@ -25,7 +26,7 @@ use met_config::Failure;
 
 /// One that runs in the background ends when nobody has looked for so long.
 const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// For an answer of a listener that runs already.
 const PATIENCE: Duration = Duration::from_secs(5);
 const ANSWER_BYTES_MAX: u64 = 4096;
@@ -52,6 +53,8 @@ pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
     {
         return say(&link, args);
     }
+    // Before the threads of the listener, which would end the program.
+    let signals = Signals::block().context("cannot listen for signals")?;
     let (path, server_url) = (file(&setting), setting.server.as_ref().map(|server| server.url.clone()));
     let name = met_host::users::name_of(rustix::process::getuid().as_raw()).unwrap_or_default();
     let personal = Personal::new(&name).map_err(|_| anyhow!("the machine has no random numbers"))?;
@@ -69,11 +72,25 @@ pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
     write_private(&path, &serde_json::to_string(&running)?)?;
     let ticket = personal.ticket().map_err(|_| anyhow!("the machine has no random numbers"))?;
     say(&link(&running, &ticket, &next), args)?;
-    while !args.background || personal.idle() < IDLE_MAX {
+    while !is_told_to_end(&signals) && (!args.background || personal.idle() < IDLE_MAX) {
         std::thread::sleep(LOOK_EVERY);
     }
     server.stop();
+    remove_own(&path, &running);
     Ok(0)
+}
+
+fn is_told_to_end(signals: &Signals) -> bool {
+    let ends = |number: i32| [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].contains(&number);
+    std::iter::from_fn(|| signals.next()).any(|signal| ends(signal.number))
+}
+
+/// Unless another listener has written its own meanwhile.
+fn remove_own(path: &Path, running: &Running) {
+    let known = fs::read_to_string(path).ok().and_then(|text| serde_json::from_str::<Running>(&text).ok());
+    if known.is_some_and(|known| known.control == running.control) {
+        let _ = fs::remove_file(path);
+    }
 }
 
 /// Loopback only: the ticket would be readable on its way to anywhere else.
