@@ -4,12 +4,18 @@
 #![recursion_limit = "256"]
 
 pub mod allocation;
+pub mod answers;
 pub mod average;
 pub mod events;
+pub mod finding;
 pub mod gpu;
 pub mod json;
+pub mod lineage;
 pub mod report;
 pub mod resample;
+pub mod rules;
 #[cfg(test)]
 #[path = "sample_tests.rs"]
 mod sample;
+#[cfg(test)]
+mod series_tests;
