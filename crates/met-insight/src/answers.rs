@@ -4,6 +4,7 @@ mod bottleneck;
 pub mod compared;
 pub mod directives;
 pub mod imbalance;
+mod object;
 mod profile;
 mod verdict;
 
@@ -13,6 +14,8 @@ use met_core::series::Course;
 pub use bottleneck::{Bottleneck, Limit};
 pub use compared::Difference;
 pub use directives::Directive;
+pub use object::{difference as difference_object, object};
+pub(crate) use profile::median as median_of;
 pub use profile::{Phase, PhaseKind, Profile};
 
 use crate::finding::Finding;

@@ -25,7 +25,7 @@ use user::UserSum;
 
 const BUILT_IN: &str = include_str!("../../../rules/findings/built-in.yaml");
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rules {
     pub rules: Vec<Rule>,
 }

@@ -14,6 +14,8 @@ const MEMORY_ROOM: f64 = 1.2;
 /// After the job was killed for memory: its need is not known, only that the limit was too low.
 const AFTER_OOM: f64 = 1.5;
 const TIME_ROOM: f64 = 1.25;
+/// As for findings.
+const COVERAGE: f64 = 0.95;
 const GIB: f64 = 1_073_741_824.0;
 const MIB: f64 = 1_048_576.0;
 /// From this share of the node's CPUs on the job has the node for itself.
@@ -93,7 +95,11 @@ fn need_bytes(run: &Record, now_ns: i64) -> Option<f64> {
 }
 
 fn memory(job: &Job<'_>) -> Option<Directive> {
-    if is_whole_node(job) != Some(false) {
+    // A peak between samples that were not taken may have been higher.
+    let is_covered = job.samples().zip(job.profile()).is_none_or(|(samples, profile)| {
+        profile.coverage(samples.course, column::MEMORY_NEEDED, samples.gap_ms) >= COVERAGE
+    });
+    if is_whole_node(job) != Some(false) || !is_covered {
         return None;
     }
     let (needed, runs) = memory_bytes(job)?;

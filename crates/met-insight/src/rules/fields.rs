@@ -162,7 +162,7 @@ pub static FIELDS: &[Field] = &[
             Some(Fact {
                 value: bytes,
                 quality: figure.kind,
-                coverage: sampled_coverage(job, column::MEMORY_NEEDED),
+                coverage: Some(sampled_coverage(job, column::MEMORY_NEEDED).unwrap_or(0.0)),
             })
         },
     ),
@@ -266,11 +266,23 @@ pub fn total(job: &Job<'_>, index: usize) -> Option<Fact> {
     let figure = job.record.totals.figure(index)?;
     let coverage = match figure.kind {
         QualityKind::LowerBound => 0.0,
-        QualityKind::Sampled => sampled_coverage(job, index).unwrap_or(1.0),
+        QualityKind::Sampled => sampled_coverage(job, sampled_as(index)).unwrap_or(0.0),
         _ => 1.0,
     };
     let value = met_core::JOB.columns[index].scaled(figure.value);
     Some(Fact { value, quality: figure.kind, coverage: Some(coverage) })
+}
+
+/// The column whose samples a peak is of.
+fn sampled_as(index: usize) -> usize {
+    match index {
+        column::MEMORY_NEEDED_PEAK => column::MEMORY_NEEDED,
+        column::GPU_MEMORY_PEAK => column::GPU_MEMORY,
+        column::CORES_PEAK => column::CPU,
+        column::THREADS_PEAK => column::THREADS_RUNNING,
+        column::PROCESSES_PEAK => column::PROCESSES_RUNNING,
+        index => index,
+    }
 }
 
 /// The share of the window that samples of a column cover; unknown without samples.
