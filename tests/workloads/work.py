@@ -160,12 +160,23 @@ def failing(seconds):
     sys.exit(3)
 
 
+def come_first():
+    """The recording should show the work and not its neighbours: a higher priority, where it is allowed."""
+    try:
+        with open("/proc/self/autogroup", "w") as file:
+            file.write("-20")
+        os.nice(-20)
+    except OSError:
+        pass
+
+
 WORKLOADS = {name: work for name, work in list(globals().items())
              if callable(work) and getattr(work, "__module__", None) == __name__
-             and name not in ("until", "burn", "forked")}
+             and name not in ("until", "burn", "forked", "come_first")}
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--list"]:
         print("\n".join(WORKLOADS))
     else:
+        come_first()
         WORKLOADS[sys.argv[1]](float((sys.argv[2:] + ["20"])[0]))

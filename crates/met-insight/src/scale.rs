@@ -27,6 +27,8 @@ pub struct Run {
 
 /// The share of noise below which runs of one size are taken to agree by chance.
 const NOISE_LEAST: f64 = 0.005;
+/// A model whose AICc is larger by less than this is not ruled out.
+const PLAUSIBLE: f64 = 6.0;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scaling {
@@ -39,7 +41,8 @@ pub struct Scaling {
     pub sizes: Vec<(f64, f64, usize)>,
     /// The largest size that is predicted.
     pub size_max: f64,
-    draws: Vec<fit::Parameters>,
+    /// Of each plausible model.
+    draws: Vec<Vec<fit::Parameters>>,
     fitted: fit::Parameters,
 }
 
@@ -89,15 +92,20 @@ pub fn scaling(runs: &[Run]) -> Result<Scaling, CannotTell> {
         _ => &[Model::Amdahl, Model::Usl],
     };
     let noise = noise(&by_size).map(|noise| noise.max(NOISE_LEAST));
-    let best = models.iter().map(|&model| (model, fit::fit(model, &runs)));
-    let Some((model, fitted)) = best
-        .min_by(|one, other| fit::aicc(one.0, &one.1, &runs).total_cmp(&fit::aicc(other.0, &other.1, &runs)))
-    else {
+    let mut fits: Vec<(f64, Model, fit::Parameters)> = Vec::new();
+    for &model in models {
+        let fitted = fit::fit(model, &runs);
+        fits.push((fit::aicc(model, &fitted, &runs), model, fitted));
+    }
+    fits.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let Some(&(least, model, fitted)) = fits.first() else {
         return Err(CannotTell { why: "no model fits", run_next: vec![next_size(largest)] });
     };
-    let draws = bootstrap::draws(model, &fitted, &runs, noise);
-    let interval =
-        |read: fn(&fit::Parameters) -> f64| interval(read(&fitted), draws.iter().map(read).collect());
+    // Which model it is may be uncertain itself: what a plausible one says widens the interval.
+    let plausible = fits.iter().filter(|(aicc, ..)| *aicc - least < PLAUSIBLE || *aicc == least);
+    let draws: Vec<Vec<fit::Parameters>> =
+        plausible.map(|(_, model, fitted)| bootstrap::draws(*model, fitted, &runs, noise)).collect();
+    let interval = |read: fn(&fit::Parameters) -> f64| hull(read(&fitted), &draws, read);
     let reach = if by_size.len() >= 5 { 4.0 } else { 2.0 };
     Ok(Scaling {
         model,
@@ -114,17 +122,14 @@ impl Scaling {
     /// The time at a size, unless that is further away than the runs can say.
     pub fn seconds(&self, size: f64) -> Option<Interval> {
         let is_near = size >= 1.0 && size <= self.size_max;
-        is_near.then(|| {
-            let times = self.draws.iter().map(|draw| draw.seconds(size)).collect();
-            interval(self.fitted.seconds(size), times)
-        })
+        is_near.then(|| hull(self.fitted.seconds(size), &self.draws, |draw| draw.seconds(size)))
     }
 
     /// How much faster than on one worker.
     pub fn speedup(&self, size: f64) -> Option<Interval> {
         let of = |parameters: &fit::Parameters| parameters.seconds(1.0) / parameters.seconds(size);
         let is_near = size >= 1.0 && size <= self.size_max;
-        is_near.then(|| interval(of(&self.fitted), self.draws.iter().map(of).collect()))
+        is_near.then(|| hull(of(&self.fitted), &self.draws, of))
     }
 
     /// The smallest whole size that reaches a time, within what the runs can say.
@@ -178,6 +183,16 @@ fn noise(by_size: &[(f64, Vec<f64>)]) -> Option<f64> {
 
 fn median(mut values: Vec<f64>) -> f64 {
     crate::answers::median_of(&mut values).unwrap_or(f64::NAN)
+}
+
+/// The intervals of all plausible models together.
+fn hull(value: f64, draws: &[Vec<fit::Parameters>], read: impl Fn(&fit::Parameters) -> f64) -> Interval {
+    let of_model = draws.iter().map(|draws| interval(value, draws.iter().map(&read).collect()));
+    of_model.fold(Interval { low: value, value, high: value }, |sum, one| Interval {
+        low: sum.low.min(one.low),
+        value,
+        high: sum.high.max(one.high),
+    })
 }
 
 /// The central 95 % of the draws, around the estimate.

@@ -12,6 +12,8 @@ const MEMORY_SHARE: f64 = 0.2;
 const QUOTA_SHARE: f64 = 0.1;
 /// Of one core, or of all: busy.
 const BUSY: f64 = 0.8;
+/// Of the time with at most one core busy, from which a job is serial.
+const SERIAL_SHARE: f64 = 0.8;
 /// Below this many cores and this share of waiting nothing kept the job busy.
 const QUIET: f64 = 0.2;
 const STORAGE_BYTES_PER_SECOND: f64 = 20.0 * 1_048_576.0;
@@ -85,6 +87,8 @@ struct Figures {
     /// Threads that ran or waited for a CPU.
     runnable: f64,
     waited_for_cpu: Option<f64>,
+    /// Most of the time at most one core was busy.
+    is_serial: bool,
     io: Option<f64>,
     storage_bytes: Option<f64>,
     memory: Option<f64>,
@@ -114,6 +118,7 @@ impl Figures {
             of_cores: held.or(job.machine.cpus.map(f64::from)),
             runnable: cores + queue.max(0.0),
             waited_for_cpu,
+            is_serial: is_serial(job, cores),
             io: pressure(column::PRESSURE_IO, column::DELAY_IO),
             storage_bytes: rate(column::READ).zip(rate(column::WRITTEN)).map(|(one, other)| one + other),
             memory: pressure(column::PRESSURE_MEMORY, column::DELAY_MEMORY),
@@ -142,7 +147,7 @@ impl Figures {
             Limit::Cpu
         } else if waits && self.runnable < 0.9 {
             Limit::Io
-        } else if self.runnable >= BUSY && self.cores < 1.2 && self.of_cores.is_some_and(|of| of >= 1.5) {
+        } else if self.runnable >= BUSY && self.is_serial && self.of_cores.is_some_and(|of| of >= 1.5) {
             let is_crowded = self.waited_for_cpu.is_some_and(|wait| wait > 0.5 * self.cores);
             if is_crowded { Limit::Cpu } else { Limit::OneCore }
         } else if self.runnable >= BUSY {
@@ -183,11 +188,24 @@ impl Figures {
             Limit::Memory => vec![memory, Some(cores)],
             Limit::Quota => vec![quota, Some(cores)],
             Limit::Gpu => vec![gpus, Some(cores)],
+            // On a crowded machine the queue is the evidence.
+            Limit::Cpu if self.waited_for_cpu.is_some_and(|wait| wait > self.cores) => {
+                vec![queue, Some(cores)]
+            }
             Limit::Cpu | Limit::OneCore => vec![Some(cores), queue],
             Limit::Io => vec![io, Some(cores)],
             Limit::Waiting | Limit::None => vec![Some(cores), io, gpus],
         };
         chosen.into_iter().flatten().collect()
+    }
+}
+
+/// By samples, where there are some; else by the highest rate that was seen.
+fn is_serial(job: &Job<'_>, cores: f64) -> bool {
+    let peak = job.record.totals.get(column::CORES_PEAK).map(|thousandths| thousandths as f64 / 1e3);
+    match job.profile().and_then(|profile| profile.serial_share) {
+        Some(share) => share >= SERIAL_SHARE,
+        None => cores < 1.2 && peak.is_none_or(|peak| peak < 1.4),
     }
 }
 

@@ -279,7 +279,8 @@ fn name_ends(phases: &mut [Phase], wall_s: f64) {
     }
     if let [before @ .., last] = phases
         && last.kind == PhaseKind::Idle
-        && before.iter().any(|phase| phase.kind != PhaseKind::Idle && phase.kind != PhaseKind::Unknown)
+        // Idleness after next to nothing is not a tail.
+        && before.iter().any(|phase| matches!(phase.kind, PhaseKind::Compute | PhaseKind::IoWait))
     {
         last.kind = PhaseKind::IdleTail;
     }

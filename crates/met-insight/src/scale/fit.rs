@@ -88,8 +88,8 @@ fn squares(serial: f64, coherency: f64, runs: &[Run]) -> (f64, f64) {
 
 /// Golden sections, from the best of a grid: the cost may have more than one hollow.
 fn minimum(low: f64, high: f64, cost: impl Fn(f64) -> f64) -> f64 {
-    const STEPS: usize = 24;
-    const SECTIONS: usize = 40;
+    const STEPS: usize = 12;
+    const SECTIONS: usize = 26;
     const GOLDEN: f64 = 0.618_033_988_749_894_9;
     let at = |step: usize| low + (high - low) * step as f64 / STEPS as f64;
     let best = (0..=STEPS).min_by(|&one, &other| cost(at(one)).total_cmp(&cost(at(other)))).unwrap_or(0);

@@ -56,7 +56,7 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
         });
     }
     let newest = &records[0];
-    let systems: Vec<System> = setting.config.systems.iter().map(system).collect();
+    let systems = systems(setting);
     let wishes = scale::Wishes { sizes: args.at.clone(), target_s: target_s.transpose()? };
     let plan = scale::plan(&found.runs, &found.costs, found.bounds, newest, &systems, &wishes);
     print(newest, &plan, args.json)
@@ -76,8 +76,10 @@ fn of_lineage(all: &mut AllJobs, record: &Record) -> Result<Vec<Record>> {
     Ok(runs)
 }
 
-fn system(of: &met_config::config::KnownSystem) -> System {
-    System {
+/// The machines of the configuration.
+fn systems(setting: &Setting) -> Vec<System> {
+    let configured = setting.config.systems.iter();
+    let system = configured.map(|of| System {
         name: of.name.clone(),
         cores: of.cores,
         memory_bytes: of.memory_bytes,
@@ -86,7 +88,8 @@ fn system(of: &met_config::config::KnownSystem) -> System {
         gpu_memory_bytes: of.gpu_memory_bytes,
         core_hour: of.core_hour,
         gpu_hour: of.gpu_hour,
-    }
+    });
+    system.collect()
 }
 
 fn print(record: &Record, plan: &Plan, json: bool) -> Result<i32> {
