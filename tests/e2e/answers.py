@@ -66,7 +66,7 @@ def runs_of_one_command_are_compared_and_scaled(world):
     equal(scaled["cannot_tell"]["run_next"], [1.0, 2.0], "what to run next")
     scaled = world.met("scale", "1", "2", "3", "--sizes", "1,1,2", "--json").ok().json()
     check("cannot_tell" in scaled and scaled["scaling"] is None, scaled)
-    check("cannot tell" in world.met("scale", "1").ok().out, "one size")
+    check("cannot say" in world.met("scale", "1").ok().out, "one size")
 
 
 @test

@@ -104,7 +104,7 @@ pub enum Command {
     #[command(after_help = "Examples:\n  met check --since 7d\n  met check --user ada --json\n  \
                             met check --rules my-rules.yaml    try rules on the jobs of the last 30 days")]
     Check(CheckArgs),
-    /// Predict how long a job takes with more or fewer workers, from its runs; says when they cannot tell
+    /// Predict how long a job takes with more or fewer workers, from its runs; says when they cannot say
     #[command(
         after_help = "Examples:\n  met scale 12                       from all runs of its lineage\n  \
                             met scale 12 13 14 15 --at 16      the time on 16 workers\n  \

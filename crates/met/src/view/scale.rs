@@ -17,7 +17,7 @@ pub fn render(record: &Record, plan: &Plan, style: &Style) -> String {
         Err(cannot) => {
             let sizes: Vec<String> = cannot.run_next.iter().map(|size| units::cores(*size)).collect();
             lines.push(String::new());
-            lines.push(format!("cannot tell: {}", cannot.why));
+            lines.push(format!("cannot say: {}", cannot.why));
             lines.push(format!("run it next with N = {} workers", sizes.join(" and ")));
         }
         Ok(model) => lines.extend(of_model(model, plan, style)),
@@ -85,7 +85,7 @@ fn row(prediction: &Prediction, model: &Scaling) -> String {
     let size = units::cores(prediction.size);
     let (Some(seconds), Some(speedup)) = (prediction.seconds, prediction.speedup) else {
         let most = units::cores(model.size_max);
-        return format!("{size:>8}  cannot tell: these runs say nothing beyond {most} workers");
+        return format!("{size:>8}  cannot say: these runs say nothing beyond {most} workers");
     };
     let range = format!("{} to {}", units::duration(seconds.low), units::duration(seconds.high));
     let energy = prediction.joules.map(units::watt_hours).unwrap_or_default();
