@@ -26,8 +26,7 @@ const WORKLOADS: &[Workload] = &[
     ("pipe", Limit::Waiting, &["cpu_low"], &[Idle]),
     ("lock", Limit::Waiting, &["cpu_low"], &[Idle]),
     ("polling", Limit::Waiting, &["cpu_low"], &[Idle]),
-    // The storage was faster than a crowded machine gave it a CPU: it waited 76 % of the time for one.
-    ("synced_writes", Limit::Cpu, &[], &[]),
+    ("synced_writes", Limit::Io, &[], &[]),
     ("uncached_reads", Limit::Io, &["cpu_low"], &[]),
     ("cached_reads", Limit::OneCore, &["serial_on_many"], &[Compute]),
     ("leaking", Limit::Waiting, &["cpu_low", "memory_leak"], &[]),
@@ -35,9 +34,19 @@ const WORKLOADS: &[Workload] = &[
     ("bursty", Limit::None, &["cpu_low"], &[Compute, Idle, Compute, Idle]),
     ("start_up", Limit::Cpu, &[], &[StartUp, Compute]),
     ("idle_tail", Limit::None, &["cpu_low", "idle_tail"], &[Compute, IdleTail]),
-    ("tiny_children", Limit::Cpu, &["many_children"], &[Compute]),
+    ("tiny_children", Limit::OneCore, &["many_children"], &[Compute]),
     ("small_calls", Limit::OneCore, &["serial_on_many", "small_io"], &[Compute]),
     ("failing", Limit::OneCore, &["serial_on_many"], &[Compute]),
+];
+
+/// What gets another answer than it was written for, which the table shows: what is said of the recording, and why.
+const OTHERWISE: &[(&str, Limit, &str)] = &[
+    (
+        "synced_writes",
+        Limit::Cpu,
+        "on a crowded machine with fast storage it waited 76 % of the time for a CPU, 10 % for storage",
+    ),
+    ("tiny_children", Limit::Cpu, "its eight children at once had 1.17 cores busy"),
 ];
 
 const CPUS: u32 = 2;
@@ -115,8 +124,9 @@ fn recorded_work_gets_the_right_answers() {
         let (answered, found, seen) = told(name, &rules);
         let answered = answered.map_or("unknown", Limit::name);
         confusion.entry((limit.name(), answered)).or_default().push(name);
-        if answered != limit.name() {
-            wrong.push(format!("{name}: limited by {answered}, not {}", limit.name()));
+        let known = OTHERWISE.iter().find(|(of, ..)| *of == name).map_or(limit, |&(_, known, _)| known);
+        if answered != known.name() {
+            wrong.push(format!("{name}: limited by {answered}, not {}", known.name()));
         }
         if found != expected {
             wrong.push(format!("{name}: notes {found:?}, not {expected:?}"));
@@ -138,6 +148,10 @@ fn check_page(confusion: &BTreeMap<(&str, &str), Vec<&str>>) {
     for ((truth, answered), names) in confusion {
         table.push_str(&format!("| `{truth}` | `{answered}` | {} |\n", names.join(", ")));
     }
+    for (name, _, why) in OTHERWISE {
+        table.push_str(&format!("\n- {name}: {why}"));
+    }
+    table.push_str("\n");
     let path = root().join("docs/answers.md");
     let page = fs::read_to_string(&path).unwrap();
     let (head, rest) = page.split_once(BEGIN).unwrap();
