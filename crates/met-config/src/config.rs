@@ -7,6 +7,7 @@ mod keys;
 mod sinks;
 mod sources;
 mod store;
+mod systems;
 mod tree;
 
 use std::ffi::OsString;
@@ -25,6 +26,7 @@ use met_core::managers::{self, Scheduler};
 use met_host::Address;
 use met_jobs::cgroup_layouts::Layout;
 use met_sinks::shown_jobs::Contents;
+pub use systems::KnownSystem;
 
 use met_host::{text_file, trusted};
 
@@ -52,6 +54,7 @@ pub struct Config {
     pub client: Client,
     pub sources: sources::Sources,
     pub sinks: Vec<met_sinks::Configured>,
+    pub systems: Vec<KnownSystem>,
     /// The older tool's names.
     pub nvidia: Collector,
 }
@@ -442,6 +445,7 @@ impl Config {
             client: Default::default(),
             sources: Default::default(),
             sinks: Default::default(),
+            systems: Default::default(),
             nvidia: Default::default(),
         }
     }
@@ -508,7 +512,7 @@ impl Config {
                 ));
             }
         }
-        text + &sources::reference() + &sinks::reference()
+        text + &sources::reference() + &sinks::reference() + &systems::reference()
     }
 }
 

@@ -4,15 +4,25 @@
 #![recursion_limit = "256"]
 
 pub mod allocation;
+pub mod answers;
 pub mod average;
+pub mod check;
 pub mod csv;
 pub mod events;
+pub mod finding;
 pub mod gpu;
 pub mod job_columns;
 pub mod json;
+pub mod lineage;
+#[cfg(test)]
+mod month_tests;
 pub mod reduced;
 pub mod report;
 pub mod resample;
+pub mod rules;
 #[cfg(test)]
 #[path = "sample_tests.rs"]
 mod sample;
+pub mod scale;
+#[cfg(test)]
+mod series_tests;

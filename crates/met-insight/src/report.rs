@@ -16,6 +16,7 @@ use std::borrow::Cow;
 
 use met_core::job::{QualityKind, Record, State};
 
+use crate::answers::Answers;
 use crate::events;
 use card::gpu;
 pub use outcome::{outcome, signal_name};
@@ -35,6 +36,9 @@ pub struct Report {
     pub sections: Vec<Section>,
     /// Its steps and tasks, each task after its step.
     pub parts: Vec<PartLine>,
+    /// What people ask first; `None` where nobody looked.
+    pub answers: Option<Answers>,
+    /// What a reader must know of the quality of the figures.
     pub notes: Vec<String>,
     /// What was done for the figures that are attributed, in words.
     pub attributed: Vec<&'static str>,
@@ -180,6 +184,7 @@ pub fn report(record: &Record, machine: Machine, now_ns: i64) -> Report {
         shares: facts::shares(&source),
         parts: parts::parts(&source),
         sections: sections.filter(|section| !section.lines.is_empty()).collect(),
+        answers: None,
         notes: source.notes(),
         attributed: source.attributed(),
     }

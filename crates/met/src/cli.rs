@@ -1,9 +1,13 @@
 //! The command line: the one definition of which help, man pages and completions are made.
 
+mod answers;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+
+pub use answers::{CheckArgs, CompareArgs, ExplainArgs, ScaleArgs};
 
 use crate::view::table::View;
 use met_agent::emissions::GRAMS_MAX;
@@ -29,7 +33,8 @@ pub struct Cli {
     #[arg(long, short, global = true, value_name = "FILE", help_heading = GLOBAL)]
     pub config: Option<PathBuf>,
 
-    /// Query a cluster server instead of this machine: list, show, export, nodes, node NODE (default: $MET_SERVER)
+    /// Query a cluster server instead of this machine: list, show, explain, check, scale, compare, export, nodes, node
+    /// NODE (default: $MET_SERVER)
     #[arg(long, global = true, value_name = "URL", help_heading = GLOBAL)]
     pub server: Option<String>,
 
@@ -95,6 +100,27 @@ pub enum Command {
     #[command(after_help = "Examples:\n  met web\n  met web 12            the page of a job\n  \
                             met show 12 --html job.html   the same as a file")]
     Web(WebArgs),
+    /// Show why a rule found something in a job, or did not, with each number and its quality
+    #[command(
+        after_help = "Examples:\n  met explain 12 serial_on_many\n  met explain 12          all rules, a line each"
+    )]
+    Explain(ExplainArgs),
+    /// Find jobs and users that waste resources, and what that costs; changes nothing
+    #[command(after_help = "Examples:\n  met check --since 7d\n  met check --user ada --json\n  \
+                            met check --rules my-rules.yaml    try rules on the jobs of the last 30 days")]
+    Check(CheckArgs),
+    /// Predict how long a job takes with more or fewer workers, from its runs; says when they cannot say
+    #[command(
+        after_help = "Examples:\n  met scale 12                       from all runs of its lineage\n  \
+                            met scale 12 13 14 15 --at 16      the time on 16 workers\n  \
+                            met scale 12 13 --sizes 1,2        sizes given by hand"
+    )]
+    Scale(ScaleArgs),
+    /// Compare two to eight jobs, aligned at their start
+    #[command(
+        after_help = "Examples:\n  met compare 12 15\n  met compare 15        with the run of its lineage before it"
+    )]
+    Compare(CompareArgs),
     /// Write jobs and their series to a file for pandas, Polars, DuckDB or R, or for `met show` elsewhere
     #[command(
         after_help = "Examples:\n  met export 12 -o job.h5                   one job with all its samples\n  \
@@ -208,6 +234,7 @@ impl Command {
         match self {
             Command::List(_) | Command::Show(_) | Command::Export(_) | Command::Nodes(_) => true,
             Command::Tag(_) | Command::Note(_) | Command::Web(_) => true,
+            Command::Explain(_) | Command::Check(_) | Command::Scale(_) | Command::Compare(_) => true,
             // Without a name it is about this one.
             Command::Node(args) => args.node.is_some(),
             _ => false,

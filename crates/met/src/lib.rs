@@ -58,7 +58,8 @@ fn run(cli: Cli, standby: Option<Standby>) -> Result<i32> {
             return commands::on_its_node(&setting, &command.name(), job);
         }
         return Err(Failure::usage(format!(
-            "`met {}` works on this machine only; --server is for list, show, web, export, tag, note, nodes and node NODE",
+            "`met {}` works on this machine only; --server is for list, show, explain, check, scale, compare, web, export, \
+             tag, note, nodes and node NODE",
             command.name()
         )));
     }
@@ -73,6 +74,10 @@ fn run(cli: Cli, standby: Option<Standby>) -> Result<i32> {
         Some(Command::List(args)) => commands::list::list(&asking()?, &args),
         Some(Command::Show(args)) => commands::show::show(&asking()?, &args),
         Some(Command::Web(args)) => commands::web::web(asking()?, &args),
+        Some(Command::Explain(args)) => commands::explain::explain(&asking()?, &args),
+        Some(Command::Check(args)) => commands::check::check(&asking()?, &args),
+        Some(Command::Scale(args)) => commands::scale::scale(&asking()?, &args),
+        Some(Command::Compare(args)) => commands::compare::compare(&asking()?, &args),
         Some(Command::Export(args)) => commands::export::export(&asking()?, &args),
         Some(Command::Import(args)) => commands::import::import(&setting()?, &args),
         Some(Command::Ps(args)) => commands::ps::ps(&setting()?, &args),

@@ -1,9 +1,9 @@
 //! Puts what a file says where it belongs, or complains.
 
 use super::form::{Form, addresses, events, interval, layouts, power_mw, texts};
-use super::keys::{Key, SAMPLING_INTERVAL, SECTIONS, SINKS, SOURCES, Section};
+use super::keys::{Key, SAMPLING_INTERVAL, SECTIONS, SINKS, SOURCES, SYSTEMS, Section};
 use super::tree::{Complaint, Entry, Node, refuse_duplicates, unknown};
-use super::{Config, sinks, sources};
+use super::{Config, sinks, sources, systems};
 use met_core::units::{self, ParseError};
 
 /// Puts everything in the file into `config`, or complains about the first thing that cannot be.
@@ -26,9 +26,13 @@ pub fn apply(root: &Node, config: &mut Config) -> Result<(), Complaint> {
             sinks::apply(entry, &mut config.sinks)?;
             continue;
         }
+        if entry.key == SYSTEMS {
+            systems::apply(entry, &mut config.systems)?;
+            continue;
+        }
         let section = SECTIONS.iter().find(|section| section.name == entry.key);
         let section = section.ok_or_else(|| {
-            let names = SECTIONS.iter().map(|section| section.name).chain([SOURCES, SINKS]);
+            let names = SECTIONS.iter().map(|section| section.name).chain([SOURCES, SINKS, SYSTEMS]);
             unknown(entry, "", &names.collect::<Vec<_>>())
         })?;
         apply_section(section, entry, config)?;

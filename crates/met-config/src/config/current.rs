@@ -14,7 +14,7 @@ pub struct Current {
     pub line: Option<u64>,
 }
 
-/// All keys in the order of the reference, then what the file says of sources and sinks.
+/// All keys in the order of the reference, then what the file says of sources, sinks and systems.
 pub fn current(yaml: &str) -> Vec<Current> {
     let root = tree::parse(yaml).unwrap_or(Node::Null);
     let mut all = Vec::new();
@@ -27,7 +27,7 @@ pub fn current(yaml: &str) -> Vec<Current> {
             });
         }
     }
-    for name in [keys::SOURCES, keys::SINKS] {
+    for name in [keys::SOURCES, keys::SINKS, keys::SYSTEMS] {
         if let Some(Entry { value, line, .. }) = entry(&root, name) {
             add_leaves(name, value, *line, &mut all);
         }

@@ -50,6 +50,7 @@ macro_rules! form {
 /// The sections with readers of their own.
 pub const SOURCES: &str = "sources";
 pub const SINKS: &str = "sinks";
+pub const SYSTEMS: &str = "systems";
 
 /// Two names of one setting; in one file they must agree.
 pub const SAMPLING_INTERVAL: [(&str, &str); 2] = [("sampling", "interval"), ("cpuCollector", "interval")];

@@ -1,14 +1,18 @@
 //! The commands, one file each.
 
 pub mod annotate;
+pub mod answering;
 pub mod attach;
 pub mod cancel;
+pub mod check;
+pub mod compare;
 pub mod completions;
 pub mod config;
 pub mod configure;
 pub mod daemon;
 pub mod doctor;
 pub mod emissions;
+pub mod explain;
 pub mod export;
 pub mod gpus;
 pub mod import;
@@ -21,6 +25,7 @@ pub mod nodes;
 pub mod ps;
 pub mod rm;
 pub mod run;
+pub mod scale;
 pub mod server;
 pub mod show;
 pub mod time;

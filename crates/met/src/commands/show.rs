@@ -6,9 +6,11 @@ use std::path::Path;
 use anyhow::Result;
 use met_core::job::Record;
 use met_core::series::Course;
-use met_core::{JOB, Table, event, gpu};
+use met_core::{Table, event};
+use met_insight::answers;
 use met_insight::report::Machine;
 
+use super::answering::{self, Known};
 use super::{export, import};
 use crate::cli::ShowArgs;
 use crate::managers;
@@ -33,6 +35,7 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
             now_ns: job.exported_ns,
             whole: true,
             record: job.record.clone(),
+            earlier: Vec::new(),
         };
         // Processes and files of that machine are not looked for here.
         return print(setting, args, &shown, &mut |table, part| Ok(job.course(table, part)));
@@ -49,8 +52,9 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
         Meant::Job(record) => (record, true),
         Meant::Step(record) => (record, false),
     };
-    let machine = if args.json { Machine::default() } else { super::machine(setting, &record) };
-    let shown = Shown { machine, now_ns: jobs::now_ns(), whole, record };
+    let earlier = if whole { answering::earlier(&mut all, &record)? } else { Vec::new() };
+    let machine = super::machine(setting, &record);
+    let shown = Shown { machine, now_ns: jobs::now_ns(), whole, record, earlier };
     let record = &shown.record;
     print(setting, args, &shown, &mut |table, part| export::series(&mut all, record, table, part))?;
     if !args.json && args.html.is_none() && whole {
@@ -66,12 +70,14 @@ struct Shown {
     now_ns: i64,
     /// Not a step: the course and the processes are the whole job's.
     whole: bool,
+    /// Other jobs of its lineage.
+    earlier: Vec<Record>,
 }
 
 fn print(
     setting: &Setting,
     args: &ShowArgs,
-    Shown { record, machine, now_ns, whole }: &Shown,
+    Shown { record, machine, now_ns, whole, earlier }: &Shown,
     series: &mut dyn FnMut(&'static Table, &str) -> Result<Course>,
 ) -> Result<i32> {
     if let Some(path) = &args.html {
@@ -83,23 +89,30 @@ fn print(
         return write_html(path, &pages::file(&shown, *now_ns, view::local_zone()).into_string());
     }
     let mut stdout = output::stdout();
+    // Samples and earlier runs are the whole job's, and say nothing of a step.
+    let known = match whole {
+        true => Some(Known::read(setting, record, *machine, earlier.clone(), series)?),
+        false => None,
+    };
+    let answers = known.as_ref().map(|known| known.answers(record, *now_ns));
     if args.json {
-        writeln!(stdout, "{}", met_insight::json::object(record, *now_ns))?;
+        let mut object = met_insight::json::object(record, *now_ns);
+        if let Some(answers) = &answers {
+            object["answers"] = answers::object(answers);
+        }
+        writeln!(stdout, "{object}")?;
         return Ok(0);
     }
     let style = stdout.style();
-    let report = met_insight::report::report(record, *machine, *now_ns);
+    let mut report = met_insight::report::report(record, *machine, *now_ns);
+    report.answers = answers;
     stdout.write_all(view::report::render(&report, &style).as_bytes())?;
-    if !whole {
-        return Ok(0);
-    }
+    let Some(Known { course, gpus, .. }) = known else { return Ok(0) };
     let gap_ms = |course: &Course| sampler::gap_ms_of(course, setting.config.sampling.shortest());
-    let course = series(&JOB, "")?;
-    let known = view::plot::Known::of(record, *now_ns);
-    let mut plots = vec![view::plot::course(&course, gap_ms(&course), &known, &style)];
-    for gpu in record.gpus.iter().take(CARDS_PLOTTED) {
-        let course = series(&gpu::card::TABLE, &gpu.uuid)?;
-        plots.push(view::plot::card(&course, &gpu.index, gap_ms(&course), &style));
+    let totals = view::plot::Known::of(record, *now_ns);
+    let mut plots = vec![view::plot::course(&course, gap_ms(&course), &totals, &style)];
+    for (gpu, (_, course)) in record.gpus.iter().zip(&gpus).take(CARDS_PLOTTED) {
+        plots.push(view::plot::card(course, &gpu.index, gap_ms(course), &style));
     }
     for counted in record.events.iter().take(EVENTS_PLOTTED) {
         // An older daemon has no such series.

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use met_core::gpu_holding;
 use met_core::job::{Origin, Record};
 use met_host::{Host, clock};
+use met_insight::rules::Rules;
 use met_store::inbox::JobDir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -261,7 +262,11 @@ fn report(
         format!("{}\n", met_insight::json::object(record, now_ns))
     } else {
         let style = if output.is_some() { Style::plain() } else { Style::of_stream(&io::stderr()) };
-        let mut report = met_insight::report::report(record, super::machine(setting, record), now_ns);
+        let machine = super::machine(setting, record);
+        let mut report = met_insight::report::report(record, machine, now_ns);
+        // Findings are for `met show`: they need samples and earlier runs.
+        let job = met_insight::answers::Job::new(record, machine, now_ns);
+        report.answers = Some(met_insight::answers::answers(&job, &Rules::default()));
         if !kept {
             report.id.clear();
         }

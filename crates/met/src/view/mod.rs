@@ -1,6 +1,8 @@
 //! What people see: text from records, reports and courses. Nothing here prints; callers do.
 
+pub mod compare;
 pub mod doctor;
+pub mod findings;
 #[cfg(test)]
 mod gpu_tests;
 pub mod gpus;
@@ -14,6 +16,7 @@ pub mod report;
 #[cfg(test)]
 #[path = "sample_tests.rs"]
 mod sample;
+pub mod scale;
 pub mod table;
 pub mod text;
 

@@ -202,6 +202,20 @@ pub(super) fn draw(
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
 
+/// The same on an axis of the time since the start.
+pub(super) fn draw_since_start(panels: &[Panel], span_ms: i64, columns: usize, style: &Style) -> String {
+    let known = panels.iter().filter(|panel| panel.bins.iter().any(Option::is_some));
+    let mut lines: Vec<String> = known.flat_map(|panel| panel.draw(style)).collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    let end = format!("+{}", units::duration(span_ms as f64 / 1e3));
+    let room = bin_count(columns).saturating_sub("start".len());
+    let axis = format!("{:SCALE_COLUMNS$}  start{}", "", text::pad_left(&end, room));
+    lines.push(style.paint(Paint::Dim, &axis));
+    lines.join("\n") + "\n"
+}
+
 pub(super) struct Panel {
     pub title: String,
     pub bins: Vec<Option<Bin>>,

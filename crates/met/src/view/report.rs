@@ -1,11 +1,13 @@
 //! A report as text, at most 80 columns wide: one key block, meters, groups of figures, notes.
 
+mod answers;
 mod head;
 mod tables;
 
 use met_insight::report::{Heading, Line, Report};
 
 use super::{Paint, Style, text};
+pub use answers::saving;
 use met_core::units;
 use met_insight::report::words::{amount, detail, legend, mark};
 
@@ -23,11 +25,14 @@ pub fn render(report: &Report, style: &Style) -> String {
     let mut blocks = vec![page.head(report)];
     blocks.push(report.meters.iter().map(|meter| tables::meter(&page, meter)).collect());
     blocks.push(tables::shares(&page, &report.shares));
+    blocks.push(answers::lines(&page, report));
     for section in &report.sections {
         let heading = section.heading.iter().map(|heading| page.heading(heading));
         blocks.push(heading.chain(section.lines.iter().map(|line| page.line(line))).collect());
     }
     blocks.push(tables::parts(&page, &report.parts));
+    blocks.push(answers::next_time(&page, report));
+    blocks.push(answers::findings(&page, report));
     blocks.push(page.notes(report));
     blocks.retain(|block: &Vec<String>| !block.is_empty());
     let blocks: Vec<String> = blocks.iter().map(|lines| lines.join("\n")).collect();

@@ -29,6 +29,9 @@ impl Page<'_> {
             ),
             self.style.paint(Paint::Dim, &"─".repeat(self.width)),
         ];
+        for (index, part) in self.verdict(report).into_iter().enumerate() {
+            lines.push(format!("{}  {part}", self.label(if index == 0 { "verdict" } else { "" })));
+        }
         for fact in &report.facts {
             for (index, part) in self.fact(&fact.value).into_iter().enumerate() {
                 let label = if index == 0 { fact.label } else { "" };
@@ -36,6 +39,12 @@ impl Page<'_> {
             }
         }
         lines
+    }
+
+    fn verdict(&self, report: &Report) -> Vec<String> {
+        let Some(answers) = &report.answers else { return Vec::new() };
+        let lines = text::wrap(&text::escape(&answers.verdict), self.width - LABEL_COLUMNS - 2);
+        lines.iter().map(|line| self.style.paint(Paint::Bold, line)).collect()
     }
 
     fn fact(&self, value: &FactValue) -> Vec<String> {

@@ -1,0 +1,168 @@
+//! Recorded programs whose bottleneck is known: the answers that they get, and those that they should.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use met_core::JOB;
+use met_export::ExportedJob;
+use met_insight::answers::PhaseKind::{self, Compute, Idle, IdleTail, StartUp};
+use met_insight::answers::{Job, Limit, Samples, answers};
+use met_insight::report::Machine;
+use met_insight::rules::{Gates, Rules};
+
+/// A program, what limits it, the rules that must speak with two cores given (no other may), and phases that it must
+/// have in this order, among others.
+type Workload = (&'static str, Limit, &'static [&'static str], &'static [PhaseKind]);
+
+/// As `scripts/workloads` recorded them, on two cores.
+const WORKLOADS: &[Workload] = &[
+    ("serial", Limit::OneCore, &["serial_on_many"], &[Compute]),
+    ("both_cores", Limit::Cpu, &[], &[Compute]),
+    ("oversubscribed", Limit::Cpu, &["oversubscribed"], &[Compute]),
+    ("unequal", Limit::OneCore, &[], &[Compute]),
+    ("sleeping", Limit::Waiting, &["cpu_low"], &[Idle]),
+    ("pipe", Limit::Waiting, &["cpu_low"], &[Idle]),
+    ("lock", Limit::Waiting, &["cpu_low"], &[Idle]),
+    ("polling", Limit::Waiting, &["cpu_low"], &[Idle]),
+    ("synced_writes", Limit::Io, &[], &[]),
+    ("uncached_reads", Limit::Io, &["cpu_low"], &[]),
+    ("cached_reads", Limit::OneCore, &["serial_on_many"], &[Compute]),
+    ("leaking", Limit::Waiting, &["cpu_low", "memory_leak"], &[]),
+    ("table", Limit::OneCore, &["serial_on_many"], &[Compute]),
+    ("bursty", Limit::None, &["cpu_low"], &[Compute, Idle, Compute, Idle]),
+    ("start_up", Limit::Cpu, &[], &[StartUp, Compute]),
+    ("idle_tail", Limit::None, &["cpu_low", "idle_tail"], &[Compute, IdleTail]),
+    ("tiny_children", Limit::OneCore, &["many_children"], &[Compute]),
+    ("small_calls", Limit::OneCore, &["serial_on_many", "small_io"], &[Compute]),
+    ("failing", Limit::OneCore, &["serial_on_many"], &[Compute]),
+];
+
+/// What gets another answer than it was written for, which the table shows: what is said of the recording, and why.
+const OTHERWISE: &[(&str, Limit, &str)] = &[
+    (
+        "synced_writes",
+        Limit::Cpu,
+        "on a crowded machine with fast storage it waited 76 % of the time for a CPU, 10 % for storage",
+    ),
+    ("tiny_children", Limit::Cpu, "its eight children at once had 1.17 cores busy"),
+];
+
+const CPUS: u32 = 2;
+/// The recordings last seconds, not hours.
+const GATES: Gates = Gates { coverage: 0.9, length_s: 5.0, samples: 10, core_hours: 0.0, gpu_hours: 0.0 };
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn recorded(name: &str) -> ExportedJob {
+    let path = root().join(format!("fixtures/workloads/{name}.jsonl"));
+    let mut jobs = Vec::new();
+    met_export::read(&path, &mut |job| {
+        jobs.push(job);
+        Ok(())
+    })
+    .unwrap_or_else(|error| panic!("{name}: {error:#}"));
+    jobs.pop().unwrap()
+}
+
+/// The rules as they come, with the gates of a test; thresholds in time and bytes are as much smaller.
+fn rules() -> Rules {
+    let yaml = fs::read_to_string(root().join("rules/findings/built-in.yaml")).unwrap();
+    let smaller = [
+        ("idle_tail > 10min", "idle_tail > 3s"),
+        ("memory_growth * wall > 1GiB", "memory_growth * wall > 100MiB"),
+    ];
+    let small = smaller.into_iter().fold(yaml, |yaml, (from, to)| {
+        assert!(yaml.contains(from), "{from}");
+        yaml.replace(from, to)
+    });
+    let mut rules = met_insight::rules::parse(&small).unwrap();
+    rules.rules.iter_mut().for_each(|rule| rule.gates = GATES);
+    rules
+}
+
+fn told(name: &str, rules: &Rules) -> (Option<Limit>, Vec<String>, Vec<PhaseKind>) {
+    let mut job = recorded(name);
+    job.record.allocated.cpus = Some(CPUS.into());
+    job.record.allocated.nodes = Some(1);
+    let course = job.course(&JOB, "");
+    let samples = Samples { course: &course, gap_ms: 5000, gpus: &[] };
+    let of = Job::new(&job.record, Machine { cpus: Some(CPUS) }, job.exported_ns).sampled(samples);
+    let answers = answers(&of, rules);
+    let mut found: Vec<String> = answers.findings.into_iter().map(|finding| finding.rule).collect();
+    found.sort();
+    let phases = answers.phases.into_iter().map(|phase| phase.kind).collect();
+    (answers.bottleneck.map(|bottleneck| bottleneck.limit), found, phases)
+}
+
+/// Whether these phases occur in this order, others in between.
+fn occur(wanted: &[PhaseKind], phases: &[PhaseKind]) -> bool {
+    let mut rest = phases.iter();
+    wanted.iter().all(|wanted| rest.any(|phase| phase == wanted))
+}
+
+#[test]
+fn every_recording_has_its_expectation() {
+    let files = fs::read_dir(root().join("fixtures/workloads")).unwrap();
+    let stem = |path: PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
+    let mut files: Vec<String> = files.map(|entry| stem(entry.unwrap().path())).collect();
+    files.sort();
+    let mut names: Vec<&str> = WORKLOADS.iter().map(|&(name, ..)| name).collect();
+    names.sort_unstable();
+    assert_eq!(files, names);
+}
+
+#[test]
+fn recorded_work_gets_the_right_answers() {
+    let rules = rules();
+    let mut wrong = Vec::new();
+    let mut confusion: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    for &(name, limit, expected, phases) in WORKLOADS {
+        let (answered, found, seen) = told(name, &rules);
+        let answered = answered.map_or("unknown", Limit::name);
+        confusion.entry((limit.name(), answered)).or_default().push(name);
+        let known = OTHERWISE.iter().find(|(of, ..)| *of == name).map_or(limit, |&(_, known, _)| known);
+        if answered != known.name() {
+            wrong.push(format!("{name}: limited by {answered}, not {}", known.name()));
+        }
+        if found != expected {
+            wrong.push(format!("{name}: notes {found:?}, not {expected:?}"));
+        }
+        if !occur(phases, &seen) {
+            wrong.push(format!("{name}: phases {seen:?}, not {phases:?}"));
+        }
+    }
+    check_page(&confusion);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+const BEGIN: &str = "<!-- generated: confusion -->\n";
+const END: &str = "<!-- end -->\n";
+
+/// docs/answers.md has the table as it is; UPDATE_EXPECT=1 writes it.
+fn check_page(confusion: &BTreeMap<(&str, &str), Vec<&str>>) {
+    let mut table = String::from("\n| limited by | answered | programs |\n| --- | --- | --- |\n");
+    for ((truth, answered), names) in confusion {
+        table.push_str(&format!("| `{truth}` | `{answered}` | {} |\n", names.join(", ")));
+    }
+    for (name, _, why) in OTHERWISE {
+        table.push_str(&format!("\n- {name}: {why}"));
+    }
+    table.push_str("\n");
+    let path = root().join("docs/answers.md");
+    let page = fs::read_to_string(&path).unwrap();
+    let (head, rest) = page.split_once(BEGIN).unwrap();
+    let (_, tail) = rest.split_once(END).unwrap();
+    let now = format!("{head}{BEGIN}{table}\n{END}{tail}");
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
+        fs::write(&path, &now).unwrap();
+    }
+    assert_eq!(
+        fs::read_to_string(&path).unwrap(),
+        now,
+        "docs/answers.md is stale; UPDATE_EXPECT=1 writes it"
+    );
+}

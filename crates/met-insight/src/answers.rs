@@ -1,0 +1,107 @@
+//! Answers to what people ask of a job: what happened, what held it up, what to do about it.
+
+mod bottleneck;
+pub mod compared;
+pub mod directives;
+pub mod imbalance;
+mod object;
+mod profile;
+mod verdict;
+
+use met_core::job::Record;
+use met_core::series::Course;
+
+pub use bottleneck::{Bottleneck, Limit};
+pub use compared::Difference;
+pub use directives::Directive;
+pub use object::{difference as difference_object, object};
+pub(crate) use profile::median as median_of;
+pub use profile::{Phase, PhaseKind, Profile};
+
+use crate::finding::Finding;
+use crate::report::Machine;
+use crate::rules::{self, Rules};
+
+/// Findings of one report: who reads more acts on none.
+const FINDINGS_MAX: usize = 3;
+
+/// The samples of a job, and of its GPUs by uuid.
+#[derive(Clone, Copy, Debug)]
+pub struct Samples<'a> {
+    pub course: &'a Course,
+    /// A longer time without samples is a gap.
+    pub gap_ms: i64,
+    pub gpus: &'a [(String, Course)],
+}
+
+/// A job with all that is known around it.
+pub struct Job<'a> {
+    pub record: &'a Record,
+    pub machine: Machine,
+    /// GPUs of its machine, where that is known.
+    pub node_gpus: Option<u32>,
+    /// Earlier runs of its lineage, newest first.
+    pub earlier: &'a [&'a Record],
+    pub now_ns: i64,
+    samples: Option<Samples<'a>>,
+    profile: Option<Profile>,
+}
+
+impl<'a> Job<'a> {
+    pub fn new(record: &'a Record, machine: Machine, now_ns: i64) -> Job<'a> {
+        Job { record, machine, node_gpus: None, earlier: &[], now_ns, samples: None, profile: None }
+    }
+
+    pub fn after(self, earlier: &'a [&'a Record]) -> Job<'a> {
+        Job { earlier, ..self }
+    }
+
+    pub fn on_gpus(self, node_gpus: Option<u32>) -> Job<'a> {
+        Job { node_gpus, ..self }
+    }
+
+    pub fn sampled(mut self, samples: Samples<'a>) -> Job<'a> {
+        self.profile = Profile::of(self.record, samples, self.now_ns);
+        self.samples = Some(samples);
+        self
+    }
+
+    pub fn samples(&self) -> Option<Samples<'a>> {
+        self.samples
+    }
+
+    pub fn profile(&self) -> Option<&Profile> {
+        self.profile.as_ref()
+    }
+}
+
+/// What a report says beyond figures.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answers {
+    /// One line, at most 78 columns.
+    pub verdict: String,
+    pub phases: Vec<Phase>,
+    pub bottleneck: Option<Bottleneck>,
+    /// Where nodes, GPUs or tasks did unequal work, in words.
+    pub imbalance: Vec<String>,
+    /// At most three, the most worthwhile first.
+    pub findings: Vec<Finding>,
+    /// Requests that would have been enough for the last runs.
+    pub directives: Vec<Directive>,
+    pub differences: Vec<Difference>,
+}
+
+pub fn answers(job: &Job<'_>, rules: &Rules) -> Answers {
+    let bottleneck = bottleneck::bottleneck(job);
+    let mut findings = rules::findings(rules, job);
+    findings.truncate(FINDINGS_MAX);
+    Answers {
+        verdict: verdict::verdict(job, bottleneck.as_ref()),
+        phases: job.profile().map(|profile| profile.phases.clone()).unwrap_or_default(),
+        bottleneck,
+        imbalance: imbalance::words(job.record),
+        findings,
+        directives: directives::directives(job),
+        differences: compared::differences(job.record, job.earlier, job.now_ns),
+    }
+}

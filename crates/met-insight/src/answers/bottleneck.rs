@@ -1,0 +1,268 @@
+//! What held a job up, with its evidence. What the evidence does not show is not said.
+
+use met_core::job_table as column;
+use met_core::units;
+
+use super::Job;
+use crate::{allocation, average, gpu};
+
+/// The share of its time that a job must have lost to something before that is what limits it.
+const SHARE: f64 = 0.3;
+const MEMORY_SHARE: f64 = 0.2;
+const QUOTA_SHARE: f64 = 0.1;
+/// Of one core, or of all: busy.
+const BUSY: f64 = 0.8;
+/// Of the time with at most one core busy, from which a job is serial.
+const SERIAL_SHARE: f64 = 0.8;
+/// Below this many cores and this share of waiting nothing kept the job busy.
+const QUIET: f64 = 0.2;
+const STORAGE_BYTES_PER_SECOND: f64 = 20.0 * 1_048_576.0;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    Memory,
+    Quota,
+    Gpu,
+    Cpu,
+    /// One core of several.
+    OneCore,
+    Io,
+    Waiting,
+    /// None of them for most of the time.
+    None,
+}
+
+impl Limit {
+    pub const ALL: [Limit; 8] = [
+        Limit::Memory,
+        Limit::Quota,
+        Limit::Gpu,
+        Limit::Cpu,
+        Limit::OneCore,
+        Limit::Io,
+        Limit::Waiting,
+        Limit::None,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Limit::Memory => "memory",
+            Limit::Quota => "quota",
+            Limit::Gpu => "gpu",
+            Limit::Cpu => "cpu",
+            Limit::OneCore => "one_core",
+            Limit::Io => "io",
+            Limit::Waiting => "waiting",
+            Limit::None => "none",
+        }
+    }
+
+    /// As the end of "limited by …", where it is a limit.
+    pub fn words(self) -> &'static str {
+        match self {
+            Limit::Memory => "memory: it waited for swap or reclaim",
+            Limit::Quota => "its CPU quota",
+            Limit::Gpu => "the GPU",
+            Limit::Cpu => "the CPU",
+            Limit::OneCore => "one core",
+            Limit::Io => "I/O",
+            Limit::Waiting => "waiting: no CPU, storage or GPU was busy",
+            Limit::None => "nothing for most of its time",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bottleneck {
+    pub limit: Limit,
+    /// The figures that show it, in words.
+    pub evidence: Vec<String>,
+}
+
+/// The figures that are weighed. All are averages over the job's time.
+struct Figures {
+    cores: f64,
+    /// Cores that the job could have used: given, or those of the machine.
+    of_cores: Option<f64>,
+    /// Threads that ran or waited for a CPU.
+    runnable: f64,
+    waited_for_cpu: Option<f64>,
+    /// Most of the time at most one core was busy.
+    is_serial: bool,
+    io: Option<f64>,
+    storage_bytes: Option<f64>,
+    memory: Option<f64>,
+    throttled: Option<f64>,
+    gpus: Option<(f64, f64)>,
+}
+
+impl Figures {
+    fn of(job: &Job<'_>) -> Option<Figures> {
+        let record = job.record;
+        let rate = |index: usize| average::per_second(record, index, job.now_ns);
+        // On one node of several the figures are of a part.
+        let shares = allocation::shares(record, job.now_ns);
+        let given = shares.iter().find(|share| share.resource == allocation::Resource::Cpus);
+        if given.is_some_and(|share| share.used.is_none()) {
+            return None;
+        }
+        let cores = rate(column::CPU)?;
+        let held = given.and_then(|share| share.allocated.or(share.requested));
+        let waited_for_cpu = rate(column::RUN_QUEUE_WAIT);
+        let throttled = rate(column::THROTTLED);
+        // A job that its quota stopped was not waiting for others.
+        let queue = waited_for_cpu.unwrap_or(0.0) - throttled.unwrap_or(0.0);
+        let pressure = |some: usize, delay: usize| rate(some).or(rate(delay)).map(|share| share.min(1.0));
+        Some(Figures {
+            cores,
+            of_cores: held.or(job.machine.cpus.map(f64::from)),
+            runnable: cores + queue.max(0.0),
+            waited_for_cpu,
+            is_serial: is_serial(job, cores),
+            io: pressure(column::PRESSURE_IO, column::DELAY_IO),
+            storage_bytes: rate(column::READ).zip(rate(column::WRITTEN)).map(|(one, other)| one + other),
+            memory: pressure(column::PRESSURE_MEMORY, column::DELAY_MEMORY),
+            throttled,
+            gpus: gpu::computing(record).map(|used| (used, gpu::cards(record))),
+        })
+    }
+
+    fn quota_share(&self) -> Option<f64> {
+        let throttled = self.throttled?;
+        Some(throttled / (throttled + self.cores).max(1e-9))
+    }
+
+    fn limit(&self) -> Limit {
+        let is_full = self.of_cores.is_some_and(|of| self.cores >= BUSY * of);
+        let reads = self.storage_bytes.is_some_and(|bytes| bytes >= STORAGE_BYTES_PER_SECOND);
+        // Where the time that tasks waited is not known, bytes and an idle CPU are the evidence.
+        let waits = self.io.map_or(reads && self.runnable < 0.7, |share| share >= SHARE);
+        if self.memory.is_some_and(|share| share >= MEMORY_SHARE) {
+            Limit::Memory
+        } else if self.quota_share().is_some_and(|share| share >= QUOTA_SHARE) {
+            Limit::Quota
+        } else if self.gpus.is_some_and(|(used, held)| used >= 0.7 * held) {
+            Limit::Gpu
+        } else if is_full {
+            Limit::Cpu
+        } else if waits && self.runnable < 0.9 {
+            Limit::Io
+        } else if self.runnable >= BUSY && self.is_serial && self.of_cores.is_some_and(|of| of >= 1.5) {
+            let is_crowded = self.waited_for_cpu.is_some_and(|wait| wait > 0.5 * self.cores);
+            if is_crowded { Limit::Cpu } else { Limit::OneCore }
+        } else if self.runnable >= BUSY {
+            Limit::Cpu
+        } else if self.cores < QUIET && self.io.unwrap_or(0.0) < QUIET && !reads && self.is_gpu_quiet() {
+            Limit::Waiting
+        } else {
+            Limit::None
+        }
+    }
+
+    fn is_gpu_quiet(&self) -> bool {
+        self.gpus.is_none_or(|(used, _)| used < QUIET)
+    }
+
+    fn evidence(&self, limit: Limit) -> Vec<String> {
+        let percent = |share: f64| units::percent(share);
+        let cores = match self.of_cores {
+            Some(of) => format!("{} of {} cores busy", units::cores(self.cores), units::cores(of)),
+            None => format!("{} cores busy", units::cores(self.cores)),
+        };
+        let queue = self.waited_for_cpu.filter(|&wait| wait >= 0.1);
+        let queue = queue.map(|wait| format!("{} threads waiting for a CPU", units::cores(wait)));
+        let io = match (self.io, self.storage_bytes) {
+            (Some(share), _) => Some(format!("waited for storage {} of the time", percent(share))),
+            (None, Some(bytes)) => Some(format!("{} from and to storage", units::bytes_per_second(bytes))),
+            (None, None) => None,
+        };
+        let gpus = self.gpus.map(|(used, held)| {
+            let word = if held == 1.0 { "GPU" } else { "GPUs" };
+            format!("{} of {} {word} busy", units::cores(used), units::cores(held))
+        });
+        let memory = self.memory.map(|share| format!("waited for memory {} of the time", percent(share)));
+        let quota = self
+            .quota_share()
+            .map(|share| format!("throttled for {} of the CPU time it could have used", percent(share)));
+        let chosen: Vec<Option<String>> = match limit {
+            Limit::Memory => vec![memory, Some(cores)],
+            Limit::Quota => vec![quota, Some(cores)],
+            Limit::Gpu => vec![gpus, Some(cores)],
+            // On a crowded machine the queue is the evidence.
+            Limit::Cpu if self.waited_for_cpu.is_some_and(|wait| wait > self.cores) => {
+                vec![queue, Some(cores)]
+            }
+            Limit::Cpu | Limit::OneCore => vec![Some(cores), queue],
+            Limit::Io => vec![io, Some(cores)],
+            Limit::Waiting | Limit::None => vec![Some(cores), io, gpus],
+        };
+        chosen.into_iter().flatten().collect()
+    }
+}
+
+/// By samples, where there are some; else by the highest rate that was seen.
+fn is_serial(job: &Job<'_>, cores: f64) -> bool {
+    let peak = job.record.totals.get(column::CORES_PEAK).map(|thousandths| thousandths as f64 / 1e3);
+    match job.profile().and_then(|profile| profile.serial_share) {
+        Some(share) => share >= SERIAL_SHARE,
+        None => cores < 1.2 && peak.is_none_or(|peak| peak < 1.4),
+    }
+}
+
+/// What limited the job. Unknown for one that has not run, or of which no CPU time is known.
+pub fn bottleneck(job: &Job<'_>) -> Option<Bottleneck> {
+    let figures = Figures::of(job)?;
+    let limit = figures.limit();
+    Some(Bottleneck { limit, evidence: figures.evidence(limit) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Machine;
+    use crate::series_tests::{Made, made};
+
+    fn told(made: &Made, cpus: u32) -> String {
+        let job = Job::new(&made.record, Machine { cpus: Some(cpus) }, made.now_ns());
+        let found = bottleneck(&job).unwrap();
+        format!("{}: {}", found.limit.name(), found.evidence.join("; "))
+    }
+
+    #[test]
+    fn each_limit_has_its_evidence() {
+        assert_eq!(told(&made(100).cores(|_| 7.6), 8), "cpu: 7.60 of 8 cores busy");
+        assert_eq!(told(&made(100).cores(|_| 0.99), 8), "one_core: 0.99 of 8 cores busy");
+        let io = made(100).cores(|_| 0.2).rate(column::PRESSURE_IO, |_| 0.7);
+        assert_eq!(told(&io, 8), "io: waited for storage 70% of the time; 0.20 of 8 cores busy");
+        assert_eq!(told(&made(100).cores(|_| 0.01), 8), "waiting: 0.01 of 8 cores busy");
+        let swap = made(100).cores(|_| 0.5).rate(column::PRESSURE_MEMORY, |_| 0.5);
+        assert_eq!(told(&swap, 8), "memory: waited for memory 50% of the time; 0.50 of 8 cores busy");
+        let quota = made(100).cores(|_| 0.5).rate(column::THROTTLED, |_| 0.5);
+        let words = "quota: throttled for 50% of the CPU time it could have used; 0.50 of 8 cores busy";
+        assert_eq!(told(&quota, 8), words);
+    }
+
+    #[test]
+    fn a_crowded_machine_is_no_reason_to_blame_the_program() {
+        let crowded = made(100).cores(|_| 0.5).rate(column::RUN_QUEUE_WAIT, |_| 0.5);
+        assert_eq!(told(&crowded, 2), "cpu: 0.50 of 2 cores busy; 0.50 threads waiting for a CPU");
+    }
+
+    #[test]
+    fn bytes_are_evidence_only_where_waiting_is_not_known() {
+        let reads = |made: Made| made.rate(column::READ, |_| 1e8).rate(column::WRITTEN, |_| 0.0);
+        let unknown = reads(made(100).cores(|_| 0.3));
+        assert_eq!(told(&unknown, 8), "io: 95.4 MiB/s from and to storage; 0.30 of 8 cores busy");
+        let fast = reads(made(100).cores(|_| 0.3).rate(column::PRESSURE_IO, |_| 0.01));
+        assert!(told(&fast, 8).starts_with("none: "), "{}", told(&fast, 8));
+    }
+
+    #[test]
+    fn one_node_of_several_says_nothing_of_the_job() {
+        let mut made = made(100).cores(|_| 1.0);
+        made.record.allocated.nodes = Some(2);
+        made.record.allocated.cpus = Some(8);
+        let job = Job::new(&made.record, Machine::default(), made.now_ns());
+        assert_eq!(bottleneck(&job), None);
+    }
+}

@@ -1,0 +1,380 @@
+//! The course of a job in phases, by change points.
+
+use met_core::job::Record;
+use met_core::job_table as column;
+use met_core::series::Course;
+
+use super::Samples;
+use crate::resample;
+
+/// Steps in which phases are looked for: enough for a page, few enough for all partitions.
+const STEPS_MAX: usize = 120;
+/// Differences below this share of the highest level are noise.
+const NOISE: f64 = 0.06;
+/// Cores busy in a step that counts as idle, and in one that counts as computing.
+const IDLE_CORES: f64 = 0.05;
+const BUSY_CORES: f64 = 0.5;
+/// The share of time in which tasks waited for storage, from which it is what they did.
+const IO_SHARE: f64 = 0.3;
+const IO_BYTES_PER_SECOND: f64 = 10.0 * 1_048_576.0;
+const GPU_BUSY: f64 = 0.1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PhaseKind {
+    StartUp,
+    Compute,
+    IoWait,
+    /// Some work, most of the time none.
+    Light,
+    Idle,
+    IdleTail,
+    /// No samples.
+    Unknown,
+}
+
+impl PhaseKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            PhaseKind::StartUp => "start-up",
+            PhaseKind::Compute => "compute",
+            PhaseKind::IoWait => "I/O wait",
+            PhaseKind::Light => "light work",
+            PhaseKind::Idle => "idle",
+            PhaseKind::IdleTail => "idle tail",
+            PhaseKind::Unknown => "no samples",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Phase {
+    pub kind: PhaseKind,
+    /// Seconds after the start of the job.
+    pub begin_s: f64,
+    pub end_s: f64,
+    pub cores: Option<f64>,
+    pub io_wait: Option<f64>,
+    pub gpus: Option<f64>,
+}
+
+impl Phase {
+    pub fn seconds(&self) -> f64 {
+        self.end_s - self.begin_s
+    }
+}
+
+/// What samples say of a job as a whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    pub phases: Vec<Phase>,
+    /// The span that samples may cover, in unix milliseconds: from the start to the end or now.
+    pub begin_ms: i64,
+    pub end_ms: i64,
+    /// Where a warm-up is over.
+    pub warm_ms: i64,
+    /// Samples of the job.
+    pub count: usize,
+    /// The share of covered time in which at most one core was busy.
+    pub serial_share: Option<f64>,
+    /// Growth of needed memory over the second half, in bytes per second; `None` unless it grew steadily.
+    pub memory_growth: Option<f64>,
+}
+
+/// How long a job warms up: 5 % of its time, at least a minute, at most ten.
+pub fn warm_up_s(wall_s: f64) -> f64 {
+    (wall_s * 0.05).clamp(60.0, 600.0)
+}
+
+impl Profile {
+    pub fn of(record: &Record, samples: Samples<'_>, now_ns: i64) -> Option<Profile> {
+        let course = samples.course;
+        let begin_ms = record.start_ns?.div_euclid(1_000_000);
+        let until_ns = record.end_ns.or(record.as_of_ns).unwrap_or(now_ns);
+        let end_ms = until_ns.div_euclid(1_000_000);
+        if course.len() < 2 || end_ms <= begin_ms {
+            return None;
+        }
+        let wall_s = (end_ms - begin_ms) as f64 / 1e3;
+        let steps = steps(course, samples.gap_ms, begin_ms, end_ms);
+        Some(Profile {
+            phases: phases(&steps, wall_s),
+            begin_ms,
+            end_ms,
+            warm_ms: begin_ms + (warm_up_s(wall_s) * 1e3) as i64,
+            count: course.len(),
+            serial_share: serial_share(course, samples.gap_ms, begin_ms, end_ms),
+            memory_growth: memory_growth(course, samples.gap_ms, begin_ms, end_ms),
+        })
+    }
+
+    pub fn seconds(&self) -> f64 {
+        (self.end_ms - self.begin_ms) as f64 / 1e3
+    }
+
+    /// The time at the end in which the job did nothing.
+    pub fn idle_tail_s(&self) -> Option<f64> {
+        let last = self.phases.last()?;
+        match last.kind {
+            PhaseKind::IdleTail => Some(last.seconds()),
+            PhaseKind::Unknown => None,
+            _ => Some(0.0),
+        }
+    }
+
+    /// The time in phases of a kind, as a share.
+    pub fn share_of(&self, kind: PhaseKind) -> f64 {
+        let of_kind = self.phases.iter().filter(|phase| phase.kind == kind);
+        of_kind.map(Phase::seconds).sum::<f64>() / self.seconds().max(1e-9)
+    }
+
+    /// How much of the window after the warm-up, or of all of a short job, is covered by samples of a column.
+    pub fn coverage(&self, course: &Course, column: usize, gap_ms: i64) -> f64 {
+        let begin_ms = self.window_ms().0;
+        let inside = |begin: i64, end: i64| (end.min(self.end_ms) - begin.max(begin_ms)).max(0);
+        let covered: i64 =
+            course.intervals(column, gap_ms).map(|span| inside(span.begin_ms, span.end_ms)).sum();
+        covered as f64 / (self.end_ms - begin_ms).max(1) as f64
+    }
+
+    /// The window without the warm-up; all of a job that was too short for one.
+    pub fn window_ms(&self) -> (i64, i64) {
+        let is_short = self.end_ms - self.warm_ms < self.warm_ms - self.begin_ms;
+        (if is_short { self.begin_ms } else { self.warm_ms }, self.end_ms)
+    }
+}
+
+/// What was known in one step; what was not sampled is `None`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Step {
+    cores: Option<f64>,
+    io_wait: Option<f64>,
+    io_bytes: Option<f64>,
+    gpus: Option<f64>,
+}
+
+fn steps(course: &Course, gap_ms: i64, begin_ms: i64, end_ms: i64) -> Vec<Step> {
+    let count = course.len().clamp(2, STEPS_MAX);
+    let of = |index: usize| {
+        let bins = resample::between(course, index, begin_ms, end_ms, count, gap_ms);
+        let scale = course.table.columns[index].scale;
+        bins.into_iter().map(|bin| bin.map(|bin| bin.mean * scale)).collect::<Vec<_>>()
+    };
+    let wait = [column::PRESSURE_IO, column::DELAY_IO].map(of);
+    let [cores, read, written, gpus] =
+        [column::CPU, column::READ, column::WRITTEN, column::GPU_UTILIZATION].map(of);
+    let step = |at: usize| Step {
+        cores: cores[at],
+        io_wait: wait[0][at].or(wait[1][at]).map(|share| share.min(1.0)),
+        io_bytes: read[at].zip(written[at]).map(|(read, written)| read + written),
+        gpus: gpus[at],
+    };
+    (0..count).map(step).collect()
+}
+
+/// The best partition into phases of equal level, each named by what it did.
+fn phases(steps: &[Step], wall_s: f64) -> Vec<Phase> {
+    let highest = |of: fn(&Step) -> Option<f64>| steps.iter().filter_map(of).fold(0.0, f64::max);
+    let most_cores = highest(|step| step.cores);
+    let (cores_scale, gpu_scale) = (most_cores.max(BUSY_CORES), highest(|step| step.gpus).max(1.0));
+    let levels = |step: &Step| {
+        [
+            step.cores.map(|cores| cores / cores_scale),
+            step.io_wait,
+            step.gpus.map(|gpus| gpus / gpu_scale),
+            // A time without samples is a phase of its own.
+            Some(if step.cores.is_none() && step.gpus.is_none() { 1.0 } else { 0.0 }),
+        ]
+        .map(|level| level.unwrap_or(0.0))
+    };
+    let levels: Vec<[f64; 4]> = steps.iter().map(levels).collect();
+    let step_s = wall_s / steps.len() as f64;
+    let mut found: Vec<Phase> = Vec::new();
+    for (begin, end) in change_points(&levels) {
+        let mean = |of: fn(&Step) -> Option<f64>| {
+            let known: Vec<f64> = steps[begin..end].iter().filter_map(of).collect();
+            (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
+        };
+        let of = Step {
+            cores: mean(|step| step.cores),
+            io_wait: mean(|step| step.io_wait),
+            io_bytes: mean(|step| step.io_bytes),
+            gpus: mean(|step| step.gpus),
+        };
+        let kind = kind(&of, most_cores);
+        let phase = Phase {
+            kind,
+            begin_s: begin as f64 * step_s,
+            end_s: end as f64 * step_s,
+            cores: of.cores,
+            io_wait: of.io_wait,
+            gpus: of.gpus,
+        };
+        match found.last_mut().filter(|last| is_same(last, &phase)) {
+            Some(last) => *last = merged(last, &phase),
+            None => found.push(phase),
+        }
+    }
+    name_ends(&mut found, wall_s);
+    found
+}
+
+fn kind(of: &Step, most_cores: f64) -> PhaseKind {
+    let Some(cores) = of.cores else {
+        return match of.gpus {
+            Some(gpus) if gpus >= GPU_BUSY => PhaseKind::Compute,
+            _ => PhaseKind::Unknown,
+        };
+    };
+    let waits = of.io_wait.is_some_and(|share| share >= IO_SHARE)
+        || of.io_wait.is_none() && of.io_bytes.is_some_and(|bytes| bytes >= IO_BYTES_PER_SECOND);
+    if of.gpus.is_some_and(|gpus| gpus >= GPU_BUSY) {
+        PhaseKind::Compute
+    } else if waits && cores < most_cores.max(1.0) * 0.7 {
+        PhaseKind::IoWait
+    } else if cores >= BUSY_CORES || cores >= 0.5 * most_cores && cores >= 0.2 {
+        PhaseKind::Compute
+    } else if cores < IDLE_CORES {
+        PhaseKind::Idle
+    } else {
+        PhaseKind::Light
+    }
+}
+
+/// Computing on one core and on many are two phases.
+fn is_same(one: &Phase, next: &Phase) -> bool {
+    let near = |one: Option<f64>, next: Option<f64>| {
+        let (one, next) = (one.unwrap_or(0.0), next.unwrap_or(0.0));
+        (one - next).abs() <= 0.5 * one.max(next)
+    };
+    one.kind == next.kind
+        && (one.kind != PhaseKind::Compute || near(one.cores, next.cores) && near(one.gpus, next.gpus))
+}
+
+fn merged(one: &Phase, next: &Phase) -> Phase {
+    let (first_s, second_s) = (one.seconds(), next.seconds());
+    let mean = |one: Option<f64>, next: Option<f64>| match (one, next) {
+        (Some(one), Some(next)) => Some((one * first_s + next * second_s) / (first_s + second_s)),
+        (one, next) => one.or(next),
+    };
+    Phase {
+        end_s: next.end_s,
+        cores: mean(one.cores, next.cores),
+        io_wait: mean(one.io_wait, next.io_wait),
+        gpus: mean(one.gpus, next.gpus),
+        ..*one
+    }
+}
+
+/// What comes before the work is a start-up, and idleness after it a tail.
+fn name_ends(phases: &mut [Phase], wall_s: f64) {
+    let work = |phase: &Phase| phase.cores.unwrap_or(0.0) + phase.gpus.unwrap_or(0.0);
+    let most = phases.iter().filter(|phase| phase.kind == PhaseKind::Compute).map(work).fold(0.0, f64::max);
+    if let [first, _, ..] = phases
+        && most > 0.0
+        && first.seconds() < wall_s / 2.0
+        && work(first) < 0.6 * most
+        && first.kind != PhaseKind::Unknown
+    {
+        first.kind = PhaseKind::StartUp;
+    }
+    if let [before @ .., last] = phases
+        && last.kind == PhaseKind::Idle
+        // Idleness after next to nothing is not a tail.
+        && before.iter().any(|phase| matches!(phase.kind, PhaseKind::Compute | PhaseKind::IoWait))
+    {
+        last.kind = PhaseKind::IdleTail;
+    }
+}
+
+/// Optimal partition by least squares, with a penalty for each change: all partitions are considered.
+fn change_points(levels: &[[f64; 4]]) -> Vec<(usize, usize)> {
+    let count = levels.len();
+    let mut sums = vec![([0.0; 4], 0.0)];
+    for level in levels {
+        let (mut sum, mut squares) = sums[sums.len() - 1];
+        for (sum, value) in sum.iter_mut().zip(level) {
+            *sum += value;
+            squares += value * value;
+        }
+        sums.push((sum, squares));
+    }
+    let cost = |begin: usize, end: usize| {
+        let ((first, first_squares), (last, last_squares)) = (sums[begin], sums[end]);
+        let length = (end - begin) as f64;
+        let fitted: f64 = first.iter().zip(last).map(|(first, last)| (last - first).powi(2)).sum();
+        (last_squares - first_squares - fitted / length).max(0.0)
+    };
+    let penalty = 4.0 * noise_variance(levels) * (count as f64).ln().max(1.0);
+    let mut best = vec![(f64::INFINITY, 0); count + 1];
+    best[0] = (-penalty, 0);
+    for end in 1..=count {
+        for begin in 0..end {
+            let total = best[begin].0 + cost(begin, end) + penalty;
+            if total < best[end].0 {
+                best[end] = (total, begin);
+            }
+        }
+    }
+    let mut parts = Vec::new();
+    let mut end = count;
+    while end > 0 {
+        let begin = best[end].1;
+        parts.push((begin, end));
+        end = begin;
+    }
+    parts.reverse();
+    parts
+}
+
+/// From the differences of neighbours, whose median a few changes do not move.
+fn noise_variance(levels: &[[f64; 4]]) -> f64 {
+    let mut variance = 0.0;
+    for at in 0..4 {
+        let mut differences: Vec<f64> =
+            levels.windows(2).map(|pair| (pair[1][at] - pair[0][at]).abs()).collect();
+        let deviation = median(&mut differences).unwrap_or(0.0) / 0.6745 / std::f64::consts::SQRT_2;
+        variance += deviation * deviation;
+    }
+    variance.max(NOISE * NOISE)
+}
+
+pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        length if length % 2 == 1 => Some(values[middle]),
+        _ => Some((values[middle - 1] + values[middle]) / 2.0),
+    }
+}
+
+fn serial_share(course: &Course, gap_ms: i64, begin_ms: i64, end_ms: i64) -> Option<f64> {
+    /// A thread that never waits uses a little more than a core by the clock of the samples.
+    const ONE_CORE: f64 = 1.15;
+    let scale = course.table.columns[column::CPU].scale;
+    let (mut serial_ms, mut covered_ms) = (0, 0);
+    for span in resample::rates(course, column::CPU, gap_ms) {
+        let length_ms = (span.end_ms.min(end_ms) - span.begin_ms.max(begin_ms)).max(0);
+        covered_ms += length_ms;
+        serial_ms += if span.value * scale <= ONE_CORE { length_ms } else { 0 };
+    }
+    (covered_ms > 0).then(|| serial_ms as f64 / covered_ms as f64)
+}
+
+/// Memory that grows in every eighth of the second half. Growth that stops is a program that fills its tables.
+fn memory_growth(course: &Course, gap_ms: i64, begin_ms: i64, end_ms: i64) -> Option<f64> {
+    const PARTS: usize = 8;
+    let half_ms = begin_ms + (end_ms - begin_ms) / 2;
+    let bins = resample::between(course, column::MEMORY_NEEDED, half_ms, end_ms, PARTS, gap_ms);
+    let means: Vec<f64> = bins.into_iter().map(|bin| bin.map(|bin| bin.mean)).collect::<Option<_>>()?;
+    let steps: Vec<f64> = means.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let growth = means[PARTS - 1] - means[0];
+    // The slowest step is still a third of the mean one: a staircase or a saturating curve is not a leak.
+    let steady = steps.iter().all(|&step| step > growth / (PARTS - 1) as f64 / 3.0);
+    let seconds = (end_ms - half_ms) as f64 / 1e3 * (PARTS - 1) as f64 / PARTS as f64;
+    (steady && growth > 0.05 * means[0] && seconds > 0.0).then(|| growth / seconds)
+}
+
+#[cfg(test)]
+#[path = "profile_tests.rs"]
+mod tests;

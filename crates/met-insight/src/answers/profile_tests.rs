@@ -1,0 +1,62 @@
+use super::*;
+use crate::series_tests::{Made, made};
+
+fn told(made: &Made) -> String {
+    let profile = Profile::of(&made.record, made.samples(), made.now_ns()).unwrap();
+    let words = |phase: &Phase| format!("{} {:.0}", phase.kind.name(), phase.seconds());
+    profile.phases.iter().map(words).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn phases_begin_where_the_level_changes() {
+    assert_eq!(told(&made(100).cores(|_| 1.0)), "compute 100");
+    let steps = made(200).cores(|second| if second < 20 { 0.2 } else { 4.0 });
+    assert_eq!(told(&steps), "start-up 20, compute 180");
+    let tail = made(200).cores(|second| if second < 120 { 2.0 } else { 0.001 });
+    assert_eq!(told(&tail), "compute 120, idle tail 80");
+    let serial_begin = made(240).cores(|second| if second < 60 { 1.0 } else { 8.0 });
+    assert_eq!(told(&serial_begin), "start-up 60, compute 180");
+}
+
+#[test]
+fn noise_makes_no_phases() {
+    let noisy = made(300).cores(|second| 2.0 + 0.15 * f64::from(second * 7919 % 11 - 5) / 5.0);
+    assert_eq!(told(&noisy), "compute 300");
+}
+
+#[test]
+fn waiting_for_storage_is_a_phase() {
+    let io = made(200)
+        .cores(|second| if second < 100 { 1.0 } else { 0.1 })
+        .rate(column::PRESSURE_IO, |second| if second < 100 { 0.0 } else { 0.8 });
+    assert_eq!(told(&io), "compute 100, I/O wait 100");
+}
+
+#[test]
+fn a_time_without_samples_is_no_idleness() {
+    let gap = made(300).cores(|_| 1.0).without(100..200);
+    assert_eq!(told(&gap), "compute 100, no samples 100, compute 100");
+    let profile = Profile::of(&gap.record, gap.samples(), gap.now_ns()).unwrap();
+    let coverage = profile.coverage(&gap.course, column::CPU, 5000);
+    assert!((0.55..0.65).contains(&coverage), "{coverage}");
+}
+
+#[test]
+fn a_leak_grows_to_the_end_and_a_table_fills() {
+    let growth = |memory: fn(i32) -> f64| {
+        let made = made(400).cores(|_| 1.0).level(column::MEMORY_NEEDED, memory);
+        Profile::of(&made.record, made.samples(), made.now_ns()).unwrap().memory_growth
+    };
+    let leak = growth(|second| 1e8 + 1e6 * f64::from(second)).unwrap();
+    assert!((leak - 1e6).abs() < 2e4, "{leak}");
+    assert_eq!(growth(|_| 1e8), None);
+    assert_eq!(growth(|second| 1e8 * f64::from(second.min(250))), None, "it stops growing");
+    assert_eq!(growth(|second| 1e8 * f64::from(second / 100)), None, "a staircase");
+}
+
+#[test]
+fn the_serial_part_is_the_time_with_one_core_busy() {
+    let made = made(100).cores(|second| if second < 30 { 1.0 } else { 4.0 });
+    let profile = Profile::of(&made.record, made.samples(), made.now_ns()).unwrap();
+    assert!((profile.serial_share.unwrap() - 0.3).abs() < 0.02);
+}

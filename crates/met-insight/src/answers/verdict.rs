@@ -1,0 +1,92 @@
+//! The one line that answers first.
+
+use met_core::job::State;
+use met_core::job_table as column;
+use met_core::units;
+
+use super::{Bottleneck, Job, Limit};
+use crate::average;
+
+pub fn verdict(job: &Job<'_>, bottleneck: Option<&Bottleneck>) -> String {
+    let record = job.record;
+    let wall = average::wall_ns(record, job.now_ns).map(|ns| units::duration_long(ns as f64 / 1e9));
+    let after = wall.as_ref().map(|wall| format!(" after {wall}")).unwrap_or_default();
+    let limited = bottleneck.map(limited).unwrap_or_default();
+    match record.state {
+        State::Pending => "waits in the queue".to_owned(),
+        State::OutOfMemory => format!("out of memory{after}{}", at_memory(job)),
+        State::Timeout => format!("reached its time limit{after}{limited}"),
+        State::Failed => format!("failed{after}{limited}"),
+        State::Cancelled => format!("cancelled{after}{limited}"),
+        State::Lost => format!("its end was not observed{limited}"),
+        State::Suspended => format!("suspended{after}"),
+        State::Running => {
+            let wall = wall.map(|wall| format!(" for {wall}")).unwrap_or_default();
+            format!("running{wall}{limited}")
+        }
+        State::Finished => {
+            let wall = wall.map(|wall| format!(" in {wall}")).unwrap_or_default();
+            format!("finished{wall}{limited}")
+        }
+    }
+}
+
+fn limited(bottleneck: &Bottleneck) -> String {
+    match bottleneck.limit {
+        Limit::Waiting => ", mostly waiting".to_owned(),
+        Limit::None => ", with no single bottleneck".to_owned(),
+        Limit::Memory => ", slowed by swapping or reclaim".to_owned(),
+        limit => {
+            let shown = bottleneck.evidence.first().map(|first| format!(" ({first})")).unwrap_or_default();
+            format!(", limited by {}{shown}", limit.words())
+        }
+    }
+}
+
+fn at_memory(job: &Job<'_>) -> String {
+    let needed = job.record.totals.get(column::MEMORY_NEEDED_PEAK);
+    let limit = job.record.allocated.memory_bytes.or(job.record.requested.memory_bytes);
+    let limit = limit.or(job.record.local.as_ref().and_then(|local| local.memory_limit).map(|it| it.bytes));
+    match (needed, limit) {
+        (Some(needed), Some(limit)) => {
+            format!(": at least {} of {}", units::bytes(needed as f64), units::bytes(limit as f64))
+        }
+        (Some(needed), None) => format!(": at least {}", units::bytes(needed as f64)),
+        (None, _) => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bottleneck;
+    use super::*;
+    use crate::report::Machine;
+    use crate::series_tests::{Made, made};
+
+    fn told(made: &Made) -> String {
+        let job = Job::new(&made.record, Machine { cpus: Some(8) }, made.now_ns());
+        verdict(&job, bottleneck::bottleneck(&job).as_ref())
+    }
+
+    #[test]
+    fn the_verdict_says_how_it_ended_and_what_limited_it() {
+        let mut busy = made(100).cores(|_| 7.5);
+        assert_eq!(told(&busy), "finished in 1m40s, limited by the CPU (7.50 of 8 cores busy)");
+        busy.record.state = State::Failed;
+        assert_eq!(told(&busy), "failed after 1m40s, limited by the CPU (7.50 of 8 cores busy)");
+        assert_eq!(told(&made(3).cores(|_| 0.0)), "finished in 3s, mostly waiting");
+        let mut killed = made(100).cores(|_| 1.0).level(column::MEMORY_NEEDED, |_| f64::from(1 << 30));
+        killed.record.state = State::OutOfMemory;
+        killed.record.allocated.memory_bytes = Some(1 << 30);
+        assert_eq!(told(&killed), "out of memory after 1m40s: at least 1.00 GiB of 1.00 GiB");
+        let mut pending = made(1);
+        pending.record.state = State::Pending;
+        assert_eq!(told(&pending), "waits in the queue");
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_said() {
+        let unknown = made(100);
+        assert_eq!(told(&unknown), "finished in 1m40s");
+    }
+}

@@ -1,0 +1,136 @@
+//! A finding: the one object that advice is, in reports, `met check`, JSON, pages and hooks.
+
+use met_core::job::QualityKind;
+use serde_json::{Map, Value, json};
+
+use crate::json::time;
+use crate::report::Measure;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    Info,
+    Low,
+    Medium,
+    High,
+}
+
+impl Severity {
+    pub const ALL: [Severity; 4] = [Severity::Info, Severity::Low, Severity::Medium, Severity::High];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Severity::Info => "info",
+            Severity::Low => "low",
+            Severity::Medium => "medium",
+            Severity::High => "high",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    pub rule: String,
+    pub severity: Severity,
+    /// A job's label, or a user's name.
+    pub subject: String,
+    pub user: Option<String>,
+    /// Unix nanoseconds.
+    pub window_ns: (i64, i64),
+    pub what: String,
+    /// The numbers that it was concluded from.
+    pub why: Vec<Evidence>,
+    pub how: String,
+    pub saving: Saving,
+    /// The least coverage of its numbers over the window; 1 is all of it.
+    pub coverage: f64,
+}
+
+/// A number of a finding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evidence {
+    pub name: String,
+    pub value: f64,
+    pub measure: Measure,
+    pub quality: QualityKind,
+    pub coverage: Option<f64>,
+}
+
+/// What following the advice would have saved. What is not known is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Saving {
+    pub core_hours: Option<f64>,
+    pub gpu_hours: Option<f64>,
+    pub energy_joules: Option<f64>,
+    pub emissions_grams: Option<f64>,
+    pub money: Option<f64>,
+}
+
+/// What an hour of a GPU is worth in hours of a core where only one number can rank.
+const GPU_HOUR: f64 = 20.0;
+
+impl Saving {
+    /// For ranking only.
+    pub fn weight(&self) -> f64 {
+        self.core_hours.unwrap_or(0.0) + GPU_HOUR * self.gpu_hours.unwrap_or(0.0)
+    }
+
+    pub fn plus(&self, other: &Saving) -> Saving {
+        let add = |one: Option<f64>, other: Option<f64>| match (one, other) {
+            (Some(one), Some(other)) => Some(one + other),
+            (one, other) => one.or(other),
+        };
+        Saving {
+            core_hours: add(self.core_hours, other.core_hours),
+            gpu_hours: add(self.gpu_hours, other.gpu_hours),
+            energy_joules: add(self.energy_joules, other.energy_joules),
+            emissions_grams: add(self.emissions_grams, other.emissions_grams),
+            money: add(self.money, other.money),
+        }
+    }
+}
+
+/// The most worthwhile first; equal ones by severity and name, so that the order is always the same.
+pub fn rank(findings: &mut [Finding]) {
+    findings.sort_by(|one, other| {
+        let weight = |finding: &Finding| finding.saving.weight();
+        (weight(other).total_cmp(&weight(one)))
+            .then(other.severity.cmp(&one.severity))
+            .then_with(|| (&one.rule, &one.subject).cmp(&(&other.rule, &other.subject)))
+    });
+}
+
+pub fn object(finding: &Finding) -> Value {
+    let evidence = |evidence: &Evidence| {
+        json!({
+            "name": evidence.name,
+            "value": evidence.value,
+            "quality": evidence.quality.name(),
+            "coverage_ratio": evidence.coverage,
+        })
+    };
+    json!({
+        "rule": finding.rule,
+        "severity": finding.severity.name(),
+        "subject": finding.subject,
+        "user": finding.user,
+        "begin": time(finding.window_ns.0),
+        "end": time(finding.window_ns.1),
+        "what": finding.what,
+        "why": finding.why.iter().map(evidence).collect::<Vec<_>>(),
+        "how": finding.how,
+        "saving": saving(&finding.saving),
+        "coverage_ratio": finding.coverage,
+    })
+}
+
+pub fn saving(saving: &Saving) -> Value {
+    let amounts = [
+        ("core_hours", saving.core_hours),
+        ("gpu_hours", saving.gpu_hours),
+        ("energy_joules", saving.energy_joules),
+        ("emissions_grams", saving.emissions_grams),
+        ("money", saving.money),
+    ];
+    let known = amounts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), json!(value?))));
+    Value::Object(known.collect::<Map<_, _>>())
+}

@@ -1,0 +1,102 @@
+//! A month of many users, with planted offenders: all of them are found, and nobody else.
+
+use met_core::job::{GpuUse, QualityKind, Record, State};
+use met_core::job_table as column;
+
+use crate::answers::Job;
+use crate::check::groups;
+use crate::finding::Finding;
+use crate::report::Machine;
+use crate::rules::{self, Rules, user};
+use crate::sample;
+
+const HOUR_NS: i64 = 3_600_000_000_000;
+
+struct Of {
+    user: &'static str,
+    cpus: i64,
+    /// Of the CPUs that it was given.
+    busy: f64,
+    wall_ns: i64,
+    gpu: Option<f64>,
+}
+
+fn job(index: usize, of: &Of) -> Record {
+    let mut record = sample::scheduled();
+    (record.totals, record.summaries, record.parts) = Default::default();
+    record.key.id = index.to_string();
+    (record.user, record.state) = (Some(of.user.to_owned()), State::Finished);
+    (record.name, record.scheduling.alias) = (format!("{}-{}", of.user, of.cpus), None);
+    (record.requested, record.allocated) = Default::default();
+    (record.allocated.cpus, record.allocated.nodes) = (Some(of.cpus), Some(1));
+    record.start_ns = Some(sample::START_NS + index as i64 % 28 * 24 * HOUR_NS);
+    record.end_ns = record.start_ns.map(|start_ns| start_ns + of.wall_ns);
+    record.totals.set(column::WALL, of.wall_ns, QualityKind::Measured, "slurm");
+    let cpu_ns = (of.busy * of.cpus as f64 * of.wall_ns as f64) as i64;
+    record.totals.set(column::CPU, cpu_ns, QualityKind::Measured, "cgroup");
+    if let Some(used) = of.gpu {
+        record.allocated.gpus = Some(1);
+        let used_ns = if used > 0.0 { of.wall_ns } else { 0 };
+        record.gpus = vec![GpuUse {
+            utilization: Some(used),
+            held_ns: of.wall_ns,
+            used_ns,
+            memory_peak_bytes: Some(20 << 30),
+            memory_total_bytes: Some(80 << 30),
+            ..sample::gpu()
+        }];
+    }
+    record
+}
+
+fn month() -> Vec<Record> {
+    const HONEST: [&str; 6] = ["ada", "bob", "cyd", "dan", "eve", "fay"];
+    let mut all: Vec<Of> = Vec::new();
+    for index in 0..600 {
+        let user = HONEST[index % HONEST.len()];
+        let gpu = (index % 3 == 0).then_some(0.5 + 0.05 * (index % 10) as f64);
+        let wall_ns = HOUR_NS * (1 + index as i64 % 12);
+        all.push(Of { user, cpus: 1 << (index % 6), busy: 0.7 + 0.03 * (index % 10) as f64, wall_ns, gpu });
+    }
+    let offender = |user, cpus, busy, hours, gpu| Of { user, cpus, busy, wall_ns: hours * HOUR_NS, gpu };
+    all.extend((0..8).map(|_| offender("idler", 32, 0.05, 20, None)));
+    all.extend((0..6).map(|_| offender("holder", 4, 0.5, 12, Some(0.0))));
+    // Below the gates of a cluster: a saving that nobody would notice.
+    all.extend((0..2).map(|_| offender("beginner", 4, 0.25, 2, None)));
+    all.extend((0..900).map(|_| Of { user: "swarm", cpus: 1, busy: 0.9, wall_ns: HOUR_NS / 120, gpu: None }));
+    all.iter().enumerate().map(|(index, of)| job(index, of)).collect()
+}
+
+fn findings(jobs: &[Record]) -> Vec<Finding> {
+    let (rules, now_ns) = (Rules::built_in(), sample::START_NS + 30 * 24 * HOUR_NS);
+    let machine = Machine { cpus: Some(64) };
+    let mut found: Vec<Finding> =
+        jobs.iter().flat_map(|record| rules::findings(rules, &Job::new(record, machine, now_ns))).collect();
+    for sum in user::sums(jobs, now_ns) {
+        found.extend(rules::findings_of_user(rules, &sum));
+    }
+    found
+}
+
+#[test]
+fn planted_offenders_are_found_and_nobody_else() {
+    let jobs = month();
+    let told = |jobs: &[Record]| {
+        let groups = groups(&findings(jobs), true);
+        let line = |group: &crate::check::Group| {
+            format!("{} {} {}", group.user.as_deref().unwrap_or("-"), group.rule, group.count)
+        };
+        groups.iter().map(line).collect::<Vec<_>>()
+    };
+    let expected = [
+        "idler cores_unused 1",
+        "idler cpu_low 8",
+        "holder gpu_idle 6",
+        "holder gpus_idle 1",
+        "swarm many_tiny_jobs 1",
+    ];
+    assert_eq!(told(&jobs), expected);
+    let mut turned = jobs;
+    turned.rotate_left(777);
+    assert_eq!(told(&turned), expected, "the order of jobs does not matter");
+}

@@ -1,0 +1,277 @@
+//! Rules: what is worth saying of a job or a user, as data.
+//!
+//! A rule has a condition, counter-evidence, gates, and what to say. The built-in set has the form of a site's own.
+
+pub mod condition;
+mod evaluate;
+pub mod fields;
+mod file;
+mod template;
+pub mod user;
+
+use std::sync::OnceLock;
+
+use met_core::job::Record;
+use met_core::job_table as column;
+
+use crate::answers::Job;
+use crate::average;
+use crate::finding::{self, Evidence, Finding, Saving, Severity};
+use condition::Expr;
+use evaluate::{Evaluation, Subject};
+pub use file::{Mistake, parse};
+use template::Template;
+use user::UserSum;
+
+const BUILT_IN: &str = include_str!("../../../rules/findings/built-in.yaml");
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rules {
+    pub rules: Vec<Rule>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    Job,
+    User,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    pub name: String,
+    pub scope: Scope,
+    pub severity: Severity,
+    pub when: Expr,
+    /// The condition as it was written.
+    pub when_text: String,
+    pub unless: Vec<Counter>,
+    /// Rules that say less about the same: they are silent where this one is not.
+    pub replaces: Vec<String>,
+    pub gates: Gates,
+    what: Template,
+    how: Template,
+    /// Where a part of `how` is not known.
+    otherwise: Option<Template>,
+    save_cores: Option<Expr>,
+    save_gpus: Option<Expr>,
+}
+
+/// Evidence for the other side.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Counter {
+    pub when: Expr,
+    pub when_text: String,
+    pub because: String,
+}
+
+/// What must be given before a rule may speak.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gates {
+    /// Least share of the window that its numbers cover.
+    pub coverage: f64,
+    pub length_s: f64,
+    pub samples: usize,
+    /// Least saving of one job: of a rule that saves core time, or GPU time.
+    pub core_hours: f64,
+    pub gpu_hours: f64,
+}
+
+impl Rules {
+    /// The rules that come with met.
+    pub fn built_in() -> &'static Rules {
+        static RULES: OnceLock<Rules> = OnceLock::new();
+        RULES.get_or_init(|| parse(BUILT_IN).unwrap_or_else(|mistake| panic!("built-in rules: {mistake}")))
+    }
+
+    pub fn get(&self, name: &str) -> Option<&Rule> {
+        self.rules.iter().find(|rule| rule.name == name)
+    }
+}
+
+/// How a rule came to its result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Explanation {
+    pub evidence: Vec<Evidence>,
+    /// Names that are not known of this subject.
+    pub unknown: Vec<String>,
+    pub steps: Vec<Step>,
+    pub finding: Option<Finding>,
+}
+
+/// One thing that was asked; without an answer where it is not known.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    pub asked: String,
+    pub passed: Option<bool>,
+}
+
+/// All findings of a job, ranked.
+pub fn findings(rules: &Rules, job: &Job<'_>) -> Vec<Finding> {
+    of_subject(rules, Subject::Job(job), Scope::Job)
+}
+
+pub fn findings_of_user(rules: &Rules, user: &UserSum) -> Vec<Finding> {
+    of_subject(rules, Subject::User(user), Scope::User)
+}
+
+fn of_subject(rules: &Rules, subject: Subject<'_>, scope: Scope) -> Vec<Finding> {
+    let mut found: Vec<Finding> = Vec::new();
+    let mut replaced: Vec<&str> = Vec::new();
+    for rule in rules.rules.iter().filter(|rule| rule.scope == scope) {
+        if let Some(finding) = judged(rule, subject).finding {
+            replaced.extend(rule.replaces.iter().map(String::as_str));
+            found.push(finding);
+        }
+    }
+    found.retain(|finding| !replaced.contains(&finding.rule.as_str()));
+    finding::rank(&mut found);
+    found
+}
+
+/// The numbers, gates and counter-evidence of one rule for a job.
+pub fn explain(rule: &Rule, job: &Job<'_>) -> Explanation {
+    judged(rule, Subject::Job(job))
+}
+
+fn judged(rule: &Rule, subject: Subject<'_>) -> Explanation {
+    let mut evaluation = Evaluation::of(subject);
+    let holds = evaluation.truth(&rule.when);
+    let mut steps = vec![Step { asked: rule.when_text.clone(), passed: holds }];
+    if holds == Some(true) {
+        let coverage = evaluation.coverage();
+        steps.extend(gates(rule, subject, coverage));
+        for counter in &rule.unless {
+            let speaks_against = evaluation.truth(&counter.when);
+            let asked = format!("not ({}): {}", counter.when_text, counter.because);
+            steps.push(Step { asked, passed: speaks_against.map(|against| !against) });
+        }
+    }
+    let mut finding = None;
+    if steps.iter().all(|step| step.passed == Some(true)) {
+        let saving = saving(rule, subject, &mut evaluation);
+        if let Some(step) = saving_gate(rule, &saving) {
+            steps.push(step);
+        }
+        if steps.iter().all(|step| step.passed == Some(true)) {
+            finding = told(rule, subject, &mut evaluation, saving);
+        }
+    }
+    Explanation { evidence: evaluation.evidence, unknown: evaluation.unknown, steps, finding }
+}
+
+fn gates(rule: &Rule, subject: Subject<'_>, coverage: f64) -> Vec<Step> {
+    let gates = &rule.gates;
+    let percent = met_core::units::percent;
+    let asked =
+        format!("samples cover {} of its time (needs {})", percent(coverage), percent(gates.coverage));
+    let mut steps = vec![Step { asked, passed: Some(coverage >= gates.coverage) }];
+    let Subject::Job(job) = subject else { return steps };
+    let wall_s = average::wall_ns(job.record, job.now_ns).map(|ns| ns as f64 / 1e9);
+    let least = met_core::units::duration_long(gates.length_s);
+    steps.push(Step {
+        asked: format!("it ran for at least {least}"),
+        passed: wall_s.map(|wall_s| wall_s >= gates.length_s),
+    });
+    // Totals need no samples: only where there are some, there must be enough.
+    if let Some(profile) = job.profile().filter(|_| gates.samples > 0) {
+        let asked = format!("at least {} samples", gates.samples);
+        steps.push(Step { asked, passed: Some(profile.count >= gates.samples) });
+    }
+    steps
+}
+
+fn saving(rule: &Rule, subject: Subject<'_>, evaluation: &mut Evaluation<'_>) -> Saving {
+    let mut hours = |expr: &Option<Expr>| {
+        let seconds = evaluation.number(expr.as_ref()?)?;
+        Some((seconds / 3600.0).max(0.0))
+    };
+    let (core_hours, gpu_hours) = (hours(&rule.save_cores), hours(&rule.save_gpus));
+    let saving = Saving { core_hours, gpu_hours, ..Saving::default() };
+    match subject {
+        Subject::Job(job) => with_energy(saving, job),
+        Subject::User(_) => saving,
+    }
+}
+
+/// What is saved of energy is the idle part of what would not be held: work takes its energy wherever it is done.
+fn with_energy(saving: Saving, job: &Job<'_>) -> Saving {
+    let record = job.record;
+    let hours = average::wall_ns(record, job.now_ns).map_or(0.0, |ns| ns as f64 / 3.6e12);
+    let joules = |index: usize| record.totals.get(index).map(|uj| uj as f64 / 1e6);
+    let share = |saved: Option<f64>, held: Option<i64>| {
+        let held = held? as f64 * hours;
+        (held > 0.0).then_some((saved? / held).min(1.0))
+    };
+    let of_gpus = share(saving.gpu_hours, record.allocated.gpus.or(Some(record.gpus.len() as i64)))
+        .zip(joules(column::GPU_ENERGY_IDLE))
+        .map(|(share, idle)| share * idle);
+    let of_cores = share(saving.core_hours, record.allocated.cpus)
+        .zip(joules(column::ENERGY_IDLE))
+        .map(|(share, idle)| share * (idle - joules(column::GPU_ENERGY_IDLE).unwrap_or(0.0)).max(0.0));
+    let energy_joules = match (of_gpus, of_cores) {
+        (None, None) => return saving,
+        (gpus, cores) => gpus.unwrap_or(0.0) + cores.unwrap_or(0.0),
+    };
+    let per_joule = |index: usize| {
+        let all = joules(column::ENERGY).filter(|&all| all > 0.0)?;
+        Some(met_core::JOB.columns[index].scaled(record.totals.get(index)?) / all)
+    };
+    let emissions_grams = per_joule(column::EMISSIONS).map(|grams| grams * energy_joules);
+    let money = per_joule(column::COST).map(|money| money * energy_joules);
+    Saving { energy_joules: Some(energy_joules), emissions_grams, money, ..saving }
+}
+
+fn saving_gate(rule: &Rule, saving: &Saving) -> Option<Step> {
+    if rule.save_cores.is_none() && rule.save_gpus.is_none() {
+        return None;
+    }
+    let enough = [(saving.core_hours, rule.gates.core_hours), (saving.gpu_hours, rule.gates.gpu_hours)];
+    let passed = enough.into_iter().any(|(saved, least)| saved.is_some_and(|saved| saved >= least));
+    let kinds = [
+        (&rule.save_cores, saving.core_hours, rule.gates.core_hours, "core-hours"),
+        (&rule.save_gpus, saving.gpu_hours, rule.gates.gpu_hours, "GPU-hours"),
+    ];
+    let words = kinds.into_iter().filter(|(expr, ..)| expr.is_some()).map(|(_, saved, least, unit)| {
+        let saved = saved.map_or("an unknown number of".to_owned(), |saved| format!("{saved:.2}"));
+        format!("{saved} {unit} (needs {least})")
+    });
+    let asked = format!("it would save {}", words.collect::<Vec<_>>().join(" or "));
+    Some(Step { asked, passed: Some(passed) })
+}
+
+fn told(
+    rule: &Rule,
+    subject: Subject<'_>,
+    evaluation: &mut Evaluation<'_>,
+    saving: Saving,
+) -> Option<Finding> {
+    let (name, user, window_ns) = match subject {
+        Subject::Job(job) => (job.record.label(), job.record.user.clone(), window_ns(job.record, job.now_ns)),
+        Subject::User(user) => (user.user.clone(), Some(user.user.clone()), user.window_ns),
+    };
+    let coverage = evaluation.coverage();
+    let why = evaluation.evidence.clone();
+    let what = rule.what.text(subject)?;
+    let how = rule.how.text(subject).or_else(|| rule.otherwise.as_ref()?.text(subject))?;
+    Some(Finding {
+        rule: rule.name.clone(),
+        severity: rule.severity,
+        subject: name,
+        user,
+        window_ns,
+        what,
+        why,
+        how,
+        saving,
+        coverage,
+    })
+}
+
+fn window_ns(record: &Record, now_ns: i64) -> (i64, i64) {
+    let end_ns = record.end_ns.unwrap_or(now_ns);
+    (record.start_ns.unwrap_or(end_ns), end_ns)
+}
+
+#[cfg(test)]
+#[path = "rules/tests.rs"]
+mod tests;

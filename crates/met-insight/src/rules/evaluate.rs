@@ -1,0 +1,196 @@
+//! Conditions against jobs and users. What is not known is neither true nor false.
+
+use met_core::job::QualityKind;
+use met_core::series::Interval;
+use met_core::{JOB, Kind, Unit};
+
+use super::condition::{Compare, Expr, Math, Stat};
+use super::fields::{self, Fact, Field};
+use super::user::UserSum;
+use crate::answers::Job;
+use crate::finding::Evidence;
+use crate::report::Measure;
+use crate::{average, resample};
+
+/// What a rule is about.
+#[derive(Clone, Copy)]
+pub enum Subject<'a> {
+    Job(&'a Job<'a>),
+    User(&'a UserSum),
+}
+
+impl Subject<'_> {
+    fn field(&self, field: &Field) -> Option<Fact> {
+        match self {
+            Subject::Job(job) => field.of_job(job),
+            Subject::User(user) => field.of_user(user),
+        }
+    }
+
+    fn metric(&self, stat: Stat, index: usize) -> Option<Fact> {
+        let Subject::Job(job) = self else { return None };
+        match stat {
+            Stat::Total => fields::total(job, index),
+            Stat::Rate => of_samples(job, Stat::Mean, index).or_else(|| rate(job, index)),
+            stat => of_samples(job, stat, index),
+        }
+    }
+}
+
+/// The growth of a counter over the job's time, where there are no samples.
+fn rate(job: &Job<'_>, index: usize) -> Option<Fact> {
+    let total = fields::total(job, index)?;
+    let value = average::per_second(job.record, index, job.now_ns)?;
+    Some(Fact { value, ..total })
+}
+
+/// A statistic of samples after the warm-up.
+pub fn of_samples(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
+    let (samples, profile) = (job.samples()?, job.profile()?);
+    let (begin_ms, end_ms) = profile.window_ms();
+    let scale = JOB.columns[index].scale;
+    let inside = |span: &Interval| (span.end_ms.min(end_ms) - span.begin_ms.max(begin_ms)).max(0) as f64;
+    let mut spans: Vec<(f64, f64, f64)> = resample::rates(samples.course, index, samples.gap_ms)
+        .iter()
+        .map(|span| (span.value * scale, inside(span), span.peak * scale))
+        .filter(|&(_, length, _)| length > 0.0)
+        .collect();
+    let covered_ms: f64 = spans.iter().map(|&(_, length, _)| length).sum();
+    if covered_ms <= 0.0 {
+        return None;
+    }
+    let value = match stat {
+        Stat::Mean | Stat::Rate | Stat::Total => {
+            spans.iter().map(|&(value, length, _)| value * length).sum::<f64>() / covered_ms
+        }
+        Stat::Max => spans.iter().map(|&(.., peak)| peak).fold(f64::MIN, f64::max),
+        Stat::P95 => {
+            spans.sort_unstable_by(|one, other| one.0.total_cmp(&other.0));
+            let mut left = 0.95 * covered_ms;
+            let found = spans.iter().find(|&&(_, length, _)| {
+                left -= length;
+                left <= 0.0
+            });
+            found.or(spans.last())?.0
+        }
+    };
+    let coverage = covered_ms / (end_ms - begin_ms).max(1) as f64;
+    Some(Fact { value, quality: QualityKind::Sampled, coverage: Some(coverage.min(1.0)) })
+}
+
+/// Evaluates, and keeps each number that was looked at.
+pub struct Evaluation<'a> {
+    subject: Subject<'a>,
+    pub evidence: Vec<Evidence>,
+    /// Names that were looked at and are not known.
+    pub unknown: Vec<String>,
+}
+
+impl<'a> Evaluation<'a> {
+    pub fn of(subject: Subject<'a>) -> Evaluation<'a> {
+        Evaluation { subject, evidence: Vec::new(), unknown: Vec::new() }
+    }
+
+    pub fn truth(&mut self, expr: &Expr) -> Option<bool> {
+        match expr {
+            Expr::Not(inner) => self.truth(inner).map(|truth| !truth),
+            // Both sides are looked at: an explanation shows all numbers.
+            Expr::And(left, right) => match (self.truth(left), self.truth(right)) {
+                (Some(false), _) | (_, Some(false)) => Some(false),
+                (Some(true), Some(true)) => Some(true),
+                _ => None,
+            },
+            Expr::Or(left, right) => match (self.truth(left), self.truth(right)) {
+                (Some(true), _) | (_, Some(true)) => Some(true),
+                (Some(false), Some(false)) => Some(false),
+                _ => None,
+            },
+            Expr::Known(inner) => {
+                let unknown = self.unknown.len();
+                let is_known = self.number(inner).is_some();
+                // To ask whether it is known is no gap.
+                self.unknown.truncate(unknown);
+                Some(is_known)
+            }
+            Expr::Compare(compare, left, right) => {
+                let (left, right) = (self.number(left), self.number(right));
+                let (left, right) = (left?, right?);
+                Some(match compare {
+                    Compare::Less => left < right,
+                    Compare::LessOrEqual => left <= right,
+                    Compare::Greater => left > right,
+                    Compare::GreaterOrEqual => left >= right,
+                    Compare::Equal => left == right,
+                    Compare::NotEqual => left != right,
+                })
+            }
+            _ => None,
+        }
+    }
+
+    pub fn number(&mut self, expr: &Expr) -> Option<f64> {
+        let value = match expr {
+            Expr::Number(value) => *value,
+            Expr::Field(field) => {
+                let fact = self.subject.field(field);
+                self.note(field.name.to_owned(), field.shown.0, fact)?
+            }
+            Expr::Metric(stat, index) => {
+                let name = format!("{}({})", stat.name(), JOB.columns[*index].json_name());
+                let fact = self.subject.metric(*stat, *index);
+                self.note(name, measure(*stat, *index), fact)?
+            }
+            Expr::Math(math, left, right) => {
+                let (left, right) = (self.number(left), self.number(right));
+                let (left, right) = (left?, right?);
+                match math {
+                    Math::Add => left + right,
+                    Math::Subtract => left - right,
+                    Math::Multiply => left * right,
+                    Math::Divide => left / right,
+                    Math::Min => left.min(right),
+                    Math::Max => left.max(right),
+                }
+            }
+            _ => return None,
+        };
+        Some(value).filter(|value| value.is_finite())
+    }
+
+    fn note(&mut self, name: String, measure: Measure, fact: Option<Fact>) -> Option<f64> {
+        let Some(Fact { value, quality, coverage }) = fact else {
+            if !self.unknown.contains(&name) {
+                self.unknown.push(name);
+            }
+            return None;
+        };
+        if self.evidence.iter().all(|known| known.name != name) {
+            self.evidence.push(Evidence { name, value, measure, quality, coverage });
+        }
+        Some(value)
+    }
+
+    /// The least coverage of the numbers that were looked at.
+    pub fn coverage(&self) -> f64 {
+        self.evidence.iter().filter_map(|evidence| evidence.coverage).fold(1.0, f64::min)
+    }
+}
+
+/// How a number of the catalogue is written.
+pub fn measure(stat: Stat, index: usize) -> Measure {
+    let column = &JOB.columns[index];
+    let per_second = column.kind == Kind::Counter && stat != Stat::Total;
+    match (column.unit, per_second) {
+        (Unit::Bytes, true) => Measure::BytesPerSecond,
+        (Unit::Bytes, false) => Measure::Bytes,
+        (Unit::Seconds, true) => Measure::Share,
+        (Unit::Seconds, false) => Measure::Seconds,
+        (Unit::Joules, true) | (Unit::Watts, _) => Measure::Watts,
+        (Unit::Joules, false) => Measure::Joules,
+        (Unit::Ratio, _) => Measure::Share,
+        (Unit::Grams, _) => Measure::Grams,
+        (Unit::Money, _) => Measure::Money,
+        (Unit::Celsius, _) => Measure::Celsius,
+        _ => Measure::Count,
+    }
+}

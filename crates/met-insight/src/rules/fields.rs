@@ -1,0 +1,345 @@
+//! What conditions can ask of a job besides the metrics of the catalogue.
+
+use met_core::job::{GpuUse, QualityKind, State};
+use met_core::job_table as column;
+
+use super::condition::Dim;
+use super::user::UserSum;
+use crate::answers::{Job, directives, imbalance};
+use crate::report::Measure;
+use crate::{allocation, average, gpu};
+
+/// A number with how it came to be known, and how much of the window it covers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fact {
+    pub value: f64,
+    pub quality: QualityKind,
+    /// `None`: of no time, such as a request.
+    pub coverage: Option<f64>,
+}
+
+impl Fact {
+    pub fn of_request(value: f64) -> Fact {
+        Fact { value, quality: QualityKind::Measured, coverage: None }
+    }
+
+    fn sampled(value: f64, coverage: f64) -> Fact {
+        Fact { value, quality: QualityKind::Sampled, coverage: Some(coverage.min(1.0)) }
+    }
+}
+
+/// How a number is written, which says its dimension, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown(pub Measure);
+
+impl Shown {
+    pub fn dim(self) -> Dim {
+        match self.0 {
+            Measure::Seconds => Dim::SECONDS,
+            Measure::Bytes => Dim::BYTES,
+            Measure::BytesPerSecond => Dim::BYTES.per_second(),
+            Measure::Joules => Dim::JOULES,
+            Measure::Watts => Dim::JOULES.per_second(),
+            Measure::Hertz => Dim::ONE.per_second(),
+            _ => Dim::ONE,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Field {
+    pub name: &'static str,
+    pub shown: Shown,
+    pub help: &'static str,
+    read: Read,
+}
+
+#[derive(Debug)]
+enum Read {
+    Job(fn(&Job<'_>) -> Option<Fact>),
+    User(fn(&UserSum) -> Option<f64>),
+}
+
+impl PartialEq for Field {
+    fn eq(&self, other: &Field) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Field {
+    pub fn of_job(&self, job: &Job<'_>) -> Option<Fact> {
+        match self.read {
+            Read::Job(read) => read(job).filter(|fact| fact.value.is_finite()),
+            Read::User(_) => None,
+        }
+    }
+
+    pub fn of_user(&self, user: &UserSum) -> Option<Fact> {
+        match self.read {
+            Read::Job(_) => None,
+            Read::User(read) => {
+                let value = read(user).filter(|value| value.is_finite())?;
+                Some(Fact { value, quality: QualityKind::Measured, coverage: Some(1.0) })
+            }
+        }
+    }
+
+    pub fn is_of_users(&self) -> bool {
+        matches!(self.read, Read::User(_))
+    }
+}
+
+pub fn find(name: &str) -> Option<&'static Field> {
+    FIELDS.iter().find(|field| field.name == name)
+}
+
+const fn job(
+    name: &'static str,
+    measure: Measure,
+    help: &'static str,
+    read: fn(&Job<'_>) -> Option<Fact>,
+) -> Field {
+    Field { name, shown: Shown(measure), help, read: Read::Job(read) }
+}
+
+const fn user(
+    name: &'static str,
+    measure: Measure,
+    help: &'static str,
+    read: fn(&UserSum) -> Option<f64>,
+) -> Field {
+    Field { name, shown: Shown(measure), help, read: Read::User(read) }
+}
+
+pub static FIELDS: &[Field] = &[
+    job("wall", Measure::Seconds, "how long the job ran, or has been running", |job| {
+        let wall_ns = average::wall_ns(job.record, job.now_ns)?;
+        Some(Fact { value: wall_ns as f64 / 1e9, quality: QualityKind::Measured, coverage: Some(1.0) })
+    }),
+    job("is_running", Measure::Count, "1 while it runs, else 0", |job| {
+        Some(Fact::of_request(f64::from(u8::from(job.record.state == State::Running))))
+    }),
+    job("cpus", Measure::Cores, "CPUs that the job was given, on all nodes", |job| {
+        Some(Fact::of_request(job.record.allocated.cpus.or(job.record.requested.cpus)? as f64))
+    }),
+    job("nodes", Measure::Count, "nodes that it was given", |job| {
+        Some(Fact::of_request(job.record.allocated.nodes.unwrap_or(job.record.nodes.len() as i64) as f64))
+    }),
+    job("node_cpus", Measure::Cores, "CPUs of its nodes", |job| {
+        Some(Fact::of_request(f64::from(job.machine.cpus?)))
+    }),
+    job("node_gpus", Measure::Cards, "GPUs of its nodes", |job| {
+        Some(Fact::of_request(f64::from(job.node_gpus?)))
+    }),
+    job("node_memory", Measure::Bytes, "memory of its node", |job| {
+        Some(Fact::of_request(job.record.node_memory_bytes? as f64))
+    }),
+    job("cores", Measure::Cores, "cores busy on average, after the warm-up", cores),
+    job("cores_p95", Measure::Cores, "cores busy, exceeded for 5 % of the time", |job| {
+        super::evaluate::of_samples(job, super::condition::Stat::P95, column::CPU)
+    }),
+    job("serial_share", Measure::Share, "share of time in which at most one core was busy", |job| {
+        let (samples, profile) = (job.samples()?, job.profile()?);
+        let coverage = profile.coverage(samples.course, column::CPU, samples.gap_ms);
+        Some(Fact::sampled(profile.serial_share?, coverage))
+    }),
+    job("idle_tail", Measure::Seconds, "time without work at its end, or until now", |job| {
+        let (samples, profile) = (job.samples()?, job.profile()?);
+        let coverage = profile.coverage(samples.course, column::CPU, samples.gap_ms);
+        Some(Fact::sampled(profile.idle_tail_s()?, coverage))
+    }),
+    job("memory_held", Measure::Bytes, "memory that it was given, on each node", |job| {
+        let bytes = job.record.allocated.memory_bytes.or(job.record.requested.memory_bytes)?;
+        Some(Fact::of_request(bytes as f64 / job.record.allocated.nodes.unwrap_or(1).max(1) as f64))
+    }),
+    job(
+        "memory_needed",
+        Measure::Bytes,
+        "most that this and the four runs before it needed, on one node",
+        |job| {
+            let (bytes, _) = directives::memory_bytes(job)?;
+            let figure = job.record.totals.figure(column::MEMORY_NEEDED_PEAK)?;
+            Some(Fact {
+                value: bytes,
+                quality: figure.kind,
+                coverage: Some(sampled_coverage(job, column::MEMORY_NEEDED).unwrap_or(0.0)),
+            })
+        },
+    ),
+    job(
+        "memory_growth",
+        Measure::BytesPerSecond,
+        "growth of needed memory to the end; unknown unless steady",
+        |job| {
+            let growth = job.profile()?.memory_growth?;
+            Some(Fact::sampled(growth, sampled_coverage(job, column::MEMORY_NEEDED)?))
+        },
+    ),
+    job("time_limit", Measure::Seconds, "its time limit", |job| {
+        let ns = job.record.requested.time_limit_ns.or(job.record.allocated.time_limit_ns)?;
+        Some(Fact::of_request(ns as f64 / 1e9))
+    }),
+    job(
+        "longest_run",
+        Measure::Seconds,
+        "longest of this and the four runs before it that finished; of three at least",
+        longest_run,
+    ),
+    job("gpus", Measure::Cards, "GPUs that it was given, or used", |job| {
+        let held = job.record.gpus.len() as i64;
+        Some(Fact::of_request(job.record.allocated.gpus.unwrap_or(held) as f64))
+    }),
+    job("gpus_computing", Measure::Cards, "GPUs that it computed on at all", |job| {
+        let known = gpu_known(job)?;
+        let count = job.record.gpus.iter().filter(|gpu| gpu.used_ns > 0).count();
+        Some(Fact::sampled(count as f64, known))
+    }),
+    job("gpu_ratio", Measure::Share, "use of the GPUs that it held, on average", |job| {
+        Some(Fact::sampled(gpu::ratio(job.record)?, gpu_known(job)?))
+    }),
+    job("gpu_memory_ratio", Measure::Share, "peak use of GPU memory, of the fullest", |job| {
+        let share = |gpu: &GpuUse| {
+            Some(gpu.memory_peak_bytes? as f64 / gpu.memory_total_bytes.filter(|&of| of > 0)? as f64)
+        };
+        let shares: Option<Vec<f64>> = job.record.gpus.iter().map(share).collect();
+        let most = shares?.into_iter().reduce(f64::max)?;
+        Some(Fact::sampled(most, gpu_known(job)?))
+    }),
+    job("gpu_power_ratio", Measure::Share, "power of its GPUs, as a share of their limits", gpu_power_ratio),
+    job("gpu_sm_ratio", Measure::Share, "compute units (SMs) that had work, of its GPUs", |job| {
+        let known: Option<Vec<f64>> = job.record.gpus.iter().map(|gpu| gpu.sm_activity).collect();
+        let known = known.filter(|known| !known.is_empty())?;
+        Some(Fact::sampled(known.iter().sum::<f64>() / known.len() as f64, gpu_known(job)?))
+    }),
+    job("gpu_parts", Measure::Count, "how many of its GPUs are parts of one (MIG)", |job| {
+        Some(Fact::of_request(job.record.gpus.iter().filter(|gpu| gpu.parent.is_some()).count() as f64))
+    }),
+    job("quota_ratio", Measure::Share, "CPU time that a quota took, of what it could have used", |job| {
+        let (throttled, cpu) = (total(job, column::THROTTLED)?, total(job, column::CPU)?);
+        Some(Fact { value: throttled.value / (throttled.value + cpu.value), ..throttled })
+    }),
+    job("node_imbalance", Measure::Share, "idle share of the mean node while the busiest worked", |job| {
+        let imbalance = imbalance::nodes(job.record)?;
+        Some(Fact { value: imbalance.ratio(), quality: QualityKind::Measured, coverage: Some(1.0) })
+    }),
+    job("runs", Measure::Count, "earlier runs of its lineage that are known", |job| {
+        Some(Fact::of_request(job.earlier.len() as f64))
+    }),
+    user("jobs", Measure::Count, "jobs of the user in the window", |user| Some(user.jobs as f64)),
+    user("tiny_jobs", Measure::Count, "jobs shorter than a minute", |user| Some(user.tiny_jobs as f64)),
+    user("core_time", Measure::Seconds, "core-seconds held", |user| Some(user.core_seconds)),
+    user(
+        "core_time_used",
+        Measure::Seconds,
+        "core-seconds used, of those held by jobs whose use is known",
+        |user| (user.core_seconds_known > 0.0).then_some(user.core_seconds_used),
+    ),
+    user("core_time_known", Measure::Seconds, "core-seconds held by jobs whose use is known", |user| {
+        Some(user.core_seconds_known)
+    }),
+    user("gpu_time", Measure::Seconds, "GPU-seconds held", |user| Some(user.gpu_seconds)),
+    user(
+        "gpu_time_used",
+        Measure::Seconds,
+        "GPU-seconds computed, of those held by jobs whose use is known",
+        |user| (user.gpu_seconds_known > 0.0).then_some(user.gpu_seconds_used),
+    ),
+    user("gpu_time_known", Measure::Seconds, "GPU-seconds held by jobs whose use is known", |user| {
+        Some(user.gpu_seconds_known)
+    }),
+    user("share_of_all", Measure::Share, "CPU time of the user, of that of all users", |user| {
+        user.share_of_all
+    }),
+    user(
+        "others_pressure",
+        Measure::Share,
+        "share of time in which jobs of others waited for a CPU",
+        |user| user.others_pressure,
+    ),
+    user("others_queued", Measure::Count, "jobs of others that wait in the queue", |user| {
+        Some(user.others_queued as f64)
+    }),
+];
+
+/// A total with its coverage: a counter of the whole job covers it, a lower bound does not.
+pub fn total(job: &Job<'_>, index: usize) -> Option<Fact> {
+    let figure = job.record.totals.figure(index)?;
+    let coverage = match figure.kind {
+        QualityKind::LowerBound => 0.0,
+        QualityKind::Sampled => sampled_coverage(job, sampled_as(index)).unwrap_or(0.0),
+        _ => 1.0,
+    };
+    let value = met_core::JOB.columns[index].scaled(figure.value);
+    Some(Fact { value, quality: figure.kind, coverage: Some(coverage) })
+}
+
+/// The column whose samples a peak is of.
+fn sampled_as(index: usize) -> usize {
+    match index {
+        column::MEMORY_NEEDED_PEAK => column::MEMORY_NEEDED,
+        column::GPU_MEMORY_PEAK => column::GPU_MEMORY,
+        column::CORES_PEAK => column::CPU,
+        column::THREADS_PEAK => column::THREADS_RUNNING,
+        column::PROCESSES_PEAK => column::PROCESSES_RUNNING,
+        index => index,
+    }
+}
+
+/// The share of the window that samples of a column cover; unknown without samples.
+fn sampled_coverage(job: &Job<'_>, index: usize) -> Option<f64> {
+    let (samples, profile) = (job.samples()?, job.profile()?);
+    Some(profile.coverage(samples.course, index, samples.gap_ms).min(1.0))
+}
+
+/// Measured on all nodes, or not known. Samples leave out the warm-up.
+fn cores(job: &Job<'_>) -> Option<Fact> {
+    let shares = allocation::shares(job.record, job.now_ns);
+    let of_cpus = shares.iter().find(|share| share.resource == allocation::Resource::Cpus);
+    if of_cpus.is_some_and(|share| share.used.is_none()) {
+        return None;
+    }
+    if let Some(sampled) = super::evaluate::of_samples(job, super::condition::Stat::Mean, column::CPU) {
+        return Some(sampled);
+    }
+    let figure = job.record.totals.figure(column::CPU)?;
+    let coverage = if figure.kind == QualityKind::LowerBound { 0.0 } else { 1.0 };
+    let value = average::cores(job.record, job.now_ns)?;
+    Some(Fact { value, quality: figure.kind, coverage: Some(coverage) })
+}
+
+fn longest_run(job: &Job<'_>) -> Option<Fact> {
+    let runs = [job.record].into_iter().chain(job.earlier.iter().copied()).take(directives::RUNS);
+    let finished = runs.filter(|run| run.state == State::Finished);
+    let walls: Vec<i64> = finished.filter_map(|run| average::wall_ns(run, job.now_ns)).collect();
+    let longest = walls.iter().max().filter(|_| walls.len() >= 3)?;
+    Some(Fact { value: *longest as f64 / 1e9, quality: QualityKind::Measured, coverage: Some(1.0) })
+}
+
+/// The share of the job's time in which all its GPUs were seen, of the one seen least. A GPU that was lost, whose use
+/// is not known, or that was given and never seen, is not one that did nothing.
+fn gpu_known(job: &Job<'_>) -> Option<f64> {
+    let wall_ns = average::wall_ns(job.record, job.now_ns).filter(|&ns| ns > 0)?;
+    let given = job.record.allocated.gpus.unwrap_or(0);
+    let is_known = |gpu: &GpuUse| {
+        gpu.lost_since_ns.is_none() && gpu.utilization.is_some_and(|used| (0.0..=1.0 + 1e-6).contains(&used))
+    };
+    if (job.record.gpus.len() as i64) < given || !job.record.gpus.iter().all(is_known) {
+        return None;
+    }
+    let least_ns = job.record.gpus.iter().map(|gpu| gpu.held_ns).min()?;
+    Some(least_ns as f64 / wall_ns as f64)
+}
+
+fn gpu_power_ratio(job: &Job<'_>) -> Option<Fact> {
+    use met_core::gpu::card;
+    let samples = job.samples()?;
+    let mut shares = Vec::new();
+    for gpu in &job.record.gpus {
+        let (_, course) = samples.gpus.iter().find(|(uuid, _)| *uuid == gpu.uuid)?;
+        let mean = |index: usize| Some(course.summaries(samples.gap_ms).get(index)?.mean);
+        shares.push(mean(card::POWER)? / mean(card::POWER_LIMIT).filter(|&limit| limit > 0.0)?);
+    }
+    let count = shares.len() as f64;
+    (count > 0.0).then_some(())?;
+    Some(Fact::sampled(shares.iter().sum::<f64>() / count, gpu_known(job)?))
+}

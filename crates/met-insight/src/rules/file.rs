@@ -1,0 +1,209 @@
+//! The YAML of rules. What is wrong is named with its line and key.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+use serde_saphyr::options::DuplicateKeyPolicy;
+
+use super::condition::{self, Dim, Expr};
+use super::template::Template;
+use super::{Counter, Gates, Rule, Rules, Scope};
+use crate::finding::Severity;
+
+const BYTES_MAX: usize = 1 << 20;
+const RULES_MAX: usize = 500;
+
+/// What is wrong with a file of rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    pub line: u64,
+    pub message: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, to: &mut fmt::Formatter) -> fmt::Result {
+        write!(to, "line {}: {}", self.line, self.message)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    gates: GatesOf,
+    rules: Vec<RuleOf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleOf {
+    name: Spanned<String>,
+    #[serde(default)]
+    about: ScopeOf,
+    severity: SeverityOf,
+    when: Spanned<String>,
+    #[serde(default)]
+    unless: Vec<CounterOf>,
+    #[serde(default)]
+    replaces: Vec<Spanned<String>>,
+    #[serde(default)]
+    gates: GatesOf,
+    what: Spanned<String>,
+    how: Spanned<String>,
+    otherwise: Option<Spanned<String>>,
+    #[serde(default)]
+    saves: SavesOf,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CounterOf {
+    when: Spanned<String>,
+    because: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GatesOf {
+    coverage: Option<Spanned<String>>,
+    length: Option<Spanned<String>>,
+    samples: Option<usize>,
+    core_hours: Option<f64>,
+    gpu_hours: Option<f64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavesOf {
+    core_time: Option<Spanned<String>>,
+    gpu_time: Option<Spanned<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ScopeOf {
+    #[default]
+    Job,
+    User,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SeverityOf {
+    Info,
+    Low,
+    Medium,
+    High,
+}
+
+pub fn parse(yaml: &str) -> Result<Rules, Mistake> {
+    if yaml.len() > BYTES_MAX {
+        return Err(Mistake { line: 1, message: format!("longer than {} MiB", BYTES_MAX >> 20) });
+    }
+    let options = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::Error, with_snippet: false };
+    let file: File = serde_saphyr::from_str_with_options(yaml, options).map_err(|error| {
+        let error = error.without_snippet();
+        let line = error.location().map_or(1, |location| location.line().max(1));
+        let message = error.to_string();
+        let first = message.lines().next().unwrap_or(&message);
+        let place = first.rfind(" at line ").or_else(|| first.rfind(" (line ")).unwrap_or(first.len());
+        Mistake { line, message: first[..place].trim_end_matches([',', ':']).to_owned() }
+    })?;
+    if file.rules.len() > RULES_MAX {
+        return Err(Mistake { line: 1, message: format!("more than {RULES_MAX} rules") });
+    }
+    let defaults = gates(&file.gates, Gates::default())?;
+    let mut rules: Vec<Rule> = Vec::new();
+    for of in &file.rules {
+        let found = rule(of, defaults)?;
+        if rules.iter().any(|known| known.name == found.name) {
+            return Err(at(&of.name, format!("a second rule named {:?}", found.name)));
+        }
+        rules.push(found);
+    }
+    for replaced in file.rules.iter().flat_map(|of| &of.replaces) {
+        if rules.iter().all(|rule| rule.name != replaced.value) {
+            return Err(at(replaced, format!("replaces: no rule named {:?}", replaced.value)));
+        }
+    }
+    Ok(Rules { rules })
+}
+
+fn at(text: &Spanned<String>, message: String) -> Mistake {
+    Mistake { line: text.referenced.line(), message }
+}
+
+fn read<T>(
+    text: &Spanned<String>,
+    key: &str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<T, Mistake> {
+    read(&text.value).map_err(|message| at(text, format!("{key}: {message}")))
+}
+
+fn number(text: &Option<Spanned<String>>, key: &str, dim: Dim) -> Result<Option<Expr>, Mistake> {
+    text.as_ref().map(|text| read(text, key, |text| condition::number(text, dim))).transpose()
+}
+
+fn rule(of: &RuleOf, defaults: Gates) -> Result<Rule, Mistake> {
+    let name = of.name.value.clone();
+    let is_name = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
+    if name.is_empty() || !name.chars().all(is_name) {
+        return Err(at(&of.name, format!("name: {name:?} has other characters than a-z, 0-9 and _")));
+    }
+    let counter = |of: &CounterOf| {
+        Ok(Counter {
+            when: read(&of.when, "unless.when", condition::condition)?,
+            when_text: of.when.value.clone(),
+            because: of.because.clone(),
+        })
+    };
+    let template = |text: &Spanned<String>, key: &str| read(text, key, Template::parse);
+    Ok(Rule {
+        scope: match of.about {
+            ScopeOf::Job => Scope::Job,
+            ScopeOf::User => Scope::User,
+        },
+        severity: match of.severity {
+            SeverityOf::Info => Severity::Info,
+            SeverityOf::Low => Severity::Low,
+            SeverityOf::Medium => Severity::Medium,
+            SeverityOf::High => Severity::High,
+        },
+        when: read(&of.when, "when", condition::condition)?,
+        when_text: of.when.value.split_whitespace().collect::<Vec<_>>().join(" "),
+        unless: of.unless.iter().map(counter).collect::<Result<_, _>>()?,
+        replaces: of.replaces.iter().map(|name| name.value.clone()).collect(),
+        gates: gates(&of.gates, defaults)?,
+        what: template(&of.what, "what")?,
+        how: template(&of.how, "how")?,
+        otherwise: of.otherwise.as_ref().map(|text| template(text, "otherwise")).transpose()?,
+        save_cores: number(&of.saves.core_time, "saves.core_time", Dim::SECONDS)?,
+        save_gpus: number(&of.saves.gpu_time, "saves.gpu_time", Dim::SECONDS)?,
+        name,
+    })
+}
+
+impl Default for Gates {
+    fn default() -> Gates {
+        Gates { coverage: 0.95, length_s: 600.0, samples: 20, core_hours: 1.0, gpu_hours: 0.1 }
+    }
+}
+
+fn gates(of: &GatesOf, defaults: Gates) -> Result<Gates, Mistake> {
+    let literal = |text: &Option<Spanned<String>>, key: &str, dim: Dim, default: f64| match text {
+        None => Ok(default),
+        Some(text) => match read(text, key, |text| condition::number(text, dim))? {
+            Expr::Number(value) => Ok(value),
+            _ => Err(at(text, format!("{key}: {:?} is not a number", text.value))),
+        },
+    };
+    Ok(Gates {
+        coverage: literal(&of.coverage, "gates.coverage", Dim::ONE, defaults.coverage)?,
+        length_s: literal(&of.length, "gates.length", Dim::SECONDS, defaults.length_s)?,
+        samples: of.samples.unwrap_or(defaults.samples),
+        core_hours: of.core_hours.unwrap_or(defaults.core_hours),
+        gpu_hours: of.gpu_hours.unwrap_or(defaults.gpu_hours),
+    })
+}

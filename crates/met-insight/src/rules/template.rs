@@ -1,0 +1,115 @@
+//! Sentences with numbers in them: `{cores} of {cpus} cores`, `{wall * 2:seconds}`, `{directive_memory}`.
+
+use met_core::units;
+
+use super::condition::{self, Expr, Type};
+use super::evaluate::{Evaluation, Subject};
+use super::fields::Shown;
+use crate::answers::directives;
+use crate::report::Measure;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Template {
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Part {
+    Words(String),
+    Number(Expr, Measure),
+    /// A request as the job's scheduler reads it.
+    Directive(String),
+}
+
+const DIRECTIVE: &str = "directive_";
+const DIRECTIVES: [&str; 4] = ["memory", "cpus", "time", "gpus"];
+const MEASURES: [(&str, Measure); 7] = [
+    ("share", Measure::Share),
+    ("bytes", Measure::Bytes),
+    ("seconds", Measure::Seconds),
+    ("cores", Measure::Cores),
+    ("count", Measure::Count),
+    ("rate", Measure::BytesPerSecond),
+    ("watts", Measure::Watts),
+];
+
+impl Template {
+    pub fn parse(text: &str) -> Result<Template, String> {
+        let mut parts = Vec::new();
+        let mut rest = text;
+        while let Some((words, after)) = rest.split_once('{') {
+            let (inner, behind) =
+                after.split_once('}').ok_or_else(|| format!("\"{{\" without \"}}\" in {text:?}"))?;
+            parts.push(Part::Words(words.to_owned()));
+            parts.push(number(inner)?);
+            rest = behind;
+        }
+        parts.push(Part::Words(rest.to_owned()));
+        Ok(Template { parts })
+    }
+
+    /// `None` if a number of it is not known.
+    pub fn text(&self, subject: Subject<'_>) -> Option<String> {
+        let mut evaluation = Evaluation::of(subject);
+        let mut text = String::new();
+        for part in &self.parts {
+            match part {
+                Part::Words(words) => text.push_str(words),
+                Part::Number(expr, measure) => text.push_str(&written(evaluation.number(expr)?, *measure)),
+                Part::Directive(resource) => {
+                    let Subject::Job(job) = subject else { return None };
+                    let found = directives::directives(job).into_iter().find(|it| it.resource == resource)?;
+                    text.push_str(&found.text);
+                }
+            }
+        }
+        Some(text)
+    }
+}
+
+fn number(inner: &str) -> Result<Part, String> {
+    if let Some(resource) = inner.strip_prefix(DIRECTIVE) {
+        return match DIRECTIVES.contains(&resource) {
+            true => Ok(Part::Directive(resource.to_owned())),
+            false => Err(format!("no directive {resource:?}; known: {}", DIRECTIVES.join(", "))),
+        };
+    }
+    let (text, shown) = inner.split_once(':').map_or((inner, None), |(text, shown)| (text, Some(shown)));
+    let (expr, kind) = condition::parse(text)?;
+    let measure = match (shown, &expr) {
+        (Some(shown), _) => {
+            let known = MEASURES.iter().find(|(name, _)| *name == shown);
+            let names = MEASURES.map(|(name, _)| name).join(", ");
+            known.ok_or_else(|| format!("{shown:?} is not one of {names}"))?.1
+        }
+        (None, Expr::Field(field)) => field.shown.0,
+        (None, Expr::Metric(stat, index)) => super::evaluate::measure(*stat, *index),
+        (None, _) => return Err(format!("say how to write {{{text}}}, as in {{{text}:count}}")),
+    };
+    let fits = match kind {
+        Type::Number(dim) => dim == Shown(measure).dim() || matches!(expr, Expr::Metric(..)),
+        Type::Truth => false,
+    };
+    match fits {
+        true => Ok(Part::Number(expr, measure)),
+        false => Err(format!("{{{inner}}} is {kind}")),
+    }
+}
+
+/// A number as sentences have it.
+pub fn written(value: f64, measure: Measure) -> String {
+    match measure {
+        Measure::Seconds => units::duration_long(if value >= 60.0 { value.round() } else { value }),
+        Measure::Bytes => units::bytes(value),
+        Measure::BytesPerSecond => units::bytes_per_second(value),
+        Measure::Share => units::percent(value),
+        Measure::Joules => units::watt_hours(value),
+        Measure::Grams => units::grams(value),
+        Measure::Money => units::money(value),
+        Measure::Watts => units::watts(value),
+        Measure::Celsius => units::celsius(value),
+        Measure::Hertz => units::hertz(value),
+        Measure::Count => units::count(value),
+        Measure::Cores | Measure::Cards => units::cores(value),
+    }
+}

@@ -1,0 +1,314 @@
+use met_core::job::{GpuUse, Part, QualityKind, Record, State};
+use met_core::job_table as column;
+
+use super::*;
+use crate::report::Machine;
+use crate::sample;
+use crate::series_tests::{Made, made};
+
+const HOUR: i32 = 3600;
+const GIB: i64 = 1 << 30;
+
+/// A job of a scheduler with so many CPUs, on a node of 64.
+fn given(made: Made, cpus: i64) -> Made {
+    let mut made = made;
+    let scheduled = sample::scheduled();
+    (made.record.key, made.record.scheduling) = (scheduled.key, scheduled.scheduling);
+    made.record.allocated.cpus = Some(cpus);
+    made.record.allocated.nodes = Some(1);
+    made
+}
+
+fn found_of(made: &Made) -> Vec<Finding> {
+    let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).sampled(made.samples());
+    findings(Rules::built_in(), &job)
+}
+
+fn names(made: &Made) -> Vec<String> {
+    found_of(made).into_iter().map(|finding| finding.rule).collect()
+}
+
+fn gpu(used: Option<f64>, held_s: i32) -> GpuUse {
+    GpuUse {
+        utilization: used,
+        used_ns: if used == Some(0.0) { 0 } else { i64::from(held_s) * 1_000_000_000 },
+        held_ns: i64::from(held_s) * 1_000_000_000,
+        memory_peak_bytes: Some(10 * GIB),
+        memory_total_bytes: Some(140 * GIB),
+        ..sample::gpu()
+    }
+}
+
+fn with_gpus(seconds: i32, gpus: Vec<GpuUse>) -> Made {
+    let mut made = given(made(seconds).cores(|_| 0.5), 1);
+    made.record.allocated.gpus = Some(gpus.len() as i64);
+    made.record.gpus = gpus;
+    made
+}
+
+fn none() -> Vec<String> {
+    Vec::new()
+}
+
+#[test]
+fn the_built_in_rules_are_valid() {
+    assert!(Rules::built_in().rules.len() >= 20);
+}
+
+#[test]
+fn a_finding_has_its_numbers_its_remedy_and_its_saving() {
+    let serial = given(made(2 * HOUR).cores(|_| 1.0), 16);
+    let found = found_of(&serial);
+    assert_eq!(found.len(), 1, "the general rule is silent beside the special one: {found:?}");
+    assert_eq!((found[0].rule.as_str(), found[0].severity), ("serial_on_many", Severity::High));
+    assert_eq!(found[0].what, "it computed on one of the 16 cores that it held");
+    assert_eq!(found[0].saving.core_hours, Some(30.0));
+    let why: Vec<&str> = found[0].why.iter().map(|evidence| evidence.name.as_str()).collect();
+    assert_eq!(why, ["cpus", "nodes", "cores", "cores_p95", "wall"]);
+    assert!(found[0].coverage > 0.99);
+    let json = finding::object(&found[0]);
+    assert_eq!(json["saving"], serde_json::json!({"core_hours": 30.0}));
+    assert_eq!(json["why"][2]["quality"], "sampled");
+}
+
+#[test]
+fn nothing_is_said_below_a_gate() {
+    let cores = |_: i32| 1.0;
+    assert_eq!(names(&given(made(599).cores(cores), 64)), none(), "shorter than ten minutes");
+    assert_eq!(names(&given(made(650).cores(cores), 4)), none(), "half a core-hour");
+    assert_eq!(names(&given(made(650).cores(cores), 16)), ["serial_on_many"]);
+    let gap = given(made(2 * HOUR).cores(cores), 16).without(3000..4000);
+    assert_eq!(names(&gap), none(), "86 % are covered");
+    let mut bound = given(made(2 * HOUR).cores(cores), 16);
+    bound.record.totals.set(column::CPU, 7200 * 1_000_000_000, QualityKind::LowerBound, "cgroup");
+    let job = Job::new(&bound.record, Machine { cpus: Some(64) }, bound.now_ns());
+    assert_eq!(findings(Rules::built_in(), &job), [], "without samples a lower bound covers nothing");
+}
+
+#[test]
+fn a_warm_up_is_left_out() {
+    // Loading for nine minutes on one core, then busy on all.
+    let slow_start = given(made(3 * HOUR).cores(|second| if second < 500 { 0.5 } else { 8.0 }), 8);
+    assert_eq!(names(&slow_start), none());
+    let job = Job::new(&slow_start.record, Machine { cpus: Some(64) }, slow_start.now_ns());
+    let job = job.sampled(slow_start.samples());
+    let rule = Rules::built_in().get("cpu_low").unwrap();
+    let cores = explain(rule, &job).evidence.into_iter().find(|evidence| evidence.name == "cores").unwrap();
+    assert!((cores.value - 8.0).abs() < 0.01, "{cores:?}");
+}
+
+#[test]
+fn an_explanation_shows_what_was_asked_and_why_it_is_silent() {
+    let short = given(made(300).cores(|_| 1.0), 64);
+    let job = Job::new(&short.record, Machine { cpus: Some(64) }, short.now_ns()).sampled(short.samples());
+    let explanation = explain(Rules::built_in().get("cpu_low").unwrap(), &job);
+    assert_eq!(explanation.finding, None);
+    let failed: Vec<&Step> = explanation.steps.iter().filter(|step| step.passed != Some(true)).collect();
+    assert_eq!(failed[0].asked, "it ran for at least 10m0s");
+    let gpu = explain(Rules::built_in().get("gpu_idle").unwrap(), &job);
+    assert_eq!((gpu.steps[0].passed, gpu.unknown), (Some(false), vec!["gpu_ratio".to_owned()]));
+}
+
+// What users of other systems complain about, one test each.
+
+#[test]
+fn corrupt_or_missing_gpu_data_is_no_idle_gpu() {
+    assert_eq!(names(&with_gpus(HOUR, vec![gpu(Some(0.0), HOUR)])), ["gpu_idle"], "a real one is found");
+    assert_eq!(names(&with_gpus(HOUR, vec![gpu(None, HOUR)])), none(), "no data");
+    assert_eq!(names(&with_gpus(HOUR, vec![gpu(Some(f64::NAN), HOUR)])), none(), "not a number");
+    assert_eq!(names(&with_gpus(HOUR, vec![gpu(Some(-0.3), HOUR)])), none(), "less than nothing");
+    assert_eq!(names(&with_gpus(HOUR, vec![gpu(Some(0.0), HOUR / 2)])), none(), "seen half of the time");
+    let lost = GpuUse { lost_since_ns: Some(1), ..gpu(Some(0.0), HOUR) };
+    assert_eq!(names(&with_gpus(HOUR, vec![lost])), none(), "it fell off the bus");
+    let mut unseen = with_gpus(HOUR, Vec::new());
+    unseen.record.allocated.gpus = Some(4);
+    assert_eq!(names(&unseen), none(), "given, and never seen");
+}
+
+#[test]
+fn full_gpu_memory_at_no_use_holds_a_model() {
+    let full = GpuUse { memory_peak_bytes: Some(120 * GIB), ..gpu(Some(0.0), HOUR) };
+    assert_eq!(names(&with_gpus(HOUR, vec![full.clone()])), none());
+    let unknown = GpuUse { memory_peak_bytes: None, ..full };
+    assert_eq!(names(&with_gpus(HOUR, vec![unknown])), none(), "unknown counter-evidence silences, too");
+}
+
+#[test]
+fn a_part_of_a_gpu_is_judged_by_itself() {
+    let part =
+        |used| GpuUse { parent: Some("GPU-whole".to_owned()), index: "0.1".to_owned(), ..gpu(used, HOUR) };
+    assert_eq!(names(&with_gpus(HOUR, vec![part(None)])), none(), "MIG instances have no utilization");
+    assert_eq!(names(&with_gpus(HOUR, vec![part(Some(0.9))])), none());
+    let small = GpuUse { sm_activity: Some(0.05), ..gpu(Some(0.5), HOUR) };
+    assert_eq!(names(&with_gpus(HOUR, vec![small.clone()])), ["gpu_too_large"]);
+    let small_part = GpuUse { parent: Some("GPU-whole".to_owned()), ..small };
+    assert_eq!(names(&with_gpus(HOUR, vec![small_part])), none(), "it is small already");
+}
+
+#[test]
+fn a_whole_node_is_not_advised_to_save_memory() {
+    let memory = |cpus: i64| {
+        let mut made = given(made(HOUR).cores(move |_| cpus as f64), cpus);
+        made = made.level(column::MEMORY_NEEDED, |_| 2.0 * GIB as f64);
+        made.record.allocated.memory_bytes = Some(64 * GIB);
+        made.record.totals.set(column::OOM_KILLS, 0, QualityKind::Measured, "cgroup");
+        made
+    };
+    let found = found_of(&memory(16));
+    assert_eq!((found[0].rule.as_str(), found[0].how.as_str()), ("memory_excess", "#SBATCH --mem=2560M"));
+    assert_eq!(names(&memory(60)), none(), "60 of 64 cores: nobody else can use it");
+}
+
+#[test]
+fn page_cache_is_no_memory_need() {
+    let mut made = given(made(HOUR).cores(|_| 4.0), 4);
+    made = made.level(column::MEMORY_NEEDED, |_| 30.0 * GIB as f64);
+    made.record.allocated.memory_bytes = Some(64 * GIB);
+    made.record.totals.set(column::OOM_KILLS, 0, QualityKind::Measured, "cgroup");
+    made.record.totals.set(column::MEMORY_PEAK, 64 * GIB, QualityKind::Measured, "cgroup");
+    assert_eq!(names(&made), none(), "it needs 36 of 64 with room");
+}
+
+#[test]
+fn one_node_of_several_is_not_judged_as_the_whole() {
+    let mut made = given(made(2 * HOUR).cores(|_| 16.0), 32);
+    made.record.allocated.nodes = Some(2);
+    made.record.nodes = vec!["n1".to_owned(), "n2".to_owned()];
+    assert_eq!(names(&made), none(), "the other node was not measured");
+    let part = |node: &str, cpu_s: i64| {
+        let mut part = Part { node: node.to_owned(), ..Part::default() };
+        part.totals.set(column::CPU, cpu_s * 1_000_000_000, QualityKind::Measured, "cgroup");
+        part
+    };
+    made.record.parts = vec![part("n1", 16 * 7200), part("n2", 0)];
+    assert_eq!(names(&made), ["node_imbalance"]);
+}
+
+#[test]
+fn memory_of_several_tasks_is_that_of_their_node() {
+    // Eight tasks of 4 GiB on one node: 32 GiB, and not 4 or 8 × 32.
+    let mut made = given(made(HOUR).cores(|_| 8.0), 8).level(column::MEMORY_NEEDED, |_| 32.0 * GIB as f64);
+    made.record.allocated.memory_bytes = Some(40 * GIB);
+    made.record.totals.set(column::OOM_KILLS, 0, QualityKind::Measured, "cgroup");
+    let task = |index: usize| {
+        let mut part = Part { node: "n1".to_owned(), step: "0".to_owned(), ..Part::default() };
+        part.task = Some(index.to_string());
+        part.totals.set(column::MEMORY_NEEDED_PEAK, 4 * GIB, QualityKind::Sampled, "cgroup");
+        part.totals.set(column::CPU, 3_600_000_000_000, QualityKind::Measured, "cgroup");
+        part
+    };
+    made.record.parts = (0..8).map(task).collect();
+    assert_eq!(names(&made), none());
+}
+
+#[test]
+fn steps_with_empty_cpu_time_are_not_idle() {
+    let mut made = given(made(2 * HOUR), 16);
+    made.record.parts = vec![Part { node: "n1".to_owned(), step: "0".to_owned(), ..Part::default() }];
+    assert_eq!(names(&made), none());
+    made.record.scheduling.cpu_ns = Some(0);
+    assert_eq!(names(&made), none(), "a scheduler that reports nothing reports 0");
+}
+
+#[test]
+fn an_element_of_an_array_is_judged_alone() {
+    let mut made = given(made(2 * HOUR).cores(|_| 1.0), 1);
+    made.record.scheduling.array_id = Some("1234".to_owned());
+    made.record.scheduling.array_index = Some(7);
+    assert_eq!(names(&made), none(), "one core held, one used, however many elements there are");
+}
+
+#[test]
+fn few_cores_beside_a_busy_gpu_are_fine() {
+    let mut made = with_gpus(2 * HOUR, vec![gpu(Some(0.9), 2 * HOUR)]);
+    made.record.allocated.cpus = Some(32);
+    assert_eq!(names(&made), none());
+}
+
+#[test]
+fn a_job_on_an_idle_machine_does_not_hog_it() {
+    let busy = |pressure: f64| {
+        let made = made(2 * HOUR).cores(|_| 60.0).rate(column::PRESSURE_CPU, move |_| pressure);
+        let mut made = given(made, 60);
+        made.record.gpus = Vec::new();
+        made
+    };
+    let hogs = |made: &Made| {
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).on_gpus(Some(4));
+        let job = job.sampled(made.samples());
+        findings(Rules::built_in(), &job).into_iter().any(|finding| finding.rule == "cpu_hog_on_gpu_node")
+    };
+    assert!(hogs(&busy(0.5)));
+    assert!(!hogs(&busy(0.0)));
+}
+
+#[test]
+fn a_local_job_holds_nothing_and_is_not_blamed() {
+    assert_eq!(names(&made(5 * HOUR).cores(|_| 1.0)), none());
+    assert_eq!(names(&made(5 * HOUR).cores(|_| 0.0)), none());
+}
+
+#[test]
+fn mistakes_in_a_file_have_their_line_and_key() {
+    let complaint = |yaml: &str| parse(yaml).unwrap_err().to_string();
+    let rule = "rules:\n  - name: x\n    severity: low\n    when: cpus > 1\n    what: a\n    how: b\n";
+    assert_eq!(parse(rule).unwrap().rules.len(), 1);
+    assert_eq!(
+        complaint(&rule.replace("cpus > 1", "cpus > 1s")),
+        "line 4: when: cannot compare a plain number with seconds"
+    );
+    assert_eq!(
+        complaint(&rule.replace("what: a", "what: \"{cpu}\"")),
+        "line 5: what: unknown field \"cpu\"; `met check --fields` lists them"
+    );
+    assert!(
+        complaint(&rule.replace("how: b", "how: b\n    howe: c")).starts_with("line 7: unknown field `howe`")
+    );
+    assert!(
+        complaint(&rule.replace("severity: low", "severity: bad"))
+            .starts_with("line 3: unknown variant `bad`")
+    );
+    assert!(complaint("rules: [").starts_with("line 1:"));
+    assert!(
+        complaint(&format!("{rule}{}", rule.replace("rules:\n", ""))).contains("a second rule named \"x\"")
+    );
+    let gated = rule.replace("what: a", "gates: {coverage: 2min}\n    what: a");
+    assert_eq!(complaint(&gated), "line 5: gates.coverage: \"2min\" is seconds, not a plain number");
+}
+
+#[test]
+fn a_sum_of_small_jobs_is_seen() {
+    let tiny = |index: usize| -> Record {
+        let mut record = given(made(30).cores(|_| 0.1), 4).record;
+        (record.key.id, record.state) = (index.to_string(), State::Finished);
+        record
+    };
+    let jobs: Vec<Record> = (0..600).map(tiny).collect();
+    let told = |jobs: &[Record]| {
+        let sums = user::sums(jobs, sample::NOW_NS);
+        findings_of_user(Rules::built_in(), &sums[0]).into_iter().map(|it| it.rule).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&jobs), ["many_tiny_jobs"]);
+    assert_eq!(told(&jobs[..400]), none());
+    let mut reversed = jobs.clone();
+    reversed.reverse();
+    assert_eq!(user::sums(&jobs, sample::NOW_NS), user::sums(&reversed, sample::NOW_NS));
+}
+
+#[test]
+fn who_uses_all_alone_does_not_hog() {
+    let job = |user: &str, id: &str, state, cores: f64| {
+        let mut record = given(made(10 * HOUR).cores(move |_| cores), 64).record;
+        (record.key.id, record.state, record.user) = (id.to_owned(), state, Some(user.to_owned()));
+        record
+    };
+    let hogs = |jobs: &[Record]| {
+        let sums = user::sums(jobs, sample::NOW_NS);
+        let of = |user| findings_of_user(Rules::built_in(), user).into_iter().any(|it| it.rule == "hog");
+        sums.iter().filter(|user| of(user)).map(|user| user.user.clone()).collect::<Vec<_>>()
+    };
+    let mut jobs = vec![job("alice", "1", State::Finished, 60.0), job("bob", "2", State::Finished, 1.0)];
+    assert_eq!(hogs(&jobs), none());
+    jobs.push(job("bob", "3", State::Pending, 0.0));
+    assert_eq!(hogs(&jobs), ["alice"]);
+}

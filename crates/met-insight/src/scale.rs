@@ -1,0 +1,214 @@
+//! How a job scales: a model of its time by size, from its runs, and how far it may be believed.
+//!
+//! | runs | answer |
+//! |---|---|
+//! | one | bounds from its own samples |
+//! | two sizes with repeats | Karp-Flatt with an interval from their noise, up to twice the largest size |
+//! | three or four sizes | Amdahl, up to twice |
+//! | five or more sizes | Amdahl or USL, whichever AICc prefers, up to four times |
+
+mod bootstrap;
+mod bounds;
+mod fit;
+mod plan;
+
+use std::collections::BTreeMap;
+
+pub use bounds::{Bounds, bounds, size};
+pub use fit::Model;
+pub use plan::{Cost, Fit, Plan, Prediction, System, Wishes, cost, plan, run};
+
+/// One run: its size (workers, cores, ranks) and its time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Run {
+    pub size: f64,
+    pub seconds: f64,
+}
+
+/// The share of noise below which runs of one size are taken to agree by chance.
+const NOISE_LEAST: f64 = 0.005;
+/// A model whose AICc is larger by less than this is not ruled out.
+const PLAUSIBLE: f64 = 6.0;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scaling {
+    pub model: Model,
+    /// The serial share of the work on one worker: Karp-Flatt's, Amdahl's or USL's contention.
+    pub serial: Interval,
+    /// USL's coherency; 0 for the others.
+    pub coherency: Interval,
+    /// Sizes that were run, ascending, each with its median time and how many runs it has.
+    pub sizes: Vec<(f64, f64, usize)>,
+    /// The largest size that is predicted.
+    pub size_max: f64,
+    /// Of each plausible model.
+    draws: Vec<Vec<fit::Parameters>>,
+    fitted: fit::Parameters,
+}
+
+/// An estimate with its 95 % interval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interval {
+    pub low: f64,
+    pub value: f64,
+    pub high: f64,
+}
+
+/// Why nothing can be said, and what to run next.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CannotTell {
+    pub why: &'static str,
+    pub run_next: Vec<f64>,
+}
+
+/// The model of these runs. Runs without a size or a time are left out.
+pub fn scaling(runs: &[Run]) -> Result<Scaling, CannotTell> {
+    let mut runs: Vec<Run> = runs
+        .iter()
+        .copied()
+        .filter(|run| run.size >= 1.0 && run.seconds > 0.0 && run.seconds.is_finite())
+        .collect();
+    runs.sort_by(|one, other| (one.size.total_cmp(&other.size)).then(one.seconds.total_cmp(&other.seconds)));
+    let by_size = by_size(&runs);
+    let (Some(first), Some(last)) = (by_size.first(), by_size.last()) else {
+        return Err(CannotTell { why: "no run has a known size and time", run_next: vec![1.0, 2.0] });
+    };
+    let (smallest, largest) = (first.0, last.0);
+    let repeats = by_size.iter().map(|(_, times)| times.len()).min().unwrap_or(0);
+    match by_size.len() {
+        1 => {
+            let why = "all runs have one size: there are bounds only";
+            return Err(CannotTell { why, run_next: vec![next_size(smallest), smallest] });
+        }
+        2 if repeats < 2 => {
+            let why = "two sizes without repeats: their noise is not known";
+            return Err(CannotTell { why, run_next: vec![smallest, largest] });
+        }
+        _ => {}
+    }
+    let models: &[Model] = match by_size.len() {
+        2 => &[Model::KarpFlatt],
+        3 | 4 => &[Model::Amdahl],
+        _ => &[Model::Amdahl, Model::Usl],
+    };
+    let noise = noise(&by_size).map(|noise| noise.max(NOISE_LEAST));
+    let mut fits: Vec<(f64, Model, fit::Parameters)> = Vec::new();
+    for &model in models {
+        let fitted = fit::fit(model, &runs);
+        fits.push((fit::aicc(model, &fitted, &runs), model, fitted));
+    }
+    fits.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let Some(&(least, model, fitted)) = fits.first() else {
+        return Err(CannotTell { why: "no model fits", run_next: vec![next_size(largest)] });
+    };
+    // Which model it is may be uncertain itself: what a plausible one says widens the interval.
+    let plausible = fits.iter().filter(|(aicc, ..)| *aicc - least < PLAUSIBLE || *aicc == least);
+    let draws: Vec<Vec<fit::Parameters>> =
+        plausible.map(|(_, model, fitted)| bootstrap::draws(*model, fitted, &runs, noise)).collect();
+    let interval = |read: fn(&fit::Parameters) -> f64| hull(read(&fitted), &draws, read);
+    let reach = if by_size.len() >= 5 { 4.0 } else { 2.0 };
+    Ok(Scaling {
+        model,
+        serial: interval(|parameters| parameters.serial),
+        coherency: interval(|parameters| parameters.coherency),
+        sizes: by_size.into_iter().map(|(size, times)| (size, median(times.clone()), times.len())).collect(),
+        size_max: largest * reach,
+        draws,
+        fitted,
+    })
+}
+
+impl Scaling {
+    /// The time at a size, unless that is further away than the runs can say.
+    pub fn seconds(&self, size: f64) -> Option<Interval> {
+        let is_near = size >= 1.0 && size <= self.size_max;
+        is_near.then(|| hull(self.fitted.seconds(size), &self.draws, |draw| draw.seconds(size)))
+    }
+
+    /// How much faster than on one worker.
+    pub fn speedup(&self, size: f64) -> Option<Interval> {
+        let of = |parameters: &fit::Parameters| parameters.seconds(1.0) / parameters.seconds(size);
+        let is_near = size >= 1.0 && size <= self.size_max;
+        is_near.then(|| hull(of(&self.fitted), &self.draws, of))
+    }
+
+    /// The smallest whole size that reaches a time, within what the runs can say.
+    pub fn size_for(&self, seconds: f64) -> Option<f64> {
+        let sizes = (1..=self.size_max.floor().min(1e6) as u32).map(f64::from);
+        sizes.into_iter().find(|&size| self.fitted.seconds(size) <= seconds)
+    }
+
+    /// The size from which more workers make it no faster, if that is within reach.
+    pub fn best_size(&self) -> f64 {
+        let sizes = (1..=self.size_max.floor().min(1e6) as u32).map(f64::from);
+        let fastest =
+            sizes.min_by(|&one, &other| self.fitted.seconds(one).total_cmp(&self.fitted.seconds(other)));
+        fastest.unwrap_or(1.0)
+    }
+
+    /// The largest size at which at least half of the cores do useful work.
+    pub fn efficient_size(&self) -> f64 {
+        let one = self.fitted.seconds(1.0);
+        let sizes = (1..=self.size_max.floor().min(1e6) as u32).map(f64::from);
+        let efficient = sizes.filter(|&size| one / self.fitted.seconds(size) / size >= 0.5);
+        efficient.fold(1.0, f64::max)
+    }
+}
+
+/// A size that tells models apart: twice as large, or one of two.
+fn next_size(size: f64) -> f64 {
+    if size > 1.0 { (size * 2.0).round() } else { 2.0 }
+}
+
+fn by_size(runs: &[Run]) -> Vec<(f64, Vec<f64>)> {
+    let mut sizes: BTreeMap<u64, (f64, Vec<f64>)> = BTreeMap::new();
+    for run in runs {
+        // Positive floats sort like their bits.
+        sizes.entry(run.size.to_bits()).or_insert((run.size, Vec::new())).1.push(run.seconds);
+    }
+    sizes.into_values().collect()
+}
+
+/// Relative noise of runs of one size: the pooled deviation of the logarithms of their times.
+fn noise(by_size: &[(f64, Vec<f64>)]) -> Option<f64> {
+    let (mut squares, mut freedom) = (0.0, 0);
+    for (_, times) in by_size.iter().filter(|(_, times)| times.len() >= 2) {
+        let logs: Vec<f64> = times.iter().map(|time| time.ln()).collect();
+        let mean = logs.iter().sum::<f64>() / logs.len() as f64;
+        squares += logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
+        freedom += logs.len() - 1;
+    }
+    (freedom > 0).then(|| (squares / freedom as f64).sqrt())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    crate::answers::median_of(&mut values).unwrap_or(f64::NAN)
+}
+
+/// The intervals of all plausible models together.
+fn hull(value: f64, draws: &[Vec<fit::Parameters>], read: impl Fn(&fit::Parameters) -> f64) -> Interval {
+    let of_model = draws.iter().map(|draws| interval(value, draws.iter().map(&read).collect()));
+    of_model.fold(Interval { low: value, value, high: value }, |sum, one| Interval {
+        low: sum.low.min(one.low),
+        value,
+        high: sum.high.max(one.high),
+    })
+}
+
+/// The central 95 % of the draws, around the estimate.
+fn interval(value: f64, mut draws: Vec<f64>) -> Interval {
+    draws.sort_unstable_by(f64::total_cmp);
+    let quantile = |share: f64| {
+        let at = share * (draws.len().saturating_sub(1)) as f64;
+        let (below, above) = (at.floor() as usize, at.ceil() as usize);
+        match (draws.get(below), draws.get(above)) {
+            (Some(&low), Some(&high)) => low + (high - low) * (at - at.floor()),
+            _ => value,
+        }
+    };
+    Interval { low: quantile(0.025).min(value), value, high: quantile(0.975).max(value) }
+}
+
+#[cfg(test)]
+#[path = "scale_tests.rs"]
+mod tests;

@@ -1,0 +1,69 @@
+//! Intervals by bootstrap: the same runs with noise drawn again, always the same way.
+
+use super::Run;
+use super::fit::{self, Model, Parameters};
+
+const DRAWS: usize = 400;
+/// An answer must not change from one call to the next.
+const SEED: u64 = 0x6d65_7420_7363_616c;
+
+/// SplitMix64: small, well distributed, and its own.
+pub struct Random {
+    state: u64,
+}
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random { state: seed }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Above 0, at most 1.
+    pub fn uniform(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Box and Muller.
+    pub fn normal(&mut self) -> f64 {
+        let (one, other) = (self.uniform(), self.uniform());
+        (-2.0 * one.ln()).sqrt() * (std::f64::consts::TAU * other).cos()
+    }
+
+    /// χ² with so many degrees of freedom.
+    fn chi_squared(&mut self, freedom: usize) -> f64 {
+        (0..freedom).map(|_| self.normal().powi(2)).sum()
+    }
+}
+
+/// Parameters fitted to runs whose noise was drawn again. Noise is normal in logarithms; its size is itself uncertain
+/// with few runs, and is drawn, too: otherwise intervals are too narrow.
+pub fn draws(model: Model, fitted: &Parameters, runs: &[Run], pure_noise: Option<f64>) -> Vec<Parameters> {
+    let left = fit::residuals(fitted, runs);
+    let free = match model {
+        Model::KarpFlatt | Model::Amdahl => 2,
+        Model::Usl => 3,
+    };
+    let freedom = runs.len().saturating_sub(free).max(1);
+    let of_fit = (left.iter().map(|rest| rest * rest).sum::<f64>() / freedom as f64).sqrt();
+    // What the model does not explain is uncertainty, too.
+    let noise = of_fit.max(pure_noise.unwrap_or(0.0) * 0.5).max(super::NOISE_LEAST);
+    let mut random = Random::new(SEED);
+    let mut drawn = Vec::with_capacity(DRAWS);
+    for _ in 0..DRAWS {
+        let spread = noise * (freedom as f64 / random.chi_squared(freedom).max(1e-3)).sqrt();
+        let again = |run: &Run| {
+            let seconds = fitted.seconds(run.size) * (spread * random.normal()).exp();
+            Run { seconds, ..*run }
+        };
+        let again: Vec<Run> = runs.iter().map(again).collect();
+        drawn.push(fit::fit(model, &again));
+    }
+    drawn
+}

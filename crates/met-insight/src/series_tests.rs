@@ -1,0 +1,82 @@
+//! Made-up samples of a job: each column as a function of the second.
+
+use std::ops::Range;
+
+use met_core::job::{QualityKind, Record};
+use met_core::job_table as column;
+use met_core::series::Course;
+use met_core::{JOB, Kind, MISSING};
+
+use crate::answers::Samples;
+use crate::sample;
+
+pub struct Made {
+    pub record: Record,
+    pub course: Course,
+    pub gpus: Vec<(String, Course)>,
+}
+
+/// A job of so many seconds, sampled every second, of which nothing else is known.
+pub fn made(seconds: i32) -> Made {
+    let mut record = sample::finished();
+    (record.totals, record.summaries) = Default::default();
+    record.totals.set(column::WALL, i64::from(seconds) * 1_000_000_000, QualityKind::Measured, "supervisor");
+    record.end_ns = record.start_ns.map(|start_ns| start_ns + i64::from(seconds) * 1_000_000_000);
+    record.node_memory_bytes = Some(64 << 30);
+    let mut course = Course::new(&JOB);
+    let cells = vec![MISSING; JOB.columns.len()];
+    for second in 0..=seconds {
+        course.push(sample::START_NS / 1_000_000 + i64::from(second) * 1000, &cells);
+    }
+    Made { record, course, gpus: Vec::new() }
+}
+
+impl Made {
+    pub fn now_ns(&self) -> i64 {
+        self.record.end_ns.unwrap_or(sample::NOW_NS)
+    }
+
+    pub fn samples(&self) -> Samples<'_> {
+        Samples { course: &self.course, gap_ms: 5000, gpus: &self.gpus }
+    }
+
+    pub fn cores(self, cores: impl Fn(i32) -> f64) -> Made {
+        self.rate(column::CPU, cores)
+    }
+
+    /// A counter by its growth per second, in its unit; its total is measured.
+    pub fn rate(mut self, index: usize, rate: impl Fn(i32) -> f64) -> Made {
+        assert_eq!(JOB.columns[index].kind, Kind::Counter);
+        let mut sum = 0.0;
+        for row in 0..self.course.len() {
+            self.course.columns[index][row] = JOB.columns[index].unscaled(sum).unwrap();
+            sum += if row + 1 < self.course.len() { rate(row as i32) } else { 0.0 };
+        }
+        let total = JOB.columns[index].unscaled(sum).unwrap();
+        self.record.totals.set(index, total, QualityKind::Measured, "cgroup");
+        self
+    }
+
+    pub fn level(mut self, index: usize, level: impl Fn(i32) -> f64) -> Made {
+        assert_eq!(JOB.columns[index].kind, Kind::Gauge);
+        for row in 0..self.course.len() {
+            self.course.columns[index][row] = JOB.columns[index].unscaled(level(row as i32)).unwrap();
+        }
+        if index == column::MEMORY_NEEDED {
+            let most = self.course.maximum(index).unwrap();
+            self.record.totals.set(column::MEMORY_NEEDED_PEAK, most, QualityKind::Sampled, "cgroup");
+        }
+        self.record.summaries = self.course.summaries(5000);
+        self
+    }
+
+    pub fn without(mut self, seconds: Range<usize>) -> Made {
+        let mut later = self.course.part(seconds.end, self.course.len());
+        self.course.truncate(seconds.start + 1);
+        std::mem::swap(&mut self.course, &mut later);
+        let mut whole = later;
+        whole.append(&self.course);
+        self.course = whole;
+        self
+    }
+}

@@ -1,0 +1,74 @@
+//! Arguments of the commands that answer: explain, check, scale, compare.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+fn number_of_workers(text: &str) -> Result<f64, String> {
+    let count = text.parse().ok().filter(|count| (1..=10_000_000).contains(count));
+    count.map(|count: u32| f64::from(count)).ok_or_else(|| "write a whole number ≥ 1".to_owned())
+}
+
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// A job: 12, slurm:1234_7, a name (its newest), or @last
+    #[arg(value_name = "JOB")]
+    pub job: String,
+    /// A rule, as reports and `met check` name it (default: all, a line each)
+    #[arg(value_name = "RULE")]
+    pub rule: Option<String>,
+    /// Rules of a file instead of those built in
+    #[arg(long, value_name = "FILE")]
+    pub rules: Option<PathBuf>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Jobs started after this time: 2h, 7d, today, 2026-01-14 (default: 30d)
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub since: Option<String>,
+    /// Findings of this user, by name or uid
+    #[arg(long, value_hint = clap::ValueHint::Username)]
+    pub user: Option<String>,
+    /// Rules of a file instead of those built in
+    #[arg(long, value_name = "FILE")]
+    pub rules: Option<PathBuf>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Print the fields that conditions of rules may name
+    #[arg(long, conflicts_with_all = ["json", "rules", "user", "since"])]
+    pub fields: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ScaleArgs {
+    /// Jobs; one alone means all finished runs of its lineage
+    #[arg(value_name = "JOB", required = true)]
+    pub jobs: Vec<String>,
+    /// Workers of each job, in their order, where allocations do not say it
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = number_of_workers)]
+    pub sizes: Vec<f64>,
+    /// Predict the time on this many workers; may be repeated
+    #[arg(long, value_name = "N", value_parser = number_of_workers)]
+    pub at: Vec<f64>,
+    /// Find the number of workers for this time, such as 10m
+    #[arg(long, value_name = "TIME")]
+    pub target: Option<String>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// Two to eight jobs; one alone is compared with the runs of its lineage before it
+    #[arg(value_name = "JOB", required = true)]
+    pub jobs: Vec<String>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,120 @@
+//! `met check`: findings of many jobs, by user and rule. It reads, and writes nothing.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::Result;
+use met_core::job::{LOCAL, Record, State};
+use met_core::{job_table, managers};
+use met_insight::finding::{self, Finding};
+use met_insight::lineage::{Lineage, lineage};
+use met_insight::rules::{self, Rules, user};
+use met_insight::{average, check};
+use serde_json::json;
+
+use super::answering::Known;
+use super::{Machines, export, list};
+use crate::cli::{CheckArgs, FilterArgs};
+use crate::output;
+use crate::view;
+use met_config::Failure;
+use met_query::jobs::{self, AllJobs};
+use met_query::setting::Setting;
+
+const SINCE: &str = "30d";
+/// No rule that needs samples speaks of a shorter job.
+const SHORTEST_NS: i64 = 60_000_000_000;
+
+pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
+    let mut stdout = output::stdout();
+    if args.fields {
+        stdout.write_all(view::findings::fields(&stdout.style()).as_bytes())?;
+        return Ok(0);
+    }
+    let rules = rules(args.rules.as_deref())?;
+    let since = args.since.clone().unwrap_or_else(|| SINCE.to_owned());
+    let filter = FilterArgs { since: Some(since), user: args.user.clone(), ..FilterArgs::default() };
+    // The sums of a user are compared with those of others.
+    let of_all = FilterArgs { since: filter.since.clone(), ..FilterArgs::default() };
+    let mut all = AllJobs::open(setting)?;
+    let records = all.jobs(&list::filter_of(&of_all)?)?;
+    let wanted = list::filter_of(&filter)?;
+    let is_wanted = |record: &Record| match (&wanted.user, wanted.uid) {
+        (None, None) => true,
+        (user, uid) => user.is_some() && record.user == *user || uid.is_some() && record.uid == uid,
+    };
+    if !records.iter().any(is_wanted) {
+        list::unknown_name(setting, &filter)?;
+    }
+    let now_ns = jobs::now_ns();
+    let mut findings = of_jobs(setting, &mut all, &rules, &records, &is_wanted, now_ns)?;
+    for sum in user::sums(&records, now_ns) {
+        let is_his = |record: &Record| record.user.as_deref() == Some(sum.user.as_str()) && is_wanted(record);
+        if records.iter().any(is_his) {
+            findings.extend(rules::findings_of_user(&rules, &sum));
+        }
+    }
+    finding::rank(&mut findings);
+    let is_cluster = records.iter().any(|record| managers::spans_nodes(&record.key.manager));
+    let groups = check::groups(&findings, is_cluster);
+    let count = records.iter().filter(|record| is_wanted(record)).count();
+    if args.json {
+        let object = json!({
+            "jobs": count,
+            "groups": groups.iter().map(view::findings::group).collect::<Vec<_>>(),
+            "findings": findings.iter().map(finding::object).collect::<Vec<_>>(),
+        });
+        writeln!(stdout, "{object}")?;
+    } else {
+        let style = stdout.style();
+        stdout.write_all(view::findings::groups(&groups, count, &style).as_bytes())?;
+    }
+    Ok(0)
+}
+
+/// The rules of a file, or those built in.
+pub fn rules(path: Option<&Path>) -> Result<Rules> {
+    let Some(path) = path else { return Ok(Rules::built_in().clone()) };
+    let shown = path.display();
+    let text = met_host::text_file::read(path)
+        .map_err(|error| Failure::usage(format!("cannot read {shown}: {error}")))?;
+    rules::parse(&text).map_err(|mistake| Failure::usage(format!("{shown}: {mistake}")))
+}
+
+fn of_jobs(
+    setting: &Setting,
+    all: &mut AllJobs,
+    rules: &Rules,
+    records: &[Record],
+    is_wanted: &dyn Fn(&Record) -> bool,
+    now_ns: i64,
+) -> Result<Vec<Finding>> {
+    let mut by_lineage: HashMap<Lineage, Vec<usize>> = HashMap::new();
+    for (index, record) in records.iter().enumerate() {
+        by_lineage.entry(lineage(record)).or_default().push(index);
+    }
+    let machines = Machines::of(setting);
+    let mut findings = Vec::new();
+    for record in records.iter().filter(|record| is_wanted(record) && is_worth_reading(record, now_ns)) {
+        let runs = by_lineage.get(&lineage(record)).into_iter().flatten();
+        // The newest come first, and only a few are looked at.
+        let earlier =
+            runs.map(|&index| &records[index]).filter(|run| run.start_ns < record.start_ns).take(20);
+        let earlier: Vec<Record> = earlier.cloned().collect();
+        let known = Known::read(setting, record, machines.of_job(record), earlier, &mut |table, part| {
+            export::series(all, record, table, part)
+        })?;
+        findings.extend(known.with_job(record, now_ns, |job| rules::findings(rules, job)));
+    }
+    Ok(findings)
+}
+
+/// Series are read of jobs about which something could be said.
+fn is_worth_reading(record: &Record, now_ns: i64) -> bool {
+    let is_long = average::wall_ns(record, now_ns).is_some_and(|wall_ns| wall_ns >= SHORTEST_NS);
+    let killed = record.totals.get(job_table::OOM_KILLS).is_some_and(|kills| kills > 0);
+    record.state != State::Pending
+        && (is_long || killed)
+        && (record.inside.is_none() || record.key.manager != LOCAL)
+}

@@ -1,0 +1,66 @@
+//! `met compare`: jobs side by side, aligned at their start.
+
+use std::io::Write;
+
+use anyhow::Result;
+use met_agent::sampler;
+use met_core::JOB;
+use met_core::job::Record;
+use met_insight::answers::{compared, difference_object};
+use met_insight::lineage;
+use serde_json::json;
+
+use super::{answering, export};
+use crate::cli::CompareArgs;
+use crate::output;
+use crate::view::compare::{self, Compared};
+use met_config::Failure;
+use met_query::jobs::{self, AllJobs};
+use met_query::setting::Setting;
+
+const JOBS_MAX: usize = 8;
+/// One job alone is compared with so many of its earlier runs.
+const EARLIER: usize = 3;
+
+pub fn compare(setting: &Setting, args: &CompareArgs) -> Result<i32> {
+    if args.jobs.len() > JOBS_MAX {
+        return Err(Failure::usage(format!(
+            "at most {JOBS_MAX} jobs can be compared; {} are given",
+            args.jobs.len()
+        )));
+    }
+    let mut all = AllJobs::open(setting)?;
+    let mut records: Vec<Record> =
+        args.jobs.iter().map(|job| all.find_to_show(job)).collect::<Result<_>>()?;
+    let first = records[0].clone();
+    let others = answering::earlier(&mut all, &first)?;
+    let runs = lineage::earlier(&first, &others);
+    if records.len() == 1 {
+        records.extend(runs.iter().take(EARLIER).map(|&run| run.clone()));
+    }
+    if records.len() < 2 {
+        let job = first.label();
+        return Err(Failure::usage(format!(
+            "job {job} has no earlier run; name another job: met compare {job} JOB"
+        )));
+    }
+    let now_ns = jobs::now_ns();
+    let differences = compared::differences(&first, &runs, now_ns);
+    let mut stdout = output::stdout();
+    if args.json {
+        let objects: Vec<_> =
+            records.iter().map(|record| met_insight::json::object(record, now_ns)).collect();
+        let differences: Vec<_> = differences.iter().map(difference_object).collect();
+        writeln!(stdout, "{}", json!({ "jobs": objects, "differences": differences }))?;
+        return Ok(0);
+    }
+    let mut compared = Vec::new();
+    for record in records {
+        let course = export::series(&mut all, &record, &JOB, "")?;
+        let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.shortest());
+        compared.push(Compared { record, course, gap_ms });
+    }
+    let style = stdout.style();
+    stdout.write_all(compare::render(&compared, now_ns, &style).as_bytes())?;
+    Ok(0)
+}

@@ -1,0 +1,104 @@
+//! `met scale`: how a job's time depends on the number of its workers.
+
+use std::io::Write;
+
+use anyhow::Result;
+use met_core::job::{Record, State};
+use met_core::units;
+use met_insight::scale::{self, Bounds, Cost, Plan, Run, System};
+
+use super::answering::{self, Known};
+use super::export;
+use crate::cli::ScaleArgs;
+use crate::output;
+use crate::view;
+use met_config::Failure;
+use met_query::jobs::{self, AllJobs};
+use met_query::setting::Setting;
+
+pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
+    if !args.sizes.is_empty() && args.sizes.len() != args.jobs.len() {
+        let (sizes, jobs) = (args.sizes.len(), args.jobs.len());
+        return Err(Failure::usage(format!(
+            "--sizes has {sizes} numbers for {jobs} jobs; give one for each"
+        )));
+    }
+    let target_s = args.target.as_ref().map(|text| {
+        let target =
+            units::parse_duration(text).map_err(|error| Failure::usage(format!("--target: {error}")))?;
+        Ok::<_, anyhow::Error>(target.as_secs_f64())
+    });
+    let mut all = AllJobs::open(setting)?;
+    let named: Vec<Record> = args.jobs.iter().map(|job| all.find_to_show(job)).collect::<Result<_>>()?;
+    let records = match named.as_slice() {
+        [one] if args.sizes.is_empty() => of_lineage(&mut all, one)?,
+        _ => named.clone(),
+    };
+    let now_ns = jobs::now_ns();
+    let mut found = Found { runs: Vec::new(), costs: Vec::new(), bounds: None };
+    for (index, record) in records.iter().enumerate() {
+        let machine = super::machine(setting, record);
+        // Only the newest is looked at more closely: bounds are of one run.
+        let is_first = index == 0;
+        let known = Known::read(setting, record, machine, Vec::new(), &mut |table, part| {
+            let wanted = is_first && part.is_empty();
+            if wanted {
+                export::series(&mut all, record, table, part)
+            } else {
+                Ok(met_core::series::Course::new(table))
+            }
+        })?;
+        known.with_job(record, now_ns, |job| {
+            let size = args.sizes.get(index).copied().or_else(|| scale::size(job));
+            found.bounds = found.bounds.take().or_else(|| scale::bounds(job).filter(|_| is_first));
+            found.runs.extend(size.and_then(|size| scale::run(job, size)));
+            found.costs.extend(size.and_then(|size| scale::cost(job, size)));
+        });
+    }
+    let newest = &records[0];
+    let systems = systems(setting);
+    let wishes = scale::Wishes { sizes: args.at.clone(), target_s: target_s.transpose()? };
+    let plan = scale::plan(&found.runs, &found.costs, found.bounds, newest, &systems, &wishes);
+    print(newest, &plan, args.json)
+}
+
+struct Found {
+    runs: Vec<Run>,
+    costs: Vec<Cost>,
+    bounds: Option<Bounds>,
+}
+
+/// The runs of the job's lineage that finished, the job first.
+fn of_lineage(all: &mut AllJobs, record: &Record) -> Result<Vec<Record>> {
+    let mut runs = vec![record.clone()];
+    let others = answering::earlier(all, record)?.into_iter();
+    runs.extend(others.filter(|run| run.key != record.key && run.state == State::Finished));
+    Ok(runs)
+}
+
+/// The machines of the configuration.
+fn systems(setting: &Setting) -> Vec<System> {
+    let configured = setting.config.systems.iter();
+    let system = configured.map(|of| System {
+        name: of.name.clone(),
+        cores: of.cores,
+        memory_bytes: of.memory_bytes,
+        gpus: of.gpus,
+        gpu_maker: of.gpu_maker.clone(),
+        gpu_memory_bytes: of.gpu_memory_bytes,
+        core_hour: of.core_hour,
+        gpu_hour: of.gpu_hour,
+    });
+    system.collect()
+}
+
+fn print(record: &Record, plan: &Plan, json: bool) -> Result<i32> {
+    let mut stdout = output::stdout();
+    if json {
+        writeln!(stdout, "{}", view::scale::object(record, plan))?;
+    } else {
+        let style = stdout.style();
+        stdout.write_all(view::scale::render(record, plan, &style).as_bytes())?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,136 @@
+//! Jobs side by side: a table of their figures, and their charts aligned at their start.
+
+use met_core::job::Record;
+use met_core::job_table as column;
+use met_core::series::Course;
+use met_insight::resample::{self, Bin};
+use met_insight::{average, gpu};
+
+use super::plot::{self, Panel};
+use super::{Paint, Style, text};
+use met_core::units;
+
+pub struct Compared {
+    pub record: Record,
+    pub course: Course,
+    pub gap_ms: i64,
+}
+
+const LABEL_COLUMNS: usize = 16;
+
+type Figure = fn(&Record, i64) -> Option<f64>;
+
+fn total(record: &Record, index: usize) -> Option<f64> {
+    Some(met_core::JOB.columns[index].scaled(record.totals.get(index)?))
+}
+
+const ROWS: [(&str, Figure, fn(f64) -> String); 9] = [
+    ("duration", |record, now_ns| Some(average::wall_ns(record, now_ns)? as f64 / 1e9), units::duration),
+    ("CPU time", |record, _| total(record, column::CPU), units::duration),
+    ("cores", average::cores, units::cores),
+    ("memory needed", |record, _| total(record, column::MEMORY_NEEDED_PEAK), units::bytes),
+    ("read", |record, _| total(record, column::READ), units::bytes),
+    ("written", |record, _| total(record, column::WRITTEN), units::bytes),
+    ("GPU use", |record, _| gpu::ratio(record), units::percent),
+    ("energy", |record, _| total(record, column::ENERGY), units::watt_hours),
+    ("emissions", |record, _| total(record, column::EMISSIONS), units::grams),
+];
+
+pub fn render(jobs: &[Compared], now_ns: i64, style: &Style) -> String {
+    let mut lines = table(jobs, now_ns, style);
+    let charts = charts(jobs, style);
+    if !charts.is_empty() {
+        lines.push(String::new());
+        lines.push(charts.trim_end().to_owned());
+    }
+    let drawn = lines.join("\n") + "\n";
+    if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
+
+/// A column for each job; the others with what they are of the first.
+fn table(jobs: &[Compared], now_ns: i64, style: &Style) -> Vec<String> {
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    let head = jobs.iter().map(|job| format!("Job {}", text::escape(&job.record.label())));
+    rows.push([String::new()].into_iter().chain(head).collect());
+    for (label, figure, unit) in ROWS {
+        let values: Vec<Option<f64>> = jobs.iter().map(|job| figure(&job.record, now_ns)).collect();
+        if values.iter().all(Option::is_none) {
+            continue;
+        }
+        let first = values[0].filter(|&first| first > 0.0);
+        let cell = |(index, value): (usize, &Option<f64>)| {
+            let Some(value) = *value else { return "-".to_owned() };
+            match first.filter(|_| index > 0) {
+                Some(first) => format!("{} {:.2}×", unit(value), value / first),
+                None => unit(value),
+            }
+        };
+        rows.push([label.to_owned()].into_iter().chain(values.iter().enumerate().map(cell)).collect());
+    }
+    let width = |index: usize| rows.iter().map(|row| text::width(&row[index])).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    let line = |(at, row): (usize, &Vec<String>)| {
+        let cells = row.iter().zip(&widths).skip(1).map(|(cell, &width)| text::pad_left(cell, width));
+        let line =
+            format!("{}  {}", text::pad_left(&row[0], LABEL_COLUMNS), cells.collect::<Vec<_>>().join("  "));
+        if at == 0 { style.paint(Paint::Bold, &line) } else { line }
+    };
+    rows.iter().enumerate().map(line).collect()
+}
+
+/// All on one axis, as long as the longest.
+fn charts(jobs: &[Compared], style: &Style) -> String {
+    let begin = |job: &Compared| {
+        job.record.start_ns.map(|ns| ns / 1_000_000).or(job.course.times_ms.first().copied())
+    };
+    let long = |job: &Compared| Some(job.course.times_ms.last()? - begin(job)?);
+    let Some(span_ms) = jobs.iter().filter_map(long).max().filter(|&span_ms| span_ms > 0) else {
+        return String::new();
+    };
+    let columns = plot::columns(style);
+    let mut panels = Vec::new();
+    let kinds: [(&str, usize, fn(f64) -> String, f64); 2] = [
+        ("CPU cores", column::CPU, units::cores, 1000.0),
+        ("memory needed", column::MEMORY_NEEDED, units::bytes, 1024.0),
+    ];
+    for (title, index, unit, step) in kinds {
+        for job in jobs {
+            let Some(begin_ms) = begin(job) else { continue };
+            let scale = job.course.table.columns[index].scale;
+            let count = plot::bin_count(columns);
+            let bins = resample::between(&job.course, index, begin_ms, begin_ms + span_ms, count, job.gap_ms);
+            let scaled = |bin: Bin| Bin { mean: bin.mean * scale, max: bin.max * scale };
+            let bins = bins.into_iter().map(|bin| bin.map(scaled)).collect();
+            let title = format!("job {}: {title}", text::escape(&job.record.label()));
+            panels.push(Panel { title, bins, unit, step });
+        }
+    }
+    plot::draw_since_start(&panels, span_ms, columns, style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use met_core::sample;
+
+    #[test]
+    fn jobs_are_side_by_side_and_aligned_at_their_start() {
+        let job = |id, hours: i64| {
+            let mut record = sample::full(id, "train");
+            let mut course = sample::course();
+            let shift_ms = hours * 3_600_000;
+            record.start_ns = course.times_ms.first().map(|first| (first + shift_ms) * 1_000_000);
+            course.times_ms.iter_mut().for_each(|time_ms| *time_ms += shift_ms);
+            Compared { record, course, gap_ms: 10_000 }
+        };
+        let jobs = [job(1, 0), job(2, 5)];
+        let drawn = render(&jobs, sample::NOW_NS, &Style { width: Some(80), ..Style::plain() });
+        assert!(drawn.lines().all(|line| text::width(line) <= 80), "{drawn}");
+        assert!(drawn.contains("1.00×") && drawn.contains("job 2: memory needed"), "{drawn}");
+        let bars = |title: &str| {
+            let at = drawn.lines().position(|line| line.contains(title)).unwrap();
+            drawn.lines().skip(at + 1).take(4).collect::<Vec<_>>()
+        };
+        assert_eq!(bars("job 1: CPU cores"), bars("job 2: CPU cores"), "whenever they began");
+    }
+}

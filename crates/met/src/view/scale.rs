@@ -1,0 +1,176 @@
+//! How a job scales, in words and for programs.
+
+use met_core::job::Record;
+use met_insight::scale::{Bounds, Fit, Interval, Model, Plan, Prediction, Scaling};
+use serde_json::{Value, json};
+
+use super::{Paint, Style, text};
+use met_core::units;
+
+pub fn render(record: &Record, plan: &Plan, style: &Style) -> String {
+    let head = format!("Job {}  {}", text::escape(&record.label()), text::escape(&record.name));
+    let mut lines = vec![style.paint(Paint::Bold, &head)];
+    if let Some(bounds) = &plan.bounds {
+        lines.extend(of_bounds(bounds));
+    }
+    match &plan.scaling {
+        Err(cannot) => {
+            let sizes: Vec<String> = cannot.run_next.iter().map(|size| units::cores(*size)).collect();
+            lines.push(String::new());
+            lines.push(format!("cannot say: {}", cannot.why));
+            lines.push(format!("run it next with N = {} workers", sizes.join(" and ")));
+        }
+        Ok(model) => lines.extend(of_model(model, plan, style)),
+    }
+    lines.extend(of_systems(&plan.systems, style));
+    let drawn = lines.join("\n") + "\n";
+    if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
+
+fn of_bounds(bounds: &Bounds) -> Vec<String> {
+    let mut lines = vec![String::new(), "From this run alone:".to_owned()];
+    lines.extend(bounds.headroom.iter().map(|words| format!("  {words}")));
+    match (bounds.serial_high, bounds.speedup_max) {
+        (Some(serial), Some(speedup)) => lines.push(format!(
+            "  at most {} of its work is serial: at worst {:.1} times faster, with any number of cores",
+            units::percent(serial),
+            speedup
+        )),
+        (Some(serial), None) => {
+            lines.push(format!("  at most {} of its work is serial", units::percent(serial)));
+        }
+        (None, _) => {}
+    }
+    lines
+}
+
+fn percent_range(interval: &Interval) -> String {
+    let [value, low, high] = [interval.value, interval.low, interval.high].map(units::percent);
+    format!("{value} ({low} to {high})")
+}
+
+fn of_model(model: &Scaling, plan: &Plan, style: &Style) -> Vec<String> {
+    let law = match model.model {
+        Model::KarpFlatt => "Karp-Flatt, two sizes",
+        Model::Amdahl => "Amdahl's law",
+        Model::Usl => "universal scalability law",
+    };
+    let runs: usize = model.sizes.iter().map(|(.., runs)| runs).sum();
+    let mut lines = vec![String::new(), format!("{law}, from {runs} runs of {} sizes:", model.sizes.len())];
+    lines.push(format!("  serial share    {}", percent_range(&model.serial)));
+    if model.model == Model::Usl {
+        lines.push(format!("  coherency       {:.2e}", model.coherency.value));
+        lines.push(format!("  fastest with    {} workers", units::cores(model.best_size())));
+    }
+    lines.push(format!(
+        "  at least half of the work is useful up to {} workers",
+        units::cores(model.efficient_size())
+    ));
+    lines.push(String::new());
+    let head =
+        format!("{:>8}  {:>10}  {:<21}{:>8}  {:>9}", "workers", "time", "95 % interval", "speedup", "energy");
+    lines.push(style.paint(Paint::Dim, head.trim_end()));
+    lines.extend(plan.predictions.iter().map(|prediction| row(prediction, model)));
+    if let Some((seconds, size)) = plan.target {
+        let time = units::duration(seconds);
+        lines.push(match size {
+            Some(size) => format!("{time} is reached with {} workers", units::cores(size)),
+            None => format!("{time} is not reached with up to {} workers", units::cores(model.size_max)),
+        });
+    }
+    lines
+}
+
+fn row(prediction: &Prediction, model: &Scaling) -> String {
+    let size = units::cores(prediction.size);
+    let (Some(seconds), Some(speedup)) = (prediction.seconds, prediction.speedup) else {
+        let most = units::cores(model.size_max);
+        return format!("{size:>8}  cannot say: these runs say nothing beyond {most} workers");
+    };
+    let range = format!("{} to {}", units::duration(seconds.low), units::duration(seconds.high));
+    let energy = prediction.joules.map(units::watt_hours).unwrap_or_default();
+    let line = format!(
+        "{size:>8}  {:>10}  {range:<21}{:>8}  {energy:>9}",
+        units::duration(seconds.value),
+        format!("{:.2}", speedup.value)
+    );
+    line.trim_end().to_owned()
+}
+
+fn of_systems(systems: &[Fit], style: &Style) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (index, fit) in systems.iter().enumerate() {
+        if index == 0 {
+            lines.extend([String::new(), style.paint(Paint::Dim, "systems")]);
+        }
+        let mut words = vec![if fit.fits { "fits" } else { "does not fit" }.to_owned()];
+        words.extend(fit.size.zip(fit.seconds).map(|(size, seconds)| {
+            format!("{} on {} cores", units::duration(seconds.value), units::cores(size))
+        }));
+        words.extend(fit.price.map(|price| format!("costs {}", units::money(price))));
+        words.extend(fit.notes.iter().cloned());
+        lines.push(format!(
+            "  {}  {}",
+            text::pad(&text::escape(&fit.name), 12),
+            text::escape(&words.join("; "))
+        ));
+    }
+    lines
+}
+
+pub fn object(record: &Record, plan: &Plan) -> Value {
+    let interval = |of: &Interval| json!({ "low": of.low, "value": of.value, "high": of.high });
+    let model = plan.scaling.as_ref().ok().map(|model| {
+        let sizes = model
+            .sizes
+            .iter()
+            .map(|(size, seconds, runs)| json!({ "size": size, "seconds": seconds, "runs": runs }));
+        json!({
+            "model": model.model.name(),
+            "serial_ratio": interval(&model.serial),
+            "coherency": interval(&model.coherency),
+            "sizes": sizes.collect::<Vec<_>>(),
+            "size_max": model.size_max,
+            "efficient_size": model.efficient_size(),
+            "fastest_size": model.best_size(),
+        })
+    });
+    let prediction = |of: &Prediction| {
+        json!({
+            "size": of.size,
+            "seconds": of.seconds.as_ref().map(interval),
+            "speedup": of.speedup.as_ref().map(interval),
+            "energy_joules": of.joules,
+            "emissions_grams": of.grams,
+            "money": of.money,
+        })
+    };
+    let fit = |of: &Fit| {
+        json!({
+            "name": of.name,
+            "fits": of.fits,
+            "notes": of.notes,
+            "size": of.size,
+            "seconds": of.seconds.as_ref().map(interval),
+            "price": of.price,
+        })
+    };
+    json!({
+        "job": record.label(),
+        "bounds": plan.bounds.as_ref().map(|bounds| json!({
+            "size": bounds.size,
+            "cores": bounds.cores,
+            "serial_ratio_max": bounds.serial_high,
+            "speedup_max": bounds.speedup_max,
+            "headroom": bounds.headroom,
+        })),
+        "scaling": model,
+        "cannot_tell": plan.scaling.as_ref().err().map(|cannot| json!({
+            "why": cannot.why,
+            "run_next": cannot.run_next,
+        })),
+        "predictions": plan.predictions.iter().map(prediction).collect::<Vec<_>>(),
+        "target": plan.target.map(|(seconds, size)| json!({ "seconds": seconds, "size": size })),
+        "systems": plan.systems.iter().map(fit).collect::<Vec<_>>(),
+    })
+}
