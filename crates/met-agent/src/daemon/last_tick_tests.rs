@@ -220,5 +220,5 @@ fn a_tick_copies_nothing_and_the_next_scrape_asks_for_it() {
     }
     let long_ago_ns = clock::realtime_ns() - 100 * SECOND;
     board.post(NodeNow { time_ns: long_ago_ns, ticks: 1, ..NodeNow::default() });
-    assert!(board.page(TEXT).is_ok(), "the sampling thread ticks, and nobody asked");
+    assert!(board.page(TEXT).is_ok(), "the sampling thread ticks, and no scrape came");
 }
