@@ -18,6 +18,8 @@ use met_sinks::snapshot::{About, HeldCard, Job, Person, Rows, Snapshot, allocate
 
 const JOBS: usize = 500;
 const PAGES: usize = 40;
+/// Of the machine that has some.
+const GPUS: usize = 8;
 const LIMIT_MS: f64 = 10.0;
 /// Of the default page, compressed.
 const LIMIT_BYTES: usize = 40_000;
@@ -66,7 +68,7 @@ fn pages(snapshot: &Snapshot, contents: &Contents, gpus: bool) -> Result<f64> {
         let (best_ms, median_ms) = (times_ms[0], times_ms[PAGES / 2]);
         println!("  {what}: {median_ms:.2} ms CPU, best {best_ms:.2}, {bytes} bytes (goal {LIMIT_MS} ms)");
         slowest_ms = slowest_ms.max(median_ms);
-        let is_default = contents.metrics == Selection::default() && !gpus;
+        let is_default = contents.metrics == Selection::default();
         ensure!(!(is_default && gzip) || bytes <= LIMIT_BYTES, "{bytes} bytes are more than {LIMIT_BYTES}");
     }
     Ok(slowest_ms)
@@ -112,8 +114,8 @@ fn snapshot(gpus: bool) -> Snapshot {
             },
         };
         let card = HeldCard {
-            index: (number % 8).to_string(),
-            uuid: format!("GPU-{number:032x}"),
+            index: (number % GPUS).to_string(),
+            uuid: format!("GPU-{:032x}", (number % GPUS + 1) as u128 * 0x2545_f491_4f6c_dd1d_9e37_79b9),
             ..HeldCard::default()
         };
         let cards = if gpus && number.is_multiple_of(10) { vec![card] } else { Vec::new() };
@@ -131,7 +133,11 @@ fn node_tables(gpus: bool) -> Vec<Rows> {
         .filter(|table| !of_jobs(table.name) && !table.is_part_of_jobs() && (gpus || table.name != "gpu"));
     let rows = |table| {
         let mut rows = Rows::new(table);
-        let count = if table.labels.is_empty() { 1 } else { if gpus { 8 } else { 2 } };
+        let count = match table.name {
+            _ if table.labels.is_empty() => 1,
+            "gpu" => GPUS,
+            _ => 2,
+        };
         for part in 0..count {
             let labels: Vec<String> = table.labels.iter().map(|label| format!("{label}-{part}")).collect();
             let cells: Vec<i64> =

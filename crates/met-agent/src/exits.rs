@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use met_core::attribute::JobMap;
 use met_core::process_exits::{Exit, ExitLedger, Gone, Living};
-use met_core::{MISSING, Subject};
+use met_core::{FastMap, MISSING, Subject};
 use met_host::{Host, Targets, TaskRole, TaskTarget, clock, parse};
 use met_sources::taskstats::exits::{Exits, News};
 
@@ -34,7 +34,7 @@ pub struct Departures {
     gaps: u64,
     ledger: ExitLedger,
     /// Whose the processes were before the last look at the machine.
-    before: HashMap<u32, Member>,
+    before: FastMap<u32, Member>,
     news: News,
     reaping: Reaping,
     strangers: Strangers,
@@ -102,7 +102,7 @@ impl Departures {
         self.exits = None;
         self.news = News::default();
         self.reaping = Reaping::default();
-        self.before = HashMap::new();
+        self.before = FastMap::default();
         self.forget_at_ns = None;
     }
 
@@ -192,7 +192,7 @@ impl Departures {
             self.forget_at_ns.get_or_insert(clock::boottime_ns() + FORGET_AFTER_NS);
         }
         self.before = match self.news.is_empty() {
-            true => HashMap::new(),
+            true => FastMap::default(),
             false => members(targets, map),
         };
         self.spent_ns += clock::thread_cpu_ns() - begin_ns;
@@ -302,7 +302,7 @@ impl Strangers {
     }
 }
 
-fn members(targets: &Targets, map: &JobMap) -> HashMap<u32, Member> {
+fn members(targets: &Targets, map: &JobMap) -> FastMap<u32, Member> {
     let member = |&TaskTarget { pid, start_ticks, role, .. }: &TaskTarget| {
         let slot = map.owner(Subject::Task { pid, start_ticks })?;
         Some((pid, Member { slot, keeper: role == TaskRole::Keeper, start_ticks }))
@@ -311,8 +311,8 @@ fn members(targets: &Targets, map: &JobMap) -> HashMap<u32, Member> {
 }
 
 struct View<'a> {
-    before: &'a HashMap<u32, Member>,
-    now: HashMap<u32, Member>,
+    before: &'a FastMap<u32, Member>,
+    now: FastMap<u32, Member>,
     map: &'a JobMap,
     host: &'a Host,
     leaving: Option<u32>,
@@ -415,9 +415,9 @@ fn ignores_children(host: &Host, pid: u32) -> Option<bool> {
 
 /// Figures that end with their process: those of the living as last read, and of the gone.
 pub struct OwnFigures<const COUNT: usize> {
-    living: HashMap<u32, Seen<COUNT>>,
+    living: FastMap<u32, Seen<COUNT>>,
     /// Gone from the list, and no record of their end yet.
-    departed: HashMap<u32, Seen<COUNT>>,
+    departed: FastMap<u32, Seen<COUNT>>,
     ended: [i64; COUNT],
 }
 
@@ -429,7 +429,7 @@ struct Seen<const COUNT: usize> {
 
 impl<const COUNT: usize> Default for OwnFigures<COUNT> {
     fn default() -> OwnFigures<COUNT> {
-        OwnFigures { living: HashMap::new(), departed: HashMap::new(), ended: [0; COUNT] }
+        OwnFigures { living: FastMap::default(), departed: FastMap::default(), ended: [0; COUNT] }
     }
 }
 
@@ -472,7 +472,7 @@ impl<const COUNT: usize> OwnFigures<COUNT> {
     }
 
     pub fn total(&self, index: usize) -> i64 {
-        let sum = |seen: &HashMap<u32, Seen<COUNT>>| seen.values().map(|seen| seen.cells[index]).sum::<i64>();
+        let sum = |seen: &FastMap<u32, Seen<COUNT>>| seen.values().map(|seen| seen.cells[index]).sum::<i64>();
         self.ended[index] + sum(&self.living) + sum(&self.departed)
     }
 }

@@ -35,7 +35,7 @@ use met_core::gpu_holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_core::ladder::Cadence;
 use met_core::provenance::Caveat;
-use met_core::series::Course;
+use met_core::series::{Course, PackedSamples};
 use met_core::{DETAIL, JOB, Table};
 use met_host::{Host, Targets, clock};
 use met_jobs::processes;
@@ -122,7 +122,7 @@ impl Sampler {
             asked: EventsAsked::of_file(&config.perf.events),
             departures: Departures::new(exits::is_off(options)),
             machine: Machine::new(config.node),
-            jobs: Jobs::new(),
+            jobs: Jobs::default(),
         }
     }
 
@@ -286,8 +286,8 @@ impl Sampler {
             ended: if job.profile.kept { gone.ended } else { Default::default() },
         };
         let (gap_ms, processes) = (job.running.gap_ms(), job.counts.processes.list());
-        let course = std::mem::replace(&mut job.course, Course::new(&JOB));
-        let more = job.take_series();
+        let course = job.samples.take().unpack();
+        let more = job.take_series().into_iter().map(|(key, samples)| (key, samples.unpack())).collect();
         Some(Sampled { live, course, more, attached, ends, uncounted, gap_ms, processes })
     }
 
@@ -314,18 +314,23 @@ impl Sampler {
     }
 
     /// The samples taken since the last call, by job.
-    pub fn drain(&mut self) -> Vec<(JobKey, Course)> {
+    pub fn drain(&mut self) -> Vec<(JobKey, PackedSamples)> {
         self.jobs.values_mut().flat_map(Tracked::take_series).collect()
     }
 
     /// The samples of a job that are not drained yet: of itself, its details, or the event that is the `part`.
-    pub fn undrained(&self, slot: u32, table: &Table, part: &str) -> Option<&Course> {
+    pub fn undrained(&self, slot: u32, table: &Table, part: &str) -> Option<&PackedSamples> {
         let job = self.jobs.get(&slot)?;
         match table.name {
-            name if name == JOB.name => Some(&job.course),
-            name if name == DETAIL.name => Some(job.counts.details.series.course()),
+            name if name == JOB.name => Some(&job.samples),
+            name if name == DETAIL.name => Some(job.counts.details.series.samples()),
             _ => job.events.undrained(part),
         }
+    }
+
+    /// When all jobs were last read, in unix time.
+    pub fn all_read_ns(&self) -> i64 {
+        self.schedule.all_read_ns + clock::unix_offset_ns()
     }
 
     /// What the last tick knows.
@@ -337,7 +342,7 @@ impl Sampler {
         tables.extend(self.energy.tables());
         let cells = |(&slot, job): (&u32, &Tracked)| (job.key.clone(), job.cells(slot, &self.energy, now_ns));
         NodeNow {
-            time_ns: now_ns + clock::unix_offset_ns(),
+            time_ns: self.all_read_ns(),
             interval_ns: self.schedule.interval_ns,
             together_ns: self.schedule.cadence.together_ns(),
             ticks: self.schedule.ticks,

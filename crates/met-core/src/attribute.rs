@@ -1,15 +1,13 @@
 //! From what machines, cgroups and processes show to what jobs did.
 
-use std::collections::HashMap;
-
 use crate::detail_table::DETAIL;
-use crate::{Across, Batch, Column, JOB, MISSING, Subject, Table};
+use crate::{Across, Batch, Column, FastMap, JOB, MISSING, Subject, Table};
 
 /// Which job a cgroup or process belongs to: the most specific one. A nested job names the job around it.
 #[derive(Debug, Default)]
 pub struct JobMap {
-    owners: HashMap<Subject, u32>,
-    outer: HashMap<u32, u32>,
+    owners: FastMap<Subject, u32>,
+    outer: FastMap<u32, u32>,
     slots: Vec<u32>,
 }
 
@@ -67,7 +65,7 @@ pub struct Fold {
     target: fn(&Column) -> Option<(usize, Across)>,
     feeds: Vec<(&'static Table, Vec<Feed>)>,
     scratch: Vec<i64>,
-    slots: HashMap<u32, usize>,
+    slots: FastMap<u32, usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +86,7 @@ impl Fold {
     }
 
     fn into(table: &'static Table, target: fn(&Column) -> Option<(usize, Across)>) -> Fold {
-        Fold { table, target, feeds: Vec::new(), scratch: Vec::new(), slots: HashMap::new() }
+        Fold { table, target, feeds: Vec::new(), scratch: Vec::new(), slots: FastMap::default() }
     }
 
     /// Fills `out`, a batch of the fold's table, with a row for every job of `map`.

@@ -51,6 +51,10 @@ pub mod table;
 pub mod text;
 pub mod units;
 
+/// For numbers that the kernel gives out, looked up many times for each job and tick. No user chooses them, so that a
+/// hash that resists collisions on purpose is not needed.
+pub type FastMap<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;
+
 pub use batch::{Batch, MISSING, Row, Subject, Unparsed, Window};
 pub use detail_table::DETAIL;
 pub use job_table::JOB;

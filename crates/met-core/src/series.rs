@@ -1,10 +1,12 @@
 //! The course of a job over time: samples of the job table, and what they sum up to.
 
+mod packed;
 mod thinning;
 
 use crate::job::{Summaries, Summary};
 use crate::rate;
 use crate::{Kind, MISSING, Table};
+pub use packed::PackedSamples;
 pub use thinning::{SPREAD_NAMES, Spread, Spreads, Thinner};
 
 /// Samples of an old job have most columns once a minute: a column that was not read for so long is sparse, while a time

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use met_core::attribute::JobMap;
 use met_core::job::{CgroupPaths, ProcessId};
-use met_core::{Subject, Unparsed};
+use met_core::{FastMap, Subject, Unparsed};
 use met_host::parse::Stat;
 use met_host::{CgroupTarget, Dir, Host, Look, PidPath, Targets, TaskRole, TaskTarget, parse};
 
@@ -42,11 +42,11 @@ pub struct JobSpec {
 pub struct Members {
     jobs: Vec<Job>,
     /// Positions in `jobs` by slot, slots by keeper and by root: all are looked up for every process.
-    index: HashMap<u32, usize>,
-    keepers: HashMap<ProcessId, u32>,
-    roots: HashMap<ProcessId, u32>,
+    index: FastMap<u32, usize>,
+    keepers: FastMap<ProcessId, u32>,
+    roots: FastMap<ProcessId, u32>,
     outer_due: bool,
-    known: HashMap<u32, Known>,
+    known: FastMap<u32, Known>,
     generation: u64,
     living: Vec<(ProcessId, u32)>,
     listed: Vec<(u32, u64)>,

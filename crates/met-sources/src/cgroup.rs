@@ -1,11 +1,10 @@
 //! Control groups: what a job's cgroup counted, in the v1, v2 or hybrid layout.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use met_core::table::{NANO, ONE};
 use met_core::{
-    Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, detail_table as detail,
+    Across, Batch, Column, FastMap, MISSING, Subject, Table, Unit, Unparsed, columns, detail_table as detail,
     job_table,
 };
 use met_host::cgroup::{CgroupDirs, Hierarchies, Kind};
@@ -69,7 +68,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 struct Cgroups {
     budget: Arc<Budget>,
     ns_per_tick: i64,
-    known: HashMap<u64, Entry>,
+    known: FastMap<u64, Entry>,
     generation: u64,
     buffer: Vec<u8>,
 }
@@ -234,7 +233,7 @@ fn open(host: &Host, _: &Options) -> Opened {
     Ok(Box::new(Cgroups {
         budget: Arc::clone(host.budget()),
         ns_per_tick: 1_000_000_000 / host.facts().ticks_per_second,
-        known: HashMap::new(),
+        known: FastMap::default(),
         generation: 0,
         buffer: Vec::new(),
     }))

@@ -1,11 +1,10 @@
 //! Processes: what each process of a job used, and what it took over from children it reaped.
 
-use std::collections::HashMap;
 use std::io;
 
 use met_core::table::{NANO, ONE};
 use met_core::{
-    Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, detail_table as detail,
+    Across, Batch, Column, FastMap, MISSING, Subject, Table, Unit, Unparsed, columns, detail_table as detail,
     job_table,
 };
 use met_host::parse::{self, Stat};
@@ -64,7 +63,7 @@ struct Processes {
     host: Host,
     ns_per_tick: i64,
     page_size_bytes: i64,
-    known: HashMap<u32, Entry>,
+    known: FastMap<u32, Entry>,
     generation: u64,
     buffer: Vec<u8>,
     threads: Vec<u32>,
@@ -93,7 +92,7 @@ fn open(host: &Host, _: &Options) -> Opened {
         host: host.clone(),
         ns_per_tick: 1_000_000_000 / host.facts().ticks_per_second,
         page_size_bytes: host.facts().page_size_bytes,
-        known: HashMap::new(),
+        known: FastMap::default(),
         generation: 0,
         buffer: Vec::new(),
         threads: Vec::new(),

@@ -162,26 +162,27 @@ struct LastBlock {
     data: Vec<u8>,
 }
 
-/// Adds the samples `course[range]`, all of this file's day, that are later than those it has. Runs in the
-/// caller's transaction.
+/// Adds the samples of this file's day that are later than those it has. Runs in the caller's transaction. The last blocks
+/// become one with what is added if they are not much larger: a sample is packed again when its block doubles, and not
+/// whenever others follow it.
 pub(crate) fn append(connection: &Connection, key: &JobKey, course: &Course, day: i64) -> Result<()> {
     let subject = subject_or_new(connection, key)?;
-    let last = last_block(connection, subject, course.table)?;
+    let mut last = last_block(connection, subject, course.table)?;
     let after_ms = last.as_ref().map_or(i64::MIN, |last| last.last_ms);
-    let mut fresh = Course::new(course.table);
     let begin = course.times_ms.partition_point(|&time| day::of_ms(time) < day || time <= after_ms);
     let end = course.times_ms.partition_point(|&time| day::of_ms(time) <= day).max(begin);
     if begin == end {
         return Ok(());
     }
-    if let Some(last) = last.filter(|last| (last.samples as usize) < BLOCK_SAMPLES_MAX) {
-        // A last block that is damaged, or has columns of another version, stays as it is, and a new one begins behind it.
-        if let Ok(Some(before)) = block::decode_known(&last.data, course.table) {
-            fresh = before;
-            connection.prepare_cached("DELETE FROM block WHERE key = ?1")?.execute([last.key])?;
-        }
+    let mut fresh = course.part(begin, end);
+    while let Some(before) = last.filter(|last| is_merged(last.samples, fresh.len())) {
+        // One that is damaged, or has columns of another version, stays as it is, and a new one begins behind it.
+        let Ok(Some(mut together)) = block::decode_known(&before.data, course.table) else { break };
+        connection.prepare_cached("DELETE FROM block WHERE key = ?1")?.execute([before.key])?;
+        together.append(&fresh);
+        fresh = together;
+        last = last_block(connection, subject, course.table)?;
     }
-    fresh.append(&course.part(begin, end));
     let mut data = Vec::new();
     for begin in (0..fresh.len()).step_by(BLOCK_SAMPLES_MAX) {
         let end = fresh.len().min(begin + BLOCK_SAMPLES_MAX);
@@ -191,6 +192,11 @@ pub(crate) fn append(connection: &Connection, key: &JobKey, course: &Course, day
         insert_block(connection, subject, course.table, span_ms, end - begin, &data)?;
     }
     Ok(())
+}
+
+/// Whether a block becomes one with so many samples that follow it.
+fn is_merged(samples: i64, following: usize) -> bool {
+    usize::try_from(samples).is_ok_and(|samples| samples < BLOCK_SAMPLES_MAX.min(2 * following))
 }
 
 pub(crate) fn insert_block(
@@ -321,6 +327,31 @@ mod tests {
 
     fn key(id: &str) -> JobKey {
         JobKey { cluster: None, manager: "slurm".to_owned(), id: id.to_owned(), incarnation: 1 }
+    }
+
+    #[test]
+    fn a_sample_is_packed_again_only_when_its_block_doubles() {
+        let state = tempfile::tempdir().unwrap();
+        let connection = open_for_writing(&state.path().join("day.db"), &SERIES, false).unwrap();
+        let (job, flushes, each) = (key("12"), 400, 6);
+        let mut packed = 0;
+        for flush in 0..flushes {
+            let mut course = Course::new(&met_core::JOB);
+            // The last sample of before is given again, as after a failure.
+            for sample in (flush * each - 1).max(0)..(flush + 1) * each {
+                course.push(sample * 10_000, &vec![sample; met_core::JOB.columns.len()]);
+            }
+            append(&connection, &job, &course, 0).unwrap();
+            let newest = "SELECT samples FROM block ORDER BY key DESC LIMIT 1";
+            packed += connection.query_row(newest, [], |row| row.get::<_, i64>(0)).unwrap();
+        }
+        let mut found = Vec::new();
+        blocks(&connection, &job, &met_core::JOB, (i64::MIN, i64::MAX), &mut found).unwrap();
+        let read: Vec<i64> =
+            found.iter().flat_map(|one| block::decode(&one.data, &met_core::JOB).unwrap().times_ms).collect();
+        assert_eq!(read, (0..flushes * each).map(|sample| sample * 10_000).collect::<Vec<_>>());
+        assert!(found.len() <= 12, "{} blocks", found.len());
+        assert!(packed <= 10 * flushes * each, "{packed} samples were packed for {}", flushes * each);
     }
 
     #[test]

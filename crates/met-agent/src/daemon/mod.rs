@@ -88,6 +88,7 @@ const REST_AFTER: Duration = Duration::from_secs(5);
 pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     place.create()?;
     met_host::name_process(c"met-daemon");
+    memory_release::share_pools();
     let open_files = met_host::raise_open_file_limit().context("cannot raise the limit of open files")?;
     setting.host.budget().follow_limit();
     let in_terminal = std::io::stdin().is_terminal();
@@ -465,8 +466,9 @@ impl Daemon {
             self.service.flush();
             self.service.sweep();
             self.flushed = Some(now);
+            // What was written is not held any more, by jobs or by the writer.
+            memory_release::give_back_free();
             if self.rests {
-                memory_release::give_back_free();
                 memory_release::give_back_code();
             }
         }

@@ -8,7 +8,7 @@ use met_core::Table;
 use met_core::belief::CHARGED;
 use met_core::event;
 use met_core::job::{JobKey, QualityKind, Record};
-use met_core::series::Course;
+use met_core::series::{Course, PackedSamples};
 use met_jobs::scheduler::join;
 use met_sinks::event::Kind;
 use met_store::{Device, StoreError, Writer};
@@ -27,6 +27,9 @@ use crate::sampler::Sampled;
 use met_config::{Config, Storage};
 use met_query::jobs;
 use met_query::live::Live;
+
+/// Series that are written in one transaction: unpacked they take more memory.
+const WRITTEN_TOGETHER: usize = 64;
 
 /// All that a daemon writes to its state folder.
 pub(super) struct Recorder {
@@ -176,9 +179,7 @@ impl Recorder {
     /// Writes what was sampled since the last time.
     pub(super) fn write_samples(&mut self, sampling: &Sampling, registry: &Registry, outputs: &mut Outputs) {
         let drained = sampling.drain();
-        for (key, course) in drained.jobs {
-            self.keep_course(&key, &course, outputs);
-        }
+        self.keep_packed(&drained.jobs, outputs);
         let bus = &mut outputs.bus;
         for (uuid, course) in drained.cards {
             if let Err(error) = self.writer.append_device(&uuid, &course) {
@@ -207,6 +208,21 @@ impl Recorder {
         }
     }
 
+    /// Writes the samples of many jobs, some of them in one transaction. If that fails, those that can be written are.
+    fn keep_packed(&mut self, packed: &[(JobKey, PackedSamples)], outputs: &mut Outputs) {
+        for some in packed.chunks(WRITTEN_TOGETHER) {
+            let courses: Vec<(&JobKey, Course)> = some.iter().map(|(key, one)| (key, one.unpack())).collect();
+            let together: Vec<(&JobKey, &Course)> = courses.iter().map(|(key, one)| (*key, one)).collect();
+            let are_written = self.writer.append_together(&together).is_ok();
+            for (key, course) in &courses {
+                match are_written {
+                    true => Recorder::publish_course(key, course, outputs),
+                    false => self.keep_course(key, course, outputs),
+                }
+            }
+        }
+    }
+
     pub(super) fn keep_course(&mut self, key: &JobKey, course: &Course, outputs: &mut Outputs) {
         if course.is_empty() {
             return;
@@ -214,6 +230,10 @@ impl Recorder {
         if let Err(error) = self.writer.append_course(key, course) {
             tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
         }
+        Recorder::publish_course(key, course, outputs);
+    }
+
+    fn publish_course(key: &JobKey, course: &Course, outputs: &mut Outputs) {
         if outputs.bus.wants(Kind::Samples) && !outputs.is_withheld(&event::of_series_key(key).0) {
             sinks::publish_samples(&mut outputs.bus, Subject::Job(key.clone()), course.clone());
         }

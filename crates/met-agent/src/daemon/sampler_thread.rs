@@ -15,7 +15,7 @@ use met_core::energy::idle::LearnedIdle;
 use met_core::gpu_holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_core::ladder::Cadence;
-use met_core::series::Course;
+use met_core::series::{Course, PackedSamples};
 use met_host::{Host, clock};
 use met_sinks::bus::Ticker;
 use met_sources::{Options, Pulse};
@@ -68,7 +68,7 @@ type Order = Box<dyn FnOnce(&mut Worker) + Send>;
 /// What was sampled since it was last taken out.
 #[derive(Default)]
 pub struct Drained {
-    pub jobs: Vec<(JobKey, Course)>,
+    pub jobs: Vec<(JobKey, PackedSamples)>,
     /// Cards by uuid, and what is known of each.
     pub cards: Vec<(String, Course)>,
     pub devices: Vec<Device>,
@@ -520,7 +520,9 @@ fn ask_for_pages(board: &Arc<Board>, orders: &Arc<Sender<Order>>) {
         let of = of.clone();
         let order: Order = Box::new(move |worker| {
             if let Some(board) = of.upgrade() {
-                board.post(worker.sampler.look_for_page());
+                let sampler = &mut worker.sampler;
+                let is_recent = board.is_recent(sampler.all_read_ns());
+                board.post(if is_recent { sampler.now() } else { sampler.look_for_page() });
             }
         });
         if let Some(orders) = orders.upgrade() {
@@ -581,7 +583,7 @@ impl Worker {
                     self.last_errors.insert(error.source, error.message);
                 }
                 if let Some(board) = board {
-                    board.post(self.sampler.now());
+                    board.ticked();
                 }
                 if let Some(ticker) = ticker {
                     self.sampler.publish_tick(ticker);

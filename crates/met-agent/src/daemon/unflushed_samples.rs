@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use met_core::job::JobKey;
-use met_core::series::Course;
+use met_core::series::{Course, PackedSamples};
 use met_core::{Table, event};
 use met_store::NodePart;
 
@@ -26,24 +26,25 @@ pub(super) fn peek(
     slots: &HashMap<JobKey, u32>,
     undelivered: &Drained,
 ) -> Vec<Course> {
-    let courses: Vec<&Course> = match wanted {
+    match wanted {
         Wanted::Job(key, table, part) => {
             let series = event::series_key(key, part);
-            let is_it = |(of, course): &&(JobKey, Course)| *of == series && course.table.name == table.name;
-            let earlier = undelivered.jobs.iter().filter(is_it).map(|(_, course)| course);
-            earlier.chain(slots.get(key).and_then(|&slot| sampler.undrained(slot, table, part))).collect()
+            let is_it =
+                |(of, samples): &&(JobKey, PackedSamples)| *of == series && samples.table.name == table.name;
+            let earlier = undelivered.jobs.iter().filter(is_it).map(|(_, samples)| samples);
+            let held = slots.get(key).and_then(|&slot| sampler.undrained(slot, table, part));
+            earlier.chain(held).map(PackedSamples::unpack).collect()
         }
         Wanted::Card(uuid) => {
             let earlier = undelivered.cards.iter().filter(|(of, _)| of == uuid).map(|(_, course)| course);
-            earlier.chain(sampler.gpus.undrained(uuid)).collect()
+            earlier.chain(sampler.gpus.undrained(uuid)).cloned().collect()
         }
         Wanted::Part(part) => {
             let is_it =
                 |(label, course): &(&str, &Course)| *label == part.part && course.table.name == part.table;
-            node(sampler, undelivered).filter(is_it).map(|(_, course)| course).collect()
+            node(sampler, undelivered).filter(is_it).map(|(_, course)| course.clone()).collect()
         }
-    };
-    courses.into_iter().cloned().collect()
+    }
 }
 
 /// The parts of the machine with samples from `since_ms` on.
@@ -81,6 +82,12 @@ mod tests {
         course
     }
 
+    fn packed(times_ms: std::ops::Range<i64>) -> PackedSamples {
+        let mut packed = PackedSamples::new(&JOB);
+        times_ms.for_each(|time_ms| packed.push(time_ms, &vec![MISSING; JOB.columns.len()]));
+        packed
+    }
+
     #[test]
     fn what_was_stored_meanwhile_is_not_there_twice_and_a_window_holds() {
         let mut stored = course(0..5);
@@ -103,7 +110,7 @@ mod tests {
         let key = met_core::sample::full(1, "train").key;
         let table = met_sources::catalogue()[0];
         let undelivered = Drained {
-            jobs: vec![(key.clone(), course(0..3)), (key.clone(), course(3..5))],
+            jobs: vec![(key.clone(), packed(0..3)), (key.clone(), packed(3..5))],
             node: vec![(table, "sda".to_owned(), Course::new(table))],
             ..Drained::default()
         };

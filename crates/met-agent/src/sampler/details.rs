@@ -2,7 +2,7 @@
 
 use met_core::attribute::{Fold, JobMap};
 use met_core::process_exits::{Gone, OWN_DETAILS};
-use met_core::series::Course;
+use met_core::series::PackedSamples;
 use met_core::{Batch, DETAIL, JOB, Kind, MISSING, Subject, Table};
 use met_host::Look;
 
@@ -143,13 +143,13 @@ pub(super) fn are_apart(last_ms: Option<i64>, time_ms: i64) -> bool {
 
 /// A series whose samples are some seconds apart, however often it is read.
 pub(super) struct Spaced {
-    course: Course,
+    samples: PackedSamples,
     last_ms: i64,
 }
 
 impl Spaced {
     pub(super) fn new(table: &'static Table) -> Spaced {
-        Spaced { course: Course::new(table), last_ms: i64::MIN }
+        Spaced { samples: PackedSamples::new(table), last_ms: i64::MIN }
     }
 
     pub(super) fn push(&mut self, time_ms: i64, cells: &[i64]) {
@@ -160,20 +160,19 @@ impl Spaced {
 
     /// The last sample may follow the one before at once.
     pub(super) fn push_last(&mut self, time_ms: i64, cells: &[i64]) {
-        if time_ms > self.last_ms && self.course.len() < SAMPLES_MAX {
-            self.course.push(time_ms, cells);
+        if time_ms > self.last_ms && self.samples.len() < SAMPLES_MAX {
+            self.samples.push(time_ms, cells);
             self.last_ms = time_ms;
         }
     }
 
-    pub(super) fn course(&self) -> &Course {
-        &self.course
+    pub(super) fn samples(&self) -> &PackedSamples {
+        &self.samples
     }
 
     /// The samples since the last call, if there are any.
-    pub(super) fn take(&mut self) -> Option<Course> {
-        let fresh = Course::new(self.course.table);
-        (!self.course.is_empty()).then(|| std::mem::replace(&mut self.course, fresh))
+    pub(super) fn take(&mut self) -> Option<PackedSamples> {
+        (!self.samples.is_empty()).then(|| self.samples.take())
     }
 }
 
@@ -212,12 +211,12 @@ mod tests {
         let mut series = Spaced::new(&DETAIL);
         let row = cells(&[(MEMORY_DIRTY, 1)]);
         (0..31).for_each(|second| series.push(second * 1000 - i64::from(second == 10), &row));
-        assert_eq!(series.course().times_ms, [0, 9_999, 20_000, 30_000]);
+        assert_eq!(series.samples().unpack().times_ms, [0, 9_999, 20_000, 30_000]);
         series.push_last(30_500, &row);
         series.push_last(30_500, &row);
-        assert_eq!(series.take().map(|course| course.len()), Some(5));
+        assert_eq!(series.take().map(|samples| samples.len()), Some(5));
         assert!(series.take().is_none());
         (4..SAMPLES_MAX as i64 + 100).for_each(|at| series.push(at * 10_000, &row));
-        assert_eq!(series.course().len(), SAMPLES_MAX);
+        assert_eq!(series.samples().len(), SAMPLES_MAX);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use met_core::attribute::JobMap;
 use met_core::event;
 use met_core::job::{EventCount, JobKey, UncountedEvent};
-use met_core::series::Course;
+use met_core::series::PackedSamples;
 use met_core::{MISSING, Subject};
 use met_sources::Runner;
 use met_sources::perf;
@@ -114,11 +114,11 @@ impl JobEvents {
         }
     }
 
-    pub(super) fn undrained(&self, name: &str) -> Option<&Course> {
-        self.series.iter().find(|(known, _)| known == name).map(|(_, series)| series.course())
+    pub(super) fn undrained(&self, name: &str) -> Option<&PackedSamples> {
+        self.series.iter().find(|(known, _)| known == name).map(|(_, series)| series.samples())
     }
 
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = (&str, Course)> {
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = (&str, PackedSamples)> {
         self.series.iter_mut().filter_map(|(name, series)| Some((name.as_str(), series.take()?)))
     }
 }
@@ -257,6 +257,8 @@ pub(super) fn counts(runner: &Runner, map: &JobMap) -> Vec<(u32, EventCount)> {
 mod tests {
     use met_core::job::QualityKind;
 
+    use met_core::series::Course;
+
     use super::*;
 
     fn count(name: &str, count: i64) -> EventCount {
@@ -276,7 +278,7 @@ mod tests {
         }
         events.close(25_500);
         let drained: Vec<(String, Course)> =
-            events.drain().map(|(name, course)| (name.to_owned(), course)).collect();
+            events.drain().map(|(name, samples)| (name.to_owned(), samples.unpack())).collect();
         let of = |name: &str| &drained.iter().find(|(known, _)| known == name).unwrap().1;
         assert_eq!(of("instructions").times_ms, [0, 10_000, 20_000, 25_500]);
         assert_eq!(of("instructions").columns[event::COUNT], [0, 100, 200, 250]);

@@ -88,7 +88,7 @@ impl Machine {
 }
 
 fn known(sampler: &Sampler, slot: u32, column: usize) -> usize {
-    sampler.jobs[&slot].course.columns[column].iter().filter(|&&cell| cell != MISSING).count()
+    sampler.jobs[&slot].samples.unpack().columns[column].iter().filter(|&&cell| cell != MISSING).count()
 }
 
 fn energy_uj(sampler: &Sampler, slot: u32) -> i64 {
@@ -138,7 +138,7 @@ fn what_is_read_for_a_page_is_in_no_series_and_changes_no_plan() {
     let old = machine.add(&mut sampler, 1, "old", 7200);
     machine.tick_until(&mut sampler, |sampler| sampler.jobs[&old].age.early_ns().is_none());
     let key = sampler.jobs[&old].key.clone();
-    let samples = sampler.jobs[&old].course.len();
+    let samples = sampler.jobs[&old].samples.len();
     let (planned_ns, next_ns) = (sampler.jobs[&old].age.pacing.next_ns(), sampler.schedule.next_ns);
     let shown = |now: &NodeNow| (now.jobs[&key][CPU], now.time_ns);
     let before = shown(&sampler.now());
@@ -153,7 +153,7 @@ fn what_is_read_for_a_page_is_in_no_series_and_changes_no_plan() {
         node.iter().next().unwrap().1[met_sources::node::CPU_USER]
     };
     assert!(cpu_of_node(&page) > 0);
-    assert_eq!(sampler.jobs[&old].course.len(), samples);
+    assert_eq!(sampler.jobs[&old].samples.len(), samples);
     assert_eq!((sampler.jobs[&old].age.pacing.next_ns(), sampler.schedule.next_ns), (planned_ns, next_ns));
 }
 
@@ -167,7 +167,7 @@ fn a_job_in_which_nothing_runs_keeps_its_levels() {
     machine.put("sys/fs/cgroup/old/memory.stat", "anon 5\nfile 0\nshmem 0\n");
     let before = known(&sampler, old, CPU);
     machine.tick_until(&mut sampler, |sampler| known(sampler, old, CPU) > before + 3);
-    let course = &sampler.jobs[&old].course;
+    let course = sampler.jobs[&old].samples.unpack();
     let last = course.len() - 1;
     assert_eq!((course.columns[MEMORY_NEEDED][last], course.columns[THREADS_RUNNING][last]), (1_000_000, 4));
 }

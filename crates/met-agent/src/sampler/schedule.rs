@@ -17,6 +17,8 @@ pub(super) struct Schedule {
     pub(super) interval_ns: i64,
     pub(super) next_ns: i64,
     pub(super) ticks: u64,
+    /// When a tick last read all jobs.
+    pub(super) all_read_ns: i64,
     /// Ticks also without jobs: the machine itself is watched.
     pub(super) watches_node: bool,
     /// When the largest processes are looked for again.
@@ -38,6 +40,7 @@ impl Schedule {
             cadence,
             next_ns: 0,
             ticks: 0,
+            all_read_ns: 0,
             watches_node: false,
             list_ns: 0,
             together_ns: 0,

@@ -106,7 +106,7 @@ fn what_a_job_did_with_a_card_goes_on_after_a_restart() {
     let before = look_until(&mut first, |live| {
         live.gpus.first().is_some_and(|gpu| gpu.used_ns > 0 && gpu.memory_peak_bytes == Some(5000))
     });
-    let course = first.drain().remove(0).1;
+    let course = first.drain().remove(0).1.unpack();
     let devices = first.gpus.devices();
     drop(first);
 
@@ -139,7 +139,7 @@ fn energy_that_was_charged_stays_when_the_library_is_gone() {
     let record = job.record(&host);
     first.add(&record).unwrap();
     let before = look_until(&mut first, |live| energy_uj(live) > 1_000_000);
-    let course = first.drain().remove(0).1;
+    let course = first.drain().remove(0).1.unpack();
     drop(first);
     let mut second = Sleeper::sampler_with(&host, job.folder.path().join("away.so"));
     let slot = second.add(&record).unwrap();
@@ -398,7 +398,7 @@ fn all_energy_of_a_job_is_that_of_its_cards_and_of_the_rest_at_every_moment() {
     let now = first.energy().now().unwrap();
     assert!((200.0..400.0).contains(&now.watts(now.cards_uj)), "{now:?}");
     assert!(now.cards_uj <= now.whole_uj && now.jobs_uj + now.system_uj + now.idle_uj == now.whole_uj);
-    let course = first.drain().remove(0).1;
+    let course = first.drain().remove(0).1.unpack();
     let last = course.len() - 1;
     assert!(course.columns[ENERGY][last] >= course.columns[GPU_ENERGY][last]);
     drop(first);
@@ -426,7 +426,7 @@ fn energy_is_a_lower_bound_after_a_time_in_which_nobody_looked() {
     let mut record = job.record(&host);
     first.add(&record).unwrap();
     let before = look_until(&mut first, |live| energy_uj(live) > 1_000_000 && live.gpus[0].used_ns > 0);
-    let course = first.drain().remove(0).1;
+    let course = first.drain().remove(0).1.unpack();
     drop(first);
     // Quiet for the last samples, and not for long enough to be called idle.
     job.script(0, 10);

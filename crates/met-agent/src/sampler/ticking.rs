@@ -1,18 +1,17 @@
 //! What is done at a tick.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use met_core::gpu::card;
 use met_core::job_table::*;
 use met_core::process_exits::{INHERITED, OWN};
-use met_core::{JOB, MISSING, Subject};
+use met_core::{JOB, MISSING, Subject, Table};
 use met_host::{Look, clock};
 use met_query::hidden_io;
 use met_sources::TickInfo;
 
 use super::membership::Membership;
-use super::tracked::{AsRead, Tracked};
+use super::tracked::{AsRead, Jobs, Tracked};
 use super::{Sampler, events, idling, largest_processes, logging, nesting};
 
 /// Beyond so many jobs the extra readings would cost more than they tell.
@@ -102,7 +101,7 @@ impl Sampler {
 
     fn due_but_for_gpus_ns(&self) -> i64 {
         let few = (self.jobs.len() <= EARLY_JOBS_MAX).then_some(&self.jobs);
-        let early = few.into_iter().flat_map(HashMap::values).filter_map(|job| job.age.early_ns());
+        let early = few.into_iter().flat_map(Jobs::values).filter_map(|job| job.age.early_ns());
         early.chain([self.schedule.next_ns]).min().unwrap_or(self.schedule.next_ns)
     }
 
@@ -142,6 +141,7 @@ impl Sampler {
             self.follow_gpus(now_ns);
         }
         if reads_all {
+            self.schedule.all_read_ns = now_ns;
             self.follow_machine(now_ns);
             self.expect_reading(now_ns);
             self.follow_energy(now_ns);
@@ -327,22 +327,14 @@ impl Sampler {
 
     /// Reads into the books of each job what ends with its processes.
     fn follow_own(&mut self) {
-        for batch in self.runner.batches() {
-            for (index, &column) in OWN.iter().enumerate() {
-                let fed = |(_, from): &(usize, &met_core::Column)| from.feeds == Some(column);
-                let sources: Vec<usize> =
-                    batch.table.columns.iter().enumerate().filter(fed).map(|(from, _)| from).collect();
-                if sources.is_empty() {
-                    continue;
-                }
-                for (row, cells) in batch.rows() {
-                    let Subject::Task { pid, start_ticks } = row.owner else { continue };
-                    let known = sources.iter().map(|&from| cells[from]).filter(|&cell| cell != MISSING);
-                    let Some(sum) = known.reduce(i64::saturating_add) else { continue };
-                    for slot in self.membership.map.owners(row.owner) {
-                        if let Some(job) = self.jobs.get_mut(&slot) {
-                            job.counts.own.see(pid, start_ticks, index, sum);
-                        }
+        for batch in self.runner.batches().iter().filter(|batch| feeds_own(batch.table)) {
+            for (row, cells) in batch.rows() {
+                let Subject::Task { pid, start_ticks } = row.owner else { continue };
+                let sums = own_sums(batch.table, cells);
+                for slot in self.membership.map.owners(row.owner) {
+                    let Some(job) = self.jobs.get_mut(&slot) else { continue };
+                    for (index, &sum) in sums.iter().enumerate() {
+                        job.counts.own.see(pid, start_ticks, index, sum);
                     }
                 }
             }
@@ -426,7 +418,22 @@ impl Sampler {
         job.running.push(time_ms, &cells);
         // The end of a supervised job's course is what its supervisor counted.
         if !kept {
-            job.course.push(time_ms, &cells);
+            job.samples.push(time_ms, &cells);
         }
     }
+}
+
+fn feeds_own(table: &Table) -> bool {
+    table.columns.iter().any(|column| column.feeds.is_some_and(|fed| OWN.contains(&fed)))
+}
+
+/// The figures of a process that end with it, in the order of `OWN`.
+fn own_sums(table: &Table, cells: &[i64]) -> [i64; OWN.len()] {
+    let mut sums = [MISSING; OWN.len()];
+    for (column, &cell) in table.columns.iter().zip(cells).filter(|(_, cell)| **cell != MISSING) {
+        if let Some(index) = column.feeds.and_then(|fed| OWN.iter().position(|&own| own == fed)) {
+            sums[index] = if sums[index] == MISSING { cell } else { sums[index].saturating_add(cell) };
+        }
+    }
+    sums
 }

@@ -1,6 +1,5 @@
 //! A job while it is sampled.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use met_core::belief::set_gpu_totals;
@@ -12,8 +11,8 @@ use met_core::job_table::*;
 use met_core::process_exits::{Gone, INHERITED, OWN};
 use met_core::running::Running;
 use met_core::sampled::Profile;
-use met_core::series::Course;
-use met_core::{Batch, JOB, Kind, MISSING, Subject, gpu_use};
+use met_core::series::{Course, PackedSamples};
+use met_core::{Batch, FastMap, JOB, Kind, MISSING, Subject, gpu_use};
 use met_host::Look;
 use met_query::hidden_io;
 use met_query::live::{Live, PEAK_SPAN_MS};
@@ -28,7 +27,7 @@ use crate::exits::{OwnFigures, Watch};
 use crate::node_energy::NodeEnergy;
 
 /// The jobs that are sampled, by slot.
-pub(super) type Jobs = HashMap<u32, Tracked>;
+pub(super) type Jobs = FastMap<u32, Tracked>;
 
 pub(super) struct Tracked {
     pub(super) key: JobKey,
@@ -36,7 +35,7 @@ pub(super) struct Tracked {
     pub(super) profile: Profile,
     pub(super) age: Age,
     /// Samples that were not taken out yet.
-    pub(super) course: Course,
+    pub(super) samples: PackedSamples,
     pub(super) running: Running,
     pub(super) counts: Counts,
     pub(super) containers: Containers,
@@ -73,7 +72,7 @@ impl Tracked {
             user: record.user.as_deref().map(Arc::from),
             profile: met_jobs::job_cgroup::profile(local),
             age: Age::new(now_ns, record.start_ns),
-            course: Course::new(&JOB),
+            samples: PackedSamples::new(&JOB),
             running: Running::new(gap_ms, PEAK_SPAN_MS),
             counts: Counts::default(),
             containers: Containers::default(),
@@ -133,7 +132,7 @@ impl Tracked {
         let Shared(cells) = row;
         self.counts.hold(cells);
         let time_ms = self.age.unix_ms(now_ns);
-        self.course.push(time_ms, cells);
+        self.samples.push(time_ms, cells);
         self.running.push(time_ms, cells);
     }
 
@@ -161,13 +160,12 @@ impl Tracked {
     }
 
     /// Its samples since the last call, each with the key of its series.
-    pub(super) fn take_series(&mut self) -> Vec<(JobKey, Course)> {
-        let fresh = Course::new(&JOB);
-        let own = (!self.course.is_empty()).then(|| std::mem::replace(&mut self.course, fresh));
+    pub(super) fn take_series(&mut self) -> Vec<(JobKey, PackedSamples)> {
+        let own = (!self.samples.is_empty()).then(|| self.samples.take());
         let details = self.counts.details.series.take();
         let key = &self.key;
-        let of_events = self.events.drain().map(|(name, course)| (event::series_key(key, name), course));
-        own.into_iter().chain(details).map(|course| (key.clone(), course)).chain(of_events).collect()
+        let of_events = self.events.drain().map(|(name, samples)| (event::series_key(key, name), samples));
+        own.into_iter().chain(details).map(|samples| (key.clone(), samples)).chain(of_events).collect()
     }
 
     /// What is known of it so far, but for its energy. `gpus` is since it was added.

@@ -156,23 +156,37 @@ pub(super) struct Parts {
     others: Others,
     /// Lines given so far.
     lines: usize,
+    /// Something changed since they were last reported.
+    pub(super) has_news: bool,
 }
 
 impl Parts {
     pub(super) fn add(&mut self, id: u32, start_ns: i64) {
         let has_line = self.lines < LINES_MAX;
         self.lines += usize::from(has_line);
+        self.has_news = true;
         self.living.insert(id, Living { start_ns, memory: Memory::UNKNOWN, has_line });
     }
 
     /// Returns false for what was not a part.
     fn end(&mut self, id: u32, part: Part) -> bool {
         let Some(living) = self.living.remove(&id) else { return false };
+        self.has_news = true;
         match living.has_line {
             true => self.ended.push(part),
             false => self.others.add(&part),
         }
         true
+    }
+
+    /// Whether the memory of a part was read.
+    pub(super) fn is_read(&self, id: u32) -> bool {
+        self.living.get(&id).is_some_and(|living| living.memory != Memory::UNKNOWN)
+    }
+
+    /// Whether something changed since the last call.
+    pub(super) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.has_news)
     }
 
     /// Parts that have ended and those that are there, each with its own line or among the others of its kind:
@@ -248,10 +262,12 @@ mod tests {
             parts.add(id, 0);
         }
         let beyond = LINES_MAX as u32;
+        assert!(parts.take_news() && !parts.take_news());
         assert_eq!(parts.so_far(part).len(), LINES_MAX + 1);
         let ended = |id: u32| Part { node: "n1".to_owned(), end_ns: Some(i64::from(id)), ..Part::default() };
         assert!(parts.end(beyond, ended(beyond)) && parts.end(0, ended(0)));
         assert!(!parts.end(0, ended(0)), "it has ended already");
+        assert!(parts.take_news());
         assert_eq!(parts.so_far(part).len(), LINES_MAX + 2, "those that have ended have a line of their own");
         let ended: Vec<Option<u64>> = parts.into_ended().iter().map(|part| part.folded).collect();
         assert_eq!(ended, [None, Some(1)]);

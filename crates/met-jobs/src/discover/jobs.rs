@@ -241,7 +241,7 @@ impl Jobs {
     pub(super) fn read_parts(&mut self, tree: &mut Tree, now_ns: i64) {
         for job in self.by_node.values_mut().filter(|job| !job.parts.living.is_empty()) {
             read_parts(tree, job, now_ns);
-            if job.progress.announced {
+            if job.progress.announced && job.parts.take_news() {
                 let parts = job.parts.so_far(|id| part(tree, job, id, None, None));
                 self.events.push(Event::Parts(job.number, parts));
             }
@@ -293,8 +293,14 @@ impl Jobs {
 fn read_parts(tree: &mut Tree, job: &mut Job, now_ns: i64) {
     let parts: Vec<u32> = job.parts.living.keys().copied().collect();
     for part in parts {
-        tree.note_counter(part, false, now_ns);
+        let before_ns = tree.ledger.last_ns(part);
+        let counter_ns = tree.note_counter(part, false, now_ns);
         let Some(node) = tree.nodes.get(&part) else { continue };
+        // What did not run since the last look holds as much memory as then.
+        if counter_ns.is_some() && counter_ns == before_ns && job.parts.is_read(part) {
+            continue;
+        }
+        job.parts.has_news = true;
         let memory = tree.files.memory_of(&node.path);
         job.hang_bell(&tree.files, part, &node.path);
         // On v1 each cgroup counts the kills in itself alone.
