@@ -65,7 +65,7 @@ fn job(number: u64) -> Record {
     }
     record.totals.set(ENERGY, number as i64 * 7919 % 100_003, QualityKind::Measured, "rapl");
     record.allocated.cpus = Some(4);
-    record.scheduling.partition = Some(if number % 3 == 0 { "long" } else { "short" }.to_owned());
+    record.scheduling.partition = Some(if number.is_multiple_of(3) { "long" } else { "short" }.to_owned());
     record
 }
 
@@ -108,7 +108,10 @@ fn lists(state: &Path) -> Result<()> {
 fn sorted_lists(state: &Path) -> Result<()> {
     let text = |text: &str| Some(text.to_owned());
     let list = |what: &str, filter: &Filter| {
-        time(&format!("open, {what}"), || Ok(drop(Reader::open(state)?.jobs(filter)?)))
+        time(&format!("open, {what}"), || {
+            Reader::open(state)?.jobs(filter)?;
+            Ok(())
+        })
     };
     for column in SortColumn::ALL {
         let sort = Some(Sort { column, descending: true });

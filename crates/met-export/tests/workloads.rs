@@ -151,7 +151,7 @@ fn check_page(confusion: &BTreeMap<(&str, &str), Vec<&str>>) {
     for (name, _, why) in OTHERWISE {
         table.push_str(&format!("\n- {name}: {why}"));
     }
-    table.push_str("\n");
+    table.push('\n');
     let path = root().join("docs/answers.md");
     let page = fs::read_to_string(&path).unwrap();
     let (head, rest) = page.split_once(BEGIN).unwrap();

@@ -640,7 +640,7 @@ mod tests {
     #[test]
     fn what_an_earlier_version_overlooks_is_done_here() {
         for pages in [true, false] {
-            let mut jobs = jobs_at(1300, |id| i64::from(id));
+            let mut jobs = jobs_at(1300, i64::from);
             jobs.iter_mut().for_each(|job| job.name = format!("{:04}", 9999 - job.start_ns.unwrap_or(0)));
             jobs[4].command = vec!["needle".to_owned()];
             let daemon = Daemon { jobs, pages, asked: Arc::default() };

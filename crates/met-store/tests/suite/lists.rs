@@ -89,7 +89,7 @@ fn conditions(dice: &mut Dice, start_s: i64) -> Filter {
     let mut filter = Filter { now_ns: (start_s + 3) * SECOND_NS, ..Filter::default() };
     let wanted = &mut filter.conditions;
     match dice.below(14) {
-        0 => wanted.command = text(*dice.one(&["b.py --x=100%_", "a", "%", "_", "'", "PYTHON", ""])),
+        0 => wanted.command = text(dice.one::<&str>(&["b.py --x=100%_", "a", "%", "_", "'", "PYTHON", ""])),
         1 => wanted.partition = text("gpu"),
         2 => wanted.node = text("n1"),
         3 => wanted.tag = text("x"),

@@ -24,7 +24,10 @@ fn total(record: &Record, index: usize) -> Option<f64> {
     Some(met_core::JOB.columns[index].scaled(record.totals.get(index)?))
 }
 
-const ROWS: [(&str, Figure, fn(f64) -> String); 9] = [
+/// A figure in its unit.
+type Words = fn(f64) -> String;
+
+const ROWS: [(&str, Figure, Words); 9] = [
     ("duration", |record, now_ns| Some(average::wall_ns(record, now_ns)? as f64 / 1e9), units::duration),
     ("CPU time", |record, _| total(record, column::CPU), units::duration),
     ("cores", average::cores, units::cores),
@@ -89,7 +92,7 @@ fn charts(jobs: &[Compared], style: &Style) -> String {
     };
     let columns = plot::columns(style);
     let mut panels = Vec::new();
-    let kinds: [(&str, usize, fn(f64) -> String, f64); 2] = [
+    let kinds: [(&str, usize, Words, f64); 2] = [
         ("CPU cores", column::CPU, units::cores, 1000.0),
         ("memory needed", column::MEMORY_NEEDED, units::bytes, 1024.0),
     ];
@@ -99,7 +102,8 @@ fn charts(jobs: &[Compared], style: &Style) -> String {
             let scale = job.course.table.columns[index].scale;
             let count = plot::bin_count(columns);
             let bins = resample::between(&job.course, index, begin_ms, begin_ms + span_ms, count, job.gap_ms);
-            let scaled = |bin: Bin| Bin { mean: bin.mean * scale, max: bin.max * scale };
+            let scaled =
+                |bin: Bin| Bin { min: bin.min * scale, mean: bin.mean * scale, max: bin.max * scale };
             let bins = bins.into_iter().map(|bin| bin.map(scaled)).collect();
             let title = format!("job {}: {title}", text::escape(&job.record.label()));
             panels.push(Panel { title, bins, unit, step });

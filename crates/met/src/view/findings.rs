@@ -6,9 +6,10 @@ use met_insight::report::Amount;
 use met_insight::rules::{Explanation, Rule, fields};
 use serde_json::{Value, json};
 
-use super::report::{amount, saving};
+use super::report::saving;
 use super::{Paint, Style, text};
 use met_core::units;
+use met_insight::report::words::amount;
 
 const COLUMNS: usize = 80;
 

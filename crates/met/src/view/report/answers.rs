@@ -6,9 +6,9 @@ use met_insight::answers::{Answers, Difference, Limit, Phase, PhaseKind};
 use met_insight::finding::{Finding, Saving};
 use met_insight::report::{Amount, Measure, Report};
 
-use super::amounts::amount;
 use super::{LABEL_COLUMNS, Page, SEPARATOR, filled};
 use crate::view::{Paint, text};
+use met_insight::report::words::amount;
 
 /// More phases than this are one that alternates.
 const PHASES_MAX: usize = 8;
