@@ -189,6 +189,6 @@ mod tests {
         assert_eq!(ids(&short), ["9", "8"]);
         assert_eq!(short.next, Some(Cursor::of(&page(&[8], false).jobs[0])));
         let whole = joined(vec![page(&[9], false), page(&[9, 2], false)], order, None);
-        assert_eq!((ids(&whole), whole.next), (vec!["9", "2"], None), "a job that both have is one");
+        assert_eq!((ids(&whole), &whole.next), (vec!["9", "2"], &None), "a job that both have is one");
     }
 }
