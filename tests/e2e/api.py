@@ -1,8 +1,14 @@
 """The API of daemon and server: the same answers as the commands give, and nothing for those who may not see them."""
 
 import base64
+import csv
+import gzip
+import http.client
+import io
 import json
 import os
+import re
+import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -10,16 +16,22 @@ import urllib.request
 from cluster import all_the_same, cluster
 from harness import Skip, check, each, equal, eventually, need_root, test
 from prometheus import HASH, free_port
+from web_site import SACCT, Browser, JOBS, Site, script
+
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 OPERATOR = ("ann", "secret")
-EVERY_PATH = ("/api/v1/jobs", "/api/v1/jobs/1", "/api/v1/jobs/1/series", "/api/v1/jobs/1/series?card=x", "/api/v1/jobs/1/series?event=x", "/api/v1/nodes")
+#: What is asked where the OpenAPI document cannot be read; where it can, it says which endpoints there are.
+EVERY_PATH = ("/api/v1/jobs", "/api/v1/jobs/1", "/api/v1/jobs/1/series", "/api/v1/jobs/1/series?card=x", "/api/v1/jobs/1/series?event=x",
+              "/api/v1/jobs/1/processes", "/api/v1/nodes", "/api/v1/nodes/n1", "/api/v1/nodes/n1/series", "/api/v1/users", "/api/v1/accounts",
+              "/api/v1/energy", "/api/v1/emissions", "/api/v1/catalogue", "/api/v1/health", "/api/v1/openapi.json", "/api/v1/stream")
 
 
 class Asked:
     """One answer: its status, and what it says."""
 
-    def __init__(self, url, login=None, token=None):
-        request = urllib.request.Request(url)
+    def __init__(self, url, login=None, token=None, headers=None):
+        request = urllib.request.Request(url, headers=headers or {})
         if login:
             request.add_header("Authorization", "Basic " + base64.b64encode(":".join(login).encode()).decode())
         if token:
@@ -29,7 +41,9 @@ class Asked:
         except urllib.error.HTTPError as error:
             answer = error
         with answer:
-            self.status, self.text = answer.status, answer.read().decode()
+            self.status, self.headers, self.bytes = answer.status, answer.headers, answer.read()
+        packed = self.headers.get("Content-Encoding") == "gzip"
+        self.text = (gzip.decompress(self.bytes) if packed else self.bytes).decode()
 
     def json(self):
         equal(self.status, 200, f"status, of {self.text}")
@@ -37,7 +51,7 @@ class Asked:
 
     def refused(self, status):
         equal(self.status, status, f"status, of {self.text}")
-        check('"job"' not in self.text and "jobs" not in self.text, "nothing is said of jobs:", self.text)
+        check('"job"' not in self.text and '"jobs"' not in self.text, "nothing is said of jobs:", self.text)
         return self.text
 
 
@@ -282,3 +296,247 @@ def a_server_has_the_series_of_events_and_details_of_its_nodes(world):
         eventually(lambda: ask("/series?details=1")["times"], "a sample of details")
         check(ask("/series?details=1")["columns"]["memory_virtual_bytes"][0] > 0, ask("/series?details=1"))
         equal(ask("/series?event=nothing")["times"], [], "samples of an event that was not counted")
+
+
+@test
+def answers_are_cached_compressed_and_csv_where_that_is_wanted(world):
+    web, port = os.path.join(world.root, "web.yml"), free_port()
+    with open(web, "w") as file:
+        file.write(f"basic_auth_users: {{ann: {HASH}}}\n")
+    world.configure(f"sampling:\n  interval: 100ms\nhttp:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann\n")
+    for name in ("=1+1", "two\nlines", 'a,"b"'):
+        world.me.run_to_end("sh", "-c", "sleep 0.3", options=("--name", name))
+    world.me.daemon_pid()
+    ask = lambda path, **headers: Asked(f"http://127.0.0.1:{port}{path}", login=OPERATOR, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    plain = ask("/api/v1/jobs")
+    equal((plain.headers["Cache-Control"], "Accept-Encoding" in plain.headers["Vary"]), ("private, no-cache", True), "caching")
+    packed = ask("/api/v1/jobs", Accept_Encoding="gzip")
+    check(len(packed.bytes) < len(plain.bytes) / 2 and packed.text == plain.text, "compressed:", len(packed.bytes), len(plain.bytes))
+    again = ask("/api/v1/jobs", If_None_Match=plain.headers["ETag"])
+    equal((again.status, again.bytes), (304, b""), "an answer that has not changed")
+    rows = list(csv.DictReader(io.StringIO(ask("/api/v1/jobs?format=csv").text, newline="")))
+    objects = plain.json()["jobs"]
+    equal([row["id"] for row in rows], [job["job"]["id"] for job in objects], "ids")
+    # What a spreadsheet would run, and what would be another row, is text in one cell.
+    equal([row["name"] for row in rows], ['a,"b"', "two\\nlines", "'=1+1"], "names")
+    equal([row["wall_seconds"] for row in rows], [str(job["totals"]["wall_seconds"]) for job in objects], "wall time")
+    equal(ask("/api/v1/jobs?columns=id,state", Accept="text/csv").text.splitlines()[0], "id,state", "chosen columns")
+    few = ask("/api/v1/jobs?format=csv&limit=2")
+    rest = ask("/api/v1/jobs" + re.search("<([^>]*)>", few.headers["Link"]).group(1))
+    equal(len(few.text.splitlines()) + len(rest.text.splitlines()), 2 + 3, "lines of two pages, each with a header")
+    job = objects[0]["job"]["id"]
+    start_ms = objects[0]["window"]["from_ms"]
+    check(0 < objects[0]["window"]["to_ms"] - start_ms < 600_000, objects[0]["window"])
+    equal(ask(f"/api/v1/jobs?since={start_ms}").json()["jobs"][0]["job"]["id"], job, "a time in milliseconds")
+    reduced = ask(f"/api/v1/jobs/{job}/series?points=3&columns=cpu_seconds,memory_needed_bytes").json()
+    equal(len(reduced["times"]), 3, "points")
+    check(set(reduced["columns"]) <= {"cpu_seconds", "memory_needed_bytes"} and reduced["columns"], reduced)
+    for column in reduced["columns"].values():
+        for low, mean, high in zip(column["min"], column["mean"], column["max"]):
+            check(mean is None or low <= mean * 1.000001 and mean <= high * 1.000001, column)
+    names = ask(f"/api/v1/jobs/{job}/series?points=3&format=csv").text.splitlines()[0].split(",")
+    check(names[0] == "time" and "cpu_seconds_mean" in names, names)
+    kinds = {row["name"]: row["kind"] for row in csv.DictReader(io.StringIO(ask("/api/v1/catalogue?format=csv&table=job").text))}
+    equal((kinds["cpu_seconds"], kinds["memory_needed_bytes"]), ("counter", "gauge"), "kinds")
+    problem = ask("/api/v1/jobs?limit=0")
+    equal((problem.status, problem.headers["Content-Type"], json.loads(problem.text)["field"]), (400, "application/problem+json", "limit"), "what is wrong")
+
+
+class Stream:
+    """The live stream of one viewer."""
+
+    def __init__(self, port, headers, path="/api/v1/stream"):
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=100)
+        self.connection.request("GET", path, headers=headers)
+        self.answer, self.text = self.connection.getresponse(), ""
+
+    def until(self, ends):
+        """All that came until this holds of one event."""
+        while True:
+            line = self.answer.fp.readline() if not self.answer.chunked else self.answer.readline()
+            if not line:
+                return self.text
+            self.text += line.decode()
+            if line.startswith(b"data: ") and ends(json.loads(line[6:])):
+                return self.text
+
+    def rest(self):
+        return self.until(lambda event: False)
+
+    def close(self):
+        self.connection.close()
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}"}
+
+
+@test
+def a_daemon_streams_starts_figures_and_ends(world):
+    web, port = os.path.join(world.root, "web.yml"), free_port()
+    with open(web, "w") as file:
+        file.write(f"basic_auth_users: {{ann: {HASH}}}\n")
+    world.configure(f"sampling:\n  interval: 100ms\nhttp:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann\n")
+    world.me.run_to_end("true")
+    world.me.daemon_pid()
+    login = {"Authorization": "Basic " + base64.b64encode(b"ann:secret").decode()}
+    stream = Stream(port, login)
+    equal((stream.answer.status, stream.answer.headers["Content-Type"]), (200, "text/event-stream"), "answer")
+    job = world.me.run(*world.workload("burn_until_terminated", world.me.path("used"), world.me.path("ready")), options=("--name", "live"))
+    stream.until(lambda event: event["job"].get("name") == "live" and event["job"]["state"] == "running")
+    check("event: started" in stream.text, stream.text)
+    stream.until(lambda event: "name" not in event["job"] and event["job"]["id"] == job and event["totals"].get("cpu_seconds", 0) > 0.2)
+    check("event: figures" in stream.text, stream.text)
+    world.me.met("cancel", job).ok()
+    stream.until(lambda event: event["job"]["id"] == job and event["job"]["state"] != "running")
+    check("event: ended" in stream.text, stream.text)
+    # Four streams are enough for one login.
+    more = [Stream(port, login) for _ in range(4)]
+    equal([one.answer.status for one in more], [200, 200, 200, 429], "status of further streams")
+    for one in [stream, *more]:
+        one.close()
+    eventually(lambda: opened(port, login), "a place that was left is free")
+
+
+def opened(port, headers):
+    stream = Stream(port, headers)
+    stream.close()
+    return stream.answer.status == 200
+
+
+#: Words of the jobs that somebody may not see.
+SECRETS = {"zoe": "ada bob eve physics chemistry private collide detect titrate thesis", "bob": "eve chemistry titrate private thesis"}
+#: How a job, and how nothing is asked for; and the same for what filters name.
+JOB_FILTERS = (("user", "eve", "nix"), ("account", "chemistry", "nothing"), ("name", "titrate", "nowhere"), ("uid", "5003", "6003"),
+               ("command", "titrate", "nowhere"), ("tag", "secret", "nonsuch"))
+
+
+def endpoints(document, job, node):
+    """Every endpoint of the document, with a job and a node."""
+    paths = {path: path.replace("{job}", job).replace("{node}", node) for path in document["paths"] if path != "/api/v1/stream"}
+    for path, operation in ((path, one["get"]) for path, one in document["paths"].items() if path in paths):
+        has_csv = "text/csv" in operation["responses"]["200"]["content"]
+        yield paths[path], "{" in path
+        if has_csv:
+            yield paths[path] + "?format=csv", "{" in path
+        if path.endswith("/series"):
+            yield paths[path] + "?points=10", "{" in path
+    check(len(paths) >= 14, "endpoints of the document", list(paths))
+
+
+def knows(text, words):
+    return sorted(word for word in words.split() if re.search(rf"\b{word}\b", text))
+
+
+@test
+def no_endpoint_shows_what_is_not_the_viewers(world):
+    site = Site(world)
+    site.text += f"server:\n  accounts_file: {site.path('accounts', 'physics: ada, bob')}\n"
+    with site:
+        browser = Browser(site)
+        zoe, bob, node = site.enroll("zoe"), site.enroll("bob"), world.me.met("server", "enroll", "n1").ok().out.strip()
+        former = site.enroll("former", "--operator")
+        world.me.met("server", "expel", "--operator", "former").ok()
+        left = Browser(site).log_in(token=bob)
+        equal(left.get("/api/v1/jobs").status, 200, "with a session")
+        cookie = dict(left.cookies)
+        left.post("/logout", {"csrf": left.get("/logout").field("csrf")})
+        expired = {"Cookie": "; ".join(f"{name}={value}" for name, value in cookie.items())}
+        document = browser.get("/api/v1/openapi.json", token=site.operator).json()
+        everywhere = list(endpoints(document, "slurm:3", "n1"))
+        nowhere = [path for path, _ in endpoints(document, "slurm:77", "n1")]
+        shown = 0
+        for (path, is_one), missing in zip(everywhere, nowhere):
+            whole = browser.get(path, token=site.operator)
+            equal(whole.status, 200, f"status of {path} for an operator, of {whole.text}")
+            shown += bool(knows(whole.text, SECRETS["bob"]))
+            for who, headers, status in (("a stranger", {}, 401), ("a revoked operator", bearer(former), 401), ("a node", bearer(node), 403),
+                                         ("a wrong token", bearer("0" * 64), 401), ("an expired session", expired, 401)):
+                answer = browser.send("GET", path, headers, cookies=False)
+                equal(answer.status, status, f"status of {path} for {who}")
+                equal(knows(answer.text, SECRETS["zoe"]), [], f"what {who} learns from {path}")
+            for who, token in (("zoe", zoe), ("bob", bob)):
+                answer = browser.get(path, token=token)
+                if is_one and "/jobs/" in path:
+                    other = browser.get(missing, token=token)
+                    equal((answer.status, other.status), (404, 404), f"status of {path} for {who}")
+                    equal(answer.text.replace("slurm:3", "?"), other.text.replace("slurm:77", "?"), f"what is hidden, and what does not exist: {path}")
+                else:
+                    equal(answer.status, 200, f"status of {path} for {who}, of {answer.text}")
+                    if knows(whole.text, SECRETS[who]) and not path.endswith("openapi.json"):
+                        equal(knows(answer.text, SECRETS[who]), [], f"what {who} learns from {path}")
+        check(shown >= 8, "endpoints that show an operator something of these jobs:", shown)
+        # Bob sees what is his account's, and only that.
+        equal(browser.names(bob), ["collide", "detect"], "bob's jobs")
+        equal([one["name"] for one in browser.get("/api/v1/users", token=bob).json()["users"]], ["ada", "bob"], "users whom bob sees")
+        equal({one["name"]: one["jobs"] for one in browser.get("/api/v1/accounts", token=bob).json()["accounts"]}, {"physics": 2}, "accounts and jobs")
+        filters_tell_nothing(browser, (zoe, bob))
+
+
+def filters_tell_nothing(browser, tokens):
+    """A filter that names something hidden finds as much as one that names nothing."""
+    for name, hidden, nothing in JOB_FILTERS:
+        for token in tokens:
+            for more in ("", "&format=csv", "&sort=energy:desc", "&limit=1", "&state=finished"):
+                found = [browser.get(f"/api/v1/jobs?{name}={word}{more}", token=token) for word in (hidden, nothing)]
+                equal([one.status for one in found], [200, 200], f"status for {name}={hidden}{more}")
+                equal(found[0].text, found[1].text, f"what {name}={hidden}{more} finds")
+                check("Link" not in found[0].headers, found[0].headers)
+    for path in ("/api/v1/stream?job=slurm:3", "/api/v1/stream?job=titrate"):
+        for token in tokens:
+            equal(browser.get(path, token=token).status, 404, f"status of {path}")
+
+
+@test
+def a_stream_of_a_server_has_the_viewers_jobs_and_ends_with_the_token(world):
+    site = Site(world)
+    with site:
+        zoe = site.enroll("zoe")
+        for headers, status in (({}, 401), (bearer("0" * 64), 401)):
+            equal(Stream(site.port, headers).answer.status, status, "status")
+        of_zoe, of_all = Stream(site.port, bearer(zoe)), Stream(site.port, bearer(site.operator))
+        equal((of_zoe.answer.status, of_all.answer.status), (200, 200), "status")
+        # Two more jobs end: one of somebody else, then one of hers.
+        jobs = (*JOBS, (5, "eve", "chemistry", "distil"), (6, "zoe", "physics", "weigh"))
+        begin = re.search("BEGIN|Start=\"%d\" % ([0-9]+)", open(os.path.join(site.programs, "sacct")).read()).group(1)
+        script(os.path.join(site.programs, "sacct.new"), SACCT.replace("JOBS", repr(jobs), 1).replace("BEGIN", begin))
+        os.rename(os.path.join(site.programs, "sacct.new"), os.path.join(site.programs, "sacct"))
+        named = lambda name: lambda event: event["job"].get("name") == name
+        of_all.until(named("distil"))
+        text = of_zoe.until(named("weigh"))
+        equal(knows(text, "eve chemistry distil ada bob collide"), [], "what zoe learns of others")
+        world.me.met("server", "expel", "--user", "zoe").ok()
+        equal(knows(of_zoe.rest(), "eve distil"), [], "until the end, which comes")
+        of_all.close()
+
+
+def schemathesis(world, url, authorization):
+    """Lets schemathesis send requests that fit the document, and others that do not."""
+    installed = subprocess.run([os.path.join(HERE, "python-packages"), "schemathesis"], capture_output=True, text=True, check=False)
+    if installed.returncode:
+        raise Skip(installed.stdout.strip() or installed.stderr.strip())
+    python = installed.stdout.strip()
+    command = [os.path.join(os.path.dirname(python), "schemathesis"), "run", f"{url}/api/v1/openapi.json", "--header", f"Authorization: {authorization}",
+               "--phases", "examples,coverage,fuzzing", "--max-examples", "5", "--seed", "1", "--workers", "1",
+               "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,ignored_auth,unsupported_method",
+               "--exclude-path", "/api/v1/stream", "--request-timeout", "60", "--no-shrink", "--suppress-health-check", "all"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=world.root, env={**os.environ, "NO_COLOR": "1", "COLUMNS": "180"})
+    check(found.returncode == 0, "schemathesis:", found.stdout[-6000:], found.stderr[-2000:])
+    check(re.search(r"[0-9]+ generated", found.stdout), "cases were generated:", found.stdout[-2000:])
+
+
+@test
+def schemathesis_finds_nothing_in_the_api_of_a_daemon(world):
+    web, port = os.path.join(world.root, "web.yml"), free_port()
+    with open(web, "w") as file:
+        file.write(f"basic_auth_users: {{ann: {HASH}}}\n")
+    world.configure(f"sampling:\n  interval: 100ms\nhttp:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann\n")
+    world.me.run_to_end("sh", "-c", "sleep 0.3", options=("--name", "train"))
+    world.me.daemon_pid()
+    schemathesis(world, f"http://127.0.0.1:{port}", "Basic " + base64.b64encode(b"ann:secret").decode())
+
+
+@test
+def schemathesis_finds_nothing_in_the_api_of_a_server(world):
+    with Site(world) as site:
+        schemathesis(world, f"http://127.0.0.1:{site.port}", f"Bearer {site.operator}")

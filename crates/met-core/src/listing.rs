@@ -179,7 +179,7 @@ pub fn gpus(record: &Record) -> Option<i64> {
 /// Mean use of its GPUs: a million is one GPU fully used.
 pub fn gpu_millionths(record: &Record) -> Option<i64> {
     let mean = record.summaries.get(GPU_UTILIZATION)?.mean;
-    mean.is_finite().then(|| (mean * 1e3) as i64)
+    mean.is_finite().then_some((mean * 1e3) as i64)
 }
 
 /// Cores busy on average.

@@ -27,6 +27,9 @@ const REFUSALS: [(&str, &str); 6] = [
     ("503", "something does not work here"),
 ];
 
+/// Unix milliseconds, how long ago, a day or RFC 3339; more is accepted.
+const TIME: &str = "^([0-9]{1,13}|[0-9]{1,4}[smhdw]|20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])(T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z)?)$";
+
 pub(super) fn document() -> Result<Value, Problem> {
     let paths = ENDPOINTS.iter().fold(PathsBuilder::new(), |paths, endpoint| {
         paths.path(endpoint.path, PathItem::new(HttpMethod::Get, operation(endpoint)))
@@ -119,13 +122,20 @@ fn schema(kind: Kind) -> Schema {
         }
         Kind::Amount => ObjectBuilder::new().schema_type(Type::Number).minimum(Some(0.0)).into(),
         Kind::Time => {
-            text().examples([json!("2026-01-31T12:00:00Z"), json!("1769860800000"), json!("24h")]).into()
+            let examples = [json!("2026-01-31T12:00:00Z"), json!("1769860800000"), json!("24h")];
+            text().pattern(Some(TIME)).examples(examples).into()
         }
-        Kind::Duration => text().examples([json!("90"), json!("10m")]).into(),
+        Kind::Duration => {
+            text().pattern(Some("^[0-9]{1,6}(s|m|h|d|)$")).examples([json!("90"), json!("10m")]).into()
+        }
         Kind::Cursor => text().max_length(Some(1024)).into(),
         Kind::Flag => ObjectBuilder::new().schema_type(Type::Boolean).into(),
         Kind::Choice(words) => {
             ObjectBuilder::new().schema_type(Type::String).enum_values(Some(words.iter().copied())).into()
+        }
+        Kind::Table => {
+            let names = met_sources::catalogue().into_iter().map(|table| table.name);
+            ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names)).into()
         }
         Kind::Sort => {
             let names = SortColumn::ALL.map(SortColumn::name);

@@ -45,6 +45,8 @@ pub enum Kind {
     List,
     Choice(&'static [&'static str]),
     Cursor,
+    /// A table of the catalogue.
+    Table,
     /// A column of a list, and a direction.
     Sort,
 }
@@ -299,6 +301,10 @@ fn read(parameter: &Parameter, text: &str) -> Result<Value, String> {
             false => Err(format!("{text:?} is not one of {}", choices.join(", "))),
         },
         Kind::Sort => text.parse().map(Value::Sort),
+        Kind::Table => match met_sources::table(text) {
+            Some(table) => Ok(Value::Text(table.name.to_owned())),
+            None => Err(format!("no table named {text:?}; /api/v1/catalogue lists all")),
+        },
         Kind::Cursor => {
             let wrong = || format!("{text:?} is not the `next` of an earlier answer");
             decode(text).map(Value::Cursor).ok_or_else(wrong)

@@ -168,11 +168,7 @@ pub(super) fn of_node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
     let window_ms =
         (if begin_ms == i64::MIN { now_ms - NODE_USUAL_MS } else { begin_ms }, end_ms.min(now_ms));
     let table = given.text("table");
-    let known = table.as_deref().map(|name| {
-        let unknown = || Problem::field("table", format!("no table named {name:?}; see /api/v1/catalogue"));
-        met_sources::table(name).ok_or_else(unknown)
-    });
-    let known = known.transpose()?;
+    let known = table.as_deref().and_then(met_sources::table);
     if known.is_none() && given.list("columns").is_some() {
         return Err(Problem::field("columns", "give the table, too"));
     }
