@@ -174,7 +174,8 @@
       height: 150,
       padding: [8, 8, 0, 0],
       legend: { show: false },
-      cursor: { y: false, sync: { key: "met" }, drag: { x: true, y: false, setScale: false } },
+      // The cursor is shared; what is chosen in one chart is chosen once.
+      cursor: { y: false, sync: { key: "met", filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } }, drag: { x: true, y: false, setScale: false } },
       scales: { x: { time: true }, y: { range: () => [0, chart.top] } },
       axes: [
         axis({ values: timeLabels, size: 24, space: 70 }),

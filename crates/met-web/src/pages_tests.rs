@@ -170,7 +170,12 @@ fn check_harmless(path: &str, page: &str) {
                 "{path}: {tag}"
             );
         }
-        for bad in [" style=", " onload", " onerror", " onclick", "href=\"javascript:", "src=\"javascript:"] {
+        // What is inside quotes is text, but for addresses.
+        let names: String = tag.split('"').step_by(2).collect::<Vec<_>>().join("\"").to_ascii_lowercase();
+        for bad in [" style=", " onload", " onerror", " onclick"] {
+            assert!(!names.contains(bad), "{path}: {tag}");
+        }
+        for bad in ["href=\"javascript:", "src=\"javascript:"] {
             assert!(!tag.to_ascii_lowercase().contains(bad), "{path}: {tag}");
         }
     }
@@ -255,7 +260,7 @@ fn pages_are_asked_for_again_and_assets_stay_for_ever() {
     let ok = format!("/assets/{}", assets::ASSETS.script.name);
     for (path, cache) in [
         ("/jobs", "private, no-cache"),
-        ("/jobs/nosuch", "private, no-cache"),
+        ("/jobs/nosuch", "no-store"),
         (ok.as_str(), "public, max-age=31536000, immutable"),
     ] {
         let (_, headers, _) = get_from(Vec::new(), Some("operator"), path);
@@ -275,7 +280,7 @@ fn the_address_holds_the_list_and_what_is_wrong_is_said_beside_the_form() {
         page.contains("value=\"alice\"") && page.contains("option value=\"finished\" selected"),
         "the form shows the query"
     );
-    assert!(page.contains(">Energy<") && !page.contains(">Duration</"), "only the chosen columns");
+    assert!(page.contains("c-energy_joules") && !page.contains("c-wall_seconds"), "only the chosen columns");
     assert!(page.contains("rel=\"next\""), "there is more");
     assert!(page.contains(
         "api/v1/jobs?limit=4&amp;user=alice&amp;state=finished&amp;columns=job%2Cenergy_joules&amp;format=csv"

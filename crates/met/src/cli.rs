@@ -476,7 +476,7 @@ pub struct WebArgs {
     /// Only print the link
     #[arg(long)]
     pub no_open: bool,
-    /// End when nobody has looked for half an hour
+    /// End after half an hour without a request
     #[arg(long, hide = true)]
     pub background: bool,
 }

@@ -124,7 +124,7 @@ def zoom(visit, asked):
     visit.page.wait_for_url("**from=*")
     zoomed = visit.page.url
     visit.page.go_back()
-    visit.page.wait_for_function("() => !location.search.includes('from=')")
+    visit.page.wait_for_url(lambda url: "from=" not in url)
     return {"before": before, "zoomed": zoomed, "after": visit.page.url, "reading": reading}
 
 
