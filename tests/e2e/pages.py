@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 
 from harness import Skip, check, each, equal, eventually, test
@@ -203,6 +204,35 @@ def a_link_works_once_and_a_second_met_web_gives_another(world):
         equal(curl(shown).out.strip(), "200", "a link to the job")
     world.met("web", "--listen", "0.0.0.0:0").refused("loopback")
     world.met("web", "nosuch").refused("nosuch")
+
+
+@test
+def a_link_to_a_job_starts_a_listener_that_holds_no_pipe_of_its_caller(world):
+    world.me.run_to_end("true", options=("--name", "train"))
+    # Its output is read to the end: one that the listener held would keep this waiting.
+    link = world.met("show", "train", "--web").ok().out.strip()
+    listeners = in_background(world.me)
+    try:
+        equal(len(listeners), 1, "listeners")
+        equal(world.me.finish(world.me.start("python3", "-c", FETCH, link)).out.strip(), "200", "the link")
+    finally:
+        for pid in listeners:
+            os.kill(pid, signal.SIGTERM)
+        eventually(lambda: not in_background(world.me), "the end of the listener")
+
+
+def in_background(user):
+    """The processes of `met web --background` that a user has."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as line, open(f"/proc/{pid}/environ", "rb") as environment:
+                is_ours = f"XDG_RUNTIME_DIR={user.runtime}".encode() in environment.read().split(b"\0")
+                if b"--background" in line.read().split(b"\0") and is_ours:
+                    found.append(int(pid))
+        except OSError:
+            continue
+    return found
 
 
 #: Follows a link with the cookie that it sets.

@@ -122,6 +122,12 @@ fn say(link: &str, args: &WebArgs) -> Result<i32> {
     let mut stdout = output::stdout();
     writeln!(stdout, "{link}")?;
     stdout.flush()?;
+    if args.background {
+        // The reader of `met show --web` waits until nothing holds its pipes.
+        let nothing = fs::OpenOptions::new().write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stderr(&nothing)?;
+        rustix::stdio::dup2_stdout(&nothing)?;
+    }
     if !args.no_open && !args.background && has_screen() {
         // Its own output is of no interest, and it may stay.
         let opened = Command::new("xdg-open")
