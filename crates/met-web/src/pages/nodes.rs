@@ -23,7 +23,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     let (wanted, show) = (asked.get("name").unwrap_or(""), asked.get("show").unwrap_or(""));
     let is_wanted = |node: &&NodeStatus| node.name.contains(wanted) && fits(node, show);
     let mut nodes: Vec<&NodeStatus> = all.iter().filter(is_wanted).collect();
-    nodes.sort_by(|one, other| natural(&one.name).cmp(&natural(&other.name)));
+    nodes.sort_by_key(|node| natural(&node.name));
     let content = html! {
         div.head {
             h1 { "Nodes" }
