@@ -307,6 +307,29 @@ def cluster(world, *arguments, **options):
         made.close()
 
 
+@test
+def what_is_said_of_a_job_on_a_server_stays_there(world):
+    with cluster(world, nodes=1) as made:
+        node = made.nodes[0]
+        node.met("run", "--wait", "--name", "b", "--", "true").ok()
+        running = node.met("run", "--print-id", "--name", "a", "--", "sh", "-c", "while :; do sleep 0.1; done").ok().out.strip()
+        eventually(lambda: len(made.ask("list", "--json").ok().json()) == 2, "both are on the server")
+        node.met("tag", running, "+from-node").ok()
+        eventually(lambda: made.ask("show", f"{running}@n1", "--json").ok().json().get("tags") == ["from-node"], "the node's tag arrives")
+        made.ask("tag", f"{running}@n1", "+good").ok()
+        made.ask("note", f"{running}@n1", "seen by an operator").ok()
+        node.met("cancel", running).ok()
+        over = lambda: made.ask("show", f"{running}@n1", "--json").ok().json()["job"]["state"] != "running"
+        eventually(over, "the end arrives")
+        shown = made.ask("show", f"{running}@n1", "--json").ok().json()
+        equal((shown["tags"], shown["note"]), (["from-node", "good"], "seen by an operator"), "after its end")
+        listed = lambda *options: [one["job"]["name"] for one in made.ask("list", "--json", *options).ok().json()]
+        equal(listed("--sort", "name"), ["a", "b"], "sorted by the server")
+        equal(listed("--sort", "name:desc", "--limit", "1"), ["b"], "reversed")
+        equal((listed("--tag", "good"), listed("--command", "sleep 0.1"), listed("--node", "n1", "--sort", "cpu")[0] in "ab"), (["a"], ["a"], True), "filtered by it")
+        made.ask("tag", f"{running}@n1", "+Not-A-Tag").refused("not a tag")
+
+
 #: What a node says of a job and its server must say as well.
 COMPARED = ("state", "exit_code", "signal", "name", "user", "start", "end")
 

@@ -6,7 +6,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use met_core::conditions::Conditions;
+use met_core::grouping::{SumBy, SumSpan};
 use met_core::job::{JobKey, LOCAL, QualityKind, Record, State};
+use met_core::job_table::ENERGY;
+use met_core::listing::{Sort, SortColumn};
 use met_core::series::Course;
 use met_core::{JOB, Kind, MISSING};
 use met_store::inbox::JobDir;
@@ -59,6 +63,9 @@ fn job(number: u64) -> Record {
     for column in 0..16 {
         record.totals.set(column, number as i64 * column as i64, QualityKind::Measured, "cgroup");
     }
+    record.totals.set(ENERGY, number as i64 * 7919 % 100_003, QualityKind::Measured, "rapl");
+    record.allocated.cpus = Some(4);
+    record.scheduling.partition = Some(if number % 3 == 0 { "long" } else { "short" }.to_owned());
     record
 }
 
@@ -86,12 +93,55 @@ fn lists(state: &Path) -> Result<()> {
     list("open, newest 50 of one user", user, 50)?;
     let failed = Filter { states: vec![State::Failed], limit: Some(50), ..Filter::default() };
     list("open, the 20 that failed of 100,000", failed, 20)?;
+    sorted_lists(state)?;
     time("open, find one by id", || {
         ensure!(Reader::open(state)?.find(None, "50000")?.len() == 1);
         Ok(())
     })?;
     time("open, newest of a name", || {
         ensure!(Reader::open(state)?.newest_named("experiment-3")?.is_some());
+        Ok(())
+    })
+}
+
+/// The first 100 by every column, by every condition, and what jobs are together; goal: 100 ms each.
+fn sorted_lists(state: &Path) -> Result<()> {
+    let text = |text: &str| Some(text.to_owned());
+    let list = |what: &str, filter: &Filter| {
+        time(&format!("open, {what}"), || Ok(drop(Reader::open(state)?.jobs(filter)?)))
+    };
+    for column in SortColumn::ALL {
+        let sort = Some(Sort { column, descending: true });
+        let filter = Filter { sort, limit: Some(100), with_summaries: true, ..Filter::default() };
+        list(&format!("first 100 by {}", column.name()), &filter)?;
+    }
+    let conditions = [
+        ("command", Conditions { command: text("--seed=999"), ..Conditions::default() }),
+        ("no command has it", Conditions { command: text("nowhere"), ..Conditions::default() }),
+        ("node", Conditions { node: text("node1"), ..Conditions::default() }),
+        ("partition", Conditions { partition: text("long"), ..Conditions::default() }),
+        ("tag", Conditions { tag: text("good"), ..Conditions::default() }),
+        ("duration", Conditions { min_duration_ns: Some(1), ..Conditions::default() }),
+        ("energy", Conditions { min_energy_uj: Some(1), ..Conditions::default() }),
+        ("efficiency", Conditions { max_efficiency: Some(0.5), ..Conditions::default() }),
+    ];
+    for (what, conditions) in conditions {
+        let sort = Some(Sort { column: SortColumn::Cpu, descending: true });
+        for (order, sort) in [("newest", None), ("first by cpu", sort)] {
+            let conditions = conditions.clone();
+            let filter =
+                Filter { sort, conditions, limit: Some(100), with_summaries: true, ..Filter::default() };
+            list(&format!("{order} 100 by condition: {what}"), &filter)?;
+        }
+    }
+    let all = Filter::default();
+    time("open, users and accounts", || {
+        ensure!(Reader::open(state)?.memberships(&all)?.len() == 40);
+        Ok(())
+    })?;
+    let span = SumSpan { by: SumBy::User, from_ns: 0, to_ns: i64::MAX };
+    time("open, energy of all users", || {
+        ensure!(Reader::open(state)?.sums(&all, &span)?.len() == 40);
         Ok(())
     })
 }

@@ -2,14 +2,22 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bounds::COMMAND_BYTES_MAX;
 use crate::job::Record;
 use crate::job_table::ENERGY;
 use crate::listing::{MILLION, duration_ns, efficiency_millionths};
 
+/// The command line as it is searched: its words joined by spaces, as much of them as a record usually holds.
+pub fn searched_command(record: &Record) -> String {
+    let mut command = record.command.join(" ");
+    command.truncate(command.floor_char_boundary(COMMAND_BYTES_MAX));
+    command
+}
+
 /// All of these must hold. A job of which the figure is unknown passes no condition on it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conditions {
-    /// Is somewhere in the command line, whose words are joined by spaces.
+    /// Is somewhere in the command line ([`searched_command`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,7 +62,7 @@ impl Conditions {
         let at_least =
             |least: Option<i64>, value: Option<i64>| least.is_none_or(|least| value >= Some(least));
         let partition = record.scheduling.partition.as_ref();
-        self.command.as_ref().is_none_or(|part| record.command.join(" ").contains(part))
+        self.command.as_ref().is_none_or(|part| searched_command(record).contains(part))
             && self.partition.as_ref().is_none_or(|wanted| partition == Some(wanted))
             && self.node.as_ref().is_none_or(|node| record.nodes.contains(node))
             && self.tag.as_ref().is_none_or(|tag| record.annotation.tags.contains(tag))

@@ -83,6 +83,21 @@ pub fn memberships<'r>(records: impl IntoIterator<Item = &'r Record>) -> Vec<Mem
     found.into_values().collect()
 }
 
+/// Those of the same user and account as one.
+pub fn joined(memberships: Vec<Membership>) -> Vec<Membership> {
+    let mut found: BTreeMap<(Option<String>, Option<String>), Membership> = BTreeMap::new();
+    for one in memberships {
+        let known = found.entry((one.user.clone(), one.account.clone())).or_default();
+        *known = Membership {
+            jobs: known.jobs + one.jobs,
+            first_start_ns: earlier(known.first_start_ns, one.first_start_ns),
+            last_start_ns: known.last_start_ns.max(one.last_start_ns),
+            ..one
+        };
+    }
+    found.into_values().collect()
+}
+
 named! {
     /// What jobs are summed by.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

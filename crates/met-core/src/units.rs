@@ -344,6 +344,36 @@ pub fn parse_size(text: &str) -> Result<u64, ParseError> {
     multiply(number, unit_bytes).and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(refuse)
 }
 
+/// `500Wh`, `2kWh`, `3MJ` or plain joules, in microjoules.
+pub fn parse_energy(text: &str) -> Result<i64, ParseError> {
+    let refuse =
+        || ParseError(format!("{text:?} is not an energy; write 500Wh, 2kWh, 3MJ or a number of joules"));
+    let (number, unit) = split_number(text.trim());
+    let unit_uj: u128 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "j" => 1_000_000,
+        "kj" => 1_000_000_000,
+        "mj" => 1_000_000_000_000,
+        "wh" => 3_600_000_000,
+        "kwh" => 3_600_000_000_000,
+        "mwh" => 3_600_000_000_000_000,
+        _ => return Err(refuse()),
+    };
+    multiply(number, unit_uj).and_then(|energy| i64::try_from(energy).ok()).ok_or_else(refuse)
+}
+
+/// `0.5` or `50%`.
+pub fn parse_ratio(text: &str) -> Result<f64, ParseError> {
+    let refuse = || ParseError(format!("{text:?} is not a ratio; write 0.5 or 50%"));
+    let (number, unit) = split_number(text.trim());
+    let scale = match unit.trim() {
+        "" => 1.0,
+        "%" => 100.0,
+        _ => return Err(refuse()),
+    };
+    let ratio: f64 = number.parse().map_err(|_| refuse())?;
+    if ratio.is_finite() { Ok(ratio / scale) } else { Err(refuse()) }
+}
+
 fn split_number(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()))
 }

@@ -37,6 +37,12 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
     if !record.events.is_empty() {
         object["events"] = events::object(record, now_ns);
     }
+    if !record.annotation.tags.is_empty() {
+        object["tags"] = json!(record.annotation.tags);
+    }
+    if let Some(note) = &record.annotation.note {
+        object["note"] = json!(note);
+    }
     if !record.processes.is_empty() {
         object["processes"] = record.processes.iter().map(process).collect();
     }

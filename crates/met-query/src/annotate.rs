@@ -1,11 +1,12 @@
 //! Tags and notes of jobs, the one thing that people write about them.
 
 use anyhow::Result;
-use met_config::Failure;
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::job::JobKey;
 
 use crate::viewer::Viewer;
+
+pub use met_config::Failure;
 
 /// Keeps what people say of jobs: a daemon, a server, or whoever has the files.
 pub trait Annotates {

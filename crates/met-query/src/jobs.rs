@@ -13,6 +13,7 @@ mod remote;
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
+use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::belief;
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::{self, sort_ns};
@@ -24,6 +25,7 @@ use met_jobs::processes;
 use met_store::inbox::JobDir;
 use met_store::{NodePart, PROCESS_ROWS, Page, Queries, StoreError};
 
+use crate::annotate::no_such_job;
 use crate::client::Unreachable;
 use crate::query::{PAGE_SAMPLES, Query};
 use crate::setting::Setting;
@@ -53,6 +55,8 @@ trait Source: Query {
     fn remove(&mut self, key: &JobKey) -> Result<()>;
     /// Keeps the end of a job that nobody waited for.
     fn close(&mut self, end: &Record) -> Result<()>;
+    /// Changes what people say of a job.
+    fn annotate(&mut self, key: &JobKey, change: &AnnotationChange) -> Result<Annotation>;
 }
 
 /// Whoever answers a command knows who asks, by the connection or by the owner of the files.
@@ -102,12 +106,15 @@ impl AllJobs {
         AllJobs { sources, warned: Vec::new(), layouts, host: None }
     }
 
-    /// Newest first.
+    /// In the order of the filter.
     pub fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
         let mut warnings = Vec::new();
         let jobs = self.gather(|source| every_page(source, filter, &mut warnings))?;
         self.warn(warnings);
         let mut jobs = merge(jobs);
+        if filter.sort.is_some() {
+            filter.order().sort(&mut jobs);
+        }
         if jobs.is_empty() {
             self.check_read()?;
         }
@@ -278,19 +285,31 @@ impl AllJobs {
 
     /// Tells the end of a job to whoever has it.
     pub fn close(&mut self, end: &Record) -> Result<()> {
-        let job = JobRef::Id {
-            manager: Some(end.key.manager.clone()),
-            id: end.key.id.clone(),
-            node: None,
-            user: None,
-        };
         for source in &mut self.sources {
-            if every_found(source.as_ref(), CALLER, &job)?.iter().any(|known| known.key == end.key) {
+            if has(source.as_ref(), &end.key)? {
                 source.close(end)?;
             }
         }
         Ok(())
     }
+
+    /// Changes what people say of a job, wherever it is kept.
+    pub fn annotate(&mut self, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
+        let mut said = None;
+        for source in &mut self.sources {
+            if has(source.as_ref(), key)? {
+                said = Some(source.annotate(key, change)?);
+            }
+        }
+        said.ok_or_else(no_such_job)
+    }
+}
+
+/// Whether a source has a job.
+fn has(source: &dyn Source, key: &JobKey) -> Result<bool> {
+    let (manager, id) = (Some(key.manager.clone()), key.id.clone());
+    let job = JobRef::Id { manager, id, node: None, user: None };
+    Ok(every_found(source, CALLER, &job)?.iter().any(|known| known.key == *key))
 }
 
 /// The table of a job's further series of this name.
@@ -310,9 +329,7 @@ fn every_page(source: &dyn Source, filter: &JobsFilter, warnings: &mut Vec<Strin
         warnings.extend(said);
         match next {
             // One that does not get on is not asked for ever.
-            Some(next) if jobs.len() < wanted && page.after.as_ref().is_none_or(|after| next < *after) => {
-                page.after = Some(next);
-            }
+            Some(next) if jobs.len() < wanted && page.continues_at(&next) => page.after = Some(next),
             _ => return Ok(jobs),
         }
     }
@@ -496,6 +513,10 @@ mod tests {
         fn close(&mut self, _: &Record) -> Result<()> {
             Ok(())
         }
+
+        fn annotate(&mut self, _: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
+            change.apply(&Annotation::default(), 1).map_err(anyhow::Error::msg)
+        }
     }
 
     #[test]
@@ -576,7 +597,9 @@ mod tests {
                     jobs.truncate(filter.limit.unwrap_or_default());
                     next = jobs.last().map(Cursor::of);
                 }
-                return Ok(Reply::JobsPage { jobs, next, warnings: vec!["one is missing".to_owned()] });
+                let warnings = vec!["one is missing".to_owned()];
+                // As one that overlooks conditions and orders.
+                return Ok(Reply::JobsPage { jobs, next, warnings, protocol: 0 });
             }
             jobs.retain(|job| filter.until_ns.is_none_or(|until_ns| sort_ns(job) < until_ns));
             filter.retain(&mut jobs);
@@ -614,6 +637,25 @@ mod tests {
         assert_eq!(source.jobs(&JobsFilter::default()).unwrap().len(), 2600);
     }
 
+    #[test]
+    fn what_an_earlier_version_overlooks_is_done_here() {
+        for pages in [true, false] {
+            let mut jobs = jobs_at(1300, |id| i64::from(id));
+            jobs.iter_mut().for_each(|job| job.name = format!("{:04}", 9999 - job.start_ns.unwrap_or(0)));
+            jobs[4].command = vec!["needle".to_owned()];
+            let daemon = Daemon { jobs, pages, asked: Arc::default() };
+            let mut source = AllJobs::of(vec![Box::new(Remote::new(daemon))], Vec::new());
+            let sort = Some("name".parse().unwrap());
+            let sorted = source.jobs(&JobsFilter { sort, ..JobsFilter::default() }).unwrap();
+            assert_eq!((sorted.len(), sorted[0].key.id.as_str()), (1300, "1300"), "{pages}");
+            assert!(sorted.is_sorted_by(|one, next| one.name < next.name));
+            let mut found = JobsFilter::default();
+            found.conditions.command = Some("needle".to_owned());
+            let found = source.jobs(&found).unwrap();
+            assert_eq!((found.len(), found[0].key.id.as_str()), (1, "5"), "{pages}");
+        }
+    }
+
     /// Has examined many jobs for every page and found none that fits.
     struct Endless(Arc<AtomicUsize>);
 
@@ -622,7 +664,7 @@ mod tests {
             let Request::Jobs(JobsFilter { pid: Some(4711), .. }) = request else { bail!("{request:?}") };
             let asked = self.0.fetch_add(1, Ordering::Relaxed) as i64;
             let next = Some(Cursor::at(-asked, met_core::sample::full(1, "train").key));
-            Ok(Reply::JobsPage { jobs: Vec::new(), next, warnings: Vec::new() })
+            Ok(Reply::JobsPage { jobs: Vec::new(), next, warnings: Vec::new(), protocol: 0 })
         }
 
         fn what(&self) -> &'static str {

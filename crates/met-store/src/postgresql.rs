@@ -19,7 +19,11 @@ use crate::sql::{Dialect, Each, Mismatch, Noted, Row, Sql, Value};
 
 /// The first version that there was here, and what turns each into the next. Released ones are never changed.
 const FIRST_VERSION: i64 = 3;
-const MIGRATIONS: &[&str] = &[include_str!("schema/postgres-3.sql"), include_str!("schema/postgres-4.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("schema/postgres-3.sql"),
+    include_str!("schema/postgres-4.sql"),
+    include_str!("schema/postgres-5.sql"),
+];
 const VERSION: i64 = FIRST_VERSION + MIGRATIONS.len() as i64 - 1;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,6 +39,7 @@ static DIALECT: Dialect = Dialect {
     // refuses to read one with a NUL in any of its texts.
     has_cards: "detail LIKE '%\"gpus\":[{%'",
     numbers: "SELECT json_array_elements_text(?1::text::json)::bigint",
+    position: "strpos",
     bytewise: " COLLATE \"C\"",
 };
 

@@ -8,11 +8,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use met_core::belief::believe;
-use met_core::conditions::Conditions;
 use met_core::energy::emission::Factor;
-use met_core::job::{JobKey, LOCAL, Record, State};
-use met_core::listing::{self, Cursor, Order, Sort, id_number, sort_ns};
-use met_core::member::{ACCOUNTS_MAX, Member};
+use met_core::job::{JobKey, LOCAL, Record};
+use met_core::listing::{self, id_number};
 use met_core::series::Course;
 use met_core::{JOB, Table, event, gpu};
 use rustix::fs::{FlockOperation, OFlags};
@@ -23,6 +21,7 @@ use crate::day;
 use crate::device::{self, Allocation, Device};
 use crate::error::StoreError;
 use crate::factors;
+use crate::filter::Filter;
 use crate::inbox::{self, JobDir};
 use crate::node::{self, NodePart};
 use crate::postgresql::Postgres;
@@ -48,138 +47,6 @@ const DEVICE_VERSION: i64 = 2;
 /// From which version on jobs have a number that says when they were written.
 const CHANGE_VERSION: i64 = 3;
 
-/// Which jobs to list. The default is all of them.
-#[derive(Clone, Debug, Default)]
-pub struct Filter {
-    /// Started then or later.
-    pub since_ns: Option<i64>,
-    /// Behind this one in the list.
-    pub after: Option<Cursor>,
-    /// A page ends when the records in it have so many bytes; with one at least.
-    pub max_bytes: Option<usize>,
-    /// Started before then.
-    pub until_ns: Option<i64>,
-    /// Any of these; none named means any at all.
-    pub states: Vec<State>,
-    pub uid: Option<u32>,
-    pub user: Option<String>,
-    pub name: Option<String>,
-    pub manager: Option<String>,
-    pub account: Option<String>,
-    /// Of all these only what a user and the user's accounts own.
-    pub member: Option<Member>,
-    pub limit: Option<usize>,
-    pub with_summaries: bool,
-    /// Only jobs that had a card, or that live and may have got one since they were last written.
-    pub with_cards: bool,
-    /// Only jobs of which a process with this number is known. No index has these: a page ends when
-    /// [`PROCESS_ROWS`] jobs were examined.
-    pub pid: Option<u32>,
-    /// `None`: newest first.
-    pub sort: Option<Sort>,
-    pub conditions: Conditions,
-    /// Until when running jobs have run.
-    pub now_ns: i64,
-}
-
-impl Filter {
-    pub fn accepts(&self, record: &Record) -> bool {
-        self.since_ns.is_none_or(|since_ns| sort_ns(record) >= since_ns)
-            && self.after.as_ref().is_none_or(|after| self.order().is_behind(record, after))
-            && self.until_ns.is_none_or(|until_ns| sort_ns(record) < until_ns)
-            && (self.states.is_empty() || self.states.contains(&record.state))
-            && self.uid.is_none_or(|uid| record.uid == Some(uid))
-            && self.user.as_ref().is_none_or(|user| record.user.as_ref() == Some(user))
-            && self.name.as_ref().is_none_or(|name| record.name == *name)
-            && self.manager.as_ref().is_none_or(|manager| record.key.manager == *manager)
-            && self.pid.is_none_or(|pid| record.has_process(pid))
-            && (!self.with_cards || record.state.is_live() || !record.gpus.is_empty())
-            && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
-            && self.member.as_ref().is_none_or(|member| member.sees(record))
-            && self.conditions.accept(record, self.order().as_of_ns)
-    }
-
-    /// Whether the columns and indexes of `job` suffice for it.
-    fn is_plain(&self) -> bool {
-        self.sort.is_none() && self.conditions.is_empty()
-    }
-
-    /// The order of the list.
-    pub fn order(&self) -> Order {
-        Order::new(self.sort, self.after.as_ref(), self.now_ns)
-    }
-
-    fn sql<'f>(&'f self, dialect: &sql::Dialect, after: Option<&'f Cursor>) -> (String, Vec<Value<'f>>) {
-        let mut conditions = Vec::new();
-        let mut values: Vec<Value<'_>> = Vec::new();
-        let known: [(&str, Value<'_>); 7] = [
-            // Always there: without a condition on the first column of an index, SQLite reads and sorts all jobs.
-            ("sort_ns >=", Value::Integer(self.since_ns.unwrap_or(i64::MIN))),
-            ("sort_ns <", self.until_ns.into()),
-            ("uid =", self.uid.into()),
-            ("\"user\" =", self.user.as_ref().into()),
-            ("name =", self.name.as_ref().into()),
-            ("manager =", self.manager.as_ref().into()),
-            ("account =", self.account.as_ref().into()),
-        ];
-        for (condition, value) in known.into_iter().filter(|(_, value)| *value != Value::Null) {
-            values.push(value);
-            conditions.push(format!("{condition} ?{}", values.len()));
-        }
-        if let Some(member) = &self.member {
-            conditions.push(owned_by(member, &mut values));
-        }
-        if let Some(Cursor { start_ns, key, .. }) = after {
-            let (first, bytewise) = (values.len() + 1, dialect.bytewise);
-            let marks = (first..first + 6).map(|number| format!("?{number}")).collect::<Vec<_>>().join(", ");
-            // The first condition is for the index alone.
-            conditions.push(format!(
-                "sort_ns <= ?{first} AND (sort_ns, id_number, id{bytewise}, manager{bytewise}, incarnation,
-                 cluster{bytewise}) < ({marks})"
-            ));
-            let cluster = key.cluster.as_deref().unwrap_or("");
-            values.extend([Value::Integer(*start_ns), id_number(&key.id).into(), (&key.id).into()]);
-            values.extend([Value::Text(&key.manager), key.incarnation.into(), cluster.into()]);
-        }
-        if self.with_cards {
-            // By the record itself, which every version has.
-            conditions.push(format!("(state IN ({}) OR {})", live_states(), dialect.has_cards));
-        }
-        if !self.states.is_empty() {
-            let names: Vec<String> = self.states.iter().map(|state| format!("'{}'", state.name())).collect();
-            conditions.push(format!("state IN ({})", names.join(", ")));
-            if !self.states.contains(&State::Finished) {
-                // Said once more in the words of the index that holds only these.
-                conditions.push("state <> 'finished'".to_string());
-            }
-        }
-        (conditions.join(" AND "), values)
-    }
-}
-
-/// The condition of [`Member::sees`].
-fn owned_by<'f>(member: &'f Member, values: &mut Vec<Value<'f>>) -> String {
-    let mut owners = Vec::new();
-    let mut own = |column: &str, name: &'f String| {
-        if !name.is_empty() {
-            values.push(name.into());
-            owners.push(format!("{column} = ?{}", values.len()));
-        }
-    };
-    own("\"user\"", &member.user);
-    member.accounts.iter().take(ACCOUNTS_MAX).for_each(|account| own("account", account));
-    match owners.is_empty() {
-        true => "1 = 0".to_owned(),
-        false => format!("({})", owners.join(" OR ")),
-    }
-}
-
-/// The states of jobs that live, as SQL has them.
-pub(crate) fn live_states() -> String {
-    let live = State::ALL.into_iter().filter(|state| state.is_live());
-    live.map(|state| format!("'{}'", state.name())).collect::<Vec<_>>().join(", ")
-}
-
 /// The questions that both [`Reader`] and [`crate::Writer`] answer.
 pub struct Queries {
     pub(crate) state: PathBuf,
@@ -192,25 +59,10 @@ pub struct Queries {
     /// A writer opens its catalogue itself: a connection that only reads would take the place of the one that it needs.
     pub(crate) is_writers: bool,
     /// What could not be read where the catalogue itself cannot be asked.
-    noted: RefCell<Noted>,
+    pub(crate) noted: RefCell<Noted>,
     /// Why the catalogue is not to be asked, but looked through.
     distrusted: Option<String>,
 }
-
-/// Some jobs of a list.
-#[derive(Debug, Default)]
-pub struct Page {
-    pub jobs: Vec<Record>,
-    /// Behind which the list goes on; `None` at its end.
-    pub next: Option<Cursor>,
-}
-
-/// Rows that are asked for at once where the bytes of an answer are bounded.
-const PAGE_ROWS: usize = 64;
-/// Rows that are examined at once where all are.
-const EXAMINED_ROWS: usize = 500;
-/// Jobs that are examined for a page of those with a certain process; a multiple of the above.
-pub const PROCESS_ROWS: usize = 512;
 
 /// Reads the store of a state directory, also while it is written and before there is one.
 pub struct Reader {
@@ -365,7 +217,7 @@ impl Queries {
     }
 
     /// The catalogue, unless it was found to be damaged.
-    fn trusted(&self) -> Result<Option<&dyn Sql>, StoreError> {
+    pub(crate) fn trusted(&self) -> Result<Option<&dyn Sql>, StoreError> {
         match &self.distrusted {
             Some(what) => Err(StoreError::Damaged { path: self.catalogue_path(), what: what.clone() }),
             None => self.catalogue(),
@@ -390,124 +242,14 @@ impl Queries {
         Ok(self.page(filter)?.jobs)
     }
 
-    /// As [`Queries::jobs`], as many as `filter` allows, and where the list goes on.
-    pub fn page(&self, filter: &Filter) -> Result<Page, StoreError> {
-        // The inbox first: a job that is imported between the two is then in both and not in neither.
-        let mut pending = self.inbox()?;
-        let stored = match self.stored_page(filter, &mut pending) {
-            Err(error @ StoreError::Damaged { .. }) => self.page_of_rest(filter, error)?,
-            // A damaged index hides rows that are whole.
-            Ok(_) if self.met_damage() => {
-                let what = "row checksum mismatch".to_owned();
-                self.page_of_rest(filter, StoreError::Damaged { path: self.catalogue_path(), what })?
-            }
-            stored => stored?,
-        };
-        let Page { mut jobs, mut next } = stored;
-        jobs.retain(|record| !pending.contains_key(&record.key));
-        let order = filter.order();
-        let is_here = |record: &Record| next.as_ref().is_none_or(|next| !order.is_behind(record, next));
-        jobs.extend(pending.into_values().filter(|record| filter.accepts(record) && is_here(record)));
-        order.sort(&mut jobs);
-        let count = jobs.len();
-        jobs.dedup_by(|later, earlier| later.key == earlier.key);
-        if jobs.len() < count {
-            self.noted.borrow_mut().note("an index that lists a job twice");
-        }
-        if let Some(limit) = filter.limit.filter(|&limit| limit < jobs.len()) {
-            jobs.truncate(limit);
-            next = jobs.last().map(|last| Cursor::in_order(last, &order)).or(next);
-        }
-        Ok(Page { jobs, next })
-    }
-
-    /// What the catalogue has of a page. What the inbox says of a job becomes what both say.
-    fn stored_page(
-        &self,
-        filter: &Filter,
-        pending: &mut HashMap<JobKey, Record>,
-    ) -> Result<Page, StoreError> {
-        let Some(catalogue) = self.trusted()? else { return Ok(Page::default()) };
-        settle(catalogue, pending)?;
-        if !filter.is_plain() {
-            return self.examined_page(filter, pending.len());
-        }
-        let parts = Parts { totals: true, summaries: filter.with_summaries, of_process: filter.pid };
-        let limit = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending.len()));
-        let mut page = Page { jobs: Vec::new(), next: filter.after.clone() };
-        let (mut bytes, mut examined) = (0, 0);
-        loop {
-            let rows = match (filter.pid, filter.max_bytes) {
-                (None, None) => limit - page.jobs.len(),
-                (None, Some(_)) => (limit - page.jobs.len()).min(PAGE_ROWS),
-                (Some(_), _) => PAGE_ROWS,
-            };
-            let (condition, values) = filter.sql(catalogue.dialect(), page.next.as_ref());
-            let at_once = (rows < usize::MAX).then_some(rows);
-            let selected = select(catalogue, &condition, &values, at_once, parts)?;
-            bytes += selected.bytes;
-            examined += selected.rows;
-            page.jobs.extend(selected.found.into_iter().map(|stored| stored.record));
-            if selected.rows < rows {
-                page.next = None;
-                return Ok(page);
-            }
-            if rows > 0 {
-                let unordered = || catalogue.damaged("row has unreadable sort keys");
-                page.next = Some(selected.last.ok_or_else(unordered)?);
-            }
-            let is_enough = match filter.pid {
-                Some(_) => examined >= PROCESS_ROWS,
-                None => filter.max_bytes.is_none(),
-            };
-            if is_enough || page.jobs.len() >= limit || filter.max_bytes.is_some_and(|max| bytes >= max) {
-                return Ok(page);
-            }
-        }
-    }
-
-    /// A page for which all jobs are examined, as many at a time as fit memory.
-    fn examined_page(&self, filter: &Filter, pending: usize) -> Result<Page, StoreError> {
-        let order = filter.order();
-        let count = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending));
-        let mut plain = Filter {
-            sort: None,
-            conditions: Conditions::default(),
-            after: None,
-            limit: Some(EXAMINED_ROWS),
-            ..filter.clone()
-        };
-        let mut kept = Vec::new();
-        loop {
-            let Page { mut jobs, next } = self.stored_page(&plain, &mut HashMap::new())?;
-            jobs.retain(|record| filter.accepts(record));
-            kept.append(&mut jobs);
-            order.sort(&mut kept);
-            // One more says that the list goes on.
-            kept.truncate(count.saturating_add(1));
-            match next {
-                Some(next) => plain.after = Some(next),
-                None => return Ok(cut(kept, filter)),
-            }
-        }
-    }
-
     /// Whether something could not be read since that was last asked.
-    fn met_damage(&self) -> bool {
+    pub(crate) fn met_damage(&self) -> bool {
         let is_noted = |catalogue: &dyn Sql| !catalogue.noted().borrow().is_empty();
         !self.is_elsewhere() && self.catalogue.get().is_some_and(|catalogue| is_noted(&**catalogue))
     }
 
-    /// A page of what can still be read of a damaged catalogue.
-    fn page_of_rest(&self, filter: &Filter, error: StoreError) -> Result<Page, StoreError> {
-        let mut jobs = self.rest(error)?;
-        jobs.retain(|record| filter.accepts(record));
-        filter.order().sort(&mut jobs);
-        Ok(cut(jobs, filter))
-    }
-
     /// All jobs that can still be read of a damaged catalogue.
-    fn rest(&self, error: StoreError) -> Result<Vec<Record>, StoreError> {
+    pub(crate) fn rest(&self, error: StoreError) -> Result<Vec<Record>, StoreError> {
         if self.backends.catalogue.is_some() {
             return Err(error);
         }
@@ -813,7 +555,7 @@ impl Queries {
     }
 
     /// What the inbox says, by job.
-    fn inbox(&self) -> Result<HashMap<JobKey, Record>, StoreError> {
+    pub(crate) fn inbox(&self) -> Result<HashMap<JobKey, Record>, StoreError> {
         Ok(by_key(inbox::pending(&self.state).map_err(StoreError::io(&self.state))?))
     }
 
@@ -835,28 +577,13 @@ impl Queries {
     }
 }
 
-/// The jobs at the front of a sorted list that fit a page.
-fn cut(mut jobs: Vec<Record>, filter: &Filter) -> Page {
-    let (order, mut bytes) = (filter.order(), 0);
-    let fitting = jobs.iter().take_while(|record| {
-        let fits = filter.max_bytes.is_none_or(|max_bytes| bytes < max_bytes);
-        bytes += met_core::bounds::bytes(record);
-        fits
-    });
-    let count = fitting.count().min(filter.limit.unwrap_or(usize::MAX));
-    let last = jobs[..count].last().filter(|_| count < jobs.len());
-    let next = last.map(|last| Cursor::in_order(last, &order));
-    jobs.truncate(count);
-    Page { jobs, next }
-}
-
 fn by_key(dirs: impl IntoIterator<Item = JobDir>) -> HashMap<JobKey, Record> {
     let records = dirs.into_iter().filter_map(|dir| dir.read().into_record());
     records.map(|record| (record.key.clone(), record)).collect()
 }
 
 /// Replaces what the inbox says of each job by what inbox and catalogue say together.
-fn settle(catalogue: &dyn Sql, pending: &mut HashMap<JobKey, Record>) -> Result<(), StoreError> {
+pub(crate) fn settle(catalogue: &dyn Sql, pending: &mut HashMap<JobKey, Record>) -> Result<(), StoreError> {
     for record in pending.values_mut() {
         if let Some(stored) = exact(catalogue, &record.key, Parts::ALL)? {
             *record = believe(record, &stored.record);
@@ -870,45 +597,5 @@ fn trim(course: &mut Course, begin_ms: i64, end_ms: i64) {
     let begin = course.times_ms.partition_point(|&time| time < begin_ms).min(end);
     if (begin, end) != (0, course.len()) {
         *course = course.part(begin, end);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Of 100,000 jobs, the newest 20 take a fraction of a millisecond by an index and 100 ms without one.
-    #[test]
-    fn every_list_is_read_by_an_index() {
-        let state = tempfile::tempdir().unwrap();
-        drop(crate::Writer::open(state.path()).unwrap());
-        let path = state.path().join(CATALOGUE_FILE);
-        let catalogue = Sqlite::new(rusqlite::Connection::open(&path).unwrap(), &path);
-        let key = JobKey { cluster: None, manager: LOCAL.into(), id: "7".into(), incarnation: 1 };
-        let filters = [
-            Filter::default(),
-            Filter { uid: Some(1000), ..Filter::default() },
-            Filter { user: Some("alice".into()), account: Some("a".into()), ..Filter::default() },
-            Filter { name: Some("train".into()), ..Filter::default() },
-            Filter { states: vec![State::Failed], ..Filter::default() },
-            Filter { with_cards: true, manager: Some("slurm".into()), ..Filter::default() },
-            Filter { after: Some(Cursor::at(5, key)), since_ns: Some(1), ..Filter::default() },
-        ];
-        for filter in filters {
-            let (condition, values) = filter.sql(catalogue.dialect(), filter.after.as_ref());
-            let order = reading::order(catalogue.dialect());
-            let columns = reading::columns(reading::SUM_VERSION);
-            let plan = format!(
-                "EXPLAIN QUERY PLAN SELECT {columns} FROM job WHERE {condition} ORDER BY {order} LIMIT 20"
-            );
-            let mut steps = Vec::new();
-            catalogue
-                .query(&plan, &values, &mut |row| {
-                    steps.push(row.get(3).text()?.to_owned());
-                    Ok(())
-                })
-                .unwrap();
-            assert!(steps[0].starts_with("SEARCH job USING INDEX job_"), "{filter:?}: {steps:?}");
-        }
     }
 }

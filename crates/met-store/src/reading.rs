@@ -70,6 +70,7 @@ pub(crate) struct Selected {
     /// The position of the last row, and the number of its change.
     pub last: Option<Cursor>,
     pub last_changed: i64,
+    pub last_key: i64,
 }
 
 /// The columns of an answer, as far as a file of this version has them.
@@ -119,6 +120,7 @@ fn read_rows(sql: &dyn Sql, statement: &str, values: &[Value<'_>], parts: Parts)
     sql.query(statement, values, &mut |row| {
         selected.rows += 1;
         selected.last = position(row).ok();
+        selected.last_key = row.get(0).integer().unwrap_or(selected.last_key);
         selected.last_changed = row.get(CHANGED).integer().unwrap_or(0);
         match read(row) {
             Some(stored) if parts.of_process.is_some_and(|pid| !stored.record.has_process(pid)) => {

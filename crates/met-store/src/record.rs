@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 
 use met_core::JOB;
+use met_core::annotation::Annotation;
 use met_core::belief::{believe, is_outranked, may_live_again};
 use met_core::job::{JobKey, Record, State, Summary};
 use met_core::listing::{id_number, sort_ns};
 
 use crate::device;
 use crate::error::StoreError;
+use crate::listed;
 use crate::reading::{Parts, SUMMED, exact};
 use crate::sql::{self, Sql, Value};
 use crate::sums;
@@ -55,17 +57,26 @@ pub(crate) fn write(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result
         sql.execute("DELETE FROM summary WHERE job = ?1", &[key.into()])?;
     }
     device::allocate(sql, key, record)?;
+    listed::write(sql, key, record)?;
     figures.write(sql, key)
 }
 
 /// A job that was called lost, or over before all of it was known, lives: what is written of it next is believed. What
 /// its scheduler said of its end stays.
 pub(crate) fn revive(sql: &dyn Sql, key: &JobKey) -> Result<()> {
-    let Some(stored) = exact(sql, key, Parts::NONE)? else { return Ok(()) };
+    let Some(stored) = exact(sql, key, Parts::ALL)? else { return Ok(()) };
     if !may_live_again(&stored.record) {
         return Ok(());
     }
-    write_row(sql, &Record { state: State::Running, end_ns: None, ..stored.record }, None).map(drop)
+    let record = Record { state: State::Running, end_ns: None, ..stored.record };
+    let key = write_row(sql, &record, None)?;
+    listed::write(sql, key, &record)
+}
+
+/// What people said of a job, if anything.
+pub(crate) fn annotation_of(sql: &dyn Sql, key: &JobKey) -> Result<Option<Annotation>> {
+    let stored = exact(sql, key, Parts::NONE)?;
+    Ok(stored.map(|stored| stored.record.annotation).filter(|annotation| !annotation.is_empty()))
 }
 
 /// Removes a job's row with its totals; its samples, if any, stay.

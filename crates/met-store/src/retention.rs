@@ -10,7 +10,7 @@ use crate::check::sum_older;
 use crate::day;
 use crate::error::StoreError;
 use crate::factors;
-use crate::query::live_states;
+use crate::filter::live_states;
 use crate::reading::{self, label};
 use crate::series::Usage;
 use crate::sql::{self, Mismatch, Row, Sql, Value};
@@ -297,14 +297,17 @@ impl Writer {
         goes: Goes<'_>,
         retained: &mut Retained,
     ) -> Result<(), StoreError> {
+        // Few at a time: they may be large.
+        let mut most = REMOVE_CHUNK / 10;
         while surplus > 0 && self.catalogue_bytes()?.is_some() {
-            // Few at a time: they may be large.
-            let gone = self.remove_oldest(i64::MAX, Some(owner), REMOVE_CHUNK / 10, goes)?;
+            let gone = self.remove_oldest(i64::MAX, Some(owner), most, goes)?;
             if gone.is_empty() {
                 break;
             }
-            let bytes = gone.iter().map(|gone| gone.bytes).sum();
+            let bytes: u64 = gone.iter().map(|gone| gone.bytes).sum();
             surplus = surplus.saturating_sub(bytes);
+            let each = (bytes / gone.len() as u64).max(1);
+            most = most.min(usize::try_from(surplus / each + 1).unwrap_or(most));
             retained.note(&gone);
         }
         Ok(())
@@ -385,8 +388,8 @@ impl Writer {
     }
 }
 
-/// What a job takes: its record, its figures, and its entries in the indexes.
-const ROW_BYTES: &str = "CAST(length(detail) AS BIGINT) + 1000";
+/// What a job takes: its record, its figures, its narrow row, and its entries in the indexes.
+const ROW_BYTES: &str = "CAST(length(detail) AS BIGINT) + 1300";
 
 #[derive(Default)]
 struct Sizes {

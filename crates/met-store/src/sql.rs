@@ -87,6 +87,8 @@ pub(crate) struct Dialect {
     pub has_cards: &'static str,
     /// The numbers in ?1, a JSON array, as rows.
     pub numbers: &'static str,
+    /// The function that finds a text in another one.
+    pub position: &'static str,
     /// Behind a text column: it is compared byte by byte, whatever language the database is in.
     pub bytewise: &'static str,
 }

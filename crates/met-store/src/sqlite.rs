@@ -21,6 +21,7 @@ static DIALECT: Dialect = Dialect {
     // The text decides before the JSON is read.
     has_cards: "detail LIKE '%\"gpus\":[{%' AND json_array_length(detail, '$.gpus') > 0",
     numbers: "SELECT value FROM json_each(?1)",
+    position: "instr",
     bytewise: "",
 };
 

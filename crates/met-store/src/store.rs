@@ -21,6 +21,7 @@ use crate::device::{self, Device};
 use crate::error::StoreError;
 use crate::factors;
 use crate::inbox::{self, JobDir};
+use crate::listed;
 use crate::node;
 use crate::postgresql::Postgres;
 use crate::query::{CATALOGUE_FILE, Queries};
@@ -92,7 +93,11 @@ impl Writer {
         let mut queries = Queries::new(state, backends)?;
         let mut salvaged: Option<Salvage> = None;
         let catalogue: Box<dyn Sql> = match &backends.catalogue {
-            Some(server) => Box::new(Postgres::for_writing(server)?),
+            Some(server) => {
+                let sql = Postgres::for_writing(server)?;
+                listed::complete(&sql)?;
+                Box::new(sql)
+            }
             None => {
                 let path = state.join(CATALOGUE_FILE);
                 let (sql, salvage) = open_or_salvage(&path, queries.is_network)?;
@@ -145,10 +150,22 @@ impl Writer {
         let terms = &mut self.terms;
         let sql = self.queries.opened()?;
         let result = in_transaction(sql, durable, || {
+            let mut notes = Vec::new();
             for key in instead_of {
+                notes.extend(record::annotation_of(sql, key)?.map(|annotation| (key, annotation)));
                 record::delete(sql, key)?;
             }
-            records.iter().try_for_each(|record| record::write(sql, terms, record))
+            records.iter().try_for_each(|record| {
+                // What people said of a job goes over to the record in its place.
+                let of_job = |key: &JobKey| key.id == record.key.id && key.manager == record.key.manager;
+                match notes.iter().find(|(key, _)| of_job(key)) {
+                    Some((_, said)) => {
+                        let annotation = Annotation::later(said, &record.annotation).clone();
+                        record::write(sql, terms, &Record { annotation, ..record.clone() })
+                    }
+                    None => record::write(sql, terms, record),
+                }
+            })
         });
         if result.is_err() {
             self.terms.clear();
@@ -406,6 +423,7 @@ fn open_checked(path: &Path, exclusive: bool, check: bool) -> Result<Sqlite, Sto
     if check {
         look(&sql, path)?;
     }
+    listed::complete(&sql)?;
     Ok(sql)
 }
 

@@ -81,7 +81,7 @@ fn old_jobs_and_days_go_and_live_jobs_stay() {
     let removed = |retained: Retained| (retained.jobs_removed, retained.days_removed);
     let retained = writer.retain(&by_age, now_ns).unwrap();
     let [of_user, of_days] = &retained.lines()[..] else { panic!("two lines") };
-    assert_eq!(of_user, "retention: user ada: removed 3 jobs (1 to 3) and 0 daily series, about 4608 bytes");
+    assert_eq!(of_user, "retention: user ada: removed 3 jobs (1 to 3) and 0 daily series, about 5508 bytes");
     let [first, last] = [0, 1].map(|day| day::name(day::of_ms((MIDNIGHT_S + day * DAY_S) * 1000)));
     let expected = format!("retention: removed all samples of 2 days ({first} to {last}), about ");
     let bytes: Option<u64> =
@@ -404,7 +404,7 @@ fn a_user_above_the_fair_share_loses_their_own_oldest() {
     let kept = |user: &str| writer.jobs(&Filter { user: Some(user.into()), ..Filter::default() }).unwrap();
     assert_eq!(kept("ada").len(), 40, "the oldest of all are not his");
     let his = kept("mallory");
-    assert!((50..200).contains(&his.len()), "{}", his.len());
+    assert!((40..200).contains(&his.len()), "{}", his.len());
     assert_eq!(his[0].key.id, "500");
     assert_eq!(retained.of_users.keys().collect::<Vec<_>>(), ["mallory"]);
     let [line] = &retained.lines()[..] else { panic!("one line") };

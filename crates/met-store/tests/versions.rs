@@ -5,10 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use met_core::MISSING;
+use met_core::conditions::Conditions;
 use met_core::gpu::card;
 use met_core::job::State;
 use met_core::job_table::{CPU, MEMORY_NEEDED};
-use met_store::{Filter, Reader, Writer};
+use met_store::{Filter, Queries, Reader, Writer};
 
 /// Databases as text: a dump can be reviewed, and only its own version's SQL is in it.
 fn restore(version: &str) -> tempfile::TempDir {
@@ -51,6 +52,43 @@ fn version_4_still_opens_with_its_checksums() {
     let checked = met_store::check(state.path()).unwrap().unwrap();
     assert_eq!((checked.records, checked.unsummed), (2, 0));
     assert_eq!(checked.problems, Vec::<String>::new());
+}
+
+#[test]
+fn version_5_still_opens_with_its_tags_and_narrow_rows() {
+    let state = opens("v5");
+    has_its_devices(&state);
+    let conditions = Conditions { tag: Some("run-1".into()), ..Conditions::default() };
+    let tagged =
+        Reader::open(state.path()).unwrap().jobs(&Filter { conditions, ..Filter::default() }).unwrap();
+    assert_eq!((tagged.len(), tagged[0].annotation.note.as_deref()), (1, Some("first try")));
+}
+
+#[test]
+fn jobs_of_every_version_are_sorted_before_and_after_the_upgrade() {
+    for version in ["v1", "v2", "v3", "v4", "v5"] {
+        let state = restore(version);
+        let ids = |store: &Queries, sort: &str| -> Vec<String> {
+            let filter = Filter { sort: Some(sort.parse().unwrap()), ..Filter::default() };
+            let mut page = Filter { limit: Some(1), ..filter };
+            let mut found = Vec::new();
+            loop {
+                let next = store.page(&page).unwrap();
+                found.extend(next.jobs.into_iter().map(|job| job.key.id));
+                match next.next {
+                    Some(next) => page.after = Some(next),
+                    None => return found,
+                }
+            }
+        };
+        for sort in ["name", "cpu:desc", "end"] {
+            assert_eq!(ids(&Reader::open(state.path()).unwrap(), sort), ["1", "2"], "{version}: {sort}");
+        }
+        drop(Writer::open(state.path()).unwrap());
+        let reader = Reader::open(state.path()).unwrap();
+        assert_eq!(ids(&reader, "name:desc"), ["2", "1"], "{version}");
+        assert_eq!(reader.memberships(&Filter::default()).unwrap()[0].jobs, 2, "{version}");
+    }
 }
 
 #[test]

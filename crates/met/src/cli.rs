@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::view::table::View;
 use met_agent::emissions::GRAMS_MAX;
+use met_core::listing::Sort;
 
 /// What every command has comes after its own.
 const GLOBAL: &str = "Global options";
@@ -128,6 +129,12 @@ pub enum Command {
     /// Remove the records of finished jobs; their output files stay
     #[command(after_help = "Example:\n  met rm 12")]
     Rm(RmArgs),
+    /// Show or change the tags of a job
+    #[command(after_help = "Examples:\n  met tag 12 +good -draft\n  met list --tag good")]
+    Tag(TagArgs),
+    /// Show or change the note of a job
+    #[command(after_help = "Example:\n  met note 12 'first run with the new data'")]
+    Note(NoteArgs),
     /// Measure jobs of one user, or as root of all users; started automatically when needed
     #[command(after_help = "Example:\n  met daemon --stop     stop it; jobs keep running")]
     Daemon(DaemonArgs),
@@ -204,6 +211,7 @@ impl Command {
             | Command::Web(_)
             | Command::Export(_)
             | Command::Nodes(_) => true,
+            Command::Tag(_) | Command::Note(_) => true,
             // Without a name it is about this one.
             Command::Node(args) => args.node.is_some(),
             _ => false,
@@ -308,7 +316,10 @@ pub struct ListArgs {
     pub csv: bool,
     #[command(flatten)]
     pub filter: FilterArgs,
-    /// At most this many jobs, the newest (default: 50; all with --json and --csv)
+    /// Sort by a column: start, end, duration, name, user, cpu, efficiency, memory, energy, …; :desc reverses
+    #[arg(long, value_name = "COLUMN[:desc]")]
+    pub sort: Option<Sort>,
+    /// At most this many jobs, the first (default: 50; all with --json and --csv)
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = number_of_jobs)]
     pub limit: Option<usize>,
     /// Keep the list on the screen and refresh it
@@ -337,6 +348,47 @@ pub struct FilterArgs {
     /// Jobs charged to this account or project
     #[arg(long)]
     pub account: Option<String>,
+    /// Jobs with this text in their command line
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub command: Option<String>,
+    /// Jobs of this partition or queue
+    #[arg(long)]
+    pub partition: Option<String>,
+    /// Jobs that ran on this node
+    #[arg(long)]
+    pub node: Option<String>,
+    /// Jobs with this tag
+    #[arg(long)]
+    pub tag: Option<String>,
+    /// Jobs that ran at least this long: 90s, 2h
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub min_duration: Option<String>,
+    /// Jobs that used at least this energy: 500Wh, 2kWh, 3MJ
+    #[arg(long, value_name = "ENERGY", allow_hyphen_values = true)]
+    pub min_energy: Option<String>,
+    /// Jobs that used at most this part of their CPUs: 0.5, 50%
+    #[arg(long, value_name = "RATIO", allow_hyphen_values = true)]
+    pub max_efficiency: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct TagArgs {
+    /// A job: 12, slurm:1234_7, a name (its newest), or @last
+    #[arg(value_name = "JOB")]
+    pub job: String,
+    /// +TAG adds one, -TAG removes one (default: print the tags)
+    #[arg(value_name = "±TAG", allow_hyphen_values = true, trailing_var_arg = true)]
+    pub changes: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct NoteArgs {
+    /// A job: 12, slurm:1234_7, a name (its newest), or @last
+    #[arg(value_name = "JOB")]
+    pub job: String,
+    /// The note; an empty one removes it (default: print it)
+    #[arg(value_name = "TEXT", allow_hyphen_values = true)]
+    pub text: Option<String>,
 }
 
 #[derive(Debug, Args)]

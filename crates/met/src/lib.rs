@@ -58,7 +58,7 @@ fn run(cli: Cli, standby: Option<Standby>) -> Result<i32> {
             return commands::on_its_node(&setting, &command.name(), job);
         }
         return Err(Failure::usage(format!(
-            "`met {}` works on this machine only; --server is for list, show, web, export, nodes and node NODE",
+            "`met {}` works on this machine only; --server is for list, show, web, export, tag, note, nodes and node NODE",
             command.name()
         )));
     }
@@ -86,6 +86,8 @@ fn run(cli: Cli, standby: Option<Standby>) -> Result<i32> {
         Some(Command::Wait(args)) => commands::wait::wait(&setting()?, &args),
         Some(Command::Cancel(args)) => commands::cancel::cancel(&setting()?, &args),
         Some(Command::Rm(args)) => commands::rm::rm(&setting()?, &args),
+        Some(Command::Tag(args)) => commands::annotate::tag(&asking()?, &args),
+        Some(Command::Note(args)) => commands::annotate::note(&asking()?, &args),
         Some(Command::Daemon(args)) => commands::daemon::daemon(&setting()?, &args),
         Some(Command::Server(args)) => commands::server::server(&setting()?, &args),
         Some(Command::Token) => commands::token::token(&setting()?),

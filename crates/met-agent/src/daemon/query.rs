@@ -3,6 +3,7 @@
 
 use anyhow::Result;
 use met_core::annotation::Annotation;
+use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State, Totals};
 use met_core::job_table::{CPU, PROCESSES};
 use met_core::listing::{self, Cursor};
@@ -24,10 +25,12 @@ impl Query for Service {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(query::nothing()) };
         let stored = filter.to_store_for_reply();
-        let mut page = self.recorder.writer.page(&stored)?;
+        let mut page = self.recorder.writer.page_with(&stored, |running| add_live(self, running))?;
         let warnings = damage(self, viewer);
         add_unwritten(self, &stored, &mut page);
-        add_live(self, &mut page.jobs);
+        if !stored.needs_figures() {
+            add_live(self, &mut page.jobs);
+        }
         filter.retain_states(&mut page.jobs);
         Ok((page, warnings))
     }
@@ -80,6 +83,16 @@ impl Query for Service {
         let Some(window) = window else { return Ok(Course::new(&gpu::card::TABLE)) };
         let unflushed = self.registry.jobs.contains_key(key).then(|| Wanted::Card(uuid.to_owned()));
         Ok(page(self, store.device_course(uuid, window.0, window.1)?, unflushed, window))
+    }
+
+    fn memberships(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Membership>> {
+        let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
+        Ok(self.recorder.writer.memberships(&filter.to_store_whole())?)
+    }
+
+    fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
+        let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
+        Ok(self.recorder.writer.sums(&filter.to_store_whole(), span)?)
     }
 
     /// This machine, as a server would list it.
@@ -185,14 +198,15 @@ fn add_unwritten_meant(service: &Service, viewer: &Viewer, job: &JobRef, found: 
 /// Adds jobs that the store does not have yet, or still has as running if it was asked for those that are over.
 fn add_unwritten(service: &Service, filter: &Filter, page: &mut Page) {
     let Page { jobs, next } = page;
-    let is_here = |record: &Record| next.as_ref().is_none_or(|next| Cursor::of(record) >= *next);
+    let order = filter.order();
+    let is_here = |record: &Record| next.as_ref().is_none_or(|next| !order.is_behind(record, next));
     let unwritten = service.recorder.unwritten.records.iter();
     let fitting = unwritten.filter(|record| filter.accepts(record) && is_here(record));
     let missing: Vec<Record> =
         fitting.filter(|record| jobs.iter().all(|job| job.key != record.key)).cloned().collect();
     if !missing.is_empty() {
         jobs.extend(missing);
-        listing::sort(jobs);
+        order.sort(jobs);
     }
 }
 

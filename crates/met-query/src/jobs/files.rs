@@ -1,9 +1,12 @@
 //! Jobs in the files of their user, where no daemon runs.
 
+use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use met_core::annotation::{Annotation, AnnotationChange};
+use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
 use met_core::series::Course;
@@ -12,7 +15,8 @@ use met_host::Host;
 use met_store::{NodePart, Page, Reader, StoreError, Writer};
 
 use super::liveness::{overlay, settle_or_end};
-use super::{JobRef, JobsFilter, Remote, Source, card_course, page_of};
+use super::{JobRef, JobsFilter, Remote, Source, card_course, now_ns, page_of};
+use crate::annotate::no_such_job;
 use crate::client::{Client, Unreachable};
 use crate::live::Live;
 use crate::protocol::NodeStatus;
@@ -114,8 +118,13 @@ impl Query for FromFiles {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(nothing()) };
         self.ask(|store| {
-            let mut page = store.page(&filter.to_store())?;
-            page.jobs = self.up_to_date(store, page.jobs);
+            let stored = filter.to_store();
+            let mut page = store.page_with(&stored, |running| {
+                *running = self.up_to_date(store, std::mem::take(running));
+            })?;
+            if !stored.needs_figures() {
+                page.jobs = self.up_to_date(store, page.jobs);
+            }
             filter.retain(&mut page.jobs);
             Ok((page, self.damage(store)))
         })
@@ -157,6 +166,16 @@ impl Query for FromFiles {
         })
     }
 
+    fn memberships(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Membership>> {
+        let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
+        self.ask(|store| Ok(store.memberships(&filter.to_store_whole())?))
+    }
+
+    fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
+        let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
+        self.ask(|store| Ok(store.sums(&filter.to_store_whole(), span)?))
+    }
+
     fn nodes(&self, _: &Viewer) -> Result<Vec<NodeStatus>> {
         Ok(Vec::new())
     }
@@ -182,6 +201,21 @@ impl Source for FromFiles {
 
     fn close(&mut self, end: &Record) -> Result<()> {
         self.change(|writer| writer.put(end), |daemon| daemon.close(end))
+    }
+
+    fn annotate(&mut self, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
+        let said = Cell::new(None);
+        self.change(
+            |writer| {
+                said.set(writer.annotate(key, change, now_ns())?);
+                Ok(())
+            },
+            |daemon| {
+                said.set(Some(Ok(Source::annotate(daemon, key, change)?)));
+                Ok(())
+            },
+        )?;
+        said.take().ok_or_else(no_such_job)?.map_err(Failure::usage)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Which jobs of many are wanted.
 
+use std::cmp::Ordering;
+
 use met_core::bounds;
 use met_core::conditions::Conditions;
 use met_core::job::{Record, State};
@@ -98,9 +100,20 @@ impl JobsFilter {
         }
     }
 
+    /// For what is counted over all jobs that fit.
+    pub fn to_store_whole(&self) -> Filter {
+        Filter { limit: None, after: None, sort: None, max_bytes: None, ..self.to_store() }
+    }
+
     /// Whether a daemon or server of an earlier version would misunderstand it.
     pub fn is_extended(&self) -> bool {
         self.sort.is_some() || !self.conditions.is_empty()
+    }
+
+    /// Whether a page that begins behind this job is a later one: who does not get on is not asked for ever.
+    pub fn continues_at(&self, next: &Cursor) -> bool {
+        let order = self.order();
+        self.after.as_ref().is_none_or(|after| order.compare(after, next) == Ordering::Less)
     }
 
     /// The order of the list.

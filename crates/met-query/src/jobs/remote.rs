@@ -14,7 +14,7 @@ use met_core::{JOB, MISSING, Table, gpu};
 use met_store::{NodePart, Page};
 
 use super::filter::PAGE_JOBS;
-use super::{JobRef, JobsFilter, Source, merge};
+use super::{CALLER, JobRef, JobsFilter, Source, merge};
 use crate::annotate::{self, Annotates};
 use crate::handshake::CONDITIONS;
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
@@ -286,6 +286,10 @@ impl Source for Remote {
 
     fn close(&mut self, end: &Record) -> Result<()> {
         self.ask(&Request::Ended(Box::new(end.clone()))).map(drop)
+    }
+
+    fn annotate(&mut self, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
+        Annotates::annotate(self, CALLER, key, change)
     }
 }
 

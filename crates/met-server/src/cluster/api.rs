@@ -7,7 +7,10 @@
 //! ```
 //! and what [`met_web::api`] has, for daemon and server alike.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use anyhow::Result;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{Extension, State};
@@ -15,8 +18,11 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use met_core::annotation::{Annotation, AnnotationChange};
+use met_core::job::{JobKey, Record};
 use met_jobs::cgroup_layouts::Layout;
-use met_query::protocol::Reply;
+use met_query::annotate::{Annotates, Failure, no_such_job};
+use met_query::protocol::{Reply, Request};
 use met_query::query::{self, Query};
 use met_query::viewer::Viewer;
 use met_store::cluster::Bearer;
@@ -36,6 +42,8 @@ use met_web::problem::Problem;
 /// A batch that is unpacked within a millisecond or two.
 const SMALL_BYTES: usize = 64 << 10;
 const QUESTION_BYTES_MAX: usize = 1 << 20;
+/// How long a viewer waits for the thread that writes.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(30);
 
 pub struct Api {
     pub keeper: Keeper,
@@ -243,12 +251,53 @@ async fn ask(
     let turn = api.answers.turn(&client).await.ok_or_else(Problem::unread)?;
     let too_long = |error: axum::Error| Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error);
     let question = to_bytes(body, QUESTION_BYTES_MAX).await.map_err(too_long)?;
-    let query = Arc::clone(&api.query);
-    let work = move || match answer(query.as_ref(), &viewer, &question) {
+    let of_api = Arc::clone(&api);
+    let work = move || match reply(&of_api, &viewer, &question) {
         Ok(reply) => Json(reply).into_response(),
         Err(problem) => problem.into_response(),
     };
     api.answers.make(turn, work).await.ok_or_else(Problem::busy)
+}
+
+/// Answers a question, or writes down what a viewer says of a job.
+fn reply(api: &Api, viewer: &Viewer, question: &[u8]) -> Result<Reply, Problem> {
+    let Ok(Request::Annotate { key, change }) = serde_json::from_slice(question) else {
+        return answer(api.query.as_ref(), viewer, question);
+    };
+    match api.annotate(viewer, &key, &change) {
+        Ok(annotation) => Ok(Reply::Annotated(annotation)),
+        Err(error) if error.is::<Failure>() => Ok(Reply::Error { message: error.to_string() }),
+        Err(error) => Err(Problem::failed(&error)),
+    }
+}
+
+impl Annotates for Api {
+    /// Waits for the thread that writes.
+    fn annotate(&self, viewer: &Viewer, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
+        let (say, said) = mpsc::sync_channel(1);
+        let (viewer, key, change) = (viewer.clone(), key.clone(), change.clone());
+        self.keeper.with_writer(move |writer| {
+            let may_write = |record: &Record| viewer.sees_all() || viewer.owns(record);
+            let annotated = match writer.get(&key) {
+                Ok(Some(record)) if may_write(&record) => writer.annotate(&key, &change, now_ns()),
+                // Whether there is one is not for everybody.
+                Ok(record) if record.as_ref().is_some_and(|record| viewer.sees(record)) => {
+                    Ok(Some(Err("only its owner or an operator may annotate this job".to_owned())))
+                }
+                Ok(_) => Ok(None),
+                Err(error) => Err(error),
+            };
+            let _ = say.send(annotated);
+            Vec::new()
+        });
+        match said.recv_timeout(WRITTEN_WITHIN) {
+            Ok(Ok(Some(Ok(annotation)))) => Ok(annotation),
+            Ok(Ok(Some(Err(message)))) => Err(Failure::usage(message)),
+            Ok(Ok(None)) => Err(no_such_job()),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => anyhow::bail!("the server cannot write now; try again later"),
+        }
+    }
 }
 
 /// Answers a question as on a daemon's socket, in JSON.

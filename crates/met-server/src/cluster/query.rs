@@ -1,6 +1,7 @@
 //! Questions to a server, answered from the store, from what waits, and from how running jobs stand.
 
 use anyhow::Result;
+use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
 use met_core::series::Course;
@@ -72,6 +73,16 @@ impl Query for ClusterView {
         let mut course = self.course_of_card(&record.nodes, uuid, begin_ms, end_ms)?;
         course.truncate(PAGE_SAMPLES);
         Ok(course)
+    }
+
+    fn memberships(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Membership>> {
+        let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
+        Ok(self.ask(|store| store.memberships(&filter.to_store_whole()))?)
+    }
+
+    fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
+        let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
+        Ok(self.ask(|store| store.sums(&filter.to_store_whole(), span))?)
     }
 
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {

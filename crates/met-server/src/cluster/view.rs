@@ -41,8 +41,18 @@ impl ClusterView {
     /// Some jobs of a list, and what could not be read of it.
     pub fn page(&self, filter: &Filter) -> Result<(Page, Vec<String>), StoreError> {
         let reader = Reader::open_without_space(&self.state, &self.backends)?;
-        let mut page = reader.page(filter)?;
-        page.jobs = self.with_figures(page.jobs)?;
+        let mut failed = None;
+        let mut page =
+            reader.page_with(filter, |running| match self.with_figures(std::mem::take(running)) {
+                Ok(jobs) => *running = jobs,
+                Err(error) => failed = Some(error),
+            })?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if !filter.needs_figures() {
+            page.jobs = self.with_figures(page.jobs)?;
+        }
         Ok((page, reader.take_unreadable()))
     }
 

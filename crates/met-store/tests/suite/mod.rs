@@ -18,9 +18,11 @@ use met_store::{
 };
 use tempfile::TempDir;
 
+mod lists;
 #[path = "../../src/samples_tests.rs"]
 mod samples;
 
+use lists::*;
 pub(crate) use samples::{MIDNIGHT_S, SECOND_NS, course, finished, running};
 
 const DAY_S: i64 = 86_400;
@@ -96,6 +98,10 @@ claims! {
         jobs_are_found_by_one_of_their_processes,
         five_thousand_jobs_of_one_instant_are_listed_page_by_page,
         a_page_is_bounded_by_bytes,
+        lists_of_any_order_and_condition_lose_and_repeat_no_job,
+        a_sorted_list_shows_inbox_and_store_as_one,
+        tags_and_a_note_outlive_every_later_statement,
+        users_accounts_and_sums_are_of_the_jobs_that_fit,
         store_and_inbox_are_shown_as_one,
         changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_last,
         what_waits_in_the_inbox_is_a_change_when_it_is_imported,

@@ -4,6 +4,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
+use met_core::annotation;
+use met_core::conditions::Conditions;
 use met_core::job::{LOCAL, State};
 use met_core::managers;
 use met_host::users;
@@ -20,6 +22,7 @@ use met_query::setting::Setting;
 /// A screen holds no more; files and programs get everything.
 const LIMIT: usize = 50;
 const MORE: &str = "the newest 50; --limit shows more\n";
+const MORE_SORTED: &str = "the first 50; --limit shows more\n";
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 pub fn list(setting: &Setting, args: &ListArgs) -> Result<i32> {
@@ -53,7 +56,11 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
     {
         view::text::words(words.trim_end(), style.width.unwrap_or(usize::MAX)).join("\n") + "\n"
     } else {
-        let more = if args.limit.is_none() && records.len() == LIMIT { MORE } else { "" };
+        let more = match args.limit.is_none() && records.len() == LIMIT {
+            true if args.sort.is_some() => MORE_SORTED,
+            true => MORE,
+            false => "",
+        };
         table::list(&records, args.view, now_ns, style) + more
     })
 }
@@ -97,8 +104,11 @@ fn is_narrowed(args: &ListArgs) -> bool {
 
 /// Whether options say which jobs.
 pub fn is_filtered(args: &FilterArgs) -> bool {
-    let FilterArgs { since, state, user, name, manager, account } = args;
-    [since, user, name, manager, account].into_iter().any(Option::is_some) || !state.is_empty()
+    let FilterArgs { since, state, user, name, manager, account, command, partition, node, .. } = args;
+    let FilterArgs { tag, min_duration, min_energy, max_efficiency, .. } = args;
+    let texts = [since, user, name, manager, account, command, partition, node, tag];
+    texts.into_iter().chain([min_duration, min_energy, max_efficiency]).any(Option::is_some)
+        || !state.is_empty()
 }
 
 fn filter(args: &ListArgs) -> Result<JobsFilter> {
@@ -107,6 +117,7 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
         // That view is of cards: who never had one is not in it.
         with_cards: args.view == table::View::Gpu,
         limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
+        sort: args.sort,
         ..filter_of(&args.filter)?
     })
 }
@@ -125,9 +136,34 @@ pub fn filter_of(args: &FilterArgs) -> Result<JobsFilter> {
         name: args.name.clone(),
         manager: args.manager.clone(),
         account: args.account.clone(),
+        conditions: conditions(args)?,
         ..JobsFilter::default()
     };
     Ok(filter.of_user(args.user.as_deref()))
+}
+
+fn conditions(args: &FilterArgs) -> Result<Conditions> {
+    fn parsed<T>(
+        name: &str,
+        text: Option<&String>,
+        parse: impl Fn(&str) -> Result<T, units::ParseError>,
+    ) -> Result<Option<T>> {
+        let parse = |text: &String| parse(text).map_err(|error| Failure::usage(format!("{name}: {error}")));
+        text.map(parse).transpose()
+    }
+    let duration = parsed("--min-duration", args.min_duration.as_ref(), units::parse_duration)?;
+    if let Some(tag) = &args.tag {
+        annotation::check_tag(tag).map_err(|error| Failure::usage(format!("--tag: {error}")))?;
+    }
+    Ok(Conditions {
+        command: args.command.clone(),
+        partition: args.partition.clone(),
+        node: args.node.clone(),
+        tag: args.tag.clone(),
+        min_duration_ns: duration.map(|duration| i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)),
+        min_energy_uj: parsed("--min-energy", args.min_energy.as_ref(), units::parse_energy)?,
+        max_efficiency: parsed("--max-efficiency", args.max_efficiency.as_ref(), units::parse_ratio)?,
+    })
 }
 
 fn parse_state(text: &str) -> Result<State> {

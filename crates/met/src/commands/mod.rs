@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub mod annotate;
 pub mod attach;
 pub mod cancel;
 pub mod completions;

@@ -1,0 +1,156 @@
+//! Which jobs are wanted of a store.
+
+use met_core::conditions::Conditions;
+use met_core::job::{Record, State};
+use met_core::listing::{Cursor, Order, Sort, id_number, sort_ns};
+use met_core::member::{ACCOUNTS_MAX, Member};
+
+use crate::sql::{self, Value};
+
+/// Which jobs to list. The default is all of them.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Started then or later.
+    pub since_ns: Option<i64>,
+    /// Behind this one in the list.
+    pub after: Option<Cursor>,
+    /// A page ends when the records in it have so many bytes; with one at least.
+    pub max_bytes: Option<usize>,
+    /// Started before then.
+    pub until_ns: Option<i64>,
+    /// Any of these; none named means any at all.
+    pub states: Vec<State>,
+    pub uid: Option<u32>,
+    pub user: Option<String>,
+    pub name: Option<String>,
+    pub manager: Option<String>,
+    pub account: Option<String>,
+    /// Of all these only what a user and the user's accounts own.
+    pub member: Option<Member>,
+    pub limit: Option<usize>,
+    pub with_summaries: bool,
+    /// Only jobs that had a card, or that live and may have got one since they were last written.
+    pub with_cards: bool,
+    /// Only jobs of which a process with this number is known. No index has these: a page ends when
+    /// [`PROCESS_ROWS`] jobs were examined.
+    pub pid: Option<u32>,
+    /// `None`: newest first.
+    pub sort: Option<Sort>,
+    pub conditions: Conditions,
+    /// Until when running jobs have run.
+    pub now_ns: i64,
+}
+
+impl Filter {
+    pub fn accepts(&self, record: &Record) -> bool {
+        self.since_ns.is_none_or(|since_ns| sort_ns(record) >= since_ns)
+            && self.after.as_ref().is_none_or(|after| self.order().is_behind(record, after))
+            && self.until_ns.is_none_or(|until_ns| sort_ns(record) < until_ns)
+            && (self.states.is_empty() || self.states.contains(&record.state))
+            && self.uid.is_none_or(|uid| record.uid == Some(uid))
+            && self.user.as_ref().is_none_or(|user| record.user.as_ref() == Some(user))
+            && self.name.as_ref().is_none_or(|name| record.name == *name)
+            && self.manager.as_ref().is_none_or(|manager| record.key.manager == *manager)
+            && self.pid.is_none_or(|pid| record.has_process(pid))
+            && (!self.with_cards || record.state.is_live() || !record.gpus.is_empty())
+            && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
+            && self.member.as_ref().is_none_or(|member| member.sees(record))
+            && self.conditions.accept(record, self.order().as_of_ns)
+    }
+
+    /// Whether the columns and indexes of `job` suffice for it.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.sort.is_none() && self.conditions.is_empty()
+    }
+
+    /// Whether it depends on figures that grow while a job runs.
+    pub fn needs_figures(&self) -> bool {
+        self.conditions.need_figures() || self.sort.is_some_and(|sort| sort.column.is_figure())
+    }
+
+    /// The order of the list.
+    pub fn order(&self) -> Order {
+        Order::new(self.sort, self.after.as_ref(), self.now_ns)
+    }
+
+    /// As conditions on `job`.
+    pub(crate) fn sql<'f>(
+        &'f self,
+        dialect: &sql::Dialect,
+        after: Option<&'f Cursor>,
+    ) -> (String, Vec<Value<'f>>) {
+        // By the record itself, which every version has.
+        let (mut condition, mut values) = self.sql_of_columns(dialect.has_cards);
+        if let Some(Cursor { start_ns, key, .. }) = after {
+            let (first, bytewise) = (values.len() + 1, dialect.bytewise);
+            let marks = (first..first + 6).map(|number| format!("?{number}")).collect::<Vec<_>>().join(", ");
+            // The first condition is for the index alone.
+            condition += &format!(
+                " AND sort_ns <= ?{first} AND (sort_ns, id_number, id{bytewise}, manager{bytewise}, incarnation,
+                 cluster{bytewise}) < ({marks})"
+            );
+            let cluster = key.cluster.as_deref().unwrap_or("");
+            values.extend([Value::Integer(*start_ns), id_number(&key.id).into(), (&key.id).into()]);
+            values.extend([Value::Text(&key.manager), key.incarnation.into(), cluster.into()]);
+        }
+        (condition, values)
+    }
+
+    /// Conditions on columns that `job` and `listed` both have.
+    pub(crate) fn sql_of_columns<'f>(&'f self, has_cards: &str) -> (String, Vec<Value<'f>>) {
+        let mut conditions = Vec::new();
+        let mut values: Vec<Value<'_>> = Vec::new();
+        let known: [(&str, Value<'_>); 7] = [
+            // Always there: without a condition on the first column of an index, SQLite reads and sorts all jobs.
+            ("sort_ns >=", Value::Integer(self.since_ns.unwrap_or(i64::MIN))),
+            ("sort_ns <", self.until_ns.into()),
+            ("uid =", self.uid.into()),
+            ("\"user\" =", self.user.as_ref().into()),
+            ("name =", self.name.as_ref().into()),
+            ("manager =", self.manager.as_ref().into()),
+            ("account =", self.account.as_ref().into()),
+        ];
+        for (condition, value) in known.into_iter().filter(|(_, value)| *value != Value::Null) {
+            values.push(value);
+            conditions.push(format!("{condition} ?{}", values.len()));
+        }
+        if let Some(member) = &self.member {
+            conditions.push(owned_by(member, &mut values));
+        }
+        if self.with_cards {
+            conditions.push(format!("(state IN ({}) OR {has_cards})", live_states()));
+        }
+        if !self.states.is_empty() {
+            let names: Vec<String> = self.states.iter().map(|state| format!("'{}'", state.name())).collect();
+            conditions.push(format!("state IN ({})", names.join(", ")));
+            if !self.states.contains(&State::Finished) {
+                // Said once more in the words of the index that holds only these.
+                conditions.push("state <> 'finished'".to_string());
+            }
+        }
+        (conditions.join(" AND "), values)
+    }
+}
+
+/// The condition of [`Member::sees`].
+fn owned_by<'f>(member: &'f Member, values: &mut Vec<Value<'f>>) -> String {
+    let mut owners = Vec::new();
+    let mut own = |column: &str, name: &'f String| {
+        if !name.is_empty() {
+            values.push(name.into());
+            owners.push(format!("{column} = ?{}", values.len()));
+        }
+    };
+    own("\"user\"", &member.user);
+    member.accounts.iter().take(ACCOUNTS_MAX).for_each(|account| own("account", account));
+    match owners.is_empty() {
+        true => "1 = 0".to_owned(),
+        false => format!("({})", owners.join(" OR ")),
+    }
+}
+
+/// The states of jobs that live, as SQL has them.
+pub(crate) fn live_states() -> String {
+    let live = State::ALL.into_iter().filter(|state| state.is_live());
+    live.map(|state| format!("'{}'", state.name())).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,241 @@
+//! Lists in any order, by any condition; what people say of jobs; what jobs are together.
+
+use met_core::annotation::{Annotation, AnnotationChange};
+use met_core::conditions::Conditions;
+use met_core::grouping::{self, SumBy, SumSpan};
+use met_core::job::{GpuUse, JobKey, Part, QualityKind, Record, State};
+use met_core::job_table::{CPU, EMISSIONS, ENERGY, MEMORY_NEEDED_PEAK, WALL};
+use met_core::listing::{Sort, SortColumn};
+use met_core::member::Member;
+use met_store::{Filter, Queries};
+
+use super::{Place, SECOND_NS, finished, running};
+
+/// Numbers that look random and are the same in every run.
+pub struct Dice(pub u64);
+
+impl Dice {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+
+    fn one<'a, T>(&mut self, of: &'a [T]) -> &'a T {
+        &of[self.below(of.len() as u64) as usize]
+    }
+
+    fn maybe<T>(&mut self, value: T) -> Option<T> {
+        (self.below(4) > 0).then_some(value)
+    }
+}
+
+/// A job whose values many others have, too, and of which much is unknown.
+fn job(dice: &mut Dice, id: u64, start_s: i64) -> Record {
+    let mut record = finished(id, start_s + dice.below(5) as i64);
+    record.state = *dice.one(&State::ALL);
+    record.totals = Default::default();
+    let run_ns = dice.below(4) as i64 * SECOND_NS;
+    let ended_ns = record.start_ns.map(|start_ns| start_ns + run_ns);
+    record.end_ns = ended_ns.filter(|_| !record.state.is_live() && record.state != State::Lost);
+    if record.state == State::Pending {
+        record.start_ns = None;
+    }
+    for (column, unit) in
+        [(CPU, SECOND_NS), (ENERGY, 1_000_000), (EMISSIONS, 7), (MEMORY_NEEDED_PEAK, 1 << 20)]
+    {
+        if let Some(value) = {
+            let value = dice.below(5) as i64;
+            dice.maybe(value)
+        } {
+            record.totals.set(column, value * unit, QualityKind::Measured, "cgroup");
+        }
+    }
+    if dice.below(5) == 0 {
+        record.totals.set(WALL, run_ns + 1, QualityKind::Measured, "clock");
+    }
+    let word = |dice: &mut Dice, words: &[&str]| {
+        let word = dice.one(words).to_string();
+        dice.maybe(word)
+    };
+    record.key.manager = dice.one(&["local", "slurm"]).to_string();
+    record.key.cluster = word(dice, &["c1", "c2"]);
+    record.name = dice.one(&["train", "Train", "ä", "a b"]).to_string();
+    record.user = word(dice, &["ada", "bob", "Eve"]);
+    record.account = word(dice, &["maths", "physics"]);
+    record.scheduling.partition = word(dice, &["gpu", "long"]);
+    record.allocated.cpus = {
+        let cpus = 1 + dice.below(3) as i64;
+        dice.maybe(cpus)
+    };
+    record.command = vec!["python3".into(), dice.one(&["a.py", "b.py --x=100%_", "c'.py"]).to_string()];
+    record.nodes = (0..dice.below(4)).map(|number| format!("n{}", number + dice.below(3))).collect();
+    record.parts = record
+        .nodes
+        .iter()
+        .map(|node| Part { node: node.clone(), totals: record.totals.clone(), ..Part::default() })
+        .collect();
+    record.inside = (dice.below(6) == 0).then(|| "slurm:1".to_owned());
+    if dice.below(3) == 0 {
+        record.gpus = vec![GpuUse { uuid: format!("GPU-{id}"), ..GpuUse::default() }];
+    }
+    let add = (0..dice.below(3)).map(|_| dice.one(&["x", "x-1", "good"]).to_string()).collect();
+    let change = AnnotationChange { add, ..AnnotationChange::default() };
+    record.annotation = change.apply(&Annotation::default(), 1).unwrap();
+    record
+}
+
+fn conditions(dice: &mut Dice, start_s: i64) -> Filter {
+    let text = |text: &str| Some(text.to_owned());
+    let mut filter = Filter { now_ns: (start_s + 3) * SECOND_NS, ..Filter::default() };
+    let wanted = &mut filter.conditions;
+    match dice.below(14) {
+        0 => wanted.command = text(*dice.one(&["b.py --x=100%_", "a", "%", "_", "'", "PYTHON", ""])),
+        1 => wanted.partition = text("gpu"),
+        2 => wanted.node = text("n1"),
+        3 => wanted.tag = text("x"),
+        4 => wanted.min_duration_ns = Some(dice.below(4) as i64 * SECOND_NS),
+        5 => wanted.min_energy_uj = Some(dice.below(5) as i64 * 1_000_000),
+        6 => wanted.max_efficiency = Some(dice.below(5) as f64 / 4.0),
+        7 => filter.with_cards = true,
+        8 => filter.states = vec![State::Running, State::Failed, State::Lost],
+        9 => filter.user = text("ada"),
+        10 => filter.since_ns = Some((start_s + 2) * SECOND_NS),
+        11 => filter.member = Some(Member { user: "bob".into(), accounts: vec!["maths".into()] }),
+        12 => {
+            (wanted.node, wanted.command) = (text("n2"), text("python3 "));
+            filter.account = text("physics");
+        }
+        _ => {}
+    }
+    filter
+}
+
+fn keys(jobs: &[Record]) -> Vec<JobKey> {
+    jobs.iter().map(|job| job.key.clone()).collect()
+}
+
+/// All pages of a list, each of so many jobs.
+fn paged(store: &Queries, filter: &Filter, size: usize) -> Vec<JobKey> {
+    let mut page = Filter { limit: Some(size), ..filter.clone() };
+    let mut found = Vec::new();
+    loop {
+        let next = store.page(&page).unwrap();
+        assert!(next.jobs.len() <= size);
+        found.extend(keys(&next.jobs));
+        // Time goes on while somebody turns pages.
+        page.now_ns += SECOND_NS;
+        match next.next {
+            Some(next) => page.after = Some(next),
+            None => return found,
+        }
+    }
+}
+
+/// Every list is what filtering and sorting all jobs gives, however large its pages are.
+pub fn check_lists(place: &Place, seed: u64, count: u64, lists: usize) {
+    let mut dice = Dice(seed);
+    let jobs: Vec<Record> = (1..=count).map(|id| job(&mut dice, id, place.start_s)).collect();
+    let mut writer = place.writer();
+    writer.put_all(&jobs).unwrap();
+    // What is stored, with what the store makes of it.
+    let jobs: Vec<Record> = jobs.iter().map(|job| writer.get(&job.key).unwrap().unwrap()).collect();
+    let sorts: Vec<Option<Sort>> = SortColumn::ALL
+        .into_iter()
+        .flat_map(|column| [true, false].map(|descending| Some(Sort { column, descending })))
+        .chain([None])
+        .collect();
+    for number in 0..lists {
+        let sort = sorts[number % sorts.len()];
+        let filter = Filter { sort, ..conditions(&mut dice, place.start_s) };
+        let mut expected: Vec<Record> = jobs.iter().filter(|job| filter.accepts(job)).cloned().collect();
+        filter.order().sort(&mut expected);
+        let size = *dice.one(&[2, 7, 500]);
+        assert_eq!(paged(&writer, &filter, size), keys(&expected), "seed {seed}: {filter:?} by {size}");
+    }
+}
+
+pub fn lists_of_any_order_and_condition_lose_and_repeat_no_job(place: &Place) {
+    check_lists(place, 7, 40, 90);
+}
+
+pub fn a_sorted_list_shows_inbox_and_store_as_one(place: &Place) {
+    use met_store::inbox::JobDir;
+    let mut writer = place.writer();
+    for id in [1, 2, 4] {
+        let mut record = finished(id, place.start_s);
+        record.name = format!("job-{id}");
+        writer.put(&record).unwrap();
+    }
+    for id in [3, 5] {
+        let mut begun = running(id, place.start_s);
+        begun.name = format!("job-{id}");
+        let (_, dir) = JobDir::reserve(place.path(), id).unwrap();
+        dir.write_start(&begun).unwrap();
+    }
+    let sort = Some("name".parse().unwrap());
+    let listed = paged(&writer, &Filter { sort, ..Filter::default() }, 2);
+    assert_eq!(listed.iter().map(|key| key.id.as_str()).collect::<Vec<_>>(), ["1", "2", "3", "4", "5"]);
+}
+
+pub fn tags_and_a_note_outlive_every_later_statement(place: &Place) {
+    let mut writer = place.writer();
+    let begun = running(1, place.start_s);
+    writer.put(&begun).unwrap();
+    let change =
+        AnnotationChange { add: vec!["good".into()], note: Some("first try\n".into()), ..Default::default() };
+    let said = writer.annotate(&begun.key, &change, 5).unwrap().unwrap().unwrap();
+    assert_eq!(writer.get(&begun.key).unwrap().unwrap().annotation, said);
+    let end = finished(1, place.start_s);
+    writer.put(&end).unwrap();
+    let mut by_scheduler = Record { account: Some("maths".into()), local: None, ..end.clone() };
+    by_scheduler.scheduling.asked_ns = Some(9);
+    writer.put(&by_scheduler).unwrap();
+    writer.put_instead(std::slice::from_ref(&end), std::slice::from_ref(&end.key)).unwrap();
+    let mut other = end.clone();
+    other.key.incarnation += 1;
+    writer.put_instead(std::slice::from_ref(&other), std::slice::from_ref(&end.key)).unwrap();
+    drop(writer);
+    let stored = place.reader().get(&other.key).unwrap().unwrap();
+    assert_eq!(stored.annotation, said);
+    let tagged = |tag: &str| {
+        let conditions = Conditions { tag: Some(tag.to_owned()), ..Conditions::default() };
+        place.reader().jobs(&Filter { conditions, ..Filter::default() }).unwrap().len()
+    };
+    assert_eq!((tagged("good"), tagged("goo")), (1, 0));
+    let mut writer = place.writer();
+    let bad = AnnotationChange { add: vec!["Not a tag".into()], ..Default::default() };
+    assert!(writer.annotate(&other.key, &bad, 6).unwrap().unwrap().unwrap_err().contains("is not a tag"));
+    assert!(writer.annotate(&begun.key, &change, 6).unwrap().is_none(), "it was replaced");
+}
+
+pub fn users_accounts_and_sums_are_of_the_jobs_that_fit(place: &Place) {
+    let mut dice = Dice(11);
+    let jobs: Vec<Record> = (1..=80).map(|id| job(&mut dice, id, place.start_s)).collect();
+    let mut writer = place.writer();
+    writer.put_all(&jobs).unwrap();
+    let jobs: Vec<Record> = jobs.iter().map(|job| writer.get(&job.key).unwrap().unwrap()).collect();
+    for round in 0..30 {
+        let filter = conditions(&mut dice, place.start_s);
+        let fitting: Vec<&Record> = jobs.iter().filter(|job| filter.accepts(job)).collect();
+        let memberships = writer.memberships(&filter).unwrap();
+        assert_eq!(memberships, grouping::memberships(fitting.iter().copied()), "{filter:?}");
+        let by = SumBy::ALL[round % SumBy::ALL.len()];
+        let from_ns = (place.start_s + dice.below(4) as i64) * SECOND_NS;
+        let span = SumSpan { by, from_ns, to_ns: from_ns + 3 * SECOND_NS };
+        let expected = grouping::sums(fitting.iter().copied(), &span);
+        assert_eq!(writer.sums(&filter, &span).unwrap(), expected, "{filter:?} {span:?}");
+    }
+}
+
+mod of_any_jobs {
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(8))]
+        #[test]
+        fn every_page_continues_where_the_last_one_ended(seed: u64, count in 0_u64..25) {
+            let place = super::Place::new(Default::default(), super::super::MIDNIGHT_S, true);
+            super::check_lists(&place, seed, count, 9);
+        }
+    }
+}
