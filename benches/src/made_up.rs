@@ -82,7 +82,7 @@ pub fn job(number: u32, now_ns: i64) -> Record {
     record.start_ns = Some(start_ns);
     record.end_ns = (!record.state.is_live()).then(|| start_ns + (seconds * 1e9) as i64);
     match record.state {
-        State::Failed if number % 2 == 0 => record.signal = Some(11),
+        State::Failed if number.is_multiple_of(2) => record.signal = Some(11),
         State::Failed => record.exit_code = Some(1),
         State::OutOfMemory => record.signal = Some(9),
         State::Finished => record.exit_code = Some(0),
@@ -107,10 +107,10 @@ fn state(number: u32, dice: &mut Dice) -> State {
 }
 
 fn resources(record: &mut Record, number: u32, is_slurm: bool, dice: &mut Dice) {
-    let nodes = if is_slurm && number % 11 == 0 { 4 } else { 1 };
+    let nodes = if is_slurm && number.is_multiple_of(11) { 4 } else { 1 };
     let first = 1 + dice.below(90);
     record.nodes = (first..first + nodes).map(|node| format!("n{node}")).collect();
-    if number % 3 == 0 || number == 1 {
+    if number.is_multiple_of(3) || number == 1 {
         let cards = if is_slurm { 4 } else { 1 };
         record.gpus = (0..cards).map(|index| gpu(number, index, dice)).collect();
     }
@@ -136,7 +136,7 @@ fn resources(record: &mut Record, number: u32, is_slurm: bool, dice: &mut Dice) 
 }
 
 fn gpu(number: u32, index: u32, dice: &mut Dice) -> GpuUse {
-    let is_idle = number == 3 || index == 3 && number % 2 == 0;
+    let is_idle = number == 3 || index == 3 && number.is_multiple_of(2);
     let use_ = if is_idle { 0.0 } else { 0.3 + 0.65 * dice.next() };
     GpuUse {
         uuid: format!("GPU-{number}-{index}"),
