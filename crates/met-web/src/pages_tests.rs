@@ -231,10 +231,7 @@ fn a_file_holds_its_style_and_script_and_loads_nothing() {
         page[from..from + page[from..].find(end).unwrap()].to_owned()
     };
     for (begin, end) in [("<style>", "</style>"), ("<script type=\"module\">", "</script>")] {
-        assert!(
-            page.contains(&assets::integrity(&inside(begin, end)).replace('\'', "'")),
-            "{begin}: its hash is in the policy"
-        );
+        assert!(page.contains(&assets::integrity(&inside(begin, end))), "{begin}: its hash is in the policy");
     }
     assert!(!page.contains("<script>alert") && !page.contains('\u{202e}'));
 }
