@@ -18,7 +18,7 @@ const MEANT: &[(&[&str], &str)] = &[
     (&["host", "machine"], "met node"),
     (&["hosts", "cluster"], "met nodes"),
     (&["settings"], "met config, or met configure for a running daemon"),
-    (&["check", "diagnose"], "met doctor"),
+    (&["diagnose"], "met doctor"),
     (&["version"], "met --version"),
 ];
 

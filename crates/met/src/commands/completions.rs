@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const JOBS_MAX: usize = 200;
 
 /// Commands that take a job, for shells that need to know.
-const OF_JOBS: &str = "show export ps logs rm";
+const OF_JOBS: &str = "show explain scale compare web export ps logs tag note rm";
 
 /// Those that take one that has not ended.
 const OF_LIVE: &str = "wait cancel detach";

@@ -83,7 +83,9 @@ fn differences(differences: &[Difference]) -> Vec<String> {
 /// Requests that would have been enough.
 pub(super) fn next_time(page: &Page<'_>, report: &Report) -> Vec<String> {
     let directives = report.answers.iter().flat_map(|answers| &answers.directives);
-    let line = |(index, directive): (usize, &met_insight::answers::Directive)| {
+    let room = page.width - LABEL_COLUMNS - 2;
+    let mut lines = Vec::new();
+    for (index, directive) in directives.enumerate() {
         let label = page.label(if index == 0 { "next time" } else { "" });
         let measure = match directive.resource {
             "memory" => Measure::Bytes,
@@ -94,10 +96,17 @@ pub(super) fn next_time(page: &Page<'_>, report: &Report) -> Vec<String> {
         let asked = directive.asked.map(|value| amount(&Amount { value, measure, quality }));
         let asked = asked.map(|asked| format!("instead of {asked}, ")).unwrap_or_default();
         let runs = if directive.runs == 1 { "by this run" } else { "by the last runs" };
-        let words = page.style.paint(Paint::Dim, &format!("{asked}{runs}"));
-        format!("{label}  {}  {words}", text::pad(&directive.text, 28))
-    };
-    directives.enumerate().map(line).collect()
+        let (text, words) = (text::pad(&directive.text, 28), format!("{asked}{runs}"));
+        if text::width(&text) + 2 + text::width(&words) <= room {
+            lines.push(format!("{label}  {text}  {}", page.style.paint(Paint::Dim, &words)));
+            continue;
+        }
+        lines.push(format!("{label}  {}", directive.text));
+        for words in text::wrap(&words, room) {
+            lines.push(format!("{}  {}", page.label(""), page.style.paint(Paint::Dim, &words)));
+        }
+    }
+    lines
 }
 
 pub(super) fn findings(page: &Page<'_>, report: &Report) -> Vec<String> {
@@ -221,7 +230,7 @@ mod tests {
         }
         let drawn = super::super::render(&report, &Style::plain());
         for line in [
-            "         verdict  finished in 2h0m0s, limited by one core (0.99 of 16 cores busy)\n",
+            "         verdict  finished in 2h0m0s, limited by one core (0.99 of 16 cores\n                  busy)\n",
             "      limited by  one core · 0.99 of 16 cores busy\n",
             "       imbalance  n1 used 1m40s of CPU time, n2 40s\n",
             "       next time  #SBATCH --mem=12G",
