@@ -97,16 +97,18 @@ impl Remote {
                     && filter.after.as_ref().is_none_or(|after| order.is_behind(record, after))
             });
             kept.extend(jobs);
-            order.sort(&mut kept);
-            // One more says that the list goes on.
-            kept.truncate(count + 1);
             warnings.extend(said);
-            match next {
-                Some(next) if asked.after.as_ref().is_none_or(|after| next < *after) => {
-                    asked.after = Some(next)
-                }
-                _ => break,
+            let next = next.filter(|next| asked.after.as_ref().is_none_or(|after| next < after));
+            // Not for every page: most of what is kept is sorted already.
+            if next.is_none() || kept.len() >= 2 * count {
+                order.sort(&mut kept);
+                // One more says that the list goes on.
+                kept.truncate(count + 1);
             }
+            if next.is_none() {
+                break;
+            }
+            asked.after = next;
         }
         warnings.sort_unstable();
         warnings.dedup();

@@ -202,6 +202,9 @@ pub fn tags_and_a_note_outlive_every_later_statement(place: &Place) {
         place.reader().jobs(&Filter { conditions, ..Filter::default() }).unwrap().len()
     };
     assert_eq!((tagged("good"), tagged("goo")), (1, 0));
+    let change = AnnotationChange { add: vec!["best".into()], ..Default::default() };
+    place.writer().annotate(&other.key, &change, 6).unwrap().unwrap().unwrap();
+    assert_eq!((tagged("best"), tagged("best good")), (1, 0), "two tags are no tag");
     let mut writer = place.writer();
     let bad = AnnotationChange { add: vec!["Not a tag".into()], ..Default::default() };
     assert!(writer.annotate(&other.key, &bad, 6).unwrap().unwrap().unwrap_err().contains("is not a tag"));
