@@ -20,7 +20,7 @@ def finish(world, name, *command):
 @test
 def jobs_are_filtered_and_sorted_from_files_and_by_a_daemon(world):
     short = finish(world, "b", "true")
-    long = finish(world, "c", "sh", "-c", "sleep 1.2 # needle")
+    long = finish(world, "c", "sh", "-c", "sleep 5 # needle")
     busy = finish(world, "a", "sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")
     running = world.run("sh", "-c", SLEEP)
     everything = {short, long, busy, running}
@@ -30,7 +30,7 @@ def jobs_are_filtered_and_sorted_from_files_and_by_a_daemon(world):
         equal(ids(world, "--sort", "name:desc", "--state", "finished"), [long, short, busy], "by name, reversed")
         equal(ids(world, "--command", "needle"), [long], "a part of the command line")
         equal(ids(world, "--command", "sleep 0.05"), [running], "of a running job, too")
-        equal(set(ids(world, "--min-duration", "1s", "--state", "finished")) - {busy}, {long}, "long ones")
+        equal(set(ids(world, "--min-duration", "4s", "--state", "finished")) - {busy}, {long}, "long ones")
         equal(ids(world, "--min-duration", "100d"), [], "nothing ran so long")
         equal(set(ids(world, "--sort", "cpu")), everything, "a sort loses no job")
         equal(ids(world, "--sort", "cpu:desc", "--state", "finished")[0], busy, "who computed most")

@@ -148,8 +148,9 @@ pub enum Reply {
         /// What is missing from the list, in sentences.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         warnings: Vec<String>,
-        /// The newest version that its sender knows; earlier ones did not say. A server has no handshake.
-        #[serde(default)]
+        /// The newest version that its sender knows, where the filter is one that earlier versions misunderstand; they
+        /// did not say. A server has no handshake.
+        #[serde(default, skip_serializing_if = "is_zero")]
         protocol: u32,
     },
     Annotated(Annotation),
@@ -529,6 +530,10 @@ pub fn take_frame<T: for<'de> Deserialize<'de>>(arrived: &mut Vec<u8>) -> io::Re
     let message = serde_json::from_slice(&arrived[4..end]);
     arrived.drain(..end);
     Ok(Some(message?))
+}
+
+fn is_zero(version: &u32) -> bool {
+    *version == 0
 }
 
 #[cfg(test)]

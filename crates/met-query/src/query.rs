@@ -8,7 +8,6 @@ use met_core::listing::Cursor;
 use met_core::series::Course;
 use met_store::{Filter, NodePart, Page, Queries, StoreError};
 
-use crate::handshake::PROTOCOL;
 use crate::jobs::{self, JobRef, JobsFilter};
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::viewer::Viewer;
@@ -153,7 +152,7 @@ fn found(page: Page) -> Reply {
     match page.next {
         Some(_) => {
             let Page { jobs, next } = page;
-            Reply::JobsPage { jobs, next, warnings: Vec::new(), protocol: PROTOCOL }
+            Reply::JobsPage { jobs, next, warnings: Vec::new(), protocol: 0 }
         }
         None => Reply::Jobs(page.jobs),
     }

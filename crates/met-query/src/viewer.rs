@@ -42,6 +42,12 @@ impl Viewer {
         }
     }
 
+    /// Whether the viewer may write tags and a note: the owner and operators may, other members of the account only
+    /// read them.
+    pub fn may_annotate(&self, record: &Record) -> bool {
+        self.sees_all() || self.owns(record)
+    }
+
     /// The requested filter, restricted to the jobs that the viewer sees; `None` if it requests another user's
     /// jobs.
     pub fn restrict(&self, filter: &JobsFilter) -> Option<JobsFilter> {
@@ -111,6 +117,8 @@ mod tests {
         let bob = Viewer::User { name: "bob".to_owned(), accounts: vec!["physics".to_owned()] };
         assert!(bob.sees(&record) && !bob.owns(&record));
         assert!(Viewer::user("ada").owns(&record) && !Viewer::Everything.owns(&record));
+        assert!(Viewer::user("ada").may_annotate(&record) && Viewer::Everything.may_annotate(&record));
+        assert!(!bob.may_annotate(&record));
         let asked = JobsFilter { user: Some("ada".to_owned()), ..JobsFilter::default() };
         let filter = bob.restrict(&asked).unwrap();
         assert_eq!(filter.user.as_deref(), Some("ada"));

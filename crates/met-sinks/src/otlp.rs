@@ -4,6 +4,7 @@
 //! docs/decisions/051-otlp.md says how names and attributes were chosen.
 
 mod conventions;
+mod known_jobs;
 mod outgoing;
 
 use std::borrow::Cow;
@@ -25,6 +26,7 @@ use crate::forward::now_ns;
 use crate::prometheus::gzip;
 use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
 use conventions::CONVENTIONS;
+use known_jobs::{Known, KnownJobs};
 use outgoing::{Body, Outgoing};
 
 const TABLES: &str = "job, node, gpu, block, network";
@@ -35,8 +37,6 @@ const INTERVAL: &str = "10s";
 const POINTS_MAX: usize = 8000;
 /// Rows that are kept for the next request.
 const ROWS_MAX: usize = 50_000;
-/// Running jobs whose start and owner are remembered.
-const JOBS_MAX: usize = 50_000;
 const NODE: &str = "node";
 const UPTIME: &str = "uptime";
 
@@ -224,13 +224,6 @@ struct Row {
     cells: Vec<i64>,
 }
 
-/// What stays the same in all series of a running job: another start, or another owner, would be another series.
-#[derive(Clone, Default)]
-struct Known {
-    start_ns: Option<i64>,
-    user: Option<Arc<str>>,
-}
-
 struct Otlp {
     outgoing: Outgoing,
     interval: Duration,
@@ -239,8 +232,10 @@ struct Otlp {
     sends_users: bool,
     node: Option<String>,
     attributes: Attributes,
-    rows: HashMap<RowKey, Row>,
-    jobs: HashMap<JobKey, Known>,
+    /// By job: an end takes away those of its own without a search.
+    rows: HashMap<Option<JobKey>, HashMap<RowKey, Row>>,
+    row_count: usize,
+    jobs: KnownJobs,
     /// When each machine was started.
     booted_ns: HashMap<Option<String>, i64>,
     due: Instant,
@@ -264,32 +259,22 @@ impl Otlp {
             node: options.node.clone(),
             attributes,
             rows: HashMap::new(),
-            jobs: HashMap::new(),
+            row_count: 0,
+            jobs: KnownJobs::default(),
             booted_ns: HashMap::new(),
             due: Instant::now() + interval,
         }
     }
 
     fn put(&mut self, key: RowKey, row: Row) {
-        if self.rows.len() >= ROWS_MAX && !self.rows.contains_key(&key) {
+        let is_new = self.rows.get(&key.job).is_none_or(|rows| !rows.contains_key(&key));
+        if is_new && self.row_count >= ROWS_MAX {
             let points = row.cells.iter().filter(|&&cell| cell != MISSING).count() as u64;
             self.outgoing.give_up(points, format!("more than {ROWS_MAX} rows; some are dropped"));
             return;
         }
-        self.rows.insert(key, row);
-    }
-
-    /// What is known of a job, and stays as it first became known.
-    fn learn(&mut self, key: &JobKey, start_ns: Option<i64>, user: Option<Arc<str>>) -> Known {
-        if self.jobs.len() >= JOBS_MAX && !self.jobs.contains_key(key) {
-            return Known { start_ns, user };
-        }
-        let known = self.jobs.entry(key.clone()).or_default();
-        known.start_ns = known.start_ns.or(start_ns);
-        if known.user.is_none() {
-            known.user = user;
-        }
-        known.clone()
+        self.row_count += usize::from(is_new);
+        self.rows.entry(key.job.clone()).or_default().insert(key, row);
     }
 
     fn tick(&mut self, tick: &Tick) {
@@ -297,7 +282,7 @@ impl Otlp {
             let TickRow { job, user, labels } = row;
             let known = job.as_ref().map(|job| {
                 let start_ns = start_of(tick.table, tick.time_ns, cells);
-                self.learn(job, start_ns, user.clone())
+                self.jobs.learn(job, start_ns, user.clone())
             });
             let node = self.node.clone();
             let key = RowKey { table: tick.table.name, node, job: job.clone(), labels: labels.clone() };
@@ -314,7 +299,7 @@ impl Otlp {
         known: Option<Known>,
     ) {
         if let Some(uptime) = (table.name == NODE).then(|| cell_of(table, &cells, UPTIME)).flatten() {
-            let booted_ns = time_ns - (uptime.1.scaled(uptime.0) * 1e9) as i64;
+            let booted_ns = time_ns.saturating_sub((uptime.1.scaled(uptime.0) * 1e9) as i64);
             self.booted_ns.entry(key.node.clone()).or_insert(booted_ns);
         }
         // Counters of the machine count since it was started; those of a process at most since its job was.
@@ -337,7 +322,7 @@ impl Otlp {
         if !self.tables.iter().any(|name| name == table.name) {
             return;
         }
-        let known = job.as_ref().map(|job| self.learn(job, start_of(table, time_ns, &cells), None));
+        let known = job.as_ref().map(|job| self.jobs.learn(job, start_of(table, time_ns, &cells), None));
         let key = RowKey { table: table.name, node: node.clone(), job, labels: Vec::new() };
         self.put_row(key, table, time_ns, cells, known);
     }
@@ -345,14 +330,15 @@ impl Otlp {
     /// The totals of a job that ended. Levels of a moment before are no longer true.
     fn ended(&mut self, record: &Record) {
         let user = record.user.as_deref().map(Arc::from);
-        let known = self.learn(&record.key, record.start_ns, user);
-        self.jobs.remove(&record.key);
+        let known = self.jobs.learn(&record.key, record.start_ns, user);
+        self.jobs.end(&record.key);
         let mut cells = vec![MISSING; JOB.columns.len()];
         record.totals.iter().for_each(|(column, figure)| cells[column] = figure.value);
         if record.totals.get(WALL).is_none() {
             cells[WALL] = record.wall_ns(now_ns()).filter(|_| record.end_ns.is_some()).unwrap_or(MISSING);
         }
-        self.rows.retain(|key, _| key.job.as_ref() != Some(&record.key));
+        let before = self.rows.remove(&Some(record.key.clone()));
+        self.row_count -= before.map_or(0, |rows| rows.len());
         if !self.tables.iter().any(|name| name == JOB.name) {
             return;
         }
@@ -369,7 +355,8 @@ impl Otlp {
     /// Makes requests of the rows.
     fn pack(&mut self) {
         self.due = Instant::now() + self.interval;
-        let mut rows: Vec<(RowKey, Row)> = self.rows.drain().collect();
+        let mut rows: Vec<(RowKey, Row)> = self.rows.drain().flat_map(|(_, rows)| rows).collect();
+        self.row_count = 0;
         rows.sort_by(|(one, _), (other, _)| {
             (&one.node, one.table, &one.job, &one.labels).cmp(&(
                 &other.node,
@@ -470,7 +457,7 @@ impl Sink for Otlp {
     fn take(&mut self, event: &Event) -> Result<(), SinkError> {
         match event {
             Event::Started(record) => {
-                self.learn(&record.key, record.start_ns, record.user.as_deref().map(Arc::from));
+                self.jobs.learn(&record.key, record.start_ns, record.user.as_deref().map(Arc::from));
             }
             Event::Ended(record) => self.ended(record),
             Event::Tick(tick) => self.tick(tick),
@@ -515,7 +502,7 @@ fn on_server(key: &JobKey, node: Option<&str>) -> JobKey {
 /// When a job began, by its row.
 fn start_of(table: &Table, time_ns: i64, cells: &[i64]) -> Option<i64> {
     let wall_ns = cells.get(WALL).copied().filter(|&cell| std::ptr::eq(table, &JOB) && cell != MISSING)?;
-    Some(time_ns - wall_ns)
+    Some(time_ns.saturating_sub(wall_ns))
 }
 
 /// Tables of cgroups and processes are on no metrics page, and have no selection.

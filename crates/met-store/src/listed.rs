@@ -230,6 +230,13 @@ impl<'f> Select<'f> {
             let partition = self.mark(partition);
             self.conditions.push(format!("partition = {partition}"));
         }
+        // With a separator in it, it would fit two neighbours of the list.
+        let has_separator = |text: &Option<String>, separator| {
+            text.as_ref().is_some_and(|text| text.is_empty() || text.contains(separator))
+        };
+        if has_separator(&wanted.node, '\n') || has_separator(&wanted.tag, ' ') {
+            self.conditions.push("1 = 0".to_owned());
+        }
         if let Some(node) = &wanted.node {
             let node = self.mark(node);
             self.conditions.push(format!("{position}(node_names, '\n' || {node} || '\n') > 0"));

@@ -170,9 +170,12 @@ impl Queries {
             let Page { mut jobs, next } = self.stored_page(&plain, &mut HashMap::new())?;
             jobs.retain(|record| filter.accepts(record));
             kept.append(&mut jobs);
-            order.sort(&mut kept);
-            // One more says that the list goes on.
-            kept.truncate(count.saturating_add(1));
+            // Not for every piece: most of what is kept is sorted already.
+            if next.is_none() || kept.len() >= count.saturating_mul(2) {
+                order.sort(&mut kept);
+                // One more says that the list goes on.
+                kept.truncate(count.saturating_add(1));
+            }
             match next {
                 Some(next) => plain.after = Some(next),
                 None => return Ok(cut(kept, filter)),

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::belief::is_known_end;
 use met_core::energy::emission::Factor;
-use met_core::job::{JobKey, LOCAL, Record};
+use met_core::job::{JobKey, LOCAL, Record, State};
 use met_core::series::Course;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -157,7 +157,10 @@ impl Writer {
             }
             records.iter().try_for_each(|record| {
                 // What people said of a job goes over to the record in its place.
-                let of_job = |key: &JobKey| key.id == record.key.id && key.manager == record.key.manager;
+                let of_job = |key: &JobKey| {
+                    let JobKey { cluster, manager, id, .. } = &record.key;
+                    (&key.cluster, &key.manager, &key.id) == (cluster, manager, id)
+                };
                 match notes.iter().find(|(key, _)| of_job(key)) {
                     Some((_, said)) => {
                         let annotation = Annotation::later(said, &record.annotation).clone();
@@ -181,7 +184,7 @@ impl Writer {
         change: &AnnotationChange,
         now_ns: i64,
     ) -> Result<Option<Result<Annotation, String>>, StoreError> {
-        let Some(record) = self.get(key)? else { return Ok(None) };
+        let Some(record) = self.annotated(key)? else { return Ok(None) };
         let annotation = match change.apply(&record.annotation, now_ns) {
             Ok(annotation) => annotation,
             Err(message) => return Ok(Some(Err(message))),
@@ -190,6 +193,31 @@ impl Writer {
         let written = self.put(&Record { annotation: annotation.clone(), ..record });
         self.always_durable = before;
         written.map(|()| Some(Ok(annotation)))
+    }
+
+    /// The record that an annotation is written on. An end that waits in the inbox stays there: if it were in the
+    /// catalogue, its import would take the job for known and discard its samples.
+    fn annotated(&mut self, key: &JobKey) -> Result<Option<Record>, StoreError> {
+        let stored = match self.stored(key) {
+            Err(StoreError::Damaged { what, .. }) => {
+                self.repair(&what)?;
+                self.stored(key)?
+            }
+            stored => stored?,
+        };
+        if stored.is_some() || key.manager != LOCAL {
+            return Ok(stored);
+        }
+        let Ok(id) = key.id.parse() else { return Ok(None) };
+        let entry = JobDir::open(&self.queries.state, id).read();
+        let begun = entry.start.or_else(|| entry.end.map(without_end));
+        Ok(begun.filter(|record| record.key == *key))
+    }
+
+    fn stored(&mut self, key: &JobKey) -> Result<Option<Record>, StoreError> {
+        self.reopen()?;
+        let stored = reading::exact(self.queries.opened()?, key, Parts::ALL)?;
+        Ok(stored.map(|stored| stored.record))
     }
 
     /// As [`Writer::put_instead`], where some were only believed to be over and live: of these that is taken back,
@@ -393,6 +421,22 @@ impl Writer {
         let sql = open_checked(&path, self.queries.is_network, false)?;
         self.queries.catalogue = OnceCell::from(Box::new(sql) as Box<dyn Sql>);
         Ok(())
+    }
+}
+
+/// A job as it was before it ended. What was measured of it comes with its end.
+fn without_end(end: Record) -> Record {
+    Record {
+        user: end.user,
+        uid: end.uid,
+        account: end.account,
+        command: end.command,
+        start_ns: end.start_ns,
+        nodes: end.nodes,
+        inside: end.inside,
+        annotation: end.annotation,
+        local: end.local,
+        ..Record::new(end.key, end.name, State::Running)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use met_core::annotation::AnnotationChange;
 use met_core::job::{JobKey, Origin, Record, State};
 use met_core::sample;
 use met_query::jobs::JobRef;
@@ -128,6 +129,25 @@ fn without_a_place_on_disk_users_take_ids_of_their_own() {
     refuse_writes(root.path(), "meta", true);
     assert_eq!(reserve(&mut service, BOB, 1), 3, "within what is on disk");
     assert_eq!(reserve(&mut service, BOB, 500), own_ids(BOB).start, "ahead of it");
+    service.close();
+}
+
+#[test]
+fn a_job_that_is_not_written_is_annotated_once_it_can_be() {
+    let root = tempfile::tempdir().unwrap();
+    let mut service = system(root.path());
+    refuse_writes(root.path(), "job", true);
+    let job = ended(7, ALICE, "unwritten");
+    assert!(!report(&mut service, &job));
+    let change = AnnotationChange { add: vec!["good".to_owned()], ..AnnotationChange::default() };
+    let mut annotate = |uid: u32| {
+        let request = Request::Annotate { key: job.key.clone(), change: change.clone() };
+        ask(&mut service, uid, request).map_err(|error| error.to_string())
+    };
+    assert!(annotate(BOB).unwrap_err().contains("no such job"));
+    assert!(annotate(ALICE).unwrap_err().contains("cannot be written now"));
+    refuse_writes(root.path(), "job", false);
+    assert!(matches!(annotate(ALICE), Ok(Reply::Annotated(said)) if said.tags.contains("good")));
     service.close();
 }
 

@@ -11,7 +11,7 @@ use super::sampler_thread::Sampling;
 use super::service::Service;
 use super::socket::Peer;
 use met_host::{clock, users};
-use met_query::annotate::no_such_job;
+use met_query::annotate;
 use met_query::jobs::JobRef;
 use met_query::protocol::{DiscoveryStatus, InForce, Reply, Request, Status};
 use met_query::query;
@@ -141,16 +141,17 @@ impl Service {
         peer: Peer,
         access: Access,
     ) -> Result<Reply> {
-        let viewer = access.viewer(peer);
-        let known = self.recorder.writer.get(key)?.filter(|record| viewer.sees(record));
-        let changed = match known {
-            Some(_) => self.recorder.writer.annotate(key, change, clock::realtime_ns())?,
-            None => None,
-        };
-        match changed {
+        // What could not be written when the job started may be written now.
+        self.recorder.write_records(&mut self.outputs);
+        let known = self.recorder.known(key, &self.registry)?;
+        annotate::permit(&access.viewer(peer), known.as_ref())?;
+        if self.recorder.unwritten.record_of(key).is_some() {
+            bail!("the store cannot be written now; try again later");
+        }
+        match self.recorder.writer.annotate(key, change, clock::realtime_ns())? {
             Some(Ok(annotation)) => Ok(Reply::Annotated(annotation)),
             Some(Err(message)) => bail!("{message}"),
-            None => Err(no_such_job()),
+            None => Err(annotate::no_such_job()),
         }
     }
 

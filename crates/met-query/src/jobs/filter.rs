@@ -141,7 +141,8 @@ impl JobsFilter {
         let is_cut = next.is_some() && is_below(self.to_store().limit, jobs.len());
         self.retain(&mut jobs);
         if self.paged {
-            return Reply::JobsPage { jobs, next, warnings, protocol: PROTOCOL };
+            let protocol = if self.is_extended() { PROTOCOL } else { 0 };
+            return Reply::JobsPage { jobs, next, warnings, protocol };
         }
         if is_cut && is_below(self.limit, jobs.len()) {
             let most = WHOLE_BYTES >> 20;
@@ -227,6 +228,16 @@ mod tests {
         assert!(matches!(answer(&reader, &running), Reply::Jobs(jobs) if jobs.len() == 20));
         let paged = JobsFilter { paged: true, ..all };
         assert!(matches!(answer(&reader, &paged), Reply::JobsPage { next: Some(_), .. }));
+    }
+
+    #[test]
+    fn only_an_answer_to_an_extended_filter_says_a_version() {
+        let (_state, reader) = store(1, 1);
+        let said = |filter: JobsFilter| serde_json::to_string(&answer(&reader, &filter)).unwrap();
+        let plain = JobsFilter { paged: true, ..JobsFilter::default() };
+        assert!(!said(plain.clone()).contains("protocol"));
+        let sorted = JobsFilter { sort: Some("name".parse().unwrap()), ..plain };
+        assert!(said(sorted).contains(&format!("\"protocol\":{PROTOCOL}")));
     }
 
     #[test]

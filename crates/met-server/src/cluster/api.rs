@@ -7,7 +7,7 @@
 //! ```
 //! and what [`met_web::api`] has, for daemon and server alike.
 
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -18,19 +18,21 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use met_core::annotation::{Annotation, AnnotationChange};
-use met_core::job::{JobKey, Record};
+use met_core::annotation::AnnotationChange;
+use met_core::job::JobKey;
 use met_jobs::cgroup_layouts::Layout;
-use met_query::annotate::{Annotates, Failure, no_such_job};
+use met_query::annotate::{self, Failure, no_such_job};
 use met_query::protocol::{Reply, Request};
 use met_query::query::{self, Query};
 use met_query::viewer::Viewer;
+use met_store::Writer;
 use met_store::cluster::Bearer;
 use met_wire::batch::{BadBatch, NodeBatch, PACKED_BYTES_MAX, SAMPLES_MAX};
 use serde_json::json;
+use tokio::sync::oneshot;
 
 use super::incompatible::{Incompatible, Trouble};
-use super::keeper::{Denied, Keeper, Refusal, now_ns};
+use super::keeper::{Busy, Denied, Keeper, Refusal, now_ns};
 use super::people::People;
 use super::receive_memory::{NotReceived, Room};
 use met_web::answers::Answers;
@@ -251,53 +253,49 @@ async fn ask(
     let turn = api.answers.turn(&client).await.ok_or_else(Problem::unread)?;
     let too_long = |error: axum::Error| Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error);
     let question = to_bytes(body, QUESTION_BYTES_MAX).await.map_err(too_long)?;
+    if let Ok(Request::Annotate { key, change }) = serde_json::from_slice(&question) {
+        // Not one of the few answers that are made at once: the thread that writes may take its time.
+        let reply = api.annotate(viewer, key, change).await?;
+        return Ok(Json(reply).into_response());
+    }
     let of_api = Arc::clone(&api);
-    let work = move || match reply(&of_api, &viewer, &question) {
+    let work = move || match answer(of_api.query.as_ref(), &viewer, &question) {
         Ok(reply) => Json(reply).into_response(),
         Err(problem) => problem.into_response(),
     };
     api.answers.make(turn, work).await.ok_or_else(Problem::busy)
 }
 
-/// Answers a question, or writes down what a viewer says of a job.
-fn reply(api: &Api, viewer: &Viewer, question: &[u8]) -> Result<Reply, Problem> {
-    let Ok(Request::Annotate { key, change }) = serde_json::from_slice(question) else {
-        return answer(api.query.as_ref(), viewer, question);
-    };
-    match api.annotate(viewer, &key, &change) {
-        Ok(annotation) => Ok(Reply::Annotated(annotation)),
-        Err(error) if error.is::<Failure>() => Ok(Reply::Error { message: error.to_string() }),
-        Err(error) => Err(Problem::failed(&error)),
+impl Api {
+    /// Writes down what a viewer says of a job. Waits for the thread that writes.
+    async fn annotate(
+        &self,
+        viewer: Viewer,
+        key: JobKey,
+        change: AnnotationChange,
+    ) -> Result<Reply, Problem> {
+        let (say, said) = oneshot::channel();
+        let annotated = move |writer: &mut Writer| {
+            annotate::permit(&viewer, writer.get(&key)?.as_ref())?;
+            let annotated = writer.annotate(&key, &change, now_ns())?;
+            annotated.ok_or_else(no_such_job)?.map_err(Failure::usage)
+        };
+        let order = self.keeper.try_with_writer(move |writer| {
+            let _ = say.send(annotated(writer));
+            Vec::new()
+        });
+        order.map_err(|Busy| cannot_write())?;
+        match tokio::time::timeout(WRITTEN_WITHIN, said).await {
+            Ok(Ok(Ok(annotation))) => Ok(Reply::Annotated(annotation)),
+            Ok(Ok(Err(error))) if error.is::<Failure>() => Ok(Reply::Error { message: error.to_string() }),
+            Ok(Ok(Err(error))) => Err(Problem::failed(&error)),
+            Ok(Err(_)) | Err(_) => Err(cannot_write()),
+        }
     }
 }
 
-impl Annotates for Api {
-    /// Waits for the thread that writes.
-    fn annotate(&self, viewer: &Viewer, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
-        let (say, said) = mpsc::sync_channel(1);
-        let (viewer, key, change) = (viewer.clone(), key.clone(), change.clone());
-        self.keeper.with_writer(move |writer| {
-            let may_write = |record: &Record| viewer.sees_all() || viewer.owns(record);
-            let annotated = match writer.get(&key) {
-                Ok(Some(record)) if may_write(&record) => writer.annotate(&key, &change, now_ns()),
-                // Whether there is one is not for everybody.
-                Ok(record) if record.as_ref().is_some_and(|record| viewer.sees(record)) => {
-                    Ok(Some(Err("only its owner or an operator may annotate this job".to_owned())))
-                }
-                Ok(_) => Ok(None),
-                Err(error) => Err(error),
-            };
-            let _ = say.send(annotated);
-            Vec::new()
-        });
-        match said.recv_timeout(WRITTEN_WITHIN) {
-            Ok(Ok(Some(Ok(annotation)))) => Ok(annotation),
-            Ok(Ok(Some(Err(message)))) => Err(Failure::usage(message)),
-            Ok(Ok(None)) => Err(no_such_job()),
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => anyhow::bail!("the server cannot write now; try again later"),
-        }
-    }
+fn cannot_write() -> Problem {
+    Problem::later(StatusCode::SERVICE_UNAVAILABLE, "the server cannot write now; try again later")
 }
 
 /// Answers a question as on a daemon's socket, in JSON.
@@ -336,7 +334,7 @@ mod tests {
     use met_core::{Column, Table, Unit};
     use met_query::jobs::JobsFilter;
     use met_query::protocol::Request;
-    use met_store::{Backends, Writer};
+    use met_store::Backends;
     use met_wire::batch::Header;
     use met_wire::schema::describe;
     use proptest::prelude::*;
@@ -413,8 +411,12 @@ mod tests {
         }
 
         fn ask(&self) -> Result<Response, Problem> {
+            self.asked(&Request::Jobs(JobsFilter::default()))
+        }
+
+        fn asked(&self, request: &Request) -> Result<Response, Problem> {
             let api = State(Arc::clone(&self.api));
-            let question = serde_json::to_vec(&Request::Jobs(JobsFilter::default())).unwrap();
+            let question = serde_json::to_vec(request).unwrap();
             self.runtime.block_on(ask(api, Extension(peer()), self.operator.clone(), Body::from(question)))
         }
     }
@@ -485,6 +487,30 @@ mod tests {
         assert!(served.send(batch).is_ok());
         drop(unread);
         assert!(served.ask().is_ok());
+    }
+
+    #[test]
+    fn an_annotation_that_finds_no_room_is_sent_away_and_answers_are_made() {
+        let served = Served::new();
+        let key = record("local", "1", 1_794_700_800, JobState::Finished, 1).key;
+        let request = Request::Annotate { key, change: AnnotationChange::default() };
+        let (begun, is_begun) = std::sync::mpsc::sync_channel(1);
+        let (release, wait) = std::sync::mpsc::sync_channel::<()>(1);
+        served.api.keeper.with_writer(move |_| {
+            begun.send(()).unwrap();
+            let _ = wait.recv();
+            Vec::new()
+        });
+        is_begun.recv().unwrap();
+        while served.api.keeper.try_with_writer(|_| Vec::new()).is_ok() {}
+        let refused = served.asked(&request).unwrap_err();
+        assert_eq!((refused.status, refused.come_again), (StatusCode::SERVICE_UNAVAILABLE, true));
+        assert!(served.ask().is_ok());
+        release.send(()).unwrap();
+        served.api.keeper.move_all();
+        let body = served.asked(&request).unwrap().into_body();
+        let body = served.runtime.block_on(to_bytes(body, 1 << 20)).unwrap();
+        assert!(String::from_utf8_lossy(&body).contains("no such job"), "{body:?}");
     }
 
     #[test]

@@ -171,6 +171,14 @@ impl Keeper {
         let _ = self.orders.send(Order::Work(Box::new(work)));
     }
 
+    /// As [`Keeper::with_writer`], for one that cannot wait until there is room for the order.
+    pub fn try_with_writer(
+        &self,
+        work: impl FnOnce(&mut Writer) -> Vec<Record> + Send + 'static,
+    ) -> Result<(), Busy> {
+        self.orders.try_send(Order::Work(Box::new(work))).map_err(|_| Busy)
+    }
+
     /// Moves all series to the store, and waits for it.
     pub fn move_all(&self) {
         let (done, wait) = mpsc::sync_channel(1);

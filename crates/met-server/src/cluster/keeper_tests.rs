@@ -107,6 +107,19 @@ fn all(view: &ClusterView) -> Vec<Record> {
 }
 
 #[test]
+fn an_annotation_from_a_far_future_can_be_changed() {
+    let state = tempfile::tempdir().unwrap();
+    let (keeper, view) = start(state.path(), &["n1"]);
+    let mut running = record(LOCAL, "1", START_S, State::Running, 0);
+    running.annotation.tags.insert("frozen".to_owned());
+    running.annotation.written_ns = Some(i64::MAX);
+    send(&keeper, "n1", 1, vec![running], Vec::new()).unwrap();
+    let written_ns = all(&view)[0].annotation.written_ns.unwrap();
+    assert!(written_ns < now_ns() + 2 * 86_400 * SECOND_NS, "{written_ns}");
+    keeper.stop();
+}
+
+#[test]
 fn a_batch_counts_once_however_often_it_comes() {
     let state = tempfile::tempdir().unwrap();
     let (keeper, view) = start(state.path(), &["n1"]);

@@ -32,7 +32,7 @@ fn points(sink: &Otlp) -> Vec<String> {
         Attribute::Int(number) => number.to_string(),
     };
     let mut lines = Vec::new();
-    for (key, row) in &sink.rows {
+    for (key, row) in sink.rows.values().flatten() {
         sink.each_point(key, row, &mut |resource, metric, point| {
             let attributes = point.attributes.iter().map(|(name, value)| format!("{name}={}", text(value)));
             let attributes = attributes.collect::<Vec<_>>().join(",");
@@ -102,7 +102,27 @@ fn an_end_replaces_what_was_read_before_it_and_keeps_start_and_owner() {
     assert!(
         ended.starts_with(&format!("met.job.cpu{{id={id},manager=local,user=ann}} {total} from 3000000000 "))
     );
-    assert!(sink.jobs.is_empty() && Instant::now() >= sink.due);
+    assert!(Instant::now() >= sink.due);
+    sink.pack();
+    // Published again, by one that knows another start and another owner.
+    sink.ended(&Record { user: Some("bob".to_owned()), ..record.clone() });
+    let again = cpu(&sink);
+    assert!(
+        again.starts_with(&format!("met.job.cpu{{id={id},manager=local,user=ann}} {total} from 3000000000 "))
+    );
+    assert_eq!(sink.row_count, sink.rows.values().map(HashMap::len).sum::<usize>());
+}
+
+#[test]
+fn a_foreign_sample_of_any_time_and_length_is_no_overflow() {
+    let mut sink = sink(&options(None, &[]));
+    let mut course = Course::new(&JOB);
+    let mut cells = vec![MISSING; JOB.columns.len()];
+    cells[WALL] = i64::MAX;
+    course.push(i64::MIN + 1, &cells);
+    let subject = Subject::Job(sample::full(7, "x").key);
+    sink.samples(&Samples { node: Some("n1".to_owned()), subject, course });
+    assert_eq!(sink.row_count, 1);
 }
 
 #[test]

@@ -7,9 +7,10 @@ use met_core::job::{GpuUse, JobKey, Part, QualityKind, Record, State};
 use met_core::job_table::{CPU, EMISSIONS, ENERGY, MEMORY_NEEDED_PEAK, WALL};
 use met_core::listing::{Sort, SortColumn};
 use met_core::member::Member;
+use met_store::inbox::JobDir;
 use met_store::{Filter, Queries};
 
-use super::{Place, SECOND_NS, finished, running};
+use super::{Place, SECOND_NS, course, finished, running};
 
 /// Numbers that look random and are the same in every run.
 pub struct Dice(pub u64);
@@ -159,7 +160,6 @@ pub fn lists_of_any_order_and_condition_lose_and_repeat_no_job(place: &Place) {
 }
 
 pub fn a_sorted_list_shows_inbox_and_store_as_one(place: &Place) {
-    use met_store::inbox::JobDir;
     let mut writer = place.writer();
     for id in [1, 2, 4] {
         let mut record = finished(id, place.start_s);
@@ -202,10 +202,51 @@ pub fn tags_and_a_note_outlive_every_later_statement(place: &Place) {
         place.reader().jobs(&Filter { conditions, ..Filter::default() }).unwrap().len()
     };
     assert_eq!((tagged("good"), tagged("goo")), (1, 0));
+    let change = AnnotationChange { add: vec!["best".into()], ..Default::default() };
+    place.writer().annotate(&other.key, &change, 6).unwrap().unwrap().unwrap();
+    assert_eq!((tagged("best"), tagged("best good")), (1, 0), "two tags are no tag");
     let mut writer = place.writer();
     let bad = AnnotationChange { add: vec!["Not a tag".into()], ..Default::default() };
     assert!(writer.annotate(&other.key, &bad, 6).unwrap().unwrap().unwrap_err().contains("is not a tag"));
     assert!(writer.annotate(&begun.key, &change, 6).unwrap().is_none(), "it was replaced");
+}
+
+pub fn a_tag_on_a_job_that_waits_in_the_inbox_leaves_its_samples(place: &Place) {
+    // A command that only times its job writes no start.
+    for (id, has_start) in [(1, true), (2, false)] {
+        let (_, dir) = JobDir::reserve(place.path(), id).unwrap();
+        let end = finished(id, place.start_s);
+        if has_start {
+            dir.write_start(&running(id, place.start_s)).unwrap();
+        }
+        dir.write_course(&course(place.start_s * 1000, 1000, 9)).unwrap();
+        dir.write_end(&end).unwrap();
+        let mut writer = place.writer();
+        let change = AnnotationChange { add: vec!["good".into()], ..Default::default() };
+        let said = writer.annotate(&end.key, &change, 5).unwrap().unwrap().unwrap();
+        let shown = place.reader().get(&end.key).unwrap().unwrap();
+        assert_eq!(shown, Record { annotation: said.clone(), ..end.clone() }, "until it is imported");
+        let imported = writer.import().unwrap();
+        assert_eq!(imported.ended.iter().map(|end| &end.key).collect::<Vec<_>>(), [&end.key]);
+        assert_eq!(writer.get(&end.key).unwrap().unwrap(), Record { annotation: said, ..end.clone() });
+        place.eventually("its samples are kept", || writer.course(&end.key).unwrap().len() == 9);
+    }
+}
+
+pub fn tags_go_over_to_a_job_of_the_same_cluster_only(place: &Place) {
+    let of = |cluster: &str, incarnation: i64| {
+        let mut record = running(12, place.start_s);
+        record.key.cluster = Some(cluster.to_owned());
+        record.key.incarnation += incarnation;
+        record
+    };
+    let mut writer = place.writer();
+    writer.put_all(&[of("a", 0), of("b", 0)]).unwrap();
+    let change = AnnotationChange { add: vec!["good".into()], ..Default::default() };
+    writer.annotate(&of("a", 0).key, &change, 5).unwrap().unwrap().unwrap();
+    writer.put_instead(&[of("b", 1), of("a", 1)], &[of("a", 0).key, of("b", 0).key]).unwrap();
+    let tags = |cluster: &str| writer.get(&of(cluster, 1).key).unwrap().unwrap().annotation.tags.len();
+    assert_eq!((tags("a"), tags("b")), (1, 0));
 }
 
 pub fn users_accounts_and_sums_are_of_the_jobs_that_fit(place: &Place) {

@@ -103,6 +103,8 @@ claims! {
         lists_of_any_order_and_condition_lose_and_repeat_no_job,
         a_sorted_list_shows_inbox_and_store_as_one,
         tags_and_a_note_outlive_every_later_statement,
+        a_tag_on_a_job_that_waits_in_the_inbox_leaves_its_samples,
+        tags_go_over_to_a_job_of_the_same_cluster_only,
         users_accounts_and_sums_are_of_the_jobs_that_fit,
         store_and_inbox_are_shown_as_one,
         changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_last,

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use met_core::annotation::Annotation;
 use met_core::bounds;
 use met_core::cluster_job::{distance_ns, together, whole};
 use met_core::job::{JobKey, Record, Summaries};
@@ -59,8 +60,10 @@ impl Wholes {
         let mut jobs = Vec::new();
         for Received { node, received_ns, batch } in group {
             for record in &batch.records {
+                let mut record = record.clone();
+                not_ahead(&mut record.annotation, *received_ns);
                 let received_ns = Some(*received_ns);
-                jobs.push(NodeJob { received_ns, ..self.place(node, record.clone(), &jobs)? });
+                jobs.push(NodeJob { received_ns, ..self.place(node, record, &jobs)? });
             }
         }
         // Noted as applied when it is: what is reported twice changes nothing.
@@ -212,4 +215,12 @@ pub(in crate::cluster) fn part_keys(log: &Log, key: &JobKey) -> Result<Vec<(Stri
     let jobs = log.node_jobs(&key.manager, &key.id)?;
     let parts = jobs.into_iter().filter(|job| whole_key(job) == *key);
     Ok(parts.map(|job| (job.node.clone(), job.record.key)).collect())
+}
+
+/// Bounds when an annotation claims to have been written: of two the later one counts, and one from a far future could
+/// never be changed.
+fn not_ahead(annotation: &mut Annotation, received_ns: i64) {
+    const AHEAD_NS_MAX: i64 = 86_400_000_000_000;
+    let latest_ns = received_ns.saturating_add(AHEAD_NS_MAX);
+    annotation.written_ns = annotation.written_ns.map(|written_ns| written_ns.min(latest_ns));
 }
