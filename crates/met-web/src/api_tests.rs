@@ -7,6 +7,7 @@ use met_core::job::{Record, State};
 use met_core::listing::Cursor;
 use met_sinks::event::{Event, Kind};
 use met_sinks::live::Hub;
+use met_store::NodePart;
 use serde_json::Value;
 use tower_service::Service;
 
@@ -63,6 +64,16 @@ impl Query for Jobs {
 
     fn card_course(&self, viewer: &Viewer, key: &JobKey, _: &str, after_ms: i64) -> anyhow::Result<Course> {
         self.course(viewer, key, after_ms)
+    }
+
+    fn node_parts(&self, _: i64) -> anyhow::Result<Option<Vec<NodePart>>> {
+        let part = |index: u32| NodePart { table: "block".to_owned(), part: format!("sd{index}") };
+        Ok(Some((0..100).map(part).collect()))
+    }
+
+    fn node_course(&self, table: &'static Table, _: &str, _: i64) -> anyhow::Result<Option<Course>> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(Course::new(table)))
     }
 
     fn nodes(&self, _: &Viewer) -> anyhow::Result<Vec<NodeStatus>> {
@@ -132,6 +143,20 @@ fn no_endpoint_is_called_without_authentication() {
         assert_eq!(status, StatusCode::UNAUTHORIZED, "a stranger learns no parameters of {path}");
     }
     assert_eq!(jobs.asked.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn more_series_of_a_node_than_fit_an_answer_are_refused() {
+    let jobs = Jobs::new();
+    let asked = || jobs.asked.load(Ordering::Relaxed);
+    let (status, answer) = get_from(&jobs, Some("operator"), "/api/v1/nodes/n1/series?points=5000");
+    let reason = answer["error"].as_str().unwrap();
+    assert!(status == StatusCode::BAD_REQUEST && reason.contains("give the table"), "{status} {reason}");
+    assert!(asked() < 100, "it is refused before all were read");
+    let one = "/api/v1/nodes/n1/series?points=5000&table=block&part=sd7";
+    for fits in ["/api/v1/nodes/n1/series?points=10", one] {
+        assert_eq!(get_from(&jobs, Some("operator"), fits).0, StatusCode::OK, "{fits}");
+    }
 }
 
 #[test]
