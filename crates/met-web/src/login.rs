@@ -187,7 +187,9 @@ impl Logins {
             return person.map(|person| (person, None)).ok_or_else(unknown_token);
         }
         if let Some(name) = &peer.user {
-            let proof = Proof::Password(self.passwords.fingerprint(name).unwrap_or_default());
+            // A stream stays open while passwords change.
+            let now = self.passwords.fingerprint(name).filter(|now| peer.password.as_ref() == Some(now));
+            let proof = Proof::Password(now.ok_or_else(|| unauthorized("this password is no longer valid"))?);
             return Ok((Person { name: name.clone(), proof }, None));
         }
         match self.proxy.as_ref().map_or(Named::Nobody, |proxy| proxy.person(peer, headers)) {

@@ -79,7 +79,10 @@ impl Site {
             })
         };
         let routes = Router::new().route("/jobs", get(who.clone())).route("/api/v1/jobs", get(who.clone()));
-        let routes = routes.route("/api/v1/tags", post(who));
+        let routes = ["/", "/nodes/{node}", "/api/v1/stream", "/api/v1/users", "/api/v1/catalogue"]
+            .into_iter()
+            .fold(routes, |routes, path| routes.route(path, get(who.clone())));
+        let routes = routes.route("/api/v1/tags", post(who.clone())).route("/api/v1/ask", post(who));
         Site { people, router: guard(&logins, routes) }
     }
 
@@ -133,6 +136,67 @@ fn a_session_begins_with_a_token_and_ends_with_it() {
     assert!(site.get("/jobs", &[("Cookie", &cookie)]).text.starts_with("ada "));
     site.people.revoked.lock().unwrap().push("ada".to_owned());
     assert_eq!(site.get("/api/v1/jobs", &[("Cookie", &cookie)]).status, StatusCode::UNAUTHORIZED);
+}
+
+#[test]
+fn what_an_operator_reads_is_in_the_audit_log_with_its_subject() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("audit");
+    let site = Site::with(&Login { audit_file: Some(path.clone()), ..Login::default() });
+    let reads = ["/", "/nodes/n1", "/api/v1/stream", "/api/v1/users?since=1d", "/api/v1/jobs"];
+    for read in ["/api/v1/catalogue"].iter().chain(&reads) {
+        assert_eq!(site.get(read, &[("Authorization", "Bearer op!")]).status, StatusCode::OK, "{read}");
+        assert_eq!(site.get(read, &[("Authorization", "Bearer ada!")]).status, StatusCode::OK, "{read}");
+    }
+    for asked in [
+        "\"nodes\"",
+        r#"{"course":{"key":{"cluster":null,"manager":"local","id":"7","incarnation":0},"after_ms":1}}"#,
+    ] {
+        assert_eq!(
+            site.send(Method::POST, "/api/v1/ask", &[("Authorization", "Bearer op!")], asked).status,
+            StatusCode::OK
+        );
+    }
+    let expected: Vec<String> = reads
+        .iter()
+        .map(|read| format!("op read {read} "))
+        .chain(["nodes", "course local/7"].map(|subject| format!("op read /api/v1/ask {subject}")))
+        .collect();
+    let noted = || {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let words = |line: serde_json::Value| {
+            ["name", "event", "request", "subject"]
+                .map(|key| line[key].as_str().unwrap_or_default().to_owned())
+                .join(" ")
+        };
+        lines.map(words).collect::<Vec<_>>()
+    };
+    // Another thread writes them.
+    let begin = std::time::Instant::now();
+    while noted().len() < expected.len() && begin.elapsed().as_secs() < 60 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(noted(), expected);
+}
+
+#[test]
+fn a_password_that_was_changed_or_removed_proves_nothing() {
+    let passwords = Arc::<PasswordFile>::default();
+    let set = |user: &str, hash: &str| passwords.set([(user.to_owned(), hash.to_owned())].into());
+    set("ada", "first");
+    let people = Arc::new(People::default());
+    let logins = Logins::open(&Login::default(), false, people, Arc::clone(&passwords), None).unwrap();
+    let mut peer = Peer::at(([10, 0, 0, 1], 7).into());
+    (peer.user, peer.password) = (Some("ada".to_owned()), passwords.fingerprint("ada"));
+    let status = || logins.admit(&peer, &HeaderMap::new()).map_err(|problem| problem.status);
+    assert!(status().is_ok());
+    set("ada", "second");
+    assert_eq!(status().err(), Some(StatusCode::UNAUTHORIZED));
+    set("bob", "first");
+    assert_eq!(status().err(), Some(StatusCode::UNAUTHORIZED));
+    set("ada", "first");
+    assert!(status().is_ok());
 }
 
 #[test]
