@@ -326,8 +326,8 @@ def answers_are_cached_compressed_and_csv_where_that_is_wanted(world):
     rest = ask("/api/v1/jobs" + re.search("<([^>]*)>", few.headers["Link"]).group(1))
     equal(len(few.text.splitlines()) + len(rest.text.splitlines()), 2 + 3, "lines of two pages, each with a header")
     job = objects[0]["job"]["id"]
-    start_ms = objects[0]["window"]["from_ms"]
-    check(0 < objects[0]["window"]["to_ms"] - start_ms < 600_000, objects[0]["window"])
+    start_ms = objects[0]["row"]["from_ms"]
+    check(0 < objects[0]["row"]["to_ms"] - start_ms < 600_000, objects[0]["row"])
     equal(ask(f"/api/v1/jobs?since={start_ms}").json()["jobs"][0]["job"]["id"], job, "a time in milliseconds")
     reduced = ask(f"/api/v1/jobs/{job}/series?points=3&columns=cpu_seconds,memory_needed_bytes").json()
     equal(len(reduced["times"]), 3, "points")

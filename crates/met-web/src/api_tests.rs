@@ -306,9 +306,9 @@ fn what_has_not_changed_is_not_sent_again() {
 #[test]
 fn a_job_has_the_time_window_of_a_dashboard() {
     let (_, job) = get_from(&Jobs::new(), Some("ada"), "/api/v1/jobs/2");
-    let start_ms = job["window"]["from_ms"].as_i64().unwrap();
+    let start_ms = job["row"]["from_ms"].as_i64().unwrap();
     assert_eq!(start_ms, 0, "two nanoseconds after the epoch");
-    assert!(job["window"]["to_ms"].as_i64().unwrap() >= start_ms);
+    assert!(job["row"]["to_ms"].as_i64().unwrap() >= start_ms);
 }
 
 /// Names of parameters in `{}`, filled in.
