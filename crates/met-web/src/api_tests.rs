@@ -17,6 +17,7 @@ use super::*;
 struct Jobs {
     jobs: Vec<Record>,
     asked: AtomicUsize,
+    listed: AtomicUsize,
 }
 
 impl Jobs {
@@ -27,13 +28,18 @@ impl Jobs {
             record.user = Some(if id.is_multiple_of(2) { "ada" } else { "bob" }.to_owned());
             record
         };
-        Arc::new(Jobs { jobs: (1..=9).rev().map(job).collect(), asked: AtomicUsize::new(0) })
+        Arc::new(Jobs {
+            jobs: (1..=9).rev().map(job).collect(),
+            asked: AtomicUsize::new(0),
+            listed: AtomicUsize::new(0),
+        })
     }
 }
 
 impl Query for Jobs {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> anyhow::Result<(Page, Vec<String>)> {
         self.asked.fetch_add(1, Ordering::Relaxed);
+        self.listed.fetch_add(1, Ordering::Relaxed);
         let Some(filter) = viewer.restrict(filter) else { return Ok(met_query::query::nothing()) };
         let mut jobs = self.jobs.clone();
         jobs.retain(|record| filter.user.is_none() || record.user == filter.user);
@@ -211,7 +217,8 @@ fn the_series_of_a_job_are_not_those_of_a_step() {
     let mut scheduled = met_core::sample::scheduled();
     (scheduled.key.id, scheduled.user) = ("77".to_owned(), Some("ada".to_owned()));
     let step = scheduled.parts.iter().find(|part| !part.step.is_empty()).unwrap().step.clone();
-    let jobs = Arc::new(Jobs { jobs: vec![scheduled], asked: AtomicUsize::new(0) });
+    let jobs =
+        Arc::new(Jobs { jobs: vec![scheduled], asked: AtomicUsize::new(0), listed: AtomicUsize::new(0) });
     assert_eq!(get_from(&jobs, Some("ada"), &format!("/api/v1/jobs/77.{step}")).0, StatusCode::OK);
     let (status, answer) = get_from(&jobs, Some("ada"), &format!("/api/v1/jobs/77.{step}/series"));
     let reason = "job: a step has no series of its own; ask for its job";
@@ -427,5 +434,20 @@ fn a_stream_of_one_job_needs_one_that_is_visible() {
         hub.publish(&Event::Ended(Arc::new(jobs.jobs[1].clone())));
         hub.publish(&Event::Ended(Arc::new(jobs.jobs[5].clone())));
         assert_eq!(next_event(&mut only, "ended").await["job"]["id"], "4");
+        use http_body_util::BodyExt;
+        assert!(only.frame().await.is_none(), "nothing follows the end of a job");
+    });
+}
+
+#[test]
+fn a_stream_of_one_job_reads_no_list() {
+    let mut jobs = Jobs::new();
+    let all = &mut Arc::get_mut(&mut jobs).unwrap().jobs;
+    all.iter_mut().for_each(|record| record.state = State::Running);
+    block_on(async {
+        let router = router(Arc::new(api(&jobs, &Arc::default())));
+        let mut only = open_stream(&router, "ada", "/api/v1/stream?job=4").await.into_body();
+        assert_eq!(next_event(&mut only, "figures").await["job"]["id"], "4");
+        assert_eq!(jobs.listed.load(Ordering::Relaxed), 0);
     });
 }
