@@ -309,11 +309,15 @@ def answers_are_cached_compressed_and_csv_where_that_is_wanted(world):
         world.me.run_to_end("sh", "-c", "sleep 0.3", options=("--name", name))
     world.me.daemon_pid()
     ask = lambda path, **headers: Asked(f"http://127.0.0.1:{port}{path}", login=OPERATOR, headers={name.replace("_", "-"): value for name, value in headers.items()})
-    plain = ask("/api/v1/jobs")
+    def settled():
+        # Energy may arrive after the end of a job, which makes another answer.
+        plain, packed = ask("/api/v1/jobs"), ask("/api/v1/jobs", Accept_Encoding="gzip")
+        again = ask("/api/v1/jobs", If_None_Match=plain.headers["ETag"])
+        return packed.text == plain.text and again.status == 304 and (plain, packed, again)
+
+    plain, packed, again = eventually(settled, "an answer that does not change")
     equal((plain.headers["Cache-Control"], "Accept-Encoding" in plain.headers["Vary"]), ("private, no-cache", True), "caching")
-    packed = ask("/api/v1/jobs", Accept_Encoding="gzip")
-    check(len(packed.bytes) < len(plain.bytes) / 2 and packed.text == plain.text, "compressed:", len(packed.bytes), len(plain.bytes))
-    again = ask("/api/v1/jobs", If_None_Match=plain.headers["ETag"])
+    check(len(packed.bytes) < len(plain.bytes) / 2, "compressed:", len(packed.bytes), len(plain.bytes))
     equal((again.status, again.bytes), (304, b""), "an answer that has not changed")
     rows = list(csv.DictReader(io.StringIO(ask("/api/v1/jobs?format=csv").text, newline="")))
     objects = plain.json()["jobs"]
