@@ -1,5 +1,6 @@
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Mutex;
+use std::thread::ThreadId;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -16,6 +17,8 @@ use super::*;
 #[derive(Default)]
 struct People {
     revoked: Mutex<Vec<String>>,
+    /// Threads that looked somebody up.
+    looked_up: Arc<Mutex<Vec<ThreadId>>>,
 }
 
 impl Directory for People {
@@ -33,6 +36,12 @@ impl Directory for People {
             "op" => Ok(Admitted::operator("op")),
             name => Ok(Admitted::user(name)),
         }
+    }
+
+    fn look_up(&self, person: &Person) -> Option<Errand> {
+        let looked_up = Arc::clone(&self.looked_up);
+        let errand = move || looked_up.lock().unwrap().push(std::thread::current().id());
+        (person.name == "remote").then(|| Box::new(errand) as Errand)
     }
 
     fn has_tokens(&self) -> bool {
@@ -197,6 +206,21 @@ fn a_password_that_was_changed_or_removed_proves_nothing() {
     assert_eq!(status().err(), Some(StatusCode::UNAUTHORIZED));
     set("ada", "first");
     assert!(status().is_ok());
+}
+
+#[test]
+fn people_are_looked_up_beside_the_thread_that_listens() {
+    let site = Site::new();
+    let looked_up = || std::mem::take(&mut *site.people.looked_up.lock().unwrap());
+    site.log_in("ada");
+    assert!(looked_up().is_empty());
+    let cookie = site.log_in("remote");
+    assert_eq!(looked_up().len(), 1);
+    for path in ["/jobs", "/api/v1/jobs", "/login"] {
+        assert_eq!(site.get(path, &[("Cookie", &cookie)]).status, StatusCode::OK, "{path}");
+        let threads = looked_up();
+        assert!(threads.len() == 1 && threads[0] != std::thread::current().id(), "{path}");
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ use super::audit::Event;
 use super::cross_site::{CSRF_FIELD, CSRF_HEADER, is_cross_site, is_write};
 use super::random::is_same;
 use super::{form, routes};
-use crate::api::{Admission, Admitted, ROOT};
+use crate::api::{Admitted, ROOT};
 use crate::listener::Peer;
 use crate::problem::Problem;
 
@@ -64,7 +64,10 @@ async fn guarded(State(logins): State<Arc<Logins>>, mut request: Request, next: 
     if is_write && is_cross_site(&headers, logins.public.host.as_deref()) {
         return refuse(&logins, &peer, &uri, "a page of another site sent this");
     }
-    let admitted = (kind != Kind::Other).then(|| logins.admit(&peer, &headers).ok()).flatten();
+    let admitted = match kind {
+        Kind::Other => None,
+        _ => logins.admit_in_time(&peer, &headers).await.ok(),
+    };
     if let Some(csrf) = admitted.as_ref().and_then(|admitted| admitted.csrf.as_ref()).filter(|_| is_write) {
         request = match with_token(request, csrf).await {
             Some(request) => request,
