@@ -309,11 +309,15 @@ def answers_are_cached_compressed_and_csv_where_that_is_wanted(world):
         world.me.run_to_end("sh", "-c", "sleep 0.3", options=("--name", name))
     world.me.daemon_pid()
     ask = lambda path, **headers: Asked(f"http://127.0.0.1:{port}{path}", login=OPERATOR, headers={name.replace("_", "-"): value for name, value in headers.items()})
-    plain = ask("/api/v1/jobs")
+    def settled():
+        # Energy may arrive after the end of a job, which makes another answer.
+        plain, packed = ask("/api/v1/jobs"), ask("/api/v1/jobs", Accept_Encoding="gzip")
+        again = ask("/api/v1/jobs", If_None_Match=plain.headers["ETag"])
+        return packed.text == plain.text and again.status == 304 and (plain, packed, again)
+
+    plain, packed, again = eventually(settled, "an answer that does not change")
     equal((plain.headers["Cache-Control"], "Accept-Encoding" in plain.headers["Vary"]), ("private, no-cache", True), "caching")
-    packed = ask("/api/v1/jobs", Accept_Encoding="gzip")
-    check(len(packed.bytes) < len(plain.bytes) / 2 and packed.text == plain.text, "compressed:", len(packed.bytes), len(plain.bytes))
-    again = ask("/api/v1/jobs", If_None_Match=plain.headers["ETag"])
+    check(len(packed.bytes) < len(plain.bytes) / 2, "compressed:", len(packed.bytes), len(plain.bytes))
     equal((again.status, again.bytes), (304, b""), "an answer that has not changed")
     rows = list(csv.DictReader(io.StringIO(ask("/api/v1/jobs?format=csv").text, newline="")))
     objects = plain.json()["jobs"]
@@ -326,8 +330,8 @@ def answers_are_cached_compressed_and_csv_where_that_is_wanted(world):
     rest = ask("/api/v1/jobs" + re.search("<([^>]*)>", few.headers["Link"]).group(1))
     equal(len(few.text.splitlines()) + len(rest.text.splitlines()), 2 + 3, "lines of two pages, each with a header")
     job = objects[0]["job"]["id"]
-    start_ms = objects[0]["window"]["from_ms"]
-    check(0 < objects[0]["window"]["to_ms"] - start_ms < 600_000, objects[0]["window"])
+    start_ms = objects[0]["row"]["from_ms"]
+    check(0 < objects[0]["row"]["to_ms"] - start_ms < 600_000, objects[0]["row"])
     equal(ask(f"/api/v1/jobs?since={start_ms}").json()["jobs"][0]["job"]["id"], job, "a time in milliseconds")
     reduced = ask(f"/api/v1/jobs/{job}/series?points=3&columns=cpu_seconds,memory_needed_bytes").json()
     equal(len(reduced["times"]), 3, "points")

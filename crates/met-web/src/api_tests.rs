@@ -7,6 +7,7 @@ use met_core::job::{Record, State};
 use met_core::listing::Cursor;
 use met_sinks::event::{Event, Kind};
 use met_sinks::live::Hub;
+use met_store::NodePart;
 use serde_json::Value;
 use tower_service::Service;
 
@@ -16,6 +17,7 @@ use super::*;
 struct Jobs {
     jobs: Vec<Record>,
     asked: AtomicUsize,
+    listed: AtomicUsize,
 }
 
 impl Jobs {
@@ -26,13 +28,18 @@ impl Jobs {
             record.user = Some(if id.is_multiple_of(2) { "ada" } else { "bob" }.to_owned());
             record
         };
-        Arc::new(Jobs { jobs: (1..=9).rev().map(job).collect(), asked: AtomicUsize::new(0) })
+        Arc::new(Jobs {
+            jobs: (1..=9).rev().map(job).collect(),
+            asked: AtomicUsize::new(0),
+            listed: AtomicUsize::new(0),
+        })
     }
 }
 
 impl Query for Jobs {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> anyhow::Result<(Page, Vec<String>)> {
         self.asked.fetch_add(1, Ordering::Relaxed);
+        self.listed.fetch_add(1, Ordering::Relaxed);
         let Some(filter) = viewer.restrict(filter) else { return Ok(met_query::query::nothing()) };
         let mut jobs = self.jobs.clone();
         jobs.retain(|record| filter.user.is_none() || record.user == filter.user);
@@ -63,6 +70,16 @@ impl Query for Jobs {
 
     fn card_course(&self, viewer: &Viewer, key: &JobKey, _: &str, after_ms: i64) -> anyhow::Result<Course> {
         self.course(viewer, key, after_ms)
+    }
+
+    fn node_parts(&self, _: i64) -> anyhow::Result<Option<Vec<NodePart>>> {
+        let part = |index: u32| NodePart { table: "block".to_owned(), part: format!("sd{index}") };
+        Ok(Some((0..100).map(part).collect()))
+    }
+
+    fn node_course(&self, table: &'static Table, _: &str, _: i64) -> anyhow::Result<Option<Course>> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(Course::new(table)))
     }
 
     fn nodes(&self, _: &Viewer) -> anyhow::Result<Vec<NodeStatus>> {
@@ -135,6 +152,20 @@ fn no_endpoint_is_called_without_authentication() {
 }
 
 #[test]
+fn more_series_of_a_node_than_fit_an_answer_are_refused() {
+    let jobs = Jobs::new();
+    let asked = || jobs.asked.load(Ordering::Relaxed);
+    let (status, answer) = get_from(&jobs, Some("operator"), "/api/v1/nodes/n1/series?points=5000");
+    let reason = answer["error"].as_str().unwrap();
+    assert!(status == StatusCode::BAD_REQUEST && reason.contains("give the table"), "{status} {reason}");
+    assert!(asked() < 100, "it is refused before all were read");
+    let one = "/api/v1/nodes/n1/series?points=5000&table=block&part=sd7";
+    for fits in ["/api/v1/nodes/n1/series?points=10", one] {
+        assert_eq!(get_from(&jobs, Some("operator"), fits).0, StatusCode::OK, "{fits}");
+    }
+}
+
+#[test]
 fn a_user_gets_only_their_own_jobs() {
     let jobs = Jobs::new();
     let (_, own) = get_from(&jobs, Some("ada"), "/api/v1/jobs");
@@ -186,7 +217,8 @@ fn the_series_of_a_job_are_not_those_of_a_step() {
     let mut scheduled = met_core::sample::scheduled();
     (scheduled.key.id, scheduled.user) = ("77".to_owned(), Some("ada".to_owned()));
     let step = scheduled.parts.iter().find(|part| !part.step.is_empty()).unwrap().step.clone();
-    let jobs = Arc::new(Jobs { jobs: vec![scheduled], asked: AtomicUsize::new(0) });
+    let jobs =
+        Arc::new(Jobs { jobs: vec![scheduled], asked: AtomicUsize::new(0), listed: AtomicUsize::new(0) });
     assert_eq!(get_from(&jobs, Some("ada"), &format!("/api/v1/jobs/77.{step}")).0, StatusCode::OK);
     let (status, answer) = get_from(&jobs, Some("ada"), &format!("/api/v1/jobs/77.{step}/series"));
     let reason = "job: a step has no series of its own; ask for its job";
@@ -281,9 +313,9 @@ fn what_has_not_changed_is_not_sent_again() {
 #[test]
 fn a_job_has_the_time_window_of_a_dashboard() {
     let (_, job) = get_from(&Jobs::new(), Some("ada"), "/api/v1/jobs/2");
-    let start_ms = job["window"]["from_ms"].as_i64().unwrap();
+    let start_ms = job["row"]["from_ms"].as_i64().unwrap();
     assert_eq!(start_ms, 0, "two nanoseconds after the epoch");
-    assert!(job["window"]["to_ms"].as_i64().unwrap() >= start_ms);
+    assert!(job["row"]["to_ms"].as_i64().unwrap() >= start_ms);
 }
 
 /// Names of parameters in `{}`, filled in.
@@ -402,5 +434,20 @@ fn a_stream_of_one_job_needs_one_that_is_visible() {
         hub.publish(&Event::Ended(Arc::new(jobs.jobs[1].clone())));
         hub.publish(&Event::Ended(Arc::new(jobs.jobs[5].clone())));
         assert_eq!(next_event(&mut only, "ended").await["job"]["id"], "4");
+        use http_body_util::BodyExt;
+        assert!(only.frame().await.is_none(), "nothing follows the end of a job");
+    });
+}
+
+#[test]
+fn a_stream_of_one_job_reads_no_list() {
+    let mut jobs = Jobs::new();
+    let all = &mut Arc::get_mut(&mut jobs).unwrap().jobs;
+    all.iter_mut().for_each(|record| record.state = State::Running);
+    block_on(async {
+        let router = router(Arc::new(api(&jobs, &Arc::default())));
+        let mut only = open_stream(&router, "ada", "/api/v1/stream?job=4").await.into_body();
+        assert_eq!(next_event(&mut only, "figures").await["job"]["id"], "4");
+        assert_eq!(jobs.listed.load(Ordering::Relaxed), 0);
     });
 }

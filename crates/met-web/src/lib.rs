@@ -7,3 +7,4 @@ pub mod login;
 pub mod pages;
 pub mod personal;
 pub mod problem;
+mod samples;

@@ -31,7 +31,7 @@ use met_config::Login;
 use ring::hmac;
 
 use crate::api::{Admission, Admitted};
-use crate::listener::{PasswordFile, Peer};
+use crate::listener::{PasswordFile, Peer, in_background};
 use crate::problem::Problem;
 use attempts::Attempts;
 use audit::Audit;
@@ -74,12 +74,19 @@ impl Proof {
     }
 }
 
+/// Work that may take its time.
+pub type Errand = Box<dyn FnOnce() + Send>;
+
 /// What a daemon or a server knows of people.
 pub trait Directory: Send + Sync {
     /// Whose token this is.
     fn by_token(&self, token: &str) -> Result<Option<Person>, Problem>;
     /// What a person sees now; a problem for those who see nothing here, and for a token that was revoked.
     fn admit(&self, person: &Person) -> Result<Admitted, Problem>;
+    /// What [`Directory::admit`] would wait for, if anything. It is done first, beside the thread that listens.
+    fn look_up(&self, _: &Person) -> Option<Errand> {
+        None
+    }
     /// Whether tokens are known at all.
     fn has_tokens(&self) -> bool;
     /// What a request needs, for those who prove nothing.
@@ -187,7 +194,9 @@ impl Logins {
             return person.map(|person| (person, None)).ok_or_else(unknown_token);
         }
         if let Some(name) = &peer.user {
-            let proof = Proof::Password(self.passwords.fingerprint(name).unwrap_or_default());
+            // A stream stays open while passwords change.
+            let now = self.passwords.fingerprint(name).filter(|now| peer.password.as_ref() == Some(now));
+            let proof = Proof::Password(now.ok_or_else(|| unauthorized("this password is no longer valid"))?);
             return Ok((Person { name: name.clone(), proof }, None));
         }
         match self.proxy.as_ref().map_or(Named::Nobody, |proxy| proxy.person(peer, headers)) {
@@ -202,6 +211,19 @@ impl Logins {
             Named::Nobody => {}
         }
         self.of_session(peer, headers).ok_or_else(|| unauthorized(self.directory.needed()))
+    }
+
+    /// As [`Admission::admit`], without blocking the thread that listens. After it, that does not block either.
+    async fn admit_in_time(&self, peer: &Peer, headers: &HeaderMap) -> Result<Admitted, Problem> {
+        let (person, csrf) = self.person(peer, headers)?;
+        self.look_up(&person).await;
+        Ok(Admitted { csrf, ..self.directory.admit(&person)? })
+    }
+
+    async fn look_up(&self, person: &Person) {
+        if let Some(errand) = self.directory.look_up(person) {
+            in_background(errand).await;
+        }
     }
 
     fn of_session(&self, peer: &Peer, headers: &HeaderMap) -> Option<(Person, Option<String>)> {

@@ -1,5 +1,6 @@
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Mutex;
+use std::thread::ThreadId;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -16,6 +17,8 @@ use super::*;
 #[derive(Default)]
 struct People {
     revoked: Mutex<Vec<String>>,
+    /// Threads that looked somebody up.
+    looked_up: Arc<Mutex<Vec<ThreadId>>>,
 }
 
 impl Directory for People {
@@ -33,6 +36,12 @@ impl Directory for People {
             "op" => Ok(Admitted::operator("op")),
             name => Ok(Admitted::user(name)),
         }
+    }
+
+    fn look_up(&self, person: &Person) -> Option<Errand> {
+        let looked_up = Arc::clone(&self.looked_up);
+        let errand = move || looked_up.lock().unwrap().push(std::thread::current().id());
+        (person.name == "remote").then(|| Box::new(errand) as Errand)
     }
 
     fn has_tokens(&self) -> bool {
@@ -79,7 +88,10 @@ impl Site {
             })
         };
         let routes = Router::new().route("/jobs", get(who.clone())).route("/api/v1/jobs", get(who.clone()));
-        let routes = routes.route("/api/v1/tags", post(who));
+        let routes = ["/", "/nodes/{node}", "/api/v1/stream", "/api/v1/users", "/api/v1/catalogue"]
+            .into_iter()
+            .fold(routes, |routes, path| routes.route(path, get(who.clone())));
+        let routes = routes.route("/api/v1/tags", post(who.clone())).route("/api/v1/ask", post(who));
         Site { people, router: guard(&logins, routes) }
     }
 
@@ -133,6 +145,82 @@ fn a_session_begins_with_a_token_and_ends_with_it() {
     assert!(site.get("/jobs", &[("Cookie", &cookie)]).text.starts_with("ada "));
     site.people.revoked.lock().unwrap().push("ada".to_owned());
     assert_eq!(site.get("/api/v1/jobs", &[("Cookie", &cookie)]).status, StatusCode::UNAUTHORIZED);
+}
+
+#[test]
+fn what_an_operator_reads_is_in_the_audit_log_with_its_subject() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("audit");
+    let site = Site::with(&Login { audit_file: Some(path.clone()), ..Login::default() });
+    let reads = ["/", "/nodes/n1", "/api/v1/stream", "/api/v1/users?since=1d", "/api/v1/jobs"];
+    for read in ["/api/v1/catalogue"].iter().chain(&reads) {
+        assert_eq!(site.get(read, &[("Authorization", "Bearer op!")]).status, StatusCode::OK, "{read}");
+        assert_eq!(site.get(read, &[("Authorization", "Bearer ada!")]).status, StatusCode::OK, "{read}");
+    }
+    for asked in [
+        "\"nodes\"",
+        r#"{"course":{"key":{"cluster":null,"manager":"local","id":"7","incarnation":0},"after_ms":1}}"#,
+    ] {
+        assert_eq!(
+            site.send(Method::POST, "/api/v1/ask", &[("Authorization", "Bearer op!")], asked).status,
+            StatusCode::OK
+        );
+    }
+    let expected: Vec<String> = reads
+        .iter()
+        .map(|read| format!("op read {read} "))
+        .chain(["nodes", "course local/7"].map(|subject| format!("op read /api/v1/ask {subject}")))
+        .collect();
+    let noted = || {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let words = |line: serde_json::Value| {
+            ["name", "event", "request", "subject"]
+                .map(|key| line[key].as_str().unwrap_or_default().to_owned())
+                .join(" ")
+        };
+        lines.map(words).collect::<Vec<_>>()
+    };
+    // Another thread writes them.
+    let begin = std::time::Instant::now();
+    while noted().len() < expected.len() && begin.elapsed().as_secs() < 60 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(noted(), expected);
+}
+
+#[test]
+fn a_password_that_was_changed_or_removed_proves_nothing() {
+    let passwords = Arc::<PasswordFile>::default();
+    let set = |user: &str, hash: &str| passwords.set([(user.to_owned(), hash.to_owned())].into());
+    set("ada", "first");
+    let people = Arc::new(People::default());
+    let logins = Logins::open(&Login::default(), false, people, Arc::clone(&passwords), None).unwrap();
+    let mut peer = Peer::at(([10, 0, 0, 1], 7).into());
+    (peer.user, peer.password) = (Some("ada".to_owned()), passwords.fingerprint("ada"));
+    let status = || logins.admit(&peer, &HeaderMap::new()).map_err(|problem| problem.status);
+    assert!(status().is_ok());
+    set("ada", "second");
+    assert_eq!(status().err(), Some(StatusCode::UNAUTHORIZED));
+    set("bob", "first");
+    assert_eq!(status().err(), Some(StatusCode::UNAUTHORIZED));
+    set("ada", "first");
+    assert!(status().is_ok());
+}
+
+#[test]
+fn people_are_looked_up_beside_the_thread_that_listens() {
+    let site = Site::new();
+    let looked_up = || std::mem::take(&mut *site.people.looked_up.lock().unwrap());
+    site.log_in("ada");
+    assert!(looked_up().is_empty());
+    let cookie = site.log_in("remote");
+    assert_eq!(looked_up().len(), 1);
+    for path in ["/jobs", "/api/v1/jobs", "/login"] {
+        assert_eq!(site.get(path, &[("Cookie", &cookie)]).status, StatusCode::OK, "{path}");
+        let threads = looked_up();
+        assert!(threads.len() == 1 && threads[0] != std::thread::current().id(), "{path}");
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use axum::routing::get;
 use met_sinks::prometheus::{self, Format};
 use met_web::api::{self, Admitted, Api, Live};
 use met_web::listener::{Options, PasswordFile, Peer, Server, in_background};
-use met_web::login::{self, Directory, Logins, Person};
+use met_web::login::{self, Directory, Errand, Logins, Person};
 use met_web::pages::{self, Pages};
 use met_web::problem::Problem;
 
@@ -31,27 +31,41 @@ use met_query::viewer::Viewer;
 struct LocalPeople {
     operators: Vec<String>,
     local_users: bool,
-    /// A directory service may take its time, and every request needs this.
-    uids: Mutex<HashMap<String, (Instant, Option<u32>)>>,
+    uids: Arc<Uids>,
 }
+
+/// Numbers of users by their names. A directory service may take its time, and every request needs one.
+#[derive(Default)]
+struct Uids(Mutex<HashMap<String, (Instant, Option<u32>)>>);
 
 /// How long a user's number is remembered.
 const UID_FOR: Duration = Duration::from_secs(60);
 /// Users whose numbers are remembered.
 const UIDS_MAX: usize = 1024;
 
-impl LocalPeople {
-    fn uid_of(&self, name: &str) -> Option<u32> {
-        let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, uid)) = uids.get(name).filter(|(at, _)| at.elapsed() < UID_FOR) {
-            return *uid;
-        }
+impl Uids {
+    /// As it was within this time; `None` if that is not known.
+    fn known(&self, name: &str, within: Duration) -> Option<Option<u32>> {
+        let uids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        uids.get(name).filter(|(at, _)| at.elapsed() < within).map(|(_, uid)| *uid)
+    }
+
+    /// Blocks, and delays no one who asks for another.
+    fn look_up(&self, name: &str) -> Option<u32> {
+        let uid = met_host::users::uid_of(name);
+        let mut uids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if uids.len() >= UIDS_MAX {
             uids.clear();
         }
-        let uid = met_host::users::uid_of(name);
         uids.insert(name.to_owned(), (Instant::now(), uid));
         uid
+    }
+}
+
+impl LocalPeople {
+    /// Users are looked up before; what was known then still holds while their request is answered.
+    fn uid_of(&self, name: &str) -> Option<u32> {
+        self.uids.known(name, 2 * UID_FOR).unwrap_or_else(|| self.uids.look_up(name))
     }
 }
 
@@ -72,6 +86,15 @@ impl Directory for LocalPeople {
                 Err(Problem::new(StatusCode::FORBIDDEN, reason))
             }
         }
+    }
+
+    fn look_up(&self, person: &Person) -> Option<Errand> {
+        let name = person.name.clone();
+        if !self.local_users || self.operators.contains(&name) || self.uids.known(&name, UID_FOR).is_some() {
+            return None;
+        }
+        let uids = Arc::clone(&self.uids);
+        Some(Box::new(move || _ = uids.look_up(&name)))
     }
 
     fn has_tokens(&self) -> bool {
@@ -134,7 +157,7 @@ fn logins(setting: &Setting, passwords: &Arc<PasswordFile>) -> Result<Arc<Logins
     let people = LocalPeople {
         operators: http.operators.clone(),
         local_users: login.local_users,
-        uids: Mutex::default(),
+        uids: Arc::default(),
     };
     Logins::open(login, http.socket.is_some(), Arc::new(people), Arc::clone(passwords), style).map(Arc::new)
 }
@@ -219,6 +242,7 @@ pub fn respond(wanted: Wanted, page: impl IntoResponse) -> Response {
 #[cfg(test)]
 mod tests {
     use met_web::api::Admission;
+    use met_web::login::Proof;
     use std::io::{Read, Write};
 
     use super::super::watchdog::tests::daemon_of;
@@ -230,6 +254,21 @@ mod tests {
         fn admit(&self, _: &Peer, _: &HeaderMap) -> Result<Admitted, Problem> {
             Ok(Admitted::operator("anybody"))
         }
+    }
+
+    #[test]
+    fn a_user_is_looked_up_once_and_an_operator_never() {
+        let people =
+            LocalPeople { operators: vec!["op".to_owned()], local_users: true, uids: Arc::default() };
+        let person = |name: &str| Person { name: name.to_owned(), proof: Proof::Proxy };
+        assert!(people.look_up(&person("op")).is_none());
+        let errand = people.look_up(&person("root")).unwrap();
+        errand();
+        assert!(people.look_up(&person("root")).is_none());
+        assert_eq!(people.uids.known("root", UID_FOR), Some(Some(0)));
+        assert_eq!(people.admit(&person("root")).unwrap().viewer, Viewer::Uid(0));
+        let unknown = LocalPeople { local_users: false, ..people };
+        assert!(unknown.look_up(&person("root")).is_none() && unknown.admit(&person("root")).is_err());
     }
 
     #[test]

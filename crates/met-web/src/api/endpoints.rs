@@ -218,7 +218,7 @@ fn places(names: &[&str]) -> Vec<(String, String)> {
 }
 
 fn jobs(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
-    let filter = parameters::jobs_filter(&asked.given);
+    let filter = parameters::jobs_filter(&asked.given)?;
     let (page, warnings) = visible.jobs(&filter)?;
     let now_ns = clock::realtime_ns();
     let object = if asked.csv { job_columns::object } else { self::object };

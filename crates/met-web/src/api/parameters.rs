@@ -7,7 +7,7 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use jiff::tz::TimeZone;
 use met_core::conditions::Conditions;
 use met_core::job::State;
-use met_core::listing::{Cursor, Sort};
+use met_core::listing::{Cursor, Sort, SortColumn, SortValue};
 use met_core::units;
 use met_host::clock;
 use met_query::jobs::JobsFilter;
@@ -21,6 +21,8 @@ pub const JOBS_MAX: i64 = 500;
 pub const POINTS_MAX: i64 = 5_000;
 /// Bytes of one text.
 const TEXT_BYTES_MAX: usize = 1 << 10;
+/// Bytes of a cursor, which holds the value of a job: its name may be long, and is escaped and encoded.
+const CURSOR_BYTES_MAX: usize = 16 << 10;
 /// Parameters in one query string.
 const GIVEN_MAX: usize = 64;
 
@@ -108,8 +110,10 @@ pub const JOBS: &[Parameter] = &[
 ];
 
 /// The jobs that a query string with [`JOBS`] means.
-pub fn jobs_filter(given: &Given) -> JobsFilter {
-    JobsFilter {
+pub fn jobs_filter(given: &Given) -> Result<JobsFilter, Problem> {
+    let sort = given.sort("sort");
+    let after = given.cursor("after").map(|after| in_list(after, sort, clock::realtime_ns())).transpose()?;
+    let filter = JobsFilter {
         name: given.text("name"),
         account: given.text("account"),
         manager: given.text("manager"),
@@ -120,9 +124,9 @@ pub fn jobs_filter(given: &Given) -> JobsFilter {
         pid: given.whole("pid").and_then(|pid| u32::try_from(pid).ok()),
         with_cards: given.flag("gpu"),
         limit: usize::try_from(given.whole("limit").unwrap_or(JOBS_USUAL)).ok(),
-        after: given.cursor("after"),
+        after,
         paged: true,
-        sort: given.sort("sort"),
+        sort,
         conditions: Conditions {
             command: given.text("command"),
             partition: given.text("partition"),
@@ -133,8 +137,34 @@ pub fn jobs_filter(given: &Given) -> JobsFilter {
             max_efficiency: given.amount("max_efficiency"),
         },
         ..JobsFilter::default()
+    };
+    Ok(filter.of_user(given.text("user").as_deref()))
+}
+
+/// Whether a list is sorted by texts here, and not by numbers.
+fn is_text(column: SortColumn) -> bool {
+    use SortColumn::*;
+    matches!(column, Name | User | Account | State | Manager | Partition)
+}
+
+/// A cursor that is one of a list with this order; another would continue somewhere else.
+fn in_list(mut after: Cursor, sort: Option<Sort>, now_ns: i64) -> Result<Cursor, Problem> {
+    let is_of_list = match (&after.sorted, sort) {
+        (None, None) => true,
+        (Some(sorted), Some(sort)) => match &sorted.value {
+            None => true,
+            Some(SortValue::Text(_)) => is_text(sort.column),
+            Some(SortValue::Number(_)) => !is_text(sort.column),
+        },
+        _ => false,
+    };
+    if !is_of_list {
+        return Err(Problem::field("after", "is the `next` of a list with another sort"));
     }
-    .of_user(given.text("user").as_deref())
+    if let Some(sorted) = &mut after.sorted {
+        sorted.as_of_ns = sorted.as_of_ns.clamp(0, now_ns);
+    }
+    Ok(after)
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -269,8 +299,9 @@ fn unknown(name: &str, known: &[Parameter]) -> Problem {
 
 /// What a text means, or why it means nothing.
 fn read(parameter: &Parameter, text: &str) -> Result<Value, String> {
-    if text.len() > TEXT_BYTES_MAX {
-        return Err(format!("longer than {TEXT_BYTES_MAX} bytes"));
+    let bytes_max = if matches!(parameter.kind, Kind::Cursor) { CURSOR_BYTES_MAX } else { TEXT_BYTES_MAX };
+    if text.len() > bytes_max {
+        return Err(format!("longer than {bytes_max} bytes"));
     }
     // PostgreSQL has no text with it, and no name does.
     if text.contains('\0') {
@@ -347,14 +378,15 @@ fn decode(text: &str) -> Option<Cursor> {
 
 #[cfg(test)]
 mod tests {
-    use met_core::job::JobKey;
+    use met_core::job::{JobKey, Record};
+    use met_core::listing::Order;
     use proptest::prelude::*;
 
     use super::*;
 
     fn jobs(search: &str) -> Result<JobsFilter, Problem> {
         let uri: Uri = format!("/jobs?{search}").parse().unwrap();
-        Given::parse(&uri, JOBS).map(|given| jobs_filter(&given))
+        Given::parse(&uri, JOBS).and_then(|given| jobs_filter(&given))
     }
 
     #[test]
@@ -401,6 +433,51 @@ mod tests {
         assert!(
             jobs("since=never").unwrap_err().reason.starts_with("since: \"never\" is not a time; write ")
         );
+    }
+
+    fn cursor_in(sort: Option<&str>, record: &Record) -> Cursor {
+        let sort = sort.map(|sort| sort.parse().unwrap());
+        Cursor::in_order(record, &Order { sort, as_of_ns: 7 })
+    }
+
+    #[test]
+    fn the_cursor_behind_a_long_name_is_taken_back() {
+        let mut record = met_core::sample::full(1, "train");
+        record.name = "ä".repeat(1_000);
+        let cursor = cursor_in(Some("name"), &record);
+        let filter = jobs(&format!("sort=name&after={}", encode(&cursor).unwrap())).unwrap();
+        assert_eq!(filter.after.unwrap().sorted, cursor.sorted);
+    }
+
+    #[test]
+    fn a_cursor_of_another_order_is_refused() {
+        let record = met_core::sample::full(1, "train");
+        let orders = [None, Some("name"), Some("cpu")];
+        for (of, asked) in orders.into_iter().flat_map(|of| orders.map(|asked| (of, asked))) {
+            let after = encode(&cursor_in(of, &record)).unwrap();
+            let sort = asked.map_or_else(String::new, |sort| format!("&sort={sort}"));
+            let read = jobs(&format!("after={after}{sort}"));
+            assert_eq!(read.is_ok(), of == asked, "{of:?} {asked:?}");
+            assert!(read.err().is_none_or(|problem| problem.field.as_deref() == Some("after")));
+        }
+    }
+
+    #[test]
+    fn values_of_every_column_have_the_kind_that_cursors_are_checked_for() {
+        let record = met_core::sample::full(1, "train");
+        for column in SortColumn::ALL {
+            let value = Sort { column, descending: false }.value(&record, 7);
+            let text = matches!(value, Some(SortValue::Text(_)));
+            assert!(value.is_none() || text == is_text(column), "{column:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_does_not_continue_in_the_future() {
+        let mut cursor = cursor_in(Some("duration"), &met_core::sample::full(1, "train"));
+        cursor.sorted.as_mut().unwrap().as_of_ns = i64::MAX;
+        let filter = jobs(&format!("sort=duration&after={}", encode(&cursor).unwrap())).unwrap();
+        assert!(filter.after.unwrap().sorted.unwrap().as_of_ns <= clock::realtime_ns());
     }
 
     proptest! {

@@ -1,6 +1,5 @@
 //! Samples over time, as they were taken or reduced to a number of points.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use met_core::series::Course;
@@ -14,17 +13,18 @@ use serde_json::{Map, Value, json};
 use super::endpoints::whole_job;
 use super::{Asked, Visible, nodes};
 use crate::problem::Problem;
+use crate::samples::{self, NODE_VALUES_MAX};
 
 /// Samples in an answer that is not reduced: some megabytes.
 const SAMPLES_MAX: usize = 5_000;
-/// Samples of one series that are held while it is reduced. Beyond it they are thinned, which preserves means and peaks.
-const HELD_MAX: usize = 100_000;
-const HELD_AFTER: usize = 50_000;
+/// Samples of a job's series that are held while it is reduced.
+const HELD: usize = 50_000;
+/// Samples of a node's series that are held for each point, and at least.
+const NODE_HELD_PER_POINT: usize = 2;
+const NODE_HELD_MIN: usize = 200;
 /// Points of a node's series, and how far back, unless requested otherwise.
 const NODE_POINTS: usize = 500;
 const NODE_USUAL_MS: i64 = 3_600_000;
-/// Series of one node in one answer.
-const NODE_SERIES_MAX: usize = 2_000;
 /// The usual time between two samples.
 const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -83,7 +83,7 @@ pub(super) fn of_job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Prob
     };
     let mut object = match given.whole("points") {
         Some(points) => {
-            let course = whole(table, window_ms, page)?;
+            let course = samples::whole(table, window_ms, HELD, page)?;
             let gap_ms = resample::gap_ms_of(&course, INTERVAL);
             let of_cards = resample::card_gap_ms(&course, gap_ms);
             let gap_ms = if table.name == gpu::card::TABLE.name { of_cards } else { gap_ms };
@@ -120,35 +120,6 @@ fn as_taken(
     Ok(object)
 }
 
-/// All samples within a time, page by page; thinned where they would be too many to hold.
-fn whole(
-    table: &'static Table,
-    (begin_ms, end_ms): (i64, i64),
-    page: impl Fn(i64) -> Result<Course, Problem>,
-) -> Result<Course, Problem> {
-    let mut all = Course::new(table);
-    let mut after_ms = begin_ms.saturating_sub(1);
-    loop {
-        let more = page(after_ms)?;
-        let Some(&last_ms) = more.times_ms.last().filter(|&&last_ms| last_ms > after_ms) else {
-            return Ok(all);
-        };
-        after_ms = last_ms;
-        all = grown(all, &more);
-        // One sample after the end: the time before it is part of the last span.
-        if last_ms >= end_ms {
-            let count = all.times_ms.partition_point(|&time_ms| time_ms < end_ms);
-            all.truncate((count + 1).min(all.len()));
-            return Ok(all);
-        }
-    }
-}
-
-fn grown(mut all: Course, more: &Course) -> Course {
-    all.append(more);
-    if all.len() > HELD_MAX { all.at_most(HELD_AFTER) } else { all }
-}
-
 /// The time that is shown: what was requested, as far as it is limited, else from the first to the last sample.
 fn span(course: &Course, (begin_ms, end_ms): (i64, i64)) -> (i64, i64) {
     let first_ms = course.times_ms.first().copied().unwrap_or(0);
@@ -158,8 +129,6 @@ fn span(course: &Course, (begin_ms, end_ms): (i64, i64)) -> (i64, i64) {
         if end_ms == i64::MAX { last_ms } else { end_ms },
     )
 }
-
-type Parts = BTreeMap<NodePart, Course>;
 
 pub(super) fn of_node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let given = &asked.given;
@@ -174,15 +143,22 @@ pub(super) fn of_node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
     }
     let node = nodes::find(visible, asked.path("node"))?.name;
     let part = given.text("part");
-    let is_wanted = |one: &NodePart| {
-        table.as_ref().is_none_or(|table| one.table == *table)
-            && part.as_ref().is_none_or(|part| one.part == *part)
-    };
-    let parts = node_parts(visible, &node, window_ms, is_wanted)?;
+    let columns = known.map(|table| chosen(asked, table)).transpose()?;
     let points = given.whole("points").and_then(|points| usize::try_from(points).ok()).unwrap_or(NODE_POINTS);
+    let mut values = 0;
+    let is_wanted = |one: &NodePart, of: &'static Table| {
+        let is_wanted = table.as_ref().is_none_or(|table| one.table == *table)
+            && part.as_ref().is_none_or(|part| one.part == *part);
+        if is_wanted {
+            values += columns.as_ref().map_or(of.columns.len(), Vec::len) * points;
+        }
+        if values > NODE_VALUES_MAX { Err(too_many()) } else { Ok(is_wanted) }
+    };
+    let held = (points * NODE_HELD_PER_POINT).max(NODE_HELD_MIN);
+    let parts = samples::of_node(visible.query, &node, window_ms, held, is_wanted)?;
     let mut series = Vec::new();
     for (part, course) in &parts {
-        let columns = known.map_or(Ok((0..course.columns.len()).collect()), |table| chosen(asked, table))?;
+        let columns = columns.clone().unwrap_or_else(|| (0..course.columns.len()).collect());
         let gap_ms = resample::look_gap_ms(course.spans_ms(), resample::gap_ms(INTERVAL));
         let reduced = reduced(course, &columns, window_ms, points, |_| gap_ms);
         if !reduced.columns.is_empty() {
@@ -195,40 +171,7 @@ pub(super) fn of_node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
     Ok(json!({ "node": node, "series": series }))
 }
 
-/// The series of a node within a time: of a daemon part by part, of a server all together.
-fn node_parts(
-    visible: &Visible<'_>,
-    node: &str,
-    (begin_ms, end_ms): (i64, i64),
-    is_wanted: impl Fn(&NodePart) -> bool,
-) -> Result<Parts, Problem> {
-    let failed = |error: anyhow::Error| Problem::failed(&error);
-    let mut parts = Parts::new();
-    if let Some(own) = visible.query.node_parts(begin_ms).map_err(failed)? {
-        for part in own.into_iter().filter(is_wanted).take(NODE_SERIES_MAX) {
-            // What a newer or older program measured has no name here.
-            let Some(table) = met_sources::table(&part.table) else { continue };
-            let page = |after_ms| {
-                let course = visible.query.node_course(table, &part.part, after_ms).map_err(failed)?;
-                Ok(course.unwrap_or_else(|| Course::new(table)))
-            };
-            let course = whole(table, (begin_ms, end_ms), page)?;
-            parts.insert(part, course);
-        }
-        return Ok(parts);
-    }
-    let mut after_ms = begin_ms.saturating_sub(1);
-    while let Some(span) = visible.query.node_courses(node, after_ms).map_err(failed)? {
-        for (part, course) in span.courses.into_iter().filter(|(part, _)| is_wanted(part)) {
-            if parts.len() < NODE_SERIES_MAX || parts.contains_key(&part) {
-                let before = parts.remove(&part).unwrap_or_else(|| Course::new(course.table));
-                parts.insert(part, grown(before, &course));
-            }
-        }
-        match span.until_ms {
-            Some(until_ms) if until_ms > after_ms && until_ms < end_ms => after_ms = until_ms,
-            _ => break,
-        }
-    }
-    Ok(parts)
+fn too_many() -> Problem {
+    let limit = format!("columns by points are more than {NODE_VALUES_MAX}");
+    Problem::asked(format!("{limit}; give the table, its columns, the part, or fewer points"))
 }

@@ -16,9 +16,9 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
-use met_core::job::{JobKey, State};
+use met_core::job::{JobKey, Record, State};
 use met_host::clock;
-use met_query::jobs::{JobsFilter, Meant};
+use met_query::jobs::{self, JobRef, JobsFilter, Meant};
 use met_query::query::Query;
 use met_query::viewer::Viewer;
 use met_sinks::event::Event;
@@ -44,6 +44,7 @@ const CHUNKS_MAX: usize = 1024;
 const FIGURES_EVERY: Duration = Duration::from_secs(3);
 /// Running jobs whose figures one stream has.
 const FIGURES_MAX: usize = 1000;
+const RUNNING: [State; 2] = [State::Running, State::Suspended];
 /// Something is sent at least so often: proxies end what is silent.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Then the client connects and logs in again.
@@ -160,7 +161,9 @@ async fn run(mut watch: Watch, mut events: Receiver<Event>, mut output: Output, 
             // The bus has ended, or this stream was too slow for it.
             Ok(None) => return,
             Ok(Some(event)) => {
-                if !watch.of_event(&event).is_none_or(|text| output.send(text)) {
+                let text = watch.of_event(&event);
+                let is_last = text.is_some() && watch.only.is_some() && matches!(event, Event::Ended(_));
+                if !text.is_none_or(|text| output.send(text)) || is_last {
                     return;
                 }
             }
@@ -229,24 +232,31 @@ impl Watch {
     }
 }
 
-/// The running jobs that a viewer sees, each with its figures. A store that cannot be read now may be in the next round.
+/// The running jobs that a viewer sees, or the one of them, each with its figures.
 fn running(query: &dyn Query, viewer: &Viewer, only: Option<&JobKey>) -> Vec<(JobKey, Value)> {
-    let mut filter =
-        JobsFilter { states: vec![State::Running, State::Suspended], paged: true, ..JobsFilter::default() };
-    let (now_ns, mut found) = (clock::realtime_ns(), Vec::new());
+    let now_ns = clock::realtime_ns();
+    let records = match only {
+        Some(key) => running_one(query, viewer, key),
+        None => all_running(query, viewer),
+    };
+    records.iter().map(|record| (record.key.clone(), figures(record, now_ns))).collect()
+}
+
+/// A store that cannot be read now may be in the next round.
+fn running_one(query: &dyn Query, viewer: &Viewer, key: &JobKey) -> Vec<Record> {
+    let (manager, id) = (Some(key.manager.clone()), key.id.clone());
+    let job = JobRef::Id { manager, id, node: None, user: None };
+    let mut found = jobs::every_found(query, viewer, &job).unwrap_or_default();
+    found.retain(|record| record.key == *key && RUNNING.contains(&record.state));
+    found
+}
+
+fn all_running(query: &dyn Query, viewer: &Viewer) -> Vec<Record> {
+    let mut filter = JobsFilter { states: RUNNING.to_vec(), paged: true, ..JobsFilter::default() };
+    let mut found = Vec::new();
     while found.len() < FIGURES_MAX {
         let Ok((page, _)) = query.jobs(viewer, &filter) else { break };
-        for record in page.jobs.iter().filter(|record| only.is_none_or(|only| record.key == *only)) {
-            let whole = object(record, now_ns);
-            let mut figures = json!({ "job": {} });
-            for key in ["id", "raw_id", "manager", "cluster", "state"] {
-                figures["job"][key] = whole["job"][key].clone();
-            }
-            for key in ["totals", "average", "efficiency"] {
-                figures[key] = whole[key].clone();
-            }
-            found.push((record.key.clone(), figures));
-        }
+        found.extend(page.jobs);
         match page.next {
             Some(next) if filter.after.as_ref() != Some(&next) => filter.after = Some(next),
             _ => break,
@@ -254,6 +264,18 @@ fn running(query: &dyn Query, viewer: &Viewer, only: Option<&JobKey>) -> Vec<(Jo
     }
     found.truncate(FIGURES_MAX);
     found
+}
+
+fn figures(record: &Record, now_ns: i64) -> Value {
+    let whole = object(record, now_ns);
+    let mut figures = json!({ "job": {} });
+    for key in ["id", "raw_id", "manager", "cluster", "state"] {
+        figures["job"][key] = whole["job"][key].clone();
+    }
+    for key in ["totals", "average", "efficiency"] {
+        figures[key] = whole[key].clone();
+    }
+    figures
 }
 
 fn line(name: &str, value: &Value) -> String {

@@ -277,7 +277,10 @@ impl Acceptor {
             return if checks_itself { Ok(()) } else { Err(unauthorized()) };
         };
         match web.passwords.check(&user, &password).await {
-            Verdict::Right => peer.user = Some(user),
+            Verdict::Right => {
+                peer.password = web.passwords.fingerprint(&user);
+                peer.user = Some(user);
+            }
             Verdict::Wrong => return Err(unauthorized()),
             Verdict::Busy => {
                 let retry = [(header::RETRY_AFTER, "1")];

@@ -47,9 +47,12 @@ impl PasswordFile {
 
     /// Another one when the user's password has changed; `None` if there is no such user any more.
     pub fn fingerprint(&self, user: &str) -> Option<Vec<u8>> {
-        let passwords = self.current()?;
-        let hash = passwords.hashes.get(user)?;
-        Some(ring::digest::digest(&ring::digest::SHA256, hash.as_bytes()).as_ref().to_vec())
+        self.current()?.fingerprint(user)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set(&self, hashes: BTreeMap<String, String>) {
+        self.replace(&Arc::new(Passwords::new(hashes).unwrap()));
     }
 }
 
@@ -85,6 +88,11 @@ impl Passwords {
 
     pub(super) fn is_empty(&self) -> bool {
         self.hashes.is_empty()
+    }
+
+    pub(super) fn fingerprint(&self, user: &str) -> Option<Vec<u8>> {
+        let hash = self.hashes.get(user)?;
+        Some(ring::digest::digest(&ring::digest::SHA256, hash.as_bytes()).as_ref().to_vec())
     }
 
     pub(super) async fn check(self: &Arc<Self>, user: &str, password: &str) -> Verdict {

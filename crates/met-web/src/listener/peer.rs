@@ -20,6 +20,8 @@ pub struct Peer {
     pub address: SocketAddr,
     /// Named with the right password.
     pub user: Option<String>,
+    /// The fingerprint of that password: a later one is another.
+    pub password: Option<Vec<u8>>,
     /// Of the client, checked against the authority that the file names.
     pub certificate: Option<Certificate>,
     /// Of the process at the other end of a Unix socket, by the kernel.
@@ -30,7 +32,7 @@ pub struct Peer {
 impl Peer {
     /// A client of which nothing but its address is known.
     pub fn at(address: SocketAddr) -> Peer {
-        Peer { address, user: None, certificate: None, uid: None, is_tls: false }
+        Peer { address, user: None, password: None, certificate: None, uid: None, is_tls: false }
     }
 
     /// Whether it is authenticated.

@@ -42,6 +42,8 @@ pub struct Event<'a> {
     /// How they logged in.
     pub by: &'static str,
     pub request: &'a str,
+    /// What a request is about whose path does not say it.
+    pub subject: &'a str,
     pub status: Option<u16>,
     pub reason: &'a str,
 }
@@ -68,7 +70,7 @@ impl Audit {
 
     /// As [`Audit::note`], unless the same was read a moment ago.
     pub fn note_read(&self, peer: &Peer, event: Event<'_>) {
-        let key = (event.name.to_owned(), event.request.to_owned());
+        let key = (event.name.to_owned(), format!("{} {}", event.request, event.subject));
         let mut reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
         if reads.get(&key).is_some_and(|noted| noted.elapsed() < SAME_READ_FOR) {
             return;
@@ -91,7 +93,7 @@ fn line(peer: &Peer, event: Event<'_>, dropped: u64, now_ns: i64) -> String {
         None => peer.address.ip().to_canonical().to_string(),
     };
     let texts = [("name", event.name), ("by", event.by), ("from", &from), ("request", event.request)];
-    for (key, text) in texts.into_iter().chain([("reason", event.reason)]) {
+    for (key, text) in texts.into_iter().chain([("subject", event.subject), ("reason", event.reason)]) {
         if !text.is_empty() {
             object[key] = Value::from(shortened(text));
         }
@@ -190,6 +192,7 @@ mod tests {
             name: "a\u{1b}[31m\n\u{202e}\u{9b}<b>",
             by: "password",
             request: "/login",
+            subject: "",
             status: Some(401),
             reason: "wrong",
         };

@@ -9,12 +9,16 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 
+use met_core::job::JobKey;
+use met_query::protocol::Request as Asked;
+use serde_json::Value;
+
 use super::Logins;
 use super::audit::Event;
 use super::cross_site::{CSRF_FIELD, CSRF_HEADER, is_cross_site, is_write};
 use super::random::is_same;
 use super::{form, routes};
-use crate::api::{Admission, Admitted};
+use crate::api::{Admitted, ROOT};
 use crate::listener::Peer;
 use crate::problem::Problem;
 
@@ -60,7 +64,10 @@ async fn guarded(State(logins): State<Arc<Logins>>, mut request: Request, next: 
     if is_write && is_cross_site(&headers, logins.public.host.as_deref()) {
         return refuse(&logins, &peer, &uri, "a page of another site sent this");
     }
-    let admitted = (kind != Kind::Other).then(|| logins.admit(&peer, &headers).ok()).flatten();
+    let admitted = match kind {
+        Kind::Other => None,
+        _ => logins.admit_in_time(&peer, &headers).await.ok(),
+    };
     if let Some(csrf) = admitted.as_ref().and_then(|admitted| admitted.csrf.as_ref()).filter(|_| is_write) {
         request = match with_token(request, csrf).await {
             Some(request) => request,
@@ -71,18 +78,24 @@ async fn guarded(State(logins): State<Arc<Logins>>, mut request: Request, next: 
             }
         };
     }
-    let mut is_change = is_write;
+    let (mut is_change, mut subject) = (is_write, String::new());
     if is_write && uri.path() == ASK && admitted.is_some() {
         // Most requests to a server only read, though all are sent as writes.
         let (head, body) = request.into_parts();
         let Ok(bytes) = to_bytes(body, ASK_BYTES_MAX).await else {
             return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the request is too large").into_response();
         };
-        is_change = changes_something(&bytes);
+        (is_change, subject) = asked_for(&bytes);
         request = Request::from_parts(head, Body::from(bytes));
     }
     let mut response = next.run(request).await;
-    note(&logins, &peer, kind, is_change, admitted.as_ref(), &uri, response.status());
+    let event = Event {
+        request: uri.path_and_query().map_or("", |path| path.as_str()),
+        subject: &subject,
+        status: Some(response.status().as_u16()),
+        ..Event::default()
+    };
+    note(&logins, &peer, (kind, uri.path()), is_change, admitted.as_ref(), event);
     if response.status() == StatusCode::UNAUTHORIZED {
         if kind == Kind::Page && method == Method::GET && accepts_html(&headers) {
             return logins.to_login(&uri);
@@ -123,49 +136,82 @@ async fn with_token(request: Request, csrf: &str) -> Option<Request> {
     is_own.then(|| Request::from_parts(head, Body::from(bytes)))
 }
 
-/// Whether a request to a server does more than read. What this list lacks is noted as a write.
-fn changes_something(bytes: &[u8]) -> bool {
-    use met_query::protocol::Request as Asked;
+/// Whether a request to a server does more than read, and what it is about.
+fn asked_for(bytes: &[u8]) -> (bool, String) {
     match serde_json::from_slice(bytes) {
-        Ok(asked) => !matches!(
-            asked,
-            Asked::Jobs(_)
-                | Asked::Find(_)
-                | Asked::FindAfter { .. }
-                | Asked::Course { .. }
-                | Asked::JobSeries { .. }
-                | Asked::CardCourse { .. }
-                | Asked::Nodes
-                | Asked::NodeParts { .. }
-                | Asked::NodeCourse { .. }
-                | Asked::NodeCourses { .. }
-        ),
-        Err(_) => false,
+        Ok(asked) => (changes_something(&asked), subject(&asked)),
+        Err(_) => (false, String::new()),
     }
 }
 
-/// Writes, refusals of those who showed something, and what operators read of jobs.
+/// What this list lacks is noted as a write.
+fn changes_something(asked: &Asked) -> bool {
+    !matches!(
+        asked,
+        Asked::Jobs(_)
+            | Asked::Find(_)
+            | Asked::FindAfter { .. }
+            | Asked::Course { .. }
+            | Asked::JobSeries { .. }
+            | Asked::CardCourse { .. }
+            | Asked::Memberships { .. }
+            | Asked::Sums { .. }
+            | Asked::Nodes
+            | Asked::NodeParts { .. }
+            | Asked::NodeCourse { .. }
+            | Asked::NodeCourses { .. }
+    )
+}
+
+/// What a request asks for and of which job, node or list; the same for all its pages, which are noted once.
+fn subject(asked: &Asked) -> String {
+    let (what, of) = match serde_json::to_value(asked) {
+        Ok(Value::String(what)) => return what,
+        Ok(Value::Object(parts)) => match parts.into_iter().next() {
+            Some(part) => part,
+            None => return String::new(),
+        },
+        _ => return String::new(),
+    };
+    let mut of =
+        ["key", "job", "node", "filter"].into_iter().find_map(|name| of.get(name)).cloned().unwrap_or(of);
+    if let Ok(key) = serde_json::from_value::<JobKey>(of.clone()) {
+        let parts = [key.cluster.as_deref(), Some(&*key.manager), Some(&*key.id)];
+        return format!("{what} {}", parts.into_iter().flatten().collect::<Vec<_>>().join("/"));
+    }
+    if let Value::Object(fields) = &mut of {
+        fields.remove("after");
+        fields.retain(|_, value| !value.is_null());
+    }
+    format!("{what} {of}")
+}
+
+/// What shows nothing of jobs, people or machines.
+fn is_public(path: &str) -> bool {
+    ["catalogue", "health", "openapi.json"].iter().any(|name| path.strip_prefix(ROOT) == Some(name))
+}
+
+/// Writes, refusals of those who showed something, and what operators read.
 fn note(
     logins: &Logins,
     peer: &Peer,
-    kind: Kind,
+    (kind, path): (Kind, &str),
     is_change: bool,
     admitted: Option<&Admitted>,
-    uri: &axum::http::Uri,
-    status: StatusCode,
+    event: Event<'_>,
 ) {
     if !matches!(kind, Kind::Api | Kind::Page) {
         return;
     }
-    let request = uri.path_and_query().map_or("", |path| path.as_str());
     let name = admitted.map_or("", |admitted| admitted.name.as_str());
-    let event = Event { what: "read", name, request, status: Some(status.as_u16()), ..Event::default() };
+    let event = Event { what: "read", name, ..event };
+    let status = event.status.and_then(|status| StatusCode::from_u16(status).ok()).unwrap_or_default();
     let is_operator = admitted.is_some_and(|admitted| admitted.viewer.sees_all());
     if is_change {
         logins.audit.note(peer, Event { what: "write", ..event });
     } else if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) && kind == Kind::Api {
-        logins.audit.note_read(peer, Event { what: "refused", request: uri.path(), ..event });
-    } else if is_operator && status.is_success() && (uri.path() == ASK || uri.path().contains("/jobs")) {
+        logins.audit.note_read(peer, Event { what: "refused", request: path, ..event });
+    } else if is_operator && status.is_success() && !is_public(path) {
         logins.audit.note_read(peer, event);
     }
 }
@@ -176,12 +222,23 @@ mod tests {
 
     #[test]
     fn what_is_not_known_to_read_is_noted_as_a_write() {
-        assert!(!changes_something(b"\"nodes\"") && !changes_something(b"{}") && !changes_something(b"\xff"));
-        let filter = serde_json::to_vec(&met_query::protocol::Request::Jobs(Default::default())).unwrap();
-        assert!(!changes_something(&filter));
-        assert!(changes_something(
-            br#"{"remove":{"cluster":null,"manager":"local","id":"1","incarnation":0}}"#
-        ));
+        for broken in [&b"{}"[..], b"\xff", b""] {
+            assert_eq!(asked_for(broken), (false, String::new()));
+        }
+        let of = |asked: &Asked| asked_for(&serde_json::to_vec(asked).unwrap());
+        let key = JobKey { cluster: None, manager: "slurm".into(), id: "12".into(), incarnation: 3 };
+        assert_eq!(of(&Asked::Remove(key.clone())), (true, "remove slurm/12".to_owned()));
+        let annotate = Asked::Annotate { key: key.clone(), change: Default::default() };
+        assert_eq!(of(&annotate), (true, "annotate slurm/12".to_owned()));
+        assert_eq!(of(&Asked::Nodes), (false, "nodes".to_owned()));
+        let cluster = Some("c1".to_owned());
+        let course = Asked::Course { key: JobKey { cluster, ..key }, after_ms: 7 };
+        assert_eq!(of(&course), (false, "course c1/slurm/12".to_owned()));
+        let node = Asked::NodeCourses { node: "n1".into(), after_ms: 7 };
+        assert_eq!(of(&node), (false, "node_courses \"n1\"".to_owned()));
+        assert!(!of(&Asked::Jobs(Default::default())).0);
+        let (is_change, subject) = of(&Asked::Memberships { filter: Default::default() });
+        assert!(!is_change && subject.starts_with("memberships {"), "{subject}");
     }
 
     #[test]

@@ -13,7 +13,6 @@ use super::audit::Event;
 use super::oidc::{self, LOGIN_WITHIN_S, NotLoggedIn};
 use super::page::{self, LoginPage};
 use super::{Logins, Person, Proof, form, is_person_name, next, unknown_token};
-use crate::api::Admission;
 use crate::listener::{Peer, Verdict};
 
 const FORM_BYTES_MAX: usize = 16 << 10;
@@ -44,7 +43,8 @@ impl Logins {
     }
 
     /// Begins a session, which always has a new cookie: one that somebody else planted stays without a session.
-    fn welcome(&self, peer: &Peer, headers: &HeaderMap, person: Person, next: &str) -> Response {
+    async fn welcome(&self, peer: &Peer, headers: &HeaderMap, person: Person, next: &str) -> Response {
+        self.look_up(&person).await;
         if let Err(problem) = self.directory.admit(&person) {
             self.refused(peer, &person.name, person.proof.word(), &problem.reason);
             return self.page(next, Some(&problem.reason), problem.status);
@@ -89,7 +89,7 @@ async fn show(
     headers: HeaderMap,
     uri: Uri,
 ) -> Response {
-    if let Ok(admitted) = logins.admit(&peer, &headers)
+    if let Ok(admitted) = logins.admit_in_time(&peer, &headers).await
         && let Some(csrf) = &admitted.csrf
     {
         return page::logged_in(&logins.public.base, logins.style.as_deref(), &admitted.name, csrf);
@@ -125,7 +125,7 @@ async fn log_in(
     match proven {
         Ok(person) => {
             logins.attempts.succeeded(address, named);
-            logins.welcome(&peer, &headers, person, next)
+            logins.welcome(&peer, &headers, person, next).await
         }
         Err((status, reason)) => {
             if status == StatusCode::UNAUTHORIZED {
@@ -209,7 +209,9 @@ async fn finish(
     let pending = logins.cookie.values(&headers, PENDING, is_secure);
     let cookie = pending.first().copied().unwrap_or_default();
     let mut response = match oidc.finish(cookie, &query(&uri)).await {
-        Ok((name, next)) => logins.welcome(&peer, &headers, Person { name, proof: Proof::Provider }, &next),
+        Ok((name, next)) => {
+            logins.welcome(&peer, &headers, Person { name, proof: Proof::Provider }, &next).await
+        }
         Err(why) => not_logged_in(&logins, &peer, why),
     };
     response.headers_mut().append(header::SET_COOKIE, logins.cookie.set(PENDING, "", 0, is_secure));

@@ -9,7 +9,8 @@ use met_core::{MISSING, Table, units};
 use met_insight::resample::{self, Bin};
 use met_sources::network::device;
 use met_sources::{block, hwmon, infiniband, ipmi, lustre, nfs, node, rapl, redfish, thermal};
-use met_store::NodePart;
+
+use crate::samples::Parts;
 
 /// More lines in one chart cannot be told apart; the busiest are drawn.
 const LINES_MAX: usize = 8;
@@ -112,10 +113,14 @@ impl Chart {
     }
 
     /// Adds a line unless nothing is known of it.
-    fn line(mut self, label: &str, bins: Vec<Option<Bin>>) -> Chart {
+    fn add(&mut self, label: &str, bins: Vec<Option<Bin>>) {
         if bins.iter().any(Option::is_some) {
             self.lines.push(Line { label: label.to_owned(), bins });
         }
+    }
+
+    fn line(mut self, label: &str, bins: Vec<Option<Bin>>) -> Chart {
+        self.add(label, bins);
         self
     }
 
@@ -215,32 +220,35 @@ fn memory_limit(record: &Record) -> Option<(&'static str, f64)> {
     limit.or(record.allocated.memory_bytes.map(|bytes| ("allocated", bytes as f64)))
 }
 
-/// The whole GPUs of a job while it had them, including use by others.
-pub fn cards(cards: &[(&GpuUse, Course)], span: Span, gap_ms: i64) -> Vec<Chart> {
+/// The whole GPUs of a job while it had them, including use by others. `series` reads the samples of one.
+pub fn cards<E>(
+    gpus: &[GpuUse],
+    span: Span,
+    gap_ms: i64,
+    mut series: impl FnMut(&GpuUse) -> Result<Course, E>,
+) -> Result<Vec<Chart>, E> {
     let kinds = [
         ("card-use", "GPU use", Unit::Percent, card::UTILIZATION),
         ("card-memory", "GPU memory", Unit::Bytes, card::MEMORY_USED),
         ("card-power", "GPU power", Unit::Watts, card::POWER),
         ("card-temperature", "GPU temperature", Unit::Celsius, card::TEMPERATURE),
     ];
-    let chart = |(id, title, unit, index): (&str, &str, Unit, usize)| {
-        let mut chart = Chart::new(id, title, "of the whole GPU, all jobs", unit);
-        for (gpu, course) in cards {
-            let gap_ms = resample::card_gap_ms(course, gap_ms);
-            chart = chart.line(&format!("GPU {}", gpu.index), bins(course, index, span, gap_ms));
+    let mut charts =
+        kinds.map(|(id, title, unit, _)| Chart::new(id, title, "of the whole GPU, all jobs", unit));
+    for gpu in gpus {
+        let course = series(gpu)?;
+        let gap_ms = resample::card_gap_ms(&course, gap_ms);
+        for (chart, (_, _, _, index)) in charts.iter_mut().zip(kinds) {
+            chart.add(&format!("GPU {}", gpu.index), bins(&course, index, span, gap_ms));
         }
-        busiest(chart)
-    };
-    kinds.into_iter().map(chart).filter(|chart| !chart.lines.is_empty()).collect()
+    }
+    Ok(charts.into_iter().map(busiest).filter(|chart| !chart.lines.is_empty()).collect())
 }
 
-/// How often events happened in a job.
-pub fn events(events: &[(&str, Course)], span: Span, gap_ms: i64) -> Vec<Chart> {
-    let chart = |(index, (name, course)): (usize, &(&str, Course))| {
-        let chart = Chart::new(&format!("event-{index}"), name, "of the job", Unit::PerSecond);
-        chart.line("rate", bins(course, event::COUNT, span, gap_ms))
-    };
-    events.iter().enumerate().map(chart).filter(|chart| chart.did_something()).collect()
+/// How often an event happened in a job, if it did.
+pub fn event(index: usize, name: &str, course: &Course, span: Span, gap_ms: i64) -> Option<Chart> {
+    let chart = Chart::new(&format!("event-{index}"), name, "of the job", Unit::PerSecond);
+    Some(chart.line("rate", bins(course, event::COUNT, span, gap_ms))).filter(Chart::did_something)
 }
 
 /// What is drawn of a machine: the sum of some columns of a table, one line for each of its parts.
@@ -298,7 +306,7 @@ static MACHINE: &[Wanted] = &[
 
 /// The machine over a span: one chart for each thing that it has and that did something.
 pub fn machine(
-    parts: &[(NodePart, Course)],
+    parts: &Parts,
     span: Span,
     gap_ms: impl Fn(&Course) -> i64,
     limits: [(&str, Option<f64>); 2],

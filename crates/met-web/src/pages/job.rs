@@ -2,8 +2,8 @@
 
 use jiff::tz::TimeZone;
 use maud::{Markup, html};
-use met_core::job::{GpuUse, Record};
-use met_core::series::Course;
+use met_core::job::Record;
+use met_core::series::{Course, SPARSE_MS};
 use met_core::text::{command_line, escape};
 use met_core::{JOB, Table, event, gpu, units};
 use met_insight::report::{
@@ -17,12 +17,13 @@ use super::layout::{self, Site, Tab, amount};
 use super::{Asked, Made, job_tables, plot};
 use crate::api::Visible;
 use crate::problem::Problem;
+use crate::samples;
 
 /// Steps of a chart on a page, and in a file of its own.
 const BINS: usize = 360;
 const BINS_IN_FILE: usize = 2_000;
-/// Samples that are read for a page; of a longer series the newest are left out.
-const SAMPLES_MAX: usize = 400_000;
+/// Samples of a series that are held for a page; a longer one is thinned.
+const SAMPLES_KEPT: usize = 20_000;
 const CARDS_MAX: usize = 16;
 const EVENTS_MAX: usize = 8;
 /// A running job is looked at again so often.
@@ -105,6 +106,14 @@ impl Window {
         Ok(Window { from_ms: one("from")?, to_ms: one("to")? })
     }
 
+    /// The time to read for it. Rates need a sample before it, and those of a thinned series are far apart.
+    fn read_ms(self, now_ms: i64) -> (i64, i64) {
+        let length_ms = self.from_ms.map_or(0, |from_ms| self.to_ms.unwrap_or(now_ms) - from_ms);
+        let around_ms = length_ms.max(SPARSE_MS);
+        let begin_ms = self.from_ms.map_or(i64::MIN, |from_ms| from_ms - around_ms);
+        (begin_ms, self.to_ms.map_or(i64::MAX, |to_ms| to_ms + around_ms))
+    }
+
     fn is_zoomed(self) -> bool {
         self.from_ms.is_some() || self.to_ms.is_some()
     }
@@ -118,9 +127,9 @@ fn shown<'a>(
     bins: usize,
     now_ns: i64,
 ) -> Result<Shown<'a>, Problem> {
-    let key = &record.key;
+    let (key, window_ms) = (&record.key, window.read_ms(now_ns / 1_000_000));
     let mut series = |table: &'static Table, part: &str| {
-        all_samples(table, |after_ms| match table.name {
+        samples::whole(table, window_ms, SAMPLES_KEPT, |after_ms| match table.name {
             name if name == JOB.name => visible.query.course(visible.viewer, key, after_ms),
             name if name == gpu::card::TABLE.name => {
                 visible.query.card_course(visible.viewer, key, part, after_ms)
@@ -137,22 +146,6 @@ fn shown<'a>(
     Ok(Shown { record, machine, charts, span })
 }
 
-/// Page after page, as far as a chart can use it.
-fn all_samples(
-    table: &'static Table,
-    page: impl Fn(i64) -> anyhow::Result<Course>,
-) -> anyhow::Result<Course> {
-    let mut all = Course::new(table);
-    loop {
-        let more = page(all.times_ms.last().copied().unwrap_or(i64::MIN))?;
-        let before = all.len();
-        all.append(&more);
-        if all.len() == before || all.len() >= SAMPLES_MAX {
-            return Ok(all);
-        }
-    }
-}
-
 fn charts_between(
     record: &Record,
     window: Window,
@@ -160,23 +153,19 @@ fn charts_between(
     now_ns: i64,
     series: &mut dyn FnMut(&'static Table, &str) -> anyhow::Result<Course>,
 ) -> anyhow::Result<(Vec<Chart>, Option<Span>)> {
-    let course = series(&JOB, "")?;
-    let course = resample::until(&course, record.end_ns.map(|end_ns| end_ns / 1_000_000));
+    let course = resample::until(&series(&JOB, "")?, record.end_ns.map(|end_ns| end_ns / 1_000_000));
     let gap_ms = resample::gap_ms_of(&course, SAMPLED_EVERY);
     let Some(span) = span(record, &course, window, bins, now_ns) else { return Ok((Vec::new(), None)) };
     let mut drawn = charts::job(record, &course, span, gap_ms);
-    let mut cards: Vec<(&GpuUse, Course)> = Vec::new();
-    for gpu in record.gpus.iter().take(CARDS_MAX) {
-        cards.push((gpu, series(&gpu::card::TABLE, &gpu.uuid)?));
-    }
-    drawn.extend(charts::cards(&cards, span, gap_ms));
-    let mut counted: Vec<(&str, Course)> = Vec::new();
-    for of in record.events.iter().take(EVENTS_MAX) {
+    drop(course);
+    // One series is held at a time.
+    let gpus = &record.gpus[..record.gpus.len().min(CARDS_MAX)];
+    drawn.extend(charts::cards(gpus, span, gap_ms, |gpu| series(&gpu::card::TABLE, &gpu.uuid))?);
+    for (index, of) in record.events.iter().take(EVENTS_MAX).enumerate() {
         // An older daemon has no such series.
         let course = series(&event::TABLE, &of.name).unwrap_or_else(|_| Course::new(&event::TABLE));
-        counted.push((&of.name, course));
+        drawn.extend(charts::event(index, &of.name, &course, span, gap_ms));
     }
-    drawn.extend(charts::events(&counted, span, gap_ms));
     Ok((drawn, Some(span)))
 }
 

@@ -58,11 +58,13 @@ const QUICK: [(&str, &str); 4] = [
 ];
 
 pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
-    let given = match Given::of(&asked.search, parameters::JOBS) {
-        Ok(given) => given,
+    let read = Given::of(&asked.search, parameters::JOBS)
+        .and_then(|given| parameters::jobs_filter(&given).map(|filter| (given, filter)));
+    let (given, filter) = match read {
+        Ok(read) => read,
         Err(problem) => return Ok(Made::Page(refused(site, visible, asked, &problem))),
     };
-    let (page, warnings) = visible.jobs(&parameters::jobs_filter(&given))?;
+    let (page, warnings) = visible.jobs(&filter)?;
     let mut columns = chosen(given.list("columns"))?;
     if given.list("columns").is_none() && page.jobs.iter().all(|record| record.gpus.is_empty()) {
         columns.retain(|column| column.name() != "efficiency_gpu_ratio");

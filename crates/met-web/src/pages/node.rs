@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use met_core::series::Course;
 use met_core::text::escape;
-use met_core::units;
+use met_core::{Table, units};
 use met_insight::resample;
 use met_query::protocol::NodeStatus;
 use met_store::NodePart;
@@ -14,6 +14,7 @@ use super::list_columns::{COLUMNS, ListColumn};
 use super::{Asked, Made, job_tables, jobs, nodes, plot};
 use crate::api::Visible;
 use crate::problem::Problem;
+use crate::samples::{self, NODE_VALUES_MAX};
 
 const EVERY_S: u32 = 15;
 const BINS: usize = 360;
@@ -22,8 +23,8 @@ const SPANS: [(&str, i64); 5] = [("1h", 1), ("6h", 6), ("24h", 24), ("7d", 168),
 /// Machines are read this often at most without jobs.
 const IDLE: std::time::Duration = std::time::Duration::from_secs(60);
 const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
-/// Pages of series that are read for one page.
-const PAGES_MAX: usize = 200;
+/// Samples of one series that are held; more are thinned.
+pub(super) const SAMPLES_KEPT: usize = 4 * BINS;
 const LISTED: usize = 50;
 
 const SHOWN: &[&str] = &[
@@ -37,8 +38,6 @@ const SHOWN: &[&str] = &[
     "wall_seconds",
     "start",
 ];
-
-type Parts = Vec<(NodePart, Course)>;
 
 pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
     if let Some((name, _)) = asked.search.iter().find(|(name, _)| name != "span") {
@@ -56,9 +55,9 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     })?;
     let end_ms = site.now_ns / 1_000_000;
     let begin_ms = end_ms - hours * 3_600_000;
-    let parts = courses(visible, &node.name, begin_ms)?;
+    let parts = samples::of_node(visible.query, &node.name, (begin_ms, end_ms), SAMPLES_KEPT, drawn())?;
     let span = Span { begin_ms, end_ms, bins: BINS };
-    let drawn = charts::machine(&parts, span, gap_ms, limits(Some(node)));
+    let charts = charts::machine(&parts, span, gap_ms, limits(Some(node)));
     let columns: Vec<&ListColumn> = COLUMNS.iter().filter(|column| SHOWN.contains(&column.name())).collect();
     let on_node = job_tables::on_node(visible, &node.name, LISTED)?;
     let content = html! {
@@ -73,9 +72,9 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
                     }
                 }
             }
-            @if drawn.is_empty() { p.empty { "No samples of this time. A system daemon stores series of its machine; a user's daemon with storage.node_series." } }
-            div.charts id="charts" data-live { @for chart in &drawn { (plot::figure(chart, span, &site.zone)) } }
-            div id="chart-source" data-live { (plot::data(&drawn, span)) }
+            @if charts.is_empty() { p.empty { "No samples of this time. A system daemon stores series of its machine; a user's daemon with storage.node_series." } }
+            div.charts id="charts" data-live { @for chart in &charts { (plot::figure(chart, span, &site.zone)) } }
+            div id="chart-source" data-live { (plot::data(&charts, span)) }
         }
         section id="node-jobs" data-live aria-labelledby="node-jobs-title" {
             h2 id="node-jobs-title" { "Jobs here, now and before" }
@@ -114,52 +113,13 @@ pub(super) fn gap_ms(course: &Course) -> i64 {
     resample::gap_ms_of(course, SECOND).max(idle_ms)
 }
 
-/// The series of a node: of a cluster by its name, of a machine that answers for itself its own.
-fn courses(visible: &Visible<'_>, name: &str, since_ms: i64) -> Result<Parts, Problem> {
-    if let Some(parts) = own_courses(visible, since_ms)? {
-        return Ok(parts);
+/// Which parts of a machine are read for charts: those that are drawn, as far as they fit an answer.
+pub(super) fn drawn() -> impl FnMut(&NodePart, &'static Table) -> Result<bool, Problem> {
+    let mut values = 0;
+    move |_, table| {
+        let more = table.columns.len() * BINS;
+        let fits = charts::is_drawn(table) && values + more <= NODE_VALUES_MAX;
+        values += if fits { more } else { 0 };
+        Ok(fits)
     }
-    let mut all = std::collections::BTreeMap::<NodePart, Course>::new();
-    let mut after_ms = since_ms - 1;
-    for _ in 0..PAGES_MAX {
-        let span = visible.query.node_courses(name, after_ms).map_err(|error| Problem::failed(&error))?;
-        let Some(span) = span else { break };
-        for (part, course) in span.courses {
-            match all.get_mut(&part) {
-                Some(known) => known.append(&course),
-                None => drop(all.insert(part, course)),
-            }
-        }
-        match span.until_ms.filter(|&until_ms| until_ms > after_ms) {
-            Some(until_ms) => after_ms = until_ms,
-            None => break,
-        }
-    }
-    Ok(all.into_iter().collect())
-}
-
-/// The series of the machine that answers; `None` from a server.
-pub(super) fn own_courses(visible: &Visible<'_>, since_ms: i64) -> Result<Option<Parts>, Problem> {
-    let failed = |error: anyhow::Error| Problem::failed(&error);
-    let Some(parts) = visible.query.node_parts(since_ms).map_err(failed)? else { return Ok(None) };
-    let mut courses = Vec::new();
-    for part in parts {
-        let Some(table) = met_sources::table(&part.table).filter(|table| charts::is_drawn(table)) else {
-            continue;
-        };
-        let mut all = Course::new(table);
-        for _ in 0..PAGES_MAX {
-            let after_ms = all.times_ms.last().copied().unwrap_or(since_ms - 1);
-            let Some(more) = visible.query.node_course(table, &part.part, after_ms).map_err(failed)? else {
-                break;
-            };
-            let before = all.len();
-            all.append(&more);
-            if all.len() == before {
-                break;
-            }
-        }
-        courses.push((part, all));
-    }
-    Ok(Some(courses))
 }

@@ -5,14 +5,12 @@ use std::collections::BTreeMap;
 use maud::{Markup, html};
 use met_core::job::{Record, State};
 use met_core::job_table as column;
-use met_core::series::Course;
 use met_core::text::escape;
 use met_core::units;
 use met_insight::average;
 use met_query::jobs::JobsFilter;
 use met_query::protocol::NodeStatus;
 use met_sources::node as machine_table;
-use met_store::NodePart;
 
 use super::charts::Span;
 use super::layout::{self, Site, Tab};
@@ -20,6 +18,7 @@ use super::list_columns::{COLUMNS, ListColumn};
 use super::{Asked, Made, charts, jobs, node, plot};
 use crate::api::Visible;
 use crate::problem::Problem;
+use crate::samples::{self, Parts};
 
 const EVERY_S: u32 = 5;
 /// Running and waiting jobs that are summed up; a larger cluster is told so.
@@ -30,6 +29,8 @@ const LISTED: usize = 25;
 const ENDED_LISTED: usize = 10;
 /// What is drawn of the machine.
 const MINUTES: i64 = 30;
+/// Samples of a series that are held: all of this time, since the last of them is now.
+const SAMPLES_KEPT: usize = 5_000;
 const BINS: usize = 90;
 const CHARTS: [&str; 6] = ["cpu", "memory", "card-use", "rapl", "ipmi-power", "network"];
 
@@ -60,7 +61,8 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     };
     let (ended, warnings) = visible.jobs(&ended)?;
     let since_ms = site.now_ns / 1_000_000 - MINUTES * 60_000;
-    let parts = node::own_courses(visible, since_ms)?;
+    let window_ms = (since_ms, site.now_ns / 1_000_000);
+    let parts = samples::own(visible.query, window_ms, SAMPLES_KEPT, node::drawn())?;
     let title = match nodes.as_slice() {
         [node] => escape(&node.name),
         _ => "Cluster".to_owned(),
@@ -68,7 +70,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     let columns: Vec<&ListColumn> = COLUMNS.iter().filter(|column| SHOWN.contains(&column.name())).collect();
     let content = html! {
         div.head { div { p.over { "Now" } h1 { (title) } } }
-        div id="tiles" data-live { (tiles(visible, &nodes, &live, parts.as_deref())) }
+        div id="tiles" data-live { (tiles(visible, &nodes, &live, parts.as_ref())) }
         div id="attention" data-live aria-live="polite" {
             @for warning in &warnings { (layout::notice("warn", warning)) }
             @if is_cut { (layout::notice("warn", &format!("more than {JOBS_MAX} running and waiting jobs: sums are of the newest"))) }
@@ -169,12 +171,7 @@ fn tile(label: &str, value: &str, more: &str, share: Option<(f64, &str)>) -> Mar
     }
 }
 
-fn tiles(
-    visible: &Visible<'_>,
-    nodes: &[NodeStatus],
-    live: &[Record],
-    parts: Option<&[(NodePart, Course)]>,
-) -> Markup {
+fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Option<&Parts>) -> Markup {
     let held = Held::of(live, met_host::clock::realtime_ns());
     let cpus: i64 = nodes.iter().filter(|node| !node.late).filter_map(|node| node.cpus).sum();
     let memory: i64 = nodes.iter().filter(|node| !node.late).filter_map(|node| node.memory_bytes).sum();
@@ -219,7 +216,7 @@ struct MachineNow {
     load: Option<f64>,
 }
 
-fn machine_now(parts: &[(NodePart, Course)]) -> MachineNow {
+fn machine_now(parts: &Parts) -> MachineNow {
     let Some((_, course)) =
         parts.iter().find(|(_, course)| std::ptr::eq(course.table, &machine_table::TABLE))
     else {
@@ -271,7 +268,7 @@ fn attention(site: &Site, nodes: &[NodeStatus], live: &[Record]) -> Markup {
     }
 }
 
-fn machine(site: &Site, nodes: &[NodeStatus], parts: &[(NodePart, Course)], since_ms: i64) -> Markup {
+fn machine(site: &Site, nodes: &[NodeStatus], parts: &Parts, since_ms: i64) -> Markup {
     let span = Span { begin_ms: since_ms, end_ms: site.now_ns / 1_000_000, bins: BINS };
     let limits = node::limits(nodes.first());
     let mut drawn = charts::machine(parts, span, node::gap_ms, limits);
