@@ -125,7 +125,7 @@ mod tests {
         let complaint = |yaml: &str| read(yaml).unwrap_err();
         assert!(complaint("systems: fox").contains("systems: a list"));
         assert!(
-            complaint("systems:\n  - {name: fox}").contains("line 2: systems: a system has a name and cores")
+            complaint("systems:\n  - {name: fox}").contains(":2: systems: a system has a name and cores")
         );
         assert!(complaint("systems:\n  - {name: a, cores: x}").contains("\"x\" is not a whole number"));
         assert!(complaint("systems:\n  - {name: a, core: 2}").contains("did you mean \"systems.cores\"?"));

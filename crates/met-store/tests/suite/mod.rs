@@ -75,10 +75,12 @@ macro_rules! claims {
         $(pub const $list: &[Claim] = &[$((stringify!($name), $name)),*];)*
         /// Each as a test of its own, on files.
         mod on_files {
-            $($(#[test]
-            fn $name() {
-                super::$name(&super::Place::new(Default::default(), super::MIDNIGHT_S, true));
-            })*)*
+            $($(
+                #[test]
+                fn $name() {
+                    super::$name(&super::Place::new(Default::default(), super::MIDNIGHT_S, true));
+                }
+            )*)*
         }
     };
 }
