@@ -133,8 +133,8 @@ def a_running_job_is_in_the_answers_of_a_daemon(world):
 def without_passwords_a_daemon_answers_nobody(world):
     port = free_port()
     world.configure(f"http:\n  listen: 127.0.0.1:{port}\n")
+    world.me.start_daemon()
     world.me.run_to_end("true", options=("--name", "train"))
-    world.me.daemon_pid()
     for path in EVERY_PATH:
         check("web_config" in Asked(f"http://127.0.0.1:{port}{path}").refused(401), "what is needed is named")
     equal(Asked(f"http://127.0.0.1:{port}/metrics").status, 200, "the page for Prometheus")
@@ -382,8 +382,7 @@ def a_daemon_streams_starts_figures_and_ends(world):
     with open(web, "w") as file:
         file.write(f"basic_auth_users: {{ann: {HASH}}}\n")
     world.configure(f"sampling:\n  interval: 100ms\nhttp:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann\n")
-    world.me.run_to_end("true")
-    world.me.daemon_pid()
+    world.me.start_daemon()
     login = {"Authorization": "Basic " + base64.b64encode(b"ann:secret").decode()}
     stream = Stream(port, login)
     equal((stream.answer.status, stream.answer.headers["Content-Type"]), (200, "text/event-stream"), "answer")

@@ -374,6 +374,13 @@ class User:
 
         return int(eventually(ask, "a daemon answers").group(1))
 
+    def start_daemon(self):
+        """A job that lasts starts a daemon; one that ends at once may not."""
+        job = self.run("sleep", "600")
+        pid = self.daemon_pid()
+        self.met("cancel", str(job)).ok()
+        return pid
+
     def stop_daemon(self):
         """Ends the daemon if there is one, also one that is just starting."""
 

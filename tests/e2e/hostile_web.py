@@ -61,7 +61,7 @@ def page_sizes_names_and_ids_are_checked_before_they_are_used(world):
     with Site(world) as site:
         browser = Browser(site)
         ask = lambda path: browser.get(path, token=site.operator)
-        for limit in ("0", "-1", "99999999999999999999", "1e3", "", "NaN", "1;DROP TABLE job", "%00"):
+        for limit in ("0", "-1", "99999999999999999999", "1e3", "NaN", "1;DROP TABLE job", "%00"):
             equal(ask(f"/api/v1/jobs?limit={urllib.parse.quote(limit)}").status, 400, f"limit={limit}")
         for search in ("after=x", "after=" + "A" * 5000, "state=nosuch", "since=yesterday'--", "nosuch=1", "limit=1&limit=2"):
             equal(ask(f"/api/v1/jobs?{search}").status, 400, search)

@@ -127,9 +127,6 @@ fn every_key_of_a_cluster_is_read() {
              forward: {url: \"https://met.example\", token_file: /etc/met/token, ca_file: /ca, cert_file: /c, key_file: /k,\n\
              \x20 plain: yes, node: n7, interval: 30s, spool_size: 2GB, spool_age: 3d}\n\
              server: {move_after: 5m, lost_after: 2d, accounts: slurm, accounts_file: /a}\n\
-             login: {session: 1h, public_url: \"https://met.example\", local_users: yes, proxy_header: X-User, proxy_user: www,\n\
-             \x20 proxy_secret_file: /s, oidc_issuer: \"https://sso\", oidc_client_id: met, oidc_client_secret_file: /c,\n\
-             \x20 oidc_user_claim: sub, oidc_scopes: openid, oidc_ca_file: /ca, audit_file: /var/log/met-audit}\n\
              client: {token_file: /t, ca_file: /ca, plain: true}\n",
     );
     let path = |text: &str| Some(PathBuf::from(text));
@@ -148,23 +145,6 @@ fn every_key_of_a_cluster_is_read() {
     assert_eq!(config.forward, expected);
     assert_eq!(config.server.move_after, Some(Duration::from_secs(300)));
     assert_eq!(config.server.lost_after, Duration::from_secs(2 * 86_400));
-    let text = |text: &str| Some(text.to_owned());
-    let expected = Login {
-        session: Duration::from_secs(3600),
-        public_url: text("https://met.example"),
-        local_users: true,
-        proxy_header: "X-User".to_owned(),
-        proxy_user: text("www"),
-        proxy_secret_file: path("/s"),
-        oidc_issuer: text("https://sso"),
-        oidc_client_id: text("met"),
-        oidc_client_secret_file: path("/c"),
-        oidc_user_claim: "sub".to_owned(),
-        oidc_scopes: "openid".to_owned(),
-        oidc_ca_file: path("/ca"),
-        audit_file: path("/var/log/met-audit"),
-    };
-    assert_eq!(config.login, expected);
     assert_eq!((config.server.accounts, &config.server.accounts_file), (Accounts::Slurm, &path("/a")));
     assert_eq!(config.client, Client { token_file: path("/t"), ca_file: path("/ca"), plain: true });
     let expected = Http {
@@ -197,6 +177,33 @@ fn every_key_of_a_cluster_is_read() {
         ca_file: Some("/etc/met/ca.pem".into()),
     };
     assert_eq!(config.store, expected);
+}
+
+#[test]
+fn every_key_of_logins_is_read() {
+    let config = parse(
+        "login: {session: 1h, public_url: \"https://met.example\", local_users: yes, proxy_header: X-User, proxy_user: www,\n\
+             \x20 proxy_secret_file: /s, oidc_issuer: \"https://sso\", oidc_client_id: met, oidc_client_secret_file: /c,\n\
+             \x20 oidc_user_claim: sub, oidc_scopes: openid, oidc_ca_file: /ca, audit_file: /var/log/met-audit}\n",
+    );
+    let path = |text: &str| Some(PathBuf::from(text));
+    let text = |text: &str| Some(text.to_owned());
+    let expected = Login {
+        session: Duration::from_secs(3600),
+        public_url: text("https://met.example"),
+        local_users: true,
+        proxy_header: "X-User".to_owned(),
+        proxy_user: text("www"),
+        proxy_secret_file: path("/s"),
+        oidc_issuer: text("https://sso"),
+        oidc_client_id: text("met"),
+        oidc_client_secret_file: path("/c"),
+        oidc_user_claim: "sub".to_owned(),
+        oidc_scopes: "openid".to_owned(),
+        oidc_ca_file: path("/ca"),
+        audit_file: path("/var/log/met-audit"),
+    };
+    assert_eq!(config.login, expected);
 }
 
 #[test]
