@@ -285,7 +285,9 @@ def every_query_of_the_api_boards_returns_rows_in_line_and_each_row_links_to_the
         eventually(lambda: {short, long} <= set(on_server()) and on_server()[short]["job"]["state"] == "finished", lambda: f"{on_server()}")
         jobs = on_server()
         reference = jobs[long]["row"]["reference"]
-        eventually(lambda: len(Asked(f"{base}/api/v1/jobs/{reference}/series", token=made.token).json()["times"]) > 1, "samples", 120)
+        series = lambda: Asked(f"{base}/api/v1/jobs/{reference}/series", token=made.token).json()
+        # What was not read in any sample has no column yet.
+        eventually(lambda: len(series()["times"]) > 1 and {"cpu_seconds", "memory_needed_bytes"} <= series()["columns"].keys(), "samples", 120)
         now = time.time()
         around = {"__from": {"date:iso": stamp(now - 3600)}, "__to": {"date:iso": stamp(now + 60)}}
         nothing = {"user": "", "account": "", "state": ""}
