@@ -287,7 +287,8 @@ def every_query_of_the_api_boards_returns_rows_in_line_and_each_row_links_to_the
         reference = jobs[long]["row"]["reference"]
         series = lambda: Asked(f"{base}/api/v1/jobs/{reference}/series", token=made.token).json()
         # What was not read in any sample has no column yet.
-        eventually(lambda: len(series()["times"]) > 1 and {"cpu_seconds", "memory_needed_bytes"} <= series()["columns"].keys(), "samples", 120)
+        wanted = {"cpu_seconds", "memory_needed_bytes", "processes_running", "threads_running", "energy_joules"}
+        eventually(lambda: len(series()["times"]) > 1 and wanted <= series()["columns"].keys(), "samples", 120)
         now = time.time()
         around = {"__from": {"date:iso": stamp(now - 3600)}, "__to": {"date:iso": stamp(now + 60)}}
         nothing = {"user": "", "account": "", "state": ""}
