@@ -43,10 +43,17 @@ fn phases(phases: &[Phase]) -> Vec<String> {
     }
     let word = |phase: &Phase| {
         let long = units::duration(phase.seconds());
-        let on = match (phase.kind, phase.cores) {
-            (PhaseKind::Compute, Some(cores)) => format!(" on {} cores", units::cores(cores)),
+        let counted = |number: f64, what: &str| match units::cores(number) {
+            one if one == "1" => format!("1 {what}"),
+            several => format!("{several} {what}s"),
+        };
+        let cores = phase.cores.map(|cores| counted(cores, "core"));
+        let gpus = phase.gpus.filter(|&gpus| gpus >= 0.05).map(|gpus| counted(gpus, "GPU"));
+        let on = match phase.kind {
+            PhaseKind::Compute => cores.into_iter().chain(gpus).collect::<Vec<_>>().join(" and "),
             _ => String::new(),
         };
+        let on = if on.is_empty() { on } else { format!(" on {on}") };
         format!("{} {long}{on}", phase.kind.name())
     };
     let mut words: Vec<String> = phases.iter().take(PHASES_MAX).map(word).collect();
