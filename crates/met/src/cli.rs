@@ -173,7 +173,7 @@ pub enum Command {
     #[command(after_help = "Example:\n  met --server https://met.example:9317 nodes")]
     Nodes(NodesArgs),
     /// Print your token, to log in to the web page of a server
-    #[command(after_help = "It is read from client.token_file (default ~/.config/met/token).")]
+    #[command(after_help = "It is read from client.token_file (default ~/.config/met/token).\n\nExample:\n  met token")]
     Token,
     /// Show or change how often a running daemon samples and which events it counts, without a restart
     #[command(after_help = "Examples:\n  met configure                                    show the current \
