@@ -173,7 +173,9 @@ pub enum Command {
     #[command(after_help = "Example:\n  met --server https://met.example:9317 nodes")]
     Nodes(NodesArgs),
     /// Print your token, to log in to the web page of a server
-    #[command(after_help = "It is read from client.token_file (default ~/.config/met/token).\n\nExample:\n  met token")]
+    #[command(
+        after_help = "It is read from client.token_file (default ~/.config/met/token).\n\nExample:\n  met token"
+    )]
     Token,
     /// Show or change how often a running daemon samples and which events it counts, without a restart
     #[command(after_help = "Examples:\n  met configure                                    show the current \
@@ -409,8 +411,8 @@ pub struct NoteArgs {
     /// A job: 12, slurm:1234_7, a name (its newest), or @last
     #[arg(value_name = "JOB")]
     pub job: String,
-    /// The note; an empty one removes it (default: print it)
-    #[arg(value_name = "TEXT", allow_hyphen_values = true)]
+    /// The note; an empty one removes it (default: print it). One that begins with a hyphen comes after --
+    #[arg(value_name = "TEXT")]
     pub text: Option<String>,
 }
 

@@ -16,6 +16,8 @@ const BUSY: f64 = 0.8;
 const SERIAL_SHARE: f64 = 0.8;
 /// Below this many cores and this share of waiting nothing kept the job busy.
 const QUIET: f64 = 0.2;
+/// A shorter job is mostly its own start.
+const SECONDS_MIN: f64 = 1.0;
 const STORAGE_BYTES_PER_SECOND: f64 = 20.0 * 1_048_576.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +101,9 @@ struct Figures {
 impl Figures {
     fn of(job: &Job<'_>) -> Option<Figures> {
         let record = job.record;
+        if (average::wall_ns(record, job.now_ns)? as f64) < SECONDS_MIN * 1e9 {
+            return None;
+        }
         let rate = |index: usize| average::per_second(record, index, job.now_ns);
         // On one node of several the figures are of a part.
         let shares = allocation::shares(record, job.now_ns);
@@ -226,6 +231,15 @@ mod tests {
         let job = Job::new(&made.record, Machine { cpus: Some(cpus) }, made.now_ns());
         let found = bottleneck(&job).unwrap();
         format!("{}: {}", found.limit.name(), found.evidence.join("; "))
+    }
+
+    #[test]
+    fn nothing_is_said_of_a_job_that_ended_at_once() {
+        let mut short = made(100).cores(|_| 7.6);
+        let millisecond_ns = 1_000_000;
+        short.record.totals.set(column::WALL, millisecond_ns, met_core::job::QualityKind::Measured, "clock");
+        short.record.end_ns = short.record.start_ns.map(|start_ns| start_ns + millisecond_ns);
+        assert!(bottleneck(&Job::new(&short.record, Machine { cpus: Some(8) }, short.now_ns())).is_none());
     }
 
     #[test]

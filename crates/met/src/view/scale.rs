@@ -88,7 +88,8 @@ fn row(prediction: &Prediction, model: &Scaling) -> String {
         return format!("{size:>8}  cannot say: these runs say nothing beyond {most} workers");
     };
     let range = format!("{} to {}", units::duration(seconds.low), units::duration(seconds.high));
-    let energy = prediction.joules.map(units::watt_hours).unwrap_or_default();
+    let energy =
+        prediction.joules.map(|joules| format!("~{}", units::watt_hours(joules))).unwrap_or_default();
     let line = format!(
         "{size:>8}  {:>10}  {range:<21}{:>8}  {energy:>9}",
         units::duration(seconds.value),
