@@ -26,6 +26,10 @@ pub fn reduced(
     points: usize,
     gap_ms: impl Fn(usize) -> i64,
 ) -> Reduced {
+    // Of no time, or without any sample, there is nothing to show.
+    if end_ms < begin_ms || course.times_ms.is_empty() {
+        return Reduced { begin_ms, end_ms: begin_ms, columns: Vec::new(), points: 0 };
+    }
     let known = columns.iter().filter_map(|&column| {
         let gap_ms = gap_ms(column);
         let scale = course.table.columns[column].scale;
@@ -94,6 +98,16 @@ mod tests {
 
     fn span(course: &Course) -> (i64, i64) {
         (course.times_ms[0], course.times_ms[course.len() - 1])
+    }
+
+    #[test]
+    fn a_time_that_ends_before_it_begins_has_no_points() {
+        let course = course(&[(5_000, 1, 5), (6_000, 2, 7)]);
+        for (course, span) in [(&course, (9_000, 6_000)), (&Course::new(&JOB), (0, 0))] {
+            let object = reduced(course, &[CPU], span, 3, |_| GAP_MS).object(course);
+            assert_eq!((&object["times"], &object["columns"]), (&json!([]), &json!({})));
+            assert_eq!(object["span_seconds"], 0.0);
+        }
     }
 
     #[test]
