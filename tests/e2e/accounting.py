@@ -436,7 +436,7 @@ def a_total_is_never_below_what_was_sampled(world, uid):
     check(total >= sampled, f"{total} ({quality}) of {sampled}")
     check(quality["source"] != "rusage", f"{quality}: the reaper was given nothing of the children")
     check(quality["kind"] == "lower_bound" or "taskstats" in quality["source"], quality)
-    for name in ("page_faults_minor", "switches_voluntary", "switches_involuntary", "read_call", "read_calls", "write_call"):
+    for name in ("page_faults_minor", "context_switches_voluntary", "context_switches_involuntary", "read_call", "read_calls", "write_call"):
         seen = series(user, job).get(name, [])
         check(seen == sorted(seen), f"{name} falls: {seen}")
     user.met("cancel", keeper).ok()
