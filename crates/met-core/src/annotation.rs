@@ -95,10 +95,28 @@ fn check_note(note: &str) -> Result<(), String> {
     if note.len() > NOTE_BYTES_MAX {
         return Err(format!("a note has at most {NOTE_BYTES_MAX} bytes, not {}", note.len()));
     }
-    match note.chars().find(|&letter| !matches!(letter, '\n' | '\t') && text::is_harmful(letter)) {
-        Some(letter) => Err(format!("a note is printable text; it contains {letter:?}")),
-        None => Ok(()),
+    let is_refused =
+        |letter: char| !matches!(letter, '\n' | '\t') && (text::is_harmful(letter) || is_invisible(letter));
+    if let Some(letter) = note.chars().find(|&letter| is_refused(letter)) {
+        return Err(format!("a note is printable text; it contains {letter:?}"));
     }
+    match !note.is_empty() && note.trim().is_empty() {
+        true => Err("a note is not blank; an empty one removes it".to_owned()),
+        false => Ok(()),
+    }
+}
+
+/// Letters that nothing shows: a text of them says one thing to a reader and another to a program.
+fn is_invisible(letter: char) -> bool {
+    matches!(letter,
+        '\u{ad}'                        // soft hyphen
+        | '\u{34f}' | '\u{61c}'         // grapheme joiner, Arabic letter mark
+        | '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}' // Hangul fillers
+        | '\u{17b4}' | '\u{17b5}'       // Khmer inherent vowels
+        | '\u{180b}'..='\u{180f}'       // Mongolian selectors and separator
+        | '\u{fff0}'..='\u{fffb}'       // unassigned, annotation anchors
+        | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' // format controls of shorthand and music
+        | '\u{e0000}'..='\u{e0fff}') // tags, and selectors that carry any data
 }
 
 /// For a message: the text may be as long as a request.
@@ -148,8 +166,19 @@ mod tests {
         assert!(change(&many[..16], &[], None).apply(&none, 1).is_ok());
         assert!(change(&[&"x".repeat(32)], &[], Some(&"n".repeat(4096))).apply(&none, 1).is_ok());
         assert!(refused(change(&[], &[], Some(&"n".repeat(4097)))).contains("4096 bytes, not 4097"));
-        for note in ["\x1b[2J", "a\rb", "\0", "\u{202e}gnp.exe", "\u{7f}"] {
+        for note in ["\x1b[2J", "a\rb", "\0", "\u{202e}gnp.exe", "\u{7f}", "a\u{ad}b", "a\u{e0041}"] {
             assert!(refused(change(&[], &[], Some(note))).contains("printable"), "{note:?}");
+        }
+    }
+
+    #[test]
+    fn a_blank_note_is_refused_and_any_language_is_not() {
+        for blank in [" ", "\n\t ", "\u{a0}\u{3000}"] {
+            let refused = change(&[], &[], Some(blank)).apply(&Annotation::default(), 1).unwrap_err();
+            assert!(refused.contains("blank"), "{blank:?}");
+        }
+        for note in ["naïve", "実験 1", "ok \u{2764}\u{fe0f}", " indented\n"] {
+            assert!(change(&[], &[], Some(note)).apply(&Annotation::default(), 1).is_ok(), "{note:?}");
         }
     }
 

@@ -68,6 +68,12 @@ impl SortColumn {
                 | Emissions
         )
     }
+
+    /// Whether the value of a job may be another one on the next page of a list: it grows, or changes when the job ends.
+    pub fn changes(self) -> bool {
+        use SortColumn::*;
+        self.is_figure() || matches!(self, End | Duration | State | Nodes)
+    }
 }
 
 /// How a list is sorted. Jobs whose value is unknown come last, whatever the direction; among jobs of one value the
@@ -223,6 +229,46 @@ pub struct Sorted {
     pub value: Option<SortValue>,
     /// Until when running jobs have run, as far as this list is concerned: the time of its first page.
     pub as_of_ns: i64,
+    /// The order of the list. Versions that did not say it yet are believed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sort: Option<Sort>,
+    /// While jobs whose values change are still to come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsettled: Option<Unsettled>,
+}
+
+/// How far a list has got with its unsettled jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unsettled {
+    /// Those on the first page, each by [`mark`].
+    pub shown: String,
+    /// The last one behind the first page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<(i64, JobKey)>,
+}
+
+/// How long before the first page of a list a job must have ended for its values to be settled: ends are reported late,
+/// clocks differ, and energy is charged afterwards.
+const SETTLED_AFTER_NS: i64 = 60_000_000_000;
+/// Hexadecimal digits of a job in a cursor: of 500 jobs beside 10,000 others two are the same once in 50 million lists.
+const MARK_DIGITS: usize = 12;
+
+/// A short name of a job, the same in every process.
+fn mark(key: &JobKey) -> String {
+    let JobKey { cluster, manager, id, incarnation } = key;
+    let texts = [cluster.as_deref().unwrap_or(""), manager, id];
+    let bytes = texts.iter().flat_map(|text| text.bytes().chain([0xff])).chain(incarnation.to_be_bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{:012x}", (hash ^ (hash >> 48)) & 0xffff_ffff_ffff)
+}
+
+impl Unsettled {
+    fn has_shown(&self, key: &JobKey) -> bool {
+        let mark = mark(key);
+        self.shown.as_bytes().chunks(MARK_DIGITS).any(|shown| shown == mark.as_bytes())
+    }
 }
 
 impl Cursor {
@@ -237,20 +283,36 @@ impl Cursor {
 
     /// In a list with this order.
     pub fn in_order(record: &Record, order: &Order) -> Cursor {
-        let Order { sort, as_of_ns } = *order;
-        let sorted = sort.map(|sort| Sorted { value: sort.value(record, as_of_ns), as_of_ns });
-        Cursor { sorted, ..Cursor::of(record) }
+        let plain = Cursor::of(record);
+        let sorted = order.sort.map(|sort| order.sorted(sort.value(record, order.as_of_ns)));
+        let unsettled = (order.is_continued && order.is_unsettled(record))
+            .then(|| Unsettled { shown: String::new(), last: Some((plain.start_ns, plain.key.clone())) });
+        Cursor { sorted: sorted.map(|sorted| Sorted { unsettled, ..sorted }), ..plain }
     }
 
     fn value(&self) -> Option<&SortValue> {
         self.sorted.as_ref()?.value.as_ref()
     }
 
+    fn unsettled(&self) -> Option<&Unsettled> {
+        self.sorted.as_ref()?.unsettled.as_ref()
+    }
+
+    /// The place behind the unsettled jobs: where the settled ones go on.
+    pub fn settled(&self) -> Cursor {
+        let sorted = self.sorted.clone().map(|sorted| Sorted { unsettled: None, ..sorted });
+        Cursor { sorted, ..self.clone() }
+    }
+
     /// The same order as the store's SQL has; texts are compared byte by byte.
     fn rank(&self) -> (i64, i64, &str, &str, i64, &str) {
-        let JobKey { cluster, manager, id, incarnation } = &self.key;
-        (self.start_ns, id_number(id), id, manager, *incarnation, cluster.as_deref().unwrap_or(""))
+        rank(self.start_ns, &self.key)
     }
+}
+
+fn rank(start_ns: i64, key: &JobKey) -> (i64, i64, &str, &str, i64, &str) {
+    let JobKey { cluster, manager, id, incarnation } = key;
+    (start_ns, id_number(id), id, manager, *incarnation, cluster.as_deref().unwrap_or(""))
 }
 
 impl Ord for Cursor {
@@ -274,29 +336,105 @@ impl PartialEq for Cursor {
 impl Eq for Cursor {}
 
 /// The order of a list: newest first, or by a column.
+///
+/// The first page of a list by a value that changes is in the order of this value. Values of some jobs are others by the
+/// time of the next page: of those that run, and of those that ended since. Each of these that was not on the first page
+/// comes next, newest first; then come all others in the order of their values. So no job comes twice, and none is left
+/// out, however its value grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Order {
     pub sort: Option<Sort>,
     /// Until when running jobs have run.
     pub as_of_ns: i64,
+    /// Behind the first page of a list by a value that changes.
+    is_continued: bool,
 }
 
 impl Order {
     /// The order of a list that continues after this job, or begins now.
     pub fn new(sort: Option<Sort>, after: Option<&Cursor>, now_ns: i64) -> Order {
         let begun_ns = after.and_then(|after| after.sorted.as_ref()).map(|sorted| sorted.as_of_ns);
-        Order { sort, as_of_ns: begun_ns.unwrap_or(now_ns) }
+        let changes = sort.is_some_and(|sort| sort.column.changes());
+        Order { sort, as_of_ns: begun_ns.unwrap_or(now_ns), is_continued: changes && after.is_some() }
+    }
+
+    /// The place of a settled job with this value.
+    pub fn sorted(&self, value: Option<SortValue>) -> Sorted {
+        Sorted { value, as_of_ns: self.as_of_ns, sort: self.sort, unsettled: None }
+    }
+
+    /// Jobs that ended until then are settled.
+    pub fn settled_ns(&self) -> i64 {
+        self.as_of_ns.saturating_sub(SETTLED_AFTER_NS)
+    }
+
+    /// Whether jobs whose values change may come behind this place.
+    pub fn has_unsettled(&self, after: &Cursor) -> bool {
+        !self.is_continued || after.unsettled().is_some()
+    }
+
+    fn is_unsettled(&self, record: &Record) -> bool {
+        matches!(record.state, State::Running | State::Suspended)
+            || record.end_ns.is_some_and(|end_ns| end_ns > self.settled_ns())
     }
 
     /// `Less`: `left` comes first.
     pub fn compare(&self, left: &Cursor, right: &Cursor) -> Ordering {
+        if self.is_continued {
+            match (left.unsettled(), right.unsettled()) {
+                (Some(left), Some(right)) => {
+                    let place = |one: &Unsettled| one.last.clone();
+                    return match (place(left), place(right)) {
+                        (Some(left), Some(right)) => rank(right.0, &right.1).cmp(&rank(left.0, &left.1)),
+                        (left, right) => left.is_some().cmp(&right.is_some()),
+                    };
+                }
+                (None, None) => {}
+                (left, _) => return if left.is_some() { Ordering::Less } else { Ordering::Greater },
+            }
+        }
         let by_value = self.sort.map_or(Ordering::Equal, |sort| sort.compare(left.value(), right.value()));
         by_value.then_with(|| right.cmp(left))
     }
 
     /// Whether a job comes behind this one.
     pub fn is_behind(&self, record: &Record, after: &Cursor) -> bool {
-        self.compare(&Cursor::in_order(record, self), after) == Ordering::Greater
+        let place = Cursor::in_order(record, self);
+        match (place.unsettled(), after.unsettled()) {
+            (Some(_), Some(begun)) if begun.has_shown(&record.key) => false,
+            // From the first page, the settled ones go on.
+            (None, Some(_)) if self.is_continued => {
+                self.compare(&place, &after.settled()) == Ordering::Greater
+            }
+            _ => self.compare(&place, after) == Ordering::Greater,
+        }
+    }
+
+    /// Where a list goes on behind a page that began after `after`. `None` of an empty page.
+    pub fn next(&self, after: Option<&Cursor>, page: &[Record]) -> Option<Cursor> {
+        let place = Cursor::in_order(page.last()?, self);
+        Some(match (place.unsettled().and_then(|unsettled| unsettled.last.clone()), after) {
+            (Some(last), Some(after)) => {
+                let mut next = after.clone();
+                if let Some(unsettled) = next.sorted.as_mut().and_then(|sorted| sorted.unsettled.as_mut()) {
+                    unsettled.last = Some(last);
+                }
+                next
+            }
+            _ => self.begun(place, page),
+        })
+    }
+
+    /// The place, which is the end of this page, if it is the first.
+    pub fn begun(&self, mut place: Cursor, page: &[Record]) -> Cursor {
+        let changes = self.sort.is_some_and(|sort| sort.column.changes());
+        if let Some(sorted) = place.sorted.as_mut().filter(|_| changes && !self.is_continued) {
+            let shown = page.iter().filter(|record| self.is_unsettled(record));
+            let shown = shown.map(|record| mark(&record.key)).collect();
+            sorted.as_of_ns = self.as_of_ns;
+            sorted.unsettled = Some(Unsettled { shown, last: None });
+        }
+        place
     }
 
     pub fn sort(&self, records: &mut [Record]) {

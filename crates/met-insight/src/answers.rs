@@ -7,6 +7,7 @@ pub mod imbalance;
 mod object;
 mod profile;
 mod verdict;
+pub mod words;
 
 use met_core::job::Record;
 use met_core::series::Course;

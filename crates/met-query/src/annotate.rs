@@ -8,7 +8,7 @@ use crate::viewer::Viewer;
 
 pub use met_config::Failure;
 
-/// Keeps what people say of jobs: a daemon, a server, or whoever has the files.
+/// Keeps what people say of jobs: a daemon, a server, or all that has a person's own jobs.
 pub trait Annotates {
     /// Changes tags and note of a job of the viewer, or of any job for an operator, and returns them as they are
     /// then. A malformed change, and a job that the viewer may not annotate, are usage errors ([`Failure`]).

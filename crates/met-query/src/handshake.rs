@@ -97,7 +97,10 @@ pub fn introduced(request: &Request) -> u32 {
         Request::FindAfter { .. } => 4,
         Request::Timed { .. } => 5,
         Request::JobSeries { .. } | Request::Counters { .. } => COUNTERS,
-        Request::Annotate { .. } | Request::Memberships { .. } | Request::Sums { .. } => CONDITIONS,
+        Request::Annotate { .. }
+        | Request::FindOf { .. }
+        | Request::Memberships { .. }
+        | Request::Sums { .. } => CONDITIONS,
     }
 }
 

@@ -43,7 +43,7 @@ pub use housekeeping::{
 pub use leftovers::{leave_cgroup, remove_left_cgroups};
 pub use liveness::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
 pub use own::OwnJobs;
-pub use reference::{JobRef, Meant, find, newest_of, one_of, step};
+pub use reference::{JobRef, Meant, find, one_of, step};
 pub use remote::{Answers, Remote};
 
 /// Where commands find jobs, and change what is kept of them.

@@ -55,6 +55,12 @@ pub enum Request {
         job: JobRef,
         after: Cursor,
     },
+    /// As `Find`, of the jobs of one user: nothing is done for jobs of others.
+    FindOf {
+        job: JobRef,
+        uid: u32,
+        after: Option<Cursor>,
+    },
     /// Counters of the events of a job, from its supervisor, which sends their descriptors with it.
     Counters {
         key: JobKey,

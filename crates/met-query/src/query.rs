@@ -86,6 +86,11 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         }
         Request::Find(job) => found(query.find(viewer, job, None)?),
         Request::FindAfter { job, after } => found(query.find(viewer, job, Some(after))?),
+        Request::FindOf { job, uid, after } => match viewer {
+            Viewer::Everything => found(query.find(&Viewer::Uid(*uid), job, after.as_ref())?),
+            Viewer::Uid(own) if own == uid => found(query.find(viewer, job, after.as_ref())?),
+            _ => found(Page::default()),
+        },
         Request::Course { key, after_ms } => course(query.course(viewer, key, *after_ms)?),
         Request::JobSeries { key, table, part, after_ms } => match jobs::further_table(table) {
             None => Reply::Course(WireCourse::default()),
@@ -131,13 +136,24 @@ pub fn on_node(jobs: &[Record], node: &str) -> usize {
 
 /// All pages of a list.
 pub fn every_job<Q: Query + ?Sized>(query: &Q, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Record>> {
+    Ok(first_jobs(query, viewer, filter, usize::MAX)?.0)
+}
+
+/// The same, until there are so many jobs, and whether the list goes on.
+pub fn first_jobs<Q: Query + ?Sized>(
+    query: &Q,
+    viewer: &Viewer,
+    filter: &JobsFilter,
+    count: usize,
+) -> Result<(Vec<Record>, bool)> {
     let (mut filter, mut all) = (JobsFilter { paged: true, ..filter.clone() }, Vec::new());
     loop {
         let (Page { jobs, next }, _) = query.jobs(viewer, &filter)?;
         all.extend(jobs);
-        match next {
-            Some(next) if filter.after.as_ref() != Some(&next) => filter.after = Some(next),
-            _ => return Ok(all),
+        match next.filter(|next| filter.continues_at(next)) {
+            None => return Ok((all, false)),
+            Some(_) if all.len() >= count => return Ok((all, true)),
+            next => filter.after = next,
         }
     }
 }
@@ -160,14 +176,10 @@ fn found(page: Page) -> Reply {
 
 /// The jobs in a store that a reference may mean, of those that the viewer sees.
 pub fn find_in(store: &Queries, viewer: &Viewer, job: &JobRef) -> Result<Vec<Record>, StoreError> {
-    let mut found = jobs::find(store, job)?;
+    let own = viewer.restrict(&JobsFilter::default()).unwrap_or_default();
+    let whose = Filter { uid: own.uid, member: own.member, ..Filter::default() };
+    let mut found = jobs::find(store, job, &whose)?;
     found.retain(|record| viewer.sees(record));
-    if found.is_empty() && !viewer.sees_all() {
-        // The newest of all is somebody else's.
-        let own = viewer.restrict(&JobsFilter::default()).unwrap_or_default();
-        let own = Filter { uid: own.uid, member: own.member, ..Filter::default() };
-        found = jobs::newest_of(store, job, &own)?;
-    }
     Ok(found)
 }
 

@@ -39,6 +39,10 @@ pub struct Filter {
     pub conditions: Conditions,
     /// Until when running jobs have run.
     pub now_ns: i64,
+    /// Only jobs that ended after this time.
+    pub ended_after_ns: Option<i64>,
+    /// No jobs that ended after this time.
+    pub settled_ns: Option<i64>,
 }
 
 impl Filter {
@@ -55,12 +59,41 @@ impl Filter {
             && (!self.with_cards || record.state.is_live() || !record.gpus.is_empty())
             && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
             && self.member.as_ref().is_none_or(|member| member.sees(record))
+            && self
+                .ended_after_ns
+                .is_none_or(|ended_ns| record.end_ns.is_some_and(|end_ns| end_ns > ended_ns))
+            && self.settled_ns.is_none_or(|ended_ns| record.end_ns.is_none_or(|end_ns| end_ns <= ended_ns))
             && self.conditions.accept(record, self.order().as_of_ns)
+    }
+
+    /// Whether a job is one of the user's or member's.
+    pub(crate) fn is_owned(&self, record: &Record) -> bool {
+        self.uid.is_none_or(|uid| record.uid == Some(uid))
+            && self.member.as_ref().is_none_or(|member| member.sees(record))
+    }
+
+    /// The same as a condition; `None` if any job is.
+    pub(crate) fn owners<'f>(&'f self, values: &mut Vec<Value<'f>>) -> Option<String> {
+        let mut conditions = Vec::new();
+        if let Some(uid) = self.uid {
+            values.push(uid.into());
+            conditions.push(format!("uid = ?{}", values.len()));
+        }
+        conditions.extend(self.member.as_ref().map(|member| owned_by(member, values)));
+        (!conditions.is_empty()).then(|| conditions.join(" AND "))
     }
 
     /// Whether the columns and indexes of `job` suffice for it.
     pub(crate) fn is_plain(&self) -> bool {
-        self.sort.is_none() && self.conditions.is_empty()
+        self.sort.is_none()
+            && self.conditions.is_empty()
+            && self.ended_after_ns.is_none()
+            && self.settled_ns.is_none()
+    }
+
+    /// Whether the values of jobs that run change from page to page.
+    pub(crate) fn changes(&self) -> bool {
+        self.needs_figures() || self.sort.is_some_and(|sort| sort.column.changes())
     }
 
     /// Whether it depends on figures that grow while a job runs.

@@ -1,10 +1,12 @@
 //! The narrow rows of jobs by which lists are filtered, sorted and summed.
 
+use std::time::Instant;
+
 use met_core::conditions::searched_command;
 use met_core::grouping::{self, Membership, Sum, SumBy, SumSpan};
 use met_core::job::Record;
 use met_core::job_table::{CPU, EMISSIONS, ENERGY, MEMORY_NEEDED_PEAK, MEMORY_PEAK, READ, WRITTEN};
-use met_core::listing::{self, Cursor, Order, Sort, SortColumn, SortValue, Sorted, id_number, sort_ns};
+use met_core::listing::{self, Cursor, Order, Sort, SortColumn, SortValue, id_number, sort_ns};
 
 use crate::error::StoreError;
 use crate::filter::{Filter, live_states};
@@ -17,8 +19,10 @@ type Result<T> = std::result::Result<T, StoreError>;
 pub(crate) const LISTED_VERSION: i64 = 5;
 /// Says in `meta` that every job has one: an upgrade writes those of earlier jobs piece by piece.
 const COMPLETE: &str = "listed";
-/// Jobs that get theirs in one transaction.
-const PIECE: usize = 500;
+/// Up to which key an upgrade has got.
+const REACHED: &str = "listed_to";
+/// Jobs that get theirs in one transaction: a command that opens an old store waits for one of them.
+const PIECE: usize = 20;
 
 const COLUMNS: &str = "job, sort_ns, id_number, incarnation, uid, start_ns, end_ns, duration_ns, nodes, cpu, cores, \
                        efficiency, memory, memory_peak, read, written, gpus, gpu_utilization, energy, emissions, \
@@ -124,31 +128,43 @@ pub(crate) fn is_complete(sql: &dyn Sql) -> Result<bool> {
     Ok(found.is_some())
 }
 
-/// Writes the rows of jobs that an earlier version wrote. What cannot be read stays without.
-pub(crate) fn complete(sql: &dyn Sql) -> Result<()> {
+/// Writes rows of jobs that an earlier version wrote, piece by piece until this time, and at least one piece. True when
+/// every job has one. What cannot be read stays without.
+pub(crate) fn complete(sql: &dyn Sql, until: Instant) -> Result<bool> {
     if is_complete(sql)? {
-        return Ok(());
+        return Ok(true);
     }
+    loop {
+        if in_transaction(sql, false, || write_piece(sql))? {
+            let statement = "INSERT INTO meta (name, value) VALUES (?1, '1') ON CONFLICT (name) DO NOTHING";
+            in_transaction(sql, true, || sql.execute(statement, &[COMPLETE.into()]).map(drop))?;
+            return Ok(true);
+        }
+        if Instant::now() >= until {
+            return Ok(false);
+        }
+    }
+}
+
+/// One piece, from where the last one ended. True if it was the last.
+fn write_piece(sql: &dyn Sql) -> Result<bool> {
+    let known = sql::first(sql, "SELECT value FROM meta WHERE name = ?1", &[REACHED.into()], |row| {
+        Ok(row.get(0).text()?.parse().unwrap_or(i64::MIN))
+    })?;
     let behind =
         "WHERE key > ?1 AND NOT EXISTS (SELECT 1 FROM listed WHERE listed.job = job.key) ORDER BY key";
-    let mut after = i64::MIN;
-    loop {
-        let (rows, last) = in_transaction(sql, false, || {
-            let selected = reading::rows(sql, behind, &[after.into()], Some(PIECE), Parts::ALL)?;
-            for stored in &selected.found {
-                write(sql, stored.key, &stored.record)?;
-            }
-            Ok((selected.rows, selected.last_key))
-        })?;
-        if rows < PIECE {
-            break;
-        }
-        after = last;
+    let selected = reading::rows(sql, behind, &[known.unwrap_or(i64::MIN).into()], Some(PIECE), Parts::ALL)?;
+    for stored in &selected.found {
+        write(sql, stored.key, &stored.record)?;
     }
-    in_transaction(sql, true, || {
-        let statement = "INSERT INTO meta (name, value) VALUES (?1, '1') ON CONFLICT (name) DO NOTHING";
-        sql.execute(statement, &[COMPLETE.into()]).map(drop)
-    })
+    if selected.rows < PIECE {
+        return Ok(true);
+    }
+    let reached = selected.last_key.to_string();
+    let statement = "INSERT INTO meta (name, value) VALUES (?1, ?2)
+                     ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+    sql.execute(statement, &[REACHED.into(), (&reached).into()])?;
+    Ok(false)
 }
 
 /// A job of a list: its key in the catalogue, and its position.
@@ -170,7 +186,7 @@ fn place(row: &dyn Row, order: &Order) -> std::result::Result<Place, Mismatch> {
         Value::Text(text) => Some(SortValue::Text(text.to_owned())),
         _ => None,
     };
-    let sorted = order.sort.map(|_| Sorted { value, as_of_ns: order.as_of_ns });
+    let sorted = order.sort.map(|_| order.sorted(value));
     let cursor = Cursor { start_ns: row.get(1).integer()?, key: key_at(row, 2)?, sorted };
     Ok(Place { job: row.get(0).integer()?, cursor })
 }
@@ -251,6 +267,14 @@ impl<'f> Select<'f> {
         if let Some(least) = wanted.min_duration_ns {
             let (duration, least) = (self.duration(), self.mark(least));
             self.conditions.push(format!("{duration} >= {least}"));
+        }
+        if let Some(ended_ns) = filter.ended_after_ns {
+            let ended = self.mark(ended_ns);
+            self.conditions.push(format!("end_ns > {ended}"));
+        }
+        if let Some(ended_ns) = filter.settled_ns {
+            let ended = self.mark(ended_ns);
+            self.conditions.push(format!("(end_ns IS NULL OR end_ns <= {ended})"));
         }
         if let Some(least) = wanted.min_energy_uj {
             let least = self.mark(least);

@@ -42,38 +42,66 @@ impl Queries {
         filter: &Filter,
         refresh: impl FnOnce(&mut Vec<Record>),
     ) -> Result<Page, StoreError> {
-        if !filter.needs_figures() {
+        if !filter.changes() {
             return self.page_as_stored(filter);
         }
+        let order = filter.order();
         let is_asked = |state: &State| filter.states.is_empty() || filter.states.contains(state);
         let (running, others): (Vec<State>, Vec<State>) =
             State::ALL.into_iter().filter(is_asked).partition(|&state| is_running(state));
         let mut jobs = Vec::new();
-        if !running.is_empty() {
-            let all = Filter {
-                states: running,
-                sort: None,
-                conditions: filter.conditions.without_figures(),
-                after: None,
-                limit: None,
-                max_bytes: None,
-                ..filter.clone()
-            };
-            jobs = self.page_as_stored(&Filter { now_ns: filter.order().as_of_ns, ..all })?.jobs;
-            refresh(&mut jobs);
+        if filter.after.as_ref().is_none_or(|after| order.has_unsettled(after)) {
+            jobs = self.unsettled(filter, running, &others)?;
+            if filter.needs_figures() {
+                refresh(&mut jobs);
+            }
             jobs.retain(|record| filter.accepts(record));
         }
-        let rest = match others.is_empty() {
-            true => Page::default(),
-            false => self.page_as_stored(&Filter { states: others, ..filter.clone() })?,
+        let settled = Filter {
+            states: others,
+            after: filter.after.as_ref().map(Cursor::settled),
+            settled_ns: Some(order.settled_ns()),
+            ..filter.clone()
         };
-        let order = filter.order();
+        let rest = match settled.states.is_empty() {
+            true => Page::default(),
+            false => self.page_as_stored(&settled)?,
+        };
         let is_here = |record: &Record| rest.next.as_ref().is_none_or(|next| !order.is_behind(record, next));
         jobs.retain(is_here);
         jobs.extend(rest.jobs);
         order.sort(&mut jobs);
         let page = cut(jobs, filter);
-        Ok(Page { next: page.next.or(rest.next), ..page })
+        let next = page.next.or_else(|| Some(order.begun(rest.next?, &page.jobs)));
+        Ok(Page { next, ..page })
+    }
+
+    /// The jobs whose values may be others on the next page: those that run, and those that have just ended.
+    fn unsettled(
+        &self,
+        filter: &Filter,
+        running: Vec<State>,
+        others: &[State],
+    ) -> Result<Vec<Record>, StoreError> {
+        let order = filter.order();
+        let all = Filter {
+            sort: None,
+            conditions: filter.conditions.without_figures(),
+            after: None,
+            limit: None,
+            max_bytes: None,
+            now_ns: order.as_of_ns,
+            ..filter.clone()
+        };
+        let mut jobs = Vec::new();
+        if !running.is_empty() {
+            jobs = self.page_as_stored(&Filter { states: running, ..all.clone() })?.jobs;
+        }
+        if !others.is_empty() {
+            let ended = Filter { states: others.to_vec(), ended_after_ns: Some(order.settled_ns()), ..all };
+            jobs.extend(self.page_as_stored(&ended)?.jobs);
+        }
+        Ok(jobs)
     }
 
     fn page_as_stored(&self, filter: &Filter) -> Result<Page, StoreError> {
@@ -101,7 +129,7 @@ impl Queries {
         }
         if let Some(limit) = filter.limit.filter(|&limit| limit < jobs.len()) {
             jobs.truncate(limit);
-            next = jobs.last().map(|last| Cursor::in_order(last, &order)).or(next);
+            next = order.next(filter.after.as_ref(), &jobs).or(next);
         }
         Ok(Page { jobs, next })
     }
@@ -162,6 +190,8 @@ impl Queries {
             sort: None,
             conditions: Conditions::default(),
             after: None,
+            ended_after_ns: None,
+            settled_ns: None,
             limit: Some(EXAMINED_ROWS),
             ..filter.clone()
         };
@@ -282,8 +312,8 @@ fn cut(mut jobs: Vec<Record>, filter: &Filter) -> Page {
         fits
     });
     let count = fitting.count().min(filter.limit.unwrap_or(usize::MAX));
-    let last = jobs[..count].last().filter(|_| count < jobs.len());
-    let next = last.map(|last| Cursor::in_order(last, &order));
+    let goes_on = count < jobs.len();
+    let next = order.next(filter.after.as_ref(), &jobs[..count]).filter(|_| goes_on);
     jobs.truncate(count);
     Page { jobs, next }
 }

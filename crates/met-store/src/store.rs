@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::belief::is_known_end;
@@ -95,7 +95,7 @@ impl Writer {
         let catalogue: Box<dyn Sql> = match &backends.catalogue {
             Some(server) => {
                 let sql = Postgres::for_writing(server)?;
-                listed::complete(&sql)?;
+                listed::complete(&sql, Instant::now())?;
                 Box::new(sql)
             }
             None => {
@@ -380,6 +380,12 @@ impl Writer {
         self.in_catalogue(|sql| sql.execute(statement, &[name.into(), value.into()]).map(drop))
     }
 
+    /// Goes on with the upgrade of a store whose jobs an earlier version wrote, for so long. True when it is done; until
+    /// then lists are right and slower.
+    pub fn complete_lists(&mut self, within: Duration) -> Result<bool, StoreError> {
+        listed::complete(self.queries.opened()?, Instant::now() + within)
+    }
+
     /// Looks through the catalogue where there is a reason to, and saves what can be read of a damaged one.
     pub fn look_after(&mut self) -> Result<(), StoreError> {
         if self.queries.is_elsewhere() || !is_check_due(&self.queries.catalogue_path()) {
@@ -472,7 +478,8 @@ fn open_checked(path: &Path, exclusive: bool, check: bool) -> Result<Sqlite, Sto
     if check {
         look(&sql, path)?;
     }
-    listed::complete(&sql)?;
+    // Of a new store this is all; the rest of an old one is for housekeeping.
+    listed::complete(&sql, Instant::now())?;
     Ok(sql)
 }
 

@@ -630,3 +630,57 @@ fn a_process_is_looked_for_in_a_bounded_number_of_jobs_at_a_time() {
     let filter = Filter { pid: Some(4711), limit: Some(1), ..Filter::default() };
     assert_eq!(writer.page(&filter).unwrap().jobs.len(), 1);
 }
+
+/// A record that is read takes longer than none, and one that cannot be read is noted.
+#[test]
+fn the_records_of_others_are_not_read_to_find_none() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let job = Record { uid: Some(7), user: Some("ada".to_owned()), ..finished(1, MIDNIGHT_S) };
+    writer.put(&job).unwrap();
+    drop(writer);
+    let find = |whose: &Filter| {
+        let reader = Reader::open(state.path()).unwrap();
+        let found = reader.find_of(None, "1", whose).unwrap_or_default().len();
+        (found, reader.take_unreadable().len())
+    };
+    let of_uid = |uid: u32| Filter { uid: Some(uid), ..Filter::default() };
+    let of_user = |user: &str| {
+        let member = Some(met_core::member::Member { user: user.to_owned(), accounts: vec!["maths".into()] });
+        Filter { member, ..Filter::default() }
+    };
+    assert_eq!([find(&of_uid(7)), find(&of_user("ada"))], [(1, 0); 2]);
+    let database = Connection::open(state.path().join(CATALOGUE_FILE)).unwrap();
+    database.execute("UPDATE job SET detail = '{'", []).unwrap();
+    assert_eq!([find(&of_uid(8)), find(&of_user("eve"))], [(0, 0); 2]);
+    assert!(find(&of_uid(7)).1 > 0 && find(&of_user("ada")).1 > 0, "those of the owner are");
+}
+
+#[test]
+fn an_old_store_is_upgraded_in_pieces_and_its_lists_are_right_meanwhile() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let jobs: Vec<Record> = (1..=50).map(|id| finished(id, MIDNIGHT_S + id as i64)).collect();
+    writer.put_all(&jobs).unwrap();
+    drop(writer);
+    let database = Connection::open(state.path().join(CATALOGUE_FILE)).unwrap();
+    database.execute_batch("DELETE FROM listed; DELETE FROM meta WHERE name = 'listed'").unwrap();
+    let rows = || database.query_row("SELECT count(*) FROM listed", [], |row| row.get::<_, i64>(0)).unwrap();
+    let mut writer = Writer::open(state.path()).unwrap();
+    assert_eq!(rows(), 20, "opening writes one piece");
+    let filter = Filter { sort: Some("name:desc".parse().unwrap()), ..Filter::default() };
+    let listed = |store: &Queries| {
+        let mut found: Vec<String> = store.jobs(&filter).unwrap().into_iter().map(|job| job.key.id).collect();
+        found.sort();
+        found
+    };
+    let all = listed(&writer);
+    assert_eq!(all.len(), 50);
+    writer.put(&finished(51, MIDNIGHT_S)).unwrap();
+    assert!(!writer.complete_lists(Duration::ZERO).unwrap());
+    assert_eq!((rows(), listed(&writer).len()), (41, 51));
+    assert!(writer.complete_lists(Duration::ZERO).unwrap() && writer.complete_lists(Duration::ZERO).unwrap());
+    assert_eq!((rows(), listed(&writer).len()), (51, 51));
+    drop(writer);
+    assert_eq!(listed(&Reader::open(state.path()).unwrap()).len(), 51);
+}

@@ -348,7 +348,39 @@
     clearTimeout(timer);
     if (every && !document.hidden) timer = setTimeout(refresh, every);
   }
-  document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : every && refresh()));
+
+  // ---- starts and ends of jobs are streamed: the page is fetched again when one comes, and not only now and then
+  let stream = null;
+  let soon = 0;
+  function listen() {
+    const address = document.body.dataset.stream;
+    if (!address || !every || stream || document.hidden || typeof EventSource === "undefined") return;
+    stream = new EventSource(address);
+    const news = () => {
+      clearTimeout(soon);
+      soon = setTimeout(refresh, 250);
+    };
+    stream.addEventListener("started", news);
+    stream.addEventListener("ended", news);
+    // Too many are open, or another login is needed: the timer goes on.
+    stream.addEventListener("error", () => stream && stream.readyState === EventSource.CLOSED && deafen());
+  }
+  function deafen() {
+    clearTimeout(soon);
+    if (stream) stream.close();
+    stream = null;
+  }
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+      clearTimeout(timer);
+      deafen();
+    } else if (every) {
+      refresh();
+      listen();
+    }
+  });
+  addEventListener("pagehide", deafen);
+  addEventListener("pageshow", (event) => event.persisted && listen());
 
   // ---- forms: no empty parameters in the address; several boxes are one list
   const filter = document.getElementById("filter");
@@ -374,6 +406,7 @@
   drawAll();
   if (every) state("live", false);
   plan();
+  listen();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   let width = innerWidth;
   addEventListener("resize", () => {

@@ -33,6 +33,8 @@ pub struct Answers {
     clients: Mutex<HashMap<String, Client>>,
     making: Arc<Semaphore>,
     unsent: Arc<Semaphore>,
+    /// One at a time: what is written waits for one thread, and takes up none of those that make answers.
+    writing: Arc<Semaphore>,
     turn_within: Duration,
 }
 
@@ -58,6 +60,7 @@ impl Default for Answers {
             clients: Mutex::default(),
             making: Arc::new(Semaphore::new(MADE_AT_ONCE)),
             unsent: Arc::new(Semaphore::new(UNSENT_BYTES_MAX)),
+            writing: Arc::new(Semaphore::new(1)),
             turn_within: TURN_WITHIN,
         }
     }
@@ -111,6 +114,22 @@ impl Answers {
         let unsent = Arc::clone(&self.unsent).acquire_many_owned(counted(UNSENT_BYTES_MAX));
         let held = Some([turn, own, self.soon(unsent).await?]);
         Some(Response::from_parts(head, Body::new(Sending { bytes, sent: 0, held })))
+    }
+
+    /// Changes something, beside the thread that listens; its answer is small. `None` if another change takes too long.
+    pub async fn write<T: Send + 'static>(
+        &self,
+        turn: Turn,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let writing = self.soon(Arc::clone(&self.writing).acquire_owned()).await?;
+        // Whoever gives up does not make room for another that waits for the same.
+        in_background(move || {
+            let done = work();
+            drop((writing, turn));
+            done
+        })
+        .await
     }
 
     async fn soon(

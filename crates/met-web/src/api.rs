@@ -12,6 +12,7 @@ mod row;
 mod schemas;
 mod series;
 mod stream;
+pub(crate) mod writes;
 
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ use met_core::Table;
 use met_core::job::JobKey;
 use met_core::series::Course;
 use met_jobs::cgroup_layouts::Layout;
+use met_query::annotate::Annotates;
 use met_query::jobs::{self, JobRef, JobsFilter, Meant};
 use met_query::protocol::NodeStatus;
 use met_query::query::Query;
@@ -79,6 +81,8 @@ pub struct Api {
     /// Managers that the configuration names, whose jobs are asked for by their names.
     pub layouts: Vec<Layout>,
     pub live: Arc<Live>,
+    /// Writes tags and notes.
+    pub annotates: Arc<dyn Annotates + Send + Sync>,
 }
 
 /// The jobs as one viewer sees them.
@@ -172,7 +176,7 @@ pub fn router(api: Arc<Api>) -> Router {
         );
         router = router.route(endpoint.path, handler);
     }
-    router.route(
+    writes::routes(&api, router).route(
         "/api/v1/{*rest}",
         any(|| async {
             Problem::new(StatusCode::NOT_FOUND, "no such endpoint; /api/v1/openapi.json lists all")
@@ -188,14 +192,21 @@ struct Request {
     uri: Uri,
 }
 
+/// The parts of a path, unless one cannot be a name.
+fn checked(path: Vec<(String, String)>) -> Result<Vec<(String, String)>, Problem> {
+    match path.iter().find(|(_, value)| value.contains('\0')) {
+        Some((name, _)) => Err(Problem::field(name, "contains a NUL character")),
+        None => Ok(path),
+    }
+}
+
 async fn answer(api: Arc<Api>, endpoint: &'static Endpoint, request: Request) -> Result<Response, Problem> {
     let admitted = api.admission.admit(&request.peer, &request.headers)?;
+    request.peer.standing.prove();
     let given = Given::parse(&request.uri, endpoint.parameters)?;
-    if let Some((name, _)) = request.path.iter().find(|(_, value)| value.contains('\0')) {
-        return Err(Problem::field(name, "contains a NUL character"));
-    }
+    let path = checked(request.path)?;
     let csv = rendering::wants_csv(endpoint, &given, &request.headers);
-    let asked = Asked { path: request.path, given, csv };
+    let asked = Asked { path, given, csv };
     let Action::Answer(make) = endpoint.action else {
         return stream::open(api, admitted, asked, request.peer, request.headers).await;
     };

@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axum::body::{Body, to_bytes};
 use axum::http;
 use met_core::JOB;
+use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::job::{Record, State};
 use met_core::listing::Cursor;
 use met_sinks::event::{Event, Kind};
@@ -18,6 +19,7 @@ struct Jobs {
     jobs: Vec<Record>,
     asked: AtomicUsize,
     listed: AtomicUsize,
+    written: AtomicUsize,
 }
 
 impl Jobs {
@@ -32,6 +34,7 @@ impl Jobs {
             jobs: (1..=9).rev().map(job).collect(),
             asked: AtomicUsize::new(0),
             listed: AtomicUsize::new(0),
+            written: AtomicUsize::new(0),
         })
     }
 }
@@ -88,6 +91,15 @@ impl Query for Jobs {
     }
 }
 
+impl Annotates for Jobs {
+    fn annotate(&self, _: &Viewer, key: &JobKey, change: &AnnotationChange) -> anyhow::Result<Annotation> {
+        self.written.fetch_add(1, Ordering::Relaxed);
+        let job =
+            self.jobs.iter().find(|job| job.key == *key).ok_or_else(met_query::annotate::no_such_job)?;
+        change.apply(&job.annotation, 1).map_err(met_query::annotate::Failure::usage)
+    }
+}
+
 /// Trusts the name in `From`.
 struct Named;
 
@@ -101,7 +113,8 @@ impl Admission for Named {
 
 fn api(jobs: &Arc<Jobs>, hub: &Arc<Hub>) -> Api {
     let (query, live) = (Arc::<Jobs>::clone(jobs), Arc::new(Live::new(Arc::clone(hub))));
-    Api { query, admission: Arc::new(Named), answers: Arc::default(), layouts: Vec::new(), live }
+    let annotates = Arc::<Jobs>::clone(jobs);
+    Api { query, admission: Arc::new(Named), answers: Arc::default(), layouts: Vec::new(), live, annotates }
 }
 
 fn request(path: &str, headers: &[(&str, &str)]) -> http::Request<Body> {
@@ -217,8 +230,12 @@ fn the_series_of_a_job_are_not_those_of_a_step() {
     let mut scheduled = met_core::sample::scheduled();
     (scheduled.key.id, scheduled.user) = ("77".to_owned(), Some("ada".to_owned()));
     let step = scheduled.parts.iter().find(|part| !part.step.is_empty()).unwrap().step.clone();
-    let jobs =
-        Arc::new(Jobs { jobs: vec![scheduled], asked: AtomicUsize::new(0), listed: AtomicUsize::new(0) });
+    let jobs = Arc::new(Jobs {
+        jobs: vec![scheduled],
+        asked: AtomicUsize::new(0),
+        listed: AtomicUsize::new(0),
+        written: AtomicUsize::new(0),
+    });
     assert_eq!(get_from(&jobs, Some("ada"), &format!("/api/v1/jobs/77.{step}")).0, StatusCode::OK);
     let (status, answer) = get_from(&jobs, Some("ada"), &format!("/api/v1/jobs/77.{step}/series"));
     let reason = "job: a step has no series of its own; ask for its job";
@@ -329,7 +346,13 @@ fn every_route_is_in_the_document_and_answers() {
     let (status, document) = get_from(&jobs, Some("operator"), "/api/v1/openapi.json");
     assert_eq!((status, document["openapi"].as_str()), (StatusCode::OK, Some("3.1.0")));
     let paths = document["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), ENDPOINTS.len());
+    let written: std::collections::BTreeSet<&str> = writes::WRITES.iter().map(|write| write.path).collect();
+    assert_eq!(paths.len(), ENDPOINTS.len() + written.len());
+    for write in writes::WRITES {
+        let operation = &paths[write.path][write.method.as_str().to_lowercase()];
+        assert_eq!(operation["summary"], write.help, "{}", write.path);
+        assert_eq!(operation["requestBody"].is_object(), write.body.is_some(), "{}", write.path);
+    }
     for (endpoint, address) in examples() {
         let operation = &paths[endpoint.path]["get"];
         let empty = Vec::new();
@@ -450,4 +473,77 @@ fn a_stream_of_one_job_reads_no_list() {
         assert_eq!(next_event(&mut only, "figures").await["job"]["id"], "4");
         assert_eq!(jobs.listed.load(Ordering::Relaxed), 0);
     });
+}
+
+/// The status and the object of the answer to a write.
+fn put(
+    jobs: &Arc<Jobs>,
+    from: &str,
+    (method, path): (&str, &str),
+    kind: &str,
+    body: &str,
+) -> (u16, Value, usize) {
+    let before = jobs.written.load(Ordering::Relaxed);
+    block_on(async {
+        let mut request = request(path, &[("From", from), ("Content-Type", kind)]);
+        *request.method_mut() = method.parse().unwrap();
+        *request.body_mut() = Body::from(body.to_owned());
+        let response = router(Arc::new(api(jobs, &Arc::default()))).call(request).await.unwrap();
+        let (head, body) = response.into_parts();
+        let body = to_bytes(body, usize::MAX).await.unwrap();
+        let written = jobs.written.load(Ordering::Relaxed) - before;
+        (head.status.as_u16(), serde_json::from_slice(&body).unwrap_or_default(), written)
+    })
+}
+
+#[test]
+fn tags_and_notes_are_written_by_the_owner_and_operators_alone() {
+    let jobs = Jobs::new();
+    let json = "application/json";
+    let note = ("PUT", "/api/v1/jobs/8/note");
+    for (from, status, written) in [("ada", 200, 1), ("operator", 200, 1), ("bob", 404, 0)] {
+        let (found, body, count) = put(&jobs, from, note, json, r#"{"note": "good"}"#);
+        assert_eq!((found, count), (status, written), "{from}: {body}");
+        assert_eq!(body.get("note").and_then(Value::as_str), (status == 200).then_some("good"), "{from}");
+        for method in ["PUT", "DELETE"] {
+            let (found, body, count) = put(&jobs, from, (method, "/api/v1/jobs/8/tags/best"), json, "");
+            assert_eq!((found, count), (status, written), "{from} {method}: {body}");
+        }
+        assert_eq!(put(&jobs, from, ("DELETE", "/api/v1/jobs/8/note"), "", "").0, status, "{from}");
+    }
+    let (absent, of_absent, _) = put(&jobs, "bob", ("PUT", "/api/v1/jobs/80/tags/x"), json, "");
+    let (hidden, of_hidden, _) = put(&jobs, "bob", ("PUT", "/api/v1/jobs/8/tags/x"), json, "");
+    assert_eq!((absent, hidden), (404, 404));
+    assert_eq!(
+        of_absent["detail"].as_str().map(|text| text.replace("80", "8")),
+        of_hidden["detail"].as_str().map(str::to_owned)
+    );
+}
+
+#[test]
+fn a_write_that_is_malformed_changes_nothing() {
+    let jobs = Jobs::new();
+    let note = ("PUT", "/api/v1/jobs/8/note");
+    for (kind, body, status) in [
+        ("text/plain", r#"{"note": "x"}"#, 415),
+        ("", r#"{"note": "x"}"#, 415),
+        ("application/json", "", 400),
+        ("application/json", "[]", 400),
+        ("application/json", r#"{"note": 1}"#, 400),
+        ("application/json", r#"{"note": ""}"#, 400),
+        ("application/json", r#"{"note": "x", "more": 1}"#, 400),
+    ] {
+        let (found, answer, written) = put(&jobs, "ada", note, kind, body);
+        assert_eq!((found, written), (status, 0), "{kind} {body}: {answer}");
+    }
+    let long = format!(r#"{{"note": "{}"}}"#, "x".repeat(40 << 10));
+    assert_eq!(put(&jobs, "ada", note, "application/json", &long).0, 413);
+    let blank = put(&jobs, "ada", note, "application/json", r#"{"note": " "}"#);
+    assert_eq!(blank.0, 400, "{}", blank.1);
+    for tag in ["A", "%2e%2e%2f", "-x", "%00", "caf%C3%A9"] {
+        let (found, answer, written) =
+            put(&jobs, "ada", ("PUT", &format!("/api/v1/jobs/8/tags/{tag}")), "", "");
+        assert_eq!((found, written, &answer["field"]), (400, 0, &Value::from("tag")), "{tag}");
+    }
+    assert_eq!(put(&jobs, "ada", ("PUT", "/api/v1/jobs/8/tags/x?force=1"), "", "").0, 400);
 }

@@ -3,9 +3,11 @@
 //! Nothing else of this program is asynchronous: the caller that starts a `Server` hands it a router and goes on.
 
 mod acceptor;
+mod attempts;
 mod connection_limits;
 mod headers;
 mod idle_timeout;
+mod lobby;
 mod passwords;
 mod peer;
 mod unix_socket;
@@ -24,6 +26,7 @@ use met_host::Address;
 use tokio::sync::oneshot;
 
 use acceptor::Acceptor;
+pub use lobby::Standing;
 pub use passwords::{PasswordFile, Verdict};
 pub use peer::{Certificate, Peer};
 use unix_socket::Socket;
@@ -46,7 +49,8 @@ pub struct Options {
     pub plain: bool,
     /// A request with more than this is refused.
     pub body_bytes_max: usize,
-    /// Others wait until one of these has ended. One address has at most three quarters of them.
+    /// Beyond them, connections end whose clients have proven nothing; if there is none, new ones wait. One address has
+    /// at most three quarters of them, unless it is this machine's own.
     pub connections_max: usize,
     /// From the last byte of the head to the answer.
     pub answer_within: Duration,

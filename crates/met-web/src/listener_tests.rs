@@ -29,6 +29,13 @@ fn router() -> Router {
     Router::new()
         .route("/", get(who))
         .route("/nodes/push", get(who))
+        .route(
+            "/own",
+            get(|Extension(peer): Extension<Peer>| async move {
+                peer.standing.prove();
+                "welcome\n"
+            }),
+        )
         .route("/echo", post(|body: String| async { body }))
         .route("/slow", slow)
         .route(
@@ -239,7 +246,7 @@ fn more_connections_than_allowed_wait_for_their_turn() {
     let idle = connect(&server);
     // It is in when it is answered.
     let mut idle_too = idle.try_clone().unwrap();
-    idle_too.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    idle_too.write_all(b"GET /own HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     idle_too.read_exact(&mut [0; 12]).unwrap();
     let mut second = connect(&server);
     second.write_all(get_with("/", "").as_bytes()).unwrap();
@@ -306,4 +313,45 @@ fn a_file_that_cannot_be_followed_is_refused_with_the_reason() {
         /web.yml: basic_auth_users: "ann" has no password hash; write one with `htpasswd -nBC 10 ann`
         /web.yml: line 1 column 1: unclosed bracket '['
     "#]].assert_eq(&all);
+}
+
+#[test]
+fn passwords_are_not_guessed_without_end_and_a_right_one_goes_on() {
+    let (_folder, path) = web(&format!("basic_auth_users:\n  ann: {HASH}\n"));
+    let server = start(Some(&path));
+    assert_eq!(ask(&server, "/", &login("ann", "secret")).0, OK);
+    // As many as a name has from anywhere.
+    let statuses: Vec<String> = (0..102).map(|_| ask(&server, "/", &login("ann", "wrong")).0).collect();
+    assert_eq!(statuses[0], "HTTP/1.1 401 Unauthorized");
+    assert_eq!(statuses[101], "HTTP/1.1 429 Too Many Requests");
+    assert_eq!(ask(&server, "/", &login("ann", "secret")).0, OK, "whoever guesses locks nobody out");
+}
+
+#[test]
+fn idle_connections_keep_nobody_out_and_who_was_admitted_stays() {
+    let mut options = options(None);
+    options.connections_max = 8;
+    let server = Server::start(options, router()).unwrap();
+    let ask_on = |stream: &mut TcpStream, path: &str| {
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut bytes = [0; 1024];
+        let count = stream.read(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..count]).starts_with(OK)
+    };
+    let mut own = connect(&server);
+    assert!(ask_on(&mut own, "/own"));
+    let mut idle = Vec::new();
+    for number in 0..200 {
+        let mut stream = connect(&server);
+        // Some have begun to say something.
+        if number % 2 == 0 {
+            let _ = stream.write_all(b"GET / HTTP/1.1\r\nHo");
+        }
+        idle.push(stream);
+    }
+    for _ in 0..3 {
+        assert_eq!(ask(&server, "/", ""), (OK.to_owned(), NOBODY.to_owned()));
+        assert!(ask_on(&mut own, "/own"), "its connection is still there");
+    }
+    drop(idle);
 }

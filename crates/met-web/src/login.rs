@@ -4,17 +4,16 @@
 //! with a token, a password or an OpenID provider. What the name may see is for the [`Directory`] to say, each time:
 //! a revoked token or a changed password ends its sessions.
 
-mod attempts;
 pub mod audit;
 mod cookies;
 pub mod cross_site;
-mod form;
-mod guard;
+pub(crate) mod form;
+pub(crate) mod guard;
 mod next;
 mod oidc;
 mod page;
 mod proxy;
-mod random;
+pub(crate) mod random;
 mod routes;
 mod sessions;
 
@@ -33,7 +32,6 @@ use ring::hmac;
 use crate::api::{Admission, Admitted};
 use crate::listener::{PasswordFile, Peer, in_background};
 use crate::problem::Problem;
-use attempts::Attempts;
 use audit::Audit;
 pub use cookies::CookieShape;
 pub use guard::guard;
@@ -103,7 +101,6 @@ pub struct Logins {
     directory: Arc<dyn Directory>,
     passwords: Arc<PasswordFile>,
     sessions: Sessions,
-    attempts: Attempts,
     proxy: Option<TrustedProxy>,
     oidc: Option<Oidc>,
     audit: Audit,
@@ -164,7 +161,6 @@ impl Logins {
         Ok(Logins {
             cookie: CookieShape { name: "met".to_owned(), path: format!("{}/", public.base) },
             sessions: Sessions::new(login.session),
-            attempts: Attempts::default(),
             key: key.map_err(|_| "no random numbers")?,
             directory,
             passwords,

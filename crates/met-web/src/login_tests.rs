@@ -101,7 +101,11 @@ impl Site {
 
     fn send(&self, method: Method, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         let mut request = Request::builder().method(method).uri(path);
-        for (name, value) in headers {
+        let form = ("content-type", "application/x-www-form-urlencoded");
+        let has_kind = headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type"));
+        for (name, value) in
+            headers.iter().chain([&form].into_iter().filter(|_| path == "/login" && !has_kind))
+        {
             request = request.header(*name, *value);
         }
         let peer = Peer::at(([10, 0, 0, 1], 7).into());
@@ -308,6 +312,17 @@ fn what_is_typed_or_linked_is_shown_as_text() {
             && !wrong.text.contains("<b>")
             && !wrong.text.contains('\u{1b}')
     );
+}
+
+#[test]
+fn what_is_not_a_form_logs_nobody_in() {
+    let site = Site::new();
+    for kind in ["text/plain", "multipart/form-data", "application/json", ""] {
+        let answer = site.send(Method::POST, "/login", &[("content-type", kind)], "token=ada%21");
+        assert_eq!((answer.status, answer.cookie()), (StatusCode::UNSUPPORTED_MEDIA_TYPE, None), "{kind}");
+    }
+    let kind = [("content-type", "application/x-www-form-urlencoded; charset=UTF-8")];
+    assert!(site.send(Method::POST, "/login", &kind, "token=ada%21").cookie().is_some());
 }
 
 #[test]

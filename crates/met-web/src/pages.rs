@@ -3,9 +3,11 @@
 //!
 //! Every page works without its script, holds its whole query in the address, and loads nothing from elsewhere.
 
+mod annotation;
 mod assets;
 mod charts;
 mod job;
+mod job_answers;
 mod job_tables;
 mod jobs;
 mod layout;
@@ -52,6 +54,8 @@ pub struct Pages {
     pub api: Arc<Api>,
     /// The path that everything is below, with a slash at its end.
     pub base: String,
+    /// People log in here and may log out.
+    pub has_logout: bool,
 }
 
 /// What was asked for: the text in the path, and the parameters.
@@ -101,7 +105,7 @@ pub fn router(pages: Arc<Pages>) -> Router {
         );
         router = router.route(path, handler);
     }
-    router
+    annotation::routes(&pages, router)
 }
 
 async fn answer(
@@ -117,6 +121,7 @@ async fn answer(
         Ok(admitted) => admitted,
         Err(problem) => return refused(&site, problem),
     };
+    peer.standing.prove();
     (site.who, site.csrf) = (who, csrf);
     let search = match Search::<Vec<(String, String)>>::try_from_uri(&uri) {
         Ok(Search(search)) => search,
@@ -143,6 +148,8 @@ impl Pages {
             base: self.base.clone(),
             who: String::new(),
             csrf: None,
+            has_logout: self.has_logout,
+            has_stream: self.api.live.has_bus,
             is_file: false,
             now_ns: clock::realtime_ns(),
             zone: TimeZone::system(),

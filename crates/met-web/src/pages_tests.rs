@@ -1,11 +1,13 @@
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
+use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::gpu::card;
 use met_core::job::{GpuUse, JobKey, Record, State};
 use met_core::job_processes::JobProcess;
 use met_core::listing::Cursor;
 use met_core::sample;
 use met_core::series::Course;
+use met_query::annotate::Annotates;
 use met_query::jobs::{JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;
 use met_query::query::Query;
@@ -114,6 +116,14 @@ fn hostile_jobs() -> Vec<Record> {
     HOSTILE.iter().enumerate().map(job).collect()
 }
 
+struct Unwritable;
+
+impl Annotates for Unwritable {
+    fn annotate(&self, _: &Viewer, _: &JobKey, _: &AnnotationChange) -> anyhow::Result<Annotation> {
+        anyhow::bail!("nothing is written here")
+    }
+}
+
 fn get_from(jobs: Vec<Record>, from: Option<&str>, path: &str) -> (StatusCode, HeaderMap, String) {
     let api = Api {
         query: Arc::new(Jobs(jobs)),
@@ -121,8 +131,9 @@ fn get_from(jobs: Vec<Record>, from: Option<&str>, path: &str) -> (StatusCode, H
         answers: Arc::default(),
         layouts: Vec::new(),
         live: Arc::default(),
+        annotates: Arc::new(Unwritable),
     };
-    let pages = Pages { api: Arc::new(api), base: "/".to_owned() };
+    let pages = Pages { api: Arc::new(api), base: "/".to_owned(), has_logout: true };
     let mut request = Request::builder().uri(path);
     if let Some(from) = from {
         request = request.header("From", from);
@@ -219,7 +230,7 @@ fn a_file_holds_its_style_and_script_and_loads_nothing() {
     })
     .unwrap();
     assert!(!charts.is_empty());
-    let shown = Shown { record, machine: Default::default(), charts, span };
+    let shown = Shown { record, machine: Default::default(), charts, span, answers: None };
     let page = file(&shown, sample::NOW_NS, TimeZone::UTC).into_string();
     for tag in tags(&page) {
         assert!(!tag.contains(" src=") && !tag.contains("http://") && !tag.contains("https://"), "{tag}");

@@ -13,20 +13,19 @@ use axum::body::Body;
 use axum::extract::{Query as Search, Request};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use base64::Engine;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use met_query::viewer::Viewer;
-use ring::rand::{SecureRandom, SystemRandom};
 use tower_service::Service;
 
 use crate::api::{Admission, Admitted, Api};
 use crate::listener::Peer;
+use crate::login::cross_site::{is_cross_site, is_write};
+use crate::login::guard::with_token;
+use crate::login::random::{is_same, secret};
 use crate::pages::{self, Pages};
 use crate::problem::Problem;
 
 /// Tickets that wait to be used; the oldest makes room.
 const TICKETS_MAX: usize = 16;
-const SECRET_BYTES: usize = 18;
 
 /// What only this listener and its person know.
 pub struct Personal {
@@ -37,6 +36,8 @@ pub struct Personal {
     name: String,
     cookie: String,
     session: String,
+    /// What writes must carry. A page of another port is of the same site for a browser, and gets the cookie sent.
+    csrf: String,
     tickets: Mutex<VecDeque<String>>,
     asked: Mutex<Instant>,
     /// Known when it listens.
@@ -44,14 +45,15 @@ pub struct Personal {
 }
 
 impl Personal {
-    /// For this person. An error where the machine has no random numbers.
-    pub fn new(name: &str) -> Result<Arc<Personal>, ring::error::Unspecified> {
-        Ok(Arc::new(Personal {
+    /// For this person. `None`: the machine has no random numbers.
+    pub fn new(name: &str) -> Option<Arc<Personal>> {
+        Some(Arc::new(Personal {
             base: format!("/{}/", secret()?),
             control: secret()?,
             name: name.to_owned(),
             cookie: format!("met-{}", secret()?),
             session: secret()?,
+            csrf: secret()?,
             tickets: Mutex::default(),
             asked: Mutex::new(Instant::now()),
             port: OnceLock::new(),
@@ -64,14 +66,14 @@ impl Personal {
     }
 
     /// A ticket, good for one login.
-    pub fn ticket(&self) -> Result<String, ring::error::Unspecified> {
+    pub fn ticket(&self) -> Option<String> {
         let ticket = secret()?;
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         tickets.push_back(ticket.clone());
         if tickets.len() > TICKETS_MAX {
             tickets.pop_front();
         }
-        Ok(ticket)
+        Some(ticket)
     }
 
     /// How long nobody has asked for anything.
@@ -98,27 +100,19 @@ impl Admission for Personal {
             return Err(Problem::new(StatusCode::FORBIDDEN, reason));
         }
         let client = "owner".to_owned();
-        Ok(Admitted { viewer: Viewer::Everything, client, name: self.name.clone(), csrf: None })
+        Ok(Admitted {
+            viewer: Viewer::Everything,
+            client,
+            name: self.name.clone(),
+            csrf: Some(self.csrf.clone()),
+        })
     }
-}
-
-fn secret() -> Result<String, ring::error::Unspecified> {
-    let mut bytes = [0; SECRET_BYTES];
-    SystemRandom::new().fill(&mut bytes)?;
-    Ok(BASE64_URL_SAFE_NO_PAD.encode(bytes))
-}
-
-/// In a time that does not depend on where they differ.
-fn is_same(one: &str, other: &str) -> bool {
-    let hash = |text: &str| ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
-    let (one, other) = (hash(one), hash(other));
-    one.as_ref().iter().zip(other.as_ref()).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
 
 /// Pages and API below the random path, the way in, and nothing else.
 pub fn router(personal: &Arc<Personal>, api: Api) -> Router {
     let api = Arc::new(api);
-    let pages = Pages { api: Arc::clone(&api), base: personal.base.clone() };
+    let pages = Pages { api: Arc::clone(&api), base: personal.base.clone(), has_logout: false };
     let inner = pages::router(Arc::new(pages)).merge(crate::api::router(api));
     let personal = Arc::clone(personal);
     Router::new().fallback(move |request: Request| answer(Arc::clone(&personal), inner.clone(), request))
@@ -137,6 +131,18 @@ async fn answer(personal: Arc<Personal>, mut inner: Router, mut request: Request
     }
     if path == "ticket" {
         return new_ticket(&personal, &request);
+    }
+    if is_write(request.method()) {
+        if is_cross_site(request.headers(), None) {
+            return Problem::new(StatusCode::FORBIDDEN, "a page of another site sent this").into_response();
+        }
+        request = match with_token(request, &personal.csrf).await {
+            Some(request) => request,
+            None => {
+                return Problem::new(StatusCode::FORBIDDEN, "a write needs the token of its page")
+                    .into_response();
+            }
+        };
     }
     let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
     match format!("/{path}{query}").parse::<Uri>() {
@@ -179,8 +185,8 @@ fn new_ticket(personal: &Personal, request: &Request) -> Response {
         return (StatusCode::FORBIDDEN, "not allowed\n").into_response();
     }
     match personal.ticket() {
-        Ok(ticket) => ticket.into_response(),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "no random numbers\n").into_response(),
+        Some(ticket) => ticket.into_response(),
+        None => (StatusCode::SERVICE_UNAVAILABLE, "no random numbers\n").into_response(),
     }
 }
 

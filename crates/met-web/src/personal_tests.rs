@@ -1,7 +1,9 @@
 use axum::body::to_bytes;
+use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::job::JobKey;
 use met_core::listing::Cursor;
 use met_core::series::Course;
+use met_query::annotate::Annotates;
 use met_query::jobs::{JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;
 use met_query::query::{Query, nothing};
@@ -33,6 +35,12 @@ impl Query for Nothing {
     }
 }
 
+impl Annotates for Nothing {
+    fn annotate(&self, _: &Viewer, _: &JobKey, _: &AnnotationChange) -> anyhow::Result<Annotation> {
+        Err(met_query::annotate::no_such_job())
+    }
+}
+
 fn listener() -> (Arc<Personal>, Router) {
     let personal = Personal::new("ada").unwrap();
     personal.listens_on(4711);
@@ -43,6 +51,7 @@ fn listener() -> (Arc<Personal>, Router) {
         answers: Arc::default(),
         layouts: Vec::new(),
         live: Arc::default(),
+        annotates: Arc::new(Nothing),
     };
     let router = router(&personal, api);
     (personal, router)
@@ -130,4 +139,28 @@ fn only_the_control_secret_makes_tickets_and_few_of_them_wait() {
     }
     assert!(!personal.take(&ticket), "the oldest made room");
     assert!(!personal.take(""));
+}
+
+#[test]
+fn a_write_needs_the_token_of_a_page_of_this_listener() {
+    let (personal, router) = listener();
+    let cookie = format!("{}={}", personal.cookie, personal.session);
+    let path = format!("{}api/v1/jobs/1/tags/best", personal.base);
+    let put = |headers: &[(&str, &str)]| {
+        let headers: Vec<_> = headers.iter().copied().chain([("cookie", cookie.as_str())]).collect();
+        ask(&router, "PUT", &path, &headers).0
+    };
+    let token = personal.csrf.as_str();
+    assert_eq!(put(&[]), StatusCode::FORBIDDEN);
+    assert_eq!(put(&[("x-met-csrf", "x")]), StatusCode::FORBIDDEN);
+    for foreign in [("sec-fetch-site", "same-site"), ("origin", "http://127.0.0.1:4712")] {
+        assert_eq!(put(&[("x-met-csrf", token), foreign]), StatusCode::FORBIDDEN);
+    }
+    let own = [("x-met-csrf", token), ("sec-fetch-site", "same-origin"), ("origin", "http://127.0.0.1:4711")];
+    assert_eq!(put(&own), StatusCode::NOT_FOUND, "it is looked for");
+    assert_eq!(
+        ask(&router, "PUT", &path, &[("x-met-csrf", token)]).0,
+        StatusCode::FORBIDDEN,
+        "without a login"
+    );
 }

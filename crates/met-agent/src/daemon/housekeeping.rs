@@ -23,6 +23,8 @@ const PENDING_MAX: usize = 16;
 const IMPORT_EVERY: Duration = Duration::from_secs(5);
 /// From the first try to remove a cgroup in which there are processes, to the longest time between two.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Of the upgrade of a store, in one go.
+const UPGRADE_FOR: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Cgroups that are remembered; of more, the last ones.
 const CGROUPS_MAX: usize = 1024;
@@ -40,6 +42,8 @@ pub(super) struct Housekeeping {
     earlier: Earlier,
     /// When more old samples are thinned; `None` until the next retention.
     next_thinning: Option<Instant>,
+    /// When the upgrade of an old store goes on; `None` when it is done.
+    next_upgrade: Option<Instant>,
 }
 
 /// How far the jobs of earlier daemons are looked through, newest first.
@@ -60,6 +64,7 @@ impl Housekeeping {
             next_removal: now,
             earlier: Earlier::Before(None),
             next_thinning: None,
+            next_upgrade: Some(now),
         }
     }
 
@@ -70,6 +75,25 @@ impl Housekeeping {
 
     pub(super) fn next_thinning(&self) -> Option<Instant> {
         self.next_thinning
+    }
+
+    pub(super) fn next_upgrade(&self) -> Option<Instant> {
+        self.next_upgrade
+    }
+
+    /// Upgrades some of an old store: requests wait meanwhile.
+    pub(super) fn upgrade(&mut self, now: Instant, writer: &mut Writer) {
+        if self.next_upgrade.is_none_or(|next| now < next) {
+            return;
+        }
+        self.next_upgrade = match writer.complete_lists(UPGRADE_FOR) {
+            Ok(true) => None,
+            Ok(false) => Some(now + UPGRADE_FOR * 4),
+            Err(error) => {
+                tracing::warn!("the upgrade of the store goes on later: {error}");
+                Some(now + LONGEST_PAUSE)
+            }
+        };
     }
 
     /// Thins some of the old samples if that is due: requests wait meanwhile.

@@ -178,15 +178,17 @@ pub fn listen(
     options.in_thread = place.system.then_some(privilege::drop_privileges_before_serving);
     let logins = logins(setting, &options.passwords).map_err(met_web::listener::Error::Login)?;
     let admission: Arc<dyn api::Admission> = Arc::<Logins>::clone(&logins);
+    let daemon = Arc::new(Remote::new(OwnSocket(place.clone())));
     let api = Api {
-        query: Arc::new(Remote::new(OwnSocket(place.clone()))),
+        query: Arc::<Remote>::clone(&daemon),
+        annotates: daemon,
         admission,
         answers: Arc::default(),
         layouts: setting.config.jobs.layouts.clone(),
         live: Arc::new(Live::new(Arc::clone(&board.hub))),
     };
     let api = Arc::new(api);
-    let pages = Arc::new(Pages { api: Arc::clone(&api), base: "/".to_owned() });
+    let pages = Arc::new(Pages { api: Arc::clone(&api), base: "/".to_owned(), has_logout: true });
     let router = router(board).merge(api::router(api)).merge(pages::router(pages));
     let server = Server::start(options, login::guard(&logins, router))?;
     for address in server.local_addrs() {
@@ -275,8 +277,10 @@ mod tests {
     fn a_request_in_flight_is_answered_when_the_daemon_leaves() {
         let root = tempfile::tempdir().unwrap();
         let mut daemon = daemon_of(super::super::write_retries::tests::service(root.path()));
+        let asked = Arc::new(Remote::new(OwnSocket(daemon.service.place.clone())));
         let api = Api {
-            query: Arc::new(Remote::new(OwnSocket(daemon.service.place.clone()))),
+            query: Arc::<Remote>::clone(&asked),
+            annotates: asked,
             admission: Arc::new(Anybody),
             answers: Arc::default(),
             layouts: Vec::new(),

@@ -118,6 +118,7 @@ table! {
     Jobs        b"x-xx" b"x--x",
     Find        b"x-xx" b"x--x",
     FindAfter   b"x-xx" b"x--x",
+    FindOf      b"x-xx" b"x--x",
     Course      b"x-xx" b"x--x",
     JobSeries   b"x-xx" b"x--x",
     CardCourse  b"x-xx" b"x--x",
@@ -207,6 +208,7 @@ mod tests {
             Request::Jobs(JobsFilter::default()),
             Request::Find(JobRef::Last),
             Request::FindAfter { job: JobRef::Last, after: Cursor::at(0, key()) },
+            Request::FindOf { job: JobRef::Last, uid: 7, after: None },
             Request::Course { key: key(), after_ms: 0 },
             Request::JobSeries { key: key(), table: String::new(), part: String::new(), after_ms: 0 },
             Request::CardCourse { key: key(), uuid: String::new(), after_ms: 0 },
@@ -270,6 +272,7 @@ mod tests {
             Jobs        own all all  | all - - all
             Find        own all all  | all - - all
             FindAfter   own all all  | all - - all
+            FindOf      own all all  | all - - all
             Course      own all all  | all - - all
             JobSeries   own all all  | all - - all
             CardCourse  own all all  | all - - all

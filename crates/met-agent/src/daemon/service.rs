@@ -598,6 +598,7 @@ impl Service {
     /// What is due by now.
     pub fn tidy(&mut self, now: Instant) {
         self.housekeeping.remove_cgroups(now);
+        self.housekeeping.upgrade(now, &mut self.recorder.writer);
         self.housekeeping.thin(now, &mut self.recorder.writer, &self.settings.config.storage);
         if self.recorder.repairs.begin(now) {
             self.recorder.look_after_store(&self.registry);
@@ -703,7 +704,7 @@ impl Service {
 
     fn running_job(&mut self, job: &jobs::JobRef) -> Result<JobKey> {
         self.discovered();
-        let found = jobs::find(&self.recorder.writer, job)?;
+        let found = jobs::find(&self.recorder.writer, job, &met_store::Filter::default())?;
         let mut keys = found.into_iter().map(|record| record.key);
         keys.find(|key| self.registry.jobs.contains_key(key)).context("--job: no such job runs here")
     }

@@ -97,6 +97,7 @@ impl JobsFilter {
             sort: self.sort,
             conditions: self.conditions.clone(),
             now_ns: now_ns(),
+            ..Filter::default()
         }
     }
 
@@ -112,8 +113,7 @@ impl JobsFilter {
 
     /// Whether a page that begins behind this job is a later one: who does not get on is not asked for ever.
     pub fn continues_at(&self, next: &Cursor) -> bool {
-        let order = self.order();
-        self.after.as_ref().is_none_or(|after| order.compare(after, next) == Ordering::Less)
+        self.after.as_ref().is_none_or(|after| self.order().compare(after, next) == Ordering::Less)
     }
 
     /// The order of the list.

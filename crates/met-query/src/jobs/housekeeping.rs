@@ -22,6 +22,8 @@ use crate::setting::Setting;
 const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
 /// What asks meanwhile waits.
 const THIN_FOR: Duration = Duration::from_millis(100);
+/// Of the upgrade of a store, by a command that has done its work.
+const UPGRADE_FOR: Duration = Duration::from_millis(10);
 /// How long one waits for another writer of the store.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
 /// A shorter job is imported together with others: an import would take as long as the job did.
@@ -45,6 +47,9 @@ pub fn tidy(setting: &Setting, ended: &Record) {
     }
     if let Some(mut writer) = import_unless_locked(state, &setting.host) {
         retain_daily(&mut writer, setting);
+        if let Err(error) = writer.complete_lists(UPGRADE_FOR) {
+            tracing::warn!("the upgrade of the store goes on later: {error}");
+        }
     }
 }
 

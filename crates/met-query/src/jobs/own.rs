@@ -3,12 +3,14 @@
 use std::cmp::Ordering;
 
 use anyhow::Result;
+use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::listing::{Cursor, Order};
 use met_core::series::Course;
 use met_core::{JOB, Table, belief, gpu};
 use met_store::{NodePart, Page};
 
 use super::{AllJobs, JobKey, JobRef, JobsFilter, Source, every_found, merge, now_ns};
+use crate::annotate::{self, Annotates};
 use crate::protocol::NodeStatus;
 use crate::query::{NodeSpan, Query};
 use crate::setting::Setting;
@@ -56,7 +58,7 @@ impl Query for OwnJobs {
             }
         }
         let order = Order::new(filter.sort, filter.after.as_ref(), now_ns());
-        Ok((joined(pages, order, filter.limit), warnings))
+        Ok((joined(pages, order, filter), warnings))
     }
 
     fn find(&self, viewer: &Viewer, job: &JobRef, _: Option<&Cursor>) -> Result<Page> {
@@ -140,9 +142,22 @@ impl Query for OwnJobs {
     }
 }
 
+impl Annotates for OwnJobs {
+    fn annotate(&self, viewer: &Viewer, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
+        let mut all = AllJobs::open(&self.setting)?;
+        if !viewer.sees_all() {
+            let job =
+                JobRef::Id { manager: Some(key.manager.clone()), id: key.id.clone(), node: None, user: None };
+            let found = self.find(viewer, &job, None)?.jobs.into_iter().find(|record| record.key == *key);
+            annotate::permit(viewer, found.as_ref())?;
+        }
+        all.annotate(key, change)
+    }
+}
+
 /// The jobs of several sources in one list. Behind the place where the first of them goes on, jobs of that one would be
 /// missing.
-fn joined(pages: Vec<Page>, order: Order, limit: Option<usize>) -> Page {
+fn joined(pages: Vec<Page>, order: Order, filter: &JobsFilter) -> Page {
     let nearer = |one: Cursor, other: Cursor| match order.compare(&one, &other) {
         Ordering::Greater => other,
         _ => one,
@@ -153,10 +168,12 @@ fn joined(pages: Vec<Page>, order: Order, limit: Option<usize>) -> Page {
     if let Some(next) = &next {
         jobs.retain(|record| !order.is_behind(record, next));
     }
-    let limit = limit.unwrap_or(usize::MAX);
+    let limit = filter.limit.unwrap_or(usize::MAX);
     if jobs.len() > limit {
         jobs.truncate(limit);
-        next = jobs.last().map(|record| Cursor::in_order(record, &order));
+        next = order.next(filter.after.as_ref(), &jobs);
+    } else {
+        next = next.map(|next| order.begun(next, &jobs));
     }
     Page { jobs, next }
 }
@@ -179,16 +196,20 @@ mod tests {
         page.jobs.iter().map(|record| record.key.id.as_str()).collect()
     }
 
+    fn limited(limit: Option<usize>) -> JobsFilter {
+        JobsFilter { limit, ..JobsFilter::default() }
+    }
+
     #[test]
     fn a_list_of_two_sources_has_no_holes() {
         let order = Order::default();
-        let first = joined(vec![page(&[9, 7, 5], true), page(&[8, 2], false)], order, Some(10));
+        let first = joined(vec![page(&[9, 7, 5], true), page(&[8, 2], false)], order, &limited(Some(10)));
         assert_eq!(ids(&first), ["9", "8", "7", "5"], "2 comes after what the first source has not said yet");
         assert_eq!(first.next, Some(Cursor::of(&page(&[5], false).jobs[0])));
-        let short = joined(vec![page(&[9, 7, 5], false), page(&[8, 2], false)], order, Some(2));
+        let short = joined(vec![page(&[9, 7, 5], false), page(&[8, 2], false)], order, &limited(Some(2)));
         assert_eq!(ids(&short), ["9", "8"]);
         assert_eq!(short.next, Some(Cursor::of(&page(&[8], false).jobs[0])));
-        let whole = joined(vec![page(&[9], false), page(&[9, 2], false)], order, None);
+        let whole = joined(vec![page(&[9], false), page(&[9, 2], false)], order, &limited(None));
         assert_eq!(ids(&whole), ["9", "2"], "a job that both have is one");
         assert!(whole.next.is_none());
     }

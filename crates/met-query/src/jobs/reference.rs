@@ -130,10 +130,10 @@ pub enum Meant {
     Step(Record),
 }
 
-/// The candidates for a reference, newest first.
-pub fn find(store: &Queries, job: &JobRef) -> Result<Vec<Record>, StoreError> {
-    let JobRef::Id { manager, id, node, .. } = job else { return newest_of(store, job, &Filter::default()) };
-    let mut found = store.find(manager.as_deref(), id)?;
+/// The candidates for a reference, newest first, of those that the uid and the member of a filter own.
+pub fn find(store: &Queries, job: &JobRef, whose: &Filter) -> Result<Vec<Record>, StoreError> {
+    let JobRef::Id { manager, id, node, .. } = job else { return newest_of(store, job, whose) };
+    let mut found = store.find_of(manager.as_deref(), id, whose)?;
     found.retain(|record| node.as_ref().is_none_or(|node| record.nodes.contains(node)));
     found.retain(|record| is_users(job, record));
     Ok(found)
@@ -174,7 +174,7 @@ fn is_users(job: &JobRef, record: &Record) -> bool {
 }
 
 /// The newest job that fits, where it is not known by a number. `whose`: among which.
-pub fn newest_of(store: &Queries, job: &JobRef, whose: &Filter) -> Result<Vec<Record>, StoreError> {
+fn newest_of(store: &Queries, job: &JobRef, whose: &Filter) -> Result<Vec<Record>, StoreError> {
     let name = match job {
         JobRef::Id { .. } => return Ok(Vec::new()),
         JobRef::Name(name) => Some(name),

@@ -114,7 +114,7 @@ impl Remote {
         warnings.dedup();
         let goes_on = kept.len() > count;
         kept.truncate(count);
-        let next = kept.last().filter(|_| goes_on).map(|last| Cursor::in_order(last, &order));
+        let next = order.next(filter.after.as_ref(), &kept).filter(|_| goes_on);
         Ok((Page { jobs: kept, next }, warnings))
     }
 
@@ -160,9 +160,12 @@ impl Query for Remote {
     }
 
     fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page> {
-        let request = match after {
-            None => Request::Find(job.clone()),
-            Some(after) => Request::FindAfter { job: job.clone(), after: after.clone() },
+        let request = match (viewer, after) {
+            (Viewer::Uid(uid), after) => {
+                Request::FindOf { job: job.clone(), uid: *uid, after: after.cloned() }
+            }
+            (_, None) => Request::Find(job.clone()),
+            (_, Some(after)) => Request::FindAfter { job: job.clone(), after: after.clone() },
         };
         let mut page = match self.ask(&request)? {
             Reply::Jobs(jobs) => Page { jobs, next: None },

@@ -7,7 +7,7 @@
 //! ```
 //! and what [`met_web::api`] has, for daemon and server alike.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -18,10 +18,10 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use met_core::annotation::AnnotationChange;
+use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::job::JobKey;
 use met_jobs::cgroup_layouts::Layout;
-use met_query::annotate::{self, Failure, no_such_job};
+use met_query::annotate::{self, Annotates, Failure, no_such_job};
 use met_query::protocol::{Reply, Request};
 use met_query::query::{self, Query};
 use met_query::viewer::Viewer;
@@ -29,7 +29,6 @@ use met_store::Writer;
 use met_store::cluster::Bearer;
 use met_wire::batch::{BadBatch, NodeBatch, PACKED_BYTES_MAX, SAMPLES_MAX};
 use serde_json::json;
-use tokio::sync::oneshot;
 
 use super::incompatible::{Incompatible, Trouble};
 use super::keeper::{Busy, Denied, Keeper, Refusal, now_ns};
@@ -45,7 +44,7 @@ use met_web::problem::Problem;
 const SMALL_BYTES: usize = 64 << 10;
 const QUESTION_BYTES_MAX: usize = 1 << 20;
 /// How long a viewer waits for the thread that writes.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(30);
+const WRITTEN_WITHIN: Duration = Duration::from_secs(20);
 
 pub struct Api {
     pub keeper: Keeper,
@@ -77,6 +76,12 @@ impl Api {
 
     /// The client, by a token, else by a certificate with the name of a node.
     fn bearer(&self, peer: &Peer, headers: &HeaderMap) -> Result<Bearer, Problem> {
+        let bearer = self.shown(peer, headers)?;
+        peer.standing.prove();
+        Ok(bearer)
+    }
+
+    fn shown(&self, peer: &Peer, headers: &HeaderMap) -> Result<Bearer, Problem> {
         let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         if let Some(token) = shown.and_then(|shown| shown.strip_prefix("Bearer ")) {
             return self.people.token(token.trim())?.ok_or_else(unknown);
@@ -128,10 +133,11 @@ impl Api {
 pub fn router(api: Arc<Api>, layouts: Vec<Layout>) -> Router {
     let (query, answers) = (Arc::clone(&api.query), Arc::clone(&api.answers));
     let admission = Arc::clone(&api.admission);
+    let annotates: Arc<dyn Annotates + Send + Sync> = Arc::<Api>::clone(&api);
     let live = Arc::new(met_web::api::Live::new(Arc::clone(api.keeper.hub())));
-    let asked = Arc::new(met_web::api::Api { query, admission, answers, layouts, live });
+    let asked = Arc::new(met_web::api::Api { query, admission, answers, layouts, live, annotates });
     let questions = met_web::api::router(Arc::clone(&asked));
-    let pages = Arc::new(Pages { api: asked, base: "/".to_owned() });
+    let pages = Arc::new(Pages { api: asked, base: "/".to_owned(), has_logout: true });
     Router::new()
         .route("/api/v1/batches", post(batches))
         .route("/api/v1/ask", post(ask))
@@ -255,8 +261,15 @@ async fn ask(
     let question = to_bytes(body, QUESTION_BYTES_MAX).await.map_err(too_long)?;
     if let Ok(Request::Annotate { key, change }) = serde_json::from_slice(&question) {
         // Not one of the few answers that are made at once: the thread that writes may take its time.
-        let reply = api.annotate(viewer, key, change).await?;
-        return Ok(Json(reply).into_response());
+        let of_api = Arc::clone(&api);
+        let work = move || match of_api.annotate(&viewer, &key, &change) {
+            Ok(annotation) => Json(Reply::Annotated(annotation)).into_response(),
+            Err(error) if error.is::<Failure>() => {
+                Json(Reply::Error { message: error.to_string() }).into_response()
+            }
+            Err(error) => Problem { come_again: true, ..Problem::failed(&error) }.into_response(),
+        };
+        return api.answers.write(turn, work).await.ok_or_else(Problem::busy);
     }
     let of_api = Arc::clone(&api);
     let work = move || match answer(of_api.query.as_ref(), &viewer, &question) {
@@ -266,15 +279,11 @@ async fn ask(
     api.answers.make(turn, work).await.ok_or_else(Problem::busy)
 }
 
-impl Api {
-    /// Writes down what a viewer says of a job. Waits for the thread that writes.
-    async fn annotate(
-        &self,
-        viewer: Viewer,
-        key: JobKey,
-        change: AnnotationChange,
-    ) -> Result<Reply, Problem> {
-        let (say, said) = oneshot::channel();
+impl Annotates for Api {
+    /// Waits for the thread that writes.
+    fn annotate(&self, viewer: &Viewer, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
+        let (viewer, key, change) = (viewer.clone(), key.clone(), change.clone());
+        let (say, said) = mpsc::sync_channel(1);
         let annotated = move |writer: &mut Writer| {
             annotate::permit(&viewer, writer.get(&key)?.as_ref())?;
             let annotated = writer.annotate(&key, &change, now_ns())?;
@@ -285,17 +294,12 @@ impl Api {
             Vec::new()
         });
         order.map_err(|Busy| cannot_write())?;
-        match tokio::time::timeout(WRITTEN_WITHIN, said).await {
-            Ok(Ok(Ok(annotation))) => Ok(Reply::Annotated(annotation)),
-            Ok(Ok(Err(error))) if error.is::<Failure>() => Ok(Reply::Error { message: error.to_string() }),
-            Ok(Ok(Err(error))) => Err(Problem::failed(&error)),
-            Ok(Err(_)) | Err(_) => Err(cannot_write()),
-        }
+        said.recv_timeout(WRITTEN_WITHIN).unwrap_or_else(|_| Err(cannot_write()))
     }
 }
 
-fn cannot_write() -> Problem {
-    Problem::later(StatusCode::SERVICE_UNAVAILABLE, "the server cannot write now; try again later")
+fn cannot_write() -> anyhow::Error {
+    anyhow::anyhow!("the server cannot write now; try again later")
 }
 
 /// Answers a question as on a daemon's socket, in JSON.

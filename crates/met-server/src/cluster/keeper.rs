@@ -45,6 +45,8 @@ const GROUP: usize = 256;
 const REPLAY_GROUP: usize = 16;
 /// How often it is looked what there is to move, and what is too old.
 const LOOK_EVERY: Duration = Duration::from_secs(20);
+/// Of the upgrade of a store, in one go.
+const UPGRADE_FOR: Duration = Duration::from_millis(100);
 const RETAIN_EVERY: Duration = Duration::from_secs(3600);
 /// How long a server that starts restores live job state, before it listens.
 const RECALL_WITHIN: Duration = Duration::from_secs(10);
@@ -434,6 +436,9 @@ impl Work {
             tracing::warn!("jobs of nodes that are gone stay as they are for now: {error}");
         }
         self.wholes.publisher.ends();
+        if let Err(error) = self.wholes.writer.complete_lists(UPGRADE_FOR) {
+            tracing::warn!("the upgrade of the store goes on later: {error}");
+        }
         if now >= self.next_retain {
             self.next_retain = now + RETAIN_EVERY;
             if let Err(error) = self.clearing.retain(&mut self.wholes, &self.plan.retention, now_ns) {

@@ -1,11 +1,13 @@
 //! The OpenAPI document, made from the endpoints.
 
+use met_core::annotation::TAG_BYTES_MAX;
 use met_core::job::State;
 use met_core::listing::SortColumn;
 use serde_json::{Value, json};
 use utoipa::openapi::path::{
     OperationBuilder, Parameter as Described, ParameterBuilder, ParameterIn, ParameterStyle,
 };
+use utoipa::openapi::request_body::RequestBodyBuilder;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{
     ArrayBuilder, ComponentsBuilder, ContentBuilder, HttpMethod, InfoBuilder, ObjectBuilder, OpenApiBuilder,
@@ -14,14 +16,15 @@ use utoipa::openapi::{
 };
 
 use super::endpoints::{Action, ENDPOINTS, Endpoint, Table};
-use super::parameters::{Kind, Parameter};
+use super::parameters::{CURSOR_BYTES_MAX, Kind, Parameter};
 use super::schemas;
+use super::writes::{WRITES, Write};
 use crate::problem::{self, Problem};
 
 const REFUSALS: [(&str, &str); 6] = [
     ("400", "a parameter is wrong; `field` names it"),
     ("401", "a login is needed"),
-    ("403", "this login may not read jobs"),
+    ("403", "this login may not do this"),
     ("404", "there is no such thing, or it is not visible"),
     ("429", "too many requests; `Retry-After` has the seconds to wait"),
     ("503", "something does not work here"),
@@ -34,6 +37,9 @@ pub(super) fn document() -> Result<Value, Problem> {
     let paths = ENDPOINTS.iter().fold(PathsBuilder::new(), |paths, endpoint| {
         paths.path(endpoint.path, PathItem::new(HttpMethod::Get, operation(endpoint)))
     });
+    let paths = WRITES
+        .iter()
+        .fold(paths, |paths, one| paths.path(one.path, PathItem::new(one.documented_method(), write(one))));
     let components = ComponentsBuilder::new()
         .schema("Problem", schemas::problem())
         .security_scheme(
@@ -58,9 +64,38 @@ pub(super) fn document() -> Result<Value, Problem> {
 }
 
 fn operation(endpoint: &Endpoint) -> OperationBuilder {
-    let in_path = endpoint.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+    let operation = described_path("", endpoint.path, endpoint.help, endpoint.parameters)
+        .response("200", answer(endpoint))
+        .response("304", Response::new("it has not changed since the answer with this ETag"));
+    refusals(operation, &[])
+}
+
+fn write(write: &Write) -> OperationBuilder {
+    let operation = described_path(write.method.as_str(), write.path, write.help, &[]);
+    let content = |schema: Schema| ContentBuilder::new().schema(Some(schema)).build();
+    let said = ResponseBuilder::new().description("tags and note after the change");
+    let operation =
+        operation.response("200", said.content("application/json", content(schemas::annotation())).build());
+    match write.body {
+        None => refusals(operation, &[]),
+        Some(body) => {
+            let body = RequestBodyBuilder::new()
+                .content("application/json", content(body()))
+                .required(Some(Required::True));
+            let more = [("413", "the request is too large"), ("415", "the request is not application/json")];
+            refusals(operation.request_body(Some(body.build())), &more)
+        }
+    }
+}
+
+fn described_path(method: &str, path: &str, help: &str, parameters: &[Parameter]) -> OperationBuilder {
+    let in_path = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     let in_path = in_path.map(|name| {
         let schema = ObjectBuilder::new().schema_type(Type::String).min_length(Some(1));
+        let schema = match name {
+            "tag" => schema.max_length(Some(TAG_BYTES_MAX)).pattern(Some("^[a-z0-9._][a-z0-9._-]*$")),
+            _ => schema,
+        };
         ParameterBuilder::new()
             .name(name)
             .parameter_in(ParameterIn::Path)
@@ -68,16 +103,16 @@ fn operation(endpoint: &Endpoint) -> OperationBuilder {
             .schema(Some(Schema::from(schema)))
             .build()
     });
-    let parameters = in_path.chain(endpoint.parameters.iter().map(described));
-    let id: String =
-        endpoint.path.trim_start_matches("/api/v1/").replace(['{', '}'], "").replace(['/', '.'], "_");
-    let operation = OperationBuilder::new()
+    let id = path.trim_start_matches("/api/v1/").replace(['{', '}'], "").replace(['/', '.'], "_");
+    let id = if method.is_empty() { id } else { format!("{}_{id}", method.to_lowercase()) };
+    OperationBuilder::new()
         .operation_id(Some(id))
-        .summary(Some(endpoint.help))
-        .parameters(Some(parameters))
-        .response("200", answer(endpoint))
-        .response("304", Response::new("it has not changed since the answer with this ETag"));
-    REFUSALS.iter().fold(operation, |operation, (status, meaning)| {
+        .summary(Some(help))
+        .parameters(Some(in_path.chain(parameters.iter().map(described))))
+}
+
+fn refusals(operation: OperationBuilder, more: &[(&str, &str)]) -> OperationBuilder {
+    REFUSALS.iter().chain(more).fold(operation, |operation, (status, meaning)| {
         let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
         let response = ResponseBuilder::new().description(*meaning).content(problem::CONTENT_TYPE, content);
         operation.response(*status, response.build())
@@ -128,7 +163,7 @@ fn schema(kind: Kind) -> Schema {
         Kind::Duration => {
             text().pattern(Some("^[0-9]{1,6}(s|m|h|d|)$")).examples([json!("90"), json!("10m")]).into()
         }
-        Kind::Cursor => text().max_length(Some(1024)).into(),
+        Kind::Cursor => text().max_length(Some(CURSOR_BYTES_MAX)).into(),
         Kind::Flag => ObjectBuilder::new().schema_type(Type::Boolean).into(),
         Kind::Choice(words) => {
             ObjectBuilder::new().schema_type(Type::String).enum_values(Some(words.iter().copied())).into()

@@ -1,6 +1,6 @@
 //! What can be asked for. Lists are bounded and continued by `next`; times are RFC 3339.
 
-use met_core::job::{JobKey, Record};
+use met_core::job::Record;
 use met_host::clock;
 use met_insight::{job_columns, json};
 use met_query::jobs::Meant;
@@ -243,9 +243,9 @@ fn job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
 }
 
 /// A job that was asked for, which has more than a step.
-pub(super) fn whole_job(visible: &Visible<'_>, text: &str, what: &str) -> Result<JobKey, Problem> {
+pub(super) fn whole_job(visible: &Visible<'_>, text: &str, what: &str) -> Result<Record, Problem> {
     match visible.find(text)? {
-        Meant::Job(record) => Ok(record.key),
+        Meant::Job(record) => Ok(record),
         Meant::Step(_) => {
             Err(Problem::field("job", format!("a step has no {what} of its own; ask for its job")))
         }

@@ -7,7 +7,7 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use jiff::tz::TimeZone;
 use met_core::conditions::Conditions;
 use met_core::job::State;
-use met_core::listing::{Cursor, Sort, SortColumn, SortValue};
+use met_core::listing::{Cursor, Sort, SortColumn, SortValue, Sorted};
 use met_core::units;
 use met_host::clock;
 use met_query::jobs::JobsFilter;
@@ -22,7 +22,7 @@ pub const POINTS_MAX: i64 = 5_000;
 /// Bytes of one text.
 const TEXT_BYTES_MAX: usize = 1 << 10;
 /// Bytes of a cursor, which holds the value of a job: its name may be long, and is escaped and encoded.
-const CURSOR_BYTES_MAX: usize = 16 << 10;
+pub const CURSOR_BYTES_MAX: usize = 16 << 10;
 /// Parameters in one query string.
 const GIVEN_MAX: usize = 64;
 
@@ -151,6 +151,7 @@ fn is_text(column: SortColumn) -> bool {
 fn in_list(mut after: Cursor, sort: Option<Sort>, now_ns: i64) -> Result<Cursor, Problem> {
     let is_of_list = match (&after.sorted, sort) {
         (None, None) => true,
+        (Some(Sorted { sort: Some(of), .. }), Some(sort)) if *of != sort => false,
         (Some(sorted), Some(sort)) => match &sorted.value {
             None => true,
             Some(SortValue::Text(_)) => is_text(sort.column),
@@ -437,7 +438,7 @@ mod tests {
 
     fn cursor_in(sort: Option<&str>, record: &Record) -> Cursor {
         let sort = sort.map(|sort| sort.parse().unwrap());
-        Cursor::in_order(record, &Order { sort, as_of_ns: 7 })
+        Cursor::in_order(record, &Order::new(sort, None, 7))
     }
 
     #[test]
@@ -452,7 +453,7 @@ mod tests {
     #[test]
     fn a_cursor_of_another_order_is_refused() {
         let record = met_core::sample::full(1, "train");
-        let orders = [None, Some("name"), Some("cpu")];
+        let orders = [None, Some("name"), Some("name:desc"), Some("user"), Some("cpu")];
         for (of, asked) in orders.into_iter().flat_map(|of| orders.map(|asked| (of, asked))) {
             let after = encode(&cursor_in(of, &record)).unwrap();
             let sort = asked.map_or_else(String::new, |sort| format!("&sort={sort}"));

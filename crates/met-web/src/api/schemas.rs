@@ -214,6 +214,27 @@ pub fn health() -> Schema {
     .into()
 }
 
+/// What is sent to write a note.
+pub fn note() -> Schema {
+    let text = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .min_length(Some(1))
+        .max_length(Some(1000))
+        .pattern(Some("^[ -~]*[!-~][ -~]*$"))
+        .description(Some("printable text of up to 4096 bytes, in any language"));
+    ObjectBuilder::new()
+        .schema_type(Type::Object)
+        .property("note", text)
+        .required("note")
+        .additional_properties(Some(AdditionalProperties::FreeForm(false)))
+        .into()
+}
+
+/// Tags and note of a job after a change.
+pub fn annotation() -> Schema {
+    object([("tags", list(of(Type::String))), ("note", optional(Type::String))]).into()
+}
+
 pub fn problem() -> Schema {
     object([
         ("type", of(Type::String)),

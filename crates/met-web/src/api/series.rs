@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use met_core::job::Record;
 use met_core::series::Course;
 use met_core::{Column, DETAIL, JOB, Kind, MISSING, Table, event, gpu};
 use met_host::clock;
 use met_insight::reduced::reduced;
 use met_insight::{json, resample};
+use met_sources::perf;
 use met_store::NodePart;
 use serde_json::{Map, Value, json};
 
@@ -75,7 +77,9 @@ pub(super) fn of_job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Prob
     let part = card.or(event).unwrap_or_default();
     let columns = chosen(asked, table)?;
     let window_ms = window_ms(asked)?;
-    let key = whole_job(visible, asked.path("job"), "series")?;
+    let record = whole_job(visible, asked.path("job"), "series")?;
+    has_part(&record, table, &part)?;
+    let key = record.key;
     let page = |after_ms: i64| match table.name {
         name if name == gpu::card::TABLE.name => visible.card_course(&key, &part, after_ms),
         name if name == JOB.name => visible.course(&key, after_ms),
@@ -96,6 +100,28 @@ pub(super) fn of_job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Prob
     object.insert("part".to_owned(), part.into());
     object.entry("next").or_insert(Value::Null);
     Ok(Value::Object(object))
+}
+
+/// A GPU or an event that the job does not have is a mistake, and no empty series. Events of a running job may have
+/// been counted before or be counted later, so that any event can be asked for.
+fn has_part(record: &Record, table: &Table, part: &str) -> Result<(), Problem> {
+    let unknown = |field: &str, what: &str, known: Vec<&str>| {
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        Err(Problem::field(field, format!("the job has no {what} {part:?}; it has {known}")))
+    };
+    if table.name == gpu::card::TABLE.name && !record.gpus.iter().any(|gpu| gpu.uuid == part) {
+        return unknown("card", "GPU", record.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect());
+    }
+    let is_counted = |event: &str| record.events.iter().any(|counted| counted.name == event);
+    let may_be = record.state.is_live() && perf::check(part).is_ok();
+    if table.name == event::TABLE.name && !is_counted(part) && !may_be {
+        return unknown(
+            "event",
+            "event",
+            record.events.iter().map(|counted| counted.name.as_str()).collect(),
+        );
+    }
+    Ok(())
 }
 
 /// Samples as they were taken, as many as fit an answer.

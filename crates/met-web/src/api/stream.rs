@@ -18,8 +18,8 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
 use met_core::job::{JobKey, Record, State};
 use met_host::clock;
-use met_query::jobs::{self, JobRef, JobsFilter, Meant};
-use met_query::query::Query;
+use met_query::jobs::{self, JobRef, Meant};
+use met_query::query::{self, Query};
 use met_query::viewer::Viewer;
 use met_sinks::event::Event;
 use met_sinks::live::{Hub, Listening};
@@ -53,6 +53,8 @@ const LIFE_MAX: Duration = Duration::from_secs(15 * 60);
 /// All streams of a listener.
 pub struct Live {
     hub: Arc<Hub>,
+    /// Starts and ends come, and not only figures.
+    pub(crate) has_bus: bool,
     open: Mutex<HashMap<String, usize>>,
     /// Figures are read for one stream at a time: lists have the other threads.
     rounds: Arc<Semaphore>,
@@ -60,7 +62,7 @@ pub struct Live {
 
 impl Live {
     pub fn new(hub: Arc<Hub>) -> Live {
-        Live { hub, open: Mutex::default(), rounds: Arc::new(Semaphore::new(1)) }
+        Live { hub, has_bus: true, open: Mutex::default(), rounds: Arc::new(Semaphore::new(1)) }
     }
 
     fn enter(self: &Arc<Live>, client: &str) -> Option<Place> {
@@ -77,7 +79,7 @@ impl Live {
 impl Default for Live {
     /// Without a bus: figures, and no starts and ends.
     fn default() -> Live {
-        Live::new(Arc::default())
+        Live { has_bus: false, ..Live::new(Arc::default()) }
     }
 }
 
@@ -252,16 +254,7 @@ fn running_one(query: &dyn Query, viewer: &Viewer, key: &JobKey) -> Vec<Record> 
 }
 
 fn all_running(query: &dyn Query, viewer: &Viewer) -> Vec<Record> {
-    let mut filter = JobsFilter { states: RUNNING.to_vec(), paged: true, ..JobsFilter::default() };
-    let mut found = Vec::new();
-    while found.len() < FIGURES_MAX {
-        let Ok((page, _)) = query.jobs(viewer, &filter) else { break };
-        found.extend(page.jobs);
-        match page.next {
-            Some(next) if filter.after.as_ref() != Some(&next) => filter.after = Some(next),
-            _ => break,
-        }
-    }
+    let (mut found, _) = query::first_jobs(query, viewer, &query::running(), FIGURES_MAX).unwrap_or_default();
     found.truncate(FIGURES_MAX);
     found
 }

@@ -18,13 +18,14 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
 
 use super::connection_limits::Seats;
 use super::headers;
 use super::idle_timeout::IdleTimeout;
+use super::lobby::{Lobby, Standing};
 use super::passwords::{self, Passwords, Verdict};
 use super::peer::{Certificate, Peer};
 use super::web_config::{Files, WebConfig};
@@ -47,6 +48,7 @@ pub(super) struct Acceptor {
     options: Options,
     router: Router,
     room: Arc<Semaphore>,
+    lobby: Arc<Lobby>,
     seats: Seats,
     rules: Mutex<Rules>,
 }
@@ -98,10 +100,9 @@ impl Acceptor {
     pub(super) fn open(options: Options, router: Router) -> Result<Acceptor, Error> {
         let mut files = Files::default();
         let web = Web::load(options.web_config.as_deref(), &mut files)?;
-        // Each listener takes a place before it accepts a client for it.
-        let listeners = options.listen.len() + usize::from(options.socket.is_some());
         let acceptor = Acceptor {
-            room: Arc::new(Semaphore::new(options.connections_max + listeners.saturating_sub(1))),
+            room: Arc::new(Semaphore::new(options.connections_max)),
+            lobby: Arc::default(),
             seats: Seats::of(options.connections_max),
             rules: Mutex::new(Rules { web: Arc::new(web), files, looked: Instant::now() }),
             options,
@@ -148,20 +149,37 @@ impl Acceptor {
 
     pub(super) async fn accept(self: Arc<Self>, listener: TcpListener, graceful: Arc<GracefulShutdown>) {
         loop {
-            let Ok(place) = Arc::clone(&self.room).acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, address)) => {
                     let Some(seat) = self.seats.take(address.ip()) else { continue };
+                    let Some(place) = self.place().await else { return };
                     let (acceptor, watcher) = (Arc::clone(&self), graceful.watcher());
+                    let guest = self.lobby.enter();
                     tokio::spawn(async move {
-                        acceptor.admit(stream, address, watcher).await;
-                        drop((place, seat));
+                        let peer = Peer { standing: guest.standing.clone(), ..Peer::at(address) };
+                        guest.serve(acceptor.admit(stream, peer, watcher)).await;
+                        drop((place, seat, guest));
                     });
                 }
                 Err(error) => {
                     tracing::debug!("http: {error}");
                     tokio::time::sleep(BREATHER).await;
                 }
+            }
+        }
+    }
+
+    /// A place for a connection. Where there is none, one whose client has proven nothing ends.
+    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(place) = Arc::clone(&self.room).try_acquire_owned() {
+            return Some(place);
+        }
+        loop {
+            self.lobby.make_room();
+            let place = Arc::clone(&self.room).acquire_owned();
+            // Another listener may have been faster.
+            if let Ok(place) = tokio::time::timeout(BREATHER, place).await {
+                return place.ok();
             }
         }
     }
@@ -173,7 +191,6 @@ impl Acceptor {
         graceful: Arc<GracefulShutdown>,
     ) {
         loop {
-            let Ok(place) = Arc::clone(&self.room).acquire_owned().await else { return };
             let accepted = listener.accept().await.and_then(|(stream, _)| {
                 let uid = met_host::Peer::of(&stream)?.uid;
                 Ok((stream, uid))
@@ -181,10 +198,13 @@ impl Acceptor {
             match accepted {
                 Ok((stream, uid)) => {
                     let Some(seat) = self.seats.take(seat_of(uid)) else { continue };
+                    let Some(place) = self.place().await else { return };
                     let (acceptor, watcher) = (Arc::clone(&self), graceful.watcher());
+                    let guest = self.lobby.enter();
                     tokio::spawn(async move {
-                        acceptor.admit_local(stream, uid, watcher).await;
-                        drop((place, seat));
+                        let standing = guest.standing.clone();
+                        guest.serve(acceptor.admit_local(stream, uid, standing, watcher)).await;
+                        drop((place, seat, guest));
                     });
                 }
                 Err(error) => {
@@ -195,17 +215,23 @@ impl Acceptor {
         }
     }
 
-    async fn admit_local(self: Arc<Self>, stream: UnixStream, uid: u32, watcher: Watcher) {
+    async fn admit_local(
+        self: Arc<Self>,
+        stream: UnixStream,
+        uid: u32,
+        standing: Standing,
+        watcher: Watcher,
+    ) {
         let nowhere = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
-        let peer = Peer { uid: Some(uid), ..Peer::at(nowhere) };
+        let peer = Peer { uid: Some(uid), standing, ..Peer::at(nowhere) };
         self.converse(stream, peer, watcher).await;
     }
 
-    async fn admit(self: Arc<Self>, stream: TcpStream, address: SocketAddr, watcher: Watcher) {
+    async fn admit(self: Arc<Self>, stream: TcpStream, mut peer: Peer, watcher: Watcher) {
+        let address = peer.address;
         // An answer is one write: nothing is gained by waiting for more.
         let _ = stream.set_nodelay(true);
         let web = self.web();
-        let mut peer = Peer::at(address);
         let Some(tls) = web.config.tls.clone() else {
             return self.converse(stream, peer, watcher).await;
         };
@@ -249,6 +275,7 @@ impl Acceptor {
 
     async fn answer(&self, request: Request<Incoming>, mut peer: Peer) -> Response<Body> {
         let web = self.web();
+        let _busy = peer.standing.busy();
         let mut response = match self.identify(&web, &request, &mut peer).await {
             Ok(()) => self.ask_router(request, peer).await,
             Err(refusal) => refusal,
@@ -276,12 +303,29 @@ impl Acceptor {
         let Some((user, password)) = given.and_then(passwords::basic) else {
             return if checks_itself { Ok(()) } else { Err(unauthorized()) };
         };
+        // All users of this machine have its own addresses in common, as have those behind a proxy on it.
+        let address = Some(peer.address.ip().to_canonical());
+        let address = address.filter(|address| peer.uid.is_none() && !address.is_loopback());
+        let attempts = &self.options.passwords.attempts;
+        // Others who guess do not lock out a scraper that has the right one.
+        if let Some(wait) =
+            attempts.wait(address, Some(&user)).filter(|_| !web.passwords.is_known(&user, &password))
+        {
+            let retry = [(header::RETRY_AFTER, wait.as_secs().max(1).to_string())];
+            let reason = "too many failed logins; try again in a few minutes\n";
+            return Err((StatusCode::TOO_MANY_REQUESTS, retry, reason).into_response());
+        }
         match web.passwords.check(&user, &password).await {
             Verdict::Right => {
+                attempts.succeeded(address, Some(&user));
                 peer.password = web.passwords.fingerprint(&user);
                 peer.user = Some(user);
+                peer.standing.prove();
             }
-            Verdict::Wrong => return Err(unauthorized()),
+            Verdict::Wrong => {
+                attempts.failed(address, Some(&user));
+                return Err(unauthorized());
+            }
             Verdict::Busy => {
                 let retry = [(header::RETRY_AFTER, "1")];
                 return Err(

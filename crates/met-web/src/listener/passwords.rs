@@ -10,6 +10,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::{hmac, rand};
 
+use super::attempts::Attempts;
+
 /// Checks that may be queued. Later clients are asked to retry.
 const WAITING_MAX: usize = 8;
 
@@ -23,15 +25,19 @@ pub enum Verdict {
 
 /// The passwords of the web configuration as it is now, for those who check one outside the listener.
 #[derive(Debug, Default)]
-pub struct PasswordFile(Mutex<Option<Arc<Passwords>>>);
+pub struct PasswordFile {
+    current: Mutex<Option<Arc<Passwords>>>,
+    /// Of all who give a password, in a form or with a request.
+    pub attempts: Attempts,
+}
 
 impl PasswordFile {
     pub(super) fn replace(&self, passwords: &Arc<Passwords>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(passwords));
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(passwords));
     }
 
     fn current(&self) -> Option<Arc<Passwords>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -95,15 +101,21 @@ impl Passwords {
         Some(ring::digest::digest(&ring::digest::SHA256, hash.as_bytes()).as_ref().to_vec())
     }
 
-    pub(super) async fn check(self: &Arc<Self>, user: &str, password: &str) -> Verdict {
+    /// Whether this was found right before.
+    pub(super) fn is_known(&self, user: &str, password: &str) -> bool {
         let mark = self.mark(user, password);
-        if self.right.lock().unwrap_or_else(PoisonError::into_inner).contains(&mark) {
+        self.right.lock().unwrap_or_else(PoisonError::into_inner).contains(&mark)
+    }
+
+    pub(super) async fn check(self: &Arc<Self>, user: &str, password: &str) -> Verdict {
+        if self.is_known(user, password) {
             return Verdict::Right;
         }
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             return Verdict::Busy;
         }
+        let mark = self.mark(user, password);
         let (own, user, password) = (Arc::clone(self), user.to_owned(), password.to_owned());
         let checked = tokio::task::spawn_blocking(move || {
             let is_right = own.compare(&user, &password);

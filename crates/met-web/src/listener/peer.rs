@@ -7,6 +7,8 @@ use x509_cert::der::asn1::{Any, ObjectIdentifier};
 use x509_cert::der::{Decode, Tag, TagNumber, Tagged};
 use x509_cert::name::Name;
 
+use super::lobby::Standing;
+
 const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
 const ALTERNATIVE_NAMES: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.17");
 /// An alternative name that is a DNS name.
@@ -27,12 +29,22 @@ pub struct Peer {
     /// Of the process at the other end of a Unix socket, by the kernel.
     pub uid: Option<u32>,
     pub is_tls: bool,
+    /// Of its connection.
+    pub standing: Standing,
 }
 
 impl Peer {
     /// A client of which nothing but its address is known.
     pub fn at(address: SocketAddr) -> Peer {
-        Peer { address, user: None, password: None, certificate: None, uid: None, is_tls: false }
+        Peer {
+            address,
+            user: None,
+            password: None,
+            certificate: None,
+            uid: None,
+            is_tls: false,
+            standing: Standing::default(),
+        }
     }
 
     /// Whether it is authenticated.

@@ -7,13 +7,13 @@ pub const CSRF_HEADER: &str = "x-met-csrf";
 /// The same in a form.
 pub const CSRF_FIELD: &str = "csrf";
 
-pub(super) fn is_write(method: &Method) -> bool {
+pub(crate) fn is_write(method: &Method) -> bool {
     !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
 /// Whether a browser says that another site made the request. `public_host`: how browsers address the listener, where
 /// that is configured. Programs that are no browsers send neither header.
-pub(super) fn is_cross_site(headers: &HeaderMap, public_host: Option<&str>) -> bool {
+pub(crate) fn is_cross_site(headers: &HeaderMap, public_host: Option<&str>) -> bool {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("\u{fffd}"));
     if text("sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none")) {
         return true;

@@ -1,6 +1,15 @@
 //! Fields of forms and query strings, `application/x-www-form-urlencoded`.
 
+use axum::http::{HeaderMap, header};
+
 const FIELDS_MAX: usize = 64;
+
+/// Whether the headers say that the body is one of these.
+pub fn is_form(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
+    kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/x-www-form-urlencoded"))
+}
 
 /// Pairs in their order. What is not UTF-8 afterwards is left out.
 pub fn parse(text: &[u8]) -> Vec<(String, String)> {

@@ -121,12 +121,11 @@ fn refuse(logins: &Logins, peer: &Peer, uri: &axum::http::Uri, reason: &str) -> 
 }
 
 /// The request again, if it carries this token.
-async fn with_token(request: Request, csrf: &str) -> Option<Request> {
+pub(crate) async fn with_token(request: Request, csrf: &str) -> Option<Request> {
     if let Some(given) = request.headers().get(CSRF_HEADER) {
         return given.to_str().is_ok_and(|given| is_same(given, csrf)).then_some(request);
     }
-    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    if !kind.is_some_and(|kind| kind.starts_with("application/x-www-form-urlencoded")) {
+    if !form::is_form(request.headers()) {
         return None;
     }
     let (head, body) = request.into_parts();
@@ -151,6 +150,7 @@ fn changes_something(asked: &Asked) -> bool {
         Asked::Jobs(_)
             | Asked::Find(_)
             | Asked::FindAfter { .. }
+            | Asked::FindOf { .. }
             | Asked::Course { .. }
             | Asked::JobSeries { .. }
             | Asked::CardCourse { .. }

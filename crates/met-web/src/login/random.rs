@@ -7,14 +7,14 @@ use ring::rand::{SecureRandom, SystemRandom};
 const SECRET_BYTES: usize = 32;
 
 /// 256 random bits as text; `None`: the machine gives no random numbers.
-pub(super) fn secret() -> Option<String> {
+pub(crate) fn secret() -> Option<String> {
     let mut bytes = [0; SECRET_BYTES];
     SystemRandom::new().fill(&mut bytes).ok()?;
     Some(BASE64_URL_SAFE_NO_PAD.encode(bytes))
 }
 
 /// In a time that does not depend on where they differ.
-pub(super) fn is_same(one: &str, other: &str) -> bool {
+pub(crate) fn is_same(one: &str, other: &str) -> bool {
     let hash = |text: &str| ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
     let (one, other) = (hash(one), hash(other));
     one.as_ref().iter().zip(other.as_ref()).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0

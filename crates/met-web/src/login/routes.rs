@@ -104,6 +104,9 @@ async fn log_in(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
+    if !form::is_form(&headers) {
+        return logins.page("/", Some("this is not a form"), StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    }
     let Ok(body) = to_bytes(body, FORM_BYTES_MAX).await else {
         return logins.page("/", Some("the form is too large"), StatusCode::PAYLOAD_TOO_LARGE);
     };
@@ -111,7 +114,7 @@ async fn log_in(
     let next = next::own_path(form::field(&fields, "next").unwrap_or("/"));
     let (user, token) = (form::field(&fields, "user").unwrap_or_default(), form::field(&fields, "token"));
     let (address, named) = (logins.address(&peer, &headers), Some(user).filter(|_| token.is_none()));
-    if let Some(wait) = logins.attempts.wait(address, named) {
+    if let Some(wait) = logins.passwords.attempts.wait(address, named) {
         logins.refused(&peer, "", "form", "too many failed logins");
         let message = "too many failed logins; try again in a few minutes";
         let mut response = logins.page(next, Some(message), StatusCode::TOO_MANY_REQUESTS);
@@ -124,12 +127,12 @@ async fn log_in(
     };
     match proven {
         Ok(person) => {
-            logins.attempts.succeeded(address, named);
+            logins.passwords.attempts.succeeded(address, named);
             logins.welcome(&peer, &headers, person, next).await
         }
         Err((status, reason)) => {
             if status == StatusCode::UNAUTHORIZED {
-                logins.attempts.failed(address, named);
+                logins.passwords.attempts.failed(address, named);
             }
             // A name that is not known may be a password in the wrong field.
             let name = if logins.passwords.fingerprint(user).is_some() { user } else { "" };

@@ -6,6 +6,7 @@ use met_core::job::Record;
 use met_core::series::{Course, SPARSE_MS};
 use met_core::text::{command_line, escape};
 use met_core::{JOB, Table, event, gpu, units};
+use met_insight::answers::Answers;
 use met_insight::report::{
     self, Detail, Fact, FactValue, Heading, Machine, Meter, Report, Section, ShareLine, words,
 };
@@ -13,8 +14,9 @@ use met_insight::resample;
 use met_query::jobs::Meant;
 
 use super::charts::{self, Chart, Span};
+use super::job_answers::{self, Sampled};
 use super::layout::{self, Site, Tab, amount};
-use super::{Asked, Made, job_tables, plot};
+use super::{Asked, Made, annotation, job_tables, plot};
 use crate::api::Visible;
 use crate::problem::Problem;
 use crate::samples;
@@ -24,12 +26,11 @@ const BINS: usize = 360;
 const BINS_IN_FILE: usize = 2_000;
 /// Samples of a series that are held for a page; a longer one is thinned.
 const SAMPLES_KEPT: usize = 20_000;
-const CARDS_MAX: usize = 16;
 const EVENTS_MAX: usize = 8;
 /// A running job is looked at again so often.
 const EVERY_S: u32 = 5;
 /// The least period of samples, for what is a gap.
-const SAMPLED_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
+pub(super) const SAMPLED_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// A job and its series as they are drawn.
 pub struct Shown<'a> {
@@ -38,6 +39,8 @@ pub struct Shown<'a> {
     /// A step has no series of its own.
     pub charts: Vec<Chart>,
     pub span: Option<Span>,
+    /// What happened and what to do; samples and earlier runs say nothing of a step.
+    pub answers: Option<Answers>,
 }
 
 pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
@@ -46,7 +49,9 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     let shown = shown(visible, &record, is_whole, window, BINS, site.now_ns)?;
     let others = job_tables::neighbours(site, visible, &record)?;
     let every_s = record.state.is_live().then_some(EVERY_S);
-    let content = content(site, &shown, window, others);
+    let form = is_whole && visible.viewer.may_annotate(&record);
+    let beside = Beside { others, form: form.then(|| annotation::form(site, &record)) };
+    let content = content(site, &shown, window, beside);
     Ok(Made::Page(layout::page(site, Some(Tab::Jobs), &title(&record), every_s, &content)))
 }
 
@@ -62,8 +67,17 @@ pub(super) fn download(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Res
 
 /// A page that needs nothing else: style and script are in it, and it loads nothing.
 pub fn file(shown: &Shown<'_>, now_ns: i64, zone: TimeZone) -> Markup {
-    let site = Site { base: String::new(), who: String::new(), csrf: None, is_file: true, now_ns, zone };
-    let content = content(&site, shown, Window::default(), None);
+    let site = Site {
+        base: String::new(),
+        who: String::new(),
+        csrf: None,
+        has_logout: false,
+        has_stream: false,
+        is_file: true,
+        now_ns,
+        zone,
+    };
+    let content = content(&site, shown, Window::default(), Beside::default());
     layout::page(&site, None, &title(shown.record), None, &content)
 }
 
@@ -127,9 +141,16 @@ fn shown<'a>(
     bins: usize,
     now_ns: i64,
 ) -> Result<Shown<'a>, Problem> {
-    let (key, window_ms) = (&record.key, window.read_ms(now_ns / 1_000_000));
-    let mut series = |table: &'static Table, part: &str| {
-        samples::whole(table, window_ms, SAMPLES_KEPT, |after_ms| match table.name {
+    let machine = Machine { cpus: job_tables::cpus_of_node(visible, record)? };
+    if !is_whole {
+        return Ok(Shown { record, machine, charts: Vec::new(), span: None, answers: None });
+    }
+    let key = &record.key;
+    let series = |table: &'static Table, part: &str, window_ms: (i64, i64)| {
+        // All GPUs together are held.
+        let of_cards = SAMPLES_KEPT / record.gpus.len().clamp(1, job_answers::GPUS_MAX);
+        let kept = if table.name == gpu::card::TABLE.name { of_cards } else { SAMPLES_KEPT };
+        samples::whole(table, window_ms, kept, |after_ms| match table.name {
             name if name == JOB.name => visible.query.course(visible.viewer, key, after_ms),
             name if name == gpu::card::TABLE.name => {
                 visible.query.card_course(visible.viewer, key, part, after_ms)
@@ -137,13 +158,18 @@ fn shown<'a>(
             _ => visible.query.job_series(visible.viewer, key, table, part, after_ms),
         })
     };
-    let (charts, span) = match is_whole {
-        true => charts_between(record, window, bins, now_ns, &mut series)
-            .map_err(|error| Problem::failed(&error))?,
-        false => (Vec::new(), None),
+    let failed = |error: anyhow::Error| Problem::failed(&error);
+    let all = Window::default().read_ms(0);
+    let mut sampled = Sampled::read(record, |table, part| series(table, part, all)).map_err(failed)?;
+    let earlier = job_answers::earlier(visible, record)?;
+    let answers = sampled.answers(record, &earlier, machine, now_ns);
+    let window_ms = window.read_ms(now_ns / 1_000_000);
+    let mut drawn = |table: &'static Table, part: &str| match sampled.take(table, part) {
+        Some(course) if !window.is_zoomed() => Ok(course),
+        _ => series(table, part, window_ms),
     };
-    let machine = Machine { cpus: job_tables::cpus_of_node(visible, record)? };
-    Ok(Shown { record, machine, charts, span })
+    let (charts, span) = charts_between(record, window, bins, now_ns, &mut drawn).map_err(failed)?;
+    Ok(Shown { record, machine, charts, span, answers: Some(answers) })
 }
 
 fn charts_between(
@@ -159,7 +185,7 @@ fn charts_between(
     let mut drawn = charts::job(record, &course, span, gap_ms);
     drop(course);
     // One series is held at a time.
-    let gpus = &record.gpus[..record.gpus.len().min(CARDS_MAX)];
+    let gpus = &record.gpus[..record.gpus.len().min(job_answers::GPUS_MAX)];
     drawn.extend(charts::cards(gpus, span, gap_ms, |gpu| series(&gpu::card::TABLE, &gpu.uuid))?);
     for (index, of) in record.events.iter().take(EVENTS_MAX).enumerate() {
         // An older daemon has no such series.
@@ -185,17 +211,27 @@ fn span(record: &Record, course: &Course, window: Window, bins: usize, now_ns: i
     (end_ms > begin_ms).then(|| Span { begin_ms, end_ms, bins: bins.min(inside.max(40)) })
 }
 
-fn content(site: &Site, shown: &Shown<'_>, window: Window, others: Option<Markup>) -> Markup {
+/// What a page has and a file has not.
+#[derive(Default)]
+struct Beside {
+    others: Option<Markup>,
+    form: Option<Markup>,
+}
+
+fn content(site: &Site, shown: &Shown<'_>, window: Window, beside: Beside) -> Markup {
     let record = shown.record;
     let report = report::report(record, shown.machine, site.now_ns);
     html! {
         (head(site, record, &report))
         div.live id="job-body" data-live {
+            @if let Some(answers) = &shown.answers { (job_answers::verdict(answers)) }
             (facts(site, &report.facts))
             (annotation(site, record))
             (meters(&report.meters))
             (shares(&report.shares))
+            @if let Some(answers) = &shown.answers { (job_answers::section(answers)) }
         }
+        @if let Some(form) = beside.form { (form) }
         (timelines(site, shown, window))
         section id="figures" data-live aria-labelledby="figures-title" {
             h2 id="figures-title" { "Figures" }
@@ -204,7 +240,7 @@ fn content(site: &Site, shown: &Shown<'_>, window: Window, others: Option<Markup
         (job_tables::parts(&report.parts))
         (job_tables::stragglers(record))
         (job_tables::processes(site, record))
-        @if let Some(others) = others { (others) }
+        @if let Some(others) = beside.others { (others) }
         (notes(&report))
     }
 }

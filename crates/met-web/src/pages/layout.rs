@@ -19,6 +19,10 @@ pub struct Site {
     pub who: String,
     /// The token that forms send back with what they change, for who is logged in by a session.
     pub csrf: Option<String>,
+    /// People log in here and may log out.
+    pub has_logout: bool,
+    /// Starts and ends of jobs are streamed.
+    pub has_stream: bool,
     /// The page is a file of its own, without a server behind it.
     pub is_file: bool,
     pub now_ns: i64,
@@ -69,8 +73,9 @@ pub enum Tab {
     Nodes,
 }
 
-const TABS: [(Tab, &str, &str); 3] =
-    [(Tab::Now, "Now", ""), (Tab::Jobs, "Jobs", "jobs"), (Tab::Nodes, "Nodes", "nodes")];
+/// The navigation: what a page is called, and where it is below the base.
+const TABS: &[(Tab, &str, &str)] =
+    &[(Tab::Now, "Now", ""), (Tab::Jobs, "Jobs", "jobs"), (Tab::Nodes, "Nodes", "nodes")];
 
 /// A whole page. `every_s`: how often its live parts are fetched again while somebody looks at it.
 pub fn page(site: &Site, tab: Option<Tab>, title: &str, every_s: Option<u32>, content: &Markup) -> Markup {
@@ -86,7 +91,7 @@ pub fn page(site: &Site, tab: Option<Tab>, title: &str, every_s: Option<u32>, co
                 title { (title) " · met" }
                 (linked(site))
             }
-            body data-every=[every_s] {
+            body data-every=[every_s] data-stream=[every_s.filter(|_| site.has_stream).map(|_| site.to("api/v1/stream"))] {
                 @if !site.is_file { (head(site, tab)) }
                 main id="main" tabindex="-1" { (content) }
                 @if !site.is_file { (foot(site)) }
@@ -132,14 +137,14 @@ fn head(site: &Site, tab: Option<Tab>) -> Markup {
         header.top {
             a.brand href=(site.to("")) { "met" }
             nav aria-label="Pages" {
-                @for (one, name, path) in TABS {
+                @for &(one, name, path) in TABS {
                     a href=(site.to(path)) aria-current=[(tab == Some(one)).then_some("page")] { (name) }
                 }
             }
             div.who {
                 span.live id="live" hidden { "live" }
                 @if !site.who.is_empty() { span.user title="logged in" { (escape(&site.who)) } }
-                @if let Some(csrf) = &site.csrf {
+                @if let Some(csrf) = site.csrf.as_ref().filter(|_| site.has_logout) {
                     form method="post" action=(site.to("logout")) {
                         input type="hidden" name="csrf" value=(csrf);
                         button.plain type="submit" { "Log out" }

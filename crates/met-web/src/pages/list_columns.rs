@@ -105,7 +105,7 @@ pub static COLUMNS: &[ListColumn] = &[
     share(
         &["average_cores", "allocated_cpus", "efficiency_cpu_ratio"],
         "CPU",
-        Some("efficiency"),
+        Some("cores"),
         |site, record| {
             of_share(
                 record,

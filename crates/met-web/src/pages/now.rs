@@ -10,6 +10,7 @@ use met_core::units;
 use met_insight::average;
 use met_query::jobs::JobsFilter;
 use met_query::protocol::NodeStatus;
+use met_query::query::first_jobs;
 use met_sources::node as machine_table;
 
 use super::charts::Span;
@@ -97,24 +98,9 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
 
 /// Running and waiting jobs that the viewer sees, the newest first, and whether there are more.
 fn live_jobs(visible: &Visible<'_>) -> Result<(Vec<Record>, bool), Problem> {
-    let mut filter = JobsFilter {
-        states: State::ALL.into_iter().filter(|state| state.is_live()).collect(),
-        limit: Some(PAGE_JOBS),
-        paged: true,
-        ..JobsFilter::default()
-    };
-    let mut live = Vec::new();
-    loop {
-        let (page, _) = visible.jobs(&filter)?;
-        live.extend(page.jobs);
-        if page.next.is_none() || page.next == filter.after {
-            return Ok((live, false));
-        }
-        if live.len() >= JOBS_MAX {
-            return Ok((live, true));
-        }
-        filter.after = page.next;
-    }
+    let states = State::ALL.into_iter().filter(|state| state.is_live()).collect();
+    let filter = JobsFilter { states, limit: Some(PAGE_JOBS), ..JobsFilter::default() };
+    first_jobs(visible.query, visible.viewer, &filter, JOBS_MAX).map_err(|error| Problem::failed(&error))
 }
 
 /// What jobs hold together.

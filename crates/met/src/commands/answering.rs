@@ -44,6 +44,17 @@ impl Known {
         Ok(Known { course, gpus, gap_ms, machine, earlier })
     }
 
+    /// The samples of a table and part, if they were read.
+    pub fn series(&self, table: &'static Table, part: &str) -> Option<&Course> {
+        match table.name {
+            name if name == JOB.name => Some(&self.course),
+            name if name == card::TABLE.name => {
+                self.gpus.iter().find(|(uuid, _)| uuid == part).map(|(_, course)| course)
+            }
+            _ => None,
+        }
+    }
+
     /// Calls `with` with the job and all that is known around it.
     pub fn with_job<T>(&self, record: &Record, now_ns: i64, with: impl FnOnce(&Job<'_>) -> T) -> T {
         let earlier = lineage::earlier(record, &self.earlier);

@@ -80,21 +80,26 @@ fn print(
     Shown { record, machine, now_ns, whole, earlier }: &Shown,
     series: &mut dyn FnMut(&'static Table, &str) -> Result<Course>,
 ) -> Result<i32> {
-    if let Some(path) = &args.html {
-        let (charts, span) = match whole {
-            true => pages::charts_of(record, *now_ns, &mut *series)?,
-            false => (Vec::new(), None),
-        };
-        let shown = pages::Shown { record, machine: *machine, charts, span };
-        return write_html(path, &pages::file(&shown, *now_ns, view::local_zone()).into_string());
-    }
-    let mut stdout = output::stdout();
     // Samples and earlier runs are the whole job's, and say nothing of a step.
     let known = match whole {
         true => Some(Known::read(setting, record, *machine, earlier.clone(), series)?),
         false => None,
     };
     let answers = known.as_ref().map(|known| known.answers(record, *now_ns));
+    if let Some(path) = &args.html {
+        let (charts, span) = match &known {
+            Some(known) => {
+                pages::charts_of(record, *now_ns, |table, part| match known.series(table, part) {
+                    Some(course) => Ok(course.clone()),
+                    None => series(table, part),
+                })?
+            }
+            None => (Vec::new(), None),
+        };
+        let shown = pages::Shown { record, machine: *machine, charts, span, answers };
+        return write_html(path, &pages::file(&shown, *now_ns, view::local_zone()).into_string());
+    }
+    let mut stdout = output::stdout();
     if args.json {
         let mut object = met_insight::json::object(record, *now_ns);
         if let Some(answers) = &answers {

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use met_agent::supervise::Signals;
 use met_query::jobs::{AllJobs, OwnJobs};
 use met_query::setting::Setting;
@@ -57,7 +57,7 @@ pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
     let signals = Signals::block().context("cannot listen for signals")?;
     let (path, server_url) = (file(&setting), setting.server.as_ref().map(|server| server.url.clone()));
     let name = met_host::users::name_of(rustix::process::getuid().as_raw()).unwrap_or_default();
-    let personal = Personal::new(&name).map_err(|_| anyhow!("the machine has no random numbers"))?;
+    let personal = Personal::new(&name).context("the machine has no random numbers")?;
     let address = args.listen.clone().unwrap_or_else(|| "127.0.0.1:0".to_owned());
     let options = options(&address)?;
     setting.user.create()?;
@@ -70,7 +70,7 @@ pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
         server: server_url,
     };
     write_private(&path, &serde_json::to_string(&running)?)?;
-    let ticket = personal.ticket().map_err(|_| anyhow!("the machine has no random numbers"))?;
+    let ticket = personal.ticket().context("the machine has no random numbers")?;
     say(&link(&running, &ticket, &next), args)?;
     while !is_told_to_end(&signals) && (!args.background || personal.idle() < IDLE_MAX) {
         std::thread::sleep(LOOK_EVERY);
@@ -109,8 +109,10 @@ fn options(address: &str) -> Result<Options> {
 fn start(setting: Setting, personal: &Arc<Personal>, options: Options) -> Result<(Server, SocketAddr)> {
     let layouts = setting.config.jobs.layouts.clone();
     let admission: Arc<dyn Admission> = Arc::<Personal>::clone(personal);
-    let query = Arc::new(OwnJobs::new(setting));
-    let api = Api { query, admission, answers: Arc::default(), layouts, live: Arc::default() };
+    let own = Arc::new(OwnJobs::new(setting));
+    let query = Arc::<OwnJobs>::clone(&own);
+    let (answers, live) = (Arc::default(), Arc::default());
+    let api = Api { query, admission, answers, layouts, live, annotates: own };
     let server = Server::start(options, personal::router(personal, api))
         .map_err(|error| Failure::usage(error.to_string()))?;
     let address = server.local_addrs().first().copied().context("the listener has no address")?;

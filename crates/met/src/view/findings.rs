@@ -1,12 +1,12 @@
 //! Findings of many jobs, and why a rule found something or not.
 
+use met_insight::answers::words::saving;
 use met_insight::check::Group;
 use met_insight::finding::{self, Evidence};
 use met_insight::report::Amount;
 use met_insight::rules::{Explanation, Rule, fields};
 use serde_json::{Value, json};
 
-use super::report::saving;
 use super::{Paint, Style, text};
 use met_core::units;
 use met_insight::report::words::amount;

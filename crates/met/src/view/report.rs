@@ -7,7 +7,6 @@ mod tables;
 use met_insight::report::{Heading, Line, Report};
 
 use super::{Paint, Style, text};
-pub use answers::saving;
 use met_core::units;
 use met_insight::report::words::{amount, detail, legend, mark};
 

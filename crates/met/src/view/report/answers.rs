@@ -1,17 +1,11 @@
 //! What happened, what limited the job, and what to do, in words.
 
-use met_core::units;
-use met_insight::answers::compared::Kind;
-use met_insight::answers::{Answers, Difference, Limit, Phase, PhaseKind};
-use met_insight::finding::{Finding, Saving};
-use met_insight::report::{Amount, Measure, Report};
+use met_insight::answers::{Answers, words};
+use met_insight::finding::Finding;
+use met_insight::report::Report;
 
 use super::{LABEL_COLUMNS, Page, SEPARATOR, filled};
 use crate::view::{Paint, text};
-use met_insight::report::words::amount;
-
-/// More phases than this are one that alternates.
-const PHASES_MAX: usize = 8;
 
 pub(super) fn lines(page: &Page<'_>, report: &Report) -> Vec<String> {
     let Some(answers) = &report.answers else { return Vec::new() };
@@ -22,69 +16,14 @@ pub(super) fn lines(page: &Page<'_>, report: &Report) -> Vec<String> {
             lines.push(format!("{}  {line}", page.label(if index == 0 { label } else { "" })));
         }
     };
-    put("phases", phases(&answers.phases), SEPARATOR);
+    put("phases", words::phases(&answers.phases), SEPARATOR);
     if let Some(bottleneck) = &answers.bottleneck {
-        let label = match bottleneck.limit {
-            Limit::Waiting | Limit::None => "bottleneck",
-            _ => "limited by",
-        };
-        let words = [bottleneck.limit.words().to_owned()].into_iter().chain(bottleneck.evidence.clone());
-        put(label, words.collect(), SEPARATOR);
+        let (label, words) = words::bottleneck(bottleneck);
+        put(label, words, SEPARATOR);
     }
     put("imbalance", answers.imbalance.iter().map(|words| text::escape(words)).collect(), SEPARATOR);
-    put("earlier runs", differences(&answers.differences), SEPARATOR);
+    put("earlier runs", words::differences(&answers.differences), SEPARATOR);
     lines
-}
-
-/// One phase alone is what the averages say already.
-fn phases(phases: &[Phase]) -> Vec<String> {
-    if phases.len() < 2 {
-        return Vec::new();
-    }
-    let word = |phase: &Phase| {
-        let long = units::duration(phase.seconds());
-        let counted = |number: f64, what: &str| match units::cores(number) {
-            one if one == "1" => format!("1 {what}"),
-            several => format!("{several} {what}s"),
-        };
-        let cores = phase.cores.map(|cores| counted(cores, "core"));
-        let gpus = phase.gpus.filter(|&gpus| gpus >= 0.05).map(|gpus| counted(gpus, "GPU"));
-        let on = match phase.kind {
-            PhaseKind::Compute => cores.into_iter().chain(gpus).collect::<Vec<_>>().join(" and "),
-            _ => String::new(),
-        };
-        let on = if on.is_empty() { on } else { format!(" on {on}") };
-        format!("{} {long}{on}", phase.kind.name())
-    };
-    let mut words: Vec<String> = phases.iter().take(PHASES_MAX).map(word).collect();
-    if phases.len() > PHASES_MAX {
-        words.push(format!("{} more", phases.len() - PHASES_MAX));
-    }
-    words
-}
-
-fn differences(differences: &[Difference]) -> Vec<String> {
-    let Some(first) = differences.first() else { return Vec::new() };
-    let quality = met_core::job::QualityKind::Measured;
-    let value =
-        |difference: &Difference, value| amount(&Amount { value, measure: difference.measure, quality });
-    let word = |difference: &Difference| {
-        let usual = format!("usually {}", value(difference, difference.median));
-        let now = format!("{} {}", difference.what, value(difference, difference.value));
-        match &difference.kind {
-            Kind::Normal => None,
-            Kind::Outlier => Some(format!("{now}, {usual}")),
-            Kind::Since(label, _) => {
-                let was = value(difference, difference.median);
-                Some(format!("{now} since job {}, before {was}", text::escape(label)))
-            }
-        }
-    };
-    let words: Vec<String> = differences.iter().filter_map(word).collect();
-    match words.is_empty() {
-        true => vec![format!("like the last {}", first.runs)],
-        false => words,
-    }
 }
 
 /// Requests that would have been enough.
@@ -94,16 +33,7 @@ pub(super) fn next_time(page: &Page<'_>, report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
     for (index, directive) in directives.enumerate() {
         let label = page.label(if index == 0 { "next time" } else { "" });
-        let measure = match directive.resource {
-            "memory" => Measure::Bytes,
-            "time" => Measure::Seconds,
-            _ => Measure::Cores,
-        };
-        let quality = met_core::job::QualityKind::Measured;
-        let asked = directive.asked.map(|value| amount(&Amount { value, measure, quality }));
-        let asked = asked.map(|asked| format!("instead of {asked}, ")).unwrap_or_default();
-        let runs = if directive.runs == 1 { "by this run" } else { "by the last runs" };
-        let (text, words) = (text::pad(&directive.text, 28), format!("{asked}{runs}"));
+        let (text, words) = (text::pad(&directive.text, 28), words::directive(directive));
         if text::width(&text) + 2 + text::width(&words) <= room {
             lines.push(format!("{label}  {text}  {}", page.style.paint(Paint::Dim, &words)));
             continue;
@@ -136,7 +66,7 @@ fn finding_lines(page: &Page<'_>, finding: &Finding, job: &str) -> Vec<String> {
         ));
     }
     lines.extend(text::wrap(&text::escape(&finding.how), room).into_iter().map(|part| format!("  {part}")));
-    let saves = saving(&finding.saving);
+    let saves = words::saving(&finding.saving);
     let more = format!("met explain {} {}", text::escape(job), finding.rule);
     let words = [saves, Some(more)].into_iter().flatten();
     let last = filled(words, SEPARATOR, room);
@@ -144,29 +74,13 @@ fn finding_lines(page: &Page<'_>, finding: &Finding, job: &str) -> Vec<String> {
     lines
 }
 
-/// What following an advice would save, in words.
-pub fn saving(saving: &Saving) -> Option<String> {
-    let hours = |value: f64| if value >= 10.0 { format!("{value:.0}") } else { format!("{value:.1}") };
-    let words: Vec<String> = [
-        saving.core_hours.map(|value| format!("{} core-hours", hours(value))),
-        saving.gpu_hours.map(|value| format!("{} GPU-hours", hours(value))),
-        saving.energy_joules.filter(|&joules| joules > 0.0).map(units::watt_hours),
-        saving
-            .emissions_grams
-            .filter(|&grams| grams > 0.0)
-            .map(|grams| format!("{} CO2e", units::grams(grams))),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
-    (!words.is_empty()).then(|| format!("saves {}", words.join(", ")))
-}
-
 #[cfg(test)]
 mod tests {
     use met_core::sample;
-    use met_insight::answers::{Bottleneck, Directive};
-    use met_insight::finding::Severity;
+    use met_insight::answers::compared::Kind;
+    use met_insight::answers::{Bottleneck, Difference, Directive, Limit, Phase, PhaseKind};
+    use met_insight::finding::{Saving, Severity};
+    use met_insight::report::Measure;
     use met_insight::report::{Machine, report};
 
     use super::*;
@@ -255,7 +169,7 @@ mod tests {
     fn like_earlier_runs_is_said_in_one_word() {
         let mut normal = full().differences;
         normal[0].kind = Kind::Normal;
-        assert_eq!(differences(&normal), ["like the last 7"]);
-        assert_eq!(differences(&[]), [""; 0]);
+        assert_eq!(words::differences(&normal), ["like the last 7"]);
+        assert_eq!(words::differences(&[]), [""; 0]);
     }
 }

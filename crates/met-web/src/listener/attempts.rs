@@ -13,8 +13,8 @@ const PER_BOTH: u32 = 10;
 const PER_NAME: u32 = 100;
 const ENTRIES_MAX: usize = 8192;
 
-#[derive(Default)]
-pub(super) struct Attempts(Mutex<HashMap<Source, Failures>>);
+#[derive(Debug, Default)]
+pub struct Attempts(Mutex<HashMap<Source, Failures>>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Source {
@@ -24,6 +24,7 @@ enum Source {
     Both(IpAddr, u64),
 }
 
+#[derive(Debug)]
 struct Failures {
     count: u32,
     since: Instant,
@@ -31,7 +32,7 @@ struct Failures {
 
 impl Attempts {
     /// How long to wait before the next attempt, if too many failed.
-    pub(super) fn wait(&self, address: Option<IpAddr>, name: Option<&str>) -> Option<Duration> {
+    pub fn wait(&self, address: Option<IpAddr>, name: Option<&str>) -> Option<Duration> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = sources(address, name).into_iter().filter_map(|(source, most)| {
             let failures = known.get(&source).filter(|failures| failures.count >= most)?;
@@ -40,7 +41,7 @@ impl Attempts {
         waits.max()
     }
 
-    pub(super) fn failed(&self, address: Option<IpAddr>, name: Option<&str>) {
+    pub fn failed(&self, address: Option<IpAddr>, name: Option<&str>) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (source, _) in sources(address, name) {
             if known.len() >= ENTRIES_MAX && !known.contains_key(&source) {
@@ -55,7 +56,7 @@ impl Attempts {
     }
 
     /// Who has the right password did not guess. The address stays counted: it may have guessed for others.
-    pub(super) fn succeeded(&self, address: Option<IpAddr>, name: Option<&str>) {
+    pub fn succeeded(&self, address: Option<IpAddr>, name: Option<&str>) {
         let Some((address, name)) = address.zip(name) else { return };
         let both = Source::Both(network(address), hash(name));
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&both);
