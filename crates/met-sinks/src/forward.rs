@@ -7,7 +7,7 @@
 mod held;
 mod interims;
 pub mod link;
-mod sender;
+pub(crate) mod sender;
 pub mod spool;
 
 use std::io;

@@ -4,6 +4,7 @@
 
 pub mod bus;
 mod decimal;
+mod elasticsearch;
 pub mod event;
 pub mod event_json;
 pub mod forward;
@@ -21,7 +22,7 @@ pub use event::Event;
 pub use sink::{Configured, Sink, SinkSpec};
 
 /// All sinks, in the order of the documentation.
-pub static SINKS: &[&SinkSpec] = &[&forward::SPEC, &stdout::SPEC, &otlp::SPEC];
+pub static SINKS: &[&SinkSpec] = &[&forward::SPEC, &stdout::SPEC, &otlp::SPEC, &elasticsearch::SPEC];
 
 #[cfg(test)]
 mod tests {

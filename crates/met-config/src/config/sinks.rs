@@ -141,8 +141,10 @@ mod tests {
             expect![[r#"met.yaml:2: unknown key "sinks.stdot"; did you mean "sinks.stdout"?"#]],
         );
         check_error(
-            "sinks:\n  - elasticsearch: {}\n",
-            expect![[r#"met.yaml:2: unknown key "sinks.elasticsearch"; the keys here are stdout, otlp"#]],
+            "sinks:\n  - kafka: {}\n",
+            expect![[
+                r#"met.yaml:2: unknown key "sinks.kafka"; the keys here are stdout, otlp, elasticsearch"#
+            ]],
         );
         check_error(
             "sinks:\n  - stdout:\n      formt: csv\n",
