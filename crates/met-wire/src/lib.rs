@@ -3,6 +3,7 @@
 pub mod batch;
 mod bits;
 pub mod block;
+pub mod colmet;
 pub mod column;
 mod huffman;
 pub mod otlp;
