@@ -41,6 +41,11 @@ class Engine:
         shutil.copytree(os.path.join(self.home, "config"), self.conf)
         for name in ("data", "logs", "tmp"):
             os.mkdir(os.path.join(self.folder, name))
+        # Logs of the JVM would go below the installation, which the user who runs it may not write to.
+        options = os.path.join(self.conf, "jvm.options")
+        kept = [line for line in open(options) if "logs/" not in line]
+        with open(options, "w") as file:
+            file.writelines(kept)
         with open(os.path.join(self.conf, f"{kind}.yml"), "w") as file:
             file.write(f"http.port: {self.port}\ntransport.port: {free_port()}\nnetwork.host: 127.0.0.1\ndiscovery.type: single-node\n"
                        f"path.data: {self.folder}/data\npath.logs: {self.folder}/logs\n"
@@ -92,6 +97,8 @@ class Engine:
         """All documents, by index and id."""
         self.ask("POST", f"/{pattern}/_refresh")
         status, found = self.ask("POST", f"/{pattern}/_search?size=10000", {"query": {"match_all": {}}, "track_total_hits": True})
+        if status == 404:
+            return {}
         check(status == 200, found)
         hits = found["hits"]["hits"]
         equal(found["hits"]["total"]["value"], len(hits), "all of them")
@@ -202,11 +209,10 @@ def an_engine_that_is_killed_has_each_document_once_when_it_is_back(world):
         world.start_system_daemon()
         job = world.run("sleep", "1000")
         eventually(lambda: len(stored(engine)) >= 10, lambda: f"documents: {status(world)}", pause_s=0.3)
-        for _ in range(2):
-            engine.kill()
-            eventually(lambda: waiting(world) >= 10 and status(world)["state"] == "retrying", lambda: f"a spool: {status(world)}", pause_s=0.2)
-            engine.start()
-            eventually(lambda: status(world)["state"] == "running" and waiting(world) < 10, lambda: f"it is sent: {status(world)}", pause_s=0.2)
+        engine.kill()
+        eventually(lambda: waiting(world) >= 10 and status(world)["state"] == "retrying", lambda: f"a spool: {status(world)}", pause_s=0.2)
+        engine.start()
+        eventually(lambda: status(world)["state"] == "running" and waiting(world) < 10, lambda: f"it is sent: {status(world)}", pause_s=0.2)
         # The daemon, too: what is in its spool is sent by the next one.
         engine.kill()
         eventually(lambda: waiting(world) >= 10, "a spool")
@@ -327,9 +333,9 @@ def a_server_writes_the_samples_of_its_nodes(world):
         node = made.nodes[0]
         job = node.met("run", "--print-id", "--wait", "--", "sleep", "1").ok().out.strip()
         of_job = lambda: [one for one in engine.documents("met_job").values() if one["job"]["raw_id"] == job]
-        found = eventually(lambda: engine.ask("HEAD", "/met_job")[0] == 200 and of_job(), "the samples of the job", pause_s=0.3)
+        found = eventually(of_job, "the samples of the job", pause_s=0.3)
         equal({one["node"] for one in found}, {node.name}, "nodes")
-        check(all("wall_seconds" in one["values"] for one in found), found)
+        check(all("cpu_seconds" in one["values"] for one in found), found)
 
 
 @test

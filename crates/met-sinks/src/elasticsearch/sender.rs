@@ -13,7 +13,7 @@ use crate::forward::spool::{Limits, Oldest, Spool};
 
 const ANSWER_BYTES_MAX: u64 = 8 << 20;
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Attempts for a document that fails while others are taken.
 const ATTEMPTS_MAX: u32 = 10;
 /// Documents in one request; fewer while a server finds that too many.
