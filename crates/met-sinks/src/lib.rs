@@ -3,6 +3,8 @@
 //! To add one: a file with its [`SinkSpec`] and its [`Sink`], and one word in [`SINKS`].
 
 pub mod bus;
+mod colmet;
+pub mod colmet_records;
 mod decimal;
 pub mod event;
 pub mod event_json;
@@ -21,7 +23,7 @@ pub use event::Event;
 pub use sink::{Configured, Sink, SinkSpec};
 
 /// All sinks, in the order of the documentation.
-pub static SINKS: &[&SinkSpec] = &[&forward::SPEC, &stdout::SPEC, &otlp::SPEC];
+pub static SINKS: &[&SinkSpec] = &[&forward::SPEC, &stdout::SPEC, &otlp::SPEC, &colmet::SPEC];
 
 #[cfg(test)]
 mod tests {
