@@ -19,18 +19,23 @@ use base64::prelude::BASE64_STANDARD;
 use met_core::Table;
 use met_core::units::{parse_duration, parse_size};
 
+use crate::colmet_records::{self, Chosen, Gatherer};
 use crate::event::{Event, Kind};
 use crate::forward::link::{Address, Link, private_lines};
 use crate::forward::spool::{Limits, Spool};
 use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
 use bulk::Body;
-use documents::{Catalogue, Rotation};
+use documents::{Catalogue, Colmet, Maker, Rotation};
 use indices::Indices;
 use quarantine::Quarantine;
 use sender::{GROUP_MAX, Sender, Shared};
 
 const URL: &str = "http://127.0.0.1:9200";
-const PREFIX: &str = "met_";
+const PREFIX_COLMET: &str = "colmet_";
+const PREFIX_JOBMET: &str = "met_";
+const COLMET: &str = "colmet";
+const JOBMET: &str = "jobmet";
+const BACKENDS: &str = "all";
 const TABLES: &str = "job, node, gpu, block, network";
 const TIMEOUT: &str = "30s";
 const INTERVAL: &str = "5s";
@@ -61,11 +66,19 @@ pub static SPEC: SinkSpec = SinkSpec {
             },
         },
         SinkOption {
+            name: "format",
+            values: "`colmet` or `jobmet`",
+            default: COLMET,
+            many: false,
+            help: "`colmet`: documents as a colmet-collector writes them. `jobmet`: rows of tables with our own names, as `stdout` writes them",
+            check: |value, _| one_of(value, &[COLMET, JOBMET]),
+        },
+        SinkOption {
             name: "index_prefix",
             values: "lower-case letters, digits, `_`, `-` and `.`",
-            default: PREFIX,
+            default: PREFIX_COLMET,
             many: false,
-            help: "how names of indices begin",
+            help: "how names of indices begin; with `format: jobmet` the default is `met_`",
             check: |value, _| check_prefix(value),
         },
         path_option(
@@ -99,12 +112,16 @@ pub static SPEC: SinkSpec = SinkSpec {
             help: "documents of this time are sent together",
             check: check_duration,
         },
+        colmet_records::PERIOD,
+        colmet_records::backends(BACKENDS),
+        colmet_records::EVENTS,
+        colmet_records::MANAGERS,
         SinkOption {
             name: "tables",
             values: "names of tables (`met metrics`)",
             default: TABLES,
             many: true,
-            help: "what to send; a server sends `job` and `node`",
+            help: "what to send with `format: jobmet`; a server sends `job` and `node`",
             check: |value, tables| one_of(value, &tables.iter().map(|table| table.name).collect::<Vec<_>>()),
         },
         SinkOption {
@@ -176,8 +193,15 @@ fn tables(options: &Options) -> Vec<String> {
     chosen.unwrap_or_else(|| TABLES.split(", ").map(str::to_owned).collect())
 }
 
+fn is_jobmet(options: &Options) -> bool {
+    options.word("format") == Some(JOBMET)
+}
+
 /// A daemon sends what its sampler reads, a server what its nodes sent.
 fn interest(options: &Options) -> Interest {
+    if !is_jobmet(options) {
+        return Chosen::of(options, BACKENDS).interest();
+    }
     match options.node.is_some() {
         true => Interest { kinds: Vec::new(), tables: tables(options), within: None },
         false => Interest { kinds: vec![Kind::Samples], tables: Vec::new(), within: None },
@@ -203,13 +227,7 @@ fn open(options: &Options) -> Opened {
     let spool =
         Spool::open(folder).map_err(|error| SinkError::Lost(format!("{}: {error}", folder.display())))?;
     let shared = Shared::new(spool);
-    let maker = Catalogue {
-        prefix: options.word("index_prefix").unwrap_or(PREFIX).to_owned(),
-        node: options.node.clone(),
-        tables: tables(options),
-        rotation: options.word("rotate").map(Rotation::from_name).unwrap_or_default(),
-    };
-    let template = format!("met-{}", maker.prefix.trim_end_matches(|last| "_-.".contains(last)));
+    let (maker, template) = maker(options);
     let template = (options.word("template") != Some("no")).then_some(template);
     let sender = Sender {
         link,
@@ -228,6 +246,24 @@ fn open(options: &Options) -> Opened {
     let interval = duration(options, "interval", INTERVAL);
     let outgoing = Outgoing { body: Body::default(), due: None, interval, limits, shared };
     Ok(Box::new(Elasticsearch { maker, outgoing, reported_dropped: 0 }))
+}
+
+/// What makes documents, and a name for the template of their indices.
+fn maker(options: &Options) -> (Maker, String) {
+    let default = if is_jobmet(options) { PREFIX_JOBMET } else { PREFIX_COLMET };
+    let prefix = options.word("index_prefix").unwrap_or(default).to_owned();
+    let rotation = options.word("rotate").map(Rotation::from_name).unwrap_or_default();
+    let template = format!("met-{}", prefix.trim_end_matches(|last| "_-.".contains(last)));
+    let maker = match is_jobmet(options) {
+        true => {
+            Maker::Catalogue(Catalogue { prefix, node: options.node.clone(), tables: tables(options), rotation })
+        }
+        false => {
+            let gatherer = Gatherer::new(Chosen::of(options, BACKENDS));
+            Maker::Colmet(Colmet::new(gatherer, &prefix, rotation))
+        }
+    };
+    (maker, template)
 }
 
 /// The value of the header. Nothing of a file is shown.
@@ -293,13 +329,18 @@ impl Outgoing {
 }
 
 struct Elasticsearch {
-    maker: Catalogue,
+    maker: Maker,
     outgoing: Outgoing,
     /// Documents whose loss was reported.
     reported_dropped: u64,
 }
 
 impl Elasticsearch {
+    fn finish(&mut self, now: Instant) {
+        let Elasticsearch { maker, outgoing, .. } = self;
+        maker.finish(now, &mut |index, id, document| outgoing.push(index, id, document));
+    }
+
     fn flush_if_due(&mut self) {
         if self.outgoing.due.is_some_and(|due| due <= Instant::now()) {
             self.outgoing.flush();
@@ -316,6 +357,7 @@ impl Sink for Elasticsearch {
     }
 
     fn idle(&mut self) -> Result<(), SinkError> {
+        self.finish(Instant::now());
         self.flush_if_due();
         Ok(())
     }
@@ -325,11 +367,13 @@ impl Sink for Elasticsearch {
         let dropped = progress.dropped - self.reported_dropped;
         self.reported_dropped = progress.dropped;
         let look = (progress.waiting > 0).then(|| Instant::now() + LOOK_EVERY);
-        let wake = self.outgoing.due.into_iter().chain(look).min();
+        let wake = self.outgoing.due.into_iter().chain(look).chain(self.maker.due()).min();
         Some(Report { dropped, failure: progress.failure, is_retrying: progress.is_retrying, wake })
     }
 
     fn close(mut self: Box<Self>) {
+        // No further row comes.
+        self.finish(Instant::now() + CLOSE_WITHIN);
         self.outgoing.flush();
         self.outgoing.shared.stop(CLOSE_WITHIN);
     }

@@ -104,7 +104,14 @@ impl Record {
     /// One in which nothing is known yet.
     pub fn new(backend: Backend, hostname: &str, job_id: u64, timestamp: u64) -> Record {
         let values = vec![None; backend.layout().counters.len()];
-        Record { backend, hostname: hostname.to_owned(), job_id, timestamp, values, involved_jobs: Vec::new() }
+        Record {
+            backend,
+            hostname: hostname.to_owned(),
+            job_id,
+            timestamp,
+            values,
+            involved_jobs: Vec::new(),
+        }
     }
 
     /// The known counters with their names, in the order of the wire.
@@ -152,7 +159,8 @@ impl Record {
 
     /// Reads a record of exactly its length.
     fn decode(layout: &'static Layout, bytes: &[u8]) -> Result<Record, Bad> {
-        let hostname = text(&bytes[NAME_BYTES..JOB_ID]).filter(|name| is_hostname(name)).ok_or(Bad::Hostname)?;
+        let hostname =
+            text(&bytes[NAME_BYTES..JOB_ID]).filter(|name| is_hostname(name)).ok_or(Bad::Hostname)?;
         let mut record = Record::new(layout.backend, hostname, word(bytes, JOB_ID), word(bytes, TIMESTAMP));
         let mut rest = &bytes[COUNTERS..];
         for (counter, value) in layout.counters.iter().zip(&mut record.values) {
@@ -196,8 +204,12 @@ fn encode_value(out: &mut Vec<u8>, kind: Type, value: Option<Value>) {
         None => None,
     };
     match kind {
-        Type::U32 => out.extend_from_slice(&int.and_then(|int| u32::try_from(int).ok()).unwrap_or(0).to_le_bytes()),
-        Type::U64 => out.extend_from_slice(&int.and_then(|int| u64::try_from(int).ok()).unwrap_or(0).to_le_bytes()),
+        Type::U32 => {
+            out.extend_from_slice(&int.and_then(|int| u32::try_from(int).ok()).unwrap_or(0).to_le_bytes())
+        }
+        Type::U64 => {
+            out.extend_from_slice(&int.and_then(|int| u64::try_from(int).ok()).unwrap_or(0).to_le_bytes())
+        }
         Type::I64 => out.extend_from_slice(&int.unwrap_or(-1).to_le_bytes()),
         Type::F32 => {
             let float = match value {

@@ -10,3 +10,4 @@ pub mod otlp;
 mod protobuf;
 pub mod remote_write;
 pub mod schema;
+pub mod zmtp;

@@ -130,6 +130,7 @@ fn options(server: &Server, folder: &Path, more: &[(&'static str, &str)]) -> Opt
     (options.node, options.folder) = (Some("n1".to_owned()), Some(folder.to_path_buf()));
     options.set("url", vec![server.url.clone()]);
     options.set("interval", vec!["100ms".to_owned()]);
+    options.set("format", vec!["jobmet".to_owned()]);
     for (name, value) in more {
         options.set(name, vec![(*value).to_owned()]);
     }

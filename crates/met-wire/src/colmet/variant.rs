@@ -189,7 +189,10 @@ impl<'a> Reader<'a> {
             0xdb => self.number(4)? as usize,
             _ => return None,
         };
-        (bytes <= TEXT_BYTES_MAX).then(|| self.take(bytes)).flatten().and_then(|text| std::str::from_utf8(text).ok())
+        (bytes <= TEXT_BYTES_MAX)
+            .then(|| self.take(bytes))
+            .flatten()
+            .and_then(|text| std::str::from_utf8(text).ok())
     }
 
     /// The length of a list or map of at most `most` entries.
