@@ -255,9 +255,12 @@ fn maker(options: &Options) -> (Maker, String) {
     let rotation = options.word("rotate").map(Rotation::from_name).unwrap_or_default();
     let template = format!("met-{}", prefix.trim_end_matches(|last| "_-.".contains(last)));
     let maker = match is_jobmet(options) {
-        true => {
-            Maker::Catalogue(Catalogue { prefix, node: options.node.clone(), tables: tables(options), rotation })
-        }
+        true => Maker::Catalogue(Catalogue {
+            prefix,
+            node: options.node.clone(),
+            tables: tables(options),
+            rotation,
+        }),
         false => {
             let gatherer = Gatherer::new(Chosen::of(options, BACKENDS));
             Maker::Colmet(Colmet::new(gatherer, &prefix, rotation))

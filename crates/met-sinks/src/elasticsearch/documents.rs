@@ -118,7 +118,9 @@ impl Colmet {
             let Some(stem) = place.and_then(|place| self.stems.get(place)) else { continue };
             let date = match self.rotation {
                 Rotation::Never => None,
-                _ => i64::try_from(record.timestamp).ok().and_then(|time_s| time(time_s.saturating_mul(1_000_000_000))),
+                _ => i64::try_from(record.timestamp)
+                    .ok()
+                    .and_then(|time_s| time(time_s.saturating_mul(1_000_000_000))),
             };
             self.document.clear();
             write_record(&mut self.document, &record);

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Mutex;
 
 use met_core::{JOB, MISSING};
+use met_wire::colmet::{Backend, Record, Type, Value as ColmetValue};
 use serde_json::{Value, json};
 
 use super::*;
@@ -289,4 +290,92 @@ fn names_of_indices_are_those_that_a_server_takes() {
     for bad in ["_a", "-a", ".a", "A", "a/b", "a b", "ä", "a*", "a,b", "a\"b"] {
         assert!(check_prefix(bad).is_err(), "{bad}");
     }
+}
+
+fn colmet(records: Vec<Record>) -> Event {
+    Event::Colmet(Arc::new(records))
+}
+
+fn record(backend: Backend, known: &[(&str, i64)]) -> Record {
+    let mut record = Record::new(backend, "n1", 1234, 1_700_000_000);
+    for (counter, value) in backend.layout().counters.iter().zip(&mut record.values) {
+        let found = known.iter().find(|(name, _)| *name == counter.name);
+        *value = found.map(|(_, value)| match counter.kind {
+            Type::F32 => ColmetValue::Float(*value as f32),
+            _ => ColmetValue::Int(*value),
+        });
+    }
+    record
+}
+
+/// What becomes of records: index, id and document.
+fn made(more: &[(&'static str, &str)], records: Vec<Record>) -> Vec<(String, String, String)> {
+    let mut options = Options::default();
+    more.iter().for_each(|(name, value)| options.set(name, vec![(*value).to_owned()]));
+    let (mut maker, _) = maker(&options);
+    let mut all = Vec::new();
+    maker.write(&colmet(records), &mut |index, id, document| {
+        all.push((index.to_owned(), id.to_owned(), String::from_utf8(document.to_vec()).unwrap()));
+    });
+    all
+}
+
+#[test]
+fn a_record_of_colmet_is_the_document_that_its_collector_writes() {
+    let mut energy = record(Backend::Rapl, &[("counter_1", 7), ("counter_24", 8)]);
+    energy.involved_jobs = vec![1234, 1235];
+    let mut node = record(Backend::Procstats, &[("uptime_total", 5), ("loadavg_1min", 2)]);
+    node.job_id = 0;
+    let task = record(Backend::Taskstats, &[("coremem", 4096), ("cpu_run_real_total", -1)]);
+    let all = made(&[], vec![energy, node, task]);
+    let documents: Vec<_> =
+        all.iter().map(|(index, _, document)| (index.as_str(), document.as_str())).collect();
+    assert_eq!(
+        documents,
+        [
+            (
+                "colmet_raplstats_default",
+                r#"{"hostname":"n1","job_id":1234,"timestamp":1700000000,"counter_1":7,"counter_24":8,"involved_jobs":[1234,1235]}"#
+            ),
+            (
+                "colmet_procstats_default",
+                r#"{"hostname":"n1","job_id":0,"timestamp":1700000000,"uptime_total":5,"loadavg_1min":2.0,"involved_jobs":[]}"#
+            ),
+            (
+                "colmet_taskstats_default",
+                r#"{"hostname":"n1","job_id":1234,"timestamp":1700000000,"cpu_run_real_total":-1,"coremem":4096}"#
+            ),
+        ]
+    );
+    let dated = made(&[("rotate", "monthly"), ("index_prefix", "x-")], vec![record(Backend::Ipmi, &[])]);
+    assert_eq!(dated[0].0, "x-ipmipowerstats_default-2023.11");
+}
+
+#[test]
+fn ids_follow_from_records_and_differ_within_a_second() {
+    let last = record(Backend::Taskstats, &[("coremem", 1)]);
+    let end = record(Backend::Taskstats, &[("coremem", 2)]);
+    let ids = |records: &[&Record]| -> Vec<String> {
+        made(&[], records.iter().map(|one| (*one).clone()).collect())
+            .into_iter()
+            .map(|(_, id, _)| id)
+            .collect()
+    };
+    let found = ids(&[&last, &end, &last]);
+    assert!(found[0] != found[1] && found[0] == found[2], "{found:?}");
+    assert!(found[0].starts_with("n1-1234-1700000000-"));
+    assert_eq!(found, ids(&[&last, &end, &last]), "in another process, too");
+}
+
+#[test]
+fn the_template_covers_every_index_and_no_other() {
+    let (maker, name) = maker(&Options::default());
+    let template = maker.scheme().template();
+    assert_eq!(name, "met-colmet");
+    let patterns: Vec<&str> =
+        template["index_patterns"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(
+        patterns.contains(&"colmet_taskstats_default") && patterns.contains(&"colmet_raplstats_default-*")
+    );
+    assert!(patterns.len() == 20 && patterns.iter().all(|pattern| pattern.starts_with("colmet_")));
 }
