@@ -37,8 +37,8 @@ impl ServerClient {
             url: asked.url.clone(),
             token,
             authority: asked.ca_file.clone(),
-            certificate: None,
             plain: asked.plain,
+            ..Address::default()
         };
         Ok(ServerClient { link: Link::open(&address).map_err(usage)?, token_file: asked.token_file.clone() })
     }

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -239,13 +240,14 @@ impl Ticker {
 }
 
 impl Bus {
-    /// Opens what the configuration names, for the daemon of a node or for a server.
-    pub fn open(configured: &[Configured], node: Option<&str>) -> Bus {
+    /// Opens what the configuration names, for the daemon of a node or for a server. Files of sinks are in `state`.
+    pub fn open(configured: &[Configured], node: Option<&str>, state: &Path) -> Bus {
         let mut bus = Bus::default();
         for Configured { spec, options } in configured {
             let Some(open) = spec.open else { continue };
             let mut options = options.clone();
             options.node = node.map(str::to_owned);
+            options.folder = Some(state.join("sinks").join(spec.name));
             bus.add(spec.name, (spec.interest)(&options), move || open(&options));
         }
         bus

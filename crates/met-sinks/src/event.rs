@@ -7,6 +7,7 @@ use met_core::bounds;
 use met_core::job::{JobKey, Record};
 use met_core::series::Course;
 use met_wire::batch::{Interim, Subject};
+use met_wire::colmet;
 
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -20,6 +21,8 @@ pub enum Event {
     Samples(Arc<Samples>),
     /// Rows of one table, as the sampler has just read them.
     Tick(Arc<Tick>),
+    /// Records that nodes of Colmet sent to this server, as they came.
+    Colmet(Arc<Vec<colmet::Record>>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +32,7 @@ pub enum Kind {
     Interim,
     Samples,
     Tick,
+    Colmet,
 }
 
 /// Samples of one table about one subject.
@@ -88,6 +92,7 @@ impl Event {
             Event::Interim(_) => Kind::Interim,
             Event::Samples(_) => Kind::Samples,
             Event::Tick(_) => Kind::Tick,
+            Event::Colmet(_) => Kind::Colmet,
         }
     }
 
@@ -99,6 +104,7 @@ impl Event {
             Event::Started(record) | Event::Ended(record) => size_of::<Record>() + bounds::bytes(record),
             Event::Interim(_) => 8 * SMALL,
             Event::Samples(samples) => of_cells(samples.course.len() * (samples.course.columns.len() + 1)),
+            Event::Colmet(records) => records.iter().map(|record| of_cells(2 * record.values.len())).sum(),
             Event::Tick(tick) => of_cells(tick.cells.len() + tick.rows.len() * size_of::<[i64; 16]>()),
         }
     }

@@ -7,7 +7,7 @@
 mod held;
 mod interims;
 pub mod link;
-mod sender;
+pub(crate) mod sender;
 pub mod spool;
 
 use std::io;
@@ -297,7 +297,7 @@ impl Sink for Forward {
             Event::Samples(samples) => return self.offer(samples),
             // One that finds no room comes again.
             Event::Interim(interim) => drop(self.queue.try_send(Message::Interim(Arc::clone(interim)))),
-            Event::Tick(_) => {}
+            Event::Tick(_) | Event::Colmet(_) => {}
         }
         Ok(())
     }

@@ -3,7 +3,10 @@
 //! To add one: a file with its [`SinkSpec`] and its [`Sink`], and one word in [`SINKS`].
 
 pub mod bus;
+mod colmet;
+pub mod colmet_records;
 mod decimal;
+mod elasticsearch;
 pub mod event;
 pub mod event_json;
 pub mod forward;
@@ -21,7 +24,8 @@ pub use event::Event;
 pub use sink::{Configured, Sink, SinkSpec};
 
 /// All sinks, in the order of the documentation.
-pub static SINKS: &[&SinkSpec] = &[&forward::SPEC, &stdout::SPEC, &otlp::SPEC];
+pub static SINKS: &[&SinkSpec] =
+    &[&forward::SPEC, &stdout::SPEC, &otlp::SPEC, &colmet::SPEC, &elasticsearch::SPEC];
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,7 @@
 //! What a sink is, and how it is configured.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use met_core::Table;
@@ -109,6 +110,8 @@ pub struct Options {
     values: BTreeMap<&'static str, Vec<String>>,
     /// The node whose daemon opens the sink; `None` on a server. Known when it is opened.
     pub node: Option<String>,
+    /// Where it may keep files, if it has any; below the state of daemon or server. Known when it is opened.
+    pub folder: Option<PathBuf>,
 }
 
 impl Options {

@@ -3,9 +3,11 @@
 pub mod batch;
 mod bits;
 pub mod block;
+pub mod colmet;
 pub mod column;
 mod huffman;
 pub mod otlp;
 mod protobuf;
 pub mod remote_write;
 pub mod schema;
+pub mod zmtp;

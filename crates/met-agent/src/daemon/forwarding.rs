@@ -100,7 +100,7 @@ fn address(config: &Config, place: &Place) -> Result<Option<(Address, Option<Str
     let Some(url) = &forward.url else {
         let Some(Joined { url, authority, plain, node }) = joined(&folder)? else { return Ok(None) };
         let token = Some(link::token_of(&folder.join(TOKEN)).map_err(usage)?);
-        return Ok(Some((Address { url, token, authority, certificate: None, plain }, node)));
+        return Ok(Some((Address { url, token, authority, plain, ..Address::default() }, node)));
     };
     let certificate = match (&forward.cert_file, &forward.key_file) {
         (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
@@ -121,7 +121,8 @@ fn address(config: &Config, place: &Place) -> Result<Option<(Address, Option<Str
         ));
     }
     let authority = forward.ca_file.clone();
-    let address = Address { url: url.clone(), token, authority, certificate, plain: forward.plain };
+    let address =
+        Address { url: url.clone(), token, authority, certificate, plain: forward.plain, unchecked: false };
     Ok(Some((address, forward.node.clone())))
 }
 

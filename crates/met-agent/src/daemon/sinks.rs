@@ -27,7 +27,7 @@ fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
     // As with `http`, the machine's file is meant for the machine's daemon.
     let is_machines = setting.config_path.as_deref() == Some(Path::new(met_config::MACHINE_FILE));
     let configured: &[_] = if place.system || !is_machines { &setting.config.sinks } else { &[] };
-    let mut bus = Bus::open(configured, Some(&setting.host.facts().hostname));
+    let mut bus = Bus::open(configured, Some(&setting.host.facts().hostname), &place.state);
     let name = forward::SPEC.name;
     match forwarding::start(&setting.host, &setting.config, place, board.is_some()) {
         Ok(None) => {}

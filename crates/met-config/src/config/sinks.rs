@@ -83,8 +83,15 @@ fn values(option: &SinkOption, value: &Node) -> Result<Vec<String>, String> {
     };
     let given = given.ok_or_else(|| format!("write {}", option.values.replace('`', "")))?;
     let tables = met_sources::catalogue();
+    // YAML reads a bare yes as true.
+    let word = |value: &'_ str| match value {
+        "true" if (option.check)(value, &tables).is_err() => "yes".to_owned(),
+        "false" if (option.check)(value, &tables).is_err() => "no".to_owned(),
+        _ => value.to_owned(),
+    };
+    let given: Vec<String> = given.into_iter().map(word).collect();
     given.iter().try_for_each(|value| (option.check)(value, &tables))?;
-    Ok(given.into_iter().map(str::to_owned).collect())
+    Ok(given)
 }
 
 /// This section of docs/config.md.
@@ -131,6 +138,13 @@ mod tests {
         assert_eq!(options.list("tables").unwrap(), ["node", "cpufreq"]);
         assert_eq!(options.list("events").unwrap(), ["started", "ended"]);
         assert_eq!(parse("sinks: [stdout]")[0].options, Options::default());
+        for yes in ["yes", "true", "\"yes\""] {
+            let sinks = parse(&format!("sinks:\n  - otlp: {{plain: {yes}, users: no}}\n"));
+            assert_eq!(
+                (sinks[0].options.word("plain"), sinks[0].options.word("users")),
+                (Some("yes"), Some("no"))
+            );
+        }
         assert_eq!(parse("sinks:\n- stdout:\n"), parse("sinks: [stdout]"));
     }
 
@@ -141,8 +155,10 @@ mod tests {
             expect![[r#"met.yaml:2: unknown key "sinks.stdot"; did you mean "sinks.stdout"?"#]],
         );
         check_error(
-            "sinks:\n  - elasticsearch: {}\n",
-            expect![[r#"met.yaml:2: unknown key "sinks.elasticsearch"; the keys here are stdout, otlp"#]],
+            "sinks:\n  - kafka: {}\n",
+            expect![[
+                r#"met.yaml:2: unknown key "sinks.kafka"; the keys here are stdout, otlp, colmet, elasticsearch"#
+            ]],
         );
         check_error(
             "sinks:\n  - stdout:\n      formt: csv\n",

@@ -25,6 +25,8 @@ pub struct Address {
     pub certificate: Option<(PathBuf, PathBuf)>,
     /// Plain HTTP also to other machines.
     pub plain: bool,
+    /// Any certificate of the server is accepted.
+    pub unchecked: bool,
 }
 
 pub struct Link {
@@ -82,7 +84,7 @@ impl Link {
     pub fn open_within(address: &Address, within: Duration) -> Result<Link, BadAddress> {
         let url = address.url.trim_end_matches('/').to_owned();
         check(&url, address.plain)?;
-        let mut tls = TlsConfig::builder();
+        let mut tls = TlsConfig::builder().disable_verification(address.unchecked);
         if let Some(path) = &address.authority {
             tls = tls.root_certs(RootCerts::from(certificates(path)?));
         }
@@ -116,14 +118,31 @@ impl Link {
         body: &[u8],
         bytes_max: u64,
     ) -> Result<Answer, io::Error> {
-        let mut request = self.agent.post(format!("{}{path}", self.url));
+        self.request("POST", path, headers, body, bytes_max)
+    }
+
+    /// The same with any method; `HEAD` has no body.
+    pub fn request(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        bytes_max: u64,
+    ) -> Result<Answer, io::Error> {
+        let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.url));
         if let Some(authorization) = &self.authorization {
             request = request.header("Authorization", authorization);
         }
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let mut response = request.send(body).map_err(cause)?;
+        // A body of no bytes would still be announced.
+        let sent = match method {
+            "HEAD" => self.agent.run(request.body(()).map_err(io::Error::other)?),
+            _ => self.agent.run(request.body(body).map_err(io::Error::other)?),
+        };
+        let mut response = sent.map_err(cause)?;
         let retry_after =
             response.headers().get("Retry-After").and_then(|value| value.to_str().ok()?.parse().ok());
         let body = response.body_mut().with_config().limit(bytes_max).read_to_vec().map_err(cause)?;

@@ -42,7 +42,7 @@ enum Outcome {
 }
 
 /// `own` is what batches of this daemon say of their sender.
-pub fn work(link: &Link, shared: &Shared, own: &Header) {
+pub(super) fn work(link: &Link, shared: &Shared, own: &Header) {
     let (mut pause, mut waited) = (Duration::ZERO, false);
     loop {
         let oldest = match next(shared, pause) {
@@ -237,7 +237,7 @@ fn after_refusal(pause: Duration) -> Duration {
 }
 
 /// From half of it to all of it, so that nodes that lost their server do not come back at once.
-fn jittered(pause: Duration) -> Duration {
+pub(crate) fn jittered(pause: Duration) -> Duration {
     use std::hash::{BuildHasher, Hasher};
     // The standard library's hash maps are seeded from the system's random numbers.
     let random = std::collections::hash_map::RandomState::new().build_hasher().finish();

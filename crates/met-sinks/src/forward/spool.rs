@@ -6,7 +6,8 @@
 //! <spool>/….refused                              what a server will never take; for a person to look at
 //! ```
 //! `records` is where the part ends that is never given up. There is no other state: what is numbered next
-//! is what the newest file says.
+//! is what the newest file says. Bodies for other servers than ours wait in the same way, in folders of their own;
+//! they have no such part.
 //!
 //! Each start draws an id of its own, and a batch carries that of the start it was made after. So a folder that
 //! went back in time, as with a restored snapshot, gives a number that the server has seen only under a new id.
@@ -171,7 +172,8 @@ impl Spool {
     /// Goes on where the newest batch ended.
     fn take_up(&mut self, all: &[(Waiting, &str)]) {
         let readable = |(found, _): &(Waiting, &str)| batch::header(&fs::read(&found.path).ok()?).ok();
-        if let Some(header) = all.iter().rev().find_map(readable) {
+        let mut newest_first = all.iter().rev().filter(|(found, _)| found.records_end > 0);
+        if let Some(header) = newest_first.find_map(readable) {
             self.mark = header.mark;
             self.dropped_samples = header.dropped_samples;
         }
@@ -229,33 +231,40 @@ impl Spool {
     /// should its file be there after all, the server recognises it.
     pub fn put(&mut self, batch: &mut NodeBatch, samples: u64) -> io::Result<()> {
         self.sequence += 1;
-        let sequence = self.sequence;
         batch.header.spool.clone_from(&self.id);
         batch.header.run.clone_from(&self.id);
-        batch.header.sequence = sequence;
+        batch.header.sequence = self.sequence;
         batch.header.dropped_samples = self.dropped_samples;
         // Something was found gone since the records were asked for.
         batch.header.mark = self.again_after.unwrap_or(i64::MAX).min(batch.header.mark);
         let packed = batch.pack()?;
-        let name = format!("{sequence:016}-{}-{samples}.{WAITS}", packed.records_end);
-        write_again_in(&self.folder, &name, &packed.bytes)?;
+        let mut waiting = self.write(&packed.bytes, packed.records_end as u64, samples)?;
         // A mark that went back belongs to a new catalogue.
-        let begin_mark = if batch.header.mark < self.mark { 0 } else { self.mark };
+        waiting.begin_mark = Some(if batch.header.mark < self.mark { 0 } else { self.mark });
+        waiting.has_records = Some(!batch.records.is_empty());
         self.mark = batch.header.mark;
-        self.waiting.push_back(Waiting {
-            sequence,
-            records_end: packed.records_end as u64,
-            samples,
-            bytes: packed.bytes.len() as u64,
-            made: SystemTime::now(),
-            begin_mark: Some(begin_mark),
-            has_records: Some(!batch.records.is_empty()),
-            path: self.folder.join(name),
-        });
+        self.waiting.push_back(waiting);
+        Ok(())
+    }
+
+    /// Keeps a body that is not a batch of ours, and may be given up as a whole: durable when this returns.
+    pub fn put_body(&mut self, body: &[u8], samples: u64) -> io::Result<()> {
+        self.sequence += 1;
+        let waiting = self.write(body, 0, samples)?;
+        self.waiting.push_back(waiting);
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8], records_end: u64, samples: u64) -> io::Result<Waiting> {
+        let sequence = self.sequence;
+        let name = format!("{sequence:016}-{records_end}-{samples}.{WAITS}");
+        write_again_in(&self.folder, &name, bytes)?;
         if let Some(sent) = self.sent.take() {
             self.forget_sent(&sent);
         }
-        Ok(())
+        let (bytes, path, made) = (bytes.len() as u64, self.folder.join(name), SystemTime::now());
+        let has_records = (records_end == 0).then_some(false);
+        Ok(Waiting { sequence, records_end, samples, bytes, made, begin_mark: None, has_records, path })
     }
 
     /// One that stays does no harm; the next start tries again.
@@ -412,8 +421,9 @@ fn parse(path: &Path) -> Option<(Waiting, &'static str)> {
     let metadata = fs::metadata(path).ok()?;
     let made = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
     let (bytes, path) = (metadata.len(), path.to_path_buf());
+    let has_records = (records_end == 0).then_some(false);
     Some((
-        Waiting { sequence, records_end, samples, bytes, made, begin_mark: None, has_records: None, path },
+        Waiting { sequence, records_end, samples, bytes, made, begin_mark: None, has_records, path },
         ending,
     ))
 }

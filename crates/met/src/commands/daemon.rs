@@ -44,8 +44,8 @@ fn join(setting: &Setting, args: &DaemonArgs, place: &Place, url: &str) -> Resul
         url: url.to_owned(),
         token: Some(token),
         authority: args.ca_file.as_deref().map(std::path::absolute).transpose()?,
-        certificate: None,
         plain: args.plain,
+        ..Address::default()
     };
     let node = args.node.clone().unwrap_or_else(|| setting.host.facts().hostname.clone());
     let answer = Link::open(&address).map_err(usage)?.post("/api/v1/whoami", &[], &[], 64 << 10);

@@ -49,7 +49,7 @@ pub(super) struct Publisher {
 
 impl Publisher {
     pub(super) fn open(plan: &Plan) -> Publisher {
-        let mut bus = Bus::open(&plan.sinks, None);
+        let mut bus = Bus::open(&plan.sinks, None, &plan.state);
         bus.attach(Arc::clone(&plan.hub));
         Publisher { bus, state: plan.state.clone(), ends: Vec::new() }
     }

@@ -1,0 +1,293 @@
+//! Records of Colmet 0.6: what its nodes push to its collector, one message per node and period.
+//!
+//! ```text
+//! message: records back to back, little-endian, packed; a record's length follows from its name
+//! record:  metric_backend 255 bytes, hostname 255 bytes (both padded with NUL), job_id u64, timestamp u64 (unix seconds),
+//!          counters, and for some kinds involved_jobs: a JSON list of ids, padded with NUL to 8192 bytes
+//! ```
+//! The protocol has no word for an unknown value. What is unknown is written as Colmet writes it, -1 where it is signed and
+//! 0 where it is not, because a collector with Elasticsearch loses the whole record for a larger number. Read are -1, and
+//! unsigned numbers that no i64 holds, as unknown.
+
+mod layout;
+pub mod variant;
+
+pub use layout::{
+    At, Backend, Counter, EVENTS, LAYOUTS, Layout, Meaning, PACKAGES, THERMAL_ZONES, Type, ZONES, Zone,
+};
+
+const NAME_BYTES: usize = 255;
+const JOB_ID: usize = 2 * NAME_BYTES;
+const TIMESTAMP: usize = JOB_ID + 8;
+const COUNTERS: usize = TIMESTAMP + 8;
+pub const JOBS_BYTES: usize = 8192;
+/// Nothing is read beyond: a record of the longest kind for each of some hundred jobs.
+pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+
+/// The value of a counter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value {
+    Int(i64),
+    Float(f32),
+}
+
+impl Value {
+    /// The cell of a column that holds `factor` of these.
+    pub fn times(self, factor: i64) -> Option<i64> {
+        match self {
+            Value::Int(value) => value.checked_mul(factor),
+            Value::Float(value) => {
+                let cell = (f64::from(value) * factor as f64).round();
+                (cell.is_finite() && cell.abs() < i64::MAX as f64).then_some(cell as i64)
+            }
+        }
+    }
+
+    /// The counter of a cell.
+    pub fn of_cell(kind: Type, cell: i64, factor: i64) -> Value {
+        match kind {
+            Type::F32 => Value::Float((cell as f64 / factor as f64) as f32),
+            Type::U32 | Type::U64 | Type::I64 => Value::Int(cell.div_euclid(factor)),
+        }
+    }
+}
+
+/// One record: the counters of a job or of the node at one time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    pub backend: Backend,
+    pub hostname: String,
+    /// 0 is the whole node.
+    pub job_id: u64,
+    /// Unix seconds.
+    pub timestamp: u64,
+    /// One for each counter of the layout.
+    pub values: Vec<Option<Value>>,
+    /// The jobs that ran, for kinds that say so.
+    pub involved_jobs: Vec<u64>,
+}
+
+/// Why bytes were not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bad {
+    /// Bytes that begin with no known `metric_backend`; the next known one is looked for.
+    UnknownBackend,
+    Truncated,
+    Hostname,
+    InvolvedJobs,
+    TooLong,
+    MessagePack,
+}
+
+impl Bad {
+    pub fn text(self) -> &'static str {
+        match self {
+            Bad::UnknownBackend => "unknown metric_backend",
+            Bad::Truncated => "truncated record",
+            Bad::Hostname => "malformed hostname",
+            Bad::InvolvedJobs => "malformed involved_jobs",
+            Bad::TooLong => "message too long",
+            Bad::MessagePack => "malformed MessagePack",
+        }
+    }
+}
+
+impl Layout {
+    /// The length of a record.
+    pub fn bytes(&self) -> usize {
+        let counters: usize = self.counters.iter().map(|counter| counter.kind.bytes()).sum();
+        COUNTERS + counters + if self.has_involved_jobs { JOBS_BYTES } else { 0 }
+    }
+}
+
+impl Record {
+    /// One in which nothing is known yet.
+    pub fn new(backend: Backend, hostname: &str, job_id: u64, timestamp: u64) -> Record {
+        let values = vec![None; backend.layout().counters.len()];
+        Record {
+            backend,
+            hostname: hostname.to_owned(),
+            job_id,
+            timestamp,
+            values,
+            involved_jobs: Vec::new(),
+        }
+    }
+
+    /// The known counters with their names, in the order of the wire.
+    pub fn counters(&self) -> impl Iterator<Item = (&'static str, Value)> + '_ {
+        let counters = self.backend.layout().counters.iter();
+        counters.zip(&self.values).filter_map(|(counter, value)| Some((counter.name, (*value)?)))
+    }
+
+    pub fn value(&self, name: &str) -> Option<Value> {
+        self.counters().find(|(counter, _)| *counter == name).map(|(_, value)| value)
+    }
+
+    /// `involved_jobs` as Colmet writes it: as many ids as fit.
+    pub fn involved_jobs_json(&self) -> String {
+        let mut text = String::from("[");
+        for id in &self.involved_jobs {
+            let id = id.to_string();
+            // One byte stays for the end of the list, and one is NUL.
+            if text.len() + id.len() + 4 > JOBS_BYTES {
+                break;
+            }
+            if text.len() > 1 {
+                text.push_str(", ");
+            }
+            text.push_str(&id);
+        }
+        text.push(']');
+        text
+    }
+
+    /// Appends the record. A name that is too long is cut, so that the record has its length in any case.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let layout = self.backend.layout();
+        padded(out, layout.name.as_bytes(), NAME_BYTES);
+        padded(out, self.hostname.as_bytes(), NAME_BYTES);
+        out.extend_from_slice(&self.job_id.to_le_bytes());
+        out.extend_from_slice(&self.timestamp.to_le_bytes());
+        for (index, counter) in layout.counters.iter().enumerate() {
+            encode_value(out, counter.kind, self.values.get(index).copied().flatten());
+        }
+        if layout.has_involved_jobs {
+            padded(out, self.involved_jobs_json().as_bytes(), JOBS_BYTES);
+        }
+    }
+
+    /// Reads a record of exactly its length.
+    fn decode(layout: &'static Layout, bytes: &[u8]) -> Result<Record, Bad> {
+        let hostname =
+            text(&bytes[NAME_BYTES..JOB_ID]).filter(|name| is_hostname(name)).ok_or(Bad::Hostname)?;
+        let mut record = Record::new(layout.backend, hostname, word(bytes, JOB_ID), word(bytes, TIMESTAMP));
+        let mut rest = &bytes[COUNTERS..];
+        for (counter, value) in layout.counters.iter().zip(&mut record.values) {
+            let (own, behind) = rest.split_at(counter.kind.bytes());
+            *value = decode_value(counter.kind, own);
+            rest = behind;
+        }
+        if layout.has_involved_jobs {
+            record.involved_jobs = text(rest).and_then(job_ids).ok_or(Bad::InvolvedJobs)?;
+        }
+        Ok(record)
+    }
+}
+
+fn padded(out: &mut Vec<u8>, text: &[u8], bytes: usize) {
+    let text = &text[..text.len().min(bytes)];
+    out.extend_from_slice(text);
+    out.resize(out.len() + bytes - text.len(), 0);
+}
+
+/// The text before the padding.
+fn text(bytes: &[u8]) -> Option<&str> {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    std::str::from_utf8(&bytes[..end]).ok()
+}
+
+/// Names of hosts as systems have them: they become labels, file names and lines of logs.
+pub fn is_hostname(name: &str) -> bool {
+    let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=NAME_BYTES).contains(&name.len()) && name.bytes().all(is_fit) && !name.starts_with(['.', '-'])
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).and_then(|eight| eight.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
+fn encode_value(out: &mut Vec<u8>, kind: Type, value: Option<Value>) {
+    let int = match value {
+        Some(Value::Int(value)) => Some(value),
+        Some(Value::Float(value)) => Some(value as i64),
+        None => None,
+    };
+    match kind {
+        Type::U32 => {
+            out.extend_from_slice(&int.and_then(|int| u32::try_from(int).ok()).unwrap_or(0).to_le_bytes())
+        }
+        Type::U64 => {
+            out.extend_from_slice(&int.and_then(|int| u64::try_from(int).ok()).unwrap_or(0).to_le_bytes())
+        }
+        Type::I64 => out.extend_from_slice(&int.unwrap_or(-1).to_le_bytes()),
+        Type::F32 => {
+            let float = match value {
+                Some(Value::Float(value)) => value,
+                Some(Value::Int(value)) => value as f32,
+                None => 0.0,
+            };
+            out.extend_from_slice(&float.to_le_bytes());
+        }
+    }
+}
+
+fn decode_value(kind: Type, bytes: &[u8]) -> Option<Value> {
+    match kind {
+        Type::U32 => Some(Value::Int(i64::from(u32::from_le_bytes(bytes.try_into().ok()?)))),
+        Type::U64 => i64::try_from(u64::from_le_bytes(bytes.try_into().ok()?)).ok().map(Value::Int),
+        Type::I64 => {
+            // The lowest one is the catalogue's own missing value.
+            let value = i64::from_le_bytes(bytes.try_into().ok()?);
+            (value != -1 && value != i64::MIN).then_some(Value::Int(value))
+        }
+        Type::F32 => {
+            let value = f32::from_le_bytes(bytes.try_into().ok()?);
+            value.is_finite().then_some(Value::Float(value))
+        }
+    }
+}
+
+/// A JSON list of ids.
+fn job_ids(text: &str) -> Option<Vec<u64>> {
+    // A field of only padding: Colmet's default.
+    if text.is_empty() {
+        return Some(Vec::new());
+    }
+    let inner = text.trim().strip_prefix('[')?.strip_suffix(']')?.trim();
+    if inner.is_empty() {
+        return Some(Vec::new());
+    }
+    inner.split(',').map(|id| id.trim().parse().ok()).collect()
+}
+
+/// The records of a message, and what could not be read of it. Bytes that begin no record are skipped up to the next one.
+pub fn records(message: &[u8]) -> impl Iterator<Item = Result<Record, Bad>> + '_ {
+    let (mut rest, too_long) = match message.len() > MESSAGE_BYTES_MAX {
+        true => (&[][..], Some(Err(Bad::TooLong))),
+        false => (message, None),
+    };
+    let read = std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let Some(layout) = layout_at(rest) else {
+            rest = &rest[next_record(rest)..];
+            return Some(Err(Bad::UnknownBackend));
+        };
+        let Some((own, behind)) = rest.split_at_checked(layout.bytes()) else {
+            // Another may begin within it.
+            rest = &rest[next_record(rest)..];
+            return Some(Err(Bad::Truncated));
+        };
+        rest = behind;
+        Some(Record::decode(layout, own))
+    });
+    too_long.into_iter().chain(read)
+}
+
+/// The layout of the record that begins here.
+fn layout_at(bytes: &[u8]) -> Option<&'static Layout> {
+    let name = bytes.get(..NAME_BYTES)?;
+    let layout = LAYOUTS.iter().find(|layout| name.starts_with(layout.name.as_bytes()))?;
+    name[layout.name.len()..].iter().all(|&byte| byte == 0).then_some(layout)
+}
+
+/// Where the next record begins behind the first byte; the end if there is none.
+fn next_record(bytes: &[u8]) -> usize {
+    (1..bytes.len()).find(|&at| layout_at(&bytes[at..]).is_some()).unwrap_or(bytes.len())
+}
+
+#[cfg(test)]
+#[path = "colmet/tests.rs"]
+mod tests;

@@ -1,0 +1,352 @@
+"""Elasticsearch and OpenSearch: a real engine holds what the daemon measured, each document once, whatever is killed."""
+
+import base64
+import collections
+import contextlib
+import glob
+import http.client
+import http.server
+import json
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import threading
+
+from cluster import cluster
+from harness import Skip, alive, check, equal, eventually, need_root, test
+from otlp import socket_in
+from prometheus import HERE, TLS, free_port
+
+#: A JVM takes its time where others run, too.
+ENGINE_WITHIN_S = 180
+#: Who runs the engine: it refuses to be root.
+NOBODY = 65534
+
+
+class Engine:
+    """A real engine of the test's own, on a free port."""
+
+    def __init__(self, world, kind="opensearch", settings=""):
+        need_root()
+        installed = subprocess.run([os.path.join(HERE, "search_engines", "install"), kind], capture_output=True, text=True, check=False)
+        if installed.returncode == 3:
+            raise Skip(installed.stdout.strip())
+        check(installed.returncode == 0, installed.stderr)
+        self.home, self.kind, self.world = installed.stdout.strip(), kind, world
+        self.port, self.folder, self.headers, self.process = free_port(), os.path.join(world.root, kind), {}, None
+        self.conf = os.path.join(self.folder, "conf")
+        shutil.copytree(os.path.join(self.home, "config"), self.conf)
+        for name in ("data", "logs", "tmp"):
+            os.mkdir(os.path.join(self.folder, name))
+        # Logs of the JVM would go below the installation, which the user who runs it may not write to.
+        options = os.path.join(self.conf, "jvm.options")
+        kept = [line for line in open(options) if "logs/" not in line]
+        with open(options, "w") as file:
+            file.writelines(kept)
+        with open(os.path.join(self.conf, f"{kind}.yml"), "w") as file:
+            file.write(f"http.port: {self.port}\ntransport.port: {free_port()}\nnetwork.host: 127.0.0.1\ndiscovery.type: single-node\n"
+                       f"path.data: {self.folder}/data\npath.logs: {self.folder}/logs\n"
+                       f"cluster.routing.allocation.disk.threshold_enabled: false\n{settings}")
+        subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", self.folder], check=True)
+
+    def start(self):
+        prefix, pid_file = self.kind.upper()[:2] if self.kind == "elasticsearch" else "OPENSEARCH", os.path.join(self.folder, "pid")
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(pid_file)
+        java = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which("java"))))
+        env = {f"{prefix}_JAVA_OPTS": "-Xms512m -Xmx512m", f"{prefix}_PATH_CONF": self.conf, f"{prefix}_JAVA_HOME": java,
+               f"{prefix}_TMPDIR": os.path.join(self.folder, "tmp")}
+        with open(os.path.join(self.folder, "log"), "ab") as log:
+            self.process = self.world.user(NOBODY).start(os.path.join(self.home, "bin", self.kind), "-p", pid_file,
+                                                         env=env, stdout=log, stderr=log)
+        eventually(lambda: os.path.exists(pid_file) and open(pid_file).read().strip() or self.process.poll(), self.said, ENGINE_WITHIN_S)
+        check(self.process.poll() is None, self.said())
+        self.pid = int(open(pid_file).read())
+        eventually(lambda: self.is_up(), self.said, ENGINE_WITHIN_S)
+
+    def said(self):
+        return self.world.log(os.path.join(self.kind, "log"))[-2000:]
+
+    def is_up(self):
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            status, health = self.ask("GET", "/_cluster/health")
+            return status == 200 and health["status"] in ("green", "yellow")
+        check(self.process.poll() is None, self.said())
+        return False
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+        eventually(lambda: not alive(self.pid), "the engine is gone")
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def ask(self, method, path, body=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, data, {"Content-Type": "application/json", **self.headers})
+            answer = connection.getresponse()
+            text = answer.read()
+            return answer.status, json.loads(text) if text else None
+
+    def documents(self, pattern):
+        """All documents, by index and id."""
+        self.ask("POST", f"/{pattern}/_refresh")
+        status, found = self.ask("POST", f"/{pattern}/_search?size=10000", {"query": {"match_all": {}}, "track_total_hits": True})
+        if status == 404:
+            return {}
+        check(status == 200, found)
+        hits = found["hits"]["hits"]
+        equal(found["hits"]["total"]["value"], len(hits), "all of them")
+        return {(hit["_index"], hit["_id"]): hit["_source"] for hit in hits}
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        if self.process:
+            self.kill()
+
+
+class Front:
+    """Before an engine: TLS, and a header that it demands. `space` is the network namespace that it listens in."""
+
+    def __init__(self, engine, authorization=None, tls=False, space=None, port=0):
+        self.requests, front = [], self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def relay(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                front.requests.append((self.command, self.path, self.headers.get("Authorization")))
+                if authorization and self.headers.get("Authorization") != authorization:
+                    status, text = 401, json.dumps({"error": {"type": "security_exception", "reason": "who are you"}, "status": 401}).encode()
+                else:
+                    status, text = front.pass_on(engine, self.command, self.path, body, self.headers.get("Content-Type"))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(text)
+
+            do_GET = do_HEAD = do_PUT = do_POST = relay
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler, bind_and_activate=False)
+        self.server.socket.close()
+        self.server.socket = socket_in(space)
+        self.server.server_bind()
+        self.server.server_activate()
+        self.port = self.server.server_address[1]
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(os.path.join(TLS, "server.pem"), os.path.join(TLS, "server-key.pem"))
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @staticmethod
+    def pass_on(engine, method, path, body, kind):
+        connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request(method, path, body or None, {"Content-Type": kind} if kind else {})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def configure(world, url, more="", tables="job, node"):
+    """The sink `stdout` writes the same rows to the log of the daemon: what there must be."""
+    world.configure(f"sampling:\n  interval: 200ms\nsinks:\n  - stdout: {{events: started, tables: [{tables}]}}\n  - elasticsearch:\n"
+                    f"      url: {url}\n      interval: 300ms\n      tables: [{tables}]\n{more}")
+
+
+def status(world):
+    found = world.met("daemon", "--status", "--json").ok().json()["sinks"]
+    return {sink["name"]: sink for sink in found}["elasticsearch"]
+
+
+def spool(world):
+    return os.path.join(world.system_state, "sinks", "elasticsearch")
+
+
+def waiting(world):
+    """Documents in the spool."""
+    return sum(int(re.search(r"-(\d+)\.batch$", path).group(1)) for path in glob.glob(os.path.join(spool(world), "*.batch")))
+
+
+def rows(world):
+    """Each row that the daemon has published: table, time and job."""
+    found = []
+    for line in world.log("system.log").splitlines():
+        if line.startswith("{") and (row := json.loads(line))["event"] == "tick":
+            found.append((row["table"], row["time"], (row["job"] or {}).get("raw_id"), json.dumps(row["values"], sort_keys=True)))
+    return found
+
+
+def stored(engine, pattern="met_*"):
+    return [(one["table"], one["time"], (one["job"] or {}).get("raw_id"), json.dumps(one["values"], sort_keys=True))
+            for one in engine.documents(pattern).values()]
+
+
+@test
+def an_engine_that_is_killed_has_each_document_once_when_it_is_back(world):
+    with Engine(world) as engine:
+        configure(world, f"http://127.0.0.1:{engine.port}")
+        world.start_system_daemon()
+        job = world.run("sleep", "1000")
+        eventually(lambda: len(stored(engine)) >= 10, lambda: f"documents: {status(world)}", pause_s=0.3)
+        engine.kill()
+        eventually(lambda: waiting(world) >= 10 and status(world)["state"] == "retrying", lambda: f"a spool: {status(world)}", pause_s=0.2)
+        engine.start()
+        eventually(lambda: status(world)["state"] == "running" and waiting(world) < 10, lambda: f"it is sent: {status(world)}", pause_s=0.2)
+        # The daemon, too: what is in its spool is sent by the next one.
+        engine.kill()
+        eventually(lambda: waiting(world) >= 10, "a spool")
+        world.stop_system_daemon(signal.SIGKILL)
+        left = waiting(world)
+        cut = len(rows(world))
+        engine.start()
+        before = len(stored(engine))
+        world.start_system_daemon()
+        eventually(lambda: len(stored(engine)) >= before + left + 5, lambda: f"{before} and {left}: {status(world)}", pause_s=0.3)
+        world.met("cancel", job).ok()
+        world.stop_system_daemon()
+        # What was not sent in time is on disk.
+        world.start_system_daemon()
+        eventually(lambda: waiting(world) == 0, "everything is sent")
+        world.stop_system_daemon()
+        check(waiting(world) == 0, "nothing waits")
+        expected, found = collections.Counter(rows(world)), collections.Counter(stored(engine))
+        check(not found - expected, f"not measured, or twice: {found - expected}")
+        # Only the process that was killed may have lost anything: what it had not written yet.
+        missing = expected - found
+        of_killed = collections.Counter(rows(world)[:cut])
+        check(not missing - of_killed, f"lost: {missing - of_killed}")
+        last = sorted({row[1] for row in of_killed})[-5:]
+        check(all(row[1] in last for row in missing), f"lost long before the kill: {missing}")
+        check({index for index, _ in engine.documents("met_*")} == {"met_job", "met_node"}, "indices")
+        _, mapping = engine.ask("GET", "/met_job/_mapping")
+        equal(mapping["met_job"]["mappings"]["properties"]["time"]["type"], "date", "mapping")
+        status_code, template = engine.ask("GET", "/_index_template/met-met")
+        check(status_code == 200 and "met_job-*" in template["index_templates"][0]["index_template"]["index_patterns"], template)
+
+
+@test
+def a_document_that_an_engine_refuses_is_quarantined_alone(world):
+    with Engine(world) as engine:
+        # No name of a node is an address, so every document of this index is poison.
+        engine.ask("PUT", "/met_node", {"mappings": {"properties": {"node": {"type": "ip"}}}})
+        configure(world, f"http://127.0.0.1:{engine.port}")
+        world.start_system_daemon()
+        job = world.run("sleep", "1000")
+        eventually(lambda: len(stored(engine, "met_job")) >= 5, lambda: f"{status(world)}", pause_s=0.3)
+        found = status(world)
+        check(found["state"] == "running" and found["dropped"] > 0, found)
+        check("quarantine.ndjson" in found["last_error"] and "400" in found["last_error"], found)
+        with open(os.path.join(spool(world), "quarantine.ndjson")) as file:
+            refused = [json.loads(line) for line in file]
+        check(all(one["document"]["table"] == "node" and one["reason"].startswith("400 ") for one in refused), refused[:2])
+        equal(len(refused), len({one["action"]["create"]["_id"] for one in refused}), "each is refused once")
+        equal(engine.documents("met_node"), {}, "nothing of it is taken")
+        doctor = [one for one in world.met("doctor", "--json").ok().json() if one["what"] == "sink" and "elasticsearch" in one["detail"]]
+        check("quarantine.ndjson" in doctor[0]["detail"], doctor)
+        world.met("cancel", job).ok()
+
+
+@test
+def an_engine_behind_tls_and_a_password_is_written_to_with_both(world):
+    secret = os.path.join(world.root, "credentials")
+
+    def write(text):
+        with open(secret, "w") as file:
+            file.write(text)
+        os.chmod(secret, 0o600)
+
+    authorization = "Basic " + base64.b64encode(b"met:geheim-7").decode()
+    with Engine(world) as engine, Front(engine, authorization, tls=True) as front:
+        write("met:wrong-9\n")
+        trusting = f"      ca_file: {TLS}/ca.pem\n"
+        configure(world, f"https://localhost:{front.port}", f"{trusting}      credentials_file: {secret}\n")
+        world.start_system_daemon()
+        eventually(lambda: "401" in (status(world)["last_error"] or ""), lambda: f"{status(world)}")
+        equal(status(world)["state"], "retrying", "a password may be corrected")
+        eventually(lambda: waiting(world) > 0, "documents wait")
+        world.stop_system_daemon()
+        write("met:geheim-7\n")
+        world.start_system_daemon()
+        eventually(lambda: len(engine.documents("met_*")) >= 5, lambda: f"{status(world)}", pause_s=0.3)
+        eventually(lambda: status(world)["state"] == "running", "it works")
+        shown = world.met("daemon", "--status", "--json").ok().out + world.met("doctor").out + world.met("config").out + world.log("system.log")
+        check("geheim" not in shown and "wrong-9" not in shown and authorization[6:] not in shown, "no secret is shown")
+        check(all(one[2] for one in front.requests), "each request says who it is")
+        world.stop_system_daemon()
+        # A certificate that nobody trusts, and one that nobody asks for.
+        configure(world, f"https://localhost:{front.port}", f"      credentials_file: {secret}\n")
+        world.start_system_daemon()
+        eventually(lambda: re.search("certificate|issuer", status(world)["last_error"] or "", re.I), lambda: f"{status(world)}")
+        world.stop_system_daemon()
+        before = len(engine.documents("met_*"))
+        configure(world, f"https://localhost:{front.port}", f"      credentials_file: {secret}\n      check_certificates: no\n")
+        world.start_system_daemon()
+        eventually(lambda: len(engine.documents("met_*")) > before + 5, lambda: f"{status(world)}", pause_s=0.3)
+        world.stop_system_daemon()
+
+
+@test
+def an_api_key_is_sent_as_the_documentation_of_elasticsearch_says(world):
+    secret = os.path.join(world.root, "key")
+    with open(secret, "w") as file:
+        file.write("VuaCfGcBCdbkQm-e5aOx:ui2lp2axTNmsyakw9tvNnw\n")
+    os.chmod(secret, 0o600)
+    # The example of the documentation, and the answers of a real engine behind it.
+    key = "ApiKey VnVhQ2ZHY0JDZGJrUW0tZTVhT3g6dWkybHAyYXhUTm1zeWFrdzl0dk5udw=="
+    with Engine(world) as engine, Front(engine, key) as front:
+        configure(world, f"http://localhost:{front.port}", f"      api_key_file: {secret}\n      rotate: daily\n      index_prefix: site_\n")
+        world.start_system_daemon()
+        found = eventually(lambda: engine.documents("site_*"), lambda: f"{status(world)}", pause_s=0.3)
+        dated = {(index, one["time"][:10].replace("-", ".")) for (index, _), one in found.items()}
+        check(all(index == f"site_node-{date}" for index, date in dated), dated)
+        world.stop_system_daemon()
+
+
+@test
+def a_server_writes_the_samples_of_its_nodes(world):
+    with Engine(world) as engine, contextlib.ExitStack() as stack:
+        # On the server's own host, where an engine is expected without configuration.
+        listens = lambda server: stack.enter_context(Front(engine, space=server.space, port=9200))
+        config = "sinks:\n  - elasticsearch: {interval: 300ms}\n"
+        made = stack.enter_context(cluster(world, 1, server_config=config, prepare=listens))
+        node = made.nodes[0]
+        job = node.met("run", "--print-id", "--wait", "--", "sleep", "1").ok().out.strip()
+        of_job = lambda: [one for one in engine.documents("met_job").values() if one["job"]["raw_id"] == job]
+        found = eventually(of_job, "the samples of the job", pause_s=0.3)
+        equal({one["node"] for one in found}, {node.name}, "nodes")
+        check(all("cpu_seconds" in one["values"] for one in found), found)
+
+
+@test
+def what_is_no_address_or_option_of_an_engine_is_refused_with_its_line(world):
+    for options, words in (
+        ("{url: localhost}", ("met.yaml:5:", "sinks.elasticsearch.url", "http://127.0.0.1:9200")),
+        ("{index_prefix: Colmet_}", ("met.yaml:5:", "lower-case")),
+        ("{rotate: weekly}", ("met.yaml:5:", "never, daily, monthly")),
+        ("{spool_size: much}", ("met.yaml:5:", "size")),
+        ("{check_certificates: maybe}", ("met.yaml:5:", "yes, no")),
+    ):
+        world.configure(f"sinks:\n  - elasticsearch: {options}\n")
+        world.met("daemon", "--user").refused(*words)
+    world.configure("")
