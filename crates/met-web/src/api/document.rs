@@ -18,7 +18,7 @@ use utoipa::openapi::{
 use super::endpoints::{Action, ENDPOINTS, Endpoint, Table};
 use super::parameters::{CURSOR_BYTES_MAX, Kind, Parameter};
 use super::schemas;
-use super::writes::{WRITES, Write};
+use super::writes::{WRITES, Write, annotation_schema};
 use crate::problem::{self, Problem};
 
 const REFUSALS: [(&str, &str); 6] = [
@@ -75,7 +75,7 @@ fn write(write: &Write) -> OperationBuilder {
     let content = |schema: Schema| ContentBuilder::new().schema(Some(schema)).build();
     let said = ResponseBuilder::new().description("tags and note after the change");
     let operation =
-        operation.response("200", said.content("application/json", content(schemas::annotation())).build());
+        operation.response("200", said.content("application/json", content(annotation_schema())).build());
     match write.body {
         None => refusals(operation, &[]),
         Some(body) => {
