@@ -296,7 +296,7 @@ def a_server_has_the_series_of_events_and_details_of_its_nodes(world):
         check(0 < found["columns"]["count"][-1] <= counts["page_faults"]["count"], found, counts)
         eventually(lambda: ask("/series?details=1")["times"], "a sample of details")
         check(ask("/series?details=1")["columns"]["memory_virtual_bytes"][0] > 0, ask("/series?details=1"))
-        equal(ask("/series?event=nothing")["times"], [], "samples of an event that was not counted")
+        equal(Asked(f"http://127.0.0.1:{made.forwarded}/api/v1/jobs/1@n1/series?event=nothing", token=token).status, 400, "status for an event that was not counted")
 
 
 @test

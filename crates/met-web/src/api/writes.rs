@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, on};
 use met_core::annotation::{Annotation, AnnotationChange, check_tag};
+use met_host::clock;
 use met_query::jobs::Meant;
 use met_query::viewer::Viewer;
 use serde_json::{Value, json};
@@ -162,6 +163,8 @@ pub(crate) fn annotate(
         let reason = "only its owner or an operator may write tags and notes of this job";
         return Err(Problem::new(StatusCode::FORBIDDEN, reason));
     }
+    // What is wrong with a change is said here: a daemon that refuses it says only that it does.
+    change.apply(&record.annotation, clock::realtime_ns()).map_err(Problem::asked)?;
     api.annotates.annotate(viewer, &record.key, change).map_err(super::unclear)
 }
 
