@@ -296,7 +296,7 @@ def a_server_has_the_series_of_events_and_details_of_its_nodes(world):
         check(0 < found["columns"]["count"][-1] <= counts["page_faults"]["count"], found, counts)
         eventually(lambda: ask("/series?details=1")["times"], "a sample of details")
         check(ask("/series?details=1")["columns"]["memory_virtual_bytes"][0] > 0, ask("/series?details=1"))
-        equal(ask("/series?event=nothing")["times"], [], "samples of an event that was not counted")
+        equal(Asked(f"http://127.0.0.1:{made.forwarded}/api/v1/jobs/1@n1/series?event=nothing", token=token).status, 400, "status for an event that was not counted")
 
 
 @test
@@ -408,6 +408,33 @@ def opened(port, headers):
     return stream.answer.status == 200
 
 
+@test
+def a_walk_by_a_growing_figure_ends_and_shows_each_job_once(world):
+    web, port = os.path.join(world.root, "web.yml"), free_port()
+    with open(web, "w") as file:
+        file.write(f"basic_auth_users: {{ann: {HASH}}}\n")
+    world.configure(f"sampling:\n  interval: 100ms\nhttp:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann\n")
+    for number in range(3):
+        world.me.run_to_end("true", options=("--name", f"ended-{number}"))
+    running = [world.me.run("sh", "-c", "while :; do :; done", options=("--name", f"runs-{number}")) for number in range(4)]
+    world.me.daemon_pid()
+    ask = lambda path: Asked(f"http://127.0.0.1:{port}{path}", OPERATOR).json()
+    for sort in ("cpu", "cpu:desc", "duration", "cores:desc", "energy"):
+        seen, path, busy = [], f"/api/v1/jobs?limit=1&sort={sort}", None
+        while path:
+            page = ask(path)
+            seen += [job["job"]["name"] for job in page["jobs"]]
+            check(len(seen) <= 7, f"a walk by {sort} ends", seen)
+            # All of them use CPU time between two pages.
+            used = lambda: ask("/api/v1/jobs?name=runs-0")["jobs"][0]["totals"].get("cpu_seconds", 0)
+            busy = used()
+            eventually(lambda: used() > busy, "CPU time is used")
+            path = page["next"] and f"/api/v1/jobs?limit=1&sort={sort}&after={page['next']}"
+        equal(sorted(seen), [f"ended-{number}" for number in range(3)] + [f"runs-{number}" for number in range(4)], f"jobs of a walk by {sort}")
+    for job in running:
+        world.met("cancel", str(job)).ok()
+
+
 #: Words of the jobs that somebody may not see.
 SECRETS = {"zoe": "ada bob eve physics chemistry private collide detect titrate thesis", "bob": "eve chemistry titrate private thesis"}
 #: How a job, and how nothing is asked for; and the same for what filters name.
@@ -417,7 +444,7 @@ JOB_FILTERS = (("user", "eve", "nix"), ("account", "chemistry", "nothing"), ("na
 
 def endpoints(document, job, node):
     """Every endpoint of the document, with a job and a node."""
-    paths = {path: path.replace("{job}", job).replace("{node}", node) for path in document["paths"] if path != "/api/v1/stream"}
+    paths = {path: path.replace("{job}", job).replace("{node}", node) for path, one in document["paths"].items() if "get" in one and path != "/api/v1/stream"}
     for path, operation in ((path, one["get"]) for path, one in document["paths"].items() if path in paths):
         has_csv = "text/csv" in operation["responses"]["200"]["content"]
         yield paths[path], "{" in path
@@ -426,6 +453,14 @@ def endpoints(document, job, node):
         if path.endswith("/series"):
             yield paths[path] + "?points=10", "{" in path
     check(len(paths) >= 14, "endpoints of the document", list(paths))
+
+
+def writes(document, job):
+    """Every change that the document has, of a job."""
+    for path, one in document["paths"].items():
+        for method in sorted(set(one) & {"put", "post", "delete", "patch"}):
+            body = json.dumps({"note": "seen"}) if "requestBody" in one[method] else None
+            yield method.upper(), path.replace("{job}", job).replace("{tag}", "seen"), body
 
 
 def knows(text, words):
@@ -475,6 +510,69 @@ def no_endpoint_shows_what_is_not_the_viewers(world):
         equal([one["name"] for one in browser.get("/api/v1/users", token=bob).json()["users"]], ["ada", "bob"], "users whom bob sees")
         equal({one["name"]: one["jobs"] for one in browser.get("/api/v1/accounts", token=bob).json()["accounts"]}, {"physics": 2}, "accounts and jobs")
         filters_tell_nothing(browser, (zoe, bob))
+        strangers = (("a stranger", {}, 401), ("a revoked operator", bearer(former), 401), ("a node", bearer(node), 403),
+                     ("a wrong token", bearer("0" * 64), 401), ("an expired session", expired, 401))
+        nobody_writes(browser, document, strangers, {"zoe": zoe, "bob": bob}, site.operator)
+
+
+def nobody_writes(browser, document, strangers, others, operator):
+    """Who may not see a job changes nothing of it and learns nothing; a member of its account sees it and changes nothing."""
+    kind = {"Content-Type": "application/json"}
+    hidden, absent = list(writes(document, "slurm:3")), list(writes(document, "slurm:77"))
+    check(len(hidden) >= 4, "changes of the document", hidden)
+    said = lambda job: {name: browser.get(f"/api/v1/jobs/{job}", token=operator).json().get(name) for name in ("tags", "note")}
+    before = said("slurm:1"), said("slurm:3")
+    for (method, path, body), (_, missing, _) in zip(hidden, absent):
+        for who, headers, status in strangers:
+            answer = browser.send(method, path, {**headers, **kind}, body, cookies=False)
+            equal(answer.status, status, f"status of {method} {path} for {who}")
+            equal(knows(answer.text, SECRETS["zoe"]), [], f"what {who} learns from {method} {path}")
+        for who, token in others.items():
+            found = [browser.send(method, one, {**bearer(token), **kind}, body) for one in (path, missing)]
+            equal([one.status for one in found], [404, 404], f"status of {method} {path} for {who}")
+            equal(found[0].text.replace("slurm:3", "?"), found[1].text.replace("slurm:77", "?"), f"what is hidden, and what does not exist: {method} {path}")
+    for method, path, body in writes(document, "slurm:1"):
+        equal(browser.send(method, path, {**bearer(others["bob"]), **kind}, body).status, 403, f"status of {method} {path} for a member of the account")
+    equal((said("slurm:1"), said("slurm:3")), before, "tags and notes of the jobs")
+
+
+@test
+def tags_and_a_note_are_written_by_api_and_form(world):
+    site = Site(world)
+    lines = os.path.join(world.root, "audit")
+    site.text += f"login:\n  audit_file: {lines}\n"
+    with site:
+        ada, kind = site.enroll("ada"), {"Content-Type": "application/json"}
+        browser = Browser(site)
+        send = lambda method, path, body=None, **more: browser.send(method, f"/api/v1/jobs/slurm:1/{path}", {**bearer(ada), **kind, **more}, body)
+        equal(send("PUT", "tags/best").json(), {"tags": ["best"], "note": None}, "the answer")
+        equal(send("PUT", "note", json.dumps({"note": "first try\nsecond line"})).json()["note"], "first try\nsecond line", "the note")
+        for note in (" \n", "a\u00adb", "a\U000e0041", "\u202e", "x" * 5000):
+            equal(send("PUT", "note", json.dumps({"note": note})).status, 400, f"status for {note[:9]!r}")
+        equal(send("PUT", "note", "note=x", **{"Content-Type": "application/x-www-form-urlencoded"}).status, 415, "status of a form")
+        equal(browser.names(ada, "/api/v1/jobs?tag=best"), ["collide"], "jobs with the tag")
+        # The form of the page, without a script.
+        session = Browser(site).log_in(token=ada)
+        page = session.get("/jobs/slurm:1")
+        check("first try" in page.text and 'value="best"' in page.text, "the form has what is there", page.text[:3000])
+        fields = {"csrf": page.field("csrf"), "tags_before": "best", "note_before": "first try\nsecond line", "tags": "best good", "note": "third\r\ntry"}
+        place = "/jobs/slurm%3A1/annotation"
+        for wrong in ({**fields, "csrf": "x"}, {name: value for name, value in fields.items() if name != "csrf"}):
+            equal(session.post(place, wrong).status, 403, "status without the token")
+        equal(session.post(place, fields, Sec_Fetch_Site="cross-site").status, 403, "status from another site")
+        equal(session.post(place, fields, Content_Type="text/plain").status, 403, "status of a text")
+        equal(session.send("PUT", "/api/v1/jobs/slurm:1/tags/x", kind).status, 403, "status of a script without the token")
+        answer = session.post(place, fields)
+        equal((answer.status, answer.location), (303, "/jobs/slurm%3A1#annotation"), "status and place")
+        job = browser.get("/api/v1/jobs/slurm:1", token=ada).json()
+        equal((job["tags"], job["note"]), (["best", "good"], "third\ntry"), "tags and note")
+        equal(session.post(place, {**fields, "tags": "Not-a-tag"}).status, 400, "status of a wrong tag")
+        equal(session.send("DELETE", "/api/v1/jobs/slurm:1/tags/best", {"X-Met-Csrf": fields["csrf"]}).json(), {"tags": ["good"], "note": "third\ntry"}, "with the token")
+        equal(send("DELETE", "note").json(), {"tags": ["good"], "note": None}, "without the note")
+        eventually(lambda: open(lines).read().count('"write"') >= 6, "writes in the audit log")
+        noted = [json.loads(line) for line in open(lines)]
+        check(any(one["event"] == "write" and one.get("name") == "ada" and one["request"] == place for one in noted), "the form in the audit log", noted)
+        check("third" not in open(lines).read(), "the note itself is not in it")
 
 
 def filters_tell_nothing(browser, tokens):

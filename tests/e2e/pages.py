@@ -1,9 +1,14 @@
 """The pages in a real browser: each of them, in light and dark, wide and narrow, without its script and by keyboard."""
 
+import contextlib
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
+import urllib.request
+from http.cookiejar import CookieJar
 
 from harness import Skip, check, each, equal, eventually, test
 
@@ -204,6 +209,27 @@ def a_link_works_once_and_a_second_met_web_gives_another(world):
         equal(curl(shown).out.strip(), "200", "a link to the job")
     world.met("web", "--listen", "0.0.0.0:0").refused("loopback")
     world.met("web", "nosuch").refused("nosuch")
+
+
+@test
+def a_thousand_idle_connections_of_others_leave_the_owners_page(world):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
+    world.me.run_to_end("true", options=("--name", "train"))
+    with Web(world) as web, contextlib.ExitStack() as stack:
+        host, port = web.link.split("/")[2].split(":")
+        own = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        equal(own.open(web.link, timeout=60).status, 200, "status")
+        for number in range(1000):
+            client = stack.enter_context(socket.create_connection((host, int(port)), 60))
+            with contextlib.suppress(OSError):
+                # Some say nothing, some begin to, some ask for what is not there.
+                client.sendall((b"", b"GET / HTTP/1.1\r\nHo", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")[number % 3])
+        base = web.link.split("enter/")[0]
+        for _ in range(3):
+            with own.open(base + "jobs", timeout=60) as page:
+                check("train" in page.read().decode(), "the owner's page")
+        check(web.new_link().startswith(base), "a link for the owner's next browser")
 
 
 @test

@@ -1,6 +1,8 @@
 """Jobs of a real Slurm: found as soon as they start, exact to the end, and joined with what Slurm records."""
 
 import contextlib
+import csv
+import io
 import os
 import pwd
 import re
@@ -9,6 +11,8 @@ import socket
 import cards
 from accounting import CPU_SHARE, truth
 from harness import DEADLINE_S, Failed, Ground, Skip, alive, check, close_to, equal, eventually, test
+from pages import BROWSER_S, Browser
+from prometheus import HASH, free_port
 
 GROUND = Ground("slurm")
 
@@ -390,3 +394,24 @@ def on_a_server_members_of_a_slurm_account_see_its_jobs(world):
         # Accounts are read once a minute, and one attempt may fail.
         eventually(lambda: sees("daemon"), "a member of the account sees it", deadline_s=150, pause_s=0.5)
         check(not sees("games"), "another user does not")
+
+
+@test
+def a_submitted_job_is_followed_in_a_browser(world):
+    """It appears on Now without loading the page again; it is opened, filtered by, and taken as CSV and as a file."""
+    web, port = os.path.join(world.root, "web.yml"), free_port()
+    with open(web, "w") as file:
+        file.write(f"basic_auth_users: {{ann: {HASH}}}\n")
+    user = watched(world, f"http:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann\n")
+    visit = Browser(world, "follow", link=f"http://127.0.0.1:{port}/", user="ann", password="secret", text="in-browser", patience_s=BROWSER_S).ready()
+    job = submit(user, "sleep", "1000", options=("-J", "in-browser"))
+    try:
+        found = visit.found()
+    finally:
+        GROUND.command("scancel", job, user=user)
+    equal((found["problems"], found["same"]), ([], "yes"), "problems, and the same page")
+    check("in-browser" in found["title"], "the page of the job", found["title"])
+    check("in-browser" in found["html"] and "<script" in found["html"], "its file", found["html"][:400])
+    equal(found["listed"], 1, "jobs of this name")
+    rows = list(csv.DictReader(io.StringIO(found["csv"])))
+    equal([row["name"] for row in rows], ["in-browser"], f"rows of the CSV, of {found['csv'][:400]}")

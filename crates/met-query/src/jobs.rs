@@ -314,7 +314,7 @@ fn has(source: &dyn Source, key: &JobKey) -> Result<bool> {
 
 /// The table of a job's further series of this name.
 pub fn further_table(name: &str) -> Option<&'static Table> {
-    [&DETAIL, &event::TABLE].into_iter().find(|table| table.name == name)
+    [&DETAIL, &event::TABLE, &JOB].into_iter().find(|table| table.name == name)
 }
 
 /// All jobs that fit, page by page.

@@ -31,7 +31,8 @@ pub trait Query {
     fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page>;
     /// The samples of a job after a time, as many as fit an answer; none when there are no more.
     fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course>;
-    /// The same of a further series of the job: its details, or the event that is the `part`.
+    /// The same of a further series of the job: its details, the event that is the `part`, or of a job on several nodes
+    /// what it did on the node that is the `part`.
     fn job_series(
         &self,
         _: &Viewer,

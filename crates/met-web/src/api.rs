@@ -22,7 +22,7 @@ use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use met_core::Table;
-use met_core::job::JobKey;
+use met_core::job::{JobKey, Record};
 use met_core::series::Course;
 use met_jobs::cgroup_layouts::Layout;
 use met_query::annotate::Annotates;
@@ -83,6 +83,24 @@ pub struct Api {
     pub live: Arc<Live>,
     /// Writes tags and notes.
     pub annotates: Arc<dyn Annotates + Send + Sync>,
+    /// Reads what jobs wrote; only where this process has the uid of their owner.
+    pub output: Option<Arc<dyn Output>>,
+}
+
+/// What a job wrote. Paths in a record are those that its owner named: a process with more rights than the owner reads
+/// none of them.
+pub trait Output: Send + Sync {
+    /// The ends of its files, as far as they can be read.
+    fn tails(&self, record: &Record) -> Vec<Tail>;
+}
+
+/// The end of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tail {
+    pub path: String,
+    pub text: String,
+    /// There is more before it.
+    pub is_cut: bool,
 }
 
 /// The jobs as one viewer sees them.
@@ -90,11 +108,13 @@ pub(crate) struct Visible<'a> {
     pub(crate) viewer: &'a Viewer,
     pub(crate) query: &'a dyn Query,
     layouts: &'a [Layout],
+    pub(crate) output: Option<&'a dyn Output>,
 }
 
 impl<'a> Visible<'a> {
     pub(crate) fn new(viewer: &'a Viewer, api: &'a Api) -> Visible<'a> {
-        Visible { viewer, query: api.query.as_ref(), layouts: &api.layouts }
+        let output = api.output.as_deref();
+        Visible { viewer, query: api.query.as_ref(), layouts: &api.layouts, output }
     }
 
     pub(crate) fn jobs(&self, filter: &JobsFilter) -> Result<(Page, Vec<String>), Problem> {

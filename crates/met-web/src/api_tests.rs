@@ -4,7 +4,7 @@ use axum::body::{Body, to_bytes};
 use axum::http;
 use met_core::JOB;
 use met_core::annotation::{Annotation, AnnotationChange};
-use met_core::job::{Record, State};
+use met_core::job::State;
 use met_core::listing::Cursor;
 use met_sinks::event::{Event, Kind};
 use met_sinks::live::Hub;
@@ -114,7 +114,15 @@ impl Admission for Named {
 fn api(jobs: &Arc<Jobs>, hub: &Arc<Hub>) -> Api {
     let (query, live) = (Arc::<Jobs>::clone(jobs), Arc::new(Live::new(Arc::clone(hub))));
     let annotates = Arc::<Jobs>::clone(jobs);
-    Api { query, admission: Arc::new(Named), answers: Arc::default(), layouts: Vec::new(), live, annotates }
+    Api {
+        query,
+        admission: Arc::new(Named),
+        answers: Arc::default(),
+        layouts: Vec::new(),
+        live,
+        annotates,
+        output: None,
+    }
 }
 
 fn request(path: &str, headers: &[(&str, &str)]) -> http::Request<Body> {

@@ -16,7 +16,7 @@ use met_store::Page;
 use tower_service::Service;
 
 use super::*;
-use crate::api::Admission;
+use crate::api::{Admission, Output, Tail};
 
 /// What programs, people and machines may be called: it ends markup, hides, reorders, or is a link.
 const HOSTILE: [&str; 6] = [
@@ -124,6 +124,13 @@ impl Annotates for Unwritable {
     }
 }
 
+impl Output for Unwritable {
+    fn tails(&self, _: &Record) -> Vec<Tail> {
+        let tail = |text: &&str| Tail { path: (*text).to_owned(), text: (*text).to_owned(), is_cut: true };
+        HOSTILE.iter().map(tail).collect()
+    }
+}
+
 fn get_from(jobs: Vec<Record>, from: Option<&str>, path: &str) -> (StatusCode, HeaderMap, String) {
     let api = Api {
         query: Arc::new(Jobs(jobs)),
@@ -132,6 +139,7 @@ fn get_from(jobs: Vec<Record>, from: Option<&str>, path: &str) -> (StatusCode, H
         layouts: Vec::new(),
         live: Arc::default(),
         annotates: Arc::new(Unwritable),
+        output: Some(Arc::new(Unwritable)),
     };
     let pages = Pages { api: Arc::new(api), base: "/".to_owned(), has_logout: true };
     let mut request = Request::builder().uri(path);

@@ -52,6 +52,7 @@ fn listener() -> (Arc<Personal>, Router) {
         layouts: Vec::new(),
         live: Arc::default(),
         annotates: Arc::new(Nothing),
+        output: None,
     };
     let router = router(&personal, api);
     (personal, router)

@@ -102,6 +102,38 @@ def live(visit, asked):
     return {"same": visit.page.evaluate("() => window.same")}
 
 
+def follow(visit, asked):
+    """Logs in, sees a job appear, opens it, filters by it, and takes its files."""
+    page = visit.page
+    page.goto(asked["link"])
+    page.fill("#user", asked["user"])
+    page.fill("#password", asked["password"])
+    page.locator("form:has(#password) button").click()
+    page.wait_for_selector("h1")
+    page.goto(asked["link"])
+    page.evaluate("() => { window.same = 'yes'; }")
+    print("ready", flush=True)
+    link = page.locator(f"#running a:has-text('{asked['text']}')").first
+    link.wait_for(timeout=asked["patience_s"] * 1000)
+    found = {"same": page.evaluate("() => window.same")}
+    visit.shot("slurm-now")
+    link.click()
+    page.wait_for_url("**/jobs/*")
+    found["title"] = page.title()
+    with page.expect_download() as download:
+        page.locator("a:has-text('HTML file')").click()
+    with open(download.value.path(), encoding="utf-8") as file:
+        found["html"] = file.read()
+    page.goto(asked["link"] + "jobs")
+    page.fill("#filter [name=name]", asked["text"])
+    page.locator("#filter button[type=submit]").first.click()
+    page.wait_for_url("**name=*")
+    found["listed"] = page.locator("#jobs tbody tr").count()
+    address = page.locator("a:has-text('CSV')").first.get_attribute("href")
+    found["csv"] = page.context.request.get(asked["link"].rstrip("/") + address).text()
+    return found
+
+
 def alone(visit, asked):
     """A file without a server."""
     found = visit.facts(asked["link"])
@@ -133,7 +165,7 @@ def main():
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
         visit = Visit(browser, asked)
-        found = {"look": look, "keyboard": keyboard, "live": live, "alone": alone, "zoom": zoom}[asked["task"]](visit, asked)
+        found = {"look": look, "keyboard": keyboard, "live": live, "alone": alone, "follow": follow, "zoom": zoom}[asked["task"]](visit, asked)
         found["problems"], found["requests"] = visit.problems, visit.requests
         browser.close()
     print(json.dumps(found))

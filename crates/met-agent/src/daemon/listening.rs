@@ -182,6 +182,7 @@ pub fn listen(
     let api = Api {
         query: Arc::<Remote>::clone(&daemon),
         annotates: daemon,
+        output: None,
         admission,
         answers: Arc::default(),
         layouts: setting.config.jobs.layouts.clone(),
@@ -281,6 +282,7 @@ mod tests {
         let api = Api {
             query: Arc::<Remote>::clone(&asked),
             annotates: asked,
+            output: None,
             admission: Arc::new(Anybody),
             answers: Arc::default(),
             layouts: Vec::new(),

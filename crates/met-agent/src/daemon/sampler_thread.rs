@@ -367,6 +367,13 @@ impl Sampling {
         Ok(costs)
     }
 
+    /// Sources of which a reading did not come to an end. Nothing is waited for.
+    pub fn blocked_sources(&self) -> Vec<String> {
+        let mut left_out = Vec::new();
+        self.watchdog.add_kept_by(&mut left_out);
+        left_out.into_iter().map(|source: SourceStatus| source.name).collect()
+    }
+
     /// Whether another thread can and must go on in the place of this one.
     pub(super) fn is_kept(&self) -> bool {
         let has_failed = self.thread.as_ref().is_some_and(JoinHandle::is_finished);

@@ -60,7 +60,10 @@ impl Query for ClusterView {
         after_ms: i64,
     ) -> Result<Course> {
         let Some(_) = self.visible(viewer, key)? else { return Ok(Course::new(table)) };
-        let mut course = self.series_after(key, table, part, after_ms)?;
+        let mut course = match table.name == JOB.name {
+            true => self.course_on_node(key, part, after_ms)?,
+            false => self.series_after(key, table, part, after_ms)?,
+        };
         course.truncate(PAGE_SAMPLES);
         Ok(course)
     }

@@ -87,10 +87,32 @@ impl ClusterView {
         part: &str,
         after_ms: i64,
     ) -> Result<Course, StoreError> {
+        let of_all = |_: &str| true;
+        let courses = self.courses_of_nodes(key, table, part, of_all)?;
+        if courses.is_empty() {
+            return Ok(Course::new(table));
+        }
+        Ok(between(&together(&courses, self.gap_ms), after_ms.saturating_add(1), i64::MAX))
+    }
+
+    /// The course of a job on one of its nodes.
+    pub fn course_on_node(&self, key: &JobKey, node: &str, after_ms: i64) -> Result<Course, StoreError> {
+        let courses = self.courses_of_nodes(key, &JOB, "", |known| known == node)?;
+        let course = courses.into_iter().next().unwrap_or_else(|| Course::new(&JOB));
+        Ok(between(&course, after_ms.saturating_add(1), i64::MAX))
+    }
+
+    fn courses_of_nodes(
+        &self,
+        key: &JobKey,
+        table: &'static Table,
+        part: &str,
+        is_wanted: impl Fn(&str) -> bool,
+    ) -> Result<Vec<Course>, StoreError> {
         let (log, store) =
             (Log::open_for_reading(&self.state)?, Reader::open_without_space(&self.state, &self.backends)?);
         let mut courses = Vec::new();
-        for (node, key) in part_keys(&log, key)? {
+        for (node, key) in part_keys(&log, key)?.into_iter().filter(|(node, _)| is_wanted(node)) {
             // What waits first: what is moved between the two is then in both and not in neither.
             let waiting = log.waiting(&node)?;
             let of_node = series_key(&node, &key);
@@ -100,10 +122,7 @@ impl ClusterView {
             }
             courses.push(course);
         }
-        if courses.is_empty() {
-            return Ok(Course::new(table));
-        }
-        Ok(between(&together(&courses, self.gap_ms), after_ms.saturating_add(1), i64::MAX))
+        Ok(courses)
     }
 
     /// The course of a card, from and to these times.

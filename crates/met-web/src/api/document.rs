@@ -16,9 +16,9 @@ use utoipa::openapi::{
 };
 
 use super::endpoints::{Action, ENDPOINTS, Endpoint, Table};
-use super::parameters::{CURSOR_BYTES_MAX, Kind, Parameter};
+use super::parameters::{Kind, Parameter};
 use super::schemas;
-use super::writes::{WRITES, Write};
+use super::writes::{WRITES, Write, annotation_schema};
 use crate::problem::{self, Problem};
 
 const REFUSALS: [(&str, &str); 6] = [
@@ -29,6 +29,9 @@ const REFUSALS: [(&str, &str); 6] = [
     ("429", "too many requests; `Retry-After` has the seconds to wait"),
     ("503", "something does not work here"),
 ];
+
+/// Of a cursor: a longer one would not fit the head of a request.
+const CURSOR_LETTERS: usize = 12_000;
 
 /// Unix milliseconds, how long ago, a day or RFC 3339; more is accepted.
 const TIME: &str = "^([0-9]{1,13}|[0-9]{1,4}[smhdw]|20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])(T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z)?)$";
@@ -75,7 +78,7 @@ fn write(write: &Write) -> OperationBuilder {
     let content = |schema: Schema| ContentBuilder::new().schema(Some(schema)).build();
     let said = ResponseBuilder::new().description("tags and note after the change");
     let operation =
-        operation.response("200", said.content("application/json", content(schemas::annotation())).build());
+        operation.response("200", said.content("application/json", content(annotation_schema())).build());
     match write.body {
         None => refusals(operation, &[]),
         Some(body) => {
@@ -163,7 +166,7 @@ fn schema(kind: Kind) -> Schema {
         Kind::Duration => {
             text().pattern(Some("^[0-9]{1,6}(s|m|h|d|)$")).examples([json!("90"), json!("10m")]).into()
         }
-        Kind::Cursor => text().max_length(Some(CURSOR_BYTES_MAX)).into(),
+        Kind::Cursor => text().max_length(Some(CURSOR_LETTERS)).into(),
         Kind::Flag => ObjectBuilder::new().schema_type(Type::Boolean).into(),
         Kind::Choice(words) => {
             ObjectBuilder::new().schema_type(Type::String).enum_values(Some(words.iter().copied())).into()

@@ -1,14 +1,16 @@
 //! What can be asked for. Lists are bounded and continued by `next`; times are RFC 3339.
 
-use met_core::job::Record;
+use met_core::job::{Record, State};
+use met_core::{Column, JOB};
 use met_host::clock;
 use met_insight::{job_columns, json};
 use met_query::jobs::Meant;
 use serde_json::{Value, json};
-use utoipa::openapi::Schema;
+use utoipa::openapi::{ObjectBuilder, Schema, Type};
 
 use super::parameters::{self, COLUMNS, FORMAT, Kind, POINTS, Parameter, SINCE, UNTIL, parameter};
 use super::row::row;
+use super::schemas::{list, of, optional, time, with_keys};
 use super::{Asked, Visible, document, nodes, people, schemas, series};
 use crate::problem::Problem;
 
@@ -56,7 +58,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         parameters: parameters::JOBS,
         action: Action::Answer(jobs),
         table: Table::Rows("jobs", || job_columns::places().collect()),
-        schema: schemas::jobs,
+        schema: jobs_schema,
     },
     Endpoint {
         path: "/api/v1/jobs/{job}",
@@ -64,7 +66,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         parameters: &[],
         action: Action::Answer(job),
         table: Table::None,
-        schema: schemas::job,
+        schema: job_schema,
     },
     Endpoint {
         path: "/api/v1/jobs/{job}/series",
@@ -86,7 +88,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         ],
         action: Action::Answer(series::of_job),
         table: Table::Series,
-        schema: schemas::series,
+        schema: series::series_schema,
     },
     Endpoint {
         path: "/api/v1/jobs/{job}/processes",
@@ -94,7 +96,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         parameters: &[FORMAT],
         action: Action::Answer(processes),
         table: Table::Rows("processes", || places(&PROCESS)),
-        schema: schemas::processes,
+        schema: processes_schema,
     },
     Endpoint {
         path: "/api/v1/nodes",
@@ -102,7 +104,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         parameters: &[FORMAT],
         action: Action::Answer(nodes::nodes),
         table: Table::Rows("nodes", || places(&nodes::NODE)),
-        schema: schemas::nodes,
+        schema: nodes::nodes_schema,
     },
     Endpoint {
         path: "/api/v1/nodes/{node}",
@@ -110,7 +112,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         parameters: &[],
         action: Action::Answer(nodes::node),
         table: Table::None,
-        schema: schemas::node,
+        schema: nodes::node_schema,
     },
     Endpoint {
         path: "/api/v1/nodes/{node}/series",
@@ -126,7 +128,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         ],
         action: Action::Answer(series::of_node),
         table: Table::ManySeries,
-        schema: schemas::node_series,
+        schema: series::node_series_schema,
     },
     Endpoint {
         path: "/api/v1/users",
@@ -134,7 +136,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         parameters: &[FORMAT],
         action: Action::Answer(people::users),
         table: Table::Rows("users", || places(&people::USER)),
-        schema: schemas::users,
+        schema: people::users_schema,
     },
     Endpoint {
         path: "/api/v1/accounts",
@@ -142,7 +144,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         parameters: &[FORMAT],
         action: Action::Answer(people::accounts),
         table: Table::Rows("accounts", || places(&people::ACCOUNT)),
-        schema: schemas::accounts,
+        schema: people::accounts_schema,
     },
     Endpoint {
         path: "/api/v1/energy",
@@ -150,7 +152,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         parameters: RANGE,
         action: Action::Answer(people::energy),
         table: Table::Rows("energy", || places(&people::ENERGY)),
-        schema: schemas::energy,
+        schema: people::energy_schema,
     },
     Endpoint {
         path: "/api/v1/emissions",
@@ -158,7 +160,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         parameters: RANGE,
         action: Action::Answer(people::emissions),
         table: Table::Rows("emissions", || places(&people::EMISSIONS)),
-        schema: schemas::emissions,
+        schema: people::emissions_schema,
     },
     Endpoint {
         path: "/api/v1/catalogue",
@@ -166,7 +168,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         parameters: &[parameter("table", Kind::Table, "only this table"), FORMAT],
         action: Action::Answer(catalogue),
         table: Table::Rows("columns", || places(&CATALOGUE)),
-        schema: schemas::catalogue,
+        schema: catalogue_schema,
     },
     Endpoint {
         path: "/api/v1/health",
@@ -174,7 +176,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         parameters: &[],
         action: Action::Answer(nodes::health),
         table: Table::None,
-        schema: schemas::health,
+        schema: nodes::health_schema,
     },
     Endpoint {
         path: "/api/v1/openapi.json",
@@ -280,4 +282,83 @@ fn catalogue(_: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     }
     let table = |table: &&'static met_core::Table| json!({ "name": table.name, "subject": table.subject, "labels": table.labels });
     Ok(json!({ "tables": tables.iter().map(table).collect::<Vec<_>>(), "columns": columns }))
+}
+
+/// Figures by their names in the catalogue, as far as they are known.
+fn figures() -> Schema {
+    let columns = JOB.columns.iter();
+    columns
+        .fold(ObjectBuilder::new(), |object, column| object.property(column.json_name(), number(column)))
+        .into()
+}
+
+pub(super) fn job_schema() -> Schema {
+    let states =
+        ObjectBuilder::new().schema_type(Type::String).enum_values(Some(State::ALL.map(State::name)));
+    let identity = with_keys([
+        ("id", of(Type::String)),
+        ("raw_id", of(Type::String)),
+        ("manager", of(Type::String)),
+        ("cluster", optional(Type::String)),
+        ("name", of(Type::String)),
+        ("user", optional(Type::String)),
+        ("account", optional(Type::String)),
+        ("command", list(of(Type::String))),
+        ("state", states.into()),
+        ("exit_code", optional(Type::Integer)),
+        ("signal", optional(Type::Integer)),
+        ("start", time()),
+        ("end", time()),
+        ("nodes", list(of(Type::String))),
+    ]);
+    let row = with_keys([("reference", of(Type::String))])
+        .property("from_ms", optional(Type::Integer))
+        .property("to_ms", optional(Type::Integer));
+    with_keys([
+        ("version", of(Type::Integer)),
+        ("job", identity.into()),
+        ("totals", figures()),
+        ("average", of(Type::Object)),
+        ("quality", of(Type::Object)),
+        ("requested", of(Type::Object)),
+        ("allocated", of(Type::Object)),
+        ("efficiency", of(Type::Object)),
+        ("scheduling", of(Type::Object)),
+        ("gpus", list(of(Type::Object))),
+        ("parts", list(of(Type::Object))),
+        ("row", row.into()),
+    ])
+    .into()
+}
+
+pub(super) fn jobs_schema() -> Schema {
+    with_keys([("jobs", list(job_schema())), ("next", optional(Type::String))])
+        .property("warnings", list(of(Type::String)))
+        .into()
+}
+
+pub(super) fn processes_schema() -> Schema {
+    let process = with_keys([("pid", of(Type::Integer)), ("quality", of(Type::String))])
+        .property("command", of(Type::String))
+        .property("start", time())
+        .property("end", time())
+        .property("cpu_seconds", of(Type::Number));
+    with_keys([("processes", list(process.into()))]).into()
+}
+
+pub(super) fn catalogue_schema() -> Schema {
+    let text = || of(Type::String);
+    let table = with_keys([("name", text()), ("subject", text()), ("labels", list(text()))]);
+    let column = with_keys([
+        ("table", text()),
+        ("column", text()),
+        ("name", text()),
+        ("kind", text()),
+        ("unit", text()),
+    ]);
+    with_keys([("tables", list(table.into())), ("columns", list(column.into()))]).into()
+}
+
+fn number(column: &Column) -> Schema {
+    ObjectBuilder::new().schema_type(Type::Number).description(Some(column.help)).into()
 }

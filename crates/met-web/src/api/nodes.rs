@@ -7,8 +7,10 @@ use met_insight::json;
 use met_query::jobs::JobsFilter;
 use met_query::protocol::NodeStatus;
 use serde_json::{Value, json};
+use utoipa::openapi::{ObjectBuilder, Schema, Type};
 
-use super::endpoints::object;
+use super::endpoints::{job_schema, object};
+use super::schemas::{list, of, optional, time, with_keys};
 use super::{Asked, Visible};
 use crate::problem::Problem;
 
@@ -74,4 +76,37 @@ pub(super) fn health(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem>
         "nodes_late": late,
         "problems": problems,
     }))
+}
+
+fn node_status() -> Schema {
+    with_keys([
+        ("name", of(Type::String)),
+        ("jobs", of(Type::Integer)),
+        ("late", of(Type::Boolean)),
+        ("seen", time()),
+        ("version", optional(Type::String)),
+        ("cpus", optional(Type::Integer)),
+        ("memory_bytes", optional(Type::Integer)),
+    ])
+    .into()
+}
+
+pub(super) fn nodes_schema() -> Schema {
+    with_keys([("nodes", list(node_status()))]).into()
+}
+
+pub(super) fn node_schema() -> Schema {
+    with_keys([("node", node_status()), ("jobs", list(job_schema()))]).into()
+}
+
+pub(super) fn health_schema() -> Schema {
+    let status = ObjectBuilder::new().schema_type(Type::String).enum_values(Some(["ok", "degraded"]));
+    with_keys([
+        ("status", status.into()),
+        ("version", of(Type::String)),
+        ("nodes", of(Type::Integer)),
+        ("nodes_late", of(Type::Integer)),
+        ("problems", list(of(Type::String))),
+    ])
+    .into()
 }

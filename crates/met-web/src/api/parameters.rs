@@ -22,7 +22,7 @@ pub const POINTS_MAX: i64 = 5_000;
 /// Bytes of one text.
 const TEXT_BYTES_MAX: usize = 1 << 10;
 /// Bytes of a cursor, which holds the value of a job: its name may be long, and is escaped and encoded.
-pub const CURSOR_BYTES_MAX: usize = 16 << 10;
+const CURSOR_BYTES_MAX: usize = 16 << 10;
 /// Parameters in one query string.
 const GIVEN_MAX: usize = 64;
 

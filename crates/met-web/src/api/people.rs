@@ -5,7 +5,9 @@ use met_host::clock;
 use met_insight::json;
 use met_query::jobs::JobsFilter;
 use serde_json::{Value, json};
+use utoipa::openapi::{Schema, Type};
 
+use super::schemas::{list, of, optional, time, with_keys};
 use super::{Asked, Visible};
 use crate::problem::Problem;
 
@@ -81,4 +83,42 @@ fn sums(
         "until": json::time(to_ns),
         what: sums.iter().map(object).collect::<Vec<_>>(),
     }))
+}
+
+fn group_schema(of_name: &str) -> Schema {
+    with_keys([
+        ("name", of(Type::String)),
+        ("jobs", of(Type::Integer)),
+        ("first_start", time()),
+        ("last_start", time()),
+        (of_name, list(of(Type::String))),
+    ])
+    .into()
+}
+
+pub(super) fn users_schema() -> Schema {
+    with_keys([("users", list(group_schema("accounts")))]).into()
+}
+
+pub(super) fn accounts_schema() -> Schema {
+    with_keys([("accounts", list(group_schema("users")))]).into()
+}
+
+fn sums_schema(what: &str, [name, jobs, known, figure]: [&str; 4]) -> Schema {
+    let sum = with_keys([
+        (name, optional(Type::String)),
+        (jobs, of(Type::Integer)),
+        (known, of(Type::Integer)),
+        (figure, optional(Type::Number)),
+    ]);
+    with_keys([("by", of(Type::String)), ("since", time()), ("until", time()), (what, list(sum.into()))])
+        .into()
+}
+
+pub(super) fn energy_schema() -> Schema {
+    sums_schema("energy", ENERGY)
+}
+
+pub(super) fn emissions_schema() -> Schema {
+    sums_schema("emissions", EMISSIONS)
 }

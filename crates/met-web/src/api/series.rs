@@ -11,8 +11,11 @@ use met_insight::{json, resample};
 use met_sources::perf;
 use met_store::NodePart;
 use serde_json::{Map, Value, json};
+use utoipa::openapi::schema::AdditionalProperties;
+use utoipa::openapi::{ObjectBuilder, Schema, Type};
 
 use super::endpoints::whole_job;
+use super::schemas::{list, of, optional, time, with_keys};
 use super::{Asked, Visible, nodes};
 use crate::problem::Problem;
 use crate::samples::{self, NODE_VALUES_MAX};
@@ -200,4 +203,38 @@ pub(super) fn of_node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
 fn too_many() -> Problem {
     let limit = format!("columns by points are more than {NODE_VALUES_MAX}");
     Problem::asked(format!("{limit}; give the table, its columns, the part, or fewer points"))
+}
+
+fn by_column(of: Schema) -> Schema {
+    ObjectBuilder::new().additional_properties(Some(AdditionalProperties::RefOr(of.into()))).into()
+}
+
+/// As they were taken: a list of values by column. Reduced: an object of lists by column.
+pub(super) fn series_schema() -> Schema {
+    with_keys([
+        ("times", list(of(Type::String))),
+        ("columns", of(Type::Object)),
+        ("table", of(Type::String)),
+        ("part", of(Type::String)),
+        ("next", time()),
+    ])
+    .property("span_seconds", of(Type::Number))
+    .into()
+}
+
+fn spans() -> Schema {
+    let values = || list(optional(Type::Number));
+    with_keys([("per_second", of(Type::Boolean)), ("min", values()), ("mean", values()), ("max", values())])
+        .into()
+}
+
+pub(super) fn node_series_schema() -> Schema {
+    let one = with_keys([
+        ("table", of(Type::String)),
+        ("part", of(Type::String)),
+        ("times", list(of(Type::String))),
+        ("span_seconds", of(Type::Number)),
+        ("columns", by_column(spans())),
+    ]);
+    with_keys([("node", of(Type::String)), ("series", list(one.into()))]).into()
 }

@@ -11,13 +11,16 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, on};
 use met_core::annotation::{Annotation, AnnotationChange, check_tag};
+use met_host::clock;
 use met_query::jobs::Meant;
 use met_query::viewer::Viewer;
 use serde_json::{Value, json};
-use utoipa::openapi::{HttpMethod, Schema};
+use utoipa::openapi::schema::AdditionalProperties;
+use utoipa::openapi::{HttpMethod, ObjectBuilder, Schema, Type};
 
 use super::parameters::Given;
-use super::{Api, Asked, Request, Visible, schemas};
+use super::schemas::{list, of, optional, with_keys};
+use super::{Api, Asked, Request, Visible};
 use crate::listener::Peer;
 use crate::problem::Problem;
 
@@ -53,7 +56,7 @@ pub const WRITES: &[Write] = &[
         method: Method::PUT,
         path: "/api/v1/jobs/{job}/note",
         help: "write the note of a job",
-        body: Some(schemas::note),
+        body: Some(note_schema),
         change: |_, body| Ok(AnnotationChange { note: Some(note(body)?), ..AnnotationChange::default() }),
     },
     Write {
@@ -160,9 +163,32 @@ pub(crate) fn annotate(
         let reason = "only its owner or an operator may write tags and notes of this job";
         return Err(Problem::new(StatusCode::FORBIDDEN, reason));
     }
+    // What is wrong with a change is said here: a daemon that refuses it says only that it does.
+    change.apply(&record.annotation, clock::realtime_ns()).map_err(Problem::asked)?;
     api.annotates.annotate(viewer, &record.key, change).map_err(super::unclear)
 }
 
 fn object(said: &Annotation) -> Value {
     json!({ "tags": said.tags, "note": said.note })
+}
+
+/// What is sent to write a note.
+pub(super) fn note_schema() -> Schema {
+    let text = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .min_length(Some(1))
+        .max_length(Some(1000))
+        .pattern(Some("^[ -~]*[!-~][ -~]*$"))
+        .description(Some("printable text of up to 4096 bytes, in any language"));
+    ObjectBuilder::new()
+        .schema_type(Type::Object)
+        .property("note", text)
+        .required("note")
+        .additional_properties(Some(AdditionalProperties::FreeForm(false)))
+        .into()
+}
+
+/// Tags and note of a job after a change.
+pub(super) fn annotation_schema() -> Schema {
+    with_keys([("tags", list(of(Type::String))), ("note", optional(Type::String))]).into()
 }

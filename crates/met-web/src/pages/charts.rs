@@ -5,6 +5,7 @@ use met_core::gpu::card;
 use met_core::job::{GpuUse, Record};
 use met_core::job_table as column;
 use met_core::series::Course;
+use met_core::text::escape;
 use met_core::{MISSING, Table, units};
 use met_insight::resample::{self, Bin};
 use met_sources::network::device;
@@ -208,6 +209,34 @@ pub fn job(record: &Record, course: &Course, span: Span, gap_ms: i64) -> Vec<Cha
     charts.extend([gpu, gpu_memory].into_iter().filter(always));
     charts.extend([io, network, power, gpu_power, pressure].into_iter().filter(busy));
     charts
+}
+
+/// What a job on several nodes computed on each. Of many nodes, the busiest and the idlest are drawn.
+pub fn by_node<E>(
+    record: &Record,
+    span: Span,
+    gap_ms: i64,
+    mut series: impl FnMut(&str) -> Result<Course, E>,
+) -> Result<Option<Chart>, E> {
+    let mut nodes: Vec<(Option<i64>, &str)> = Vec::new();
+    for node in &record.nodes {
+        let part = record.parts.iter().find(|part| part.node == *node && part.task.is_none());
+        nodes.push((part.and_then(|part| part.totals.get(column::CPU)), node));
+    }
+    if nodes.len() < 2 {
+        return Ok(None);
+    }
+    nodes.sort_by_key(|&(cpu, _)| std::cmp::Reverse(cpu));
+    let is_all = nodes.len() <= LINES_MAX;
+    if !is_all {
+        nodes.drain(LINES_MAX / 2..nodes.len() - LINES_MAX / 2);
+    }
+    let scope = if is_all { "of the job" } else { "of the job, the busiest and the idlest nodes" };
+    let mut chart = Chart::new("cpu-by-node", "CPU cores by node", scope, Unit::Cores);
+    for (_, node) in nodes {
+        chart.add(&escape(node), bins(&series(node)?, column::CPU, span, gap_ms));
+    }
+    Ok((chart.lines.len() > 1).then_some(chart))
 }
 
 fn cpu_limit(record: &Record) -> Option<(&'static str, f64)> {

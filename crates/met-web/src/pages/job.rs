@@ -50,7 +50,8 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     let others = job_tables::neighbours(site, visible, &record)?;
     let every_s = record.state.is_live().then_some(EVERY_S);
     let form = is_whole && visible.viewer.may_annotate(&record);
-    let beside = Beside { others, form: form.then(|| annotation::form(site, &record)) };
+    let output = visible.output.filter(|_| is_whole).map(|output| job_tables::output(&output.tails(&record)));
+    let beside = Beside { others, form: form.then(|| annotation::form(site, &record)), output };
     let content = content(site, &shown, window, beside);
     Ok(Made::Page(layout::page(site, Some(Tab::Jobs), &title(&record), every_s, &content)))
 }
@@ -151,7 +152,9 @@ fn shown<'a>(
         let of_cards = SAMPLES_KEPT / record.gpus.len().clamp(1, job_answers::GPUS_MAX);
         let kept = if table.name == gpu::card::TABLE.name { of_cards } else { SAMPLES_KEPT };
         samples::whole(table, window_ms, kept, |after_ms| match table.name {
-            name if name == JOB.name => visible.query.course(visible.viewer, key, after_ms),
+            name if name == JOB.name && part.is_empty() => {
+                visible.query.course(visible.viewer, key, after_ms)
+            }
             name if name == gpu::card::TABLE.name => {
                 visible.query.card_course(visible.viewer, key, part, after_ms)
             }
@@ -184,7 +187,11 @@ fn charts_between(
     let Some(span) = span(record, &course, window, bins, now_ns) else { return Ok((Vec::new(), None)) };
     let mut drawn = charts::job(record, &course, span, gap_ms);
     drop(course);
-    // One series is held at a time.
+    // One series is held at a time. A daemon or server of an earlier version has none by node.
+    let by_node = charts::by_node(record, span, gap_ms, |node| series(&JOB, node));
+    if let Ok(Some(by_node)) = by_node {
+        drawn.insert(drawn.len().min(1), by_node);
+    }
     let gpus = &record.gpus[..record.gpus.len().min(job_answers::GPUS_MAX)];
     drawn.extend(charts::cards(gpus, span, gap_ms, |gpu| series(&gpu::card::TABLE, &gpu.uuid))?);
     for (index, of) in record.events.iter().take(EVENTS_MAX).enumerate() {
@@ -216,6 +223,7 @@ fn span(record: &Record, course: &Course, window: Window, bins: usize, now_ns: i
 struct Beside {
     others: Option<Markup>,
     form: Option<Markup>,
+    output: Option<Markup>,
 }
 
 fn content(site: &Site, shown: &Shown<'_>, window: Window, beside: Beside) -> Markup {
@@ -240,6 +248,7 @@ fn content(site: &Site, shown: &Shown<'_>, window: Window, beside: Beside) -> Ma
         (job_tables::parts(&report.parts))
         (job_tables::stragglers(record))
         (job_tables::processes(site, record))
+        @if let Some(output) = beside.output { (output) }
         @if let Some(others) = beside.others { (others) }
         (notes(&report))
     }

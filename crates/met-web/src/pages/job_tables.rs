@@ -14,7 +14,7 @@ use met_query::jobs::JobsFilter;
 use super::jobs;
 use super::layout::{self, Site, amount, quality_mark};
 use super::list_columns::{COLUMNS, ListColumn};
-use crate::api::Visible;
+use crate::api::{Tail, Visible};
 use crate::problem::Problem;
 
 /// More lines are for a program: the JSON has them all.
@@ -223,4 +223,21 @@ pub(super) fn neighbours(
             @if jobs.len() > NEIGHBOURS_MAX { p.dim { (jobs.len() - NEIGHBOURS_MAX) " more" } }
         }
     }))
+}
+
+/// The end of what the job wrote.
+pub fn output(tails: &[Tail]) -> Markup {
+    html! {
+        @if !tails.is_empty() {
+            section id="output" data-live aria-labelledby="output-title" {
+                h2 id="output-title" { "Output" }
+                @for tail in tails {
+                    p.dim { @if tail.is_cut { "the end of " } code { (escape(&tail.path)) } }
+                    pre.log tabindex="0" role="group" aria-label="Output" {
+                        @for line in tail.text.lines() { (escape(line)) "\n" }
+                    }
+                }
+            }
+        }
+    }
 }

@@ -71,10 +71,15 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     }
     let next = page.next.as_ref().and_then(parameters::encode);
     let live = page.jobs.iter().any(|record| record.state.is_live());
+    let has_running_first = filter.after.as_ref().is_some_and(|after| filter.order().has_unsettled(after))
+        && filter.sort.is_some_and(|sort| sort.column.changes());
     let content = html! {
         (head(site, visible, asked))
         (form(site, asked, &columns))
         div id="jobs" data-live {
+            @if has_running_first {
+                p.dim { "Running jobs that were not on the first page come first here, newest first: their values change." }
+            }
             @for warning in &warnings { (layout::notice("warn", warning)) }
             @if page.jobs.is_empty() {
                 p.empty { "No jobs match." @if !asked.search.is_empty() { " " a href=(site.to("jobs")) { "Show all" } } }

@@ -47,7 +47,7 @@ impl Known {
     /// The samples of a table and part, if they were read.
     pub fn series(&self, table: &'static Table, part: &str) -> Option<&Course> {
         match table.name {
-            name if name == JOB.name => Some(&self.course),
+            name if name == JOB.name && part.is_empty() => Some(&self.course),
             name if name == card::TABLE.name => {
                 self.gpus.iter().find(|(uuid, _)| uuid == part).map(|(_, course)| course)
             }

@@ -1,11 +1,12 @@
 //! `met logs`: what a job wrote.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use met_core::job::{Origin, Record};
+use met_core::job::{FileId, Origin, Record};
 use met_host::Liveness;
 
 use crate::cli::LogsArgs;
@@ -15,6 +16,7 @@ use met_agent::earlier_output;
 use met_config::Failure;
 use met_query::jobs::AllJobs;
 use met_query::setting::Setting;
+use met_web::api::{Output, Tail};
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
@@ -46,6 +48,43 @@ pub fn logs(setting: &Setting, args: &LogsArgs) -> Result<i32> {
         }
         std::thread::sleep(LOOK_EVERY);
     }
+}
+
+/// Bytes of a file that a page shows.
+const TAIL_BYTES: u64 = 16 << 10;
+
+/// What jobs of this user wrote, for the user's own pages.
+pub struct OwnOutput;
+
+impl Output for OwnOutput {
+    fn tails(&self, record: &Record) -> Vec<Tail> {
+        let Some(local) =
+            record.local.as_ref().filter(|_| record.uid == Some(rustix::process::getuid().as_raw()))
+        else {
+            return Vec::new();
+        };
+        let error = local.stderr.as_ref().filter(|path| local.stdout.as_ref() != Some(path));
+        let files = [(local.stdout.as_ref(), local.stdout_file), (error, local.stderr_file)];
+        let tails = files.into_iter().filter_map(|(path, id)| tail(path?, &record.key.id, id).ok());
+        tails.filter(|tail| !tail.text.is_empty()).collect()
+    }
+}
+
+/// The end of a file, from the beginning of a line on. A pipe or a device has none.
+fn tail(path: &Path, job: &str, id: Option<FileId>) -> io::Result<Tail> {
+    let (mut file, path) = earlier_output::open(path, job, id)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::other("not a file"));
+    }
+    let begin = metadata.len().saturating_sub(TAIL_BYTES);
+    file.seek(SeekFrom::Start(begin))?;
+    let mut bytes = Vec::new();
+    file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+    let is_cut = begin > 0;
+    let line = bytes.iter().position(|&byte| byte == b'\n').filter(|_| is_cut).map_or(0, |at| at + 1);
+    let text = String::from_utf8_lossy(&bytes[line..]).into_owned();
+    Ok(Tail { path: path.display().to_string(), text, is_cut })
 }
 
 fn unknown(record: &Record) -> anyhow::Error {

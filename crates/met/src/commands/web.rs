@@ -20,6 +20,7 @@ use met_web::pages;
 use met_web::personal::{self, Personal};
 use serde::{Deserialize, Serialize};
 
+use super::logs::OwnOutput;
 use crate::cli::WebArgs;
 use crate::output;
 use met_config::Failure;
@@ -112,7 +113,8 @@ fn start(setting: Setting, personal: &Arc<Personal>, options: Options) -> Result
     let own = Arc::new(OwnJobs::new(setting));
     let query = Arc::<OwnJobs>::clone(&own);
     let (answers, live) = (Arc::default(), Arc::default());
-    let api = Api { query, admission, answers, layouts, live, annotates: own };
+    let api =
+        Api { query, admission, answers, layouts, live, annotates: own, output: Some(Arc::new(OwnOutput)) };
     let server = Server::start(options, personal::router(personal, api))
         .map_err(|error| Failure::usage(error.to_string()))?;
     let address = server.local_addrs().first().copied().context("the listener has no address")?;
