@@ -18,6 +18,8 @@ pub struct Group {
     pub rule: String,
     pub severity: Severity,
     pub count: usize,
+    /// About weeks of a user, not about jobs.
+    pub is_sum: bool,
     pub saving: Saving,
     /// Labels of jobs, or the user where it is about the sum.
     pub subjects: Vec<String>,
@@ -50,14 +52,18 @@ pub fn groups(findings: &[Finding]) -> Vec<Group> {
     }
     let of_group = |found: Vec<&Finding>| {
         let first = found.first()?;
+        let is_sum = first.held_core_hours.is_none();
+        let named = found.iter().map(|finding| finding.subject.clone());
         let saving = found.iter().fold(Saving::default(), |sum, finding| sum.plus(&finding.saving));
         Some(Group {
             user: first.user.clone(),
             rule: first.rule.clone(),
             severity: first.severity,
             count: found.len(),
+            is_sum,
             saving,
-            subjects: found.iter().take(NAMED).map(|finding| finding.subject.clone()).collect(),
+            // The sums of a user are all his.
+            subjects: named.take(if is_sum { 1 } else { NAMED }).collect(),
             what: first.what.clone(),
             how: first.how.clone(),
         })

@@ -1,5 +1,6 @@
 //! Which jobs are runs of the same command. Everything that speaks of earlier runs asks here.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use met_core::job::Record;
@@ -96,16 +97,57 @@ impl fmt::Display for Lineage {
 /// The runs among `others` that are of the record's lineage, began before it and are over, newest first.
 pub fn earlier<'a>(record: &Record, others: &'a [Record]) -> Vec<&'a Record> {
     let of = lineage(record);
-    let is_earlier = |other: &&Record| {
-        other.key != record.key
-            && !other.state.is_live()
-            && other.start_ns.is_some()
-            && other.start_ns < record.start_ns.or(Some(i64::MAX))
-            && lineage(other) == of
-    };
+    let is_earlier = |other: &&Record| is_before(other, record) && lineage(other) == of;
     let mut runs: Vec<&Record> = others.iter().filter(is_earlier).collect();
-    runs.sort_by(|one, other| (other.start_ns, &other.key).cmp(&(one.start_ns, &one.key)));
+    runs.sort_by(|one, other| rank(other).cmp(&rank(one)));
     runs
+}
+
+/// The runs of many jobs by lineage: those before each are found without a search.
+pub struct Lineages<'a> {
+    records: &'a [Record],
+    /// Newest first.
+    runs: Vec<Vec<usize>>,
+    /// Of each record: its lineage, and its position there.
+    places: Vec<(usize, usize)>,
+}
+
+impl<'a> Lineages<'a> {
+    pub fn of(records: &'a [Record]) -> Lineages<'a> {
+        let mut numbers: HashMap<Lineage, usize> = HashMap::new();
+        let mut runs: Vec<Vec<usize>> = Vec::new();
+        let mut places = vec![(0, 0); records.len()];
+        let mut order: Vec<usize> = (0..records.len()).collect();
+        order.sort_by(|&one, &other| rank(&records[other]).cmp(&rank(&records[one])));
+        for index in order {
+            let next = runs.len();
+            let number = *numbers.entry(lineage(&records[index])).or_insert(next);
+            if number == next {
+                runs.push(Vec::new());
+            }
+            places[index] = (number, runs[number].len());
+            runs[number].push(index);
+        }
+        Lineages { records, runs, places }
+    }
+
+    /// The same as [`earlier`], of these records: at most so many.
+    pub fn before(&self, index: usize, most: usize) -> Vec<&'a Record> {
+        let (number, position) = self.places[index];
+        let later = self.runs[number][position + 1..].iter().map(|&other| &self.records[other]);
+        later.filter(|run| is_before(run, &self.records[index])).take(most).collect()
+    }
+}
+
+fn rank(record: &Record) -> (Option<i64>, &met_core::job::JobKey) {
+    (record.start_ns, &record.key)
+}
+
+fn is_before(run: &Record, record: &Record) -> bool {
+    run.key != record.key
+        && !run.state.is_live()
+        && run.start_ns.is_some()
+        && run.start_ns < record.start_ns.or(Some(i64::MAX))
 }
 
 #[cfg(test)]
@@ -199,7 +241,10 @@ mod tests {
             run("4", 1, Finished),
             another,
         ];
-        let found: Vec<&str> = earlier(&now, &others).iter().map(|run| run.key.id.as_str()).collect();
-        assert_eq!(found, ["2", "1"]);
+        let ids = |runs: Vec<&Record>| runs.iter().map(|run| run.key.id.clone()).collect::<Vec<_>>();
+        assert_eq!(ids(earlier(&now, &others)), ["2", "1"]);
+        let all = [&others[..], &[now]].concat();
+        assert_eq!(ids(Lineages::of(&all).before(5, 20)), ["2", "1"], "the same of all at once");
+        assert_eq!(ids(Lineages::of(&all).before(5, 1)), ["2"]);
     }
 }
