@@ -268,12 +268,13 @@ fn bound_resources(resources: &mut Resources) {
 }
 
 fn bound_scheduling(scheduling: &mut Scheduling) {
-    let Scheduling { alias, cluster, array_id, het_id, partition, qos, reason, .. } = scheduling;
-    for text in [alias, cluster, array_id, het_id, partition, qos].into_iter().flatten() {
+    let Scheduling { alias, cluster, array_id, het_id, partition, qos, folder, lineage, reason, .. } =
+        scheduling;
+    for text in [alias, cluster, array_id, het_id, partition, qos, lineage].into_iter().flatten() {
         cut(text, WORD_BYTES_MAX);
     }
-    if let Some(reason) = reason {
-        cut(reason, NAME_BYTES_MAX);
+    for text in [folder, reason].into_iter().flatten() {
+        cut(text, NAME_BYTES_MAX);
     }
 }
 

@@ -541,6 +541,18 @@ fn a_job_does_not_pay_for_processes_that_the_card_does_not_list() {
 }
 
 #[test]
+fn the_time_in_which_use_was_read_is_not_the_time_held() {
+    let mut machine = Machine::new(&[(1, "")]);
+    for second in 0..101 {
+        let utilization = if second <= 10 { 0 } else { MISSING };
+        machine.second(&[(0, 100_000, utilization)], &[(100, 0, 5, utilization)]);
+    }
+    let usage = machine.cards.leave(1).remove(0);
+    assert_eq!((usage.utilization, usage.held_ns), (Some(0.0), 100 * SECOND_NS));
+    assert_eq!(usage.known_ns, Some(10 * SECOND_NS));
+}
+
+#[test]
 fn a_process_without_activity_pays_for_what_the_others_did_not() {
     let mut machine = Machine::new(&[(1, ""), (2, "")]);
     machine.labels[0][label::VENDOR] = "amd".to_owned();

@@ -8,6 +8,8 @@ impl GpuUse {
     pub fn after(&self, earlier: &GpuUse) -> GpuUse {
         let (before, now) = (earlier, self);
         let mean = |one: Option<f64>, other: Option<f64>| weighted(one, before.held_ns, other, now.held_ns);
+        // Where only one of them knows for how long its use was read, that is not known of both.
+        let known = before.known_ns.zip(now.known_ns);
         GpuUse {
             held_since_ns: before.held_since_ns.or(now.held_since_ns),
             // Idle all the time since: it idles since then.
@@ -18,7 +20,11 @@ impl GpuUse {
             held_ns: before.held_ns + now.held_ns,
             paid_ns: before.paid_ns.max(before.held_ns) + now.paid_ns.max(now.held_ns),
             used_ns: before.used_ns + now.used_ns,
-            utilization: mean(before.utilization, now.utilization),
+            known_ns: known.map(|(before_ns, now_ns)| before_ns + now_ns),
+            utilization: match known {
+                Some((before_ns, now_ns)) => weighted(before.utilization, before_ns, now.utilization, now_ns),
+                None => mean(before.utilization, now.utilization),
+            },
             card_utilization: mean(before.card_utilization, now.card_utilization),
             encoder: mean(before.encoder, now.encoder),
             decoder: mean(before.decoder, now.decoder),
@@ -128,6 +134,18 @@ mod tests {
             ecc_corrected: Some(2),
             ..GpuUse::default()
         }
+    }
+
+    #[test]
+    fn use_is_weighed_by_the_time_in_which_it_was_read() {
+        let known = |held_s: i64, known_s: i64, utilization: f64| GpuUse {
+            known_ns: Some(known_s * SECOND_NS),
+            ..usage(held_s, held_s, utilization)
+        };
+        let both = known(10, 10, 0.4).after(&known(100, 30, 0.8));
+        assert_eq!((both.utilization, both.known_ns), (Some(0.7), Some(40 * SECOND_NS)));
+        let older = known(10, 10, 0.4).after(&usage(100, 100, 0.8));
+        assert_eq!(older.known_ns, None, "for how long the earlier one was read is not known");
     }
 
     #[test]

@@ -198,7 +198,9 @@ impl Record {
     pub fn covers_all_nodes(&self) -> bool {
         let known = [self.allocated.nodes, self.requested.nodes, i64::try_from(self.nodes.len()).ok()];
         let nodes = known.into_iter().flatten().max().unwrap_or(1);
-        let measured = self.parts.iter().map(|part| part.node.as_str()).collect::<BTreeSet<_>>().len();
+        // A step that only the scheduler named has no figures.
+        let measured = self.parts.iter().filter(|part| !part.totals.is_empty());
+        let measured = measured.map(|part| part.node.as_str()).collect::<BTreeSet<_>>().len();
         nodes <= 1 || i64::try_from(measured).is_ok_and(|measured| measured >= nodes)
     }
 
@@ -259,6 +261,9 @@ impl Emission {
 pub struct Resources {
     pub nodes: Option<i64>,
     pub cpus: Option<i64>,
+    /// Processes that its CPUs are divided among, where the manager has such: `--ntasks`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<i64>,
     pub memory_bytes: Option<i64>,
     pub gpus: Option<i64>,
     pub time_limit_ns: Option<i64>,
@@ -273,7 +278,7 @@ impl Resources {
 
     /// Takes over what `other` knows and this does not.
     pub fn fill_from(&mut self, other: &Resources) {
-        fill!(self, other: nodes, cpus, memory_bytes, gpus, time_limit_ns);
+        fill!(self, other: nodes, cpus, tasks, memory_bytes, gpus, time_limit_ns);
         for (name, value) in &other.other {
             self.other.entry(name.clone()).or_insert_with(|| value.clone());
         }
@@ -297,6 +302,12 @@ pub struct Scheduling {
     pub restarts: Option<i64>,
     pub partition: Option<String>,
     pub qos: Option<String>,
+    /// The folder that it was submitted from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub folder: Option<String>,
+    /// What its own environment calls its runs: `MET_LINEAGE`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<String>,
     /// Why it waits, or why it ended as it did.
     pub reason: Option<String>,
     pub submit_ns: Option<i64>,
@@ -317,7 +328,7 @@ impl Scheduling {
     /// Takes over what `other` knows and this does not.
     pub fn fill_from(&mut self, other: &Scheduling) {
         fill!(self, other: alias, cluster, array_id, array_index, het_id, het_offset, restarts, partition, qos);
-        fill!(self, other: reason, submit_ns, eligible_ns, cpu_ns, memory_peak_bytes, asked_ns);
+        fill!(self, other: folder, lineage, reason, submit_ns, eligible_ns, cpu_ns, memory_peak_bytes, asked_ns);
     }
 }
 
@@ -527,6 +538,9 @@ pub struct GpuUse {
     /// How long it was the job's, and how long of that the job computed on it.
     pub held_ns: i64,
     pub used_ns: i64,
+    /// How long of the time held its use was read. Older records have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub known_ns: Option<i64>,
     /// The time that its energy is of: it is charged for a card from before it is first seen with it.
     #[serde(default)]
     pub paid_ns: i64,
@@ -649,6 +663,10 @@ impl Totals {
         for (&column, figure) in &other.figures {
             self.figures.entry(column).or_insert_with(|| figure.clone());
         }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.figures.is_empty()
     }
 
     pub fn remove(&mut self, column: usize) {

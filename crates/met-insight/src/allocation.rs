@@ -191,6 +191,10 @@ mod tests {
         for node in ["n1", "n2"] {
             record.parts.push(Part { node: node.to_owned(), ..Part::default() });
         }
+        assert_eq!(cpus(&record).used, Some(2.0), "a step that was not measured is no measured node");
+        for part in &mut record.parts {
+            part.totals.set(CPU, 2_500_000_000, QualityKind::Measured, "cgroup");
+        }
         assert_eq!(cpus(&record).used, Some(1.25));
     }
 

@@ -21,7 +21,7 @@ pub use profile::{Phase, PhaseKind, Profile};
 
 use crate::finding::Finding;
 use crate::report::Machine;
-use crate::rules::{self, Rules};
+use crate::rules::{self, Memo, Rules};
 
 /// Findings of one report: who reads more acts on none.
 const FINDINGS_MAX: usize = 3;
@@ -46,11 +46,22 @@ pub struct Job<'a> {
     pub now_ns: i64,
     samples: Option<Samples<'a>>,
     profile: Option<Profile>,
+    /// Statistics of samples that were computed: rules ask for the same ones.
+    pub(crate) memo: Memo,
 }
 
 impl<'a> Job<'a> {
     pub fn new(record: &'a Record, machine: Machine, now_ns: i64) -> Job<'a> {
-        Job { record, machine, node_gpus: None, earlier: &[], now_ns, samples: None, profile: None }
+        Job {
+            record,
+            machine,
+            node_gpus: None,
+            earlier: &[],
+            now_ns,
+            samples: None,
+            profile: None,
+            memo: Memo::default(),
+        }
     }
 
     pub fn after(self, earlier: &'a [&'a Record]) -> Job<'a> {
@@ -61,10 +72,19 @@ impl<'a> Job<'a> {
         Job { node_gpus, ..self }
     }
 
+    /// Samples of one node of several say nothing of the job.
     pub fn sampled(mut self, samples: Samples<'a>) -> Job<'a> {
+        if !self.is_whole() {
+            return self;
+        }
         self.profile = Profile::of(self.record, samples, self.now_ns);
         self.samples = Some(samples);
         self
+    }
+
+    /// Whether its figures and samples are of the whole job: everything that judges a job asks here.
+    pub fn is_whole(&self) -> bool {
+        self.record.covers_all_nodes()
     }
 
     pub fn samples(&self) -> Option<Samples<'a>> {
@@ -79,7 +99,7 @@ impl<'a> Job<'a> {
 /// What a report says beyond figures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answers {
-    /// One line, at most 78 columns.
+    /// One line.
     pub verdict: String,
     pub phases: Vec<Phase>,
     pub bottleneck: Option<Bottleneck>,

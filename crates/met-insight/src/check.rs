@@ -1,10 +1,10 @@
 //! Findings of many jobs together: by user and rule, with the gates of a cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::finding::{Finding, Saving, Severity};
+use crate::rules::user::WEEK_NS;
 
-const WEEK_NS: i64 = 7 * 86_400_000_000_000;
 /// What a user must have wasted by one rule in a week before it is worth a message.
 const CLUSTER_CORE_HOURS: f64 = 100.0;
 const CLUSTER_GPU_HOURS: f64 = 10.0;
@@ -18,6 +18,8 @@ pub struct Group {
     pub rule: String,
     pub severity: Severity,
     pub count: usize,
+    /// About weeks of a user, not about jobs.
+    pub is_sum: bool,
     pub saving: Saving,
     /// Labels of jobs, or the user where it is about the sum.
     pub subjects: Vec<String>,
@@ -25,9 +27,20 @@ pub struct Group {
     pub how: String,
 }
 
-/// Groups, the most worthwhile first. On a cluster only those that passed the gate in one week at least; what saves
-/// nothing countable has no such gate. The order of findings does not matter.
-pub fn groups(findings: &[Finding], is_cluster: bool) -> Vec<Group> {
+/// The findings that are worth a line: on a cluster those of a user and rule that passed the gate in one week at least.
+pub fn worthwhile(findings: Vec<Finding>, is_cluster: bool) -> Vec<Finding> {
+    let key = |finding: &Finding| (finding.user.clone(), finding.rule.clone());
+    let mut by_key: BTreeMap<_, Vec<&Finding>> = BTreeMap::new();
+    for finding in &findings {
+        by_key.entry(key(finding)).or_default().push(finding);
+    }
+    let passed: BTreeSet<_> =
+        by_key.into_iter().filter(|(_, found)| !is_cluster || passes(found)).map(|(key, _)| key).collect();
+    findings.into_iter().filter(|finding| passed.contains(&key(finding))).collect()
+}
+
+/// Groups of findings, the most worthwhile first. The order of findings does not matter.
+pub fn groups(findings: &[Finding]) -> Vec<Group> {
     let mut ordered: Vec<&Finding> = findings.iter().collect();
     ordered.sort_by(|one, other| {
         let weight = |finding: &Finding| finding.saving.weight();
@@ -39,17 +52,18 @@ pub fn groups(findings: &[Finding], is_cluster: bool) -> Vec<Group> {
     }
     let of_group = |found: Vec<&Finding>| {
         let first = found.first()?;
-        if is_cluster && !passes(&found) {
-            return None;
-        }
+        let is_sum = first.held_core_hours.is_none();
+        let named = found.iter().map(|finding| finding.subject.clone());
         let saving = found.iter().fold(Saving::default(), |sum, finding| sum.plus(&finding.saving));
         Some(Group {
             user: first.user.clone(),
             rule: first.rule.clone(),
             severity: first.severity,
             count: found.len(),
+            is_sum,
             saving,
-            subjects: found.iter().take(NAMED).map(|finding| finding.subject.clone()).collect(),
+            // The sums of a user are all his.
+            subjects: named.take(if is_sum { 1 } else { NAMED }).collect(),
             what: first.what.clone(),
             how: first.how.clone(),
         })
@@ -63,17 +77,22 @@ pub fn groups(findings: &[Finding], is_cluster: bool) -> Vec<Group> {
     groups
 }
 
+/// What saves no countable time is weighed by what the jobs held; the sum of a user has gates of its own.
 fn passes(found: &[&Finding]) -> bool {
-    let mut weeks: BTreeMap<i64, Saving> = BTreeMap::new();
+    let mut weeks: BTreeMap<i64, (Saving, Option<f64>)> = BTreeMap::new();
     for finding in found {
-        let week = weeks.entry(finding.window_ns.1.div_euclid(WEEK_NS)).or_default();
-        *week = week.plus(&finding.saving);
+        let (saving, held) =
+            weeks.entry(finding.window_ns.1.div_euclid(WEEK_NS)).or_insert((Saving::default(), Some(0.0)));
+        *saving = saving.plus(&finding.saving);
+        *held = held.zip(finding.held_core_hours).map(|(sum, hours)| sum + hours);
     }
     let saves = |saving: &Saving| saving.core_hours.is_some() || saving.gpu_hours.is_some();
-    weeks.values().any(|saving| {
-        !saves(saving)
-            || saving.core_hours.is_some_and(|hours| hours >= CLUSTER_CORE_HOURS)
-            || saving.gpu_hours.is_some_and(|hours| hours >= CLUSTER_GPU_HOURS)
+    weeks.values().any(|(saving, held)| match saves(saving) {
+        true => {
+            saving.core_hours.is_some_and(|hours| hours >= CLUSTER_CORE_HOURS)
+                || saving.gpu_hours.is_some_and(|hours| hours >= CLUSTER_GPU_HOURS)
+        }
+        false => held.is_none_or(|hours| hours >= CLUSTER_CORE_HOURS),
     })
 }
 
@@ -94,6 +113,7 @@ mod tests {
             why: Vec::new(),
             how: String::new(),
             saving: Saving { core_hours: Some(core_hours), ..Saving::default() },
+            held_core_hours: Some(core_hours),
             coverage: 1.0,
         }
     }
@@ -102,9 +122,20 @@ mod tests {
     fn a_cluster_looks_at_a_week_of_a_user() {
         let some = [finding("a", "r", "1", 60.0, 1), finding("a", "r", "2", 60.0, 1)];
         let spread = [finding("a", "r", "1", 60.0, 1), finding("a", "r", "2", 60.0, 2)];
-        assert_eq!(groups(&some, true)[0].saving.core_hours, Some(120.0));
-        assert_eq!(groups(&spread, true), [], "60 a week are below the gate");
-        assert_eq!(groups(&spread, false)[0].count, 2);
+        let on_cluster = |found: &[Finding]| groups(&worthwhile(found.to_vec(), true));
+        assert_eq!(on_cluster(&some)[0].saving.core_hours, Some(120.0));
+        assert_eq!(on_cluster(&spread), [], "60 a week are below the gate");
+        assert_eq!(groups(&worthwhile(spread.to_vec(), false))[0].count, 2);
+    }
+
+    #[test]
+    fn what_saves_no_countable_time_is_weighed_by_what_was_held() {
+        let of = |hours: f64| Finding { saving: Saving::default(), ..finding("a", "r", "1", hours, 1) };
+        assert_eq!(worthwhile(vec![of(99.0)], true), [], "one small job is no line for a cluster");
+        assert_eq!(worthwhile(vec![of(99.0)], false).len(), 1);
+        assert_eq!(worthwhile(vec![of(60.0), of(60.0)], true).len(), 2);
+        let sum = Finding { held_core_hours: None, ..of(0.0) };
+        assert_eq!(worthwhile(vec![sum], true).len(), 1, "a user's sum has gates of its own");
     }
 
     proptest! {
@@ -118,9 +149,10 @@ mod tests {
             let found = made(0);
             let mut turned = found.clone();
             turned.rotate_left(seed % found.len());
-            prop_assert_eq!(groups(&found, true), groups(&turned, true));
+            let on_cluster = |found: &[Finding]| groups(&worthwhile(found.to_vec(), true));
+            prop_assert_eq!(on_cluster(&found), on_cluster(&turned));
             let users = |found: &[Finding]| {
-                groups(found, true).into_iter().map(|group| group.user).collect::<std::collections::BTreeSet<_>>()
+                on_cluster(found).into_iter().map(|group| group.user).collect::<std::collections::BTreeSet<_>>()
             };
             prop_assert!(users(&found).is_subset(&users(&made(more))));
         }

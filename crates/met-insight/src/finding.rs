@@ -15,8 +15,6 @@ pub enum Severity {
 }
 
 impl Severity {
-    pub const ALL: [Severity; 4] = [Severity::Info, Severity::Low, Severity::Medium, Severity::High];
-
     pub fn name(self) -> &'static str {
         match self {
             Severity::Info => "info",
@@ -41,6 +39,8 @@ pub struct Finding {
     pub why: Vec<Evidence>,
     pub how: String,
     pub saving: Saving,
+    /// Core-hours that the job held, a GPU-hour as ten of them; `None` of a user's sum.
+    pub held_core_hours: Option<f64>,
     /// The least coverage of its numbers over the window; 1 is all of it.
     pub coverage: f64,
 }

@@ -19,6 +19,7 @@ pub fn object(gpu: &GpuUse) -> Value {
         "lost_since": gpu.lost_since_ns.and_then(time),
         "held_seconds": gpu.held_ns as f64 / 1e9,
         // How long it computed is known where its use is.
+        "known_seconds": gpu.known_ns.map(|ns| ns as f64 / 1e9),
         "used_seconds": gpu.utilization.map(|_| gpu.used_ns as f64 / 1e9),
         "processes": gpu.processes,
         "utilization_ratio": gpu.utilization,
@@ -62,6 +63,29 @@ pub fn power_watts(gpu: &GpuUse) -> Option<f64> {
     gpu.energy_kind?;
     let paid_ns = gpu.paid_ns.max(gpu.held_ns);
     (paid_ns > 0).then(|| gpu.energy_uj() as f64 * 1e3 / paid_ns as f64)
+}
+
+/// From this share of its memory on a GPU holds something that it must hold.
+pub const MEMORY_FULL: f64 = 0.7;
+
+/// GPUs that a job was given, or had.
+pub fn count(record: &Record) -> i64 {
+    let given = record.allocated.gpus.or(record.requested.gpus).unwrap_or(0);
+    given.max(record.gpus.len() as i64)
+}
+
+/// Whether the use of every GPU of a job is known. One that was lost, that cannot be read, or that was given and never
+/// seen, is not one that did nothing.
+pub fn all_known(record: &Record) -> bool {
+    let is_known = |gpu: &GpuUse| {
+        gpu.lost_since_ns.is_none() && gpu.utilization.is_some_and(|used| (0.0..=1.0 + 1e-6).contains(&used))
+    };
+    record.gpus.len() as i64 >= count(record) && record.gpus.iter().all(is_known)
+}
+
+/// Peak use of its memory.
+pub fn memory_share(gpu: &GpuUse) -> Option<f64> {
+    Some(gpu.memory_peak_bytes? as f64 / gpu.memory_total_bytes.filter(|&of| of > 0)? as f64)
 }
 
 /// Cards computing on average over the time of the one held longest, as the cards' own means say: 1 is one card fully

@@ -1,8 +1,13 @@
 //! Which jobs are runs of the same command. Everything that speaks of earlier runs asks here.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use met_core::job::Record;
+use met_core::managers;
+
+/// The beginning of a tag that names the lineage of a job by hand: `lineage.night-run`.
+pub const TAG: &str = "lineage.";
 
 /// What the runs of one command have in common. Elements of an array are alike, and so are sizes: `mpirun -n 4` and
 /// `mpirun -n 8`.
@@ -17,15 +22,47 @@ pub struct Lineage {
 }
 
 pub fn lineage(record: &Record) -> Lineage {
-    let program = record.command.first().map(|word| base_name(word)).filter(|name| !name.is_empty());
-    let arguments = record.command.iter().skip(1);
-    let folder = record.local.as_ref().map(|local| local.cwd.to_string_lossy().into_owned());
+    let user = record.user.clone().or_else(|| record.uid.map(|uid| uid.to_string()));
+    if let Some(name) = given(record) {
+        return Lineage { user, program: name.to_owned(), argument: None, folder: None };
+    }
+    // What a scheduler started runs from a copy of the script, in a place that has the job's number.
+    let is_batch = managers::spans_nodes(&record.key.manager);
+    let command: &[String] = match is_batch && record.command.iter().any(|word| is_spooled(record, word)) {
+        true => &[],
+        false => &record.command,
+    };
+    let program = command.first().map(|word| base_name(word)).filter(|name| !name.is_empty());
+    let arguments = command.iter().skip(1);
+    // The first process of a found job is not asked for its folder.
+    let of_process = || record.local.as_ref().map(|local| local.cwd.to_string_lossy().into_owned());
+    let folder = record.scheduling.folder.clone().or_else(|| of_process().filter(|_| !is_batch));
     Lineage {
-        user: record.user.clone().or_else(|| record.uid.map(|uid| uid.to_string())),
+        user,
         program: program.unwrap_or(&record.name).to_owned(),
         argument: arguments.map(String::as_str).find(|word| is_subject(word)).map(str::to_owned),
         folder: folder.filter(|folder| !folder.is_empty()),
     }
+}
+
+/// The name that a person gave it: by `met run --lineage`, a tag, or `MET_LINEAGE` in a batch job.
+fn given(record: &Record) -> Option<&str> {
+    let tagged = record.annotation.tags.iter().find_map(|tag| tag.strip_prefix(TAG));
+    tagged.or(record.scheduling.lineage.as_deref()).filter(|name| !name.is_empty())
+}
+
+/// `/var/spool/slurmd/job01240/slurm_script`, `/var/lib/oar/…/1240`, `/var/spool/pbs/mom_priv/jobs/17.server.SC`.
+fn is_spooled(record: &Record, word: &str) -> bool {
+    const FOLDERS: [&str; 3] = ["/var/", "/opt/", "/tmp/"];
+    let id = record.key.id.split(['.', '[', '_']).next().unwrap_or_default();
+    let has_id = |word: &str| {
+        let mut numbers = word.split(|letter: char| !letter.is_ascii_digit());
+        numbers.any(|number| !number.is_empty() && number.trim_start_matches('0') == id)
+    };
+    base_name(word) == "slurm_script"
+        || word.contains("/spool/")
+        || (word.contains("/.lsbatch/") || FOLDERS.iter().any(|folder| word.starts_with(folder)))
+            && has_id(word)
 }
 
 fn base_name(word: &str) -> &str {
@@ -60,16 +97,57 @@ impl fmt::Display for Lineage {
 /// The runs among `others` that are of the record's lineage, began before it and are over, newest first.
 pub fn earlier<'a>(record: &Record, others: &'a [Record]) -> Vec<&'a Record> {
     let of = lineage(record);
-    let is_earlier = |other: &&Record| {
-        other.key != record.key
-            && !other.state.is_live()
-            && other.start_ns.is_some()
-            && other.start_ns < record.start_ns.or(Some(i64::MAX))
-            && lineage(other) == of
-    };
+    let is_earlier = |other: &&Record| is_before(other, record) && lineage(other) == of;
     let mut runs: Vec<&Record> = others.iter().filter(is_earlier).collect();
-    runs.sort_by(|one, other| (other.start_ns, &other.key).cmp(&(one.start_ns, &one.key)));
+    runs.sort_by(|one, other| rank(other).cmp(&rank(one)));
     runs
+}
+
+/// The runs of many jobs by lineage: those before each are found without a search.
+pub struct Lineages<'a> {
+    records: &'a [Record],
+    /// Newest first.
+    runs: Vec<Vec<usize>>,
+    /// Of each record: its lineage, and its position there.
+    places: Vec<(usize, usize)>,
+}
+
+impl<'a> Lineages<'a> {
+    pub fn of(records: &'a [Record]) -> Lineages<'a> {
+        let mut numbers: HashMap<Lineage, usize> = HashMap::new();
+        let mut runs: Vec<Vec<usize>> = Vec::new();
+        let mut places = vec![(0, 0); records.len()];
+        let mut order: Vec<usize> = (0..records.len()).collect();
+        order.sort_by(|&one, &other| rank(&records[other]).cmp(&rank(&records[one])));
+        for index in order {
+            let next = runs.len();
+            let number = *numbers.entry(lineage(&records[index])).or_insert(next);
+            if number == next {
+                runs.push(Vec::new());
+            }
+            places[index] = (number, runs[number].len());
+            runs[number].push(index);
+        }
+        Lineages { records, runs, places }
+    }
+
+    /// The same as [`earlier`], of these records: at most so many.
+    pub fn before(&self, index: usize, most: usize) -> Vec<&'a Record> {
+        let (number, position) = self.places[index];
+        let later = self.runs[number][position + 1..].iter().map(|&other| &self.records[other]);
+        later.filter(|run| is_before(run, &self.records[index])).take(most).collect()
+    }
+}
+
+fn rank(record: &Record) -> (Option<i64>, &met_core::job::JobKey) {
+    (record.start_ns, &record.key)
+}
+
+fn is_before(run: &Record, record: &Record) -> bool {
+    run.key != record.key
+        && !run.state.is_live()
+        && run.start_ns.is_some()
+        && run.start_ns < record.start_ns.or(Some(i64::MAX))
 }
 
 #[cfg(test)]
@@ -98,13 +176,50 @@ mod tests {
         assert_ne!(of(&["python", "test.py"]), train);
     }
 
+    /// As it is found on a node: the command is that of the first process.
+    fn batch(id: &str, command: &[&str]) -> Record {
+        let mut record = sample::scheduled();
+        record.key.id = id.to_owned();
+        record.command = command.iter().map(|&word| word.to_owned()).collect();
+        record.local = Some(Local::new("", Origin::Found, "/"));
+        record.scheduling.folder = Some("/home/alice/run".to_owned());
+        record
+    }
+
     #[test]
-    fn elements_of_an_array_are_alike() {
-        let (mut one, mut other) = (sample::scheduled(), sample::scheduled());
-        (one.command, other.command) = (Vec::new(), Vec::new());
-        (other.key.id, other.scheduling.array_index) = ("1241".to_owned(), Some(8));
+    fn elements_of_an_array_and_runs_of_one_batch_script_are_alike() {
+        let one = batch("1240", &["/bin/bash", "/var/spool/slurmd/job01240/slurm_script"]);
+        let mut other = batch("1241", &["/bin/bash", "/var/spool/slurmd/job01241/slurm_script"]);
+        other.scheduling.array_index = Some(8);
         assert_eq!(lineage(&one), lineage(&other));
-        assert_eq!(lineage(&one).program, "sum", "without a command the name is what there is");
+        assert_eq!(lineage(&one).to_string(), "sum of alice in /home/alice/run");
+        other.name = "train".to_owned();
+        assert_ne!(lineage(&one), lineage(&other), "two scripts have two names");
+        let pbs = |id: &str| {
+            let script = format!("/var/spool/pbs/mom_priv/jobs/{id}.server.SC");
+            let mut record = batch(&format!("{id}.server"), &["-bash", &script]);
+            record.key.manager = "pbs".to_owned();
+            lineage(&record)
+        };
+        assert_eq!(pbs("17"), pbs("18"));
+        let script = |id: &str| lineage(&batch(id, &["/bin/sh", "/home/alice/.lsbatch/1700000000.31.shell"]));
+        assert_eq!(script("31").argument, None);
+        assert!(script("32").argument.is_some(), "a number that is not the job's");
+        let allocated = batch("7", &["python", "/var/data/train.py"]);
+        assert_eq!(lineage(&allocated).argument.as_deref(), Some("/var/data/train.py"));
+    }
+
+    #[test]
+    fn a_given_name_is_the_lineage() {
+        let (mut one, mut other) = (sample::finished(), sample::finished());
+        other.command = vec!["other".to_owned()];
+        assert_ne!(lineage(&one), lineage(&other));
+        one.annotation.tags.insert("lineage.night".to_owned());
+        other.scheduling.lineage = Some("night".to_owned());
+        assert_eq!(lineage(&one), lineage(&other));
+        assert_eq!(lineage(&one).to_string(), "night of alice");
+        other.user = Some("bob".to_owned());
+        assert_ne!(lineage(&one), lineage(&other), "another user's runs are others");
     }
 
     #[test]
@@ -126,7 +241,10 @@ mod tests {
             run("4", 1, Finished),
             another,
         ];
-        let found: Vec<&str> = earlier(&now, &others).iter().map(|run| run.key.id.as_str()).collect();
-        assert_eq!(found, ["2", "1"]);
+        let ids = |runs: Vec<&Record>| runs.iter().map(|run| run.key.id.clone()).collect::<Vec<_>>();
+        assert_eq!(ids(earlier(&now, &others)), ["2", "1"]);
+        let all = [&others[..], &[now]].concat();
+        assert_eq!(ids(Lineages::of(&all).before(5, 20)), ["2", "1"], "the same of all at once");
+        assert_eq!(ids(Lineages::of(&all).before(5, 1)), ["2"]);
     }
 }

@@ -18,6 +18,7 @@ use crate::answers::Job;
 use crate::average;
 use crate::finding::{self, Evidence, Finding, Saving, Severity};
 use condition::Expr;
+pub(crate) use evaluate::Memo;
 use evaluate::{Evaluation, Subject};
 pub use file::{Mistake, parse};
 use template::Template;
@@ -118,7 +119,7 @@ fn of_subject(rules: &Rules, subject: Subject<'_>, scope: Scope) -> Vec<Finding>
     let mut found: Vec<Finding> = Vec::new();
     let mut replaced: Vec<&str> = Vec::new();
     for rule in rules.rules.iter().filter(|rule| rule.scope == scope) {
-        if let Some(finding) = judged(rule, subject).finding {
+        if let Some(finding) = judged(rule, subject, false).finding {
             replaced.extend(rule.replaces.iter().map(String::as_str));
             found.push(finding);
         }
@@ -130,20 +131,26 @@ fn of_subject(rules: &Rules, subject: Subject<'_>, scope: Scope) -> Vec<Finding>
 
 /// The numbers, gates and counter-evidence of one rule for a job.
 pub fn explain(rule: &Rule, job: &Job<'_>) -> Explanation {
-    judged(rule, Subject::Job(job))
+    judged(rule, Subject::Job(job), true)
 }
 
-fn judged(rule: &Rule, subject: Subject<'_>) -> Explanation {
-    let mut evaluation = Evaluation::of(subject);
+/// `with_all` looks at numbers of a condition that is false already, for an explanation.
+fn judged(rule: &Rule, subject: Subject<'_>, with_all: bool) -> Explanation {
+    let mut evaluation = Evaluation::of(subject, with_all);
     let holds = evaluation.truth(&rule.when);
     let mut steps = vec![Step { asked: rule.when_text.clone(), passed: holds }];
     if holds == Some(true) {
         let coverage = evaluation.coverage();
         steps.extend(gates(rule, subject, coverage));
         for counter in &rule.unless {
-            let speaks_against = evaluation.truth(&counter.when);
+            let mut of_counter = Evaluation::of(subject, false);
+            let speaks_against = of_counter.truth(&counter.when);
+            // What was not looked at well enough does not speak for the rule either.
+            let is_covered = of_counter.coverage() >= rule.gates.coverage;
+            let passed = speaks_against.map(|against| !against).filter(|&passed| !passed || is_covered);
             let asked = format!("not ({}): {}", counter.when_text, counter.because);
-            steps.push(Step { asked, passed: speaks_against.map(|against| !against) });
+            steps.push(Step { asked, passed });
+            evaluation.take_in(of_counter);
         }
     }
     let mut finding = None;
@@ -249,6 +256,10 @@ fn told(
         Subject::Job(job) => (job.record.label(), job.record.user.clone(), window_ns(job.record, job.now_ns)),
         Subject::User(user) => (user.user.clone(), Some(user.user.clone()), user.window_ns),
     };
+    let held_core_hours = match subject {
+        Subject::Job(job) => Some(held_core_hours(job)),
+        Subject::User(_) => None,
+    };
     let coverage = evaluation.coverage();
     let why = evaluation.evidence.clone();
     let what = rule.what.text(subject)?;
@@ -263,8 +274,19 @@ fn told(
         why,
         how,
         saving,
+        held_core_hours,
         coverage,
     })
+}
+
+/// What a job took from others, for the gates of a cluster.
+fn held_core_hours(job: &Job<'_>) -> f64 {
+    const GPU_HOUR: f64 = 10.0;
+    let record = job.record;
+    let hours = average::wall_ns(record, job.now_ns).map_or(0.0, |ns| ns as f64 / 3.6e12);
+    let cpus = record.allocated.cpus.or(record.requested.cpus).map(|cpus| cpus as f64);
+    let cores = cpus.or_else(|| average::cores(record, job.now_ns)).unwrap_or(0.0);
+    (cores + GPU_HOUR * crate::gpu::count(record) as f64) * hours
 }
 
 fn window_ns(record: &Record, now_ns: i64) -> (i64, i64) {

@@ -119,6 +119,7 @@ pub fn gpu() -> met_core::job::GpuUse {
         held_since_ns: Some(START_NS),
         held_ns: 10_000_000_000,
         used_ns: 9_000_000_000,
+        known_ns: Some(10_000_000_000),
         utilization: Some(0.6),
         card_utilization: Some(0.9),
         memory_mean_bytes: Some(1e9),

@@ -5,7 +5,10 @@
 //! | one | bounds from its own samples |
 //! | two sizes with repeats | Karp-Flatt with an interval from their noise, up to twice the largest size |
 //! | three or four sizes | Amdahl, up to twice |
-//! | five or more sizes | Amdahl or USL, whichever AICc prefers, up to four times |
+//! | five sizes, once each | Amdahl or USL, up to twice: which it is cannot be judged |
+//! | five or more sizes, six runs | Amdahl or USL, whichever AICc prefers, up to four times |
+//!
+//! Down to smaller sizes the reach is the same.
 
 mod bootstrap;
 mod bounds;
@@ -16,7 +19,7 @@ use std::collections::BTreeMap;
 
 pub use bounds::{Bounds, bounds, size};
 pub use fit::Model;
-pub use plan::{Cost, Fit, Plan, Prediction, System, Wishes, cost, plan, run};
+pub use plan::{Fit, Plan, Power, Prediction, System, Wishes, plan, power, run};
 
 /// One run: its size (workers, cores, ranks) and its time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,8 +30,12 @@ pub struct Run {
 
 /// The share of noise below which runs of one size are taken to agree by chance.
 const NOISE_LEAST: f64 = 0.005;
+/// The noise of runs that were not repeated, for what contradicts every model.
+const NOISE_USUAL: f64 = 0.03;
 /// A model whose AICc is larger by less than this is not ruled out.
 const PLAUSIBLE: f64 = 6.0;
+/// Deviations from which on a difference is none by chance: with few runs their noise is known badly.
+const DEVIATIONS: f64 = 4.0;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scaling {
@@ -39,7 +46,8 @@ pub struct Scaling {
     pub coherency: Interval,
     /// Sizes that were run, ascending, each with its median time and how many runs it has.
     pub sizes: Vec<(f64, f64, usize)>,
-    /// The largest size that is predicted.
+    /// The smallest and largest size that are predicted.
+    pub size_min: f64,
     pub size_max: f64,
     /// Of each plausible model.
     draws: Vec<Vec<fit::Parameters>>,
@@ -86,6 +94,9 @@ pub fn scaling(runs: &[Run]) -> Result<Scaling, CannotTell> {
         }
         _ => {}
     }
+    if let Some(why) = contradicts(&by_size) {
+        return Err(CannotTell { why, run_next: Vec::new() });
+    }
     let models: &[Model] = match by_size.len() {
         2 => &[Model::KarpFlatt],
         3 | 4 => &[Model::Amdahl],
@@ -102,16 +113,20 @@ pub fn scaling(runs: &[Run]) -> Result<Scaling, CannotTell> {
         return Err(CannotTell { why: "no model fits", run_next: vec![next_size(largest)] });
     };
     // Which model it is may be uncertain itself: what a plausible one says widens the interval.
-    let plausible = fits.iter().filter(|(aicc, ..)| *aicc - least < PLAUSIBLE || *aicc == least);
+    // Of too few runs for a model it is not known either that it is not.
+    let plausible =
+        fits.iter().filter(|(aicc, ..)| !(*aicc - least).is_finite() || *aicc - least < PLAUSIBLE);
     let draws: Vec<Vec<fit::Parameters>> =
         plausible.map(|(_, model, fitted)| bootstrap::draws(*model, fitted, &runs, noise)).collect();
     let interval = |read: fn(&fit::Parameters) -> f64| hull(read(&fitted), &draws, read);
-    let reach = if by_size.len() >= 5 { 4.0 } else { 2.0 };
+    let is_judged = fits.iter().all(|(aicc, ..)| aicc.is_finite());
+    let reach = if by_size.len() >= 5 && is_judged { 4.0 } else { 2.0 };
     Ok(Scaling {
         model,
         serial: interval(|parameters| parameters.serial),
         coherency: interval(|parameters| parameters.coherency),
         sizes: by_size.into_iter().map(|(size, times)| (size, median(times.clone()), times.len())).collect(),
+        size_min: (smallest / reach).max(1.0),
         size_max: largest * reach,
         draws,
         fitted,
@@ -121,38 +136,71 @@ pub fn scaling(runs: &[Run]) -> Result<Scaling, CannotTell> {
 impl Scaling {
     /// The time at a size, unless that is further away than the runs can say.
     pub fn seconds(&self, size: f64) -> Option<Interval> {
-        let is_near = size >= 1.0 && size <= self.size_max;
-        is_near.then(|| hull(self.fitted.seconds(size), &self.draws, |draw| draw.seconds(size)))
+        self.is_near(size).then(|| hull(self.fitted.seconds(size), &self.draws, |draw| draw.seconds(size)))
     }
 
-    /// How much faster than on one worker.
+    /// How much faster than with the smallest size that was run.
     pub fn speedup(&self, size: f64) -> Option<Interval> {
-        let of = |parameters: &fit::Parameters| parameters.seconds(1.0) / parameters.seconds(size);
-        let is_near = size >= 1.0 && size <= self.size_max;
-        is_near.then(|| hull(of(&self.fitted), &self.draws, of))
+        let base = self.size_base();
+        let of = |parameters: &fit::Parameters| parameters.seconds(base) / parameters.seconds(size);
+        self.is_near(size).then(|| hull(of(&self.fitted), &self.draws, of))
+    }
+
+    /// The smallest size that was run: what speed-up and efficiency are of.
+    pub fn size_base(&self) -> f64 {
+        self.sizes.first().map_or(1.0, |&(size, ..)| size)
+    }
+
+    fn is_near(&self, size: f64) -> bool {
+        size >= self.size_min && size <= self.size_max
+    }
+
+    /// Whole sizes within what the runs can say.
+    fn near_sizes(&self) -> impl Iterator<Item = f64> + use<> {
+        (self.size_min.ceil() as u32..=self.size_max.floor().min(1e6) as u32).map(f64::from)
     }
 
     /// The smallest whole size that reaches a time, within what the runs can say.
     pub fn size_for(&self, seconds: f64) -> Option<f64> {
-        let sizes = (1..=self.size_max.floor().min(1e6) as u32).map(f64::from);
-        sizes.into_iter().find(|&size| self.fitted.seconds(size) <= seconds)
+        self.near_sizes().find(|&size| self.fitted.seconds(size) <= seconds)
     }
 
     /// The size from which more workers make it no faster, if that is within reach.
     pub fn best_size(&self) -> f64 {
-        let sizes = (1..=self.size_max.floor().min(1e6) as u32).map(f64::from);
-        let fastest =
-            sizes.min_by(|&one, &other| self.fitted.seconds(one).total_cmp(&self.fitted.seconds(other)));
-        fastest.unwrap_or(1.0)
+        let of = |size: f64| self.fitted.seconds(size);
+        let fastest = self.near_sizes().min_by(|&one, &other| of(one).total_cmp(&of(other)));
+        fastest.unwrap_or_else(|| self.size_base())
     }
 
-    /// The largest size at which at least half of the cores do useful work.
+    /// The largest size at which a core does at least half as much as with the smallest size that was run.
     pub fn efficient_size(&self) -> f64 {
-        let one = self.fitted.seconds(1.0);
-        let sizes = (1..=self.size_max.floor().min(1e6) as u32).map(f64::from);
-        let efficient = sizes.filter(|&size| one / self.fitted.seconds(size) / size >= 0.5);
-        efficient.fold(1.0, f64::max)
+        let base = self.size_base();
+        let work = self.fitted.seconds(base) * base;
+        let efficient = self.near_sizes().filter(|&size| work / self.fitted.seconds(size) / size >= 0.5);
+        efficient.fold(base, f64::max)
     }
+}
+
+/// What no model here describes. USL, of five sizes or more, knows slow-downs.
+fn contradicts(by_size: &[(f64, Vec<f64>)]) -> Option<&'static str> {
+    let noise = noise(by_size).unwrap_or(NOISE_USUAL).max(NOISE_LEAST);
+    let middle = |times: &Vec<f64>| median(times.clone()).ln();
+    // By how much, as a logarithm, a measure of the last size exceeds that of an earlier one beyond chance.
+    let exceeds = |of: &dyn Fn(&(f64, Vec<f64>)) -> f64| {
+        let (last, before) = by_size.split_last()?;
+        let excess = |one: &(f64, Vec<f64>)| {
+            let spread = (1.0 / one.1.len() as f64 + 1.0 / last.1.len() as f64).sqrt();
+            of(last) - of(one) - DEVIATIONS * noise * spread
+        };
+        before.iter().map(excess).reduce(f64::max)
+    };
+    if by_size.len() < 5 && exceeds(&|(_, times)| middle(times)).is_some_and(|excess| excess > 0.0) {
+        return Some("it becomes slower with more workers");
+    }
+    let is_superlinear =
+        exceeds(&|(size, times)| -(middle(times) + size.ln())).is_some_and(|excess| excess > 0.0);
+    is_superlinear
+        .then_some("it becomes faster by more than its workers: no model of these runs holds elsewhere")
 }
 
 /// A size that tells models apart: twice as large, or one of two.

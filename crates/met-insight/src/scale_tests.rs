@@ -45,6 +45,9 @@ fn more_sizes_allow_more_of_a_model_and_more_reach() {
     assert!((two.serial.value - 0.1).abs() < 1e-3, "{:?}", two.serial);
     let three = of(&[1.0, 2.0, 4.0], 0.0);
     assert_eq!((three.model, three.size_max), (Model::Amdahl, 8.0));
+    assert_eq!(three.size_min, 1.0);
+    let once = scaling(&exact(0.1, 0.0, &[1.0, 2.0, 4.0, 8.0, 16.0], 1)).unwrap();
+    assert_eq!(once.size_max, 32.0, "five runs cannot tell Amdahl's law from the universal one");
     let five = of(&[1.0, 2.0, 4.0, 8.0, 16.0], 0.0);
     assert_eq!((five.model, five.size_max), (Model::Amdahl, 64.0));
     let usl = of(&[1.0, 2.0, 4.0, 8.0, 16.0, 32.0], 0.002);
@@ -90,6 +93,69 @@ fn noise_makes_the_interval_wide() {
         serial.high - serial.low
     };
     assert!(width(0.1) > 3.0 * width(0.01));
+}
+
+#[test]
+fn smaller_sizes_have_the_same_reach() {
+    let found = scaling(&exact(0.1, 0.0, &[16.0, 32.0], 2)).unwrap();
+    assert_eq!((found.size_min, found.size_max), (8.0, 64.0));
+    assert_eq!((found.seconds(7.0), found.speedup(1.0)), (None, None));
+    assert_eq!(found.speedup(16.0).map(|speedup| speedup.value), Some(1.0), "of the smallest that was run");
+    assert_eq!(found.size_for(1e6), Some(8.0));
+}
+
+#[test]
+fn what_no_model_describes_is_said() {
+    let why = |times: &[(f64, f64)]| {
+        let runs: Vec<Run> = times.iter().map(|&(size, seconds)| Run { size, seconds }).collect();
+        scaling(&runs).err().map(|cannot| cannot.why)
+    };
+    let slower = Some("it becomes slower with more workers");
+    assert_eq!(why(&[(1.0, 100.0), (1.0, 101.0), (2.0, 150.0), (2.0, 151.0)]), slower);
+    assert_eq!(why(&[(1.0, 100.0), (2.0, 60.0), (4.0, 90.0)]), slower);
+    let faster = why(&[(1.0, 100.0), (1.0, 101.0), (2.0, 30.0), (2.0, 31.0)]).unwrap();
+    assert!(faster.starts_with("it becomes faster by more than its workers"), "{faster}");
+    assert_eq!(why(&[(1.0, 100.0), (1.0, 101.0), (2.0, 100.5), (2.0, 101.5)]), None, "all serial");
+    assert_eq!(why(&[(1.0, 100.0), (1.0, 101.0), (2.0, 50.0), (2.0, 50.5)]), None, "all parallel");
+}
+
+/// In how many of so many draws the interval of the time at the end of the promised reach contains the truth.
+fn predicted(truth: (f64, f64), sizes: &[f64], repeats: usize, draws: u64) -> f64 {
+    let (serial, coherency) = truth;
+    let of = fit::Parameters { one_s: 1000.0, serial, coherency };
+    let is_inside = |seed: &u64| {
+        let random = &mut Random::new(7_000_003 * (seed + 1));
+        let found = scaling(&simulated(serial, coherency, sizes, repeats, 0.03, random));
+        found.is_ok_and(|found| {
+            let truth = of.seconds(found.size_max);
+            found.seconds(found.size_max).is_some_and(|seconds| seconds.low <= truth && truth <= seconds.high)
+        })
+    };
+    (0..draws).filter(is_inside).count() as f64 / draws as f64
+}
+
+/// Programs that slow down, by the universal law: serial share and coherency.
+const SLOWING: [(f64, f64); 3] = [(0.05, 0.0), (0.05, 0.0005), (0.02, 0.002)];
+const FIVE: [f64; 5] = [1.0, 2.0, 4.0, 8.0, 16.0];
+
+#[test]
+fn times_of_a_program_that_slows_down_are_within_the_interval_of_most_draws() {
+    for (truth, repeats) in [(SLOWING[1], 1), (SLOWING[2], 2)] {
+        let share = predicted(truth, &FIVE, repeats, 10);
+        assert!(share >= 0.7, "{truth:?} {repeats}: {share}");
+    }
+}
+
+#[test]
+#[ignore = "minutes in a release build"]
+fn times_at_the_end_of_the_reach_are_within_the_interval_in_93_of_100_draws() {
+    for truth in SLOWING {
+        for repeats in [1, 2, 3] {
+            let share = predicted(truth, &FIVE, repeats, 1000);
+            println!("serial and coherency {truth:?}, sizes {FIVE:?}, {repeats} runs each: {share}");
+            assert!(share >= 0.93, "{truth:?}, {repeats} runs each: {share}");
+        }
+    }
 }
 
 /// In how many of so many draws the interval of the serial share contains the truth.

@@ -95,6 +95,7 @@ impl Cards {
             held_ns: usage.time.held_ns,
             paid_ns: usage.time.held_ns + usage.time.paid_early_ns,
             used_ns: usage.time.used_ns,
+            known_ns: Some(usage.means.utilization.covered_ns),
             utilization: ratio(usage.means.utilization),
             // Of the same times as the job's: else a part may be more than the whole.
             card_utilization: ratio(usage.means.card_utilization_beside)

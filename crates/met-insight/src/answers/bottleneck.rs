@@ -4,7 +4,7 @@ use met_core::job_table as column;
 use met_core::units;
 
 use super::Job;
-use crate::{allocation, average, gpu};
+use crate::{average, gpu};
 
 /// The share of its time that a job must have lost to something before that is what limits it.
 const SHARE: f64 = 0.3;
@@ -35,17 +35,6 @@ pub enum Limit {
 }
 
 impl Limit {
-    pub const ALL: [Limit; 8] = [
-        Limit::Memory,
-        Limit::Quota,
-        Limit::Gpu,
-        Limit::Cpu,
-        Limit::OneCore,
-        Limit::Io,
-        Limit::Waiting,
-        Limit::None,
-    ];
-
     pub fn name(self) -> &'static str {
         match self {
             Limit::Memory => "memory",
@@ -95,7 +84,10 @@ struct Figures {
     storage_bytes: Option<f64>,
     memory: Option<f64>,
     throttled: Option<f64>,
+    /// Busy, and held; `None` without GPUs.
     gpus: Option<(f64, f64)>,
+    /// The use of all its GPUs is known, or it has none.
+    knows_gpus: bool,
 }
 
 impl Figures {
@@ -106,13 +98,12 @@ impl Figures {
         }
         let rate = |index: usize| average::per_second(record, index, job.now_ns);
         // On one node of several the figures are of a part.
-        let shares = allocation::shares(record, job.now_ns);
-        let given = shares.iter().find(|share| share.resource == allocation::Resource::Cpus);
-        if given.is_some_and(|share| share.used.is_none()) {
+        if !job.is_whole() {
             return None;
         }
         let cores = rate(column::CPU)?;
-        let held = given.and_then(|share| share.allocated.or(share.requested));
+        let held = record.allocated.cpus.or(record.requested.cpus).map(|cpus| cpus as f64);
+        let knows_gpus = gpu::all_known(record);
         let waited_for_cpu = rate(column::RUN_QUEUE_WAIT);
         let throttled = rate(column::THROTTLED);
         // A job that its quota stopped was not waiting for others.
@@ -128,7 +119,8 @@ impl Figures {
             storage_bytes: rate(column::READ).zip(rate(column::WRITTEN)).map(|(one, other)| one + other),
             memory: pressure(column::PRESSURE_MEMORY, column::DELAY_MEMORY),
             throttled,
-            gpus: gpu::computing(record).map(|used| (used, gpu::cards(record))),
+            gpus: gpu::computing(record).filter(|_| knows_gpus).map(|used| (used, gpu::cards(record))),
+            knows_gpus,
         })
     }
 
@@ -137,12 +129,13 @@ impl Figures {
         Some(throttled / (throttled + self.cores).max(1e-9))
     }
 
-    fn limit(&self) -> Limit {
+    /// `None` where what is not known could be the limit.
+    fn limit(&self) -> Option<Limit> {
         let is_full = self.of_cores.is_some_and(|of| self.cores >= BUSY * of);
         let reads = self.storage_bytes.is_some_and(|bytes| bytes >= STORAGE_BYTES_PER_SECOND);
         // Where the time that tasks waited is not known, bytes and an idle CPU are the evidence.
         let waits = self.io.map_or(reads && self.runnable < 0.7, |share| share >= SHARE);
-        if self.memory.is_some_and(|share| share >= MEMORY_SHARE) {
+        Some(if self.memory.is_some_and(|share| share >= MEMORY_SHARE) {
             Limit::Memory
         } else if self.quota_share().is_some_and(|share| share >= QUOTA_SHARE) {
             Limit::Quota
@@ -152,16 +145,21 @@ impl Figures {
             Limit::Cpu
         } else if waits && self.runnable < 0.9 {
             Limit::Io
+        } else if !self.knows_gpus {
+            // A core that waits for a GPU is busy, too.
+            return None;
         } else if self.runnable >= BUSY && self.is_serial && self.of_cores.is_some_and(|of| of >= 1.5) {
             let is_crowded = self.waited_for_cpu.is_some_and(|wait| wait > 0.5 * self.cores);
             if is_crowded { Limit::Cpu } else { Limit::OneCore }
         } else if self.runnable >= BUSY {
             Limit::Cpu
-        } else if self.cores < QUIET && self.io.unwrap_or(0.0) < QUIET && !reads && self.is_gpu_quiet() {
+        } else if self.io.is_none() && self.storage_bytes.is_none() {
+            return None;
+        } else if self.cores < QUIET && self.io.is_none_or(|io| io < QUIET) && !reads && self.is_gpu_quiet() {
             Limit::Waiting
         } else {
             Limit::None
-        }
+        })
     }
 
     fn is_gpu_quiet(&self) -> bool {
@@ -214,17 +212,20 @@ fn is_serial(job: &Job<'_>, cores: f64) -> bool {
     }
 }
 
-/// What limited the job. Unknown for one that has not run, or of which no CPU time is known.
+/// What limited the job. Unknown for one that has not run, or of which too little is known.
 pub fn bottleneck(job: &Job<'_>) -> Option<Bottleneck> {
     let figures = Figures::of(job)?;
-    let limit = figures.limit();
+    let limit = figures.limit()?;
     Some(Bottleneck { limit, evidence: figures.evidence(limit) })
 }
 
 #[cfg(test)]
 mod tests {
+    use met_core::job::GpuUse;
+
     use super::*;
     use crate::report::Machine;
+    use crate::sample;
     use crate::series_tests::{Made, made};
 
     fn told(made: &Made, cpus: u32) -> String {
@@ -248,12 +249,33 @@ mod tests {
         assert_eq!(told(&made(100).cores(|_| 0.99), 8), "one_core: 0.99 of 8 cores busy");
         let io = made(100).cores(|_| 0.2).rate(column::PRESSURE_IO, |_| 0.7);
         assert_eq!(told(&io, 8), "io: waited for storage 70% of the time; 0.20 of 8 cores busy");
-        assert_eq!(told(&made(100).cores(|_| 0.01), 8), "waiting: 0.01 of 8 cores busy");
+        let sleeps = made(100).cores(|_| 0.01).rate(column::PRESSURE_IO, |_| 0.0);
+        assert_eq!(told(&sleeps, 8), "waiting: 0.01 of 8 cores busy; waited for storage 0% of the time");
         let swap = made(100).cores(|_| 0.5).rate(column::PRESSURE_MEMORY, |_| 0.5);
         assert_eq!(told(&swap, 8), "memory: waited for memory 50% of the time; 0.50 of 8 cores busy");
         let quota = made(100).cores(|_| 0.5).rate(column::THROTTLED, |_| 0.5);
         let words = "quota: throttled for 50% of the CPU time it could have used; 0.50 of 8 cores busy";
         assert_eq!(told(&quota, 8), words);
+    }
+
+    #[test]
+    fn what_is_not_known_may_be_what_it_waits_for() {
+        let limit = |made: &Made| {
+            let job = Job::new(&made.record, Machine { cpus: Some(8) }, made.now_ns());
+            bottleneck(&job).map(|found| found.limit)
+        };
+        assert_eq!(limit(&made(100).cores(|_| 0.01)), None, "nothing is known of its storage");
+        let mut quiet = made(100).cores(|_| 0.01).rate(column::PRESSURE_IO, |_| 0.0);
+        assert_eq!(limit(&quiet), Some(Limit::Waiting));
+        quiet.record.allocated.gpus = Some(1);
+        assert_eq!(limit(&quiet), None, "nothing is known of its GPU");
+        quiet.record.gpus = vec![GpuUse { utilization: Some(0.0), ..sample::gpu() }];
+        assert_eq!(limit(&quiet), Some(Limit::Waiting));
+        let mut spins = made(100).cores(|_| 1.0).rate(column::PRESSURE_IO, |_| 0.0);
+        assert_eq!(limit(&spins), Some(Limit::OneCore));
+        let busy = GpuUse { utilization: Some(1.0), ..sample::gpu() };
+        spins.record.gpus = vec![busy, GpuUse { utilization: None, ..sample::gpu() }];
+        assert_eq!(limit(&spins), None, "one of two GPUs is not known");
     }
 
     #[test]
@@ -276,6 +298,8 @@ mod tests {
         let mut made = made(100).cores(|_| 1.0);
         made.record.allocated.nodes = Some(2);
         made.record.allocated.cpus = Some(8);
+        // The manager's own account is of all nodes; what was measured is not.
+        made.record.scheduling.cpu_ns = Some(800_000_000_000);
         let job = Job::new(&made.record, Machine::default(), made.now_ns());
         assert_eq!(bottleneck(&job), None);
     }

@@ -1,6 +1,6 @@
 //! How a run differs from the earlier ones of its lineage. Medians and median deviations: a few odd runs move neither.
 
-use met_core::job::{Record, State};
+use met_core::job::{QualityKind, Record, State};
 use met_core::job_table as column;
 
 use super::profile::median;
@@ -40,19 +40,62 @@ pub enum Kind {
 
 type Read = fn(&Record, i64) -> Option<f64>;
 
-const METRICS: [(&str, &str, Measure, Read); 5] = [
-    ("duration", "wall_seconds", Measure::Seconds, |run, now_ns| {
-        Some(average::wall_ns(run, now_ns).filter(|_| !run.state.is_live())? as f64 / 1e9)
-    }),
-    ("CPU time", "cpu_seconds", Measure::Seconds, |run, _| Some(run.totals.get(column::CPU)? as f64 / 1e9)),
-    ("memory needed", "memory_needed_peak_bytes", Measure::Bytes, |run, _| {
-        Some(run.totals.get(column::MEMORY_NEEDED_PEAK)? as f64)
-    }),
-    ("energy", "energy_joules", Measure::Joules, |run, _| Some(run.totals.get(column::ENERGY)? as f64 / 1e6)),
-    ("read and written", "io_bytes", Measure::Bytes, |run, _| {
-        Some((run.totals.get(column::READ)? + run.totals.get(column::WRITTEN)?) as f64)
-    }),
+struct Metric {
+    what: &'static str,
+    key: &'static str,
+    measure: Measure,
+    /// A smaller difference is none, however alike the runs are.
+    least: f64,
+    read: Read,
+}
+
+const METRICS: [Metric; 5] = [
+    Metric {
+        what: "duration",
+        key: "wall_seconds",
+        measure: Measure::Seconds,
+        least: 1.0,
+        read: |run, now_ns| {
+            Some(average::wall_ns(run, now_ns).filter(|_| !run.state.is_live())? as f64 / 1e9)
+        },
+    },
+    Metric {
+        what: "CPU time",
+        key: "cpu_seconds",
+        measure: Measure::Seconds,
+        least: 1.0,
+        read: |run, _| Some(exact(run, column::CPU)? / 1e9),
+    },
+    Metric {
+        what: "memory needed",
+        key: "memory_needed_peak_bytes",
+        measure: Measure::Bytes,
+        least: 16.0 * MIB,
+        read: |run, _| exact(run, column::MEMORY_NEEDED_PEAK),
+    },
+    Metric {
+        what: "energy",
+        key: "energy_joules",
+        measure: Measure::Joules,
+        least: 3600.0,
+        read: |run, _| Some(exact(run, column::ENERGY)? / 1e6),
+    },
+    Metric {
+        what: "read and written",
+        key: "io_bytes",
+        measure: Measure::Bytes,
+        least: 16.0 * MIB,
+        read: |run, _| Some(exact(run, column::READ)? + exact(run, column::WRITTEN)?),
+    },
 ];
+
+const MIB: f64 = 1_048_576.0;
+
+/// A total of the whole job: of a lower bound there is no telling how it compares.
+fn exact(run: &Record, index: usize) -> Option<f64> {
+    let figure = run.totals.figure(index).filter(|_| run.covers_all_nodes())?;
+    (figure.kind != QualityKind::LowerBound).then_some(figure.value as f64)
+}
 
 /// Only runs of the same size that finished are compared, and only a run that finished has its like.
 pub fn differences(record: &Record, earlier: &[&Record], now_ns: i64) -> Vec<Difference> {
@@ -73,16 +116,16 @@ fn difference(
     record: &Record,
     earlier: &[&Record],
     now_ns: i64,
-    &(what, key, measure, read): &(&'static str, &'static str, Measure, Read),
+    &Metric { what, key, measure, least, read }: &Metric,
 ) -> Option<Difference> {
     let value = read(record, now_ns)?;
     let known: Vec<(f64, &Record)> =
         earlier.iter().filter_map(|&run| Some((read(run, now_ns)?, run))).collect();
     let values: Vec<f64> = [value].into_iter().chain(known.iter().map(|(value, _)| *value)).collect();
-    let usual = Usual::of(&values[1..])?;
+    let usual = Usual::of(&values[1..], least)?;
     // The longest series of newest runs that are all beyond what was usual before them, on the same side.
     let beyond = |changed: usize| {
-        let before = Usual::of(&values[changed..])?;
+        let before = Usual::of(&values[changed..], least)?;
         let side = before.side(value);
         let is_beyond = side != 0 && values[..changed].iter().all(|&one| before.side(one) == side);
         is_beyond.then_some((changed, before))
@@ -107,7 +150,7 @@ struct Usual {
 }
 
 impl Usual {
-    fn of(values: &[f64]) -> Option<Usual> {
+    fn of(values: &[f64], least: f64) -> Option<Usual> {
         if values.len() < RUNS_MIN {
             return None;
         }
@@ -115,7 +158,7 @@ impl Usual {
         let mut deviations: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
         // As the standard deviation of normal values; a few runs know their own spread badly.
         let spread = 1.4826 * median(&mut deviations)?;
-        let width = (3.0 * spread * (1.0 + 2.0 / values.len() as f64)).max(LEAST * middle.abs());
+        let width = (3.0 * spread * (1.0 + 2.0 / values.len() as f64)).max(LEAST * middle.abs()).max(least);
         Some(Usual { median: middle, low: middle - width, high: middle + width, runs: values.len() })
     }
 
@@ -130,8 +173,6 @@ impl Usual {
 
 #[cfg(test)]
 mod tests {
-    use met_core::job::QualityKind;
-
     use super::*;
     use crate::sample;
 
@@ -161,6 +202,26 @@ mod tests {
         assert_eq!(told(&[100, 99, 101, 100]), ["duration normal"]);
         assert_eq!(told(&[200, 99, 101, 100]), ["duration 200 instead of 100"]);
         assert_eq!(told(&[105, 100, 100, 100, 100]), ["duration normal"], "a twentieth is no difference");
+    }
+
+    #[test]
+    fn a_little_is_no_difference_and_a_lower_bound_is_not_compared() {
+        assert_eq!(told(&[3, 2, 2, 2]), ["duration normal"], "a second");
+        let run = |read: i64, kind| {
+            let mut run = sample::finished();
+            run.totals = Default::default();
+            run.totals.set(column::READ, read, kind, "proc");
+            run.totals.set(column::WRITTEN, 0, QualityKind::Measured, "proc");
+            run
+        };
+        let cached = run(0, QualityKind::Measured);
+        let kinds = |job: &Record| {
+            let found = differences(job, &[&cached; 3], sample::NOW_NS).into_iter();
+            found.filter(|it| it.key == "io_bytes").map(|it| it.kind).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&run(4096, QualityKind::Measured)), [Kind::Normal]);
+        assert_eq!(kinds(&run(1 << 30, QualityKind::Measured)), [Kind::Outlier]);
+        assert_eq!(kinds(&run(1 << 30, QualityKind::LowerBound)), []);
     }
 
     #[test]

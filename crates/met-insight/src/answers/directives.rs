@@ -1,11 +1,10 @@
 //! Requests that would have been enough for the last runs of a lineage, as a scheduler reads them.
 
-use met_core::job::{Record, State};
+use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
 
 use super::Job;
-use crate::allocation::{self, Resource};
-use crate::average;
+use crate::{average, gpu};
 
 /// Runs that a request is made from, the job included.
 pub const RUNS: usize = 5;
@@ -16,6 +15,8 @@ const AFTER_OOM: f64 = 1.5;
 const TIME_ROOM: f64 = 1.25;
 /// As for findings.
 const COVERAGE: f64 = 0.95;
+const LENGTH_NS: i64 = 600_000_000_000;
+const SAMPLES: usize = 20;
 const GIB: f64 = 1_073_741_824.0;
 const MIB: f64 = 1_048_576.0;
 /// From this share of the node's CPUs on the job has the node for itself.
@@ -43,9 +44,30 @@ fn differs(directive: &Directive) -> bool {
     directive.asked.is_none_or(|asked| asked > 0.0 && !(0.8..=1.25).contains(&(directive.value / asked)))
 }
 
-/// The job and its earlier runs, if they have ended.
-fn runs<'a>(job: &'a Job<'_>) -> impl Iterator<Item = &'a Record> {
-    [job.record].into_iter().chain(job.earlier.iter().copied()).filter(|run| !run.state.is_live()).take(RUNS)
+/// The runs that a request may be made from: they did their work, or ended at a limit that was too low. None unless
+/// one of them says what is enough.
+fn runs<'a>(job: &'a Job<'_>) -> Vec<&'a Record> {
+    let all = [job.record].into_iter().chain(job.earlier.iter().copied());
+    let runs: Vec<&Record> = all.filter(|run| is_evidence(job, run)).take(RUNS).collect();
+    match runs.iter().any(|run| run.state == State::Finished || is_killed(run)) {
+        true => runs,
+        false => Vec::new(),
+    }
+}
+
+/// A run that failed at once says nothing of what the next one needs.
+fn is_evidence(job: &Job<'_>, run: &Record) -> bool {
+    let is_long = average::wall_ns(run, job.now_ns).is_some_and(|wall_ns| wall_ns >= LENGTH_NS);
+    // How often an earlier run was sampled is not at hand.
+    let is_sampled =
+        || run.key == job.record.key && job.profile().is_some_and(|profile| profile.count >= SAMPLES);
+    let has_worked = matches!(run.state, State::Finished | State::Timeout);
+    is_killed(run) || has_worked && (is_long || is_sampled())
+}
+
+fn is_killed(run: &Record) -> bool {
+    let killed = run.totals.get(column::OOM_KILLS).is_some_and(|kills| kills > 0);
+    run.state == State::OutOfMemory || killed && !run.state.is_live()
 }
 
 fn written(job: &Job<'_>, slurm: String, others: impl Fn(&str) -> Option<String>) -> Option<String> {
@@ -66,47 +88,65 @@ pub fn memory_bytes(job: &Job<'_>) -> Option<(f64, usize)> {
     let mut most: Option<f64> = None;
     let mut count = 0;
     for run in runs(job) {
-        let need = need_bytes(run, job.now_ns);
+        let need = need_bytes(run);
         most = Some(most.unwrap_or(0.0).max(need?));
         count += 1;
     }
     Some((most?, count))
 }
 
-fn need_bytes(run: &Record, now_ns: i64) -> Option<f64> {
-    let nodes = run.allocated.nodes.or(run.requested.nodes).unwrap_or(1).max(run.nodes.len() as i64).max(1);
+fn need_bytes(run: &Record) -> Option<f64> {
     let given = run.allocated.memory_bytes.or(run.requested.memory_bytes).map(|bytes| bytes as f64);
-    let killed =
-        run.state == State::OutOfMemory || run.totals.get(column::OOM_KILLS).is_some_and(|kills| kills > 0);
-    if killed {
-        return Some(AFTER_OOM / MEMORY_ROOM * given? / nodes as f64);
+    if is_killed(run) {
+        return Some(AFTER_OOM / MEMORY_ROOM * given? / nodes(run) as f64);
     }
-    let needed = run.totals.get(column::MEMORY_NEEDED_PEAK).map(|bytes| bytes as f64);
+    // The kernel saw more than was sampled: how much of it was needed is not known.
+    let is_bound = |totals: &met_core::job::Totals| {
+        totals.figure(column::MEMORY_NEEDED_PEAK).is_some_and(|peak| peak.kind == QualityKind::LowerBound)
+    };
+    let is_exact = !is_bound(&run.totals) && !run.parts.iter().any(|part| is_bound(&part.totals));
+    peak_bytes(run).filter(|_| is_exact)
+}
+
+fn nodes(run: &Record) -> i64 {
+    run.allocated.nodes.or(run.requested.nodes).unwrap_or(1).max(run.nodes.len() as i64).max(1)
+}
+
+/// The most memory that a run needed on one node: requests are by node, and the largest is what counts.
+pub fn peak_bytes(run: &Record) -> Option<f64> {
+    let peak =
+        |totals: &met_core::job::Totals| totals.get(column::MEMORY_NEEDED_PEAK).map(|bytes| bytes as f64);
+    let nodes = nodes(run);
     if nodes == 1 {
-        return needed;
+        return peak(&run.totals);
     }
-    // The sum over nodes is known if all were measured; requests are by node, and the largest is what counts.
-    let shares = allocation::shares(run, now_ns);
-    shares.iter().find(|share| share.resource == Resource::Memory)?.used?;
     let by_node = run.parts.iter().filter(|part| part.step.is_empty() && part.task.is_none());
-    let peaks: Option<Vec<f64>> =
-        by_node.map(|part| part.totals.get(column::MEMORY_NEEDED_PEAK).map(|bytes| bytes as f64)).collect();
-    peaks.filter(|peaks| peaks.len() as i64 == nodes).map(|peaks| peaks.into_iter().fold(0.0, f64::max))
+    let peaks: Option<Vec<f64>> = by_node.map(|part| peak(&part.totals)).collect();
+    let peaks = peaks.filter(|peaks| peaks.len() as i64 == nodes && run.covers_all_nodes())?;
+    Some(peaks.into_iter().fold(0.0, f64::max))
+}
+
+/// A peak between samples that were not taken may have been higher.
+fn is_covered(job: &Job<'_>) -> bool {
+    let is_used = runs(job).iter().any(|run| run.key == job.record.key && !is_killed(run));
+    let covers = |(samples, profile): (super::Samples<'_>, &super::Profile)| {
+        profile.coverage(samples.course, column::MEMORY_NEEDED, samples.gap_ms) >= COVERAGE
+    };
+    !is_used || job.samples().zip(job.profile()).is_some_and(covers)
 }
 
 fn memory(job: &Job<'_>) -> Option<Directive> {
-    // A peak between samples that were not taken may have been higher.
-    let is_covered = job.samples().zip(job.profile()).is_none_or(|(samples, profile)| {
-        profile.coverage(samples.course, column::MEMORY_NEEDED, samples.gap_ms) >= COVERAGE
-    });
-    if is_whole_node(job) != Some(false) || !is_covered {
+    if is_whole_node(job) != Some(false) || !is_covered(job) {
         return None;
     }
     let (needed, runs) = memory_bytes(job)?;
-    let nodes = job.record.allocated.nodes.unwrap_or(1).max(1) as f64;
-    let asked = job.record.requested.memory_bytes.or(job.record.allocated.memory_bytes)? as f64 / nodes;
+    let nodes = nodes(job.record);
+    let asked =
+        job.record.requested.memory_bytes.or(job.record.allocated.memory_bytes)? as f64 / nodes as f64;
     let value = rounded_bytes(needed * MEMORY_ROOM);
     let text = written(job, format!("#SBATCH --mem={}", slurm_bytes(value)), |manager| match manager {
+        // Theirs are of the whole job, not of a node.
+        _ if nodes > 1 => None,
         "pbs" => Some(format!("#PBS -l mem={}mb", (value / MIB) as i64)),
         "lsf" => Some(format!("#BSUB -M {}MB", (value / MIB) as i64)),
         _ => None,
@@ -130,15 +170,16 @@ fn slurm_bytes(bytes: f64) -> String {
 /// The most cores that the last runs had busy at once, where that was sustained.
 fn cpus(job: &Job<'_>) -> Option<Directive> {
     let asked = job.record.requested.cpus.or(job.record.allocated.cpus)?;
-    let nodes = job.record.allocated.nodes.or(job.record.requested.nodes).unwrap_or(1);
-    // With several nodes or beside a GPU the number of cores is a matter of layout.
-    if nodes > 1 || asked < 2 || job.record.allocated.gpus.is_some_and(|gpus| gpus > 0) {
+    // With several nodes or tasks or beside a GPU the number of cores is a matter of layout.
+    let is_one_task = job.record.requested.tasks.or(job.record.allocated.tasks) == Some(1);
+    if nodes(job.record) > 1 || asked < 2 || gpu::count(job.record) > 0 || !is_one_task {
         return None;
     }
     let mut most = 0.0_f64;
     let mut count = 0;
     for run in runs(job) {
-        let peak = run.totals.get(column::CORES_PEAK).map(|thousandths| thousandths as f64 / 1e3);
+        let peak = exact(run, column::CORES_PEAK).map(|thousandths| thousandths as f64 / 1e3);
+        exact(run, column::CPU)?;
         most = most.max(peak?.max(average::cores(run, job.now_ns)?));
         count += 1;
     }
@@ -150,13 +191,19 @@ fn cpus(job: &Job<'_>) -> Option<Directive> {
     Some(Directive { resource: "cpus", text, value, asked: Some(asked as f64), runs: count })
 }
 
+fn exact(run: &Record, index: usize) -> Option<i64> {
+    let figure = run.totals.figure(index).filter(|figure| figure.kind != QualityKind::LowerBound)?;
+    Some(figure.value)
+}
+
 fn time(job: &Job<'_>) -> Option<Directive> {
     let limit_ns = job.record.requested.time_limit_ns.or(job.record.allocated.time_limit_ns)?;
-    let finished = runs(job).filter(|run| run.state == State::Finished);
+    let runs = runs(job);
+    let finished = runs.iter().filter(|run| run.state == State::Finished);
     let walls: Vec<f64> =
         finished.filter_map(|run| average::wall_ns(run, job.now_ns)).map(|ns| ns as f64 / 1e9).collect();
-    // Fewer runs say too little of how long the next one takes.
-    if walls.len() < 3 {
+    // One that did not get to its end needs more, and fewer runs say too little of how long the next one takes.
+    if walls.len() < 3 || runs.iter().any(|run| run.state == State::Timeout) {
         return None;
     }
     let minutes = (walls.iter().copied().fold(0.0, f64::max) * TIME_ROOM / 60.0).ceil();
@@ -175,27 +222,33 @@ fn time(job: &Job<'_>) -> Option<Directive> {
 /// The GPUs that the last runs computed on. Parts of GPUs are counted as the scheduler counts them.
 fn gpus(job: &Job<'_>) -> Option<Directive> {
     let asked = job.record.requested.gpus.or(job.record.allocated.gpus).filter(|&gpus| gpus > 1)?;
-    let nodes = job.record.allocated.nodes.unwrap_or(1);
     let mut most = 0;
     let mut count = 0;
     for run in runs(job) {
-        let known = run.gpus.iter().all(|gpu| gpu.utilization.is_some() && gpu.lost_since_ns.is_none());
-        if nodes > 1 || !known || (run.gpus.len() as i64) < run.allocated.gpus.unwrap_or(asked) {
+        if nodes(job.record) > 1 || !is_gpu_use_known(job, run) {
             return None;
         }
-        let holds = |gpu: &&met_core::job::GpuUse| {
-            gpu.used_ns > 0
-                || gpu.memory_peak_bytes.unwrap_or(0) as f64
-                    > 0.7 * gpu.memory_total_bytes.unwrap_or(1) as f64
+        let holds = |gpu: &GpuUse| match gpu.used_ns {
+            0 => gpu::memory_share(gpu).map(|share| share > gpu::MEMORY_FULL),
+            _ => Some(true),
         };
-        most = most.max(run.gpus.iter().filter(holds).count());
+        let held: Vec<bool> = run.gpus.iter().map(holds).collect::<Option<_>>()?;
+        most = most.max(held.into_iter().filter(|&holds| holds).count());
         count += 1;
     }
-    if count == 0 || most as i64 >= asked {
+    // A job that used none may have failed to find them; that is said in other words.
+    if count == 0 || most == 0 || most as i64 >= asked {
         return None;
     }
     let text = written(job, format!("#SBATCH --gres=gpu:{most}"), |_| None)?;
     Some(Directive { resource: "gpus", text, value: most as f64, asked: Some(asked as f64), runs: count })
+}
+
+/// All GPUs of a run, for nearly all of its time.
+fn is_gpu_use_known(job: &Job<'_>, run: &Record) -> bool {
+    let wall_ns = average::wall_ns(run, job.now_ns).unwrap_or(i64::MAX) as f64;
+    let is_read = |gpu: &GpuUse| gpu.known_ns.is_some_and(|ns| ns as f64 >= COVERAGE * wall_ns);
+    gpu::all_known(run) && run.gpus.iter().all(is_read)
 }
 
 #[cfg(test)]

@@ -48,8 +48,7 @@ pub fn nodes(record: &Record) -> Option<Imbalance> {
             *by_node.entry(part.node.clone()).or_default() += cpu_s(part)?;
         }
     }
-    let is_all = by_node.len() as i64 >= record.allocated.nodes.unwrap_or(0);
-    Imbalance::of(by_node).filter(|imbalance| imbalance.mean > 0.0 && is_all)
+    Imbalance::of(by_node).filter(|imbalance| imbalance.mean > 0.0 && record.covers_all_nodes())
 }
 
 /// CPU time by task of the step that has most of them.

@@ -5,7 +5,7 @@ use met_core::job_table as column;
 use met_core::series::Course;
 
 use super::Samples;
-use crate::resample;
+use crate::{gpu, resample};
 
 /// Steps in which phases are looked for: enough for a page, few enough for all partitions.
 const STEPS_MAX: usize = 120;
@@ -97,7 +97,7 @@ impl Profile {
         let wall_s = (end_ms - begin_ms) as f64 / 1e3;
         let steps = steps(course, samples.gap_ms, begin_ms, end_ms);
         Some(Profile {
-            phases: phases(&steps, wall_s),
+            phases: phases(&steps, wall_s, gpu::count(record) > 0),
             begin_ms,
             end_ms,
             warm_ms: begin_ms + (warm_up_s(wall_s) * 1e3) as i64,
@@ -105,10 +105,6 @@ impl Profile {
             serial_share: serial_share(course, samples.gap_ms, begin_ms, end_ms),
             memory_growth: memory_growth(course, samples.gap_ms, begin_ms, end_ms),
         })
-    }
-
-    pub fn seconds(&self) -> f64 {
-        (self.end_ms - self.begin_ms) as f64 / 1e3
     }
 
     /// The time at the end in which the job did nothing.
@@ -119,12 +115,6 @@ impl Profile {
             PhaseKind::Unknown => None,
             _ => Some(0.0),
         }
-    }
-
-    /// The time in phases of a kind, as a share.
-    pub fn share_of(&self, kind: PhaseKind) -> f64 {
-        let of_kind = self.phases.iter().filter(|phase| phase.kind == kind);
-        of_kind.map(Phase::seconds).sum::<f64>() / self.seconds().max(1e-9)
     }
 
     /// How much of the window after the warm-up, or of all of a short job, is covered by samples of a column.
@@ -172,7 +162,7 @@ fn steps(course: &Course, gap_ms: i64, begin_ms: i64, end_ms: i64) -> Vec<Step> 
 }
 
 /// The best partition into phases of equal level, each named by what it did.
-fn phases(steps: &[Step], wall_s: f64) -> Vec<Phase> {
+fn phases(steps: &[Step], wall_s: f64, has_gpus: bool) -> Vec<Phase> {
     let highest = |of: fn(&Step) -> Option<f64>| steps.iter().filter_map(of).fold(0.0, f64::max);
     let most_cores = highest(|step| step.cores);
     let (cores_scale, gpu_scale) = (most_cores.max(BUSY_CORES), highest(|step| step.gpus).max(1.0));
@@ -200,7 +190,7 @@ fn phases(steps: &[Step], wall_s: f64) -> Vec<Phase> {
             io_bytes: mean(|step| step.io_bytes),
             gpus: mean(|step| step.gpus),
         };
-        let kind = kind(&of, most_cores);
+        let kind = kind(&of, most_cores, has_gpus);
         let phase = Phase {
             kind,
             begin_s: begin as f64 * step_s,
@@ -218,7 +208,7 @@ fn phases(steps: &[Step], wall_s: f64) -> Vec<Phase> {
     found
 }
 
-fn kind(of: &Step, most_cores: f64) -> PhaseKind {
+fn kind(of: &Step, most_cores: f64, has_gpus: bool) -> PhaseKind {
     let Some(cores) = of.cores else {
         return match of.gpus {
             Some(gpus) if gpus >= GPU_BUSY => PhaseKind::Compute,
@@ -233,6 +223,9 @@ fn kind(of: &Step, most_cores: f64) -> PhaseKind {
         PhaseKind::IoWait
     } else if cores >= BUSY_CORES || cores >= 0.5 * most_cores && cores >= 0.2 {
         PhaseKind::Compute
+    } else if cores < IDLE_CORES && has_gpus && of.gpus.is_none() {
+        // It may have waited for a GPU that computed.
+        PhaseKind::Unknown
     } else if cores < IDLE_CORES {
         PhaseKind::Idle
     } else {

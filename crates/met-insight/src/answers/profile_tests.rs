@@ -19,6 +19,15 @@ fn phases_begin_where_the_level_changes() {
 }
 
 #[test]
+fn a_quiet_cpu_is_not_idle_beside_a_gpu_that_was_not_read() {
+    let mut tail = made(200).cores(|second| if second < 120 { 2.0 } else { 0.001 });
+    tail.record.allocated.gpus = Some(1);
+    assert_eq!(told(&tail), "compute 120, no samples 80");
+    let tail = tail.level(column::GPU_UTILIZATION, |_| 0.0);
+    assert_eq!(told(&tail), "compute 120, idle tail 80");
+}
+
+#[test]
 fn noise_makes_no_phases() {
     let noisy = made(300).cores(|second| 2.0 + 0.15 * f64::from(second * 7919 % 11 - 5) / 5.0);
     assert_eq!(told(&noisy), "compute 300");

@@ -74,7 +74,8 @@ mod tests {
         assert_eq!(told(&busy), "finished in 1m40s, limited by the CPU (7.50 of 8 cores busy)");
         busy.record.state = State::Failed;
         assert_eq!(told(&busy), "failed after 1m40s, limited by the CPU (7.50 of 8 cores busy)");
-        assert_eq!(told(&made(3).cores(|_| 0.0)), "finished in 3s, mostly waiting");
+        let sleeps = made(3).cores(|_| 0.0).rate(column::PRESSURE_IO, |_| 0.0);
+        assert_eq!(told(&sleeps), "finished in 3s, mostly waiting");
         let mut killed = made(100).cores(|_| 1.0).level(column::MEMORY_NEEDED, |_| f64::from(1 << 30));
         killed.record.state = State::OutOfMemory;
         killed.record.allocated.memory_bytes = Some(1 << 30);

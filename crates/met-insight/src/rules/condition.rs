@@ -72,7 +72,7 @@ impl fmt::Display for Dim {
 }
 
 /// What of a metric over the job's time is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stat {
     Total,
     Mean,

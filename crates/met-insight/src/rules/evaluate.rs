@@ -1,5 +1,8 @@
 //! Conditions against jobs and users. What is not known is neither true nor false.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use met_core::job::QualityKind;
 use met_core::series::Interval;
 use met_core::{JOB, Kind, Unit};
@@ -44,8 +47,23 @@ fn rate(job: &Job<'_>, index: usize) -> Option<Fact> {
     Some(Fact { value, ..total })
 }
 
+/// Statistics that were computed once.
+#[derive(Default)]
+pub struct Memo {
+    of_samples: RefCell<HashMap<(Stat, usize), Option<Fact>>>,
+}
+
 /// A statistic of samples after the warm-up.
 pub fn of_samples(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
+    if let Some(&known) = job.memo.of_samples.borrow().get(&(stat, index)) {
+        return known;
+    }
+    let fact = computed(job, stat, index);
+    job.memo.of_samples.borrow_mut().insert((stat, index), fact);
+    fact
+}
+
+fn computed(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
     let (samples, profile) = (job.samples()?, job.profile()?);
     let (begin_ms, end_ms) = profile.window_ms();
     let scale = JOB.columns[index].scale;
@@ -81,24 +99,28 @@ pub fn of_samples(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
 /// Evaluates, and keeps each number that was looked at.
 pub struct Evaluation<'a> {
     subject: Subject<'a>,
+    /// Looks at what cannot change the result, too.
+    with_all: bool,
     pub evidence: Vec<Evidence>,
     /// Names that were looked at and are not known.
     pub unknown: Vec<String>,
 }
 
 impl<'a> Evaluation<'a> {
-    pub fn of(subject: Subject<'a>) -> Evaluation<'a> {
-        Evaluation { subject, evidence: Vec::new(), unknown: Vec::new() }
+    pub fn of(subject: Subject<'a>, with_all: bool) -> Evaluation<'a> {
+        Evaluation { subject, with_all, evidence: Vec::new(), unknown: Vec::new() }
     }
 
     pub fn truth(&mut self, expr: &Expr) -> Option<bool> {
         match expr {
             Expr::Not(inner) => self.truth(inner).map(|truth| !truth),
-            // Both sides are looked at: an explanation shows all numbers.
-            Expr::And(left, right) => match (self.truth(left), self.truth(right)) {
-                (Some(false), _) | (_, Some(false)) => Some(false),
-                (Some(true), Some(true)) => Some(true),
-                _ => None,
+            Expr::And(left, right) => match self.truth(left) {
+                Some(false) if !self.with_all => Some(false),
+                left => match (left, self.truth(right)) {
+                    (Some(false), _) | (_, Some(false)) => Some(false),
+                    (Some(true), Some(true)) => Some(true),
+                    _ => None,
+                },
             },
             Expr::Or(left, right) => match (self.truth(left), self.truth(right)) {
                 (Some(true), _) | (_, Some(true)) => Some(true),
@@ -168,6 +190,20 @@ impl<'a> Evaluation<'a> {
             self.evidence.push(Evidence { name, value, measure, quality, coverage });
         }
         Some(value)
+    }
+
+    /// Adds what another one of the same subject looked at.
+    pub fn take_in(&mut self, other: Evaluation<'_>) {
+        for evidence in other.evidence {
+            if self.evidence.iter().all(|known| known.name != evidence.name) {
+                self.evidence.push(evidence);
+            }
+        }
+        for name in other.unknown {
+            if !self.unknown.contains(&name) {
+                self.unknown.push(name);
+            }
+        }
     }
 
     /// The least coverage of the numbers that were looked at.

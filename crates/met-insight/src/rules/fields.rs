@@ -1,13 +1,13 @@
 //! What conditions can ask of a job besides the metrics of the catalogue.
 
-use met_core::job::{GpuUse, QualityKind, State};
+use met_core::job::{QualityKind, State};
 use met_core::job_table as column;
 
 use super::condition::Dim;
 use super::user::UserSum;
 use crate::answers::{Job, directives, imbalance};
 use crate::report::Measure;
-use crate::{allocation, average, gpu};
+use crate::{average, gpu};
 
 /// A number with how it came to be known, and how much of the window it covers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,6 +21,10 @@ pub struct Fact {
 impl Fact {
     pub fn of_request(value: f64) -> Fact {
         Fact { value, quality: QualityKind::Measured, coverage: None }
+    }
+
+    fn measured(value: f64) -> Fact {
+        Fact { value, quality: QualityKind::Measured, coverage: Some(1.0) }
     }
 
     fn sampled(value: f64, coverage: f64) -> Fact {
@@ -57,7 +61,7 @@ pub struct Field {
 #[derive(Debug)]
 enum Read {
     Job(fn(&Job<'_>) -> Option<Fact>),
-    User(fn(&UserSum) -> Option<f64>),
+    User(fn(&UserSum) -> Option<Fact>),
 }
 
 impl PartialEq for Field {
@@ -77,10 +81,7 @@ impl Field {
     pub fn of_user(&self, user: &UserSum) -> Option<Fact> {
         match self.read {
             Read::Job(_) => None,
-            Read::User(read) => {
-                let value = read(user).filter(|value| value.is_finite())?;
-                Some(Fact { value, quality: QualityKind::Measured, coverage: Some(1.0) })
-            }
+            Read::User(read) => read(user).filter(|fact| fact.value.is_finite()),
         }
     }
 
@@ -106,7 +107,7 @@ const fn user(
     name: &'static str,
     measure: Measure,
     help: &'static str,
-    read: fn(&UserSum) -> Option<f64>,
+    read: fn(&UserSum) -> Option<Fact>,
 ) -> Field {
     Field { name, shown: Shown(measure), help, read: Read::User(read) }
 }
@@ -114,7 +115,7 @@ const fn user(
 pub static FIELDS: &[Field] = &[
     job("wall", Measure::Seconds, "how long the job ran, or has been running", |job| {
         let wall_ns = average::wall_ns(job.record, job.now_ns)?;
-        Some(Fact { value: wall_ns as f64 / 1e9, quality: QualityKind::Measured, coverage: Some(1.0) })
+        Some(Fact::measured(wall_ns as f64 / 1e9))
     }),
     job("is_running", Measure::Count, "1 while it runs, else 0", |job| {
         Some(Fact::of_request(f64::from(u8::from(job.record.state == State::Running))))
@@ -159,13 +160,19 @@ pub static FIELDS: &[Field] = &[
         |job| {
             let (bytes, _) = directives::memory_bytes(job)?;
             let figure = job.record.totals.figure(column::MEMORY_NEEDED_PEAK)?;
-            Some(Fact {
-                value: bytes,
-                quality: figure.kind,
-                coverage: Some(sampled_coverage(job, column::MEMORY_NEEDED).unwrap_or(0.0)),
-            })
+            let coverage = sampled_coverage(job, column::MEMORY_NEEDED).unwrap_or(0.0);
+            Some(Fact { value: bytes, quality: figure.kind, coverage: Some(coverage) })
         },
     ),
+    job("memory_peak", Measure::Bytes, "most that this run needed so far, on one node", |job| {
+        let value = directives::peak_bytes(job.record)?;
+        let kind = job.record.totals.figure(column::MEMORY_NEEDED_PEAK)?.kind;
+        let coverage = match kind {
+            QualityKind::LowerBound => 0.0,
+            _ => sampled_coverage(job, column::MEMORY_NEEDED).unwrap_or(0.0),
+        };
+        Some(Fact { value, quality: kind, coverage: Some(coverage) })
+    }),
     job(
         "memory_growth",
         Measure::BytesPerSecond,
@@ -186,22 +193,25 @@ pub static FIELDS: &[Field] = &[
         longest_run,
     ),
     job("gpus", Measure::Cards, "GPUs that it was given, or used", |job| {
-        let held = job.record.gpus.len() as i64;
-        Some(Fact::of_request(job.record.allocated.gpus.unwrap_or(held) as f64))
+        Some(Fact::of_request(gpu::count(job.record) as f64))
     }),
     job("gpus_computing", Measure::Cards, "GPUs that it computed on at all", |job| {
         let known = gpu_known(job)?;
         let count = job.record.gpus.iter().filter(|gpu| gpu.used_ns > 0).count();
         Some(Fact::sampled(count as f64, known))
     }),
+    job("gpus_holding", Measure::Cards, "GPUs that it did not compute on, whose memory it filled", |job| {
+        let known = gpu_known(job)?;
+        let quiet = job.record.gpus.iter().filter(|gpu| gpu.used_ns == 0);
+        let shares: Vec<f64> = quiet.map(gpu::memory_share).collect::<Option<_>>()?;
+        let count = shares.into_iter().filter(|&share| share > gpu::MEMORY_FULL).count();
+        Some(Fact::sampled(count as f64, known))
+    }),
     job("gpu_ratio", Measure::Share, "use of the GPUs that it held, on average", |job| {
         Some(Fact::sampled(gpu::ratio(job.record)?, gpu_known(job)?))
     }),
     job("gpu_memory_ratio", Measure::Share, "peak use of GPU memory, of the fullest", |job| {
-        let share = |gpu: &GpuUse| {
-            Some(gpu.memory_peak_bytes? as f64 / gpu.memory_total_bytes.filter(|&of| of > 0)? as f64)
-        };
-        let shares: Option<Vec<f64>> = job.record.gpus.iter().map(share).collect();
+        let shares: Option<Vec<f64>> = job.record.gpus.iter().map(gpu::memory_share).collect();
         let most = shares?.into_iter().reduce(f64::max)?;
         Some(Fact::sampled(most, gpu_known(job)?))
     }),
@@ -219,53 +229,64 @@ pub static FIELDS: &[Field] = &[
         Some(Fact { value: throttled.value / (throttled.value + cpu.value), ..throttled })
     }),
     job("node_imbalance", Measure::Share, "idle share of the mean node while the busiest worked", |job| {
-        let imbalance = imbalance::nodes(job.record)?;
-        Some(Fact { value: imbalance.ratio(), quality: QualityKind::Measured, coverage: Some(1.0) })
+        let imbalance = imbalance::nodes(job.record).filter(|_| job.is_whole())?;
+        Some(Fact::measured(imbalance.ratio()))
     }),
     job("runs", Measure::Count, "earlier runs of its lineage that are known", |job| {
         Some(Fact::of_request(job.earlier.len() as f64))
     }),
-    user("jobs", Measure::Count, "jobs of the user in the window", |user| Some(user.jobs as f64)),
-    user("tiny_jobs", Measure::Count, "jobs shorter than a minute", |user| Some(user.tiny_jobs as f64)),
-    user("core_time", Measure::Seconds, "core-seconds held", |user| Some(user.core_seconds)),
-    user(
-        "core_time_used",
-        Measure::Seconds,
-        "core-seconds used, of those held by jobs whose use is known",
-        |user| (user.core_seconds_known > 0.0).then_some(user.core_seconds_used),
-    ),
-    user("core_time_known", Measure::Seconds, "core-seconds held by jobs whose use is known", |user| {
-        Some(user.core_seconds_known)
+    user("jobs", Measure::Count, "jobs of the user in the window", |user| {
+        Some(Fact::measured(user.jobs as f64))
     }),
-    user("gpu_time", Measure::Seconds, "GPU-seconds held", |user| Some(user.gpu_seconds)),
+    user("tiny_jobs", Measure::Count, "jobs shorter than a minute", |user| {
+        Some(Fact::measured(user.tiny_jobs as f64))
+    }),
+    user("core_time", Measure::Seconds, "core-seconds held", |user| Some(Fact::measured(user.core_seconds))),
+    user("core_time_used", Measure::Seconds, "core-seconds used, of core_time_known", |user| {
+        (user.core_seconds_known > 0.0).then_some(Fact::measured(user.core_seconds_used))
+    }),
+    user(
+        "core_time_known",
+        Measure::Seconds,
+        "core-seconds held by jobs whose use is known, without those beside GPUs or for their memory",
+        |user| Some(Fact::measured(user.core_seconds_known)),
+    ),
+    user("cpu_time", Measure::Seconds, "CPU time of the user's jobs that were measured", |user| {
+        Some(Fact::measured(user.cpu_seconds))
+    }),
+    user("gpu_time", Measure::Seconds, "GPU-seconds held", |user| Some(Fact::measured(user.gpu_seconds))),
     user(
         "gpu_time_used",
         Measure::Seconds,
         "GPU-seconds computed, of those held by jobs whose use is known",
-        |user| (user.gpu_seconds_known > 0.0).then_some(user.gpu_seconds_used),
+        |user| (user.gpu_seconds_known > 0.0).then_some(Fact::measured(user.gpu_seconds_used)),
     ),
     user("gpu_time_known", Measure::Seconds, "GPU-seconds held by jobs whose use is known", |user| {
-        Some(user.gpu_seconds_known)
+        Some(Fact::measured(user.gpu_seconds_known))
     }),
     user("share_of_all", Measure::Share, "CPU time of the user, of that of all users", |user| {
-        user.share_of_all
+        Some(Fact { coverage: Some(user.all_known), ..Fact::measured(user.share_of_all?) })
     }),
     user(
         "others_pressure",
         Measure::Share,
         "share of time in which jobs of others waited for a CPU",
-        |user| user.others_pressure,
+        |user| Some(Fact::measured(user.others_pressure?)),
     ),
-    user("others_queued", Measure::Count, "jobs of others that wait in the queue", |user| {
-        Some(user.others_queued as f64)
-    }),
+    user(
+        "others_queued",
+        Measure::Count,
+        "jobs of others that wait for resources in a partition of the user",
+        |user| Some(Fact::measured(user.others_queued as f64)),
+    ),
 ];
 
-/// A total with its coverage: a counter of the whole job covers it, a lower bound does not.
+/// A total with its coverage: a counter of the whole job covers it, a lower bound or one node of several does not.
 pub fn total(job: &Job<'_>, index: usize) -> Option<Fact> {
     let figure = job.record.totals.figure(index)?;
     let coverage = match figure.kind {
         QualityKind::LowerBound => 0.0,
+        _ if !job.is_whole() => 0.0,
         QualityKind::Sampled => sampled_coverage(job, sampled_as(index)).unwrap_or(0.0),
         _ => 1.0,
     };
@@ -293,9 +314,7 @@ fn sampled_coverage(job: &Job<'_>, index: usize) -> Option<f64> {
 
 /// Measured on all nodes, or not known. Samples leave out the warm-up.
 fn cores(job: &Job<'_>) -> Option<Fact> {
-    let shares = allocation::shares(job.record, job.now_ns);
-    let of_cpus = shares.iter().find(|share| share.resource == allocation::Resource::Cpus);
-    if of_cpus.is_some_and(|share| share.used.is_none()) {
+    if !job.is_whole() {
         return None;
     }
     if let Some(sampled) = super::evaluate::of_samples(job, super::condition::Stat::Mean, column::CPU) {
@@ -312,22 +331,17 @@ fn longest_run(job: &Job<'_>) -> Option<Fact> {
     let finished = runs.filter(|run| run.state == State::Finished);
     let walls: Vec<i64> = finished.filter_map(|run| average::wall_ns(run, job.now_ns)).collect();
     let longest = walls.iter().max().filter(|_| walls.len() >= 3)?;
-    Some(Fact { value: *longest as f64 / 1e9, quality: QualityKind::Measured, coverage: Some(1.0) })
+    Some(Fact::measured(*longest as f64 / 1e9))
 }
 
-/// The share of the job's time in which all its GPUs were seen, of the one seen least. A GPU that was lost, whose use
-/// is not known, or that was given and never seen, is not one that did nothing.
+/// The share of the job's time in which the use of all its GPUs was read, of the one read least.
 fn gpu_known(job: &Job<'_>) -> Option<f64> {
     let wall_ns = average::wall_ns(job.record, job.now_ns).filter(|&ns| ns > 0)?;
-    let given = job.record.allocated.gpus.unwrap_or(0);
-    let is_known = |gpu: &GpuUse| {
-        gpu.lost_since_ns.is_none() && gpu.utilization.is_some_and(|used| (0.0..=1.0 + 1e-6).contains(&used))
-    };
-    if (job.record.gpus.len() as i64) < given || !job.record.gpus.iter().all(is_known) {
+    if !job.is_whole() || !gpu::all_known(job.record) {
         return None;
     }
-    let least_ns = job.record.gpus.iter().map(|gpu| gpu.held_ns).min()?;
-    Some(least_ns as f64 / wall_ns as f64)
+    let known: Option<Vec<i64>> = job.record.gpus.iter().map(|gpu| gpu.known_ns).collect();
+    Some(known?.into_iter().min()? as f64 / wall_ns as f64)
 }
 
 fn gpu_power_ratio(job: &Job<'_>) -> Option<Fact> {
@@ -336,7 +350,8 @@ fn gpu_power_ratio(job: &Job<'_>) -> Option<Fact> {
     let mut shares = Vec::new();
     for gpu in &job.record.gpus {
         let (_, course) = samples.gpus.iter().find(|(uuid, _)| *uuid == gpu.uuid)?;
-        let mean = |index: usize| Some(course.summaries(samples.gap_ms).get(index)?.mean);
+        let summaries = course.summaries(samples.gap_ms);
+        let mean = |index: usize| Some(summaries.get(index)?.mean);
         shares.push(mean(card::POWER)? / mean(card::POWER_LIMIT).filter(|&limit| limit > 0.0)?);
     }
     let count = shares.len() as f64;

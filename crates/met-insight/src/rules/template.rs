@@ -22,7 +22,8 @@ enum Part {
 }
 
 const DIRECTIVE: &str = "directive_";
-const DIRECTIVES: [&str; 4] = ["memory", "cpus", "time", "gpus"];
+/// `one_core` is that of CPUs where it is for one.
+const DIRECTIVES: [&str; 5] = ["memory", "cpus", "one_core", "time", "gpus"];
 const MEASURES: [(&str, Measure); 7] = [
     ("share", Measure::Share),
     ("bytes", Measure::Bytes),
@@ -50,7 +51,7 @@ impl Template {
 
     /// `None` if a number of it is not known.
     pub fn text(&self, subject: Subject<'_>) -> Option<String> {
-        let mut evaluation = Evaluation::of(subject);
+        let mut evaluation = Evaluation::of(subject, false);
         let mut text = String::new();
         for part in &self.parts {
             match part {
@@ -58,7 +59,11 @@ impl Template {
                 Part::Number(expr, measure) => text.push_str(&written(evaluation.number(expr)?, *measure)),
                 Part::Directive(resource) => {
                     let Subject::Job(job) = subject else { return None };
-                    let found = directives::directives(job).into_iter().find(|it| it.resource == resource)?;
+                    let mut known = directives::directives(job).into_iter();
+                    let found = known.find(|it| match resource.as_str() {
+                        "one_core" => it.resource == "cpus" && it.value == 1.0,
+                        resource => it.resource == resource,
+                    })?;
                     text.push_str(&found.text);
                 }
             }

@@ -33,6 +33,7 @@ fn gpu(used: Option<f64>, held_s: i32) -> GpuUse {
         utilization: used,
         used_ns: if used == Some(0.0) { 0 } else { i64::from(held_s) * 1_000_000_000 },
         held_ns: i64::from(held_s) * 1_000_000_000,
+        known_ns: Some(i64::from(held_s) * 1_000_000_000),
         memory_peak_bytes: Some(10 * GIB),
         memory_total_bytes: Some(140 * GIB),
         ..sample::gpu()
@@ -64,7 +65,7 @@ fn a_finding_has_its_numbers_its_remedy_and_its_saving() {
     assert_eq!(found[0].what, "it computed on one of the 16 cores that it held");
     assert_eq!(found[0].saving.core_hours, Some(30.0));
     let why: Vec<&str> = found[0].why.iter().map(|evidence| evidence.name.as_str()).collect();
-    assert_eq!(why, ["cpus", "nodes", "cores", "cores_p95", "wall"]);
+    assert_eq!(why, ["cpus", "nodes", "cores", "cores_p95", "gpus", "wall"]);
     assert!(found[0].coverage > 0.99);
     let json = finding::object(&found[0]);
     assert_eq!(json["saving"], serde_json::json!({"core_hours": 30.0}));
@@ -118,11 +119,59 @@ fn corrupt_or_missing_gpu_data_is_no_idle_gpu() {
     assert_eq!(names(&with_gpus(HOUR, vec![gpu(Some(f64::NAN), HOUR)])), none(), "not a number");
     assert_eq!(names(&with_gpus(HOUR, vec![gpu(Some(-0.3), HOUR)])), none(), "less than nothing");
     assert_eq!(names(&with_gpus(HOUR, vec![gpu(Some(0.0), HOUR / 2)])), none(), "seen half of the time");
+    let minute = GpuUse { known_ns: Some(60_000_000_000), ..gpu(Some(0.0), HOUR) };
+    assert_eq!(names(&with_gpus(HOUR, vec![minute])), none(), "held for an hour, its use read for a minute");
+    let old = GpuUse { known_ns: None, ..gpu(Some(0.0), HOUR) };
+    assert_eq!(names(&with_gpus(HOUR, vec![old])), none(), "for how long it was read is not known");
     let lost = GpuUse { lost_since_ns: Some(1), ..gpu(Some(0.0), HOUR) };
     assert_eq!(names(&with_gpus(HOUR, vec![lost])), none(), "it fell off the bus");
     let mut unseen = with_gpus(HOUR, Vec::new());
     unseen.record.allocated.gpus = Some(4);
     assert_eq!(names(&unseen), none(), "given, and never seen");
+}
+
+#[test]
+fn few_cores_beside_a_gpu_of_unknown_use_are_not_blamed() {
+    let beside = |cores: fn(i32) -> f64, gpu: GpuUse| {
+        let mut made = given(made(3 * HOUR).cores(cores), 16);
+        (made.record.allocated.gpus, made.record.gpus) = (Some(1), vec![gpu]);
+        made
+    };
+    let lost = || GpuUse { lost_since_ns: Some(1), ..gpu(Some(0.0), 3 * HOUR) };
+    assert_eq!(names(&beside(|_| 1.0, lost())), none(), "its GPU fell off the bus");
+    assert_eq!(names(&beside(|_| 1.0, gpu(None, 3 * HOUR))), none(), "its GPU was not read");
+    // A program that sleeps while its GPU computes.
+    let quiet = |second: i32| if second < 600 { 2.0 } else { 0.001 };
+    assert_eq!(names(&beside(quiet, gpu(None, 3 * HOUR))), none());
+    let mut running = beside(quiet, gpu(None, 3 * HOUR));
+    running.record.state = State::Running;
+    assert_eq!(names(&running), none());
+    let read = gpu(Some(0.1), 3 * HOUR);
+    assert!(names(&beside(|_| 1.0, read)).contains(&"serial_on_many".to_owned()), "a quiet GPU is known");
+}
+
+#[test]
+fn a_gpu_that_holds_a_model_beside_one_that_computes_is_not_unused() {
+    let holds = GpuUse { memory_peak_bytes: Some(126 * GIB), ..gpu(Some(0.0), HOUR) };
+    let pair = |other: GpuUse| {
+        let made = with_gpus(HOUR, vec![gpu(Some(0.9), HOUR), GpuUse { uuid: "GPU-b".to_owned(), ..other }]);
+        names(&made).contains(&"gpus_unused".to_owned())
+    };
+    assert!(pair(gpu(Some(0.0), HOUR)));
+    assert!(!pair(holds.clone()), "its memory is full");
+    assert!(!pair(GpuUse { memory_peak_bytes: None, ..holds }), "what it holds is not known");
+}
+
+#[test]
+fn a_smaller_gpu_must_have_the_memory_and_the_compute_units() {
+    let of = |busy: f64, sm: f64, gib: i64| {
+        let memory_peak_bytes = Some(gib * GIB);
+        let gpu = GpuUse { sm_activity: Some(sm), memory_peak_bytes, ..gpu(Some(busy), HOUR) };
+        names(&with_gpus(HOUR, vec![gpu])).contains(&"gpu_too_large".to_owned())
+    };
+    assert!(of(0.5, 0.05, 10));
+    assert!(!of(0.5, 0.05, 20), "a seventh of the GPU has an eighth of its memory");
+    assert!(!of(0.1, 0.1, 10), "it is busy seldom, with all its compute units");
 }
 
 #[test]
@@ -171,10 +220,18 @@ fn page_cache_is_no_memory_need() {
 
 #[test]
 fn one_node_of_several_is_not_judged_as_the_whole() {
-    let mut made = given(made(2 * HOUR).cores(|_| 16.0), 32);
+    let mut made = given(self::made(2 * HOUR).cores(|_| 16.0), 32);
     made.record.allocated.nodes = Some(2);
     made.record.nodes = vec!["n1".to_owned(), "n2".to_owned()];
     assert_eq!(names(&made), none(), "the other node was not measured");
+    made.record.scheduling.cpu_ns = Some(2 * 3_600_000_000_000 * 32);
+    assert_eq!(names(&made), none(), "what the manager says of all nodes is not what was sampled on one");
+    made.record.parts = ["n1", "n2"].map(|node| Part { node: node.to_owned(), ..Part::default() }).into();
+    assert_eq!(names(&made), none(), "its steps are named, and were not measured");
+    made.record.scheduling.cpu_ns = None;
+    let mut idle = given(self::made(8 * HOUR).cores(|second| if second < HOUR { 16.0 } else { 0.0 }), 64);
+    idle.record.allocated.nodes = Some(4);
+    assert_eq!(names(&idle), none(), "one idle node of four is no idle tail of the job");
     let part = |node: &str, cpu_s: i64| {
         let mut part = Part { node: node.to_owned(), ..Part::default() };
         part.totals.set(column::CPU, cpu_s * 1_000_000_000, QualityKind::Measured, "cgroup");
@@ -295,6 +352,49 @@ fn a_sum_of_small_jobs_is_seen() {
     assert_eq!(user::sums(&jobs, sample::NOW_NS), user::sums(&reversed, sample::NOW_NS));
 }
 
+/// The rules that speak of the sums of these jobs, with their users.
+fn of_sums(jobs: &[Record]) -> Vec<String> {
+    let sums = user::sums(jobs, sample::NOW_NS);
+    let of = |sum: &user::UserSum| findings_of_user(Rules::built_in(), sum);
+    sums.iter().flat_map(of).map(|found| format!("{} {}", found.subject, found.rule)).collect()
+}
+
+#[test]
+fn what_is_not_known_of_a_job_is_not_unused_in_a_sum() {
+    let mut part = given(made(10 * HOUR).cores(|_| 32.0), 128).record;
+    assert_eq!(of_sums(std::slice::from_ref(&part)), ["alice cores_unused"]);
+    (part.allocated.nodes, part.nodes) = (Some(4), vec!["n1".to_owned()]);
+    assert_eq!(of_sums(std::slice::from_ref(&part)), none(), "measured on one node of four");
+    let mut bound = given(made(10 * HOUR).cores(|_| 1.0), 128).record;
+    bound.totals.set(column::CPU, 1_000_000_000, QualityKind::LowerBound, "cgroup");
+    assert_eq!(of_sums(&[bound]), none(), "measured to a time before its end");
+    let gpus = |unknown: usize| {
+        let of = |index: usize| gpu(Some(0.0).filter(|_| index >= unknown), 10 * HOUR);
+        let mut made = with_gpus(10 * HOUR, (0..4).map(of).collect());
+        made.record.user = Some("bob".to_owned());
+        made.record
+    };
+    assert_eq!(of_sums(&[gpus(0)]), ["bob gpus_idle"]);
+    assert_eq!(of_sums(&[gpus(3)]), none(), "of three GPUs nothing is known");
+}
+
+#[test]
+fn sums_are_of_a_week() {
+    let week_ns = user::WEEK_NS;
+    let job = |index: i64| {
+        let mut record = given(made(10 * HOUR).cores(|_| 0.5), 8).record;
+        record.key.id = index.to_string();
+        for time in [&mut record.start_ns, &mut record.end_ns] {
+            *time = time.map(|ns| ns - index * week_ns);
+        }
+        record
+    };
+    let spread: Vec<Record> = (0..4).map(job).collect();
+    assert_eq!(of_sums(&spread), none(), "75 core-hours a week");
+    let one_week: Vec<Record> = spread.iter().map(|run| Record { key: run.key.clone(), ..job(0) }).collect();
+    assert_eq!(of_sums(&one_week), ["alice cores_unused"]);
+}
+
 #[test]
 fn who_uses_all_alone_does_not_hog() {
     let job = |user: &str, id: &str, state, cores: f64| {
@@ -309,6 +409,19 @@ fn who_uses_all_alone_does_not_hog() {
     };
     let mut jobs = vec![job("alice", "1", State::Finished, 60.0), job("bob", "2", State::Finished, 1.0)];
     assert_eq!(hogs(&jobs), none());
-    jobs.push(job("bob", "3", State::Pending, 0.0));
+    let mut pending = job("bob", "3", State::Pending, 0.0);
+    pending.scheduling.reason = Some("Dependency".to_owned());
+    jobs.push(pending.clone());
+    assert_eq!(hogs(&jobs), none(), "it waits for another job");
+    pending.scheduling.reason = Some("Resources".to_owned());
+    pending.scheduling.partition = Some("gpu".to_owned());
+    jobs[2] = pending.clone();
+    assert_eq!(hogs(&jobs), none(), "it waits for other machines");
+    pending.scheduling.partition = Some("batch".to_owned());
+    jobs[2] = pending;
     assert_eq!(hogs(&jobs), ["alice"]);
+    let mut unknown = job("cyd", "4", State::Finished, 1.0);
+    unknown.allocated.nodes = Some(2);
+    jobs.push(unknown);
+    assert_eq!(hogs(&jobs), none(), "what a third of the core time was used for is not known");
 }

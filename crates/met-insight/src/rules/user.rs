@@ -1,14 +1,23 @@
-//! The sum of a user's jobs: many small ones can be a lot together.
+//! The sum of a user's jobs in one week: many small ones can be a lot together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use met_core::job::{Record, State};
 use met_core::job_table as column;
 
-use crate::{average, gpu};
+use super::fields;
+use crate::answers::Job;
+use crate::average;
+use crate::report::Machine;
 
 /// Jobs shorter than this cost more to start and record than to run.
 const TINY_NS: i64 = 60_000_000_000;
+/// As for the findings of one job.
+const COVERAGE: f64 = 0.95;
+/// A job that needs this share of its memory holds its cores for their memory.
+const MEMORY_FULL: f64 = 0.7;
+/// Sums are of weeks: a little each week is not a lot.
+pub const WEEK_NS: i64 = 7 * 86_400_000_000_000;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UserSum {
@@ -17,86 +26,162 @@ pub struct UserSum {
     pub tiny_jobs: usize,
     /// Held: CPUs given for the time of the job; without an allocation, what it used.
     pub core_seconds: f64,
-    /// Of those jobs whose CPU time is known to their end: held and used.
+    /// Of jobs that were measured to their end, on all nodes, and held cores for computing: neither beside a GPU nor
+    /// for their memory. Held and used.
     pub core_seconds_known: f64,
     pub core_seconds_used: f64,
     pub gpu_seconds: f64,
     pub gpu_seconds_known: f64,
     pub gpu_seconds_used: f64,
+    /// CPU time of all its jobs that were measured.
+    pub cpu_seconds: f64,
     pub share_of_all: Option<f64>,
+    /// The share of the core time of all users whose use was measured.
+    pub all_known: f64,
     pub others_pressure: Option<f64>,
     pub others_queued: usize,
     /// From the first start to the last end.
     pub window_ns: (i64, i64),
 }
 
-/// Time in which jobs of a user waited for a CPU, and the time that is of.
+/// Time in which jobs waited for a CPU, the time that is of, and held and used core time.
 #[derive(Clone, Copy, Default)]
-struct Pressure {
+struct Load {
     waited_ns: f64,
     of_ns: f64,
+    cpu_s: f64,
+    held_s: f64,
+    known_s: f64,
 }
 
-/// One sum per user, by name. The order of the jobs does not matter.
+impl Load {
+    fn add(&mut self, other: &Load) {
+        self.waited_ns += other.waited_ns;
+        self.of_ns += other.of_ns;
+        self.cpu_s += other.cpu_s;
+        self.held_s += other.held_s;
+        self.known_s += other.known_s;
+    }
+}
+
+#[derive(Default)]
+struct Week<'a> {
+    sum: UserSum,
+    load: Load,
+    partitions: BTreeSet<Option<&'a str>>,
+}
+
+/// A job that waits because others have what it needs.
+struct Waiting<'a> {
+    user: String,
+    partition: Option<&'a str>,
+    since_ns: i64,
+}
+
+/// Whose job it is: by name, or else by number.
+pub fn owner(record: &Record) -> Option<String> {
+    record.user.clone().or_else(|| record.uid.map(|uid| uid.to_string()))
+}
+
+/// One sum per user and week, by name and time; a job counts in the week of its end. The order of the jobs does not
+/// matter.
 pub fn sums<'a>(jobs: impl IntoIterator<Item = &'a Record>, now_ns: i64) -> Vec<UserSum> {
     let mut jobs: Vec<&Record> = jobs.into_iter().collect();
     // A sum of floats depends on its order.
     jobs.sort_unstable_by(|one, other| one.key.cmp(&other.key));
-    let mut by_user: BTreeMap<String, (UserSum, Pressure)> = BTreeMap::new();
+    let mut weeks: BTreeMap<(String, i64), Week<'_>> = BTreeMap::new();
+    let mut queue = Vec::new();
     for record in jobs {
-        let name = record.user.clone().or_else(|| record.uid.map(|uid| uid.to_string()));
         // What ran inside another job is in its figures.
-        let Some(user) = name.filter(|_| record.inside.is_none()) else { continue };
-        let (sum, pressure) = by_user.entry(user.clone()).or_default();
-        sum.user = user;
-        add(sum, record, now_ns);
-        let wall_ns = average::counted_ns(record, now_ns);
-        if let Some((waited, wall_ns)) = record.totals.get(column::PRESSURE_CPU).zip(wall_ns) {
-            pressure.waited_ns += waited as f64;
-            pressure.of_ns += wall_ns as f64;
+        let Some(user) = owner(record).filter(|_| record.inside.is_none()) else { continue };
+        if record.state == State::Pending {
+            queue.extend(waiting(record, user));
+            continue;
         }
+        let Some(wall_ns) = average::wall_ns(record, now_ns) else { continue };
+        let end_ns = record.end_ns.unwrap_or(now_ns);
+        let week = weeks.entry((user.clone(), end_ns.div_euclid(WEEK_NS))).or_default();
+        week.sum.user = user;
+        week.partitions.insert(record.scheduling.partition.as_deref());
+        add(week, record, wall_ns, now_ns);
     }
-    let all_used: f64 = by_user.values().map(|(sum, _)| sum.core_seconds_used).sum();
-    let queued: usize = by_user.values().map(|(sum, _)| sum.others_queued).sum();
-    let waited_ns: f64 = by_user.values().map(|(_, pressure)| pressure.waited_ns).sum();
-    let of_ns: f64 = by_user.values().map(|(_, pressure)| pressure.of_ns).sum();
-    let finish = |(mut sum, pressure): (UserSum, Pressure)| {
-        sum.share_of_all = (all_used > 0.0).then(|| sum.core_seconds_used / all_used);
-        let others_ns = of_ns - pressure.of_ns;
-        sum.others_pressure = (others_ns > 0.0).then(|| (waited_ns - pressure.waited_ns) / others_ns);
-        sum.others_queued = queued - sum.others_queued;
+    let mut all: BTreeMap<i64, Load> = BTreeMap::new();
+    for ((_, number), week) in &weeks {
+        all.entry(*number).or_default().add(&week.load);
+    }
+    let finish = |((_, number), week): ((String, i64), Week<'_>)| {
+        let Week { mut sum, load, partitions } = week;
+        let all = all.get(&number).copied().unwrap_or_default();
+        sum.share_of_all = (all.cpu_s > 0.0).then(|| load.cpu_s / all.cpu_s);
+        sum.all_known = if all.held_s > 0.0 { all.known_s / all.held_s } else { 0.0 };
+        let others_ns = all.of_ns - load.of_ns;
+        sum.others_pressure = (others_ns > 0.0).then(|| (all.waited_ns - load.waited_ns) / others_ns);
+        let waits = |waiting: &&Waiting<'_>| {
+            waiting.user != sum.user
+                && partitions.contains(&waiting.partition)
+                && waiting.since_ns < sum.window_ns.1
+        };
+        sum.others_queued = queue.iter().filter(waits).count();
         sum
     };
-    by_user.into_values().map(finish).collect()
+    weeks.into_iter().map(finish).collect()
 }
 
-fn add(sum: &mut UserSum, record: &Record, now_ns: i64) {
-    if record.state == State::Pending {
-        // The user's own at first; turned into those of others at the end.
-        sum.others_queued += 1;
-        return;
-    }
-    let Some(wall_ns) = average::wall_ns(record, now_ns) else { return };
+/// Jobs that wait for their turn or for resources; one that is held, or waits for another job or a time, does not
+/// wait for others.
+fn waiting(record: &Record, user: String) -> Option<Waiting<'_>> {
+    let reason = record.scheduling.reason.as_deref()?.to_ascii_lowercase();
+    let waits = ["resource", "priority"].iter().any(|word| reason.contains(word));
+    let since_ns = record.scheduling.eligible_ns.or(record.scheduling.submit_ns)?;
+    let partition = record.scheduling.partition.as_deref();
+    waits.then_some(Waiting { user, partition, since_ns })
+}
+
+fn add(week: &mut Week<'_>, record: &Record, wall_ns: i64, now_ns: i64) {
+    let (sum, load) = (&mut week.sum, &mut week.load);
     let wall_s = wall_ns as f64 / 1e9;
     sum.jobs += 1;
     sum.tiny_jobs += usize::from(wall_ns < TINY_NS && !record.state.is_live());
-    let cpu_s = average::cores(record, now_ns).map(|cores| cores * wall_s);
+    let job = Job::new(record, Machine::default(), now_ns);
+    let known = |name: &str| {
+        let fact = fields::find(name)?.of_job(&job)?;
+        fact.coverage.is_none_or(|coverage| coverage >= COVERAGE).then_some(fact.value)
+    };
+    let cpu_s = known("cores").map(|cores| cores * wall_s);
     let held = record.allocated.cpus.or(record.requested.cpus).map(|cpus| cpus as f64 * wall_s);
-    sum.core_seconds += held.or(cpu_s).unwrap_or(0.0);
+    let held_s = held.or(cpu_s).unwrap_or(0.0);
+    sum.core_seconds += held_s;
+    load.held_s += held_s;
+    let gpus = known("gpus").unwrap_or(0.0);
     if let Some(cpu_s) = cpu_s {
-        sum.core_seconds_known += held.unwrap_or(cpu_s);
-        sum.core_seconds_used += cpu_s;
+        sum.cpu_seconds += cpu_s;
+        load.cpu_s += cpu_s;
+        load.known_s += held_s;
+        if gpus == 0.0 && !fills_memory(record) {
+            sum.core_seconds_known += held_s;
+            sum.core_seconds_used += cpu_s;
+        }
     }
-    let gpus = record.allocated.gpus.unwrap_or(record.gpus.len() as i64) as f64;
     sum.gpu_seconds += gpus * wall_s;
-    if let Some(ratio) = gpu::ratio(record).filter(|_| record.gpus.len() as f64 >= gpus) {
+    if let Some(ratio) = known("gpu_ratio") {
         sum.gpu_seconds_known += gpus * wall_s;
         sum.gpu_seconds_used += ratio * gpus * wall_s;
     }
-    let begin_ns = record.start_ns.unwrap_or(now_ns);
-    let end_ns = record.end_ns.unwrap_or(now_ns);
+    if let Some((waited, of_ns)) =
+        record.totals.get(column::PRESSURE_CPU).zip(average::counted_ns(record, now_ns))
+    {
+        load.waited_ns += waited as f64;
+        load.of_ns += of_ns as f64;
+    }
+    let (begin_ns, end_ns) = (record.start_ns.unwrap_or(now_ns), record.end_ns.unwrap_or(now_ns));
     sum.window_ns = match sum.window_ns {
         (0, 0) => (begin_ns, end_ns),
         (begin, end) => (begin.min(begin_ns), end.max(end_ns)),
     };
+}
+
+fn fills_memory(record: &Record) -> bool {
+    let held = record.allocated.memory_bytes.or(record.requested.memory_bytes);
+    let needed = record.totals.get(column::MEMORY_NEEDED_PEAK).or(record.scheduling.memory_peak_bytes);
+    held.zip(needed).is_some_and(|(held, needed)| needed as f64 > MEMORY_FULL * held as f64)
 }

@@ -13,48 +13,40 @@ pub struct Bounds {
     pub size: f64,
     /// Busy cores on average.
     pub cores: f64,
-    /// The most and the least that can be serial of the work on one core.
+    /// The most that can be serial of the work on one core.
     pub serial_high: Option<f64>,
-    pub serial_low: f64,
-    /// With more cores it cannot become faster than this many times.
-    pub speedup_max: Option<f64>,
+    /// What limits its speed-up with any number of cores is at least this.
+    pub speedup_limit_min: Option<f64>,
     /// What else limits, with how far it is used, in words.
     pub headroom: Vec<String>,
 }
 
-/// From the cores that were really used. Time with at most one busy core is serial, or waits: as a share of the work
-/// it bounds the serial fraction from above.
+/// From the cores that were really used. If all of them work in the parallel part, the mean of busy cores says how long
+/// only one can have been; samples may show more. As a share of the work it bounds the serial fraction from above.
 pub fn bounds(job: &Job<'_>) -> Option<Bounds> {
-    let size = size(job)?;
+    let size = room(job)?;
+    if !job.is_whole() {
+        return None;
+    }
     let cores = average::cores(job.record, job.now_ns).filter(|&cores| cores > 0.0)?;
     let serial_share = fields::find("serial_share")?.of_job(job).map(|fact| fact.value);
     // On one core all of the run is serial by necessity.
     let serial_high = serial_share.filter(|_| size > 1.0).map(|share| {
-        let parallel_work = (cores - share.min(cores)).max(0.0);
-        share / (share + parallel_work).max(1e-9)
+        let by_mean = ((size - cores) / (size - 1.0)).clamp(0.0, 1.0);
+        (share.max(by_mean) / cores).min(1.0)
     });
-    let speedup_max = serial_high.filter(|&serial| serial > 0.01).map(|serial| 1.0 / serial);
-    Some(Bounds {
-        size,
-        cores,
-        serial_high,
-        serial_low: 0.0,
-        speedup_max,
-        headroom: headroom(job, size, cores),
-    })
+    let speedup_limit_min = serial_high.filter(|&serial| serial > 0.01).map(|serial| 1.0 / serial);
+    Some(Bounds { size, cores, serial_high, speedup_limit_min, headroom: headroom(job, size, cores) })
 }
 
-/// Allocated CPUs, or the threads and processes that it had, as far as the machine has cores for them.
+/// The CPUs that it was given. What was busy is no size: it differs between runs of one size.
 pub fn size(job: &Job<'_>) -> Option<f64> {
-    let given = job.record.allocated.cpus.or(job.record.requested.cpus).map(|cpus| cpus as f64);
-    given.or_else(|| {
-        let threads = job.record.totals.get(column::THREADS_PEAK).map(|threads| threads as f64);
-        let most = job.machine.cpus.map(f64::from);
-        let peak =
-            job.record.totals.get(column::CORES_PEAK).map(|thousandths| (thousandths as f64 / 1e3).round());
-        let threads = threads.map(|threads| most.map_or(threads, |most| threads.min(most)));
-        peak.map(|peak| peak.max(1.0)).or(threads)
-    })
+    job.record.allocated.cpus.or(job.record.requested.cpus).map(|cpus| cpus as f64)
+}
+
+/// Cores that it could use: given, or those of the machine.
+fn room(job: &Job<'_>) -> Option<f64> {
+    size(job).or(job.machine.cpus.map(f64::from))
 }
 
 fn headroom(job: &Job<'_>, size: f64, cores: f64) -> Vec<String> {
@@ -75,4 +67,36 @@ fn headroom(job: &Job<'_>, size: f64, cores: f64) -> Vec<String> {
         words.push(format!("GPU: {} busy", units::percent(ratio)));
     }
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Machine;
+    use crate::series_tests::{Made, made};
+
+    fn serial_high(made: &Made) -> f64 {
+        let job = Job::new(&made.record, Machine { cpus: Some(4) }, made.now_ns()).sampled(made.samples());
+        bounds(&job).unwrap().serial_high.unwrap()
+    }
+
+    #[test]
+    fn what_alternates_between_samples_is_within_the_bound() {
+        // On one core and on four by turns, a fifth of the work serial: samples see 2.5 cores busy.
+        let high = serial_high(&made(100).cores(|_| 2.5));
+        assert!((high - 0.2).abs() < 0.01, "{high}");
+        let phases = serial_high(&made(100).cores(|second| if second < 50 { 1.0 } else { 4.0 }));
+        assert!((phases - 0.2).abs() < 0.01, "{phases}");
+        assert!(serial_high(&made(100).cores(|_| 4.0)) < 0.01);
+    }
+
+    #[test]
+    fn what_was_busy_is_no_size() {
+        let mut made = made(100).cores(|_| 7.4);
+        made.record.totals.set(column::CORES_PEAK, 7_400, met_core::job::QualityKind::Sampled, "proc");
+        let of = |made: &Made| size(&Job::new(&made.record, Machine { cpus: Some(8) }, made.now_ns()));
+        assert_eq!(of(&made), None);
+        made.record.allocated.cpus = Some(8);
+        assert_eq!(of(&made), Some(8.0));
+    }
 }

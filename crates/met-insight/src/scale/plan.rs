@@ -1,6 +1,6 @@
 //! What to do with a model: times, energy and cost at other sizes, and the machines that fit.
 
-use met_core::job::Record;
+use met_core::job::{QualityKind, Record, State};
 use met_core::job_table as column;
 
 use super::{Bounds, CannotTell, Interval, Run, Scaling, scaling};
@@ -21,12 +21,46 @@ pub struct System {
     pub gpu_hour: Option<f64>,
 }
 
-/// What one run cost per worker and second.
+/// The mean power of one run, and what a joule of it emitted and cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Cost {
-    pub joules: f64,
-    pub grams: Option<f64>,
-    pub money: Option<f64>,
+pub struct Power {
+    pub size: f64,
+    pub watts: f64,
+    pub grams_per_joule: Option<f64>,
+    pub money_per_joule: Option<f64>,
+}
+
+/// Runs whose power is further from the line than this have no common one.
+const POWER_OFF: f64 = 0.2;
+
+/// Power by size, as a line through what the runs drew: a part of it does not depend on the workers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct PowerLine {
+    base_watts: f64,
+    worker_watts: f64,
+}
+
+impl PowerLine {
+    /// `None` of one size, and where the runs are not on a line.
+    fn of(powers: &[Power]) -> Option<PowerLine> {
+        let count = powers.len() as f64;
+        let mean = |of: fn(&Power) -> f64| powers.iter().map(of).sum::<f64>() / count;
+        let (size, watts) = (mean(|power| power.size), mean(|power| power.watts));
+        let squares: f64 = powers.iter().map(|power| (power.size - size).powi(2)).sum();
+        let products: f64 = powers.iter().map(|power| (power.size - size) * (power.watts - watts)).sum();
+        if squares <= 0.0 {
+            return None;
+        }
+        // Neither part is below nothing.
+        let slope = (products / squares).clamp(0.0, watts / size);
+        let line = PowerLine { base_watts: watts - slope * size, worker_watts: slope };
+        let is_near = |power: &Power| (line.watts(power.size) / power.watts - 1.0).abs() <= POWER_OFF;
+        powers.iter().all(is_near).then_some(line)
+    }
+
+    fn watts(&self, size: f64) -> f64 {
+        self.base_watts + self.worker_watts * size
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -68,25 +102,34 @@ pub struct Fit {
     pub price: Option<f64>,
 }
 
-/// A finished run of this size.
+/// A run of this size that finished: the time of another is not that of the work.
 pub fn run(job: &Job<'_>, size: f64) -> Option<Run> {
-    let seconds =
-        average::wall_ns(job.record, job.now_ns).filter(|_| !job.record.state.is_live())? as f64 / 1e9;
+    let is_finished = job.record.state == State::Finished;
+    let seconds = average::wall_ns(job.record, job.now_ns).filter(|_| is_finished)? as f64 / 1e9;
     Some(Run { size, seconds })
 }
 
-pub fn cost(job: &Job<'_>, size: f64) -> Option<Cost> {
-    let wall_s = average::wall_ns(job.record, job.now_ns).filter(|&ns| ns > 0)? as f64 / 1e9;
-    let per = |index: usize| {
-        let value = met_core::JOB.columns[index].scaled(job.record.totals.get(index)?);
-        Some(value / (size * wall_s))
-    };
-    Some(Cost { joules: per(column::ENERGY)?, grams: per(column::EMISSIONS), money: per(column::COST) })
+/// Of a run that finished and whose energy is known to its end.
+pub fn power(job: &Job<'_>, size: f64) -> Option<Power> {
+    let run = run(job, size).filter(|run| run.seconds > 0.0 && job.is_whole())?;
+    let energy = job.record.totals.figure(column::ENERGY)?;
+    let joules = met_core::JOB.columns[column::ENERGY].scaled(energy.value);
+    if energy.kind == QualityKind::LowerBound || joules <= 0.0 {
+        return None;
+    }
+    let per_joule =
+        |index: usize| Some(met_core::JOB.columns[index].scaled(job.record.totals.get(index)?) / joules);
+    Some(Power {
+        size,
+        watts: joules / run.seconds,
+        grams_per_joule: per_joule(column::EMISSIONS),
+        money_per_joule: per_joule(column::COST),
+    })
 }
 
 pub fn plan(
     runs: &[Run],
-    costs: &[Cost],
+    powers: &[Power],
     bounds: Option<Bounds>,
     record: &Record,
     systems: &[System],
@@ -97,7 +140,7 @@ pub fn plan(
     let mut target = None;
     if let Ok(model) = &scaling {
         let sizes = if wishes.sizes.is_empty() { usual_sizes(model) } else { wishes.sizes.clone() };
-        predictions = sizes.into_iter().map(|size| predicted(model, costs, size)).collect();
+        predictions = sizes.into_iter().map(|size| predicted(model, powers, size)).collect();
         target = wishes.target_s.map(|seconds| (seconds, model.size_for(seconds)));
     }
     let systems = systems.iter().map(|system| fit(system, record, scaling.as_ref().ok())).collect();
@@ -115,19 +158,20 @@ fn usual_sizes(model: &Scaling) -> Vec<f64> {
     sizes
 }
 
-fn predicted(model: &Scaling, costs: &[Cost], size: f64) -> Prediction {
+fn predicted(model: &Scaling, powers: &[Power], size: f64) -> Prediction {
     let seconds = model.seconds(size);
-    let middle = |read: fn(&Cost) -> Option<f64>| {
-        let mut known: Vec<f64> = costs.iter().filter_map(read).collect();
-        Some(crate::answers::median_of(&mut known)? * size * seconds?.value)
+    let joules = PowerLine::of(powers).zip(seconds).map(|(line, seconds)| line.watts(size) * seconds.value);
+    let middle = |read: fn(&Power) -> Option<f64>| {
+        let mut known: Vec<f64> = powers.iter().filter_map(read).collect();
+        Some(crate::answers::median_of(&mut known)? * joules?)
     };
     Prediction {
         size,
         seconds,
         speedup: model.speedup(size),
-        joules: middle(|cost| Some(cost.joules)),
-        grams: middle(|cost| cost.grams),
-        money: middle(|cost| cost.money),
+        joules,
+        grams: middle(|power| power.grams_per_joule),
+        money: middle(|power| power.money_per_joule),
     }
 }
 
@@ -160,7 +204,8 @@ fn fit(system: &System, record: &Record, model: Option<&Scaling>) -> Fit {
     {
         notes.push(format!("its GPUs are {other}: the program needs a port"));
     }
-    let size = model.map(|model| model.best_size().min(system.cores as f64));
+    // More cores than do useful work cost money and hardly time.
+    let size = model.map(|model| model.efficient_size().min(system.cores as f64));
     let seconds = size.zip(model).and_then(|(size, model)| model.seconds(size));
     let hours = seconds.map(|seconds| seconds.value / 3600.0);
     let of_cores = system.core_hour.zip(size).zip(hours).map(|((price, size), hours)| price * size * hours);
@@ -217,15 +262,51 @@ mod tests {
     }
 
     #[test]
-    fn energy_grows_with_the_work_that_is_lost() {
-        let cost = Cost { joules: 10.0, grams: Some(1.0), money: None };
-        let wishes = Wishes { sizes: vec![1.0, 8.0, 16.0], target_s: Some(400.0) };
-        let plan = plan(&runs(), &[cost], None, &sample::finished(), &[], &wishes);
-        let [one, eight, far] = &plan.predictions[..] else { panic!("{:?}", plan.predictions) };
-        assert!((one.joules.unwrap() - 10_000.0).abs() < 50.0, "{one:?}");
-        assert!(eight.joules > one.joules && eight.money.is_none());
-        assert_eq!((far.seconds, far.joules), (None, None), "four sizes would be needed");
-        assert_eq!(plan.target, Some((400.0, Some(4.0))));
+    fn energy_is_that_of_the_runs_and_on_their_line_elsewhere() {
+        // 30 W of the machine, and 10 W for each worker.
+        let drawn = |size: f64| Power {
+            size,
+            watts: 30.0 + 10.0 * size,
+            grams_per_joule: Some(0.1),
+            money_per_joule: None,
+        };
+        let powers: Vec<Power> = runs().iter().map(|run| drawn(run.size)).collect();
+        let wishes = Wishes { sizes: vec![1.0, 2.0, 8.0, 16.0], target_s: Some(400.0) };
+        let plan_of = |powers: &[Power]| plan(&runs(), powers, None, &sample::finished(), &[], &wishes);
+        let planned = plan_of(&powers);
+        let [one, two, eight, far] = &planned.predictions[..] else { panic!("{:?}", planned.predictions) };
+        for (prediction, joules) in [(one, 40.0 * 1000.0), (two, 50.0 * 550.0), (eight, 110.0 * 212.5)] {
+            let share = prediction.joules.unwrap() / joules;
+            assert!((share - 1.0).abs() < 0.01, "{prediction:?}");
+            assert_eq!(prediction.grams, prediction.joules.map(|joules| joules * 0.1));
+        }
+        assert_eq!((far.seconds, far.joules), (None, None), "five sizes would be needed");
+        assert_eq!(planned.target, Some((400.0, Some(4.0))));
+        let energy = |powers: &[Power]| plan_of(powers).predictions[0].joules;
+        assert_eq!(energy(&powers[..1]), None, "of one size there is no line");
+        let odd = Power { watts: 200.0, ..powers[0] };
+        assert_eq!(energy(&[&powers[..], &[odd]].concat()), None, "what is on no line is left out");
+    }
+
+    #[test]
+    fn only_a_run_that_finished_has_a_time() {
+        let mut record = sample::finished();
+        let of = |record: &Record| run(&Job::new(record, Default::default(), sample::NOW_NS), 2.0);
+        assert_eq!(of(&record), Some(Run { size: 2.0, seconds: 4.0 }));
+        for state in [State::Failed, State::Cancelled, State::Timeout, State::Running] {
+            record.state = state;
+            assert_eq!(of(&record), None);
+        }
+    }
+
+    #[test]
+    fn a_system_is_priced_at_a_size_that_is_worth_its_cores() {
+        let half = |size: f64| Run { size, seconds: 1000.0 * (0.4 + 0.6 / size) };
+        let runs: Vec<Run> =
+            [1.0, 2.0, 4.0, 8.0, 16.0].into_iter().flat_map(|size| [half(size); 2]).collect();
+        let system = System { name: "big".to_owned(), cores: 128, ..System::default() };
+        let plan = plan(&runs, &[], None, &sample::finished(), &[system], &Wishes::default());
+        assert_eq!(plan.systems[0].size, Some(3.0), "from there on more than half of each core is lost");
     }
 
     #[test]

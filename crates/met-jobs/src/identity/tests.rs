@@ -66,10 +66,11 @@ fn print(identity: &Identity) -> String {
 }
 
 fn resources(resources: &Resources) -> Option<String> {
-    let Resources { nodes, cpus, memory_bytes, gpus, time_limit_ns, .. } = resources;
+    let Resources { nodes, cpus, tasks, memory_bytes, gpus, time_limit_ns, .. } = resources;
     let cells = [
         ("nodes", nodes),
         ("cpus", cpus),
+        ("tasks", tasks),
         ("bytes", memory_bytes),
         ("gpus", gpus),
         ("limit_ns", time_limit_ns),
@@ -88,6 +89,8 @@ fn scheduling(scheduling: &Scheduling) -> Option<String> {
         ("restarts", number(scheduling.restarts)),
         ("partition", scheduling.partition.clone()),
         ("qos", scheduling.qos.clone()),
+        ("folder", scheduling.folder.clone()),
+        ("lineage", scheduling.lineage.clone()),
     ];
     let known = cells.into_iter().filter_map(|(name, value)| Some(format!("{name} {}", value?)));
     let known: Vec<String> = known.collect();
@@ -125,9 +128,9 @@ fn an_element_of_a_slurm_array() {
         account: "physics"
         command: ["/bin/bash", "/var/spool/slurmd/job01240/slurm_script"]
         nodes: ["n7"]
-        requested: cpus 4, bytes 536870912, limit_ns 3600000000000
+        requested: cpus 4, tasks 2, bytes 536870912, limit_ns 3600000000000
         allocated: nodes 1, cpus 3, bytes 536870912, gpus 2
-        scheduling: alias 1234_7, array 1234, index 7, restarts 1, partition batch, qos normal
+        scheduling: alias 1234_7, array 1234, index 7, restarts 1, partition batch, qos normal, folder /home/alice/runs, lineage night
         main: 51
         start: 900
     "#]],

@@ -94,6 +94,7 @@ pub fn is_sluid(id: &str) -> bool {
 
 /// Fills in what the variables of the job's manager say.
 pub fn read(variables: Variables<'_>, question: &Question<'_>, identity: &mut Identity) {
+    identity.scheduling.lineage = variables.text("MET_LINEAGE");
     match scheduler::named(question.manager) {
         Some(kind) => (kind.read)(variables, question, identity),
         None if question.is_container() => {
@@ -112,6 +113,7 @@ pub(crate) fn slurm(variables: Variables<'_>, _: &Question<'_>, identity: &mut I
     let scheduling = &mut identity.scheduling;
     scheduling.partition = variables.text("SLURM_JOB_PARTITION");
     scheduling.qos = variables.text("SLURM_JOB_QOS");
+    scheduling.folder = variables.text("SLURM_SUBMIT_DIR");
     scheduling.restarts = variables.number("SLURM_RESTART_COUNT");
     if let (Some(array), Some(index)) =
         (variables.digits("SLURM_ARRAY_JOB_ID"), variables.number("SLURM_ARRAY_TASK_ID"))
@@ -149,6 +151,9 @@ fn slurm_request(variables: Variables<'_>, nodes: Option<i64>, cpus: Option<i64>
         nodes: None,
         // A job that requests neither gets one task of one CPU, by a site default that is not visible here.
         cpus: tasks.or(per_task).and_then(|_| tasks.unwrap_or(1).checked_mul(per_task.unwrap_or(1))),
+        // Without a number of tasks, CPUs per task are those of one.
+        tasks: tasks
+            .or_else(|| per_task.filter(|_| variables.text("SLURM_NTASKS_PER_NODE").is_none()).map(|_| 1)),
         memory_bytes: of_nodes().or_else(of_cpus),
         gpus: variables.text("SLURM_GPUS").and_then(|text| gpu_count(&text)),
         time_limit_ns: limit_seconds().and_then(|seconds| seconds.checked_mul(SECOND_NS)),
@@ -159,6 +164,7 @@ fn slurm_request(variables: Variables<'_>, nodes: Option<i64>, cpus: Option<i64>
 pub(crate) fn oar(variables: Variables<'_>, question: &Question<'_>, identity: &mut Identity) {
     identity.name = variables.text("OAR_JOB_NAME");
     identity.account = variables.text("OAR_PROJECT_NAME");
+    identity.scheduling.folder = variables.text("OAR_WORKING_DIRECTORY");
     let array = variables.digits("OAR_ARRAY_ID");
     let index = variables.number("OAR_ARRAY_INDEX");
     // Every job is an array of one; only from the second element on it shows.
@@ -182,6 +188,7 @@ pub(crate) fn pbs(variables: Variables<'_>, _: &Question<'_>, identity: &mut Ide
     identity.name = variables.text("PBS_JOBNAME");
     identity.account = variables.text("PBS_ACCOUNT");
     identity.scheduling.partition = variables.text("PBS_QUEUE");
+    identity.scheduling.folder = variables.text("PBS_O_WORKDIR");
     // `17[3].server`; its users say 17[3].
     if let Some(id) = variables.text("PBS_JOBID") {
         let stem = id.split('.').next().unwrap_or_default();
@@ -200,6 +207,7 @@ pub(crate) fn lsf(variables: Variables<'_>, _: &Question<'_>, identity: &mut Ide
     identity.name = variables.text("LSB_JOBNAME");
     identity.account = variables.text("LSB_PROJECT_NAME");
     identity.scheduling.partition = variables.text("LSB_QUEUE");
+    identity.scheduling.folder = variables.text("LS_SUBCWD");
     // 0 is no element of an array.
     if let (Some(array), Some(index)) = (variables.digits("LSB_JOBID"), variables.positive("LSB_JOBINDEX")) {
         identity.scheduling.alias = Some(format!("{array}[{index}]"));

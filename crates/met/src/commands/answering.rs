@@ -9,12 +9,12 @@ use met_core::{JOB, Table};
 use met_insight::answers::{Answers, Job, Samples, answers};
 use met_insight::lineage;
 use met_insight::report::Machine;
-use met_insight::rules::Rules;
+use met_insight::rules::{Rules, user};
 use met_query::jobs::{AllJobs, JobsFilter};
 use met_query::setting::Setting;
 
-/// Jobs of the same name and user among which earlier runs are looked for.
-const CANDIDATES: usize = 60;
+/// Jobs of the same user and manager among which runs of a lineage are looked for.
+const CANDIDATES: usize = 300;
 /// GPUs whose samples are read.
 const GPUS_MAX: usize = 16;
 
@@ -23,7 +23,6 @@ pub struct Known {
     pub gpus: Vec<(String, Course)>,
     gap_ms: i64,
     machine: Machine,
-    earlier: Vec<Record>,
 }
 
 impl Known {
@@ -32,7 +31,6 @@ impl Known {
         setting: &Setting,
         record: &Record,
         machine: Machine,
-        earlier: Vec<Record>,
         series: &mut dyn FnMut(&'static Table, &str) -> Result<Course>,
     ) -> Result<Known> {
         let course = series(&JOB, "")?;
@@ -41,7 +39,7 @@ impl Known {
             gpus.push((gpu.uuid.clone(), series(&card::TABLE, &gpu.uuid)?));
         }
         let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.shortest());
-        Ok(Known { course, gpus, gap_ms, machine, earlier })
+        Ok(Known { course, gpus, gap_ms, machine })
     }
 
     /// The samples of a table and part, if they were read.
@@ -55,23 +53,37 @@ impl Known {
         }
     }
 
-    /// Calls `with` with the job and all that is known around it.
-    pub fn with_job<T>(&self, record: &Record, now_ns: i64, with: impl FnOnce(&Job<'_>) -> T) -> T {
-        let earlier = lineage::earlier(record, &self.earlier);
+    /// Calls `with` with the job and all that is known around it. Earlier runs are of its lineage, newest first.
+    pub fn with_job<T>(
+        &self,
+        record: &Record,
+        earlier: &[&Record],
+        now_ns: i64,
+        with: impl FnOnce(&Job<'_>) -> T,
+    ) -> T {
         let samples = Samples { course: &self.course, gap_ms: self.gap_ms, gpus: &self.gpus };
-        with(&Job::new(record, self.machine, now_ns).after(&earlier).sampled(samples))
+        with(&Job::new(record, self.machine, now_ns).after(earlier).sampled(samples))
     }
 
-    pub fn answers(&self, record: &Record, now_ns: i64) -> Answers {
-        self.with_job(record, now_ns, |job| answers(job, Rules::built_in()))
+    pub fn answers(&self, record: &Record, earlier: &[Record], now_ns: i64) -> Answers {
+        let earlier: Vec<&Record> = earlier.iter().collect();
+        self.with_job(record, &earlier, now_ns, |job| answers(job, Rules::built_in()))
     }
 }
 
-/// Earlier runs of a job's lineage, as far as they are known here.
+/// The runs of a job's lineage before it, newest first, as far as they are known here. Later jobs do not change them.
 pub fn earlier(all: &mut AllJobs, record: &Record) -> Result<Vec<Record>> {
-    let filter =
-        JobsFilter { name: Some(record.name.clone()), limit: Some(CANDIDATES), ..JobsFilter::default() };
-    let mut jobs = all.jobs(&filter.of_user(record.user.as_deref()))?;
+    let candidates = of_lineage(all, record, record.start_ns)?;
+    Ok(lineage::earlier(record, &candidates).into_iter().cloned().collect())
+}
+
+/// The runs of a job's lineage, those that began before a time.
+pub fn of_lineage(all: &mut AllJobs, record: &Record, until_ns: Option<i64>) -> Result<Vec<Record>> {
+    // Of a job without a user there is no telling whose runs are alike.
+    let Some(user) = user::owner(record) else { return Ok(Vec::new()) };
+    let manager = Some(record.key.manager.clone());
+    let filter = JobsFilter { manager, until_ns, limit: Some(CANDIDATES), ..JobsFilter::default() };
+    let mut jobs = all.jobs(&filter.of_user(Some(&user)))?;
     let of = lineage::lineage(record);
     jobs.retain(|job| lineage::lineage(job) == of);
     Ok(jobs)

@@ -1,6 +1,6 @@
 //! `met check`: findings of many jobs, by user and rule. It reads, and writes nothing.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::io::Write;
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use anyhow::Result;
 use met_core::job::{LOCAL, Record, State};
 use met_core::{job_table, managers};
 use met_insight::finding::{self, Finding};
-use met_insight::lineage::{Lineage, lineage};
+use met_insight::lineage::Lineages;
 use met_insight::rules::{self, Rules, user};
 use met_insight::{average, check};
 use serde_json::json;
@@ -23,6 +23,8 @@ use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
 const SINCE: &str = "30d";
+/// Runs before a job that are looked at.
+const EARLIER: usize = 20;
 /// No rule that needs samples speaks of a shorter job.
 const SHORTEST_NS: i64 = 60_000_000_000;
 
@@ -39,8 +41,8 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let of_all = FilterArgs { since: filter.since.clone(), ..FilterArgs::default() };
     let mut all = AllJobs::open(setting)?;
     let records = all.jobs(&list::filter_of(&of_all)?)?;
-    let wanted = list::filter_of(&filter)?;
-    let is_wanted = |record: &Record| match (&wanted.user, wanted.uid) {
+    let asked = list::filter_of(&filter)?;
+    let is_wanted = |record: &Record| match (&asked.user, asked.uid) {
         (None, None) => true,
         (user, uid) => user.is_some() && record.user == *user || uid.is_some() && record.uid == uid,
     };
@@ -49,15 +51,15 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     }
     let now_ns = jobs::now_ns();
     let mut findings = of_jobs(setting, &mut all, &rules, &records, &is_wanted, now_ns)?;
-    for sum in user::sums(&records, now_ns) {
-        let is_his = |record: &Record| record.user.as_deref() == Some(sum.user.as_str()) && is_wanted(record);
-        if records.iter().any(is_his) {
-            findings.extend(rules::findings_of_user(&rules, &sum));
-        }
+    let wanted: HashSet<String> =
+        records.iter().filter(|record| is_wanted(record)).filter_map(user::owner).collect();
+    for sum in user::sums(&records, now_ns).iter().filter(|sum| wanted.contains(&sum.user)) {
+        findings.extend(rules::findings_of_user(&rules, sum));
     }
-    finding::rank(&mut findings);
     let is_cluster = records.iter().any(|record| managers::spans_nodes(&record.key.manager));
-    let groups = check::groups(&findings, is_cluster);
+    let mut findings = check::worthwhile(findings, is_cluster);
+    finding::rank(&mut findings);
+    let groups = check::groups(&findings);
     let count = records.iter().filter(|record| is_wanted(record)).count();
     if args.json {
         let object = json!({
@@ -90,22 +92,18 @@ fn of_jobs(
     is_wanted: &dyn Fn(&Record) -> bool,
     now_ns: i64,
 ) -> Result<Vec<Finding>> {
-    let mut by_lineage: HashMap<Lineage, Vec<usize>> = HashMap::new();
-    for (index, record) in records.iter().enumerate() {
-        by_lineage.entry(lineage(record)).or_default().push(index);
-    }
+    let lineages = Lineages::of(records);
     let machines = Machines::of(setting);
     let mut findings = Vec::new();
-    for record in records.iter().filter(|record| is_wanted(record) && is_worth_reading(record, now_ns)) {
-        let runs = by_lineage.get(&lineage(record)).into_iter().flatten();
-        // The newest come first, and only a few are looked at.
-        let earlier =
-            runs.map(|&index| &records[index]).filter(|run| run.start_ns < record.start_ns).take(20);
-        let earlier: Vec<Record> = earlier.cloned().collect();
-        let known = Known::read(setting, record, machines.of_job(record), earlier, &mut |table, part| {
+    for (index, record) in records.iter().enumerate() {
+        if !is_wanted(record) || !is_worth_reading(record, now_ns) {
+            continue;
+        }
+        let earlier = lineages.before(index, EARLIER);
+        let known = Known::read(setting, record, machines.of_job(record), &mut |table, part| {
             export::series(all, record, table, part)
         })?;
-        findings.extend(known.with_job(record, now_ns, |job| rules::findings(rules, job)));
+        findings.extend(known.with_job(record, &earlier, now_ns, |job| rules::findings(rules, job)));
     }
     Ok(findings)
 }

@@ -7,7 +7,6 @@ use met_agent::sampler;
 use met_core::JOB;
 use met_core::job::Record;
 use met_insight::answers::{compared, difference_object};
-use met_insight::lineage;
 use serde_json::json;
 
 use super::{answering, export};
@@ -33,10 +32,9 @@ pub fn compare(setting: &Setting, args: &CompareArgs) -> Result<i32> {
     let mut records: Vec<Record> =
         args.jobs.iter().map(|job| all.find_to_show(job)).collect::<Result<_>>()?;
     let first = records[0].clone();
-    let others = answering::earlier(&mut all, &first)?;
-    let runs = lineage::earlier(&first, &others);
+    let runs = answering::earlier(&mut all, &first)?;
     if records.len() == 1 {
-        records.extend(runs.iter().take(EARLIER).map(|&run| run.clone()));
+        records.extend(runs.iter().take(EARLIER).cloned());
     }
     if records.len() < 2 {
         let job = first.label();
@@ -45,9 +43,10 @@ pub fn compare(setting: &Setting, args: &CompareArgs) -> Result<i32> {
         )));
     }
     let now_ns = jobs::now_ns();
-    let differences = compared::differences(&first, &runs, now_ns);
     let mut stdout = output::stdout();
     if args.json {
+        let runs: Vec<&Record> = runs.iter().collect();
+        let differences = compared::differences(&first, &runs, now_ns);
         let objects: Vec<_> =
             records.iter().map(|record| met_insight::json::object(record, now_ns)).collect();
         let differences: Vec<_> = differences.iter().map(difference_object).collect();

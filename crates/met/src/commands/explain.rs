@@ -28,15 +28,17 @@ pub fn explain(setting: &Setting, args: &ExplainArgs) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
     let record = all.find_to_show(&args.job)?;
     let earlier = answering::earlier(&mut all, &record)?;
+    let earlier: Vec<_> = earlier.iter().collect();
     let machine = super::machine(setting, &record);
-    let known = Known::read(setting, &record, machine, earlier, &mut |table, part| {
+    let known = Known::read(setting, &record, machine, &mut |table, part| {
         export::series(&mut all, &record, table, part)
     })?;
     let now_ns = jobs::now_ns();
     let wanted = |rule: &&rules::Rule| args.rule.as_ref().is_none_or(|name| rule.name == *name);
-    let explained: Vec<(&rules::Rule, rules::Explanation)> = known.with_job(&record, now_ns, |job| {
-        of_jobs().filter(wanted).map(|rule| (rule, rules::explain(rule, job))).collect()
-    });
+    let explained: Vec<(&rules::Rule, rules::Explanation)> =
+        known.with_job(&record, &earlier, now_ns, |job| {
+            of_jobs().filter(wanted).map(|rule| (rule, rules::explain(rule, job))).collect()
+        });
     let mut stdout = output::stdout();
     if args.json {
         let objects: Vec<_> =

@@ -5,10 +5,10 @@ use std::io::Write;
 use anyhow::Result;
 use met_core::job::{Record, State};
 use met_core::units;
-use met_insight::scale::{self, Bounds, Cost, Plan, Run, System};
+use met_insight::scale::{self, Bounds, Plan, Power, Run, System};
 
 use super::answering::{self, Known};
-use super::export;
+use super::{Machines, export};
 use crate::cli::ScaleArgs;
 use crate::output;
 use crate::view;
@@ -35,12 +35,13 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
         _ => named.clone(),
     };
     let now_ns = jobs::now_ns();
-    let mut found = Found { runs: Vec::new(), costs: Vec::new(), bounds: None };
+    let machines = Machines::of(setting);
+    let mut found = Found::default();
     for (index, record) in records.iter().enumerate() {
-        let machine = super::machine(setting, record);
+        let machine = machines.of_job(record);
         // Only the newest is looked at more closely: bounds are of one run.
         let is_first = index == 0;
-        let known = Known::read(setting, record, machine, Vec::new(), &mut |table, part| {
+        let known = Known::read(setting, record, machine, &mut |table, part| {
             let wanted = is_first && part.is_empty();
             if wanted {
                 export::series(&mut all, record, table, part)
@@ -48,30 +49,41 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
                 Ok(met_core::series::Course::new(table))
             }
         })?;
-        known.with_job(record, now_ns, |job| {
+        known.with_job(record, &[], now_ns, |job| {
             let size = args.sizes.get(index).copied().or_else(|| scale::size(job));
             found.bounds = found.bounds.take().or_else(|| scale::bounds(job).filter(|_| is_first));
-            found.runs.extend(size.and_then(|size| scale::run(job, size)));
-            found.costs.extend(size.and_then(|size| scale::cost(job, size)));
+            match size {
+                _ if record.state != State::Finished => {
+                    found.left_out.push(format!("job {}: {}", record.label(), record.state.name()));
+                }
+                None => found.left_out.push(format!("job {}: {}", record.label(), view::scale::UNSIZED)),
+                Some(size) => {
+                    found.runs.extend(scale::run(job, size));
+                    found.powers.extend(scale::power(job, size));
+                }
+            }
         });
     }
     let newest = &records[0];
     let systems = systems(setting);
     let wishes = scale::Wishes { sizes: args.at.clone(), target_s: target_s.transpose()? };
-    let plan = scale::plan(&found.runs, &found.costs, found.bounds, newest, &systems, &wishes);
-    print(newest, &plan, args.json)
+    let plan = scale::plan(&found.runs, &found.powers, found.bounds, newest, &systems, &wishes);
+    print(newest, &plan, &found.left_out, args.json)
 }
 
+#[derive(Default)]
 struct Found {
     runs: Vec<Run>,
-    costs: Vec<Cost>,
+    powers: Vec<Power>,
     bounds: Option<Bounds>,
+    /// Jobs that are no run to learn from, in words.
+    left_out: Vec<String>,
 }
 
 /// The runs of the job's lineage that finished, the job first.
 fn of_lineage(all: &mut AllJobs, record: &Record) -> Result<Vec<Record>> {
     let mut runs = vec![record.clone()];
-    let others = answering::earlier(all, record)?.into_iter();
+    let others = answering::of_lineage(all, record, None)?.into_iter();
     runs.extend(others.filter(|run| run.key != record.key && run.state == State::Finished));
     Ok(runs)
 }
@@ -92,13 +104,13 @@ fn systems(setting: &Setting) -> Vec<System> {
     system.collect()
 }
 
-fn print(record: &Record, plan: &Plan, json: bool) -> Result<i32> {
+fn print(record: &Record, plan: &Plan, left_out: &[String], json: bool) -> Result<i32> {
     let mut stdout = output::stdout();
     if json {
-        writeln!(stdout, "{}", view::scale::object(record, plan))?;
+        writeln!(stdout, "{}", view::scale::object(record, plan, left_out))?;
     } else {
         let style = stdout.style();
-        stdout.write_all(view::scale::render(record, plan, &style).as_bytes())?;
+        stdout.write_all(view::scale::render(record, plan, left_out, &style).as_bytes())?;
     }
     Ok(0)
 }

@@ -70,7 +70,7 @@ struct Shown {
     now_ns: i64,
     /// Not a step: the course and the processes are the whole job's.
     whole: bool,
-    /// Other jobs of its lineage.
+    /// Runs of its lineage before it, newest first.
     earlier: Vec<Record>,
 }
 
@@ -82,10 +82,10 @@ fn print(
 ) -> Result<i32> {
     // Samples and earlier runs are the whole job's, and say nothing of a step.
     let known = match whole {
-        true => Some(Known::read(setting, record, *machine, earlier.clone(), series)?),
+        true => Some(Known::read(setting, record, *machine, series)?),
         false => None,
     };
-    let answers = known.as_ref().map(|known| known.answers(record, *now_ns));
+    let answers = known.as_ref().map(|known| known.answers(record, earlier, *now_ns));
     if let Some(path) = &args.html {
         let (charts, span) = match &known {
             Some(known) => {

@@ -24,9 +24,10 @@ pub fn groups(groups: &[Group], jobs: usize, style: &Style) -> String {
     let mut lines = Vec::new();
     for group in groups {
         let who = group.user.as_deref().map_or("-".to_owned(), text::escape);
+        let unit = if group.is_sum { "week" } else { "job" };
         let count = match group.count {
-            1 => "1 job".to_owned(),
-            count => format!("{count} jobs"),
+            1 => format!("1 {unit}"),
+            count => format!("{count} {unit}s"),
         };
         let head = format!("{who}  {}", group.rule);
         let saves = saving(&group.saving).map(|saves| format!(", {saves}")).unwrap_or_default();
@@ -37,7 +38,7 @@ pub fn groups(groups: &[Group], jobs: usize, style: &Style) -> String {
             );
         }
         let named = text::escape(&group.subjects.join(", "));
-        let more = if group.count > group.subjects.len() { ", …" } else { "" };
+        let more = if group.count > group.subjects.len() && !group.is_sum { ", …" } else { "" };
         lines.extend(
             text::wrap(&format!("{named}{more}"), room(style) - 2)
                 .iter()

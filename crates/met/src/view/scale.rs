@@ -7,18 +7,30 @@ use serde_json::{Value, json};
 use super::{Paint, Style, text};
 use met_core::units;
 
-pub fn render(record: &Record, plan: &Plan, style: &Style) -> String {
+/// How the words for a job without a size end.
+pub const UNSIZED: &str = "its size is not known";
+
+pub fn render(record: &Record, plan: &Plan, left_out: &[String], style: &Style) -> String {
     let head = format!("Job {}  {}", text::escape(&record.label()), text::escape(&record.name));
     let mut lines = vec![style.paint(Paint::Bold, &head)];
     if let Some(bounds) = &plan.bounds {
         lines.extend(of_bounds(bounds));
+    }
+    if !left_out.is_empty() {
+        lines.extend([String::new(), "Left out:".to_owned()]);
+        lines.extend(left_out.iter().map(|words| format!("  {}", text::escape(words))));
     }
     match &plan.scaling {
         Err(cannot) => {
             let sizes: Vec<String> = cannot.run_next.iter().map(|size| units::cores(*size)).collect();
             lines.push(String::new());
             lines.push(format!("cannot say: {}", cannot.why));
-            lines.push(format!("run it next with N = {} workers", sizes.join(" and ")));
+            if !sizes.is_empty() {
+                let by_hand = "; give the sizes of runs without an allocation by --sizes";
+                let by_hand =
+                    if left_out.iter().any(|words| words.ends_with(UNSIZED)) { by_hand } else { "" };
+                lines.push(format!("run it next with N = {} workers{by_hand}", sizes.join(" and ")));
+            }
         }
         Ok(model) => lines.extend(of_model(model, plan, style)),
     }
@@ -30,9 +42,9 @@ pub fn render(record: &Record, plan: &Plan, style: &Style) -> String {
 fn of_bounds(bounds: &Bounds) -> Vec<String> {
     let mut lines = vec![String::new(), "From this run alone:".to_owned()];
     lines.extend(bounds.headroom.iter().map(|words| format!("  {words}")));
-    match (bounds.serial_high, bounds.speedup_max) {
+    match (bounds.serial_high, bounds.speedup_limit_min) {
         (Some(serial), Some(speedup)) => lines.push(format!(
-            "  at most {} of its work is serial: at worst {:.1} times faster, with any number of cores",
+            "  at most {} of its work is serial: with enough cores at least {:.1} times as fast as with one",
             units::percent(serial),
             speedup
         )),
@@ -63,8 +75,9 @@ fn of_model(model: &Scaling, plan: &Plan, style: &Style) -> Vec<String> {
         lines.push(format!("  fastest with    {} workers", units::cores(model.best_size())));
     }
     lines.push(format!(
-        "  at least half of the work is useful up to {} workers",
-        units::cores(model.efficient_size())
+        "  up to {} workers each does at least half as much as one of {}",
+        units::cores(model.efficient_size()),
+        units::cores(model.size_base())
     ));
     lines.push(String::new());
     let head =
@@ -84,8 +97,8 @@ fn of_model(model: &Scaling, plan: &Plan, style: &Style) -> Vec<String> {
 fn row(prediction: &Prediction, model: &Scaling) -> String {
     let size = units::cores(prediction.size);
     let (Some(seconds), Some(speedup)) = (prediction.seconds, prediction.speedup) else {
-        let most = units::cores(model.size_max);
-        return format!("{size:>8}  cannot say: these runs say nothing beyond {most} workers");
+        let [least, most] = [model.size_min, model.size_max].map(units::cores);
+        return format!("{size:>8}  cannot say: these runs are about {least} to {most} workers");
     };
     let range = format!("{} to {}", units::duration(seconds.low), units::duration(seconds.high));
     let energy =
@@ -102,7 +115,10 @@ fn of_systems(systems: &[Fit], style: &Style) -> Vec<String> {
     let mut lines = Vec::new();
     for (index, fit) in systems.iter().enumerate() {
         if index == 0 {
-            lines.extend([String::new(), style.paint(Paint::Dim, "systems")]);
+            lines.extend([
+                String::new(),
+                style.paint(Paint::Dim, "systems, if a core there is as fast as here"),
+            ]);
         }
         let mut words = vec![if fit.fits { "fits" } else { "does not fit" }.to_owned()];
         words.extend(fit.size.zip(fit.seconds).map(|(size, seconds)| {
@@ -119,7 +135,7 @@ fn of_systems(systems: &[Fit], style: &Style) -> Vec<String> {
     lines
 }
 
-pub fn object(record: &Record, plan: &Plan) -> Value {
+pub fn object(record: &Record, plan: &Plan, left_out: &[String]) -> Value {
     let interval = |of: &Interval| json!({ "low": of.low, "value": of.value, "high": of.high });
     let model = plan.scaling.as_ref().ok().map(|model| {
         let sizes = model
@@ -131,6 +147,7 @@ pub fn object(record: &Record, plan: &Plan) -> Value {
             "serial_ratio": interval(&model.serial),
             "coherency": interval(&model.coherency),
             "sizes": sizes.collect::<Vec<_>>(),
+            "size_min": model.size_min,
             "size_max": model.size_max,
             "efficient_size": model.efficient_size(),
             "fastest_size": model.best_size(),
@@ -158,11 +175,12 @@ pub fn object(record: &Record, plan: &Plan) -> Value {
     };
     json!({
         "job": record.label(),
+        "left_out": left_out,
         "bounds": plan.bounds.as_ref().map(|bounds| json!({
             "size": bounds.size,
             "cores": bounds.cores,
             "serial_ratio_max": bounds.serial_high,
-            "speedup_max": bounds.speedup_max,
+            "speedup_limit_min": bounds.speedup_limit_min,
             "headroom": bounds.headroom,
         })),
         "scaling": model,
