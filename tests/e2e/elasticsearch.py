@@ -96,7 +96,9 @@ class Engine:
     def documents(self, pattern):
         """All documents, by index and id."""
         self.ask("POST", f"/{pattern}/_refresh")
-        status, found = self.ask("POST", f"/{pattern}/_search?size=10000", {"query": {"match_all": {}}, "track_total_hits": True})
+        search = lambda: self.ask("POST", f"/{pattern}/_search?size=10000", {"query": {"match_all": {}}, "track_total_hits": True})
+        # A shard that has just been made is not searched yet.
+        status, found = eventually(lambda: (one := search())[0] != 503 and one, "shards", pause_s=0.2)
         if status == 404:
             return {}
         check(status == 200, found)
@@ -114,10 +116,11 @@ class Engine:
 
 
 class Front:
-    """Before an engine: TLS, and a header that it demands. `space` is the network namespace that it listens in."""
+    """Before an engine, or instead of one: TLS, and a header that it demands. `space` is the network namespace that it
+    listens in."""
 
     def __init__(self, engine, authorization=None, tls=False, space=None, port=0):
-        self.requests, front = [], self
+        self.requests, self.taken, front = [], {}, self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -127,6 +130,8 @@ class Front:
                 front.requests.append((self.command, self.path, self.headers.get("Authorization")))
                 if authorization and self.headers.get("Authorization") != authorization:
                     status, text = 401, json.dumps({"error": {"type": "security_exception", "reason": "who are you"}, "status": 401}).encode()
+                elif engine is None:
+                    status, text = front.acknowledge(self.path, body)
                 else:
                     status, text = front.pass_on(engine, self.command, self.path, body, self.headers.get("Content-Type"))
                 self.send_response(status)
@@ -152,6 +157,15 @@ class Front:
             self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
+    def acknowledge(self, path, body):
+        """As an engine does that takes everything."""
+        if not path.startswith("/_bulk"):
+            return 200, b"{}"
+        lines = [json.loads(line) for line in body.splitlines()]
+        for action, document in zip(lines[::2], lines[1::2]):
+            self.taken[action["create"]["_index"], action["create"]["_id"]] = document
+        return 200, b'{"errors":false,"items":[]}'
+
     @staticmethod
     def pass_on(engine, method, path, body, kind):
         connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
@@ -171,7 +185,7 @@ class Front:
 def configure(world, url, more="", tables="job, node"):
     """The sink `stdout` writes the same rows to the log of the daemon: what there must be."""
     world.configure(f"sampling:\n  interval: 200ms\nsinks:\n  - stdout: {{events: started, tables: [{tables}]}}\n  - elasticsearch:\n"
-                    f"      url: {url}\n      interval: 300ms\n      tables: [{tables}]\n{more}")
+                    f"      url: {url}\n      format: jobmet\n      interval: 300ms\n      tables: [{tables}]\n{more}")
 
 
 def status(world):
@@ -312,28 +326,85 @@ def an_api_key_is_sent_as_the_documentation_of_elasticsearch_says(world):
     with open(secret, "w") as file:
         file.write("VuaCfGcBCdbkQm-e5aOx:ui2lp2axTNmsyakw9tvNnw\n")
     os.chmod(secret, 0o600)
-    # The example of the documentation, and the answers of a real engine behind it.
+    # The example of the documentation. No engine that is installed here has API keys.
     key = "ApiKey VnVhQ2ZHY0JDZGJrUW0tZTVhT3g6dWkybHAyYXhUTm1zeWFrdzl0dk5udw=="
-    with Engine(world) as engine, Front(engine, key) as front:
+    with Front(None, key) as front:
         configure(world, f"http://localhost:{front.port}", f"      api_key_file: {secret}\n      rotate: daily\n      index_prefix: site_\n")
         world.start_system_daemon()
-        found = eventually(lambda: engine.documents("site_*"), lambda: f"{status(world)}", pause_s=0.3)
+        found = eventually(lambda: dict(front.taken), lambda: f"{status(world)}")
         dated = {(index, one["time"][:10].replace("-", ".")) for (index, _), one in found.items()}
         check(all(index == f"site_node-{date}" for index, date in dated), dated)
+        equal({one[2] for one in front.requests}, {key}, "every request")
+        world.stop_system_daemon()
+
+
+def panel(engine, index, query, metric, field, derivative=False):
+    """What Grafana asks for a panel of Colmet's dashboard: a series over time for each host. Values by host, oldest first."""
+    over_time = {"values": {metric: {"field": field}}}
+    if derivative:
+        over_time["change"] = {"derivative": {"buckets_path": "values", "unit": "1s"}}
+    status_code, found = engine.ask("POST", f"/{index}/_search?size=0", {
+        "query": {"bool": {"filter": [{"range": {"timestamp": {"gte": 0, "lte": 4102444800, "format": "epoch_second"}}},
+                                      {"query_string": {"analyze_wildcard": True, "query": query}}]}},
+        "aggs": {"hosts": {"terms": {"field": "hostname.keyword", "size": 10, "order": {"_key": "desc"}}, "aggs": {
+            "times": {"date_histogram": {"field": "timestamp", "fixed_interval": "1s", "min_doc_count": 0}, "aggs": over_time}}}}})
+    check(status_code == 200, found)
+    which = "change" if derivative else "values"
+    return {host["key"]: [point[which]["value"] for point in host["times"]["buckets"] if point.get(which, {}).get("value") is not None]
+            for host in found["aggregations"]["hosts"]["buckets"]}
+
+
+@test
+def the_queries_of_a_dashboard_of_colmet_find_what_a_daemon_measured(world):
+    with Engine(world) as engine:
+        world.configure("sampling:\n  interval: 500ms\nperf:\n  events: [page_faults, context_switches]\nsinks:\n  - elasticsearch:\n"
+                        f"      url: http://127.0.0.1:{engine.port}\n      interval: 300ms\n      period: 1s\n      managers: local\n"
+                        "      events: [page_faults, context_switches]\n")
+        world.start_system_daemon()
+        job = world.run(*world.workload("burning", "cpu", "3"))
+        world.met("wait", job).ok()
+        totals = world.show(job)["totals"]
+        host, task, of_job = os.uname().nodename, "colmet_taskstats_default", f"job_id:{job}"
+        last = lambda: (panel(engine, task, of_job, "max", "cpu_run_real_total") if engine.documents(task) else {}).get(host, [0])[-1]
+        # As a double, which aggregations are.
+        wanted = float(round(totals["cpu_seconds"] * 1e9))
+        eventually(lambda: last() == wanted, lambda: f"{last()} instead of {wanted}: {status(world)}", pause_s=0.3)
+        series = panel(engine, task, of_job, "max", "cpu_run_real_total")
+        check(list(series) == [host] and len(series[host]) >= 3 and series[host] == sorted(series[host]), series)
+        memory = panel(engine, task, of_job, "max", "coremem")[host]
+        check(max(memory) > 0, memory)
+        for field, total in (("read_bytes", "read_bytes"), ("write_bytes", "written_bytes")):
+            if total in totals:
+                equal(max(panel(engine, task, of_job, "max", field)[host]), totals[total], field)
+        rate = panel(engine, task, of_job, "max", "cpu_run_real_total", derivative=True)[host]
+        check(rate and max(rate) <= 1.5e9 * os.cpu_count(), rate)
+        # The machine, by the jobs that it had.
+        node = panel(engine, "colmet_procstats_default", f"involved_jobs:{job}", "avg", "meminfo_memtotal")
+        check(list(node) == [host] and node[host][0] * 1024 == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), node)
+        found = engine.documents("colmet_procstats_default")
+        check(any(one["involved_jobs"] == [int(job)] for one in found.values()) and all(one["job_id"] == 0 for one in found.values()), "job 0")
+        _, mapping = engine.ask("GET", f"/{task}/_mapping")
+        properties = mapping[task]["mappings"]["properties"]
+        equal((properties["timestamp"]["format"], properties["hostname"]["fields"]["keyword"]["type"], properties["coremem"]["type"]),
+              ("epoch_second", "keyword", "long"), "mapping")
+        if events := {one["name"]: one["count"] for one in world.show(job).get("events", []) if one.get("count")}:
+            counted = panel(engine, "colmet_perfhwstats_default", of_job, "sum", "counter_1")
+            check(sum(counted[host]) <= events["page_faults"], f"{counted} of {events}")
         world.stop_system_daemon()
 
 
 @test
 def a_server_writes_the_samples_of_its_nodes(world):
-    with Engine(world) as engine, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         # On the server's own host, where an engine is expected without configuration.
-        listens = lambda server: stack.enter_context(Front(engine, space=server.space, port=9200))
-        config = "sinks:\n  - elasticsearch: {interval: 300ms}\n"
+        listens = lambda server: fronts.append(stack.enter_context(Front(None, space=server.space, port=9200)))
+        fronts = []
+        config = "sinks:\n  - elasticsearch: {interval: 300ms, format: jobmet}\n"
         made = stack.enter_context(cluster(world, 1, server_config=config, prepare=listens))
-        node = made.nodes[0]
+        node, (front,) = made.nodes[0], fronts
         job = node.met("run", "--print-id", "--wait", "--", "sleep", "1").ok().out.strip()
-        of_job = lambda: [one for one in engine.documents("met_job").values() if one["job"]["raw_id"] == job]
-        found = eventually(of_job, "the samples of the job", pause_s=0.3)
+        of_job = lambda: [one for (index, _), one in list(front.taken.items()) if index == "met_job" and one["job"]["raw_id"] == job]
+        found = eventually(of_job, "the samples of the job")
         equal({one["node"] for one in found}, {node.name}, "nodes")
         check(all("cpu_seconds" in one["values"] for one in found), found)
 
