@@ -18,12 +18,16 @@ import threading
 from cluster import cluster
 from harness import Skip, alive, check, equal, eventually, need_root, test
 from otlp import socket_in
-from prometheus import HERE, TLS, free_port
+from prometheus import HERE, ROOT, TLS, free_port
 
 #: A JVM takes its time where others run, too.
 ENGINE_WITHIN_S = 180
 #: Who runs the engine: it refuses to be root.
 NOBODY = 65534
+
+
+def java_home():
+    return os.path.dirname(os.path.dirname(os.path.realpath(shutil.which("java"))))
 
 
 class Engine:
@@ -36,7 +40,7 @@ class Engine:
             raise Skip(installed.stdout.strip())
         check(installed.returncode == 0, installed.stderr)
         self.home, self.kind, self.world = installed.stdout.strip(), kind, world
-        self.port, self.folder, self.headers, self.process = free_port(), os.path.join(world.root, kind), {}, None
+        self.port, self.folder, self.headers, self.process, self.tls = free_port(), os.path.join(world.root, kind), {}, None, None
         self.conf = os.path.join(self.folder, "conf")
         shutil.copytree(os.path.join(self.home, "config"), self.conf)
         for name in ("data", "logs", "tmp"):
@@ -53,11 +57,10 @@ class Engine:
         subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", self.folder], check=True)
 
     def start(self):
-        prefix, pid_file = self.kind.upper()[:2] if self.kind == "elasticsearch" else "OPENSEARCH", os.path.join(self.folder, "pid")
+        prefix, pid_file = "ES" if self.kind == "elasticsearch" else "OPENSEARCH", os.path.join(self.folder, "pid")
         with contextlib.suppress(FileNotFoundError):
             os.remove(pid_file)
-        java = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which("java"))))
-        env = {f"{prefix}_JAVA_OPTS": "-Xms512m -Xmx512m", f"{prefix}_PATH_CONF": self.conf, f"{prefix}_JAVA_HOME": java,
+        env = {f"{prefix}_JAVA_OPTS": "-Xms512m -Xmx512m", f"{prefix}_PATH_CONF": self.conf, f"{prefix}_JAVA_HOME": java_home(),
                f"{prefix}_TMPDIR": os.path.join(self.folder, "tmp")}
         with open(os.path.join(self.folder, "log"), "ab") as log:
             self.process = self.world.user(NOBODY).start(os.path.join(self.home, "bin", self.kind), "-p", pid_file,
@@ -85,7 +88,8 @@ class Engine:
         self.process = None
 
     def ask(self, method, path, body=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPSConnection("localhost", self.port, timeout=60, context=self.tls) if self.tls else \
+            http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             data = None if body is None else json.dumps(body)
             connection.request(method, path, data, {"Content-Type": "application/json", **self.headers})
@@ -216,47 +220,83 @@ def stored(engine, pattern="met_*"):
             for one in engine.documents(pattern).values()]
 
 
+def each_document_once(world, engine, url, more=""):
+    """Engine and daemon are killed in mid-stream; in the end there is what was measured."""
+    configure(world, url, more)
+    world.start_system_daemon()
+    job = world.run("sleep", "1000")
+    eventually(lambda: len(stored(engine)) >= 10, lambda: f"documents: {status(world)}", pause_s=0.3)
+    engine.kill()
+    eventually(lambda: waiting(world) >= 10 and status(world)["state"] == "retrying", lambda: f"a spool: {status(world)}", pause_s=0.2)
+    engine.start()
+    eventually(lambda: status(world)["state"] == "running" and waiting(world) < 10, lambda: f"it is sent: {status(world)}", pause_s=0.2)
+    # The daemon, too: what is in its spool is sent by the next one.
+    engine.kill()
+    eventually(lambda: waiting(world) >= 10, "a spool")
+    world.stop_system_daemon(signal.SIGKILL)
+    left = waiting(world)
+    cut = len(rows(world))
+    engine.start()
+    before = len(stored(engine))
+    world.start_system_daemon()
+    eventually(lambda: len(stored(engine)) >= before + left + 5, lambda: f"{before} and {left}: {status(world)}", pause_s=0.3)
+    world.met("cancel", job).ok()
+    world.stop_system_daemon()
+    # What was not sent in time is on disk.
+    world.start_system_daemon()
+    eventually(lambda: waiting(world) == 0, "everything is sent")
+    world.stop_system_daemon()
+    check(waiting(world) == 0, "nothing waits")
+    expected, found = collections.Counter(rows(world)), collections.Counter(stored(engine))
+    check(not found - expected, f"not measured, or twice: {found - expected}")
+    # Only the process that was killed may have lost anything: what it had not written yet.
+    missing = expected - found
+    of_killed = collections.Counter(rows(world)[:cut])
+    check(not missing - of_killed, f"lost: {missing - of_killed}")
+    last = sorted({row[1] for row in of_killed})[-5:]
+    check(all(row[1] in last for row in missing), f"lost long before the kill: {missing}")
+    check({index for index, _ in engine.documents("met_*")} == {"met_job", "met_node"}, "indices")
+    _, mapping = engine.ask("GET", "/met_job/_mapping")
+    equal(mapping["met_job"]["mappings"]["properties"]["time"]["type"], "date", "mapping")
+    status_code, template = engine.ask("GET", "/_index_template/met-met")
+    check(status_code == 200 and "met_job-*" in template["index_templates"][0]["index_template"]["index_patterns"], template)
+
+
 @test
 def an_engine_that_is_killed_has_each_document_once_when_it_is_back(world):
     with Engine(world) as engine:
-        configure(world, f"http://127.0.0.1:{engine.port}")
-        world.start_system_daemon()
-        job = world.run("sleep", "1000")
-        eventually(lambda: len(stored(engine)) >= 10, lambda: f"documents: {status(world)}", pause_s=0.3)
-        engine.kill()
-        eventually(lambda: waiting(world) >= 10 and status(world)["state"] == "retrying", lambda: f"a spool: {status(world)}", pause_s=0.2)
-        engine.start()
-        eventually(lambda: status(world)["state"] == "running" and waiting(world) < 10, lambda: f"it is sent: {status(world)}", pause_s=0.2)
-        # The daemon, too: what is in its spool is sent by the next one.
-        engine.kill()
-        eventually(lambda: waiting(world) >= 10, "a spool")
-        world.stop_system_daemon(signal.SIGKILL)
-        left = waiting(world)
-        cut = len(rows(world))
-        engine.start()
-        before = len(stored(engine))
-        world.start_system_daemon()
-        eventually(lambda: len(stored(engine)) >= before + left + 5, lambda: f"{before} and {left}: {status(world)}", pause_s=0.3)
-        world.met("cancel", job).ok()
-        world.stop_system_daemon()
-        # What was not sent in time is on disk.
-        world.start_system_daemon()
-        eventually(lambda: waiting(world) == 0, "everything is sent")
-        world.stop_system_daemon()
-        check(waiting(world) == 0, "nothing waits")
-        expected, found = collections.Counter(rows(world)), collections.Counter(stored(engine))
-        check(not found - expected, f"not measured, or twice: {found - expected}")
-        # Only the process that was killed may have lost anything: what it had not written yet.
-        missing = expected - found
-        of_killed = collections.Counter(rows(world)[:cut])
-        check(not missing - of_killed, f"lost: {missing - of_killed}")
-        last = sorted({row[1] for row in of_killed})[-5:]
-        check(all(row[1] in last for row in missing), f"lost long before the kill: {missing}")
-        check({index for index, _ in engine.documents("met_*")} == {"met_job", "met_node"}, "indices")
-        _, mapping = engine.ask("GET", "/met_job/_mapping")
-        equal(mapping["met_job"]["mappings"]["properties"]["time"]["type"], "date", "mapping")
-        status_code, template = engine.ask("GET", "/_index_template/met-met")
-        check(status_code == 200 and "met_job-*" in template["index_templates"][0]["index_template"]["index_patterns"], template)
+        each_document_once(world, engine, f"http://127.0.0.1:{engine.port}")
+
+
+class Elasticsearch(Engine):
+    """With its own TLS and users."""
+
+    def __init__(self, world, password):
+        super().__init__(world, "elasticsearch", (
+            "xpack.security.enabled: true\nxpack.security.autoconfiguration.enabled: false\nxpack.security.http.ssl.enabled: true\n"
+            "xpack.security.http.ssl.key: server-key.pem\nxpack.security.http.ssl.certificate: server.pem\n"
+            "ingest.geoip.downloader.enabled: false\n"))
+        for name in ("server.pem", "server-key.pem"):
+            shutil.copy(os.path.join(TLS, name), self.conf)
+        users = world.start(os.path.join(self.home, "bin", "elasticsearch-users"), "useradd", "met", "-p", password, "-r", "superuser",
+                            env={"ES_PATH_CONF": self.conf, "ES_JAVA_HOME": java_home()})
+        said = users.communicate(timeout=ENGINE_WITHIN_S)
+        check(users.returncode == 0, said)
+        subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", self.conf], check=True)
+        self.headers = {"Authorization": "Basic " + base64.b64encode(f"met:{password}".encode()).decode()}
+        self.tls = ssl.create_default_context(cafile=os.path.join(TLS, "ca.pem"))
+
+
+@test
+def a_real_elasticsearch_with_tls_and_passwords_has_each_document_once(world):
+    if os.environ.get("MET_E2E_ELASTICSEARCH") != "yes":
+        raise Skip("107 MB to fetch: set MET_E2E_ELASTICSEARCH=yes, as scripts/test --all does")
+    with Elasticsearch(world, "geheim-7") as engine:
+        secret = os.path.join(world.root, "credentials")
+        with open(secret, "w") as file:
+            file.write("met:geheim-7\n")
+        os.chmod(secret, 0o600)
+        each_document_once(world, engine, f"https://localhost:{engine.port}", f"      ca_file: {TLS}/ca.pem\n      credentials_file: {secret}\n")
 
 
 @test
@@ -338,58 +378,122 @@ def an_api_key_is_sent_as_the_documentation_of_elasticsearch_says(world):
         world.stop_system_daemon()
 
 
-def panel(engine, index, query, metric, field, derivative=False):
-    """What Grafana asks for a panel of Colmet's dashboard: a series over time for each host. Values by host, oldest first."""
-    over_time = {"values": {metric: {"field": field}}}
-    if derivative:
-        over_time["change"] = {"derivative": {"buckets_path": "values", "unit": "1s"}}
-    status_code, found = engine.ask("POST", f"/{index}/_search?size=0", {
-        "query": {"bool": {"filter": [{"range": {"timestamp": {"gte": 0, "lte": 4102444800, "format": "epoch_second"}}},
-                                      {"query_string": {"analyze_wildcard": True, "query": query}}]}},
-        "aggs": {"hosts": {"terms": {"field": "hostname.keyword", "size": 10, "order": {"_key": "desc"}}, "aggs": {
-            "times": {"date_histogram": {"field": "timestamp", "fixed_interval": "1s", "min_doc_count": 0}, "aggs": over_time}}}}})
+def series(engine, target, **values):
+    """Asks as Grafana does for a query of its Elasticsearch data source; values by host, oldest first."""
+    text = re.sub(r"\$\{(\w+)\}", lambda match: values[match.group(1)], target["query"])
+    by_host, over_time = target["bucketAggs"]
+    shown = [metric for metric in target["metrics"] if not metric["hide"]][0]
+    metrics = {metric["id"]: {"derivative": {"buckets_path": metric["field"], **metric["settings"]}} if metric["type"] == "derivative"
+               else {metric["type"]: {"field": metric["field"]}} for metric in target["metrics"]}
+    histogram = {"field": over_time["field"], "fixed_interval": "1s", "min_doc_count": int(over_time["settings"]["min_doc_count"])}
+    status_code, found = engine.ask("POST", "/colmet_*/_search?size=0", {
+        "query": {"bool": {"filter": [{"range": {target["timeField"]: {"gte": 0, "lte": 4102444800000, "format": "epoch_millis"}}},
+                                      {"query_string": {"analyze_wildcard": True, "query": text}}]}},
+        "aggs": {"2": {"terms": {"field": by_host["field"], "size": 50, "order": {"_key": "desc"}, "min_doc_count": 1},
+                       "aggs": {"3": {"date_histogram": histogram, "aggs": metrics}}}}})
     check(status_code == 200, found)
-    which = "change" if derivative else "values"
-    return {host["key"]: [point[which]["value"] for point in host["times"]["buckets"] if point.get(which, {}).get("value") is not None]
-            for host in found["aggregations"]["hosts"]["buckets"]}
+    value = lambda point: (one := point.get(shown["id"], {})).get("normalized_value", one.get("value"))
+    return {host["key"]: [value(point) for point in host["3"]["buckets"] if value(point) is not None]
+            for host in found["aggregations"]["2"]["buckets"]}
+
+
+def board():
+    """The queries of the board: by what they show, and by field."""
+    with open(os.path.join(ROOT, "dashboards", "colmet.json")) as file:
+        panels = json.load(file)["panels"]
+    return {(panel["title"], target["metrics"][0]["field"]): target for panel in panels for target in panel["targets"]}
+
+
+def colmet_config(world, engine, more=""):
+    world.configure("sampling:\n  interval: 500ms\nperf:\n  events: [page_faults, context_switches]\nsinks:\n  - elasticsearch:\n"
+                    f"      url: http://127.0.0.1:{engine.port}\n      interval: 300ms\n{more}")
+
+
+#: A document of each kind on the dashboard that Colmet ships, for one job on two hosts at two times.
+KINDS = {
+    "taskstats": (42, ("coremem", "cpu_run_real_total", "read_bytes", "write_bytes")),
+    "perfhwstats": (42, tuple(f"counter_{number}" for number in range(1, 6))),
+    "ipmipowerstats": (0, ("average_power_consumption",)),
+    "infinibandstats": (0, ("portRcvData", "portXmitData")),
+    "raplstats": (0, ("counter_1",)),
+    "procstats": (0, ("loadavg_1min",)),
+}
+
+
+def left_by_another(world):
+    """A spool with documents of all kinds, as a daemon leaves it that could not send them; values by kind, field, host and time."""
+    lines, known = [], {}
+    for number, (kind, (job, fields)) in enumerate(KINDS.items()):
+        for host in ("n1", "n2"):
+            for time_s in (1700000000, 1700000001):
+                document = {"hostname": host, "job_id": job, "timestamp": time_s}
+                for place, field in enumerate(fields):
+                    value = 1000 * number + 10 * place + (host == "n2") + 100 * (time_s - 1700000000)
+                    document[field] = known[kind, field, host, time_s] = value + 0.5 if kind == "procstats" else value
+                if job == 0:
+                    document["involved_jobs"] = [42, 43]
+                lines += [{"create": {"_index": f"colmet_{kind}_default", "_id": f"{host}-{time_s}"}}, document]
+    # Others' documents are not found by the queries of job 42.
+    lines += [{"create": {"_index": "colmet_taskstats_default", "_id": "other"}}, {"hostname": "n1", "job_id": 43, "timestamp": 1700000000, "coremem": 7}]
+    os.makedirs(spool(world), 0o700)
+    with open(os.path.join(spool(world), f"{1:016}-0-{len(lines) // 2}.batch"), "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    return known
 
 
 @test
-def the_queries_of_a_dashboard_of_colmet_find_what_a_daemon_measured(world):
+def every_query_of_the_colmet_board_returns_the_values_of_its_job(world):
     with Engine(world) as engine:
-        world.configure("sampling:\n  interval: 500ms\nperf:\n  events: [page_faults, context_switches]\nsinks:\n  - elasticsearch:\n"
-                        f"      url: http://127.0.0.1:{engine.port}\n      interval: 300ms\n      period: 1s\n      managers: local\n"
-                        "      events: [page_faults, context_switches]\n")
+        colmet_config(world, engine, "      backends: nvidia\n")
+        known = left_by_another(world)
+        world.start_system_daemon()
+        eventually(lambda: waiting(world) == 0, lambda: f"{status(world)}")
+        equal(len(engine.documents("colmet_*")), 25, "documents")
+        asked = board()
+        equal({field for _, field in asked}, {field for _, fields in KINDS.values() for field in fields}, "fields of the board")
+        for (title, field), target in asked.items():
+            kind = re.search(r"\}(\w+)_default", target["query"]).group(1)
+            of_host = lambda host: [known[kind, field, host, time_s] for time_s in (1700000000, 1700000001)]
+            wanted = {host: of_host(host) for host in ("n1", "n2")}
+            if "per second" in title:
+                wanted = {host: [late - early] for host, (early, late) in wanted.items()}
+            equal(series(engine, target, job="42", prefix="colmet_"), wanted, f"{title}: {field}")
+        equal(series(engine, asked["Memory", "coremem"], job="*", prefix="colmet_")["n1"][0], max(7, known["taskstats", "coremem", "n1", 1700000000]), "all jobs")
+        world.stop_system_daemon()
+
+
+@test
+def the_board_of_colmet_shows_what_a_daemon_measured(world):
+    with Engine(world) as engine:
+        colmet_config(world, engine, "      period: 1s\n      managers: local\n      events: [page_faults, context_switches]\n")
         world.start_system_daemon()
         job = world.run(*world.workload("burning", "cpu", "3"))
         world.met("wait", job).ok()
-        totals = world.show(job)["totals"]
-        host, task, of_job = os.uname().nodename, "colmet_taskstats_default", f"job_id:{job}"
-        last = lambda: (panel(engine, task, of_job, "max", "cpu_run_real_total") if engine.documents(task) else {}).get(host, [0])[-1]
+        totals, asked = world.show(job)["totals"], board()
+        host, task = os.uname().nodename, "colmet_taskstats_default"
+        plain = lambda target: {**target, "metrics": [{**target["metrics"][0], "hide": False}]}
+        of = lambda title, field: series(engine, plain(asked[title, field]), job=job, prefix="colmet_").get(host, [])
+        cpu = lambda: of("CPU time per second", "cpu_run_real_total") if engine.documents(task) else []
         # As a double, which aggregations are.
         wanted = float(round(totals["cpu_seconds"] * 1e9))
-        eventually(lambda: last() == wanted, lambda: f"{last()} instead of {wanted}: {status(world)}", pause_s=0.3)
-        series = panel(engine, task, of_job, "max", "cpu_run_real_total")
-        check(list(series) == [host] and len(series[host]) >= 3 and series[host] == sorted(series[host]), series)
-        memory = panel(engine, task, of_job, "max", "coremem")[host]
-        check(max(memory) > 0, memory)
+        eventually(lambda: cpu() and cpu()[-1] == wanted, lambda: f"{cpu()} instead of {wanted}: {status(world)}", pause_s=0.3)
+        check(len(cpu()) >= 3 and cpu() == sorted(cpu()), cpu())
+        check(max(of("Memory", "coremem")) > 0, of("Memory", "coremem"))
         for field, total in (("read_bytes", "read_bytes"), ("write_bytes", "written_bytes")):
             if total in totals:
-                equal(max(panel(engine, task, of_job, "max", field)[host]), totals[total], field)
-        rate = panel(engine, task, of_job, "max", "cpu_run_real_total", derivative=True)[host]
+                equal(max(of("Read and written per second", field)), totals[total], field)
+        rate = series(engine, asked["CPU time per second", "cpu_run_real_total"], job=job, prefix="colmet_")[host]
         check(rate and max(rate) <= 1.5e9 * os.cpu_count(), rate)
         # The machine, by the jobs that it had.
-        node = panel(engine, "colmet_procstats_default", f"involved_jobs:{job}", "avg", "meminfo_memtotal")
-        check(list(node) == [host] and node[host][0] * 1024 == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), node)
-        found = engine.documents("colmet_procstats_default")
-        check(any(one["involved_jobs"] == [int(job)] for one in found.values()) and all(one["job_id"] == 0 for one in found.values()), "job 0")
+        check(of("Load of the nodes", "loadavg_1min"), "the node of the job")
+        found = engine.documents("colmet_procstats_default").values()
+        check(any(one["involved_jobs"] == [int(job)] for one in found) and all(one["job_id"] == 0 for one in found), "job 0")
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        equal({one["meminfo_memtotal"] * 1024 for one in found}, {memory}, "memory of the node")
         _, mapping = engine.ask("GET", f"/{task}/_mapping")
         properties = mapping[task]["mappings"]["properties"]
         equal((properties["timestamp"]["format"], properties["hostname"]["fields"]["keyword"]["type"], properties["coremem"]["type"]),
               ("epoch_second", "keyword", "long"), "mapping")
-        if events := {one["name"]: one["count"] for one in world.show(job).get("events", []) if one.get("count")}:
-            counted = panel(engine, "colmet_perfhwstats_default", of_job, "sum", "counter_1")
-            check(sum(counted[host]) <= events["page_faults"], f"{counted} of {events}")
         world.stop_system_daemon()
 
 
