@@ -10,6 +10,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SCHEMA = 39
 PROMETHEUS = {"type": "prometheus", "uid": "${datasource}"}
 API = {"type": "marcusolsson-json-datasource", "uid": "${api}"}
+ELASTICSEARCH = {"type": "elasticsearch", "uid": "${elasticsearch}"}
 WIDTH = 24
 
 
@@ -25,9 +26,9 @@ def choice(name, label, query, several=True):
     return {**made, "allValue": ".*"} if several else made
 
 
-def textbox(name, label):
-    current = {"text": "", "value": ""}
-    return {"name": name, "label": label, "type": "textbox", "query": "", "hide": 0, "current": current, "options": [current]}
+def textbox(name, label, text=""):
+    current = {"text": text, "value": text}
+    return {"name": name, "label": label, "type": "textbox", "query": text, "hide": 0, "current": current, "options": [current]}
 
 
 def states():
@@ -345,7 +346,43 @@ def user_job():
     ], refresh="")
 
 
-BOARDS = {"cluster": cluster, "node": node, "job": job, "job-gpus": job_gpus, "energy": energy, "user": user, "user-job": user_job}
+def documents(title, unit, kind, query, fields, rate=False, description=""):
+    """A panel over documents of one kind: a series for each host and field, or its change per second."""
+    targets = []
+    for number, (how, field) in enumerate(fields):
+        metrics = [{"id": "1", "type": how, "field": field, "hide": rate}]
+        if rate:
+            metrics.append({"id": "4", "type": "derivative", "field": "1", "settings": {"unit": "1s"}, "hide": False})
+        by_host = {"id": "2", "type": "terms", "field": "hostname.keyword", "settings": {"size": "50", "order": "desc", "orderBy": "_key", "min_doc_count": "1"}}
+        over_time = {"id": "3", "type": "date_histogram", "field": "timestamp", "settings": {"interval": "auto", "min_doc_count": "0", "trimEdges": "0"}}
+        targets.append({"refId": chr(ord("A") + number), "datasource": ELASTICSEARCH, "query": f"_index:${{prefix}}{kind}_default* AND {query}",
+                        "alias": f"{{{{hostname.keyword}}}} {field}", "timeField": "timestamp", "metrics": metrics, "bucketAggs": [by_host, over_time]})
+    made = panel("timeseries", title, unit, [], width=12, description=description)
+    made.update(datasource=ELASTICSEARCH, targets=targets)
+    made["fieldConfig"]["defaults"]["custom"]["spanNulls"] = True
+    return made
+
+
+def colmet():
+    job, on_node = "job_id:${job}", "involved_jobs:${job}"
+    return board("colmet", "jobs by Colmet's documents", "Documents of the sink `elasticsearch`, or of a colmet-collector: the data source has the index "
+                 "pattern `colmet_*` and the time field `timestamp`.", [
+        data_source("elasticsearch", "elasticsearch", "Elasticsearch"), textbox("job", "Job", "*"), textbox("prefix", "Index prefix", "colmet_")], [
+        documents("CPU time per second", "ns", "taskstats", job, [("max", "cpu_run_real_total")], rate=True, description="1 s is one core fully used."),
+        documents("Memory", "bytes", "taskstats", job, [("max", "coremem")]),
+        documents("Read and written per second", "Bps", "taskstats", job, [("max", "read_bytes"), ("max", "write_bytes")], rate=True),
+        documents("Hardware events", "short", "perfhwstats", job, [("max", f"counter_{number}") for number in range(1, 6)],
+                  description="Of each period; `sinks.elasticsearch.events` says which is which."),
+        documents("Power of the nodes", "watt", "ipmipowerstats", on_node, [("avg", "average_power_consumption")], description="Of whole nodes that run the job."),
+        documents("InfiniBand per second", "Bps", "infinibandstats", on_node, [("max", "portRcvData"), ("max", "portXmitData")], rate=True,
+                  description="Of whole nodes that run the job."),
+        documents("Energy of the packages", "short", "raplstats", on_node, [("max", "counter_1")], description="Microjoules of each period, first package."),
+        documents("Load of the nodes", "short", "procstats", on_node, [("avg", "loadavg_1min")]),
+    ])
+
+
+BOARDS = {"cluster": cluster, "node": node, "job": job, "job-gpus": job_gpus, "energy": energy, "user": user, "user-job": user_job,
+          "colmet": colmet}
 
 
 def main():

@@ -18,12 +18,16 @@ import threading
 from cluster import cluster
 from harness import Skip, alive, check, equal, eventually, need_root, test
 from otlp import socket_in
-from prometheus import HERE, TLS, free_port
+from prometheus import HERE, ROOT, TLS, free_port
 
 #: A JVM takes its time where others run, too.
 ENGINE_WITHIN_S = 180
 #: Who runs the engine: it refuses to be root.
 NOBODY = 65534
+
+
+def java_home():
+    return os.path.dirname(os.path.dirname(os.path.realpath(shutil.which("java"))))
 
 
 class Engine:
@@ -36,7 +40,7 @@ class Engine:
             raise Skip(installed.stdout.strip())
         check(installed.returncode == 0, installed.stderr)
         self.home, self.kind, self.world = installed.stdout.strip(), kind, world
-        self.port, self.folder, self.headers, self.process = free_port(), os.path.join(world.root, kind), {}, None
+        self.port, self.folder, self.headers, self.process, self.tls = free_port(), os.path.join(world.root, kind), {}, None, None
         self.conf = os.path.join(self.folder, "conf")
         shutil.copytree(os.path.join(self.home, "config"), self.conf)
         for name in ("data", "logs", "tmp"):
@@ -53,11 +57,10 @@ class Engine:
         subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", self.folder], check=True)
 
     def start(self):
-        prefix, pid_file = self.kind.upper()[:2] if self.kind == "elasticsearch" else "OPENSEARCH", os.path.join(self.folder, "pid")
+        prefix, pid_file = "ES" if self.kind == "elasticsearch" else "OPENSEARCH", os.path.join(self.folder, "pid")
         with contextlib.suppress(FileNotFoundError):
             os.remove(pid_file)
-        java = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which("java"))))
-        env = {f"{prefix}_JAVA_OPTS": "-Xms512m -Xmx512m", f"{prefix}_PATH_CONF": self.conf, f"{prefix}_JAVA_HOME": java,
+        env = {f"{prefix}_JAVA_OPTS": "-Xms512m -Xmx512m", f"{prefix}_PATH_CONF": self.conf, f"{prefix}_JAVA_HOME": java_home(),
                f"{prefix}_TMPDIR": os.path.join(self.folder, "tmp")}
         with open(os.path.join(self.folder, "log"), "ab") as log:
             self.process = self.world.user(NOBODY).start(os.path.join(self.home, "bin", self.kind), "-p", pid_file,
@@ -85,7 +88,8 @@ class Engine:
         self.process = None
 
     def ask(self, method, path, body=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPSConnection("localhost", self.port, timeout=60, context=self.tls) if self.tls else \
+            http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             data = None if body is None else json.dumps(body)
             connection.request(method, path, data, {"Content-Type": "application/json", **self.headers})
@@ -96,7 +100,9 @@ class Engine:
     def documents(self, pattern):
         """All documents, by index and id."""
         self.ask("POST", f"/{pattern}/_refresh")
-        status, found = self.ask("POST", f"/{pattern}/_search?size=10000", {"query": {"match_all": {}}, "track_total_hits": True})
+        search = lambda: self.ask("POST", f"/{pattern}/_search?size=10000", {"query": {"match_all": {}}, "track_total_hits": True})
+        # A shard that has just been made is not searched yet.
+        status, found = eventually(lambda: (one := search())[0] != 503 and one, "shards", pause_s=0.2)
         if status == 404:
             return {}
         check(status == 200, found)
@@ -114,10 +120,11 @@ class Engine:
 
 
 class Front:
-    """Before an engine: TLS, and a header that it demands. `space` is the network namespace that it listens in."""
+    """Before an engine, or instead of one: TLS, and a header that it demands. `space` is the network namespace that it
+    listens in."""
 
     def __init__(self, engine, authorization=None, tls=False, space=None, port=0):
-        self.requests, front = [], self
+        self.requests, self.taken, front = [], {}, self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -127,6 +134,8 @@ class Front:
                 front.requests.append((self.command, self.path, self.headers.get("Authorization")))
                 if authorization and self.headers.get("Authorization") != authorization:
                     status, text = 401, json.dumps({"error": {"type": "security_exception", "reason": "who are you"}, "status": 401}).encode()
+                elif engine is None:
+                    status, text = front.acknowledge(self.path, body)
                 else:
                     status, text = front.pass_on(engine, self.command, self.path, body, self.headers.get("Content-Type"))
                 self.send_response(status)
@@ -152,6 +161,15 @@ class Front:
             self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
+    def acknowledge(self, path, body):
+        """As an engine does that takes everything."""
+        if not path.startswith("/_bulk"):
+            return 200, b"{}"
+        lines = [json.loads(line) for line in body.splitlines()]
+        for action, document in zip(lines[::2], lines[1::2]):
+            self.taken[action["create"]["_index"], action["create"]["_id"]] = document
+        return 200, b'{"errors":false,"items":[]}'
+
     @staticmethod
     def pass_on(engine, method, path, body, kind):
         connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
@@ -171,7 +189,7 @@ class Front:
 def configure(world, url, more="", tables="job, node"):
     """The sink `stdout` writes the same rows to the log of the daemon: what there must be."""
     world.configure(f"sampling:\n  interval: 200ms\nsinks:\n  - stdout: {{events: started, tables: [{tables}]}}\n  - elasticsearch:\n"
-                    f"      url: {url}\n      interval: 300ms\n      tables: [{tables}]\n{more}")
+                    f"      url: {url}\n      format: jobmet\n      interval: 300ms\n      tables: [{tables}]\n{more}")
 
 
 def status(world):
@@ -192,7 +210,9 @@ def rows(world):
     """Each row that the daemon has published: table, time and job."""
     found = []
     for line in world.log("system.log").splitlines():
-        if line.startswith("{") and (row := json.loads(line))["event"] == "tick":
+        # A line that was cut by a kill goes on with the log of the next daemon.
+        if line.startswith('{"event":"tick"') and line.endswith("}"):
+            row = json.loads(line)
             found.append((row["table"], row["time"], (row["job"] or {}).get("raw_id"), json.dumps(row["values"], sort_keys=True)))
     return found
 
@@ -202,47 +222,86 @@ def stored(engine, pattern="met_*"):
             for one in engine.documents(pattern).values()]
 
 
+def each_document_once(world, engine, url, more=""):
+    """Engine and daemon are killed in mid-stream; in the end there is what was measured."""
+    configure(world, url, more)
+    world.start_system_daemon()
+    job = world.run("sleep", "1000")
+    eventually(lambda: len(stored(engine)) >= 10, lambda: f"documents: {status(world)}", pause_s=0.3)
+    engine.kill()
+    eventually(lambda: waiting(world) >= 10 and status(world)["state"] == "retrying", lambda: f"a spool: {status(world)}", pause_s=0.2)
+    bodies = set(os.listdir(spool(world)))
+    engine.start()
+    # More are made meanwhile.
+    eventually(lambda: not bodies & {name for name in os.listdir(spool(world)) if name.endswith(".batch")}, lambda: f"{status(world)}",
+               ENGINE_WITHIN_S, pause_s=0.2)
+    # The daemon, too: what is in its spool is sent by the next one.
+    engine.kill()
+    eventually(lambda: waiting(world) >= 10, "a spool")
+    world.stop_system_daemon(signal.SIGKILL)
+    left = waiting(world)
+    cut = len(rows(world))
+    engine.start()
+    before = len(stored(engine))
+    world.start_system_daemon()
+    eventually(lambda: len(stored(engine)) >= before + left + 5, lambda: f"{before} and {left}: {status(world)}", ENGINE_WITHIN_S, pause_s=0.3)
+    world.met("cancel", job).ok()
+    world.stop_system_daemon()
+    # What was not sent in time is on disk. The last daemon measures nothing more for it.
+    colmet_config(world, engine, more + "      backends: nvidia\n", url)
+    world.start_system_daemon()
+    eventually(lambda: waiting(world) == 0, "everything is sent", ENGINE_WITHIN_S)
+    world.stop_system_daemon()
+    expected, found = rows(world), collections.Counter(stored(engine))
+    equal([row for row, count in found.items() if count > 1], [], "twice")
+    # A process that is killed loses the end of what it measured: here the last rows, or of `stdout` the last lines.
+    of_killed = expected[:cut]
+    lost = [row not in found for row in of_killed]
+    check(lost == sorted(lost) and sum(lost) < len(lost) / 2, f"lost: {lost}")
+    check(all(row in found for row in expected[cut:]), f"lost: {[row[:3] for row in expected[cut:] if row not in found]}")
+    more_than_said = set(found) - set(expected)
+    check(all(row[1] > of_killed[-1][1] for row in more_than_said), f"not measured: {more_than_said}")
+    check({index for index, _ in engine.documents("met_*")} == {"met_job", "met_node"}, "indices")
+    _, mapping = engine.ask("GET", "/met_job/_mapping")
+    equal(mapping["met_job"]["mappings"]["properties"]["time"]["type"], "date", "mapping")
+    status_code, template = engine.ask("GET", "/_index_template/met-met")
+    check(status_code == 200 and "met_job-*" in template["index_templates"][0]["index_template"]["index_patterns"], template)
+
+
 @test
 def an_engine_that_is_killed_has_each_document_once_when_it_is_back(world):
     with Engine(world) as engine:
-        configure(world, f"http://127.0.0.1:{engine.port}")
-        world.start_system_daemon()
-        job = world.run("sleep", "1000")
-        eventually(lambda: len(stored(engine)) >= 10, lambda: f"documents: {status(world)}", pause_s=0.3)
-        engine.kill()
-        eventually(lambda: waiting(world) >= 10 and status(world)["state"] == "retrying", lambda: f"a spool: {status(world)}", pause_s=0.2)
-        engine.start()
-        eventually(lambda: status(world)["state"] == "running" and waiting(world) < 10, lambda: f"it is sent: {status(world)}", pause_s=0.2)
-        # The daemon, too: what is in its spool is sent by the next one.
-        engine.kill()
-        eventually(lambda: waiting(world) >= 10, "a spool")
-        world.stop_system_daemon(signal.SIGKILL)
-        left = waiting(world)
-        cut = len(rows(world))
-        engine.start()
-        before = len(stored(engine))
-        world.start_system_daemon()
-        eventually(lambda: len(stored(engine)) >= before + left + 5, lambda: f"{before} and {left}: {status(world)}", pause_s=0.3)
-        world.met("cancel", job).ok()
-        world.stop_system_daemon()
-        # What was not sent in time is on disk.
-        world.start_system_daemon()
-        eventually(lambda: waiting(world) == 0, "everything is sent")
-        world.stop_system_daemon()
-        check(waiting(world) == 0, "nothing waits")
-        expected, found = collections.Counter(rows(world)), collections.Counter(stored(engine))
-        check(not found - expected, f"not measured, or twice: {found - expected}")
-        # Only the process that was killed may have lost anything: what it had not written yet.
-        missing = expected - found
-        of_killed = collections.Counter(rows(world)[:cut])
-        check(not missing - of_killed, f"lost: {missing - of_killed}")
-        last = sorted({row[1] for row in of_killed})[-5:]
-        check(all(row[1] in last for row in missing), f"lost long before the kill: {missing}")
-        check({index for index, _ in engine.documents("met_*")} == {"met_job", "met_node"}, "indices")
-        _, mapping = engine.ask("GET", "/met_job/_mapping")
-        equal(mapping["met_job"]["mappings"]["properties"]["time"]["type"], "date", "mapping")
-        status_code, template = engine.ask("GET", "/_index_template/met-met")
-        check(status_code == 200 and "met_job-*" in template["index_templates"][0]["index_template"]["index_patterns"], template)
+        each_document_once(world, engine, f"http://127.0.0.1:{engine.port}")
+
+
+class Elasticsearch(Engine):
+    """With its own TLS and users."""
+
+    def __init__(self, world, password):
+        super().__init__(world, "elasticsearch", (
+            "xpack.security.enabled: true\nxpack.security.autoconfiguration.enabled: false\nxpack.security.http.ssl.enabled: true\n"
+            "xpack.security.http.ssl.key: server-key.pem\nxpack.security.http.ssl.certificate: server.pem\n"))
+        for name in ("server.pem", "server-key.pem"):
+            shutil.copy(os.path.join(TLS, name), self.conf)
+        users = world.start(os.path.join(self.home, "bin", "elasticsearch-users"), "useradd", "met", "-p", password, "-r", "superuser",
+                            env={"ES_PATH_CONF": self.conf, "ES_JAVA_HOME": java_home()})
+        said = users.communicate(timeout=ENGINE_WITHIN_S)
+        check(users.returncode == 0, said)
+        subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", self.conf], check=True)
+        self.headers = {"Authorization": "Basic " + base64.b64encode(f"met:{password}".encode()).decode()}
+        self.tls = ssl.create_default_context(cafile=os.path.join(TLS, "ca.pem"))
+
+
+@test
+def a_real_elasticsearch_with_tls_and_passwords_has_each_document_once(world):
+    if os.environ.get("MET_E2E_ELASTICSEARCH") != "yes":
+        raise Skip("107 MB to fetch: set MET_E2E_ELASTICSEARCH=yes, as scripts/test --all does")
+    with Elasticsearch(world, "geheim-7") as engine:
+        secret = os.path.join(world.root, "credentials")
+        with open(secret, "w") as file:
+            file.write("met:geheim-7\n")
+        os.chmod(secret, 0o600)
+        each_document_once(world, engine, f"https://localhost:{engine.port}", f"      ca_file: {TLS}/ca.pem\n      credentials_file: {secret}\n")
 
 
 @test
@@ -312,28 +371,149 @@ def an_api_key_is_sent_as_the_documentation_of_elasticsearch_says(world):
     with open(secret, "w") as file:
         file.write("VuaCfGcBCdbkQm-e5aOx:ui2lp2axTNmsyakw9tvNnw\n")
     os.chmod(secret, 0o600)
-    # The example of the documentation, and the answers of a real engine behind it.
+    # The example of the documentation. No engine that is installed here has API keys.
     key = "ApiKey VnVhQ2ZHY0JDZGJrUW0tZTVhT3g6dWkybHAyYXhUTm1zeWFrdzl0dk5udw=="
-    with Engine(world) as engine, Front(engine, key) as front:
+    with Front(None, key) as front:
         configure(world, f"http://localhost:{front.port}", f"      api_key_file: {secret}\n      rotate: daily\n      index_prefix: site_\n")
         world.start_system_daemon()
-        found = eventually(lambda: engine.documents("site_*"), lambda: f"{status(world)}", pause_s=0.3)
+        found = eventually(lambda: dict(front.taken), lambda: f"{status(world)}")
         dated = {(index, one["time"][:10].replace("-", ".")) for (index, _), one in found.items()}
         check(all(index == f"site_node-{date}" for index, date in dated), dated)
+        equal({one[2] for one in front.requests}, {key}, "every request")
+        world.stop_system_daemon()
+
+
+def series(engine, target, **values):
+    """Asks as Grafana does for a query of its Elasticsearch data source; values by host, oldest first."""
+    text = re.sub(r"\$\{(\w+)\}", lambda match: values[match.group(1)], target["query"])
+    by_host, over_time = target["bucketAggs"]
+    shown = [metric for metric in target["metrics"] if not metric["hide"]][0]
+    metrics = {metric["id"]: {"derivative": {"buckets_path": metric["field"], **metric["settings"]}} if metric["type"] == "derivative"
+               else {metric["type"]: {"field": metric["field"]}} for metric in target["metrics"]}
+    histogram = {"field": over_time["field"], "fixed_interval": "1s", "min_doc_count": int(over_time["settings"]["min_doc_count"])}
+    status_code, found = engine.ask("POST", "/colmet_*/_search?size=0", {
+        "query": {"bool": {"filter": [{"range": {target["timeField"]: {"gte": 0, "lte": 4102444800000, "format": "epoch_millis"}}},
+                                      {"query_string": {"analyze_wildcard": True, "query": text}}]}},
+        "aggs": {"2": {"terms": {"field": by_host["field"], "size": 50, "order": {"_key": "desc"}, "min_doc_count": 1},
+                       "aggs": {"3": {"date_histogram": histogram, "aggs": metrics}}}}})
+    check(status_code == 200, found)
+    value = lambda point: (one := point.get(shown["id"], {})).get("normalized_value", one.get("value"))
+    return {host["key"]: [value(point) for point in host["3"]["buckets"] if value(point) is not None]
+            for host in found["aggregations"]["2"]["buckets"]}
+
+
+def board():
+    """The queries of the board: by what they show, and by field."""
+    with open(os.path.join(ROOT, "dashboards", "colmet.json")) as file:
+        panels = json.load(file)["panels"]
+    return {(panel["title"], target["metrics"][0]["field"]): target for panel in panels for target in panel["targets"]}
+
+
+def colmet_config(world, engine, more="", url=None):
+    world.configure("sampling:\n  interval: 500ms\nperf:\n  events: [page_faults, context_switches]\nsinks:\n  - elasticsearch:\n"
+                    f"      url: {url or f'http://127.0.0.1:{engine.port}'}\n      interval: 300ms\n{more}")
+
+
+#: A document of each kind on the dashboard that Colmet ships, for one job on two hosts at two times.
+KINDS = {
+    "taskstats": (42, ("coremem", "cpu_run_real_total", "read_bytes", "write_bytes")),
+    "perfhwstats": (42, tuple(f"counter_{number}" for number in range(1, 6))),
+    "ipmipowerstats": (0, ("average_power_consumption",)),
+    "infinibandstats": (0, ("portRcvData", "portXmitData")),
+    "raplstats": (0, ("counter_1",)),
+    "procstats": (0, ("loadavg_1min",)),
+}
+
+
+def left_by_another(world):
+    """A spool with documents of all kinds, as a daemon leaves it that could not send them; values by kind, field, host and time."""
+    lines, known = [], {}
+    for number, (kind, (job, fields)) in enumerate(KINDS.items()):
+        for host in ("n1", "n2"):
+            for time_s in (1700000000, 1700000001):
+                document = {"hostname": host, "job_id": job, "timestamp": time_s}
+                for place, field in enumerate(fields):
+                    value = 1000 * number + 10 * place + (host == "n2") + 100 * (time_s - 1700000000)
+                    document[field] = known[kind, field, host, time_s] = value + 0.5 if kind == "procstats" else value
+                if job == 0:
+                    document["involved_jobs"] = [42, 43]
+                lines += [{"create": {"_index": f"colmet_{kind}_default", "_id": f"{host}-{time_s}"}}, document]
+    # Others' documents are not found by the queries of job 42.
+    lines += [{"create": {"_index": "colmet_taskstats_default", "_id": "other"}}, {"hostname": "n1", "job_id": 43, "timestamp": 1700000000, "coremem": 7}]
+    os.makedirs(spool(world), 0o700)
+    with open(os.path.join(spool(world), f"{1:016}-0-{len(lines) // 2}.batch"), "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    return known
+
+
+@test
+def every_query_of_the_colmet_board_returns_the_values_of_its_job(world):
+    with Engine(world) as engine:
+        colmet_config(world, engine, "      backends: nvidia\n")
+        known = left_by_another(world)
+        world.start_system_daemon()
+        eventually(lambda: waiting(world) == 0, lambda: f"{status(world)}")
+        equal(len(engine.documents("colmet_*")), 25, "documents")
+        asked = board()
+        equal({field for _, field in asked}, {field for _, fields in KINDS.values() for field in fields}, "fields of the board")
+        for (title, field), target in asked.items():
+            kind = re.search(r"\}(\w+)_default", target["query"]).group(1)
+            of_host = lambda host: [known[kind, field, host, time_s] for time_s in (1700000000, 1700000001)]
+            wanted = {host: of_host(host) for host in ("n1", "n2")}
+            if "per second" in title:
+                wanted = {host: [late - early] for host, (early, late) in wanted.items()}
+            equal(series(engine, target, job="42", prefix="colmet_"), wanted, f"{title}: {field}")
+        equal(series(engine, asked["Memory", "coremem"], job="*", prefix="colmet_")["n1"][0], max(7, known["taskstats", "coremem", "n1", 1700000000]), "all jobs")
+        world.stop_system_daemon()
+
+
+@test
+def the_board_of_colmet_shows_what_a_daemon_measured(world):
+    with Engine(world) as engine:
+        colmet_config(world, engine, "      period: 1s\n      managers: local\n      events: [page_faults, context_switches]\n")
+        world.start_system_daemon()
+        job = world.run(*world.workload("burning", "cpu", "3"))
+        world.met("wait", job).ok()
+        totals, asked = world.show(job)["totals"], board()
+        host, task = os.uname().nodename, "colmet_taskstats_default"
+        plain = lambda target: {**target, "metrics": [{**target["metrics"][0], "hide": False}]}
+        of = lambda title, field: series(engine, plain(asked[title, field]), job=job, prefix="colmet_").get(host, [])
+        cpu = lambda: of("CPU time per second", "cpu_run_real_total") if engine.documents(task) else []
+        # As a double, which aggregations are.
+        wanted = float(round(totals["cpu_seconds"] * 1e9))
+        eventually(lambda: cpu() and cpu()[-1] == wanted, lambda: f"{cpu()} instead of {wanted}: {status(world)}", pause_s=0.3)
+        check(len(cpu()) >= 3 and cpu() == sorted(cpu()), cpu())
+        check(max(of("Memory", "coremem")) > 0, of("Memory", "coremem"))
+        for field, total in (("read_bytes", "read_bytes"), ("write_bytes", "written_bytes")):
+            if total in totals:
+                equal(max(of("Read and written per second", field)), totals[total], field)
+        rate = series(engine, asked["CPU time per second", "cpu_run_real_total"], job=job, prefix="colmet_")[host]
+        check(rate and max(rate) <= 1.5e9 * os.cpu_count(), rate)
+        # The machine, by the jobs that it had.
+        check(of("Load of the nodes", "loadavg_1min"), "the node of the job")
+        found = engine.documents("colmet_procstats_default").values()
+        check(any(one["involved_jobs"] == [int(job)] for one in found) and all(one["job_id"] == 0 for one in found), "job 0")
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        equal({one["meminfo_memtotal"] * 1024 for one in found}, {memory}, "memory of the node")
+        _, mapping = engine.ask("GET", f"/{task}/_mapping")
+        properties = mapping[task]["mappings"]["properties"]
+        equal((properties["timestamp"]["format"], properties["hostname"]["fields"]["keyword"]["type"], properties["coremem"]["type"]),
+              ("epoch_second", "keyword", "long"), "mapping")
         world.stop_system_daemon()
 
 
 @test
 def a_server_writes_the_samples_of_its_nodes(world):
-    with Engine(world) as engine, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         # On the server's own host, where an engine is expected without configuration.
-        listens = lambda server: stack.enter_context(Front(engine, space=server.space, port=9200))
-        config = "sinks:\n  - elasticsearch: {interval: 300ms}\n"
+        listens = lambda server: fronts.append(stack.enter_context(Front(None, space=server.space, port=9200)))
+        fronts = []
+        config = "sinks:\n  - elasticsearch: {interval: 300ms, format: jobmet}\n"
         made = stack.enter_context(cluster(world, 1, server_config=config, prepare=listens))
-        node = made.nodes[0]
+        node, (front,) = made.nodes[0], fronts
         job = node.met("run", "--print-id", "--wait", "--", "sleep", "1").ok().out.strip()
-        of_job = lambda: [one for one in engine.documents("met_job").values() if one["job"]["raw_id"] == job]
-        found = eventually(of_job, "the samples of the job", pause_s=0.3)
+        of_job = lambda: [one for (index, _), one in list(front.taken.items()) if index == "met_job" and one["job"]["raw_id"] == job]
+        found = eventually(of_job, "the samples of the job")
         equal({one["node"] for one in found}, {node.name}, "nodes")
         check(all("cpu_seconds" in one["values"] for one in found), found)
 

@@ -263,7 +263,7 @@ fn maker(options: &Options) -> (Maker, String) {
         }),
         false => {
             let gatherer = Gatherer::new(Chosen::of(options, BACKENDS));
-            Maker::Colmet(Colmet::new(gatherer, &prefix, rotation))
+            Maker::Colmet(Box::new(Colmet::new(gatherer, &prefix, rotation)))
         }
     };
     (maker, template)

@@ -54,7 +54,7 @@ pub type Put<'a> = dyn FnMut(&str, &str, &[u8]) + 'a;
 
 /// Makes documents of events.
 pub enum Maker {
-    Colmet(Colmet),
+    Colmet(Box<Colmet>),
     Catalogue(Catalogue),
 }
 
