@@ -9,9 +9,11 @@ mod decimal;
 pub mod event;
 pub mod event_json;
 pub mod forward;
+mod hdf5;
 pub mod live;
 mod otlp;
 pub mod prometheus;
+pub mod reopen;
 pub mod service_discovery;
 pub mod shown_jobs;
 pub mod sink;
@@ -23,7 +25,7 @@ pub use event::Event;
 pub use sink::{Configured, Sink, SinkSpec};
 
 /// All sinks, in the order of the documentation.
-pub static SINKS: &[&SinkSpec] = &[&forward::SPEC, &stdout::SPEC, &otlp::SPEC, &colmet::SPEC];
+pub static SINKS: &[&SinkSpec] = &[&forward::SPEC, &stdout::SPEC, &otlp::SPEC, &colmet::SPEC, &hdf5::SPEC];
 
 #[cfg(test)]
 mod tests {

@@ -253,6 +253,9 @@ fn ends(signals: &Signals) -> bool {
     let mut end = false;
     while let Some(signal) = signals.next() {
         end |= matches!(signal.number, libc::SIGTERM | libc::SIGINT);
+        if signal.number == libc::SIGHUP {
+            met_sinks::reopen::request();
+        }
     }
     end
 }
