@@ -51,6 +51,7 @@ pub struct Config {
     pub login: Login,
     pub forward: Forward,
     pub server: Server,
+    pub colmet: Colmet,
     pub client: Client,
     pub sources: sources::Sources,
     pub sinks: Vec<met_sinks::Configured>,
@@ -347,6 +348,25 @@ pub struct Server {
     pub lost_after: Duration,
 }
 
+/// Where a server takes records of Colmet's nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Colmet {
+    /// Empty: nowhere.
+    pub listen: Vec<Address>,
+    /// Addresses and networks that may connect.
+    pub allow: Vec<String>,
+    /// Names of hosts that they may speak for.
+    pub hosts: Vec<String>,
+    /// Whose jobs they are.
+    pub manager: String,
+}
+
+impl Default for Colmet {
+    fn default() -> Colmet {
+        Colmet { listen: Vec::new(), allow: Vec::new(), hosts: Vec::new(), manager: "oar".to_owned() }
+    }
+}
+
 /// How `met --server` authenticates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Client {
@@ -442,6 +462,7 @@ impl Config {
             login: Default::default(),
             forward: Default::default(),
             server: Default::default(),
+            colmet: Default::default(),
             client: Default::default(),
             sources: Default::default(),
             sinks: Default::default(),

@@ -1,4 +1,5 @@
 //! The server of a cluster: what nodes send is kept, and jobs of several nodes are made one.
 
 pub mod cluster;
+pub mod colmet;
 pub mod status_file;

@@ -5,7 +5,7 @@
 
 mod node_state;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use met_core::detail_table::DETAIL;
@@ -255,6 +255,8 @@ pub struct Gatherer {
     chosen: Chosen,
     jobs: HashMap<(String, JobKey), JobState>,
     nodes: HashMap<String, NodeState>,
+    /// Hosts whose records came as they are: their samples are the same figures.
+    foreign: HashSet<String>,
     /// The tick whose rows arrive, and since when they do.
     round: Option<(i64, Instant)>,
     sent_ns: i64,
@@ -268,6 +270,7 @@ impl Gatherer {
             chosen,
             jobs: HashMap::new(),
             nodes: HashMap::new(),
+            foreign: HashSet::new(),
             round: None,
             sent_ns: i64::MIN,
             ended: HashMap::new(),
@@ -277,7 +280,7 @@ impl Gatherer {
     /// Appends the records that are complete with this event.
     pub fn take(&mut self, event: &Event, out: &mut Vec<Record>) {
         match event {
-            Event::Colmet(records) => out.extend(records.iter().cloned()),
+            Event::Colmet(records) => self.pass_on(records, out),
             Event::Tick(tick) => {
                 if self.round.is_some_and(|(time_ns, _)| time_ns != tick.time_ns) {
                     self.finish(out);
@@ -293,6 +296,17 @@ impl Gatherer {
             }
             Event::Ended(record) => self.ended(record, out),
             Event::Interim(_) => {}
+        }
+    }
+
+    fn pass_on(&mut self, records: &[Record], out: &mut Vec<Record>) {
+        for record in records {
+            if !self.foreign.contains(&record.hostname) && self.foreign.len() < JOBS_MAX {
+                self.foreign.insert(record.hostname.clone());
+            }
+            if self.chosen.backends.contains(&record.backend) {
+                out.push(record.clone());
+            }
         }
     }
 
@@ -401,7 +415,7 @@ impl Gatherer {
 
     /// Samples that a node sent to this server.
     fn samples(&mut self, Samples { node, subject, course }: &Samples, out: &mut Vec<Record>) {
-        let Some(node) = node else { return };
+        let Some(node) = node.as_ref().filter(|node| !self.foreign.contains(*node)) else { return };
         match subject {
             Subject::Job(key) => {
                 let (key, part) = perf::of_series_key(key);

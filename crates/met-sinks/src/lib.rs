@@ -10,9 +10,11 @@ mod elasticsearch;
 pub mod event;
 pub mod event_json;
 pub mod forward;
+mod hdf5;
 pub mod live;
 mod otlp;
 pub mod prometheus;
+pub mod reopen;
 pub mod service_discovery;
 pub mod shown_jobs;
 pub mod sink;
@@ -25,7 +27,7 @@ pub use sink::{Configured, Sink, SinkSpec};
 
 /// All sinks, in the order of the documentation.
 pub static SINKS: &[&SinkSpec] =
-    &[&forward::SPEC, &stdout::SPEC, &otlp::SPEC, &colmet::SPEC, &elasticsearch::SPEC];
+    &[&forward::SPEC, &stdout::SPEC, &otlp::SPEC, &colmet::SPEC, &hdf5::SPEC, &elasticsearch::SPEC];
 
 #[cfg(test)]
 mod tests {

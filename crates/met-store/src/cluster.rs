@@ -258,6 +258,19 @@ impl Log {
         })
     }
 
+    /// Registers a node that sends without a token; `false` if there is a token of that name, which alone may speak for it.
+    pub fn register_without_token(&mut self, node: &str, now_ns: i64) -> Result<bool, StoreError> {
+        let kind = Bearer::Node(node.to_owned());
+        if self.exists("SELECT 1 FROM access WHERE kind = ?1 AND name = ?2", params![kind.kind(), node])? {
+            return Ok(false);
+        }
+        if !self.is_node(node)? {
+            let sql = "INSERT OR IGNORE INTO node (name, enrolled_ns) VALUES (?1, ?2)";
+            self.execute(true, sql, params![node, now_ns])?;
+        }
+        Ok(true)
+    }
+
     /// Takes all tokens back; of a node also the right to come with a certificate. Says whether there was any.
     pub fn expel(&mut self, bearer: &Bearer) -> Result<bool, StoreError> {
         self.write(true, |connection| {

@@ -13,6 +13,7 @@ use met_host::Address;
 use met_server::cluster::api::{self, Api};
 use met_server::cluster::people::People;
 use met_server::cluster::{ClusterView, Incompatible, Keeper, Plan};
+use met_server::colmet;
 use met_server::status_file::{ServerStatus, StatusFile};
 use met_store::cluster::Log;
 use met_web::api::Admission;
@@ -118,9 +119,13 @@ pub fn serve(setting: &Setting) -> Result<()> {
     for address in server.local_addrs() {
         tracing::info!("serving {address}, state in {}", state.display());
     }
+    let colmet = colmet(setting, &state, &api)?;
     let listening = server.local_addrs().iter().map(ToString::to_string).collect();
     let status = StatusFile::new(&state, listening);
     let ended = work(&signals, &schedulers, &api, SchedulerFeed::new()?, status);
+    if let Some(colmet) = colmet {
+        colmet.stop();
+    }
     server.stop();
     if let Some(api) = Arc::into_inner(api) {
         api.keeper.stop();
@@ -188,6 +193,26 @@ fn listen(
     server.map_err(|error| Failure::usage(format!("http: {error}")))
 }
 
+/// Takes records of Colmet's nodes, if an address is configured.
+fn colmet(setting: &Setting, state: &Path, api: &Arc<Api>) -> Result<Option<colmet::Receiver>> {
+    let config = &setting.config.colmet;
+    if config.listen.is_empty() {
+        return Ok(None);
+    }
+    let allowed = colmet::Allowed::parse(&config.allow, &config.hosts).map_err(Failure::usage)?;
+    let mut listen = Vec::new();
+    for address in &config.listen {
+        listen.extend(address.resolve().map_err(|error| Failure::usage(format!("colmet.listen: {error}")))?);
+    }
+    let plan = colmet::Plan { listen, allowed, manager: config.manager.clone(), state: state.to_owned() };
+    let receiver = colmet::Receiver::start(plan, Arc::clone(api));
+    let receiver = receiver.map_err(|error| Failure::usage(format!("{error:#}")))?;
+    for address in &receiver.addresses {
+        tracing::info!("taking records of Colmet at {address}");
+    }
+    Ok(Some(receiver))
+}
+
 /// Passes scheduler records to the writer until a signal comes. A server that cannot write ends; its service manager
 /// restarts it.
 fn work(
@@ -228,6 +253,9 @@ fn ends(signals: &Signals) -> bool {
     let mut end = false;
     while let Some(signal) = signals.next() {
         end |= matches!(signal.number, libc::SIGTERM | libc::SIGINT);
+        if signal.number == libc::SIGHUP {
+            met_sinks::reopen::request();
+        }
     }
     end
 }

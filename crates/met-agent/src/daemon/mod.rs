@@ -321,6 +321,7 @@ impl Daemon {
             reread |= hangup;
         }
         if reread && !stop {
+            met_sinks::reopen::request();
             self.reread();
         }
         stop

@@ -24,6 +24,7 @@ use met_sinks::live::Hub;
 use met_store::cluster::{About, Arrival, Arrived, Kept};
 use met_store::{Backends, Retention, StoreError, Thinning, Writer};
 use met_wire::batch::{NodeBatch, Subject};
+use met_wire::colmet;
 use tokio::sync::oneshot;
 
 use clearing::Clearing;
@@ -103,6 +104,8 @@ enum Order {
     Batch(Box<Incoming>),
     /// This node sent something at that time, which was refused.
     Saw(String, i64),
+    /// Records of Colmet's nodes, for sinks that take them as they came.
+    Colmet(Vec<colmet::Record>),
     /// Something to do with the store, between two groups.
     Work(WithWriter),
     /// Moves all series now.
@@ -166,6 +169,11 @@ impl Keeper {
     /// comes again.
     pub fn saw(&self, node: &str, seen_ns: i64) {
         let _ = self.orders.try_send(Order::Saw(node.to_owned(), seen_ns));
+    }
+
+    /// Passes records on to sinks, as they came. Those that find no room are still in what is stored.
+    pub fn publish_colmet(&self, records: Vec<colmet::Record>) {
+        let _ = self.orders.try_send(Order::Colmet(records));
     }
 
     /// Does something with the store, in its turn. It returns the records that it wrote.
@@ -304,6 +312,7 @@ impl Work {
                             tracing::warn!("that node {node} was here is not noted: {error}");
                         }
                     }
+                    Order::Colmet(records) => self.wholes.publisher.colmet(records),
                     Order::Work(work) => {
                         self.take(std::mem::take(&mut group));
                         self.with_writer(work);

@@ -113,6 +113,12 @@ impl Publisher {
         }
     }
 
+    pub(super) fn colmet(&mut self, records: Vec<met_wire::colmet::Record>) {
+        if self.bus.wants(Kind::Colmet) {
+            self.bus.publish(&Event::Colmet(Arc::new(records)));
+        }
+    }
+
     pub(super) fn write_status(&self) {
         if self.bus.is_empty() {
             return;

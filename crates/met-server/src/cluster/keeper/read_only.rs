@@ -20,7 +20,7 @@ pub(super) fn run(plan: &Plan, latest: &Latest, mut why: StoreError, orders: &Re
             Ok(Order::Batch(incoming)) => {
                 let _ = incoming.reply.send(Err(Refusal::ReadOnly(why.to_string())));
             }
-            Ok(Order::Saw(..)) => {}
+            Ok(Order::Saw(..) | Order::Colmet(_)) => {}
             Ok(Order::Work(work)) => waiting.push(work),
             Ok(Order::MoveAll(done)) => _ = done.send(()),
             Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => return,

@@ -1,0 +1,152 @@
+use met_core::detail_table;
+use met_core::job_table::{CPU, CPU_USER, READ_CALL};
+use met_wire::colmet::{LAYOUTS, records};
+
+use super::*;
+
+const CAPTURED: &[u8] = include_bytes!("../../../../fixtures/colmet/message.bin");
+const NOW_NS: i64 = 1_794_703_702 * SECOND_NS;
+
+fn course(batch: &NodeBatch, subject: &Subject, table: &'static Table) -> Course {
+    let piece = batch.pieces.iter().find(|piece| piece.subject == *subject && piece.table == table.name);
+    block::decode(&piece.unwrap().block, table).unwrap()
+}
+
+fn job_key() -> JobKey {
+    JobKey { cluster: None, manager: "oar".to_owned(), id: "1234".to_owned(), incarnation: 1_794_703_537 }
+}
+
+#[test]
+fn every_counter_of_a_real_message_is_a_cell_in_the_unit_of_its_column() {
+    let mut importer = Importer::new("oar".to_owned());
+    let all: Vec<Record> = records(CAPTURED).map(Result::unwrap).collect();
+    all.iter().for_each(|record| importer.take(record, NOW_NS).unwrap());
+    importer.end_of_message();
+    let batches = importer.batches(NOW_NS);
+    let [batch] = &batches[..] else { panic!("{}", batches.len()) };
+    assert_eq!((batch.header.node.as_str(), batch.header.sequence), ("vm", 1));
+    assert_eq!(batch.header.memory_bytes, Some(24_682_416 * 1024));
+    let [record] = &batch.records[..] else { panic!() };
+    assert_eq!((&record.key, record.user.as_ref(), record.state), (&job_key(), None, State::Running));
+    assert_eq!(record.totals.figure(CPU).unwrap().kind, QualityKind::LowerBound);
+    let mut checked = 0;
+    for record in &all {
+        for (counter, value) in record.backend.layout().counters.iter().zip(&record.values) {
+            let (Meaning::Cell { into, factor, .. }, Some(value)) = (counter.meaning, value) else {
+                continue;
+            };
+            for at in into {
+                let table = met_sources::table(at.table).unwrap();
+                let subject = match at.table {
+                    "job" | "job_detail" => Subject::Job(job_key()),
+                    "lustre" => Subject::Node("all".to_owned()),
+                    _ => Subject::Node(String::new()),
+                };
+                let cell = course(batch, &subject, table).columns[table.column(at.column).unwrap()][0];
+                let is_of_both = record.backend == Backend::Jobproc && at.table == "job";
+                assert!(is_of_both || Some(cell) == value.times(factor), "{}", counter.name);
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 100);
+    let job = course(batch, &Subject::Job(job_key()), &JOB);
+    assert_eq!((job.columns[CPU][0], job.columns[CPU_USER][0]), (1_928_347_945, 1_522_970_000));
+    assert_eq!(job.columns[READ_CALL][0], 1_418_240, "of taskstats, not of jobproc");
+    let detail = course(batch, &Subject::Job(job_key()), &DETAIL);
+    assert_eq!(detail.columns[detail_table::MEMORY_RESIDENT][0], 13_540 * 1024);
+    // The same message again adds nothing.
+    all.iter().for_each(|record| importer.take(record, NOW_NS).unwrap());
+    assert!(importer.batches(NOW_NS).is_empty());
+}
+
+fn record(backend: Backend, job_id: u64, second: u64, known: &[(&str, i64)]) -> Record {
+    let mut record = Record::new(backend, "n1", job_id, 1_794_703_000 + second);
+    for (name, value) in known {
+        let index = backend.layout().counters.iter().position(|counter| counter.name == *name).unwrap();
+        record.values[index] = Some(Value::Int(*value));
+    }
+    record
+}
+
+#[test]
+fn counts_and_energy_of_periods_add_up_to_counters() {
+    let mut importer = Importer::new("oar".to_owned());
+    for second in 0..3 {
+        let events = record(Backend::Perfhw, 5, second, &[("counter_2", 10)]);
+        let energy = record(Backend::Rapl, 0, second, &[("counter_5", 7), ("counter_6", 99)]);
+        [events, energy].iter().for_each(|record| importer.take(record, NOW_NS).unwrap());
+        importer.end_of_message();
+    }
+    let batch = importer.batches(NOW_NS).remove(0);
+    let key = batch.records[0].key.clone();
+    let events = course(&batch, &Subject::Job(event::series_key(&key, "counter_2")), &event::TABLE);
+    assert_eq!(events.columns[event::COUNT], [10, 20, 30]);
+    let table = met_sources::table("rapl").unwrap();
+    let energy = course(&batch, &Subject::Node("dram package-0".to_owned()), table);
+    assert_eq!(energy.columns[table.column("energy").unwrap()], [7, 14, 21]);
+    assert_eq!(energy.columns[table.column("energy_range").unwrap()], [99, 99, 99]);
+}
+
+#[test]
+fn a_job_that_its_host_no_longer_reports_is_lost() {
+    let mut importer = Importer::new("oar".to_owned());
+    importer.take(&record(Backend::Jobproc, 5, 0, &[("rchar", 1)]), NOW_NS).unwrap();
+    assert_eq!(importer.batches(NOW_NS)[0].records.len(), 1);
+    importer.take(&record(Backend::Procstats, 0, 60, &[("uptime_total", 1)]), NOW_NS).unwrap();
+    assert!(importer.batches(NOW_NS)[0].records.is_empty());
+    importer.take(&record(Backend::Procstats, 0, 121, &[("uptime_total", 1)]), NOW_NS).unwrap();
+    let batch = importer.batches(NOW_NS).remove(0);
+    assert_eq!(
+        (batch.records[0].state, batch.records[0].end_ns),
+        (State::Lost, Some(1_794_703_000 * SECOND_NS))
+    );
+    importer.take(&record(Backend::Procstats, 0, 122, &[("uptime_total", 1)]), NOW_NS).unwrap();
+    assert!(importer.batches(NOW_NS)[0].records.is_empty());
+}
+
+#[test]
+fn what_is_implausible_or_too_much_is_refused_alone() {
+    let mut importer = Importer::new("oar".to_owned());
+    for timestamp in [0, 1, u64::MAX, 1_794_703_702 + 7200] {
+        let record = Record { timestamp, ..record(Backend::Jobproc, 5, 0, &[("rchar", 1)]) };
+        assert_eq!(importer.take(&record, NOW_NS), Err(Refused::Timestamp), "{timestamp}");
+    }
+    for id in 1..=JOBS_OF_HOST_MAX as u64 {
+        importer.take(&record(Backend::Jobproc, id, 0, &[("rchar", 1)]), NOW_NS).unwrap();
+    }
+    let more = record(Backend::Jobproc, 9999, 0, &[("rchar", 1)]);
+    assert_eq!(importer.take(&more, NOW_NS), Err(Refused::TooManyJobs));
+    importer.end_of_message();
+    let rounds = (1..).take_while(|second| {
+        let refused = (1..=JOBS_OF_HOST_MAX as u64).find_map(|id| {
+            importer.take(&record(Backend::Jobproc, id, *second, &[("rchar", 1)]), NOW_NS).err()
+        });
+        importer.end_of_message();
+        refused.is_none()
+    });
+    assert!(rounds.count() <= SAMPLES_OF_HOST_MAX / JOBS_OF_HOST_MAX);
+    // A record of a job about the node, and of the node about a job, says nothing.
+    for layout in LAYOUTS {
+        let id = if layout.is_of_job { 0 } else { 7 };
+        let odd = Record::new(layout.backend, "n2", id, 1_794_703_000);
+        importer.take(&odd, NOW_NS).unwrap();
+    }
+}
+
+#[test]
+fn a_message_of_the_variant_becomes_samples_of_its_job() {
+    let mut importer = Importer::new("oar".to_owned());
+    let metrics = vec![(1, 4096), (18, 8192), (2, 11), (35, 3), (36, 5), (38, 70)];
+    let sample = Sample { job_id: 1234, hostname: "vm".to_owned(), time_ms: 1_794_703_701_500, metrics };
+    importer.take_sample(&sample, NOW_NS).unwrap();
+    importer.end_of_message();
+    let batch = importer.batches(NOW_NS).remove(0);
+    let key = batch.records[0].key.clone();
+    let job = course(&batch, &Subject::Job(key.clone()), &JOB);
+    assert_eq!(job.times_ms, [1_794_703_701_500]);
+    assert_eq!(job.columns[met_core::job_table::MEMORY_CACHE], [8192], "with the cgroups below");
+    assert_eq!(job.columns[met_core::job_table::THROTTLED], [5]);
+    let events = course(&batch, &Subject::Job(event::series_key(&key, "instructions")), &event::TABLE);
+    assert_eq!(events.columns[event::COUNT], [70]);
+}

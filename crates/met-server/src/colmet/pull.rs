@@ -1,0 +1,237 @@
+//! A PULL socket that listens: one thread, any number of peers up to a bound, memory bounded for each and for all.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use met_wire::colmet::MESSAGE_BYTES_MAX;
+use met_wire::zmtp::{self, Decoder, Input, Socket};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const PEERS_MAX: usize = 4096;
+/// Of one address: a broken peer that connects again and again takes no place of others.
+const PEERS_OF_ADDRESS_MAX: usize = 64;
+/// Unfinished messages of all peers together.
+const HELD_BYTES_MAX: usize = 64 << 20;
+/// What one peer may hand over before others have their turn.
+const TURN_BYTES: usize = 256 << 10;
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
+/// Replies to pings that a peer does not read.
+const UNSENT_BYTES_MAX: usize = 4096;
+
+/// A message, or why a peer was left.
+pub struct Message {
+    pub peer: IpAddr,
+    pub received: Result<Vec<u8>, String>,
+}
+
+struct Peer {
+    stream: TcpStream,
+    address: IpAddr,
+    decoder: Decoder,
+    /// What could not be written yet.
+    unsent: Vec<u8>,
+    since: Instant,
+}
+
+pub struct Pull {
+    listeners: Vec<TcpListener>,
+    peers: Vec<Peer>,
+}
+
+impl Pull {
+    pub fn bind(addresses: &[SocketAddr]) -> anyhow::Result<Pull> {
+        let mut listeners = Vec::new();
+        for address in addresses {
+            let failed = || format!("colmet.listen: cannot listen on {address}");
+            let listener = TcpListener::bind(address).with_context(failed)?;
+            listener.set_nonblocking(true).with_context(failed)?;
+            listeners.push(listener);
+        }
+        Ok(Pull { listeners, peers: Vec::new() })
+    }
+
+    pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        self.listeners.iter().map(TcpListener::local_addr).collect()
+    }
+
+    /// Messages that came within a time, of peers that may connect.
+    pub fn wait(&mut self, within: Duration, may_connect: impl Fn(IpAddr) -> bool) -> Vec<Message> {
+        let mut fds: Vec<PollFd<'_>> =
+            self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
+        fds.extend(self.peers.iter().map(|peer| {
+            let wanted = if peer.unsent.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
+            PollFd::new(&peer.stream, wanted)
+        }));
+        let timeout = Timespec::try_from(within).ok();
+        let mut messages = Vec::new();
+        if poll(&mut fds, timeout.as_ref()).is_err() {
+            return messages;
+        }
+        let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        let (of_listeners, of_peers) = is_ready.split_at(self.listeners.len());
+        self.receive(of_peers, &mut messages);
+        for (index, _) in of_listeners.iter().enumerate().filter(|(_, is_ready)| **is_ready) {
+            self.accept(index, &may_connect, &mut messages);
+        }
+        messages
+    }
+
+    fn receive(&mut self, is_ready: &[bool], messages: &mut Vec<Message>) {
+        let mut held: usize = self.peers.iter().map(|peer| peer.decoder.held()).sum();
+        let mut flags = is_ready.iter();
+        self.peers.retain_mut(|peer| {
+            let (is_ready, before) = (flags.next().is_some_and(|flag| *flag), peer.decoder.held());
+            let done = if is_ready { peer.turn(messages) } else { Ok(true) };
+            held = held - before + peer.decoder.held();
+            let late = !peer.decoder.is_ready() && peer.since.elapsed() > HANDSHAKE_WITHIN;
+            let why = match done {
+                Ok(true) if held > HELD_BYTES_MAX => {
+                    held -= peer.decoder.held();
+                    Some("too many unfinished messages".to_owned())
+                }
+                Ok(true) if late => Some("no handshake of ZeroMQ".to_owned()),
+                Ok(true) => return true,
+                // It ended by itself.
+                Ok(false) => None,
+                Err(why) => Some(why),
+            };
+            messages.extend(why.map(|why| Message { peer: peer.address, received: Err(why) }));
+            false
+        });
+    }
+
+    fn accept(&mut self, index: usize, may_connect: &impl Fn(IpAddr) -> bool, messages: &mut Vec<Message>) {
+        while let Ok((stream, address)) = self.listeners[index].accept() {
+            let address = address.ip().to_canonical();
+            let of_address = self.peers.iter().filter(|peer| peer.address == address).count();
+            let refused = if !may_connect(address) {
+                Some("an address that colmet.allow does not name")
+            } else if self.peers.len() >= PEERS_MAX || of_address >= PEERS_OF_ADDRESS_MAX {
+                Some("too many connections")
+            } else {
+                None
+            };
+            if let Some(why) = refused {
+                messages.push(Message { peer: address, received: Err(why.to_owned()) });
+                continue;
+            }
+            let mut peer = Peer {
+                stream,
+                address,
+                decoder: Decoder::new(Socket::Pull, MESSAGE_BYTES_MAX),
+                unsent: zmtp::opening(Socket::Pull),
+                since: Instant::now(),
+            };
+            // A peer that has gone already needs no word.
+            if peer.stream.set_nonblocking(true).is_ok() && peer.write().is_ok() {
+                self.peers.push(peer);
+            }
+        }
+    }
+}
+
+impl Peer {
+    /// Reads what has come; `false` when there will be no more.
+    fn turn(&mut self, messages: &mut Vec<Message>) -> Result<bool, String> {
+        let mut bytes = [0; 64 << 10];
+        let mut left = TURN_BYTES;
+        let mut is_open = true;
+        while left > 0 && is_open {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => is_open = false,
+                Ok(count) => {
+                    self.decoder.push(&bytes[..count]);
+                    left = left.saturating_sub(count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => is_open = false,
+            }
+            while let Some(input) = self.decoder.next().map_err(|error| error.to_string())? {
+                match input {
+                    Input::Ready => {}
+                    Input::Message(message) => {
+                        messages.push(Message { peer: self.address, received: Ok(message) });
+                    }
+                    Input::Ping(reply) if self.unsent.len() < UNSENT_BYTES_MAX => self.unsent.extend(reply),
+                    Input::Ping(_) => return Err("it reads no replies".to_owned()),
+                }
+            }
+        }
+        // A peer that only sends and goes is no error.
+        Ok(self.write().is_ok() && is_open)
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            match self.stream.write(&self.unsent) {
+                Ok(count) => drop(self.unsent.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn until<T>(pull: &mut Pull, mut found: impl FnMut(&mut Vec<Message>) -> Option<T>) -> T {
+        let (end, mut messages) = (Instant::now() + Duration::from_secs(60), Vec::new());
+        while Instant::now() < end {
+            messages.extend(pull.wait(Duration::from_millis(20), |address| address.is_loopback()));
+            if let Some(found) = found(&mut messages) {
+                return found;
+            }
+        }
+        panic!("nothing came");
+    }
+
+    #[test]
+    fn messages_of_many_peers_arrive_and_one_that_breaks_off_is_left_alone() {
+        let mut pull = Pull::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+        let address = pull.addresses().unwrap()[0];
+        let send = |bytes: &[u8]| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(&zmtp::opening(Socket::Push)).unwrap();
+            stream.write_all(bytes).unwrap();
+            stream
+        };
+        let mut framed = Vec::new();
+        zmtp::put_message(&mut framed, &[7; 5000]);
+        let _unfinished = send(&framed[..4000]);
+        let _whole: Vec<TcpStream> = (0..3).map(|_| send(&framed)).collect();
+        drop(TcpStream::connect(address).unwrap());
+        TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let (good, bad) = until(&mut pull, |messages| {
+            let good = messages.iter().filter(|message| message.received.is_ok()).count();
+            let bad: Vec<String> =
+                messages.iter().filter_map(|message| message.received.clone().err()).collect();
+            (good == 3 && bad.len() == 1).then_some((good, bad))
+        });
+        assert_eq!((good, bad), (3, vec!["the peer does not use ZeroMQ (ZMTP 3)".to_owned()]));
+        assert_eq!(pull.peers.len(), 4);
+    }
+
+    #[test]
+    fn an_address_that_is_not_allowed_is_closed_at_once() {
+        let mut pull = Pull::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+        let mut stream = TcpStream::connect(pull.addresses().unwrap()[0]).unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        let refused = loop {
+            let messages = pull.wait(Duration::from_millis(20), |_| false);
+            if let Some(message) = messages.into_iter().next() {
+                break message.received.unwrap_err();
+            }
+            assert!(Instant::now() < end);
+        };
+        assert_eq!(refused, "an address that colmet.allow does not name");
+        assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0);
+    }
+}

@@ -1,0 +1,208 @@
+//! Colmet's records in HDF5 files, in the layout of its collector: `/job_ID/metric_backend`, one table for all hosts.
+//!
+//! Rows are collected and written by whole chunks; what is left is written at an interval and when the file is closed. Readers
+//! may open the file at any time: rows become visible last, and a killed process leaves all rows that it wrote.
+
+mod tables;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use met_core::units::parse_duration;
+
+use crate::colmet_records::{self, Chosen, Gatherer};
+use crate::event::Event;
+use crate::forward::now_ns;
+use crate::reopen;
+use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
+use tables::Tables;
+
+const BACKENDS: &str = "all";
+const FLUSH: &str = "60s";
+const ENDING: &str = ".hdf5";
+
+pub static SPEC: SinkSpec = SinkSpec {
+    name: "hdf5",
+    help: "records as colmet-collector stores them, in HDF5 files that its tools, PyTables and h5py read",
+    options: &[
+        SinkOption {
+            name: "path",
+            values: "a path",
+            default: "",
+            many: false,
+            help: "required. One that ends in `.hdf5` is appended to; any other becomes `PATH.SECONDS.hdf5`, a new file at start and at every SIGHUP",
+            check: |value, _| match value.starts_with('/') {
+                true => Ok(()),
+                false => Err(format!("{value:?} is not an absolute path")),
+            },
+        },
+        SinkOption {
+            name: "level",
+            values: "0 to 9",
+            default: "0",
+            many: false,
+            help: "compression of new tables: shuffle and deflate; 0: none",
+            check: |value, _| one_of(value, &["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]),
+        },
+        SinkOption {
+            name: "flush",
+            values: "a duration",
+            default: FLUSH,
+            many: false,
+            help: "after this time rows are in the file, even if they fill no chunk of it",
+            check: colmet_records::PERIOD.check,
+        },
+        SinkOption {
+            name: "sync",
+            values: "`yes` or `no`",
+            default: "yes",
+            many: false,
+            help: "`yes`: what was flushed survives a loss of power, too",
+            check: |value, _| one_of(value, &["yes", "no"]),
+        },
+        colmet_records::PERIOD,
+        colmet_records::backends(BACKENDS),
+        colmet_records::EVENTS,
+        colmet_records::MANAGERS,
+    ],
+    interest,
+    open: Some(open),
+};
+
+fn interest(options: &Options) -> Interest {
+    Chosen::of(options, BACKENDS).interest()
+}
+
+fn open(options: &Options) -> Opened {
+    let path =
+        options.word("path").ok_or_else(|| SinkError::Failed("sinks.hdf5.path is required".to_owned()))?;
+    let naming = Naming { path: PathBuf::from(path), level: level(options) };
+    let file = naming.open()?;
+    let flush_every =
+        parse_duration(options.word("flush").unwrap_or(FLUSH)).unwrap_or(Duration::from_secs(60));
+    Ok(Box::new(Hdf5 {
+        gatherer: Gatherer::new(Chosen::of(options, BACKENDS)),
+        naming,
+        file,
+        syncs: options.word("sync") != Some("no"),
+        flush_every,
+        flush_at: Instant::now() + flush_every,
+        requests: reopen::requests(),
+    }))
+}
+
+fn level(options: &Options) -> u32 {
+    options.word("level").and_then(|level| level.parse().ok()).unwrap_or(0)
+}
+
+struct Naming {
+    path: PathBuf,
+    level: u32,
+}
+
+impl Naming {
+    fn is_one_file(&self) -> bool {
+        self.path.to_string_lossy().ends_with(ENDING)
+    }
+
+    /// The file that is written from now on.
+    fn file(&self, now_s: i64) -> PathBuf {
+        match self.is_one_file() {
+            true => self.path.clone(),
+            false => {
+                let mut name = self.path.clone().into_os_string();
+                name.push(format!(".{now_s}{ENDING}"));
+                name.into()
+            }
+        }
+    }
+
+    fn open(&self) -> Result<Tables, SinkError> {
+        let path = self.file(now_ns() / 1_000_000_000);
+        Tables::open(&path, self.level).map_err(|error| failed(&path, &error))
+    }
+}
+
+fn failed(path: &Path, error: &anyhow::Error) -> SinkError {
+    // Most reasons go away: a full disk, a folder that is not mounted yet.
+    SinkError::Lost(format!("{}: {error:#}", path.display()))
+}
+
+struct Hdf5 {
+    gatherer: Gatherer,
+    naming: Naming,
+    file: Tables,
+    syncs: bool,
+    flush_every: Duration,
+    flush_at: Instant,
+    requests: u64,
+}
+
+impl Hdf5 {
+    fn write(&mut self, records: &[met_wire::colmet::Record]) -> Result<(), SinkError> {
+        self.rotate()?;
+        let file = &mut self.file;
+        let added = records.iter().try_for_each(|record| file.add(record));
+        added.map_err(|error| failed(&self.file.path, &error))?;
+        if Instant::now() >= self.flush_at {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), SinkError> {
+        self.flush_at = Instant::now() + self.flush_every;
+        let flushed = self.file.flush(self.syncs);
+        flushed.map_err(|error| failed(&self.file.path, &error))
+    }
+
+    /// A new file after a SIGHUP; the same one is opened again if it was moved away.
+    fn rotate(&mut self) -> Result<(), SinkError> {
+        let requests = reopen::requests();
+        if requests == self.requests {
+            return Ok(());
+        }
+        self.requests = requests;
+        self.flush()?;
+        // Within one second the name is the same, and so is the file.
+        if !self.naming.is_one_file() && self.naming.file(now_ns() / 1_000_000_000) == self.file.path {
+            return Ok(());
+        }
+        self.file.release();
+        self.file = self.naming.open()?;
+        Ok(())
+    }
+}
+
+impl Sink for Hdf5 {
+    fn take(&mut self, event: &Event) -> Result<(), SinkError> {
+        let mut records = Vec::new();
+        self.gatherer.take(event, &mut records);
+        self.write(&records)
+    }
+
+    fn idle(&mut self) -> Result<(), SinkError> {
+        let mut records = Vec::new();
+        self.gatherer.idle(Instant::now(), &mut records);
+        self.write(&records)
+    }
+
+    fn report(&mut self) -> Option<Report> {
+        let flush = self.file.has_rows().then_some(self.flush_at);
+        let wake = self.gatherer.due().into_iter().chain(flush).min();
+        Some(Report { wake, ..Report::default() })
+    }
+
+    fn close(mut self: Box<Self>) {
+        let mut records = Vec::new();
+        self.gatherer.idle(Instant::now() + Duration::from_secs(60), &mut records);
+        let closed = self.write(&records).and_then(|()| self.flush());
+        if let Err(error) = closed {
+            tracing::warn!("sink hdf5: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "hdf5/tests.rs"]
+mod tests;
