@@ -1,8 +1,10 @@
 """Small programs whose bottleneck is known: `work.py NAME [SECONDS]`.
 
-Each does one thing for most of its time. `scripts/workloads` records them with the real binary."""
+Each does one thing for most of its time. `scripts/workloads` records them with the real binary; those that begin with
+`gpu_` need an NVIDIA GPU and PyTorch, and are recorded when they are named."""
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -160,6 +162,155 @@ def failing(seconds):
     sys.exit(3)
 
 
+def many_files(seconds):
+    """Creates and removes empty files."""
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        for _ in until(seconds):
+            for number in range(200):
+                path = f"{folder}/{number}"
+                open(path, "wb").close()
+                os.unlink(path)
+
+
+def spinning(seconds):
+    """Looks at the clock and at nothing else: busy, as far as anybody can see from outside."""
+    for _ in until(seconds):
+        pass
+
+
+def memory_copies(seconds):
+    """Both cores copy large blocks. Without counters of the memory bus that is computing."""
+    def copy():
+        held = bytearray(128 << 20)
+        for _ in until(seconds):
+            bytes(held)
+
+    forked(copy, copy)
+
+
+def buffered_writes(seconds):
+    """Writes more than storage needs to see: the file is rewritten in the page cache."""
+    with tempfile.NamedTemporaryFile(dir=".") as file:
+        for _ in until(seconds):
+            os.pwrite(file.fileno(), BLOCK * 8, 0)
+
+
+def two_phases(seconds):
+    """Reads its input on one core, then computes on both."""
+    burn(seconds / 3)
+    both_cores(seconds * 2 / 3)
+
+
+def messages(seconds):
+    """Two processes that send a byte to and fro and wait a millisecond each time."""
+    def answer(link):
+        while link.recv(1):
+            time.sleep(0.001)
+            link.sendall(b"x")
+
+    def ask(link):
+        for _ in until(seconds):
+            link.sendall(b"x")
+            link.recv(1)
+        link.close()
+
+    one, other = socket.socketpair()
+    thread = threading.Thread(target=answer, args=(other,))
+    thread.start()
+    ask(one)
+    thread.join()
+
+
+def short(seconds):
+    burn(seconds / 7)
+
+
+def throttled(seconds):
+    """Two busy processes with a quota of half a core."""
+    enter_quota(0.5)
+    both_cores(seconds)
+
+
+def enter_quota(cores):
+    """Gives the job's own cgroup a quota."""
+    with open("/proc/self/cgroup") as file:
+        own = next(line.rstrip("\n").split("::")[1] for line in file if line.startswith("0::"))
+    above = "/sys/fs/cgroup"
+    for name in own.strip("/").split("/"):
+        with open(f"{above}/cgroup.subtree_control", "w") as file:
+            file.write("+cpu")
+        above += f"/{name}"
+    with open(f"{above}/cpu.max", "w") as file:
+        file.write(f"{int(cores * 100_000)} 100000")
+
+
+def matrix(size):
+    import torch
+    return torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+
+
+def multiply(a, seconds):
+    """The whole card."""
+    import torch
+    for _ in until(seconds):
+        for _ in range(8):
+            a @ a
+        torch.cuda.synchronize()
+
+
+def gpu_full(seconds):
+    multiply(matrix(8192), seconds)
+
+
+def gpu_small_kernels(seconds):
+    """Always a kernel, never a large one."""
+    import torch
+    a = matrix(64)
+    for _ in until(seconds):
+        for _ in range(2000):
+            a = a + 0.001
+        torch.cuda.synchronize()
+
+
+def gpu_idle(seconds):
+    """Takes a card and forgets it."""
+    a = matrix(1024)
+    time.sleep(seconds)
+    del a
+
+
+def gpu_holds_model(seconds):
+    """Its memory is full, and nobody asks the model."""
+    import torch
+    free, _ = torch.cuda.mem_get_info()
+    held = torch.empty(int(free * 0.85), dtype=torch.uint8, device="cuda")
+    time.sleep(seconds)
+    del held
+
+
+def gpu_low(seconds):
+    """A sixth of the time on the card, the rest asleep."""
+    a = matrix(8192)
+    for _ in until(seconds):
+        multiply(a, 0.05)
+        time.sleep(0.25)
+
+
+def gpu_waits_for_cpu(seconds):
+    """All cores prepare what the card needs a moment for."""
+    import torch
+    a, host = matrix(4096), torch.randn(2048, 2048)
+    for _ in until(seconds):
+        for _ in until(0.4):
+            host @ host
+        multiply(a, 0.06)
+
+
+def gpu_tail(seconds):
+    multiply(matrix(8192), seconds / 2)
+    time.sleep(seconds / 2)
+
+
 def come_first():
     """The recording should show the work and not its neighbours: a higher priority, where it is allowed."""
     try:
@@ -172,11 +323,11 @@ def come_first():
 
 WORKLOADS = {name: work for name, work in list(globals().items())
              if callable(work) and getattr(work, "__module__", None) == __name__
-             and name not in ("until", "burn", "forked", "come_first")}
+             and name not in ("until", "burn", "forked", "come_first", "enter_quota", "matrix", "multiply")}
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--list"]:
-        print("\n".join(WORKLOADS))
+        print("\n".join(name for name in WORKLOADS if not name.startswith("gpu_")))
     else:
         come_first()
         WORKLOADS[sys.argv[1]](float((sys.argv[2:] + ["20"])[0]))

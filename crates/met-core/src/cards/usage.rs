@@ -159,6 +159,18 @@ pub(super) struct UnitMeans {
     pub memory_bandwidth: Mean,
 }
 
+/// A reading of the units covers up to 20 s and is up to 20 s old. Before a job has had the card for so long, it may be
+/// what another job did.
+const UNITS_OWN_AFTER_NS: i64 = 40_000_000_000;
+
+impl UnitMeans {
+    fn add(&mut self, cells: &[i64], span_ns: i64) {
+        self.sm_activity.add(cells[card::SM_ACTIVITY], span_ns);
+        self.tensor_activity.add(cells[card::TENSOR_ACTIVITY], span_ns);
+        self.memory_bandwidth.add(cells[card::MEMORY_BANDWIDTH], span_ns);
+    }
+}
+
 impl Means {
     fn add(&mut self, seen: &Seen, cells: &[i64], span_ns: i64) {
         for (mean, cell) in [
@@ -172,9 +184,6 @@ impl Means {
             (&mut self.clock, cells[card::CLOCK]),
             (&mut self.pcie_received, cells[card::PCIE_RECEIVED]),
             (&mut self.pcie_sent, cells[card::PCIE_SENT]),
-            (&mut self.units.sm_activity, cells[card::SM_ACTIVITY]),
-            (&mut self.units.tensor_activity, cells[card::TENSOR_ACTIVITY]),
-            (&mut self.units.memory_bandwidth, cells[card::MEMORY_BANDWIDTH]),
         ] {
             mean.add(cell, span_ns);
         }
@@ -290,6 +299,9 @@ impl Use {
     pub fn see(&mut self, seen: &Seen, cells: &[i64], gap_ns: i64) {
         let span_ns = self.time.pass(seen, gap_ns);
         self.means.add(seen, cells, span_ns);
+        if self.time.held_ns >= UNITS_OWN_AFTER_NS {
+            self.means.units.add(cells, span_ns);
+        }
         self.most.add(seen.memory, cells, span_ns);
         self.errors.ecc_corrected.add(cells[card::ECC_CORRECTED]);
         self.errors.ecc_uncorrected.add(cells[card::ECC_UNCORRECTED]);
@@ -309,6 +321,33 @@ impl Use {
 mod tests {
     use super::*;
 
+    fn seen(at_ns: i64, utilization: i64) -> Seen {
+        Seen {
+            at_ns,
+            unix_ns: at_ns,
+            utilization,
+            encoder: MISSING,
+            decoder: MISSING,
+            copy: MISSING,
+            memory: MISSING,
+            processes: 1,
+        }
+    }
+
+    #[test]
+    fn units_that_another_job_may_have_kept_busy_are_not_counted() {
+        let mut usage = Use::default();
+        let mut cells = vec![MISSING; card::TABLE.columns.len()];
+        let second_ns = 1_000_000_000;
+        for second in 0..60 {
+            // The reading of before is shown for 20 s, and the next one covers 20 s before the job, too.
+            cells[card::SM_ACTIVITY] = if second < 40 { 900 } else { 100 };
+            usage.see(&seen(second * second_ns, 500), &cells, 10 * second_ns);
+            let known = usage.means.units.sm_activity.get();
+            assert_eq!(known, (second >= 40).then_some(100.0), "after {second} s");
+        }
+    }
+
     #[test]
     fn a_job_is_compared_with_its_card_in_the_times_in_which_both_are_known() {
         let mut usage = Use::default();
@@ -319,18 +358,7 @@ mod tests {
             [(0, MISSING, 0), (1, MISSING, 0), (2, MISSING, 700), (3, 600, 700), (4, 600, 700)]
         {
             cells[card::UTILIZATION] = whole;
-            let (at_ns, unknown) = (second * second_ns, MISSING);
-            let seen = Seen {
-                at_ns,
-                unix_ns: at_ns,
-                utilization: own,
-                encoder: unknown,
-                decoder: unknown,
-                copy: unknown,
-                memory: unknown,
-                processes: 1,
-            };
-            usage.see(&seen, &cells, 10 * second_ns);
+            usage.see(&seen(second * second_ns, own), &cells, 10 * second_ns);
         }
         assert_eq!(usage.means.utilization.get(), Some(600.0));
         assert_eq!(usage.means.card_utilization.get(), Some(525.0));
