@@ -14,9 +14,11 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use met_benches::made_up;
 use met_core::Table;
+use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::job::JobKey;
 use met_core::listing::Cursor;
 use met_core::series::Course;
+use met_query::annotate::{Annotates, no_such_job};
 use met_query::jobs::{JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;
 use met_query::query::{NodeSpan, Query, find_in, nothing};
@@ -41,6 +43,12 @@ struct Site {
 impl Site {
     fn with<T>(&self, ask: impl FnOnce(&Reader) -> Result<T>) -> Result<T> {
         ask(&self.store.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Annotates for Operator {
+    fn annotate(&self, _: &Viewer, _: &JobKey, _: &AnnotationChange) -> Result<Annotation> {
+        Err(no_such_job())
     }
 }
 
@@ -104,9 +112,11 @@ fn routes(site: Site) -> Router {
         answers: Arc::default(),
         layouts: Vec::new(),
         live: Arc::default(),
+        annotates: Arc::new(Operator),
+        output: None,
     };
     let api = Arc::new(api);
-    let pages = Pages { api: Arc::clone(&api), base: "/".to_owned() };
+    let pages = Pages { api: Arc::clone(&api), base: "/".to_owned(), has_logout: false };
     pages::router(Arc::new(pages)).merge(met_web::api::router(api))
 }
 

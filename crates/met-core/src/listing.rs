@@ -234,7 +234,7 @@ pub struct Sorted {
     pub sort: Option<Sort>,
     /// While jobs whose values change are still to come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unsettled: Option<Unsettled>,
+    pub unsettled: Option<Box<Unsettled>>,
 }
 
 /// How far a list has got with its unsettled jobs.
@@ -286,7 +286,8 @@ impl Cursor {
         let plain = Cursor::of(record);
         let sorted = order.sort.map(|sort| order.sorted(sort.value(record, order.as_of_ns)));
         let unsettled = (order.is_continued && order.is_unsettled(record))
-            .then(|| Unsettled { shown: String::new(), last: Some((plain.start_ns, plain.key.clone())) });
+            .then(|| Unsettled { shown: String::new(), last: Some((plain.start_ns, plain.key.clone())) })
+            .map(Box::new);
         Cursor { sorted: sorted.map(|sorted| Sorted { unsettled, ..sorted }), ..plain }
     }
 
@@ -295,7 +296,7 @@ impl Cursor {
     }
 
     fn unsettled(&self) -> Option<&Unsettled> {
-        self.sorted.as_ref()?.unsettled.as_ref()
+        self.sorted.as_ref()?.unsettled.as_deref()
     }
 
     /// The place behind the unsettled jobs: where the settled ones go on.
@@ -432,7 +433,7 @@ impl Order {
             let shown = page.iter().filter(|record| self.is_unsettled(record));
             let shown = shown.map(|record| mark(&record.key)).collect();
             sorted.as_of_ns = self.as_of_ns;
-            sorted.unsettled = Some(Unsettled { shown, last: None });
+            sorted.unsettled = Some(Box::new(Unsettled { shown, last: None }));
         }
         place
     }

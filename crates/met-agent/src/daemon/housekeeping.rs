@@ -90,7 +90,7 @@ impl Housekeeping {
             Ok(true) => None,
             Ok(false) => Some(now + UPGRADE_FOR * 4),
             Err(error) => {
-                tracing::warn!("the upgrade of the store goes on later: {error}");
+                tracing::warn!("the upgrade of the store continues later: {error}");
                 Some(now + LONGEST_PAUSE)
             }
         };

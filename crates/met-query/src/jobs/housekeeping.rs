@@ -48,7 +48,7 @@ pub fn tidy(setting: &Setting, ended: &Record) {
     if let Some(mut writer) = import_unless_locked(state, &setting.host) {
         retain_daily(&mut writer, setting);
         if let Err(error) = writer.complete_lists(UPGRADE_FOR) {
-            tracing::warn!("the upgrade of the store goes on later: {error}");
+            tracing::warn!("the upgrade of the store continues later: {error}");
         }
     }
 }

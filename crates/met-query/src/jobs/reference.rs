@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn a_job_is_found_by_name_and_node_however_many_are_newer_elsewhere() {
         let (_root, writer) = many_jobs();
-        let found = |text: &str| find(&writer, &JobRef::Name(text.to_owned())).unwrap();
+        let found = |text: &str| find(&writer, &JobRef::Name(text.to_owned()), &Filter::default()).unwrap();
         let on_n1 = found("train@n1");
         assert_eq!(on_n1.iter().map(|record| record.key.id.as_str()).collect::<Vec<_>>(), ["2"]);
         assert!(!on_n1[0].summaries.is_empty(), "with all that is known of it");

@@ -446,7 +446,7 @@ impl Work {
         }
         self.wholes.publisher.ends();
         if let Err(error) = self.wholes.writer.complete_lists(UPGRADE_FOR) {
-            tracing::warn!("the upgrade of the store goes on later: {error}");
+            tracing::warn!("the upgrade of the store continues later: {error}");
         }
         if now >= self.next_retain {
             self.next_retain = now + RETAIN_EVERY;

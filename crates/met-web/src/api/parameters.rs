@@ -178,7 +178,7 @@ enum Value {
     Flag(bool),
     States(Vec<State>),
     List(Vec<String>),
-    Cursor(Cursor),
+    Cursor(Box<Cursor>),
     Sort(Sort),
 }
 
@@ -282,7 +282,7 @@ impl Given {
 
     pub fn cursor(&self, name: &str) -> Option<Cursor> {
         match self.value(name) {
-            Some(Value::Cursor(cursor)) => Some(cursor.clone()),
+            Some(Value::Cursor(cursor)) => Some((**cursor).clone()),
             _ => None,
         }
     }
@@ -339,7 +339,7 @@ fn read(parameter: &Parameter, text: &str) -> Result<Value, String> {
         },
         Kind::Cursor => {
             let wrong = || format!("{text:?} is not the `next` of an earlier answer");
-            decode(text).map(Value::Cursor).ok_or_else(wrong)
+            decode(text).map(|cursor| Value::Cursor(Box::new(cursor))).ok_or_else(wrong)
         }
     }
 }

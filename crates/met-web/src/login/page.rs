@@ -80,6 +80,8 @@ fn page(title: &str, style: Option<&str>, body: &Markup, status: StatusCode) -> 
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
                 title { (title) " · met" }
+                // A browser would ask for one, and be refused.
+                link rel="icon" href="data:,";
                 @if let Some(style) = style { link rel="stylesheet" href=(style); }
             }
             body.login { main { (body) } }

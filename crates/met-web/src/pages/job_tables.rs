@@ -119,7 +119,7 @@ pub(super) fn stragglers(record: &Record) -> Markup {
                     td.eff {
                         (layout::bar(seconds / most, if *seconds < median * BEHIND { "low" } else { "good" }))
                         span.share { (units::percent(seconds / most)) }
-                        @if *seconds < median * BEHIND { span.flag { "behind the others" } }
+                        @if *seconds < median * BEHIND { " " span.flag { "behind the others" } }
                     }
                 }
             }
