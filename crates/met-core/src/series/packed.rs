@@ -110,9 +110,9 @@ mod tests {
     fn times_ascend_also_within_a_millisecond_and_after_samples_were_taken_out() {
         let mut packed = PackedSamples::new(&JOB);
         let cells = vec![MISSING; JOB.columns.len()];
-        [1000, 2000, 2000, 2000].map(|time_ms| packed.push(time_ms, &cells));
+        [1000, 2000, 2000, 2000].into_iter().for_each(|time_ms| packed.push(time_ms, &cells));
         assert_eq!(packed.take().unpack().times_ms, [1000, 2000, 2001, 2002]);
-        [2002, 2003, 3000].map(|time_ms| packed.push(time_ms, &cells));
+        [2002, 2003, 3000].into_iter().for_each(|time_ms| packed.push(time_ms, &cells));
         assert_eq!(packed.unpack().times_ms, [2003, 2004, 3000]);
     }
 
