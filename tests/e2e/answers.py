@@ -70,6 +70,29 @@ def runs_of_one_command_are_compared_and_scaled(world):
 
 
 @test
+def a_given_lineage_makes_runs_of_two_commands_alike(world):
+    run = ("run", "--wait", "--out", "/dev/null", "--err", "/dev/null", "--lineage", "night")
+    world.met(*run, "--", "sleep", "0.2").ok()
+    world.met(*run, "-n", "other", "--", "true").ok()
+    explained = world.met("explain", "2", "--json").ok().json()
+    check(explained["lineage"].startswith("night of"), explained["lineage"])
+    objects = world.met("compare", "2", "--json").ok().json()
+    equal([one["job"]["id"] for one in objects["jobs"]], ["2", "1"], "the earlier run has another command")
+    refused = world.met("run", "--lineage", "Not a tag", "--", "true").expect(2)
+    check("--lineage" in refused.err, refused.err)
+
+
+@test
+def only_runs_that_finished_and_have_a_size_are_scaled(world):
+    world.met("run", "--wait", "--out", "/dev/null", "--err", "/dev/null", "--", "sh", "-c", "exit 3").expect(3)
+    runs(world, "sleep", "1")
+    failed = world.met("scale", "1", "--sizes", "1", "--json").ok().json()
+    equal(failed["left_out"], ["job 1: failed"], "a run that failed")
+    unsized = world.met("scale", "2").ok().out
+    check("its size is not known" in unsized and "--sizes" in unsized, unsized)
+
+
+@test
 def reading_answers_writes_nothing(world):
     runs(world, "true")
     before = world.met("list", "--json").ok().out

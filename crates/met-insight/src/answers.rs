@@ -41,6 +41,8 @@ pub struct Job<'a> {
     pub machine: Machine,
     /// GPUs of its machine, where that is known.
     pub node_gpus: Option<u32>,
+    /// The share of the time in which jobs of others on its machine waited for a CPU.
+    pub others_pressure: Option<f64>,
     /// Earlier runs of its lineage, newest first.
     pub earlier: &'a [&'a Record],
     pub now_ns: i64,
@@ -56,6 +58,7 @@ impl<'a> Job<'a> {
             record,
             machine,
             node_gpus: None,
+            others_pressure: None,
             earlier: &[],
             now_ns,
             samples: None,
@@ -68,8 +71,9 @@ impl<'a> Job<'a> {
         Job { earlier, ..self }
     }
 
-    pub fn on_gpus(self, node_gpus: Option<u32>) -> Job<'a> {
-        Job { node_gpus, ..self }
+    /// Beside other jobs: the GPUs of its machine, and the pressure that others feel.
+    pub fn beside(self, node_gpus: Option<u32>, others_pressure: Option<f64>) -> Job<'a> {
+        Job { node_gpus, others_pressure, ..self }
     }
 
     /// Samples of one node of several say nothing of the job.

@@ -16,6 +16,7 @@ pub mod json;
 pub mod lineage;
 #[cfg(test)]
 mod month_tests;
+pub mod neighbours;
 pub mod reduced;
 pub mod report;
 pub mod resample;

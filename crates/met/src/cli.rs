@@ -304,6 +304,9 @@ pub struct RunArgs {
     /// Set a variable in the job's environment
     #[arg(long, value_name = "KEY=VALUE")]
     pub env: Vec<OsString>,
+    /// Name that its runs have in common, in place of command and folder: the tag lineage.NAME
+    #[arg(long, value_name = "NAME")]
+    pub lineage: Option<String>,
     /// Wait for the job to end and exit with its exit code
     #[arg(long)]
     pub wait: bool,

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use met_core::energy::Balance;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
+use met_core::event;
 use met_core::gpu_holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_core::ladder::Cadence;
@@ -96,6 +97,12 @@ impl Undelivered {
         if let Err(mpsc::SendError(kept)) = to.send(all) {
             self.drained = kept;
         }
+    }
+
+    /// The samples of a job that ends: a later drain would bring them behind those of its end.
+    fn take_of(&mut self, key: &JobKey) -> Vec<(JobKey, PackedSamples)> {
+        let is_of = |(of, _): &mut (JobKey, PackedSamples)| event::of_series_key(of).0.as_ref() == key;
+        self.drained.jobs.extract_if(.., is_of).collect()
     }
 
     fn hand_over_settled(&mut self, fresh: Vec<(JobKey, Charged)>, to: &SyncSender<Vec<(JobKey, Charged)>>) {
@@ -243,7 +250,11 @@ impl Sampling {
     pub fn remove(&self, key: &JobKey, known: Known) -> Result<Option<Sampled>, Stuck> {
         self.live.borrow_mut().remove(key);
         let key = key.clone();
-        self.ask(move |worker| worker.sampler.remove(worker.slots.remove(&key)?, known))
+        self.ask(move |worker| {
+            let mut sampled = worker.sampler.remove(worker.slots.remove(&key)?, known)?;
+            sampled.put_before(worker.undelivered.take_of(&key));
+            Some(sampled)
+        })
     }
 
     /// Jobs that are over and whose energy is known since the last call.
@@ -719,6 +730,27 @@ mod tests {
         let cards: Vec<String> = receiver.recv().unwrap().cards.into_iter().map(|(id, _)| id).collect();
         assert_eq!(cards, ["a", "b"]);
         assert!(undelivered.drained.cards.is_empty());
+    }
+
+    #[test]
+    fn samples_that_were_not_delivered_come_before_those_of_the_end() {
+        let key = |id: &str| JobKey { id: id.to_owned(), ..met_core::sample::bare(1, "x").key };
+        let samples = |time_ms: i64| {
+            let mut samples = PackedSamples::new(&met_core::JOB);
+            samples.push(time_ms, &vec![met_core::MISSING; met_core::JOB.columns.len()]);
+            samples
+        };
+        let mut undelivered = Undelivered::default();
+        undelivered.drained.jobs = vec![
+            (key("1"), samples(1000)),
+            (key("2"), samples(1000)),
+            (event::series_key(&key("1"), "faults"), samples(1000)),
+        ];
+        let mut sampled = Sampled { course: samples(2000).unpack(), ..Sampled::default() };
+        sampled.put_before(undelivered.take_of(&key("1")));
+        assert_eq!(sampled.course.times_ms, [1000, 2000]);
+        let keys: Vec<&str> = sampled.more.iter().map(|(key, _)| event::of_series_key(key).1).collect();
+        assert_eq!((keys, undelivered.drained.jobs.len()), (vec!["faults"], 1));
     }
 
     #[test]

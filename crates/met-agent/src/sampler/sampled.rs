@@ -9,7 +9,7 @@ use met_core::job_processes::JobProcess;
 use met_core::job_table::*;
 use met_core::process_exits::{INHERITED, OWN};
 use met_core::provenance::{Account, Caveat};
-use met_core::series::Course;
+use met_core::series::{Course, PackedSamples};
 use met_core::{JOB, Kind, MISSING};
 
 use met_query::live::{Live, PEAK_SPAN_MS};
@@ -157,6 +157,23 @@ impl Default for Sampled {
 }
 
 impl Sampled {
+    /// Adds samples of before, which were taken out and reached no one.
+    pub fn put_before(&mut self, earlier: Vec<(JobKey, PackedSamples)>) {
+        let mut more = Vec::new();
+        for (key, samples) in earlier.into_iter().rev() {
+            let mut course = samples.unpack();
+            if std::ptr::eq(course.table, &JOB) {
+                course.append(&self.course);
+                self.course = course;
+            } else {
+                more.push((key, course));
+            }
+        }
+        more.reverse();
+        more.append(&mut self.more);
+        self.more = more;
+    }
+
     /// Of a job that is gone, by what was stored of its course.
     pub fn of_course(course: &Course, record: &Record) -> Sampled {
         let Some(local) = &record.local else { return Sampled::default() };

@@ -26,6 +26,9 @@ use super::schedule::Age;
 use crate::exits::{OwnFigures, Watch};
 use crate::node_energy::NodeEnergy;
 
+/// Samples of a job that wait to be taken out: a day at ten seconds.
+const SAMPLES_MAX: usize = 8640;
+
 /// The jobs that are sampled, by slot.
 pub(super) type Jobs = FastMap<u32, Tracked>;
 
@@ -132,7 +135,10 @@ impl Tracked {
         let Shared(cells) = row;
         self.counts.hold(cells);
         let time_ms = self.age.unix_ms(now_ns);
-        self.samples.push(time_ms, cells);
+        // They are not taken out: the totals go on, and what cannot be kept is a gap.
+        if self.samples.len() < SAMPLES_MAX {
+            self.samples.push(time_ms, cells);
+        }
         self.running.push(time_ms, cells);
     }
 

@@ -13,15 +13,24 @@ pub struct PackedSamples {
     /// Of each sample: its time, a bit for each column that is known, and the cells of these.
     words: Vec<i64>,
     count: usize,
+    /// Of the last sample, also of one that was taken out.
+    last_ms: Option<i64>,
 }
+
+/// Samples closer than this may have times in the wrong order.
+const CLOSE_MS: i64 = 10;
 
 impl PackedSamples {
     pub fn new(table: &'static Table) -> PackedSamples {
-        PackedSamples { table, words: Vec::new(), count: 0 }
+        PackedSamples { table, words: Vec::new(), count: 0, last_ms: None }
     }
 
+    /// Of two samples of one millisecond the later one is a millisecond later: readers want times that ascend.
     pub fn push(&mut self, time_ms: i64, cells: &[i64]) {
         debug_assert_eq!(cells.len(), self.table.columns.len());
+        let is_close = |last_ms: &i64| time_ms <= *last_ms && last_ms.saturating_sub(time_ms) < CLOSE_MS;
+        let time_ms = self.last_ms.filter(is_close).map_or(time_ms, |last_ms| last_ms.saturating_add(1));
+        self.last_ms = Some(time_ms);
         self.words.push(time_ms);
         for part in cells.chunks(BITS) {
             let known = part.iter().enumerate().filter(|(_, cell)| **cell != MISSING);
@@ -41,7 +50,7 @@ impl PackedSamples {
 
     /// The samples so far, of which none is left here.
     pub fn take(&mut self) -> PackedSamples {
-        let fresh = PackedSamples::new(self.table);
+        let fresh = PackedSamples { last_ms: self.last_ms, ..PackedSamples::new(self.table) };
         std::mem::replace(self, fresh)
     }
 
@@ -95,6 +104,16 @@ mod tests {
             prop_assert_eq!(packed.take().unpack().len(), course.len());
             prop_assert!(packed.is_empty() && packed.unpack().is_empty());
         }
+    }
+
+    #[test]
+    fn times_ascend_also_within_a_millisecond_and_after_samples_were_taken_out() {
+        let mut packed = PackedSamples::new(&JOB);
+        let cells = vec![MISSING; JOB.columns.len()];
+        [1000, 2000, 2000, 2000].into_iter().for_each(|time_ms| packed.push(time_ms, &cells));
+        assert_eq!(packed.take().unpack().times_ms, [1000, 2000, 2001, 2002]);
+        [2002, 2003, 3000].into_iter().for_each(|time_ms| packed.push(time_ms, &cells));
+        assert_eq!(packed.unpack().times_ms, [2003, 2004, 3000]);
     }
 
     #[test]

@@ -129,9 +129,18 @@ pub static FIELDS: &[Field] = &[
     job("node_cpus", Measure::Cores, "CPUs of its nodes", |job| {
         Some(Fact::of_request(f64::from(job.machine.cpus?)))
     }),
-    job("node_gpus", Measure::Cards, "GPUs of its nodes", |job| {
-        Some(Fact::of_request(f64::from(job.node_gpus?)))
-    }),
+    job(
+        "node_gpus",
+        Measure::Cards,
+        "GPUs of its node that some job was seen with; `met check` only",
+        |job| Some(Fact::of_request(f64::from(job.node_gpus?))),
+    ),
+    job(
+        "neighbours_pressure",
+        Measure::Share,
+        "time in which jobs of others on its node waited for a CPU; `met check` only",
+        |job| Some(Fact::of_request(job.others_pressure?)),
+    ),
     job("node_memory", Measure::Bytes, "memory of its node", |job| {
         Some(Fact::of_request(job.record.node_memory_bytes? as f64))
     }),

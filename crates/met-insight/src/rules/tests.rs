@@ -284,19 +284,20 @@ fn few_cores_beside_a_busy_gpu_are_fine() {
 
 #[test]
 fn a_job_on_an_idle_machine_does_not_hog_it() {
-    let busy = |pressure: f64| {
-        let made = made(2 * HOUR).cores(|_| 60.0).rate(column::PRESSURE_CPU, move |_| pressure);
+    let busy = |own_pressure: f64| {
+        let made = made(2 * HOUR).cores(|_| 60.0).rate(column::PRESSURE_CPU, move |_| own_pressure);
         let mut made = given(made, 60);
         made.record.gpus = Vec::new();
         made
     };
-    let hogs = |made: &Made| {
-        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).on_gpus(Some(4));
+    let hogs = |made: &Made, pressure: Option<f64>| {
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).beside(Some(4), pressure);
         let job = job.sampled(made.samples());
         findings(Rules::built_in(), &job).into_iter().any(|finding| finding.rule == "cpu_hog_on_gpu_node")
     };
-    assert!(hogs(&busy(0.5)));
-    assert!(!hogs(&busy(0.0)));
+    assert!(hogs(&busy(0.5), Some(0.5)));
+    assert!(!hogs(&busy(0.5), Some(0.0)), "its own threads waited for each other");
+    assert!(!hogs(&busy(0.5), None), "it was alone");
 }
 
 #[test]

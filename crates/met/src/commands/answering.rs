@@ -7,9 +7,10 @@ use met_core::job::Record;
 use met_core::series::Course;
 use met_core::{JOB, Table};
 use met_insight::answers::{Answers, Job, Samples, answers};
-use met_insight::lineage;
+use met_insight::neighbours::Neighbours;
 use met_insight::report::Machine;
 use met_insight::rules::{Rules, user};
+use met_insight::{gpu, lineage};
 use met_query::jobs::{AllJobs, JobsFilter};
 use met_query::setting::Setting;
 
@@ -23,6 +24,8 @@ pub struct Known {
     pub gpus: Vec<(String, Course)>,
     gap_ms: i64,
     machine: Machine,
+    /// GPUs of its machine, and the pressure that others felt there.
+    beside: (Option<u32>, Option<f64>),
 }
 
 impl Known {
@@ -39,7 +42,14 @@ impl Known {
             gpus.push((gpu.uuid.clone(), series(&card::TABLE, &gpu.uuid)?));
         }
         let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.shortest());
-        Ok(Known { course, gpus, gap_ms, machine })
+        Ok(Known { course, gpus, gap_ms, machine, beside: (None, None) })
+    }
+
+    pub fn beside(self, neighbours: &Neighbours<'_>, record: &Record, now_ns: i64) -> Known {
+        // Who has a GPU itself is no matter for the others' sake.
+        let node_gpus = neighbours.gpus(record).filter(|_| gpu::count(record) == 0);
+        let pressure = node_gpus.and_then(|_| neighbours.pressure(record, now_ns));
+        Known { beside: (node_gpus, pressure), ..self }
     }
 
     /// The samples of a table and part, if they were read.
@@ -62,7 +72,9 @@ impl Known {
         with: impl FnOnce(&Job<'_>) -> T,
     ) -> T {
         let samples = Samples { course: &self.course, gap_ms: self.gap_ms, gpus: &self.gpus };
-        with(&Job::new(record, self.machine, now_ns).after(earlier).sampled(samples))
+        let (node_gpus, pressure) = self.beside;
+        let job = Job::new(record, self.machine, now_ns).after(earlier).beside(node_gpus, pressure);
+        with(&job.sampled(samples))
     }
 
     pub fn answers(&self, record: &Record, earlier: &[Record], now_ns: i64) -> Answers {

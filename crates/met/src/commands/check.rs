@@ -9,6 +9,7 @@ use met_core::job::{LOCAL, Record, State};
 use met_core::{job_table, managers};
 use met_insight::finding::{self, Finding};
 use met_insight::lineage::Lineages;
+use met_insight::neighbours::Neighbours;
 use met_insight::rules::{self, Rules, user};
 use met_insight::{average, check};
 use serde_json::json;
@@ -94,6 +95,7 @@ fn of_jobs(
 ) -> Result<Vec<Finding>> {
     let lineages = Lineages::of(records);
     let machines = Machines::of(setting);
+    let neighbours = Neighbours::of(records);
     let mut findings = Vec::new();
     for (index, record) in records.iter().enumerate() {
         if !is_wanted(record) || !is_worth_reading(record, now_ns) {
@@ -103,6 +105,7 @@ fn of_jobs(
         let known = Known::read(setting, record, machines.of_job(record), &mut |table, part| {
             export::series(all, record, table, part)
         })?;
+        let known = known.beside(&neighbours, record, now_ns);
         findings.extend(known.with_job(record, &earlier, now_ns, |job| rules::findings(rules, job)));
     }
     Ok(findings)

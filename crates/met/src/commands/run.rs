@@ -8,7 +8,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::job::Origin;
+use met_insight::lineage::TAG;
 use rustix::fs::{Mode, OFlags};
 
 use crate::cli::RunArgs;
@@ -33,6 +35,7 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
     if !cwd.is_dir() {
         return Err(Failure::usage(format!("--cwd {}: no such folder", cwd.display())));
     }
+    let annotation = annotation(args.lineage.as_deref())?;
     let env = parse_env(&args.env)?;
     let path = env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
     let path = path.or_else(|| std::env::var_os("PATH"));
@@ -52,6 +55,7 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
         env,
     };
     let mut assignment = launch::assign(setting, draft).inspect_err(|_| outputs.left.discard())?;
+    assignment.record.annotation = annotation;
     if let Some(local) = &mut assignment.record.local {
         local.stdout_file = trusted::file_of(&outputs.out);
         local.stderr_file = outputs.err.as_ref().map_or(local.stdout_file, trusted::file_of);
@@ -134,6 +138,14 @@ fn announce(
         writeln!(stdout, "Started job {id} \"{name}\" (pid {pid}), output in {out} and {err}")?;
     }
     stdout.flush()
+}
+
+/// A lineage is a tag, so that it can be given and taken later, too.
+fn annotation(lineage: Option<&str>) -> Result<Annotation> {
+    let Some(name) = lineage else { return Ok(Annotation::default()) };
+    let change = AnnotationChange { add: vec![format!("{TAG}{name}")], ..AnnotationChange::default() };
+    let applied = change.apply(&Annotation::default(), jobs::now_ns());
+    applied.map_err(|error| Failure::usage(format!("--lineage: {error}")))
 }
 
 fn parse_env(given: &[OsString]) -> Result<Vec<(OsString, OsString)>> {
