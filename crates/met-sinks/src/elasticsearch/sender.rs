@@ -20,7 +20,7 @@ const ATTEMPTS_MAX: u32 = 10;
 pub const GROUP_MAX: usize = 5000;
 
 /// What the sink and its sending thread share.
-pub struct Shared {
+pub struct Handover {
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -42,10 +42,10 @@ pub struct Progress {
     pub waiting: usize,
 }
 
-impl Shared {
-    pub fn new(spool: Spool) -> Arc<Shared> {
+impl Handover {
+    pub fn new(spool: Spool) -> Arc<Handover> {
         let inner = Inner { spool, state: Progress::default(), stopping: false };
-        Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new() })
+        Arc::new(Handover { inner: Mutex::new(inner), changed: Condvar::new() })
     }
 
     // A thread that panicked holding it leaves a spool that is right: the files are.
@@ -106,7 +106,7 @@ struct Pending {
 pub struct Sender {
     pub link: Link,
     pub headers: Vec<(String, String)>,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<Handover>,
     pub indices: Indices,
     pub quarantine: Quarantine,
     pub group_max: usize,
