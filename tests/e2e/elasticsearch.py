@@ -21,7 +21,7 @@ from otlp import socket_in
 from prometheus import HERE, ROOT, TLS, free_port
 
 #: A JVM takes its time where others run, too.
-ENGINE_WITHIN_S = 180
+ENGINE_WITHIN_S = 600
 #: Who runs the engine: it refuses to be root.
 NOBODY = 65534
 

@@ -82,8 +82,10 @@ fn waiting(folder: &std::path::Path) -> Result<usize> {
 fn round(number: u64) -> Event {
     let record = |host: u64, backend: Backend| {
         let job_id = if backend == Backend::Taskstats { 1000 + host } else { 0 };
-        let mut record = Record::new(backend, &format!("node-{host}.site.example"), job_id, 1_700_000_000 + 5 * number);
-        for (index, (counter, value)) in backend.layout().counters.iter().zip(&mut record.values).enumerate() {
+        let mut record =
+            Record::new(backend, &format!("node-{host}.site.example"), job_id, 1_700_000_000 + 5 * number);
+        for (index, (counter, value)) in backend.layout().counters.iter().zip(&mut record.values).enumerate()
+        {
             let grown = (number + 1) * (index as u64 + 1) * 1_000_003 + host;
             *value = Some(match counter.kind {
                 Type::F32 => Value::Float(grown as f32 / 1e9),
@@ -95,7 +97,8 @@ fn round(number: u64) -> Event {
         }
         record
     };
-    let records = (0..HOSTS).flat_map(|host| [record(host, Backend::Taskstats), record(host, Backend::Procstats)]);
+    let records =
+        (0..HOSTS).flat_map(|host| [record(host, Backend::Taskstats), record(host, Backend::Procstats)]);
     Event::Colmet(Arc::new(records.collect()))
 }
 
@@ -137,7 +140,8 @@ fn acknowledge(mut stream: &TcpStream) -> Option<()> {
         line.clear();
         reader.read_line(&mut line).ok().filter(|&bytes| bytes > 0)?;
         let lower = line.to_ascii_lowercase();
-        length = lower.strip_prefix("content-length:").map_or(Some(length), |text| text.trim().parse().ok())?;
+        length =
+            lower.strip_prefix("content-length:").map_or(Some(length), |text| text.trim().parse().ok())?;
     }
     std::io::copy(&mut reader.take(length), &mut std::io::sink()).ok()?;
     let answer = b"{\"errors\":false,\"items\":[]}";

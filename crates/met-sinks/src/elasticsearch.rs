@@ -28,7 +28,7 @@ use bulk::Body;
 use documents::{Catalogue, Colmet, Maker, Rotation};
 use indices::Indices;
 use quarantine::Quarantine;
-use sender::{GROUP_MAX, Sender, Shared};
+use sender::{GROUP_MAX, Handover, Sender};
 
 const URL: &str = "http://127.0.0.1:9200";
 const PREFIX_COLMET: &str = "colmet_";
@@ -226,7 +226,7 @@ fn open(options: &Options) -> Opened {
     };
     let spool =
         Spool::open(folder).map_err(|error| SinkError::Lost(format!("{}: {error}", folder.display())))?;
-    let shared = Shared::new(spool);
+    let shared = Handover::new(spool);
     let (maker, template) = maker(options);
     let template = (options.word("template") != Some("no")).then_some(template);
     let sender = Sender {
@@ -296,7 +296,7 @@ struct Outgoing {
     due: Option<Instant>,
     interval: Duration,
     limits: Limits,
-    shared: Arc<Shared>,
+    shared: Arc<Handover>,
 }
 
 impl Outgoing {

@@ -1,5 +1,6 @@
 //! Sends what waits on disk, oldest first, until the server has it.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -20,7 +21,7 @@ const ATTEMPTS_MAX: u32 = 10;
 pub const GROUP_MAX: usize = 5000;
 
 /// What the sink and its sending thread share.
-pub struct Shared {
+pub struct Handover {
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -42,10 +43,10 @@ pub struct Progress {
     pub waiting: usize,
 }
 
-impl Shared {
-    pub fn new(spool: Spool) -> Arc<Shared> {
+impl Handover {
+    pub fn new(spool: Spool) -> Arc<Handover> {
         let inner = Inner { spool, state: Progress::default(), stopping: false };
-        Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new() })
+        Arc::new(Handover { inner: Mutex::new(inner), changed: Condvar::new() })
     }
 
     // A thread that panicked holding it leaves a spool that is right: the files are.
@@ -106,7 +107,7 @@ struct Pending {
 pub struct Sender {
     pub link: Link,
     pub headers: Vec<(String, String)>,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<Handover>,
     pub indices: Indices,
     pub quarantine: Quarantine,
     pub group_max: usize,
@@ -175,15 +176,10 @@ impl Sender {
         for pending in &batch.pending[..count] {
             self.indices.prepare(&self.link, &self.headers, &pending.document.index)?;
         }
-        let body = match count == batch.pending.len() && spans(&batch.bytes, &batch.pending) {
-            true => std::borrow::Cow::Borrowed(&batch.bytes),
-            false => std::borrow::Cow::Owned(
-                batch.pending[..count]
-                    .iter()
-                    .flat_map(|one| &batch.bytes[one.document.lines.clone()])
-                    .copied()
-                    .collect(),
-            ),
+        let group = || batch.pending[..count].iter().map(|one| &batch.bytes[one.document.lines.clone()]);
+        let body: Cow<'_, [u8]> = match spans(&batch.bytes, &batch.pending[..count]) {
+            true => Cow::Borrowed(&batch.bytes),
+            false => Cow::Owned(group().collect::<Vec<_>>().concat()),
         };
         let mut headers: Vec<_> =
             self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
@@ -255,7 +251,7 @@ impl Sender {
     }
 }
 
-/// Whether nothing of the body was settled yet.
+/// Whether these are all documents of the body.
 fn spans(bytes: &[u8], pending: &[Pending]) -> bool {
     pending.iter().map(|one| one.document.lines.len()).sum::<usize>() == bytes.len()
 }
