@@ -268,7 +268,7 @@ impl Sampler {
         self.membership.members.remove(slot);
         let cards_uj = self.gpus.cards.own_uj(slot);
         let mut live = job.live(self.gpus.cards.leave(slot));
-        live.uncounted_events = self.asked.reasons(&job, &self.runner);
+        live.uncounted_events = self.asked.reasons(&self.runner).of(&job);
         if let Some(cpu_ns) = known.cpu_ns.filter(|_| attached) {
             self.energy.compare(slot, cpu_ns);
         }
@@ -304,9 +304,10 @@ impl Sampler {
 
     /// What is known of each job so far.
     pub fn live(&self) -> Vec<(JobKey, Live)> {
+        let mut reasons = self.asked.reasons(&self.runner);
         let live = |(&slot, job): (&u32, &Tracked)| {
             let mut live = job.live(self.gpus.cards.uses_of(slot));
-            live.uncounted_events = self.asked.reasons(job, &self.runner);
+            live.uncounted_events = reasons.of(job);
             self.energy.complete(slot, &mut live);
             (job.key.clone(), live)
         };

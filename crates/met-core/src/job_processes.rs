@@ -19,6 +19,8 @@ const HELD_MAX: usize = 2 * LARGEST_MAX;
 pub const COMMAND_LINE_BYTES: usize = 160;
 /// The beginning of a process that ended is known to a second, and rounded.
 const BEGIN_DOUBT_NS: i64 = 3_000_000_000;
+/// By so much the beginning in the record of an end is rounded.
+const BEGIN_ROUNDED_NS: i64 = 1_000_000_000;
 
 /// One process of a job. What is not known is absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,8 +163,13 @@ impl LargestProcesses {
         // A process may have become another program since the last look.
         let same = held.as_mut().filter(|held| held.process.command == command);
         let command_line = same.map(|held| take(&mut held.process.command_line));
-        // The kernel rounds the beginning in a record to a second; how long the process lived is exact.
-        let by_end_ns = exit.received_ns.map(|received_ns| received_ns.saturating_sub(exit.elapsed_ns));
+        // The kernel rounds the beginning in a record to a second; how long the process lived is exact, and its end may
+        // have waited to be received.
+        let rounded_ns =
+            begin_ns.saturating_sub(BEGIN_ROUNDED_NS)..=begin_ns.saturating_add(BEGIN_ROUNDED_NS);
+        let by_end_ns = exit.received_ns.map(|received_ns| {
+            received_ns.saturating_sub(exit.elapsed_ns).clamp(*rounded_ns.start(), *rounded_ns.end())
+        });
         let start_ns = exit.begin_ns.or(start_ns).or(by_end_ns).unwrap_or(begin_ns);
         let process = JobProcess {
             pid: exit.pid,
@@ -365,9 +372,14 @@ mod tests {
         all.end(&of(7, None, 50));
         all.see(id(8), 22_010 * MS, seen(1, 1, 1));
         all.end(&of(8, None, 60));
+        // Received long after its end.
+        all.end(&Exit { received_ns: Some(31_000 * MS), ..of(9, None, 80) });
         let times: Vec<_> =
             all.list().iter().map(|one| [one.start_ns, one.end_ns].map(|ns| ns.unwrap() / MS)).collect();
-        assert_eq!(times, [[21_993, 22_393], [22_132, 22_169], [22_350, 22_400], [22_010, 22_070]]);
+        assert_eq!(
+            times,
+            [[21_993, 22_393], [22_132, 22_169], [22_350, 22_400], [22_010, 22_070], [23_000, 23_080]]
+        );
     }
 
     #[test]

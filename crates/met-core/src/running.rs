@@ -12,7 +12,9 @@ const RESOLVED: [usize; 5] = [CPU, MEMORY_NEEDED, PROCESSES_RUNNING, THREADS_RUN
 pub struct Running {
     gap_ms: i64,
     peak_span_ms: i64,
+    /// Those that were ever known, and where each column of the table is among them: most of a job are not.
     columns: Vec<Column>,
+    places: Vec<u8>,
     /// The longest times between two samples, by `RESOLVED`.
     apart_ms: [i64; RESOLVED.len()],
     /// The last sample, and the first one after the last gap.
@@ -23,10 +25,14 @@ pub struct Running {
     peak_cores: Option<f64>,
 }
 
-#[derive(Clone, Copy, Default)]
+/// A column that is not known yet.
+const NOWHERE: u8 = u8::MAX;
+
+#[derive(Clone, Copy)]
 struct Column {
-    first: Option<i64>,
-    last: Option<(i64, i64)>,
+    first: i64,
+    /// With its time.
+    last: (i64, i64),
     minimum: i64,
     maximum: i64,
     /// Sum of level × milliseconds.
@@ -36,10 +42,27 @@ struct Column {
 
 impl Running {
     pub fn new(gap_ms: i64, peak_span_ms: i64) -> Running {
-        let columns = vec![Column::default(); JOB.columns.len()];
-        let (pushed_ms, since_ms) = (None, i64::MIN);
-        let apart_ms = [0; RESOLVED.len()];
-        Running { gap_ms, peak_span_ms, columns, apart_ms, pushed_ms, since_ms, span: None, peak_cores: None }
+        Running {
+            gap_ms,
+            peak_span_ms,
+            columns: Vec::new(),
+            places: vec![NOWHERE; JOB.columns.len()],
+            apart_ms: [0; RESOLVED.len()],
+            pushed_ms: None,
+            since_ms: i64::MIN,
+            span: None,
+            peak_cores: None,
+        }
+    }
+
+    fn column(&self, index: usize) -> Option<&Column> {
+        self.columns.get(usize::from(*self.places.get(index)?))
+    }
+
+    /// The known columns, in the order of the table.
+    fn known(&self) -> impl Iterator<Item = (usize, &Column)> {
+        let places = self.places.iter().enumerate();
+        places.filter_map(|(index, &place)| Some((index, self.columns.get(usize::from(place))?)))
     }
 
     /// The period changed: samples of the longer one are no gap, before it or after.
@@ -63,9 +86,13 @@ impl Running {
         }
         self.follow_spans(time_ms, cells);
         let sparse_ms = self.sparse_ms();
-        for (column, &cell) in self.columns.iter_mut().zip(cells) {
-            if cell != MISSING {
-                column.push(time_ms, cell, self.since_ms, sparse_ms);
+        for (place, &cell) in self.places.iter_mut().zip(cells).filter(|(_, cell)| **cell != MISSING) {
+            match self.columns.get_mut(usize::from(*place)) {
+                Some(column) => column.push(time_ms, cell, self.since_ms, sparse_ms),
+                None => {
+                    *place = self.columns.len() as u8;
+                    self.columns.push(Column::new(time_ms, cell));
+                }
             }
         }
         self.follow_peak(time_ms, cells[CPU]);
@@ -73,9 +100,10 @@ impl Running {
 
     fn follow_spans(&mut self, time_ms: i64, cells: &[i64]) {
         for (apart_ms, column) in self.apart_ms.iter_mut().zip(RESOLVED) {
-            let before = self.columns[column].last.filter(|_| cells[column] != MISSING);
-            if let Some((before_ms, _)) = before.filter(|(before_ms, _)| *before_ms >= self.since_ms) {
-                *apart_ms = (*apart_ms).max(time_ms - before_ms);
+            let place = self.places[column];
+            let before = self.columns.get(usize::from(place)).filter(|_| cells[column] != MISSING);
+            if let Some(before) = before.filter(|before| before.last.0 >= self.since_ms) {
+                *apart_ms = (*apart_ms).max(time_ms - before.last.0);
             }
         }
     }
@@ -87,7 +115,8 @@ impl Running {
 
     /// Takes over what thinning left of the samples of an earlier daemon, after these.
     pub fn recall_thinned(&mut self, course: &Course) {
-        for (index, column) in self.columns.iter_mut().enumerate().filter(|_| course.spreads.is_some()) {
+        for (index, &place) in self.places.iter().enumerate().filter(|_| course.spreads.is_some()) {
+            let Some(column) = self.columns.get_mut(usize::from(place)) else { continue };
             for span in course.intervals(index, 0).filter(|span| span.is_thinned) {
                 match JOB.columns[index].kind {
                     Kind::Gauge => column.add_thinned(&span, self.gap_ms),
@@ -122,31 +151,30 @@ impl Running {
     /// The counters as last read; for a job that was attached to, what they grew since.
     pub fn counters(&self, since_first: bool) -> impl Iterator<Item = (usize, i64)> {
         let known = move |(index, column): (usize, &Column)| {
-            let ((_, last), first) = (column.last?, column.first?);
+            let ((_, last), first) = (column.last, column.first);
             // Processes are counted from the attaching on, those of the first look included.
             let value = if since_first && index != PROCESSES { last - first } else { last };
             (JOB.columns[index].kind == Kind::Counter && value >= 0).then_some((index, value))
         };
-        self.columns.iter().enumerate().filter_map(known)
+        self.known().filter_map(known)
     }
 
     /// The levels as last read, if that was not before `since_ms`.
     pub fn levels(&self, since_ms: i64) -> impl Iterator<Item = (usize, i64)> {
         let known = move |(index, column): (usize, &Column)| {
-            let (time_ms, last) = column.last?;
+            let (time_ms, last) = column.last;
             (JOB.columns[index].kind == Kind::Gauge && time_ms >= since_ms).then_some((index, last))
         };
-        self.columns.iter().enumerate().filter_map(known)
+        self.known().filter_map(known)
     }
 
     /// When CPU time was last read: the instant that the counters are of.
     pub fn counted_until_ms(&self) -> Option<i64> {
-        self.columns[CPU].last.map(|(time_ms, _)| time_ms)
+        self.column(CPU).map(|column| column.last.0)
     }
 
     pub fn maximum(&self, column: usize) -> Option<i64> {
-        let column = &self.columns[column];
-        column.last.map(|_| column.maximum)
+        self.column(column).map(|column| column.maximum)
     }
 
     pub fn peak_cores(&self) -> Option<f64> {
@@ -156,33 +184,29 @@ impl Running {
     /// Of the levels, as far as they can be told without keeping every sample.
     pub fn summaries(&self) -> Summaries {
         let mut summaries = Summaries::default();
-        for (index, column) in self.columns.iter().enumerate() {
-            if JOB.columns[index].kind == Kind::Gauge
-                && let Some(summary) = column.summary()
-            {
-                summaries.set(index, summary);
-            }
+        for (index, column) in self.known().filter(|&(index, _)| JOB.columns[index].kind == Kind::Gauge) {
+            summaries.set(index, column.summary());
         }
         summaries
     }
 }
 
 impl Column {
+    fn new(time_ms: i64, cell: i64) -> Column {
+        let (minimum, maximum, last) = (cell, cell, (time_ms, cell));
+        Column { first: cell, last, minimum, maximum, weighted: 0.0, covered_ms: 0 }
+    }
+
     /// `since_ms`: there was a gap before it.
     fn push(&mut self, time_ms: i64, cell: i64, since_ms: i64, sparse_ms: i64) {
-        match self.last {
-            None => (self.minimum, self.maximum) = (cell, cell),
-            Some((before_ms, before)) => {
-                let elapsed_ms = time_ms - before_ms;
-                if elapsed_ms > 0 && elapsed_ms <= sparse_ms && before_ms >= since_ms {
-                    self.weighted += (before as f64 + cell as f64) / 2.0 * elapsed_ms as f64;
-                    self.covered_ms += elapsed_ms;
-                }
-                (self.minimum, self.maximum) = (self.minimum.min(cell), self.maximum.max(cell));
-            }
+        let (before_ms, before) = self.last;
+        let elapsed_ms = time_ms - before_ms;
+        if elapsed_ms > 0 && elapsed_ms <= sparse_ms && before_ms >= since_ms {
+            self.weighted += (before as f64 + cell as f64) / 2.0 * elapsed_ms as f64;
+            self.covered_ms += elapsed_ms;
         }
-        self.first.get_or_insert(cell);
-        self.last = Some((time_ms, cell));
+        (self.minimum, self.maximum) = (self.minimum.min(cell), self.maximum.max(cell));
+        self.last = (time_ms, cell);
     }
 
     /// A span that was too long to be bridged when its ends were pushed.
@@ -196,10 +220,10 @@ impl Column {
         self.maximum = self.maximum.max(span.peak.round() as i64);
     }
 
-    fn summary(&self) -> Option<Summary> {
-        let (_, last) = self.last?;
+    fn summary(&self) -> Summary {
+        let (_, last) = self.last;
         let mean = if self.covered_ms > 0 { self.weighted / self.covered_ms as f64 } else { last as f64 };
-        Some(Summary { mean, min: self.minimum as f64, max: self.maximum as f64, p50: None, p95: None })
+        Summary { mean, min: self.minimum as f64, max: self.maximum as f64, p50: None, p95: None }
     }
 }
 

@@ -18,6 +18,9 @@ const FILE_LIMIT_BYTES: usize = 4 << 20;
 /// More than a memory.stat, so that one call reads a whole file.
 const READ_BYTES: usize = 8 << 10;
 const LISTING_BYTES: usize = 64 << 10;
+/// Lists such as cgroup.procs are handed out by the page, as many lines as fit. No line of those read here is as long.
+const LIST_PAGE_BYTES: usize = 4 << 10;
+const LIST_LINE_BYTES_MAX: usize = 1 << 10;
 
 /// A directory: files are found below it even if something above is renamed or mounted over.
 #[derive(Debug)]
@@ -225,7 +228,9 @@ impl KeptFile {
             buffer.reserve(READ_BYTES);
             let offset = buffer.len() as u64;
             let count = rustix::io::retry_on_intr(|| rustix::io::pread(fd, spare_capacity(buffer), offset))?;
-            if count == 0 || buffer.len() >= FILE_LIMIT_BYTES {
+            // A line more would have found room in the page.
+            let is_end = count + LIST_LINE_BYTES_MAX < LIST_PAGE_BYTES;
+            if is_end || buffer.len() >= FILE_LIMIT_BYTES {
                 return Ok(());
             }
         }

@@ -64,6 +64,30 @@ impl Socket {
         }
     }
 
+    /// Another descriptor of the same socket.
+    pub fn try_clone(&self) -> io::Result<Socket> {
+        Ok(Socket { fd: self.fd.try_clone()? })
+    }
+
+    /// The bytes that waiting messages take, and those there is room for. `None` before Linux 4.12.
+    pub fn waiting_bytes(&self) -> Option<(u32, u32)> {
+        const SO_MEMINFO: i32 = 55;
+        // Received, room for that, and others that are of no interest here.
+        let mut numbers = [0_u32; 9];
+        let mut length = size_of_val(&numbers) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes.
+        let got = unsafe {
+            libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_MEMINFO,
+                numbers.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        (got == 0 && length as usize >= 2 * size_of::<u32>()).then_some((numbers[0], numbers[1]))
+    }
+
     /// Lets the kernel drop every message without this word at this offset, which is cheaper than reading it.
     pub fn only_with(&self, offset: u32, word: u32) -> io::Result<()> {
         const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;

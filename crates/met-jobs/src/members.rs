@@ -84,6 +84,7 @@ struct Job {
     depth: usize,
     added: u64,
     young: bool,
+    was_read_in_full: bool,
     processes_seen: u64,
     has_named: bool,
 }
@@ -259,6 +260,13 @@ impl Members {
         Ok(())
     }
 
+    /// A job that was read in full is not young any more, however rarely it is refreshed.
+    pub fn was_read_in_full(&mut self, slot: u32) {
+        if let Some(&index) = self.index.get(&slot) {
+            self.jobs[index].was_read_in_full = true;
+        }
+    }
+
     /// Tells what the last refresh saw.
     pub fn fill(&self, targets: &mut Targets, map: &mut JobMap) {
         targets.clear();
@@ -336,7 +344,7 @@ impl Members {
 
     // Jobs nested in each other are young together: the sums of the outer one are over processes of all.
     fn mark_young(&mut self) {
-        let is_new = |job: &&Job| self.generation - job.added <= YOUNG_REFRESHES;
+        let is_new = |job: &&Job| self.generation - job.added <= YOUNG_REFRESHES && !job.was_read_in_full;
         let outermost = |job: &Job| self.around(job.spec.slot).last();
         let young: HashSet<_> = self.jobs.iter().filter(is_new).map(outermost).collect();
         for index in 0..self.jobs.len() {

@@ -99,6 +99,18 @@ pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
         .collect()
 }
 
+/// The pids of a job that another manager started, in the order in which they began. Nothing else is read of them.
+pub fn pids_of(host: &Host, record: &Record) -> Vec<u32> {
+    let mut members = Members::default();
+    if let Some(spec) = spec(host, record, 0) {
+        members.add(spec);
+    }
+    let is_listed = members.refresh(host).is_ok();
+    let mut ids: Vec<ProcessId> = members.processes_of(0).filter(|_| is_listed).collect();
+    ids.sort_unstable_by_key(|id| (id.start_ticks, id.pid));
+    ids.into_iter().map(|id| id.pid).collect()
+}
+
 /// The same for a supervised job, with those that left its cgroup: no descendant leaves its supervisor.
 pub fn of_supervised(host: &Host, record: &Record) -> Vec<Process> {
     let mut found = of_job(host, record);

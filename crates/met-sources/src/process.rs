@@ -77,7 +77,22 @@ struct Entry {
     stat: KeptFile,
     /// Opened at the first slow reading: many processes do not live to see one.
     slow: Option<SlowFiles>,
+    status: Option<Status>,
 }
+
+/// What the expensive `status` of a process said, and what its cheaper files showed then. While these show the same it
+/// has mapped no page since, and its shared memory is what it was.
+struct Status {
+    shown: [i64; SHOWN.len()],
+    cells: [i64; OF_STATUS.len()],
+    held: u32,
+}
+
+/// What changes with the pages that a process maps.
+const SHOWN: [usize; 5] = [FAULTS_MINOR, FAULTS_MAJOR, MEMORY_VIRTUAL, MEMORY_RESIDENT, MEMORY_SHARED];
+const OF_STATUS: [usize; 2] = [MEMORY_SHMEM, MEMORY_HUGETLB];
+/// So often what it said holds, then it is read in any case: another process may have changed what both map.
+const HELD_MAX: u32 = 5;
 
 /// Without permission, or in a kernel without the accounting, a file is not there.
 struct SlowFiles {
@@ -168,7 +183,7 @@ impl Processes {
                 let stat =
                     self.host.proc_dir().open_kept(path.as_bytes(), self.host.budget(), Share::First)?;
                 let TaskTarget { start_ticks, role, .. } = *target;
-                let entry = Entry { start_ticks, role, seen: 0, stat, slow: None };
+                let entry = Entry { start_ticks, role, seen: 0, stat, slow: None, status: None };
                 self.known.insert(target.pid, entry);
                 let Some(entry) = self.known.get_mut(&target.pid) else { return Ok(()) };
                 entry
@@ -209,17 +224,56 @@ impl Processes {
             if is_whole {
                 files.read_wait(&self.host, target, &mut self.buffer, cells, unparsed);
             }
-            // Not kept open: a descriptor more for each process is not worth what it saves.
-            let status = PidPath::new(target.pid, "status");
-            let is_member = target.role == TaskRole::Member;
-            if is_member && self.host.proc_dir().read(status.as_path(), &mut self.buffer).is_ok() {
-                unparsed.expect(fill_shared(&self.buffer, cells), || file("status"));
+            if target.role == TaskRole::Member {
+                entry.read_status(&self.host, target, &mut self.buffer, cells, unparsed);
             }
             if is_whole && cells[THREADS] > 1 {
                 cells[RUN_QUEUE_WAIT] = self.wait_of_threads(target.pid);
             }
         }
         Ok(())
+    }
+}
+
+impl Entry {
+    /// Reads what `statm` does not tell, if that may have changed.
+    fn read_status(
+        &mut self,
+        host: &Host,
+        target: &TaskTarget,
+        buffer: &mut Vec<u8>,
+        cells: &mut [i64],
+        unparsed: &mut Unparsed,
+    ) {
+        if self.status.as_mut().is_some_and(|status| status.fill(cells)) {
+            return;
+        }
+        // Not kept open: a descriptor more for each process is not worth what it saves.
+        let path = PidPath::new(target.pid, "status");
+        if host.proc_dir().read(path.as_path(), buffer).is_ok() {
+            unparsed.expect(fill_shared(buffer, cells), || format!("/proc/{}", path.as_path().display()));
+            self.status = Some(Status::of(cells));
+        }
+    }
+}
+
+impl Status {
+    fn of(cells: &[i64]) -> Status {
+        Status {
+            shown: SHOWN.map(|column| cells[column]),
+            cells: OF_STATUS.map(|column| cells[column]),
+            held: 0,
+        }
+    }
+
+    /// Fills what is as it was. False if that has to be read.
+    fn fill(&mut self, cells: &mut [i64]) -> bool {
+        if self.shown != SHOWN.map(|column| cells[column]) || self.held >= HELD_MAX {
+            return false;
+        }
+        self.held += 1;
+        OF_STATUS.iter().zip(self.cells).for_each(|(&column, cell)| cells[column] = cell);
+        true
     }
 }
 
@@ -433,6 +487,23 @@ mod tests {
             TaskTarget::new(pid, start_ticks, role, false)
         }));
         machine
+    }
+
+    #[test]
+    fn the_expensive_file_is_read_when_a_process_mapped_pages_and_now_and_then() {
+        let row = |faults: i64, shmem: i64| {
+            let mut cells = vec![MISSING; COLUMNS.len()];
+            (cells[FAULTS_MINOR], cells[MEMORY_RESIDENT], cells[MEMORY_SHMEM]) = (faults, 4096, shmem);
+            cells
+        };
+        let mut status = Status::of(&row(7, 512));
+        for _ in 0..HELD_MAX {
+            let mut cells = row(7, MISSING);
+            assert!(status.fill(&mut cells));
+            assert_eq!((cells[MEMORY_SHMEM], cells[MEMORY_HUGETLB]), (512, MISSING));
+        }
+        assert!(!status.fill(&mut row(7, MISSING)), "another process may have changed what both map");
+        assert!(!Status::of(&row(7, 512)).fill(&mut row(8, MISSING)), "it has mapped a page");
     }
 
     #[test]

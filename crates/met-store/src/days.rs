@@ -8,6 +8,7 @@ use std::time::Instant;
 use met_core::Table;
 use met_core::job::JobKey;
 use met_core::series::Course;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode};
 
 use crate::day;
@@ -62,6 +63,7 @@ impl DayFiles {
             Some(at) => at,
             None => {
                 let connection = open_for_writing(&path, &SERIES, self.is_network)?;
+                keep_plans(&connection).map_err(StoreError::database(&path))?;
                 if open_days.len() == OPEN_DAYS_MAX {
                     open_days.remove(0);
                 }
@@ -298,6 +300,12 @@ fn days_of(course: &Course) -> impl Iterator<Item = i64> + '_ {
         begin = course.times_ms.partition_point(|&time| day::of_ms(time) <= day).max(begin + 1);
         Some(day)
     })
+}
+
+/// Statements are planned once. Otherwise SQLite plans those anew whose values change, which takes longer than to run them:
+/// hundreds of series are written in a row.
+fn keep_plans(connection: &Connection) -> rusqlite::Result<()> {
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
 
 /// Runs `work` in one transaction, on disk when this returns if it is to be durable.

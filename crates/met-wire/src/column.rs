@@ -22,7 +22,7 @@
 use met_core::MISSING;
 
 use crate::bits::{BitReader, BitWriter, Input, put_varint, unzigzag, zigzag};
-use crate::huffman::{Code, Decoder, TOKENS};
+use crate::huffman::{Code, Decoder, Occurring, TOKENS};
 
 /// Bytes that this version cannot have written, or that were damaged since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -207,7 +207,7 @@ pub(crate) fn encode_values(values: &[i64], out: &mut Vec<u8>) {
     let units = &reduced.units;
     let plans = Plan::of_all(units);
     let cheapest = plans.iter().min_by_key(|plan| plan.cost_bits(units.len()));
-    let Some(&Plan { mode, level, ref counts, .. }) = cheapest else { return };
+    let Some(&Plan { mode, level, ref counts, ref occurring, .. }) = cheapest else { return };
     let missed = units.len() - counts[0] as usize;
     let sparse = is_sparse(missed, units.len());
     out.push(mode as u8 | if sparse { SPARSE } else { 0 });
@@ -221,7 +221,7 @@ pub(crate) fn encode_values(values: &[i64], out: &mut Vec<u8>) {
         put_numbers(&exact_runs, out);
         put_numbers(&listed, out);
     } else {
-        put_counted(&misses, counts, out);
+        put_counted(&misses, counts, occurring, out);
     }
 }
 
@@ -325,16 +325,18 @@ fn put_numbers(numbers: &[u64], out: &mut Vec<u8>) {
     if numbers.is_empty() {
         return;
     }
-    let mut counts = [0_u32; TOKENS];
+    let (mut counts, mut occurring) = ([0_u32; TOKENS], Occurring::default());
     for &number in numbers {
-        counts[split(number).0 as usize] += 1;
+        let (token, ..) = split(number);
+        counts[token as usize] += 1;
+        occurring.insert(token);
     }
-    put_counted(numbers, &counts, out);
+    put_counted(numbers, &counts, &occurring, out);
 }
 
 /// As [`put_numbers`], for numbers whose tokens are counted already.
-fn put_counted(numbers: &[u64], counts: &[u32; TOKENS], out: &mut Vec<u8>) {
-    let code = Code::of(counts);
+fn put_counted(numbers: &[u64], counts: &[u32; TOKENS], occurring: &Occurring, out: &mut Vec<u8>) {
+    let code = Code::of(counts, occurring);
     code.write(out);
     let mut bits = BitWriter::new(out);
     for &number in numbers {
@@ -396,12 +398,13 @@ struct Plan {
     mode: Mode,
     level: i64,
     counts: [u32; TOKENS],
+    occurring: Occurring,
     extra_bits: u64,
 }
 
 impl Plan {
     fn new(mode: Mode, level: i64) -> Plan {
-        Plan { mode, level, counts: [0; TOKENS], extra_bits: 0 }
+        Plan { mode, level, counts: [0; TOKENS], occurring: Occurring::default(), extra_bits: 0 }
     }
 
     /// All three in one pass: they do not wait for each other, as three passes would.
@@ -426,12 +429,13 @@ impl Plan {
     fn count(&mut self, miss: i64) {
         let (token, extra_bits, _) = split(zigzag(miss));
         self.counts[token as usize] += 1;
+        self.occurring.insert(token);
         self.extra_bits += u64::from(extra_bits);
     }
 
     /// About how many bits the misses will take.
     fn cost_bits(&self, count: usize) -> u64 {
-        let occurring = || self.counts.iter().copied().filter(|&count| count > 0);
+        let occurring = || self.occurring.iter().map(|token| self.counts[usize::from(token)]);
         // Five bits is about what a token's line in the code costs.
         let token_bits: f32 =
             occurring().map(|often| often as f32 * (count as f32 / often as f32).log2() + 5.0).sum();

@@ -13,6 +13,26 @@ const LENGTH_MAX: u8 = 11;
 const RUN: u8 = 15;
 const RUN_MIN: usize = 2;
 
+/// Which tokens occur. Of the few of a short column the others are not looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Occurring([u64; TOKENS / 64]);
+
+impl Occurring {
+    #[inline(always)]
+    pub fn insert(&mut self, token: u8) {
+        self.0[usize::from(token >> 6)] |= 1 << (token & 63);
+    }
+
+    /// In ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = u8> + '_ {
+        (0..).zip(self.0).flat_map(|(part, bits): (u8, u64)| {
+            let rest = std::iter::successors(Some(bits), |bits| Some(bits & bits.wrapping_sub(1)));
+            let each = rest.take_while(|&bits| bits != 0);
+            each.map(move |bits| part << 6 | bits.trailing_zeros() as u8)
+        })
+    }
+}
+
 /// The code of a column being written. The lengths decide everything: canonical words are numbered by
 /// length, then by token.
 pub(crate) struct Code {
@@ -23,16 +43,16 @@ pub(crate) struct Code {
 }
 
 impl Code {
-    /// The code for tokens that occur `counts` times. At least one must occur.
-    pub fn of(counts: &[u32; TOKENS]) -> Code {
+    /// The code for the tokens that occur, `counts` times each. At least one must occur.
+    pub fn of(counts: &[u32; TOKENS], occurring: &Occurring) -> Code {
         let mut lengths = [0; TOKENS];
-        let mut occurring = counts.iter().enumerate().filter(|&(_, &count)| count > 0);
-        let first = occurring.next().map_or(0, |(token, _)| token as u8);
-        let only = occurring.next().is_none().then_some(first);
+        let mut tokens = occurring.iter();
+        let first = tokens.next().unwrap_or(0);
+        let only = tokens.next().is_none().then_some(first);
         if only.is_none() {
-            lengths = limited_lengths(counts);
+            lengths = limited_lengths(counts, occurring);
         }
-        let words = canonical_words(&lengths);
+        let words = canonical_words(&lengths, occurring);
         Code { lengths, words, only }
     }
 
@@ -52,9 +72,9 @@ impl Code {
         let mut halves = Vec::with_capacity(listed);
         let mut token = 0;
         while token < listed {
-            let zeros = self.lengths[token..listed].iter().take_while(|&&length| length == 0).count();
-            if zeros >= RUN_MIN {
-                let run = zeros.min(RUN_MIN + 15);
+            let ahead = self.lengths[token..listed].iter().take(RUN_MIN + 15);
+            let run = ahead.take_while(|&&length| length == 0).count();
+            if run >= RUN_MIN {
                 halves.extend_from_slice(&[RUN, (run - RUN_MIN) as u8]);
                 token += run;
             } else {
@@ -75,7 +95,8 @@ const TABLE_SIZE: usize = 1 << LENGTH_MAX;
 /// The code of a column being read: for every value of the next bits, as many as the longest word has, a
 /// token, the length of its word and the number of plain bits behind it, packed.
 pub(crate) struct Decoder {
-    table: [u32; TABLE_SIZE],
+    /// As long as the longest word of the column needs it: most columns have few tokens.
+    table: Vec<u32>,
     index_mask: usize,
 }
 
@@ -84,8 +105,7 @@ impl Decoder {
         let listed = usize::from(input.byte()?) + 1;
         if listed == 1 {
             let only = input.byte()?;
-            let table = [entry(only, 0, extra_bits(only)); TABLE_SIZE];
-            return Ok(Decoder { table, index_mask: 0 });
+            return Ok(Decoder { table: vec![entry(only, 0, extra_bits(only))], index_mask: 0 });
         }
         let mut lengths = [0_u8; TOKENS];
         let mut halves = Halves { input, second: None };
@@ -109,12 +129,14 @@ impl Decoder {
         if filled != TABLE_SIZE {
             return Err(Damaged("code lengths do not make a code"));
         }
-        let words = canonical_words(&lengths);
+        let mut occurring = Occurring::default();
+        (0..listed).filter(|&token| lengths[token] > 0).for_each(|token| occurring.insert(token as u8));
+        let words = canonical_words(&lengths, &occurring);
         let used = 1 << lengths.iter().copied().max().unwrap_or(0);
-        let mut table = [0; TABLE_SIZE];
-        for token in (0..listed).filter(|&token| lengths[token] > 0) {
+        let mut table = vec![0; used];
+        for token in occurring.iter().map(usize::from) {
             let entry = entry(token as u8, lengths[token], extra_bits(token as u8));
-            for slot in table[usize::from(words[token])..used].iter_mut().step_by(1 << lengths[token]) {
+            for slot in table[usize::from(words[token])..].iter_mut().step_by(1 << lengths[token]) {
                 *slot = entry;
             }
         }
@@ -125,7 +147,7 @@ impl Decoder {
     #[inline(always)]
     pub fn next(&self, bits: &mut BitReader) -> (u8, u64) {
         let window = bits.peek();
-        let entry = self.table[window as usize & self.index_mask & (TABLE_SIZE - 1)];
+        let entry = self.table[window as usize & self.index_mask];
         let (length, extra_bits) = (entry & 0xff, entry >> 8 & 0xff);
         let token = (entry >> 16) as u8;
         bits.skip(length);
@@ -159,16 +181,18 @@ impl Halves<'_, '_> {
 }
 
 /// The code word of each token, its bits reversed because the stream is read from the lowest bit.
-fn canonical_words(lengths: &[u8; TOKENS]) -> [u16; TOKENS] {
+fn canonical_words(lengths: &[u8; TOKENS], occurring: &Occurring) -> [u16; TOKENS] {
+    // The only token of a column has no word.
+    let coded = || occurring.iter().map(usize::from).filter(|&token| lengths[token] > 0);
     let mut next = [0_u16; LENGTH_MAX as usize + 2];
-    for &length in lengths.iter().filter(|&&length| length > 0) {
-        next[usize::from(length) + 1] += 1;
+    for token in coded() {
+        next[usize::from(lengths[token]) + 1] += 1;
     }
     for length in 1..next.len() {
         next[length] = (next[length] + next[length - 1]) << 1;
     }
     let mut words = [0; TOKENS];
-    for token in (0..TOKENS).filter(|&token| lengths[token] > 0) {
+    for token in coded() {
         let length = lengths[token];
         let word = &mut next[usize::from(length)];
         words[token] = word.reverse_bits() >> (16 - u16::from(length));
@@ -178,11 +202,9 @@ fn canonical_words(lengths: &[u8; TOKENS]) -> [u16; TOKENS] {
 }
 
 /// Huffman's lengths; where one is too long the counts are flattened until none is.
-fn limited_lengths(counts: &[u32; TOKENS]) -> [u8; TOKENS] {
-    let mut leaves: Vec<(u32, u8)> = (counts.iter().enumerate())
-        .filter(|&(_, &count)| count > 0)
-        .map(|(token, &count)| (count, token as u8))
-        .collect();
+fn limited_lengths(counts: &[u32; TOKENS], occurring: &Occurring) -> [u8; TOKENS] {
+    let mut leaves: Vec<(u32, u8)> =
+        occurring.iter().map(|token| (counts[usize::from(token)], token)).collect();
     loop {
         leaves.sort_unstable();
         let depths = depths(&leaves);

@@ -172,7 +172,7 @@ fn a_job_in_which_only_its_manager_is_for_long_is_asked_again() {
     assert!(service.discovery.next_question().is_some());
     machine.put("proc/51/environ", "SLURM_JOB_ID=31\0SLURM_JOB_NAME=late\0");
     machine.enter(51, 1000, "bash slurm_script", "step_0/user/task_0");
-    service.discovery.pretend_asked(waited);
+    service.discovery.pretend_asked(2 * waited);
     service.ask_who_is_due();
     assert_eq!(record(&service).name, "late");
     assert_eq!(service.discovery.next_question(), None);

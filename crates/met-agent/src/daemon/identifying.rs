@@ -20,6 +20,10 @@ const ASK_AFTER_MS: [u64; 7] = [0, 50, 150, 400, 1_000, 5_000, 30_000];
 
 /// A job in which there is only its manager for long may have its user's first process at any time.
 const ASK_EVERY: Duration = Duration::from_secs(30);
+/// While it has the same processes, those are listed so often.
+const LIST_EVERY: Duration = Duration::from_secs(60);
+/// Processes that were asked so often have executed their programs: they say nothing else.
+const ASKED_ENOUGH: u32 = 2;
 
 /// A job that is not identified yet.
 pub(super) struct Unidentified {
@@ -28,6 +32,9 @@ pub(super) struct Unidentified {
     asked: usize,
     last: Instant,
     answer: Answer,
+    /// The processes that were asked last, and how often in a row.
+    pids: Vec<u32>,
+    same: u32,
 }
 
 /// What the processes of a job revealed.
@@ -45,8 +52,21 @@ impl Unidentified {
     fn due(&self) -> Option<Instant> {
         match ASK_AFTER_MS.get(self.asked) {
             Some(&ms) => Some(self.since + Duration::from_millis(ms)),
-            None => (self.answer == Answer::NoProcess).then(|| self.last + ASK_EVERY),
+            None => (self.answer == Answer::NoProcess).then(|| self.last + self.pause()),
         }
+    }
+
+    fn pause(&self) -> Duration {
+        if self.same < ASKED_ENOUGH { ASK_EVERY } else { LIST_EVERY }
+    }
+
+    /// Whether these processes may say more than before: some are new, or they may not have executed their programs
+    /// when they were asked.
+    fn may_say_more(&mut self, pids: &[u32]) -> bool {
+        self.same = if self.pids == pids { self.same.saturating_add(1) } else { 0 };
+        self.pids.clear();
+        self.pids.extend_from_slice(pids);
+        self.asked <= ASK_AFTER_MS.len() || self.same < ASKED_ENOUGH
     }
 }
 
@@ -63,7 +83,8 @@ impl Discovery {
     /// The job has a process now by which it can be identified.
     pub(super) fn identify(&mut self, job: u64) {
         let now = Instant::now();
-        self.asking.push(Unidentified { job, since: now, asked: 0, last: now, answer: Answer::NoProcess });
+        let (answer, pids, same) = (Answer::NoProcess, Vec::new(), 0);
+        self.asking.push(Unidentified { job, since: now, asked: 0, last: now, answer, pids, same });
     }
 
     /// When a job is to be asked again.
@@ -77,7 +98,10 @@ impl Discovery {
             let Some(due) = asking.due() else { continue };
             if due <= now {
                 (asking.asked, asking.last) = (asking.asked + 1, now);
-                asking.answer = self.ask(asking.job, from);
+                let pids = self.processes_of(asking.job, from);
+                if asking.may_say_more(&pids) {
+                    asking.answer = self.ask(asking.job, &pids, from);
+                }
             }
             if asking.answer != Answer::Known {
                 self.asking.push(asking);
@@ -93,7 +117,7 @@ impl Discovery {
         };
         let left = self.found.iter().filter(|(_, directory)| has_ended(&directory.key));
         for job in left.map(|(&job, _)| job).collect::<Vec<u64>>() {
-            self.ask(job, from);
+            self.ask(job, &self.processes_of(job, from), from);
         }
     }
 
@@ -106,16 +130,19 @@ impl Discovery {
         }
     }
 
+    fn processes_of(&self, job: u64, from: &Asked) -> Vec<u32> {
+        let kept = self.found.get(&job).and_then(|directory| from.registry.jobs.get(&directory.key));
+        kept.map(|kept| processes::pids_of(from.host, &kept.record)).unwrap_or_default()
+    }
+
     /// Identifies a job by its processes.
-    fn ask(&self, job: u64, from: &mut Asked) -> Answer {
+    fn ask(&self, job: u64, pids: &[u32], from: &mut Asked) -> Answer {
         let Some(kept) =
             self.found.get(&job).and_then(|directory| from.registry.jobs.get_mut(&directory.key))
         else {
             return Answer::Known;
         };
         let record = &mut kept.record;
-        let pids: Vec<u32> =
-            processes::of_job(from.host, record).iter().map(|process| process.id.pid).collect();
         let cgroup = record.local.as_ref().map(|local| local.cgroup.clone()).unwrap_or_default();
         // The user in the path is the owner, whatever runs in it.
         let question = Question {
@@ -124,7 +151,7 @@ impl Discovery {
             uid: record.uid,
             user: record.user.as_deref(),
             cgroup: &cgroup,
-            pids: &pids,
+            pids,
         };
         let identity = identity::identify(from.host, &question);
         let before = record.clone();

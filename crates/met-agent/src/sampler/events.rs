@@ -175,21 +175,9 @@ impl EventsAsked {
         }
     }
 
-    /// Why events of a job that no supervisor counts are not counted, as far as that is known.
-    pub(super) fn reasons(&self, job: &Tracked, runner: &Runner) -> Vec<UncountedEvent> {
-        let asked = self.of_job(&job.key, job.age.born_ns, job.profile.kept).unwrap_or_default();
-        if asked.is_empty() {
-            return Vec::new();
-        }
-        if let Some((_, reason)) = runner.unavailable().iter().find(|(spec, _)| spec.name == "perf") {
-            let uncounted = |name: &String| UncountedEvent { name: name.clone(), reason: reason.to_string() };
-            return asked.iter().map(uncounted).collect();
-        }
-        let is_asked = |name: &str| asked.iter().any(|word| perf::means(word, name));
-        let is_counted = |name: &str| job.events.counts.iter().any(|count| count.name == name);
-        let missing = runner.missing("perf").into_iter();
-        let missing = missing.filter(|(name, _)| is_asked(name) && !is_counted(name));
-        missing.map(|(name, why)| UncountedEvent { name: name.to_owned(), reason: why.to_owned() }).collect()
+    /// Why events of jobs are not counted; see [`Reasons::of`].
+    pub(super) fn reasons<'a>(&'a self, runner: &'a Runner) -> Reasons<'a> {
+        Reasons { asked: self, runner, known: Vec::new() }
     }
 
     /// Jobs in which events cannot be counted from now on: they are their processes, and these are counted by a
@@ -215,6 +203,43 @@ impl EventsAsked {
                 names.join(", ")
             )
         })
+    }
+}
+
+/// Why events are not counted, found out once for all jobs in which the same ones are asked for.
+pub(super) struct Reasons<'a> {
+    asked: &'a EventsAsked,
+    runner: &'a Runner,
+    known: Vec<(Arc<[String]>, Vec<UncountedEvent>)>,
+}
+
+impl Reasons<'_> {
+    /// Of a job in which no supervisor counts, as far as that is known.
+    pub(super) fn of(&mut self, job: &Tracked) -> Vec<UncountedEvent> {
+        let asked = self.asked.of_job(&job.key, job.age.born_ns, job.profile.kept).unwrap_or_default();
+        if asked.is_empty() {
+            return Vec::new();
+        }
+        if let Some((_, reason)) = self.runner.unavailable().iter().find(|(spec, _)| spec.name == "perf") {
+            let uncounted = |name: &String| UncountedEvent { name: name.clone(), reason: reason.to_string() };
+            return asked.iter().map(uncounted).collect();
+        }
+        let is_counted = |name: &str| job.events.counts.iter().any(|count| count.name == name);
+        let reasons = self.of_list(&asked).iter();
+        reasons.filter(|uncounted| !is_counted(&uncounted.name)).cloned().collect()
+    }
+
+    /// Those of a list that cannot be counted here.
+    fn of_list(&mut self, asked: &Arc<[String]>) -> &[UncountedEvent] {
+        let at = self.known.iter().position(|(list, _)| Arc::ptr_eq(list, asked)).unwrap_or_else(|| {
+            let is_asked = |name: &str| asked.iter().any(|word| perf::means(word, name));
+            let missing = self.runner.missing("perf").into_iter().filter(|(name, _)| is_asked(name));
+            let uncounted =
+                |(name, why): (&str, &str)| UncountedEvent { name: name.to_owned(), reason: why.to_owned() };
+            self.known.push((Arc::clone(asked), missing.map(uncounted).collect()));
+            self.known.len() - 1
+        });
+        &self.known[at].1
     }
 }
 

@@ -217,6 +217,9 @@ impl Sampler {
             let Subject::Job(slot) = row.owner else { continue };
             let Some(job) = self.jobs.get_mut(&slot) else { continue };
             job.age.pass_early(now_ns);
+            if job.age.pacing.look == Look::Whole {
+                self.membership.members.was_read_in_full(slot);
+            }
             job.counts.idle.complete(job.age.pacing.look, cells);
             job.age.pacing.compare(now_ns, cells);
             job.age.pacing.plan(cadence.of(&job.key.manager), now_ns);

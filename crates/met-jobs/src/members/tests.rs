@@ -235,6 +235,21 @@ fn jobs_in_cgroups_nest_by_their_paths_and_with_trees() {
 }
 
 #[test]
+fn a_job_that_was_read_in_full_is_not_young_any_more() {
+    let mut machine = one_job();
+    let young = |machine: &Machine| {
+        let (mut targets, mut map) = (Targets::default(), JobMap::default());
+        machine.members.fill(&mut targets, &mut map);
+        targets.tasks.iter().any(|task| task.young)
+    };
+    machine.refresh();
+    assert!(young(&machine));
+    machine.members.was_read_in_full(1);
+    machine.refresh();
+    assert!(!young(&machine));
+}
+
+#[test]
 fn nested_jobs_are_young_together() {
     let mut machine = one_job();
     let young = |machine: &Machine| {

@@ -20,10 +20,12 @@ use super::{
 use crate::{Options, Unavailable};
 
 const REGISTER_CPUS: u16 = 3;
-/// Thousands of records wait in so much until they are read.
-const ROOM_BYTES: i32 = 8 << 20;
-/// Records that come in a row are read together: waking up costs as much as reading some.
-const GATHER: Duration = Duration::from_millis(100);
+/// Tens of thousands of records wait in so much until they are read. It is taken only while they wait.
+const ROOM_BYTES: i32 = 16 << 20;
+/// While records come it is looked so often whether they need room: waking up costs as much as reading some.
+const GATHER: Duration = Duration::from_millis(200);
+/// Until they take this part of their room they wait for a tick, which reads them together.
+const WAITING_SHARE: u32 = 8;
 /// The pause while so many come that they might not find room.
 const GATHER_MANY: Duration = Duration::from_millis(20);
 const MANY: usize = 500;
@@ -154,20 +156,24 @@ fn listen(ears: &Mutex<Ears>, end: &AtomicBool) {
     // Descriptors of its own: while it waits for news, nobody else is kept from taking them.
     let sockets = {
         let ears = lock(ears);
-        let births = ears.births.as_ref().map(rustix::io::dup);
-        (rustix::io::dup(&ears.ends), births)
+        let births = ears.births.as_ref().map(Socket::try_clone);
+        (ears.ends.try_clone(), births)
     };
     let (Ok(ends), births) = sockets else { return };
     let births = births.and_then(Result::ok);
     let mut busy = false;
     while !end.load(Ordering::Relaxed) {
-        // While messages come, the thread reads them in batches instead of waking up for the first of each.
+        // While messages come, the thread looks at them now and then instead of waking up for the first of each.
         if busy {
-            let mut ears = lock(ears);
-            let heard = ears.hear();
-            ears.cpu_ns = clock::thread_cpu_ns();
-            drop(ears);
-            busy = heard > 0;
+            let waiting = [Some(&ends), births.as_ref()].into_iter().flatten().map(Waiting::of).max();
+            let heard = match waiting {
+                Some(Waiting::Nothing) | None => {
+                    busy = false;
+                    continue;
+                }
+                Some(Waiting::Some) => 0,
+                Some(Waiting::Many) => hear(ears),
+            };
             std::thread::park_timeout(if heard > MANY { GATHER_MANY } else { GATHER });
             continue;
         }
@@ -178,6 +184,33 @@ fn listen(ears: &Mutex<Ears>, end: &AtomicBool) {
         }
         busy = true;
         std::thread::park_timeout(GATHER_MANY);
+    }
+}
+
+fn hear(ears: &Mutex<Ears>) -> usize {
+    let mut ears = lock(ears);
+    let heard = ears.hear();
+    ears.cpu_ns = clock::thread_cpu_ns();
+    heard
+}
+
+/// How much waits to be read from a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Waiting {
+    Nothing,
+    /// It has room for much more.
+    Some,
+    Many,
+}
+
+impl Waiting {
+    fn of(socket: &Socket) -> Waiting {
+        match socket.waiting_bytes() {
+            Some((0, _)) => Waiting::Nothing,
+            Some((bytes, room)) if bytes < room / WAITING_SHARE => Waiting::Some,
+            // A kernel that does not say it has to be asked for all.
+            Some(_) | None => Waiting::Many,
+        }
     }
 }
 
@@ -606,6 +639,26 @@ mod tests {
         assert_eq!(birth_of(&message), Some(Birth { parent_pid: 100, tid: 101, pid: 101, monotonic_ns }));
         message[20] = 2;
         assert_eq!(birth_of(&message), None, "an exec is no birth");
+    }
+
+    #[test]
+    fn records_wait_while_there_is_room_and_a_look_takes_them() {
+        let mut ears = match Ears::open(&Host::real().unwrap(), ROOM_BYTES) {
+            Ok(ears) => ears,
+            Err(why) => {
+                met_core::skipped::skipped(why);
+                return;
+            }
+        };
+        #[allow(clippy::disallowed_methods, reason = "a test may start processes")]
+        let mut sh = std::process::Command::new("sh");
+        assert!(sh.args(["-c", "(:)"]).status().unwrap().success());
+        assert_ne!(Waiting::of(&ears.ends), Waiting::Nothing);
+        assert!(ears.hear() > 0 && !ears.news.ends.is_empty());
+        assert_eq!(ears.news.losses, 0);
+        // Of others on this machine some may have ended since.
+        let (bytes, room) = ears.ends.waiting_bytes().unwrap();
+        assert!(bytes < room / WAITING_SHARE && room >= ROOM_BYTES as u32, "{bytes} of {room}");
     }
 
     #[test]
