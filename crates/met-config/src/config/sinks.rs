@@ -142,7 +142,9 @@ mod tests {
         );
         check_error(
             "sinks:\n  - elasticsearch: {}\n",
-            expect![[r#"met.yaml:2: unknown key "sinks.elasticsearch"; the keys here are stdout, otlp"#]],
+            expect![[
+                r#"met.yaml:2: unknown key "sinks.elasticsearch"; the keys here are stdout, otlp, colmet, hdf5"#
+            ]],
         );
         check_error(
             "sinks:\n  - stdout:\n      formt: csv\n",
