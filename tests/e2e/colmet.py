@@ -115,3 +115,197 @@ def a_collector_that_comes_late_gets_what_waited_and_sampling_goes_on(world):
     with collector(world, port, path):
         eventually(lambda: len(tables(path).get("job_0/procstats_default", [])) > 20, "what waited is stored")
         eventually(lambda: sink()["state"] == "running", "the sink is well")
+
+
+class Server:
+    """A `met server` on this machine that takes records of Colmet and writes them to a file."""
+
+    def __init__(self, world, hosts, more=""):
+        self.world, self.port, self.http = world, free_port(), free_port()
+        self.file, self.token = world.me.path("met.hdf5"), world.me.path("token")
+        world.configure(f"http:\n  listen: 127.0.0.1:{self.http}\n"
+                        f"colmet:\n  listen: 127.0.0.1:{self.port}\n  allow: 127.0.0.1\n  hosts: [{hosts}]\n"
+                        f"sinks:\n  - hdf5: {{path: {self.file}, flush: 200ms, level: 1}}\n{more}")
+        self.enroll("op", "--operator")
+        self.process = None
+
+    def enroll(self, *arguments):
+        token = self.world.met("server", "enroll", *arguments).ok().out.strip().splitlines()[-1]
+        with open(os.open(self.token, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+            file.write(token)
+
+    def __enter__(self):
+        with open(self.world.me.path("server.log"), "ab") as log:
+            self.process = self.world.me.spawn("server", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        eventually(lambda: "taking records of Colmet" in self.log(), lambda: f"the server listens: {self.log()}")
+        return self
+
+    def __exit__(self, *_):
+        self.end(signal.SIGTERM)
+
+    def end(self, how):
+        self.process.send_signal(how)
+        self.process.wait(60)
+
+    def log(self):
+        return self.world.me.read("server.log").decode()
+
+    def ask(self, *arguments):
+        config = self.world.me.path("client.yaml")
+        with open(config, "w") as file:
+            file.write(f"client:\n  token_file: {self.token}\n")
+        return self.world.met("-c", config, "--server", f"http://127.0.0.1:{self.http}", *arguments)
+
+
+@contextlib.contextmanager
+def node(world, port, job, pid):
+    """A real colmet-node that follows one process as a job of OAR."""
+    need_root()
+    folder = world.me.path(f"cpuset/ada_{job}")
+    os.makedirs(folder)
+    with open(os.path.join(folder, "tasks"), "w") as file:
+        file.write(f"{pid}\n")
+    with open(world.me.path("node.log"), "wb") as log:
+        command = [program("colmet-node"), "-s", "1", "--enable-jobproc", "--enable-temperature", "--enable-lustre", "--cpuset_rootpath",
+                   world.me.path("cpuset/"), "--zeromq-uri", f"tcp://127.0.0.1:{port}"]
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=world.me.path(""))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+#: Takes messages and passes each on to several receivers, until there were enough.
+RELAY = """
+import sys, zmq
+context = zmq.Context()
+taken = context.socket(zmq.PULL)
+taken.bind(f"tcp://127.0.0.1:{sys.argv[1]}")
+out = []
+for port in sys.argv[3:]:
+    out.append(context.socket(zmq.PUSH))
+    out[-1].connect(f"tcp://127.0.0.1:{port}")
+for number in range(int(sys.argv[2])):
+    message = taken.recv()
+    for receiver in out:
+        receiver.send(message)
+context.destroy(10000)
+"""
+
+
+@test
+def a_server_stores_the_same_of_a_real_node_as_a_real_collector(world):
+    need_root()
+    python()
+    ports, theirs = [free_port(), free_port()], world.me.path("theirs.hdf5")
+    host = os.uname().nodename
+    burner = subprocess.Popen(["python3", "-c", "while True: open('/dev/null', 'w').write('x' * 4096)"])
+    try:
+        with Server(world, host) as server, collector(world, ports[1], theirs), node(world, ports[0], 4711, burner.pid):
+            relay = subprocess.run([python(), "-c", RELAY, str(ports[0]), "8", str(server.port), str(ports[1])], check=False, timeout=120)
+            equal(relay.returncode, 0, "the relay")
+            names = {"job_4711/taskstats_default", "job_0/procstats_default", "job_4711/jobprocstats_default"}
+
+            def complete(path):
+                found = tables(path)
+                return names <= set(found) and all(len(found[name]) >= 7 for name in names)
+
+            for path in (server.file, theirs):
+                eventually(lambda path=path: complete(path), lambda path=path: f"{path}: {tables(path)} {server.log()}")
+            eventually(lambda: server.ask("list", "--json").ok().json(), "the job is in the list")
+            (job,) = server.ask("list", "--json").ok().json()
+            check("4711" in job["job"]["id"] and job["job"]["nodes"] == [host], job)
+            check(job["job"].get("user") is None, "no owner is known")
+            # A user sees no job without an owner.
+            server.enroll("ada", "--user")
+            equal(server.ask("list", "--json").ok().json(), [], "jobs of ada")
+        ours, theirs = tables(server.file), tables(theirs)
+        for name, rows in theirs.items():
+            # A round may be on its way when one of them ends.
+            by_time = {row["timestamp"]: row for row in ours[name] if "timestamp" in row}
+            for row in rows if "temperature" not in name else []:
+                mine = by_time[row["timestamp"]]
+                for column, value in row.items():
+                    equal(mine[column], value, f"{name}.{column}")
+        check("job_0/temperaturestats_default" in ours, "temperatures")
+        check(all(row["hostname"] == host and row["timestamp"] > 0 for row in ours["job_0/temperaturestats_default"]), "time and host")
+    finally:
+        burner.kill()
+        burner.wait()
+
+
+@test
+def any_bytes_leave_a_server_running_and_a_host_with_a_token_is_refused(world):
+    need_root()
+    send = """
+import os, sys, zmq
+context = zmq.Context()
+socket = context.socket(zmq.PUSH)
+socket.connect(f"tcp://127.0.0.1:{sys.argv[1]}")
+good = open(sys.argv[2], "rb").read()
+def renamed(host):
+    return good.replace(b"vm" + bytes(253), host + bytes(255 - len(host)))
+junk = [b"", b"x" * 100, os.urandom(5000), good[:-1], b"nosuch" + bytes(249) + good, renamed(b"bad name"), bytes.fromhex("81cd04d2"), good[:700]]
+for message in junk:
+    socket.send(message)
+socket.send(renamed(b"stranger"))
+socket.send(renamed(b"enrolled"))
+socket.send_multipart([b"junk", good])
+context.destroy(10000)
+"""
+    captured = os.path.join(HERE, "../../fixtures/colmet/message.bin")
+    server = Server(world, "vm, enrolled")
+    world.met("server", "enroll", "enrolled").ok()
+    with server:
+        done = subprocess.run([python(), "-c", send, str(server.port), captured], check=False, timeout=120)
+        equal(done.returncode, 0, "sent")
+        eventually(lambda: "job_1234/taskstats_default" in tables(server.file), lambda: f"the good one is stored: {server.log()}")
+        for complaint in ("unknown metric_backend", "truncated record", "malformed hostname", "colmet.hosts does not name: stranger",
+                          "a host with a token is not taken here: enrolled", "malformed MessagePack"):
+            eventually(lambda complaint=complaint: complaint in server.log(), lambda complaint=complaint: f"{complaint}: {server.log()}")
+            equal(server.log().count(complaint), 1, f"times that the log has: {complaint}")
+        found = tables(server.file)
+        equal({row["hostname"] for row in found["job_1234/taskstats_default"]}, {"vm"}, "hosts")
+        (job,) = eventually(lambda: server.ask("list", "--json").ok().json(), "the job is in the list")
+        equal(job["job"]["nodes"], ["vm"], "its node")
+
+
+@test
+def a_file_is_read_while_it_is_written_and_after_kill_9(world):
+    need_root()
+    python()
+    path = world.me.path("node.hdf5")
+    world.configure(f"sampling:\n  interval: 100ms\nsinks:\n  - hdf5: {{path: {path}, period: 100ms, flush: 100ms, managers: local}}\n")
+    world.start_system_daemon()
+    world.run("sleep", "60")
+    name, seen = "job_0/procstats_default", 0
+    while seen < 40:
+        rows = eventually(lambda: tables(path).get(name, []), "a reader opens it")
+        times = [row["timestamp"] for row in rows]
+        check(len(rows) >= seen and times == sorted(times) and min(times) > 1_700_000_000, f"right rows: {times}")
+        seen = len(rows)
+    world.stop_system_daemon(signal.SIGKILL)
+    rows = tables(path)[name]
+    check(len(rows) >= seen, f"after kill -9: {len(rows)} of {seen}")
+    # PyTables opens each as a table, with the queries of OAR's reader.
+    query = """
+import json, sys, tables
+with tables.open_file(sys.argv[1], "r") as file:
+    found = {}
+    for table in file.walk_nodes("/", "Table"):
+        columns = [name for name in ("ac_etime", "cpu_run_real_total", "coremem", "read_bytes", "write_bytes", "meminfo_memtotal") if name in table.colnames]
+        rows = [[int(row["timestamp"]), row["hostname"].decode()] + [int(row[name]) for name in columns]
+                for row in table.where("(timestamp >= 1) & (timestamp <= 9999999999)")]
+        found[table._v_pathname[1:]] = [int(table.nrows), rows, str(table.title)]
+print(json.dumps(found))
+"""
+    done = subprocess.run([python(), "-c", query, path], capture_output=True, text=True, check=False)
+    equal(done.returncode, 0, done.stderr)
+    found = json.loads(done.stdout)
+    count, selected, title = found[name]
+    equal((count, len(selected), title), (len(rows), len(rows), "Metrics for the Job 0"), "PyTables")
+    equal([row[0] for row in selected], [row["timestamp"] for row in rows], "times")
+    # The next daemon goes on in the same file.
+    world.start_system_daemon()
+    eventually(lambda: len(tables(path).get(name, [])) > len(rows) + 5, "the file is continued")

@@ -5,6 +5,7 @@
 //! token is a node of this server, for which only the token speaks.
 
 mod allowed;
+pub mod collector;
 mod import;
 mod pull;
 

@@ -167,3 +167,17 @@ fn events_and_tables_are_chosen() {
     assert_eq!(kinds(&options), [Kind::Interim]);
     assert_eq!(interest(&options).tables, ["node"]);
 }
+
+#[test]
+fn records_are_printed_as_colmet_prints_them() {
+    use met_wire::colmet::{Backend, Record, Value};
+    let mut record = Record::new(Backend::Ipmi, "n1", 0, 1_794_703_701);
+    (record.values[0], record.involved_jobs) = (Some(Value::Int(250)), vec![12, 13]);
+    let mut options = Options::default();
+    options.set("format", vec![COLMET.to_owned()]);
+    let mut sink = Stdout::new(Vec::new(), &options);
+    sink.take(&Event::Colmet(std::sync::Arc::new(vec![record]))).unwrap();
+    let expected = "1794703701  Job(0)/ ipmipowerstats_default -> Host(n1) -> {\n\
+                    \taverage_power_consumption : 250\n\t            involved_jobs : [12, 13]\n}\n";
+    assert_eq!(String::from_utf8(sink.to).unwrap(), expected);
+}

@@ -135,7 +135,7 @@ impl Decoder {
     }
 
     /// What was received, until more bytes are needed.
-    pub fn next(&mut self) -> Result<Option<Input>, Error> {
+    pub fn next_input(&mut self) -> Result<Option<Input>, Error> {
         loop {
             if self.stage == Stage::Greeting {
                 if !self.greeting()? {
@@ -249,7 +249,7 @@ mod tests {
 
     fn all(decoder: &mut Decoder) -> Result<Vec<Input>, Error> {
         let mut inputs = Vec::new();
-        while let Some(input) = decoder.next()? {
+        while let Some(input) = decoder.next_input()? {
             inputs.push(input);
         }
         Ok(inputs)

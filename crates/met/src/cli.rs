@@ -1,6 +1,7 @@
 //! The command line: the one definition of which help, man pages and completions are made.
 
 mod answers;
+mod colmet;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub use answers::{CheckArgs, CompareArgs, ExplainArgs, ScaleArgs};
+pub use colmet::{ColmetCollectorArgs, ColmetNodeArgs};
 
 use crate::view::table::View;
 use met_agent::emissions::GRAMS_MAX;
@@ -169,6 +171,12 @@ pub enum Command {
                             127.0.0.1:9317)\n  met server enroll n1 | ssh n1 met daemon --join \
                             https://met.example:9317\n  met server enroll --user ada  a token for queries")]
     Server(ServerArgs),
+    /// Take records of colmet-node and write them, with the command line of colmet-collector
+    #[command(after_help = "Example:\n  met colmet-collector --hdf5-filepath /var/lib/colmet/counters")]
+    ColmetCollector(ColmetCollectorArgs),
+    /// Measure jobs as the daemon does and send records of Colmet, with the command line of colmet-node
+    #[command(after_help = "Example:\n  met colmet-node --zeromq-uri tcp://collector:5556 --enable-jobproc")]
+    ColmetNode(ColmetNodeArgs),
     /// Show the nodes of a cluster: when each last sent data, its clock offset, its running jobs
     #[command(after_help = "Example:\n  met --server https://met.example:9317 nodes")]
     Nodes(NodesArgs),
@@ -232,6 +240,14 @@ fn process_number(text: &str) -> Result<u32, String> {
 
 impl Command {
     /// Whether it can be asked of a server.
+    /// Whether it runs until it is stopped, with a log.
+    pub fn is_service(&self) -> bool {
+        matches!(
+            self,
+            Command::Daemon(_) | Command::Server(_) | Command::ColmetCollector(_) | Command::ColmetNode(_)
+        )
+    }
+
     pub fn asks_a_server(&self) -> bool {
         match self {
             Command::List(_) | Command::Show(_) | Command::Export(_) | Command::Nodes(_) => true,

@@ -41,7 +41,7 @@ pub fn main() {
     let cli = Cli::of(&arguments).unwrap_or_else(|error| refuse(&error, &arguments));
     let level = log_level(cli.verbose, std::env::var("MET_LOG").ok().as_deref());
     let level = level.unwrap_or_else(|error| std::process::exit(explain(&error)));
-    log_to_stderr(level, matches!(cli.command, Some(Command::Daemon(_) | Command::Server(_))));
+    log_to_stderr(level, cli.command.as_ref().is_some_and(Command::is_service));
     let code = run(cli, standby).unwrap_or_else(|error| explain(&error));
     std::process::exit(code);
 }
@@ -95,6 +95,8 @@ fn run(cli: Cli, standby: Option<Standby>) -> Result<i32> {
         Some(Command::Note(args)) => commands::annotate::note(&asking()?, &args),
         Some(Command::Daemon(args)) => commands::daemon::daemon(&setting()?, &args),
         Some(Command::Server(args)) => commands::server::server(&setting()?, &args),
+        Some(Command::ColmetCollector(args)) => commands::colmet::collector(&args),
+        Some(Command::ColmetNode(args)) => commands::colmet::node(setting()?, &args),
         Some(Command::Token) => commands::token::token(&setting()?),
         Some(Command::Nodes(args)) => commands::nodes::nodes(&asking()?, &args),
         Some(Command::Configure(args)) => commands::configure::configure(&setting()?, &args),

@@ -80,7 +80,7 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
             set(config, addresses(texts.into_iter()).map_err(|error| complain(error.to_string()))?);
             continue;
         }
-        if let (Form::Ladder(_), Node::List(items)) = (&key.form, &entry.value)
+        if let (Form::Ladder(_) | Form::Texts(_), Node::List(items)) = (&key.form, &entry.value)
             && let Some(steps) = texts(items)
         {
             key.form.apply(&steps.join(","), config).map_err(|error| complain(error.to_string()))?;
@@ -153,6 +153,7 @@ fn example(key: &Key) -> &'static str {
         Form::Number(_) | Form::Ratio(_) => "1.5",
         Form::Power(_) => "75W",
         Form::Events(_) => "page_faults",
+        Form::Texts(_) => "[a, b]",
         Form::Addresses(_) => "127.0.0.1:9317",
         Form::Ladder(_) => "[1s, 10s after 5m]",
         Form::Managers(_) => "{slurm: 1s}",

@@ -41,6 +41,8 @@ pub enum Form {
     Plain(fn(&mut Config, Plain)),
     /// A list, or one text with commas.
     Events(fn(&mut Config, Vec<String>)),
+    /// The same of any texts.
+    Texts(fn(&mut Config, Vec<String>)),
     /// The same of addresses with ports.
     Addresses(fn(&mut Config, Vec<Address>)),
     /// The same of intervals by age.
@@ -80,6 +82,7 @@ impl Form {
             Form::Layouts(_) => "list",
             Form::Plain(_) => "`auto`, `off`, `session`, `unit` or `group`",
             Form::Events(_) => "events",
+            Form::Texts(_) => "list",
             Form::Addresses(_) => "addresses",
             Form::Ladder(_) => "list of intervals",
             Form::Managers(_) => "an interval for each",
@@ -110,6 +113,7 @@ impl Form {
             Form::Plain(set) => set(config, plain(text)?),
             Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
             Form::Events(set) => set(config, events_in(text)?),
+            Form::Texts(set) => set(config, texts_in(text)),
             Form::Addresses(set) => set(config, addresses(text.split(','))?),
             Form::Ladder(set) => set(config, Ladder::parse(text.split(','))?),
             Form::Managers(_) => {
@@ -118,6 +122,16 @@ impl Form {
         }
         Ok(())
     }
+}
+
+/// Commas in brackets separate nothing: `node-[1,2]` is one text.
+fn texts_in(text: &str) -> Vec<String> {
+    let mut depth = 0_i32;
+    let texts = text.split(move |letter| {
+        depth += i32::from(letter == '[') - i32::from(letter == ']');
+        letter == ',' && depth <= 0
+    });
+    texts.map(|one| one.trim().to_owned()).filter(|one| !one.is_empty()).collect()
 }
 
 /// As for `sampling.interval`.

@@ -347,11 +347,11 @@ pub static SECTIONS: &[Section] = &[
     },
     Section {
         name: "colmet",
-        help: "Where `met server` takes records of colmet-node (a PULL socket of ZeroMQ); read at start. The protocol has no authentication: whoever can send from an address of `allow` can speak for each of `hosts` that has no token here.",
+        help: "Where `met server` takes records of colmet-node (a PULL socket of ZeroMQ); read at start. The protocol has no authentication: a program at an address of `allow` can speak for each of `hosts` that has no token here.",
         keys: &[
             key!("listen": Addresses(colmet.listen), "addresses with ports, such as `0.0.0.0:5556`; without one nothing is taken"),
-            key!("allow": Events(colmet.allow), "addresses and networks that may connect, such as `10.0.0.0/16`; required with `listen`"),
-            key!("hosts": Events(colmet.hosts), "names of hosts whose records are taken, such as `node-[1-64]` or `*.site.example`; required with `listen`. A host with a token is refused here"),
+            key!("allow": Texts(colmet.allow), "addresses and networks that may connect, such as `10.0.0.0/16`; required with `listen`"),
+            key!("hosts": Texts(colmet.hosts), "names of hosts whose records are taken, such as `node-[1-64]` or `*.site.example`; required with `listen`. A host with a token is refused here"),
             key!("manager": Text(colmet.manager) = "oar", "resource manager whose jobs these are"),
         ],
     },

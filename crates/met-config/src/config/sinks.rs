@@ -157,7 +157,7 @@ mod tests {
         check_error(
             "sinks:\n  - kafka: {}\n",
             expect![[
-                r#"met.yaml:2: unknown key "sinks.kafka"; the keys here are stdout, otlp, colmet, elasticsearch"#
+                r#"met.yaml:2: unknown key "sinks.kafka"; the keys here are stdout, otlp, colmet, hdf5, elasticsearch"#
             ]],
         );
         check_error(

@@ -127,6 +127,7 @@ fn every_key_of_a_cluster_is_read() {
              forward: {url: \"https://met.example\", token_file: /etc/met/token, ca_file: /ca, cert_file: /c, key_file: /k,\n\
              \x20 plain: yes, node: n7, interval: 30s, spool_size: 2GB, spool_age: 3d}\n\
              server: {move_after: 5m, lost_after: 2d, accounts: slurm, accounts_file: /a}\n\
+             colmet: {listen: '0.0.0.0:5556', allow: [10.0.0.0/16, 127.0.0.1], hosts: 'node-[1,2], gpu*', manager: slurm}\n\
              client: {token_file: /t, ca_file: /ca, plain: true}\n",
     );
     let path = |text: &str| Some(PathBuf::from(text));
@@ -146,6 +147,12 @@ fn every_key_of_a_cluster_is_read() {
     assert_eq!(config.server.move_after, Some(Duration::from_secs(300)));
     assert_eq!(config.server.lost_after, Duration::from_secs(2 * 86_400));
     assert_eq!((config.server.accounts, &config.server.accounts_file), (Accounts::Slurm, &path("/a")));
+    assert_eq!(config.colmet.listen.iter().map(ToString::to_string).collect::<Vec<_>>(), ["0.0.0.0:5556"]);
+    assert_eq!(config.colmet.allow, ["10.0.0.0/16", "127.0.0.1"]);
+    assert_eq!(
+        (&config.colmet.hosts[..], config.colmet.manager.as_str()),
+        (&["node-[1,2]".to_owned(), "gpu*".to_owned()][..], "slurm")
+    );
     assert_eq!(config.client, Client { token_file: path("/t"), ca_file: path("/ca"), plain: true });
     let expected = Http {
         operators: Vec::new(),
@@ -298,7 +305,7 @@ fn a_misspelt_key_is_told_its_neighbour() {
     check_error(
         "colour: red\n",
         expect![[
-            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, node, store, jobs, gpu, schedulers, perf, energy, emissions, http, login, forward, server, client, system, cpuCollector, nvidiaCollector, state, sources, sinks, systems"#
+            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, node, store, jobs, gpu, schedulers, perf, energy, emissions, http, login, forward, server, colmet, client, system, cpuCollector, nvidiaCollector, state, sources, sinks, systems"#
         ]],
     );
     check_error(

@@ -150,7 +150,7 @@ impl Peer {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => is_open = false,
             }
-            while let Some(input) = self.decoder.next().map_err(|error| error.to_string())? {
+            while let Some(input) = self.decoder.next_input().map_err(|error| error.to_string())? {
                 match input {
                     Input::Ready => {}
                     Input::Message(message) => {

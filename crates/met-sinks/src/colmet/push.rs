@@ -149,7 +149,7 @@ impl Push {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(format!("cannot read from the collector: {error}")),
         }
-        while let Some(input) = decoder.next().map_err(|error| error.to_string())? {
+        while let Some(input) = decoder.next_input().map_err(|error| error.to_string())? {
             if let Input::Ping(reply) = input {
                 stream.write_all(&reply).map_err(|error| format!("cannot send to the collector: {error}"))?;
             }

@@ -16,7 +16,7 @@ fn collect(listener: &TcpListener) -> Vec<Vec<u8>> {
             Ok(count @ 1..) => decoder.push(&bytes[..count]),
             _ => return messages,
         }
-        while let Some(input) = decoder.next().unwrap() {
+        while let Some(input) = decoder.next_input().unwrap() {
             if let Input::Message(message) = input {
                 messages.push(message);
             }

@@ -28,8 +28,10 @@ fn table(name: &str) -> &'static Table {
     met_sources::catalogue().into_iter().find(|table| table.name == name).unwrap()
 }
 
+type TestRow<'a> = (Option<JobKey>, &'a [&'a str], &'a [(&'a str, i64)]);
+
 /// A tick with one row for each of `rows`: its job, its labels, its cells by name.
-fn tick(second: i64, name: &str, rows: &[(Option<JobKey>, &[&str], &[(&str, i64)])]) -> Event {
+fn tick(second: i64, name: &str, rows: &[TestRow<'_>]) -> Event {
     let table = table(name);
     let mut tick = Tick::new(T0_NS + second * SECOND_NS, table);
     for (job, labels, known) in rows {

@@ -29,6 +29,9 @@ enum Field {
     Backend,
     Timestamp,
     InvolvedJobs,
+    /// Columns of Colmet's tables that no record fills: -1, and an empty text.
+    Unmeasured,
+    EmptyJobs,
 }
 
 /// The columns of a table in the order of their names, as PyTables sorts them.
@@ -44,6 +47,11 @@ fn fields(layout: &'static Layout) -> Vec<(&'static str, Field)> {
     if layout.has_involved_jobs {
         fields.push(("involved_jobs", Field::InvolvedJobs));
     }
+    match layout.backend {
+        Backend::Procstats => fields.push(("meminfo_hardwarecorrupted", Field::Unmeasured)),
+        Backend::Jobproc => fields.push(("involved_jobs", Field::EmptyJobs)),
+        _ => {}
+    }
     fields.sort_unstable_by_key(|(name, _)| *name);
     fields
 }
@@ -55,8 +63,8 @@ fn is_float(layout: &Layout, field: Field) -> bool {
 fn text_bytes(field: Field) -> Option<usize> {
     match field {
         Field::Hostname | Field::Backend => Some(NAME_BYTES),
-        Field::InvolvedJobs => Some(JOBS_BYTES),
-        Field::Counter(_) | Field::JobId | Field::Timestamp => None,
+        Field::InvolvedJobs | Field::EmptyJobs => Some(JOBS_BYTES),
+        Field::Counter(_) | Field::JobId | Field::Timestamp | Field::Unmeasured => None,
     }
 }
 
@@ -113,6 +121,8 @@ impl Shape {
                 Field::Timestamp => out.extend_from_slice(&(record.timestamp as i64).to_le_bytes()),
                 Field::Hostname => put_text(out, &record.hostname, NAME_BYTES),
                 Field::Backend => put_text(out, self.layout.name, NAME_BYTES),
+                Field::Unmeasured => out.extend_from_slice(&(-1_i64).to_le_bytes()),
+                Field::EmptyJobs => put_text(out, "", JOBS_BYTES),
                 Field::InvolvedJobs => put_text(out, &record.involved_jobs_json(), JOBS_BYTES),
             }
         }

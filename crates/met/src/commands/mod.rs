@@ -5,6 +5,7 @@ pub mod answering;
 pub mod attach;
 pub mod cancel;
 pub mod check;
+pub mod colmet;
 pub mod compare;
 pub mod completions;
 pub mod config;

@@ -1,0 +1,117 @@
+//! The command lines of Colmet's own programs, so that a unit file needs one word changed.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+#[derive(Debug, Args)]
+#[command(disable_version_flag = true)]
+pub struct ColmetCollectorArgs {
+    /// Time between two pushes; ignored: records are written as they come
+    #[arg(short = 's', long, value_name = "SECONDS")]
+    pub sample_period: Option<f64>,
+    /// Records that wait in memory; ignored: queues are bounded by bytes
+    #[arg(long, value_name = "COUNT")]
+    pub buffer_size: Option<u64>,
+    /// Print the records
+    #[arg(long)]
+    pub enable_stdout_backend: bool,
+    /// Where nodes connect
+    #[arg(long, value_name = "URI", default_value = "tcp://0.0.0.0:5556")]
+    pub zeromq_bind_uri: String,
+    /// Messages that wait in ZeroMQ; ignored: memory is bounded for each peer
+    #[arg(long, value_name = "COUNT")]
+    pub zeromq_hwm: Option<u64>,
+    /// Ignored: nothing is sent to nodes
+    #[arg(long, value_name = "MILLISECONDS", allow_negative_numbers = true)]
+    pub zeromq_linger: Option<i64>,
+    /// File for HDF5; a name that does not end in .hdf5 gets the time, at every SIGHUP anew
+    #[arg(long, value_name = "PATH")]
+    pub hdf5_filepath: Option<PathBuf>,
+    /// Compression of HDF5
+    #[arg(long, value_name = "LEVEL", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=9))]
+    pub hdf5_complevel: u8,
+    /// Library of that compression; others than zlib are not used
+    #[arg(long, value_name = "NAME", default_value = "zlib")]
+    pub hdf5_complib: String,
+    /// Elasticsearch, such as localhost:9200 or a URL
+    #[arg(long, value_name = "HOST")]
+    pub elastic_host: Option<String>,
+    /// How names of its indices begin
+    #[arg(long, value_name = "PREFIX", default_value = "colmet_")]
+    pub elastic_index_prefix: String,
+    /// File with USER:PASSWORD for it
+    #[arg(short = 'P', long, value_name = "FILE")]
+    pub http_credentials: Option<PathBuf>,
+    /// Accept any certificate of it
+    #[arg(long)]
+    pub no_check_certificates: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ColmetNodeArgs {
+    /// Time between two messages
+    #[arg(short = 's', long, value_name = "SECONDS", default_value_t = 5.0)]
+    pub sample_period: f64,
+    #[command(flatten)]
+    pub backends: ColmetBackends,
+    /// Ignored: Omni-Path is recognised
+    #[arg(long)]
+    pub omnipath: bool,
+    /// Ignored: every Lustre file system is read
+    #[arg(long, value_name = "PREFIX")]
+    pub lustre_prefix: Option<String>,
+    /// Events to count, five at most
+    #[arg(long, value_name = "EVENT", num_args = 1.., default_values_t = ["instructions", "cache_misses", "page_faults", "cpu_cycles", "cache_references"].map(str::to_owned))]
+    pub perfhw_list: Vec<String>,
+    /// Ignored: the management controller is read without a command
+    #[arg(long, value_name = "COMMAND", num_args = 1..)]
+    pub ipmipower_cmd: Vec<String>,
+    /// Ignored: cgroups of jobs are found by their manager's names
+    #[arg(long = "cpuset_rootpath", value_name = "PATH")]
+    pub cpuset_rootpath: Option<PathBuf>,
+    /// Ignored, as --cpuset_rootpath is
+    #[arg(long = "regex_job_id", value_name = "REGEX")]
+    pub regex_job_id: Option<String>,
+    /// Where the collector listens
+    #[arg(long, value_name = "URI", default_value = "tcp://127.0.0.1:5556")]
+    pub zeromq_uri: String,
+    /// Messages that wait while there is no collector
+    #[arg(long, value_name = "COUNT", default_value_t = 1000)]
+    pub zeromq_hwm: u32,
+    /// Ignored: what waits at the end is tried once
+    #[arg(long, value_name = "MILLISECONDS", allow_negative_numbers = true)]
+    pub zeromq_linger: Option<i64>,
+}
+
+/// Which kinds of records are sent.
+#[derive(Debug, Args)]
+pub struct ColmetBackends {
+    /// Send no figures of the machine
+    #[arg(long)]
+    pub disable_procstats: bool,
+    /// Send InfiniBand and Omni-Path
+    #[arg(long)]
+    pub enable_infiniband: bool,
+    /// Send Lustre
+    #[arg(long)]
+    pub enable_lustre: bool,
+    /// Send hardware events of jobs
+    #[arg(long)]
+    pub enable_perfhw: bool,
+    /// Send I/O and memory of the processes of jobs
+    #[arg(long)]
+    pub enable_jobproc: bool,
+    /// Send energy of processors
+    #[arg(long = "enable-RAPL")]
+    pub enable_rapl: bool,
+    /// Send temperatures
+    #[arg(long)]
+    pub enable_temperature: bool,
+    /// Send power of the machine
+    #[arg(long)]
+    pub enable_ipmipower: bool,
+    /// Send GPUs of jobs; a colmet-collector that writes HDF5 does not survive them
+    #[arg(long)]
+    pub enable_nvidia: bool,
+}

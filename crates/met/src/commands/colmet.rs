@@ -1,0 +1,180 @@
+//! `met colmet-collector` and `met colmet-node`: Colmet's own command lines.
+
+mod mapping_files;
+
+use std::net::ToSocketAddrs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+use met_agent::supervise::Signals;
+use met_config::Failure;
+use met_query::setting::Setting;
+use met_server::colmet::collector;
+use met_sinks::sink::Options;
+use met_sinks::{Configured, SINKS};
+
+use crate::cli::{ColmetCollectorArgs, ColmetNodeArgs};
+
+pub fn collector(args: &ColmetCollectorArgs) -> Result<i32> {
+    let sinks = sinks(args)?;
+    let uri = &args.zeromq_bind_uri;
+    let wrong =
+        || Failure::usage(format!("--zeromq-bind-uri: {uri:?} is not an address; write tcp://0.0.0.0:5556"));
+    let authority = uri.strip_prefix("tcp://").ok_or_else(wrong)?.replace('*', "0.0.0.0");
+    let listen: Vec<_> = authority.to_socket_addrs().map_err(|_| wrong())?.collect();
+    for line in ignored(args) {
+        tracing::warn!("{line}");
+    }
+    let signals = Signals::block()?;
+    let is_over = || {
+        let mut is_over = false;
+        while let Some(signal) = signals.next() {
+            is_over |= matches!(signal.number, libc::SIGTERM | libc::SIGINT);
+            if signal.number == libc::SIGHUP {
+                met_sinks::reopen::request();
+            }
+        }
+        is_over
+    };
+    let collected = collector::collect(&listen, &sinks, is_over);
+    collected.map_err(|error| Failure::usage(format!("{error:#}")))?;
+    Ok(0)
+}
+
+/// A daemon whose sink is a collector of Colmet.
+pub fn node(mut setting: Setting, args: &ColmetNodeArgs) -> Result<i32> {
+    let period = Duration::try_from_secs_f64(args.sample_period).ok();
+    let is_period =
+        |period: &Duration| (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(period);
+    let period = period.filter(is_period).ok_or_else(|| {
+        Failure::usage(format!("--sample-period: {} is not between 0.1 and 3600 seconds", args.sample_period))
+    })?;
+    let backends = backends(args);
+    let sink = sink(
+        "colmet",
+        &[
+            ("endpoint", vec![args.zeromq_uri.clone()]),
+            ("period", vec![format!("{}ms", period.as_millis())]),
+            ("backends", backends.iter().map(|&name| name.to_owned()).collect()),
+            ("events", args.perfhw_list.iter().take(5).cloned().collect()),
+            ("queue", vec![args.zeromq_hwm.clamp(1, 1_000_000).to_string()]),
+        ],
+    )?;
+    for line in ignored_by_node(args) {
+        tracing::warn!("{line}");
+    }
+    if args.backends.enable_perfhw {
+        setting.config.perf.events = args.perfhw_list.iter().take(5).cloned().collect();
+    }
+    if let Err(error) = mapping_files::write(Path::new("."), &backends, &args.perfhw_list) {
+        tracing::warn!("cannot write mapping files: {error}");
+    }
+    setting.config.sampling.interval = Some(period);
+    setting.config.sinks.retain(|other| other.spec.name != "colmet");
+    setting.config.sinks.push(sink);
+    // They are meant for this process, also where the rest is the machine's file.
+    setting.config_path = None;
+    let is_root = rustix::process::getuid().is_root();
+    let place = if is_root { &setting.system } else { &setting.user };
+    met_agent::daemon::run(&setting, place, false)?;
+    Ok(0)
+}
+
+fn backends(args: &ColmetNodeArgs) -> Vec<&'static str> {
+    let chosen = &args.backends;
+    let all = [
+        ("taskstats", true),
+        ("procstats", !chosen.disable_procstats),
+        ("infiniband", chosen.enable_infiniband),
+        ("lustre", chosen.enable_lustre),
+        ("perfhw", chosen.enable_perfhw),
+        ("rapl", chosen.enable_rapl),
+        ("temperature", chosen.enable_temperature),
+        ("jobproc", chosen.enable_jobproc),
+        ("ipmi", chosen.enable_ipmipower),
+        ("nvidia", chosen.enable_nvidia),
+    ];
+    all.into_iter().filter(|(_, is_chosen)| *is_chosen).map(|(name, _)| name).collect()
+}
+
+fn ignored_by_node(args: &ColmetNodeArgs) -> Vec<String> {
+    let cgroups = "cgroups of jobs are found by their manager's names; see jobs.layouts for others";
+    let given = [
+        ("--omnipath", args.omnipath, "Omni-Path is recognised"),
+        ("--lustre-prefix", args.lustre_prefix.is_some(), "every Lustre file system is read"),
+        (
+            "--ipmipower-cmd",
+            !args.ipmipower_cmd.is_empty(),
+            "the management controller is read without a command",
+        ),
+        ("--cpuset_rootpath", args.cpuset_rootpath.is_some(), cgroups),
+        ("--regex_job_id", args.regex_job_id.is_some(), cgroups),
+        ("--zeromq-linger", args.zeromq_linger.is_some(), "what waits at the end is tried once"),
+    ];
+    let given = given.into_iter().filter(|(_, is_given, _)| *is_given);
+    given.map(|(name, _, why)| format!("{name} is ignored: {why}")).collect()
+}
+
+/// What an option means nothing for is said once.
+fn ignored(args: &ColmetCollectorArgs) -> Vec<String> {
+    let given = [
+        ("--sample-period", args.sample_period.is_some(), "records are written as they come"),
+        ("--buffer-size", args.buffer_size.is_some(), "queues are bounded by bytes"),
+        ("--zeromq-hwm", args.zeromq_hwm.is_some(), "memory is bounded for each peer"),
+        ("--zeromq-linger", args.zeromq_linger.is_some(), "nothing is sent to nodes"),
+        ("--hdf5-complib", args.hdf5_complib != "zlib", "zlib is used"),
+    ];
+    let given = given.into_iter().filter(|(_, is_given, _)| *is_given);
+    given.map(|(name, _, why)| format!("{name} is ignored: {why}")).collect()
+}
+
+fn sinks(args: &ColmetCollectorArgs) -> Result<Vec<Configured>> {
+    let mut sinks = Vec::new();
+    if args.enable_stdout_backend {
+        sinks.push(sink("stdout", &[("format", vec!["colmet".to_owned()])])?);
+    }
+    if let Some(path) = &args.hdf5_filepath {
+        let path = std::path::absolute(path)?.to_string_lossy().into_owned();
+        let level = args.hdf5_complevel.to_string();
+        // As Colmet's, rows are in the file within its period.
+        let flush = format!("{}s", args.sample_period.unwrap_or(5.0).clamp(0.2, 3600.0));
+        sinks.push(sink("hdf5", &[("path", vec![path]), ("level", vec![level]), ("flush", vec![flush])])?);
+    }
+    if let Some(host) = &args.elastic_host {
+        let url = if host.contains("://") { host.clone() } else { format!("http://{host}") };
+        let mut options = vec![
+            ("url", vec![url]),
+            ("index_prefix", vec![args.elastic_index_prefix.clone()]),
+            ("plain", vec!["yes".to_owned()]),
+        ];
+        if let Some(path) = &args.http_credentials {
+            let path = std::path::absolute(path)?.to_string_lossy().into_owned();
+            options.push(("credentials_file", vec![path]));
+        }
+        if args.no_check_certificates {
+            options.push(("check_certificates", vec!["no".to_owned()]));
+        }
+        sinks.push(sink("elasticsearch", &options)?);
+    }
+    match sinks.is_empty() {
+        true => Err(Failure::usage(
+            "no output given; use --hdf5-filepath, --elastic-host or --enable-stdout-backend".to_owned(),
+        )),
+        false => Ok(sinks),
+    }
+}
+
+fn sink(name: &str, given: &[(&'static str, Vec<String>)]) -> Result<Configured> {
+    let missing = || Failure::usage(format!("this build has no sink {name}"));
+    let spec = *SINKS.iter().find(|spec| spec.name == name).ok_or_else(missing)?;
+    let mut options = Options::default();
+    let tables = met_sources::catalogue();
+    for (key, values) in given {
+        if let Some(option) = spec.options.iter().find(|option| option.name == *key) {
+            values.iter().try_for_each(|value| (option.check)(value, &tables)).map_err(Failure::usage)?;
+            options.set(option.name, values.clone());
+        }
+    }
+    Ok(Configured { spec, options })
+}
