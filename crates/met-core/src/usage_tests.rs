@@ -23,18 +23,29 @@ fn job(start_ns: i64, length_ns: i64, totals: &[(usize, i64)]) -> Record {
     record
 }
 
-fn sum(contribution: &Contribution, kind: Kind) -> Sums {
+type Parts = Vec<(Kind, Group, i64, DayRow)>;
+
+fn contribution(record: &Record, course: Option<&Course>, until_ns: i64) -> Parts {
+    let mut parts = Parts::new();
+    let taken: Result<(), ()> = contribute(record, course, until_ns, &mut |kind, group, day, row| {
+        parts.push((kind, group.clone(), day, row.clone()));
+        Ok(())
+    });
+    taken.unwrap();
+    parts
+}
+
+fn sum(contribution: &Parts, kind: Kind) -> Sums {
     let mut sums = [0; FIGURES];
-    let of_kind = contribution.parts.iter().filter(|(one, ..)| *one == kind);
-    for row in of_kind.flat_map(|(_, _, days)| days.values()) {
+    for (.., row) in contribution.iter().filter(|(one, ..)| *one == kind) {
         row.buckets.iter().for_each(|amounts| add(&mut sums, amounts));
     }
     sums
 }
 
-fn cpu_by_bucket(contribution: &Contribution) -> Vec<i64> {
-    let (_, _, days) = contribution.parts.iter().find(|(kind, ..)| *kind == Kind::Who).unwrap();
-    let buckets = days.values().flat_map(|row| row.buckets.iter());
+fn cpu_by_bucket(contribution: &Parts) -> Vec<i64> {
+    let rows = contribution.iter().filter(|(kind, ..)| *kind == Kind::Who);
+    let buckets = rows.flat_map(|(.., row)| row.buckets.iter());
     buckets.map(|amounts| amounts[figure::CPU_NS]).filter(|&cpu| cpu != 0).collect()
 }
 
@@ -61,10 +72,10 @@ fn cpu_time_is_where_the_samples_saw_it_and_else_even() {
 fn a_job_inside_another_one_adds_nothing() {
     let mut record = job(0, HOUR_NS, &[(column::CPU, 5)]);
     record.inside = Some("slurm:1".to_owned());
-    assert_eq!(contribution(&record, None, 0), Contribution::default());
+    assert_eq!(contribution(&record, None, 0), []);
     record.inside = None;
     record.start_ns = None;
-    assert_eq!(contribution(&record, None, 0), Contribution::default());
+    assert_eq!(contribution(&record, None, 0), []);
 }
 
 #[test]
@@ -78,9 +89,9 @@ fn a_job_of_several_nodes_is_divided_by_its_parts_and_the_rest_is_on_no_node() {
     }
     let given = contribution(&record, None, 0);
     let on = |name: Option<&str>| {
-        let part = given.parts.iter().find(|(kind, group, _)| *kind == Kind::Node && group.node.as_deref() == name);
-        let mut sums = [0; FIGURES];
-        part.unwrap().2.values().flat_map(|row| row.buckets.iter()).for_each(|amounts| add(&mut sums, amounts));
+        let on_node: Parts =
+            given.iter().filter(|(_, group, ..)| group.node.as_deref() == name).cloned().collect();
+        let sums = sum(&on_node, Kind::Node);
         (sums[figure::JOBS], sums[figure::CPU_NS], sums[figure::ENERGY_UJ])
     };
     assert_eq!([on(Some("n1")), on(Some("n2")), on(None)], [(1, 30, 0), (0, 50, 0), (0, 20, 10)]);
@@ -135,7 +146,7 @@ proptest! {
         damaged[at] ^= 0x10;
         prop_assert_eq!(DayRow::decode(&damaged), None);
         prop_assert_eq!(DayRow::decode(&bytes[..at]), None);
-        let entries = vec![Entry { kind: 1, group: -7, day: 20_000, row }];
+        let entries = vec![Entry { kind: 1, group: -7, day: 20_000, row: bytes }];
         prop_assert_eq!(decode_entries(&encode_entries(&entries)), Some(entries));
     }
 

@@ -2,6 +2,7 @@
 
 use met_core::job::Record;
 use met_core::member::Member;
+use met_core::usage::Group;
 
 use crate::jobs::JobsFilter;
 
@@ -30,6 +31,18 @@ impl Viewer {
             Viewer::Everything => true,
             Viewer::Uid(uid) => record.uid == Some(*uid),
             Viewer::User { .. } => self.member().is_some_and(|member| member.sees(record)),
+        }
+    }
+
+    /// Whether the viewer sees the sums of a group: those of own jobs, and of accounts as a member.
+    pub fn sees_group(&self, group: &Group) -> bool {
+        match self {
+            Viewer::Everything => true,
+            Viewer::Uid(uid) => group.uid == Some(*uid),
+            Viewer::User { .. } => {
+                let (user, account) = (group.user.as_deref(), group.account.as_deref());
+                self.member().is_some_and(|member| member.sees_owner(user, account))
+            }
         }
     }
 

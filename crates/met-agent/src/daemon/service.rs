@@ -599,6 +599,7 @@ impl Service {
     pub fn tidy(&mut self, now: Instant) {
         self.housekeeping.remove_cgroups(now);
         self.housekeeping.thin(now, &mut self.recorder.writer, &self.settings.config.storage);
+        self.housekeeping.sum(now, &mut self.recorder.writer, &self.host.facts().hostname);
         if self.recorder.repairs.begin(now) {
             self.recorder.look_after_store(&self.registry);
         }

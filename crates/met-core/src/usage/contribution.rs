@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::figure::*;
-use super::{Amounts, BUCKET_NS, FIGURES, Group, Kind, bucket_of, day_of};
+use super::{Amounts, BUCKET_NS, BUCKETS_PER_DAY, DayRow, FIGURES, Group, Kind, bucket_of, day_of};
 use crate::apportion::apportion;
 use crate::job::{Part, Record, Totals};
 use crate::job_table as column;
@@ -12,14 +12,11 @@ use crate::series::Course;
 use crate::text::prefix;
 use crate::{MISSING, rate};
 
-/// What a job adds, by day.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Contribution {
-    pub parts: Vec<(Kind, Group, BTreeMap<i64, super::DayRow>)>,
-}
+/// Called with each day of each group that a job adds to.
+pub type Each<'e, E> = &'e mut dyn FnMut(Kind, &Group, i64, &DayRow) -> Result<(), E>;
 
 /// A job that says to have run for longer is not divided: its clock was wrong.
-const BUCKETS_MAX: i64 = 20 * 366 * 96;
+const BUCKETS_MAX: i64 = 5 * 366 * 96;
 const COMMAND_BYTES_MAX: usize = 100;
 /// Programs of which the first argument says what runs.
 const INTERPRETERS: [&str; 8] = ["python", "python3", "bash", "sh", "perl", "Rscript", "julia", "node"];
@@ -31,14 +28,19 @@ pub fn needs_course(record: &Record) -> bool {
 }
 
 /// What a job adds that ran until `until_ns` or its end. Jobs inside others are in these; without a start, nothing is
-/// known of when it ran.
-pub fn contribution(record: &Record, course: Option<&Course>, until_ns: i64) -> Contribution {
-    let (Some(start_ns), None) = (record.start_ns, &record.inside) else { return Contribution::default() };
+/// known of when it ran. One group at a time: a job may have many nodes and days.
+pub fn contribute<E>(
+    record: &Record,
+    course: Option<&Course>,
+    until_ns: i64,
+    each: Each<'_, E>,
+) -> Result<(), E> {
+    let (Some(start_ns), None) = (record.start_ns, &record.inside) else { return Ok(()) };
     let end_ns = record.end_ns.unwrap_or(until_ns).max(start_ns);
     // The moment of the end belongs to the time before it.
     let (first, last) = (bucket_of(start_ns), bucket_of((end_ns - 1).max(start_ns)));
     if last - first >= BUCKETS_MAX {
-        return Contribution::default();
+        return Ok(());
     }
     let span = Span { start_ns, end_ns, first, count: (last - first + 1) as usize };
     let shapes = Shapes::of(&span, course);
@@ -51,14 +53,14 @@ pub fn contribution(record: &Record, course: Option<&Course>, until_ns: i64) -> 
     };
     let who = Group { partition: record.scheduling.partition.clone(), ..owner.clone() };
     let command = Group { command: Some(command(record)), ..owner.clone() };
-    let mut parts = vec![
-        (Kind::Who, who, span.days(&shapes.divide(&whole))),
-        (Kind::Command, command, by_day(span.days(&shapes.divide(&whole)))),
-    ];
+    let buckets = shapes.divide(&whole);
+    span.each_day(&buckets, |day, row| each(Kind::Who, &who, day, row))?;
+    span.each_day(&buckets, |day, row| each(Kind::Command, &command, day, &in_first_bucket(row)))?;
     for (node, share) in on_nodes(record, &whole) {
-        parts.push((Kind::Node, Group { node, ..owner.clone() }, span.days(&shapes.divide(&share))));
+        let group = Group { node, ..owner.clone() };
+        span.each_day(&shapes.divide(&share), |day, row| each(Kind::Node, &group, day, row))?;
     }
-    Contribution { parts }
+    Ok(())
 }
 
 /// The command as people know it: the program, and the script of an interpreter.
@@ -75,14 +77,12 @@ fn command(record: &Record) -> String {
 }
 
 /// Everything of a day in its first bucket.
-fn by_day(mut days: BTreeMap<i64, super::DayRow>) -> BTreeMap<i64, super::DayRow> {
-    for row in days.values_mut() {
-        let (first, rest) = row.buckets.split_at_mut(1);
-        for amounts in rest {
-            first[0].iter_mut().zip(amounts.iter_mut()).for_each(|(to, from)| *to += std::mem::take(from));
-        }
+fn in_first_bucket(row: &DayRow) -> DayRow {
+    let mut day = DayRow::default();
+    for amounts in row.buckets.iter() {
+        day.buckets[0].iter_mut().zip(amounts).for_each(|(sum, amount)| *sum += amount);
     }
-    days
+    day
 }
 
 /// The totals of a job.
@@ -179,15 +179,24 @@ impl Span {
         (self.first..self.first + self.count as i64).map(overlap).collect()
     }
 
-    fn days(&self, buckets: &[Amounts]) -> BTreeMap<i64, super::DayRow> {
-        let mut days: BTreeMap<i64, super::DayRow> = BTreeMap::new();
-        for (bucket, amounts) in (self.first..).zip(buckets) {
-            if amounts.iter().any(|&amount| amount != 0) {
-                let (day, place) = day_of(bucket);
-                days.entry(day).or_default().buckets[place] = *amounts;
+    /// Calls `each` with every day that has something in it.
+    fn each_day<E>(
+        &self,
+        buckets: &[Amounts],
+        mut each: impl FnMut(i64, &DayRow) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut at = 0;
+        while at < buckets.len() {
+            let (day, place) = day_of(self.first + at as i64);
+            let count = (BUCKETS_PER_DAY - place).min(buckets.len() - at);
+            let mut row = DayRow::default();
+            row.buckets[place..place + count].copy_from_slice(&buckets[at..at + count]);
+            if !row.is_empty() {
+                each(day, &row)?;
             }
+            at += count;
         }
-        days
+        Ok(())
     }
 }
 

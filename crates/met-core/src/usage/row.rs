@@ -22,7 +22,8 @@ pub struct Entry {
     pub group: i64,
     pub kind: i64,
     pub day: i64,
-    pub row: DayRow,
+    /// As [`DayRow::encode`] writes it: many of them are held together.
+    pub row: Vec<u8>,
 }
 
 const CHECKSUM_BYTES: usize = 4;
@@ -106,12 +107,11 @@ pub fn encode_entries(entries: &[Entry]) -> Vec<u8> {
     let mut bytes = Vec::new();
     put(&mut bytes, entries.len() as u64);
     for entry in entries {
-        let row = entry.row.encode();
         for number in [entry.kind, entry.group, entry.day] {
             put(&mut bytes, zigzag(number));
         }
-        put(&mut bytes, row.len() as u64);
-        bytes.extend_from_slice(&row);
+        put(&mut bytes, entry.row.len() as u64);
+        bytes.extend_from_slice(&entry.row);
     }
     bytes
 }
@@ -124,7 +124,7 @@ pub fn decode_entries(mut bytes: &[u8]) -> Option<Vec<Entry>> {
         let length = usize::try_from(take(&mut bytes)?).ok()?;
         let (row, rest) = bytes.split_at_checked(length)?;
         bytes = rest;
-        entries.push(Entry { kind, group, day, row: DayRow::decode(row)? });
+        entries.push(Entry { kind, group, day, row: row.to_vec() });
     }
     bytes.is_empty().then_some(entries)
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::row::each_run;
-use super::{BUCKETS_PER_DAY, Calendar, DayRow, Every, FIGURES, Group, Kind, Period, Sums, Zone};
+use super::{BUCKET_NS, BUCKETS_PER_DAY, Calendar, DayRow, Every, FIGURES, Group, Kind, Period, Sums, Zone};
 use crate::job::named;
 
 /// Lines of one answer; more help no reader.
@@ -87,6 +87,9 @@ impl UsageAsk {
         if other && self.by == By::Command {
             return Some("commands are summed by user and account only");
         }
+        if self.by == By::Command && matches!(self.every, Every::Hour | Every::HourOfDay | Every::HourOfWeek) {
+            return Some("commands are summed by day, week, month or weekday");
+        }
         if self.partition.is_some() && self.kind() == Kind::Node {
             return Some("nodes are summed by user and account only");
         }
@@ -107,7 +110,13 @@ impl UsageAsk {
     }
 
     pub fn calendar(&self) -> Calendar {
-        Calendar::new(self.from_ns, self.to_ns, &self.zone, self.every)
+        if self.by != By::Command {
+            return Calendar::new(self.from_ns, self.to_ns, &self.zone, self.every);
+        }
+        // Sums of commands are of whole days of UTC.
+        let day_ns = BUCKETS_PER_DAY as i64 * BUCKET_NS;
+        let from_ns = self.from_ns.div_euclid(day_ns) * day_ns;
+        Calendar::new(from_ns, self.to_ns, &Zone::default(), self.every)
     }
 }
 
