@@ -177,7 +177,11 @@ fn a_day_has_23_hours_in_spring_and_25_in_autumn() {
     assert_eq!(lengths(spring, 2, Every::Day), [92, 96, 4]);
     assert_eq!(lengths(autumn, 2, Every::Day), [100, 92]);
     let hours = lengths(spring, 1, Every::HourOfDay);
-    assert_eq!((hours[0], hours[1], hours[2], hours[3]), (8, 4, 0, 4), "02:00 did not exist, and 24 hours end at 01:00");
+    assert_eq!(
+        (hours[0], hours[1], hours[2], hours[3]),
+        (8, 4, 0, 4),
+        "02:00 did not exist, and 24 hours end at 01:00"
+    );
     assert_eq!(lengths(autumn, 1, Every::HourOfDay)[2], 8, "02:00 came twice");
     assert_eq!(lengths(autumn, 1, Every::Hour).len(), 24, "and these are two hours");
 }
@@ -195,7 +199,8 @@ fn periods_begin_at_the_midnight_of_the_zone() {
     assert_eq!(begin(Every::Month), -13 - 16 * 24);
     assert_eq!(begin(Every::Hour), 0);
     let calendar = Calendar::new(noon_ns, noon_ns + BUCKET_NS, &berlin(), Every::HourOfWeek);
-    let used: Vec<i64> = calendar.periods.iter().filter(|one| one.length_ms > 0).map(|one| one.number).collect();
+    let used: Vec<i64> =
+        calendar.periods.iter().filter(|one| one.length_ms > 0).map(|one| one.number).collect();
     assert_eq!(used, [24 + 13]);
     let kathmandu = Zone { name: "Asia/Kathmandu".to_owned(), offsets: vec![(i64::MIN, 20_700)] };
     let calendar = Calendar::new(noon_ns, noon_ns + HOUR_NS, &kathmandu, Every::HourOfDay);
@@ -267,8 +272,11 @@ fn sums_are_added_by_name_and_period() {
     let place = table.place(&Group { user: Some("eve".to_owned()), ..Group::default() }).unwrap();
     assert!(!table.add_encoded(place, 0, b"damaged"));
     table.add(place, 0, &row, -1);
-    let lines: Vec<_> =
-        table.finish().into_iter().map(|line| (line.name.unwrap(), line.period, line.sums[figure::CPU_NS])).collect();
+    let lines: Vec<_> = table
+        .finish()
+        .into_iter()
+        .map(|line| (line.name.unwrap(), line.period, line.sums[figure::CPU_NS]))
+        .collect();
     assert_eq!(lines, [("ada".to_owned(), 0, 10), ("ada".to_owned(), 1, 14)], "the day behind is left out");
     let line = UsageLine { name: None, period: 1, sums: [i128::from(i64::MAX) * 9; FIGURES] };
     let text = serde_json::to_string(&line).unwrap();

@@ -26,3 +26,5 @@ mod sample;
 pub mod scale;
 #[cfg(test)]
 mod series_tests;
+pub mod usage;
+pub mod work;

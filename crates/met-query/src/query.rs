@@ -1,12 +1,12 @@
 //! The one way to ask: what a daemon, a server and the web answer from.
 
 use anyhow::Result;
+use met_config::Failure;
 use met_core::Table;
 use met_core::grouping::{self, Group, Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
 use met_core::series::Course;
-use met_config::Failure;
 use met_core::usage::{Usage, UsageAsk, UsageTooLong};
 use met_store::{Filter, NodePart, Page, Queries, StoreError};
 
@@ -155,9 +155,11 @@ pub fn usage_in(store: &Queries, viewer: &Viewer, ask: &UsageAsk, live: &[Record
         return Err(Failure::usage(problem.to_owned()));
     }
     let sees = |group: &met_core::usage::Group| viewer.sees_group(group);
-    let answer = store.usage(ask, &sees, live, jobs::now_ns())?;
+    let answer = met_store::usage(store, ask, &sees, live, jobs::now_ns())?;
     answer.map_err(|UsageTooLong| {
-        Failure::usage("that is too many lines; ask for a shorter time, longer periods or one user".to_owned())
+        Failure::usage(
+            "that is too many lines; ask for a shorter time, longer periods or one user".to_owned(),
+        )
     })
 }
 

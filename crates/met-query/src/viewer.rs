@@ -117,6 +117,26 @@ mod tests {
     }
 
     #[test]
+    fn sums_are_seen_by_the_same_rule_as_jobs() {
+        let group = |user: Option<&str>, uid: Option<u32>, account: Option<&str>| Group {
+            user: user.map(str::to_owned),
+            uid,
+            account: account.map(str::to_owned),
+            ..Group::default()
+        };
+        let ada = group(Some("ada"), Some(7), Some("physics"));
+        let member = Viewer::User { name: "bob".to_owned(), accounts: vec!["physics".to_owned()] };
+        for viewer in [&Viewer::Everything, &Viewer::Uid(7), &Viewer::user("ada"), &member] {
+            assert!(viewer.sees_group(&ada), "{viewer:?}");
+        }
+        let nobody = group(None, None, None);
+        for viewer in [&Viewer::Uid(8), &Viewer::user("eve"), &Viewer::user(""), &Viewer::Uid(0)] {
+            assert!(!viewer.sees_group(&ada) && !viewer.sees_group(&nobody), "{viewer:?}");
+        }
+        assert!(Viewer::Everything.sees_group(&nobody));
+    }
+
+    #[test]
     fn a_job_of_an_unknown_user_is_visible_only_to_operators() {
         let mut record = met_core::sample::full(1, "train");
         (record.uid, record.user) = (None, None);

@@ -59,5 +59,7 @@ pub use query::{Queries, Reader, has_catalogue};
 pub use retention::{Goes, Removed, Retained, Retention};
 pub use salvage::Salvage;
 pub use store::{Imported, Writer};
-pub use usage::{Sees, joined as joined_usage};
 pub use thinning::{Thinning, thin};
+pub use usage::{
+    Sees, answer as usage, is_usage_behind, joined as joined_usage, machine_mark, put_machine, sum_usage,
+};

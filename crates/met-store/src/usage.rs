@@ -3,14 +3,15 @@
 
 mod answering;
 
-pub use answering::{Sees, joined};
+pub use answering::{Sees, joined, usage as answer};
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use met_core::job::{JobKey, Record};
 use met_core::usage::{
-    self, BUCKETS_PER_DAY, DayRow, Entry, Group, Kind, Machine, bucket_of, day_of, decode_entries, encode_entries,
+    self, BUCKETS_PER_DAY, DayRow, Entry, Group, Kind, Machine, bucket_of, day_of, decode_entries,
+    encode_entries,
 };
 
 use crate::error::StoreError;
@@ -72,7 +73,9 @@ impl<'s> Sheet<'s> {
     /// The number of a group for a day that may have too many of them.
     fn group_on(&mut self, kind: Kind, group: &Group, day: i64) -> Result<i64> {
         let number = self.group(kind, group)?;
-        if self.rows.contains_key(&(kind.number(), day, number)) || self.load(kind.number(), day, number)?.is_some() {
+        if self.rows.contains_key(&(kind.number(), day, number))
+            || self.load(kind.number(), day, number)?.is_some()
+        {
             return Ok(number);
         }
         let place = (kind.number(), day);
@@ -214,76 +217,78 @@ pub(crate) fn withdraw(sql: &dyn Sql, key: &JobKey) -> Result<()> {
     sheet.write()
 }
 
-impl Writer {
-    /// Whether jobs changed that are not in the sums yet.
-    pub fn is_usage_behind(&self) -> Result<bool> {
-        self.queries.ask(USAGE_VERSION, |sql| {
-            Ok(mark(sql, MARK)?.unwrap_or(0) < record::newest_change(sql)?)
-        })
-    }
+/// Whether jobs changed that are not in the sums yet.
+pub fn is_usage_behind(writer: &Writer) -> Result<bool> {
+    writer.queries.ask(USAGE_VERSION, |sql| Ok(mark(sql, MARK)?.unwrap_or(0) < record::newest_change(sql)?))
+}
 
-    /// Adds jobs that changed to the sums, until a time; true if some are left.
-    pub fn sum_usage(&mut self, deadline: Instant) -> Result<bool> {
-        if !self.is_usage_behind()? {
-            return Ok(false);
-        }
-        let queries = &self.queries;
-        let sql = queries.opened()?;
-        in_transaction(sql, false, || {
-            let mut sheet = Sheet::new(sql);
-            let mut last = mark(sql, MARK)?.unwrap_or(0);
-            let is_left = loop {
-                let behind = "WHERE changed > ?1 ORDER BY changed";
-                let selected = reading::rows(sql, behind, &[last.into()], Some(PIECE), Parts::ALL)?;
-                if selected.rows == 0 {
-                    break false;
-                }
-                let mut is_over = false;
-                for stored in &selected.found {
-                    sheet.put(queries, stored)?;
-                    last = stored.changed;
-                    is_over = Instant::now() >= deadline;
-                    if is_over {
-                        break;
-                    }
-                }
-                if is_over {
-                    break true;
-                }
-                // Those that cannot be read are passed over.
-                last = last.max(selected.last_changed);
-            };
-            sheet.write()?;
-            set_mark(sql, MARK, last)?;
-            Ok(is_left)
-        })
+/// Adds jobs that changed to the sums, until a time; true if some are left.
+pub fn sum_usage(writer: &mut Writer, deadline: Instant) -> Result<bool> {
+    if !is_usage_behind(writer)? {
+        return Ok(false);
     }
-
-    /// Up to when the samples of a node are in the sums, in unix milliseconds: those from the begin of its quarter of an
-    /// hour on are to be given again.
-    pub fn machine_mark(&self, node: &str) -> Result<Option<i64>> {
-        self.queries.ask(USAGE_VERSION, |sql| mark(sql, &format!("{MACHINE_MARK}{node}")))
-    }
-
-    /// Puts sums of a node in the place of those from the quarter of an hour of `from_ms` on, where they have any. The
-    /// samples behind them go to `to_ms`.
-    pub fn put_machine(&mut self, node: &str, machine: &Machine, from_ms: i64, to_ms: i64) -> Result<()> {
-        let first = bucket_of(from_ms.saturating_mul(1_000_000));
-        self.in_catalogue(|sql| {
-            let mut sheet = Sheet::new(sql);
-            let group = Group { node: Some(node.to_owned()), ..Group::default() };
-            let group = sheet.group(Kind::Machine, &group)?;
-            for (&day, new) in &machine.days {
-                let row = sheet.row(Kind::Machine.number(), day, group)?;
-                let begin = match day_of(first) {
-                    (first_day, place) if first_day == day => place,
-                    (first_day, _) if first_day > day => BUCKETS_PER_DAY,
-                    _ => 0,
-                };
-                row.buckets[begin..].copy_from_slice(&new.buckets[begin..]);
+    let queries = &writer.queries;
+    let sql = queries.opened()?;
+    in_transaction(sql, false, || {
+        let mut sheet = Sheet::new(sql);
+        let mut last = mark(sql, MARK)?.unwrap_or(0);
+        let is_left = loop {
+            let behind = "WHERE changed > ?1 ORDER BY changed";
+            let selected = reading::rows(sql, behind, &[last.into()], Some(PIECE), Parts::ALL)?;
+            if selected.rows == 0 {
+                break false;
             }
-            sheet.write()?;
-            set_mark(sql, &format!("{MACHINE_MARK}{node}"), to_ms)
-        })
-    }
+            let mut is_over = false;
+            for stored in &selected.found {
+                sheet.put(queries, stored)?;
+                last = stored.changed;
+                is_over = Instant::now() >= deadline;
+                if is_over {
+                    break;
+                }
+            }
+            if is_over {
+                break true;
+            }
+            // Those that cannot be read are passed over.
+            last = last.max(selected.last_changed);
+        };
+        sheet.write()?;
+        set_mark(sql, MARK, last)?;
+        Ok(is_left)
+    })
+}
+
+/// Up to when the samples of a node are in the sums, in unix milliseconds: those from the begin of its quarter of an
+/// hour on are to be given again.
+pub fn machine_mark(writer: &Writer, node: &str) -> Result<Option<i64>> {
+    writer.queries.ask(USAGE_VERSION, |sql| mark(sql, &format!("{MACHINE_MARK}{node}")))
+}
+
+/// Puts sums of a node in the place of those from the quarter of an hour of `from_ms` on, where they have any. The
+/// samples behind them go to `to_ms`.
+pub fn put_machine(
+    writer: &mut Writer,
+    node: &str,
+    machine: &Machine,
+    from_ms: i64,
+    to_ms: i64,
+) -> Result<()> {
+    let first = bucket_of(from_ms.saturating_mul(1_000_000));
+    writer.in_catalogue(|sql| {
+        let mut sheet = Sheet::new(sql);
+        let group = Group { node: Some(node.to_owned()), ..Group::default() };
+        let group = sheet.group(Kind::Machine, &group)?;
+        for (&day, new) in &machine.days {
+            let row = sheet.row(Kind::Machine.number(), day, group)?;
+            let begin = match day_of(first) {
+                (first_day, place) if first_day == day => place,
+                (first_day, _) if first_day > day => BUCKETS_PER_DAY,
+                _ => 0,
+            };
+            row.buckets[begin..].copy_from_slice(&new.buckets[begin..]);
+        }
+        sheet.write()?;
+        set_mark(sql, &format!("{MACHINE_MARK}{node}"), to_ms)
+    })
 }

@@ -274,7 +274,8 @@ fn growth(span: &Span, course: &Course, column: usize) -> Option<Vec<u64>> {
 /// The integral of a level over each bucket, in its unit times a microsecond. A sample holds until the next one.
 fn level(span: &Span, course: &Course, column: usize) -> Option<Vec<u64>> {
     let cells = course.times_ms.iter().zip(&course.columns[column]).filter(|(_, cell)| **cell != MISSING);
-    let samples: Vec<(i64, i64)> = cells.map(|(&time, &cell)| (time.saturating_mul(1_000_000), cell)).collect();
+    let samples: Vec<(i64, i64)> =
+        cells.map(|(&time, &cell)| (time.saturating_mul(1_000_000), cell)).collect();
     let mut weights = vec![0; span.count];
     let ends = samples.iter().skip(1).map(|sample| sample.0).chain([span.end_ns]);
     for (number, (&(time_ns, cell), next_ns)) in samples.iter().zip(ends).enumerate() {

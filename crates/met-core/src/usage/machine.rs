@@ -35,7 +35,8 @@ impl Machine {
         if to_ms <= from_ms {
             return;
         }
-        let booted_ms = sample.uptime_ms.map(|uptime_ms| to_ms - uptime_ms).filter(|&boot_ms| boot_ms > from_ms);
+        let booted_ms =
+            sample.uptime_ms.map(|uptime_ms| to_ms - uptime_ms).filter(|&boot_ms| boot_ms > from_ms);
         if let Some(boot_ms) = booted_ms {
             self.spread(DOWN_MS, (from_ms, boot_ms), boot_ms - from_ms);
             // Its counters began with it.

@@ -87,7 +87,8 @@ impl UsageAsk {
         if other && self.by == By::Command {
             return Some("commands are summed by user and account only");
         }
-        if self.by == By::Command && matches!(self.every, Every::Hour | Every::HourOfDay | Every::HourOfWeek) {
+        if self.by == By::Command && matches!(self.every, Every::Hour | Every::HourOfDay | Every::HourOfWeek)
+        {
             return Some("commands are summed by day, week, month or weekday");
         }
         if self.partition.is_some() && self.kind() == Kind::Node {

@@ -15,7 +15,7 @@ const STEP_MS: i64 = 86_400_000;
 
 /// Adds jobs that changed, for at most about so long; true when some are left.
 pub fn sum_jobs(writer: &mut Writer, most: Duration) -> Result<bool, StoreError> {
-    writer.sum_usage(Instant::now() + most)
+    met_store::sum_usage(writer, Instant::now() + most)
 }
 
 /// Adds what a node measured of itself since the last call, or a day of it; true when more is left. `series_of`: under
@@ -26,9 +26,11 @@ pub fn sum_machine(
     series_of: &str,
     now_ms: i64,
 ) -> Result<bool, StoreError> {
-    let mark_ms = writer.machine_mark(name)?;
+    let mark_ms = met_store::machine_mark(writer, name)?;
     let begin_ms = mark_ms.map_or(0, |mark_ms| mark_ms + 1);
-    let Some(first_ms) = writer.node_begin_on(series_of, &[&TABLE], begin_ms, now_ms)? else { return Ok(false) };
+    let Some(first_ms) = writer.node_begin_on(series_of, &[&TABLE], begin_ms, now_ms)? else {
+        return Ok(false);
+    };
     let (bucket_ms, end_ms) = (BUCKET_NS / 1_000_000, (first_ms + STEP_MS).min(now_ms));
     let from_ms = mark_ms.unwrap_or(first_ms).div_euclid(bucket_ms) * bucket_ms;
     let course = match series_of {
@@ -39,13 +41,13 @@ pub fn sum_machine(
     let Some(last_ms) = last_ms else {
         // The day that is said to have samples has none in this part of it.
         if end_ms < now_ms {
-            writer.put_machine(name, &Machine::default(), end_ms, end_ms)?;
+            met_store::put_machine(writer, name, &Machine::default(), end_ms, end_ms)?;
         }
         return Ok(end_ms < now_ms);
     };
     let mut machine = Machine::default();
     samples(&course).for_each(|sample| machine.take(sample));
-    writer.put_machine(name, &machine, from_ms, last_ms)?;
+    met_store::put_machine(writer, name, &machine, from_ms, last_ms)?;
     Ok(end_ms < now_ms)
 }
 
@@ -117,7 +119,7 @@ mod tests {
             partition: None,
             node: None,
         };
-        let usage = writer.usage(&ask, &|_| true, &[], now_ms * 1_000_000).unwrap().unwrap();
+        let usage = met_store::usage(&writer, &ask, &|_| true, &[], now_ms * 1_000_000).unwrap().unwrap();
         let sums = usage.machines[0].sums;
         expected[0] = (60 * 60 - 1) * 60_000;
         expected[1] = (60 * 60 - 1) * 30_000_000_000i128;

@@ -9,7 +9,9 @@ use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, gpu};
 use met_query::jobs::{self, JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;
-use met_query::query::{NodeSpan, PAGE_SAMPLES, Query, every_job, find_in, nothing, on_node, running, usage_in, warn_unreadable};
+use met_query::query::{
+    NodeSpan, PAGE_SAMPLES, Query, every_job, find_in, nothing, on_node, running, usage_in, warn_unreadable,
+};
 use met_query::viewer::Viewer;
 use met_store::cluster::Node;
 use met_store::{Page, StoreError};

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use met_core::job::{JobKey, Record};
 use met_core::usage::{
-    self, BUCKET_NS, By, Calendar, DayRow, Group, Kind, Table, Usage, UsageAsk, UsageLine, UsageTooLong, day_of,
+    self, BUCKET_NS, By, Calendar, DayRow, Group, Kind, Table, Usage, UsageAsk, UsageLine, UsageTooLong,
+    day_of,
 };
 
 use super::{MARK, Result, USAGE_VERSION, added, course_of, mark};
@@ -42,22 +43,20 @@ impl From<UsageTooLong> for Failed {
     }
 }
 
-impl Queries {
-    /// Use over time, of the groups that may be seen. `live`: jobs that run, with their figures at `now_ns`.
-    pub fn usage(
-        &self,
-        ask: &UsageAsk,
-        sees: Sees<'_>,
-        live: &[Record],
-        now_ns: i64,
-    ) -> Result<std::result::Result<Usage, UsageTooLong>> {
-        let calendar = ask.calendar();
-        let answering = Answering { queries: self, ask, sees, live, now_ns, calendar: &calendar };
-        match answering.answer() {
-            Ok(usage) => Ok(Ok(usage)),
-            Err(Failed::TooLong) => Ok(Err(UsageTooLong)),
-            Err(Failed::Store(error)) => Err(error),
-        }
+/// Use over time, of the groups that may be seen. `live`: jobs that run, with their figures at `now_ns`.
+pub fn usage(
+    queries: &Queries,
+    ask: &UsageAsk,
+    sees: Sees<'_>,
+    live: &[Record],
+    now_ns: i64,
+) -> Result<std::result::Result<Usage, UsageTooLong>> {
+    let calendar = ask.calendar();
+    let answering = Answering { queries, ask, sees, live, now_ns, calendar: &calendar };
+    match answering.answer() {
+        Ok(usage) => Ok(Ok(usage)),
+        Err(Failed::TooLong) => Ok(Err(UsageTooLong)),
+        Err(Failed::Store(error)) => Err(error),
     }
 }
 

@@ -20,13 +20,13 @@ use met_store::{
 use tempfile::TempDir;
 
 mod lists;
-mod usage;
 #[path = "../../src/samples_tests.rs"]
 mod samples;
+mod usage;
 
 use lists::*;
-use usage::*;
 pub(crate) use samples::{MIDNIGHT_S, SECOND_NS, course, finished, running};
+use usage::*;
 
 const DAY_S: i64 = 86_400;
 

@@ -24,7 +24,7 @@ fn ask(place: &Place, by: By) -> UsageAsk {
 }
 
 fn usage(place: &Place, store: &Queries, by: By) -> Usage {
-    store.usage(&ask(place, by), &|_| true, &[], 0).unwrap().unwrap()
+    met_store::usage(store, &ask(place, by), &|_| true, &[], 0).unwrap().unwrap()
 }
 
 fn total(usage: &Usage, figure: usize) -> i128 {
@@ -34,7 +34,7 @@ fn total(usage: &Usage, figure: usize) -> i128 {
 /// In steps as short as they can be.
 fn sum_all(writer: &mut Writer) -> usize {
     let mut steps = 1;
-    while writer.sum_usage(Instant::now()).unwrap() {
+    while met_store::sum_usage(writer, Instant::now()).unwrap() {
         steps += 1;
     }
     steps
@@ -58,7 +58,7 @@ pub fn use_is_summed_step_by_step_and_outlives_its_jobs(place: &Place) {
     writer.put_all(&jobs[..20]).unwrap();
     let before: Vec<Usage> = By::ALL.iter().map(|&by| usage(place, &writer, by)).collect();
     assert!(sum_all(&mut writer) > 10, "a step ends when its time is over");
-    assert!(!writer.is_usage_behind().unwrap());
+    assert!(!met_store::is_usage_behind(&writer).unwrap());
     for (&by, before) in By::ALL.iter().zip(&before) {
         assert_eq!(usage(place, &writer, by), *before, "the same whether it is summed or not: {by:?}");
     }
@@ -95,7 +95,10 @@ pub fn a_job_that_changes_is_not_summed_twice(place: &Place) {
     for summed in [false, true] {
         let now = usage(place, &writer, By::Account);
         let names: Vec<Option<&str>> = now.lines.iter().map(|line| line.name.as_deref()).collect();
-        assert!(names.contains(&Some("chemistry")) && !names.contains(&Some("physics")), "{summed}: {names:?}");
+        assert!(
+            names.contains(&Some("chemistry")) && !names.contains(&Some("physics")),
+            "{summed}: {names:?}"
+        );
         assert_eq!(total(&now, figure::CPU_NS), 1_000_000_007 * 3, "{summed}");
         sum_all(&mut writer);
     }
@@ -106,8 +109,12 @@ pub fn a_job_that_changes_is_not_summed_twice(place: &Place) {
     let live = Record { state: State::Running, end_ns: None, ..lost.clone() };
     writer.put_revived(&[live], &[], &[lost.key]).unwrap();
     for _ in 0..2 {
-        assert_eq!(total(&usage(place, &writer, By::User), figure::CPU_NS), 1_000_000_007 * 3, "it lives again");
-        writer.sum_usage(Instant::now() + Duration::from_secs(60)).unwrap();
+        assert_eq!(
+            total(&usage(place, &writer, By::User), figure::CPU_NS),
+            1_000_000_007 * 3,
+            "it lives again"
+        );
+        met_store::sum_usage(&mut writer, Instant::now() + Duration::from_secs(60)).unwrap();
     }
 }
 
@@ -117,11 +124,11 @@ pub fn viewers_get_sums_of_what_they_see(place: &Place) {
     for _ in 0..2 {
         let sees = |group: &Group| group.user.as_deref() == Some("bob");
         for by in By::ALL {
-            let own = writer.usage(&ask(place, by), &sees, &[], 0).unwrap().unwrap();
+            let own = met_store::usage(&writer, &ask(place, by), &sees, &[], 0).unwrap().unwrap();
             assert_eq!(total(&own, figure::CPU_NS), 1_000_000_007 * (1 + 4), "{by:?}");
         }
         let filtered = UsageAsk { account: Some("maths".to_owned()), ..ask(place, By::User) };
-        let maths = writer.usage(&filtered, &|_| true, &[], 0).unwrap().unwrap();
+        let maths = met_store::usage(&writer, &filtered, &|_| true, &[], 0).unwrap().unwrap();
         assert_eq!(total(&maths, figure::CPU_NS), 1_000_000_007 * (1 + 3 + 5));
         sum_all(&mut writer);
     }

@@ -9,7 +9,7 @@ use utoipa::openapi::Schema;
 
 use super::parameters::{self, COLUMNS, FORMAT, Kind, POINTS, Parameter, SINCE, UNTIL, parameter};
 use super::row::row;
-use super::{Asked, Visible, document, nodes, people, schemas, series};
+use super::{Asked, Visible, document, nodes, people, schemas, series, usage};
 use crate::problem::Problem;
 
 /// One endpoint: all that the router, the OpenAPI document and the tests know of it.
@@ -159,6 +159,14 @@ pub const ENDPOINTS: &[Endpoint] = &[
         action: Action::Answer(people::emissions),
         table: Table::Rows("emissions", || places(&people::EMISSIONS)),
         schema: schemas::emissions,
+    },
+    Endpoint {
+        path: "/api/v1/usage",
+        help: "what was used over time, by user or another group, and what machines did",
+        parameters: usage::USAGE,
+        action: Action::Answer(usage::usage),
+        table: Table::Rows("usage", || places(&met_insight::usage::COLUMNS)),
+        schema: schemas::usage,
     },
     Endpoint {
         path: "/api/v1/catalogue",

@@ -194,6 +194,41 @@ pub fn emissions() -> Schema {
     sums("emissions", people::EMISSIONS)
 }
 
+pub fn usage() -> Schema {
+    let column = |name: &'static str| match name {
+        "name" | "period" => (name, optional(Type::String)),
+        "begin" => (name, time()),
+        name if name.starts_with("jobs") => (name, of(Type::Integer)),
+        name => (name, optional(Type::Number)),
+    };
+    let line = object(met_insight::usage::COLUMNS.map(column));
+    let machine = object([
+        ("name", optional(Type::String)),
+        ("period", optional(Type::String)),
+        ("begin", time()),
+        ("hours_measured", of(Type::Number)),
+        ("hours_down", of(Type::Number)),
+        ("hours_unknown", of(Type::Number)),
+        ("core_hours", of(Type::Number)),
+        ("core_hours_busy", of(Type::Number)),
+        ("core_hours_idle", of(Type::Number)),
+        ("core_hours_free", optional(Type::Number)),
+        ("memory_gib_hours", of(Type::Number)),
+        ("memory_gib_hours_used", of(Type::Number)),
+    ]);
+    object([
+        ("by", of(Type::String)),
+        ("every", of(Type::String)),
+        ("since", time()),
+        ("until", time()),
+        ("time_zone", of(Type::String)),
+        ("usage", list(line.into())),
+        ("machines", list(machine.into())),
+        ("jobs_not_summed_yet", of(Type::Integer)),
+    ])
+    .into()
+}
+
 pub fn catalogue() -> Schema {
     let text = || of(Type::String);
     let table = object([("name", text()), ("subject", text()), ("labels", list(text()))]);

@@ -67,10 +67,15 @@ pub enum Tab {
     Now,
     Jobs,
     Nodes,
+    Usage,
 }
 
-const TABS: [(Tab, &str, &str); 3] =
-    [(Tab::Now, "Now", ""), (Tab::Jobs, "Jobs", "jobs"), (Tab::Nodes, "Nodes", "nodes")];
+const TABS: [(Tab, &str, &str); 4] = [
+    (Tab::Now, "Now", ""),
+    (Tab::Jobs, "Jobs", "jobs"),
+    (Tab::Nodes, "Nodes", "nodes"),
+    (Tab::Usage, "Usage", "usage"),
+];
 
 /// A whole page. `every_s`: how often its live parts are fetched again while somebody looks at it.
 pub fn page(site: &Site, tab: Option<Tab>, title: &str, every_s: Option<u32>, content: &Markup) -> Markup {
