@@ -104,6 +104,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
         daemon: setting.daemon_place(detached && is_for_system(&system)),
         start_before_cgroup: setting.config.jobs.start_before_cgroup,
         events: events.unwrap_or_else(|| setting.config.perf.events.clone()),
+        notify: String::new(),
         env: draft
             .env
             .iter()
@@ -272,6 +273,7 @@ pub(crate) fn prepare(program: &OsStr, argv: &[OsString], assignment: &Assignmen
         .chain(assignment.env.iter().cloned())
         .collect();
     variables.remove(processes::MARKER.as_bytes());
+    variables.remove(processes::MARKS.as_bytes());
     variables.insert(processes::JOB_ID.into(), assignment.record.key.id.clone().into());
     let envp = variables
         .iter()
@@ -285,6 +287,11 @@ pub(crate) fn prepare(program: &OsStr, argv: &[OsString], assignment: &Assignmen
 pub(crate) fn marked(mut command: Command, assignment: &Assignment) -> Result<Command> {
     let marker = processes::marker(&assignment.record, std::process::id());
     command.envp.push(CString::new(format!("{}={marker}", processes::MARKER))?);
+    // Without a folder, or without space, a job has no marks; it runs all the same.
+    if let Some(path) = supervise::marks(assignment) {
+        let variable = [processes::MARKS.as_bytes(), b"=", path.as_os_str().as_bytes()].concat();
+        command.envp.push(CString::new(variable)?);
+    }
     Ok(command)
 }
 

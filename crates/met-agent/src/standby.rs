@@ -126,6 +126,7 @@ mod tests {
             daemon,
             start_before_cgroup: false,
             events: Vec::new(),
+            notify: String::new(),
             // More than a socket takes at once.
             env: vec![(b"K".to_vec(), vec![0xff; 300_000])],
         };

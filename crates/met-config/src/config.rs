@@ -56,6 +56,7 @@ pub struct Config {
     pub sources: sources::Sources,
     pub sinks: Vec<met_sinks::Configured>,
     pub systems: Vec<KnownSystem>,
+    pub notify: Notify,
     /// The older tool's names.
     pub nvidia: Collector,
 }
@@ -129,6 +130,14 @@ pub enum StorageName {
     Sqlite,
     /// Everything in the runtime directory; nothing survives a reboot.
     Memory,
+}
+
+/// Who is told of the end of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notify {
+    pub desktop: bool,
+    pub command: Option<PathBuf>,
+    pub webhook: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -466,6 +475,7 @@ impl Config {
             client: Default::default(),
             sources: Default::default(),
             sinks: Default::default(),
+            notify: Default::default(),
             systems: Default::default(),
             nvidia: Default::default(),
         }

@@ -60,6 +60,9 @@ impl AnnotationChange {
     pub fn apply(&self, before: &Annotation, now_ns: i64) -> Result<Annotation, String> {
         let mut after = before.clone();
         self.add.iter().chain(&self.remove).try_for_each(|tag| check_tag(tag))?;
+        if let Some(both) = self.add.iter().find(|tag| self.remove.contains(tag)) {
+            return Err(format!("{both:?} is both added and removed"));
+        }
         for tag in &self.remove {
             after.tags.remove(tag);
         }
@@ -166,6 +169,10 @@ mod tests {
         assert!(change(&many[..16], &[], None).apply(&none, 1).is_ok());
         assert!(change(&[&"x".repeat(32)], &[], Some(&"n".repeat(4096))).apply(&none, 1).is_ok());
         assert!(refused(change(&[], &[], Some(&"n".repeat(4097)))).contains("4096 bytes, not 4097"));
+        assert!(refused(change(&["a", "b"], &["b"], None)).contains("\"b\" is both added and removed"));
+        for note in [" ", "\t", "\n \n", "\u{a0}"] {
+            assert!(refused(change(&[], &[], Some(note))).contains("not blank"), "{note:?}");
+        }
         for note in ["\x1b[2J", "a\rb", "\0", "\u{202e}gnp.exe", "\u{7f}", "a\u{ad}b", "a\u{e0041}"] {
             assert!(refused(change(&[], &[], Some(note))).contains("printable"), "{note:?}");
         }

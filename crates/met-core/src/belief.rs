@@ -142,6 +142,7 @@ pub fn believe(known: &Record, said: &Record) -> Record {
         gpus: first(&figures.gpus, &older.gpus),
         events: figures.events.clone(),
         uncounted_events: figures.uncounted_events.clone(),
+        work: first(&figures.work, &older.work),
         processes: first(&figures.processes, &older.processes),
         requested: filled(&word.requested, &no_word.requested),
         allocated: filled(&word.allocated, &no_word.allocated),

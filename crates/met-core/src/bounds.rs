@@ -9,6 +9,7 @@ use crate::job::{
     UncountedEvent,
 };
 use crate::job_processes::{self, JobProcess, LARGEST_MAX};
+use crate::work;
 
 /// The whole command line.
 pub const COMMAND_BYTES_MAX: usize = 4 << 10;
@@ -60,6 +61,7 @@ pub fn bound(record: &mut Record) {
         cut(reason, WORD_BYTES_MAX);
     }
     keep_within(&mut record.uncounted_events, LIST_BYTES_MAX, uncounted_bytes);
+    work::bound(&mut record.work);
     record.processes.truncate(LARGEST_MAX);
     for process in &mut record.processes {
         let words = std::mem::take(&mut process.command_line);
@@ -88,6 +90,7 @@ pub fn bytes(record: &Record) -> usize {
     let gpus = record.gpus.iter().map(gpu_bytes).sum::<usize>();
     let events = record.events.iter().map(event_bytes).sum::<usize>()
         + record.uncounted_events.iter().map(uncounted_bytes).sum::<usize>();
+    let work = record.work.iter().map(|one| ENTRY_BYTES + one.points.len() * 60).sum::<usize>();
     let words = record.processes.iter().flat_map(|process| &process.command_line);
     let processes = record.processes.len() * ENTRY_BYTES + words.map(|text| escaped(text) + 3).sum::<usize>();
     let other = |resources: &Resources| {
@@ -95,6 +98,7 @@ pub fn bytes(record: &Record) -> usize {
     };
     let local = record.local.as_ref().map_or(0, local_bytes);
     RECORD_BYTES
+        + work
         + escaped(&record.name)
         + texts
         + lists

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::annotation::Annotation;
 use crate::job_processes::JobProcess;
 use crate::provenance::Provenance;
+use crate::work::Work;
 use crate::{JOB, lossless_path};
 
 /// The manager of jobs that `met` itself started or attached to.
@@ -120,6 +121,9 @@ pub struct Record {
     /// Events that were asked for and could not be counted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uncounted_events: Vec<UncountedEvent>,
+    /// Units of work that it marked while it ran.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub work: Vec<Work>,
     /// The largest of its processes, once it is over.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<JobProcess>,
@@ -175,6 +179,7 @@ impl Record {
             gpus: Vec::new(),
             events: Vec::new(),
             uncounted_events: Vec::new(),
+            work: Vec::new(),
             processes: Vec::new(),
             requested: Resources::default(),
             allocated: Resources::default(),

@@ -50,6 +50,8 @@ pub mod skipped;
 pub mod table;
 pub mod text;
 pub mod units;
+pub mod usage;
+pub mod work;
 
 /// For numbers that the kernel gives out, looked up many times for each job and tick. No user chooses them, so that a
 /// hash that resists collisions on purpose is not needed.

@@ -17,9 +17,14 @@ pub struct Member {
 impl Member {
     /// A user or account without a name matches no job: an unknown owner is not an owner without a name.
     pub fn sees(&self, record: &Record) -> bool {
-        let is_own = record.user.as_ref().is_some_and(|user| *user == self.user && !user.is_empty());
-        let is_shared = |account: &String| !account.is_empty() && self.accounts.contains(account);
-        is_own || record.account.as_ref().is_some_and(is_shared)
+        self.sees_owner(record.user.as_deref(), record.account.as_deref())
+    }
+
+    /// The same for what is of a user in an account.
+    pub fn sees_owner(&self, user: Option<&str>, account: Option<&str>) -> bool {
+        let is_own = user.is_some_and(|user| user == self.user && !user.is_empty());
+        let is_shared = |account: &str| !account.is_empty() && self.accounts.iter().any(|own| own == account);
+        is_own || account.is_some_and(is_shared)
     }
 }
 

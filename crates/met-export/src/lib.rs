@@ -6,6 +6,7 @@ mod foreign;
 pub mod frame;
 mod hdf5;
 pub mod imported;
+pub mod js1;
 mod jsonl;
 mod output;
 mod parquet;

@@ -12,7 +12,7 @@ use met_core::{Column, JOB, MISSING, Unit};
 use serde_json::{Map, Value, json};
 
 use crate::allocation::{self, Resource, Share};
-use crate::{average, events, gpu};
+use crate::{average, events, gpu, work};
 
 /// Raised when a key changes its meaning or goes away; a new key does not raise it.
 pub const VERSION: u32 = 1;
@@ -33,6 +33,9 @@ pub fn object(record: &Record, now_ns: i64) -> Value {
         "parts": record.parts.iter().map(part).collect::<Vec<_>>(),
         "emission": record.emission.as_ref().map(emission),
     });
+    if !record.work.is_empty() {
+        object["work"] = work::object(record, now_ns);
+    }
     // Without configured events there is no such section.
     if !record.events.is_empty() || !record.uncounted_events.is_empty() {
         object["events"] = events::object(record, now_ns);

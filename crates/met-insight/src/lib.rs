@@ -27,3 +27,5 @@ mod sample;
 pub mod scale;
 #[cfg(test)]
 mod series_tests;
+pub mod usage;
+pub mod work;

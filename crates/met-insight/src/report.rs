@@ -14,10 +14,11 @@ pub mod words;
 
 use std::borrow::Cow;
 
+use met_core::annotation::Annotation;
 use met_core::job::{QualityKind, Record, State};
 
 use crate::answers::Answers;
-use crate::events;
+use crate::{events, work};
 use card::gpu;
 pub use outcome::{outcome, signal_name};
 use reader::Reader;
@@ -30,6 +31,8 @@ pub struct Report {
     /// The end of the job, or its state, in words.
     pub outcome: String,
     pub facts: Vec<Fact>,
+    /// What people said of it.
+    pub annotation: Annotation,
     pub meters: Vec<Meter>,
     /// What a manager's job asked for, was given and used.
     pub shares: Vec<ShareLine>,
@@ -173,12 +176,14 @@ pub fn report(record: &Record, machine: Machine, now_ns: i64) -> Report {
         figures::pressure(&source),
         events::section(record, now_ns),
         energy::energy(&source),
+        work::section(record, now_ns),
     ]);
     Report {
         id: record.label(),
         name: record.name.clone(),
         state: record.state,
         outcome: outcome(record),
+        annotation: record.annotation.clone(),
         facts: facts::facts(&source),
         meters: facts::meters(&source),
         shares: facts::shares(&source),

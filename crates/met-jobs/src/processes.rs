@@ -13,6 +13,9 @@ pub const MARKER: &str = "MET_JOB";
 /// The variable by which a job's own scripts may know their id.
 pub const JOB_ID: &str = "MET_JOB_ID";
 
+/// The variable with the file that a job's marks of work are appended to.
+pub const MARKS: &str = "MET_MARKS";
+
 /// Unique on a machine: ids are each user's own, and jobs of two users may begin in the same second.
 pub fn marker(record: &Record, supervisor_pid: u32) -> String {
     format!("{}:{}:{}:{supervisor_pid}", record.key.manager, record.key.id, record.key.incarnation)

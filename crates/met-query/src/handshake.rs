@@ -9,11 +9,13 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::Request;
 
 /// Raised when an older peer would misunderstand a message.
-pub const PROTOCOL: u32 = 6;
+pub const PROTOCOL: u32 = 7;
 /// The version from which on supervisors pass their counters to a daemon.
 pub const COUNTERS: u32 = 5;
 /// The version from which on jobs are listed by [`met_core::conditions::Conditions`] and sorted by columns.
 pub const CONDITIONS: u32 = 6;
+/// The version from which on use over time is asked for.
+pub const USAGE: u32 = 7;
 /// The oldest version that is still spoken.
 pub const PROTOCOL_OLDEST: u32 = 1;
 /// The version that introduced `Reply::Unlinked`.
@@ -97,10 +99,8 @@ pub fn introduced(request: &Request) -> u32 {
         Request::FindAfter { .. } => 4,
         Request::Timed { .. } => 5,
         Request::JobSeries { .. } | Request::Counters { .. } => COUNTERS,
-        Request::Annotate { .. }
-        | Request::FindOf { .. }
-        | Request::Memberships { .. }
-        | Request::Sums { .. } => CONDITIONS,
+        Request::Annotate { .. } | Request::Memberships { .. } | Request::Sums { .. } => CONDITIONS,
+        Request::FindOf { .. } | Request::Usage(_) => USAGE,
     }
 }
 

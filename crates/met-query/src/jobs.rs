@@ -9,6 +9,7 @@ mod liveness;
 mod own;
 mod reference;
 mod remote;
+mod summing;
 
 use std::collections::BTreeMap;
 
@@ -18,6 +19,7 @@ use met_core::belief;
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::{self, sort_ns};
 use met_core::series::Course;
+use met_core::usage::{Usage, UsageAsk};
 use met_core::{DETAIL, JOB, Table, event, gpu};
 use met_host::{Host, clock};
 use met_jobs::cgroup_layouts::Layout;
@@ -45,6 +47,7 @@ pub use liveness::{overlay, remove_empty_cgroups, settle, settle_or_end, supervi
 pub use own::OwnJobs;
 pub use reference::{JobRef, Meant, find, one_of, step};
 pub use remote::{Answers, Remote};
+pub use summing::{sum_jobs, sum_machine};
 
 /// Where commands find jobs, and change what is kept of them.
 trait Source: Query {
@@ -274,6 +277,20 @@ impl AllJobs {
             });
         }
         Ok(parts.into_iter().collect())
+    }
+
+    /// Use over time, of everything that the caller may see.
+    pub fn usage(&mut self, ask: &UsageAsk) -> Result<Usage> {
+        let mut answers = Vec::new();
+        for source in &self.sources {
+            match source.usage(CALLER, ask) {
+                Err(error) if error.is::<Unreachable>() && self.sources.len() > 1 => {
+                    tracing::warn!("{error}; continuing without it");
+                }
+                answer => answers.push(answer?),
+            }
+        }
+        Ok(met_store::joined_usage(answers))
     }
 
     pub fn remove(&mut self, key: &JobKey) -> Result<()> {

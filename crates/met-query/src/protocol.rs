@@ -12,6 +12,7 @@ use met_core::energy::{Balance, EnergyWindow};
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{CgroupPaths, JobKey, Record};
 use met_core::listing::Cursor;
+use met_core::usage::{Usage, UsageAsk};
 use met_core::{Unparsed, lossless_path};
 use serde::{Deserialize, Serialize};
 
@@ -115,6 +116,8 @@ pub enum Request {
         filter: JobsFilter,
         span: SumSpan,
     },
+    /// Use over time.
+    Usage(UsageAsk),
     /// The factors of emissions that were told, in the order of time.
     Factors,
     Correct(Correction),
@@ -162,6 +165,7 @@ pub enum Reply {
     Annotated(Annotation),
     Memberships(Vec<Membership>),
     Sums(Vec<Sum>),
+    Usage(Usage),
     Course(WireCourse),
     /// By table and label.
     NodeParts(Vec<(String, String)>),

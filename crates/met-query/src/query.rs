@@ -1,11 +1,13 @@
 //! The one way to ask: what a daemon, a server and the web answer from.
 
 use anyhow::Result;
+use met_config::Failure;
 use met_core::Table;
 use met_core::grouping::{self, Group, Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
 use met_core::series::Course;
+use met_core::usage::{Usage, UsageAsk, UsageTooLong};
 use met_store::{Filter, NodePart, Page, Queries, StoreError};
 
 use crate::jobs::{self, JobRef, JobsFilter};
@@ -61,6 +63,10 @@ pub trait Query {
     fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
         Ok(grouping::sums(&every_job(self, viewer, filter)?, span))
     }
+    /// Use over time, of the jobs that the viewer sees, and of machines.
+    fn usage(&self, _: &Viewer, _: &UsageAsk) -> Result<Usage> {
+        Ok(Usage::default())
+    }
     /// The machines. Everybody may see them; their number of jobs is that of jobs which the viewer sees.
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>>;
     /// The parts of this machine with samples from a time on; `None` from a server, which is no node.
@@ -102,6 +108,7 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         }
         Request::Memberships { filter } => Reply::Memberships(query.memberships(viewer, filter)?),
         Request::Sums { filter, span } => Reply::Sums(query.sums(viewer, filter, span)?),
+        Request::Usage(ask) => Reply::Usage(query.usage(viewer, ask)?),
         Request::Nodes => Reply::Nodes(query.nodes(viewer)?),
         Request::NodeParts { since_ms } => {
             let Some(parts) = query.node_parts(*since_ms)? else { return Ok(None) };
@@ -157,6 +164,20 @@ pub fn first_jobs<Q: Query + ?Sized>(
             next => filter.after = next,
         }
     }
+}
+
+/// Use over time from a store, and of the jobs that run, of those that the viewer sees.
+pub fn usage_in(store: &Queries, viewer: &Viewer, ask: &UsageAsk, live: &[Record]) -> Result<Usage> {
+    if let Some(problem) = ask.problem() {
+        return Err(Failure::usage(problem.to_owned()));
+    }
+    let sees = |group: &met_core::usage::Group| viewer.sees_group(group);
+    let answer = met_store::usage(store, ask, &sees, live, jobs::now_ns())?;
+    answer.map_err(|UsageTooLong| {
+        Failure::usage(
+            "that is too many lines; ask for a shorter time, longer periods or one user".to_owned(),
+        )
+    })
 }
 
 /// A list without jobs.

@@ -2,6 +2,7 @@
 
 use met_core::job::Record;
 use met_core::member::Member;
+use met_core::usage::Group;
 
 use crate::jobs::JobsFilter;
 
@@ -30,6 +31,18 @@ impl Viewer {
             Viewer::Everything => true,
             Viewer::Uid(uid) => record.uid == Some(*uid),
             Viewer::User { .. } => self.member().is_some_and(|member| member.sees(record)),
+        }
+    }
+
+    /// Whether the viewer sees the sums of a group: those of own jobs, and of accounts as a member.
+    pub fn sees_group(&self, group: &Group) -> bool {
+        match self {
+            Viewer::Everything => true,
+            Viewer::Uid(uid) => group.uid == Some(*uid),
+            Viewer::User { .. } => {
+                let (user, account) = (group.user.as_deref(), group.account.as_deref());
+                self.member().is_some_and(|member| member.sees_owner(user, account))
+            }
         }
     }
 
@@ -101,6 +114,26 @@ mod tests {
         let by_name = JobsFilter { user: Some("ada".to_owned()), ..JobsFilter::default() };
         let filter = Viewer::Uid(8).restrict(&by_name).unwrap();
         assert_eq!((filter.user.as_deref(), filter.uid), (Some("ada"), Some(8)));
+    }
+
+    #[test]
+    fn sums_are_seen_by_the_same_rule_as_jobs() {
+        let group = |user: Option<&str>, uid: Option<u32>, account: Option<&str>| Group {
+            user: user.map(str::to_owned),
+            uid,
+            account: account.map(str::to_owned),
+            ..Group::default()
+        };
+        let ada = group(Some("ada"), Some(7), Some("physics"));
+        let member = Viewer::User { name: "bob".to_owned(), accounts: vec!["physics".to_owned()] };
+        for viewer in [&Viewer::Everything, &Viewer::Uid(7), &Viewer::user("ada"), &member] {
+            assert!(viewer.sees_group(&ada), "{viewer:?}");
+        }
+        let nobody = group(None, None, None);
+        for viewer in [&Viewer::Uid(8), &Viewer::user("eve"), &Viewer::user(""), &Viewer::Uid(0)] {
+            assert!(!viewer.sees_group(&ada) && !viewer.sees_group(&nobody), "{viewer:?}");
+        }
+        assert!(Viewer::Everything.sees_group(&nobody));
     }
 
     #[test]

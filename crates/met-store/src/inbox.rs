@@ -18,6 +18,7 @@ use met_core::JOB;
 use met_core::bounds;
 use met_core::job::Record;
 use met_core::series::Course;
+use met_core::work::{self, Work};
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
@@ -28,6 +29,7 @@ const START: &str = "start";
 const END: &str = "end";
 const END_RESERVED: &str = "end.tmp";
 const COURSE: &str = "course";
+const MARKS: &str = "marks";
 /// Marks a directory that is kept for its number only.
 const DONE: &str = "done";
 /// A second copy of the end, for the system daemon, which does not know the job yet.
@@ -307,13 +309,34 @@ impl JobDir {
         }
     }
 
+    /// Creates the file of the job's marks, private to its user.
+    pub fn create_marks(&self) -> io::Result<PathBuf> {
+        let path = self.path.join(MARKS);
+        create(&path)?;
+        Ok(path)
+    }
+
+    /// What the job marked; nothing where it marked nothing, or put something else in the place of the file.
+    pub fn read_marks(&self) -> Vec<Work> {
+        let path = self.path.join(MARKS);
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+        let opened = OpenOptions::new().read(true).custom_flags(flags).open(&path);
+        let Ok(file) = opened else { return Vec::new() };
+        let mut bytes = Vec::new();
+        let is_file = file.metadata().is_ok_and(|known| known.is_file() && known.len() > 0);
+        match is_file && file.take(work::MARKS_BYTES_MAX).read_to_end(&mut bytes).is_ok() {
+            true => work::parse(&bytes),
+            false => Vec::new(),
+        }
+    }
+
     /// Removes the job's files; [`clean`] removes the directory once it is not the highest id any more.
     pub fn remove(&self) -> io::Result<()> {
         // Without the mark it looks like a reservation that was never used, and goes a day later. First: a
         // reader that looks for an end in between must find that there was one.
         let marked = create(&self.path.join(DONE)).is_ok();
         // The end goes last: if this is interrupted, the job is imported again and not taken for a live one.
-        for name in [START, "start.tmp", COURSE, "course.tmp", OF_SYSTEM, END_RESERVED, END] {
+        for name in [START, "start.tmp", COURSE, "course.tmp", MARKS, OF_SYSTEM, END_RESERVED, END] {
             match fs::remove_file(self.path.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}

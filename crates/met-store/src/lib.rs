@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <state>/store.lock           held by the one writer
-//! <state>/store.db             jobs, totals, summaries, devices and who had them
+//! <state>/store.db             jobs, totals, summaries, devices and who had them, sums of use
 //! <state>/series/2026-11-15.db samples of one UTC day, as blocks
 //! <state>/cluster.db           of a server: its nodes, and what they sent
 //! <state>/jobs/<id>/           the inbox: jobs that run, or ended and are not imported yet
@@ -43,6 +43,7 @@ mod sqlite;
 mod store;
 mod sums;
 mod thinning;
+mod usage;
 
 pub use backends::{Backends, Credentials, Engine, PostgresServer, Secret};
 pub use check::{Checked, check};
@@ -59,3 +60,6 @@ pub use retention::{Goes, Removed, Retained, Retention};
 pub use salvage::Salvage;
 pub use store::{Imported, Writer};
 pub use thinning::{Thinning, thin};
+pub use usage::{
+    Sees, answer as usage, is_usage_behind, joined as joined_usage, machine_mark, put_machine, sum_usage,
+};

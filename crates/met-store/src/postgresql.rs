@@ -23,6 +23,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("schema/postgres-3.sql"),
     include_str!("schema/postgres-4.sql"),
     include_str!("schema/postgres-5.sql"),
+    include_str!("schema/postgres-6.sql"),
 ];
 const VERSION: i64 = FIRST_VERSION + MIGRATIONS.len() as i64 - 1;
 
@@ -292,12 +293,13 @@ impl ToSql for Value<'_> {
             // The one character that a text may not have here. The record itself says it in other words.
             Value::Text(text) if text.contains('\0') => text.replace('\0', "\u{fffd}").to_sql(kind, out),
             Value::Text(text) => text.to_sql(kind, out),
+            Value::Bytes(bytes) if *kind == Type::BYTEA => bytes.to_sql(kind, out),
             _ => Err(format!("{self:?} is not a {kind}").into()),
         }
     }
 
     fn accepts(kind: &Type) -> bool {
-        [Type::INT8, Type::FLOAT8, Type::TEXT].contains(kind)
+        [Type::INT8, Type::FLOAT8, Type::TEXT, Type::BYTEA].contains(kind)
     }
 
     to_sql_checked!();
@@ -309,6 +311,7 @@ impl Row for postgres::Row {
             Some(&Type::INT8) => self.try_get::<_, Option<i64>>(at).map(|value| value.map(Value::Integer)),
             Some(&Type::FLOAT8) => self.try_get::<_, Option<f64>>(at).map(|value| value.map(Value::Real)),
             Some(&Type::TEXT) => self.try_get::<_, Option<&str>>(at).map(|value| value.map(Value::Text)),
+            Some(&Type::BYTEA) => self.try_get::<_, Option<&[u8]>>(at).map(|value| value.map(Value::Bytes)),
             _ => return Value::Null,
         };
         value.ok().flatten().unwrap_or(Value::Null)

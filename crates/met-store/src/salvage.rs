@@ -342,12 +342,51 @@ fn copy_rest(path: &Path, sql: &Sqlite) {
             3,
         ),
     ];
+    copy_usage(&old, sql);
     for (select, insert, width) in tables {
         let Ok(mut statement) = old.prepare(select) else { continue };
         let Ok(mut rows) = statement.query([]) else { continue };
         while let Ok(Some(row)) = rows.next() {
             let values: Vec<Value<'_>> = (0..width).map(|at| Row::get(row, at)).collect();
             let _ = sql.execute(insert, &values);
+        }
+    }
+}
+
+/// Sums of use with what each job added to them, all or nothing: without the one, the other would count jobs twice.
+fn copy_usage(old: &Connection, sql: &Sqlite) {
+    let parts: [(&str, &str, usize); 3] = [
+        (
+            "SELECT key, kind, text FROM usage_group",
+            "INSERT INTO usage_group (key, kind, text) VALUES (?1, ?2, ?3)",
+            3,
+        ),
+        (
+            "SELECT kind, day, grp, data FROM usage_row",
+            "INSERT INTO usage_row (kind, day, grp, data) VALUES (?1, ?2, ?3, ?4)",
+            4,
+        ),
+        (
+            "SELECT data, id, manager, incarnation, cluster FROM usage_job JOIN job ON job = key",
+            "INSERT INTO usage_job (job, data) SELECT key, ?1 FROM job
+             WHERE id = ?2 AND manager = ?3 AND incarnation = ?4 AND cluster = ?5",
+            5,
+        ),
+    ];
+    let copy = || -> Option<()> {
+        for (select, insert, width) in parts {
+            let mut statement = old.prepare(select).ok()?;
+            let mut rows = statement.query([]).ok()?;
+            while let Some(row) = rows.next().ok()? {
+                let values: Vec<Value<'_>> = (0..width).map(|at| Row::get(row, at)).collect();
+                sql.execute(insert, &values).ok()?;
+            }
+        }
+        Some(())
+    };
+    if copy().is_none() {
+        for table in ["usage_job", "usage_row", "usage_group"] {
+            let _ = sql.execute(&format!("DELETE FROM {table}"), &[]);
         }
     }
 }

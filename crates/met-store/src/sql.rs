@@ -13,6 +13,7 @@ pub(crate) enum Value<'a> {
     Integer(i64),
     Real(f64),
     Text(&'a str),
+    Bytes(&'a [u8]),
 }
 
 /// A value of another type than its column: only this program writes these tables.
@@ -30,6 +31,10 @@ impl<'a> Value<'a> {
 
     pub fn text(self) -> Result<&'a str, Mismatch> {
         if let Value::Text(value) = self { Ok(value) } else { Err(Mismatch) }
+    }
+
+    pub fn bytes(self) -> Result<&'a [u8], Mismatch> {
+        if let Value::Bytes(value) = self { Ok(value) } else { Err(Mismatch) }
     }
 
     pub fn known(self) -> Option<Value<'a>> {

@@ -48,6 +48,7 @@ impl ToSql for Value<'_> {
             Value::Integer(value) => ValueRef::Integer(value),
             Value::Real(value) => ValueRef::Real(value),
             Value::Text(value) => ValueRef::Text(value.as_bytes()),
+            Value::Bytes(value) => ValueRef::Blob(value),
         }))
     }
 }
@@ -58,7 +59,8 @@ impl Row for rusqlite::Row<'_> {
             Ok(ValueRef::Integer(value)) => Value::Integer(value),
             Ok(ValueRef::Real(value)) => Value::Real(value),
             Ok(ValueRef::Text(value)) => std::str::from_utf8(value).map_or(Value::Null, Value::Text),
-            Ok(ValueRef::Null | ValueRef::Blob(_)) | Err(_) => Value::Null,
+            Ok(ValueRef::Blob(value)) => Value::Bytes(value),
+            Ok(ValueRef::Null) | Err(_) => Value::Null,
         }
     }
 }

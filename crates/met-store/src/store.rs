@@ -33,6 +33,7 @@ use crate::series;
 use crate::sql::{Sql, in_transaction};
 use crate::sqlite::{SUSPECT, Sqlite};
 use crate::thinning::Position;
+use crate::usage;
 
 pub(crate) const LOCK_FILE: &str = "store.lock";
 /// A catalogue of up to this size is looked through whenever it is opened: it takes some milliseconds.
@@ -153,6 +154,7 @@ impl Writer {
             let mut notes = Vec::new();
             for key in instead_of {
                 notes.extend(record::annotation_of(sql, key)?.map(|annotation| (key, annotation)));
+                usage::withdraw(sql, key)?;
                 record::delete(sql, key)?;
             }
             records.iter().try_for_each(|record| {

@@ -20,6 +20,10 @@ pub(crate) fn of_row<'v>(values: impl IntoIterator<Item = Value<'v>>) -> i64 {
                 bytes.push(2);
                 bytes.extend_from_slice(&bits(value).to_le_bytes());
             }
+            Value::Bytes(value) => {
+                bytes.push(4);
+                bytes.extend_from_slice(value);
+            }
             Value::Text(text) => {
                 bytes.push(3);
                 // PostgreSQL keeps a NUL as this character.

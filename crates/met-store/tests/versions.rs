@@ -3,12 +3,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use met_core::MISSING;
 use met_core::conditions::Conditions;
 use met_core::gpu::card;
 use met_core::job::State;
 use met_core::job_table::{CPU, MEMORY_NEEDED};
+use met_core::usage::{By, Every, UsageAsk, Zone, figure};
 use met_store::{Filter, Queries, Reader, Writer};
 
 /// Databases as text: a dump can be reviewed, and only its own version's SQL is in it.
@@ -65,8 +67,36 @@ fn version_5_still_opens_with_its_tags_and_narrow_rows() {
 }
 
 #[test]
+fn version_6_still_opens_with_its_sums_and_earlier_ones_get_them() {
+    let cpu = |store: &Queries| -> i128 {
+        let ask = UsageAsk {
+            from_ns: 0,
+            to_ns: 2_000_000_000_000_000_000,
+            by: By::User,
+            every: Every::All,
+            zone: Zone::default(),
+            user: None,
+            account: None,
+            partition: None,
+            node: None,
+        };
+        let ask = UsageAsk { from_ns: ask.to_ns - 300_000_000_000_000_000, ..ask };
+        let usage = met_store::usage(store, &ask, &|_| true, &[], 0).unwrap().unwrap();
+        usage.lines.iter().map(|line| line.sums[figure::CPU_NS]).sum()
+    };
+    for version in ["v4", "v5", "v6"] {
+        let state = opens(version);
+        assert_eq!(cpu(&Reader::open(state.path()).unwrap()), 42, "{version}");
+        let mut writer = Writer::open(state.path()).unwrap();
+        assert_eq!(met_store::is_usage_behind(&writer).unwrap(), version != "v6", "{version}");
+        met_store::sum_usage(&mut writer, Instant::now() + Duration::from_secs(60)).unwrap();
+        assert_eq!(cpu(&writer), 42, "{version}");
+    }
+}
+
+#[test]
 fn jobs_of_every_version_are_sorted_before_and_after_the_upgrade() {
-    for version in ["v1", "v2", "v3", "v4", "v5"] {
+    for version in ["v1", "v2", "v3", "v4", "v5", "v6"] {
         let state = restore(version);
         let ids = |store: &Queries, sort: &str| -> Vec<String> {
             let filter = Filter { sort: Some(sort.parse().unwrap()), ..Filter::default() };

@@ -12,6 +12,7 @@ mod row;
 mod schemas;
 mod series;
 mod stream;
+pub(crate) mod usage;
 pub(crate) mod writes;
 
 use std::sync::Arc;

@@ -16,6 +16,7 @@ mod node;
 mod nodes;
 mod now;
 mod plot;
+mod usage;
 
 use std::sync::Arc;
 
@@ -86,6 +87,7 @@ const ROUTES: &[(&str, Maker)] = &[
     ("/jobs/{name}/job.html", job::download),
     ("/nodes", nodes::page),
     ("/nodes/{name}", node::page),
+    ("/usage", usage::page),
 ];
 
 /// The routes, without the base: a caller that has one nests them below it.

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-pub use answers::{CheckArgs, CompareArgs, ExplainArgs, ScaleArgs};
+pub use answers::{
+    CheckArgs, CompareArgs, ExplainArgs, MarkArgs, NotifyArgs, ScaleArgs, UsageArgs, When, WhoArgs,
+};
 pub use colmet::{ColmetCollectorArgs, ColmetNodeArgs};
 
 use crate::view::table::View;
@@ -111,6 +113,26 @@ pub enum Command {
     #[command(after_help = "Examples:\n  met check --since 7d\n  met check --user ada --json\n  \
                             met check --rules my-rules.yaml    try rules on the jobs of the last 30 days")]
     Check(CheckArgs),
+    /// Show what was used over time, by user, account, partition, node or command
+    #[command(
+        after_help = "Examples:\n  met usage                              by user, the last 30 days\n  \
+                            met usage --by account --every month --since 2026-01-01\n  \
+                            met usage --heat                       by hour of the week"
+    )]
+    Usage(UsageArgs),
+    /// Show who uses this machine now, by user and process, inside jobs and outside
+    #[command(after_help = "Example:\n  met who")]
+    Who(WhoArgs),
+    /// Write down a unit of work from inside a job, for time, energy and CO2 per unit
+    #[command(after_help = "Examples:\n  met mark step=100\n  \
+                            met mark epoch=3 loss=0.12\n\n\
+                            From a shell, `echo step=100 >> \"$MET_MARKS\"` starts no process; its time is not known then. \
+                            `met python` prints a module for Python.")]
+    Mark(MarkArgs),
+    /// Print a module for Python that marks units of work
+    Python,
+    #[command(name = "notify-ended", hide = true)]
+    Notify(NotifyArgs),
     /// Predict how long a job takes with more or fewer workers, from its runs; says when they cannot say
     #[command(
         after_help = "Examples:\n  met scale 12                       from all runs of its lineage\n  \
@@ -253,6 +275,7 @@ impl Command {
             Command::List(_) | Command::Show(_) | Command::Export(_) | Command::Nodes(_) => true,
             Command::Tag(_) | Command::Note(_) | Command::Web(_) => true,
             Command::Explain(_) | Command::Check(_) | Command::Scale(_) | Command::Compare(_) => true,
+            Command::Usage(_) => true,
             // Without a name it is about this one.
             Command::Node(args) => args.node.is_some(),
             _ => false,
@@ -326,6 +349,9 @@ pub struct RunArgs {
     /// Wait for the job to end and exit with its exit code
     #[arg(long)]
     pub wait: bool,
+    /// Report the end of the job: end (default), failure or finding, or several; see `notify` in the configuration
+    #[arg(long, value_name = "WHEN", value_enum, num_args = 0..=1, require_equals = true, value_delimiter = ',', default_missing_value = "end")]
+    pub notify: Vec<When>,
     /// Print only the job's id
     #[arg(long)]
     pub print_id: bool,
@@ -441,8 +467,11 @@ pub struct ExportArgs {
     #[arg(value_name = "JOB")]
     pub jobs: Vec<String>,
     /// Where to write; the ending says how: .csv, .jsonl, .parquet or .h5. - is standard output
-    #[arg(long, short, value_name = "FILE")]
-    pub output: PathBuf,
+    #[arg(long, short, value_name = "FILE", required_unless_present = "js1")]
+    pub output: Option<PathBuf>,
+    /// Print the summary of each job as jobstats stores it with a Slurm job: JS1: and gzipped JSON in base64
+    #[arg(long, conflicts_with_all = ["output", "format", "table", "force"])]
+    pub js1: bool,
     /// The format, where the name of the file does not say it: csv, jsonl, parquet or h5
     #[arg(long)]
     pub format: Option<String>,

@@ -143,7 +143,7 @@ mod tests {
         );
         assert_eq!(
             said(&["shwo"]),
-            "unrecognized subcommand 'shwo'; a similar subcommand exists: 'show'; see met --help"
+            "unrecognized subcommand 'shwo'; some similar subcommands exist: 'who', 'show'; see met --help"
         );
     }
 }

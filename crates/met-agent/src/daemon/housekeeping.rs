@@ -21,6 +21,11 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const PENDING_MAX: usize = 16;
 /// Fewer wait for so long: the server of a cluster has them within ten seconds of their end.
 const IMPORT_EVERY: Duration = Duration::from_secs(5);
+/// How long jobs are added to the sums of use in one go, with the pause after it, and how often samples of the machine
+/// are.
+const SUM_FOR: Duration = Duration::from_millis(20);
+const SUM_PAUSE: Duration = Duration::from_millis(200);
+const MACHINE_EVERY: Duration = Duration::from_secs(60);
 /// From the first try to remove a cgroup in which there are processes, to the longest time between two.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Of the upgrade of a store, in one go.
@@ -44,6 +49,11 @@ pub(super) struct Housekeeping {
     next_thinning: Option<Instant>,
     /// When the upgrade of an old store goes on; `None` when it is done.
     next_upgrade: Option<Instant>,
+    /// When more jobs, and samples of the machine, are added to the sums of use.
+    next_sum: Instant,
+    next_machine_sum: Instant,
+    /// More is known to be left to add.
+    is_sum_left: bool,
 }
 
 /// How far the jobs of earlier daemons are looked through, newest first.
@@ -65,6 +75,9 @@ impl Housekeeping {
             earlier: Earlier::Before(None),
             next_thinning: None,
             next_upgrade: Some(now),
+            next_sum: now,
+            next_machine_sum: now,
+            is_sum_left: false,
         }
     }
 
@@ -109,6 +122,28 @@ impl Housekeeping {
         if !left {
             memory_release::give_back_free();
         }
+    }
+
+    /// When more is added to the sums of use though nothing else is to do.
+    pub(super) fn next_sum(&self) -> Option<Instant> {
+        self.is_sum_left.then_some(self.next_sum)
+    }
+
+    /// Adds some of what is new to the sums of use: requests wait meanwhile.
+    pub(super) fn sum(&mut self, now: Instant, writer: &mut Writer, node: &str) {
+        if now < self.next_sum {
+            return;
+        }
+        let mut is_left = jobs::sum_jobs(writer, SUM_FOR);
+        if now >= self.next_machine_sum && !matches!(is_left, Ok(true) | Err(_)) {
+            is_left = jobs::sum_machine(writer, node, "", jobs::now_ns() / 1_000_000);
+            self.next_machine_sum = now + if matches!(is_left, Ok(true)) { SUM_PAUSE } else { MACHINE_EVERY };
+        }
+        self.is_sum_left = is_left.unwrap_or_else(|error| {
+            tracing::debug!("use could not be summed: {error}");
+            false
+        });
+        self.next_sum = now + if self.is_sum_left { SUM_PAUSE } else { LOOK_EVERY };
     }
 
     /// These are tried again until they are empty.

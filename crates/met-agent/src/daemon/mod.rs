@@ -306,6 +306,7 @@ impl Daemon {
         let due = due.chain(self.service.housekeeping.next_earlier());
         let due = due.chain(self.service.housekeeping.next_thinning());
         let due = due.chain(self.service.housekeeping.next_upgrade());
+        let due = due.chain(self.service.housekeeping.next_sum());
         let rest = (!self.rests && self.is_idle()).then_some(self.busy_at + REST_AFTER);
         let import = (!self.service.place.system).then(|| self.service.housekeeping.next_import());
         let next = due.chain(settling).chain(rest).chain(import).chain([self.next_retention]).min()?;

@@ -125,6 +125,7 @@ table! {
     Remove      b"x--x" b"x--x",
     Memberships b"x-xx" b"x--x",
     Sums        b"x-xx" b"x--x",
+    Usage       b"x-xx" b"x--x",
     // What operators say of a job changes no figure of it.
     Annotate    b"x-xx" b"x--x",
     // The machine as a whole is no secret.
@@ -185,6 +186,7 @@ mod tests {
     use met_core::grouping::{SumBy, SumSpan};
     use met_core::job::{JobKey, LOCAL};
     use met_core::listing::Cursor;
+    use met_core::usage::{By, Every, UsageAsk, Zone};
 
     use super::*;
     use met_core::sample;
@@ -218,6 +220,17 @@ mod tests {
                 filter: JobsFilter::default(),
                 span: SumSpan { by: SumBy::User, from_ns: 0, to_ns: 0 },
             },
+            Request::Usage(UsageAsk {
+                from_ns: 0,
+                to_ns: 1,
+                by: By::User,
+                every: Every::All,
+                zone: Zone::default(),
+                user: None,
+                account: None,
+                partition: None,
+                node: None,
+            }),
             Request::Annotate { key: key(), change: Default::default() },
             Request::NodeParts { since_ms: 0 },
             Request::NodeCourse { table: String::new(), part: String::new(), after_ms: 0 },
@@ -279,6 +292,7 @@ mod tests {
             Remove      own own all  | all - - all
             Memberships own all all  | all - - all
             Sums        own all all  | all - - all
+            Usage       own all all  | all - - all
             Annotate    own all all  | all - - all
             NodeParts   all all all  | all - - all
             NodeCourse  all all all  | all - - all

@@ -8,6 +8,7 @@ use met_core::job::{JobKey, Record, State, Totals};
 use met_core::job_table::{CPU, PROCESSES};
 use met_core::listing::{self, Cursor};
 use met_core::series::Course;
+use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, gpu};
 use met_store::{Filter, NodePart, Page};
 
@@ -93,6 +94,11 @@ impl Query for Service {
     fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
         Ok(self.recorder.writer.sums(&filter.to_store_whole(), span)?)
+    }
+
+    fn usage(&self, viewer: &Viewer, ask: &UsageAsk) -> Result<Usage> {
+        let live = query::every_job(self, viewer, &query::running())?;
+        query::usage_in(&self.recorder.writer, viewer, ask, &live)
     }
 
     /// This machine, as a server would list it.

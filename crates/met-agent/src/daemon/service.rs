@@ -600,6 +600,7 @@ impl Service {
         self.housekeeping.remove_cgroups(now);
         self.housekeeping.upgrade(now, &mut self.recorder.writer);
         self.housekeeping.thin(now, &mut self.recorder.writer, &self.settings.config.storage);
+        self.housekeeping.sum(now, &mut self.recorder.writer, &self.host.facts().hostname);
         if self.recorder.repairs.begin(now) {
             self.recorder.look_after_store(&self.registry);
         }

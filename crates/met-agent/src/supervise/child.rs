@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::process;
 use std::time::Duration;
 
 use met_core::job::{LeftOver, Record, State};
@@ -29,11 +30,26 @@ pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut
     // Without a daemon nobody else imports the end.
     let imports = assignment.detached && !assignment.daemon.system;
     let (place, own_host) = (assignment.inbox.clone().filter(|_| imports), host.clone());
+    let (id, when) = (assignment.record.key.id.clone(), assignment.notify.clone());
     let begun = Supervision::begin(host, assignment, command, &mut channel);
     let result = begun.map(|job| job.finish(&mut channel));
     channel.close(result);
     if let Some(place) = place.filter(|place| place.check_own().is_ok()) {
         drop(jobs::import_unless_locked(&place.state, &own_host));
+    }
+    if !when.is_empty() {
+        notify(&id, &when);
+    }
+}
+
+/// Starts what tells the user of the end, which reports on itself. It is nobody's child: the supervisor leaves.
+fn notify(id: &str, when: &str) {
+    let Ok(program) = std::env::current_exe() else { return };
+    let mut command = process::Command::new(program);
+    command.args(["notify-ended", "--when", when, id]);
+    command.stdin(process::Stdio::null()).stdout(process::Stdio::null()).stderr(process::Stdio::null());
+    if let Err(error) = command.spawn() {
+        let _ = writeln!(io::stderr(), "met: cannot report the end of job {id}: {error}");
     }
 }
 
@@ -341,6 +357,9 @@ impl Supervision {
             None => {}
         }
         record.state = self.end_state(&record);
+        if let Some(inbox) = &self.inbox {
+            record.work = inbox.folder.read_marks();
+        }
         if let Some(local) = &mut record.local {
             local.left_over = left_over;
         }

@@ -19,6 +19,7 @@ mod unreported;
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 
 use met_core::job::Record;
 use met_query::setting::DaemonPlace;
@@ -54,6 +55,9 @@ pub struct Assignment {
     /// Events to count, by name.
     #[serde(default)]
     pub events: Vec<String>,
+    /// When its user is told of the end; empty: never.
+    #[serde(default)]
+    pub notify: String,
     /// Variables for the command alone, as bytes.
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
 }
@@ -126,6 +130,11 @@ impl Channel {
 struct Inbox {
     place: Place,
     folder: JobDir,
+}
+
+/// The file that the job appends its marks of work to.
+pub(crate) fn marks(assignment: &Assignment) -> Option<PathBuf> {
+    Inbox::of(assignment).ok()??.folder.create_marks().ok()
 }
 
 impl Inbox {

@@ -228,6 +228,15 @@ pub static SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "notify",
+        help: "Where `met run --notify` reports the end of a job, as its user.",
+        keys: &[
+            key!("desktop": Flag(notify.desktop) = "yes", "a message of `notify-send` where there is a desktop"),
+            key!("command": Path(notify.command?), "a program that gets a JSON object on its standard input, for example to send a mail; it is run without a shell and has 20 s"),
+            key!("webhook": Text(notify.webhook?), "an address that the same object is sent to (POST)"),
+        ],
+    },
+    Section {
         name: "emissions",
         help: "Emissions per kilowatt hour.",
         keys: &[

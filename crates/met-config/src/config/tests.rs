@@ -305,7 +305,7 @@ fn a_misspelt_key_is_told_its_neighbour() {
     check_error(
         "colour: red\n",
         expect![[
-            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, node, store, jobs, gpu, schedulers, perf, energy, emissions, http, login, forward, server, colmet, client, system, cpuCollector, nvidiaCollector, state, sources, sinks, systems"#
+            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, node, store, jobs, gpu, schedulers, perf, energy, notify, emissions, http, login, forward, server, colmet, client, system, cpuCollector, nvidiaCollector, state, sources, sinks, systems"#
         ]],
     );
     check_error(

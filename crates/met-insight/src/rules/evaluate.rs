@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use met_core::job::QualityKind;
+use met_core::job_table as column;
 use met_core::series::Interval;
 use met_core::{JOB, Kind, Unit};
 
@@ -81,7 +82,13 @@ fn computed(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
         Stat::Mean | Stat::Rate | Stat::Total => {
             spans.iter().map(|&(value, length, _)| value * length).sum::<f64>() / covered_ms
         }
-        Stat::Max => spans.iter().map(|&(.., peak)| peak).fold(f64::MIN, f64::max),
+        Stat::Max => {
+            let most = spans.iter().map(|&(.., peak)| peak).fold(f64::MIN, f64::max);
+            // The peak that reports show is of at least half a second.
+            let peak =
+                job.record.totals.get(column::CORES_PEAK).filter(|&peak| index == column::CPU && peak > 0);
+            peak.map_or(most, |thousandths| most.min(thousandths as f64 / 1e3))
+        }
         Stat::P95 => {
             spans.sort_unstable_by(|one, other| one.0.total_cmp(&other.0));
             let mut left = 0.95 * covered_ms;

@@ -10,6 +10,7 @@ use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
 use met_core::series::Course;
+use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, gpu};
 use met_host::Host;
 use met_store::{NodePart, Page, Reader, StoreError, Writer};
@@ -20,7 +21,7 @@ use crate::annotate::no_such_job;
 use crate::client::{Client, Unreachable};
 use crate::live::Live;
 use crate::protocol::NodeStatus;
-use crate::query::{Query, find_in, nothing, sees};
+use crate::query::{Query, every_job, find_in, nothing, running, sees, usage_in};
 use crate::setting::Setting;
 use crate::viewer::Viewer;
 use met_config::Failure;
@@ -169,6 +170,11 @@ impl Query for FromFiles {
     fn memberships(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Membership>> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
         self.ask(|store| Ok(store.memberships(&filter.to_store_whole())?))
+    }
+
+    fn usage(&self, viewer: &Viewer, ask: &UsageAsk) -> Result<Usage> {
+        let live = every_job(self, viewer, &running())?;
+        self.ask(|store| usage_in(store, viewer, ask, &live))
     }
 
     fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {

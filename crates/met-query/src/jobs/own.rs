@@ -6,6 +6,7 @@ use anyhow::Result;
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::listing::{Cursor, Order};
 use met_core::series::Course;
+use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, belief, gpu};
 use met_store::{NodePart, Page};
 
@@ -86,6 +87,12 @@ impl Query for OwnJobs {
 
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
         self.first(&gpu::card::TABLE, |source| source.card_course(viewer, key, uuid, after_ms))
+    }
+
+    fn usage(&self, viewer: &Viewer, ask: &UsageAsk) -> Result<Usage> {
+        let answers: Result<Vec<Usage>> =
+            self.sources()?.iter().map(|source| source.usage(viewer, ask)).collect();
+        Ok(met_store::joined_usage(answers?))
     }
 
     /// The nodes of a server, or this machine.

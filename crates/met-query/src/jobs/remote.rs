@@ -10,6 +10,7 @@ use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record};
 use met_core::listing::sort_ns;
 use met_core::series::{Course, SPREAD_NAMES, Spreads};
+use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_store::{NodePart, Page};
 
@@ -223,6 +224,17 @@ impl Query for Remote {
         let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
         match self.ask(&Request::Memberships { filter })? {
             Reply::Memberships(memberships) => Ok(memberships),
+            reply => self.unexpected(&reply),
+        }
+    }
+
+    fn usage(&self, viewer: &Viewer, ask: &UsageAsk) -> Result<Usage> {
+        // Who answers narrows sums to its own viewer; they cannot be narrowed further here.
+        if !viewer.sees_all() {
+            bail!("use over time is shown to the owner of this page only");
+        }
+        match self.ask(&Request::Usage(ask.clone()))? {
+            Reply::Usage(usage) => Ok(usage),
             reply => self.unexpected(&reply),
         }
     }

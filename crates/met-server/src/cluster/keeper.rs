@@ -458,6 +458,9 @@ impl Work {
         if let Err(error) = self.clearing.thin(&mut self.wholes, &self.plan.thinning, now_ns) {
             tracing::warn!("old samples could not be thinned: {error}");
         }
+        if let Err(error) = self.clearing.sum(&mut self.wholes, now_ns / 1_000_000) {
+            tracing::warn!("use could not be summed: {error}");
+        }
     }
 }
 

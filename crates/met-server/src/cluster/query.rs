@@ -5,10 +5,13 @@ use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
 use met_core::series::Course;
+use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, gpu};
 use met_query::jobs::{self, JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;
-use met_query::query::{NodeSpan, PAGE_SAMPLES, Query, find_in, nothing, on_node, warn_unreadable};
+use met_query::query::{
+    NodeSpan, PAGE_SAMPLES, Query, every_job, find_in, nothing, on_node, running, usage_in, warn_unreadable,
+};
 use met_query::viewer::Viewer;
 use met_store::cluster::Node;
 use met_store::{Page, StoreError};
@@ -86,6 +89,16 @@ impl Query for ClusterView {
     fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
         Ok(self.ask(|store| store.sums(&filter.to_store_whole(), span))?)
+    }
+
+    fn usage(&self, viewer: &Viewer, ask: &UsageAsk) -> Result<Usage> {
+        let live = every_job(self, viewer, &running())?;
+        let mut usage = None;
+        self.ask(|store| {
+            usage = Some(usage_in(store, viewer, ask, &live));
+            Ok(())
+        })?;
+        usage.unwrap_or_else(|| Ok(Usage::default()))
     }
 
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {

@@ -22,9 +22,11 @@ use tempfile::TempDir;
 mod lists;
 #[path = "../../src/samples_tests.rs"]
 mod samples;
+mod usage;
 
 use lists::*;
 pub(crate) use samples::{MIDNIGHT_S, SECOND_NS, course, finished, running};
+use usage::*;
 
 const DAY_S: i64 = 86_400;
 
@@ -109,6 +111,9 @@ claims! {
         a_tag_on_a_job_that_waits_in_the_inbox_leaves_its_samples,
         tags_go_over_to_a_job_of_the_same_cluster_only,
         users_accounts_and_sums_are_of_the_jobs_that_fit,
+        use_is_summed_step_by_step_and_outlives_its_jobs,
+        a_job_that_changes_is_not_summed_twice,
+        viewers_get_sums_of_what_they_see,
         store_and_inbox_are_shown_as_one,
         changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_last,
         what_waits_in_the_inbox_is_a_change_when_it_is_imported,

@@ -11,7 +11,7 @@ use utoipa::openapi::{ObjectBuilder, Schema, Type};
 use super::parameters::{self, COLUMNS, FORMAT, Kind, POINTS, Parameter, SINCE, UNTIL, parameter};
 use super::row::row;
 use super::schemas::{list, of, optional, time, with_keys};
-use super::{Asked, Visible, document, nodes, people, schemas, series};
+use super::{Asked, Visible, document, nodes, people, schemas, series, usage};
 use crate::problem::Problem;
 
 /// One endpoint: all that the router, the OpenAPI document and the tests know of it.
@@ -161,6 +161,14 @@ pub const ENDPOINTS: &[Endpoint] = &[
         action: Action::Answer(people::emissions),
         table: Table::Rows("emissions", || places(&people::EMISSIONS)),
         schema: people::emissions_schema,
+    },
+    Endpoint {
+        path: "/api/v1/usage",
+        help: "what was used over time, by user or another group, and what machines did",
+        parameters: usage::USAGE,
+        action: Action::Answer(usage::usage),
+        table: Table::Rows("usage", || places(&met_insight::usage::COLUMNS)),
+        schema: usage::schema,
     },
     Endpoint {
         path: "/api/v1/catalogue",

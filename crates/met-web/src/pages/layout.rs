@@ -71,11 +71,16 @@ pub enum Tab {
     Now,
     Jobs,
     Nodes,
+    Usage,
 }
 
 /// The navigation: what a page is called, and where it is below the base.
-const TABS: &[(Tab, &str, &str)] =
-    &[(Tab::Now, "Now", ""), (Tab::Jobs, "Jobs", "jobs"), (Tab::Nodes, "Nodes", "nodes")];
+const TABS: &[(Tab, &str, &str)] = &[
+    (Tab::Now, "Now", ""),
+    (Tab::Jobs, "Jobs", "jobs"),
+    (Tab::Nodes, "Nodes", "nodes"),
+    (Tab::Usage, "Usage", "usage"),
+];
 
 /// A whole page. `every_s`: how often its live parts are fetched again while somebody looks at it.
 pub fn page(site: &Site, tab: Option<Tab>, title: &str, every_s: Option<u32>, content: &Markup) -> Markup {

@@ -1,8 +1,9 @@
-//! Arguments of the commands that answer: explain, check, scale, compare.
+//! Arguments of the commands that answer: explain, check, usage, who, mark, scale, compare.
 
 use std::path::PathBuf;
 
 use clap::Args;
+use met_core::usage::{By, Every};
 
 fn number_of_workers(text: &str) -> Result<f64, String> {
     let count = text.parse().ok().filter(|count| (1..=10_000_000).contains(count));
@@ -42,6 +43,93 @@ pub struct CheckArgs {
     /// Print the fields that conditions of rules may name
     #[arg(long, conflicts_with_all = ["json", "rules", "user", "since"])]
     pub fields: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct UsageArgs {
+    /// Sum by: system, user, account, partition, node or command (default: user)
+    #[arg(long, value_name = "WHAT", value_parser = by)]
+    pub by: Option<By>,
+    /// Divide into: hour, day, week, month, hour-of-day, weekday or hour-of-week
+    #[arg(long, value_name = "PERIOD", value_parser = every)]
+    pub every: Option<Every>,
+    /// Draw a heat map of the hours of the week
+    #[arg(long, conflicts_with_all = ["every", "by"])]
+    pub heat: bool,
+    /// From this time on: 12h, 7d, today, 2026-01-14 (default: 30d)
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub since: Option<String>,
+    /// Before this time (default: now)
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub until: Option<String>,
+    /// Jobs of this user
+    #[arg(long, value_hint = clap::ValueHint::Username)]
+    pub user: Option<String>,
+    /// Jobs of this account or project
+    #[arg(long)]
+    pub account: Option<String>,
+    /// Jobs in this partition or queue
+    #[arg(long)]
+    pub partition: Option<String>,
+    /// What was used on this node
+    #[arg(long)]
+    pub node: Option<String>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Print comma-separated values
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
+}
+
+fn by(text: &str) -> Result<By, String> {
+    By::parse(text).ok_or_else(|| format!("write {}", By::ALL.map(By::name).join(", ")))
+}
+
+fn every(text: &str) -> Result<Every, String> {
+    Every::parse(text).ok_or_else(|| format!("write {}", Every::ALL.map(Every::name).join(", ")))
+}
+
+#[derive(Debug, Args)]
+pub struct WhoArgs {
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct MarkArgs {
+    /// What is done: step=100, epoch=3 loss=0.12
+    #[arg(value_name = "NAME=NUMBER", required = true, allow_hyphen_values = true)]
+    pub pairs: Vec<String>,
+}
+
+/// When a user is told of the end of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum When {
+    End,
+    Failure,
+    Finding,
+}
+
+impl When {
+    pub fn name(self) -> &'static str {
+        match self {
+            When::End => "end",
+            When::Failure => "failure",
+            When::Finding => "finding",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct NotifyArgs {
+    /// When to tell
+    #[arg(long, value_enum, value_delimiter = ',', required = true)]
+    pub when: Vec<When>,
+    /// The job
+    #[arg(value_name = "NUMBER")]
+    pub ended: String,
 }
 
 #[derive(Debug, Args)]

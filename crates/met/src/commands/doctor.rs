@@ -30,6 +30,13 @@ fn status_of(client: Option<Client>) -> Option<Box<Status>> {
     }
 }
 
+/// What became of the last notification; nothing before the first.
+fn notifications(setting: &Setting) -> Option<Finding> {
+    let line = super::notify::last_line(setting)?;
+    let health = if line.contains("failed:") { Health::Broken } else { Health::Good };
+    Some(Finding::new("notifications", health, line))
+}
+
 pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     if args.cost {
         return cost::cost(setting, args);
@@ -50,6 +57,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         store::store(setting),
         daemon::listener(setting, status),
     ]);
+    findings.extend(notifications(setting));
     findings.extend(store::servers_of_store(setting));
     findings.extend(daemon::schedulers(setting));
     findings.extend(daemon::sinks(status));

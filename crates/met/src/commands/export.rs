@@ -22,8 +22,12 @@ const SILENT_FOR: Duration = Duration::from_secs(1);
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 pub fn export(setting: &Setting, args: &ExportArgs) -> Result<i32> {
-    let to_stdout = args.output.as_os_str() == "-";
-    let format = format(args, to_stdout)?;
+    if args.js1 {
+        return summaries(setting, args);
+    }
+    let output = args.output.as_deref().unwrap_or(Path::new("-"));
+    let to_stdout = output.as_os_str() == "-";
+    let format = format(args, output, to_stdout)?;
     let rows = rows(args, format)?;
     if !args.jobs.is_empty() && (list::is_filtered(&args.filter) || args.limit.is_some()) {
         return Err(Failure::usage("name jobs, or choose them by options, not both"));
@@ -37,7 +41,7 @@ pub fn export(setting: &Setting, args: &ExportArgs) -> Result<i32> {
         return Ok(0);
     }
     let file =
-        OutputFile::create(&args.output, args.force).map_err(|error| Failure::usage(format!("{error:#}")))?;
+        OutputFile::create(output, args.force).map_err(|error| Failure::usage(format!("{error:#}")))?;
     let mut writer = met_export::writer(format, rows, BufWriter::new(file.file()))?;
     write_all(setting, chosen, format, rows, writer.as_mut())?;
     writer.finish()?;
@@ -45,7 +49,21 @@ pub fn export(setting: &Setting, args: &ExportArgs) -> Result<i32> {
     Ok(0)
 }
 
-fn format(args: &ExportArgs, to_stdout: bool) -> Result<Format> {
+/// A line for each job that is named.
+fn summaries(setting: &Setting, args: &ExportArgs) -> Result<i32> {
+    if args.jobs.is_empty() {
+        return Err(Failure::usage("--js1 needs a job, as in: met export --js1 slurm:1234"));
+    }
+    let mut all = AllJobs::open(setting)?;
+    let mut stdout = output::stdout();
+    for job in &args.jobs {
+        let record = all.find(job)?;
+        writeln!(stdout, "{}", met_export::js1::js1(&record, jobs::now_ns())?)?;
+    }
+    Ok(0)
+}
+
+fn format(args: &ExportArgs, output: &Path, to_stdout: bool) -> Result<Format> {
     let known = Format::ALL.map(Format::name).join(", ");
     let named = args.format.as_ref().map(|name| {
         Format::parse(name)
@@ -53,8 +71,8 @@ fn format(args: &ExportArgs, to_stdout: bool) -> Result<Format> {
     });
     let by_name = || match to_stdout {
         true => Ok(Format::Jsonl),
-        false => Format::of(&args.output).ok_or_else(|| {
-            let name = args.output.display();
+        false => Format::of(output).ok_or_else(|| {
+            let name = output.display();
             Failure::usage(format!("{name}: its ending names no format; use one of {known}, or --format"))
         }),
     };

@@ -20,9 +20,11 @@ pub mod import;
 pub mod list;
 pub mod logs;
 pub mod man;
+pub mod mark;
 pub mod metrics;
 pub mod node;
 pub mod nodes;
+pub mod notify;
 pub mod ps;
 pub mod rm;
 pub mod run;
@@ -31,8 +33,10 @@ pub mod server;
 pub mod show;
 pub mod time;
 pub mod token;
+pub mod usage;
 pub mod wait;
 pub mod web;
+pub mod who;
 
 use std::io;
 

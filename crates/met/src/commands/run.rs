@@ -56,13 +56,13 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
     };
     let mut assignment = launch::assign(setting, draft).inspect_err(|_| outputs.left.discard())?;
     assignment.record.annotation = annotation;
+    assignment.notify = args.notify.iter().map(|when| when.name()).collect::<Vec<_>>().join(",");
     if let Some(local) = &mut assignment.record.local {
         local.stdout_file = trusted::file_of(&outputs.out);
         local.stderr_file = outputs.err.as_ref().map_or(local.stdout_file, trusted::file_of);
     }
-    for file in [Some(&outputs.out), outputs.err.as_ref()].into_iter().flatten() {
-        earlier_output::mark(file, &assignment.record.key.id);
-    }
+    let files = [Some(&outputs.out), outputs.err.as_ref()].into_iter().flatten();
+    files.for_each(|file| earlier_output::mark(file, &assignment.record.key.id));
     let (out_path, err_path) = (outputs.out_path.clone(), outputs.err_path.clone());
     let left = outputs.left.clone();
     let (stdout, stderr) = outputs.into_files()?;

@@ -72,13 +72,34 @@ fn table(jobs: &[Compared], now_ns: i64, style: &Style) -> Vec<String> {
     }
     let width = |index: usize| rows.iter().map(|row| text::width(&row[index])).max().unwrap_or(0);
     let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
-    let line = |(at, row): (usize, &Vec<String>)| {
-        let cells = row.iter().zip(&widths).skip(1).map(|(cell, &width)| text::pad_left(cell, width));
-        let line =
-            format!("{}  {}", text::pad_left(&row[0], LABEL_COLUMNS), cells.collect::<Vec<_>>().join("  "));
-        if at == 0 { style.paint(Paint::Bold, &line) } else { line }
-    };
-    rows.iter().enumerate().map(line).collect()
+    let mut lines = Vec::new();
+    for columns in blocks(&widths, style.width.unwrap_or(usize::MAX)) {
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        lines.extend(rows.iter().enumerate().map(|(at, row)| {
+            let cells: Vec<String> =
+                columns.clone().map(|index| text::pad_left(&row[index], widths[index])).collect();
+            let line = format!("{}  {}", text::pad_left(&row[0], LABEL_COLUMNS), cells.join("  "));
+            if at == 0 { style.paint(Paint::Bold, &line) } else { line }
+        }));
+    }
+    lines
+}
+
+/// The jobs that fit side by side, one table after the other.
+fn blocks(widths: &[usize], room: usize) -> Vec<std::ops::Range<usize>> {
+    let mut blocks = Vec::new();
+    let (mut begin, mut used) = (1, LABEL_COLUMNS);
+    for (index, width) in widths.iter().enumerate().skip(1) {
+        if index > begin && used + 2 + width > room {
+            blocks.push(begin..index);
+            (begin, used) = (index, LABEL_COLUMNS);
+        }
+        used += 2 + width;
+    }
+    blocks.push(begin..widths.len());
+    blocks
 }
 
 /// All on one axis, as long as the longest.
@@ -104,7 +125,11 @@ fn charts(jobs: &[Compared], style: &Style) -> String {
             let bins = resample::between(&job.course, index, begin_ms, begin_ms + span_ms, count, job.gap_ms);
             let scaled =
                 |bin: Bin| Bin { min: bin.min * scale, mean: bin.mean * scale, max: bin.max * scale };
-            let bins = bins.into_iter().map(|bin| bin.map(scaled)).collect();
+            // The peak of a report is of at least half a second; no chart is higher.
+            let peak =
+                total(&job.record, column::CORES_PEAK).filter(|&peak| index == column::CPU && peak > 0.0);
+            let no_higher = |bin: Bin| bin.map(|value| value.min(peak.unwrap_or(f64::MAX)));
+            let bins = bins.into_iter().map(|bin| bin.map(scaled).map(no_higher)).collect();
             let title = format!("job {}: {title}", text::escape(&job.record.label()));
             panels.push(Panel { title, bins, unit, step });
         }
@@ -131,6 +156,10 @@ mod tests {
         let drawn = render(&jobs, sample::NOW_NS, &Style { width: Some(80), ..Style::plain() });
         assert!(drawn.lines().all(|line| text::width(line) <= 80), "{drawn}");
         assert!(drawn.contains("1.00×") && drawn.contains("job 2: memory needed"), "{drawn}");
+        let many: Vec<Compared> = (1..=8).map(|id| job(id, 0)).collect();
+        let wide = render(&many, sample::NOW_NS, &Style { width: Some(80), ..Style::plain() });
+        assert!(wide.lines().all(|line| text::width(line) <= 80), "{wide}");
+        assert!((1..=8).all(|id| wide.contains(&format!("Job {id}"))), "{wide}");
         let bars = |title: &str| {
             let at = drawn.lines().position(|line| line.contains(title)).unwrap();
             drawn.lines().skip(at + 1).take(4).collect::<Vec<_>>()

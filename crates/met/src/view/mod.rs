@@ -19,6 +19,8 @@ mod sample;
 pub mod scale;
 pub mod table;
 pub mod text;
+pub mod usage;
+pub mod who;
 
 use std::ffi::OsStr;
 use std::io::IsTerminal;

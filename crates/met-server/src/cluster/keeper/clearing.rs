@@ -1,8 +1,9 @@
 //! Retention: old jobs and samples, and with a job the records of its nodes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use met_core::job::JobKey;
+use met_query::jobs;
 use met_store::cluster::{Log, NodeJobKey};
 use met_store::{Retention, StoreError, Thinning};
 
@@ -13,6 +14,7 @@ use super::{Latest, Wholes, series_key};
 const SPOOLS_FOR: Duration = Duration::from_secs(60 * 86_400);
 /// Of the twenty seconds between two looks.
 const THIN_FOR: Duration = Duration::from_millis(500);
+const SUM_FOR: Duration = Duration::from_millis(500);
 /// Rows examined per pass: other work waits meanwhile.
 const LEFT_BEHIND_ROWS: usize = 20_000;
 
@@ -23,6 +25,8 @@ pub(super) struct Clearing {
     looked_for_old: Option<NodeJobKey>,
     /// Some samples may be old enough to be thinned.
     thins: bool,
+    /// The node whose samples were added to the sums of use last.
+    summed: String,
 }
 
 impl Clearing {
@@ -59,6 +63,24 @@ impl Clearing {
             self.thins = false;
             self.thins =
                 met_store::thin(&mut wholes.writer, rules, &met_sources::catalogue(), now_ns, THIN_FOR)?;
+        }
+        Ok(())
+    }
+
+    /// Adds some of what is new to the sums of use: jobs, and what nodes measured of themselves, in turn.
+    pub(super) fn sum(&mut self, wholes: &mut Wholes, now_ms: i64) -> Result<(), StoreError> {
+        if jobs::sum_jobs(&mut wholes.writer, SUM_FOR)? {
+            return Ok(());
+        }
+        let begin = Instant::now();
+        let names: Vec<String> = wholes.log.nodes()?.into_iter().map(|node| node.name).collect();
+        let behind = names.partition_point(|name| *name <= self.summed);
+        for name in names[behind..].iter().chain(&names[..behind]) {
+            jobs::sum_machine(&mut wholes.writer, name, name, now_ms)?;
+            self.summed.clone_from(name);
+            if begin.elapsed() >= SUM_FOR {
+                break;
+            }
         }
         Ok(())
     }

@@ -38,6 +38,21 @@ impl Page<'_> {
                 lines.push(format!("{}  {part}", self.label(label)));
             }
         }
+        lines.extend(self.annotation(report));
+        lines
+    }
+
+    /// Tags in one line, and the whole note.
+    fn annotation(&self, report: &Report) -> Vec<String> {
+        let room = self.width - LABEL_COLUMNS - 2;
+        let tags = report.annotation.tags.iter().cloned().collect::<Vec<_>>().join(" ");
+        let note = report.annotation.note.as_deref().unwrap_or_default().trim_end();
+        let mut lines = Vec::new();
+        for (label, words) in [("tags", tags.as_str()), ("note", note)] {
+            let parts = words.lines().flat_map(|line| text::wrap(&text::escape(line), room));
+            let labels = [label].into_iter().chain(std::iter::repeat(""));
+            lines.extend(labels.zip(parts).map(|(label, part)| format!("{}  {part}", self.label(label))));
+        }
         lines
     }
 

@@ -1,0 +1,252 @@
+//! Sums by group and period, added up from the rows of days.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::row::each_run;
+use super::{BUCKET_NS, BUCKETS_PER_DAY, Calendar, DayRow, Every, FIGURES, Group, Kind, Period, Sums, Zone};
+use crate::job::named;
+
+/// Lines of one answer; more help no reader.
+const LINES_MAX: usize = 100_000;
+const NOWHERE: u32 = u32::MAX;
+
+named! {
+    /// What use is summed by.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum By {
+        System = "system",
+        User = "user",
+        Account = "account",
+        Partition = "partition",
+        Node = "node",
+        Command = "command",
+    }
+}
+
+impl By {
+    /// The rows that it is added up from.
+    pub fn kind(self) -> Kind {
+        match self {
+            By::System | By::User | By::Account | By::Partition => Kind::Who,
+            By::Node => Kind::Node,
+            By::Command => Kind::Command,
+        }
+    }
+
+    pub fn name_of(self, group: &Group) -> Option<&str> {
+        match self {
+            By::System => Some(""),
+            By::User => group.user.as_deref(),
+            By::Account => group.account.as_deref(),
+            By::Partition => group.partition.as_deref(),
+            By::Node => group.node.as_deref(),
+            By::Command => group.command.as_deref(),
+        }
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsageAsk {
+    /// Unix nanoseconds; whole quarters of an hour are answered.
+    pub from_ns: i64,
+    pub to_ns: i64,
+    pub by: By,
+    pub every: Every,
+    pub zone: Zone,
+    /// Only what has this name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+}
+
+/// As long as sums of 15 minutes can be asked for: ten years.
+const SPAN_MAX_NS: i64 = 3_660 * 86_400_000_000_000;
+
+impl UsageAsk {
+    /// Why it cannot be answered.
+    pub fn problem(&self) -> Option<&'static str> {
+        let length = self.to_ns.checked_sub(self.from_ns);
+        if !self.zone.is_sound() {
+            return Some("the time zone is malformed");
+        }
+        if length.is_none_or(|length| length <= 0) {
+            return Some("the end is not after the begin");
+        }
+        if length.is_some_and(|length| length > SPAN_MAX_NS) {
+            return Some("at most ten years can be summed");
+        }
+        let other = [&self.partition, &self.node].into_iter().any(Option::is_some);
+        if other && self.by == By::Command {
+            return Some("commands are summed by user and account only");
+        }
+        if self.by == By::Command && matches!(self.every, Every::Hour | Every::HourOfDay | Every::HourOfWeek)
+        {
+            return Some("commands are summed by day, week, month or weekday");
+        }
+        if self.partition.is_some() && self.kind() == Kind::Node {
+            return Some("nodes are summed by user and account only");
+        }
+        None
+    }
+
+    /// The rows that it is added up from.
+    pub fn kind(&self) -> Kind {
+        if self.node.is_some() { Kind::Node } else { self.by.kind() }
+    }
+
+    pub fn accepts(&self, group: &Group) -> bool {
+        let fits = |wanted: &Option<String>, known: &Option<String>| wanted.is_none() || wanted == known;
+        fits(&self.user, &group.user)
+            && fits(&self.account, &group.account)
+            && fits(&self.partition, &group.partition)
+            && fits(&self.node, &group.node)
+    }
+
+    pub fn calendar(&self) -> Calendar {
+        if self.by != By::Command {
+            return Calendar::new(self.from_ns, self.to_ns, &self.zone, self.every);
+        }
+        // Sums of commands are of whole days of UTC.
+        let day_ns = BUCKETS_PER_DAY as i64 * BUCKET_NS;
+        let from_ns = self.from_ns.div_euclid(day_ns) * day_ns;
+        Calendar::new(from_ns, self.to_ns, &Zone::default(), self.every)
+    }
+}
+
+/// More lines than an answer may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsageTooLong;
+
+/// One sum.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsageLine {
+    /// `None`: not known.
+    pub name: Option<String>,
+    /// The place in [`Usage::periods`].
+    pub period: usize,
+    #[serde(with = "as_text")]
+    pub sums: Sums,
+}
+
+/// An answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    pub periods: Vec<Period>,
+    /// What jobs held and used, by name and period.
+    pub lines: Vec<UsageLine>,
+    /// What machines had and did: of each if it is asked by node, else of all together.
+    pub machines: Vec<UsageLine>,
+    /// Machine and time since which it is known.
+    pub machine_since: Vec<(String, i64)>,
+    /// Jobs that are stored and not added up yet.
+    pub pending: u64,
+}
+
+/// Adds up rows.
+pub struct Table<'a> {
+    by: By,
+    calendar: &'a Calendar,
+    /// By name; and the sums of each by period.
+    names: HashMap<Option<String>, usize>,
+    sums: Vec<Sums>,
+}
+
+impl<'a> Table<'a> {
+    pub fn new(by: By, calendar: &'a Calendar) -> Table<'a> {
+        Table { by, calendar, names: HashMap::new(), sums: Vec::new() }
+    }
+
+    /// The place of a group's sums.
+    pub fn place(&mut self, group: &Group) -> Result<usize, UsageTooLong> {
+        let name = self.by.name_of(group).map(str::to_owned);
+        let (next, periods) = (self.names.len(), self.calendar.periods.len());
+        let place = *self.names.entry(name).or_insert(next);
+        if place == next {
+            if (next + 1) * periods > LINES_MAX.max(periods) {
+                return Err(UsageTooLong);
+            }
+            self.sums.resize((next + 1) * periods, [0; FIGURES]);
+        }
+        Ok(place)
+    }
+
+    fn places_of(&self, day: i64) -> [u32; BUCKETS_PER_DAY] {
+        let first = day * BUCKETS_PER_DAY as i64 - self.calendar.first;
+        let place = |at: usize| {
+            let at = usize::try_from(first + at as i64).ok();
+            at.and_then(|at| self.calendar.places.get(at)).copied().unwrap_or(NOWHERE)
+        };
+        std::array::from_fn(place)
+    }
+
+    /// Adds the stored row of a day; false if it is damaged.
+    pub fn add_encoded(&mut self, place: usize, day: i64, bytes: &[u8]) -> bool {
+        let places = self.places_of(day);
+        let begin = place * self.calendar.periods.len();
+        let sums = &mut self.sums[begin..];
+        each_run(bytes, |figure, from, to, value| {
+            for &period in places[from..to].iter().filter(|&&period| period != NOWHERE) {
+                sums[period as usize][figure] += i128::from(value);
+            }
+        })
+        .is_some()
+    }
+
+    /// Adds a row, or takes it back.
+    pub fn add(&mut self, place: usize, day: i64, row: &DayRow, sign: i128) {
+        let places = self.places_of(day);
+        let begin = place * self.calendar.periods.len();
+        for (amounts, &period) in row.buckets.iter().zip(&places).filter(|(_, period)| **period != NOWHERE) {
+            let sums = &mut self.sums[begin + period as usize];
+            sums.iter_mut().zip(amounts).for_each(|(sum, &amount)| *sum += sign * i128::from(amount));
+        }
+    }
+
+    /// Lines with anything in them, by name and period.
+    pub fn finish(self) -> Vec<UsageLine> {
+        let periods = self.calendar.periods.len();
+        let mut names: Vec<(Option<String>, usize)> = self.names.into_iter().collect();
+        names.sort();
+        let mut lines = Vec::new();
+        for (name, place) in names {
+            for period in 0..periods {
+                let sums = self.sums[place * periods + period];
+                if sums.iter().any(|&sum| sum != 0) {
+                    lines.push(UsageLine { name: name.clone(), period, sums });
+                }
+            }
+        }
+        lines
+    }
+}
+
+/// Numbers of more than 64 bits as text: JSON readers have none.
+mod as_text {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::{FIGURES, Sums};
+
+    pub fn serialize<S: Serializer>(sums: &Sums, to: S) -> Result<S::Ok, S::Error> {
+        let words: Vec<String> = sums.iter().map(i128::to_string).collect();
+        to.serialize_str(&words.join(" "))
+    }
+
+    /// Further figures of a newer program are left out.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Sums, D::Error> {
+        let text = String::deserialize(from)?;
+        let mut sums = [0; FIGURES];
+        for (sum, word) in sums.iter_mut().zip(text.split(' ')) {
+            *sum = word.parse().map_err(|_| D::Error::custom("not a number"))?;
+        }
+        Ok(sums)
+    }
+}

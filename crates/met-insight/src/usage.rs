@@ -1,0 +1,465 @@
+//! Use over time in hours, joules and shares: the figures of `met usage`, the page and the API.
+
+use std::collections::BTreeMap;
+
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
+use met_core::usage::{By, Every, Period, Sums, Usage, UsageAsk, UsageLine, Zone, figure, machine_figure};
+use serde_json::{Map, Value, json};
+
+use crate::json::time;
+
+const HOUR_NS: f64 = 3.6e12;
+const HOUR_MS: f64 = 3.6e6;
+/// GiB × hours in KiB × ms.
+const GIB_HOUR: f64 = 1_048_576.0 * HOUR_MS;
+const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
+/// Changes of a zone within ten years: two each.
+const CHANGES_MAX: usize = 64;
+
+/// The offsets of a zone in a time.
+pub fn zone(zone: &TimeZone, from_ns: i64, to_ns: i64) -> Zone {
+    let at = |ns: i64| Timestamp::from_nanosecond(i128::from(ns)).unwrap_or_default();
+    let name = zone.iana_name().unwrap_or("local time").to_owned();
+    let mut offsets = vec![(i64::MIN, i64::from(zone.to_offset(at(from_ns)).seconds()))];
+    let changes = zone.following(at(from_ns)).map(|change| (change.timestamp(), change.offset()));
+    for (time, offset) in changes.take(CHANGES_MAX) {
+        let Ok(time_ns) = i64::try_from(time.as_nanosecond()) else { break };
+        if time_ns > to_ns {
+            break;
+        }
+        offsets.push((time_ns, i64::from(offset.seconds())));
+    }
+    Zone { name, offsets }
+}
+
+/// What jobs of one name held and used in one period. What is not known is absent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Line {
+    pub name: Option<String>,
+    pub period: usize,
+    /// Hours of the period that were asked for.
+    pub hours: f64,
+    pub jobs: i64,
+    pub jobs_with_cpu: i64,
+    pub jobs_with_energy: i64,
+    pub core_hours: f64,
+    pub core_hours_held: Option<f64>,
+    pub cpu_efficiency: Option<f64>,
+    pub core_hours_even: f64,
+    pub gpu_hours: Option<f64>,
+    pub gpu_hours_held: Option<f64>,
+    pub memory_gib_hours: f64,
+    pub memory_gib_hours_held: Option<f64>,
+    pub energy_joules: Option<f64>,
+    pub emissions_grams: Option<f64>,
+    pub cost: Option<f64>,
+}
+
+impl Line {
+    fn new(line: &UsageLine, periods: &[Period]) -> Line {
+        let sums = &line.sums;
+        let held = positive(sums[figure::CORES_HELD_NS], HOUR_NS);
+        let gpus = positive(sums[figure::GPUS_HELD_NS], HOUR_NS);
+        Line {
+            name: line.name.clone(),
+            period: line.period,
+            hours: periods.get(line.period).map_or(0.0, |period| period.length_ms as f64 / HOUR_MS),
+            jobs: whole(sums[figure::JOBS]),
+            jobs_with_cpu: whole(sums[figure::JOBS_WITH_CPU]),
+            jobs_with_energy: whole(sums[figure::JOBS_WITH_ENERGY]),
+            core_hours: sums[figure::CPU_NS] as f64 / HOUR_NS,
+            core_hours_held: held,
+            cpu_efficiency: held.map(|held| sums[figure::CPU_OF_HELD_NS] as f64 / HOUR_NS / held),
+            core_hours_even: sums[figure::CPU_EVEN_NS] as f64 / HOUR_NS,
+            gpu_hours: gpus.map(|_| sums[figure::GPU_NS] as f64 / HOUR_NS),
+            gpu_hours_held: gpus,
+            memory_gib_hours: sums[figure::MEMORY] as f64 / GIB_HOUR,
+            memory_gib_hours_held: positive(sums[figure::MEMORY_HELD], GIB_HOUR),
+            energy_joules: positive(sums[figure::ENERGY_UJ], 1e6),
+            emissions_grams: positive(sums[figure::EMISSIONS_UG], 1e6),
+            cost: positive(sums[figure::COST_NANO], 1e9),
+        }
+    }
+
+    /// Cores that computed, on average over the period.
+    pub fn cores(&self) -> f64 {
+        if self.hours > 0.0 { self.core_hours / self.hours } else { 0.0 }
+    }
+}
+
+/// What machines had and did in one period.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MachineLine {
+    pub name: Option<String>,
+    pub period: usize,
+    /// Hours of machines: measured, certainly off, and neither.
+    pub hours_measured: f64,
+    pub hours_down: f64,
+    pub hours_unknown: f64,
+    pub core_hours: f64,
+    pub core_hours_busy: f64,
+    /// Held by no job, where jobs hold cores.
+    pub core_hours_free: Option<f64>,
+    pub memory_gib_hours: f64,
+    pub memory_gib_hours_used: f64,
+}
+
+impl MachineLine {
+    pub fn busy(&self) -> Option<f64> {
+        (self.core_hours > 0.0).then(|| self.core_hours_busy / self.core_hours)
+    }
+}
+
+/// An answer, made readable.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    pub lines: Vec<Line>,
+    pub machines: Vec<MachineLine>,
+    /// Everything that was asked for together.
+    pub total: Line,
+    pub machine_total: Option<MachineLine>,
+    /// By place of a period: the hours in which nothing is known of any machine.
+    pub periods: Vec<Period>,
+    pub pending: u64,
+}
+
+pub fn report(ask: &UsageAsk, usage: &Usage, now_ns: i64) -> Report {
+    let lines: Vec<Line> = usage.lines.iter().map(|line| Line::new(line, &usage.periods)).collect();
+    let mut all: Sums = Default::default();
+    for line in &usage.lines {
+        all.iter_mut().zip(line.sums).for_each(|(sum, more)| *sum += more);
+    }
+    let mut total = Line::new(&UsageLine { name: None, period: 0, sums: all }, &[]);
+    total.hours = usage.periods.iter().map(|period| period.length_ms as f64 / HOUR_MS).sum();
+    let machines = machines(ask, usage, &lines, now_ns);
+    let machine_total = machines.iter().cloned().reduce(|one, other| MachineLine {
+        name: None,
+        period: 0,
+        hours_measured: one.hours_measured + other.hours_measured,
+        hours_down: one.hours_down + other.hours_down,
+        hours_unknown: one.hours_unknown + other.hours_unknown,
+        core_hours: one.core_hours + other.core_hours,
+        core_hours_busy: one.core_hours_busy + other.core_hours_busy,
+        core_hours_free: one.core_hours_free.zip(other.core_hours_free).map(|(one, other)| one + other),
+        memory_gib_hours: one.memory_gib_hours + other.memory_gib_hours,
+        memory_gib_hours_used: one.memory_gib_hours_used + other.memory_gib_hours_used,
+    });
+    Report { lines, machines, total, machine_total, periods: usage.periods.clone(), pending: usage.pending }
+}
+
+fn machines(ask: &UsageAsk, usage: &Usage, lines: &[Line], now_ns: i64) -> Vec<MachineLine> {
+    let by_node = ask.by == By::Node;
+    let expected = expected_ms(ask, usage, now_ns);
+    let mut known: BTreeMap<(Option<String>, usize), Sums> = BTreeMap::new();
+    for line in &usage.machines {
+        known.insert((line.name.clone(), line.period), line.sums);
+    }
+    // A time without any sample is a line, too: it is unknown, and not idle.
+    for key in expected.keys() {
+        known.entry(key.clone()).or_default();
+    }
+    // Where no job holds anything, all would be free while it is used.
+    let is_held = lines.iter().any(|line| line.core_hours_held.is_some());
+    let line = |((name, period), sums): ((Option<String>, usize), Sums)| {
+        let hours = |at: usize| sums[at] as f64 / HOUR_MS;
+        let expected = expected.get(&(name.clone(), period)).copied().unwrap_or(0) as f64 / HOUR_MS;
+        let core_hours = sums[machine_figure::CPU_CAPACITY_NS] as f64 / HOUR_NS;
+        let of_period = lines.iter().filter(|line| line.period == period && (!by_node || line.name == name));
+        let held: f64 = of_period.filter_map(|line| line.core_hours_held).sum();
+        let (measured, down) = (hours(machine_figure::MEASURED_MS), hours(machine_figure::DOWN_MS));
+        MachineLine {
+            hours_measured: measured,
+            hours_down: down,
+            hours_unknown: (expected - measured - down).max(0.0),
+            core_hours,
+            core_hours_busy: sums[machine_figure::CPU_BUSY_NS] as f64 / HOUR_NS,
+            core_hours_free: is_held.then(|| (core_hours - held).max(0.0)),
+            memory_gib_hours: sums[machine_figure::MEMORY_CAPACITY] as f64 / GIB_HOUR,
+            memory_gib_hours_used: sums[machine_figure::MEMORY_USED] as f64 / GIB_HOUR,
+            name,
+            period,
+        }
+    };
+    known.into_iter().map(line).collect()
+}
+
+/// How long each machine was there to be measured, by name and period: since it was first measured, and until now.
+fn expected_ms(ask: &UsageAsk, usage: &Usage, now_ns: i64) -> BTreeMap<(Option<String>, usize), i64> {
+    let mut by_begin: BTreeMap<i64, Vec<&String>> = BTreeMap::new();
+    for (name, since_ns) in &usage.machine_since {
+        by_begin.entry((*since_ns).max(ask.from_ns)).or_default().push(name);
+    }
+    let place_of = |period: &Period| {
+        let is_same = |one: &Period| match period.begin_ns {
+            Some(begin_ns) => one.begin_ns == Some(begin_ns),
+            None => one.number == period.number,
+        };
+        usage.periods.iter().position(is_same)
+    };
+    let mut expected = BTreeMap::new();
+    for (from_ns, names) in by_begin {
+        let to_ns = ask.to_ns.min(now_ns);
+        if from_ns >= to_ns {
+            continue;
+        }
+        let part = UsageAsk { from_ns, to_ns, ..ask.clone() };
+        let periods = match ask.every {
+            // The one period of all times begins where it is asked for.
+            Every::All => {
+                vec![Period { number: 0, begin_ns: None, length_ms: (to_ns - from_ns) / 1_000_000 }]
+            }
+            _ => part.calendar().periods,
+        };
+        for period in periods.iter().filter(|period| period.length_ms > 0) {
+            let Some(place) = (if ask.every == Every::All { Some(0) } else { place_of(period) }) else {
+                continue;
+            };
+            for name in &names {
+                let name = if ask.by == By::Node { (*name).clone() } else { String::new() };
+                *expected.entry((Some(name), place)).or_insert(0) += period.length_ms;
+            }
+        }
+    }
+    expected
+}
+
+/// How a period is called.
+pub fn period_name(period: &Period, every: Every, zone: &Zone) -> String {
+    let Some(begin_ns) = period.begin_ns else {
+        return match every {
+            Every::HourOfDay => format!("{:02}:00", period.number),
+            Every::Weekday => DAYS[(period.number.rem_euclid(7)) as usize].to_owned(),
+            _ => {
+                let day = &DAYS[(period.number / 24).rem_euclid(7) as usize][..3];
+                format!("{day} {:02}:00", period.number % 24)
+            }
+        };
+    };
+    let behind = zone.offsets.partition_point(|(since_ns, _)| *since_ns <= begin_ns);
+    let offset_s = zone.offsets.get(behind.saturating_sub(1)).map_or(0, |(_, offset_s)| *offset_s);
+    let local = Timestamp::from_nanosecond(i128::from(begin_ns)).unwrap_or_default();
+    let local = local.checked_add(SignedDuration::from_secs(offset_s)).unwrap_or_default();
+    let text = local.to_zoned(TimeZone::UTC).datetime();
+    match every {
+        Every::Hour => text.strftime("%Y-%m-%d %H:%M").to_string(),
+        Every::Day => text.strftime("%Y-%m-%d %a").to_string(),
+        Every::Week => text.strftime("%G-W%V").to_string(),
+        Every::Month => text.strftime("%Y-%m").to_string(),
+        _ => "all".to_owned(),
+    }
+}
+
+/// The columns of a line, as JSON and CSV have them.
+pub const COLUMNS: [&str; 17] = [
+    "name",
+    "period",
+    "begin",
+    "jobs",
+    "jobs_with_cpu",
+    "jobs_with_energy",
+    "core_hours",
+    "core_hours_held",
+    "cpu_efficiency_ratio",
+    "core_hours_spread_evenly",
+    "gpu_hours",
+    "gpu_hours_held",
+    "memory_gib_hours",
+    "memory_gib_hours_held",
+    "energy_joules",
+    "emissions_grams",
+    "cost",
+];
+
+pub fn line_object(line: &Line, ask: &UsageAsk, periods: &[Period]) -> Value {
+    let period = periods.get(line.period);
+    let name = line.name.as_deref().map(|name| if ask.by == By::System { "all" } else { name });
+    let values = [
+        json!(name),
+        json!(period.map(|period| period_name(period, ask.every, &ask.zone))),
+        json!(period.and_then(|period| period.begin_ns).and_then(time)),
+        json!(line.jobs),
+        json!(line.jobs_with_cpu),
+        json!(line.jobs_with_energy),
+        json!(line.core_hours),
+        json!(line.core_hours_held),
+        json!(line.cpu_efficiency),
+        json!(line.core_hours_even),
+        json!(line.gpu_hours),
+        json!(line.gpu_hours_held),
+        json!(line.memory_gib_hours),
+        json!(line.memory_gib_hours_held),
+        json!(line.energy_joules),
+        json!(line.emissions_grams),
+        json!(line.cost),
+    ];
+    let named = COLUMNS.iter().map(|name| (*name).to_owned()).zip(values);
+    Value::Object(named.collect::<Map<_, _>>())
+}
+
+pub fn machine_object(line: &MachineLine, ask: &UsageAsk, periods: &[Period]) -> Value {
+    let period = periods.get(line.period);
+    json!({
+        "name": line.name.as_deref().map(|name| if ask.by == By::Node { name } else { "all" }),
+        "period": period.map(|period| period_name(period, ask.every, &ask.zone)),
+        "begin": period.and_then(|period| period.begin_ns).and_then(time),
+        "hours_measured": line.hours_measured,
+        "hours_down": line.hours_down,
+        "hours_unknown": line.hours_unknown,
+        "core_hours": line.core_hours,
+        "core_hours_busy": line.core_hours_busy,
+        "core_hours_idle": (line.core_hours - line.core_hours_busy).max(0.0),
+        "core_hours_free": line.core_hours_free,
+        "memory_gib_hours": line.memory_gib_hours,
+        "memory_gib_hours_used": line.memory_gib_hours_used,
+    })
+}
+
+pub fn object(report: &Report, ask: &UsageAsk) -> Value {
+    let zone = if ask.by == By::Command { "UTC" } else { &ask.zone.name };
+    json!({
+        "by": ask.by.name(),
+        "every": ask.every.name(),
+        "since": time(ask.from_ns),
+        "until": time(ask.to_ns),
+        "time_zone": zone,
+        "usage": report.lines.iter().map(|line| line_object(line, ask, &report.periods)).collect::<Vec<_>>(),
+        "machines": report.machines.iter().map(|line| machine_object(line, ask, &report.periods)).collect::<Vec<_>>(),
+        "jobs_not_summed_yet": report.pending,
+    })
+}
+
+/// A cell of a heat map.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Heat {
+    /// Nothing was measured then.
+    #[default]
+    Unknown,
+    /// How hot from 0 to 1, and what that is: a share of all CPUs, or cores.
+    Known { share: f64, value: f64 },
+}
+
+/// Use by hour of the week, from Monday on.
+pub struct HeatMap {
+    pub days: [[Heat; 24]; 7],
+    /// What machines did, as a share of their CPUs; else what jobs did, in cores, of which this is the most.
+    pub of_machines: bool,
+    pub most: f64,
+}
+
+/// The heat map of a report of [`Every::HourOfWeek`]: what machines did if they were measured and nobody's jobs are
+/// asked for alone, else what jobs did.
+pub fn heat_map(report: &Report, ask: &UsageAsk) -> HeatMap {
+    let is_filtered = [&ask.user, &ask.account, &ask.partition].into_iter().any(Option::is_some);
+    let of_machines =
+        !is_filtered && report.machine_total.as_ref().is_some_and(|total| total.core_hours > 0.0);
+    let mut values: [Option<f64>; 168] = [None; 168];
+    if of_machines {
+        let mut sums = [(0.0, 0.0); 168];
+        for line in report.machines.iter().filter(|line| line.period < 168) {
+            sums[line.period].0 += line.core_hours_busy;
+            sums[line.period].1 += line.core_hours;
+        }
+        values = sums.map(|(busy, all)| (all > 0.0).then(|| busy / all));
+    } else {
+        for line in report.lines.iter().filter(|line| line.period < 168) {
+            *values[line.period].get_or_insert(0.0) += line.cores();
+        }
+    }
+    let most = values.iter().flatten().copied().fold(0.0, f64::max);
+    let whole = if of_machines { 1.0 } else { most };
+    let cell = |number: usize| match values[number] {
+        Some(value) => Heat::Known { value, share: if whole > 0.0 { (value / whole).min(1.0) } else { 0.0 } },
+        None => Heat::Unknown,
+    };
+    HeatMap {
+        days: std::array::from_fn(|day| std::array::from_fn(|hour| cell(day * 24 + hour))),
+        of_machines,
+        most,
+    }
+}
+
+/// Something of nothing is nothing that is known.
+fn positive(sum: i128, unit: f64) -> Option<f64> {
+    (sum > 0).then_some(sum as f64 / unit)
+}
+
+fn whole(sum: i128) -> i64 {
+    i64::try_from(sum).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::usage::FIGURES;
+
+    use super::*;
+
+    fn ask(by: By, every: Every, hours: i64) -> UsageAsk {
+        UsageAsk {
+            from_ns: 0,
+            to_ns: hours * 3_600_000_000_000,
+            by,
+            every,
+            zone: Zone::default(),
+            user: None,
+            account: None,
+            partition: None,
+            node: None,
+        }
+    }
+
+    #[test]
+    fn time_without_a_sample_is_unknown_and_not_idle() {
+        let ask = ask(By::System, Every::Hour, 4);
+        let mut sums = [0; FIGURES];
+        sums[machine_figure::MEASURED_MS] = 1_800_000;
+        sums[machine_figure::CPU_CAPACITY_NS] = 7_200_000_000_000;
+        sums[machine_figure::CPU_BUSY_NS] = 1_800_000_000_000;
+        let usage = Usage {
+            periods: ask.calendar().periods,
+            machines: vec![UsageLine { name: Some(String::new()), period: 1, sums }],
+            machine_since: vec![("n1".to_owned(), 3_600_000_000_000)],
+            ..Usage::default()
+        };
+        let report = report(&ask, &usage, 3 * 3_600_000_000_000);
+        let shown: Vec<_> = report
+            .machines
+            .iter()
+            .map(|line| (line.period, line.hours_measured, line.hours_unknown))
+            .collect();
+        assert_eq!(shown, [(1, 0.5, 0.5), (2, 0.0, 1.0)], "since it was first measured, until now");
+        assert_eq!(report.machine_total.unwrap().busy(), Some(0.25));
+        let object = object(&super::report(&ask, &usage, i64::MAX), &ask);
+        assert_eq!(object["machines"][0]["core_hours_idle"], 1.5);
+        assert_eq!(object["machines"][0]["period"], "1970-01-01 01:00");
+        assert_eq!(object["machines"][0]["core_hours_free"], Value::Null);
+    }
+
+    #[test]
+    fn what_no_job_knows_is_absent() {
+        let ask = ask(By::User, Every::All, 4);
+        let mut sums = [0; FIGURES];
+        (sums[figure::JOBS], sums[figure::CPU_NS]) = (2, 7_200_000_000_000);
+        let line = UsageLine { name: Some("ada".to_owned()), period: 0, sums };
+        let usage = Usage { periods: ask.calendar().periods, lines: vec![line], ..Usage::default() };
+        let report = report(&ask, &usage, 0);
+        assert_eq!((report.total.core_hours, report.total.hours, report.lines[0].cores()), (2.0, 4.0, 0.5));
+        let object = line_object(&report.lines[0], &ask, &report.periods);
+        for unknown in ["core_hours_held", "cpu_efficiency_ratio", "energy_joules", "gpu_hours", "cost"] {
+            assert_eq!(object[unknown], Value::Null, "{unknown}");
+        }
+        assert!(report.machines.is_empty());
+    }
+
+    #[test]
+    fn the_offsets_of_a_zone_are_those_of_the_time() {
+        let berlin = TimeZone::get("Europe/Berlin").unwrap();
+        // 2026.
+        let (from_ns, to_ns) = (1_767_225_600_000_000_000, 1_798_761_600_000_000_000);
+        let zone = zone(&berlin, from_ns, to_ns);
+        let spring_and_autumn = [(1_774_746_000_000_000_000, 7_200), (1_792_890_000_000_000_000, 3_600)];
+        assert_eq!(zone.offsets[0].1, 3_600);
+        assert_eq!(zone.offsets[1..], spring_and_autumn);
+        assert_eq!(super::zone(&TimeZone::UTC, from_ns, to_ns), Zone::default());
+    }
+}

@@ -1,0 +1,333 @@
+//! Use over time: totals, a heat map of the week, the course by day, and a table by user or another group.
+
+use maud::{Markup, html};
+use met_core::text::escape;
+use met_core::units;
+use met_core::usage::{By, Every, Period, UsageAsk};
+use met_insight::usage::{Heat, HeatMap, Line, MachineLine, Report, heat_map, period_name};
+
+use super::layout::{self, Site, Tab};
+use super::{Asked, Made};
+use crate::api::Visible;
+use crate::api::parameters::Given;
+use crate::api::usage::{USAGE, ask, report};
+use crate::problem::Problem;
+
+/// Lines of the table; the API has all.
+const LINES_MAX: usize = 500;
+const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
+/// Up to so many days are drawn day by day, up to so many more by week.
+const DAYS_MAX_NS: i64 = 100 * 86_400_000_000_000;
+const WEEKS_MAX_NS: i64 = 800 * 86_400_000_000_000;
+/// Of the course, in its own units.
+const HEIGHT: f64 = 100.0;
+
+pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
+    let given = Given::of(&asked.search, USAGE)?;
+    let ask = ask(&given, &site.zone)?;
+    let lines = report(visible, &ask)?;
+    let system = UsageAsk { by: By::System, ..ask.clone() };
+    // Sums of commands are of whole days.
+    let zone = UsageAsk { every: Every::HourOfWeek, ..system.clone() };
+    let heat = report(visible, &zone)?;
+    let course = UsageAsk { every: course_of(ask.to_ns - ask.from_ns), ..system };
+    let course_report = report(visible, &course)?;
+    let content = html! {
+        div.head { h1 { "Usage" } }
+        (form(site, asked, &ask))
+        (totals(&lines))
+        section aria-labelledby="heat-title" {
+            h2 id="heat-title" { "By hour of the week" }
+            (heat_figure(&heat_map(&heat, &zone)))
+        }
+        section aria-labelledby="course-title" {
+            h2 id="course-title" { "By " (course.every.name()) }
+            (course_figure(&course_report, &course))
+        }
+        section aria-labelledby="table-title" {
+            h2 id="table-title" { "By " (ask.by.name()) @if ask.every != Every::All { " and " (ask.every.name()) } }
+            (table(&lines, &ask))
+            (notes(&lines))
+        }
+    };
+    Ok(Made::Page(layout::page(site, Some(Tab::Usage), "Usage", None, &content)))
+}
+
+fn course_of(length_ns: i64) -> Every {
+    match length_ns {
+        length if length <= DAYS_MAX_NS => Every::Day,
+        length if length <= WEEKS_MAX_NS => Every::Week,
+        _ => Every::Month,
+    }
+}
+
+fn form(site: &Site, asked: &Asked, ask: &UsageAsk) -> Markup {
+    let text = |name: &str, label: &str, example: &str| {
+        html! {
+            div.field {
+                label for={ "f-" (name) } { (label) }
+                input id={ "f-" (name) } type="text" name=(name) value=(asked.get(name).unwrap_or("")) placeholder=(example) autocomplete="off" spellcheck="false" autocapitalize="none";
+            }
+        }
+    };
+    let choice = |name: &str, label: &str, values: &[&str], chosen: &str| {
+        html! {
+            div.field {
+                label for={ "f-" (name) } { (label) }
+                select id={ "f-" (name) } name=(name) {
+                    @for value in values { option value=(value) selected[*value == chosen] { (value) } }
+                }
+            }
+        }
+    };
+    html! {
+        search {
+            form.filter method="get" action=(site.to("usage")) {
+                div.fields {
+                    (choice("by", "By", &By::ALL.map(By::name), ask.by.name()))
+                    (choice("every", "Every", &Every::ALL.map(Every::name), ask.every.name()))
+                    (text("since", "Since", "30d, 2026-01-14"))
+                    (text("until", "Until", "now"))
+                    (text("user", "User", "ada"))
+                    (text("account", "Account", "physics"))
+                    (text("zone", "Time zone", &ask.zone.name))
+                    button type="submit" { "Show" }
+                }
+            }
+        }
+    }
+}
+
+/// The amounts of the whole time.
+fn totals(report: &Report) -> Markup {
+    let total = &report.total;
+    let mut facts =
+        vec![("Core-hours used", hours(total.core_hours)), ("Jobs started", total.jobs.to_string())];
+    let mut put = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
+    put("Core-hours held", total.core_hours_held.map(hours));
+    put("Used of held", total.cpu_efficiency.map(units::percent));
+    put("GPU-hours used", total.gpu_hours.map(hours));
+    put("GPU-hours held", total.gpu_hours_held.map(hours));
+    put("Energy", total.energy_joules.map(units::watt_hours));
+    put("CO\u{2082}e", total.emissions_grams.map(units::grams));
+    put("Cost", total.cost.map(units::money));
+    if let Some(machine) = &report.machine_total {
+        let span = |hours: f64| units::duration(hours * 3600.0);
+        put("CPUs busy", machine.busy().map(units::percent));
+        put("Core-hours free", machine.core_hours_free.map(hours));
+        put("Machine measured", Some(span(machine.hours_measured)));
+        put("Machine down", (machine.hours_down > 0.0).then(|| span(machine.hours_down)));
+        put("Unknown", (machine.hours_unknown > 0.02).then(|| span(machine.hours_unknown)));
+    }
+    html! { dl.facts { @for (name, value) in facts { div { dt { (name) } dd { (value) } } } } }
+}
+
+/// Rectangles whose titles say what they are; without a script.
+fn heat_figure(map: &HeatMap) -> Markup {
+    let words = |heat: Heat| match heat {
+        Heat::Unknown => "unknown".to_owned(),
+        Heat::Known { value, .. } if map.of_machines => format!("{} of the CPUs busy", units::percent(value)),
+        Heat::Known { value, .. } => format!("{} cores used by jobs", units::cores(value)),
+    };
+    let busiest = busiest(map).map_or("nothing known".to_owned(), |(day, hour, heat)| {
+        format!("most on {} at {hour:02}:00: {}", DAYS[day], words(heat))
+    });
+    let legend = if map.of_machines {
+        "100 % of the CPUs".to_owned()
+    } else {
+        format!("{} cores", units::cores(map.most))
+    };
+    html! {
+        figure.heat {
+            svg viewBox="0 0 516 170" role="img" aria-label={ "Use by hour of the week, " (busiest) } {
+                @for hour in (0..24).step_by(3) { text x=(36 + hour * 20) y="12" { (format!("{hour:02}")) } }
+                @for (day, cells) in map.days.iter().enumerate() {
+                    text x="0" y=(33 + day * 22) { (DAYS[day]) }
+                    @for (hour, heat) in cells.iter().enumerate() {
+                        @let (x, y) = (36 + hour * 20, 18 + day * 22);
+                        @match heat {
+                            Heat::Unknown => { rect.unknown x=(x) y=(y) width="18" height="20" { title { (DAYS[day]) " " (format!("{hour:02}:00")) ": unknown" } } }
+                            Heat::Known { share, .. } => {
+                                rect.none x=(x) y=(y) width="18" height="20" {}
+                                rect.hot x=(x) y=(y) width="18" height="20" fill-opacity=(format!("{:.2}", shade(*share))) { title { (DAYS[day]) " " (format!("{hour:02}:00")) ": " (words(*heat)) } }
+                            }
+                        }
+                    }
+                }
+            }
+            figcaption.dim {
+                (busiest) ". "
+                svg.scale viewBox="0 0 100 12" aria-hidden="true" { @for step in 0..10 { rect.hot x=(step * 10) y="0" width="10" height="12" fill-opacity=(format!("{:.2}", shade(f64::from(step) / 9.0))) {} } }
+                " 0 to " (legend) "; dashed: unknown"
+            }
+        }
+    }
+}
+
+/// A little is visible.
+fn shade(share: f64) -> f64 {
+    if share > 0.0 { 0.08 + 0.92 * share.clamp(0.0, 1.0) } else { 0.0 }
+}
+
+fn busiest(map: &HeatMap) -> Option<(usize, usize, Heat)> {
+    let mut best: Option<(usize, usize, Heat, f64)> = None;
+    for (day, cells) in map.days.iter().enumerate() {
+        for (hour, heat) in cells.iter().enumerate() {
+            if let Heat::Known { share, .. } = heat
+                && best.is_none_or(|(.., most)| *share > most)
+            {
+                best = Some((day, hour, *heat, *share));
+            }
+        }
+    }
+    best.map(|(day, hour, heat, _)| (day, hour, heat))
+}
+
+/// Bars of core-hours: used, and what was held beyond that.
+fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
+    let line = |place: usize| report.lines.iter().find(|line| line.period == place);
+    let machine = |place: usize| report.machines.iter().find(|line| line.period == place);
+    let height = |line: &Line| line.core_hours.max(line.core_hours_held.unwrap_or(0.0));
+    let most = report.lines.iter().map(height).fold(0.0, f64::max);
+    if most <= 0.0 {
+        return html! { p.empty { "No jobs in this time." } };
+    }
+    let count = report.periods.len();
+    let named = |period: Option<&Period>| {
+        period.map(|period| period_name(period, ask.every, &ask.zone)).unwrap_or_default()
+    };
+    let (from, to) = (named(report.periods.first()), named(report.periods.last()));
+    html! {
+        figure.course {
+            svg viewBox={ "0 0 " (count * 10) " " (HEIGHT) } preserveAspectRatio="none" role="img" aria-label={ "Core-hours by " (ask.every.name()) ", at most " (hours(most)) } {
+                @for (place, period) in report.periods.iter().enumerate() {
+                    @let title = period_words(&period_name(period, ask.every, &ask.zone), line(place), machine(place));
+                    g {
+                        title { (title) }
+                        rect.gap x=(place * 10) y="0" width="10" height=(HEIGHT) {}
+                        @if let Some(line) = line(place) {
+                            @if let Some(held) = line.core_hours_held { (bar("held", place, held / most)) }
+                            (bar("used", place, line.core_hours / most))
+                        }
+                    }
+                }
+            }
+            figcaption.dim { (from) " to " (to) ": core-hours used " span.square.run {} ", held " span.square.ok {} ", at most " (hours(most)) " in a " (ask.every.name()) }
+        }
+    }
+}
+
+fn period_words(name: &str, line: Option<&Line>, machine: Option<&MachineLine>) -> String {
+    let mut words = format!("{name}: {} core-hours used", hours(line.map_or(0.0, |line| line.core_hours)));
+    if let Some(held) = line.and_then(|line| line.core_hours_held) {
+        words += &format!(", {} held", hours(held));
+    }
+    if let Some(machine) = machine {
+        if let Some(busy) = machine.busy() {
+            words += &format!(", CPUs {} busy", units::percent(busy));
+        }
+        if machine.hours_unknown > 0.02 {
+            words += &format!(", {} unknown", units::duration(machine.hours_unknown * 3600.0));
+        }
+    }
+    words
+}
+
+fn bar(kind: &str, place: usize, share: f64) -> Markup {
+    let height = (share.clamp(0.0, 1.0) * HEIGHT * 10.0).round() / 10.0;
+    html! { rect.(kind) x=(place * 10 + 1) y=(HEIGHT - height) width="8" height=(height) {} }
+}
+
+type CellOf = fn(&Line) -> Option<String>;
+/// Columns of figures with what they show of a line.
+const FIGURES: [(&str, CellOf); 11] = [
+    ("Jobs", |line| Some(line.jobs.to_string())),
+    ("Core-hours", |line| Some(hours(line.core_hours))),
+    ("Held", |line| line.core_hours_held.map(hours)),
+    ("Used of held", |line| line.cpu_efficiency.map(units::percent)),
+    ("GPU-hours", |line| line.gpu_hours.map(hours)),
+    ("GPUs held", |line| line.gpu_hours_held.map(hours)),
+    ("GiB-hours", |line| (line.memory_gib_hours > 0.0).then(|| hours(line.memory_gib_hours))),
+    ("GiB held", |line| line.memory_gib_hours_held.map(hours)),
+    ("Energy", |line| line.energy_joules.map(units::watt_hours)),
+    ("CO\u{2082}e", |line| line.emissions_grams.map(units::grams)),
+    ("Cost", |line| line.cost.map(units::money)),
+];
+
+fn table(report: &Report, ask: &UsageAsk) -> Markup {
+    let mut lines: Vec<&Line> = report.lines.iter().collect();
+    if lines.is_empty() {
+        return html! { p.empty { "No jobs in this time." } };
+    }
+    if ask.every == Every::All {
+        lines.sort_by(|one, other| other.core_hours.total_cmp(&one.core_hours));
+    } else {
+        lines.sort_by(|one, other| (one.period, &one.name).cmp(&(other.period, &other.name)));
+    }
+    let known: Vec<_> =
+        FIGURES.iter().filter(|(_, cell)| lines.iter().any(|line| cell(line).is_some())).collect();
+    let left = lines.len().saturating_sub(LINES_MAX);
+    html! {
+        div.scroll tabindex="0" role="group" aria-label="Usage" {
+            table.list role="table" {
+                thead role="rowgroup" { tr role="row" {
+                    @if ask.every != Every::All { th.t scope="col" role="columnheader" { "Period" } }
+                    th.t scope="col" role="columnheader" { (heading(ask.by)) }
+                    @for (head, _) in &known { th.n scope="col" role="columnheader" { (head) } }
+                } }
+                tbody role="rowgroup" {
+                    @for line in lines.iter().take(LINES_MAX) {
+                        tr role="row" {
+                            @if ask.every != Every::All {
+                                td.t role="cell" data-head="Period" { @if let Some(period) = report.periods.get(line.period) { (period_name(period, ask.every, &ask.zone)) } }
+                            }
+                            td.t.c-name role="cell" data-head=(heading(ask.by)) { (name(line, ask.by)) }
+                            @for (head, cell) in &known { td.n role="cell" data-head=(head) { @if let Some(text) = cell(line) { (text) } } }
+                        }
+                    }
+                }
+            }
+        }
+        @if left > 0 { p.dim { (left) " more lines; the API and CSV have all of them" } }
+    }
+}
+
+fn heading(by: By) -> &'static str {
+    match by {
+        By::System => "System",
+        By::User => "User",
+        By::Account => "Account",
+        By::Partition => "Partition",
+        By::Node => "Node",
+        By::Command => "Command",
+    }
+}
+
+fn name(line: &Line, by: By) -> String {
+    match (by, line.name.as_deref()) {
+        (By::System, _) => "all".to_owned(),
+        (_, Some(name)) => escape(name),
+        (_, None) => "(unknown)".to_owned(),
+    }
+}
+
+fn notes(report: &Report) -> Markup {
+    let total = &report.total;
+    html! {
+        @if total.core_hours_even > 0.0 && total.core_hours > 0.0 {
+            p.dim { (units::percent(total.core_hours_even / total.core_hours)) " of the CPU time has no samples and is spread evenly over the time of its job." }
+        }
+        @if total.energy_joules.is_some() && total.jobs_with_energy < total.jobs {
+            p.dim { "Energy is known of " (total.jobs_with_energy) " of " (total.jobs) " jobs." }
+        }
+        @if report.pending > 0 { p.dim { (report.pending) " jobs are not summed yet." } }
+    }
+}
+
+fn hours(value: f64) -> String {
+    match value {
+        value if value >= 9_999.5 => units::count(value),
+        value if value >= 99.95 => format!("{value:.0}"),
+        value => format!("{value:.2}"),
+    }
+}

@@ -1,0 +1,167 @@
+//! What `met run --notify` does when its job is over, as the user: a desktop message, a program, a webhook. Each has a
+//! time limit, none goes through a shell, and none can change what became of the job.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use met_core::job::{Record, State};
+use met_core::{text, units};
+use met_insight::answers::Answers;
+use met_insight::{average, finding, json};
+use serde_json::{Value, json};
+
+use super::answering::{self, Known};
+use super::{Machines, export};
+use crate::cli::{NotifyArgs, When};
+use crate::view;
+use met_query::jobs::{self, AllJobs};
+use met_query::setting::Setting;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long the end of the job is waited for: a daemon may be writing it.
+const END_WITHIN: Duration = Duration::from_secs(30);
+/// Lines of the log beyond this size are dropped, the oldest first.
+const LOG_BYTES_MAX: usize = 64 << 10;
+const LOG: &str = "notify.log";
+
+pub fn notify(setting: &Setting, args: &NotifyArgs) -> Result<i32> {
+    let mut all = AllJobs::open(setting)?;
+    let begin = Instant::now();
+    let mut record = all.find(&args.ended)?;
+    while record.state.is_live() && begin.elapsed() < END_WITHIN {
+        std::thread::sleep(Duration::from_millis(100));
+        record = all.find(&args.ended)?;
+    }
+    let answers = answers(setting, &mut all, &record);
+    let findings = answers.as_ref().map_or(0, |answers| answers.findings.len());
+    let is_wanted = |when: &When| match when {
+        When::End => true,
+        When::Failure => record.state != State::Finished,
+        When::Finding => findings > 0,
+    };
+    if !args.when.iter().any(is_wanted) {
+        return Ok(0);
+    }
+    let message = message(&record, answers.as_ref());
+    let outcomes = send(setting, &message);
+    let line = format!(
+        "{} job {}: {}\n",
+        units::time(jobs::now_ns(), &view::local_zone()),
+        record.label(),
+        outcomes
+    );
+    log(&setting.user.state.join(LOG), &line);
+    Ok(0)
+}
+
+fn answers(setting: &Setting, all: &mut AllJobs, record: &Record) -> Option<Answers> {
+    let earlier = answering::earlier(all, record).ok()?;
+    let machine = Machines::of(setting).of_job(record);
+    let known = Known::read(setting, record, machine, earlier, &mut |table, part| {
+        export::series(all, record, table, part)
+    });
+    Some(known.ok()?.answers(record, jobs::now_ns()))
+}
+
+struct Message {
+    title: String,
+    body: String,
+    object: Value,
+}
+
+fn message(record: &Record, answers: Option<&Answers>) -> Message {
+    let now_ns = jobs::now_ns();
+    let state = record.state.name().replace('_', " ");
+    let title = format!("Job {} {} {state}", text::escape(&record.label()), text::escape(&record.name));
+    let wall = average::wall_ns(record, now_ns).map(|wall_ns| units::duration(wall_ns as f64 / 1e9));
+    let verdict = answers.map(|answers| answers.verdict.clone());
+    let findings = answers.map(|answers| answers.findings.as_slice()).unwrap_or_default();
+    let mut body = verdict.or(wall.map(|wall| format!("after {wall}"))).unwrap_or_default();
+    for found in findings {
+        body += &format!("\n{}: {}", found.what, found.how);
+    }
+    let object = json!({
+        "event": "job_ended",
+        "title": title,
+        "text": body,
+        "job": json::object(record, now_ns),
+        "findings": findings.iter().map(finding::object).collect::<Vec<_>>(),
+    });
+    Message { title, body, object }
+}
+
+/// What became of each, in words.
+fn send(setting: &Setting, message: &Message) -> String {
+    let config = &setting.config.notify;
+    let mut outcomes = Vec::new();
+    let has_desktop = ["DISPLAY", "WAYLAND_DISPLAY"].iter().any(|name| std::env::var_os(name).is_some());
+    if config.desktop && has_desktop {
+        let arguments = ["--app-name=met", "--", &message.title, &message.body];
+        outcomes.push(("desktop", run(Path::new("notify-send"), &arguments, None)));
+    }
+    if let Some(command) = &config.command {
+        outcomes.push(("command", run(command, &[], Some(&message.object.to_string()))));
+    }
+    if let Some(url) = &config.webhook {
+        outcomes.push(("webhook", post(url, &message.object.to_string())));
+    }
+    if outcomes.is_empty() {
+        return "nothing to notify by; set notify.command or notify.webhook".to_owned();
+    }
+    let words = |(what, outcome): &(&str, Result<(), String>)| match outcome {
+        Ok(()) => format!("{what} ok"),
+        Err(why) => format!("{what} failed: {}", text::escape(why)),
+    };
+    outcomes.iter().map(words).collect::<Vec<_>>().join("; ")
+}
+
+/// Runs a program without a shell, with the JSON on its standard input, and ends it when it takes too long.
+fn run(program: &Path, arguments: &[&str], input: Option<&str>) -> Result<(), String> {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| format!("{}: {error}", program.display()))?;
+    let (input, pipe) = (input.unwrap_or_default().to_owned(), child.stdin.take());
+    // A program that does not read must not keep this one waiting.
+    let writer = std::thread::spawn(move || pipe.map(|mut pipe| pipe.write_all(input.as_bytes())));
+    let begin = Instant::now();
+    loop {
+        match child.try_wait().map_err(|error| error.to_string())? {
+            Some(status) if status.success() => break,
+            Some(status) => return Err(status.to_string()),
+            None if begin.elapsed() >= TIMEOUT => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("no end after {}", units::duration(TIMEOUT.as_secs_f64())));
+            }
+            None => std::thread::sleep(LOOK_EVERY),
+        }
+    }
+    drop(writer);
+    Ok(())
+}
+
+fn post(url: &str, body: &str) -> Result<(), String> {
+    let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).build().into();
+    let sent = agent.post(url).header("Content-Type", "application/json").send(body.as_bytes());
+    sent.map(drop).map_err(|error| error.to_string())
+}
+
+/// Appends a line; what cannot be written is not worth more.
+fn log(path: &Path, line: &str) {
+    let before = met_host::text_file::read(path).unwrap_or_default();
+    let mut whole = before + line;
+    while whole.len() > LOG_BYTES_MAX {
+        whole = whole.split_once('\n').map(|(_, rest)| rest.to_owned()).unwrap_or_default();
+    }
+    let _ = std::fs::write(path, whole);
+}
+
+/// The last notification and what became of it, for `met doctor`.
+pub fn last_line(setting: &Setting) -> Option<String> {
+    let log = met_host::text_file::read(&setting.user.state.join(LOG)).ok()?;
+    log.lines().last().map(text::escape)
+}

@@ -1,0 +1,182 @@
+"""Use over time: sums of jobs by user and hour, what the machine did, who may see what, by the real binary."""
+
+import csv
+import io
+import json
+import os
+import sqlite3
+
+from harness import check, equal, eventually, test
+
+
+def runs(world, *arguments, count=1):
+    for _ in range(count):
+        world.met("run", "--wait", "--out", "/dev/null", "--err", "/dev/null", "--", *arguments)
+
+
+def usage(world, *arguments):
+    return world.met("usage", "--since", "1d", "--json", *arguments).ok().json()
+
+
+@test
+def sums_equal_the_totals_of_the_jobs_with_and_without_a_daemon(world):
+    runs(world, "sh", "-c", "i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done", count=3)
+    expected = sum(world.show(str(number))["totals"]["cpu_seconds"] for number in (1, 2, 3))
+    for moment in ("with a daemon", "without one"):
+        for by in ("system", "user", "node", "command"):
+            answer = usage(world, "--by", by)
+            lines = answer["usage"]
+            equal(sum(line["jobs"] for line in lines), 3, f"{moment}: jobs by {by}")
+            total = sum(line["core_hours"] for line in lines) * 3600
+            check(abs(total - expected) < 1e-6, (moment, by, total, expected))
+        if moment == "with a daemon":
+            world.met("daemon", "--stop")
+    lines = usage(world, "--by", "command")["usage"]
+    equal([line["name"] for line in lines], ["sh"], "commands")
+
+
+@test
+def sums_outlive_the_jobs(world):
+    runs(world, "sleep", "0.1", count=2)
+
+    def is_summed():
+        # The daemon adds jobs in its own rhythm; a removed job is in the sums only if it was added before.
+        database = os.path.join(world.store_folder(), "store.db")
+        connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+        try:
+            return connection.execute("SELECT count(*) FROM usage_job").fetchone()[0] == 2
+        finally:
+            connection.close()
+
+    eventually(is_summed, "both jobs are summed")
+    before = usage(world)["usage"]
+    world.met("rm", "1", "2").ok()
+    after = usage(world)["usage"]
+    equal([line["jobs"] for line in after], [line["jobs"] for line in before], "jobs in the sums")
+    equal(after[0]["core_hours"], before[0]["core_hours"], "core-hours")
+
+
+@test
+def a_running_job_is_in_the_sums(world):
+    world.met("run", "--out", "/dev/null", "--err", "/dev/null", "--", "sleep", "1000").ok()
+    equal(sum(line["jobs"] for line in usage(world)["usage"]), 1, "jobs")
+    world.met("cancel", "1").ok()
+
+
+@test
+def csv_json_and_the_table_say_the_same(world):
+    runs(world, "true", count=2)
+    text = world.met("usage", "--since", "1d", "--every", "hour-of-day", "--csv").ok().out
+    lines = list(csv.DictReader(io.StringIO(text)))
+    objects = usage(world, "--every", "hour-of-day")["usage"]
+    equal([line["period"] for line in lines], [one["period"] for one in objects], "periods")
+    equal(sum(int(line["jobs"]) for line in lines), 2, "jobs")
+    check("PERIOD" in world.met("usage", "--since", "1d", "--every", "day").ok().out, "a table")
+    heat = world.met("usage", "--heat").ok().out
+    check("Mon" in heat and "unknown" in heat, heat)
+    check(all(len(line) <= 80 for line in heat.splitlines()), heat)
+
+
+@test
+def time_zones_are_those_of_the_reader(world):
+    runs(world, "true")
+    hours = {}
+    for zone in ("UTC", "Asia/Kathmandu", "America/St_Johns"):
+        out = world.met("usage", "--since", "1d", "--every", "hour-of-day", "--json", env={"TZ": zone}).ok().json()
+        equal(out["time_zone"], zone, "zone")
+        hours[zone] = int(next(line["period"] for line in out["usage"] if line["jobs"]).split(":")[0])
+    moment = world.show("1")["job"]["start"]
+    minute = int(moment[11:13]) * 60 + int(moment[14:16]) // 15 * 15
+    equal(hours["UTC"], minute // 60, "hour in UTC")
+    equal(hours["Asia/Kathmandu"], (minute + 345) // 60 % 24, "hour in Kathmandu")
+
+
+@test
+def what_cannot_be_summed_is_refused(world):
+    for words, reason in (
+        (("--by", "moon"), "system, user, account"),
+        (("--since", "2026-01-02", "--until", "2026-01-01"), "not after the begin"),
+        (("--since", "1990-01-01"), "at most ten years"),
+        (("--by", "command", "--every", "hour"), "by day, week, month"),
+        (("--since", "gestern"), "is not a time"),
+    ):
+        refused = world.met("usage", *words).expect(2)
+        check(reason in refused.err and len(refused.err.splitlines()) == 1, (words, refused.err))
+
+
+@test
+def marks_give_time_and_energy_per_step(world):
+    script = """
+import os, sys, time
+sys.path.insert(0, os.environ["MODULE"])
+import jobmet
+for step in (10, 20, 30):
+    jobmet.mark(step=step, loss=1 / step)
+    time.sleep(0.2)
+"""
+    module = world.me.home
+    with open(os.path.join(module, "jobmet.py"), "w") as file:
+        file.write(world.met("python").ok().out)
+    options = ("--wait", "--out", "/dev/null", "--err", "/dev/null", "--env", f"MODULE={module}")
+    world.met("run", *options, "--", "python3", "-c", script).ok()
+    work = {one["name"]: one for one in world.show()["work"]}
+    equal((work["step"]["marks"], work["step"]["first"], work["step"]["last"]), (3, 10.0, 30.0), "steps")
+    check(0.02 <= work["step"]["seconds_per_unit"], work["step"])
+    equal((work["loss"]["is_count"], work["loss"]["seconds_per_unit"]), (False, None), "a figure of merit")
+    check("per step" in world.met("show").ok().out, "a report has the time per step")
+    binary = world.met_path
+    shell = f'"{binary}" mark epoch=1 && echo epoch=2 >> "$MET_MARKS" && "{binary}" mark epoch=3'
+    world.met("run", "--wait", "--out", "/dev/null", "--err", "/dev/null", "--", "sh", "-c", shell).ok()
+    epochs = world.show()["work"]
+    equal([(one["name"], one["marks"], one["last"]) for one in epochs], [("epoch", 3, 3.0)], "epochs")
+
+
+@test
+def a_hostile_file_of_marks_harms_nobody(world):
+    attack = 'head -c 5000000 /dev/urandom > "$MET_MARKS"; rm "$MET_MARKS"; ln -s /etc/passwd "$MET_MARKS"'
+    world.met("run", "--wait", "--out", "/dev/null", "--err", "/dev/null", "--", "sh", "-c", attack).ok()
+    check("work" not in world.show(), "nothing is read through a link")
+    attack = 'rm "$MET_MARKS"; mkfifo "$MET_MARKS"'
+    world.met("run", "--wait", "--out", "/dev/null", "--err", "/dev/null", "--", "sh", "-c", attack).ok()
+    check("work" not in world.show(), "nobody waits for a pipe")
+
+
+@test
+def who_uses_the_machine_is_shown_inside_and_outside_of_jobs(world):
+    job = world.run("sh", "-c", "while :; do :; done", options=("--out", "/dev/null", "--err", "/dev/null"))
+
+    def is_seen():
+        answer = world.met("who", "--json").ok().json()
+        return [one for one in answer["processes"] if one["job"] == job and one["cores"] > 0]
+
+    busy = eventually(is_seen, "the process of the job is among the busiest")
+    equal(busy[0]["command"][0], "sh", "command")
+    users = world.met("who", "--json").ok().json()["users"]
+    check(any(job in one["jobs"] for one in users), users)
+    check("PROCS" in world.met("who").ok().out, "a table")
+    world.met("cancel", job).ok()
+
+
+@test
+def the_end_of_a_job_is_told_to_a_program_without_a_shell(world):
+    told = os.path.join(world.me.home, "told.json")
+    program = os.path.join(world.me.home, "tell me; touch hacked")
+    with open(program, "w") as file:
+        file.write(f"#!/bin/sh\ncat > '{told}.new' && mv '{told}.new' '{told}'\n")
+    os.chmod(program, 0o755)
+    with open(world.config, "a") as file:
+        file.write(f'\nnotify:\n  command: "{program}"\n')
+    options = ("--out", "/dev/null", "--err", "/dev/null")
+    world.met("run", "--notify=failure", "--wait", *options, "--", "true").ok()
+    world.met("run", "--notify=failure", "--wait", *options, "--", "sh", "-c", "exit 3").expect(3)
+    eventually(lambda: os.path.exists(told), "the failure is told")
+    with open(told) as file:
+        message = json.load(file)
+    equal((message["event"], message["job"]["job"]["id"]), ("job_ended", "2"), "what was told")
+    check("failed" in message["title"], message["title"])
+
+    def outcome():
+        found = world.met("doctor", "--json").ok().json()
+        return [one for one in found if one["what"] == "notifications" and "command ok" in one["detail"]]
+
+    eventually(outcome, "the doctor knows the outcome")
