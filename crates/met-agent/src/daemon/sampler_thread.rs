@@ -746,7 +746,8 @@ mod tests {
             (key("2"), samples(1000)),
             (event::series_key(&key("1"), "faults"), samples(1000)),
         ];
-        let mut sampled = Sampled { course: samples(2000).unpack(), ..Sampled::default() };
+        let mut sampled = Sampled::default();
+        sampled.course = samples(2000).unpack();
         sampled.put_before(undelivered.take_of(&key("1")));
         assert_eq!(sampled.course.times_ms, [1000, 2000]);
         let keys: Vec<&str> = sampled.more.iter().map(|(key, _)| event::of_series_key(key).1).collect();

@@ -1,6 +1,7 @@
 //! A collector as Colmet's: takes records of any node and hands them to sinks. It stores nothing by itself.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +14,11 @@ use super::pull::Pull;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Collects until `is_over`, which is asked several times a second. As with Colmet's own collector, every node is taken.
+/// Collects until `is_over`, which is asked several times a second. Spools of sinks are in the state folder. As with Colmet's own collector, every node is taken.
 pub fn collect(
     listen: &[SocketAddr],
     sinks: &[Configured],
+    state: &Path,
     mut is_over: impl FnMut() -> bool,
 ) -> anyhow::Result<()> {
     let mut pull = Pull::bind(listen)?;
@@ -25,7 +27,7 @@ pub fn collect(
             "taking records of Colmet at {address}; any host can send, so keep others out by a firewall"
         );
     }
-    let mut bus = Bus::open(sinks, None);
+    let mut bus = Bus::open(sinks, None, state);
     let mut complaints = Complaints::default();
     while !is_over() {
         for message in pull.wait(LOOK_EVERY, |_| true) {

@@ -16,7 +16,7 @@ use met_sinks::{Configured, SINKS};
 
 use crate::cli::{ColmetCollectorArgs, ColmetNodeArgs};
 
-pub fn collector(args: &ColmetCollectorArgs) -> Result<i32> {
+pub fn collector(setting: &Setting, args: &ColmetCollectorArgs) -> Result<i32> {
     let sinks = sinks(args)?;
     let uri = &args.zeromq_bind_uri;
     let wrong =
@@ -37,7 +37,7 @@ pub fn collector(args: &ColmetCollectorArgs) -> Result<i32> {
         }
         is_over
     };
-    let collected = collector::collect(&listen, &sinks, is_over);
+    let collected = collector::collect(&listen, &sinks, &setting.user.state.join("colmet-collector"), is_over);
     collected.map_err(|error| Failure::usage(format!("{error:#}")))?;
     Ok(0)
 }

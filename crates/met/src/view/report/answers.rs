@@ -119,6 +119,7 @@ mod tests {
                 how: "ask for one core: #SBATCH --cpus-per-task=1".to_owned(),
                 saving,
                 coverage: 1.0,
+                held_core_hours: None,
             }],
             directives: vec![Directive {
                 resource: "memory",
