@@ -181,24 +181,30 @@ impl Scaling {
     }
 }
 
+/// A size and the times of its runs.
+type OfSize = (f64, Vec<f64>);
+
+fn log_median(times: &[f64]) -> f64 {
+    median(times.to_vec()).ln()
+}
+
 /// What no model here describes. USL, of five sizes or more, knows slow-downs.
-fn contradicts(by_size: &[(f64, Vec<f64>)]) -> Option<&'static str> {
+fn contradicts(by_size: &[OfSize]) -> Option<&'static str> {
     let noise = noise(by_size).unwrap_or(NOISE_USUAL).max(NOISE_LEAST);
-    let middle = |times: &Vec<f64>| median(times.clone()).ln();
     // By how much, as a logarithm, a measure of the last size exceeds that of an earlier one beyond chance.
-    let exceeds = |of: &dyn Fn(&(f64, Vec<f64>)) -> f64| {
+    let exceeds = |of: fn(&OfSize) -> f64| {
         let (last, before) = by_size.split_last()?;
-        let excess = |one: &(f64, Vec<f64>)| {
+        let excess = |one: &OfSize| {
             let spread = (1.0 / one.1.len() as f64 + 1.0 / last.1.len() as f64).sqrt();
             of(last) - of(one) - DEVIATIONS * noise * spread
         };
         before.iter().map(excess).reduce(f64::max)
     };
-    if by_size.len() < 5 && exceeds(&|(_, times)| middle(times)).is_some_and(|excess| excess > 0.0) {
+    if by_size.len() < 5 && exceeds(|(_, times)| log_median(times)).is_some_and(|excess| excess > 0.0) {
         return Some("it becomes slower with more workers");
     }
     let is_superlinear =
-        exceeds(&|(size, times)| -(middle(times) + size.ln())).is_some_and(|excess| excess > 0.0);
+        exceeds(|(size, times)| -(log_median(times) + size.ln())).is_some_and(|excess| excess > 0.0);
     is_superlinear
         .then_some("it becomes faster by more than its workers: no model of these runs holds elsewhere")
 }

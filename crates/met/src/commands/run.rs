@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use met_core::annotation::{Annotation, AnnotationChange};
-use met_core::job::Origin;
+use met_core::job::{Origin, Record};
 use met_insight::lineage::TAG;
 use rustix::fs::{Mode, OFlags};
 
@@ -35,8 +35,7 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
     if !cwd.is_dir() {
         return Err(Failure::usage(format!("--cwd {}: no such folder", cwd.display())));
     }
-    let annotation = annotation(args.lineage.as_deref())?;
-    let env = parse_env(&args.env)?;
+    let (annotation, env) = (annotation(args.lineage.as_deref())?, parse_env(&args.env)?);
     let path = env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
     let path = path.or_else(|| std::env::var_os("PATH"));
     let program = launch::find_program(&args.command, path.as_deref(), &cwd)?;
@@ -57,12 +56,7 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
     let mut assignment = launch::assign(setting, draft).inspect_err(|_| outputs.left.discard())?;
     assignment.record.annotation = annotation;
     assignment.notify = args.notify.iter().map(|when| when.name()).collect::<Vec<_>>().join(",");
-    if let Some(local) = &mut assignment.record.local {
-        local.stdout_file = trusted::file_of(&outputs.out);
-        local.stderr_file = outputs.err.as_ref().map_or(local.stdout_file, trusted::file_of);
-    }
-    let files = [Some(&outputs.out), outputs.err.as_ref()].into_iter().flatten();
-    files.for_each(|file| earlier_output::mark(file, &assignment.record.key.id));
+    outputs.name_in(&mut assignment.record);
     let (out_path, err_path) = (outputs.out_path.clone(), outputs.err_path.clone());
     let left = outputs.left.clone();
     let (stdout, stderr) = outputs.into_files()?;
@@ -193,6 +187,17 @@ impl Left {
 }
 
 impl Outputs {
+    /// Which files these are is in the record, and whose they are in the files.
+    fn name_in(&self, record: &mut Record) {
+        if let Some(local) = &mut record.local {
+            local.stdout_file = trusted::file_of(&self.out);
+            local.stderr_file = self.err.as_ref().map_or(local.stdout_file, trusted::file_of);
+        }
+        for file in [Some(&self.out), self.err.as_ref()].into_iter().flatten() {
+            earlier_output::mark(file, &record.key.id);
+        }
+    }
+
     fn open(args: &RunArgs, here: &Path, cwd: &Path, stem: &str) -> Result<Outputs> {
         let stem: String = stem
             .chars()
