@@ -25,7 +25,7 @@ pub struct ColmetCollectorArgs {
     /// Ignored: nothing is sent to nodes
     #[arg(long, value_name = "MILLISECONDS", allow_negative_numbers = true)]
     pub zeromq_linger: Option<i64>,
-    /// File for HDF5; a name that does not end in .hdf5 gets the time, at every SIGHUP anew
+    /// File for HDF5; a name that does not end in .hdf5 gets the time and is begun again at every SIGHUP
     #[arg(long, value_name = "PATH")]
     pub hdf5_filepath: Option<PathBuf>,
     /// Compression of HDF5
