@@ -101,7 +101,8 @@ fn told(name: &str, rules: &Rules) -> (Option<Limit>, Vec<String>, Vec<PhaseKind
     job.record.allocated.nodes = Some(1);
     let course = job.course(&JOB, "");
     let uuids: Vec<String> = job.record.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-    let gpus: Vec<_> = uuids.into_iter().map(|uuid| (uuid.clone(), job.course(&card::TABLE, &uuid))).collect();
+    let gpus: Vec<_> =
+        uuids.into_iter().map(|uuid| (uuid.clone(), job.course(&card::TABLE, &uuid))).collect();
     let samples = Samples { course: &course, gap_ms: 5000, gpus: &gpus };
     let of = Job::new(&job.record, Machine { cpus: Some(CPUS) }, job.exported_ns).sampled(samples);
     let answers = answers(&of, rules);

@@ -37,7 +37,8 @@ pub fn collector(setting: &Setting, args: &ColmetCollectorArgs) -> Result<i32> {
         }
         is_over
     };
-    let collected = collector::collect(&listen, &sinks, &setting.user.state.join("colmet-collector"), is_over);
+    let collected =
+        collector::collect(&listen, &sinks, &setting.user.state.join("colmet-collector"), is_over);
     collected.map_err(|error| Failure::usage(format!("{error:#}")))?;
     Ok(0)
 }

@@ -61,9 +61,8 @@ pub fn notify(setting: &Setting, args: &NotifyArgs) -> Result<i32> {
 fn answers(setting: &Setting, all: &mut AllJobs, record: &Record) -> Option<Answers> {
     let earlier = answering::earlier(all, record).ok()?;
     let machine = Machines::of(setting).of_job(record);
-    let known = Known::read(setting, record, machine, &mut |table, part| {
-        export::series(all, record, table, part)
-    });
+    let known =
+        Known::read(setting, record, machine, &mut |table, part| export::series(all, record, table, part));
     Some(known.ok()?.answers(record, &earlier, jobs::now_ns()))
 }
 
