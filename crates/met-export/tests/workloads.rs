@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use met_core::JOB;
 use met_core::gpu::card;
 use met_export::ExportedJob;
-use met_insight::answers::PhaseKind::{self, Compute, Idle, IdleTail, StartUp};
+use met_insight::answers::PhaseKind::{self, Compute, Idle, IdleTail, Light, StartUp};
 use met_insight::answers::{Job, Limit, Samples, answers};
 use met_insight::report::Machine;
 use met_insight::rules::{Gates, Rules};
@@ -27,15 +27,16 @@ const WORKLOADS: &[Workload] = &[
     ("pipe", Limit::Waiting, &["cpu_low"], &[Idle]),
     ("lock", Limit::Waiting, &["cpu_low"], &[Idle]),
     ("polling", Limit::Waiting, &["cpu_low"], &[Idle]),
-    ("synced_writes", Limit::Io, &[], &[]),
+    ("synced_writes", Limit::Io, &["cpu_low"], &[]),
     ("uncached_reads", Limit::Io, &["cpu_low"], &[]),
     ("cached_reads", Limit::OneCore, &["serial_on_many"], &[Compute]),
     ("leaking", Limit::Waiting, &["cpu_low", "memory_leak"], &[]),
     ("table", Limit::OneCore, &["serial_on_many"], &[Compute]),
-    ("bursty", Limit::None, &["cpu_low"], &[Compute, Idle, Compute, Idle]),
+    ("bursty", Limit::None, &["serial_on_many"], &[Compute, Light, Compute]),
     ("start_up", Limit::Cpu, &[], &[StartUp, Compute]),
-    ("idle_tail", Limit::None, &["cpu_low", "idle_tail"], &[Compute, IdleTail]),
-    ("tiny_children", Limit::OneCore, &["many_children"], &[Compute]),
+    ("idle_tail", Limit::None, &["idle_tail", "serial_on_many"], &[Compute, IdleTail]),
+    // Eight children at once, on two cores.
+    ("tiny_children", Limit::Cpu, &["many_children"], &[Compute]),
     ("small_calls", Limit::OneCore, &["serial_on_many", "small_io"], &[Compute]),
     ("failing", Limit::OneCore, &["serial_on_many"], &[Compute]),
     ("many_files", Limit::OneCore, &["serial_on_many"], &[Compute]),

@@ -1,5 +1,6 @@
 //! The course of a job in phases, by change points.
 
+use met_core::MISSING;
 use met_core::job::Record;
 use met_core::job_table as column;
 use met_core::series::Course;
@@ -357,6 +358,7 @@ fn serial_share(course: &Course, gap_ms: i64, begin_ms: i64, end_ms: i64) -> Opt
 /// Memory that grows in every eighth of the second half. Growth that stops is a program that fills its tables.
 fn memory_growth(course: &Course, gap_ms: i64, begin_ms: i64, end_ms: i64) -> Option<f64> {
     const PARTS: usize = 8;
+    let end_ms = before_teardown_ms(course).unwrap_or(end_ms);
     let half_ms = begin_ms + (end_ms - begin_ms) / 2;
     let bins = resample::between(course, column::MEMORY_NEEDED, half_ms, end_ms, PARTS, gap_ms);
     let means: Vec<f64> = bins.into_iter().map(|bin| bin.map(|bin| bin.mean)).collect::<Option<_>>()?;
@@ -366,6 +368,14 @@ fn memory_growth(course: &Course, gap_ms: i64, begin_ms: i64, end_ms: i64) -> Op
     let steady = steps.iter().all(|&step| step > growth / (PARTS - 1) as f64 / 3.0);
     let seconds = (end_ms - half_ms) as f64 / 1e3 * (PARTS - 1) as f64 / PARTS as f64;
     (steady && growth > 0.05 * means[0] && seconds > 0.0).then(|| growth / seconds)
+}
+
+/// When the last level of memory was seen, if a later sample fell into the end of the processes, which free all.
+fn before_teardown_ms(course: &Course) -> Option<i64> {
+    let levels = course.times_ms.iter().zip(&course.columns[column::MEMORY_NEEDED]);
+    let mut known = levels.filter(|(_, level)| **level != MISSING).rev();
+    let ((_, last), (time_ms, before)) = (known.next()?, known.next()?);
+    (*last < before / 2).then_some(*time_ms)
 }
 
 #[cfg(test)]

@@ -14,6 +14,9 @@ use super::now_ns;
 use crate::handshake::PROTOCOL;
 use crate::protocol::Reply;
 
+/// Jobs among which earlier runs of one are looked for.
+const LINEAGE_CANDIDATES: usize = 300;
+
 /// Which jobs are wanted, and in which order.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct JobsFilter {
@@ -126,6 +129,16 @@ impl JobsFilter {
         let uid = user.and_then(|user| user.parse().ok());
         (self.uid, self.user) = (uid.or(self.uid), user.filter(|_| uid.is_none()).map(str::to_owned));
         self
+    }
+
+    /// The jobs among which earlier runs of a job are looked for: the newest of its user and manager, those that began
+    /// before a time. `None` of a job without a user: there is no telling whose runs are alike.
+    pub fn perhaps_of_lineage(record: &Record, until_ns: Option<i64>) -> Option<JobsFilter> {
+        let user = met_insight::rules::user::owner(record)?;
+        let manager = Some(record.key.manager.clone());
+        let filter =
+            JobsFilter { manager, until_ns, limit: Some(LINEAGE_CANDIDATES), ..JobsFilter::default() };
+        Some(filter.of_user(Some(&user)))
     }
 
     /// As [`JobsFilter::to_store`], for a reply to another process: its size is bounded in any case.

@@ -19,8 +19,6 @@ use super::job::SAMPLED_EVERY;
 use crate::api::Visible;
 use crate::problem::Problem;
 
-/// Jobs of the same name and user among which earlier runs are looked for.
-const CANDIDATES: usize = 60;
 /// GPUs whose samples are read.
 pub(super) const GPUS_MAX: usize = 16;
 
@@ -70,9 +68,8 @@ impl Sampled {
 
 /// Earlier runs of a job's lineage, of those that the viewer sees.
 pub(super) fn earlier(visible: &Visible<'_>, record: &Record) -> Result<Vec<Record>, Problem> {
-    let (name, limit) = (Some(record.name.clone()), Some(CANDIDATES));
-    let filter = JobsFilter { name, limit, paged: true, ..JobsFilter::default() };
-    let (page, _) = visible.jobs(&filter.of_user(record.user.as_deref()))?;
+    let Some(filter) = JobsFilter::perhaps_of_lineage(record, record.start_ns) else { return Ok(Vec::new()) };
+    let (page, _) = visible.jobs(&JobsFilter { paged: true, ..filter })?;
     let of = lineage::lineage(record);
     Ok(page.jobs.into_iter().filter(|job| lineage::lineage(job) == of).collect())
 }

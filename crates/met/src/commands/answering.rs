@@ -9,13 +9,11 @@ use met_core::{JOB, Table};
 use met_insight::answers::{Answers, Job, Samples, answers};
 use met_insight::neighbours::Neighbours;
 use met_insight::report::Machine;
-use met_insight::rules::{Rules, user};
+use met_insight::rules::Rules;
 use met_insight::{gpu, lineage};
 use met_query::jobs::{AllJobs, JobsFilter};
 use met_query::setting::Setting;
 
-/// Jobs of the same user and manager among which runs of a lineage are looked for.
-const CANDIDATES: usize = 300;
 /// GPUs whose samples are read.
 const GPUS_MAX: usize = 16;
 
@@ -91,11 +89,8 @@ pub fn earlier(all: &mut AllJobs, record: &Record) -> Result<Vec<Record>> {
 
 /// The runs of a job's lineage, those that began before a time.
 pub fn of_lineage(all: &mut AllJobs, record: &Record, until_ns: Option<i64>) -> Result<Vec<Record>> {
-    // Of a job without a user there is no telling whose runs are alike.
-    let Some(user) = user::owner(record) else { return Ok(Vec::new()) };
-    let manager = Some(record.key.manager.clone());
-    let filter = JobsFilter { manager, until_ns, limit: Some(CANDIDATES), ..JobsFilter::default() };
-    let mut jobs = all.jobs(&filter.of_user(Some(&user)))?;
+    let Some(filter) = JobsFilter::perhaps_of_lineage(record, until_ns) else { return Ok(Vec::new()) };
+    let mut jobs = all.jobs(&filter)?;
     let of = lineage::lineage(record);
     jobs.retain(|job| lineage::lineage(job) == of);
     Ok(jobs)
