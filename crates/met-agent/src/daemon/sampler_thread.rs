@@ -735,16 +735,17 @@ mod tests {
     #[test]
     fn samples_that_were_not_delivered_come_before_those_of_the_end() {
         let key = |id: &str| JobKey { id: id.to_owned(), ..met_core::sample::bare(1, "x").key };
-        let samples = |time_ms: i64| {
-            let mut samples = PackedSamples::new(&met_core::JOB);
-            samples.push(time_ms, &vec![met_core::MISSING; met_core::JOB.columns.len()]);
+        let samples_of = |table: &'static met_core::Table, time_ms: i64| {
+            let mut samples = PackedSamples::new(table);
+            samples.push(time_ms, &vec![met_core::MISSING; table.columns.len()]);
             samples
         };
+        let samples = |time_ms: i64| samples_of(&met_core::JOB, time_ms);
         let mut undelivered = Undelivered::default();
         undelivered.drained.jobs = vec![
             (key("1"), samples(1000)),
             (key("2"), samples(1000)),
-            (event::series_key(&key("1"), "faults"), samples(1000)),
+            (event::series_key(&key("1"), "faults"), samples_of(&event::TABLE, 1000)),
         ];
         let mut sampled = Sampled::default();
         sampled.course = samples(2000).unpack();

@@ -166,11 +166,11 @@ mod tests {
         );
         check_error(
             "sinks:\n  - stdout:\n      format: xml\n",
-            expect![[r#"met.yaml:3: sinks.stdout.format: "xml" is not one of json, csv"#]],
+            expect![[r#"met.yaml:3: sinks.stdout.format: "xml" is not one of json, csv, colmet"#]],
         );
         check_error(
             "sinks:\n  - stdout:\n      format: [json]\n",
-            expect!["met.yaml:3: sinks.stdout.format: write json or csv"],
+            expect!["met.yaml:3: sinks.stdout.format: write json, csv or colmet"],
         );
         check_error(
             "sinks:\n  - stdout:\n      tables: [nodes]\n",

@@ -303,9 +303,9 @@ fn a_misspelt_key_is_told_its_neighbour() {
         expect![[r#"met.yaml:3: unknown key "storage.maxSize"; did you mean "storage.max_size"?"#]],
     );
     check_error(
-        "colour: red\n",
+        "weather: fine\n",
         expect![[
-            r#"met.yaml:1: unknown key "colour"; the keys here are sampling, daemon, storage, node, store, jobs, gpu, schedulers, perf, energy, notify, emissions, http, login, forward, server, colmet, client, system, cpuCollector, nvidiaCollector, state, sources, sinks, systems"#
+            r#"met.yaml:1: unknown key "weather"; the keys here are sampling, daemon, storage, node, store, jobs, gpu, schedulers, perf, energy, notify, emissions, http, login, forward, server, colmet, client, system, cpuCollector, nvidiaCollector, state, sources, sinks, systems"#
         ]],
     );
     check_error(

@@ -65,7 +65,7 @@ fn a_leak_grows_to_the_end_and_a_table_fills() {
 
 #[test]
 fn a_sample_of_processes_that_end_hides_no_leak() {
-    let memory = |second: i32| if second >= 39 { 1e6 } else { 1e8 + 1e7 * f64::from(second) };
+    let memory = |second: i32| if second >= 40 { 1e6 } else { 1e8 + 1e7 * f64::from(second) };
     let made = made(40).cores(|_| 1.0).level(column::MEMORY_NEEDED, memory);
     let profile = Profile::of(&made.record, made.samples(), made.now_ns()).unwrap();
     let leak = profile.memory_growth.unwrap();

@@ -508,8 +508,9 @@ mod tests {
         });
         is_begun.recv().unwrap();
         while served.api.keeper.try_with_writer(|_| Vec::new()).is_ok() {}
-        let refused = served.asked(&request).unwrap_err();
-        assert_eq!((refused.status, refused.come_again), (StatusCode::SERVICE_UNAVAILABLE, true));
+        let refused = served.asked(&request).unwrap();
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(refused.headers().contains_key("retry-after"), "{refused:?}");
         assert!(served.ask().is_ok());
         release.send(()).unwrap();
         served.api.keeper.move_all();
