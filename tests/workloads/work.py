@@ -311,23 +311,12 @@ def gpu_tail(seconds):
     time.sleep(seconds / 2)
 
 
-def come_first():
-    """The recording should show the work and not its neighbours: a higher priority, where it is allowed."""
-    try:
-        with open("/proc/self/autogroup", "w") as file:
-            file.write("-20")
-        os.nice(-20)
-    except OSError:
-        pass
-
-
 WORKLOADS = {name: work for name, work in list(globals().items())
              if callable(work) and getattr(work, "__module__", None) == __name__
-             and name not in ("until", "burn", "forked", "come_first", "enter_quota", "matrix", "multiply")}
+             and name not in ("until", "burn", "forked", "enter_quota", "matrix", "multiply")}
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--list"]:
         print("\n".join(name for name in WORKLOADS if not name.startswith("gpu_")))
     else:
-        come_first()
         WORKLOADS[sys.argv[1]](float((sys.argv[2:] + ["20"])[0]))
