@@ -239,14 +239,29 @@ fn open_alone(path: &Path) -> Result<Connection, StoreError> {
 /// The connection, if the file is one of ours; `None` if there is nothing in it.
 fn checked(connection: Connection, path: &Path, schema: &Schema) -> Result<Option<Connection>, StoreError> {
     let database = StoreError::database(path);
-    let found = match version_of(&connection, path) {
+    let is_ours = {
+        // One state of the file: it may be being created or upgraded.
+        let snapshot = connection.unchecked_transaction().map_err(database)?;
+        is_ours(&snapshot, path, schema)?
+    };
+    if !is_ours {
+        return Ok(None);
+    }
+    connection.pragma_update(None, "cache_size", -schema.cache_kib).map_err(database)?;
+    Ok(Some(connection))
+}
+
+/// Whether the file is one of ours, or there is nothing in it.
+fn is_ours(connection: &Connection, path: &Path, schema: &Schema) -> Result<bool, StoreError> {
+    let database = StoreError::database(path);
+    let found = match version_of(connection, path) {
         Ok(0) => {
             let tables: i64 = connection
                 .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
                 .map_err(database)?;
             let what = "header has lost the schema version".to_owned();
             return match tables {
-                0 => Ok(None),
+                0 => Ok(false),
                 _ => Err(StoreError::Damaged { path: path.to_path_buf(), what }),
             };
         }
@@ -254,7 +269,7 @@ fn checked(connection: Connection, path: &Path, schema: &Schema) -> Result<Optio
         Err(StoreError::Database { error, .. })
             if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ReadOnly) =>
         {
-            return Ok(None);
+            return Ok(false);
         }
         found => found?,
     };
@@ -275,8 +290,7 @@ fn checked(connection: Connection, path: &Path, schema: &Schema) -> Result<Optio
     if found > schema.version() {
         return Err(StoreError::Newer { path: path.to_path_buf(), found, supported: schema.version() });
     }
-    connection.pragma_update(None, "cache_size", -schema.cache_kib).map_err(database)?;
-    Ok(Some(connection))
+    Ok(true)
 }
 
 /// Opens a file that has no writer and no log. Without space for shared memory there is no other way; concurrent
