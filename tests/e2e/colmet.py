@@ -278,7 +278,7 @@ def a_file_is_read_while_it_is_written_and_after_kill_9(world):
     path = world.me.path("node.hdf5")
     world.configure(f"sampling:\n  interval: 100ms\nsinks:\n  - hdf5: {{path: {path}, period: 100ms, flush: 100ms, managers: local}}\n")
     world.start_system_daemon()
-    world.run("sleep", "60")
+    job = world.run("sleep", "1000")
     name, seen = "job_0/procstats_default", 0
     while seen < 40:
         rows = eventually(lambda: tables(path).get(name, []), "a reader opens it")
@@ -309,3 +309,4 @@ print(json.dumps(found))
     # The next daemon goes on in the same file.
     world.start_system_daemon()
     eventually(lambda: len(tables(path).get(name, [])) > len(rows) + 5, "the file is continued")
+    world.met("cancel", job).ok()

@@ -190,7 +190,7 @@ def under_tls_a_cookie_is_bound_to_this_host(world):
                 return send("GET", "/login")[0] == 200
 
         eventually(listens, "the server listens")
-        status, headers, _ = send("POST", "/login", f"token={token}")
+        status, headers, _ = send("POST", "/login", f"token={token}", **{"Content-Type": "application/x-www-form-urlencoded"})
         cookie = headers["Set-Cookie"]
         check(status == 303 and cookie.startswith("__Host-met=") and "; Secure" in cookie and "; Path=/;" in cookie and "Domain" not in cookie, "the cookie:", cookie)
         own = cookie.split(";")[0]
