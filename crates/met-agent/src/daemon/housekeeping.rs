@@ -139,11 +139,17 @@ impl Housekeeping {
             is_left = jobs::sum_machine(writer, node, "", jobs::now_ns() / 1_000_000);
             self.next_machine_sum = now + if matches!(is_left, Ok(true)) { SUM_PAUSE } else { MACHINE_EVERY };
         }
-        self.is_sum_left = is_left.unwrap_or_else(|error| {
-            tracing::debug!("use could not be summed: {error}");
-            false
-        });
-        self.next_sum = now + if self.is_sum_left { SUM_PAUSE } else { LOOK_EVERY };
+        self.is_sum_left = matches!(is_left, Ok(true));
+        self.next_sum = now
+            + match is_left {
+                Ok(true) => SUM_PAUSE,
+                Ok(false) => LOOK_EVERY,
+                // On a full disk, trying again at once would only write more.
+                Err(error) => {
+                    tracing::debug!("use could not be summed: {error}");
+                    MACHINE_EVERY
+                }
+            };
     }
 
     /// These are tried again until they are empty.

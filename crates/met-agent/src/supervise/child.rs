@@ -185,14 +185,21 @@ impl Supervision {
             let _ = rustix::process::waitpid(Some(main), WaitOptions::empty());
             return Err(inbox.unkept(&error));
         }
+        let started = Notice::Started(Box::new(assignment.record.clone()));
+        if assignment.detached {
+            // Before the command runs: it could kill its supervisor at once.
+            channel.tell(&started);
+        }
         let begin_boot_ns = clock::boottime_ns();
         events.begin();
         let outcome = child.open()?;
-        // In the foreground the command matters more than its record, and does not wait for it.
-        if let Some(inbox) = inbox.as_ref().filter(|_| !assignment.detached) {
-            let _ = inbox.folder.write_start(&assignment.record);
+        if !assignment.detached {
+            // In the foreground the command matters more than its record, and does not wait for it.
+            if let Some(inbox) = &inbox {
+                let _ = inbox.folder.write_start(&assignment.record);
+            }
+            channel.tell(&started);
         }
-        channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
         if enters_late {
             enter_late(&host, &mut enclosure, &mut assignment.record);
         }
