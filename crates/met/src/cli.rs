@@ -130,6 +130,7 @@ pub enum Command {
                             `met python` prints a module for Python.")]
     Mark(MarkArgs),
     /// Print a module for Python that marks units of work
+    #[command(after_help = "Example:\n  met python > jobmet.py")]
     Python,
     #[command(name = "notify-ended", hide = true)]
     Notify(NotifyArgs),
