@@ -53,6 +53,18 @@ fn notify(id: &str, when: &str) {
     }
 }
 
+/// Says that a job has started, if it is a detached one or not. In the foreground the command matters more than its
+/// record, and does not wait for it.
+fn announce(assignment: &Assignment, detached: bool, inbox: Option<&Inbox>, channel: &mut Channel) {
+    if assignment.detached != detached {
+        return;
+    }
+    if let Some(inbox) = inbox {
+        let _ = inbox.folder.write_start(&assignment.record);
+    }
+    channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
+}
+
 struct Supervision {
     host: Host,
     assignment: Assignment,
@@ -185,21 +197,12 @@ impl Supervision {
             let _ = rustix::process::waitpid(Some(main), WaitOptions::empty());
             return Err(inbox.unkept(&error));
         }
-        let started = Notice::Started(Box::new(assignment.record.clone()));
-        if assignment.detached {
-            // Before the command runs: it could kill its supervisor at once.
-            channel.tell(&started);
-        }
+        // Before the command runs: it could kill its supervisor at once.
+        announce(&assignment, true, None, channel);
         let begin_boot_ns = clock::boottime_ns();
         events.begin();
         let outcome = child.open()?;
-        if !assignment.detached {
-            // In the foreground the command matters more than its record, and does not wait for it.
-            if let Some(inbox) = &inbox {
-                let _ = inbox.folder.write_start(&assignment.record);
-            }
-            channel.tell(&started);
-        }
+        announce(&assignment, false, inbox.as_ref(), channel);
         if enters_late {
             enter_late(&host, &mut enclosure, &mut assignment.record);
         }
