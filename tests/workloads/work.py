@@ -280,7 +280,7 @@ def gpu_idle(seconds):
 
 
 def gpu_holds_model(seconds):
-    """Its memory is full, and nobody asks the model."""
+    """Its memory is full, and no request comes for the model."""
     import torch
     free, _ = torch.cuda.mem_get_info()
     held = torch.empty(int(free * 0.85), dtype=torch.uint8, device="cuda")

@@ -132,7 +132,7 @@ pub enum StorageName {
     Memory,
 }
 
-/// Who is told of the end of a job.
+/// Who is notified of the end of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notify {
     pub desktop: bool,

@@ -51,7 +51,7 @@ pub mod figure {
     pub const COST_NANO: usize = 13;
 }
 
-/// What a machine had and did, whoever used it.
+/// What a machine had and did, for all its users together.
 pub mod machine_figure {
     /// Time in which it was measured, and in which it was certainly not running.
     pub const MEASURED_MS: usize = 0;
@@ -82,7 +82,7 @@ impl Kind {
     }
 }
 
-/// Whose or what a row is. What is not known, or not told apart here, is absent.
+/// Whose or what a row is. What is not known, or not distinguished here, is absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Group {
     #[serde(default, skip_serializing_if = "Option::is_none")]

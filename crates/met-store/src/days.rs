@@ -302,7 +302,7 @@ fn days_of(course: &Course) -> impl Iterator<Item = i64> + '_ {
     })
 }
 
-/// Statements are planned once. Otherwise SQLite plans those anew whose values change, which takes longer than to run them:
+/// Statements are planned once. Otherwise SQLite plans those again whose values change, which takes longer than to run them:
 /// hundreds of series are written in a row.
 fn keep_plans(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)

@@ -123,7 +123,7 @@ impl Answers {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         let writing = self.soon(Arc::clone(&self.writing).acquire_owned()).await?;
-        // Whoever gives up does not make room for another that waits for the same.
+        // A client that gives up does not make room for another one that waits for the same.
         in_background(move || {
             let done = work();
             drop((writing, turn));

@@ -42,7 +42,7 @@ pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut
     }
 }
 
-/// Starts what tells the user of the end, which reports on itself. It is nobody's child: the supervisor leaves.
+/// Starts what tells the user of the end, which reports on itself. The supervisor does not wait for it.
 fn notify(id: &str, when: &str) {
     let Ok(program) = std::env::current_exe() else { return };
     let mut command = process::Command::new(program);

@@ -55,7 +55,7 @@ pub struct Assignment {
     /// Events to count, by name.
     #[serde(default)]
     pub events: Vec<String>,
-    /// When its user is told of the end; empty: never.
+    /// When its user is notified of the end; empty: never.
     #[serde(default)]
     pub notify: String,
     /// Variables for the command alone, as bytes.

@@ -1,4 +1,4 @@
-//! Keeps the sums of use current: some of the work at a time, by whoever writes the store.
+//! Keeps the sums of use current: some of the work at a time, by the process that writes the store.
 
 use std::time::{Duration, Instant};
 

@@ -63,7 +63,7 @@ fn contains(network: IpAddr, bits: u8, address: IpAddr) -> bool {
     }
 }
 
-/// `*` stands for any letters, also none.
+/// `*` matches any letters, also none.
 fn fits(pattern: &str, host: &str) -> bool {
     let Some((begin, rest)) = pattern.split_once('*') else { return pattern == host };
     let Some(host) = host.strip_prefix(begin) else { return false };

@@ -104,7 +104,7 @@ pub struct MarkArgs {
     pub pairs: Vec<String>,
 }
 
-/// When a user is told of the end of a job.
+/// When a user is notified of the end of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum When {
     End,
