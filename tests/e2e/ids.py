@@ -11,14 +11,14 @@ from users import two_users
 
 
 def system_state_on_a_small_disk(world):
-    """In a mount namespace of the test's own: goes away with it."""
+    """In a mount namespace of the test's own: goes away with it. Without a filler a log of the database fits."""
     need_root()
     os.makedirs(world.system_state, mode=0o700)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(0x20000) != 0:
         raise Skip("no mount namespace can be made")
     libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None)
-    if libc.mount(b"tmpfs", world.system_state.encode(), b"tmpfs", 0, b"size=1m,mode=700") != 0:
+    if libc.mount(b"tmpfs", world.system_state.encode(), b"tmpfs", 0, b"size=4m,mode=700") != 0:
         raise Skip("no tmpfs can be mounted")
 
 
