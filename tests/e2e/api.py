@@ -24,7 +24,7 @@ OPERATOR = ("ann", "secret")
 #: What is asked where the OpenAPI document cannot be read; where it can, it says which endpoints there are.
 EVERY_PATH = ("/api/v1/jobs", "/api/v1/jobs/1", "/api/v1/jobs/1/series", "/api/v1/jobs/1/series?card=x", "/api/v1/jobs/1/series?event=x",
               "/api/v1/jobs/1/processes", "/api/v1/nodes", "/api/v1/nodes/n1", "/api/v1/nodes/n1/series", "/api/v1/users", "/api/v1/accounts",
-              "/api/v1/energy", "/api/v1/emissions", "/api/v1/catalogue", "/api/v1/health", "/api/v1/openapi.json", "/api/v1/stream")
+              "/api/v1/energy", "/api/v1/emissions", "/api/v1/usage", "/api/v1/catalogue", "/api/v1/health", "/api/v1/openapi.json", "/api/v1/stream")
 
 
 class Asked:

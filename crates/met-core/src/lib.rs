@@ -7,6 +7,7 @@
 pub mod annotation;
 pub mod apportion;
 pub mod attribute;
+pub mod backoff;
 mod batch;
 pub mod belief;
 pub mod bounds;

@@ -86,7 +86,7 @@ fn recorded(name: &str) -> ExportedJob {
 
 /// The rules as they come, with the gates of a test; thresholds in time and bytes are as much smaller.
 fn rules() -> Rules {
-    let yaml = fs::read_to_string(root().join("rules/findings/built-in.yaml")).unwrap();
+    let yaml = fs::read_to_string(root().join("crates/met-insight/src/rules/built_in.yaml")).unwrap();
     let smaller = [
         ("idle_tail > 10min", "idle_tail > 3s"),
         ("memory_growth * wall > 1GiB", "memory_growth * wall > 100MiB"),

@@ -24,7 +24,7 @@ pub use file::{Mistake, parse};
 use template::Template;
 use user::UserSum;
 
-const BUILT_IN: &str = include_str!("../../../rules/findings/built-in.yaml");
+const BUILT_IN: &str = include_str!("rules/built_in.yaml");
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rules {

@@ -159,12 +159,16 @@ impl Layout {
         self.class == Class::Managed
     }
 
+    /// Whether the directory that outlives its jobs is its alone. Directories that may be missing are others'.
+    pub(crate) fn has_own_home(&self) -> bool {
+        self.segments.len() - self.optional > 1
+    }
+
     /// The patterns of the directories from the top of a hierarchy, with and without the optional ones,
     /// and how many of them lead to the directory that outlives its jobs.
     pub(crate) fn routes(&self) -> Vec<(&[Segment], usize)> {
-        let core = self.segments.len() - self.optional;
         // A job without a directory of its own is accounted for in the shared one.
-        let home = |optional: usize| optional + usize::from(core > 1);
+        let home = |optional: usize| optional + usize::from(self.has_own_home());
         let mut routes = vec![(&self.segments[..], home(self.optional))];
         if self.optional > 0 {
             routes.push((&self.segments[self.optional..], home(0)));

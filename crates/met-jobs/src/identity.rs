@@ -15,8 +15,6 @@ use met_host::{Host, PidPath, clock, parse};
 
 use variables::{ENVIRON_BYTES_MAX, VALUE_BYTES_MAX, Variables, is_sluid};
 
-pub use variables::host_list;
-
 /// A job found under the name of its directory reveals its number within moments, if at all.
 pub const NAMED_WITHIN: Duration = Duration::from_secs(60);
 

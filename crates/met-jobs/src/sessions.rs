@@ -5,18 +5,18 @@
 //! process belongs to its group by its own start time. What never grew into a job counts for its user: one
 //! aggregate job a day.
 
-mod rules;
 mod slice;
 mod table;
+mod user_work;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use met_core::apportion::apportion;
 use met_core::job::ProcessId;
 
-pub use rules::{By, Rules, uid_min, unit_of};
 pub use slice::slice_cpu_ns;
 pub use table::{Look, Process, ProcessTable};
+pub use user_work::{By, Rules, uid_min, unit_of};
 
 /// A group or an aggregate; a number is used once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -9,7 +9,7 @@ pub mod api;
 mod incompatible;
 mod keeper;
 mod latest;
-mod node_page;
+mod node_series;
 pub mod people;
 mod query;
 mod receive_memory;

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use met_core::detail_table::DETAIL;
 use met_core::job::{JobKey, Record as JobRecord};
 use met_core::job_table::WALL;
-use met_core::units::parse_duration;
 use met_core::{JOB, MISSING, Table, event as perf};
 use met_wire::batch::Subject;
 use met_wire::colmet::{At, Backend, EVENTS as EVENTS_MAX, LAYOUTS, Layout, Meaning, Record, Value};
@@ -30,18 +29,11 @@ const PERIOD_DEFAULT: &str = "5s";
 const ALL: &str = "all";
 
 /// How often records are made.
-pub const PERIOD: SinkOption = SinkOption {
-    name: "period",
-    values: "a duration",
-    default: PERIOD_DEFAULT,
-    many: false,
-    help: "time between two records of a job or node; the sampling interval is the least",
-    check: |value, _| match parse_duration(value) {
-        Ok(period) if period >= Duration::from_millis(100) => Ok(()),
-        Ok(_) => Err(format!("{value:?} is too short; the least is 100ms")),
-        Err(error) => Err(error.to_string()),
-    },
-};
+pub const PERIOD: SinkOption = SinkOption::duration(
+    "period",
+    PERIOD_DEFAULT,
+    "time between two records of a job or node; the sampling interval is the least",
+);
 
 /// Which kinds of records are made; their default differs from sink to sink.
 pub const fn backends(default: &'static str) -> SinkOption {
@@ -111,13 +103,12 @@ impl Chosen {
         };
         let words = list("backends", backends);
         let is_chosen = |name: &str| words.iter().any(|word| word == name || word == ALL);
-        let period = parse_duration(options.word("period").unwrap_or(PERIOD_DEFAULT));
         let mut events = list("events", EVENTS.default);
         events.truncate(EVENTS_MAX);
         Chosen {
             backends: NAMES.iter().filter(|(name, _)| is_chosen(name)).map(|&(_, backend)| backend).collect(),
             events,
-            period: period.unwrap_or(Duration::from_secs(5)),
+            period: options.duration("period", PERIOD_DEFAULT),
             managers: list("managers", ""),
             node: options.node.clone(),
         }

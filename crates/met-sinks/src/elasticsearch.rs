@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use met_core::Table;
-use met_core::units::{parse_duration, parse_size};
+use met_core::units::parse_size;
 
 use crate::colmet_records::{self, Chosen, Gatherer};
 use crate::event::{Event, Kind};
@@ -54,17 +53,7 @@ pub static SPEC: SinkSpec = SinkSpec {
     name: "elasticsearch",
     help: "documents for Elasticsearch or OpenSearch; spooled on disk until the server has them",
     options: &[
-        SinkOption {
-            name: "url",
-            values: "a URL",
-            default: URL,
-            many: false,
-            help: "address of the server",
-            check: |value, _| match value.starts_with("http://") || value.starts_with("https://") {
-                true => Ok(()),
-                false => Err(format!("{value:?} is not a URL; write {URL}")),
-            },
-        },
+        SinkOption::url("url", URL, "address of the server"),
         SinkOption {
             name: "format",
             values: "`colmet` or `jobmet`",
@@ -81,49 +70,32 @@ pub static SPEC: SinkSpec = SinkSpec {
             help: "how names of indices begin; with `format: jobmet` the default is `met_`",
             check: |value, _| check_prefix(value),
         },
-        path_option(
+        SinkOption::path(
             "credentials_file",
             "a file that only its owner may read, with `USER:PASSWORD` in its first line",
         ),
-        path_option(
+        SinkOption::path(
             "api_key_file",
             "a file that only its owner may read, with an API key: `ID:KEY`, or both encoded in base64",
         ),
-        path_option("ca_file", "CA bundle (PEM; without it: system CAs)"),
-        yes_or_no("check_certificates", "yes", "`no`: accept any certificate; the server may be another one"),
-        yes_or_no(
+        SinkOption::path("ca_file", "CA bundle (PEM; without it: system CAs)"),
+        SinkOption::yes_or_no(
+            "check_certificates",
+            "yes",
+            "`no`: accept any certificate; the server may be another one",
+        ),
+        SinkOption::yes_or_no(
             "plain",
             "no",
             "`yes`: allow http:// to other machines; the traffic can be read in transit",
         ),
-        SinkOption {
-            name: "timeout",
-            values: "a duration",
-            default: TIMEOUT,
-            many: false,
-            help: "how long a request may take",
-            check: check_duration,
-        },
-        SinkOption {
-            name: "interval",
-            values: "a duration",
-            default: INTERVAL,
-            many: false,
-            help: "documents of this time are sent together",
-            check: check_duration,
-        },
+        SinkOption::duration("timeout", TIMEOUT, "how long a request may take"),
+        SinkOption::duration("interval", INTERVAL, "documents of this time are sent together"),
         colmet_records::PERIOD,
         colmet_records::backends(BACKENDS),
         colmet_records::EVENTS,
         colmet_records::MANAGERS,
-        SinkOption {
-            name: "tables",
-            values: "names of tables (`met metrics`)",
-            default: TABLES,
-            many: true,
-            help: "what to send with `format: jobmet`; a server sends `job` and `node`",
-            check: |value, tables| one_of(value, &tables.iter().map(|table| table.name).collect::<Vec<_>>()),
-        },
+        SinkOption::tables(TABLES, "what to send with `format: jobmet`; a server sends `job` and `node`"),
         SinkOption {
             name: "rotate",
             values: "`never`, `daily` or `monthly`",
@@ -132,7 +104,7 @@ pub static SPEC: SinkSpec = SinkSpec {
             help: "`daily`: names of indices end with the date of their documents (`-2026.01.31`), so that old ones can be removed",
             check: |value, _| one_of(value, Rotation::NAMES),
         },
-        yes_or_no("template", "yes", "`no`: do not put an index template; the site has its own"),
+        SinkOption::yes_or_no("template", "yes", "`no`: do not put an index template; the site has its own"),
         SinkOption {
             name: "spool_size",
             values: "a size",
@@ -141,35 +113,11 @@ pub static SPEC: SinkSpec = SinkSpec {
             help: "maximum size of the spool; above it the oldest documents are dropped",
             check: |value, _| parse_size(value).map(drop).map_err(|error| error.to_string()),
         },
-        SinkOption {
-            name: "spool_age",
-            values: "a duration",
-            default: SPOOL_AGE,
-            many: false,
-            help: "how long documents stay in the spool",
-            check: check_duration,
-        },
+        SinkOption::duration("spool_age", SPOOL_AGE, "how long documents stay in the spool"),
     ],
     interest,
     open: Some(open),
 };
-
-const fn path_option(name: &'static str, help: &'static str) -> SinkOption {
-    SinkOption { name, values: "a path", default: "", many: false, help, check: |_, _| Ok(()) }
-}
-
-const fn yes_or_no(name: &'static str, default: &'static str, help: &'static str) -> SinkOption {
-    let check = |value: &str, _: &[&'static Table]| one_of(value, &["yes", "no"]);
-    SinkOption { name, values: "`yes` or `no`", default, many: false, help, check }
-}
-
-fn check_duration(value: &str, _: &[&'static Table]) -> Result<(), String> {
-    match parse_duration(value) {
-        Ok(duration) if duration >= Duration::from_millis(100) => Ok(()),
-        Ok(_) => Err(format!("{value:?} is too short; the least is 100ms")),
-        Err(error) => Err(error.to_string()),
-    }
-}
 
 /// As the server demands it of names of indices.
 fn check_prefix(value: &str) -> Result<(), String> {
@@ -184,15 +132,6 @@ fn check_prefix(value: &str) -> Result<(), String> {
     }
 }
 
-fn duration(options: &Options, name: &str, default: &str) -> Duration {
-    parse_duration(options.word(name).unwrap_or(default)).unwrap_or(Duration::from_secs(30))
-}
-
-fn tables(options: &Options) -> Vec<String> {
-    let chosen = options.list("tables").map(<[String]>::to_vec);
-    chosen.unwrap_or_else(|| TABLES.split(", ").map(str::to_owned).collect())
-}
-
 fn is_jobmet(options: &Options) -> bool {
     options.word("format") == Some(JOBMET)
 }
@@ -203,7 +142,7 @@ fn interest(options: &Options) -> Interest {
         return Chosen::of(options, BACKENDS).interest();
     }
     match options.node.is_some() {
-        true => Interest { kinds: Vec::new(), tables: tables(options), within: None },
+        true => Interest { kinds: Vec::new(), tables: options.tables(TABLES), within: None },
         false => Interest { kinds: vec![Kind::Samples], tables: Vec::new(), within: None },
     }
 }
@@ -217,7 +156,7 @@ fn open(options: &Options) -> Opened {
         unchecked: options.word("check_certificates") == Some("no"),
         ..Address::default()
     };
-    let link = Link::open_within(&address, duration(options, "timeout", TIMEOUT))
+    let link = Link::open_within(&address, options.duration("timeout", TIMEOUT))
         .map_err(|error| failed(error.message("sinks.elasticsearch.plain: yes")))?;
     let headers = authorization(options).map_err(failed)?.into_iter();
     let headers = headers.map(|value| ("Authorization".to_owned(), value)).collect();
@@ -241,9 +180,9 @@ fn open(options: &Options) -> Opened {
     builder.spawn(move || sender.work()).map_err(|error| SinkError::Lost(error.to_string()))?;
     let limits = Limits {
         bytes_max: parse_size(options.word("spool_size").unwrap_or(SPOOL_SIZE)).unwrap_or(1 << 30),
-        age_max: duration(options, "spool_age", SPOOL_AGE),
+        age_max: options.duration("spool_age", SPOOL_AGE),
     };
-    let interval = duration(options, "interval", INTERVAL);
+    let interval = options.duration("interval", INTERVAL);
     let outgoing = Outgoing { body: Body::default(), due: None, interval, limits, shared };
     Ok(Box::new(Elasticsearch { maker, outgoing, reported_dropped: 0 }))
 }
@@ -258,7 +197,7 @@ fn maker(options: &Options) -> (Maker, String) {
         true => Maker::Catalogue(Catalogue {
             prefix,
             node: options.node.clone(),
-            tables: tables(options),
+            tables: options.tables(TABLES),
             rotation,
         }),
         false => {

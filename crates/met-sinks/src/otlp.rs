@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 
 use met_core::job::{JobKey, Record};
 use met_core::job_table::WALL;
-use met_core::units::parse_duration;
 use met_core::{Column, JOB, MISSING, Selection, Table, Unit};
 use met_wire::batch::Subject;
 use met_wire::otlp::{Attribute, Attributes, Metric, Number, PATH, Point, Request, Scope};
@@ -44,17 +43,11 @@ pub static SPEC: SinkSpec = SinkSpec {
     name: "otlp",
     help: "metrics for a collector of OpenTelemetry, or a Prometheus that takes them: OTLP over HTTP",
     options: &[
-        SinkOption {
-            name: "endpoint",
-            values: "a URL",
-            default: ENDPOINT,
-            many: false,
-            help: "where `/v1/metrics` is; for Prometheus: `http://HOST:9090/api/v1/otlp`",
-            check: |value, _| match value.starts_with("http://") || value.starts_with("https://") {
-                true => Ok(()),
-                false => Err(format!("{value:?} is not a URL; write {ENDPOINT}")),
-            },
-        },
+        SinkOption::url(
+            "endpoint",
+            ENDPOINT,
+            "where `/v1/metrics` is; for Prometheus: `http://HOST:9090/api/v1/otlp`",
+        ),
         SinkOption {
             name: "headers",
             values: "`NAME=VALUE`",
@@ -63,54 +56,26 @@ pub static SPEC: SinkSpec = SinkSpec {
             help: "headers of each request, such as `X-Scope-OrgID=site`; secrets belong in `headers_file`",
             check: |value, _| pair(value, '=').map(drop),
         },
-        SinkOption {
-            name: "headers_file",
-            values: "a path",
-            default: "",
-            many: false,
-            help: "a file that only its owner may read, with a header in each line: `Authorization: Bearer …`",
-            check: |_, _| Ok(()),
-        },
-        SinkOption {
-            name: "ca_file",
-            values: "a path",
-            default: "",
-            many: false,
-            help: "CA bundle (PEM; without it: system CAs)",
-            check: |_, _| Ok(()),
-        },
-        SinkOption {
-            name: "plain",
-            values: "`yes` or `no`",
-            default: "no",
-            many: false,
-            help: "`yes`: allow http:// to other machines; the traffic can be read in transit",
-            check: |value, _| one_of(value, &["yes", "no"]),
-        },
-        SinkOption {
-            name: "timeout",
-            values: "a duration",
-            default: TIMEOUT,
-            many: false,
-            help: "how long a request may take",
-            check: check_duration,
-        },
-        SinkOption {
-            name: "interval",
-            values: "a duration",
-            default: INTERVAL,
-            many: false,
-            help: "time between two requests, each with the newest value of every series; the end of a job is sent at once",
-            check: check_duration,
-        },
-        SinkOption {
-            name: "tables",
-            values: "names of tables (`met metrics`)",
-            default: TABLES,
-            many: true,
-            help: "what to send; `process` adds series for every process. A server sends `job` and `node`",
-            check: |value, tables| one_of(value, &tables.iter().map(|table| table.name).collect::<Vec<_>>()),
-        },
+        SinkOption::path(
+            "headers_file",
+            "a file that only its owner may read, with a header in each line: `Authorization: Bearer …`",
+        ),
+        SinkOption::path("ca_file", "CA bundle (PEM; without it: system CAs)"),
+        SinkOption::yes_or_no(
+            "plain",
+            "no",
+            "`yes`: allow http:// to other machines; the traffic can be read in transit",
+        ),
+        SinkOption::duration("timeout", TIMEOUT, "how long a request may take"),
+        SinkOption::duration(
+            "interval",
+            INTERVAL,
+            "time between two requests, each with the newest value of every series; the end of a job is sent at once",
+        ),
+        SinkOption::tables(
+            TABLES,
+            "what to send; `process` adds series for every process. A server sends `job` and `node`",
+        ),
         SinkOption {
             name: "metrics",
             values: "`minimal`, `usual` or `all`",
@@ -119,14 +84,7 @@ pub static SPEC: SinkSpec = SinkSpec {
             help: "which columns, as `http.metrics`; those with a name in the semantic conventions are always sent",
             check: |value, _| one_of(value, Selection::NAMES),
         },
-        SinkOption {
-            name: "users",
-            values: "`yes` or `no`",
-            default: "yes",
-            many: false,
-            help: "`no`: do not send who owns a job",
-            check: |value, _| one_of(value, &["yes", "no"]),
-        },
+        SinkOption::yes_or_no("users", "yes", "`no`: do not send who owns a job"),
         SinkOption {
             name: "attributes",
             values: "`NAME=VALUE`",
@@ -140,14 +98,6 @@ pub static SPEC: SinkSpec = SinkSpec {
     open: Some(open),
 };
 
-fn check_duration(value: &str, _: &[&'static Table]) -> Result<(), String> {
-    match parse_duration(value) {
-        Ok(duration) if duration >= Duration::from_millis(100) => Ok(()),
-        Ok(_) => Err(format!("{value:?} is too short; the least is 100ms")),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 fn pair(text: &str, by: char) -> Result<(&str, &str), String> {
     let (name, value) = text.split_once(by).ok_or_else(|| format!("{text:?} is not NAME{by}VALUE"))?;
     let (name, value) = (name.trim(), value.trim());
@@ -157,19 +107,9 @@ fn pair(text: &str, by: char) -> Result<(&str, &str), String> {
     if fits && clean { Ok((name, value)) } else { Err(format!("{text:?} is not NAME{by}VALUE")) }
 }
 
-fn duration(options: &Options, name: &str, default: &str) -> Duration {
-    parse_duration(options.word(name).unwrap_or(default)).unwrap_or(Duration::from_secs(10))
-}
-
-/// The tables that are sent.
-fn tables(options: &Options) -> Vec<String> {
-    let chosen = options.list("tables").map(<[String]>::to_vec);
-    chosen.unwrap_or_else(|| TABLES.split(", ").map(str::to_owned).collect())
-}
-
 /// A daemon sends what its sampler reads, a server what its nodes sent.
 fn interest(options: &Options) -> Interest {
-    let (mut kinds, tables) = (vec![Kind::Started, Kind::Ended], tables(options));
+    let (mut kinds, tables) = (vec![Kind::Started, Kind::Ended], options.tables(TABLES));
     match options.node.is_some() {
         true => Interest { kinds, tables, within: None },
         false => {
@@ -188,7 +128,7 @@ fn open(options: &Options) -> Opened {
         plain: options.word("plain") == Some("yes"),
         ..Address::default()
     };
-    let link = Link::open_within(&address, duration(options, "timeout", TIMEOUT))
+    let link = Link::open_within(&address, options.duration("timeout", TIMEOUT))
         .map_err(|error| failed(error.message("sinks.otlp.plain: yes")))?;
     let mut headers = Vec::new();
     let mut add = |text: &str, by: char| {
@@ -249,11 +189,11 @@ impl Otlp {
         {
             attributes.insert(Cow::Owned(name.to_owned()), value.into());
         }
-        let interval = duration(options, "interval", INTERVAL);
+        let interval = options.duration("interval", INTERVAL);
         Otlp {
             outgoing,
             interval,
-            tables: tables(options),
+            tables: options.tables(TABLES),
             metrics: options.word("metrics").and_then(Selection::from_name).unwrap_or_default(),
             sends_users: options.word("users") != Some("no"),
             node: options.node.clone(),

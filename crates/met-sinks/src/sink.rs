@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use met_core::Table;
+use met_core::units::parse_duration;
 
 use crate::event::{Event, Kind};
 
@@ -104,6 +105,53 @@ pub struct SinkOption {
     pub check: fn(&str, &[&'static Table]) -> Result<(), String>,
 }
 
+/// Options that several sinks have.
+impl SinkOption {
+    pub(crate) const fn url(name: &'static str, default: &'static str, help: &'static str) -> SinkOption {
+        let check = |value: &str, _: &[&'static Table]| match value.starts_with("http://")
+            || value.starts_with("https://")
+        {
+            true => Ok(()),
+            false => Err(format!("{value:?} is not a URL; it begins with http:// or https://")),
+        };
+        SinkOption { name, values: "a URL", default, many: false, help, check }
+    }
+
+    pub(crate) const fn path(name: &'static str, help: &'static str) -> SinkOption {
+        SinkOption { name, values: "a path", default: "", many: false, help, check: |_, _| Ok(()) }
+    }
+
+    pub(crate) const fn yes_or_no(
+        name: &'static str,
+        default: &'static str,
+        help: &'static str,
+    ) -> SinkOption {
+        let check = |value: &str, _: &[&'static Table]| one_of(value, &["yes", "no"]);
+        SinkOption { name, values: "`yes` or `no`", default, many: false, help, check }
+    }
+
+    pub(crate) const fn duration(
+        name: &'static str,
+        default: &'static str,
+        help: &'static str,
+    ) -> SinkOption {
+        let check = |value: &str, _: &[&'static Table]| match parse_duration(value) {
+            Ok(duration) if duration >= Duration::from_millis(100) => Ok(()),
+            Ok(_) => Err(format!("{value:?} is too short; the least is 100ms")),
+            Err(error) => Err(error.to_string()),
+        };
+        SinkOption { name, values: "a duration", default, many: false, help, check }
+    }
+
+    pub(crate) const fn tables(default: &'static str, help: &'static str) -> SinkOption {
+        let check = |value: &str, tables: &[&'static Table]| {
+            one_of(value, &tables.iter().map(|table| table.name).collect::<Vec<_>>())
+        };
+        let values = "names of tables (`met metrics`)";
+        SinkOption { name: "tables", values, default, many: true, help, check }
+    }
+}
+
 /// The options of one sink, checked, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -125,6 +173,18 @@ impl Options {
 
     pub fn word(&self, name: &str) -> Option<&str> {
         self.list(name)?.first().map(String::as_str)
+    }
+
+    /// A duration; the default is one.
+    pub(crate) fn duration(&self, name: &str, default: &'static str) -> Duration {
+        let given = self.word(name).and_then(|text| parse_duration(text).ok());
+        given.unwrap_or_else(|| parse_duration(default).expect("a constant"))
+    }
+
+    /// The names of tables.
+    pub(crate) fn tables(&self, default: &'static str) -> Vec<String> {
+        let chosen = self.list("tables").map(<[String]>::to_vec);
+        chosen.unwrap_or_else(|| default.split(", ").map(str::to_owned).collect())
     }
 }
 

@@ -45,14 +45,10 @@ pub static SPEC: SinkSpec = SinkSpec {
             help: "which events to write; `interim` has the figures of running jobs, `samples` come when they are stored",
             check: |value, _| one_of(value, &EVENTS.map(|(name, _)| name)),
         },
-        SinkOption {
-            name: "tables",
-            values: "names of tables (`met metrics`)",
-            default: "",
-            many: true,
-            help: "tables whose rows to write at every tick, also without jobs; a server has none",
-            check: |value, tables| one_of(value, &tables.iter().map(|table| table.name).collect::<Vec<_>>()),
-        },
+        SinkOption::tables(
+            "",
+            "tables whose rows to write at every tick, also without jobs; a server has none",
+        ),
     ],
     interest,
     open: Some(|options| {

@@ -41,7 +41,7 @@ use std::time::Duration;
 use met_core::{Batch, DETAIL, JOB, Table};
 use met_host::Host;
 
-/// Said of a driver that keeps whoever calls it.
+/// Shown for a driver that does not return from a call.
 pub const NO_ANSWER: &str = nvidia::NO_ANSWER;
 
 pub use heartbeat::{At, Pulse};
@@ -144,17 +144,17 @@ pub struct Options {
     pub only: Option<&'static [&'static str]>,
     /// Also those that watch the machine rather than its jobs.
     pub node: bool,
-    /// What was chosen for single sources, by their names.
+    /// Settings of single sources, by their names.
     pub choices: HashMap<&'static str, Choice>,
-    /// No longer than this between two readings: for a look that does not last.
+    /// The longest time between two readings, for a caller that reads only for a moment.
     pub period_max: Option<Duration>,
-    /// The program that is asked for the power of the node, and its arguments.
+    /// The program that reads the power of the node, and its arguments.
     pub ipmi_command: Vec<String>,
     pub redfish: Option<Redfish>,
     pub driver_calls: DriverCalls,
-    /// Sources that are not opened, because they have kept somebody who read them.
+    /// Sources that are not opened, because a reading of them has hung.
     pub left_out: Vec<&'static str>,
-    /// Tells whoever looks after the reader what he is at.
+    /// Shows the watchdog what the reader is doing.
     pub pulse: Arc<Pulse>,
 }
 

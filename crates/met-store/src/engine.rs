@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use met_core::backoff::jittered;
 use met_core::event;
 use met_core::job::JobKey;
 use met_core::series::Course;
@@ -432,12 +433,6 @@ fn complaint(response: &mut Response<Body>) -> String {
     let shown: String =
         text.trim().chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
     format!("{status}: {shown}")
-}
-
-/// Many servers that were turned away together do not come back together.
-fn jittered(pause: Duration) -> Duration {
-    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
-    pause.mul_f64(0.5 + f64::from(nanos % 1_000_000) / 1e6)
 }
 
 fn now_ms() -> i64 {

@@ -1,5 +1,7 @@
 //! Fields of protocol buffers: a message is a list of them.
 
+pub(crate) use crate::bits::put_varint;
+
 /// The wire type after a field number: how its value is encoded.
 pub const VARINT: u8 = 0;
 pub const FIXED_64: u8 = 1;
@@ -27,14 +29,6 @@ pub fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
 
 pub fn varint_len(value: u64) -> usize {
     (70 - (value | 1).leading_zeros() as usize) / 7
-}
-
-pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
 }
 
 /// A field as it was read.

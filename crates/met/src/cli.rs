@@ -13,7 +13,7 @@ pub use answers::{
 };
 pub use colmet::{ColmetCollectorArgs, ColmetNodeArgs};
 
-use crate::view::table::View;
+use crate::view::job_list::View;
 use met_agent::emissions::GRAMS_MAX;
 use met_core::listing::Sort;
 
@@ -37,8 +37,8 @@ pub struct Cli {
     #[arg(long, short, global = true, value_name = "FILE", help_heading = GLOBAL)]
     pub config: Option<PathBuf>,
 
-    /// Query a cluster server instead of this machine: list, show, explain, check, scale, compare, export, nodes, node
-    /// NODE (default: $MET_SERVER)
+    /// Query a cluster server instead of this machine: list, show, explain, check, scale, compare, usage, export, tag, note,
+    /// web, nodes, node NODE (default: $MET_SERVER)
     #[arg(long, global = true, value_name = "URL", help_heading = GLOBAL)]
     pub server: Option<String>,
 
@@ -262,7 +262,6 @@ fn process_number(text: &str) -> Result<u32, String> {
 }
 
 impl Command {
-    /// Whether it can be asked of a server.
     /// Whether it runs until it is stopped, with a log.
     pub fn is_service(&self) -> bool {
         matches!(
@@ -271,6 +270,7 @@ impl Command {
         )
     }
 
+    /// Whether a server can answer it.
     pub fn asks_a_server(&self) -> bool {
         match self {
             Command::List(_) | Command::Show(_) | Command::Export(_) | Command::Nodes(_) => true,

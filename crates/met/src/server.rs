@@ -1,7 +1,7 @@
 //! `met server`: the HTTP listener, the writer thread, and threads that query schedulers.
 
 mod accounts;
-pub mod page;
+pub mod metrics_page;
 mod scheduler_feed;
 
 use std::path::{Path, PathBuf};
@@ -114,7 +114,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
     let logins = logins(setting, &people, &passwords)?;
     let admission: Arc<dyn Admission> = Arc::<Logins>::clone(&logins);
     let api = Arc::new(Api::new(keeper, people, admission, incompatible, query));
-    let pages = page::Pages::new(view, setting.config.http.contents());
+    let pages = metrics_page::Pages::new(view, setting.config.http.contents());
     let server = listen(setting, &api, pages, &logins, passwords)?;
     for address in server.local_addrs() {
         tracing::info!("serving {address}, state in {}", state.display());
@@ -164,7 +164,7 @@ fn logins(setting: &Setting, people: &Arc<People>, passwords: &Arc<PasswordFile>
 fn listen(
     setting: &Setting,
     api: &Arc<Api>,
-    pages: page::Pages,
+    pages: metrics_page::Pages,
     logins: &Arc<Logins>,
     passwords: Arc<PasswordFile>,
 ) -> Result<Server> {
@@ -189,7 +189,7 @@ fn listen(
         ..Options::new(addresses)
     };
     let router = api::router(Arc::clone(api), setting.config.jobs.layouts.clone());
-    let server = Server::start(options, login::guard(logins, router.merge(page::router(pages, api))));
+    let server = Server::start(options, login::guard(logins, router.merge(metrics_page::router(pages, api))));
     server.map_err(|error| Failure::usage(format!("http: {error}")))
 }
 

@@ -239,6 +239,13 @@ fn a_path_yields_what_the_manager_put_into_it() {
 }
 
 #[test]
+fn a_directory_that_others_use_does_not_show_that_a_manager_is_there() {
+    let own = |path: &str| Layout::parse("mine", path, "").unwrap().has_own_home();
+    assert!(own("mine/job-{id}") && own("(system.slice/)mine.service/job-{id}"));
+    assert!(!own("(user.slice/app.slice/)mine-{id}.service") && !own("mine-{id}"));
+}
+
+#[test]
 fn a_layout_of_the_configuration_comes_first_and_must_name_its_job() {
     let own = Layout::parse("mine", "slurm/uid_{uid:#}/job_{id}", "part-{step}").unwrap();
     let layouts = Layouts::with(vec![own]);

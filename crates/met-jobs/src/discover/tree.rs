@@ -38,7 +38,7 @@ fn routes(layouts: &Layouts, below: Option<&Path>) -> Vec<Route> {
                 segments: above.iter().chain(segments).cloned().collect(),
                 parts: layout.parts().to_vec(),
                 home: above.len() + home,
-                has_own_home: home > 0,
+                has_own_home: layout.has_own_home(),
             });
         }
     }

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use met_core::hostlist::{self, NODES_MAX};
 use met_core::job::Resources;
 
 use super::{Identity, Question};
@@ -12,8 +13,6 @@ use crate::scheduler;
 pub const ENVIRON_BYTES_MAX: usize = 256 << 10;
 /// A longer value is cut.
 pub const VALUE_BYTES_MAX: usize = 4 << 10;
-/// More nodes than any cluster has; a longer list is bogus.
-const NODES_MAX: usize = 1 << 14;
 const SECOND_NS: i64 = 1_000_000_000;
 
 /// `NAME=value` entries, each ended by a zero byte.
@@ -109,7 +108,7 @@ pub fn read(variables: Variables<'_>, question: &Question<'_>, identity: &mut Id
 pub(crate) fn slurm(variables: Variables<'_>, _: &Question<'_>, identity: &mut Identity) {
     identity.name = variables.text("SLURM_JOB_NAME");
     identity.account = variables.text("SLURM_JOB_ACCOUNT");
-    identity.nodes = variables.text("SLURM_JOB_NODELIST").map(|list| host_list(&list)).unwrap_or_default();
+    identity.nodes = variables.text("SLURM_JOB_NODELIST").map(|list| nodes_in(&list)).unwrap_or_default();
     let scheduling = &mut identity.scheduling;
     scheduling.partition = variables.text("SLURM_JOB_PARTITION");
     scheduling.qos = variables.text("SLURM_JOB_QOS");
@@ -246,54 +245,11 @@ fn gpu_count(text: &str) -> Option<i64> {
         .filter(|&gpus| gpus > 0)
 }
 
-/// The names in `n[01-03,7],login`; nothing where the list is none.
-pub fn host_list(text: &str) -> Vec<String> {
-    let mut hosts = Vec::new();
-    let mut rest = text;
-    while !rest.is_empty() {
-        // A comma inside brackets divides numbers, not names.
-        let mut depth = 0_u32;
-        let end = rest.find(|character| {
-            match character {
-                '[' => depth += 1,
-                ']' => depth = depth.saturating_sub(1),
-                _ => {}
-            }
-            character == ',' && depth == 0
-        });
-        let (entry, tail) = rest.split_at(end.unwrap_or(rest.len()));
-        rest = tail.strip_prefix(',').unwrap_or_default();
-        if expand("", entry, 0, &mut hosts).is_none() || hosts.len() > NODES_MAX {
-            return Vec::new();
-        }
-    }
-    hosts
-}
-
-/// Several brackets in one name, as for racks, are rare and few.
-const BRACKETS_MAX: usize = 8;
-
-fn expand(prefix: &str, entry: &str, depth: usize, hosts: &mut Vec<String>) -> Option<()> {
-    let Some((head, tail)) = entry.split_once('[') else {
-        let name = format!("{prefix}{entry}");
-        if !name.is_empty() {
-            hosts.push(name);
-        }
-        return Some(());
-    };
-    let (numbers, tail) = tail.split_once(']').filter(|_| depth < BRACKETS_MAX)?;
-    for range in numbers.split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let digits = first.len();
-        let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
-        for number in first..=last {
-            if hosts.len() > NODES_MAX {
-                return None;
-            }
-            expand(&format!("{prefix}{head}{number:0digits$}"), tail, depth + 1, hosts)?;
-        }
-    }
-    Some(())
+/// The names in `n[01-03,7],login`; nothing where a user has written something else, or more than there are nodes.
+fn nodes_in(list: &str) -> Vec<String> {
+    let hosts = hostlist::hosts(list);
+    let is_list = hosts.len() < NODES_MAX && !hosts.iter().any(|host| host.contains('['));
+    if is_list { hosts } else { Vec::new() }
 }
 
 #[cfg(test)]
@@ -303,11 +259,9 @@ mod tests {
 
     #[test]
     fn lists_of_hosts_are_names() {
-        assert_eq!(host_list("n[08-10,3],login"), ["n08", "n09", "n10", "n3", "login"]);
-        assert_eq!(host_list("r[1-2]n[1-2]"), ["r1n1", "r1n2", "r2n1", "r2n2"]);
-        assert_eq!(host_list("one"), ["one"]);
-        for nothing in ["", "n[", "n[1-", "n[a-b]", "n[1-99999999999]", "[[[["] {
-            assert!(host_list(nothing).is_empty(), "{nothing}");
+        assert_eq!(nodes_in("n[08-10,3],login"), ["n08", "n09", "n10", "n3", "login"]);
+        for nothing in ["", "n[", "n[1-", "n[1-99999999999]", "[[[["] {
+            assert!(nodes_in(nothing).is_empty(), "{nothing}");
         }
     }
 
@@ -337,7 +291,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_breaks_the_lists(text in "[n0-9\\[\\],x()-]{0,40}") {
-            prop_assert!(host_list(&text).len() <= NODES_MAX + 1);
+            prop_assert!(nodes_in(&text).len() < NODES_MAX);
             let _ = cpus_per_node(&text);
             let _ = gpu_count(&text);
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use met_core::job::ProcessId;
 use met_host::{Host, PidPath, parse};
 
-use super::rules;
+use super::user_work;
 
 /// One process in one look at the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl ProcessTable {
         row.uid = u32::try_from(parse::value_of(&self.buffer, "Uid")).ok()?;
         // A kernel without audit has no such file.
         let login = folder.read(PidPath::new(pid, "loginuid").as_path(), &mut self.buffer);
-        row.login = login.is_ok() && rules::is_login(&self.buffer);
+        row.login = login.is_ok() && user_work::is_login(&self.buffer);
         folder.read(PidPath::new(pid, "cgroup").as_path(), &mut self.buffer).ok()?;
         let (cgroup, managed) = match self.paths.get(&self.buffer) {
             Some(known) => known.clone(),

@@ -244,18 +244,22 @@ pub fn step(
     met_insight::allocation::step(&record, step).map(Some).ok_or_else(|| {
         let mut steps: Vec<&str> = record.parts.iter().map(|part| part.step.as_str()).collect();
         steps.retain(|step| !step.is_empty());
+        // Each node has its parts of them.
+        steps.sort_unstable();
         steps.dedup();
-        let (label, known) = (record.label(), steps_in_words(&steps));
-        Failure::usage(format!("job {label} has no step {step}; known: {known}"))
+        let label = record.label();
+        Failure::usage(match steps[..] {
+            [] => format!("job {label} has no steps"),
+            _ => format!("job {label} has no step {step}; known: {}", steps_in_words(&steps)),
+        })
     })
 }
 
 /// A job may have hundreds; a few are enough to correct a mistyped one.
 fn steps_in_words(steps: &[&str]) -> String {
     const SHOWN: usize = 16;
-    match steps {
-        [] => "none is".to_owned(),
-        [shown @ .., _] if shown.len() < SHOWN => steps.join(", "),
+    match steps.len() {
+        0..=SHOWN => steps.join(", "),
         _ => format!("{} and {} more", steps[..SHOWN].join(", "), steps.len() - SHOWN),
     }
 }
@@ -409,7 +413,6 @@ mod tests {
     fn a_few_steps_of_many_are_named() {
         let names: Vec<String> = (0..20).map(|step| step.to_string()).collect();
         let steps: Vec<&str> = names.iter().map(String::as_str).collect();
-        assert_eq!(steps_in_words(&[]), "none is");
         assert_eq!(steps_in_words(&steps[..2]), "0, 1");
         assert!(steps_in_words(&steps[..16]).ends_with("14, 15"));
         assert!(steps_in_words(&steps).ends_with("15 and 4 more"));

@@ -10,7 +10,7 @@ use met_wire::block;
 
 use super::*;
 use crate::cluster::ClusterView;
-use crate::cluster::node_page::node_page;
+use crate::cluster::node_series::node_page;
 
 const SECOND_NS: i64 = 1_000_000_000;
 pub(in crate::cluster) const START_S: i64 = 1_794_700_800;

@@ -17,7 +17,7 @@ use met_store::cluster::Node;
 use met_store::{Page, StoreError};
 
 use super::keeper::now_ns;
-use super::node_page::node_page;
+use super::node_series::node_page;
 use super::view::ClusterView;
 
 /// A node that sent nothing for this long is late.

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use met_core::backoff::jittered;
+
 use super::bulk::{self, CONTENT_TYPE, Document, Fate, PATH, Verdict};
 use super::indices::Indices;
 use super::quarantine::Quarantine;
 use crate::forward::link::Link;
-use crate::forward::sender::jittered;
 use crate::forward::spool::{Limits, Oldest, Spool};
 
 const ANSWER_BYTES_MAX: u64 = 8 << 20;

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use met_core::backoff::jittered;
 use met_wire::batch::{self, Header, NodeBatch, PACKED_BYTES_MAX};
 use serde::Deserialize;
 
@@ -234,14 +235,6 @@ fn longer(pause: Duration) -> Duration {
 /// If the server is at fault, it does not empty the spool before an operator can look.
 fn after_refusal(pause: Duration) -> Duration {
     longer(pause).max(REFUSED_PAUSE)
-}
-
-/// From half of it to all of it, so that nodes that lost their server do not come back at once.
-pub(crate) fn jittered(pause: Duration) -> Duration {
-    use std::hash::{BuildHasher, Hasher};
-    // The standard library's hash maps are seeded from the system's random numbers.
-    let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
-    pause / 2 + pause.mul_f64((random >> 11) as f64 / (1_u64 << 53) as f64 / 2.0)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Requests on their way to a collector: a bounded queue, and retries as the OTLP specification demands.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
+use met_core::backoff::jittered;
 use met_wire::otlp::{self, CONTENT_TYPE, PATH};
 
 use crate::forward::link::{Answer, Link};
@@ -128,10 +129,4 @@ impl Outgoing {
         let report = std::mem::take(&mut self.report);
         Report { is_retrying, wake: self.retry_at.filter(|_| !self.queue.is_empty()), ..report }
     }
-}
-
-/// Between half of it and all: collectors that were away are not met by all nodes at once.
-fn jittered(pause: Duration) -> Duration {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    pause / 2 + (pause / 2).mul_f64(f64::from(now.subsec_nanos() % 1000) / 1000.0)
 }

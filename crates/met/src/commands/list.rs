@@ -12,7 +12,7 @@ use met_host::users;
 
 use crate::cli::{FilterArgs, ListArgs};
 use crate::output;
-use crate::view::table;
+use crate::view::job_list;
 use crate::view::{self, Style};
 use met_config::Failure;
 use met_core::units;
@@ -50,7 +50,7 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
             records.iter().map(|record| met_insight::json::object(record, now_ns)).collect();
         format!("{}\n", serde_json::Value::Array(objects))
     } else if args.csv {
-        table::csv(&records, args.view, now_ns)
+        job_list::csv(&records, args.view, now_ns)
     } else if records.is_empty()
         && let Some(words) = nothing_found(args)
     {
@@ -61,7 +61,7 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
             true => MORE,
             false => "",
         };
-        table::list(&records, args.view, now_ns, style) + more
+        job_list::list(&records, args.view, now_ns, style) + more
     })
 }
 
@@ -89,8 +89,8 @@ pub fn unknown_name(setting: &Setting, args: &FilterArgs) -> Result<()> {
 /// Why a list is empty, where that is not because there are no jobs.
 fn nothing_found(args: &ListArgs) -> Option<&'static str> {
     match (args.view, is_narrowed(args)) {
-        (table::View::Gpu, true) => Some("no jobs with a GPU match; `met list gpu` shows all\n"),
-        (table::View::Gpu, false) => {
+        (job_list::View::Gpu, true) => Some("no jobs with a GPU match; `met list gpu` shows all\n"),
+        (job_list::View::Gpu, false) => {
             Some("no jobs used a GPU; `met gpus` shows the GPUs, `met list` all jobs\n")
         }
         (_, true) => Some("no jobs match; `met list` shows all\n"),
@@ -115,7 +115,7 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
     let unlimited = args.json || args.csv;
     Ok(JobsFilter {
         // That view is of cards: who never had one is not in it.
-        with_cards: args.view == table::View::Gpu,
+        with_cards: args.view == job_list::View::Gpu,
         limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
         sort: args.sort,
         ..filter_of(&args.filter)?

@@ -12,7 +12,7 @@ use met_sources::perf::EVENTS;
 
 use crate::cli::MetricsArgs;
 use crate::output;
-use crate::server::page::MEMBER;
+use crate::server::metrics_page::MEMBER;
 use crate::view::{Style, text};
 use met_agent::daemon::DAEMON;
 use met_agent::node_energy::{EMISSION, ENERGY};

@@ -8,8 +8,8 @@ use met_core::series::Course;
 use met_core::{JOB, MISSING};
 use met_insight::report::{Machine, report};
 
+use super::job_list::{self, View};
 use super::ps::ProcessLine;
-use super::table::{self, View};
 use super::{Style, plot, ps, text};
 use met_core::sample::{self, NOW_NS, SECOND_NS, START_NS};
 
@@ -102,7 +102,7 @@ fn jobs() -> Vec<Record> {
 }
 
 fn check_list(width: usize, expected: Expect) {
-    let drawn = table::list(&jobs(), View::Gpu, NOW_NS, &Style { width: Some(width), ..Style::plain() });
+    let drawn = job_list::list(&jobs(), View::Gpu, NOW_NS, &Style { width: Some(width), ..Style::plain() });
     assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
     expected.assert_eq(&drawn);
 }
@@ -167,7 +167,7 @@ fn the_list_of_cards_for_programs() {
         job,ppid,name,gpu_ratio,gpu_memory_bytes,gpu_energy_joules,gpu_temperature_max_celsius,state,wall_seconds,cards
         50,3113,notebook,0,0,14960,34,running,68,"0: idle, 1: idle"
         51,3113,train-a-large-model,0.76,67645734912,45900,61,finished,68.25,"0: 62%, 1: 90%"
-    "#]].assert_eq(&table::csv(&jobs()[..2], View::Gpu, NOW_NS).replace('\r', ""));
+    "#]].assert_eq(&job_list::csv(&jobs()[..2], View::Gpu, NOW_NS).replace('\r', ""));
 }
 
 fn check_report(record: &Record, expected: Expect) {

@@ -6,6 +6,7 @@ pub mod findings;
 #[cfg(test)]
 mod gpu_tests;
 pub mod gpus;
+pub mod job_list;
 pub mod manual;
 pub mod node;
 pub mod node_course;
@@ -17,7 +18,6 @@ pub mod report;
 #[path = "sample_tests.rs"]
 mod sample;
 pub mod scale;
-pub mod table;
 pub mod text;
 pub mod usage;
 pub mod who;

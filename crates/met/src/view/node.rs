@@ -331,7 +331,7 @@ fn power(rows: Rows<'_>) -> Vec<String> {
     rows.iter().filter_map(one).collect()
 }
 
-/// The name of a meter of power or temperature; nothing for rows of other tables.
+/// The name of a meter of power or temperature.
 fn sensor_name(row: &NodeRow) -> Option<String> {
     let is = |table: &'static Table| std::ptr::eq(row.table, table);
     let named = |index: usize| label(row, index).to_owned();
@@ -348,7 +348,9 @@ fn sensor_name(row: &NodeRow) -> Option<String> {
         () if is(&thermal::TABLE) => {
             both(thermal::label::ZONE, thermal::label::TYPE).map(|name| format!("zone {name}"))
         }
-        () => None,
+        // Cards have lines of their own.
+        () if is(&card::TABLE) => None,
+        () => Some(row.labels.join(" ")),
     }
 }
 

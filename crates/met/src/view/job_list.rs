@@ -747,5 +747,5 @@ fn cell(content: &str, column: &ListColumn, job: &Job) -> Cell {
 }
 
 #[cfg(test)]
-#[path = "table_tests.rs"]
+#[path = "job_list_tests.rs"]
 mod tests;
