@@ -177,8 +177,11 @@ impl Importer {
             return Ok(());
         }
         let key = host.job(sample.job_id, &manager, time_ns, None)?.key.clone();
-        let has_total = |id: u64| id <= 17 && sample.metrics.iter().any(|&(other, _)| other == id + 17);
-        for &(id, value) in &sample.metrics {
+        let has_total = |id: u64| {
+            id <= 17 && sample.metrics.iter().any(|&(other, value)| other == id + 17 && value.is_some())
+        };
+        let known = sample.metrics.iter().filter_map(|&(id, value)| Some((id, value?)));
+        for (id, value) in known {
             match variant::metric(id) {
                 // A cgroup with those below it is the job.
                 Some(Metric::Cell(_)) if !variant::is_total(id) && has_total(id) => {}
