@@ -122,25 +122,30 @@ def a_collector_that_comes_late_gets_what_waited_and_sampling_goes_on(world):
 
 
 class Server:
-    """A `met server` on this machine that takes records of Colmet and writes them to a file."""
+    """A `met server` on this machine that takes records of Colmet and writes them to a file; `apart`: beside a daemon with
+    another configuration."""
 
-    def __init__(self, world, hosts, more=""):
+    def __init__(self, world, hosts, more="", apart=False):
         self.world, self.port, self.http = world, free_port(), free_port()
         self.file, self.token = world.me.path("met.hdf5"), world.me.path("token")
+        of_daemon = world.config
+        world.config = world.me.path("server.yaml") if apart else world.config
+        self.config = ("-c", world.config)
         world.configure(f"http:\n  listen: 127.0.0.1:{self.http}\n"
                         f"colmet:\n  listen: 127.0.0.1:{self.port}\n  allow: 127.0.0.1\n  hosts: [{hosts}]\n"
                         f"sinks:\n  - hdf5: {{path: {self.file}, flush: 200ms, level: 1}}\n{more}")
+        world.config = of_daemon
         self.enroll("op", "--operator")
         self.process = None
 
     def enroll(self, *arguments):
-        token = self.world.met("server", "enroll", *arguments).ok().out.strip().splitlines()[-1]
+        token = self.world.met(*self.config, "server", "enroll", *arguments).ok().out.strip().splitlines()[-1]
         with open(os.open(self.token, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
             file.write(token)
 
     def __enter__(self):
         with open(self.world.me.path("server.log"), "ab") as log:
-            self.process = self.world.me.spawn("server", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = self.world.me.spawn(*self.config, "server", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         eventually(lambda: "taking records of Colmet" in self.log(), lambda: f"the server listens: {self.log()}")
         return self
 

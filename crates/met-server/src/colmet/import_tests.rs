@@ -150,4 +150,6 @@ fn a_message_of_the_variant_becomes_samples_of_its_job() {
     assert_eq!(job.columns[met_core::job_table::THROTTLED], [5]);
     let events = course(&batch, &Subject::Job(event::series_key(&key, "instructions")), &event::TABLE);
     assert_eq!(events.columns[event::COUNT], [70]);
+    let counted = &batch.records[0].events;
+    assert_eq!((counted.len(), counted[0].name.as_str(), counted[0].count), (1, "instructions", 70));
 }
