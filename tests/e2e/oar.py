@@ -13,6 +13,10 @@ GROUND = Ground("oar")
 LONG_S = 4
 #: What OAR's own processes may use that are in a job's cgroup, and so are part of it.
 OWN_S = 0.3
+#: In an order that is not that of any table.
+EVENTS = ["task_clock", "page_faults", "context_switches", "cpu_clock", "page_faults_min"]
+#: Forks and faults all the time.
+BUSY = "while :; do /bin/true; done"
 
 
 def watched(world, more=""):
@@ -168,3 +172,39 @@ def five_short_processes_of_an_oar_job_are_in_the_taskstats_of_a_servers_file(wo
         check(any(row["involved_jobs"] == f"[{job}]" for row in found["job_0/procstats_default"]), "the job was involved")
         (listed,) = eventually(lambda: [one for one in server.ask("list", "--json").ok().json() if one["job"]["id"] == job], "the job is known to the server")
         equal((listed["job"]["manager"], listed["job"]["nodes"]), ("oar", [os.uname().nodename]), "manager and nodes")
+
+
+def check_numbered_events(world):
+    """Five chosen events of a job are counter_1 to counter_5 of a server's file, in the order given, with their mapping."""
+    colmet.python()
+    folder = world.me.path("mapping")
+    os.makedirs(folder)
+    with colmet.Server(world, os.uname().nodename, apart=True) as server:
+        chosen = f"events: [{', '.join(EVENTS)}]"
+        user = watched(world, pushing(server, "backends: [taskstats, perfhw]", chosen, f"mapping: {folder}") + f"perf:\n  {chosen}\n")
+        job = submit(user, "sh", "-c", f"'{BUSY}'")
+        name = f"job_{job}/perfhwstats_default"
+
+        def sums():
+            """What was counted, by event; the first record has no difference yet."""
+            rows = colmet.tables(server.file).get(name, [])
+            return [sum(row[f"counter_{number}"] for row in rows if row[f"counter_{number}"] >= 0) for number in range(1, 6)]
+
+        eventually(lambda: len(colmet.tables(server.file).get(name, [])) > 3 and all(sums()), lambda: f"counters: {sums()} {server.log()}")
+        GROUND.command("oardel", job, user=user)
+        ended = recorded(world, job, "Error")["events"]["counts"]
+        counted = dict(zip(EVENTS, sums()))
+        check(all(0 < counted[event] <= ended[event]["count"] for event in EVENTS), counted, ended)
+        # Clocks are nanoseconds, the others are some thousands.
+        check(min(counted["task_clock"], counted["cpu_clock"]) > 1e8 > max(counted["page_faults"], counted["context_switches"]), counted)
+        check(counted["page_faults"] >= counted["page_faults_min"] > counted["context_switches"], counted)
+        (path,) = glob.glob(f"{folder}/perfhw_mapping.*.csv")
+        with open(path) as file:
+            equal(file.read().splitlines(), [f"counter{number},{event}" for number, event in enumerate(EVENTS, 1)], "mapping")
+        rows = colmet.tables(server.file)[f"job_{job}/taskstats_default"]
+        check(rows[-1]["cpu_run_real_total"] > 1e8 and rows[-1]["job_id"] == int(job), rows[-1])
+
+
+@test
+def five_events_of_an_oar_job_are_counters_of_a_servers_file(world):
+    check_numbered_events(world)

@@ -3,10 +3,8 @@
 Run by name only: meanwhile nobody else on the machine can count in cgroups of v2."""
 
 import glob
-import os
 import pwd
 
-import colmet
 import oar
 from discovery import Manager, slurm
 from harness import Ground, check, equal, eventually, test
@@ -14,11 +12,8 @@ from harness import Ground, check, equal, eventually, test
 GROUND = Ground("oar_perf")
 ON_REQUEST = True
 
-#: In an order that is not that of any table.
-EVENTS = ["task_clock", "page_faults", "context_switches", "cpu_clock", "page_faults_min"]
+EVENTS, BUSY = oar.EVENTS, oar.BUSY
 PERF = f"perf:\n  events: [{', '.join(EVENTS)}]\n"
-#: Forks and faults all the time.
-BUSY = "while :; do /bin/true; done"
 
 
 def ours():
@@ -62,33 +57,8 @@ def events_of_an_oar_job_are_counted_in_its_own_perf_event_cgroup(world):
 @test
 def five_events_of_an_oar_job_are_counters_of_a_servers_file_in_their_order(world):
     oar.GROUND = GROUND
-    colmet.python()
-    folder = world.me.path("mapping")
-    os.makedirs(folder)
-    with colmet.Server(world, os.uname().nodename, apart=True) as server:
-        chosen = f"events: [{', '.join(EVENTS)}]"
-        user = oar.watched(world, oar.pushing(server, "backends: [taskstats, perfhw]", chosen, f"mapping: {folder}") + PERF)
-        job = oar.submit(user, "sh", "-c", f"'{BUSY}'")
-        name = f"job_{job}/perfhwstats_default"
-
-        def sums():
-            """What was counted, by event; the first record has no difference yet."""
-            rows = colmet.tables(server.file).get(name, [])
-            return [sum(row[f"counter_{number}"] for row in rows if row[f"counter_{number}"] >= 0) for number in range(1, 6)]
-
-        eventually(lambda: len(colmet.tables(server.file).get(name, [])) > 3 and all(sums()), lambda: f"counters: {sums()} {server.log()}")
-        GROUND.command("oardel", job, user=user)
-        ended = oar.recorded(world, job, "Error")["events"]["counts"]
-        counted = dict(zip(EVENTS, sums()))
-        check(all(0 < counted[event] <= ended[event]["count"] for event in EVENTS), counted, ended)
-        # Clocks are nanoseconds, the others are some thousands.
-        check(min(counted["task_clock"], counted["cpu_clock"]) > 1e8 > max(counted["page_faults"], counted["context_switches"]), counted)
-        check(counted["page_faults"] >= counted["page_faults_min"] > counted["context_switches"], counted)
-        (path,) = glob.glob(f"{folder}/perfhw_mapping.*.csv")
-        with open(path) as file:
-            equal(file.read().splitlines(), [f"counter{number},{event}" for number, event in enumerate(EVENTS, 1)], "mapping")
-        rows = colmet.tables(server.file)[f"job_{job}/taskstats_default"]
-        check(rows[-1]["cpu_run_real_total"] > 1e8 and rows[-1]["job_id"] == int(job), rows[-1])
+    oar.check_numbered_events(world)
+    equal(ours(), [], "directories of ours")
 
 
 @test
