@@ -421,8 +421,8 @@ COLLECTOR = ("-v", "-s", "0.5", "--buffer-size", "100", "--enable-stdout-backend
              "--hdf5-complevel", "3", "--hdf5-complib", "blosc")
 NODE = ("-v", "-s", "0.5", "--enable-infiniband", "--omnipath", "--enable-lustre", "--lustre-prefix", "lustre", "--enable-perfhw",
         "--perfhw-list", "page_faults", "context_switches", "--enable-jobproc", "--enable-RAPL", "--enable-temperature",
-        "--enable-ipmipower", "--ipmipower-cmd", "ipmi-oem Dell get-instantaneous-power-consumption-data", "--enable-nvidia",
-        "--cpuset_rootpath", "/dev/oar_cgroups_links/cpuset/oar/", "--regex_job_id", r"_(\d+)$", "--zeromq-hwm", "1000", "--zeromq-linger", "0")
+        "--enable-ipmipower", "--ipmipower-cmd", "echo Current Power: 321 Watts", "--enable-nvidia",
+        "--cpuset_rootpath", "/dev/oar_cgroups_links/cpuset/mine/", "--regex_job_id", r"^job-(\d+)$", "--zeromq-hwm", "1000", "--zeromq-linger", "0")
 
 
 @test
@@ -444,23 +444,29 @@ def both_fronts_take_the_command_lines_of_colmet_and_files_rotate(world):
         manager.make(manager.home)
         with front(world, "colmet-collector", *COLLECTOR, "--zeromq-bind-uri", f"tcp://127.0.0.1:{port}", "--hdf5-filepath", prefix) as taker, \
                 front(world, "colmet-node", *NODE, "--zeromq-uri", f"tcp://127.0.0.1:{port}") as node:
-            path = manager.job(7)
+            path, own = manager.job(7), f"{manager.below}/mine/job-9"
+            manager.make(own)
             process = manager.start(path, "sh", "-c", "while :; do /bin/true; done")
+            other = manager.start(own, "sleep", "1000")
             eventually(lambda: files() and job_rows(files()[0]), lambda: f"the job is in the file: {taker.log()} {node.log()}")
             first = files()[0]
             eventually(lambda: time.time() > int(first.split(".")[-2]) + 1, "the next second")
             taker.send_signal(signal.SIGHUP)
             eventually(lambda: len(files()) == 2 and job_rows(files()[1]), lambda: f"another file is begun: {files()} {taker.log()}")
+            eventually(lambda: "job_9/taskstats_default" in tables(files()[1]), lambda: f"a job where the options say: {node.log()}")
+            power = eventually(lambda: tables(files()[1]).get("job_0/ipmipowerstats_default"), lambda: f"the power that the program printed: {node.log()}")
+            equal({row["average_power_consumption"] for row in power}, {321}, "power")
             before = tables(first)
-            process.kill()
-            process.wait()
+            for job in (process, other):
+                job.kill()
+                job.wait()
             manager.remove_when_empty(path)
             eventually(lambda: "hosts in this round: 1" in taker.log(), lambda: f"the counters of a round: {taker.log()}")
             for log in (taker.log, node.log):
                 eventually(lambda log=log: "Job(7)/ taskstats_default -> Host(" in log(), lambda log=log: f"records are printed: {log()}")
             for option in ("--buffer-size", "--zeromq-hwm", "--zeromq-linger", "--hdf5-complib"):
                 equal(taker.log().count(f"{option} is ignored: "), 1, option)
-            for option in ("--omnipath", "--lustre-prefix", "--ipmipower-cmd", "--cpuset_rootpath", "--regex_job_id", "--zeromq-linger"):
+            for option in ("--omnipath", "--lustre-prefix", "--zeromq-linger"):
                 equal(node.log().count(f"{option} is ignored: "), 1, option)
             equal(mapping(world, "perfhw_mapping"), "counter1,page_faults\ncounter2,context_switches\n", "events")
             equal([line.split(",")[0] for line in mapping(world, "RAPL_mapping").splitlines()], [f"counter_{number}" for number in range(1, 25)], "zones")
@@ -470,7 +476,7 @@ def both_fronts_take_the_command_lines_of_colmet_and_files_rotate(world):
         times = [row["timestamp"] for row in job_rows(first) + rows]
         equal(times, sorted(times), "times go on in the next file")
         check(rows[-1]["cpu_run_real_total"] > 0 and rows[-1]["hostname"] == os.uname().nodename, rows[-1])
-        check(all(row["involved_jobs"] in ("[7]", "[]") for path in files() for row in tables(path)["job_0/procstats_default"]), "involved jobs")
+        check(all(set(json.loads(row["involved_jobs"])) <= {7, 9} for path in files() for row in tables(path)["job_0/procstats_default"]), "involved jobs")
     finally:
         manager.close()
 

@@ -131,17 +131,11 @@ impl Chosen {
 
     /// A daemon takes what its sampler reads, a server what its nodes sent.
     pub fn interest(&self) -> Interest {
-        let kinds = vec![Kind::Started, Kind::Ended];
-        match self.node.is_some() {
-            true => {
-                let kinds = [&kinds[..], &[Kind::Sampling]].concat();
-                Interest { kinds, tables: self.tables(), within: None }
-            }
-            false => {
-                let kinds = [&kinds[..], &[Kind::Samples, Kind::Colmet]].concat();
-                Interest { kinds, tables: Vec::new(), within: None }
-            }
-        }
+        let (tables, further) = match self.node.is_some() {
+            true => (self.tables(), &[Kind::Sampling][..]),
+            false => (Vec::new(), &[Kind::Samples, Kind::Colmet][..]),
+        };
+        Interest { kinds: [&[Kind::Started, Kind::Ended], further].concat(), tables, within: None }
     }
 
     fn tables(&self) -> Vec<String> {

@@ -1,11 +1,14 @@
 //! `met colmet-collector` and `met colmet-node`: Colmet's own command lines.
 
+mod job_names;
+
 use std::net::ToSocketAddrs;
 use std::time::Duration;
 
 use anyhow::Result;
 use met_agent::supervise::Signals;
 use met_config::Failure;
+use met_jobs::cgroup_layouts::Layout;
 use met_query::setting::Setting;
 use met_server::colmet::collector;
 use met_sinks::sink::Options;
@@ -77,6 +80,14 @@ pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: bool) -> Resul
     for line in ignored_by_node(args) {
         tracing::warn!("{line}");
     }
+    if let Err(line) = name_jobs(&mut setting.config.jobs, args) {
+        tracing::warn!("{line}");
+    }
+    let command = args.ipmipower_cmd.iter().flat_map(|text| text.split_whitespace().map(str::to_owned));
+    let command: Vec<String> = command.collect();
+    if !command.is_empty() {
+        setting.config.sources.set_ipmi_command(command);
+    }
     if args.backends.enable_perfhw {
         setting.config.perf.events = args.perfhw_list.iter().take(5).cloned().collect();
     }
@@ -116,18 +127,23 @@ fn backends(args: &ColmetNodeArgs) -> Vec<&'static str> {
     all.into_iter().filter(|(_, is_chosen)| *is_chosen).map(|(name, _)| name).collect()
 }
 
+/// Adds a layout for jobs that are where these options say.
+fn name_jobs(jobs: &mut met_config::Jobs, args: &ColmetNodeArgs) -> Result<(), String> {
+    let root = args.cpuset_rootpath.as_ref().map(|root| root.to_string_lossy());
+    if root.is_none() && args.regex_job_id.is_none() {
+        return Ok(());
+    }
+    let path = job_names::layout(root.as_deref(), args.regex_job_id.as_deref());
+    let layout = path.map_err(str::to_owned).and_then(|path| Layout::parse("oar", &path, ""));
+    let ignored = |why| format!("--cpuset_rootpath and --regex_job_id are ignored: {why}; see jobs.layouts");
+    jobs.layouts.insert(0, layout.map_err(ignored)?);
+    Ok(())
+}
+
 fn ignored_by_node(args: &ColmetNodeArgs) -> Vec<String> {
-    let cgroups = "cgroups of jobs are found by their manager's names; see jobs.layouts for others";
     let given = [
         ("--omnipath", args.omnipath, "Omni-Path is recognised"),
         ("--lustre-prefix", args.lustre_prefix.is_some(), "every Lustre file system is read"),
-        (
-            "--ipmipower-cmd",
-            !args.ipmipower_cmd.is_empty(),
-            "the management controller is read without a command",
-        ),
-        ("--cpuset_rootpath", args.cpuset_rootpath.is_some(), cgroups),
-        ("--regex_job_id", args.regex_job_id.is_some(), cgroups),
         ("--zeromq-linger", args.zeromq_linger.is_some(), "what waits at the end is tried once"),
     ];
     let given = given.into_iter().filter(|(_, is_given, _)| *is_given);
