@@ -2,11 +2,15 @@
 
 import contextlib
 import functools
+import glob
 import json
 import os
 import signal
 import subprocess
+import time
+import urllib.request
 
+from discovery import Manager
 from harness import Skip, check, equal, eventually, need_root, test
 from prometheus import HERE, free_port
 
@@ -118,25 +122,30 @@ def a_collector_that_comes_late_gets_what_waited_and_sampling_goes_on(world):
 
 
 class Server:
-    """A `met server` on this machine that takes records of Colmet and writes them to a file."""
+    """A `met server` on this machine that takes records of Colmet and writes them to a file; `apart`: beside a daemon with
+    another configuration."""
 
-    def __init__(self, world, hosts, more=""):
+    def __init__(self, world, hosts, more="", apart=False):
         self.world, self.port, self.http = world, free_port(), free_port()
         self.file, self.token = world.me.path("met.hdf5"), world.me.path("token")
+        of_daemon = world.config
+        world.config = world.me.path("server.yaml") if apart else world.config
+        self.config = ("-c", world.config)
         world.configure(f"http:\n  listen: 127.0.0.1:{self.http}\n"
                         f"colmet:\n  listen: 127.0.0.1:{self.port}\n  allow: 127.0.0.1\n  hosts: [{hosts}]\n"
                         f"sinks:\n  - hdf5: {{path: {self.file}, flush: 200ms, level: 1}}\n{more}")
+        world.config = of_daemon
         self.enroll("op", "--operator")
         self.process = None
 
     def enroll(self, *arguments):
-        token = self.world.met("server", "enroll", *arguments).ok().out.strip().splitlines()[-1]
+        token = self.world.met(*self.config, "server", "enroll", *arguments).ok().out.strip().splitlines()[-1]
         with open(os.open(self.token, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
             file.write(token)
 
     def __enter__(self):
         with open(self.world.me.path("server.log"), "ab") as log:
-            self.process = self.world.me.spawn("server", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = self.world.me.spawn(*self.config, "server", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         eventually(lambda: "taking records of Colmet" in self.log(), lambda: f"the server listens: {self.log()}")
         return self
 
@@ -310,3 +319,211 @@ print(json.dumps(found))
     world.start_system_daemon()
     eventually(lambda: len(tables(path).get(name, [])) > len(rows) + 5, "the file is continued")
     world.met("cancel", job).ok()
+
+
+#: Sends each argument, in hexadecimal digits, as a message.
+SEND = """
+import sys, zmq
+context = zmq.Context()
+socket = context.socket(zmq.PUSH)
+socket.connect(sys.argv[1])
+for message in sys.argv[2:]:
+    socket.send(bytes.fromhex(message))
+context.destroy(10000)
+"""
+
+
+def send(endpoint, *messages):
+    done = subprocess.run([python(), "-c", SEND, endpoint, *(message.hex() for message in messages)], check=False, timeout=120)
+    equal(done.returncode, 0, "sent")
+
+
+def packed(**texts):
+    """A map of texts, byte by byte as the variant in Rust packs it."""
+    text = lambda value: bytes([0xa0 | len(value)] if len(value) < 32 else [0xd9, len(value)]) + value.encode()
+    return bytes([0x80 | len(texts)]) + b"".join(text(key) + text(value) for key, value in texts.items())
+
+
+@contextlib.contextmanager
+def front(world, name, *options, **more):
+    """`met colmet-node` or `met colmet-collector`, which must end well; where it logs."""
+    path = world.me.path(f"{name}.log")
+    with open(path, "ab") as log:
+        process = world.me.spawn(name, *options, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=world.me.path(""), **more)
+    process.log = lambda: world.me.read(f"{name}.log").decode()
+    try:
+        yield process
+        equal(process.poll(), None, f"{name} runs: {process.log()}")
+        process.send_signal(signal.SIGTERM)
+        equal(process.wait(60), 0, f"{name} ends well: {process.log()}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def times(path):
+    return [row["timestamp"] for row in tables(path).get("job_0/procstats_default", [])]
+
+
+def mapping(world, name):
+    """The newest file of a mapping."""
+    found = sorted(glob.glob(world.me.path(f"{name}.*.csv")), key=os.path.getmtime)
+    return world.me.read(os.path.basename(found[-1])).decode() if found else None
+
+
+@test
+def live_configuration_governs_period_and_events_until_a_job_ends(world):
+    need_root()
+    python()
+    port, path, socket = free_port(), world.me.path("out.hdf5"), world.me.path("configure.sock")
+    events = ("page_faults", "context_switches")
+    command = ("-s", "60", "--enable-perfhw", "--perfhw-list", *events, "--zeromq-uri", f"tcp://127.0.0.1:{port}",
+               "--configure-uri", f"ipc://{socket}")
+    with collector(world, port, path), front(world, "colmet-node", *command) as node:
+
+        def status():
+            said = world.met("daemon", "--status", "--json")
+            return said.json() if said.code == 0 else {}
+
+        def in_force():
+            return world.met("configure").ok().out.split("\n")
+
+        eventually(lambda: status().get("configure"), lambda: f"messages are taken: {node.log()}")
+        equal(os.stat(socket).st_mode & 0o777, 0o600, "only its user may send")
+        check(mapping(world, "perfhw_mapping") == "counter1,page_faults\ncounter2,context_switches\n", "mapping of the first events")
+        wrong = [b"", b"junk", packed(sample_period="0.05"), packed(sample_period="1s"), packed(sample_period="0.01"),
+                 packed(perfhw_metrics="page_faults,nosuch", sample_period="0.2"), packed(other="1"), b"\xff" * 5000]
+        send(f"ipc://{socket}", *wrong)
+        eventually(lambda: status()["configure"]["skipped"] == len(wrong), lambda: f"they are counted: {status()['configure']}")
+        equal(status()["configure"]["taken"], 0, "taken")
+        equal(status()["interval_ms"], 60_000, "the period stays")
+        for complaint in ("not a MessagePack map", "sample_period is not", "unknown event"):
+            equal(node.log().count(complaint), 1, f"times that the log has: {complaint}")
+        # Node sensors have the period, too, and no job is there.
+        send(f"ipc://{socket}", packed(perfhw_metrics="cpu_clock,page_faults,dummy", sample_period="0.5"))
+        eventually(lambda: status()["interval_ms"] == 500, "the period of the message")
+        first, second = in_force()[:2]
+        check("temporary until a job ends, then 60s" in first, first)
+        check(second.split()[1] == "cpu_clock,page_faults,dummy" and "until a job ends" in second, second)
+        eventually(lambda: len(times(path)) > 8, lambda: f"records of the node every half second: {times(path)}")
+        eventually(lambda: mapping(world, "perfhw_mapping") == "counter1,cpu_clock\ncounter2,page_faults\ncounter3,dummy\n", "mapping of the others")
+        job = world.run("true")
+        world.met("wait", job).ok()
+        eventually(lambda: status()["interval_ms"] == 60_000, "the first period after a job has ended")
+        check(events[0] in in_force()[1] and "cpu_clock" not in in_force()[1], f"the first events: {in_force()}")
+        eventually(lambda: mapping(world, "perfhw_mapping").startswith("counter1,page_faults\n"), "their mapping")
+        equal(status()["configure"]["taken"], 1, "taken")
+    check(not os.path.exists(socket), "the socket is removed")
+
+
+#: As a unit file of a site has them, one word changed.
+COLLECTOR = ("-v", "-s", "0.5", "--buffer-size", "100", "--enable-stdout-backend", "--zeromq-hwm", "1000", "--zeromq-linger", "0",
+             "--hdf5-complevel", "3", "--hdf5-complib", "blosc")
+NODE = ("-v", "-s", "0.5", "--enable-infiniband", "--omnipath", "--enable-lustre", "--lustre-prefix", "lustre", "--enable-perfhw",
+        "--perfhw-list", "page_faults", "context_switches", "--enable-jobproc", "--enable-RAPL", "--enable-temperature",
+        "--enable-ipmipower", "--ipmipower-cmd", "echo Current Power: 321 Watts", "--enable-nvidia",
+        "--cpuset_rootpath", "/dev/oar_cgroups_links/cpuset/mine/", "--regex_job_id", r"^job-(\d+)$", "--zeromq-hwm", "1000", "--zeromq-linger", "0")
+
+
+@test
+def both_fronts_take_the_command_lines_of_colmet_and_files_rotate(world):
+    need_root()
+    python()
+    port, prefix = free_port(), world.me.path("counters")
+    manager = Manager(world)
+    world.configure(f"jobs:\n  discover: true\n  plain: off\n  below: {manager.below}\n")
+
+    def files():
+        """As the reader of OAR looks for them."""
+        return sorted(glob.glob(prefix + "." + "[0-9]" * 10 + ".hdf5"))
+
+    def job_rows(path):
+        return tables(path).get("job_7/taskstats_default", [])
+
+    try:
+        manager.make(manager.home)
+        with front(world, "colmet-collector", *COLLECTOR, "--zeromq-bind-uri", f"tcp://127.0.0.1:{port}", "--hdf5-filepath", prefix) as taker, \
+                front(world, "colmet-node", *NODE, "--zeromq-uri", f"tcp://127.0.0.1:{port}") as node:
+            path, own = manager.job(7), f"{manager.below}/mine/job-9"
+            manager.make(own)
+            process = manager.start(path, "sh", "-c", "while :; do /bin/true; done")
+            other = manager.start(own, "sleep", "1000")
+            eventually(lambda: files() and job_rows(files()[0]), lambda: f"the job is in the file: {taker.log()} {node.log()}")
+            first = files()[0]
+            eventually(lambda: time.time() > int(first.split(".")[-2]) + 1, "the next second")
+            taker.send_signal(signal.SIGHUP)
+            eventually(lambda: len(files()) == 2 and job_rows(files()[1]), lambda: f"another file is begun: {files()} {taker.log()}")
+            eventually(lambda: "job_9/taskstats_default" in tables(files()[1]), lambda: f"a job where the options say: {node.log()}")
+            power = eventually(lambda: tables(files()[1]).get("job_0/ipmipowerstats_default"), lambda: f"the power that the program printed: {node.log()}")
+            equal({row["average_power_consumption"] for row in power}, {321}, "power")
+            before = tables(first)
+            for job in (process, other):
+                job.kill()
+                job.wait()
+            manager.remove_when_empty(path)
+            eventually(lambda: "hosts in this round: 1" in taker.log(), lambda: f"the counters of a round: {taker.log()}")
+            for log in (taker.log, node.log):
+                eventually(lambda log=log: "Job(7)/ taskstats_default -> Host(" in log(), lambda log=log: f"records are printed: {log()}")
+            for option in ("--buffer-size", "--zeromq-hwm", "--zeromq-linger", "--hdf5-complib"):
+                equal(taker.log().count(f"{option} is ignored: "), 1, option)
+            for option in ("--omnipath", "--lustre-prefix", "--zeromq-linger"):
+                equal(node.log().count(f"{option} is ignored: "), 1, option)
+            equal(mapping(world, "perfhw_mapping"), "counter1,page_faults\ncounter2,context_switches\n", "events")
+            equal([line.split(",")[0] for line in mapping(world, "RAPL_mapping").splitlines()], [f"counter_{number}" for number in range(1, 25)], "zones")
+            equal(len(mapping(world, "temperature_mapping").splitlines()), 6, "temperatures")
+        equal(tables(first), before, "the first file is as it was")
+        rows = job_rows(files()[1])
+        times = [row["timestamp"] for row in job_rows(first) + rows]
+        equal(times, sorted(times), "times go on in the next file")
+        check(rows[-1]["cpu_run_real_total"] > 0 and rows[-1]["hostname"] == os.uname().nodename, rows[-1])
+        check(all(set(json.loads(row["involved_jobs"])) <= {7, 9} for path in files() for row in tables(path)["job_0/procstats_default"]), "involved jobs")
+    finally:
+        manager.close()
+
+
+def of_variant(host=b"vm"):
+    """The example message of the variant in Rust, with the time of now."""
+    now = int(time.time() * 1000).to_bytes(8, "big")
+    return (b"\x81\xcd\x04\xd2\x93" + bytes([0xa0 | len(host)]) + host + b"\xcf" + now + b"\x93\x93\xa6Memory\x92\x01\x02\x92\xcd\x10\x00"
+            b"\xce\x07\x5b\xcd\x15\x93\xa3Cpu\x93\x22\x23\x24\x93\x00\x00\x00\x93\xa6Perfhw\x93\x26\x28\x38\x93\xcf\x00\x00\x00\x01\x2a"
+            b"\x05\xf2\x00\xce\x00\x01\x11\x70\xff")
+
+
+@test
+def a_server_takes_the_variant_in_rust_and_shows_what_it_took_and_skipped(world):
+    need_root()
+    python()
+    equal(len(of_variant()), 79, "bytes of the variant's example")
+    with Server(world, "vm") as server:
+        send(f"tcp://127.0.0.1:{server.port}", of_variant(), of_variant(b"stranger"), b"\x81\xcd\x04")
+        (job,) = eventually(lambda: server.ask("list", "--json").ok().json(), lambda: f"the job is in the list: {server.log()}")
+        check("1234" in job["job"]["id"] and job["job"]["nodes"] == ["vm"] and job["job"]["manager"] == "oar", job)
+
+        def series():
+            shown = world.me.path("shown.jsonl")
+            server.ask("export", "oar:1234", "-o", shown, "--force")
+            return world.me.read("shown.jsonl").decode() if os.path.exists(shown) else ""
+
+        eventually(lambda: "123456789" in series() and "5000000000" in series(), lambda: f"memory and events: {series()} {server.log()}")
+
+        def page():
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.http}/metrics", timeout=60) as answer:
+                return answer.read().decode()
+
+        for line in ('met_colmet_taken_total{peer="rust"} 1', 'met_colmet_skipped_total{peer="rust"} 2', 'met_colmet_taken_total{peer="colmet-node"} 0'):
+            eventually(lambda line=line: line in page(), lambda line=line: f"{line}: {page()}")
+        eventually(lambda: "rust: 1 taken, 2 skipped" in world.met("doctor").out, lambda: f"doctor: {world.met('doctor').out}")
+
+
+@test
+def a_collector_takes_the_variant_in_rust(world):
+    python()
+    port, path = free_port(), world.me.path("out.hdf5")
+    options = ("-s", "0.2", "--zeromq-bind-uri", f"tcp://127.0.0.1:{port}", "--hdf5-filepath", path)
+    with front(world, "colmet-collector", *options) as taker:
+        send(f"tcp://127.0.0.1:{port}", of_variant(), of_variant(b"other"), b"\x81\xcd\x04")
+        rows = eventually(lambda: tables(path).get("job_1234/perfhwstats_default"), lambda: f"the job is in the file: {taker.log()}")
+        rows = eventually(lambda: [row for row in tables(path)["job_1234/perfhwstats_default"] if row["hostname"] == "vm"], "the host")
+        counts = [rows[0][f"counter_{number}"] for number in range(1, 6)]
+        equal(counts, [5_000_000_000, 70_000, -1, -1, -1], "events in the order of the message")
+        eventually(lambda: "malformed MessagePack" in taker.log(), lambda: f"a bad message is reported: {taker.log()}")

@@ -1,8 +1,10 @@
 """Jobs of a real OAR: found as soon as they start, owned by who submitted them, and joined with what OAR records."""
 
 import glob
+import os
 import pwd
 
+import colmet
 from accounting import CPU_SHARE, truth
 from harness import Ground, check, equal, eventually, test
 
@@ -11,14 +13,18 @@ GROUND = Ground("oar")
 LONG_S = 4
 #: What OAR's own processes may use that are in a job's cgroup, and so are part of it.
 OWN_S = 0.3
+#: In an order that is not that of any table.
+EVENTS = ["task_clock", "page_faults", "context_switches", "cpu_clock", "page_faults_min"]
+#: Forks and faults all the time.
+BUSY = "while :; do /bin/true; done"
 
 
-def watched(world):
+def watched(world, more=""):
     """A root daemon that looks for jobs and asks this OAR; the user whose jobs they are."""
     world.configure(
         "sampling:\n  interval: 1s\n"
         "jobs:\n  discover: true\n  plain: off\n"
-        f"schedulers:\n  oar: true\n  slurm: false\n  interval: 1s\n  scope: cluster\n  path: {GROUND.path('bin')}\n")
+        f"schedulers:\n  oar: true\n  slurm: false\n  interval: 1s\n  scope: cluster\n  path: {GROUND.path('bin')}\n{more}")
     world.start_system_daemon()
     return world.user(pwd.getpwnam(GROUND.user).pw_uid)
 
@@ -135,3 +141,70 @@ def a_suspended_oar_job_is_suspended_until_it_is_resumed(world):
     in_state(world, job, "running")
     let_go(user)
     check_account(recorded(world, job, "Terminated"), truth(user))
+
+
+def pushing(server, *options):
+    """The configuration of a sink that pushes records to a server."""
+    return "sinks:\n  - colmet:\n" + "".join(f"      {line}\n" for line in (f"endpoint: tcp://127.0.0.1:{server.port}", "period: 1s", *options))
+
+
+@test
+def five_short_processes_of_an_oar_job_are_in_the_taskstats_of_a_servers_file(world):
+    colmet.python()
+    with colmet.Server(world, os.uname().nodename, apart=True) as server:
+        user = watched(world, pushing(server, "backends: [taskstats, procstats, jobproc]"))
+        burning = " ".join(world.workload("burning", "cpu.$i", 0.4))
+        job = submit(user, "sh", "-c", f"'for i in 1 2 3 4 5; do {burning}; done; sleep 2'")
+        record = recorded(world, job, "Terminated")
+        used = sum(truth(user, f"cpu.{number}") for number in range(1, 6))
+        check(used >= 2.0, f"five processes of 0.4 s: {used}")
+        name, exact_ns = f"job_{job}/taskstats_default", round(record["totals"]["cpu_seconds"] * 1e9)
+
+        def last():
+            return colmet.tables(server.file).get(name, [{}])[-1]
+
+        eventually(lambda: last().get("cpu_run_real_total") == exact_ns, lambda: f"the total of the job, {exact_ns}: {last()} {server.log()}")
+        cpu_s = last()["cpu_run_real_total"] / 1e9
+        check(used * (1 - CPU_SHARE) <= cpu_s <= used * (1 + CPU_SHARE) + OWN_S, f"CPU time: {cpu_s}, but the truth is {used}")
+        equal((last()["hostname"], last()["job_id"]), (os.uname().nodename, int(job)), "host and job")
+        found = colmet.tables(server.file)
+        check(found[f"job_{job}/jobprocstats_default"] and found["job_0/procstats_default"], list(found))
+        check(any(row["involved_jobs"] == f"[{job}]" for row in found["job_0/procstats_default"]), "the job was involved")
+        (listed,) = eventually(lambda: [one for one in server.ask("list", "--json").ok().json() if one["job"]["id"] == job], "the job is known to the server")
+        equal((listed["job"]["manager"], listed["job"]["nodes"]), ("oar", [os.uname().nodename]), "manager and nodes")
+
+
+def check_numbered_events(world):
+    """Five chosen events of a job are counter_1 to counter_5 of a server's file, in the order given, with their mapping."""
+    colmet.python()
+    folder = world.me.path("mapping")
+    os.makedirs(folder)
+    with colmet.Server(world, os.uname().nodename, apart=True) as server:
+        chosen = f"events: [{', '.join(EVENTS)}]"
+        user = watched(world, pushing(server, "backends: [taskstats, perfhw]", chosen, f"mapping: {folder}") + f"perf:\n  {chosen}\n")
+        job = submit(user, "sh", "-c", f"'{BUSY}'")
+        name = f"job_{job}/perfhwstats_default"
+
+        def sums():
+            """What was counted, by event; the first record has no difference yet."""
+            rows = colmet.tables(server.file).get(name, [])
+            return [sum(row[f"counter_{number}"] for row in rows if row[f"counter_{number}"] >= 0) for number in range(1, 6)]
+
+        eventually(lambda: len(colmet.tables(server.file).get(name, [])) > 3 and all(sums()), lambda: f"counters: {sums()} {server.log()}")
+        GROUND.command("oardel", job, user=user)
+        ended = recorded(world, job, "Error")["events"]["counts"]
+        counted = dict(zip(EVENTS, sums()))
+        check(all(0 < counted[event] <= ended[event]["count"] for event in EVENTS), counted, ended)
+        # Clocks are nanoseconds, the others are some thousands.
+        check(min(counted["task_clock"], counted["cpu_clock"]) > 1e8 > max(counted["page_faults"], counted["context_switches"]), counted)
+        check(counted["page_faults"] >= counted["page_faults_min"] > counted["context_switches"], counted)
+        (path,) = glob.glob(f"{folder}/perfhw_mapping.*.csv")
+        with open(path) as file:
+            equal(file.read().splitlines(), [f"counter{number},{event}" for number, event in enumerate(EVENTS, 1)], "mapping")
+        rows = colmet.tables(server.file)[f"job_{job}/taskstats_default"]
+        check(rows[-1]["cpu_run_real_total"] > 1e8 and rows[-1]["job_id"] == int(job), rows[-1])
+
+
+@test
+def five_events_of_an_oar_job_are_counters_of_a_servers_file(world):
+    check_numbered_events(world)

@@ -12,11 +12,8 @@ from harness import Ground, check, equal, eventually, test
 GROUND = Ground("oar_perf")
 ON_REQUEST = True
 
-#: In an order that is not that of any table.
-EVENTS = ["task_clock", "page_faults", "context_switches", "cpu_clock", "page_faults_min"]
+EVENTS, BUSY = oar.EVENTS, oar.BUSY
 PERF = f"perf:\n  events: [{', '.join(EVENTS)}]\n"
-#: Forks and faults all the time.
-BUSY = "while :; do /bin/true; done"
 
 
 def ours():
@@ -55,6 +52,13 @@ def events_of_an_oar_job_are_counted_in_its_own_perf_event_cgroup(world):
     ended = record["events"]["counts"]
     equal(list(ended), EVENTS, "events of the ended job")
     check(all(counts[name]["count"] <= ended[name]["count"] for name in EVENTS), counts, ended)
+
+
+@test
+def five_events_of_an_oar_job_are_counters_of_a_servers_file_in_their_order(world):
+    oar.GROUND = GROUND
+    oar.check_numbered_events(world)
+    equal(ours(), [], "directories of ours")
 
 
 @test

@@ -357,7 +357,7 @@ pub struct Server {
     pub lost_after: Duration,
 }
 
-/// Where a server takes records of Colmet's nodes.
+/// Where a server takes records of Colmet's nodes, and a daemon its messages of live configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Colmet {
     /// Empty: nowhere.
@@ -368,11 +368,19 @@ pub struct Colmet {
     pub hosts: Vec<String>,
     /// Whose jobs they are.
     pub manager: String,
+    /// An endpoint of ZeroMQ.
+    pub configure: Option<String>,
 }
 
 impl Default for Colmet {
     fn default() -> Colmet {
-        Colmet { listen: Vec::new(), allow: Vec::new(), hosts: Vec::new(), manager: "oar".to_owned() }
+        Colmet {
+            listen: Vec::new(),
+            allow: Vec::new(),
+            hosts: Vec::new(),
+            manager: "oar".to_owned(),
+            configure: None,
+        }
     }
 }
 

@@ -226,6 +226,9 @@ pub struct Change {
     pub job: Option<JobRef>,
     /// Takes earlier changes back first.
     pub reset: bool,
+    /// Without a job: until any of them ends.
+    #[serde(default)]
+    pub until_a_job_ends: bool,
 }
 
 /// What a daemon does now. Of what holds for all, the first does; the others follow when it ends.
@@ -352,6 +355,20 @@ pub struct Status {
     /// `None` where no address is configured.
     #[serde(default)]
     pub http: Option<HttpStatus>,
+    /// `None` where no messages of live configuration are taken.
+    #[serde(default)]
+    pub configure: Option<ConfigureStatus>,
+}
+
+/// Messages of live configuration (`colmet.configure`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigureStatus {
+    pub endpoint: String,
+    pub taken: u64,
+    pub skipped: u64,
+    /// Why none are taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 /// The HTTP listener of a daemon.

@@ -6,10 +6,10 @@
 
 mod allowed;
 pub mod collector;
+mod counts;
 mod import;
-mod pull;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,23 +17,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use met_query::jobs::now_ns;
+use met_sinks::zeromq::{Message, Pull};
 use met_store::StoreError;
 use met_store::cluster::Log;
 use met_wire::batch::NodeBatch;
-use met_wire::colmet::{Bad, Record, records, variant};
+use met_wire::colmet::{Bad, MESSAGE_BYTES_MAX, Record, records, variant};
 
 use crate::cluster::api::Api;
 pub use allowed::Allowed;
+use counts::{Complaints, Kind};
+pub use counts::{Counts, RECEIVED, Received};
 use import::{Importer, Refused};
-use pull::{Message, Pull};
 
 /// How long the thread waits for messages before it looks whether to end.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often what was received becomes durable.
 const FLUSH_EVERY: Duration = Duration::from_secs(5);
-/// Complaints that are remembered; beyond, no more are logged.
-const COMPLAINTS_MAX: usize = 4096;
 /// How long it is believed that a host has no token.
 const TOKENS_EVERY: Duration = Duration::from_secs(10);
 
@@ -44,6 +45,8 @@ pub struct Plan {
     pub allowed: Allowed,
     pub manager: String,
     pub state: PathBuf,
+    /// Where it counts what it takes.
+    pub counts: Arc<Counts>,
 }
 
 pub struct Receiver {
@@ -55,13 +58,13 @@ pub struct Receiver {
 
 impl Receiver {
     pub fn start(plan: Plan, api: Arc<Api>) -> anyhow::Result<Receiver> {
-        let pull = Pull::bind(&plan.listen)?;
+        let pull = Pull::bind(&plan.listen, MESSAGE_BYTES_MAX).context("colmet.listen")?;
         let (addresses, end) = (pull.addresses()?, Arc::new(AtomicBool::new(false)));
         let mut work = Work {
             hosts: Hosts::open(&plan.state)?,
             importer: Importer::new(plan.manager),
             allowed: plan.allowed,
-            complaints: Complaints::default(),
+            complaints: Complaints::new(plan.counts),
             waiting: Vec::new(),
             api,
         };
@@ -77,23 +80,6 @@ impl Receiver {
         self.end.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
-        }
-    }
-}
-
-/// What is logged once for each peer and kind, and counted.
-#[derive(Default)]
-struct Complaints {
-    logged: HashSet<(IpAddr, &'static str)>,
-    refused: u64,
-    taken: u64,
-}
-
-impl Complaints {
-    fn refuse(&mut self, peer: IpAddr, what: &'static str, about: &str) {
-        self.refused += 1;
-        if self.logged.len() < COMPLAINTS_MAX && self.logged.insert((peer, what)) {
-            tracing::warn!("colmet: {peer}: {what}{about}; skipped, further ones are only counted");
         }
     }
 }
@@ -140,7 +126,7 @@ impl Work {
             let within = flush_at.saturating_duration_since(Instant::now()).min(LOOK_EVERY);
             // While batches wait for the writer, peers do.
             let messages = match self.waiting.is_empty() {
-                true => pull.wait(within, |peer| self.allowed.has_address(peer)),
+                true => pull.wait(Some(within), |peer| self.allowed.has_address(peer)),
                 false => {
                     std::thread::sleep(within.min(Duration::from_millis(50)));
                     Vec::new()
@@ -155,28 +141,30 @@ impl Work {
             }
         }
         self.flush();
-        let Complaints { taken, refused, .. } = self.complaints;
-        tracing::info!("colmet: {taken} records taken, {refused} skipped");
+        let (taken, skipped) = self.complaints.counts.sums();
+        tracing::info!("colmet: {taken} records taken, {skipped} skipped");
     }
 
     fn take(&mut self, message: Message) {
         let peer = message.peer;
         let bytes = match message.received {
             Ok(bytes) => bytes,
-            Err(why) => return self.complaints.refuse(peer, "connection closed", &format!(": {why}")),
+            Err(why) => {
+                let about = format!(": {why}");
+                return self.complaints.refuse(Kind::Connection, peer, "connection closed", &about);
+            }
         };
         if variant::is_variant(&bytes) {
             match variant::samples(&bytes) {
                 Ok(samples) => {
                     for sample in samples {
-                        let host = sample.hostname.clone();
-                        if self.admit(peer, &host) {
+                        if self.admit(Kind::Rust, peer, &sample.hostname) {
                             let taken = self.importer.take_sample(&sample, now_ns());
-                            self.note(peer, &host, taken);
+                            self.note(Kind::Rust, peer, &sample.hostname, taken);
                         }
                     }
                 }
-                Err(bad) => self.complaints.refuse(peer, bad.text(), ""),
+                Err(bad) => self.complaints.refuse(Kind::Rust, peer, bad.text(), ""),
             }
         } else {
             self.take_records(peer, &bytes);
@@ -188,17 +176,18 @@ impl Work {
         let mut taken: Vec<Record> = Vec::new();
         for record in records(bytes) {
             match record {
-                Ok(record) if self.admit(peer, &record.hostname) => {
+                Ok(record) if self.admit(Kind::ColmetNode, peer, &record.hostname) => {
                     let done = self.importer.take(&record, now_ns());
-                    if self.note(peer, &record.hostname, done) {
+                    if self.note(Kind::ColmetNode, peer, &record.hostname, done) {
                         taken.push(record);
                     }
                 }
                 Ok(_) => {}
                 Err(bad @ Bad::UnknownBackend) => {
-                    self.complaints.refuse(peer, bad.text(), "; newer versions of Colmet may have others");
+                    let about = "; newer versions of Colmet may have others";
+                    self.complaints.refuse(Kind::ColmetNode, peer, bad.text(), about);
                 }
-                Err(bad) => self.complaints.refuse(peer, bad.text(), ""),
+                Err(bad) => self.complaints.refuse(Kind::ColmetNode, peer, bad.text(), ""),
             }
         }
         if !taken.is_empty() {
@@ -206,28 +195,24 @@ impl Work {
         }
     }
 
-    fn admit(&mut self, peer: IpAddr, host: &str) -> bool {
-        if !self.allowed.has_host(host) {
-            self.complaints.refuse(peer, "a host that colmet.hosts does not name", &format!(": {host}"));
-            return false;
-        }
-        match self.hosts.may_speak(host) {
-            Ok(true) => true,
-            Ok(false) => {
-                self.complaints.refuse(peer, "a host with a token is not taken here", &format!(": {host}"));
-                false
+    fn admit(&mut self, kind: Kind, peer: IpAddr, host: &str) -> bool {
+        let (what, about) = if !self.allowed.has_host(host) {
+            ("a host that colmet.hosts does not name", format!(": {host}"))
+        } else {
+            match self.hosts.may_speak(host) {
+                Ok(true) => return true,
+                Ok(false) => ("a host with a token is not taken here", format!(": {host}")),
+                Err(error) => ("cannot register a host", format!(": {host}: {error}")),
             }
-            Err(error) => {
-                self.complaints.refuse(peer, "cannot register a host", &format!(": {host}: {error}"));
-                false
-            }
-        }
+        };
+        self.complaints.refuse(kind, peer, what, &about);
+        false
     }
 
-    fn note(&mut self, peer: IpAddr, host: &str, taken: Result<(), Refused>) -> bool {
+    fn note(&mut self, kind: Kind, peer: IpAddr, host: &str, taken: Result<(), Refused>) -> bool {
         match taken {
-            Ok(()) => self.complaints.taken += 1,
-            Err(refused) => self.complaints.refuse(peer, refused.text(), &format!(" of {host}")),
+            Ok(()) => self.complaints.counts.take(kind, 1),
+            Err(refused) => self.complaints.refuse(kind, peer, refused.text(), &format!(" of {host}")),
         }
         taken.is_ok()
     }

@@ -3,17 +3,19 @@
 //! Only what a real collector survives is sent: whole records of kinds that it knows. Messages wait in a bounded queue while
 //! none is reachable.
 
-mod push;
+mod mapping_files;
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use met_wire::colmet::{MESSAGE_BYTES_MAX, Record};
+use met_wire::colmet::{Backend, MESSAGE_BYTES_MAX, Record};
 
 use crate::colmet_records::{self, Chosen, Gatherer};
 use crate::event::Event;
 use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec};
-use push::{Address, Push};
+use crate::zeromq::Endpoint;
+use crate::zeromq::push::Push;
 
 const ENDPOINT: &str = "tcp://127.0.0.1:5556";
 const BACKENDS: &str = "taskstats, procstats";
@@ -33,12 +35,23 @@ pub static SPEC: SinkSpec = SinkSpec {
             default: ENDPOINT,
             many: false,
             help: "where the collector listens; the protocol has neither encryption nor authentication",
-            check: |value, _| Address::parse(value).map(drop),
+            check: |value, _| Endpoint::parse(value).map(drop),
         },
         colmet_records::PERIOD,
         colmet_records::backends(BACKENDS),
         colmet_records::EVENTS,
         colmet_records::MANAGERS,
+        SinkOption {
+            name: "mapping",
+            values: "a folder",
+            default: "",
+            many: false,
+            help: "where Colmet's files `perfhw_mapping`, `RAPL_mapping` and `temperature_mapping` are written, at start and when the events change; without it: nowhere",
+            check: |value, _| match value.starts_with('/') {
+                true => Ok(()),
+                false => Err(format!("{value:?} is not an absolute path")),
+            },
+        },
         SinkOption {
             name: "queue",
             values: "a number of messages",
@@ -61,17 +74,21 @@ fn interest(options: &Options) -> Interest {
 
 fn open(options: &Options) -> Opened {
     let endpoint = options.word("endpoint").unwrap_or(ENDPOINT);
-    let address = Address::parse(endpoint).map_err(SinkError::Failed)?;
+    let endpoint = Endpoint::parse(endpoint).map_err(SinkError::Failed)?;
     let most = options.word("queue").unwrap_or(QUEUE).parse().unwrap_or(1000);
-    let gatherer = Gatherer::new(Chosen::of(options, BACKENDS));
-    Ok(Box::new(Colmet {
-        gatherer,
+    let chosen = Chosen::of(options, BACKENDS);
+    let mapping = options.word("mapping").map(PathBuf::from);
+    let mut sink = Colmet {
+        gatherer: Gatherer::new(chosen.clone()),
+        mapping,
         queue: Queue::new(most),
-        push: Push::new(address),
+        push: Push::new(endpoint),
         pause: PAUSE_MIN,
         retry_at: None,
         failure: None,
-    }))
+    };
+    sink.write_mapping(&chosen.backends);
+    Ok(Box::new(sink))
 }
 
 /// Messages that wait, each with the number of its records.
@@ -120,6 +137,8 @@ impl Queue {
 
 struct Colmet {
     gatherer: Gatherer,
+    /// Where mapping files are written.
+    mapping: Option<PathBuf>,
     queue: Queue,
     push: Push,
     pause: Duration,
@@ -129,6 +148,13 @@ struct Colmet {
 }
 
 impl Colmet {
+    fn write_mapping(&mut self, backends: &[Backend]) {
+        let Some(folder) = &self.mapping else { return };
+        if let Err(error) = mapping_files::write(folder, backends, self.gatherer.events()) {
+            self.failure = Some(format!("cannot write mapping files to {}: {error}", folder.display()));
+        }
+    }
+
     fn send(&mut self) {
         if self.retry_at.is_some_and(|at| Instant::now() < at) {
             return;
@@ -154,7 +180,12 @@ impl Colmet {
 impl Sink for Colmet {
     fn take(&mut self, event: &Event) -> Result<(), SinkError> {
         let mut records = Vec::new();
+        let before = matches!(event, Event::Sampling(_)).then(|| self.gatherer.events().to_vec());
         self.gatherer.take(event, &mut records);
+        let has_others = before.is_some_and(|before| self.gatherer.events() != before);
+        if has_others && self.gatherer.has(Backend::Perfhw) {
+            self.write_mapping(&[Backend::Perfhw]);
+        }
         self.queue.push(&records);
         self.send();
         Ok(())

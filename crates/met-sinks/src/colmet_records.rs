@@ -15,7 +15,7 @@ use met_core::{JOB, MISSING, Table, event as perf};
 use met_wire::batch::Subject;
 use met_wire::colmet::{At, Backend, EVENTS as EVENTS_MAX, LAYOUTS, Layout, Meaning, Record, Value};
 
-use crate::event::{Event, Kind, Samples, Tick};
+use crate::event::{Event, Kind, Samples, Sampling, Tick};
 use crate::sink::{Interest, Options, SinkOption, one_of};
 use node_state::NodeState;
 
@@ -27,13 +27,22 @@ const ROUND_WITHIN: Duration = Duration::from_millis(300);
 const EARLY_NS: i64 = 100_000_000;
 const PERIOD_DEFAULT: &str = "5s";
 const ALL: &str = "all";
+/// As often as a daemon samples.
+const INTERVAL: &str = "interval";
 
 /// How often records are made.
-pub const PERIOD: SinkOption = SinkOption::duration(
-    "period",
-    PERIOD_DEFAULT,
-    "time between two records of a job or node; the sampling interval is the least",
-);
+pub const PERIOD: SinkOption = SinkOption {
+    name: "period",
+    values: "a duration or `interval`",
+    default: PERIOD_DEFAULT,
+    many: false,
+    help: "time between two records of a job or node; the sampling interval is the least. `interval` follows it, and `events` follow `perf.events`, also while `met configure` or `colmet.configure` changes them",
+    check: |value, tables| match value {
+        INTERVAL => Ok(()),
+        _ => (DURATION.check)(value, tables),
+    },
+};
+const DURATION: SinkOption = SinkOption::duration("period", PERIOD_DEFAULT, "");
 
 /// Which kinds of records are made; their default differs from sink to sink.
 pub const fn backends(default: &'static str) -> SinkOption {
@@ -89,6 +98,8 @@ pub struct Chosen {
     pub backends: Vec<Backend>,
     pub events: Vec<String>,
     pub period: Duration,
+    /// Period and events follow those of the daemon.
+    follows: bool,
     managers: Vec<String>,
     /// The node whose daemon this is; none on a server.
     node: Option<String>,
@@ -109,6 +120,7 @@ impl Chosen {
             backends: NAMES.iter().filter(|(name, _)| is_chosen(name)).map(|&(_, backend)| backend).collect(),
             events,
             period: options.duration("period", PERIOD_DEFAULT),
+            follows: options.word("period") == Some(INTERVAL),
             managers: list("managers", ""),
             node: options.node.clone(),
         }
@@ -116,14 +128,11 @@ impl Chosen {
 
     /// A daemon takes what its sampler reads, a server what its nodes sent.
     pub fn interest(&self) -> Interest {
-        let kinds = vec![Kind::Started, Kind::Ended];
-        match self.node.is_some() {
-            true => Interest { kinds, tables: self.tables(), within: None },
-            false => {
-                let kinds = [&kinds[..], &[Kind::Samples, Kind::Colmet]].concat();
-                Interest { kinds, tables: Vec::new(), within: None }
-            }
-        }
+        let (tables, further) = match self.node.is_some() {
+            true => (self.tables(), &[Kind::Sampling][..]),
+            false => (Vec::new(), &[Kind::Samples, Kind::Colmet][..]),
+        };
+        Interest { kinds: [&[Kind::Started, Kind::Ended], further].concat(), tables, within: None }
     }
 
     fn tables(&self) -> Vec<String> {
@@ -228,13 +237,19 @@ impl JobState {
     }
 
     fn is_due(&self, period: Duration) -> bool {
-        self.is_fresh && self.time_ns.saturating_sub(self.sent_ns) >= period.as_nanos() as i64 - EARLY_NS
+        self.is_fresh && self.time_ns.saturating_sub(self.sent_ns) >= least_ns(period)
     }
 
     fn sent(&mut self) {
         (self.is_fresh, self.sent_ns) = (false, self.time_ns);
         self.events.iter_mut().for_each(|(now, before)| *before = *now);
     }
+}
+
+/// The least time between two records. At least half of the period: new jobs have ticks of their own in between.
+fn least_ns(period: Duration) -> i64 {
+    let period_ns = period.as_nanos() as i64;
+    (period_ns - EARLY_NS).max(period_ns / 2)
 }
 
 pub(crate) fn seconds(time_ns: i64) -> u64 {
@@ -286,8 +301,35 @@ impl Gatherer {
                 }
             }
             Event::Ended(record) => self.ended(record, out),
-            Event::Interim(_) => {}
+            Event::Sampling(sampling) if self.chosen.follows => self.follow(sampling),
+            Event::Interim(_) | Event::Sampling(_) => {}
         }
+    }
+
+    /// Counts of events that are still wanted go on.
+    fn follow(&mut self, sampling: &Sampling) {
+        self.chosen.period = sampling.interval;
+        if sampling.events.is_empty() || sampling.events == self.chosen.events {
+            return;
+        }
+        let mut events = sampling.events.clone();
+        events.truncate(EVENTS_MAX);
+        let before = std::mem::replace(&mut self.chosen.events, events);
+        for job in self.jobs.values_mut() {
+            let kept = |name: &String| before.iter().position(|other| other == name);
+            let count = |name| kept(name).map_or((MISSING, MISSING), |index| job.events[index]);
+            job.events = self.chosen.events.iter().map(count).collect();
+        }
+    }
+
+    /// Whether such records are made.
+    pub fn has(&self, backend: Backend) -> bool {
+        self.chosen.backends.contains(&backend)
+    }
+
+    /// Which events are numbered, in their order.
+    pub fn events(&self) -> &[String] {
+        &self.chosen.events
     }
 
     fn pass_on(&mut self, records: &[Record], out: &mut Vec<Record>) {
@@ -377,8 +419,7 @@ impl Gatherer {
     fn finish(&mut self, out: &mut Vec<Record>) {
         let Some((time_ns, _)) = self.round.take() else { return };
         let Some(node) = self.chosen.node.clone() else { return };
-        let period_ns = self.chosen.period.as_nanos() as i64;
-        if time_ns.saturating_sub(self.sent_ns) < period_ns - EARLY_NS {
+        if time_ns.saturating_sub(self.sent_ns) < least_ns(self.chosen.period) {
             return;
         }
         self.sent_ns = time_ns;

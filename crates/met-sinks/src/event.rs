@@ -1,6 +1,7 @@
 //! What sinks receive.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use met_core::Table;
 use met_core::bounds;
@@ -23,6 +24,8 @@ pub enum Event {
     Tick(Arc<Tick>),
     /// Records that nodes of Colmet sent to this server, as they came.
     Colmet(Arc<Vec<colmet::Record>>),
+    /// How a daemon samples from now on.
+    Sampling(Arc<Sampling>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,15 @@ pub enum Kind {
     Samples,
     Tick,
     Colmet,
+    Sampling,
+}
+
+/// What holds for all jobs of a daemon, by its file or changed live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sampling {
+    pub interval: Duration,
+    /// Of perf, in the order in which they were given.
+    pub events: Vec<String>,
 }
 
 /// Samples of one table about one subject.
@@ -93,6 +105,7 @@ impl Event {
             Event::Samples(_) => Kind::Samples,
             Event::Tick(_) => Kind::Tick,
             Event::Colmet(_) => Kind::Colmet,
+            Event::Sampling(_) => Kind::Sampling,
         }
     }
 
@@ -103,6 +116,7 @@ impl Event {
         match self {
             Event::Started(record) | Event::Ended(record) => size_of::<Record>() + bounds::bytes(record),
             Event::Interim(_) => 8 * SMALL,
+            Event::Sampling(_) => SMALL,
             Event::Samples(samples) => of_cells(samples.course.len() * (samples.course.columns.len() + 1)),
             Event::Colmet(records) => records.iter().map(|record| of_cells(2 * record.values.len())).sum(),
             Event::Tick(tick) => of_cells(tick.cells.len() + tick.rows.len() * size_of::<[i64; 16]>()),

@@ -297,7 +297,7 @@ impl Sink for Forward {
             Event::Samples(samples) => return self.offer(samples),
             // One that finds no room comes again.
             Event::Interim(interim) => drop(self.queue.try_send(Message::Interim(Arc::clone(interim)))),
-            Event::Tick(_) | Event::Colmet(_) => {}
+            Event::Tick(_) | Event::Colmet(_) | Event::Sampling(_) => {}
         }
         Ok(())
     }

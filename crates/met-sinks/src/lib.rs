@@ -20,6 +20,7 @@ pub mod shown_jobs;
 pub mod sink;
 pub mod snapshot;
 mod stdout;
+pub mod zeromq;
 
 pub use bus::Bus;
 pub use event::Event;

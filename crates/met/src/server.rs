@@ -114,15 +114,17 @@ pub fn serve(setting: &Setting) -> Result<()> {
     let logins = logins(setting, &people, &passwords)?;
     let admission: Arc<dyn Admission> = Arc::<Logins>::clone(&logins);
     let api = Arc::new(Api::new(keeper, people, admission, incompatible, query));
-    let pages = metrics_page::Pages::new(view, setting.config.http.contents());
+    let received =
+        Some(Arc::<colmet::Counts>::default()).filter(|_| !setting.config.colmet.listen.is_empty());
+    let pages = metrics_page::Pages::new(view, setting.config.http.contents(), received.clone());
     let server = listen(setting, &api, pages, &logins, passwords)?;
     for address in server.local_addrs() {
         tracing::info!("serving {address}, state in {}", state.display());
     }
-    let colmet = colmet(setting, &state, &api)?;
+    let colmet = colmet(setting, &state, &api, received.as_ref())?;
     let listening = server.local_addrs().iter().map(ToString::to_string).collect();
     let status = StatusFile::new(&state, listening);
-    let ended = work(&signals, &schedulers, &api, SchedulerFeed::new()?, status);
+    let ended = work(&signals, &schedulers, &api, SchedulerFeed::new()?, status, received);
     if let Some(colmet) = colmet {
         colmet.stop();
     }
@@ -194,17 +196,25 @@ fn listen(
 }
 
 /// Takes records of Colmet's nodes, if an address is configured.
-fn colmet(setting: &Setting, state: &Path, api: &Arc<Api>) -> Result<Option<colmet::Receiver>> {
-    let config = &setting.config.colmet;
-    if config.listen.is_empty() {
-        return Ok(None);
-    }
+fn colmet(
+    setting: &Setting,
+    state: &Path,
+    api: &Arc<Api>,
+    counts: Option<&Arc<colmet::Counts>>,
+) -> Result<Option<colmet::Receiver>> {
+    let (config, Some(counts)) = (&setting.config.colmet, counts) else { return Ok(None) };
     let allowed = colmet::Allowed::parse(&config.allow, &config.hosts).map_err(Failure::usage)?;
     let mut listen = Vec::new();
     for address in &config.listen {
         listen.extend(address.resolve().map_err(|error| Failure::usage(format!("colmet.listen: {error}")))?);
     }
-    let plan = colmet::Plan { listen, allowed, manager: config.manager.clone(), state: state.to_owned() };
+    let plan = colmet::Plan {
+        listen,
+        allowed,
+        manager: config.manager.clone(),
+        state: state.to_owned(),
+        counts: Arc::clone(counts),
+    };
     let receiver = colmet::Receiver::start(plan, Arc::clone(api));
     let receiver = receiver.map_err(|error| Failure::usage(format!("{error:#}")))?;
     for address in &receiver.addresses {
@@ -221,13 +231,15 @@ fn work(
     api: &Api,
     mut scheduler_feed: SchedulerFeed,
     mut status: StatusFile,
+    received: Option<Arc<colmet::Counts>>,
 ) -> Result<()> {
     let submit = |work: scheduler_feed::Work| api.keeper.with_writer(work);
     loop {
         let bell = schedulers.bell().filter(|_| scheduler_feed.is_idle());
         let mut fds = vec![PollFd::new(signals, PollFlags::IN), PollFd::new(&scheduler_feed, PollFlags::IN)];
         fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
-        status.update(schedulers.status());
+        let colmet = received.as_ref().map(|counts| counts.received()).unwrap_or_default();
+        status.update(schedulers.status(), colmet);
         let patience = scheduler_feed.patience().map_or(STATUS_EVERY, |patience| patience.min(STATUS_EVERY));
         let timeout = Timespec::try_from(patience).ok();
         if poll(&mut fds, timeout.as_ref()).is_err() {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use met_core::job::JobKey;
 use met_core::ladder::Ladder;
 use met_host::clock;
+use met_sinks::event;
 use met_sources::Options;
 
 use super::sampler_thread::Sampling;
@@ -32,14 +33,32 @@ pub struct LiveSettings {
     watch: FileWatch,
     /// When the events of the file were changed under running jobs, in nanoseconds of CLOCK_BOOTTIME.
     file_events_since_ns: Option<i64>,
-    /// The last one holds. One for a job ends with it.
-    intervals: Vec<(Option<JobKey>, Duration)>,
-    /// Those for a job hold in that job alone.
+    /// The last one holds.
+    intervals: Vec<(Reach, Duration)>,
+    /// Those for a job hold in that job alone; of the others the last one holds.
     events: Vec<LiveEvents>,
 }
 
+/// How long a live change holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    Daemon,
+    /// Until any job ends.
+    NextEnd,
+    Job(JobKey),
+}
+
+impl Reach {
+    fn job(&self) -> Option<&JobKey> {
+        match self {
+            Reach::Job(key) => Some(key),
+            Reach::Daemon | Reach::NextEnd => None,
+        }
+    }
+}
+
 struct LiveEvents {
-    job: Option<JobKey>,
+    reach: Reach,
     names: Vec<String>,
     /// Nanoseconds of CLOCK_BOOTTIME.
     since_ns: i64,
@@ -71,28 +90,32 @@ impl LiveSettings {
     }
 
     /// A later change of the same reach replaces an earlier one.
-    pub(super) fn hold(
-        &mut self,
-        job: Option<&JobKey>,
-        interval: Option<Duration>,
-        events: Option<Vec<String>>,
-    ) {
+    pub(super) fn hold(&mut self, reach: &Reach, interval: Option<Duration>, events: Option<Vec<String>>) {
         if let Some(interval) = interval {
-            self.intervals.retain(|(known, _)| known.as_ref() != job);
-            self.intervals.push((job.cloned(), interval));
+            self.intervals.retain(|(known, _)| known != reach);
+            self.intervals.push((reach.clone(), interval));
         }
         if let Some(names) = events {
-            self.events.retain(|known| known.job.as_ref() != job);
-            self.events.push(LiveEvents { job: job.cloned(), names, since_ns: clock::boottime_ns() });
+            self.events.retain(|known| known.reach != *reach);
+            self.events.push(LiveEvents { reach: reach.clone(), names, since_ns: clock::boottime_ns() });
         }
     }
 
     /// Takes back what was changed: for a job, or without one all of it. Whether there was anything.
     pub(super) fn revert(&mut self, job: Option<&JobKey>) -> bool {
-        let stays = |known: &Option<JobKey>| job.is_some() && known.as_ref() != job;
+        self.keep(|reach| job.is_some() && reach.job() != job)
+    }
+
+    /// Takes back what was changed until this job, or any, ends. Whether there was anything.
+    pub(super) fn job_ended(&mut self, key: &JobKey) -> bool {
+        self.keep(|reach| *reach != Reach::NextEnd && reach.job() != Some(key))
+    }
+
+    /// Whether anything was taken back.
+    fn keep(&mut self, stays: impl Fn(&Reach) -> bool) -> bool {
         let before = self.intervals.len() + self.events.len();
-        self.intervals.retain(|(known, _)| stays(known));
-        self.events.retain(|known| stays(&known.job));
+        self.intervals.retain(|(reach, _)| stays(reach));
+        self.events.retain(|known| stays(&known.reach));
         before != self.intervals.len() + self.events.len()
     }
 
@@ -108,12 +131,15 @@ impl LiveSettings {
     }
 
     fn events_for_all(&self) -> &[String] {
-        let live = self.events.iter().find(|live| live.job.is_none());
-        live.map_or(&self.file.perf.events, |live| &live.names)
+        self.live_for_all().map_or(&self.file.perf.events, |live| &live.names)
+    }
+
+    fn live_for_all(&self) -> Option<&LiveEvents> {
+        self.events.iter().rev().find(|live| live.reach.job().is_none())
     }
 
     fn asked(&self) -> EventsAsked {
-        let mut asked = match self.events.iter().find(|live| live.job.is_none()) {
+        let mut asked = match self.live_for_all() {
             Some(live) => EventsAsked::live(&live.names, live.since_ns),
             None => match self.file_events_since_ns {
                 Some(since_ns) => EventsAsked::live(&self.file.perf.events, since_ns),
@@ -121,11 +147,17 @@ impl LiveSettings {
             },
         };
         for live in &self.events {
-            if let Some(key) = &live.job {
+            if let Some(key) = live.reach.job() {
                 asked.instead(key.clone(), &live.names);
             }
         }
         asked
+    }
+
+    /// What holds for all jobs.
+    pub(super) fn for_sinks(&self) -> event::Sampling {
+        let interval = self.config.sampling.shortest();
+        event::Sampling { interval, events: self.events_for_all().to_vec() }
     }
 
     pub(super) fn asks_for_events(&self) -> bool {
@@ -134,7 +166,7 @@ impl LiveSettings {
 
     /// Whether events are to be counted in a job.
     pub(super) fn asks_for_events_of(&self, key: &JobKey) -> bool {
-        match self.events.iter().find(|live| live.job.as_ref() == Some(key)) {
+        match self.events.iter().find(|live| live.reach.job() == Some(key)) {
             Some(live) => !live.names.is_empty(),
             None => !self.events_for_all().is_empty(),
         }
@@ -142,7 +174,8 @@ impl LiveSettings {
 
     /// Every event that is to be counted somewhere.
     pub(super) fn all_events(&self) -> Vec<String> {
-        let of_jobs = self.events.iter().filter(|live| live.job.is_some()).flat_map(|live| &live.names);
+        let of_jobs =
+            self.events.iter().filter(|live| live.reach.job().is_some()).flat_map(|live| &live.names);
         let mut all: Vec<String> = self.events_for_all().iter().chain(of_jobs).cloned().collect();
         all.sort();
         all.dedup();
@@ -165,21 +198,23 @@ impl LiveSettings {
 
     /// The current values and those that follow. Clients that may not see all jobs do not get their ids.
     pub(super) fn in_force(&self, shows_jobs: bool) -> InForce {
-        let whence = |job: &Option<JobKey>| match job {
-            None => Whence::Live,
-            Some(key) => Whence::Job(shows_jobs.then(|| format!("{}:{}", key.manager, key.id))),
+        let whence = |reach: &Reach| match reach {
+            Reach::Daemon => Whence::Live,
+            Reach::NextEnd => Whence::Job(None),
+            Reach::Job(key) => Whence::Job(shows_jobs.then(|| format!("{}:{}", key.manager, key.id))),
         };
-        let held = |(job, value): &(Option<JobKey>, Duration)| Held { value: *value, whence: whence(job) };
+        let held = |(reach, value): &(Reach, Duration)| Held { value: *value, whence: whence(reach) };
         let intervals = self.intervals.iter().rev().map(held);
-        let live = |live: &LiveEvents| Held { value: live.names.clone(), whence: whence(&live.job) };
-        let (in_jobs, for_all): (Vec<_>, Vec<_>) = self.events.iter().partition(|live| live.job.is_some());
+        let live = |live: &LiveEvents| Held { value: live.names.clone(), whence: whence(&live.reach) };
+        let (in_jobs, for_all): (Vec<_>, Vec<_>) =
+            self.events.iter().partition(|live| live.reach.job().is_some());
         let file_events = Some(self.by_file(|config| config.perf.events.clone()));
         InForce {
             intervals: intervals.chain([self.interval_by_file()]).collect(),
             ladder: Some(self.file.sampling.cadence().ladder())
                 .filter(|ladder| !ladder.is_fixed())
                 .map(Ladder::to_string),
-            events: for_all.into_iter().map(live).chain(file_events).collect(),
+            events: for_all.into_iter().rev().map(live).chain(file_events).collect(),
             events_in_jobs: in_jobs.into_iter().map(live).collect(),
             note: None,
             file: None,
@@ -371,6 +406,7 @@ fn changeable(before: &Config, mut new: Config) -> (Config, Vec<&'static str>) {
     keep(new.login != before.login, "login");
     keep(new.forward != before.forward, "forward");
     keep(new.sinks != before.sinks, "sinks");
+    keep(new.colmet.configure != before.colmet.configure, "colmet.configure");
     new.jobs = before.jobs.clone();
     new.system = before.system.clone();
     new.storage.name = before.storage.name;
@@ -379,6 +415,7 @@ fn changeable(before: &Config, mut new: Config) -> (Config, Vec<&'static str>) {
     new.login = before.login.clone();
     new.forward = before.forward.clone();
     new.sinks.clone_from(&before.sinks);
+    new.colmet.configure.clone_from(&before.colmet.configure);
     (new, fixed)
 }
 
@@ -414,11 +451,31 @@ mod tests {
     }
 
     #[test]
+    fn what_holds_until_a_job_ends_is_taken_back_at_the_first_end() {
+        let mut standing = standing("sampling: {interval: 5s}\n");
+        standing.hold(&Reach::Daemon, None, names(&["task_clock"]));
+        standing.hold(&Reach::NextEnd, Some(SECOND), names(&["page_faults", "cpu_clock"]));
+        assert_eq!(standing.sampling().interval, Some(SECOND));
+        assert_eq!(standing.events_for_all(), ["page_faults", "cpu_clock"]);
+        let held = standing.in_force(true);
+        assert_eq!(
+            (&held.intervals[0].whence, &held.events[0].whence),
+            (&Whence::Job(None), &Whence::Job(None))
+        );
+        assert!(held.events_in_jobs.is_empty());
+        assert!(!standing.revert(Some(&key("12"))), "it is no change of that job");
+        assert!(standing.job_ended(&key("12")));
+        assert_eq!(standing.sampling().interval, Some(5 * SECOND));
+        assert_eq!(standing.events_for_all(), ["task_clock"]);
+        assert!(!standing.job_ended(&key("13")));
+    }
+
+    #[test]
     fn what_was_changed_for_a_job_ends_with_it_and_uncovers_what_was_before() {
         let mut standing = standing("sampling: {interval: 5s}\n");
-        standing.hold(None, Some(4 * SECOND), None);
-        standing.hold(Some(&key("12")), Some(SECOND), names(&["page_faults"]));
-        standing.hold(Some(&key("13")), Some(2 * SECOND), None);
+        standing.hold(&Reach::Daemon, Some(4 * SECOND), None);
+        standing.hold(&Reach::Job(key("12")), Some(SECOND), names(&["page_faults"]));
+        standing.hold(&Reach::Job(key("13")), Some(2 * SECOND), None);
         assert_eq!(standing.sampling().shortest(), 2 * SECOND);
         assert!(standing.revert(Some(&key("13"))));
         assert_eq!(standing.sampling().shortest(), SECOND);
@@ -434,12 +491,12 @@ mod tests {
     #[test]
     fn events_alone_leave_a_jobs_period_in_force() {
         let mut standing = standing("perf: {events: task_clock}\n");
-        standing.hold(None, Some(3 * SECOND), None);
-        standing.hold(Some(&key("12")), Some(2 * SECOND), None);
-        standing.hold(None, None, names(&["page_faults", "context_switches"]));
+        standing.hold(&Reach::Daemon, Some(3 * SECOND), None);
+        standing.hold(&Reach::Job(key("12")), Some(2 * SECOND), None);
+        standing.hold(&Reach::Daemon, None, names(&["page_faults", "context_switches"]));
         assert_eq!(standing.sampling().shortest(), 2 * SECOND);
         assert_eq!(standing.events_for_all(), ["page_faults", "context_switches"]);
-        standing.hold(None, None, names(&[]));
+        standing.hold(&Reach::Daemon, None, names(&[]));
         assert!(standing.events_for_all().is_empty(), "nothing is asked for, whatever the file says");
         standing.revert(None);
         assert_eq!(standing.events_for_all(), ["task_clock"]);
@@ -464,7 +521,7 @@ mod tests {
     #[test]
     fn what_holds_says_whence_and_until_when() {
         let mut standing = standing("sampling: {interval: 5s}\n");
-        standing.hold(Some(&key("12")), Some(SECOND), names(&["page_faults"]));
+        standing.hold(&Reach::Job(key("12")), Some(SECOND), names(&["page_faults"]));
         let in_force = standing.in_force(true);
         let file = Whence::File(PathBuf::from("met.yaml"));
         let by_job = Whence::Job(Some("slurm:12".to_owned()));

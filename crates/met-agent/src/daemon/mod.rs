@@ -17,6 +17,7 @@ mod identifying;
 pub(crate) mod idle_readings;
 pub mod last_tick;
 pub mod listening;
+mod live_messages;
 mod live_settings;
 mod memory_release;
 mod nesting;
@@ -60,6 +61,7 @@ use crate::supervise::Signals;
 use connections::{Connections, Limits, Served};
 use last_tick::Board;
 pub use last_tick::DAEMON;
+use live_messages::LiveMessages;
 use met_config::Failure;
 use met_config::Place;
 use met_config::address;
@@ -113,6 +115,8 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     let (http, http_status) = listen(setting, place, board.as_ref(), auto)?;
     let mut service = Service::open(setting, place, board)?;
     service.outputs.http = http_status;
+    let messages = LiveMessages::start(setting, place, auto);
+    service.outputs.configure = messages.map_err(|error| Failure::usage(format!("{error:#}")))?;
     let post = claim.open_door(place)?;
     tracing::info!("serving {}, state in {}", place.socket().display(), place.state.display());
     let mut daemon = Daemon {

@@ -6,6 +6,7 @@ use met_core::JOB;
 use met_core::annotation::AnnotationChange;
 use met_core::job::JobKey;
 
+use super::live_messages::LiveMessages;
 use super::permissions::{self, Access, Caller, Role};
 use super::sampler_thread::Sampling;
 use super::service::Service;
@@ -180,6 +181,7 @@ impl Service {
             forward: sinks.iter().find_map(|sink| sink.forward.as_deref().cloned()),
             sinks,
             http: self.outputs.http.clone(),
+            configure: self.outputs.configure.as_ref().map(LiveMessages::status),
         })
     }
 }

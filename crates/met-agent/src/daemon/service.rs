@@ -22,7 +22,7 @@ use super::found_jobs::{self, Discovery};
 use super::housekeeping::Housekeeping;
 use super::identifying::Asked;
 use super::last_tick::Board;
-use super::live_settings::LiveSettings;
+use super::live_settings::{LiveSettings, Reach};
 use super::permissions::Access;
 use super::process_groups::{self, News};
 use super::quotas;
@@ -100,6 +100,7 @@ impl Service {
         {
             tracing::warn!("daemon.operators: there is no group {group:?}; there are no operators");
         }
+        service.outputs.publish_sampling(service.settings.for_sinks());
         service.discovery.shadows.remove_old(&mut service.recorder.writer);
         service.recorder.emitting.told = service.recorder.writer.factors().unwrap_or_default();
         service.recorder.emitting.ask(&setting.config)?;
@@ -696,7 +697,12 @@ impl Service {
         if change.reset {
             self.settings.revert(job.as_ref());
         }
-        self.settings.hold(job.as_ref(), interval, events);
+        let reach = match job {
+            Some(key) => Reach::Job(key),
+            None if change.until_a_job_ends => Reach::NextEnd,
+            None => Reach::Daemon,
+        };
+        self.settings.hold(&reach, interval, events);
         let note = self.settle_standing().filter(|_| change.perf.is_some());
         let held = self.settings.in_force(true);
         tracing::info!("configured live: sampled every {:?}", self.settings.config.sampling.shortest());
@@ -712,9 +718,9 @@ impl Service {
 
     /// A change for this job ends with it.
     fn revert_with(&mut self, key: &JobKey) {
-        if self.settings.revert(Some(key)) {
+        if self.settings.job_ended(key) {
             self.settle_standing();
-            tracing::info!("job {} has ended; its temporary settings are removed", key.id);
+            tracing::info!("job {} has ended; temporary settings are removed", key.id);
         }
     }
 
@@ -722,6 +728,7 @@ impl Service {
     fn settle_standing(&mut self) -> Option<String> {
         self.settings.settle(&self.sampling);
         self.follow_shadows();
+        self.outputs.publish_sampling(self.settings.for_sinks());
         self.settings.set_events(&self.sampling)
     }
 

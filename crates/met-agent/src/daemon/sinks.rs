@@ -16,6 +16,7 @@ use met_wire::batch::{Interim, Subject};
 
 use super::forwarding;
 use super::last_tick::Board;
+use super::live_messages::LiveMessages;
 use met_config::Place;
 use met_query::live::Live;
 use met_query::protocol::HttpStatus;
@@ -61,13 +62,28 @@ pub(super) struct Outputs {
     pub(super) board: Option<Arc<Board>>,
     /// If an address is configured.
     pub(super) http: Option<HttpStatus>,
+    /// If messages of live configuration are taken.
+    pub(super) configure: Option<LiveMessages>,
     /// Jobs not published yet, because they will soon have another name: since when.
     withheld: HashMap<JobKey, Instant>,
 }
 
 impl Outputs {
     pub(super) fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Outputs {
-        Outputs { bus: open(setting, place, board.as_deref()), board, http: None, withheld: HashMap::new() }
+        Outputs {
+            bus: open(setting, place, board.as_deref()),
+            board,
+            http: None,
+            configure: None,
+            withheld: HashMap::new(),
+        }
+    }
+
+    /// How jobs are sampled from now on.
+    pub(super) fn publish_sampling(&mut self, sampling: event::Sampling) {
+        if self.bus.wants(event::Kind::Sampling) {
+            self.bus.publish(&Event::Sampling(Arc::new(sampling)));
+        }
     }
 
     /// After the store has it.

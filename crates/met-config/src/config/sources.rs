@@ -57,6 +57,11 @@ impl Sources {
         }
     }
 
+    /// A program that prints the power of the node, with its arguments.
+    pub fn set_ipmi_command(&mut self, words: Vec<String>) {
+        self.ipmi_command = words;
+    }
+
     /// The sources of which these say something else.
     pub fn changed<'a>(&'a self, others: &'a Sources) -> impl Iterator<Item = &'static str> + 'a {
         let (own, other) = (self.options(), others.options());

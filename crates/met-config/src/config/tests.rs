@@ -127,7 +127,7 @@ fn every_key_of_a_cluster_is_read() {
              forward: {url: \"https://met.example\", token_file: /etc/met/token, ca_file: /ca, cert_file: /c, key_file: /k,\n\
              \x20 plain: yes, node: n7, interval: 30s, spool_size: 2GB, spool_age: 3d}\n\
              server: {move_after: 5m, lost_after: 2d, accounts: slurm, accounts_file: /a}\n\
-             colmet: {listen: '0.0.0.0:5556', allow: [10.0.0.0/16, 127.0.0.1], hosts: 'node-[1,2], gpu*', manager: slurm}\n\
+             colmet: {listen: '0.0.0.0:5556', allow: [10.0.0.0/16, 127.0.0.1], hosts: 'node-[1,2], gpu*', manager: slurm, configure: 'tcp://*:5557'}\n\
              client: {token_file: /t, ca_file: /ca, plain: true}\n",
     );
     let path = |text: &str| Some(PathBuf::from(text));
@@ -148,6 +148,7 @@ fn every_key_of_a_cluster_is_read() {
     assert_eq!(config.server.lost_after, Duration::from_secs(2 * 86_400));
     assert_eq!((config.server.accounts, &config.server.accounts_file), (Accounts::Slurm, &path("/a")));
     assert_eq!(config.colmet.listen.iter().map(ToString::to_string).collect::<Vec<_>>(), ["0.0.0.0:5556"]);
+    assert_eq!(config.colmet.configure.as_deref(), Some("tcp://*:5557"));
     assert_eq!(config.colmet.allow, ["10.0.0.0/16", "127.0.0.1"]);
     assert_eq!(
         (&config.colmet.hosts[..], config.colmet.manager.as_str()),

@@ -1,58 +1,110 @@
 //! A collector as Colmet's: takes records of any node and hands them to sinks. It stores nothing by itself.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use met_sinks::event::Event;
+use met_sinks::zeromq::{Message, Pull};
 use met_sinks::{Bus, Configured};
-use met_wire::colmet::{Record, records};
+use met_wire::colmet::variant::{self, Sample};
+use met_wire::colmet::{MESSAGE_BYTES_MAX, Record, records};
 
-use super::Complaints;
-use super::pull::Pull;
+use super::counts::{Complaints, Kind};
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Collects until `is_over`, which is asked several times a second. Spools of sinks are in the state folder. As with Colmet's own collector, every node is taken.
+/// Collects until `is_over`, which is asked several times a second. Spools of sinks are in the state folder. As with Colmet's
+/// own collector, every node is taken. `round`: how often it logs what it has taken, if it does.
 pub fn collect(
     listen: &[SocketAddr],
     sinks: &[Configured],
     state: &Path,
+    round: Option<Duration>,
     mut is_over: impl FnMut() -> bool,
 ) -> anyhow::Result<()> {
-    let mut pull = Pull::bind(listen)?;
+    let mut pull = Pull::bind(listen, MESSAGE_BYTES_MAX)?;
     for address in pull.addresses()? {
         tracing::info!(
             "taking records of Colmet at {address}; any host can send, so keep others out by a firewall"
         );
     }
     let mut bus = Bus::open(sinks, None, state);
-    let mut complaints = Complaints::default();
+    let mut complaints = Complaints::new(Arc::default());
+    let mut round = round.map(|every| Round { every, next: Instant::now() + every, hosts: HashSet::new() });
     while !is_over() {
-        for message in pull.wait(LOOK_EVERY, |_| true) {
-            let bytes = match message.received {
-                Ok(bytes) => bytes,
-                Err(why) => {
-                    complaints.refuse(message.peer, "connection closed", &format!(": {why}"));
-                    continue;
-                }
-            };
-            let mut taken: Vec<Record> = Vec::new();
-            for record in records(&bytes) {
-                match record {
-                    Ok(record) => taken.push(record),
-                    Err(bad) => complaints.refuse(message.peer, bad.text(), ""),
-                }
+        for message in pull.wait(Some(LOOK_EVERY), |_| true) {
+            let taken = take(message, &mut complaints);
+            if let Some(round) = &mut round {
+                round.hosts.extend(taken.iter().map(|record| record.hostname.clone()));
             }
-            complaints.taken += taken.len() as u64;
             if !taken.is_empty() {
                 bus.publish(&Event::Colmet(Arc::new(taken)));
             }
         }
+        if let Some(round) = &mut round {
+            round.log(&complaints);
+        }
     }
     // Sinks write what they have.
     drop(bus);
-    tracing::info!("{} records taken, {} skipped", complaints.taken, complaints.refused);
+    let (taken, skipped) = complaints.counts.sums();
+    tracing::info!("{taken} records taken, {skipped} skipped");
     Ok(())
+}
+
+/// The records of a message.
+fn take(message: Message, complaints: &mut Complaints) -> Vec<Record> {
+    let peer = message.peer;
+    let bytes = match message.received {
+        Ok(bytes) => bytes,
+        Err(why) => {
+            complaints.refuse(Kind::Connection, peer, "connection closed", &format!(": {why}"));
+            return Vec::new();
+        }
+    };
+    let kind = if variant::is_variant(&bytes) { Kind::Rust } else { Kind::ColmetNode };
+    let mut taken = Vec::new();
+    if kind == Kind::Rust {
+        match variant::samples(&bytes) {
+            Ok(samples) => {
+                complaints.counts.take(kind, samples.len() as u64);
+                taken.extend(samples.iter().filter_map(Sample::record));
+            }
+            Err(bad) => complaints.refuse(kind, peer, bad.text(), ""),
+        }
+        return taken;
+    }
+    for record in records(&bytes) {
+        match record {
+            Ok(record) => taken.push(record),
+            Err(bad) => complaints.refuse(kind, peer, bad.text(), ""),
+        }
+    }
+    complaints.counts.take(kind, taken.len() as u64);
+    taken
+}
+
+/// The log of what was taken.
+struct Round {
+    every: Duration,
+    next: Instant,
+    /// Which sent in this round.
+    hosts: HashSet<String>,
+}
+
+impl Round {
+    fn log(&mut self, complaints: &Complaints) {
+        if Instant::now() < self.next {
+            return;
+        }
+        self.next = Instant::now() + self.every;
+        let ((taken, skipped), hosts) = (complaints.counts.sums(), self.hosts.len());
+        tracing::info!(
+            "hosts in this round: {hosts}; records since the start: {taken} taken, {skipped} skipped"
+        );
+        self.hosts.clear();
+    }
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use met_core::detail_table::DETAIL;
-use met_core::job::{JobKey, QualityKind, Record as JobRecord, State, Totals};
+use met_core::job::{EventCount, JobKey, QualityKind, Record as JobRecord, State, Totals};
 use met_core::job_table::WALL;
 use met_core::series::Course;
 use met_core::{JOB, Kind, MISSING, Table, event};
@@ -64,8 +64,8 @@ struct Job {
     seen_ms: i64,
     /// Its last figures.
     last: Vec<i64>,
-    /// Events since the host was first seen.
-    events: HashMap<String, i64>,
+    /// Events since the host was first seen, in the order in which they came.
+    events: Vec<(String, i64)>,
     is_new: bool,
 }
 
@@ -177,8 +177,11 @@ impl Importer {
             return Ok(());
         }
         let key = host.job(sample.job_id, &manager, time_ns, None)?.key.clone();
-        let has_total = |id: u64| id <= 17 && sample.metrics.iter().any(|&(other, _)| other == id + 17);
-        for &(id, value) in &sample.metrics {
+        let has_total = |id: u64| {
+            id <= 17 && sample.metrics.iter().any(|&(other, value)| other == id + 17 && value.is_some())
+        };
+        let known = sample.metrics.iter().filter_map(|&(id, value)| Some((id, value?)));
+        for (id, value) in known {
             match variant::metric(id) {
                 // A cgroup with those below it is the job.
                 Some(Metric::Cell(_)) if !variant::is_total(id) && has_total(id) => {}
@@ -234,7 +237,7 @@ impl Host {
             start_ns,
             seen_ms: 0,
             last: vec![MISSING; JOB.columns.len()],
-            events: HashMap::new(),
+            events: Vec::new(),
             is_new: true,
         });
         job.seen_ms = job.seen_ms.max(time_ns / 1_000_000);
@@ -282,7 +285,11 @@ impl Host {
     /// Counts of a period add up to a counter.
     fn put_event(&mut self, id: u64, key: &JobKey, name: &str, time_ns: i64, count: i64) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        let whole = job.events.entry(name.to_owned()).or_insert(0);
+        let index = job.events.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
+            job.events.push((name.to_owned(), 0));
+            job.events.len() - 1
+        });
+        let whole = &mut job.events[index].1;
         *whole = whole.saturating_add(count.max(0));
         let (whole, subject) = (*whole, Subject::Job(event::series_key(key, name)));
         self.row(subject, &event::TABLE, time_ns / 1_000_000).cells[event::COUNT] = whole;
@@ -380,6 +387,7 @@ impl Job {
         record.nodes = vec![node.to_owned()];
         record.node_memory_bytes = memory_bytes;
         record.totals = self.totals();
+        record.events = self.events.iter().map(|(name, count)| counted(name, *count)).collect();
         record
     }
 
@@ -393,6 +401,11 @@ impl Job {
         }
         totals
     }
+}
+
+fn counted(name: &str, count: i64) -> EventCount {
+    let (kind, source) = (QualityKind::LowerBound, SOURCE.to_owned());
+    EventCount { name: name.to_owned(), count, counted: 1.0, kind, source }
 }
 
 #[cfg(test)]

@@ -137,7 +137,8 @@ fn what_is_implausible_or_too_much_is_refused_alone() {
 #[test]
 fn a_message_of_the_variant_becomes_samples_of_its_job() {
     let mut importer = Importer::new("oar".to_owned());
-    let metrics = vec![(1, 4096), (18, 8192), (2, 11), (35, 3), (36, 5), (38, 70)];
+    let metrics = [(1, 4096), (18, 8192), (2, 11), (35, 3), (36, 5), (38, 70)];
+    let metrics = metrics.into_iter().map(|(id, value)| (id, Some(value))).collect();
     let sample = Sample { job_id: 1234, hostname: "vm".to_owned(), time_ms: 1_794_703_701_500, metrics };
     importer.take_sample(&sample, NOW_NS).unwrap();
     importer.end_of_message();
@@ -149,4 +150,6 @@ fn a_message_of_the_variant_becomes_samples_of_its_job() {
     assert_eq!(job.columns[met_core::job_table::THROTTLED], [5]);
     let events = course(&batch, &Subject::Job(event::series_key(&key, "instructions")), &event::TABLE);
     assert_eq!(events.columns[event::COUNT], [70]);
+    let counted = &batch.records[0].events;
+    assert_eq!((counted.len(), counted[0].name.as_str(), counted[0].count), (1, "instructions", 70));
 }

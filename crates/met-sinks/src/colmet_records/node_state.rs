@@ -6,7 +6,7 @@ use std::time::Duration;
 use met_core::{MISSING, Table};
 use met_wire::colmet::{At, Layout, Meaning, Record, Value, ZONES, Zone};
 
-use super::{EARLY_NS, seconds};
+use super::{least_ns, seconds};
 
 pub(super) const NODE: &str = "node";
 /// Rows of devices of a node: a bound for what a server is sent.
@@ -44,8 +44,7 @@ impl NodeState {
     }
 
     pub fn is_due(&mut self, time_ns: i64, period: Duration) -> bool {
-        let is_due =
-            self.sent_ns.is_none_or(|sent_ns| time_ns - sent_ns >= period.as_nanos() as i64 - EARLY_NS);
+        let is_due = self.sent_ns.is_none_or(|sent_ns| time_ns - sent_ns >= least_ns(period));
         if is_due {
             self.sent_ns = Some(time_ns);
         }

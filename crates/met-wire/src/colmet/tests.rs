@@ -124,10 +124,19 @@ fn a_message_of_the_variant_is_read() {
     let message = variant_message();
     assert_eq!(message.len(), 79);
     assert!(variant::is_variant(&message) && !variant::is_variant(CAPTURED));
-    let metrics =
-        vec![(1, 4096), (2, 123_456_789), (34, 0), (35, 0), (36, 0), (38, 5_000_000_000), (40, 70_000)];
-    let sample = Sample { job_id: 1234, hostname: "vm".to_owned(), time_ms: 0x01a1_dcad_3483, metrics };
-    assert_eq!(variant::samples(&message), Ok(vec![sample]), "-1 is unknown");
+    let known = [(1, 4096), (2, 123_456_789), (34, 0), (35, 0), (36, 0), (38, 5_000_000_000), (40, 70_000)];
+    let mut metrics: Vec<_> = known.into_iter().map(|(id, value)| (id, Some(value))).collect();
+    metrics.push((56, None));
+    let mut sample = Sample { job_id: 1234, hostname: "vm".to_owned(), time_ms: 0x01a1_dcad_3483, metrics };
+    assert_eq!(variant::samples(&message), Ok(vec![sample.clone()]), "-1 is unknown");
+    // Its events are numbered as they come, also those that are unknown.
+    sample.metrics.insert(0, (37, None));
+    let record = sample.record().unwrap();
+    let counts = [None, Some(Value::Int(5_000_000_000)), Some(Value::Int(70_000)), None, None];
+    assert_eq!((record.job_id, record.hostname.as_str(), record.timestamp), (1234, "vm", 1_794_703_701));
+    assert_eq!((record.backend, &record.values[..]), (Backend::Perfhw, &counts[..]));
+    sample.metrics.truncate(4);
+    assert_eq!(sample.record(), None, "no event is known");
     assert_eq!(variant::metric(38), Some(Metric::Event("instructions")));
     assert_eq!(variant::metric(40), Some(Metric::Event("cache_misses")));
     assert_eq!(variant::metric(18), variant::metric(1));

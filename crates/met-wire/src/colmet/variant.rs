@@ -1,7 +1,7 @@
 //! Messages of Colmet's variant in Rust (2019): MessagePack of `{job_id: [hostname, timestamp_ms, [[backend, [id…],
 //! [value…]], …]]}`, and the message that sets its events and period.
 
-use super::{At, Bad, is_hostname};
+use super::{At, Backend, Bad, Record, Value, is_hostname};
 
 /// Jobs of one message; more are not read.
 const JOBS_MAX: usize = 4096;
@@ -15,8 +15,22 @@ pub struct Sample {
     pub job_id: u64,
     pub hostname: String,
     pub time_ms: i64,
-    /// Ids of [`metric`] with their values.
-    pub metrics: Vec<(u64, i64)>,
+    /// Ids of [`metric`] with their values, in the order of the message.
+    pub metrics: Vec<(u64, Option<i64>)>,
+}
+
+impl Sample {
+    /// Its events as a record: the first five of the message, in their order. Colmet's tables have no columns for the rest.
+    pub fn record(&self) -> Option<Record> {
+        let timestamp = u64::try_from(self.time_ms / 1000).ok()?;
+        let mut record = Record::new(Backend::Perfhw, &self.hostname, self.job_id, timestamp);
+        let is_event = |id: u64| matches!(metric(id), Some(Metric::Event(_)));
+        let events = self.metrics.iter().filter(|&&(id, _)| is_event(id));
+        for (value, (_, count)) in record.values.iter_mut().zip(events) {
+            *value = count.map(Value::Int);
+        }
+        record.values.iter().any(Option::is_some).then_some(record)
+    }
 }
 
 /// What an id denotes.
@@ -233,7 +247,8 @@ impl<'a> Reader<'a> {
             let values: Option<Vec<i64>> = (0..self.list(METRICS_MAX)?).map(|_| self.int()).collect();
             let values = values?;
             (ids.len() == values.len()).then_some(())?;
-            let known = ids.into_iter().zip(values).filter(|&(_, value)| value >= 0);
+            let known =
+                ids.into_iter().zip(values).map(|(id, value)| (id, Some(value).filter(|&value| value >= 0)));
             metrics.extend(known.filter_map(|(id, value)| Some((u64::try_from(id).ok()?, value))));
         }
         Some(Sample { job_id, hostname, time_ms, metrics })

@@ -64,18 +64,21 @@ pub struct ColmetNodeArgs {
     /// Events to count, five at most
     #[arg(long, value_name = "EVENT", num_args = 1.., default_values_t = ["instructions", "cache_misses", "page_faults", "cpu_cycles", "cache_references"].map(str::to_owned))]
     pub perfhw_list: Vec<String>,
-    /// Ignored: the management controller is read without a command
+    /// A program that prints the power of the machine, run without a shell; without it the management controller is read
     #[arg(long, value_name = "COMMAND", num_args = 1..)]
     pub ipmipower_cmd: Vec<String>,
-    /// Ignored: cgroups of jobs are found by their manager's names
+    /// Where the cgroups of jobs are, below a hierarchy of cpusets
     #[arg(long = "cpuset_rootpath", value_name = "PATH")]
     pub cpuset_rootpath: Option<PathBuf>,
-    /// Ignored, as --cpuset_rootpath is
+    /// How their names end in the id of the job: a fixed text and (\d+)$
     #[arg(long = "regex_job_id", value_name = "REGEX")]
     pub regex_job_id: Option<String>,
     /// Where the collector listens
     #[arg(long, value_name = "URI", default_value = "tcp://127.0.0.1:5556")]
     pub zeromq_uri: String,
+    /// Take period and events of Colmet's variant in Rust here: ipc://PATH, or tcp://HOST:PORT for everybody who reaches it
+    #[arg(long, value_name = "URI")]
+    pub configure_uri: Option<String>,
     /// Messages that wait while there is no collector
     #[arg(long, value_name = "COUNT", default_value_t = 1000)]
     pub zeromq_hwm: u32,

@@ -1,22 +1,24 @@
 //! `met colmet-collector` and `met colmet-node`: Colmet's own command lines.
 
-mod mapping_files;
+mod job_names;
 
 use std::net::ToSocketAddrs;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
 use met_agent::supervise::Signals;
 use met_config::Failure;
+use met_jobs::cgroup_layouts::Layout;
 use met_query::setting::Setting;
 use met_server::colmet::collector;
 use met_sinks::sink::Options;
+use met_sinks::zeromq::Endpoint;
 use met_sinks::{Configured, SINKS};
 
 use crate::cli::{ColmetCollectorArgs, ColmetNodeArgs};
 
-pub fn collector(setting: &Setting, args: &ColmetCollectorArgs) -> Result<i32> {
+/// `verbose`: it logs what it takes, each period.
+pub fn collector(setting: &Setting, args: &ColmetCollectorArgs, verbose: bool) -> Result<i32> {
     let sinks = sinks(args)?;
     let uri = &args.zeromq_bind_uri;
     let wrong =
@@ -37,26 +39,39 @@ pub fn collector(setting: &Setting, args: &ColmetCollectorArgs) -> Result<i32> {
         }
         is_over
     };
-    let collected =
-        collector::collect(&listen, &sinks, &setting.user.state.join("colmet-collector"), is_over);
+    let round = verbose.then(|| period(args));
+    let state = setting.user.state.join("colmet-collector");
+    let collected = collector::collect(&listen, &sinks, &state, round, is_over);
     collected.map_err(|error| Failure::usage(format!("{error:#}")))?;
     Ok(0)
 }
 
-/// A daemon whose sink is a collector of Colmet.
-pub fn node(mut setting: Setting, args: &ColmetNodeArgs) -> Result<i32> {
+/// The time between two rounds of a collector.
+fn period(args: &ColmetCollectorArgs) -> Duration {
+    Duration::from_secs_f64(
+        args.sample_period.filter(|period| period.is_finite()).unwrap_or(5.0).clamp(0.2, 3600.0),
+    )
+}
+
+/// A daemon whose sink is a collector of Colmet. `verbose`: it prints its records.
+pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: bool) -> Result<i32> {
     let period = Duration::try_from_secs_f64(args.sample_period).ok();
     let is_period =
         |period: &Duration| (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(period);
     let period = period.filter(is_period).ok_or_else(|| {
         Failure::usage(format!("--sample-period: {} is not between 0.1 and 3600 seconds", args.sample_period))
     })?;
+    if let Some(Err(why)) = args.configure_uri.as_deref().map(Endpoint::parse_own) {
+        return Err(Failure::usage(format!("--configure-uri: {why}")));
+    }
     let backends = backends(args);
     let sink = sink(
         "colmet",
         &[
             ("endpoint", vec![args.zeromq_uri.clone()]),
-            ("period", vec![format!("{}ms", period.as_millis())]),
+            // The sampling interval is the period, also while it is changed live.
+            ("period", vec!["interval".to_owned()]),
+            ("mapping", vec![std::env::current_dir()?.to_string_lossy().into_owned()]),
             ("backends", backends.iter().map(|&name| name.to_owned()).collect()),
             ("events", args.perfhw_list.iter().take(5).cloned().collect()),
             ("queue", vec![args.zeromq_hwm.clamp(1, 1_000_000).to_string()]),
@@ -65,14 +80,27 @@ pub fn node(mut setting: Setting, args: &ColmetNodeArgs) -> Result<i32> {
     for line in ignored_by_node(args) {
         tracing::warn!("{line}");
     }
+    if let Err(line) = name_jobs(&mut setting.config.jobs, args) {
+        tracing::warn!("{line}");
+    }
+    let command = args.ipmipower_cmd.iter().flat_map(|text| text.split_whitespace().map(str::to_owned));
+    let command: Vec<String> = command.collect();
+    if !command.is_empty() {
+        setting.config.sources.set_ipmi_command(command);
+    }
     if args.backends.enable_perfhw {
         setting.config.perf.events = args.perfhw_list.iter().take(5).cloned().collect();
     }
-    if let Err(error) = mapping_files::write(Path::new("."), &backends, &args.perfhw_list) {
-        tracing::warn!("cannot write mapping files: {error}");
-    }
     setting.config.sampling.interval = Some(period);
+    setting.config.colmet.configure.clone_from(&args.configure_uri);
     setting.config.sinks.retain(|other| other.spec.name != "colmet");
+    if verbose {
+        let mut printed = self::sink("stdout", &[("format", vec!["colmet".to_owned()])])?;
+        for option in ["period", "backends", "events"] {
+            printed.options.set(option, sink.options.list(option).unwrap_or_default().to_vec());
+        }
+        setting.config.sinks.push(printed);
+    }
     setting.config.sinks.push(sink);
     // They are meant for this process, also where the rest is the machine's file.
     setting.config_path = None;
@@ -99,18 +127,23 @@ fn backends(args: &ColmetNodeArgs) -> Vec<&'static str> {
     all.into_iter().filter(|(_, is_chosen)| *is_chosen).map(|(name, _)| name).collect()
 }
 
+/// Adds a layout for jobs that are where these options say.
+fn name_jobs(jobs: &mut met_config::Jobs, args: &ColmetNodeArgs) -> Result<(), String> {
+    let root = args.cpuset_rootpath.as_ref().map(|root| root.to_string_lossy());
+    if root.is_none() && args.regex_job_id.is_none() {
+        return Ok(());
+    }
+    let path = job_names::layout(root.as_deref(), args.regex_job_id.as_deref());
+    let layout = path.map_err(str::to_owned).and_then(|path| Layout::parse("oar", &path, ""));
+    let ignored = |why| format!("--cpuset_rootpath and --regex_job_id are ignored: {why}; see jobs.layouts");
+    jobs.layouts.insert(0, layout.map_err(ignored)?);
+    Ok(())
+}
+
 fn ignored_by_node(args: &ColmetNodeArgs) -> Vec<String> {
-    let cgroups = "cgroups of jobs are found by their manager's names; see jobs.layouts for others";
     let given = [
         ("--omnipath", args.omnipath, "Omni-Path is recognised"),
         ("--lustre-prefix", args.lustre_prefix.is_some(), "every Lustre file system is read"),
-        (
-            "--ipmipower-cmd",
-            !args.ipmipower_cmd.is_empty(),
-            "the management controller is read without a command",
-        ),
-        ("--cpuset_rootpath", args.cpuset_rootpath.is_some(), cgroups),
-        ("--regex_job_id", args.regex_job_id.is_some(), cgroups),
         ("--zeromq-linger", args.zeromq_linger.is_some(), "what waits at the end is tried once"),
     ];
     let given = given.into_iter().filter(|(_, is_given, _)| *is_given);
@@ -139,7 +172,7 @@ fn sinks(args: &ColmetCollectorArgs) -> Result<Vec<Configured>> {
         let path = std::path::absolute(path)?.to_string_lossy().into_owned();
         let level = args.hdf5_complevel.to_string();
         // As Colmet's, rows are in the file within its period.
-        let flush = format!("{}s", args.sample_period.unwrap_or(5.0).clamp(0.2, 3600.0));
+        let flush = format!("{}ms", period(args).as_millis());
         sinks.push(sink("hdf5", &[("path", vec![path]), ("level", vec![level]), ("flush", vec![flush])])?);
     }
     if let Some(host) = &args.elastic_host {

@@ -55,7 +55,7 @@ fn request(args: &ConfigureArgs, own: &[Layout]) -> Result<Request> {
     }
     let (period, perf, reset) = (args.period.clone(), args.perf.clone(), args.reset);
     Ok(match changes {
-        true => Request::Configure(Change { period, perf, job, reset }),
+        true => Request::Configure(Change { period, perf, job, reset, until_a_job_ends: false }),
         false => Request::InForce,
     })
 }

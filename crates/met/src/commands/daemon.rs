@@ -16,7 +16,7 @@ use met_config::Failure;
 use met_config::Place;
 use met_core::units;
 use met_query::client::{Client, Unreachable, unanswered};
-use met_query::protocol::{HttpStatus, Reply, Request, Status};
+use met_query::protocol::{ConfigureStatus, HttpStatus, Reply, Request, Status};
 use met_query::server_client;
 use met_query::setting::Setting;
 
@@ -208,6 +208,7 @@ fn state_lines(status: &Status) -> Vec<String> {
     lines.extend(status.schedulers.iter().map(|status| format!("  {}", doctor::scheduler_words(status))));
     lines.extend(status.forward.iter().map(|forward| format!("  {}", doctor::sent_to(forward))));
     lines.extend(status.http.iter().map(|http| format!("  {}", http_words(http))));
+    lines.extend(status.configure.iter().map(|configure| format!("  {}", configure_words(configure))));
     let others = status.sinks.iter().filter(|sink| sink.name != SPEC.name);
     lines.extend(others.map(|sink| format!("  sink {}", doctor::sink_words(sink))));
     lines
@@ -217,6 +218,14 @@ fn http_words(http: &HttpStatus) -> String {
     match &http.refused {
         Some(error) => format!("http: not listening: {error}"),
         None => format!("http: listening on {}", http.listening.join(", ")),
+    }
+}
+
+fn configure_words(configure: &ConfigureStatus) -> String {
+    let ConfigureStatus { endpoint, taken, skipped, refused } = configure;
+    match refused {
+        Some(error) => format!("configure: not listening at {endpoint}: {error}"),
+        None => format!("configure: listening at {endpoint}, messages: {taken} taken, {skipped} skipped"),
     }
 }
 
@@ -248,6 +257,7 @@ mod tests {
                 listening: Vec::new(),
                 refused: Some("0.0.0.0:1 can be reached by others".into()),
             }),
+            configure: Some(ConfigureStatus { endpoint: "ipc:///c".into(), taken: 1, ..Default::default() }),
         };
         expect![[r"
             Daemon 0.1.0 (pid 7) for this user, state in
@@ -255,6 +265,8 @@ mod tests {
             1 running job, sampled every 1s
               node       1 row, 0.000 s CPU, 0 errors
               http: not listening: 0.0.0.0:1 can be reached by others
+              configure: listening at ipc:///c, messages: 1 taken, 0
+                skipped
         "]]
         .assert_eq(&status_text(&status, &Style { width: Some(60), ..Style::plain() }));
     }

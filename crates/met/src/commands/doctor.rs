@@ -62,6 +62,7 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
     findings.extend(daemon::schedulers(setting));
     findings.extend(daemon::sinks(status));
     findings.extend(store::served(setting));
+    findings.extend(store::colmet_of_server(setting));
     findings.extend(store::sinks_of_server(setting));
     let mut stdout = output::stdout();
     if args.json {

@@ -4,6 +4,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use met_core::{Column, Table};
+use met_server::colmet::RECEIVED;
 use met_sinks::bus::SINK;
 use met_sinks::forward::SPOOL;
 use met_sinks::prometheus::FAMILIES;
@@ -28,7 +29,7 @@ pub fn metrics(args: &MetricsArgs) -> Result<i32> {
 fn tables() -> Vec<&'static Table> {
     met_sources::catalogue()
         .into_iter()
-        .chain([&ALLOCATED, &ENERGY, &EMISSION, &DAEMON, &SPOOL, &SINK, &MEMBER])
+        .chain([&ALLOCATED, &ENERGY, &EMISSION, &DAEMON, &SPOOL, &SINK, &MEMBER, &RECEIVED])
         .collect()
 }
 

@@ -15,6 +15,7 @@ use met_core::table::{NANO, ONE};
 use met_core::{Column, MISSING, Table, Unit, columns};
 use met_server::cluster::api::Api;
 use met_server::cluster::{ClusterView, SinksFile};
+use met_server::colmet::Counts;
 use met_sinks::bus;
 use met_sinks::prometheus;
 use met_sinks::service_discovery::{self, Target};
@@ -49,6 +50,8 @@ const FRESH_FOR: Duration = Duration::from_secs(10);
 pub struct Pages {
     view: ClusterView,
     contents: Contents,
+    /// Of nodes of Colmet, if they may send.
+    received: Option<Arc<Counts>>,
     last: Mutex<Last>,
 }
 
@@ -59,8 +62,8 @@ struct Last {
 }
 
 impl Pages {
-    pub fn new(view: ClusterView, contents: Contents) -> Pages {
-        Pages { view, contents, last: Mutex::default() }
+    pub fn new(view: ClusterView, contents: Contents, received: Option<Arc<Counts>>) -> Pages {
+        Pages { view, contents, received, last: Mutex::default() }
     }
 
     /// Blocks; one thread reads and the others wait for it.
@@ -77,6 +80,7 @@ impl Pages {
         shown.fill(&mut jobs, self.contents.metrics);
         let mut tables = vec![members(&self.view, &records)?];
         tables.extend(SinksFile::read(&self.view.state).map(|file| bus::rows(&file.sinks)));
+        tables.extend(self.received.as_ref().map(|received| received.rows()));
         let snapshot = Arc::new(Snapshot { tables, jobs });
         *read = Some((Instant::now(), Arc::clone(&snapshot)));
         Ok(snapshot)

@@ -265,6 +265,7 @@ mod tests {
             forward: None,
             sinks: Vec::new(),
             http: None,
+            configure: None,
         };
         let report = DaemonReport::of(&status(true));
         assert_eq!(report.left_out, ["rapl"]);

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use met_server::cluster::SinksFile;
+use met_server::colmet::Received;
 use met_store::Reader;
 
 use super::{Finding, Health};
@@ -102,6 +103,24 @@ pub(super) fn served(setting: &Setting) -> Option<Finding> {
         None => format!("no server is running; {data}"),
     };
     Some(Finding::new("cluster", Health::Good, detail))
+}
+
+/// What a server on this machine received of nodes of Colmet.
+pub(super) fn colmet_of_server(setting: &Setting) -> Option<Finding> {
+    let received = crate::server::running(setting)?.colmet;
+    let words = |one: &Received| match one.taken {
+        0 => format!("{}: {} skipped", one.peer, one.skipped),
+        taken => format!("{}: {taken} taken, {} skipped", one.peer, one.skipped),
+    };
+    let skipped = received.iter().any(|one| one.skipped > 0);
+    let health = if skipped { Health::Less } else { Health::Good };
+    let (first, used) =
+        (received.first()?, received.iter().filter(|one| one.taken + one.skipped > 0).map(words));
+    let detail = match used.collect::<Vec<_>>().join("; ") {
+        none if none.is_empty() => words(first),
+        used => used,
+    };
+    Some(Finding::new("colmet", health, format!("records since the server started: {detail}")))
 }
 
 /// The sinks of a server on this machine, as it last described them.

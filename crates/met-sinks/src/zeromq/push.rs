@@ -3,45 +3,21 @@
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use met_wire::zmtp::{self, Decoder, Input, Socket};
+
+use super::{Endpoint, Stream};
 
 /// To connect, for the handshake, and without any progress in sending.
 const WITHIN: Duration = Duration::from_secs(5);
 /// A collector sends nothing but the handshake and pings.
 const INPUT_BYTES_MAX: usize = 4096;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
-    Tcp(String),
-    Ipc(PathBuf),
-}
-
-impl Address {
-    pub fn parse(text: &str) -> Result<Address, String> {
-        let wrong = || format!("{text:?} is not an endpoint; write tcp://HOST:PORT or ipc://PATH");
-        if let Some(path) = text.strip_prefix("ipc://").filter(|path| path.starts_with('/')) {
-            return Ok(Address::Ipc(path.into()));
-        }
-        let authority = text.strip_prefix("tcp://").ok_or_else(wrong)?;
-        let (host, port) = authority.rsplit_once(':').ok_or_else(wrong)?;
-        let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
-        let is_host = !host.is_empty() && !host.contains(['/', ' ', '*']);
-        if is_port && is_host { Ok(Address::Tcp(authority.to_owned())) } else { Err(wrong()) }
-    }
-}
-
-enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
 impl Stream {
-    fn connect(address: &Address) -> io::Result<Stream> {
-        match address {
-            Address::Tcp(authority) => {
+    fn connect(endpoint: &Endpoint) -> io::Result<Stream> {
+        match endpoint {
+            Endpoint::Tcp(authority) => {
                 let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
                 for address in authority.to_socket_addrs()? {
                     match TcpStream::connect_timeout(&address, WITHIN) {
@@ -55,7 +31,7 @@ impl Stream {
                 }
                 Err(last)
             }
-            Address::Ipc(path) => {
+            Endpoint::Ipc(path) => {
                 let stream = UnixStream::connect(path)?;
                 stream.set_write_timeout(Some(WITHIN))?;
                 Ok(Stream::Unix(stream))
@@ -64,20 +40,14 @@ impl Stream {
     }
 
     /// What has come within a time.
-    fn read(&mut self, bytes: &mut [u8], within: Duration) -> io::Result<usize> {
+    fn read_within(&mut self, bytes: &mut [u8], within: Duration) -> io::Result<usize> {
         // The least that can be set.
         let within = Some(within.max(Duration::from_micros(1)));
         match self {
-            Stream::Tcp(stream) => stream.set_read_timeout(within).and_then(|()| stream.read(bytes)),
-            Stream::Unix(stream) => stream.set_read_timeout(within).and_then(|()| stream.read(bytes)),
+            Stream::Tcp(stream) => stream.set_read_timeout(within)?,
+            Stream::Unix(stream) => stream.set_read_timeout(within)?,
         }
-    }
-
-    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match self {
-            Stream::Tcp(stream) => stream.write_all(bytes),
-            Stream::Unix(stream) => stream.write_all(bytes),
-        }
+        self.read(bytes)
     }
 
     fn finish(&self) {
@@ -90,13 +60,13 @@ impl Stream {
 }
 
 pub(crate) struct Push {
-    address: Address,
+    endpoint: Endpoint,
     connected: Option<(Stream, Decoder)>,
 }
 
 impl Push {
-    pub fn new(address: Address) -> Push {
-        Push { address, connected: None }
+    pub fn new(endpoint: Endpoint) -> Push {
+        Push { endpoint, connected: None }
     }
 
     /// Sends a message, connecting first where that is needed. After an error it may be sent again: a peer drops a message
@@ -115,7 +85,7 @@ impl Push {
             self.receive(Duration::ZERO)?;
         } else {
             let failed = |error: io::Error| format!("cannot connect to the collector: {error}");
-            let mut stream = Stream::connect(&self.address).map_err(failed)?;
+            let mut stream = Stream::connect(&self.endpoint).map_err(failed)?;
             stream.write_all(&zmtp::opening(Socket::Push)).map_err(failed)?;
             self.connected = Some((stream, Decoder::new(Socket::Push, INPUT_BYTES_MAX)));
             self.handshake()?;
@@ -142,7 +112,7 @@ impl Push {
     fn receive(&mut self, within: Duration) -> Result<(), String> {
         let Some((stream, decoder)) = &mut self.connected else { return Ok(()) };
         let mut bytes = [0; 512];
-        match stream.read(&mut bytes, within) {
+        match stream.read_within(&mut bytes, within) {
             Ok(0) => return Err("the collector closed the connection".to_owned()),
             Ok(count) => decoder.push(&bytes[..count]),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}

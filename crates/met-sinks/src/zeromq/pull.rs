@@ -1,13 +1,19 @@
 //! A PULL socket that listens: one thread, any number of peers up to a bound, memory bounded for each and for all.
 
+use std::fs;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use met_wire::colmet::MESSAGE_BYTES_MAX;
+use anyhow::{Context, bail};
 use met_wire::zmtp::{self, Decoder, Input, Socket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::Stream;
 
 const PEERS_MAX: usize = 4096;
 /// Of one address: a broken peer that connects again and again takes no place of others.
@@ -22,12 +28,13 @@ const UNSENT_BYTES_MAX: usize = 4096;
 
 /// A message, or why a peer was left.
 pub struct Message {
+    /// One that connected by a file has the address of this machine.
     pub peer: IpAddr,
     pub received: Result<Vec<u8>, String>,
 }
 
 struct Peer {
-    stream: TcpStream,
+    stream: Stream,
     address: IpAddr,
     decoder: Decoder,
     /// What could not be written yet.
@@ -35,36 +42,108 @@ struct Peer {
     since: Instant,
 }
 
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, PathBuf),
+}
+
+impl Listener {
+    /// A file that only this user may open. One that another process serves, or that is no socket, is left alone.
+    fn bind_file(path: &Path) -> anyhow::Result<Listener> {
+        if let Ok(found) = fs::symlink_metadata(path) {
+            if !found.file_type().is_socket() {
+                bail!("{} exists and is not a socket", path.display());
+            }
+            if UnixStream::connect(path).is_ok() {
+                bail!("another process listens at {}", path.display());
+            }
+        }
+        // Bound under another name and renamed: it has its mode before anybody finds it.
+        let mut fresh = path.as_os_str().to_owned();
+        fresh.push(format!(".{}", std::process::id()));
+        let fresh = PathBuf::from(fresh);
+        let failed = || format!("cannot listen at {}", path.display());
+        let _ = fs::remove_file(&fresh);
+        let listener = UnixListener::bind(&fresh).with_context(failed)?;
+        fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600)).with_context(failed)?;
+        fs::rename(&fresh, path).with_context(failed)?;
+        listener.set_nonblocking(true).with_context(failed)?;
+        Ok(Listener::Unix(listener, path.to_owned()))
+    }
+
+    fn accept(&self) -> io::Result<(Stream, IpAddr)> {
+        match self {
+            Listener::Tcp(listener) => {
+                listener.accept().map(|(stream, peer)| (Stream::Tcp(stream), peer.ip().to_canonical()))
+            }
+            Listener::Unix(listener, _) => {
+                listener.accept().map(|(stream, _)| (Stream::Unix(stream), Ipv4Addr::LOCALHOST.into()))
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener, _) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Listener::Unix(_, path) = self {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
 pub struct Pull {
-    listeners: Vec<TcpListener>,
+    listeners: Vec<Listener>,
     peers: Vec<Peer>,
+    /// Longer messages are refused.
+    message_bytes_max: usize,
 }
 
 impl Pull {
-    pub fn bind(addresses: &[SocketAddr]) -> anyhow::Result<Pull> {
+    pub fn bind(addresses: &[SocketAddr], message_bytes_max: usize) -> anyhow::Result<Pull> {
         let mut listeners = Vec::new();
         for address in addresses {
-            let failed = || format!("colmet.listen: cannot listen on {address}");
+            let failed = || format!("cannot listen on {address}");
             let listener = TcpListener::bind(address).with_context(failed)?;
             listener.set_nonblocking(true).with_context(failed)?;
-            listeners.push(listener);
+            listeners.push(Listener::Tcp(listener));
         }
-        Ok(Pull { listeners, peers: Vec::new() })
+        Ok(Pull { listeners, peers: Vec::new(), message_bytes_max })
+    }
+
+    /// At a file that only this user may open.
+    pub fn bind_file(path: &Path, message_bytes_max: usize) -> anyhow::Result<Pull> {
+        Ok(Pull { listeners: vec![Listener::bind_file(path)?], peers: Vec::new(), message_bytes_max })
     }
 
     pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
-        self.listeners.iter().map(TcpListener::local_addr).collect()
+        let tcp = self.listeners.iter().filter_map(|listener| match listener {
+            Listener::Tcp(listener) => Some(listener.local_addr()),
+            Listener::Unix(..) => None,
+        });
+        tcp.collect()
     }
 
-    /// Messages that came within a time, of peers that may connect.
-    pub fn wait(&mut self, within: Duration, may_connect: impl Fn(IpAddr) -> bool) -> Vec<Message> {
+    /// Messages that came within a time, without one at any time, of peers that may connect.
+    pub fn wait(&mut self, within: Option<Duration>, may_connect: impl Fn(IpAddr) -> bool) -> Vec<Message> {
         let mut fds: Vec<PollFd<'_>> =
             self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
         fds.extend(self.peers.iter().map(|peer| {
             let wanted = if peer.unsent.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
             PollFd::new(&peer.stream, wanted)
         }));
-        let timeout = Timespec::try_from(within).ok();
+        // A peer that does not finish its handshake is left, even if nothing else happens.
+        let is_opening = self.peers.iter().any(|peer| !peer.decoder.is_ready());
+        let within = within.into_iter().chain(is_opening.then_some(HANDSHAKE_WITHIN)).min();
+        let timeout = within.and_then(|within| Timespec::try_from(within).ok());
         let mut messages = Vec::new();
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return messages;
@@ -105,7 +184,6 @@ impl Pull {
 
     fn accept(&mut self, index: usize, may_connect: &impl Fn(IpAddr) -> bool, messages: &mut Vec<Message>) {
         while let Ok((stream, address)) = self.listeners[index].accept() {
-            let address = address.ip().to_canonical();
             let of_address = self.peers.iter().filter(|peer| peer.address == address).count();
             let refused = if !may_connect(address) {
                 Some("an address that colmet.allow does not name")
@@ -121,12 +199,12 @@ impl Pull {
             let mut peer = Peer {
                 stream,
                 address,
-                decoder: Decoder::new(Socket::Pull, MESSAGE_BYTES_MAX),
+                decoder: Decoder::new(Socket::Pull, self.message_bytes_max),
                 unsent: zmtp::opening(Socket::Pull),
                 since: Instant::now(),
             };
             // A peer that has gone already needs no word.
-            if peer.stream.set_nonblocking(true).is_ok() && peer.write().is_ok() {
+            if peer.stream.set_nonblocking().is_ok() && peer.write().is_ok() {
                 self.peers.push(peer);
             }
         }
@@ -180,12 +258,14 @@ impl Peer {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpStream;
+
     use super::*;
 
     fn until<T>(pull: &mut Pull, mut found: impl FnMut(&mut Vec<Message>) -> Option<T>) -> T {
         let (end, mut messages) = (Instant::now() + Duration::from_secs(60), Vec::new());
         while Instant::now() < end {
-            messages.extend(pull.wait(Duration::from_millis(20), |address| address.is_loopback()));
+            messages.extend(pull.wait(Some(Duration::from_millis(20)), |address| address.is_loopback()));
             if let Some(found) = found(&mut messages) {
                 return found;
             }
@@ -195,7 +275,7 @@ mod tests {
 
     #[test]
     fn messages_of_many_peers_arrive_and_one_that_breaks_off_is_left_alone() {
-        let mut pull = Pull::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+        let mut pull = Pull::bind(&["127.0.0.1:0".parse().unwrap()], 1 << 20).unwrap();
         let address = pull.addresses().unwrap()[0];
         let send = |bytes: &[u8]| {
             let mut stream = TcpStream::connect(address).unwrap();
@@ -221,11 +301,11 @@ mod tests {
 
     #[test]
     fn an_address_that_is_not_allowed_is_closed_at_once() {
-        let mut pull = Pull::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+        let mut pull = Pull::bind(&["127.0.0.1:0".parse().unwrap()], 1 << 20).unwrap();
         let mut stream = TcpStream::connect(pull.addresses().unwrap()[0]).unwrap();
         let end = Instant::now() + Duration::from_secs(60);
         let refused = loop {
-            let messages = pull.wait(Duration::from_millis(20), |_| false);
+            let messages = pull.wait(Some(Duration::from_millis(20)), |_| false);
             if let Some(message) = messages.into_iter().next() {
                 break message.received.unwrap_err();
             }
@@ -233,5 +313,29 @@ mod tests {
         };
         assert_eq!(refused, "an address that colmet.allow does not name");
         assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0);
+    }
+
+    #[test]
+    fn a_file_is_private_and_neither_anothers_socket_nor_data_are_replaced() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("socket");
+        let mut pull = Pull::bind_file(&path, 1000).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let mut stream = UnixStream::connect(&path).unwrap();
+        let mut bytes = zmtp::opening(Socket::Push);
+        zmtp::put_message(&mut bytes, b"x");
+        stream.write_all(&bytes).unwrap();
+        let received = until(&mut pull, |messages| messages.pop().map(|message| message.received));
+        assert_eq!(received, Ok(b"x".to_vec()));
+        let refused = |path: &Path| Pull::bind_file(path, 1000).err().unwrap().to_string();
+        assert!(refused(&path).contains("another process listens"));
+        drop(pull);
+        assert!(!path.exists());
+        // What a killed process left is taken over.
+        drop(UnixListener::bind(&path).unwrap());
+        drop(Pull::bind_file(&path, 1000).unwrap());
+        fs::write(&path, "data").unwrap();
+        assert!(refused(&path).contains("not a socket"));
+        assert_eq!(fs::read(&path).unwrap(), b"data");
     }
 }

@@ -1,21 +1,23 @@
-//! The files by which Colmet says what its numbered counters are, written into the working directory at start.
+//! The files by which Colmet says what its numbered counters are.
 
 use std::fmt::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
-use met_wire::colmet::{EVENTS, PACKAGES, THERMAL_ZONES, ZONES};
+use met_wire::colmet::{Backend, EVENTS, PACKAGES, THERMAL_ZONES, ZONES};
 
-pub fn write(folder: &Path, backends: &[&str], events: &[String]) -> io::Result<()> {
+/// Writes those of the kinds that have any, each with the time in its name.
+pub fn write(folder: &Path, backends: &[Backend], events: &[String]) -> io::Result<()> {
     let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64());
-    let files =
-        [("perfhw", "perfhw_mapping"), ("rapl", "RAPL_mapping"), ("temperature", "temperature_mapping")];
-    for (_, name) in files.iter().filter(|(backend, _)| backends.contains(backend)) {
-        let text = match *name {
-            "perfhw_mapping" => events_text(events),
-            "RAPL_mapping" => zones_text(Path::new("/sys/class/powercap")),
-            _ => temperatures_text(Path::new("/sys/class/thermal")),
+    for backend in backends {
+        let (name, text) = match backend {
+            Backend::Perfhw => ("perfhw_mapping", events_text(events)),
+            Backend::Rapl => ("RAPL_mapping", zones_text(Path::new("/sys/class/powercap"))),
+            Backend::Temperature => {
+                ("temperature_mapping", temperatures_text(Path::new("/sys/class/thermal")))
+            }
+            _ => continue,
         };
         fs::write(folder.join(format!("{name}.{now_s}.csv")), text)?;
     }
