@@ -38,6 +38,7 @@ pub mod node;
 pub mod process_exits;
 pub mod provenance;
 pub mod rate;
+pub mod reaction;
 pub mod running;
 #[cfg(any(test, feature = "tests"))]
 #[path = "tests/sample.rs"]

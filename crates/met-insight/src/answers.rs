@@ -3,6 +3,7 @@
 mod bottleneck;
 pub mod compared;
 pub mod directives;
+mod follow_up;
 pub mod imbalance;
 mod object;
 mod profile;
@@ -15,6 +16,7 @@ use met_core::series::Course;
 pub use bottleneck::{Bottleneck, Limit};
 pub use compared::Difference;
 pub use directives::Directive;
+pub use follow_up::{FollowUp, follow_ups};
 pub use object::{difference as difference_object, object};
 pub(crate) use profile::median as median_of;
 pub use profile::{Phase, PhaseKind, Profile};
@@ -114,6 +116,8 @@ pub struct Answers {
     /// Requests that would have been enough for the last runs.
     pub directives: Vec<Directive>,
     pub differences: Vec<Difference>,
+    /// Whether the requests that the run before gave were made.
+    pub followed: Vec<FollowUp>,
 }
 
 pub fn answers(job: &Job<'_>, rules: &Rules) -> Answers {
@@ -128,5 +132,6 @@ pub fn answers(job: &Job<'_>, rules: &Rules) -> Answers {
         findings,
         directives: directives::directives(job),
         differences: compared::differences(job.record, job.earlier, job.now_ns),
+        followed: follow_up::follow_ups(job),
     }
 }

@@ -108,6 +108,7 @@ mod tests {
             severity: Severity::Low,
             subject: subject.to_owned(),
             user: Some(user.to_owned()),
+            lineage: None,
             window_ns: (week * WEEK_NS, week * WEEK_NS + 1),
             what: String::new(),
             why: Vec::new(),

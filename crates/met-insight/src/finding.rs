@@ -4,6 +4,7 @@ use met_core::job::QualityKind;
 use serde_json::{Map, Value, json};
 
 use crate::json::time;
+use crate::lineage::Lineage;
 use crate::report::Measure;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +33,8 @@ pub struct Finding {
     /// A job's label, or a user's name.
     pub subject: String,
     pub user: Option<String>,
+    /// Of which runs; `None` of a user's sum.
+    pub lineage: Option<Lineage>,
     /// Unix nanoseconds.
     pub window_ns: (i64, i64),
     pub what: String,
@@ -113,6 +116,7 @@ pub fn object(finding: &Finding) -> Value {
         "severity": finding.severity.name(),
         "subject": finding.subject,
         "user": finding.user,
+        "lineage": finding.lineage.as_ref().map(Lineage::to_string),
         "begin": time(finding.window_ns.0),
         "end": time(finding.window_ns.1),
         "what": finding.what,

@@ -11,6 +11,7 @@ pub mod csv;
 pub mod events;
 pub mod finding;
 pub mod gpu;
+pub mod handled;
 pub mod job_columns;
 pub mod json;
 pub mod lineage;

@@ -78,6 +78,24 @@ fn is_subject(word: &str) -> bool {
     !word.is_empty() && !word.starts_with('-') && !is_number && !is_assignment
 }
 
+impl Lineage {
+    /// All but the user, as one text that no other lineage has.
+    pub fn key(&self) -> String {
+        serde_json::json!([self.program, self.argument, self.folder]).to_string()
+    }
+
+    /// The words of such a text.
+    pub fn of_key(user: &str, key: &str) -> Option<Lineage> {
+        let (program, argument, folder) = serde_json::from_str(key).ok()?;
+        Some(Lineage {
+            user: Some(user.to_owned()).filter(|user| !user.is_empty()),
+            program,
+            argument,
+            folder,
+        })
+    }
+}
+
 impl fmt::Display for Lineage {
     fn fmt(&self, to: &mut fmt::Formatter) -> fmt::Result {
         write!(to, "{}", self.program)?;

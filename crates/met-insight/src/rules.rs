@@ -17,6 +17,7 @@ use met_core::job_table as column;
 use crate::answers::Job;
 use crate::average;
 use crate::finding::{self, Evidence, Finding, Saving, Severity};
+use crate::lineage::lineage;
 use condition::Expr;
 pub(crate) use evaluate::Memo;
 use evaluate::{Evaluation, Subject};
@@ -256,9 +257,9 @@ fn told(
         Subject::Job(job) => (job.record.label(), job.record.user.clone(), window_ns(job.record, job.now_ns)),
         Subject::User(user) => (user.user.clone(), Some(user.user.clone()), user.window_ns),
     };
-    let held_core_hours = match subject {
-        Subject::Job(job) => Some(held_core_hours(job)),
-        Subject::User(_) => None,
+    let (held_core_hours, lineage) = match subject {
+        Subject::Job(job) => (Some(held_core_hours(job)), Some(lineage(job.record))),
+        Subject::User(_) => (None, None),
     };
     let coverage = evaluation.coverage();
     let why = evaluation.evidence.clone();
@@ -269,6 +270,7 @@ fn told(
         severity: rule.severity,
         subject: name,
         user,
+        lineage,
         window_ns,
         what,
         why,

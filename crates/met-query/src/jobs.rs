@@ -18,6 +18,7 @@ use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::belief;
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::{self, sort_ns};
+use met_core::reaction::{Reaction, ReactionChange, ReactionTarget};
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{DETAIL, JOB, Table, event, gpu};
@@ -60,6 +61,8 @@ trait Source: Query {
     fn close(&mut self, end: &Record) -> Result<()>;
     /// Changes what people say of a job.
     fn annotate(&mut self, key: &JobKey, change: &AnnotationChange) -> Result<Annotation>;
+    /// Keeps what is done about findings.
+    fn react(&mut self, change: &ReactionChange) -> Result<()>;
 }
 
 /// Whoever answers a command knows who asks, by the connection or by the owner of the files.
@@ -320,6 +323,42 @@ impl AllJobs {
         }
         said.ok_or_else(no_such_job)
     }
+
+    /// What was done about findings, as far as it is known: an older daemon keeps nothing of it.
+    pub fn reactions(&mut self) -> Vec<Reaction> {
+        let mut all = Vec::new();
+        for source in &self.sources {
+            match source.reactions(CALLER) {
+                Ok(reactions) => all.extend(reactions),
+                Err(error) => tracing::warn!("cannot read which findings are muted: {error:#}"),
+            }
+        }
+        // A job that two places have is muted in both.
+        all.sort_by_cached_key(|one: &Reaction| {
+            let key = (one.user.clone(), one.lineage.clone(), one.rule.clone());
+            (key, one.kind, std::cmp::Reverse(one.at_ns))
+        });
+        let key = |one: &Reaction| (one.user.clone(), one.lineage.clone(), one.rule.clone(), one.kind);
+        all.dedup_by(|one, other| key(one) == key(other));
+        all
+    }
+
+    /// Keeps what is done about findings of a job, wherever that is kept, or about a user, in the first place that has
+    /// jobs.
+    pub fn react(&mut self, change: &ReactionChange) -> Result<()> {
+        let mut done = false;
+        for source in &mut self.sources {
+            let is_there = match &change.target {
+                ReactionTarget::Job(key) => has(source.as_ref(), key)?,
+                ReactionTarget::User(_) => !done,
+            };
+            if is_there {
+                source.react(change)?;
+                done = true;
+            }
+        }
+        if done { Ok(()) } else { Err(no_such_job()) }
+    }
 }
 
 /// Whether a source has a job.
@@ -533,6 +572,10 @@ mod tests {
 
         fn annotate(&mut self, _: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
             change.apply(&Annotation::default(), 1).map_err(anyhow::Error::msg)
+        }
+
+        fn react(&mut self, _: &ReactionChange) -> Result<()> {
+            Ok(())
         }
     }
 

@@ -9,6 +9,7 @@ pub mod jobs;
 pub mod live;
 pub mod protocol;
 pub mod query;
+pub mod react;
 pub mod server_client;
 pub mod setting;
 pub mod unusable;

@@ -12,6 +12,7 @@ use met_core::energy::{Balance, EnergyWindow};
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{CgroupPaths, JobKey, Record};
 use met_core::listing::Cursor;
+use met_core::reaction::{Reaction, ReactionChange};
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{Unparsed, lossless_path};
 use serde::{Deserialize, Serialize};
@@ -118,6 +119,10 @@ pub enum Request {
     },
     /// Use over time.
     Usage(UsageAsk),
+    /// What was done about findings, after a change if there is one.
+    Reactions {
+        change: Option<ReactionChange>,
+    },
     /// The factors of emissions that were told, in the order of time.
     Factors,
     Correct(Correction),
@@ -166,6 +171,7 @@ pub enum Reply {
     Memberships(Vec<Membership>),
     Sums(Vec<Sum>),
     Usage(Usage),
+    Reactions(Vec<Reaction>),
     Course(WireCourse),
     /// By table and label.
     NodeParts(Vec<(String, String)>),

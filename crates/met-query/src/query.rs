@@ -6,6 +6,7 @@ use met_core::Table;
 use met_core::grouping::{self, Group, Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
+use met_core::reaction::Reaction;
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk, UsageTooLong};
 use met_store::{Filter, NodePart, Page, Queries, StoreError};
@@ -67,6 +68,10 @@ pub trait Query {
     fn usage(&self, _: &Viewer, _: &UsageAsk) -> Result<Usage> {
         Ok(Usage::default())
     }
+    /// What was done about findings of jobs that the viewer sees.
+    fn reactions(&self, _: &Viewer) -> Result<Vec<Reaction>> {
+        Ok(Vec::new())
+    }
     /// The machines. Everybody may see them; their number of jobs is that of jobs which the viewer sees.
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>>;
     /// The parts of this machine with samples from a time on; `None` from a server, which is no node.
@@ -109,6 +114,7 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         Request::Memberships { filter } => Reply::Memberships(query.memberships(viewer, filter)?),
         Request::Sums { filter, span } => Reply::Sums(query.sums(viewer, filter, span)?),
         Request::Usage(ask) => Reply::Usage(query.usage(viewer, ask)?),
+        Request::Reactions { change: None } => Reply::Reactions(query.reactions(viewer)?),
         Request::Nodes => Reply::Nodes(query.nodes(viewer)?),
         Request::NodeParts { since_ms } => {
             let Some(parts) = query.node_parts(*since_ms)? else { return Ok(None) };

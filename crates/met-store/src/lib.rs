@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <state>/store.lock           held by the one writer
-//! <state>/store.db             jobs, totals, summaries, devices and who had them, sums of use
+//! <state>/store.db             jobs, totals, summaries, devices and who had them, sums of use, reactions to findings
 //! <state>/series/2026-11-15.db samples of one UTC day, as blocks
 //! <state>/cluster.db           of a server: its nodes, and what they sent
 //! <state>/jobs/<id>/           the inbox: jobs that run, or ended and are not imported yet
@@ -29,6 +29,7 @@ mod paging;
 mod postgresql;
 mod promql;
 mod query;
+mod reactions;
 mod reading;
 mod record;
 mod retention;
@@ -56,6 +57,7 @@ pub use network::is_network;
 pub use node::{NodePart, node_on};
 pub use paging::{PROCESS_ROWS, Page};
 pub use query::{Queries, Reader, has_catalogue};
+pub use reactions::REACTIONS_PER_USER;
 pub use retention::{Goes, Removed, Retained, Retention};
 pub use salvage::Salvage;
 pub use store::{Imported, Writer};

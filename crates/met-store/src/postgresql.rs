@@ -24,6 +24,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("schema/postgres-4.sql"),
     include_str!("schema/postgres-5.sql"),
     include_str!("schema/postgres-6.sql"),
+    include_str!("schema/postgres-7.sql"),
 ];
 const VERSION: i64 = FIRST_VERSION + MIGRATIONS.len() as i64 - 1;
 

@@ -323,7 +323,7 @@ pub(crate) fn replace(path: &Path, why: &str) -> Result<Salvage, StoreError> {
     Ok(salvage)
 }
 
-/// What belongs to no job, as far as SQLite can still read it: devices and factors of emissions. Marks of
+/// What belongs to no job, as far as SQLite can still read it: devices, factors of emissions, reactions. Marks of
 /// changes are of the old file.
 fn copy_rest(path: &Path, sql: &Sqlite) {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -340,6 +340,12 @@ fn copy_rest(path: &Path, sql: &Sqlite) {
             "SELECT since_ns, mg_per_kwh, source FROM factor",
             "INSERT OR REPLACE INTO factor (since_ns, mg_per_kwh, source) VALUES (?1, ?2, ?3)",
             3,
+        ),
+        (
+            "SELECT owner, lineage, rule, kind, uid, actor, at_ns, until_ns FROM reaction",
+            "INSERT OR REPLACE INTO reaction (owner, lineage, rule, kind, uid, actor, at_ns, until_ns)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            8,
         ),
     ];
     copy_usage(&old, sql);

@@ -35,6 +35,7 @@ pub(crate) static CATALOGUE: Schema = Schema {
         include_str!("schema/catalogue-4.sql"),
         include_str!("schema/catalogue-5.sql"),
         include_str!("schema/catalogue-6.sql"),
+        include_str!("schema/catalogue-7.sql"),
     ],
     cache_kib: 1000,
     has_version_row: true,

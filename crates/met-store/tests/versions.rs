@@ -10,6 +10,7 @@ use met_core::conditions::Conditions;
 use met_core::gpu::card;
 use met_core::job::State;
 use met_core::job_table::{CPU, MEMORY_NEEDED};
+use met_core::reaction::ReactionKind;
 use met_core::usage::{By, Every, UsageAsk, Zone, figure};
 use met_store::{Filter, Queries, Reader, Writer};
 
@@ -84,19 +85,39 @@ fn version_6_still_opens_with_its_sums_and_earlier_ones_get_them() {
         let usage = met_store::usage(store, &ask, &|_| true, &[], 0).unwrap().unwrap();
         usage.lines.iter().map(|line| line.sums[figure::CPU_NS]).sum()
     };
-    for version in ["v4", "v5", "v6"] {
+    for version in ["v4", "v5", "v6", "v7"] {
         let state = opens(version);
         assert_eq!(cpu(&Reader::open(state.path()).unwrap()), 42, "{version}");
         let mut writer = Writer::open(state.path()).unwrap();
-        assert_eq!(met_store::is_usage_behind(&writer).unwrap(), version != "v6", "{version}");
+        assert_eq!(
+            met_store::is_usage_behind(&writer).unwrap(),
+            !["v6", "v7"].contains(&version),
+            "{version}"
+        );
         met_store::sum_usage(&mut writer, Instant::now() + Duration::from_secs(60)).unwrap();
         assert_eq!(cpu(&writer), 42, "{version}");
     }
 }
 
 #[test]
+fn version_7_still_opens_with_what_was_muted_and_earlier_ones_can_mute() {
+    let state = opens("v7");
+    let muted = Reader::open(state.path()).unwrap().reactions().unwrap();
+    assert_eq!((muted.len(), muted[0].rule.as_str(), muted[0].kind), (1, "cpu_low", ReactionKind::Muted));
+    for version in ["v1", "v4", "v6"] {
+        let state = restore(version);
+        assert_eq!(Reader::open(state.path()).unwrap().reactions().unwrap(), [], "{version}, not upgraded");
+        let mut writer = Writer::open(state.path()).unwrap();
+        writer.put_reactions(&muted, 0).unwrap().unwrap();
+        assert_eq!(writer.reactions().unwrap(), muted, "{version}");
+        drop(writer);
+        assert_eq!(Reader::open(state.path()).unwrap().reactions().unwrap(), muted, "{version}");
+    }
+}
+
+#[test]
 fn jobs_of_every_version_are_sorted_before_and_after_the_upgrade() {
-    for version in ["v1", "v2", "v3", "v4", "v5", "v6"] {
+    for version in ["v1", "v2", "v3", "v4", "v5", "v6", "v7"] {
         let state = restore(version);
         let ids = |store: &Queries, sort: &str| -> Vec<String> {
             let filter = Filter { sort: Some(sort.parse().unwrap()), ..Filter::default() };

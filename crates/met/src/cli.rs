@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub use answers::{
-    CheckArgs, CompareArgs, ExplainArgs, MarkArgs, NotifyArgs, ScaleArgs, UsageArgs, When, WhoArgs,
+    CheckArgs, CompareArgs, ExplainArgs, MarkArgs, MuteArgs, NotifyArgs, ReactArgs, ScaleArgs, UsageArgs,
+    When, WhoArgs,
 };
 pub use colmet::{ColmetCollectorArgs, ColmetNodeArgs};
 
@@ -109,10 +110,23 @@ pub enum Command {
         after_help = "Examples:\n  met explain 12 serial_on_many\n  met explain 12          all rules, a line each"
     )]
     Explain(ExplainArgs),
-    /// Find jobs and users that waste resources, and what that costs; changes nothing
+    /// Find jobs and users that waste resources, and what that costs
     #[command(after_help = "Examples:\n  met check --since 7d\n  met check --user ada --json\n  \
                             met check --rules my-rules.yaml    try rules on the jobs of the last 30 days")]
     Check(CheckArgs),
+    /// Acknowledge findings of a job: `met check` leaves them out until its next run
+    #[command(after_help = "Examples:\n  met ack 12              all findings of the job\n  \
+                            met ack 12 cpu_low")]
+    Ack(ReactArgs),
+    /// Leave findings of a job and its later runs out of `met check` and messages; alone: list them
+    #[command(after_help = "Examples:\n  met mute 12 cpu_low\n  met mute 12 cpu_low --for 30d\n  \
+                            met mute --user ada cores_unused\n  met mute                what is muted")]
+    Mute(MuteArgs),
+    /// Report muted or acknowledged findings again
+    #[command(
+        after_help = "Examples:\n  met unmute 12 cpu_low\n  met unmute 12           all that is muted there"
+    )]
+    Unmute(ReactArgs),
     /// Show what was used over time, by user, account, partition, node or command
     #[command(
         after_help = "Examples:\n  met usage                              by user, the last 30 days\n  \
@@ -276,7 +290,7 @@ impl Command {
             Command::List(_) | Command::Show(_) | Command::Export(_) | Command::Nodes(_) => true,
             Command::Tag(_) | Command::Note(_) | Command::Web(_) => true,
             Command::Explain(_) | Command::Check(_) | Command::Scale(_) | Command::Compare(_) => true,
-            Command::Usage(_) => true,
+            Command::Usage(_) | Command::Ack(_) | Command::Mute(_) | Command::Unmute(_) => true,
             // Without a name it is about this one.
             Command::Node(args) => args.node.is_some(),
             _ => false,

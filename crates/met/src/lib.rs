@@ -58,8 +58,8 @@ fn run(cli: Cli, standby: Option<Standby>) -> Result<i32> {
             return commands::on_its_node(&setting, &command.name(), job);
         }
         return Err(Failure::usage(format!(
-            "`met {}` works on this machine only; --server is for list, show, explain, check, usage, scale, compare, web, \
-             export, tag, note, nodes and node NODE",
+            "`met {}` works on this machine only; --server is for list, show, explain, check, ack, mute, \
+             unmute, usage, scale, compare, web, export, tag, note, nodes and node NODE",
             command.name()
         )));
     }
@@ -76,6 +76,9 @@ fn run(cli: Cli, standby: Option<Standby>) -> Result<i32> {
         Some(Command::Web(args)) => commands::web::web(asking()?, &args),
         Some(Command::Explain(args)) => commands::explain::explain(&asking()?, &args),
         Some(Command::Check(args)) => commands::check::check(&asking()?, &args),
+        Some(Command::Ack(args)) => commands::react::acknowledge(&asking()?, &args),
+        Some(Command::Mute(args)) => commands::react::mute(&asking()?, &args),
+        Some(Command::Unmute(args)) => commands::react::unmute(&asking()?, &args),
         Some(Command::Usage(args)) => commands::usage::usage(&asking()?, &args),
         Some(Command::Who(args)) => commands::who::who(&setting()?, &args),
         Some(Command::Mark(args)) => commands::mark::mark(&args),

@@ -128,6 +128,7 @@ table! {
     Usage       b"x-xx" b"x--x",
     // What operators say of a job changes no figure of it.
     Annotate    b"x-xx" b"x--x",
+    Reactions   b"x-xx" b"x--x",
     // The machine as a whole is no secret.
     NodeParts   b"xxxx" b"x--x",
     NodeCourse  b"xxxx" b"x--x",
@@ -232,6 +233,7 @@ mod tests {
                 node: None,
             }),
             Request::Annotate { key: key(), change: Default::default() },
+            Request::Reactions { change: None },
             Request::NodeParts { since_ms: 0 },
             Request::NodeCourse { table: String::new(), part: String::new(), after_ms: 0 },
             Request::Nodes,
@@ -294,6 +296,7 @@ mod tests {
             Sums        own all all  | all - - all
             Usage       own all all  | all - - all
             Annotate    own all all  | all - - all
+            Reactions   own all all  | all - - all
             NodeParts   all all all  | all - - all
             NodeCourse  all all all  | all - - all
             Nodes       all all all  | all - - all

@@ -7,6 +7,7 @@ use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State, Totals};
 use met_core::job_table::{CPU, PROCESSES};
 use met_core::listing::{self, Cursor};
+use met_core::reaction::Reaction;
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, gpu};
@@ -20,6 +21,7 @@ use met_query::jobs::{self, JobRef, JobsFilter};
 use met_query::live::Live;
 use met_query::protocol::NodeStatus;
 use met_query::query::{self, PAGE_SAMPLES, Query};
+use met_query::react;
 use met_query::viewer::Viewer;
 
 impl Query for Service {
@@ -99,6 +101,10 @@ impl Query for Service {
     fn usage(&self, viewer: &Viewer, ask: &UsageAsk) -> Result<Usage> {
         let live = query::every_job(self, viewer, &query::running())?;
         query::usage_in(&self.recorder.writer, viewer, ask, &live)
+    }
+
+    fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
+        Ok(react::seen(viewer, self.recorder.writer.reactions()?))
     }
 
     /// This machine, as a server would list it.

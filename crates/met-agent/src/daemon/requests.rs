@@ -5,6 +5,7 @@ use anyhow::{Result, bail};
 use met_core::JOB;
 use met_core::annotation::AnnotationChange;
 use met_core::job::JobKey;
+use met_core::reaction::{ReactionChange, ReactionTarget};
 
 use super::live_messages::LiveMessages;
 use super::permissions::{self, Access, Caller, Role};
@@ -16,6 +17,7 @@ use met_query::annotate;
 use met_query::jobs::JobRef;
 use met_query::protocol::{DiscoveryStatus, InForce, Reply, Request, Status};
 use met_query::query;
+use met_query::react::{self, Actor};
 
 impl Service {
     /// What this caller may do by this request; an error if nothing.
@@ -72,6 +74,7 @@ impl Service {
             }
             Request::Remove(key) => self.remove(&key, caller, access),
             Request::Annotate { key, change } => self.annotate(&key, &change, peer, access),
+            Request::Reactions { change: Some(change) } => self.react(&change, peer, access),
             Request::Factors => Ok(Reply::Factors(self.recorder.writer.factors()?)),
             Request::Correct(correction) => {
                 let corrected =
@@ -154,6 +157,17 @@ impl Service {
             Some(Err(message)) => bail!("{message}"),
             None => Err(annotate::no_such_job()),
         }
+    }
+
+    fn react(&mut self, change: &ReactionChange, peer: Peer, access: Access) -> Result<Reply> {
+        let known = match &change.target {
+            ReactionTarget::Job(key) => self.recorder.known(key, &self.registry)?,
+            ReactionTarget::User(_) => None,
+        };
+        let name = users::name_of(peer.uid).unwrap_or_else(|| peer.uid.to_string());
+        let actor = Actor { viewer: access.viewer(peer), name, now_ns: clock::realtime_ns() };
+        react::react(&mut self.recorder.writer, &actor, known.as_ref(), change)?;
+        Ok(Reply::Reactions(react::seen(&actor.viewer, self.recorder.writer.reactions()?)))
     }
 
     fn status(&mut self) -> Result<Status> {

@@ -36,8 +36,27 @@ pub struct Directive {
 
 /// Only of a job that a scheduler started, and only what differs clearly from its request.
 pub fn directives(job: &Job<'_>) -> Vec<Directive> {
+    let found = [memory(job).filter(|_| is_covered(job)), cpus(job), time(job), gpus(job)];
+    found.into_iter().flatten().filter(differs).collect()
+}
+
+/// The same of an earlier run whose samples are not at hand.
+pub(super) fn by_records(job: &Job<'_>) -> Vec<Directive> {
     let found = [memory(job), cpus(job), time(job), gpus(job)];
     found.into_iter().flatten().filter(differs).collect()
+}
+
+/// What a job requested, in the unit of its [`Directive`].
+pub(super) fn asked(record: &Record, resource: &str) -> Option<f64> {
+    let (requested, allocated) = (&record.requested, &record.allocated);
+    let value = match resource {
+        "memory" => requested.memory_bytes.or(allocated.memory_bytes)? as f64 / nodes(record) as f64,
+        "cpus" => requested.cpus.or(allocated.cpus)? as f64,
+        "time" => requested.time_limit_ns.or(allocated.time_limit_ns)? as f64 / 1e9,
+        "gpus" => requested.gpus.or(allocated.gpus)? as f64,
+        _ => return None,
+    };
+    Some(value)
 }
 
 fn differs(directive: &Directive) -> bool {
@@ -136,13 +155,12 @@ fn is_covered(job: &Job<'_>) -> bool {
 }
 
 fn memory(job: &Job<'_>) -> Option<Directive> {
-    if is_whole_node(job) != Some(false) || !is_covered(job) {
+    if is_whole_node(job) != Some(false) {
         return None;
     }
     let (needed, runs) = memory_bytes(job)?;
     let nodes = nodes(job.record);
-    let asked =
-        job.record.requested.memory_bytes.or(job.record.allocated.memory_bytes)? as f64 / nodes as f64;
+    let asked = asked(job.record, "memory")?;
     let value = rounded_bytes(needed * MEMORY_ROOM);
     let text = written(job, format!("#SBATCH --mem={}", slurm_bytes(value)), |manager| match manager {
         // Theirs are of the whole job, not of a node.

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::compared::{Difference, Kind};
-use super::{Answers, Directive, Phase};
+use super::{Answers, Directive, FollowUp, Phase};
 use crate::finding;
 use crate::json::time;
 
@@ -21,6 +21,7 @@ pub fn object(answers: &Answers) -> Value {
         ("findings", answers.findings.iter().map(finding::object).collect()),
         ("directives", answers.directives.iter().map(directive).collect()),
         ("differences", answers.differences.iter().map(difference).collect()),
+        ("followed", answers.followed.iter().map(followed).collect()),
     ];
     for (name, list) in lists {
         object[name] = Value::Array(list);
@@ -47,6 +48,18 @@ fn directive(directive: &Directive) -> Value {
         "value": directive.value,
         "requested": directive.asked,
         "runs": directive.runs,
+    })
+}
+
+fn followed(one: &FollowUp) -> Value {
+    json!({
+        "resource": one.resource,
+        "job": one.job,
+        "before": one.before,
+        "advised": one.advised,
+        "requested": one.asked,
+        "taken": one.is_taken,
+        "saving": finding::saving(&one.saving),
     })
 }
 

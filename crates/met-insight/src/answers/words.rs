@@ -5,7 +5,7 @@ use met_core::text::escape;
 use met_core::units;
 
 use super::compared::Kind;
-use super::{Bottleneck, Difference, Directive, Limit, Phase, PhaseKind};
+use super::{Bottleneck, Difference, Directive, FollowUp, Limit, Phase, PhaseKind};
 use crate::finding::Saving;
 use crate::report::words::amount;
 use crate::report::{Amount, Measure};
@@ -87,8 +87,39 @@ pub fn directive(directive: &Directive) -> String {
     format!("{}{runs}", asked.unwrap_or_default())
 }
 
+/// Whether the requests that the run before gave were made, and what that saved.
+pub fn followed(followed: &[FollowUp]) -> Vec<String> {
+    let word = |one: &FollowUp| {
+        let written = |value: f64| match one.resource {
+            "memory" => format!("{} of memory", plain(value, Measure::Bytes)),
+            "time" => format!("a limit of {}", plain(value, Measure::Seconds)),
+            "gpus" if value == 1.0 => "1 GPU".to_owned(),
+            "gpus" => format!("{value} GPUs"),
+            _ if value == 1.0 => "1 CPU".to_owned(),
+            _ => format!("{value} CPUs"),
+        };
+        let job = escape(&one.job);
+        let saved = amounts(&one.saving).map(|saved| format!(", saved {saved}")).unwrap_or_default();
+        match one.is_taken {
+            true => {
+                format!("taken: {} after {} in job {job}{saved}", written(one.asked), written(one.before))
+            }
+            false => format!(
+                "not taken: {} again; for job {job}, {} would do",
+                written(one.asked),
+                written(one.advised)
+            ),
+        }
+    };
+    followed.iter().map(word).collect()
+}
+
 /// What following an advice would save.
 pub fn saving(saving: &Saving) -> Option<String> {
+    amounts(saving).map(|words| format!("saves {words}"))
+}
+
+pub fn amounts(saving: &Saving) -> Option<String> {
     let hours = |value: f64| if value >= 10.0 { format!("{value:.0}") } else { format!("{value:.1}") };
     let words: Vec<String> = [
         saving.core_hours.map(|value| format!("{} core-hours", hours(value))),
@@ -102,5 +133,5 @@ pub fn saving(saving: &Saving) -> Option<String> {
     .into_iter()
     .flatten()
     .collect();
-    (!words.is_empty()).then(|| format!("saves {}", words.join(", ")))
+    (!words.is_empty()).then(|| words.join(", "))
 }

@@ -9,10 +9,11 @@ use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
+use met_core::reaction::{Reaction, ReactionChange, ReactionTarget};
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, gpu};
-use met_host::Host;
+use met_host::{Host, users};
 use met_store::{NodePart, Page, Reader, StoreError, Writer};
 
 use super::liveness::{overlay, settle_or_end};
@@ -22,6 +23,7 @@ use crate::client::{Client, Unreachable};
 use crate::live::Live;
 use crate::protocol::NodeStatus;
 use crate::query::{Query, every_job, find_in, nothing, running, sees, usage_in};
+use crate::react::{self, Actor};
 use crate::setting::Setting;
 use crate::viewer::Viewer;
 use met_config::Failure;
@@ -177,6 +179,10 @@ impl Query for FromFiles {
         self.ask(|store| usage_in(store, viewer, ask, &live))
     }
 
+    fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
+        self.ask(|store| Ok(react::seen(viewer, store.reactions()?)))
+    }
+
     fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
         self.ask(|store| Ok(store.sums(&filter.to_store_whole(), span)?))
@@ -223,6 +229,38 @@ impl Source for FromFiles {
         )?;
         said.take().ok_or_else(no_such_job)?.map_err(Failure::usage)
     }
+
+    fn react(&mut self, change: &ReactionChange) -> Result<()> {
+        let refused = Cell::new(None);
+        self.change(
+            |writer| {
+                let job = match &change.target {
+                    ReactionTarget::Job(key) => writer.get(key)?,
+                    ReactionTarget::User(_) => None,
+                };
+                let actor = own_actor();
+                match react::react(writer, &actor, job.as_ref(), change) {
+                    Ok(()) => Ok(()),
+                    Err(error) => match error.downcast::<StoreError>() {
+                        Ok(error) => Err(error),
+                        Err(error) => {
+                            refused.set(Some(error));
+                            Ok(())
+                        }
+                    },
+                }
+            },
+            |daemon| Source::react(daemon, change),
+        )?;
+        refused.take().map_or(Ok(()), Err)
+    }
+}
+
+/// The owner of the files.
+fn own_actor() -> Actor {
+    let uid = rustix::process::getuid().as_raw();
+    let name = users::name_of(uid).unwrap_or_else(|| uid.to_string());
+    Actor { viewer: Viewer::Everything, name, now_ns: now_ns() }
 }
 
 /// A warning about what is missing from a list.

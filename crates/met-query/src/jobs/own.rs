@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use anyhow::Result;
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::listing::{Cursor, Order};
+use met_core::reaction::Reaction;
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, belief, gpu};
@@ -93,6 +94,14 @@ impl Query for OwnJobs {
         let answers: Result<Vec<Usage>> =
             self.sources()?.iter().map(|source| source.usage(viewer, ask)).collect();
         Ok(met_store::joined_usage(answers?))
+    }
+
+    fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
+        let mut all = Vec::new();
+        for source in self.sources()? {
+            all.extend(source.reactions(viewer)?);
+        }
+        Ok(all)
     }
 
     /// The nodes of a server, or this machine.

@@ -9,6 +9,7 @@ use met_core::conditions::Conditions;
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record};
 use met_core::listing::sort_ns;
+use met_core::reaction::{Reaction, ReactionChange};
 use met_core::series::{Course, SPREAD_NAMES, Spreads};
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, MISSING, Table, gpu};
@@ -20,6 +21,7 @@ use crate::annotate::{self, Annotates};
 use crate::handshake::CONDITIONS;
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::query::{NodeSpan, Query, every_job, nothing, on_node, running};
+use crate::react;
 use crate::viewer::Viewer;
 use met_core::listing::Cursor;
 
@@ -239,6 +241,13 @@ impl Query for Remote {
         }
     }
 
+    fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
+        match self.ask(&Request::Reactions { change: None })? {
+            Reply::Reactions(reactions) => Ok(react::seen(viewer, reactions)),
+            reply => self.unexpected(&reply),
+        }
+    }
+
     fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
         match self.ask(&Request::Sums { filter, span: *span })? {
@@ -312,6 +321,10 @@ impl Source for Remote {
 
     fn annotate(&mut self, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
         Annotates::annotate(self, CALLER, key, change)
+    }
+
+    fn react(&mut self, change: &ReactionChange) -> Result<()> {
+        self.ask(&Request::Reactions { change: Some(change.clone()) }).map(drop)
     }
 }
 

@@ -20,10 +20,12 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::job::JobKey;
+use met_core::reaction::ReactionTarget;
 use met_jobs::cgroup_layouts::Layout;
 use met_query::annotate::{self, Annotates, Failure, no_such_job};
 use met_query::protocol::{Reply, Request};
 use met_query::query::{self, Query};
+use met_query::react::{self, Actor};
 use met_query::viewer::Viewer;
 use met_store::Writer;
 use met_store::cluster::Bearer;
@@ -256,15 +258,16 @@ async fn ask(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let Admitted { viewer, client, .. } = api.admission.admit(&peer, &headers)?;
+    let Admitted { viewer, client, name, .. } = api.admission.admit(&peer, &headers)?;
     let turn = api.answers.turn(&client).await.ok_or_else(Problem::unread)?;
     let too_long = |error: axum::Error| Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error);
     let question = to_bytes(body, QUESTION_BYTES_MAX).await.map_err(too_long)?;
-    if let Ok(Request::Annotate { key, change }) = serde_json::from_slice(&question) {
+    let asked = serde_json::from_slice(&question);
+    if let Ok(Request::Annotate { .. } | Request::Reactions { change: Some(_) }) = asked {
         // Not one of the few answers that are made at once: the thread that writes may take its time.
         let of_api = Arc::clone(&api);
-        let work = move || match of_api.annotate(&viewer, &key, &change) {
-            Ok(annotation) => Json(Reply::Annotated(annotation)).into_response(),
+        let work = move || match of_api.write(viewer, name, asked.ok()) {
+            Ok(reply) => Json(reply).into_response(),
             Err(error) if error.is::<Failure>() => {
                 Json(Reply::Error { message: error.to_string() }).into_response()
             }
@@ -280,22 +283,51 @@ async fn ask(
     api.answers.make(turn, work).await.ok_or_else(Problem::busy)
 }
 
-impl Annotates for Api {
+impl Api {
+    /// Answers what changes something.
+    fn write(&self, viewer: Viewer, name: String, asked: Option<Request>) -> Result<Reply> {
+        match asked {
+            Some(Request::Annotate { key, change }) => {
+                self.annotate(&viewer, &key, &change).map(Reply::Annotated)
+            }
+            Some(Request::Reactions { change: Some(change) }) => {
+                let actor = Actor { viewer, name, now_ns: now_ns() };
+                self.with_writer(move |writer| {
+                    let job = match &change.target {
+                        ReactionTarget::Job(key) => writer.get(key)?,
+                        ReactionTarget::User(_) => None,
+                    };
+                    react::react(writer, &actor, job.as_ref(), &change)?;
+                    Ok(Reply::Reactions(react::seen(&actor.viewer, writer.reactions()?)))
+                })
+            }
+            _ => Err(cannot_write()),
+        }
+    }
+
     /// Waits for the thread that writes.
-    fn annotate(&self, viewer: &Viewer, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
-        let (viewer, key, change) = (viewer.clone(), key.clone(), change.clone());
+    fn with_writer<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Writer) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let (say, said) = mpsc::sync_channel(1);
-        let annotated = move |writer: &mut Writer| {
-            annotate::permit(&viewer, writer.get(&key)?.as_ref())?;
-            let annotated = writer.annotate(&key, &change, now_ns())?;
-            annotated.ok_or_else(no_such_job)?.map_err(Failure::usage)
-        };
         let order = self.keeper.try_with_writer(move |writer| {
-            let _ = say.send(annotated(writer));
+            let _ = say.send(work(writer));
             Vec::new()
         });
         order.map_err(|Busy| cannot_write())?;
         said.recv_timeout(WRITTEN_WITHIN).unwrap_or_else(|_| Err(cannot_write()))
+    }
+}
+
+impl Annotates for Api {
+    fn annotate(&self, viewer: &Viewer, key: &JobKey, change: &AnnotationChange) -> Result<Annotation> {
+        let (viewer, key, change) = (viewer.clone(), key.clone(), change.clone());
+        self.with_writer(move |writer| {
+            annotate::permit(&viewer, writer.get(&key)?.as_ref())?;
+            let annotated = writer.annotate(&key, &change, now_ns())?;
+            annotated.ok_or_else(no_such_job)?.map_err(Failure::usage)
+        })
     }
 }
 

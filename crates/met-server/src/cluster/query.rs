@@ -4,6 +4,7 @@ use anyhow::Result;
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
+use met_core::reaction::Reaction;
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, gpu};
@@ -12,6 +13,7 @@ use met_query::protocol::NodeStatus;
 use met_query::query::{
     NodeSpan, PAGE_SAMPLES, Query, every_job, find_in, nothing, on_node, running, usage_in, warn_unreadable,
 };
+use met_query::react;
 use met_query::viewer::Viewer;
 use met_store::cluster::Node;
 use met_store::{Page, StoreError};
@@ -99,6 +101,10 @@ impl Query for ClusterView {
             Ok(())
         })?;
         usage.unwrap_or_else(|| Ok(Usage::default()))
+    }
+
+    fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
+        Ok(react::seen(viewer, self.ask(|store| store.reactions())?))
     }
 
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {

@@ -20,11 +20,13 @@ use met_store::{
 use tempfile::TempDir;
 
 mod lists;
+mod reactions;
 #[path = "../../src/samples_tests.rs"]
 mod samples;
 mod usage;
 
 use lists::*;
+use reactions::*;
 pub(crate) use samples::{MIDNIGHT_S, SECOND_NS, course, finished, running};
 use usage::*;
 
@@ -114,6 +116,7 @@ claims! {
         use_is_summed_step_by_step_and_outlives_its_jobs,
         a_job_that_changes_is_not_summed_twice,
         viewers_get_sums_of_what_they_see,
+        reactions_are_replaced_taken_back_and_forgotten_in_time,
         store_and_inbox_are_shown_as_one,
         changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_last,
         what_waits_in_the_inbox_is_a_change_when_it_is_imported,

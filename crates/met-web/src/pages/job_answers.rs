@@ -84,6 +84,7 @@ pub(super) fn section(answers: &Answers) -> Markup {
     lines.extend(answers.bottleneck.as_ref().map(words::bottleneck));
     lines.push(("imbalance", answers.imbalance.clone()));
     lines.push(("earlier runs", words::differences(&answers.differences)));
+    lines.push(("advice", words::followed(&answers.followed)));
     lines.retain(|(_, words)| !words.is_empty());
     html! {
         @if !lines.is_empty() {

@@ -40,9 +40,43 @@ pub struct CheckArgs {
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,
+    /// Show muted and acknowledged findings as well, with who did it and when
+    #[arg(long)]
+    pub all: bool,
+    /// Send each user a message by notify.command or notify.webhook; a finding is not sent again for a week
+    #[arg(long, conflicts_with_all = ["json", "all"])]
+    pub send: bool,
+    /// Print the messages of --send instead of sending them
+    #[arg(long)]
+    pub dry_run: bool,
     /// Print the fields that conditions of rules may name
-    #[arg(long, conflicts_with_all = ["json", "rules", "user", "since"])]
+    #[arg(long, conflicts_with_all = ["json", "rules", "user", "since", "send", "all"])]
     pub fields: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ReactArgs {
+    /// A job, and rules as `met check` names them
+    #[arg(value_name = "JOB RULE")]
+    pub words: Vec<String>,
+    /// Findings about the sum of this user's jobs instead of a job's; only rules are named
+    #[arg(long, value_name = "USER", value_hint = clap::ValueHint::Username)]
+    pub user: Option<String>,
+    /// Rules of a file instead of those built in
+    #[arg(long, value_name = "FILE")]
+    pub rules: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct MuteArgs {
+    #[command(flatten)]
+    pub about: ReactArgs,
+    /// For this long, such as 30d (default: until `met unmute`)
+    #[arg(long = "for", value_name = "TIME")]
+    pub time: Option<String>,
+    /// Print the list as a JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

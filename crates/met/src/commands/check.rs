@@ -1,25 +1,26 @@
-//! `met check`: findings of many jobs, by user and rule. It reads, and writes nothing.
+//! `met check`: findings of many jobs, by user and rule. It reads, and writes nothing unless it sends messages.
 
 use std::collections::HashSet;
 use std::io::Write;
 use std::path::Path;
 
+use super::answering::Known;
+use super::{Machines, export, list, messages};
+use crate::cli::{CheckArgs, FilterArgs};
+use crate::output;
+use crate::view::{self, findings::Checked};
 use anyhow::Result;
+use met_config::Failure;
 use met_core::job::{LOCAL, Record, State};
+use met_core::reaction::Reaction;
 use met_core::{job_table, managers};
+use met_insight::answers::{FollowUp, follow_ups};
 use met_insight::finding::{self, Finding};
+use met_insight::handled::Handled;
 use met_insight::lineage::Lineages;
 use met_insight::neighbours::Neighbours;
 use met_insight::rules::{self, Rules, user};
 use met_insight::{average, check};
-use serde_json::json;
-
-use super::answering::Known;
-use super::{Machines, export, list};
-use crate::cli::{CheckArgs, FilterArgs};
-use crate::output;
-use crate::view;
-use met_config::Failure;
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
@@ -51,29 +52,53 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         list::unknown_name(setting, &filter)?;
     }
     let now_ns = jobs::now_ns();
-    let mut findings = of_jobs(setting, &mut all, &rules, &records, &is_wanted, now_ns)?;
+    let is_own_rules = args.rules.is_some();
+    let shortest_ns = if is_own_rules { shortest_ns(&rules) } else { SHORTEST_NS };
+    let wanted = Wanted { is_wanted: &is_wanted, shortest_ns, now_ns };
+    let (mut findings, followed) = of_jobs(setting, &mut all, &rules, &records, &wanted)?;
     let wanted: HashSet<String> =
         records.iter().filter(|record| is_wanted(record)).filter_map(user::owner).collect();
     for sum in user::sums(&records, now_ns).iter().filter(|sum| wanted.contains(&sum.user)) {
         findings.extend(rules::findings_of_user(&rules, sum));
     }
     let is_cluster = records.iter().any(|record| managers::spans_nodes(&record.key.manager));
+    let reactions = all.reactions();
+    let handled = Handled::of(&reactions);
+    let (hidden, findings): (Vec<_>, Vec<_>) =
+        findings.into_iter().partition(|finding| handled.hides(finding, now_ns).is_some());
     let mut findings = check::worthwhile(findings, is_cluster);
     finding::rank(&mut findings);
-    let groups = check::groups(&findings);
+    if args.send {
+        findings.retain(|finding| !handled.is_sent(finding, now_ns));
+        return messages::send(setting, &mut all, &records, findings, args.dry_run);
+    }
+    let hidden = check::worthwhile(hidden, is_cluster);
+    let hidden: Vec<(Finding, &Reaction)> = hidden
+        .into_iter()
+        .filter_map(|finding| handled.hides(&finding, now_ns).map(|reaction| (finding, reaction)))
+        .collect();
     let count = records.iter().filter(|record| is_wanted(record)).count();
+    let checked = Checked { jobs: count, findings, hidden, followed, with_hidden: args.all };
     if args.json {
-        let object = json!({
-            "jobs": count,
-            "groups": groups.iter().map(view::findings::group).collect::<Vec<_>>(),
-            "findings": findings.iter().map(finding::object).collect::<Vec<_>>(),
-        });
-        writeln!(stdout, "{object}")?;
+        writeln!(stdout, "{}", view::findings::checked_object(&checked))?;
     } else {
         let style = stdout.style();
-        stdout.write_all(view::findings::groups(&groups, count, &style).as_bytes())?;
+        stdout.write_all(view::findings::checked(&checked, &style).as_bytes())?;
     }
     Ok(0)
+}
+
+/// The length of the shortest job that a rule would speak of.
+fn shortest_ns(rules: &Rules) -> i64 {
+    let lengths = rules.rules.iter().map(|rule| (rule.gates.length_s * 1e9) as i64);
+    lengths.min().unwrap_or(SHORTEST_NS)
+}
+
+/// Which jobs are looked at.
+struct Wanted<'a> {
+    is_wanted: &'a dyn Fn(&Record) -> bool,
+    shortest_ns: i64,
+    now_ns: i64,
 }
 
 /// The rules of a file, or those built in.
@@ -90,15 +115,15 @@ fn of_jobs(
     all: &mut AllJobs,
     rules: &Rules,
     records: &[Record],
-    is_wanted: &dyn Fn(&Record) -> bool,
-    now_ns: i64,
-) -> Result<Vec<Finding>> {
+    wanted: &Wanted<'_>,
+) -> Result<(Vec<Finding>, Vec<FollowUp>)> {
+    let now_ns = wanted.now_ns;
     let lineages = Lineages::of(records);
     let machines = Machines::of(setting);
     let neighbours = Neighbours::of(records);
-    let mut findings = Vec::new();
+    let (mut findings, mut followed) = (Vec::new(), Vec::new());
     for (index, record) in records.iter().enumerate() {
-        if !is_wanted(record) || !is_worth_reading(record, now_ns) {
+        if !(wanted.is_wanted)(record) || !is_worth_reading(record, wanted) {
             continue;
         }
         let earlier = lineages.before(index, EARLIER);
@@ -106,14 +131,18 @@ fn of_jobs(
             export::series(all, record, table, part)
         })?;
         let known = known.beside(&neighbours, record, now_ns);
-        findings.extend(known.with_job(record, &earlier, now_ns, |job| rules::findings(rules, job)));
+        known.with_job(record, &earlier, now_ns, |job| {
+            findings.extend(rules::findings(rules, job));
+            followed.extend(follow_ups(job));
+        });
     }
-    Ok(findings)
+    Ok((findings, followed))
 }
 
 /// Series are read of jobs about which something could be said.
-fn is_worth_reading(record: &Record, now_ns: i64) -> bool {
-    let is_long = average::wall_ns(record, now_ns).is_some_and(|wall_ns| wall_ns >= SHORTEST_NS);
+fn is_worth_reading(record: &Record, wanted: &Wanted<'_>) -> bool {
+    let wall_ns = average::wall_ns(record, wanted.now_ns);
+    let is_long = wall_ns.is_some_and(|wall_ns| wall_ns >= wanted.shortest_ns);
     let killed = record.totals.get(job_table::OOM_KILLS).is_some_and(|kills| kills > 0);
     record.state != State::Pending
         && (is_long || killed)

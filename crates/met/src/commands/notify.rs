@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use met_core::job::{Record, State};
+use met_core::reaction::{ReactionChange, ReactionStep, ReactionTarget};
 use met_core::{text, units};
 use met_insight::answers::Answers;
+use met_insight::handled::Handled;
 use met_insight::{average, finding, json};
 use serde_json::{Value, json};
 
@@ -36,7 +38,10 @@ pub fn notify(setting: &Setting, args: &NotifyArgs) -> Result<i32> {
         std::thread::sleep(Duration::from_millis(100));
         record = all.find(&args.ended)?;
     }
-    let answers = answers(setting, &mut all, &record);
+    let mut answers = answers(setting, &mut all, &record);
+    if let Some(answers) = &mut answers {
+        leave_out_handled(&mut all, answers);
+    }
     let findings = answers.as_ref().map_or(0, |answers| answers.findings.len());
     let is_wanted = |when: &When| match when {
         When::End => true,
@@ -47,7 +52,16 @@ pub fn notify(setting: &Setting, args: &NotifyArgs) -> Result<i32> {
         return Ok(0);
     }
     let message = message(&record, answers.as_ref());
-    let outcomes = send(setting, &message);
+    let outcomes = outcomes(setting, &message);
+    let is_sent = outcomes.iter().any(|(_, outcome)| outcome.is_ok());
+    let rules = answers.iter().flat_map(|answers| &answers.findings).map(|found| found.rule.clone());
+    let rules: Vec<String> = rules.collect();
+    if is_sent && !rules.is_empty() {
+        let target = ReactionTarget::Job(record.key.clone());
+        // A message more in the next days is no harm.
+        let _ = all.react(&ReactionChange { target, rules, step: ReactionStep::Sent });
+    }
+    let outcomes = in_words(&outcomes);
     let line = format!(
         "{} job {}: {}\n",
         units::time(jobs::now_ns(), &view::local_zone()),
@@ -66,10 +80,22 @@ fn answers(setting: &Setting, all: &mut AllJobs, record: &Record) -> Option<Answ
     Some(known.ok()?.answers(record, &earlier, jobs::now_ns()))
 }
 
-struct Message {
-    title: String,
-    body: String,
-    object: Value,
+/// Leaves out what was dealt with, or sent a short while ago.
+fn leave_out_handled(all: &mut AllJobs, answers: &mut Answers) {
+    if answers.findings.is_empty() {
+        return;
+    }
+    let (reactions, now_ns) = (all.reactions(), jobs::now_ns());
+    let handled = Handled::of(&reactions);
+    answers
+        .findings
+        .retain(|found| handled.hides(found, now_ns).is_none() && !handled.is_sent(found, now_ns));
+}
+
+pub(super) struct Message {
+    pub title: String,
+    pub body: String,
+    pub object: Value,
 }
 
 fn message(record: &Record, answers: Option<&Answers>) -> Message {
@@ -93,8 +119,31 @@ fn message(record: &Record, answers: Option<&Answers>) -> Message {
     Message { title, body, object }
 }
 
-/// What became of each, in words.
-fn send(setting: &Setting, message: &Message) -> String {
+/// What became of each way to notify.
+type Outcomes = Vec<(&'static str, Result<(), String>)>;
+
+/// Sends to the configured program and address; not to the desktop of who sends.
+pub(super) fn send_all(setting: &Setting, message: &Message) -> Result<(), String> {
+    let failed = configured(setting, message)
+        .into_iter()
+        .filter_map(|(what, outcome)| outcome.err().map(|why| format!("{what} failed: {why}")));
+    let failed: Vec<String> = failed.collect();
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+}
+
+fn configured(setting: &Setting, message: &Message) -> Outcomes {
+    let config = &setting.config.notify;
+    let mut outcomes = Vec::new();
+    if let Some(command) = &config.command {
+        outcomes.push(("command", run(command, &[], Some(&message.object.to_string()))));
+    }
+    if let Some(url) = &config.webhook {
+        outcomes.push(("webhook", post(url, &message.object.to_string())));
+    }
+    outcomes
+}
+
+fn outcomes(setting: &Setting, message: &Message) -> Outcomes {
     let config = &setting.config.notify;
     let mut outcomes = Vec::new();
     let has_desktop = ["DISPLAY", "WAYLAND_DISPLAY"].iter().any(|name| std::env::var_os(name).is_some());
@@ -102,12 +151,11 @@ fn send(setting: &Setting, message: &Message) -> String {
         let arguments = ["--app-name=met", "--", &message.title, &message.body];
         outcomes.push(("desktop", run(Path::new("notify-send"), &arguments, None)));
     }
-    if let Some(command) = &config.command {
-        outcomes.push(("command", run(command, &[], Some(&message.object.to_string()))));
-    }
-    if let Some(url) = &config.webhook {
-        outcomes.push(("webhook", post(url, &message.object.to_string())));
-    }
+    outcomes.extend(configured(setting, message));
+    outcomes
+}
+
+fn in_words(outcomes: &Outcomes) -> String {
     if outcomes.is_empty() {
         return "nothing to notify by; set notify.command or notify.webhook".to_owned();
     }

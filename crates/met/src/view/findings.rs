@@ -1,8 +1,12 @@
 //! Findings of many jobs, and why a rule found something or not.
 
-use met_insight::answers::words::saving;
-use met_insight::check::Group;
-use met_insight::finding::{self, Evidence};
+use met_core::reaction::Reaction;
+use met_insight::answers::FollowUp;
+use met_insight::answers::words::{amounts, saving};
+use met_insight::check::{self, Group};
+use met_insight::finding::{self, Evidence, Finding, Saving};
+use met_insight::json::time;
+use met_insight::lineage::Lineage;
 use met_insight::report::Amount;
 use met_insight::rules::{Explanation, Rule, fields};
 use serde_json::{Value, json};
@@ -17,7 +21,121 @@ fn room(style: &Style) -> usize {
     style.width.unwrap_or(COLUMNS).clamp(40, COLUMNS)
 }
 
-pub fn groups(groups: &[Group], jobs: usize, style: &Style) -> String {
+/// What `met check` has found.
+pub struct Checked<'a> {
+    pub jobs: usize,
+    pub findings: Vec<Finding>,
+    /// With why they are left out.
+    pub hidden: Vec<(Finding, &'a Reaction)>,
+    pub followed: Vec<FollowUp>,
+    pub with_hidden: bool,
+}
+
+pub fn checked(checked: &Checked<'_>, style: &Style) -> String {
+    let mut drawn = groups(&check::groups(&checked.findings), checked.jobs, style);
+    let (taken, not_taken): (Vec<&FollowUp>, Vec<&FollowUp>) =
+        checked.followed.iter().partition(|one| one.is_taken);
+    if !checked.followed.is_empty() {
+        let saved = taken.iter().fold(Saving::default(), |sum, one| sum.plus(&one.saving));
+        let saved = amounts(&saved).map(|saved| format!(", saved {saved}")).unwrap_or_default();
+        let (yes, no) = (taken.len(), not_taken.len());
+        let line = format!("requests of next runs: {yes} as advised{saved}; {no} as before");
+        drawn += &(text::wrap(&line, room(style)).join("\n") + "\n");
+    }
+    if checked.hidden.is_empty() {
+        return drawn;
+    }
+    if !checked.with_hidden {
+        let line = format!(
+            "{} muted or acknowledged; --all shows them, `met mute` lists them",
+            counted(checked.hidden.len(), "finding is", "findings are")
+        );
+        return drawn + &text::wrap(&line, room(style)).join("\n") + "\n";
+    }
+    drawn += "\nMuted or acknowledged:\n";
+    for (finding, reaction) in &checked.hidden {
+        let who = finding.user.as_deref().map_or("-".to_owned(), text::escape);
+        let line = format!(
+            "{who}  {}  {}: {}",
+            finding.rule,
+            text::escape(&finding.subject),
+            reaction_words(reaction)
+        );
+        drawn += &(text::wrap(&line, room(style)).join("\n  ") + "\n");
+    }
+    if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
+
+fn counted(count: usize, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
+}
+
+/// What was done, by whom, when and until when.
+fn reaction_words(one: &Reaction) -> String {
+    let zone = super::local_zone();
+    let until = one.until_ns.map(|ns| format!(" until {}", units::time(ns, &zone))).unwrap_or_default();
+    let (kind, at) = (one.kind.name(), units::time(one.at_ns, &zone));
+    format!("{kind} by {} on {at}{until}", text::escape(&one.by))
+}
+
+/// The list of `met mute`.
+pub fn reactions(reactions: &[Reaction], style: &Style) -> String {
+    let width = reactions.iter().map(|one| one.rule.len()).max().unwrap_or(0);
+    let line = |one: &Reaction| {
+        let of = match Lineage::of_key(&one.user, &one.lineage) {
+            Some(lineage) => lineage.to_string(),
+            None => format!("the jobs of {}", one.user),
+        };
+        let words =
+            format!("{}  {}: {}", text::pad(&one.rule, width), text::escape(&of), reaction_words(one));
+        text::hanging(&words, width + 2, style)
+    };
+    let drawn: String = reactions.iter().map(line).collect();
+    if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
+
+pub fn checked_object(checked: &Checked<'_>) -> Value {
+    let groups = check::groups(&checked.findings);
+    let (taken, not_taken): (Vec<&FollowUp>, Vec<&FollowUp>) =
+        checked.followed.iter().partition(|one| one.is_taken);
+    let saved = taken.iter().fold(Saving::default(), |sum, one| sum.plus(&one.saving));
+    let mut object = json!({
+        "jobs": checked.jobs,
+        "groups": groups.iter().map(group).collect::<Vec<_>>(),
+        "findings": checked.findings.iter().map(finding::object).collect::<Vec<_>>(),
+        "hidden": checked.hidden.len(),
+        "followed": {
+            "taken": taken.len(),
+            "not_taken": not_taken.len(),
+            "saving": finding::saving(&saved),
+        },
+    });
+    if checked.with_hidden {
+        let muted = |(finding, reaction): &(Finding, &Reaction)| {
+            let mut object = finding::object(finding);
+            object["muted"] = self::reaction(reaction);
+            object
+        };
+        object["muted"] = checked.hidden.iter().map(muted).collect();
+    }
+    object
+}
+
+/// What was done, for a program.
+pub fn reaction(one: &Reaction) -> serde_json::Value {
+    let lineage = Lineage::of_key(&one.user, &one.lineage).map(|lineage| lineage.to_string());
+    json!({
+        "user": one.user,
+        "lineage": lineage,
+        "rule": one.rule,
+        "kind": one.kind.name(),
+        "by": one.by,
+        "at": time(one.at_ns),
+        "until": one.until_ns.and_then(time),
+    })
+}
+
+fn groups(groups: &[Group], jobs: usize, style: &Style) -> String {
     if groups.is_empty() {
         return format!("no findings in {jobs} jobs\n");
     }
@@ -51,7 +169,7 @@ pub fn groups(groups: &[Group], jobs: usize, style: &Style) -> String {
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
 
-pub fn group(group: &Group) -> Value {
+fn group(group: &Group) -> Value {
     json!({
         "user": group.user,
         "rule": group.rule,

@@ -23,6 +23,7 @@ pub(super) fn lines(page: &Page<'_>, report: &Report) -> Vec<String> {
     }
     put("imbalance", answers.imbalance.iter().map(|words| text::escape(words)).collect(), SEPARATOR);
     put("earlier runs", words::differences(&answers.differences), SEPARATOR);
+    put("advice", words::followed(&answers.followed), SEPARATOR);
     lines
 }
 
@@ -78,7 +79,7 @@ fn finding_lines(page: &Page<'_>, finding: &Finding, job: &str) -> Vec<String> {
 mod tests {
     use met_core::sample;
     use met_insight::answers::compared::Kind;
-    use met_insight::answers::{Bottleneck, Difference, Directive, Limit, Phase, PhaseKind};
+    use met_insight::answers::{Bottleneck, Difference, Directive, FollowUp, Limit, Phase, PhaseKind};
     use met_insight::finding::{Saving, Severity};
     use met_insight::report::Measure;
     use met_insight::report::{Machine, report};
@@ -113,6 +114,7 @@ mod tests {
                 severity: Severity::High,
                 subject: "42".to_owned(),
                 user: None,
+                lineage: None,
                 window_ns: (0, 1),
                 what: "it computed on one of the 16 cores that it held".to_owned(),
                 why: Vec::new(),
@@ -139,6 +141,15 @@ mod tests {
                 runs: 7,
                 kind: Kind::Since("38".to_owned(), None),
             }],
+            followed: vec![FollowUp {
+                resource: "cpus",
+                job: "38".to_owned(),
+                before: 32.0,
+                advised: 1.0,
+                asked: 16.0,
+                is_taken: true,
+                saving: Saving { core_hours: Some(32.0), ..Saving::default() },
+            }],
         }
     }
 
@@ -155,6 +166,7 @@ mod tests {
             "         verdict  finished in 2h0m0s, limited by one core (0.99 of 16 cores\n                  busy)\n",
             "      limited by  one core · 0.99 of 16 cores busy\n",
             "       imbalance  n1 used 1m40s of CPU time, n2 40s\n",
+            "          advice  taken: 16 CPUs after 32 CPUs in job 38, saved 32 core-hours\n",
             "       next time  #SBATCH --mem=12G",
             "! it computed on one of the 16 cores that it held\n  ask for one core: #SBATCH --cpus-per-task=1\n",
             " · met explain 42 serial_on_many\n",

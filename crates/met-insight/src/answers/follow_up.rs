@@ -1,0 +1,137 @@
+//! Whether the request for the next run that a job's figures give was made in the next run, and what that saved.
+
+use met_core::job::Record;
+
+use super::{Directive, Job, directives};
+use crate::average;
+use crate::finding::Saving;
+use crate::report::Machine;
+
+/// From this share of the advised change on the advice was taken: a round number is as good.
+const TAKEN: f64 = 0.5;
+/// A request that differs by less is the same again.
+const SAME: f64 = 0.01;
+
+/// One request of the run before, and this one's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FollowUp {
+    /// `memory`, `cpus`, `time`, `gpus`.
+    pub resource: &'static str,
+    /// The run before.
+    pub job: String,
+    pub before: f64,
+    pub advised: f64,
+    pub asked: f64,
+    pub is_taken: bool,
+    /// Of this run, against the request of the one before.
+    pub saving: Saving,
+}
+
+/// Requests that were changed as advised, or not at all; a run of another size is no follow-up.
+pub fn follow_ups(job: &Job<'_>) -> Vec<FollowUp> {
+    let Some((&before, earlier)) = job.earlier.split_first() else { return Vec::new() };
+    let record = job.record;
+    if record.nodes.len() != before.nodes.len() || record.key.manager != before.key.manager {
+        return Vec::new();
+    }
+    // Machines of one partition are taken to be alike.
+    let machine = match record.scheduling.partition == before.scheduling.partition {
+        true => job.machine,
+        false => Machine { cpus: None },
+    };
+    let of_before = Job::new(before, machine, job.now_ns).after(earlier);
+    let advice = directives::by_records(&of_before);
+    advice.iter().filter_map(|directive| follow_up(job, before, directive)).collect()
+}
+
+fn follow_up(job: &Job<'_>, earlier: &Record, directive: &Directive) -> Option<FollowUp> {
+    let (resource, advised) = (directive.resource, directive.value);
+    let before = directive.asked?;
+    let asked = directives::asked(job.record, resource)?;
+    let is_taken = (asked - before) / (advised - before) >= TAKEN;
+    let is_same = (asked - before).abs() <= SAME * before;
+    if !is_taken && !is_same {
+        return None;
+    }
+    let hours = average::wall_ns(job.record, job.now_ns).map(|ns| ns as f64 / 3.6e12);
+    let saved = hours.filter(|_| is_taken).map(|hours| hours * (before - asked)).filter(|&saved| saved > 0.0);
+    let saving = match resource {
+        "cpus" => Saving { core_hours: saved, ..Saving::default() },
+        "gpus" => Saving { gpu_hours: saved, ..Saving::default() },
+        _ => Saving::default(),
+    };
+    Some(FollowUp { resource, job: earlier.label(), before, advised, asked, is_taken, saving })
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::job::QualityKind;
+    use met_core::job_table as column;
+
+    use super::*;
+    use crate::sample;
+
+    const GIB: i64 = 1 << 30;
+
+    /// An hour on 16 CPUs and 64 GiB, of which 2 and 8 were needed.
+    fn run(id: u64, cpus: i64, memory_gib: i64) -> Record {
+        let mut record = sample::finished();
+        record.key.manager = "slurm".to_owned();
+        record.key.id = id.to_string();
+        record.name = "train".to_owned();
+        (record.command, record.local) = (Vec::new(), None);
+        record.gpus.clear();
+        record.nodes = vec!["n1".to_owned()];
+        let start_ns = id as i64 * 10_000_000_000_000;
+        (record.start_ns, record.end_ns) = (Some(start_ns), Some(start_ns + 3_600_000_000_000));
+        for resources in [&mut record.requested, &mut record.allocated] {
+            *resources = Default::default();
+            (resources.cpus, resources.memory_bytes) = (Some(cpus), Some(memory_gib * GIB));
+            (resources.tasks, resources.nodes) = (Some(1), Some(1));
+        }
+        record.totals.set(column::WALL, 3_600_000_000_000, QualityKind::Measured, "slurm");
+        record.totals.set(column::CPU, 7_000_000_000_000, QualityKind::Measured, "cgroup");
+        record.totals.set(column::CORES_PEAK, 2_000, QualityKind::Sampled, "cgroup");
+        record.totals.set(column::MEMORY_NEEDED_PEAK, 8 * GIB, QualityKind::Sampled, "cgroup");
+        record
+    }
+
+    fn followed(next: &Record, earlier: &[&Record]) -> Vec<FollowUp> {
+        let machine = Machine { cpus: Some(64) };
+        follow_ups(&Job::new(next, machine, i64::MAX / 2).after(earlier))
+    }
+
+    #[test]
+    fn advice_that_was_taken_is_counted_by_what_this_run_held_less() {
+        let first = run(1, 16, 64);
+        let found = followed(&run(2, 4, 16), &[&first]);
+        assert_eq!(found.iter().map(|one| one.resource).collect::<Vec<_>>(), ["memory", "cpus"]);
+        assert!(found.iter().all(|one| one.is_taken && one.job == "slurm:1"), "{found:?}");
+        assert_eq!(found[0].saving, Saving::default(), "memory is no core time");
+        assert_eq!(found[1].saving.core_hours, Some(12.0));
+        assert_eq!((found[1].before, found[1].advised, found[1].asked), (16.0, 2.0, 4.0));
+    }
+
+    #[test]
+    fn the_same_request_again_is_advice_not_taken_and_another_size_is_neither() {
+        let first = run(1, 16, 64);
+        let again = followed(&run(2, 16, 64), &[&first]);
+        assert_eq!(again.len(), 2);
+        assert!(again.iter().all(|one| !one.is_taken && one.saving == Saving::default()));
+        assert_eq!(followed(&run(2, 32, 128), &[&first]), [], "a larger run");
+        let mut wide = run(2, 4, 16);
+        wide.nodes.push("n2".to_owned());
+        assert_eq!(followed(&wide, &[&first]), [], "on more nodes");
+        assert_eq!(followed(&run(2, 4, 16), &[]), [], "the first run");
+        assert_eq!(followed(&run(3, 4, 16), &[&run(2, 2, 10)]), [], "a request that was right");
+    }
+
+    #[test]
+    fn more_memory_after_a_kill_is_advice_that_was_taken() {
+        let mut killed = run(1, 2, 8);
+        killed.state = met_core::job::State::OutOfMemory;
+        let found = followed(&run(2, 2, 12), &[&killed]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].is_taken && found[0].advised > found[0].before);
+    }
+}

@@ -1,0 +1,38 @@
+//! What was done about findings.
+
+use met_core::reaction::{Reaction, ReactionKind};
+
+use super::Place;
+
+fn reaction(rule: &str, kind: ReactionKind, at_ns: i64, until_ns: Option<i64>) -> Reaction {
+    Reaction {
+        user: "o'neil".to_owned(),
+        uid: Some(7),
+        lineage: r#"["a\"b",null,"/x"]"#.to_owned(),
+        rule: rule.to_owned(),
+        kind,
+        by: "root".to_owned(),
+        at_ns,
+        until_ns,
+    }
+}
+
+pub(super) fn reactions_are_replaced_taken_back_and_forgotten_in_time(place: &Place) {
+    let mut writer = place.writer();
+    let first = reaction("cpu_low", ReactionKind::Muted, 1, None);
+    let sent = reaction("cpu_low", ReactionKind::Sent, 1, None);
+    writer.put_reactions(&[first.clone(), sent.clone()], 1).unwrap().unwrap();
+    assert_eq!(writer.reactions().unwrap(), [first, sent.clone()]);
+    let again = Reaction { by: "o'neil".to_owned(), ..reaction("cpu_low", ReactionKind::Muted, 5, Some(9)) };
+    writer.put_reactions(std::slice::from_ref(&again), 5).unwrap().unwrap();
+    assert_eq!(writer.reactions().unwrap(), [again.clone(), sent.clone()]);
+    let (user, lineage, rules) = (again.user.as_str(), again.lineage.as_str(), ["cpu_low".to_owned()]);
+    assert_eq!(writer.clear_reactions("eve", lineage, &rules).unwrap(), 0);
+    assert_eq!(writer.clear_reactions(user, "", &rules).unwrap(), 0);
+    assert_eq!(writer.clear_reactions(user, lineage, &rules).unwrap(), 1);
+    assert_eq!(writer.reactions().unwrap(), std::slice::from_ref(&sent));
+    writer.put_reactions(&[again], 5).unwrap().unwrap();
+    let other = reaction("memory_excess", ReactionKind::Acknowledged, 10, None);
+    writer.put_reactions(std::slice::from_ref(&other), 10).unwrap().unwrap();
+    assert_eq!(writer.reactions().unwrap(), [sent, other], "one was muted for a time that is over");
+}
