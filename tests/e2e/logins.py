@@ -248,6 +248,32 @@ def a_secret_that_is_none_stops_the_start(world, text, mode, words):
     site.refuses("login.proxy_secret_file", words)
 
 
+@test
+def failed_logins_are_in_the_audit_log_without_what_was_guessed(world):
+    site = Site(world)
+    lines, passwords = os.path.join(world.root, "audit"), site.path("web.yml", f"basic_auth_users:\n  ada: {HASH}\n")
+    site.text = site.text.replace("http:\n", f"http:\n  web_config: {passwords}\n") + f"login:\n  audit_file: {lines}\n"
+    with site:
+        browser = Browser(site)
+        guessed = "guessed-secret-of-somebody"
+        equal(browser.get("/api/v1/jobs", login=("ada", guessed)).status, 401, "a wrong password")
+        noted(lines, event="refused", name="ada", by="password", request="/api/v1/jobs", status=401, reason="wrong user or password")
+        # A name that is not known may be a password in the wrong field.
+        equal(browser.get("/metrics", login=(guessed, "x")).status, 401, "an unknown user")
+        noted(lines, event="refused", by="password", request="/metrics")
+        for path in ("/api/v1/jobs", "/jobs"):
+            check(browser.get(path, token=guessed).status in (303, 401), "an unknown token")
+            noted(lines, event="refused", by="token", request=path)
+        # Many do not fill a disk.
+        for number in range(60):
+            browser.get(f"/api/v1/jobs/{number}", token=guessed)
+        refused = [line for line in audit(lines) if line["event"] == "refused"]
+        check(len(refused) < 60, "refusals that are written", len(refused))
+        with open(lines) as file:
+            check(guessed not in file.read(), "what was guessed is not in the audit log")
+        equal(browser.get("/usage", token=site.operator).status, 200, "every page takes a token beside passwords")
+
+
 @each(
     no_socket=("  proxy_user: root\n", "http.socket"), no_user=("  proxy_user: nosuchuser\n", "no user"),
     no_client=("  oidc_issuer: https://sso.example\n", "oidc_client_id"),

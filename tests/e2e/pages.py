@@ -10,6 +10,8 @@ import subprocess
 import urllib.request
 from http.cookiejar import CookieJar
 
+from cluster import cluster
+from discovery import Manager
 from harness import Skip, check, each, equal, eventually, test
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -163,6 +165,53 @@ def a_new_job_appears_without_loading_the_page_again(world):
         equal((found["problems"], found["same"]), ([], "yes"), "problems, and the same page")
         world.met("cancel", str(later)).ok()
     world.met("cancel", str(sampled)).ok()
+
+
+@test
+def a_page_that_is_scrolled_does_not_jump_when_jobs_start(world):
+    sampled = jobs(world)
+    for number in range(30):
+        world.me.run_to_end("true", options=("--name", f"before-{number}"))
+    with Web(world) as web:
+        # Rows are added above the one that is held; the browser keeps what is seen in its place.
+        visit = Browser(world, "steady", link=web.link, path="jobs", held="before-3", text="appears-above", patience_s=BROWSER_S).ready()
+        later = world.me.run("sleep", "1000", options=("--name", "appears-above"))
+        found = visit.found()
+        world.met("cancel", str(later)).ok()
+    equal(found["problems"], [], "console and policy")
+    before, after = found["before"], found["after"]
+    equal((after["same"], after["focused"]), ("yes", "before-3"), "the same page, and what has the focus")
+    equal(after["top"], before["top"], f"where the row is on the screen, scrolled from {before['scroll']} to {after['scroll']}")
+    world.met("cancel", str(sampled)).ok()
+
+
+@each(with_script=(True,), without_script=(False,))
+def the_page_of_a_job_on_two_nodes_shows_the_cpus_of_each(world, script):
+    packages()
+    manager = Manager(world)
+    with cluster(world, 2) as made:
+        try:
+            for node in made.nodes:
+                below = f"{manager.below}/{node.name}"
+                manager.make(f"{below}/slurm_{node.name}")
+                node.met("daemon", "--stop").ok()
+                node.process.wait()
+                node.configure(f"sampling:\n  interval: 200ms\nforward:\n  interval: 1s\njobs:\n  discover: true\n  below: {below}\n")
+                node.serve("daemon")
+                eventually(lambda: node.met("daemon", "--status").code == 0, lambda: f"{node.name} serves: {node.log()}")
+                task = f"{below}/slurm_{node.name}/uid_1000/job_7/step_0/task_0"
+                manager.make(task)
+                manager.start(task, *world.workload("burn_until_terminated", node.work + "/used", node.work + "/ready"))
+            cpu_s = lambda: made.ask("show", "slurm:7", "--json")
+            eventually(lambda: cpu_s().code == 0 and len(cpu_s().json()["job"]["nodes"]) == 2 and cpu_s().json()["totals"].get("cpu_seconds", 0) > 4.0, "seconds of both")
+            found = Browser(world, "by_node", script=script, link=f"http://127.0.0.1:{made.forwarded}/", token=made.token, path="jobs/slurm:7").found()
+        finally:
+            manager.close()
+    well(found, "of two nodes")
+    page = found["pages"]["job"]
+    check("CPU cores by node" in page["spoken"], "what the chart is", page["spoken"])
+    equal(sorted(page["legend"])[:2], ["n1", "n2"], "a line for each node")
+    equal(page["drawn"], 1 if script else 2, "what is drawn")
 
 
 @test

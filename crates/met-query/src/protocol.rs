@@ -500,6 +500,32 @@ impl SourceStatus {
     }
 }
 
+/// What is wrong with sources, in one line of bounded length; `None` where all is well.
+pub fn source_problem(sources: &[SourceStatus]) -> Option<String> {
+    const SAID_MAX: usize = 3;
+    const TEXT_BYTES_MAX: usize = 160;
+    let text = |source: &SourceStatus| {
+        let why = source.last_error.as_deref().unwrap_or("no reason given");
+        let what = match source {
+            source if source.left_out => "blocked and no longer read".to_owned(),
+            source if source.unparsed > 0 => source.unparsed().to_string(),
+            source if source.errors == 1 => format!("a reading failed: {why}"),
+            source if source.errors > 1 => format!("{} readings failed, last: {why}", source.errors),
+            _ => return None,
+        };
+        Some(format!("{}: {}", source.name, met_core::text::prefix(&what, TEXT_BYTES_MAX)))
+    };
+    // What is no longer read at all comes first.
+    let (blocked, others): (Vec<_>, Vec<_>) = sources.iter().partition(|source| source.left_out);
+    let mut said: Vec<String> = blocked.into_iter().chain(others).filter_map(text).collect();
+    let more = said.len().saturating_sub(SAID_MAX);
+    said.truncate(SAID_MAX);
+    if more > 0 {
+        said.push(format!("{more} more sources"));
+    }
+    (!said.is_empty()).then(|| format!("{}; see `met doctor`", said.join("; ")))
+}
+
 /// Whether a daemon would read a request of this size.
 pub fn fits(request: &Request) -> bool {
     serde_json::to_vec(request).is_ok_and(|json| json.len() <= REQUEST_BYTES_MAX as usize)
@@ -572,6 +598,34 @@ fn is_zero(version: &u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failing_sources_are_named_in_one_bounded_line_with_those_first_that_are_no_longer_read() {
+        assert_eq!(source_problem(&[SourceStatus { rows: 7, ..SourceStatus::unread("node") }]), None);
+        let failing = |name: &str, errors| SourceStatus {
+            errors,
+            last_error: Some("x".repeat(1000)),
+            ..SourceStatus::unread(name)
+        };
+        let unparsed = SourceStatus {
+            unparsed: 2,
+            first_unparsed: Some("/proc/stat".to_owned()),
+            ..SourceStatus::unread("node")
+        };
+        let blocked = SourceStatus { left_out: true, ..SourceStatus::unread("nfs") };
+        let said = source_problem(&[unparsed.clone(), blocked.clone()]).unwrap();
+        let expected =
+            "nfs: blocked and no longer read; node: 2 readings could not be parsed (first: /proc/stat)";
+        assert_eq!(said, format!("{expected}; see `met doctor`"));
+        let many = [failing("rapl", 1), failing("ipmi", 3), unparsed, blocked, failing("drm", 2)];
+        let said = source_problem(&many).unwrap();
+        assert!(
+            said.contains("; rapl: a reading failed: xxx")
+                && said.contains("; ipmi: 3 readings failed, last: x"),
+            "{said}"
+        );
+        assert!(said.ends_with("; 2 more sources; see `met doctor`") && said.len() < 600, "{said}");
+    }
 
     #[test]
     fn frames_are_taken_only_when_whole() {

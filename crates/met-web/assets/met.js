@@ -22,8 +22,11 @@
       const time = new Date(element.dateTime);
       if (Number.isNaN(time.getTime())) continue;
       const long = `${dateOf(time)} ${clockOf(time)}`;
-      element.textContent = element.dataset.time === "long" ? long : timeShort(time);
-      if (element.dataset.time !== "long") element.title = long;
+      const kind = element.dataset.time;
+      const isSameDay = kind === "end" && dateOf(new Date(element.dataset.start)) === dateOf(time);
+      if (kind === "short") element.textContent = timeShort(time);
+      else element.textContent = isSameDay ? clockOf(time) : long;
+      if (kind === "short") element.title = long;
     }
     const zone = within.querySelector("[data-zone]");
     if (zone) zone.textContent = Intl.DateTimeFormat().resolvedOptions().timeZone || "your time zone";
@@ -132,7 +135,7 @@
       words = document.createElement("p");
       words.className = "reading";
       words.setAttribute("aria-hidden", "true");
-      figure.append(words);
+      figure.querySelector(".plot").append(words);
     }
     return (plot) => {
       const index = plot.cursor.idx;

@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 
 use acceptor::Acceptor;
 pub use lobby::Standing;
-pub use passwords::{PasswordFile, Verdict};
+pub use passwords::{PasswordFile, Refused, Verdict};
 pub use peer::{Certificate, Peer};
 use unix_socket::Socket;
 pub use web_config::WebConfig;

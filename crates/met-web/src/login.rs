@@ -30,9 +30,9 @@ use met_config::Login;
 use ring::hmac;
 
 use crate::api::{Admission, Admitted};
-use crate::listener::{PasswordFile, Peer, in_background};
+use crate::listener::{PasswordFile, Peer, Refused, in_background};
 use crate::problem::Problem;
-use audit::Audit;
+use audit::{Audit, Event};
 pub use cookies::CookieShape;
 pub use guard::guard;
 use oidc::Oidc;
@@ -42,7 +42,8 @@ use sessions::Sessions;
 const NAME_BYTES_MAX: usize = 128;
 const SECRET_BYTES_MAX: u64 = 4096;
 /// Below these, handlers or the guard find out who asks; for [`crate::listener::Options::own_checks`].
-pub const OWN_CHECKS: &[&str] = &[crate::api::ROOT, "/", "/jobs", "/nodes", "/assets", "/login", "/logout"];
+pub const OWN_CHECKS: &[&str] =
+    &[crate::api::ROOT, "/", "/jobs", "/nodes", "/usage", "/assets", "/login", "/logout"];
 
 /// Somebody who proved a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +104,7 @@ pub struct Logins {
     sessions: Sessions,
     proxy: Option<TrustedProxy>,
     oidc: Option<Oidc>,
-    audit: Audit,
+    audit: Arc<Audit>,
     public: Public,
     cookie: CookieShape,
     /// For the write tokens of people whom a proxy names: they have no session.
@@ -154,10 +155,17 @@ impl Logins {
     ) -> Result<Logins, String> {
         let Checked { public, proxy, oidc } = Checked::of(login, has_socket)?;
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &ring::rand::SystemRandom::new());
-        let audit = Audit::start(login.audit_file.as_deref()).map_err(|error| {
+        let audit = Audit::start(login.audit_file.as_deref()).map(Arc::new).map_err(|error| {
             let path = login.audit_file.as_deref().unwrap_or(Path::new(""));
             format!("login.audit_file: {}: {error}", path.display())
         })?;
+        let of_listener = Arc::clone(&audit);
+        passwords.on_refusal(Box::new(move |peer: &Peer, refused: Refused<'_>| {
+            let Refused { name, request, status, reason } = refused;
+            let status = Some(status.as_u16());
+            let event = Event { name, by: "password", request, status, reason, ..Event::default() };
+            of_listener.note_refusal(peer, event);
+        }));
         Ok(Logins {
             cookie: CookieShape { name: "met".to_owned(), path: format!("{}/", public.base) },
             sessions: Sessions::new(login.session),

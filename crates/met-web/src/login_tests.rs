@@ -392,3 +392,14 @@ fn a_secret_that_is_empty_or_readable_by_others_is_refused() {
     let login = Login { proxy_user: Some("no such user".into()), ..login };
     assert!(trusted_proxy(&login, true).unwrap_err().contains("there is no user"));
 }
+
+#[test]
+fn every_page_finds_out_by_itself_who_asks() {
+    for path in crate::pages::paths() {
+        let is_below = |own: &&str| path == *own || (own.len() > 1 && path.starts_with(&format!("{own}/")));
+        assert!(
+            OWN_CHECKS.iter().any(|own| is_below(&own)),
+            "{path} asks a browser for a password of the listener"
+        );
+    }
+}

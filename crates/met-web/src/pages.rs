@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Extension, Path, Query as Search};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use jiff::tz::TimeZone;
@@ -34,6 +34,7 @@ use crate::listener::Peer;
 use crate::problem::Problem;
 pub use job::{Shown, charts_of, file};
 use layout::Site;
+pub(crate) use layout::{plain, said};
 
 /// Where the page of a job is, below the base.
 pub fn job_path(label: &str) -> String {
@@ -107,7 +108,21 @@ pub fn router(pages: Arc<Pages>) -> Router {
         );
         router = router.route(path, handler);
     }
-    annotation::routes(&pages, router)
+    let unknown = Arc::clone(&pages);
+    let router = annotation::routes(&pages, router);
+    router.fallback(
+        move |Extension(peer): Extension<Peer>, method: Method, headers: HeaderMap, uri: Uri| async move {
+            let path = uri.path().to_owned();
+            if method != Method::GET || path.starts_with("/api/") {
+                return Problem::new(StatusCode::NOT_FOUND, format!("there is no {path}")).into_response();
+            }
+            answer(Arc::clone(&unknown), no_page, peer, headers, path, uri).await
+        },
+    )
+}
+
+fn no_page(_: &Site, _: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
+    Err(Problem::new(StatusCode::NOT_FOUND, format!("there is no page {:?}", asked.name)))
 }
 
 async fn answer(
@@ -180,16 +195,21 @@ impl IntoResponse for Made {
 fn refused(site: &Site, problem: Problem) -> Response {
     let title = match problem.status {
         StatusCode::NOT_FOUND => "Not found",
-        StatusCode::BAD_REQUEST => "This request cannot be answered",
+        StatusCode::BAD_REQUEST => "Something in the address is wrong",
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "Not allowed",
+        StatusCode::TOO_MANY_REQUESTS => "Too much at once",
         _ => "Something does not work",
     };
-    let content = html! {
-        h1 { (title) }
-        (layout::notice("bad", &problem.reason))
-        p { a href=(site.to("jobs")) { "All jobs" } }
+    let content = html! { h1 { (title) } (layout::notice("bad", &problem.reason)) };
+    let is_stranger = matches!(problem.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+    let page = if is_stranger && site.who.is_empty() {
+        // There is nowhere to go from here.
+        layout::plain(Some(&site.to(&style_path())), title, &content)
+    } else {
+        let content = html! { div.narrow { (content) p { a href=(site.to("jobs")) { "All jobs" } } } };
+        layout::page(site, None, title, None, &content)
     };
-    let page = layout::page(site, None, title, None, &content).into_string();
+    let page = page.into_string();
     let mut response = problem.into_response();
     *response.body_mut() = page.into();
     response.headers_mut().remove(header::CONTENT_LENGTH);
@@ -203,6 +223,12 @@ fn revalidated(mut response: Response) -> Response {
     let again = HeaderValue::from_static("private, no-cache");
     response.headers_mut().entry(header::CACHE_CONTROL).or_insert(again);
     response
+}
+
+/// The pages, for a test of what is in front of them.
+#[cfg(test)]
+pub(crate) fn paths() -> impl Iterator<Item = &'static str> {
+    ROUTES.iter().map(|(path, _)| *path)
 }
 
 #[cfg(test)]

@@ -12,7 +12,8 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Query as Search, Request};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{Html, IntoResponse, Response};
+use maud::html;
 use met_query::viewer::Viewer;
 use tower_service::Service;
 
@@ -155,8 +156,13 @@ async fn answer(personal: Arc<Personal>, mut inner: Router, mut request: Request
 /// A ticket becomes a cookie; the browser goes on without the ticket in its address.
 fn enter(personal: &Personal, ticket: &str, method: &Method, uri: &Uri) -> Response {
     if method != Method::GET || !personal.take(ticket) {
-        let reason = "this link has been used already; run `met web` for a new one\n";
-        return (StatusCode::FORBIDDEN, reason).into_response();
+        let content = html! {
+            h1 { "This link no longer works" }
+            p { (pages::said("It has been used already. Run `met web` for a new one.")) }
+        };
+        let style = format!("{}{}", personal.base, pages::style_path());
+        let page = pages::plain(Some(&style), "This link no longer works", &content).into_string();
+        return (StatusCode::FORBIDDEN, Html(page)).into_response();
     }
     let search: Vec<(String, String)> =
         Search::try_from_uri(uri).map(|Search(search)| search).unwrap_or_default();

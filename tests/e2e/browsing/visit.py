@@ -102,6 +102,40 @@ def live(visit, asked):
     return {"same": visit.page.evaluate("() => window.same")}
 
 
+def steady(visit, asked):
+    """A page that is scrolled and has the focus in a row: jobs start meanwhile, and nothing jumps."""
+    page = visit.page
+    page.goto(asked["link"])
+    page.goto(page.url + asked["path"])
+    page.set_viewport_size({"width": asked["width"], "height": 500})
+    row = page.locator(f"a:has-text('{asked['held']}')").first
+    row.focus()
+    place = f"""() => {{ const link = [...document.querySelectorAll('a')].find((one) => one.innerText === {json.dumps(asked['held'])});
+        return {{ top: Math.round(link.getBoundingClientRect().top), scroll: scrollY, focused: document.activeElement.innerText, same: window.same || '' }}; }}"""
+    page.evaluate("() => { window.same = 'yes'; }")
+    page.evaluate("() => scrollTo(0, document.documentElement.scrollHeight)")
+    before = page.evaluate(place)
+    print("ready", flush=True)
+    page.wait_for_selector(f"text={asked['text']}", timeout=asked["patience_s"] * 1000, state="attached")
+    return {"before": before, "after": page.evaluate(place)}
+
+
+def by_node(visit, asked):
+    """Logs in with a token and looks at the charts of a job."""
+    page = visit.page
+    page.goto(asked["link"] + "login")
+    page.fill("#token", asked["token"])
+    page.locator("form:has(#token) button").click()
+    page.wait_for_selector("h1")
+    found = visit.facts(asked["link"] + asked["path"])
+    chart = page.locator("#chart-cpu-by-node")
+    found["spoken"] = chart.locator(".plot").get_attribute("aria-label")
+    found["legend"] = chart.locator(".legend li").all_inner_texts()
+    found["drawn"] = chart.locator("canvas" if asked["script"] else ".canvas path.line").count()
+    visit.shot("by-node")
+    return {"pages": {"job": found}}
+
+
 def follow(visit, asked):
     """Logs in, sees a job appear, opens it, filters by it, and takes its files."""
     page = visit.page
@@ -165,7 +199,7 @@ def main():
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
         visit = Visit(browser, asked)
-        found = {"look": look, "keyboard": keyboard, "live": live, "alone": alone, "follow": follow, "zoom": zoom}[asked["task"]](visit, asked)
+        found = {"look": look, "keyboard": keyboard, "live": live, "alone": alone, "follow": follow, "zoom": zoom, "steady": steady, "by_node": by_node}[asked["task"]](visit, asked)
         found["problems"], found["requests"] = visit.problems, visit.requests
         browser.close()
     print(json.dumps(found))

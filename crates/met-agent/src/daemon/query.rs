@@ -110,11 +110,8 @@ impl Query for Service {
     /// This machine, as a server would list it.
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {
         let facts = self.host.facts();
-        let blocked = self.sampling.blocked_sources();
-        let problem = (!blocked.is_empty())
-            .then(|| format!("blocked and no longer read: {}; see `met doctor`", blocked.join(", ")));
         Ok(vec![NodeStatus {
-            problem,
+            problem: self.sampling.source_problem(),
             name: facts.hostname.clone(),
             jobs: self.registry.jobs.values().filter(|kept| viewer.sees(&kept.record)).count(),
             seen_ns: Some(jobs::now_ns()),

@@ -34,7 +34,7 @@ use crate::sampler::{EventsAsked, Known, Sampled, Sampler};
 use met_config::Config;
 use met_core::energy::EnergyWindow;
 use met_query::live::Live;
-use met_query::protocol::SourceStatus;
+use met_query::protocol::{SourceStatus, source_problem};
 
 /// The sampler answers between two ticks, which take milliseconds. Something in the machine may hang all the
 /// same, a file system or a driver, and must not keep the daemon from answering and ending.
@@ -378,11 +378,11 @@ impl Sampling {
         Ok(costs)
     }
 
-    /// Sources of which a reading did not come to an end. Nothing is waited for.
-    pub fn blocked_sources(&self) -> Vec<String> {
-        let mut left_out = Vec::new();
-        self.watchdog.add_kept_by(&mut left_out);
-        left_out.into_iter().map(|source: SourceStatus| source.name).collect()
+    /// What is wrong with sources. No tick is waited for: of a busy thread only those are known that block.
+    pub fn source_problem(&self) -> Option<String> {
+        let mut sources = self.glance(|worker| worker.costs()).unwrap_or_default();
+        self.watchdog.add_kept_by(&mut sources);
+        source_problem(&sources)
     }
 
     /// Whether another thread can and must go on in the place of this one.

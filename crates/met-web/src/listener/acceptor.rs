@@ -313,7 +313,9 @@ impl Acceptor {
         {
             let retry = [(header::RETRY_AFTER, wait.as_secs().max(1).to_string())];
             let reason = "too many failed logins; try again in a few minutes\n";
-            return Err((StatusCode::TOO_MANY_REQUESTS, retry, reason).into_response());
+            let refusal = (StatusCode::TOO_MANY_REQUESTS, retry, reason).into_response();
+            self.options.passwords.refused(peer, &user, path, &refusal);
+            return Err(refusal);
         }
         match web.passwords.check(&user, &password).await {
             Verdict::Right => {
@@ -324,7 +326,9 @@ impl Acceptor {
             }
             Verdict::Wrong => {
                 attempts.failed(address, Some(&user));
-                return Err(unauthorized());
+                let refusal = unauthorized();
+                self.options.passwords.refused(peer, &user, path, &refusal);
+                return Err(refusal);
             }
             Verdict::Busy => {
                 let retry = [(header::RETRY_AFTER, "1")];

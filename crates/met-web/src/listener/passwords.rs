@@ -3,14 +3,17 @@
 use std::collections::{BTreeMap, HashSet};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+use axum::body::Body;
+use axum::http::{Response, StatusCode};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::{hmac, rand};
 
 use super::attempts::Attempts;
+use super::peer::Peer;
 
 /// Checks that may be queued. Later clients are asked to retry.
 const WAITING_MAX: usize = 8;
@@ -24,14 +27,48 @@ pub enum Verdict {
 }
 
 /// The passwords of the web configuration as it is now, for those who check one outside the listener.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct PasswordFile {
     current: Mutex<Option<Arc<Passwords>>>,
     /// Of all who give a password, in a form or with a request.
     pub attempts: Attempts,
+    on_refusal: OnceLock<OnRefusal>,
+}
+
+/// A login that failed at the listener, before its request reached a route.
+#[derive(Clone, Copy, Debug)]
+pub struct Refused<'a> {
+    /// A known user's, or empty: a name that is not known may be a password in the wrong field.
+    pub name: &'a str,
+    pub request: &'a str,
+    pub status: StatusCode,
+    pub reason: &'a str,
+}
+
+pub type OnRefusal = Box<dyn Fn(&Peer, Refused<'_>) + Send + Sync>;
+
+impl std::fmt::Debug for PasswordFile {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("PasswordFile").field("attempts", &self.attempts).finish_non_exhaustive()
+    }
 }
 
 impl PasswordFile {
+    /// Is called with every login that fails at the listener itself. The first one stays.
+    pub fn on_refusal(&self, noted: OnRefusal) {
+        let _ = self.on_refusal.set(noted);
+    }
+
+    pub(super) fn refused(&self, peer: &Peer, user: &str, request: &str, refusal: &Response<Body>) {
+        let Some(noted) = self.on_refusal.get() else { return };
+        let (name, status) = (if self.fingerprint(user).is_some() { user } else { "" }, refusal.status());
+        let reason = match status {
+            StatusCode::UNAUTHORIZED => "wrong user or password",
+            _ => "too many failed logins",
+        };
+        noted(peer, Refused { name, request, status, reason });
+    }
+
     pub(super) fn replace(&self, passwords: &Arc<Passwords>) {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(passwords));
     }

@@ -1,7 +1,7 @@
 //! The audit log: logins, refusals, writes, and what operators read. One JSON object per line, in ASCII.
 //!
 //! A line is written by a thread of its own: a slow disk delays no request. Lines that do not fit its queue are counted
-//! in the next one that does.
+//! in the next one that does, and so are refusals of an address that is refused all the time.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -25,11 +25,25 @@ const TEXT_BYTES_MAX: usize = 512;
 /// The same read of the same person is written once in this time: dashboards poll.
 const SAME_READ_FOR: Duration = Duration::from_secs(60);
 const READS_MAX: usize = 1024;
+/// Refusals of one address that are written in a minute; more are counted. Somebody who guesses fills no disk.
+const REFUSALS_MAX: u32 = 20;
+const REFUSALS_WITHIN: Duration = Duration::from_secs(60);
+/// Addresses whose refusals are counted apart; the others are counted together.
+const REFUSED_MAX: usize = 1024;
 
 pub struct Audit {
     lines: SyncSender<String>,
     dropped: AtomicU64,
     reads: Mutex<HashMap<(String, String), Instant>>,
+    refusals: Mutex<HashMap<String, Refusals>>,
+}
+
+/// Of one address in its current minute.
+struct Refusals {
+    since: Instant,
+    written: u32,
+    /// Since the last line.
+    unwritten: u64,
 }
 
 /// What happened.
@@ -46,6 +60,8 @@ pub struct Event<'a> {
     pub subject: &'a str,
     pub status: Option<u16>,
     pub reason: &'a str,
+    /// Refusals before this one that were only counted.
+    pub unwritten: u64,
 }
 
 impl Audit {
@@ -58,7 +74,33 @@ impl Audit {
         };
         let write = move || receive(&received, &mut sink);
         std::thread::Builder::new().name("audit".to_owned()).spawn(write)?;
-        Ok(Audit { lines, dropped: AtomicU64::new(0), reads: Mutex::default() })
+        let (reads, refusals) = (Mutex::default(), Mutex::default());
+        Ok(Audit { lines, dropped: AtomicU64::new(0), reads, refusals })
+    }
+
+    /// Notes a refusal, unless its address had many a moment ago: then it is counted.
+    pub fn note_refusal(&self, peer: &Peer, event: Event<'_>) {
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut from = from(peer);
+        if refusals.len() >= REFUSED_MAX && !refusals.contains_key(&from) {
+            refusals.retain(|_, known| known.unwritten > 0 || known.since.elapsed() < REFUSALS_WITHIN);
+            if refusals.len() >= REFUSED_MAX {
+                from = String::new();
+            }
+        }
+        let fresh = || Refusals { since: Instant::now(), written: 0, unwritten: 0 };
+        let known = refusals.entry(from).or_insert_with(fresh);
+        if known.since.elapsed() >= REFUSALS_WITHIN {
+            *known = Refusals { unwritten: known.unwritten, ..fresh() };
+        }
+        if known.written >= REFUSALS_MAX {
+            known.unwritten += 1;
+            return;
+        }
+        known.written += 1;
+        let unwritten = std::mem::take(&mut known.unwritten);
+        drop(refusals);
+        self.note(peer, Event { what: "refused", unwritten, ..event });
     }
 
     pub fn note(&self, peer: &Peer, event: Event<'_>) {
@@ -88,10 +130,7 @@ impl Audit {
 
 fn line(peer: &Peer, event: Event<'_>, dropped: u64, now_ns: i64) -> String {
     let mut object = json!({ "time": time(now_ns), "event": event.what });
-    let from = match peer.uid {
-        Some(uid) => format!("uid {uid}"),
-        None => peer.address.ip().to_canonical().to_string(),
-    };
+    let from = from(peer);
     let texts = [("name", event.name), ("by", event.by), ("from", &from), ("request", event.request)];
     for (key, text) in texts.into_iter().chain([("subject", event.subject), ("reason", event.reason)]) {
         if !text.is_empty() {
@@ -104,7 +143,18 @@ fn line(peer: &Peer, event: Event<'_>, dropped: u64, now_ns: i64) -> String {
     if dropped > 0 {
         object["dropped"] = dropped.into();
     }
+    if event.unwritten > 0 {
+        object["unwritten"] = event.unwritten.into();
+    }
     ascii(&object.to_string())
+}
+
+/// Where a request comes from.
+fn from(peer: &Peer) -> String {
+    match peer.uid {
+        Some(uid) => format!("uid {uid}"),
+        None => peer.address.ip().to_canonical().to_string(),
+    }
 }
 
 fn shortened(text: &str) -> &str {
@@ -195,6 +245,7 @@ mod tests {
             subject: "",
             status: Some(401),
             reason: "wrong",
+            unwritten: 0,
         };
         let line = line(&peer(), event, 3, 1_794_700_800_000_000_000);
         assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{line}");
@@ -223,6 +274,35 @@ mod tests {
         file.write("second").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "second\n");
         assert_eq!(std::fs::read_to_string(folder.path().join("audit.1")).unwrap(), "first\n");
+    }
+
+    #[test]
+    fn who_is_refused_all_the_time_is_counted() {
+        let (lines, received) = sync_channel(QUEUE);
+        let audit = Audit { lines, dropped: 0.into(), reads: Mutex::default(), refusals: Mutex::default() };
+        let refuse = |last: u8, count: u32| {
+            let peer = Peer::at(([10, 0, 0, last], 7).into());
+            (0..count).for_each(|_| audit.note_refusal(&peer, Event::default()));
+        };
+        let written = || received.try_iter().collect::<Vec<String>>();
+        refuse(1, REFUSALS_MAX + 5);
+        assert_eq!(written().len(), REFUSALS_MAX as usize);
+        refuse(2, 1);
+        assert_eq!(written().len(), 1, "another address has its own");
+        let of_first = |audit: &Audit| {
+            let mut refusals = audit.refusals.lock().unwrap();
+            let first = refusals.get_mut("10.0.0.1").unwrap();
+            first.since = first.since.checked_sub(REFUSALS_WITHIN).unwrap();
+        };
+        of_first(&audit);
+        refuse(1, 1);
+        let line: Value = serde_json::from_str(&written()[0]).unwrap();
+        assert_eq!((line["event"].as_str(), line["unwritten"].as_u64()), (Some("refused"), Some(5)));
+        for number in 0..REFUSED_MAX as u32 {
+            let peer = Peer::at((std::net::Ipv4Addr::from(number + (20 << 24)), 7).into());
+            audit.note_refusal(&peer, Event::default());
+        }
+        assert!(audit.refusals.lock().unwrap().len() <= REFUSED_MAX + 1);
     }
 
     #[test]

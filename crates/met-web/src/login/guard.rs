@@ -64,9 +64,12 @@ async fn guarded(State(logins): State<Arc<Logins>>, mut request: Request, next: 
     if is_write && is_cross_site(&headers, logins.public.host.as_deref()) {
         return refuse(&logins, &peer, &uri, "a page of another site sent this");
     }
-    let admitted = match kind {
-        Kind::Other => None,
-        _ => logins.admit_in_time(&peer, &headers).await.ok(),
+    let (admitted, why_not) = match kind {
+        Kind::Other => (None, String::new()),
+        _ => match logins.admit_in_time(&peer, &headers).await {
+            Ok(admitted) => (Some(admitted), String::new()),
+            Err(problem) => (None, problem.reason),
+        },
     };
     if let Some(csrf) = admitted.as_ref().and_then(|admitted| admitted.csrf.as_ref()).filter(|_| is_write) {
         request = match with_token(request, csrf).await {
@@ -93,6 +96,8 @@ async fn guarded(State(logins): State<Arc<Logins>>, mut request: Request, next: 
         request: uri.path_and_query().map_or("", |path| path.as_str()),
         subject: &subject,
         status: Some(response.status().as_u16()),
+        by: if shows_token(&headers) { "token" } else { "" },
+        reason: &why_not,
         ..Event::default()
     };
     note(&logins, &peer, (kind, uri.path()), is_change, admitted.as_ref(), event);
@@ -108,6 +113,11 @@ async fn guarded(State(logins): State<Arc<Logins>>, mut request: Request, next: 
     response
 }
 
+fn shows_token(headers: &HeaderMap) -> bool {
+    let shown = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
+    shown.is_some_and(|shown| shown.starts_with(b"Bearer "))
+}
+
 fn accepts_html(headers: &HeaderMap) -> bool {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     accept.is_some_and(|accept| accept.contains("text/html"))
@@ -116,7 +126,7 @@ fn accepts_html(headers: &HeaderMap) -> bool {
 fn refuse(logins: &Logins, peer: &Peer, uri: &axum::http::Uri, reason: &str) -> Response {
     let status = StatusCode::FORBIDDEN;
     let (request, code) = (uri.path(), Some(status.as_u16()));
-    logins.audit.note(peer, Event { what: "refused", request, status: code, reason, ..Event::default() });
+    logins.audit.note_refusal(peer, Event { request, status: code, reason, ..Event::default() });
     Problem::new(status, reason).into_response()
 }
 
@@ -209,8 +219,10 @@ fn note(
     let is_operator = admitted.is_some_and(|admitted| admitted.viewer.sees_all());
     if is_change {
         logins.audit.note(peer, Event { what: "write", ..event });
-    } else if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) && kind == Kind::Api {
-        logins.audit.note_read(peer, Event { what: "refused", request: path, ..event });
+    } else if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+        && (kind == Kind::Api || !event.by.is_empty())
+    {
+        logins.audit.note_refusal(peer, Event { request: path, ..event });
     } else if is_operator && status.is_success() && !is_public(path) {
         logins.audit.note_read(peer, event);
     }

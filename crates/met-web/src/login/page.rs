@@ -2,9 +2,10 @@
 
 use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Response};
-use maud::{DOCTYPE, Markup, html};
+use maud::{Markup, html};
 
 use super::cross_site::CSRF_FIELD;
+use crate::pages::plain;
 
 /// What a page offers and says.
 #[derive(Clone, Debug, Default)]
@@ -27,14 +28,14 @@ impl LoginPage<'_> {
         let provider = format!("{}{}?next={}", self.base, super::oidc::BEGIN, super::form::escape(self.next));
         let body = html! {
             h1 { "Log in" }
-            @if let Some(message) = self.message { p.error role="alert" { (message) } }
+            @if let Some(message) = self.message { p.notice.bad role="alert" { (message) } }
             @if self.provider { p { a.button href=(provider) { "Log in with your organization" } } }
             @if self.passwords {
                 form method="post" action=(action) {
                     input type="hidden" name="next" value=(self.next);
-                    p { label for="user" { "User" } " " input id="user" name="user" autocomplete="username" required; }
+                    p { label for="user" { "User" } input id="user" name="user" autocomplete="username" required; }
                     p {
-                        label for="password" { "Password" } " "
+                        label for="password" { "Password" }
                         input id="password" name="password" type="password" autocomplete="current-password" required;
                     }
                     p { button { "Log in" } }
@@ -44,10 +45,11 @@ impl LoginPage<'_> {
                 form method="post" action=(action) {
                     input type="hidden" name="next" value=(self.next);
                     p {
-                        label for="token" { "Token" } " "
+                        label for="token" { "Token" }
                         input id="token" name="token" type="password" autocomplete="off" required;
                     }
-                    p { button { "Log in with a token" } " " code { "met token" } " prints yours." }
+                    p.dim { span { code { "met token" } " prints yours." } }
+                    p { button { "Log in with a token" } }
                 }
             }
             @if !self.provider && !self.passwords && !self.tokens {
@@ -72,20 +74,5 @@ pub(super) fn logged_in(base: &str, style: Option<&str>, name: &str, csrf: &str)
 }
 
 fn page(title: &str, style: Option<&str>, body: &Markup, status: StatusCode) -> Response {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { (title) " · met" }
-                // A browser would ask for one, and be refused.
-                link rel="icon" href="data:,";
-                @if let Some(style) = style { link rel="stylesheet" href=(style); }
-            }
-            body.login { main { (body) } }
-        }
-    };
-    (status, Html(page.into_string())).into_response()
+    (status, Html(plain(style, title, body).into_string())).into_response()
 }

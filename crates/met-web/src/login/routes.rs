@@ -65,7 +65,7 @@ impl Logins {
     }
 
     pub(super) fn refused(&self, peer: &Peer, name: &str, by: &'static str, reason: &str) {
-        self.audit.note(peer, Event { what: "refused", name, by, reason, ..Event::default() });
+        self.audit.note_refusal(peer, Event { name, by, reason, ..Event::default() });
     }
 
     /// Where a browser logs in that wants this page.

@@ -156,9 +156,11 @@ impl Chart {
     }
 
     pub fn has_gap(&self) -> bool {
-        // One at an end is none: rates begin with the second sample, and levels are last known before the job ends.
+        // Before the first sample and after the last nothing is missing.
         let inner = |line: &Line| {
-            line.bins.get(1..line.bins.len().saturating_sub(1)).is_some_and(|inner| inner.contains(&None))
+            let is_known = |bin: &Option<Bin>| bin.is_some();
+            let (first, last) = (line.bins.iter().position(is_known), line.bins.iter().rposition(is_known));
+            first.zip(last).is_some_and(|(first, last)| line.bins[first..last].contains(&None))
         };
         self.lines.iter().any(inner)
     }
@@ -352,7 +354,7 @@ pub fn machine(
             }
         }
         let limit = limits.iter().find(|(id, _)| *id == wanted.id).and_then(|(_, limit)| *limit);
-        busiest(Chart { limit: limit.map(|limit| ("all", limit)), ..chart })
+        busiest(Chart { limit: limit.map(|limit| ("of", limit)), ..chart })
     };
     MACHINE.iter().map(chart).filter(|chart| !chart.lines.is_empty()).collect()
 }

@@ -317,10 +317,7 @@ fn fact_value(site: &Site, fact: &Fact) -> Markup {
         @match &fact.value {
             FactValue::Text(text) => (escape(text)),
             FactValue::Command(words) => code { (command_line(words)) },
-            FactValue::Times(start_ns, end_ns) => {
-                (site.time_long(*start_ns))
-                @if let Some(end_ns) = end_ns { " – " (site.time_long(*end_ns)) }
-            },
+            FactValue::Times(start_ns, end_ns) => (site.time_span(*start_ns, *end_ns)),
             FactValue::Amount(value) => (amount(value)),
         }
     }
@@ -468,7 +465,7 @@ fn notes(report: &Report) -> Markup {
             section.notes id="notes" data-live aria-labelledby="notes-title" {
                 h2 id="notes-title" { "Data quality and notes" }
                 ul {
-                    @for note in &report.notes { li { (escape(note)) } }
+                    @for note in &report.notes { li { (layout::said(note)) } }
                     @for sign in &signs { li { (sign) } }
                 }
             }

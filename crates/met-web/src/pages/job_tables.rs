@@ -60,7 +60,11 @@ fn table(id: &str, title: &str, content: &Markup) -> Markup {
 }
 
 pub(super) fn parts(parts: &[PartLine]) -> Markup {
-    if parts.is_empty() {
+    // Lines of whole nodes without figures repeat what the head says.
+    let says_something = |part: &PartLine| {
+        !part.step.is_empty() || part.task.is_some() || part.cpu.is_some() || part.memory.is_some()
+    };
+    if !parts.iter().any(says_something) {
         return html! {};
     }
     let several = parts.iter().any(|part| part.node != parts[0].node);

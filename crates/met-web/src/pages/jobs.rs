@@ -138,7 +138,7 @@ fn head(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Markup {
                 // Who sees all jobs looks for their own first.
                 @if *visible.viewer == Viewer::Everything && !site.who.is_empty() {
                     @let mine = asked.get("user") == Some(site.who.as_str());
-                    a href=(with(site, asked, "user", if mine { "" } else { &site.who })) aria-current=[mine.then_some("true")] { "Mine" }
+                    a.apart href=(with(site, asked, "user", if mine { "" } else { &site.who })) aria-current=[mine.then_some("true")] { "Mine" }
                 }
                 @let gpu = asked.get("gpu").is_some();
                 a href=(with(site, asked, "gpu", if gpu { "" } else { "1" })) aria-current=[gpu.then_some("true")] { "With GPU" }

@@ -53,9 +53,19 @@ impl Site {
         }
     }
 
-    pub fn time_long(&self, unix_ns: i64) -> Markup {
-        let exact = json::time(unix_ns).unwrap_or_default();
-        html! { time datetime=(exact) data-time="long" { (units::time(unix_ns, &self.zone)) } }
+    /// From when to when; the day is said once.
+    pub fn time_span(&self, start_ns: i64, end_ns: Option<i64>) -> Markup {
+        let exact = |unix_ns| json::time(unix_ns).unwrap_or_default();
+        let start = units::time(start_ns, &self.zone);
+        let end = end_ns.map(|end_ns| (end_ns, units::time(end_ns, &self.zone)));
+        html! {
+            time datetime=(exact(start_ns)) data-time="long" { (start) }
+            @if let Some((end_ns, end)) = end {
+                @let is_same_day = end.split_once(' ').map(|(day, _)| day) == start.split_once(' ').map(|(day, _)| day);
+                @let written = if is_same_day { end.split_once(' ').map_or(&*end, |(_, clock)| clock) } else { &end };
+                " – " time datetime=(exact(end_ns)) data-time="end" data-start=(exact(start_ns)) { (written) }
+            }
+        }
     }
 
     /// How long ago something was.
@@ -228,7 +238,40 @@ pub fn quality_mark(quality: QualityKind) -> Markup {
 
 /// A message above the content.
 pub fn notice(kind: &str, text: &str) -> Markup {
-    html! { p.notice.(kind) role="status" { (escape(text)) } }
+    html! { p.notice.(kind) role="status" { (said(text)) } }
+}
+
+/// A message of a program; what is to be typed is between backticks.
+pub fn said(text: &str) -> Markup {
+    let parts: Vec<&str> = text.split('`').collect();
+    // One that has no partner is part of the text.
+    let is_paired = parts.len() % 2 == 1;
+    html! {
+        @if is_paired {
+            @for (index, part) in parts.iter().enumerate() {
+                @if index % 2 == 1 { code { (escape(part)) } } @else { (escape(part)) }
+            }
+        } @else { (escape(text)) }
+    }
+}
+
+/// A page without navigation, for those who cannot go anywhere yet. Works without its style.
+pub fn plain(style: Option<&str>, title: &str, content: &Markup) -> Markup {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) " · met" }
+                // A browser would ask for one, and be refused.
+                link rel="icon" href="data:,";
+                @if let Some(style) = style { link rel="stylesheet" href=(style); }
+            }
+            body.plain { main { p.brand { "met" } div.box { (content) } } }
+        }
+    }
 }
 
 /// Everything but what is certainly harmless in a path or a query.
@@ -253,6 +296,12 @@ pub fn search<'a>(parameters: impl IntoIterator<Item = (&'a str, &'a str)>) -> S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_to_be_typed_is_marked_and_a_lone_backtick_is_text() {
+        assert_eq!(said("run `met web` <b>").into_string(), "run <code>met web</code> &lt;b&gt;");
+        assert_eq!(said("a ` b").into_string(), "a ` b");
+    }
 
     #[test]
     fn foreign_text_in_a_path_stays_one_segment() {

@@ -104,7 +104,7 @@ pub static COLUMNS: &[ListColumn] = &[
     ),
     share(
         &["average_cores", "allocated_cpus", "efficiency_cpu_ratio"],
-        "CPU",
+        "Cores",
         Some("cores"),
         |site, record| {
             of_share(

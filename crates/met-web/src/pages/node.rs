@@ -72,12 +72,12 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
                     }
                 }
             }
-            @if charts.is_empty() { p.empty { "No samples of this time. A system daemon stores series of its machine; a user's daemon with storage.node_series." } }
+            @if charts.is_empty() { p.empty { "No samples of this time. A system daemon stores those of its machine; a user's daemon does with " code { "storage.node_series" } " in its configuration." } }
             div.charts id="charts" data-live { @for chart in &charts { (plot::figure(chart, span, &site.zone)) } }
             div id="chart-source" data-live { (plot::data(&charts, span)) }
         }
         section id="node-jobs" data-live aria-labelledby="node-jobs-title" {
-            h2 id="node-jobs-title" { "Jobs here, now and before" }
+            h2 id="node-jobs-title" { "Jobs on this node, running ones first" }
             @if on_node.is_empty() { p.empty { "None that you may see." } }
             @else { (jobs::plain_table(site, &columns, &on_node, "Jobs on this node")) }
         }
@@ -94,9 +94,9 @@ fn facts(site: &Site, node: &NodeStatus) -> Markup {
             (fact("jobs", html! { (node.jobs) " running" }))
             @if let Some(cpus) = node.cpus { (fact("CPUs", html! { (cpus) })) }
             @if let Some(bytes) = node.memory_bytes { (fact("memory", html! { (units::bytes(bytes as f64)) })) }
-            @if node.clock_offset_ns.is_some() { (fact("clock", nodes::clock(node))) }
+            @if node.clock_offset_ns.is_some() { (fact("clock off by", nodes::clock(node))) }
             @if node.dropped_samples > 0 { (fact("dropped samples", html! { span.flag { (units::count(node.dropped_samples as f64)) } })) }
-            @if let Some(version) = &node.version { (fact("met", html! { (escape(version)) })) }
+            @if let Some(version) = &node.version { (fact("version of met", html! { (escape(version)) })) }
         }
     }
 }

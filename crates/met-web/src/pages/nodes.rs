@@ -114,35 +114,49 @@ fn map(site: &Site, nodes: &[&NodeStatus]) -> Markup {
 }
 
 fn list(site: &Site, nodes: &[&NodeStatus]) -> Markup {
+    // What no node has needs no column.
+    let has_clock = nodes.iter().any(|node| node.clock_offset_ns.is_some());
+    let has_dropped = nodes.iter().any(|node| node.dropped_samples > 0);
+    let heads = [
+        ("Node", "t", true),
+        ("State", "t", true),
+        ("Jobs", "n", true),
+        ("CPUs", "n", true),
+        ("Memory", "n", true),
+        ("Last seen", "n", true),
+        ("Clock off by", "n", has_clock),
+        ("Samples dropped", "n", has_dropped),
+        ("Version", "t", true),
+    ];
     html! {
         div.scroll tabindex="0" role="group" aria-label="Nodes" {
             table.list.nodes role="table" {
                 thead role="rowgroup" { tr role="row" {
-                    @for (head, class) in [("Node", "t"), ("State", "t"), ("Jobs", "n"), ("CPUs", "n"), ("Memory", "n"), ("Last seen", "n"), ("Clock", "n"), ("Dropped", "n"), ("Version", "t")] {
-                        th class=(class) scope="col" role="columnheader" { (head) }
+                    @for (head, class, is_shown) in heads {
+                        @if is_shown { th class=(class) scope="col" role="columnheader" { (head) } }
                     }
                 } }
-                tbody role="rowgroup" { @for node in nodes { (row(site, node)) } }
+                tbody role="rowgroup" { @for node in nodes { (row(site, node, has_clock, has_dropped)) } }
             }
         }
     }
 }
 
-fn row(site: &Site, node: &NodeStatus) -> Markup {
+fn row(site: &Site, node: &NodeStatus, has_clock: bool, has_dropped: bool) -> Markup {
     let (word, kind) = condition(node);
     html! {
         tr role="row" {
             td.t.c-name role="cell" data-head="Node" { a href=(site.node_path(&node.name)) { (escape(&node.name)) } }
             td.t.c-state role="cell" data-head="State" {
                 span.state.(kind) { (word) }
-                @if let Some(problem) = &node.problem { span.dim { (escape(problem)) } }
+                @if let Some(problem) = &node.problem { " " span.dim { (layout::said(problem)) } }
             }
             td.n role="cell" data-head="Jobs" { (node.jobs) }
             td.n role="cell" data-head="CPUs" { @if let Some(cpus) = node.cpus { (cpus) } }
             td.n role="cell" data-head="Memory" { @if let Some(bytes) = node.memory_bytes { (units::bytes(bytes as f64)) } }
             td.n role="cell" data-head="Last seen" { (seen(site, node)) }
-            td.n role="cell" data-head="Clock" { (clock(node)) }
-            td.n role="cell" data-head="Dropped" { @if node.dropped_samples > 0 { span.flag { (units::count(node.dropped_samples as f64)) } } }
+            @if has_clock { td.n role="cell" data-head="Clock off by" { (clock(node)) } }
+            @if has_dropped { td.n role="cell" data-head="Samples dropped" { @if node.dropped_samples > 0 { span.flag { (units::count(node.dropped_samples as f64)) } } } }
             td.t role="cell" data-head="Version" { @if let Some(version) = &node.version { (escape(version)) } }
         }
     }

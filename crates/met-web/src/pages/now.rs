@@ -81,8 +81,8 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
         div id="holders" data-live { (holders(site, &live)) }
         section id="running" data-live aria-labelledby="running-title" {
             div.bar-line {
-                h2 id="running-title" { "Running and waiting" }
-                a href=(site.to("jobs?state=running%2Csuspended%2Cpending")) { "All of them" }
+                h2 id="running-title" { "Running and waiting" @if live.len() > LISTED { span.dim { " – the newest " (LISTED) " of " (live.len()) } } }
+                a href=(site.to("jobs?state=running%2Csuspended%2Cpending")) { "Show in Jobs" }
             }
             @if live.is_empty() { p.empty { "No jobs are running." } }
             @else { (jobs::plain_table(site, &columns, &live[..live.len().min(LISTED)], "Running and waiting jobs")) }
@@ -108,9 +108,12 @@ fn live_jobs(visible: &Visible<'_>) -> Result<(Vec<Record>, bool), Problem> {
 struct Held {
     running: usize,
     waiting: usize,
-    cpus: i64,
+    /// What was allocated, and of jobs that asked for nothing what they use.
+    cpus: f64,
+    memory_bytes: f64,
+    /// Running jobs that something was allocated to.
+    allocated: usize,
     cores_used: f64,
-    memory_bytes: i64,
     memory_used_bytes: f64,
     gpus: usize,
     gpus_idle: usize,
@@ -124,12 +127,12 @@ impl Held {
             return;
         }
         self.running += 1;
-        // A job that asked for nothing holds what it uses.
         let cores = average::cores(record, now_ns).unwrap_or(0.0);
-        self.cpus += record.allocated.cpus.unwrap_or(cores.ceil() as i64);
+        self.cpus += record.allocated.cpus.map_or(cores, |cpus| cpus as f64);
+        self.allocated += usize::from(record.allocated.cpus.is_some());
         self.cores_used += cores;
         let used = average::level(record, column::MEMORY_NEEDED).unwrap_or(0.0);
-        self.memory_bytes += record.allocated.memory_bytes.unwrap_or(used as i64);
+        self.memory_bytes += record.allocated.memory_bytes.map_or(used, |bytes| bytes as f64);
         self.memory_used_bytes += used;
         self.gpus += record.gpus.len();
         self.gpus_idle += record.gpus.iter().filter(|gpu| gpu.idle_since_ns.is_some()).count();
@@ -164,6 +167,7 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
     let late = nodes.iter().filter(|node| node.late).count();
     // What is free follows from all jobs only.
     let sees_all = visible.viewer.sees_all();
+    let is_allocated = sees_all && (held.allocated > 0 || nodes.len() > 1);
     let machine = parts.map(machine_now).unwrap_or_default();
     html! {
         dl.tiles {
@@ -175,17 +179,17 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
                 @let whole = cpus.max(1) as f64;
                 (tile("CPU in use", &units::percent(busy / whole), &format!("{} of {cpus} cores", units::cores(busy)), Some((busy / whole, "plain"))))
             }
-            @if sees_all && cpus > 0 {
-                @let free = (cpus - held.cpus).max(0);
-                (tile("Free CPUs", &free.to_string(), &format!("of {cpus}, {} used by jobs", units::cores(held.cores_used)), Some((held.cpus as f64 / cpus as f64, "plain"))))
+            @if is_allocated && cpus > 0 {
+                @let free = (cpus as f64 - held.cpus).max(0.0).floor();
+                (tile("Free CPUs", &format!("{free:.0}"), &format!("of {cpus}; jobs use {}", units::cores(held.cores_used)), Some((held.cpus / cpus as f64, "plain"))))
             }
             @if let Some((used, total)) = machine.memory {
                 (tile("Memory in use", &units::bytes(used), &format!("of {}", units::bytes(total)), Some((used / total.max(1.0), "plain"))))
             } @else if sees_all && memory > 0 {
-                @let free = (memory - held.memory_bytes).max(0) as f64;
-                (tile("Free memory", &units::bytes(free), &format!("of {}", units::bytes(memory as f64)), Some((held.memory_bytes as f64 / memory as f64, "plain"))))
+                @let free = (memory as f64 - held.memory_bytes).max(0.0);
+                (tile("Free memory", &units::bytes(free), &format!("of {}", units::bytes(memory as f64)), Some((held.memory_bytes / memory as f64, "plain"))))
             }
-            @if let Some(load) = machine.load { (tile("Load", &units::cores(load), "mean of a minute", None)) }
+            @if let Some(load) = machine.load { (tile("Load", &units::cores(load), "average of the last minute", None)) }
             @if held.gpus > 0 {
                 (tile("GPUs held", &held.gpus.to_string(), &if held.gpus_idle > 0 { format!("{} of them idle", held.gpus_idle) } else { "all in use".to_owned() }, None))
             }
@@ -224,7 +228,7 @@ fn attention(site: &Site, nodes: &[NodeStatus], live: &[Record]) -> Markup {
     for node in nodes {
         let link = html! { a href=(site.node_path(&node.name)) { (escape(&node.name)) } };
         if let Some(problem) = &node.problem {
-            said.push(html! { (link) ": " (escape(problem)) });
+            said.push(html! { (link) ": " (layout::said(problem)) });
         } else if node.late {
             let seen = node
                 .seen_ns
@@ -281,7 +285,10 @@ fn holders(site: &Site, live: &[Record]) -> Markup {
         by_user.entry(record.user.as_deref().unwrap_or("")).or_default().add(record, site.now_ns);
     }
     let mut users: Vec<(&str, Held)> = by_user.into_iter().collect();
-    users.sort_by_key(|(_, held)| std::cmp::Reverse((held.gpus, held.cpus, held.running)));
+    users.sort_by(|(_, one), (_, other)| {
+        let by_cpus = other.cpus.total_cmp(&one.cpus);
+        other.gpus.cmp(&one.gpus).then(by_cpus).then(other.running.cmp(&one.running))
+    });
     let has_gpus = users.iter().any(|(_, held)| held.gpus > 0);
     html! {
         @if users.len() > 1 || has_gpus {
@@ -291,7 +298,7 @@ fn holders(site: &Site, live: &[Record]) -> Markup {
                     table {
                         thead { tr {
                             th scope="col" { "User" } th.n scope="col" { "Running" } th.n scope="col" { "Waiting" }
-                            th.n.eff scope="col" { "CPUs used of held" } th.n scope="col" { "Memory" }
+                            th.n.eff scope="col" { "Cores used" } th.n scope="col" { "Memory used" }
                             @if has_gpus { th.n scope="col" { "GPUs" } th.n scope="col" { "Idle GPUs" } }
                         } }
                         tbody { @for (user, held) in users.iter().take(USERS_MAX) { (holder(site, user, held, has_gpus)) } }
@@ -304,7 +311,9 @@ fn holders(site: &Site, live: &[Record]) -> Markup {
 }
 
 fn holder(site: &Site, user: &str, held: &Held, has_gpus: bool) -> Markup {
-    let share = held.cores_used / (held.cpus.max(1) as f64);
+    // What some jobs were given says nothing of the others.
+    let is_whole = held.allocated == held.running && held.cpus > 0.0;
+    let share = held.cores_used / held.cpus.max(f64::MIN_POSITIVE);
     let link = site
         .to(&format!("jobs?{}", layout::search([("user", user), ("state", "running,suspended,pending")])));
     html! {
@@ -313,8 +322,8 @@ fn holder(site: &Site, user: &str, held: &Held, has_gpus: bool) -> Markup {
             td.n { (held.running) } td.n { (held.waiting) }
             td.n.eff {
                 @if held.running > 0 {
-                    (layout::bar(share, layout::efficiency_kind(share)))
-                    span { (units::cores(held.cores_used)) span.dim { " of " (held.cpus) } }
+                    @if is_whole { (layout::bar(share, layout::efficiency_kind(share))) }
+                    span { (units::cores(held.cores_used)) @if is_whole { span.dim { " of " (format!("{:.0}", held.cpus)) } } }
                 }
             }
             td.n { @if held.memory_used_bytes > 0.0 { (units::bytes(held.memory_used_bytes)) } }

@@ -25,7 +25,7 @@ pub fn figure(chart: &Chart, span: Span, zone: &TimeZone) -> Markup {
         figure.chart id={ "chart-" (chart.id) } data-chart=(chart.id) {
             figcaption {
                 strong { (escape(&chart.title)) } " " span.dim { (chart.scope) }
-                span.sum { (summary) }
+                " " span.sum { (summary) }
             }
             div.plot role="img" aria-label=(spoken) {
                 div.y aria-hidden="true" {

@@ -23,8 +23,10 @@ const WEEKS_MAX_NS: i64 = 800 * 86_400_000_000_000;
 const HEIGHT: f64 = 100.0;
 
 pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
-    let given = Given::of(&asked.search, USAGE)?;
-    let ask = ask(&given, &site.zone)?;
+    let ask = match Given::of(&asked.search, USAGE).and_then(|given| ask(&given, &site.zone)) {
+        Ok(ask) => ask,
+        Err(problem) => return Ok(Made::Page(refused(site, asked, &problem)?)),
+    };
     let lines = report(visible, &ask)?;
     let system = UsageAsk { by: By::System, ..ask.clone() };
     // Sums of commands are of whole days.
@@ -37,7 +39,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
         (form(site, asked, &ask))
         (totals(&lines))
         section aria-labelledby="heat-title" {
-            h2 id="heat-title" { "By hour of the week" }
+            h2 id="heat-title" { "By hour of the week" span.dim { " in " (escape(&ask.zone.name)) } }
             (heat_figure(&heat_map(&heat, &zone)))
         }
         section aria-labelledby="course-title" {
@@ -48,9 +50,35 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
             h2 id="table-title" { "By " (ask.by.name()) @if ask.every != Every::All { " and " (ask.every.name()) } }
             (table(&lines, &ask))
             (notes(&lines))
+            @if !lines.lines.is_empty() { p.pager { a href=(csv_link(site, asked)) download="usage.csv" { "CSV of this table" } } }
         }
     };
     Ok(Made::Page(layout::page(site, Some(Tab::Usage), "Usage", None, &content)))
+}
+
+/// The form stays, with what was typed, and says what is wrong with it.
+fn refused(site: &Site, asked: &Asked, problem: &Problem) -> Result<Markup, Problem> {
+    let usual = ask(&Given::of(&[], USAGE)?, &site.zone)?;
+    let content = html! {
+        div.head { h1 { "Usage" } }
+        (layout::notice("bad", &problem.reason))
+        (form(site, asked, &usual))
+    };
+    Ok(layout::page(site, Some(Tab::Usage), "Usage", None, &content))
+}
+
+/// The API has the same parameters; its time zone is UTC unless one is given.
+fn csv_link(site: &Site, asked: &Asked) -> String {
+    let given = asked.search.iter().filter(|(_, value)| !value.is_empty());
+    let pairs = given.map(|(name, value)| (name.as_str(), value.as_str()));
+    let zone = site.zone.iana_name().filter(|_| asked.get("zone").is_none()).map(|zone| ("zone", zone));
+    let search = layout::search(pairs.chain(zone).chain([("format", "csv")]));
+    site.to(&format!("api/v1/usage?{search}"))
+}
+
+/// A period of the form in words.
+fn every_words(every: &str) -> String {
+    if every == "all" { "whole time".to_owned() } else { every.replace('-', " ") }
 }
 
 fn course_of(length_ns: i64) -> Every {
@@ -70,12 +98,12 @@ fn form(site: &Site, asked: &Asked, ask: &UsageAsk) -> Markup {
             }
         }
     };
-    let choice = |name: &str, label: &str, values: &[&str], chosen: &str| {
+    let choice = |name: &str, label: &str, values: &[&str], chosen: &str, words: fn(&str) -> String| {
         html! {
             div.field {
                 label for={ "f-" (name) } { (label) }
                 select id={ "f-" (name) } name=(name) {
-                    @for value in values { option value=(value) selected[*value == chosen] { (value) } }
+                    @for value in values { option value=(value) selected[*value == chosen] { (words(value)) } }
                 }
             }
         }
@@ -84,8 +112,8 @@ fn form(site: &Site, asked: &Asked, ask: &UsageAsk) -> Markup {
         search {
             form.filter method="get" action=(site.to("usage")) {
                 div.fields {
-                    (choice("by", "By", &By::ALL.map(By::name), ask.by.name()))
-                    (choice("every", "Every", &Every::ALL.map(Every::name), ask.every.name()))
+                    (choice("by", "Sum by", &By::ALL.map(By::name), ask.by.name(), str::to_owned))
+                    (choice("every", "Divide by", &Every::ALL.map(Every::name), ask.every.name(), every_words))
                     (text("since", "Since", "30d, 2026-01-14"))
                     (text("until", "Until", "now"))
                     (text("user", "User", "ada"))
@@ -115,11 +143,11 @@ fn totals(report: &Report) -> Markup {
         let span = |hours: f64| units::duration(hours * 3600.0);
         put("CPUs busy", machine.busy().map(units::percent));
         put("Core-hours free", machine.core_hours_free.map(hours));
-        put("Machine measured", Some(span(machine.hours_measured)));
-        put("Machine down", (machine.hours_down > 0.0).then(|| span(machine.hours_down)));
-        put("Unknown", (machine.hours_unknown > 0.02).then(|| span(machine.hours_unknown)));
+        put("Time measured", Some(span(machine.hours_measured)));
+        put("Time down", (machine.hours_down > 0.0).then(|| span(machine.hours_down)));
+        put("Time unknown", (machine.hours_unknown > 0.02).then(|| span(machine.hours_unknown)));
     }
-    html! { dl.facts { @for (name, value) in facts { div { dt { (name) } dd { (value) } } } } }
+    html! { dl.facts { @for (name, value) in facts { div { dt { (name) } dd { strong { (value) } } } } } }
 }
 
 /// Rectangles whose titles say what they are; without a script.
@@ -133,13 +161,13 @@ fn heat_figure(map: &HeatMap) -> Markup {
         format!("most on {} at {hour:02}:00: {}", DAYS[day], words(heat))
     });
     let legend = if map.of_machines {
-        "100 % of the CPUs".to_owned()
+        "100% of the CPUs".to_owned()
     } else {
         format!("{} cores", units::cores(map.most))
     };
     html! {
         figure.heat {
-            svg viewBox="0 0 516 170" role="img" aria-label={ "Use by hour of the week, " (busiest) } {
+            svg viewBox="0 0 516 172" role="img" aria-label={ "Use by hour of the week, " (busiest) } {
                 @for hour in (0..24).step_by(3) { text x=(36 + hour * 20) y="12" { (format!("{hour:02}")) } }
                 @for (day, cells) in map.days.iter().enumerate() {
                     text x="0" y=(33 + day * 22) { (DAYS[day]) }
@@ -156,7 +184,7 @@ fn heat_figure(map: &HeatMap) -> Markup {
                 }
             }
             figcaption.dim {
-                (busiest) ". "
+                (sentence(&busiest)) ". "
                 svg.scale viewBox="0 0 100 12" aria-hidden="true" { @for step in 0..10 { rect.hot x=(step * 10) y="0" width="10" height="12" fill-opacity=(format!("{:.2}", shade(f64::from(step) / 9.0))) {} } }
                 " 0 to " (legend) "; dashed: unknown"
             }
@@ -167,6 +195,11 @@ fn heat_figure(map: &HeatMap) -> Markup {
 /// A little is visible.
 fn shade(share: f64) -> f64 {
     if share > 0.0 { 0.08 + 0.92 * share.clamp(0.0, 1.0) } else { 0.0 }
+}
+
+fn sentence(words: &str) -> String {
+    let mut letters = words.chars();
+    letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }
 
 fn busiest(map: &HeatMap) -> Option<(usize, usize, Heat)> {
@@ -212,7 +245,7 @@ fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
                     }
                 }
             }
-            figcaption.dim { (from) " to " (to) ": core-hours used " span.square.run {} ", held " span.square.ok {} ", at most " (hours(most)) " in a " (ask.every.name()) }
+            figcaption.dim { (from) " to " (to) ", core-hours: " span.square.run {} " used, " span.square.ok {} " held; at most " (hours(most)) " in a " (ask.every.name()) }
         }
     }
 }
@@ -318,7 +351,7 @@ fn notes(report: &Report) -> Markup {
             p.dim { (units::percent(total.core_hours_even / total.core_hours)) " of the CPU time has no samples and is spread evenly over the time of its job." }
         }
         @if total.energy_joules.is_some() && total.jobs_with_energy < total.jobs {
-            p.dim { "Energy is known of " (total.jobs_with_energy) " of " (total.jobs) " jobs." }
+            p.dim { "Energy is known for " (total.jobs_with_energy) " of " (total.jobs) " jobs." }
         }
         @if report.pending > 0 { p.dim { (report.pending) " jobs are not summed yet." } }
     }
@@ -328,6 +361,7 @@ fn hours(value: f64) -> String {
     match value {
         value if value >= 9_999.5 => units::count(value),
         value if value >= 99.95 => format!("{value:.0}"),
+        value if value > 0.0 && value < 0.01 => "<0.01".to_owned(),
         value => format!("{value:.2}"),
     }
 }
