@@ -368,7 +368,7 @@ pub static SECTIONS: &[Section] = &[
             key!("allow": Texts(colmet.allow), "addresses and networks that may connect, such as `10.0.0.0/16`; required with `listen`"),
             key!("hosts": Texts(colmet.hosts), "names of hosts whose records are taken, such as `node-[1-64]` or `*.site.example`; required with `listen`. A host with a token is refused here"),
             key!("manager": Text(colmet.manager) = "oar", "resource manager whose jobs these are"),
-            key!("configure": Endpoint(colmet.configure?), "where `met daemon` takes live configuration as Colmet's variant in Rust does (a PULL socket): `ipc://PATH`, for the user of the daemon only, or `tcp://HOST:PORT`, for everybody who reaches it. A message changes the interval (0.1 s or more) and the perf events until a job ends; without an endpoint none is taken"),
+            key!("configure": Endpoint(colmet.configure?), "where `met daemon` takes live configuration as Colmet's variant in Rust does (a PULL socket): `ipc://PATH`, for the user of the daemon only, or `tcp://HOST:PORT`, for anyone who can reach it. A message changes the interval (0.1 s or more) and the perf events until a job ends; without an endpoint none is taken"),
         ],
     },
     Section {
