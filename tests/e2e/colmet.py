@@ -5,6 +5,7 @@ import functools
 import glob
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -527,3 +528,30 @@ def a_collector_takes_the_variant_in_rust(world):
         counts = [rows[0][f"counter_{number}"] for number in range(1, 6)]
         equal(counts, [5_000_000_000, 70_000, -1, -1, -1], "events in the order of the message")
         eventually(lambda: "malformed MessagePack" in taker.log(), lambda: f"a bad message is reported: {taker.log()}")
+
+
+@test
+def a_collector_loses_nothing_of_a_thousand_nodes_that_send_at_once(world):
+    port, path = free_port(), world.me.path("out.hdf5")
+    burst = """
+import sys, zmq
+context = zmq.Context()
+socket = context.socket(zmq.PUSH)
+socket.connect(f"tcp://127.0.0.1:{sys.argv[1]}")
+good = open(sys.argv[2], "rb").read()
+for number in range(3000):
+    socket.send(good.replace(b"vm" + bytes(253), b"node-%04d" % number + bytes(246)))
+context.destroy(60000)
+"""
+    captured = os.path.join(HERE, "../../fixtures/colmet/message.bin")
+    with front(world, "colmet-collector", "--zeromq-bind-uri", f"tcp://127.0.0.1:{port}", "--hdf5-filepath", path) as taker:
+        eventually(lambda: "taking records" in taker.log(), lambda: f"it listens: {taker.log()}")
+        done = subprocess.run([python(), "-c", burst, str(port), captured], check=False, timeout=120)
+        equal(done.returncode, 0, "sent")
+    # It ended at once: what it had taken is in the file.
+    taken = int(re.search(r"(\d+) records taken, 0 skipped", taker.log())[1])
+    count = "import h5py, sys; print(sum(len(table) for group in h5py.File(sys.argv[1], 'r').values() for table in group.values()))"
+    rows = subprocess.run([python(), "-c", count, path], capture_output=True, text=True, check=True)
+    equal(int(rows.stdout), taken, "rows in the file")
+    check("dropped" not in taker.log(), taker.log())
+    check(taken > 768, f"more than its queue holds: {taken}")

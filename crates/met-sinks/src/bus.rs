@@ -200,6 +200,15 @@ enum Outlet {
     None,
 }
 
+impl Lane {
+    /// Whether a sink that works is behind: half of its queue is full.
+    fn is_behind(&self) -> bool {
+        let inner = self.shared.lock();
+        let is_half_full = inner.events.len() > QUEUE / 2 || inner.bytes > QUEUE_BYTES_MAX / 2;
+        is_half_full && inner.status.state == State::Running && matches!(self.outlet, Outlet::Queued(_))
+    }
+}
+
 /// Fills in what a sink with a queue of its own knows about itself.
 pub type Details = Arc<dyn Fn(&mut Status) + Send + Sync>;
 
@@ -315,6 +324,11 @@ impl Bus {
         (!queues.is_empty()).then_some(Ticker { queues })
     }
 
+    /// Whether a publisher that can wait should: a sink that works is behind.
+    pub fn is_crowded(&self) -> bool {
+        self.lanes.iter().any(Lane::is_behind)
+    }
+
     pub fn publish(&mut self, event: &Event) {
         if let Some(hub) = &self.hub {
             hub.publish(event);
@@ -353,12 +367,17 @@ impl Bus {
 
     /// Delivers what is queued, as far as sinks take it in time.
     pub fn close(self) {
+        self.close_within(CLOSE_WITHIN);
+    }
+
+    /// The same in a time of the caller's: a sink that works until then is left.
+    pub fn close_within(self, within: Duration) {
         self.hub.iter().for_each(|hub| hub.close());
         for lane in &self.lanes {
             lane.shared.lock().closing = true;
             lane.shared.ready.notify_all();
         }
-        let deadline = Instant::now() + CLOSE_WITHIN;
+        let deadline = Instant::now() + within;
         for lane in self.lanes {
             match lane.outlet {
                 Outlet::Direct(sink) => {

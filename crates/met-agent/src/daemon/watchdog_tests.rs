@@ -182,7 +182,6 @@ pub(in crate::daemon) fn daemon_of(service: Service) -> super::super::Daemon {
     let claim = Claim::take(&service.place).unwrap().unwrap();
     Daemon {
         http: None,
-        configure: None,
         post: claim.open_door(&service.place).unwrap(),
         signals: Signals::block().unwrap(),
         in_terminal: false,

@@ -15,6 +15,12 @@ use met_wire::colmet::{MESSAGE_BYTES_MAX, Record, records};
 use super::counts::{Complaints, Kind};
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How long it does not read while a sink is behind.
+const CROWDED_FOR: Duration = Duration::from_millis(2);
+/// How long sinks may take for what waits at the end; a service manager waits longer.
+const CLOSED_WITHIN: Duration = Duration::from_secs(60);
+/// Some megabytes.
+const RECORDS_OF_EVENT: usize = 1000;
 
 /// Collects until `is_over`, which is asked several times a second. Spools of sinks are in the state folder. As with Colmet's
 /// own collector, every node is taken. `round`: how often it logs what it has taken, if it does.
@@ -35,21 +41,26 @@ pub fn collect(
     let mut complaints = Complaints::new(Arc::default());
     let mut round = round.map(|every| Round { every, next: Instant::now() + every, hosts: HashSet::new() });
     while !is_over() {
-        for message in pull.wait(Some(LOOK_EVERY), |_| true) {
-            let taken = take(message, &mut complaints);
-            if let Some(round) = &mut round {
-                round.hosts.extend(taken.iter().map(|record| record.hostname.clone()));
-            }
-            if !taken.is_empty() {
-                bus.publish(&Event::Colmet(Arc::new(taken)));
-            }
+        // While a sink is behind, nodes wait: nothing that was taken is dropped.
+        if bus.is_crowded() {
+            std::thread::sleep(CROWDED_FOR);
+            continue;
         }
+        let messages = pull.wait(Some(LOOK_EVERY), |_| true);
+        let mut taken: Vec<Record> = Vec::new();
+        messages.into_iter().for_each(|message| taken.append(&mut take(message, &mut complaints)));
         if let Some(round) = &mut round {
+            round.hosts.extend(taken.iter().map(|record| record.hostname.clone()));
             round.log(&complaints);
+        }
+        // Those of many nodes are one event: sinks have room for so many.
+        while !taken.is_empty() {
+            let rest = taken.split_off(taken.len().min(RECORDS_OF_EVENT));
+            bus.publish(&Event::Colmet(Arc::new(std::mem::replace(&mut taken, rest))));
         }
     }
     // Sinks write what they have.
-    drop(bus);
+    bus.close_within(CLOSED_WITHIN);
     let (taken, skipped) = complaints.counts.sums();
     tracing::info!("{taken} records taken, {skipped} skipped");
     Ok(())
