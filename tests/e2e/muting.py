@@ -68,7 +68,7 @@ def what_is_wrong_with_a_mute_is_said(world):
         (("mute", "1", "\x1b[2J"), "no rule named"),
         (("mute", "7", "cpu_low"), "no job"),
         (("mute", "1", "cpu_low", "--for", "soon"), "--for"),
-        (("mute", "1", "cpu_low", "--for", "0s"), "over already"),
+        (("mute", "1", "cpu_low", "--for", "0s"), "has passed"),
         (("ack", "1"), "no findings in this job"),
         (("unmute", "1"), "nothing is muted"),
         (("unmute", "1", "cpu_low"), "nothing is muted"),

@@ -113,7 +113,9 @@ def well(found, what):
 def every_page_works(world, scheme, width, script):
     sampled = jobs(world)
     node = os.uname().nodename
-    paths = ["", "jobs", "jobs?columns=job,name,user,state,command,nodes,exit_code", f"jobs/{sampled}", "jobs?since=never", "nodes", f"nodes/{node}", "jobs/@last"]
+    paths = ["", "jobs", "jobs?columns=job,name,user,state,command,nodes,exit_code", f"jobs/{sampled}", "jobs?since=never", "nodes", f"nodes/{node}", "jobs/@last",
+             "usage", "usage?by=command&every=day", "compare?jobs=fails", f"compare?jobs={sampled},@last"]
+    world.met("note", "@last", "first try with small batches").ok()
     with Web(world) as web:
         found = Browser(world, "look", scheme, width, script, link=web.link, paths=paths).found()
     well(found, f"{scheme} {width}")
@@ -123,6 +125,14 @@ def every_page_works(world, scheme, width, script):
     equal(one["canvas" if script else "svg"], one["figures"], "charts that are drawn")
     check("running" in one["text"] and "sampled" in one["text"], "the job", one["text"])
     check("since: " in pages["jobs?since=never"]["text"], "what is wrong with the filter", pages["jobs?since=never"]["text"])
+    check("first try with small batches" in pages["jobs/@last"]["text"], "the note of a job", pages["jobs/@last"]["text"])
+    check("failed after" in pages["jobs/@last"]["text"], "the verdict of a job", pages["jobs/@last"]["text"])
+    for path in ("usage", "usage?by=command&every=day"):
+        check("Core-hours used" in pages[path]["text"] and "By hour of the week" in pages[path]["text"], path, pages[path]["text"])
+    compared = pages[f"compare?jobs={sampled},@last"]
+    check("CPU time" in compared["text"] and "Since their start" in compared["text"], "two jobs", compared["text"])
+    check(compared["svg"] >= 2, "charts of two jobs, also with a script", compared)
+    check("has no earlier run" in pages["compare?jobs=fails"]["text"], "one job alone", pages["compare?jobs=fails"]["text"])
     own = web.link.split("/enter/")[0]
     foreign = [url for url in found["requests"] if not url.startswith(own)]
     equal(foreign, [], "requests to elsewhere")

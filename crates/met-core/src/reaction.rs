@@ -122,7 +122,7 @@ impl ReactionChange {
         }
         match self.step {
             ReactionStep::Mute { until_ns: Some(until_ns) } if until_ns <= now_ns => {
-                Err("the time until which it is muted is over already".to_owned())
+                Err("the time until which it is muted has passed".to_owned())
             }
             _ => Ok(()),
         }
@@ -175,7 +175,7 @@ mod tests {
         };
         let mute = |until_ns| ReactionStep::Mute { until_ns };
         assert!(change(&["cpu_low", "site-rule.2"], mute(Some(11))).check(10).is_ok());
-        assert!(change(&["cpu_low"], mute(Some(10))).check(10).unwrap_err().contains("over already"));
+        assert!(change(&["cpu_low"], mute(Some(10))).check(10).unwrap_err().contains("has passed"));
         let long = "x".repeat(RULE_BYTES_MAX + 1);
         for rule in ["", "a b", "a\n", "\u{202e}", "<b>", "a'--", &long] {
             let refused = change(&[rule], ReactionStep::Acknowledge).check(10).unwrap_err();

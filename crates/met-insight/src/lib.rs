@@ -7,6 +7,7 @@ pub mod allocation;
 pub mod answers;
 pub mod average;
 pub mod check;
+pub mod comparison;
 pub mod csv;
 pub mod events;
 pub mod finding;

@@ -51,7 +51,7 @@ pub fn react(
         ReactionStep::Mute { until_ns } => (ReactionKind::Muted, until_ns),
         ReactionStep::Sent => (ReactionKind::Sent, None),
         ReactionStep::Unmute => {
-            return match writer.clear_reactions(&user, &lineage, &change.rules)? {
+            return match met_store::clear_reactions(writer, &user, &lineage, &change.rules)? {
                 0 => Err(Failure::usage("none of these findings is muted or acknowledged")),
                 _ => Ok(()),
             };
@@ -68,7 +68,7 @@ pub fn react(
         until_ns,
     };
     let reactions: Vec<Reaction> = change.rules.iter().map(of_rule).collect();
-    writer.put_reactions(&reactions, actor.now_ns)?.map_err(Failure::usage)
+    met_store::put_reactions(writer, &reactions, actor.now_ns)?.map_err(Failure::usage)
 }
 
 fn permit(viewer: &Viewer, job: Option<&Record>) -> Result<()> {
@@ -140,7 +140,7 @@ mod tests {
         assert!(
             by(Viewer::Uid(7)).is_ok() && by(Viewer::user("ada")).is_ok() && by(Viewer::Everything).is_ok()
         );
-        let kept = writer.reactions().unwrap();
+        let kept = met_store::reactions(&writer).unwrap();
         assert_eq!((kept.len(), kept[0].user.as_str(), kept[0].by.as_str()), (1, "ada", "somebody"));
         for (viewer, count) in [
             (Viewer::Everything, 1),
@@ -167,9 +167,9 @@ mod tests {
         assert!(step(ReactionStep::Unmute).is_err(), "a message that was sent stays sent");
         step(ReactionStep::Acknowledge).unwrap();
         step(ReactionStep::Mute { until_ns: Some(2_000) }).unwrap();
-        assert!(step(ReactionStep::Mute { until_ns: Some(999) }).unwrap_err().contains("over already"));
+        assert!(step(ReactionStep::Mute { until_ns: Some(999) }).unwrap_err().contains("has passed"));
         step(ReactionStep::Unmute).unwrap();
-        assert_eq!(writer.reactions().unwrap().len(), 1);
+        assert_eq!(met_store::reactions(&writer).unwrap().len(), 1);
     }
 
     #[test]
@@ -186,7 +186,7 @@ mod tests {
             assert!(by(refused).unwrap_err().to_string().contains("only an operator"));
         }
         assert!(by(Viewer::user("ada")).is_ok() && by(Viewer::Everything).is_ok());
-        assert_eq!(writer.reactions().unwrap()[0].lineage, "");
+        assert_eq!(met_store::reactions(&writer).unwrap()[0].lineage, "");
     }
 
     #[test]

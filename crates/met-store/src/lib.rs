@@ -57,7 +57,7 @@ pub use network::is_network;
 pub use node::{NodePart, node_on};
 pub use paging::{PROCESS_ROWS, Page};
 pub use query::{Queries, Reader, has_catalogue};
-pub use reactions::REACTIONS_PER_USER;
+pub use reactions::{REACTIONS_PER_USER, clear_reactions, put_reactions, reactions};
 pub use retention::{Goes, Removed, Retained, Retention};
 pub use salvage::Salvage;
 pub use store::{Imported, Writer};

@@ -13,87 +13,83 @@ const VERSION: i64 = 7;
 pub const REACTIONS_PER_USER: i64 = 500;
 const ALL_MAX: i64 = 20_000;
 
-impl Queries {
-    /// All that is known, by owner, lineage and rule.
-    pub fn reactions(&self) -> Result<Vec<Reaction>, StoreError> {
-        self.ask(VERSION, |sql| {
-            let select = "SELECT owner, lineage, rule, kind, uid, actor, at_ns, until_ns FROM reaction
-                          ORDER BY owner, lineage, rule, kind";
-            let rows = sql::all(sql, select, &[], |row| {
-                let text = |at| Ok(row.get(at).text()?.to_owned());
-                let number = |at| row.get(at).known().map(Value::integer).transpose();
-                let Some(kind) = ReactionKind::parse(row.get(3).text()?) else { return Ok(None) };
-                Ok(Some(Reaction {
-                    user: text(0)?,
-                    lineage: text(1)?,
-                    rule: text(2)?,
-                    kind,
-                    uid: number(4)?.and_then(|uid| u32::try_from(uid).ok()),
-                    by: text(5)?,
-                    at_ns: row.get(6).integer()?,
-                    until_ns: number(7)?,
-                }))
-            })?;
-            // A later version may know more kinds.
-            Ok(rows.into_iter().flatten().collect())
-        })
-    }
+/// All that is known, by owner, lineage and rule.
+pub fn reactions(queries: &Queries) -> Result<Vec<Reaction>, StoreError> {
+    queries.ask(VERSION, |sql| {
+        let select = "SELECT owner, lineage, rule, kind, uid, actor, at_ns, until_ns FROM reaction
+                      ORDER BY owner, lineage, rule, kind";
+        let rows = sql::all(sql, select, &[], |row| {
+            let text = |at| Ok(row.get(at).text()?.to_owned());
+            let number = |at| row.get(at).known().map(Value::integer).transpose();
+            let Some(kind) = ReactionKind::parse(row.get(3).text()?) else { return Ok(None) };
+            Ok(Some(Reaction {
+                user: text(0)?,
+                lineage: text(1)?,
+                rule: text(2)?,
+                kind,
+                uid: number(4)?.and_then(|uid| u32::try_from(uid).ok()),
+                by: text(5)?,
+                at_ns: row.get(6).integer()?,
+                until_ns: number(7)?,
+            }))
+        })?;
+        // A later version may know more kinds.
+        Ok(rows.into_iter().flatten().collect())
+    })
 }
 
-impl Writer {
-    /// Keeps what was done, and forgets what has no effect any more. An error of the change is a message for who made
-    /// it.
-    pub fn put_reactions(
-        &mut self,
-        reactions: &[Reaction],
-        now_ns: i64,
-    ) -> Result<Result<(), String>, StoreError> {
-        let before = self.reactions()?;
-        let after = self.in_catalogue(|sql| {
-            let over = before.iter().filter(|known| !known.is_current(now_ns));
-            over.into_iter().try_for_each(|known| remove(sql, known))?;
-            let put = "INSERT INTO reaction (owner, lineage, rule, kind, uid, actor, at_ns, until_ns)
-                       VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
-                       ON CONFLICT (owner, lineage, rule, kind) DO UPDATE SET uid = excluded.uid,
-                           actor = excluded.actor, at_ns = excluded.at_ns, until_ns = excluded.until_ns";
-            let room = room(sql, &before, reactions)?;
-            if room.is_ok() {
-                for one in reactions {
-                    let values = [
-                        (&one.user).into(),
-                        (&one.lineage).into(),
-                        (&one.rule).into(),
-                        one.kind.name().into(),
-                        one.uid.into(),
-                        (&one.by).into(),
-                        one.at_ns.into(),
-                        one.until_ns.into(),
-                    ];
-                    sql.execute(put, &values)?;
-                }
+/// Keeps what was done, and forgets what has no effect any more. An error of the change is a message for who made
+/// it.
+pub fn put_reactions(
+    writer: &mut Writer,
+    reactions: &[Reaction],
+    now_ns: i64,
+) -> Result<Result<(), String>, StoreError> {
+    let before = self::reactions(writer)?;
+    let after = writer.in_catalogue(|sql| {
+        let over = before.iter().filter(|known| !known.is_current(now_ns));
+        over.into_iter().try_for_each(|known| remove(sql, known))?;
+        let put = "INSERT INTO reaction (owner, lineage, rule, kind, uid, actor, at_ns, until_ns)
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+                   ON CONFLICT (owner, lineage, rule, kind) DO UPDATE SET uid = excluded.uid,
+                       actor = excluded.actor, at_ns = excluded.at_ns, until_ns = excluded.until_ns";
+        let room = room(sql, &before, reactions)?;
+        if room.is_ok() {
+            for one in reactions {
+                let values = [
+                    (&one.user).into(),
+                    (&one.lineage).into(),
+                    (&one.rule).into(),
+                    one.kind.name().into(),
+                    one.uid.into(),
+                    (&one.by).into(),
+                    one.at_ns.into(),
+                    one.until_ns.into(),
+                ];
+                sql.execute(put, &values)?;
             }
-            Ok(room)
-        })?;
-        Ok(after)
-    }
+        }
+        Ok(room)
+    })?;
+    Ok(after)
+}
 
-    /// Takes back what was acknowledged or muted, and returns how much that was.
-    pub fn clear_reactions(
-        &mut self,
-        user: &str,
-        lineage: &str,
-        rules: &[String],
-    ) -> Result<usize, StoreError> {
-        let mut known = self.reactions()?;
-        known.retain(|one| {
-            one.kind != ReactionKind::Sent
-                && one.user == user
-                && one.lineage == lineage
-                && rules.contains(&one.rule)
-        });
-        self.in_catalogue(|sql| known.iter().try_for_each(|one| remove(sql, one)))?;
-        Ok(known.len())
-    }
+/// Takes back what was acknowledged or muted, and returns how much that was.
+pub fn clear_reactions(
+    writer: &mut Writer,
+    user: &str,
+    lineage: &str,
+    rules: &[String],
+) -> Result<usize, StoreError> {
+    let mut known = reactions(writer)?;
+    known.retain(|one| {
+        one.kind != ReactionKind::Sent
+            && one.user == user
+            && one.lineage == lineage
+            && rules.contains(&one.rule)
+    });
+    writer.in_catalogue(|sql| known.iter().try_for_each(|one| remove(sql, one)))?;
+    Ok(known.len())
 }
 
 fn remove(sql: &dyn Sql, one: &Reaction) -> Result<(), StoreError> {

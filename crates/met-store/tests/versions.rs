@@ -102,16 +102,20 @@ fn version_6_still_opens_with_its_sums_and_earlier_ones_get_them() {
 #[test]
 fn version_7_still_opens_with_what_was_muted_and_earlier_ones_can_mute() {
     let state = opens("v7");
-    let muted = Reader::open(state.path()).unwrap().reactions().unwrap();
+    let muted = met_store::reactions(&Reader::open(state.path()).unwrap()).unwrap();
     assert_eq!((muted.len(), muted[0].rule.as_str(), muted[0].kind), (1, "cpu_low", ReactionKind::Muted));
     for version in ["v1", "v4", "v6"] {
         let state = restore(version);
-        assert_eq!(Reader::open(state.path()).unwrap().reactions().unwrap(), [], "{version}, not upgraded");
+        assert_eq!(
+            met_store::reactions(&Reader::open(state.path()).unwrap()).unwrap(),
+            [],
+            "{version}, not upgraded"
+        );
         let mut writer = Writer::open(state.path()).unwrap();
-        writer.put_reactions(&muted, 0).unwrap().unwrap();
-        assert_eq!(writer.reactions().unwrap(), muted, "{version}");
+        met_store::put_reactions(&mut writer, &muted, 0).unwrap().unwrap();
+        assert_eq!(met_store::reactions(&writer).unwrap(), muted, "{version}");
         drop(writer);
-        assert_eq!(Reader::open(state.path()).unwrap().reactions().unwrap(), muted, "{version}");
+        assert_eq!(met_store::reactions(&Reader::open(state.path()).unwrap()).unwrap(), muted, "{version}");
     }
 }
 

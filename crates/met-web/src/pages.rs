@@ -6,6 +6,7 @@
 mod annotation;
 mod assets;
 mod charts;
+mod compare;
 mod job;
 mod job_answers;
 mod job_tables;
@@ -89,6 +90,7 @@ const ROUTES: &[(&str, Maker)] = &[
     ("/nodes", nodes::page),
     ("/nodes/{name}", node::page),
     ("/usage", usage::page),
+    ("/compare", compare::page),
 ];
 
 /// The routes, without the base: a caller that has one nests them below it.

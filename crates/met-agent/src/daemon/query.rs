@@ -104,7 +104,7 @@ impl Query for Service {
     }
 
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
-        Ok(react::seen(viewer, self.recorder.writer.reactions()?))
+        Ok(react::seen(viewer, met_store::reactions(&self.recorder.writer)?))
     }
 
     /// This machine, as a server would list it.

@@ -167,7 +167,7 @@ impl Service {
         let name = users::name_of(peer.uid).unwrap_or_else(|| peer.uid.to_string());
         let actor = Actor { viewer: access.viewer(peer), name, now_ns: clock::realtime_ns() };
         react::react(&mut self.recorder.writer, &actor, known.as_ref(), change)?;
-        Ok(Reply::Reactions(react::seen(&actor.viewer, self.recorder.writer.reactions()?)))
+        Ok(Reply::Reactions(react::seen(&actor.viewer, met_store::reactions(&self.recorder.writer)?)))
     }
 
     fn status(&mut self) -> Result<Status> {

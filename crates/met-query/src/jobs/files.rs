@@ -180,7 +180,7 @@ impl Query for FromFiles {
     }
 
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
-        self.ask(|store| Ok(react::seen(viewer, store.reactions()?)))
+        self.ask(|store| Ok(react::seen(viewer, met_store::reactions(store)?)))
     }
 
     fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {

@@ -298,7 +298,7 @@ impl Api {
                         ReactionTarget::User(_) => None,
                     };
                     react::react(writer, &actor, job.as_ref(), &change)?;
-                    Ok(Reply::Reactions(react::seen(&actor.viewer, writer.reactions()?)))
+                    Ok(Reply::Reactions(react::seen(&actor.viewer, met_store::reactions(writer)?)))
                 })
             }
             _ => Err(cannot_write()),

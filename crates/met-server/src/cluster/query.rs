@@ -104,7 +104,7 @@ impl Query for ClusterView {
     }
 
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
-        Ok(react::seen(viewer, self.ask(|store| store.reactions())?))
+        Ok(react::seen(viewer, self.ask(|store| met_store::reactions(store))?))
     }
 
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {

@@ -2,6 +2,8 @@
 
 use met_core::reaction::{Reaction, ReactionKind};
 
+use met_store::{clear_reactions, put_reactions, reactions};
+
 use super::Place;
 
 fn reaction(rule: &str, kind: ReactionKind, at_ns: i64, until_ns: Option<i64>) -> Reaction {
@@ -21,18 +23,18 @@ pub(super) fn reactions_are_replaced_taken_back_and_forgotten_in_time(place: &Pl
     let mut writer = place.writer();
     let first = reaction("cpu_low", ReactionKind::Muted, 1, None);
     let sent = reaction("cpu_low", ReactionKind::Sent, 1, None);
-    writer.put_reactions(&[first.clone(), sent.clone()], 1).unwrap().unwrap();
-    assert_eq!(writer.reactions().unwrap(), [first, sent.clone()]);
+    put_reactions(&mut writer, &[first.clone(), sent.clone()], 1).unwrap().unwrap();
+    assert_eq!(reactions(&writer).unwrap(), [first, sent.clone()]);
     let again = Reaction { by: "o'neil".to_owned(), ..reaction("cpu_low", ReactionKind::Muted, 5, Some(9)) };
-    writer.put_reactions(std::slice::from_ref(&again), 5).unwrap().unwrap();
-    assert_eq!(writer.reactions().unwrap(), [again.clone(), sent.clone()]);
+    put_reactions(&mut writer, std::slice::from_ref(&again), 5).unwrap().unwrap();
+    assert_eq!(reactions(&writer).unwrap(), [again.clone(), sent.clone()]);
     let (user, lineage, rules) = (again.user.as_str(), again.lineage.as_str(), ["cpu_low".to_owned()]);
-    assert_eq!(writer.clear_reactions("eve", lineage, &rules).unwrap(), 0);
-    assert_eq!(writer.clear_reactions(user, "", &rules).unwrap(), 0);
-    assert_eq!(writer.clear_reactions(user, lineage, &rules).unwrap(), 1);
-    assert_eq!(writer.reactions().unwrap(), std::slice::from_ref(&sent));
-    writer.put_reactions(&[again], 5).unwrap().unwrap();
+    assert_eq!(clear_reactions(&mut writer, "eve", lineage, &rules).unwrap(), 0);
+    assert_eq!(clear_reactions(&mut writer, user, "", &rules).unwrap(), 0);
+    assert_eq!(clear_reactions(&mut writer, user, lineage, &rules).unwrap(), 1);
+    assert_eq!(reactions(&writer).unwrap(), std::slice::from_ref(&sent));
+    put_reactions(&mut writer, &[again], 5).unwrap().unwrap();
     let other = reaction("memory_excess", ReactionKind::Acknowledged, 10, None);
-    writer.put_reactions(std::slice::from_ref(&other), 10).unwrap().unwrap();
-    assert_eq!(writer.reactions().unwrap(), [sent, other], "one was muted for a time that is over");
+    put_reactions(&mut writer, std::slice::from_ref(&other), 10).unwrap().unwrap();
+    assert_eq!(reactions(&writer).unwrap(), [sent, other], "one was muted for a time that is over");
 }

@@ -11,7 +11,7 @@ use utoipa::openapi::{ObjectBuilder, Schema, Type};
 use super::parameters::{self, COLUMNS, FORMAT, Kind, POINTS, Parameter, SINCE, UNTIL, parameter};
 use super::row::row;
 use super::schemas::{list, of, optional, time, with_keys};
-use super::{Asked, Visible, document, nodes, people, schemas, series, usage};
+use super::{Asked, Visible, compare, document, nodes, people, schemas, series, usage};
 use crate::problem::Problem;
 
 /// One endpoint: all that the router, the OpenAPI document and the tests know of it.
@@ -97,6 +97,14 @@ pub const ENDPOINTS: &[Endpoint] = &[
         action: Action::Answer(processes),
         table: Table::Rows("processes", || places(&PROCESS)),
         schema: processes_schema,
+    },
+    Endpoint {
+        path: "/api/v1/jobs/{job}/compare",
+        help: "a job beside other jobs or its earlier runs",
+        parameters: &[compare::WITH],
+        action: Action::Answer(compare::compare),
+        table: Table::None,
+        schema: compare::schema,
     },
     Endpoint {
         path: "/api/v1/nodes",

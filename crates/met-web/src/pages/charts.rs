@@ -276,6 +276,25 @@ pub fn cards<E>(
     Ok(charts.into_iter().map(busiest).filter(|chart| !chart.lines.is_empty()).collect())
 }
 
+/// One figure of several jobs, each over its own time; `None` where nothing is known or happened.
+pub fn side_by_side<'a>(
+    id: &str,
+    title: &str,
+    unit: Unit,
+    index: usize,
+    lines: impl Iterator<Item = (String, &'a Course, Span, i64)>,
+) -> Option<Chart> {
+    let mut chart = Chart::new(id, title, "by job", unit);
+    for (label, course, span, gap_ms) in lines {
+        chart.add(&label, bins(course, index, span, gap_ms));
+    }
+    // One line has no legend.
+    if let [line] = chart.lines.as_slice() {
+        chart.title = format!("{title}, {}", line.label);
+    }
+    Some(chart).filter(Chart::did_something)
+}
+
 /// How often an event happened in a job, if it did.
 pub fn event(index: usize, name: &str, course: &Course, span: Span, gap_ms: i64) -> Option<Chart> {
     let chart = Chart::new(&format!("event-{index}"), name, "of the job", Unit::PerSecond);

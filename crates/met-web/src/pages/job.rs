@@ -18,6 +18,7 @@ use super::job_answers::{self, Sampled};
 use super::layout::{self, Site, Tab, amount};
 use super::{Asked, Made, annotation, job_tables, plot};
 use crate::api::Visible;
+use crate::api::compare::earlier;
 use crate::problem::Problem;
 use crate::samples;
 
@@ -164,7 +165,7 @@ fn shown<'a>(
     let failed = |error: anyhow::Error| Problem::failed(&error);
     let all = Window::default().read_ms(0);
     let mut sampled = Sampled::read(record, |table, part| series(table, part, all)).map_err(failed)?;
-    let earlier = job_answers::earlier(visible, record)?;
+    let earlier = earlier(visible, record)?;
     let answers = sampled.answers(record, &earlier, machine, now_ns);
     let window_ms = window.read_ms(now_ns / 1_000_000);
     let mut drawn = |table: &'static Table, part: &str| match sampled.take(table, part) {
@@ -270,6 +271,7 @@ fn head(site: &Site, record: &Record, report: &Report) -> Markup {
             }
             @if !site.is_file {
                 ul.actions {
+                    li { a href=(site.to(&format!("compare?{}", layout::search([("jobs", record.label().as_str())])))) { "Compare" } }
                     li { a href={ (here) "/job.html" } download { "HTML file" } }
                     li { a href=(site.to(&format!("api/v1/jobs/{}", layout::percent_encoded(&record.label())))) { "JSON" } }
                     li {

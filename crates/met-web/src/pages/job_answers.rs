@@ -13,11 +13,8 @@ use met_insight::lineage;
 use met_insight::report::Machine;
 use met_insight::resample;
 use met_insight::rules::Rules;
-use met_query::jobs::JobsFilter;
 
 use super::job::SAMPLED_EVERY;
-use crate::api::Visible;
-use crate::problem::Problem;
 
 /// GPUs whose samples are read.
 pub(super) const GPUS_MAX: usize = 16;
@@ -64,14 +61,6 @@ impl Sampled {
             self.gpus.iter_mut().find(|(uuid, _)| uuid == part && std::ptr::eq(table, &card::TABLE))?;
         Some(std::mem::replace(&mut known.1, Course::new(table)))
     }
-}
-
-/// Earlier runs of a job's lineage, of those that the viewer sees.
-pub(super) fn earlier(visible: &Visible<'_>, record: &Record) -> Result<Vec<Record>, Problem> {
-    let Some(filter) = JobsFilter::perhaps_of_lineage(record, record.start_ns) else { return Ok(Vec::new()) };
-    let (page, _) = visible.jobs(&JobsFilter { paged: true, ..filter })?;
-    let of = lineage::lineage(record);
-    Ok(page.jobs.into_iter().filter(|job| lineage::lineage(job) == of).collect())
 }
 
 pub(super) fn verdict(answers: &Answers) -> Markup {

@@ -88,9 +88,25 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
             }
             (pager(site, asked, page.jobs.len(), next.as_deref()))
         }
+        (compare_form(site))
     };
     let every_s = (live || asked.get("after").is_none()).then_some(EVERY_S);
     Ok(Made::Page(layout::page(site, Some(Tab::Jobs), "Jobs", every_s, &content)))
+}
+
+/// Beside the list, not in it: the list is fetched again, and would lose what was chosen.
+fn compare_form(site: &Site) -> Markup {
+    html! {
+        form.filter method="get" action=(site.to("compare")) {
+            div.fields {
+                div.field {
+                    label for="c-jobs" { "Compare jobs" }
+                    input id="c-jobs" type="text" name="jobs" placeholder="12, 15" autocomplete="off" spellcheck="false" autocapitalize="none";
+                }
+                button type="submit" { "Compare" }
+            }
+        }
+    }
 }
 
 /// The form stays, with what was typed, and says what is wrong with it.

@@ -16,13 +16,22 @@ const COLOURS: usize = 8;
 /// A chart with its title, a summary in words, and the axes as text beside the drawing: text in a drawing would be
 /// stretched with it.
 pub fn figure(chart: &Chart, span: Span, zone: &TimeZone) -> Markup {
-    let (top, summary) = (chart.top(), summary(chart));
     let label = |time_ms: i64| units::time_short(time_ms * 1_000_000, span.end_ms * 1_000_000, zone);
     let middle = label(span.begin_ms + (span.end_ms - span.begin_ms) / 2);
-    let (from, to) = (label(span.begin_ms), label(span.end_ms));
+    labelled(chart, [label(span.begin_ms), middle, label(span.end_ms)], true)
+}
+
+/// A chart of several jobs, each from its own start. The script has no such axis and leaves it as it is.
+pub fn figure_since_start(chart: &Chart, span_ms: i64) -> Markup {
+    let labels = [0, span_ms / 2, span_ms].map(super::compare::since_start);
+    labelled(chart, labels, false)
+}
+
+fn labelled(chart: &Chart, [from, middle, to]: [String; 3], is_scripted: bool) -> Markup {
+    let (top, summary) = (chart.top(), summary(chart));
     let spoken = format!("{} {} from {from} to {to}: {summary}", escape(&chart.title), chart.scope);
     html! {
-        figure.chart id={ "chart-" (chart.id) } data-chart=(chart.id) {
+        figure.chart id={ "chart-" (chart.id) } data-chart=[is_scripted.then_some(&chart.id)] {
             figcaption {
                 strong { (escape(&chart.title)) } " " span.dim { (chart.scope) }
                 " " span.sum { (summary) }

@@ -7,6 +7,7 @@ use met_agent::sampler;
 use met_core::JOB;
 use met_core::job::Record;
 use met_insight::answers::{compared, difference_object};
+use met_insight::comparison::{self, EARLIER, JOBS_MAX};
 use serde_json::json;
 
 use super::{answering, export};
@@ -16,10 +17,6 @@ use crate::view::compare::{self, Compared};
 use met_config::Failure;
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
-
-const JOBS_MAX: usize = 8;
-/// One job alone is compared with so many of its earlier runs.
-const EARLIER: usize = 3;
 
 pub fn compare(setting: &Setting, args: &CompareArgs) -> Result<i32> {
     if args.jobs.len() > JOBS_MAX {
@@ -50,7 +47,8 @@ pub fn compare(setting: &Setting, args: &CompareArgs) -> Result<i32> {
         let objects: Vec<_> =
             records.iter().map(|record| met_insight::json::object(record, now_ns)).collect();
         let differences: Vec<_> = differences.iter().map(difference_object).collect();
-        writeln!(stdout, "{}", json!({ "jobs": objects, "differences": differences }))?;
+        let figures = comparison::object(&comparison::rows(records.iter(), now_ns));
+        writeln!(stdout, "{}", json!({ "jobs": objects, "figures": figures, "differences": differences }))?;
         return Ok(0);
     }
     let mut compared = Vec::new();

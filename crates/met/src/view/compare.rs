@@ -3,8 +3,8 @@
 use met_core::job::Record;
 use met_core::job_table as column;
 use met_core::series::Course;
+use met_insight::comparison::{self, total};
 use met_insight::resample::{self, Bin};
-use met_insight::{average, gpu};
 
 use super::plot::{self, Panel};
 use super::{Paint, Style, text};
@@ -18,26 +18,8 @@ pub struct Compared {
 
 const LABEL_COLUMNS: usize = 16;
 
-type Figure = fn(&Record, i64) -> Option<f64>;
-
-fn total(record: &Record, index: usize) -> Option<f64> {
-    Some(met_core::JOB.columns[index].scaled(record.totals.get(index)?))
-}
-
 /// A figure in its unit.
 type Words = fn(f64) -> String;
-
-const ROWS: [(&str, Figure, Words); 9] = [
-    ("duration", |record, now_ns| Some(average::wall_ns(record, now_ns)? as f64 / 1e9), units::duration),
-    ("CPU time", |record, _| total(record, column::CPU), units::duration),
-    ("cores", average::cores, units::cores),
-    ("memory needed", |record, _| total(record, column::MEMORY_NEEDED_PEAK), units::bytes),
-    ("read", |record, _| total(record, column::READ), units::bytes),
-    ("written", |record, _| total(record, column::WRITTEN), units::bytes),
-    ("GPU use", |record, _| gpu::ratio(record), units::percent),
-    ("energy", |record, _| total(record, column::ENERGY), units::watt_hours),
-    ("emissions", |record, _| total(record, column::EMISSIONS), units::grams),
-];
 
 pub fn render(jobs: &[Compared], now_ns: i64, style: &Style) -> String {
     let mut lines = table(jobs, now_ns, style);
@@ -55,20 +37,13 @@ fn table(jobs: &[Compared], now_ns: i64, style: &Style) -> Vec<String> {
     let mut rows: Vec<Vec<String>> = Vec::new();
     let head = jobs.iter().map(|job| format!("Job {}", text::escape(&job.record.label())));
     rows.push([String::new()].into_iter().chain(head).collect());
-    for (label, figure, unit) in ROWS {
-        let values: Vec<Option<f64>> = jobs.iter().map(|job| figure(&job.record, now_ns)).collect();
-        if values.iter().all(Option::is_none) {
-            continue;
-        }
-        let first = values[0].filter(|&first| first > 0.0);
-        let cell = |(index, value): (usize, &Option<f64>)| {
-            let Some(value) = *value else { return "-".to_owned() };
-            match first.filter(|_| index > 0) {
-                Some(first) => format!("{} {:.2}×", unit(value), value / first),
-                None => unit(value),
-            }
+    for row in comparison::rows(jobs.iter().map(|job| &job.record), now_ns) {
+        let cell = |index: usize| match row.words(index) {
+            None => "-".to_owned(),
+            Some((value, Some(ratio))) => format!("{value} {ratio:.2}×"),
+            Some((value, None)) => value,
         };
-        rows.push([label.to_owned()].into_iter().chain(values.iter().enumerate().map(cell)).collect());
+        rows.push([row.label.to_owned()].into_iter().chain((0..jobs.len()).map(cell)).collect());
     }
     let width = |index: usize| rows.iter().map(|row| text::width(&row[index])).max().unwrap_or(0);
     let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
