@@ -396,9 +396,9 @@ fn a_secret_that_is_empty_or_readable_by_others_is_refused() {
 #[test]
 fn every_page_finds_out_by_itself_who_asks() {
     for path in crate::pages::paths() {
-        let is_below = |own: &&str| path == *own || (own.len() > 1 && path.starts_with(&format!("{own}/")));
+        let is_below = |own: &str| path == own || (own.len() > 1 && path.starts_with(&format!("{own}/")));
         assert!(
-            OWN_CHECKS.iter().any(|own| is_below(&own)),
+            OWN_CHECKS.iter().any(|own| is_below(own)),
             "{path} asks a browser for a password of the listener"
         );
     }
