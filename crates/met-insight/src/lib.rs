@@ -16,6 +16,7 @@ pub mod handled;
 pub mod job_columns;
 pub mod json;
 pub mod lineage;
+pub mod messages;
 #[cfg(test)]
 mod month_tests;
 pub mod neighbours;

@@ -12,8 +12,7 @@ use met_core::reaction::{ReactionChange, ReactionStep, ReactionTarget};
 use met_core::{text, units};
 use met_insight::answers::Answers;
 use met_insight::handled::Handled;
-use met_insight::{average, finding, json};
-use serde_json::{Value, json};
+use met_insight::messages::{self, Message};
 
 use super::answering::{self, Known};
 use super::{Machines, export};
@@ -51,7 +50,7 @@ pub fn notify(setting: &Setting, args: &NotifyArgs) -> Result<i32> {
     if !args.when.iter().any(is_wanted) {
         return Ok(0);
     }
-    let message = message(&record, answers.as_ref());
+    let message = messages::of_job(&record, answers.as_ref(), jobs::now_ns());
     let outcomes = outcomes(setting, &message);
     let is_sent = outcomes.iter().any(|(_, outcome)| outcome.is_ok());
     let rules = answers.iter().flat_map(|answers| &answers.findings).map(|found| found.rule.clone());
@@ -90,33 +89,6 @@ fn leave_out_handled(all: &mut AllJobs, answers: &mut Answers) {
     answers
         .findings
         .retain(|found| handled.hides(found, now_ns).is_none() && !handled.is_sent(found, now_ns));
-}
-
-pub(super) struct Message {
-    pub title: String,
-    pub body: String,
-    pub object: Value,
-}
-
-fn message(record: &Record, answers: Option<&Answers>) -> Message {
-    let now_ns = jobs::now_ns();
-    let state = record.state.name().replace('_', " ");
-    let title = format!("Job {} {} {state}", text::escape(&record.label()), text::escape(&record.name));
-    let wall = average::wall_ns(record, now_ns).map(|wall_ns| units::duration(wall_ns as f64 / 1e9));
-    let verdict = answers.map(|answers| answers.verdict.clone());
-    let findings = answers.map(|answers| answers.findings.as_slice()).unwrap_or_default();
-    let mut body = verdict.or(wall.map(|wall| format!("after {wall}"))).unwrap_or_default();
-    for found in findings {
-        body += &format!("\n{}: {}", found.what, found.how);
-    }
-    let object = json!({
-        "event": "job_ended",
-        "title": title,
-        "text": body,
-        "job": json::object(record, now_ns),
-        "findings": findings.iter().map(finding::object).collect::<Vec<_>>(),
-    });
-    Message { title, body, object }
 }
 
 /// What became of each way to notify.
