@@ -11,7 +11,7 @@ use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, Totals};
 use crate::job_processes;
 use crate::managers::spans_nodes;
 use crate::series::{Course, SPARSE_MS};
-use crate::{Across, JOB, Kind, MISSING};
+use crate::{Across, Column, JOB, Kind, MISSING};
 use thinned::Thinned;
 
 /// Nodes begin the same run of a job this close to each other; a run after a requeue begins later.
@@ -149,7 +149,8 @@ fn parts(node: &str, record: &Record) -> Vec<Part> {
 
 /// The course of a job from those of its nodes: at every time that one of them has, what they had together.
 ///
-/// What a counter showed last it still shows; a level holds until its node's next sample, for `gap_ms` at most.
+/// What a counter showed last it still shows; a level holds until its node's next sample, for `gap_ms` at most. What a
+/// node had counted before its first sample is no growth of the job at that time: it counts from the beginning.
 pub fn together(courses: &[Course], gap_ms: i64) -> Course {
     let Some(first) = courses.first() else { return Course::new(&JOB) };
     if courses.len() == 1 {
@@ -163,14 +164,16 @@ pub fn together(courses: &[Course], gap_ms: i64) -> Course {
     for (column, definition) in first.table.columns.iter().enumerate() {
         let mut held: Vec<(Held, Option<Thinned<'_>>)> = courses
             .iter()
-            .map(|course| (Held::default(), are_thinned.then(|| Thinned::new(course, column, gap_ms))))
+            .map(|course| {
+                (Held::new(course, column), are_thinned.then(|| Thinned::new(course, column, gap_ms)))
+            })
             .collect();
         let cells = times.iter().map(|&time_ms| {
             let mut known = Vec::new();
             for (course, (held, thinned)) in courses.iter().zip(&mut held) {
                 held.advance(course, column, time_ms);
                 let between = thinned.as_mut().and_then(|thinned| thinned.value(time_ms));
-                known.extend(between.or_else(|| held.value(time_ms, definition.kind, gap_ms)));
+                known.extend(between.or_else(|| held.value(time_ms, definition, gap_ms)));
             }
             combined(definition.across, &known)
         });
@@ -184,15 +187,21 @@ pub fn together(courses: &[Course], gap_ms: i64) -> Course {
 }
 
 /// What one node last showed.
-#[derive(Default)]
 struct Held {
     next: usize,
+    /// Its first value of all.
+    first: Option<i64>,
     /// Its last sample, whatever that has.
     seen_ms: i64,
     last: Option<(i64, i64)>,
 }
 
 impl Held {
+    fn new(course: &Course, column: usize) -> Held {
+        let first = course.columns[column].iter().copied().find(|&cell| cell != MISSING);
+        Held { next: 0, first, seen_ms: 0, last: None }
+    }
+
     fn advance(&mut self, course: &Course, column: usize, time_ms: i64) {
         while course.times_ms.get(self.next).is_some_and(|&at_ms| at_ms <= time_ms) {
             let cell = course.columns[column][self.next];
@@ -204,11 +213,14 @@ impl Held {
         }
     }
 
-    fn value(&self, time_ms: i64, kind: Kind, gap_ms: i64) -> Option<i64> {
-        let (at_ms, cell) = self.last?;
+    fn value(&self, time_ms: i64, column: &Column, gap_ms: i64) -> Option<i64> {
+        let Some((at_ms, cell)) = self.last else {
+            let is_summed = column.kind == Kind::Counter && column.across != Across::Max;
+            return self.first.filter(|_| is_summed);
+        };
         // Not every sample has every column.
         let is_level = time_ms - self.seen_ms <= gap_ms && time_ms - at_ms <= gap_ms.max(SPARSE_MS);
-        (kind == Kind::Counter || is_level).then_some(cell)
+        (column.kind == Kind::Counter || is_level).then_some(cell)
     }
 }
 

@@ -130,12 +130,21 @@ fn course(samples: &[(i64, i64, i64)]) -> Course {
 }
 
 #[test]
+fn what_a_node_had_counted_before_its_first_sample_is_no_growth_at_that_time() {
+    let early = course(&[(0, 100, 1), (1000, 101, 1), (2000, 102, 1)]);
+    let late = course(&[(1500, 90_000, 1), (2500, 90_001, 1)]);
+    let both = together(&[early, late], 2000);
+    assert_eq!(both.times_ms, [0, 1000, 1500, 2000, 2500]);
+    assert_eq!(both.columns[CPU], [90_100, 90_101, 90_101, 90_102, 90_103]);
+}
+
+#[test]
 fn courses_add_up_and_a_node_that_is_done_keeps_what_it_used() {
     let short = course(&[(0, 0, 10), (1000, 5, 10)]);
     let long = course(&[(500, 1, 100), (9000, 2, 100)]);
     let both = together(&[short, long], 2000);
     assert_eq!(both.times_ms, [0, 500, 1000, 9000]);
-    assert_eq!(both.columns[CPU], [0, 1, 6, 7]);
+    assert_eq!(both.columns[CPU], [1, 1, 6, 7]);
     assert_eq!(both.columns[MEMORY_NEEDED], [10, 110, 110, 100], "its memory is free again");
 }
 
