@@ -6,7 +6,7 @@ use met_core::job::Record;
 use met_core::series::{Course, SPARSE_MS};
 use met_core::text::{command_line, escape};
 use met_core::{JOB, Table, event, gpu, units};
-use met_insight::answers::Answers;
+use met_insight::answers::{Answers, GPUS_MAX, Known};
 use met_insight::report::{
     self, Detail, Fact, FactValue, Heading, Machine, Meter, Report, Section, ShareLine, words,
 };
@@ -14,7 +14,7 @@ use met_insight::resample;
 use met_query::jobs::Meant;
 
 use super::charts::{self, Chart, Span};
-use super::job_answers::{self, Sampled};
+use super::job_answers;
 use super::layout::{self, Site, Tab, amount};
 use super::{Asked, Made, annotation, job_tables, plot};
 use crate::api::Visible;
@@ -150,7 +150,7 @@ fn shown<'a>(
     let key = &record.key;
     let series = |table: &'static Table, part: &str, window_ms: (i64, i64)| {
         // All GPUs together are held.
-        let of_cards = SAMPLES_KEPT / record.gpus.len().clamp(1, job_answers::GPUS_MAX);
+        let of_cards = SAMPLES_KEPT / record.gpus.len().clamp(1, GPUS_MAX);
         let kept = if table.name == gpu::card::TABLE.name { of_cards } else { SAMPLES_KEPT };
         samples::whole(table, window_ms, kept, |after_ms| match table.name {
             name if name == JOB.name && part.is_empty() => {
@@ -164,11 +164,12 @@ fn shown<'a>(
     };
     let failed = |error: anyhow::Error| Problem::failed(&error);
     let all = Window::default().read_ms(0);
-    let mut sampled = Sampled::read(record, |table, part| series(table, part, all)).map_err(failed)?;
+    let mut known = Known::read(SAMPLED_EVERY, record, machine, &mut |table, part| series(table, part, all))
+        .map_err(failed)?;
     let earlier = earlier(visible, record)?;
-    let answers = sampled.answers(record, &earlier, machine, now_ns);
+    let answers = known.answers(record, &earlier, now_ns);
     let window_ms = window.read_ms(now_ns / 1_000_000);
-    let mut drawn = |table: &'static Table, part: &str| match sampled.take(table, part) {
+    let mut drawn = |table: &'static Table, part: &str| match known.take(table, part) {
         Some(course) if !window.is_zoomed() => Ok(course),
         _ => series(table, part, window_ms),
     };
@@ -193,7 +194,7 @@ fn charts_between(
     if let Ok(Some(by_node)) = by_node {
         drawn.insert(drawn.len().min(1), by_node);
     }
-    let gpus = &record.gpus[..record.gpus.len().min(job_answers::GPUS_MAX)];
+    let gpus = &record.gpus[..record.gpus.len().min(GPUS_MAX)];
     drawn.extend(charts::cards(gpus, span, gap_ms, |gpu| series(&gpu::card::TABLE, &gpu.uuid))?);
     for (index, of) in record.events.iter().take(EVENTS_MAX).enumerate() {
         // An older daemon has no such series.

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::io::Write;
 use std::path::Path;
 
-use super::answering::Known;
 use super::{Machines, export, list, messages};
 use crate::cli::{CheckArgs, FilterArgs};
 use crate::output;
@@ -14,6 +13,7 @@ use met_config::Failure;
 use met_core::job::{LOCAL, Record, State};
 use met_core::reaction::Reaction;
 use met_core::{job_table, managers};
+use met_insight::answers::Known;
 use met_insight::answers::{FollowUp, follow_ups};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
@@ -127,9 +127,12 @@ fn of_jobs(
             continue;
         }
         let earlier = lineages.before(index, EARLIER);
-        let known = Known::read(setting, record, machines.of_job(record), &mut |table, part| {
-            export::series(all, record, table, part)
-        })?;
+        let known = Known::read(
+            setting.config.sampling.shortest(),
+            record,
+            machines.of_job(record),
+            &mut |table, part| export::series(all, record, table, part),
+        )?;
         let known = known.beside(&neighbours, record, now_ns);
         known.with_job(record, &earlier, now_ns, |job| {
             findings.extend(rules::findings(rules, job));

@@ -7,12 +7,13 @@ use met_insight::lineage::lineage;
 use met_insight::rules::{self, Scope};
 use serde_json::json;
 
-use super::answering::{self, Known};
+use super::answering;
 use super::export;
 use crate::cli::ExplainArgs;
 use crate::output;
 use crate::view;
 use met_config::Failure;
+use met_insight::answers::Known;
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
@@ -30,7 +31,7 @@ pub fn explain(setting: &Setting, args: &ExplainArgs) -> Result<i32> {
     let earlier = answering::earlier(&mut all, &record)?;
     let earlier: Vec<_> = earlier.iter().collect();
     let machine = super::machine(setting, &record);
-    let known = Known::read(setting, &record, machine, &mut |table, part| {
+    let known = Known::read(setting.config.sampling.shortest(), &record, machine, &mut |table, part| {
         export::series(&mut all, &record, table, part)
     })?;
     let now_ns = jobs::now_ns();

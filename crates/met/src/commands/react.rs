@@ -9,12 +9,13 @@ use met_insight::lineage::lineage;
 use met_insight::rules::{self, Rules};
 use serde_json::json;
 
-use super::answering::{self, Known};
+use super::answering;
 use super::{check, export};
 use crate::cli::{MuteArgs, ReactArgs};
 use crate::output;
 use crate::view;
 use met_config::Failure;
+use met_insight::answers::Known;
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
@@ -118,8 +119,9 @@ fn found(setting: &Setting, all: &mut AllJobs, record: &Record, rules: &Rules) -
     let earlier = answering::earlier(all, record)?;
     let earlier: Vec<&Record> = earlier.iter().collect();
     let machine = super::machine(setting, record);
-    let known =
-        Known::read(setting, record, machine, &mut |table, part| export::series(all, record, table, part))?;
+    let known = Known::read(setting.config.sampling.shortest(), record, machine, &mut |table, part| {
+        export::series(all, record, table, part)
+    })?;
     let found = known.with_job(record, &earlier, jobs::now_ns(), |job| rules::findings(rules, job));
     Ok(found.into_iter().map(|finding| finding.rule).collect())
 }

@@ -7,12 +7,13 @@ use met_core::job::{Record, State};
 use met_core::units;
 use met_insight::scale::{self, Bounds, Plan, Power, Run, System};
 
-use super::answering::{self, Known};
+use super::answering;
 use super::{Machines, export};
 use crate::cli::ScaleArgs;
 use crate::output;
 use crate::view;
 use met_config::Failure;
+use met_insight::answers::Known;
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
@@ -41,7 +42,7 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
         let machine = machines.of_job(record);
         // Only the newest is looked at more closely: bounds are of one run.
         let is_first = index == 0;
-        let known = Known::read(setting, record, machine, &mut |table, part| {
+        let known = Known::read(setting.config.sampling.shortest(), record, machine, &mut |table, part| {
             let wanted = is_first && part.is_empty();
             if wanted {
                 export::series(&mut all, record, table, part)

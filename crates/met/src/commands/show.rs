@@ -10,7 +10,7 @@ use met_core::{Table, event};
 use met_insight::answers;
 use met_insight::report::Machine;
 
-use super::answering::{self, Known};
+use super::answering;
 use super::{export, import};
 use crate::cli::ShowArgs;
 use crate::managers;
@@ -18,6 +18,7 @@ use crate::output;
 use crate::view::{self, text};
 use met_agent::sampler;
 use met_config::Failure;
+use met_insight::answers::Known;
 use met_jobs::processes;
 use met_query::jobs::{self, AllJobs, Meant};
 use met_query::setting::Setting;
@@ -82,7 +83,7 @@ fn print(
 ) -> Result<i32> {
     // Samples and earlier runs are the whole job's, and say nothing of a step.
     let known = match whole {
-        true => Some(Known::read(setting, record, *machine, series)?),
+        true => Some(Known::read(setting.config.sampling.shortest(), record, *machine, series)?),
         false => None,
     };
     let answers = known.as_ref().map(|known| known.answers(record, earlier, *now_ns));

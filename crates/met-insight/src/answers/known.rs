@@ -1,0 +1,94 @@
+//! What answers about a job are made of, read together: its samples and those of its GPUs.
+
+use std::time::Duration;
+
+use met_core::gpu::card;
+use met_core::job::Record;
+use met_core::series::Course;
+use met_core::{JOB, Table};
+
+use super::{Answers, Job, Samples, answers};
+use crate::neighbours::Neighbours;
+use crate::report::Machine;
+use crate::rules::Rules;
+use crate::{gpu, lineage, resample};
+
+/// GPUs whose samples are read.
+pub const GPUS_MAX: usize = 16;
+
+pub struct Known {
+    pub course: Course,
+    pub gpus: Vec<(String, Course)>,
+    gap_ms: i64,
+    machine: Machine,
+    /// GPUs of its machine, and the pressure that others felt there.
+    beside: (Option<u32>, Option<f64>),
+}
+
+impl Known {
+    /// Reads the samples; `series` gives those of a table and part. A job is sampled at most at this interval.
+    pub fn read<E>(
+        interval: Duration,
+        record: &Record,
+        machine: Machine,
+        series: &mut dyn FnMut(&'static Table, &str) -> Result<Course, E>,
+    ) -> Result<Known, E> {
+        let course = series(&JOB, "")?;
+        let mut gpus = Vec::new();
+        for gpu in record.gpus.iter().take(GPUS_MAX) {
+            gpus.push((gpu.uuid.clone(), series(&card::TABLE, &gpu.uuid)?));
+        }
+        let gap_ms = resample::gap_ms_of(&course, interval);
+        Ok(Known { course, gpus, gap_ms, machine, beside: (None, None) })
+    }
+
+    pub fn beside(self, neighbours: &Neighbours<'_>, record: &Record, now_ns: i64) -> Known {
+        // Who has a GPU itself is no matter for the others' sake.
+        let node_gpus = neighbours.gpus(record).filter(|_| gpu::count(record) == 0);
+        let pressure = node_gpus.and_then(|_| neighbours.pressure(record, now_ns));
+        Known { beside: (node_gpus, pressure), ..self }
+    }
+
+    /// The samples of a table and part, if they were read.
+    pub fn series(&self, table: &'static Table, part: &str) -> Option<&Course> {
+        match table.name {
+            name if name == JOB.name && part.is_empty() => Some(&self.course),
+            name if name == card::TABLE.name => {
+                self.gpus.iter().find(|(uuid, _)| uuid == part).map(|(_, course)| course)
+            }
+            _ => None,
+        }
+    }
+
+    /// The same to keep; each can be had once.
+    pub fn take(&mut self, table: &'static Table, part: &str) -> Option<Course> {
+        let known = match table.name {
+            name if name == JOB.name && part.is_empty() => &mut self.course,
+            name if name == card::TABLE.name => {
+                self.gpus.iter_mut().find(|(uuid, _)| uuid == part).map(|(_, course)| course)?
+            }
+            _ => return None,
+        };
+        Some(std::mem::replace(known, Course::new(table)))
+    }
+
+    /// Calls `with` with the job and all that is known around it. Earlier runs are of its lineage, newest first.
+    pub fn with_job<T>(
+        &self,
+        record: &Record,
+        earlier: &[&Record],
+        now_ns: i64,
+        with: impl FnOnce(&Job<'_>) -> T,
+    ) -> T {
+        let samples = Samples { course: &self.course, gap_ms: self.gap_ms, gpus: &self.gpus };
+        let (node_gpus, pressure) = self.beside;
+        let job = Job::new(record, self.machine, now_ns).after(earlier).beside(node_gpus, pressure);
+        with(&job.sampled(samples))
+    }
+
+    /// Earlier runs may be of other lineages.
+    pub fn answers(&self, record: &Record, earlier: &[Record], now_ns: i64) -> Answers {
+        let earlier = lineage::earlier(record, earlier);
+        self.with_job(record, &earlier, now_ns, |job| answers(job, Rules::built_in()))
+    }
+}
