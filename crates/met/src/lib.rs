@@ -103,10 +103,8 @@ fn run(cli: Cli, standby: Option<Standby>) -> Result<i32> {
         Some(Command::Note(args)) => commands::annotate::note(&asking()?, &args),
         Some(Command::Daemon(args)) => commands::daemon::daemon(&setting()?, &args),
         Some(Command::Server(args)) => commands::server::server(&setting()?, &args),
-        Some(Command::ColmetCollector(args)) => {
-            commands::colmet::collector(&setting()?, &args, cli.verbose > 0)
-        }
-        Some(Command::ColmetNode(args)) => commands::colmet::node(setting()?, &args, cli.verbose > 0),
+        Some(Command::ColmetCollector(args)) => commands::colmet::collector(&setting()?, &args, cli.verbose),
+        Some(Command::ColmetNode(args)) => commands::colmet::node(setting()?, &args, cli.verbose),
         Some(Command::Token) => commands::token::token(&setting()?),
         Some(Command::Nodes(args)) => commands::nodes::nodes(&asking()?, &args),
         Some(Command::Configure(args)) => commands::configure::configure(&setting()?, &args),

@@ -87,7 +87,7 @@ impl LiveMessages {
                 let addresses: Vec<_> = authority.to_socket_addrs().context("unknown address")?.collect();
                 if addresses.iter().any(|address| !address.ip().is_loopback()) {
                     tracing::warn!(
-                        "colmet.configure: everybody who reaches {authority} can change period and events"
+                        "colmet.configure: any client that reaches {authority} can change period and events"
                     );
                 }
                 Pull::bind(&addresses, MESSAGE_BYTES_MAX)?

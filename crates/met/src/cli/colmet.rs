@@ -76,7 +76,7 @@ pub struct ColmetNodeArgs {
     /// Where the collector listens
     #[arg(long, value_name = "URI", default_value = "tcp://127.0.0.1:5556")]
     pub zeromq_uri: String,
-    /// Take period and events of Colmet's variant in Rust here: ipc://PATH, or tcp://HOST:PORT for everybody who reaches it
+    /// Take period and events of Colmet's variant in Rust here: ipc://PATH, or tcp://HOST:PORT for any client that reaches it
     #[arg(long, value_name = "URI")]
     pub configure_uri: Option<String>,
     /// Messages that wait while there is no collector

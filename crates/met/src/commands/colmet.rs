@@ -18,7 +18,7 @@ use met_sinks::{Configured, SINKS};
 use crate::cli::{ColmetCollectorArgs, ColmetNodeArgs};
 
 /// `verbose`: it logs what it takes, each period.
-pub fn collector(setting: &Setting, args: &ColmetCollectorArgs, verbose: bool) -> Result<i32> {
+pub fn collector(setting: &Setting, args: &ColmetCollectorArgs, verbose: u8) -> Result<i32> {
     let sinks = sinks(args)?;
     let uri = &args.zeromq_bind_uri;
     let wrong =
@@ -39,7 +39,7 @@ pub fn collector(setting: &Setting, args: &ColmetCollectorArgs, verbose: bool) -
         }
         is_over
     };
-    let round = verbose.then(|| period(args));
+    let round = (verbose > 0).then(|| period(args));
     let state = setting.user.state.join("colmet-collector");
     let collected = collector::collect(&listen, &sinks, &state, round, is_over);
     collected.map_err(|error| Failure::usage(format!("{error:#}")))?;
@@ -54,7 +54,7 @@ fn period(args: &ColmetCollectorArgs) -> Duration {
 }
 
 /// A daemon whose sink is a collector of Colmet. `verbose`: it prints its records.
-pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: bool) -> Result<i32> {
+pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: u8) -> Result<i32> {
     let period = Duration::try_from_secs_f64(args.sample_period).ok();
     let is_period =
         |period: &Duration| (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(period);
@@ -94,7 +94,7 @@ pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: bool) -> Resul
     setting.config.sampling.interval = Some(period);
     setting.config.colmet.configure.clone_from(&args.configure_uri);
     setting.config.sinks.retain(|other| other.spec.name != "colmet");
-    if verbose {
+    if verbose > 0 {
         let mut printed = self::sink("stdout", &[("format", vec!["colmet".to_owned()])])?;
         for option in ["period", "backends", "events"] {
             printed.options.set(option, sink.options.list(option).unwrap_or_default().to_vec());
