@@ -5,6 +5,7 @@ mod files;
 mod filter;
 mod housekeeping;
 mod leftovers;
+mod lineage_runs;
 mod liveness;
 mod own;
 mod reference;

@@ -13,7 +13,6 @@ use met_config::Failure;
 use met_core::job::{LOCAL, Record, State};
 use met_core::reaction::Reaction;
 use met_core::{job_table, managers};
-use met_insight::answers::Known;
 use met_insight::answers::{FollowUp, follow_ups};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
@@ -127,12 +126,7 @@ fn of_jobs(
             continue;
         }
         let earlier = lineages.before(index, EARLIER);
-        let known = Known::read(
-            setting.config.sampling.shortest(),
-            record,
-            machines.of_job(record),
-            &mut |table, part| export::series(all, record, table, part),
-        )?;
+        let known = export::known(setting, all, record, machines.of_job(record))?;
         let known = known.beside(&neighbours, record, now_ns);
         known.with_job(record, &earlier, now_ns, |job| {
             findings.extend(rules::findings(rules, job));

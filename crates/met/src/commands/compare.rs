@@ -10,7 +10,7 @@ use met_insight::answers::{compared, difference_object};
 use met_insight::comparison::{self, EARLIER, JOBS_MAX};
 use serde_json::json;
 
-use super::{answering, export};
+use super::export;
 use crate::cli::CompareArgs;
 use crate::output;
 use crate::view::compare::{self, Compared};
@@ -29,7 +29,7 @@ pub fn compare(setting: &Setting, args: &CompareArgs) -> Result<i32> {
     let mut records: Vec<Record> =
         args.jobs.iter().map(|job| all.find_to_show(job)).collect::<Result<_>>()?;
     let first = records[0].clone();
-    let runs = answering::earlier(&mut all, &first)?;
+    let runs = all.earlier_runs(&first)?;
     if records.len() == 1 {
         records.extend(runs.iter().take(EARLIER).cloned());
     }

@@ -7,13 +7,11 @@ use met_insight::lineage::lineage;
 use met_insight::rules::{self, Scope};
 use serde_json::json;
 
-use super::answering;
 use super::export;
 use crate::cli::ExplainArgs;
 use crate::output;
 use crate::view;
 use met_config::Failure;
-use met_insight::answers::Known;
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
@@ -28,12 +26,10 @@ pub fn explain(setting: &Setting, args: &ExplainArgs) -> Result<i32> {
     }
     let mut all = AllJobs::open(setting)?;
     let record = all.find_to_show(&args.job)?;
-    let earlier = answering::earlier(&mut all, &record)?;
+    let earlier = all.earlier_runs(&record)?;
     let earlier: Vec<_> = earlier.iter().collect();
     let machine = super::machine(setting, &record);
-    let known = Known::read(setting.config.sampling.shortest(), &record, machine, &mut |table, part| {
-        export::series(&mut all, &record, table, part)
-    })?;
+    let known = export::known(setting, &mut all, &record, machine)?;
     let now_ns = jobs::now_ns();
     let wanted = |rule: &&rules::Rule| args.rule.as_ref().is_none_or(|name| rule.name == *name);
     let explained: Vec<(&rules::Rule, rules::Explanation)> =

@@ -14,6 +14,8 @@ use super::{Machines, import, list};
 use crate::cli::ExportArgs;
 use crate::output;
 use met_config::Failure;
+use met_insight::answers::Known;
+use met_insight::report::Machine;
 use met_query::jobs::{self, AllJobs, JobsFilter};
 use met_query::setting::Setting;
 
@@ -162,6 +164,12 @@ pub fn series(all: &mut AllJobs, record: &Record, table: &'static Table, part: &
         return all.card_course(&record.key, part);
     }
     all.job_series(&record.key, table, part)
+}
+
+/// What answers about a job are made of.
+pub fn known(setting: &Setting, all: &mut AllJobs, record: &Record, machine: Machine) -> Result<Known> {
+    let interval = setting.config.sampling.shortest();
+    Known::read(interval, record, machine, &mut |table, part| series(all, record, table, part))
 }
 
 /// A line on a terminal that says how far it is.

@@ -1,7 +1,6 @@
 //! The commands, one file each.
 
 pub mod annotate;
-pub mod answering;
 pub mod attach;
 pub mod cancel;
 pub mod check;

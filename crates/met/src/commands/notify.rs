@@ -14,11 +14,9 @@ use met_insight::answers::Answers;
 use met_insight::handled::Handled;
 use met_insight::messages::{self, Message};
 
-use super::answering;
 use super::{Machines, export};
 use crate::cli::{NotifyArgs, When};
 use crate::view;
-use met_insight::answers::Known;
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
@@ -73,11 +71,9 @@ pub fn notify(setting: &Setting, args: &NotifyArgs) -> Result<i32> {
 }
 
 fn answers(setting: &Setting, all: &mut AllJobs, record: &Record) -> Option<Answers> {
-    let earlier = answering::earlier(all, record).ok()?;
+    let earlier = all.earlier_runs(record).ok()?;
     let machine = Machines::of(setting).of_job(record);
-    let known = Known::read(setting.config.sampling.shortest(), record, machine, &mut |table, part| {
-        export::series(all, record, table, part)
-    });
+    let known = export::known(setting, all, record, machine);
     Some(known.ok()?.answers(record, &earlier, jobs::now_ns()))
 }
 

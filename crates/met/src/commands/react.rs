@@ -9,13 +9,11 @@ use met_insight::lineage::lineage;
 use met_insight::rules::{self, Rules};
 use serde_json::json;
 
-use super::answering;
 use super::{check, export};
 use crate::cli::{MuteArgs, ReactArgs};
 use crate::output;
 use crate::view;
 use met_config::Failure;
-use met_insight::answers::Known;
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
@@ -116,12 +114,10 @@ fn escaped(words: &str) -> String {
 
 /// The rules that found something in a job.
 fn found(setting: &Setting, all: &mut AllJobs, record: &Record, rules: &Rules) -> Result<Vec<String>> {
-    let earlier = answering::earlier(all, record)?;
+    let earlier = all.earlier_runs(record)?;
     let earlier: Vec<&Record> = earlier.iter().collect();
     let machine = super::machine(setting, record);
-    let known = Known::read(setting.config.sampling.shortest(), record, machine, &mut |table, part| {
-        export::series(all, record, table, part)
-    })?;
+    let known = export::known(setting, all, record, machine)?;
     let found = known.with_job(record, &earlier, jobs::now_ns(), |job| rules::findings(rules, job));
     Ok(found.into_iter().map(|finding| finding.rule).collect())
 }

@@ -7,7 +7,6 @@ use met_core::job::{Record, State};
 use met_core::units;
 use met_insight::scale::{self, Bounds, Plan, Power, Run, System};
 
-use super::answering;
 use super::{Machines, export};
 use crate::cli::ScaleArgs;
 use crate::output;
@@ -84,7 +83,7 @@ struct Found {
 /// The runs of the job's lineage that finished, the job first.
 fn of_lineage(all: &mut AllJobs, record: &Record) -> Result<Vec<Record>> {
     let mut runs = vec![record.clone()];
-    let others = answering::of_lineage(all, record, None)?.into_iter();
+    let others = all.runs_of_lineage(record, None)?.into_iter();
     runs.extend(others.filter(|run| run.key != record.key && run.state == State::Finished));
     Ok(runs)
 }

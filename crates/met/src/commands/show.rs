@@ -10,7 +10,6 @@ use met_core::{Table, event};
 use met_insight::answers;
 use met_insight::report::Machine;
 
-use super::answering;
 use super::{export, import};
 use crate::cli::ShowArgs;
 use crate::managers;
@@ -53,7 +52,7 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
         Meant::Job(record) => (record, true),
         Meant::Step(record) => (record, false),
     };
-    let earlier = if whole { answering::earlier(&mut all, &record)? } else { Vec::new() };
+    let earlier = if whole { all.earlier_runs(&record)? } else { Vec::new() };
     let machine = super::machine(setting, &record);
     let shown = Shown { machine, now_ns: jobs::now_ns(), whole, record, earlier };
     let record = &shown.record;
