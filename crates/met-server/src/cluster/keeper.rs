@@ -171,9 +171,9 @@ impl Keeper {
         let _ = self.orders.try_send(Order::Saw(node.to_owned(), seen_ns));
     }
 
-    /// Passes records on to sinks, as they came. Those that find no room are still in what is stored.
+    /// Passes records on to sinks, as they came. Waits for room, so that nodes that send too much at once wait, too.
     pub fn publish_colmet(&self, records: Vec<colmet::Record>) {
-        let _ = self.orders.try_send(Order::Colmet(records));
+        let _ = self.orders.send(Order::Colmet(records));
     }
 
     /// Does something with the store, in its turn. It returns the records that it wrote.
