@@ -156,6 +156,22 @@ fn three_digits_small(value: f64) -> String {
     format!("{value:.places$}")
 }
 
+/// Hours of cores, GPUs or memory, with as many digits as matter; never 0 for something.
+pub fn hours(value: f64) -> String {
+    match value {
+        value if value >= 9_999.5 => count(value),
+        value if value >= 99.95 => format!("{value:.0}"),
+        value if value >= 9.995 => format!("{value:.1}"),
+        value if value > 0.0 && value < 0.01 => "<0.01".to_owned(),
+        value => format!("{value:.2}"),
+    }
+}
+
+/// How many times as much.
+pub fn times(ratio: f64) -> String {
+    if ratio > 0.0 && ratio < 0.01 { "<0.01×".to_owned() } else { format!("{ratio:.2}×") }
+}
+
 pub fn watts(value: f64) -> String {
     format!("{} W", three_digits(value))
 }

@@ -138,7 +138,7 @@ fn table(site: &Site, records: &[Record], rows: &[Row]) -> Markup {
                                 td.n {
                                     @if let Some((value, ratio)) = row.words(index) {
                                         (value)
-                                        @if let Some(ratio) = ratio { " " span.dim { (format!("{ratio:.2}×")) } }
+                                        @if let Some(ratio) = ratio { " " span.dim { (units::times(ratio)) } }
                                     } @else { "–" }
                                 }
                             }

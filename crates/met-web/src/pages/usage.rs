@@ -130,7 +130,7 @@ fn form(site: &Site, asked: &Asked, ask: &UsageAsk) -> Markup {
 fn totals(report: &Report) -> Markup {
     let total = &report.total;
     let mut facts =
-        vec![("Core-hours used", hours(total.core_hours)), ("Jobs started", total.jobs.to_string())];
+        vec![("Core-hours used", units::hours(total.core_hours)), ("Jobs started", total.jobs.to_string())];
     let mut put = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
     put("Core-hours held", total.core_hours_held.map(hours));
     put("Used of held", total.cpu_efficiency.map(units::percent));
@@ -232,7 +232,7 @@ fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
     let (from, to) = (named(report.periods.first()), named(report.periods.last()));
     html! {
         figure.course {
-            svg viewBox={ "0 0 " (count * 10) " " (HEIGHT) } preserveAspectRatio="none" role="img" aria-label={ "Core-hours by " (ask.every.name()) ", at most " (hours(most)) } {
+            svg viewBox={ "0 0 " (count * 10) " " (HEIGHT) } preserveAspectRatio="none" role="img" aria-label={ "Core-hours by " (ask.every.name()) ", at most " (units::hours(most)) } {
                 @for (place, period) in report.periods.iter().enumerate() {
                     @let title = period_words(&period_name(period, ask.every, &ask.zone), line(place), machine(place));
                     g {
@@ -245,15 +245,16 @@ fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
                     }
                 }
             }
-            figcaption.dim { (from) " to " (to) ", core-hours: " span.square.run {} " used, " span.square.ok {} " held; at most " (hours(most)) " in a " (ask.every.name()) }
+            figcaption.dim { (from) " to " (to) ", core-hours: " span.square.run {} " used, " span.square.ok {} " held; at most " (units::hours(most)) " in a " (ask.every.name()) }
         }
     }
 }
 
 fn period_words(name: &str, line: Option<&Line>, machine: Option<&MachineLine>) -> String {
-    let mut words = format!("{name}: {} core-hours used", hours(line.map_or(0.0, |line| line.core_hours)));
+    let mut words =
+        format!("{name}: {} core-hours used", units::hours(line.map_or(0.0, |line| line.core_hours)));
     if let Some(held) = line.and_then(|line| line.core_hours_held) {
-        words += &format!(", {} held", hours(held));
+        words += &format!(", {} held", units::hours(held));
     }
     if let Some(machine) = machine {
         if let Some(busy) = machine.busy() {
@@ -275,12 +276,12 @@ type CellOf = fn(&Line) -> Option<String>;
 /// Columns of figures with what they show of a line.
 const FIGURES: [(&str, CellOf); 11] = [
     ("Jobs", |line| Some(line.jobs.to_string())),
-    ("Core-hours", |line| Some(hours(line.core_hours))),
+    ("Core-hours", |line| Some(units::hours(line.core_hours))),
     ("Held", |line| line.core_hours_held.map(hours)),
     ("Used of held", |line| line.cpu_efficiency.map(units::percent)),
     ("GPU-hours", |line| line.gpu_hours.map(hours)),
     ("GPUs held", |line| line.gpu_hours_held.map(hours)),
-    ("GiB-hours", |line| (line.memory_gib_hours > 0.0).then(|| hours(line.memory_gib_hours))),
+    ("GiB-hours", |line| (line.memory_gib_hours > 0.0).then(|| units::hours(line.memory_gib_hours))),
     ("GiB held", |line| line.memory_gib_hours_held.map(hours)),
     ("Energy", |line| line.energy_joules.map(units::watt_hours)),
     ("CO\u{2082}e", |line| line.emissions_grams.map(units::grams)),
@@ -354,14 +355,5 @@ fn notes(report: &Report) -> Markup {
             p.dim { "Energy is known for " (total.jobs_with_energy) " of " (total.jobs) " jobs." }
         }
         @if report.pending > 0 { p.dim { (report.pending) " jobs are not summed yet." } }
-    }
-}
-
-fn hours(value: f64) -> String {
-    match value {
-        value if value >= 9_999.5 => units::count(value),
-        value if value >= 99.95 => format!("{value:.0}"),
-        value if value > 0.0 && value < 0.01 => "<0.01".to_owned(),
-        value => format!("{value:.2}"),
     }
 }

@@ -40,7 +40,7 @@ fn table(jobs: &[Compared], now_ns: i64, style: &Style) -> Vec<String> {
     for row in comparison::rows(jobs.iter().map(|job| &job.record), now_ns) {
         let cell = |index: usize| match row.words(index) {
             None => "-".to_owned(),
-            Some((value, Some(ratio))) => format!("{value} {ratio:.2}×"),
+            Some((value, Some(ratio))) => format!("{value} {}", units::times(ratio)),
             Some((value, None)) => value,
         };
         rows.push([row.label.to_owned()].into_iter().chain((0..jobs.len()).map(cell)).collect());

@@ -30,10 +30,12 @@ fn head(report: &Report, ask: &UsageAsk, zone: &TimeZone) -> String {
     let name = if ask.by == By::Command { "UTC, whole days" } else { &ask.zone.name };
     let (from, to) = (units::time(ask.from_ns, zone), units::time(ask.to_ns, zone));
     let total = &report.total;
-    let mut parts =
-        vec![format!("{} core-hours used", amount(total.core_hours)), format!("{} jobs started", total.jobs)];
+    let mut parts = vec![
+        format!("{} core-hours used", units::hours(total.core_hours)),
+        format!("{} jobs started", total.jobs),
+    ];
     if let Some(held) = total.core_hours_held {
-        parts.insert(1, format!("{} held", amount(held)));
+        parts.insert(1, format!("{} held", units::hours(held)));
     }
     if let Some(joules) = total.energy_joules {
         parts.push(units::watt_hours(joules));
@@ -49,7 +51,7 @@ fn machine(line: Option<&MachineLine>) -> String {
         parts.push(format!("CPUs {} busy, {} idle", units::percent(busy), units::percent(1.0 - busy)));
     }
     if let Some(free) = line.core_hours_free {
-        parts.push(format!("{} core-hours free", amount(free)));
+        parts.push(format!("{} core-hours free", units::hours(free)));
     }
     let hours = |hours: f64| units::duration(hours * 3600.0);
     parts.push(format!("measured {}", hours(line.hours_measured)));
@@ -90,12 +92,14 @@ fn table(report: &Report, ask: &UsageAsk, style: &Style) -> String {
         column("PERIOD", 0, &|line| period(line).filter(|_| ask.every != Every::All)),
         column(heading(ask.by), 0, &|line| name(line).filter(|_| ask.by != By::System)),
         column("JOBS", 3, &|line| Some(line.jobs.to_string())),
-        column("CORE-H", 0, &|line| Some(amount(line.core_hours))),
+        column("CORE-H", 0, &|line| Some(units::hours(line.core_hours))),
         column("HELD", 1, &|line| line.core_hours_held.map(amount)),
         column("USED", 2, &|line| line.cpu_efficiency.map(units::percent)),
         column("GPU-H", 2, &|line| line.gpu_hours.map(amount)),
         column("GPU HELD", 4, &|line| line.gpu_hours_held.map(amount)),
-        column("GIB-H", 6, &|line| (line.memory_gib_hours > 0.0).then(|| amount(line.memory_gib_hours))),
+        column("GIB-H", 6, &|line| {
+            (line.memory_gib_hours > 0.0).then(|| units::hours(line.memory_gib_hours))
+        }),
         column("GIB HELD", 7, &|line| line.memory_gib_hours_held.map(amount)),
         column("ENERGY", 2, &|line| line.energy_joules.map(units::watt_hours)),
         column("CO2", 5, &|line| line.emissions_grams.map(units::grams)),
@@ -216,16 +220,6 @@ fn notes(report: &Report, ask: &UsageAsk, style: &Style) -> String {
     }
     let notes: Vec<String> = notes.iter().map(|note| text::hanging(note, 2, style)).collect();
     if notes.is_empty() { String::new() } else { format!("\n{}", notes.concat()) }
-}
-
-/// Hours with as many digits as matter.
-fn amount(value: f64) -> String {
-    match value {
-        value if value >= 9_999.5 => units::count(value),
-        value if value >= 99.95 => format!("{value:.0}"),
-        value if value >= 9.995 => format!("{value:.1}"),
-        value => format!("{value:.2}"),
-    }
 }
 
 #[cfg(test)]
