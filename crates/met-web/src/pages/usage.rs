@@ -132,17 +132,17 @@ fn totals(report: &Report) -> Markup {
     let mut facts =
         vec![("Core-hours used", units::hours(total.core_hours)), ("Jobs started", total.jobs.to_string())];
     let mut put = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
-    put("Core-hours held", total.core_hours_held.map(hours));
+    put("Core-hours held", total.core_hours_held.map(units::hours));
     put("Used of held", total.cpu_efficiency.map(units::percent));
-    put("GPU-hours used", total.gpu_hours.map(hours));
-    put("GPU-hours held", total.gpu_hours_held.map(hours));
+    put("GPU-hours used", total.gpu_hours.map(units::hours));
+    put("GPU-hours held", total.gpu_hours_held.map(units::hours));
     put("Energy", total.energy_joules.map(units::watt_hours));
     put("CO\u{2082}e", total.emissions_grams.map(units::grams));
     put("Cost", total.cost.map(units::money));
     if let Some(machine) = &report.machine_total {
         let span = |hours: f64| units::duration(hours * 3600.0);
         put("CPUs busy", machine.busy().map(units::percent));
-        put("Core-hours free", machine.core_hours_free.map(hours));
+        put("Core-hours free", machine.core_hours_free.map(units::hours));
         put("Time measured", Some(span(machine.hours_measured)));
         put("Time down", (machine.hours_down > 0.0).then(|| span(machine.hours_down)));
         put("Time unknown", (machine.hours_unknown > 0.02).then(|| span(machine.hours_unknown)));
@@ -277,12 +277,12 @@ type CellOf = fn(&Line) -> Option<String>;
 const FIGURES: [(&str, CellOf); 11] = [
     ("Jobs", |line| Some(line.jobs.to_string())),
     ("Core-hours", |line| Some(units::hours(line.core_hours))),
-    ("Held", |line| line.core_hours_held.map(hours)),
+    ("Held", |line| line.core_hours_held.map(units::hours)),
     ("Used of held", |line| line.cpu_efficiency.map(units::percent)),
-    ("GPU-hours", |line| line.gpu_hours.map(hours)),
-    ("GPUs held", |line| line.gpu_hours_held.map(hours)),
+    ("GPU-hours", |line| line.gpu_hours.map(units::hours)),
+    ("GPUs held", |line| line.gpu_hours_held.map(units::hours)),
     ("GiB-hours", |line| (line.memory_gib_hours > 0.0).then(|| units::hours(line.memory_gib_hours))),
-    ("GiB held", |line| line.memory_gib_hours_held.map(hours)),
+    ("GiB held", |line| line.memory_gib_hours_held.map(units::hours)),
     ("Energy", |line| line.energy_joules.map(units::watt_hours)),
     ("CO\u{2082}e", |line| line.emissions_grams.map(units::grams)),
     ("Cost", |line| line.cost.map(units::money)),

@@ -93,14 +93,14 @@ fn table(report: &Report, ask: &UsageAsk, style: &Style) -> String {
         column(heading(ask.by), 0, &|line| name(line).filter(|_| ask.by != By::System)),
         column("JOBS", 3, &|line| Some(line.jobs.to_string())),
         column("CORE-H", 0, &|line| Some(units::hours(line.core_hours))),
-        column("HELD", 1, &|line| line.core_hours_held.map(amount)),
+        column("HELD", 1, &|line| line.core_hours_held.map(units::hours)),
         column("USED", 2, &|line| line.cpu_efficiency.map(units::percent)),
-        column("GPU-H", 2, &|line| line.gpu_hours.map(amount)),
-        column("GPU HELD", 4, &|line| line.gpu_hours_held.map(amount)),
+        column("GPU-H", 2, &|line| line.gpu_hours.map(units::hours)),
+        column("GPU HELD", 4, &|line| line.gpu_hours_held.map(units::hours)),
         column("GIB-H", 6, &|line| {
             (line.memory_gib_hours > 0.0).then(|| units::hours(line.memory_gib_hours))
         }),
-        column("GIB HELD", 7, &|line| line.memory_gib_hours_held.map(amount)),
+        column("GIB HELD", 7, &|line| line.memory_gib_hours_held.map(units::hours)),
         column("ENERGY", 2, &|line| line.energy_joules.map(units::watt_hours)),
         column("CO2", 5, &|line| line.emissions_grams.map(units::grams)),
         column("COST", 4, &|line| line.cost.map(units::money)),
