@@ -271,7 +271,8 @@ def failed_logins_are_in_the_audit_log_without_what_was_guessed(world):
         check(len(refused) < 60, "refusals that are written", len(refused))
         with open(lines) as file:
             check(guessed not in file.read(), "what was guessed is not in the audit log")
-        equal(browser.get("/usage", token=site.operator).status, 200, "every page takes a token beside passwords")
+        for page in ("/usage", "/compare"):
+            equal(browser.get(page, token=site.operator).status, 200, f"{page}: every page takes a token beside passwords")
 
 
 @each(

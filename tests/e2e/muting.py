@@ -142,7 +142,7 @@ def each_user_gets_a_message_once_a_week(world):
     shown = world.met("check", "--rules", path, "--send", "--dry-run").ok().out
     check("Subject: 1 finding about your jobs" in shown and "nothing was sent" in shown, shown)
     check(not os.path.exists(log), "a dry run sent something")
-    equal(world.met("check", "--rules", path, "--send").ok().out, "1 messages sent\n", "the first time")
+    equal(world.met("check", "--rules", path, "--send").ok().out, "1 message sent\n", "the first time")
     with open(log) as file:
         (message,) = [json.loads(line) for line in file]
     equal((message["event"], len(message["findings"])), ("findings", 2), "the message")
@@ -151,7 +151,7 @@ def each_user_gets_a_message_once_a_week(world):
     equal(world.met("check", "--rules", path, "--send").ok().out, "0 messages sent\n", "the same lineage and rule again")
     equal(len(checked(world, path)[0]), 3, "what was sent is still reported")
     runs(world, "sleep", "0.1")
-    equal(world.met("check", "--rules", path, "--send").ok().out, "1 messages sent\n", "another lineage")
+    equal(world.met("check", "--rules", path, "--send").ok().out, "1 message sent\n", "another lineage")
     world.met("mute", "4", "every_job", "--rules", path).ok()
     with open(hook, "w") as file:
         file.write("#!/bin/sh\nexit 3\n")
@@ -160,4 +160,4 @@ def each_user_gets_a_message_once_a_week(world):
     check("command failed" in failed.err, failed.err)
     with open(hook, "w") as file:
         file.write(HOOK.format(log=log))
-    equal(world.met("check", "--rules", path, "--send").ok().out, "1 messages sent\n", "what failed is sent later")
+    equal(world.met("check", "--rules", path, "--send").ok().out, "1 message sent\n", "what failed is sent later")

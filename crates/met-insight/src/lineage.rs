@@ -1,5 +1,6 @@
 //! Which jobs are runs of the same command. Everything that speaks of earlier runs asks here.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -78,10 +79,24 @@ fn is_subject(word: &str) -> bool {
     !word.is_empty() && !word.starts_with('-') && !is_number && !is_assignment
 }
 
+/// A word that may be a whole script: its beginning, and a number that differs where the rest does.
+fn bounded(word: &str) -> Cow<'_, str> {
+    const BYTES_MAX: usize = 300;
+    if word.len() <= BYTES_MAX {
+        return Cow::Borrowed(word);
+    }
+    let begin = met_core::text::prefix(word, BYTES_MAX);
+    // FNV-1a: the same in every version, unlike the hash of the standard library.
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = word.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
+    Cow::Owned(format!("{begin}…{hash:016x}"))
+}
+
 impl Lineage {
     /// All but the user, as one text that no other lineage has.
     pub fn key(&self) -> String {
-        serde_json::json!([self.program, self.argument, self.folder]).to_string()
+        let folder = self.folder.as_deref().map(bounded);
+        serde_json::json!([bounded(&self.program), self.argument.as_deref().map(bounded), folder]).to_string()
     }
 
     /// The words of such a text.

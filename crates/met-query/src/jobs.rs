@@ -19,7 +19,7 @@ use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::belief;
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::{self, sort_ns};
-use met_core::reaction::{Reaction, ReactionChange, ReactionTarget};
+use met_core::reaction::{Reaction, ReactionChange, ReactionStep, ReactionTarget};
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{DETAIL, JOB, Table, event, gpu};
@@ -325,12 +325,14 @@ impl AllJobs {
         said.ok_or_else(no_such_job)
     }
 
-    /// What was done about findings, as far as it is known: an older daemon keeps nothing of it.
-    pub fn reactions(&mut self) -> Vec<Reaction> {
+    /// What was done about findings. Unless all of it is needed, what cannot be read is left out: an older daemon keeps
+    /// nothing of it.
+    pub fn reactions(&mut self, all_needed: bool) -> Result<Vec<Reaction>> {
         let mut all = Vec::new();
         for source in &self.sources {
             match source.reactions(CALLER) {
                 Ok(reactions) => all.extend(reactions),
+                Err(error) if all_needed => return Err(error.context("cannot read which findings are muted")),
                 Err(error) => tracing::warn!("cannot read which findings are muted: {error:#}"),
             }
         }
@@ -341,24 +343,32 @@ impl AllJobs {
         });
         let key = |one: &Reaction| (one.user.clone(), one.lineage.clone(), one.rule.clone(), one.kind);
         all.dedup_by(|one, other| key(one) == key(other));
-        all
+        Ok(all)
     }
 
-    /// Keeps what is done about findings of a job, wherever that is kept, or about a user, in the first place that has
-    /// jobs.
+    /// Keeps what is done about findings of a job, wherever that is kept, or about a user, everywhere: who sends
+    /// messages may read another place than the user does. One place may have nothing to take back.
     pub fn react(&mut self, change: &ReactionChange) -> Result<()> {
-        let mut done = false;
+        let (mut done, mut failure) = (false, None);
         for source in &mut self.sources {
             let is_there = match &change.target {
                 ReactionTarget::Job(key) => has(source.as_ref(), key)?,
-                ReactionTarget::User(_) => !done,
+                ReactionTarget::User(_) => true,
             };
-            if is_there {
-                source.react(change)?;
-                done = true;
+            if !is_there {
+                continue;
+            }
+            match source.react(change) {
+                Ok(()) => done = true,
+                Err(error) => failure = Some(error),
             }
         }
-        if done { Ok(()) } else { Err(no_such_job()) }
+        match (done, failure) {
+            (true, None) => Ok(()),
+            (true, Some(_)) if change.step == ReactionStep::Unmute => Ok(()),
+            (_, Some(error)) => Err(error),
+            (false, None) => Err(no_such_job()),
+        }
     }
 }
 

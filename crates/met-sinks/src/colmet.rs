@@ -22,6 +22,8 @@ const BACKENDS: &str = "taskstats, procstats";
 const QUEUE: &str = "1000";
 /// All that waits, whatever the number of messages.
 const QUEUE_BYTES_MAX: usize = 64 << 20;
+/// Events may change with every message to a daemon; older mapping files are removed.
+const MAPPINGS_MAX: usize = 100;
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
@@ -81,6 +83,7 @@ fn open(options: &Options) -> Opened {
     let mut sink = Colmet {
         gatherer: Gatherer::new(chosen.clone()),
         mapping,
+        mapped: VecDeque::new(),
         queue: Queue::new(most),
         push: Push::new(endpoint),
         pause: PAUSE_MIN,
@@ -139,6 +142,8 @@ struct Colmet {
     gatherer: Gatherer,
     /// Where mapping files are written.
     mapping: Option<PathBuf>,
+    /// Those written, the oldest first.
+    mapped: VecDeque<PathBuf>,
     queue: Queue,
     push: Push,
     pause: Duration,
@@ -150,8 +155,15 @@ struct Colmet {
 impl Colmet {
     fn write_mapping(&mut self, backends: &[Backend]) {
         let Some(folder) = &self.mapping else { return };
-        if let Err(error) = mapping_files::write(folder, backends, self.gatherer.events()) {
-            self.failure = Some(format!("cannot write mapping files to {}: {error}", folder.display()));
+        match mapping_files::write(folder, backends, self.gatherer.events()) {
+            Ok(written) => self.mapped.extend(written),
+            Err(error) => {
+                self.failure = Some(format!("cannot write mapping files to {}: {error}", folder.display()));
+            }
+        }
+        while self.mapped.len() > MAPPINGS_MAX {
+            let oldest = self.mapped.pop_front().unwrap_or_default();
+            let _ = std::fs::remove_file(oldest);
         }
     }
 

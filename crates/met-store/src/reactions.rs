@@ -9,8 +9,9 @@ use crate::store::Writer;
 
 /// The version from which on they are kept.
 const VERSION: i64 = 7;
-/// Acknowledged and muted by one user; messages to him are not his doing.
+/// Acknowledged and muted by one user; of messages that were sent, the newest are remembered.
 pub const REACTIONS_PER_USER: i64 = 500;
+/// Acknowledged and muted by all.
 const ALL_MAX: i64 = 20_000;
 
 /// All that is known, by owner, lineage and rule.
@@ -45,10 +46,10 @@ pub fn put_reactions(
     reactions: &[Reaction],
     now_ns: i64,
 ) -> Result<Result<(), String>, StoreError> {
-    let before = self::reactions(writer)?;
+    let (before, over): (Vec<Reaction>, Vec<Reaction>) =
+        self::reactions(writer)?.into_iter().partition(|known| known.is_current(now_ns));
     let after = writer.in_catalogue(|sql| {
-        let over = before.iter().filter(|known| !known.is_current(now_ns));
-        over.into_iter().try_for_each(|known| remove(sql, known))?;
+        over.iter().try_for_each(|known| remove(sql, known))?;
         let put = "INSERT INTO reaction (owner, lineage, rule, kind, uid, actor, at_ns, until_ns)
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
                    ON CONFLICT (owner, lineage, rule, kind) DO UPDATE SET uid = excluded.uid,
@@ -67,6 +68,9 @@ pub fn put_reactions(
                     one.until_ns.into(),
                 ];
                 sql.execute(put, &values)?;
+            }
+            for one in reactions.iter().filter(|one| one.kind == ReactionKind::Sent) {
+                forget_old_messages(sql, &one.user)?;
             }
         }
         Ok(room)
@@ -98,20 +102,28 @@ fn remove(sql: &dyn Sql, one: &Reaction) -> Result<(), StoreError> {
     sql.execute(statement, &values).map(drop)
 }
 
+fn forget_old_messages(sql: &dyn Sql, user: &str) -> Result<(), StoreError> {
+    let statement = "DELETE FROM reaction WHERE owner = ?1 AND kind = 'sent' AND at_ns <
+                         (SELECT min(at_ns) FROM (SELECT at_ns FROM reaction WHERE owner = ?1 AND kind = 'sent'
+                                                  ORDER BY at_ns DESC LIMIT ?2) AS newest)";
+    sql.execute(statement, &[user.into(), REACTIONS_PER_USER.into()]).map(drop)
+}
+
 /// Whether there is room for more.
 fn room(sql: &dyn Sql, before: &[Reaction], more: &[Reaction]) -> Result<Result<(), String>, StoreError> {
     let key = |one: &Reaction| (one.user.clone(), one.lineage.clone(), one.rule.clone(), one.kind);
     let known: std::collections::HashSet<_> = before.iter().map(key).collect();
-    let new: Vec<&Reaction> = more.iter().filter(|one| !known.contains(&key(one))).collect();
+    let is_new = |one: &&Reaction| one.kind != ReactionKind::Sent && !known.contains(&key(one));
+    let new: Vec<&Reaction> = more.iter().filter(is_new).collect();
     let count = |statement: &str, values: &[Value<'_>]| {
         Ok::<i64, StoreError>(
             sql::first(sql, statement, values, |row| row.get(0).integer())?.unwrap_or_default(),
         )
     };
-    if count("SELECT count(*) FROM reaction", &[])? + new.len() as i64 > ALL_MAX {
-        return Ok(Err(format!("more than {ALL_MAX} findings are acknowledged, muted or sent")));
+    if count("SELECT count(*) FROM reaction WHERE kind <> 'sent'", &[])? + new.len() as i64 > ALL_MAX {
+        return Ok(Err(format!("more than {ALL_MAX} findings are acknowledged or muted")));
     }
-    for one in new.iter().filter(|one| one.kind != ReactionKind::Sent) {
+    for one in &new {
         let of_user = "SELECT count(*) FROM reaction WHERE owner = ?1 AND kind <> 'sent'";
         let count = count(of_user, &[(&one.user).into()])?;
         if count + new.len() as i64 > REACTIONS_PER_USER {

@@ -43,7 +43,7 @@ const NAME_BYTES_MAX: usize = 128;
 const SECRET_BYTES_MAX: u64 = 4096;
 /// Below these, handlers or the guard find out who asks; for [`crate::listener::Options::own_checks`].
 pub const OWN_CHECKS: &[&str] =
-    &[crate::api::ROOT, "/", "/jobs", "/nodes", "/usage", "/assets", "/login", "/logout"];
+    &[crate::api::ROOT, "/", "/jobs", "/nodes", "/usage", "/compare", "/assets", "/login", "/logout"];
 
 /// Somebody who proved a name.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -115,10 +115,13 @@ pub fn router(pages: Arc<Pages>) -> Router {
     router.fallback(
         move |Extension(peer): Extension<Peer>, method: Method, headers: HeaderMap, uri: Uri| async move {
             let path = uri.path().to_owned();
+            let problem = Problem::new(StatusCode::NOT_FOUND, format!("there is no {path}"));
             if method != Method::GET || path.starts_with("/api/") {
-                return Problem::new(StatusCode::NOT_FOUND, format!("there is no {path}")).into_response();
+                return problem.into_response();
             }
-            answer(Arc::clone(&unknown), no_page, peer, headers, path, uri).await
+            let page = answer(Arc::clone(&unknown), no_page, peer, headers, path, uri).await;
+            // Who may see no page at all needs no login to learn that there is none.
+            if page.status() == StatusCode::NOT_FOUND { page } else { problem.into_response() }
         },
     )
 }

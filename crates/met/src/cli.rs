@@ -38,8 +38,8 @@ pub struct Cli {
     #[arg(long, short, global = true, value_name = "FILE", help_heading = GLOBAL)]
     pub config: Option<PathBuf>,
 
-    /// Query a cluster server instead of this machine: list, show, explain, check, scale, compare, usage, export, tag, note,
-    /// web, nodes, node NODE (default: $MET_SERVER)
+    /// Query a cluster server instead of this machine: list, show, explain, check, scale, compare, ack, mute, unmute,
+    /// usage, export, tag, note, web, nodes, node NODE (default: $MET_SERVER)
     #[arg(long, global = true, value_name = "URL", help_heading = GLOBAL)]
     pub server: Option<String>,
 

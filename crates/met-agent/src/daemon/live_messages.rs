@@ -17,6 +17,8 @@ use met_query::setting::Setting;
 use met_sinks::zeromq::{Endpoint, Pull};
 use met_wire::colmet::variant;
 
+/// Each takes a descriptor of the daemon.
+const PEERS_MAX: usize = 8;
 /// Twenty-eight names and a number are far shorter.
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 const PERIOD_MIN: Duration = Duration::from_millis(100);
@@ -85,11 +87,10 @@ impl LiveMessages {
             Endpoint::Ipc(path) => Pull::bind_file(path, MESSAGE_BYTES_MAX)?,
             Endpoint::Tcp(authority) => {
                 let addresses: Vec<_> = authority.to_socket_addrs().context("unknown address")?.collect();
-                if addresses.iter().any(|address| !address.ip().is_loopback()) {
-                    tracing::warn!(
-                        "colmet.configure: any client that reaches {authority} can change period and events"
-                    );
-                }
+                // On a loopback address that is every user of the machine.
+                tracing::warn!(
+                    "colmet.configure: any client that reaches {authority} can change period and events"
+                );
                 Pull::bind(&addresses, MESSAGE_BYTES_MAX)?
             }
         };
@@ -98,6 +99,7 @@ impl LiveMessages {
         }
         let mut work =
             Work { place: place.clone(), counts: Arc::clone(&self.counts), logged: HashSet::new() };
+        let pull = pull.at_most(PEERS_MAX);
         // It ends with the process: nothing of it is written.
         std::thread::Builder::new().name("configure".to_owned()).spawn(move || work.run(pull))?;
         tracing::info!("taking live configuration at {}", self.endpoint);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use met_core::reaction::RULE_BYTES_MAX;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 use serde_saphyr::options::DuplicateKeyPolicy;
@@ -151,6 +152,9 @@ fn rule(of: &RuleOf, defaults: Gates) -> Result<Rule, Mistake> {
     let is_name = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
     if name.is_empty() || !name.chars().all(is_name) {
         return Err(at(&of.name, format!("name: {name:?} has other characters than a-z, 0-9 and _")));
+    }
+    if name.len() > RULE_BYTES_MAX {
+        return Err(at(&of.name, format!("name: {name:?} is longer than {RULE_BYTES_MAX} characters")));
     }
     let counter = |of: &CounterOf| {
         Ok(Counter {

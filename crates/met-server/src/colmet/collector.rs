@@ -81,8 +81,11 @@ fn take(message: Message, complaints: &mut Complaints) -> Vec<Record> {
     if kind == Kind::Rust {
         match variant::samples(&bytes) {
             Ok(samples) => {
-                complaints.counts.take(kind, samples.len() as u64);
                 taken.extend(samples.iter().filter_map(Sample::record));
+                complaints.counts.take(kind, taken.len() as u64);
+                for _ in taken.len()..samples.len() {
+                    complaints.refuse(kind, peer, "no event that Colmet's tables have", "");
+                }
             }
             Err(bad) => complaints.refuse(kind, peer, bad.text(), ""),
         }

@@ -1,14 +1,15 @@
 //! The files by which Colmet says what its numbered counters are.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
 use met_wire::colmet::{Backend, EVENTS, PACKAGES, THERMAL_ZONES, ZONES};
 
-/// Writes those of the kinds that have any, each with the time in its name.
-pub fn write(folder: &Path, backends: &[Backend], events: &[String]) -> io::Result<()> {
+/// Writes those of the kinds that have any, each with the time in its name; returns their paths.
+pub fn write(folder: &Path, backends: &[Backend], events: &[String]) -> io::Result<Vec<PathBuf>> {
+    let mut written = Vec::new();
     let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64());
     for backend in backends {
         let (name, text) = match backend {
@@ -19,9 +20,11 @@ pub fn write(folder: &Path, backends: &[Backend], events: &[String]) -> io::Resu
             }
             _ => continue,
         };
-        fs::write(folder.join(format!("{name}.{now_s}.csv")), text)?;
+        let path = folder.join(format!("{name}.{now_s}.csv"));
+        fs::write(&path, text)?;
+        written.push(path);
     }
-    Ok(())
+    Ok(written)
 }
 
 fn events_text(events: &[String]) -> String {

@@ -16,6 +16,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Stream;
 
 const PEERS_MAX: usize = 4096;
+/// After a connection that could not be taken, as when there are no more descriptors.
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// Of one address: a broken peer that connects again and again takes no place of others.
 const PEERS_OF_ADDRESS_MAX: usize = 64;
 /// Unfinished messages of all peers together.
@@ -103,6 +105,7 @@ impl Drop for Listener {
 pub struct Pull {
     listeners: Vec<Listener>,
     peers: Vec<Peer>,
+    peers_max: usize,
     /// Longer messages are refused.
     message_bytes_max: usize,
 }
@@ -116,12 +119,18 @@ impl Pull {
             listener.set_nonblocking(true).with_context(failed)?;
             listeners.push(Listener::Tcp(listener));
         }
-        Ok(Pull { listeners, peers: Vec::new(), message_bytes_max })
+        Ok(Pull { listeners, peers: Vec::new(), peers_max: PEERS_MAX, message_bytes_max })
     }
 
     /// At a file that only this user may open.
     pub fn bind_file(path: &Path, message_bytes_max: usize) -> anyhow::Result<Pull> {
-        Ok(Pull { listeners: vec![Listener::bind_file(path)?], peers: Vec::new(), message_bytes_max })
+        let listeners = vec![Listener::bind_file(path)?];
+        Ok(Pull { listeners, peers: Vec::new(), peers_max: PEERS_MAX, message_bytes_max })
+    }
+
+    /// Takes no more connections than these.
+    pub fn at_most(self, peers_max: usize) -> Pull {
+        Pull { peers_max, ..self }
     }
 
     pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
@@ -183,11 +192,20 @@ impl Pull {
     }
 
     fn accept(&mut self, index: usize, may_connect: &impl Fn(IpAddr) -> bool, messages: &mut Vec<Message>) {
-        while let Ok((stream, address)) = self.listeners[index].accept() {
+        loop {
+            let (stream, address) = match self.listeners[index].accept() {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    if error.kind() != io::ErrorKind::WouldBlock {
+                        std::thread::sleep(ACCEPT_AGAIN_AFTER);
+                    }
+                    return;
+                }
+            };
             let of_address = self.peers.iter().filter(|peer| peer.address == address).count();
             let refused = if !may_connect(address) {
                 Some("an address that colmet.allow does not name")
-            } else if self.peers.len() >= PEERS_MAX || of_address >= PEERS_OF_ADDRESS_MAX {
+            } else if self.peers.len() >= self.peers_max || of_address >= PEERS_OF_ADDRESS_MAX {
                 Some("too many connections")
             } else {
                 None

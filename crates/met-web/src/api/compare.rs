@@ -35,10 +35,11 @@ pub(crate) fn named(
     names: &[String],
 ) -> Result<Vec<Record>, Problem> {
     let mut records: Vec<Record> = Vec::new();
-    for name in names.iter().map(|name| name.trim()).filter(|name| !name.is_empty()) {
-        if records.len() >= JOBS_MAX {
-            return Err(Problem::field(field, format!("at most {JOBS_MAX} jobs can be compared")));
-        }
+    let names: Vec<&str> = names.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect();
+    if names.len() > JOBS_MAX {
+        return Err(Problem::field(field, format!("at most {JOBS_MAX} jobs can be compared")));
+    }
+    for name in names {
         let record = whole_job(visible, name, "comparison")?;
         if records.iter().all(|known| known.key != record.key) {
             records.push(record);

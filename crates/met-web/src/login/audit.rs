@@ -83,7 +83,13 @@ impl Audit {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         let mut from = from(peer);
         if refusals.len() >= REFUSED_MAX && !refusals.contains_key(&from) {
-            refusals.retain(|_, known| known.unwritten > 0 || known.since.elapsed() < REFUSALS_WITHIN);
+            let mut lost = 0;
+            refusals.retain(|_, known| {
+                let is_current = known.since.elapsed() < REFUSALS_WITHIN;
+                lost += if is_current { 0 } else { known.unwritten };
+                is_current
+            });
+            self.dropped.fetch_add(lost, Ordering::Relaxed);
             if refusals.len() >= REFUSED_MAX {
                 from = String::new();
             }

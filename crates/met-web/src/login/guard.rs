@@ -166,6 +166,8 @@ fn changes_something(asked: &Asked) -> bool {
             | Asked::CardCourse { .. }
             | Asked::Memberships { .. }
             | Asked::Sums { .. }
+            | Asked::Usage(_)
+            | Asked::Reactions { change: None }
             | Asked::Nodes
             | Asked::NodeParts { .. }
             | Asked::NodeCourse { .. }

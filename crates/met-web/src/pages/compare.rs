@@ -54,7 +54,7 @@ fn form(site: &Site, records: &[Record], runs: &[Record]) -> Markup {
     let others: Vec<String> = records
         .iter()
         .skip(1)
-        .filter(|record| runs.iter().take(JOBS_MAX).all(|run| run.key != record.key))
+        .filter(|record| runs.iter().take(JOBS_MAX - 1).all(|run| run.key != record.key))
         .map(Record::label)
         .collect();
     html! {
@@ -75,7 +75,7 @@ fn form(site: &Site, records: &[Record], runs: &[Record]) -> Markup {
             @if !runs.is_empty() {
                 fieldset.columns {
                     legend { "Earlier runs" }
-                    @for run in runs.iter().take(JOBS_MAX) {
+                    @for run in runs.iter().take(JOBS_MAX - 1) {
                         label {
                             input type="checkbox" name="jobs" value=(run.label()) checked[is_chosen(run)];
                             (escape(&run.label()))

@@ -47,7 +47,7 @@ pub struct CheckArgs {
     #[arg(long, conflicts_with_all = ["json", "all"])]
     pub send: bool,
     /// Print the messages of --send instead of sending them
-    #[arg(long)]
+    #[arg(long, requires = "send")]
     pub dry_run: bool,
     /// Print the fields that conditions of rules may name
     #[arg(long, conflicts_with_all = ["json", "rules", "user", "since", "send", "all"])]

@@ -61,17 +61,17 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         findings.extend(rules::findings_of_user(&rules, sum));
     }
     let is_cluster = records.iter().any(|record| managers::spans_nodes(&record.key.manager));
-    let reactions = all.reactions();
+    // What must not be sent again has to be known.
+    let reactions = all.reactions(args.send)?;
     let handled = Handled::of(&reactions);
-    let (hidden, findings): (Vec<_>, Vec<_>) =
-        findings.into_iter().partition(|finding| handled.hides(finding, now_ns).is_some());
-    let mut findings = check::worthwhile(findings, is_cluster);
+    let (hidden, mut findings): (Vec<_>, Vec<_>) = check::worthwhile(findings, is_cluster)
+        .into_iter()
+        .partition(|finding| handled.hides(finding, now_ns).is_some());
     finding::rank(&mut findings);
     if args.send {
         findings.retain(|finding| !handled.is_sent(finding, now_ns));
         return messages::send(setting, &mut all, &records, findings, args.dry_run);
     }
-    let hidden = check::worthwhile(hidden, is_cluster);
     let hidden: Vec<(Finding, &Reaction)> = hidden
         .into_iter()
         .filter_map(|finding| handled.hides(&finding, now_ns).map(|reaction| (finding, reaction)))

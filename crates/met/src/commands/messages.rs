@@ -36,14 +36,17 @@ pub fn send(
             let message = messages::of_findings(user, found);
             writeln!(stdout, "To: {}\nSubject: {}\n\n{}", text::escape(user), message.title, message.body)?;
         }
-        writeln!(stdout, "{} messages; nothing was sent", by_user.len())?;
+        writeln!(stdout, "{}; nothing was sent", counted(by_user.len()))?;
         return Ok(0);
     }
     check_configured(setting)?;
     let (mut sent, mut failed) = (0, 0);
     for (user, found) in &by_user {
         match notify::send_all(setting, &messages::of_findings(user, found)) {
-            Ok(()) => sent += 1,
+            Ok(incomplete) => {
+                sent += 1;
+                failed += i32::from(incomplete);
+            }
             Err(why) => {
                 failed += 1;
                 tracing::error!("cannot send to {}: {}", text::escape(user), text::escape(&why));
@@ -51,11 +54,18 @@ pub fn send(
             }
         }
         for change in messages::sent(records, found) {
-            all.react(&change)?;
+            if let Err(error) = all.react(&change) {
+                failed += 1;
+                tracing::error!("{}: the message is not noted as sent: {error:#}", text::escape(user));
+            }
         }
     }
-    writeln!(stdout, "{sent} messages sent")?;
+    writeln!(stdout, "{} sent", counted(sent))?;
     Ok(i32::from(failed > 0))
+}
+
+fn counted(messages: usize) -> String {
+    if messages == 1 { "1 message".to_owned() } else { format!("{messages} messages") }
 }
 
 /// Root runs only what nobody else can put into its place.

@@ -82,7 +82,7 @@ fn leave_out_handled(all: &mut AllJobs, answers: &mut Answers) {
     if answers.findings.is_empty() {
         return;
     }
-    let (reactions, now_ns) = (all.reactions(), jobs::now_ns());
+    let (reactions, now_ns) = (all.reactions(false).unwrap_or_default(), jobs::now_ns());
     let handled = Handled::of(&reactions);
     answers
         .findings
@@ -92,13 +92,22 @@ fn leave_out_handled(all: &mut AllJobs, answers: &mut Answers) {
 /// What became of each way to notify.
 type Outcomes = Vec<(&'static str, Result<(), String>)>;
 
-/// Sends to the configured program and address; not to the desktop of who sends.
-pub(super) fn send_all(setting: &Setting, message: &Message) -> Result<(), String> {
-    let failed = configured(setting, message)
-        .into_iter()
-        .filter_map(|(what, outcome)| outcome.err().map(|why| format!("{what} failed: {why}")));
-    let failed: Vec<String> = failed.collect();
-    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+/// Sends to the configured program and address; not to the desktop of who sends. It is sent if one of them took it;
+/// returns whether another did not.
+pub(super) fn send_all(setting: &Setting, message: &Message) -> Result<bool, String> {
+    let outcomes = configured(setting, message);
+    let is_sent = outcomes.iter().any(|(_, outcome)| outcome.is_ok());
+    let failed =
+        outcomes.into_iter().filter_map(|(what, outcome)| Some(format!("{what} failed: {}", outcome.err()?)));
+    let failed = failed.collect::<Vec<_>>().join("; ");
+    match is_sent {
+        false => Err(failed),
+        true if failed.is_empty() => Ok(false),
+        true => {
+            tracing::error!("{}", text::escape(&failed));
+            Ok(true)
+        }
+    }
 }
 
 fn configured(setting: &Setting, message: &Message) -> Outcomes {

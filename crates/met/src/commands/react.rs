@@ -56,7 +56,7 @@ fn change(setting: &Setting, args: &ReactArgs, step: ReactionStep) -> Result<i32
             let named = match (named, step) {
                 ([], ReactionStep::Acknowledge) => found(setting, &mut all, &record, &known_rules)?,
                 (named, ReactionStep::Unmute) => {
-                    let mut muted = muted(&mut all, &record);
+                    let mut muted = muted(&mut all, &record)?;
                     muted.retain(|rule| named.is_empty() || named.contains(rule));
                     muted
                 }
@@ -78,8 +78,8 @@ fn keep(
 ) -> Result<i32> {
     if named.is_empty() {
         let words = match step {
-            ReactionStep::Acknowledge => "no findings in this job",
-            ReactionStep::Unmute => "nothing is muted or acknowledged in the runs of this job",
+            ReactionStep::Acknowledge => "nothing to acknowledge; `met check` lists findings",
+            ReactionStep::Unmute => "none of these findings is muted or acknowledged",
             _ => "name a rule; `met explain JOB` lists them",
         };
         return Err(Failure::usage(words));
@@ -90,12 +90,14 @@ fn keep(
         let names = known.rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>().join(", ");
         return Err(Failure::usage(format!("no rule named {rule:?}; known: {names}")));
     }
+    let is_job = matches!(target, ReactionTarget::Job(_));
     let change = ReactionChange { target, rules: named.to_vec(), step };
     // Checked here as well, for a message without the name of a daemon.
     change.check(jobs::now_ns()).map_err(Failure::usage)?;
     all.react(&change)?;
     let done = match step {
-        ReactionStep::Acknowledge => "Acknowledged until the next run",
+        ReactionStep::Acknowledge if is_job => "Acknowledged until the next run",
+        ReactionStep::Acknowledge => "Acknowledged",
         ReactionStep::Mute { until_ns: None } => "Muted",
         ReactionStep::Mute { until_ns: Some(until_ns) } => {
             let until = met_core::units::time(until_ns, &view::local_zone());
@@ -123,19 +125,20 @@ fn found(setting: &Setting, all: &mut AllJobs, record: &Record, rules: &Rules) -
 }
 
 /// The rules that are muted or acknowledged in the lineage of a job.
-fn muted(all: &mut AllJobs, record: &Record) -> Vec<String> {
+fn muted(all: &mut AllJobs, record: &Record) -> Result<Vec<String>> {
     let of = lineage(record);
     let (user, key) = (of.user.clone().unwrap_or_default(), of.key());
     let is_of = |one: &Reaction| one.kind != ReactionKind::Sent && one.user == user && one.lineage == key;
-    let mut rules: Vec<String> = all.reactions().into_iter().filter(is_of).map(|one| one.rule).collect();
+    let mut rules: Vec<String> =
+        all.reactions(false)?.into_iter().filter(is_of).map(|one| one.rule).collect();
     rules.sort_unstable();
     rules.dedup();
-    rules
+    Ok(rules)
 }
 
 fn list(setting: &Setting, as_json: bool) -> Result<i32> {
     let now_ns = jobs::now_ns();
-    let mut reactions = AllJobs::open(setting)?.reactions();
+    let mut reactions = AllJobs::open(setting)?.reactions(false)?;
     reactions.retain(|one| one.kind != ReactionKind::Sent && one.is_current(now_ns));
     let mut stdout = output::stdout();
     if as_json {
