@@ -257,6 +257,10 @@ impl Supervision {
                 self.react(signal);
             }
         }
+        // That the job is cancelled may be said while something else is looked at.
+        while let Some(signal) = self.signals.next() {
+            self.react(signal);
+        }
     }
 
     /// The command runs and the daemon knows: nothing is left to do but to wait.
