@@ -85,7 +85,8 @@ fn bounded(word: &str) -> Cow<'_, str> {
     if word.len() <= BYTES_MAX {
         return Cow::Borrowed(word);
     }
-    let begin = met_core::text::prefix(word, BYTES_MAX);
+    // With the number it is short enough to stay as it is.
+    let begin = met_core::text::prefix(word, BYTES_MAX - 20);
     // FNV-1a: the same in every version, unlike the hash of the standard library.
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = word.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
@@ -195,6 +196,20 @@ mod tests {
         record.command = command.iter().map(|&word| word.to_owned()).collect();
         record.local = Some(Local::new("", Origin::Run, "/home/alice/run"));
         lineage(&record).to_string()
+    }
+
+    #[test]
+    fn a_key_is_short_and_differs_where_a_long_script_does() {
+        let of = |script: String| Lineage {
+            user: None,
+            program: "bash".to_owned(),
+            argument: Some(script),
+            folder: None,
+        };
+        let (one, other) = (of("x".repeat(9000)).key(), of("x".repeat(9000) + "y").key());
+        assert!(one.len() < 500 && one != other, "{one}");
+        assert_eq!(of("train.py".to_owned()).key(), r#"["bash","train.py",null]"#);
+        assert_eq!(Lineage::of_key("", &one).map(|lineage| lineage.key()), Some(one));
     }
 
     #[test]

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_too_long_to_be_remembered_and_too_many_mutes_are_refused() {
+    fn a_script_as_an_argument_is_remembered_and_too_many_mutes_are_refused() {
         let state = tempfile::tempdir().unwrap();
         let mut writer = Writer::open(state.path()).unwrap();
         let mut record = owned("ada", 7);
@@ -198,9 +198,13 @@ mod tests {
             let change = change(record, ReactionStep::Mute { until_ns: None });
             react(writer, &actor(Viewer::Uid(7)), Some(record), &change).map_err(|error| error.to_string())
         };
-        record.command = vec!["x".repeat(LINEAGE_BYTES_MAX)];
+        // Each of these takes six bytes.
+        let unprintable = "\u{1}".repeat(400);
+        record.command = vec![unprintable.clone(), unprintable];
         assert!(mute(&record, &mut writer).unwrap_err().contains("--lineage"));
-        for number in 0..met_store::REACTIONS_PER_USER {
+        record.command = vec!["bash".to_owned(), "echo x; ".repeat(LINEAGE_BYTES_MAX)];
+        mute(&record, &mut writer).unwrap();
+        for number in 1..met_store::REACTIONS_PER_USER {
             record.command = vec![format!("program-{number}")];
             mute(&record, &mut writer).unwrap();
         }

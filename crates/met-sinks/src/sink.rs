@@ -112,7 +112,7 @@ impl SinkOption {
             || value.starts_with("https://")
         {
             true => Ok(()),
-            false => Err(format!("{value:?} is not a URL; it begins with http:// or https://")),
+            false => Err(format!("{value:?} is not a URL, which begins with http:// or https://")),
         };
         SinkOption { name, values: "a URL", default, many: false, help, check }
     }

@@ -2,7 +2,7 @@
 
 use met_core::reaction::{Reaction, ReactionKind};
 
-use met_store::{clear_reactions, put_reactions, reactions};
+use met_store::{REACTIONS_PER_USER, clear_reactions, put_reactions, reactions};
 
 use super::Place;
 
@@ -36,5 +36,12 @@ pub(super) fn reactions_are_replaced_taken_back_and_forgotten_in_time(place: &Pl
     put_reactions(&mut writer, &[again], 5).unwrap().unwrap();
     let other = reaction("memory_excess", ReactionKind::Acknowledged, 10, None);
     put_reactions(&mut writer, std::slice::from_ref(&other), 10).unwrap().unwrap();
-    assert_eq!(reactions(&writer).unwrap(), [sent, other], "one was muted for a time that is over");
+    assert_eq!(reactions(&writer).unwrap(), [sent, other.clone()], "one was muted for a time that is over");
+    let newer =
+        (0..2 * REACTIONS_PER_USER).map(|at| reaction(&format!("r{at}"), ReactionKind::Sent, 20 + at, None));
+    let newer: Vec<Reaction> = newer.collect();
+    put_reactions(&mut writer, &newer, 20).unwrap().unwrap();
+    let known = reactions(&writer).unwrap();
+    assert_eq!(known.len() as i64, 1 + REACTIONS_PER_USER, "the newest messages are remembered");
+    assert!(known.contains(&other) && known.contains(newer.last().unwrap()) && !known.contains(&newer[0]));
 }
