@@ -218,7 +218,11 @@ def a_failed_slurm_job_has_its_exit_code(world):
     # By a daemon that asks only about the jobs that it measured.
     user = watched(world, scope="node")
     job = submit(user, *world.workload("burning", "cpu", 1, 7))
-    record = recorded(world, job, "FAILED")
+    recorded(world, job, "FAILED")
+    # Slurm may write its record of the end before that of the start, which has the time limit.
+    said = lambda: GROUND.command("sacct", "-P", "-X", "-j", job, "-o", "JobID,State,Timelimit,TimelimitRaw,Start,End")
+    eventually(lambda: shown(world, job)["requested"].get("time_limit_seconds"), lambda: f"no time limit; Slurm says: {said()}")
+    record = shown(world, job)
     check_account(record, truth(user), state="failed")
     equal(record["job"]["exit_code"], 7, "exit code")
 
