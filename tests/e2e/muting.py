@@ -69,9 +69,9 @@ def what_is_wrong_with_a_mute_is_said(world):
         (("mute", "7", "cpu_low"), "no job"),
         (("mute", "1", "cpu_low", "--for", "soon"), "--for"),
         (("mute", "1", "cpu_low", "--for", "0s"), "has passed"),
-        (("ack", "1"), "no findings in this job"),
-        (("unmute", "1"), "nothing is muted"),
-        (("unmute", "1", "cpu_low"), "nothing is muted"),
+        (("ack", "1"), "nothing to acknowledge"),
+        (("unmute", "1"), "none of these findings is muted"),
+        (("unmute", "1", "cpu_low"), "none of these findings is muted"),
         (("ack",), "name a job"),
         (("check", "--send", "--rules", path), "nothing to send by"),
     ):

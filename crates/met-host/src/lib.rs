@@ -5,6 +5,7 @@ mod budget;
 pub mod cgroup;
 pub mod clock;
 mod file;
+pub mod hook;
 mod host;
 pub mod netlink;
 pub mod parse;

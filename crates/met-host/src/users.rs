@@ -39,6 +39,15 @@ pub fn home_of(uid: u32) -> Option<PathBuf> {
     })
 }
 
+/// The name of a user that a person has typed: a name as it is, or that of a uid.
+pub fn named(text: &str) -> Option<String> {
+    let name = match text.parse() {
+        Ok(uid) => name_of(uid),
+        Err(_) => Some(text.to_owned()),
+    };
+    name.filter(|name| !name.trim().is_empty() && !name.contains(char::is_control))
+}
+
 pub fn uid_of(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
     let mut entry = MaybeUninit::<libc::passwd>::uninit();

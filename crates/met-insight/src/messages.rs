@@ -62,7 +62,8 @@ pub fn of_findings(user: &str, found: &[Finding]) -> Message {
             text::escape(&group.how),
         );
     }
-    body += "Why: met explain JOB RULE. Not again: met mute JOB RULE.\n";
+    body +=
+        "Why: met explain JOB RULE. Not again: met mute JOB RULE, or met mute --user NAME RULE for weeks.\n";
     let title = match groups.len() {
         1 => "1 finding about your jobs".to_owned(),
         count => format!("{count} findings about your jobs"),

@@ -30,6 +30,7 @@ fn sink(endpoint: &str, queue: &str) -> Colmet {
     Colmet {
         gatherer: Gatherer::new(Chosen::of(&Options::default(), BACKENDS)),
         mapping: None,
+        mapped: VecDeque::new(),
         queue: Queue::new(queue.parse().unwrap()),
         push,
         pause: PAUSE_MIN,

@@ -43,10 +43,7 @@ pub fn send(
     let (mut sent, mut failed) = (0, 0);
     for (user, found) in &by_user {
         match notify::send_all(setting, &messages::of_findings(user, found)) {
-            Ok(incomplete) => {
-                sent += 1;
-                failed += i32::from(incomplete);
-            }
+            Ok(incomplete) => (sent, failed) = (sent + 1, failed + i32::from(incomplete)),
             Err(why) => {
                 failed += 1;
                 tracing::error!("cannot send to {}: {}", text::escape(user), text::escape(&why));

@@ -1,15 +1,14 @@
 //! What `met run --notify` does when its job is over, as the user: a desktop message, a program, a webhook. Each has a
 //! time limit, none goes through a shell, and none can change what became of the job.
 
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use met_core::job::{Record, State};
 use met_core::reaction::{ReactionChange, ReactionStep, ReactionTarget};
 use met_core::{text, units};
+use met_host::hook;
 use met_insight::answers::Answers;
 use met_insight::handled::Handled;
 use met_insight::messages::{self, Message};
@@ -21,7 +20,6 @@ use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long the end of the job is waited for: a daemon may be writing it.
 const END_WITHIN: Duration = Duration::from_secs(30);
 /// Lines of the log beyond this size are dropped, the oldest first.
@@ -114,7 +112,7 @@ fn configured(setting: &Setting, message: &Message) -> Outcomes {
     let config = &setting.config.notify;
     let mut outcomes = Vec::new();
     if let Some(command) = &config.command {
-        outcomes.push(("command", run(command, &[], Some(&message.object.to_string()))));
+        outcomes.push(("command", hook::run(command, &[], Some(&message.object.to_string()), TIMEOUT)));
     }
     if let Some(url) = &config.webhook {
         outcomes.push(("webhook", post(url, &message.object.to_string())));
@@ -128,7 +126,7 @@ fn outcomes(setting: &Setting, message: &Message) -> Outcomes {
     let has_desktop = ["DISPLAY", "WAYLAND_DISPLAY"].iter().any(|name| std::env::var_os(name).is_some());
     if config.desktop && has_desktop {
         let arguments = ["--app-name=met", "--", &message.title, &message.body];
-        outcomes.push(("desktop", run(Path::new("notify-send"), &arguments, None)));
+        outcomes.push(("desktop", hook::run(Path::new("notify-send"), &arguments, None, TIMEOUT)));
     }
     outcomes.extend(configured(setting, message));
     outcomes
@@ -143,31 +141,6 @@ fn in_words(outcomes: &Outcomes) -> String {
         Err(why) => format!("{what} failed: {}", text::escape(why)),
     };
     outcomes.iter().map(words).collect::<Vec<_>>().join("; ")
-}
-
-/// Runs a program without a shell, with the JSON on its standard input, and ends it when it takes too long.
-fn run(program: &Path, arguments: &[&str], input: Option<&str>) -> Result<(), String> {
-    let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(|error| format!("{}: {error}", program.display()))?;
-    let (input, pipe) = (input.unwrap_or_default().to_owned(), child.stdin.take());
-    // A program that does not read must not keep this one waiting.
-    let writer = std::thread::spawn(move || pipe.map(|mut pipe| pipe.write_all(input.as_bytes())));
-    let begin = Instant::now();
-    loop {
-        match child.try_wait().map_err(|error| error.to_string())? {
-            Some(status) if status.success() => break,
-            Some(status) => return Err(status.to_string()),
-            None if begin.elapsed() >= TIMEOUT => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("no end after {}", units::duration(TIMEOUT.as_secs_f64())));
-            }
-            None => std::thread::sleep(LOOK_EVERY),
-        }
-    }
-    drop(writer);
-    Ok(())
 }
 
 fn post(url: &str, body: &str) -> Result<(), String> {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use met_core::job::Record;
 use met_core::reaction::{Reaction, ReactionChange, ReactionKind, ReactionStep, ReactionTarget};
 use met_insight::lineage::lineage;
-use met_insight::rules::{self, Rules};
+use met_insight::rules::{self, Rules, Scope};
 use serde_json::json;
 
 use super::{check, export};
@@ -47,7 +47,14 @@ fn change(setting: &Setting, args: &ReactArgs, step: ReactionStep) -> Result<i32
     let mut all = AllJobs::open(setting)?;
     let (target, named, about) = match &args.user {
         Some(user) => {
-            (ReactionTarget::User(user.clone()), args.words.as_slice(), format!("the jobs of {user}"))
+            let user = met_host::users::named(user)
+                .ok_or_else(|| Failure::usage(format!("--user: no user {user:?}")))?;
+            let mut named = args.words.clone();
+            if named.is_empty() && step == ReactionStep::Unmute {
+                named = muted(&mut all, &user, "")?;
+            }
+            let about = format!("the jobs of {user}");
+            (ReactionTarget::User(user), named, about)
         }
         None => {
             let (job, named) = args.words.split_first().ok_or_else(|| Failure::usage("name a job"))?;
@@ -56,16 +63,17 @@ fn change(setting: &Setting, args: &ReactArgs, step: ReactionStep) -> Result<i32
             let named = match (named, step) {
                 ([], ReactionStep::Acknowledge) => found(setting, &mut all, &record, &known_rules)?,
                 (named, ReactionStep::Unmute) => {
-                    let mut muted = muted(&mut all, &record)?;
+                    let of = lineage(&record);
+                    let mut muted = muted(&mut all, of.user.as_deref().unwrap_or_default(), &of.key())?;
                     muted.retain(|rule| named.is_empty() || named.contains(rule));
                     muted
                 }
                 (named, _) => named.to_vec(),
             };
-            return keep(&mut all, ReactionTarget::Job(record.key), &named, step, &known_rules, &about);
+            (ReactionTarget::Job(record.key), named, about)
         }
     };
-    keep(&mut all, target, named, step, &known_rules, &about)
+    keep(&mut all, target, &named, step, &known_rules, &about)
 }
 
 fn keep(
@@ -91,6 +99,14 @@ fn keep(
         return Err(Failure::usage(format!("no rule named {rule:?}; known: {names}")));
     }
     let is_job = matches!(target, ReactionTarget::Job(_));
+    let scope = if is_job { Scope::Job } else { Scope::User };
+    if let Some(rule) = named.iter().find(|name| known.get(name).is_some_and(|rule| rule.scope != scope)) {
+        return Err(Failure::usage(match scope {
+            Scope::Job => format!("{rule} is about all jobs of a user; name the user with --user"),
+            Scope::User => format!("{rule} is about single jobs; name a job instead of --user"),
+        }));
+    }
+    let about = view::text::escape(about);
     let change = ReactionChange { target, rules: named.to_vec(), step };
     // Checked here as well, for a message without the name of a daemon.
     change.check(jobs::now_ns()).map_err(Failure::usage)?;
@@ -101,17 +117,13 @@ fn keep(
         ReactionStep::Mute { until_ns: None } => "Muted",
         ReactionStep::Mute { until_ns: Some(until_ns) } => {
             let until = met_core::units::time(until_ns, &view::local_zone());
-            writeln!(output::stdout(), "Muted until {until}: {}, {}", named.join(", "), escaped(about))?;
+            writeln!(output::stdout(), "Muted until {until}: {}, {}", named.join(", "), about)?;
             return Ok(0);
         }
         ReactionStep::Unmute | ReactionStep::Sent => "Reported again",
     };
-    writeln!(output::stdout(), "{done}: {}, {}", named.join(", "), escaped(about))?;
+    writeln!(output::stdout(), "{done}: {}, {}", named.join(", "), about)?;
     Ok(0)
-}
-
-fn escaped(words: &str) -> String {
-    view::text::escape(words)
 }
 
 /// The rules that found something in a job.
@@ -124,11 +136,12 @@ fn found(setting: &Setting, all: &mut AllJobs, record: &Record, rules: &Rules) -
     Ok(found.into_iter().map(|finding| finding.rule).collect())
 }
 
-/// The rules that are muted or acknowledged in the lineage of a job.
-fn muted(all: &mut AllJobs, record: &Record) -> Result<Vec<String>> {
-    let of = lineage(record);
-    let (user, key) = (of.user.clone().unwrap_or_default(), of.key());
-    let is_of = |one: &Reaction| one.kind != ReactionKind::Sent && one.user == user && one.lineage == key;
+/// The rules that are muted or acknowledged in a lineage of a user.
+fn muted(all: &mut AllJobs, user: &str, lineage: &str) -> Result<Vec<String>> {
+    let now_ns = jobs::now_ns();
+    let is_of = |one: &Reaction| {
+        one.kind != ReactionKind::Sent && one.is_current(now_ns) && one.user == user && one.lineage == lineage
+    };
     let mut rules: Vec<String> =
         all.reactions(false)?.into_iter().filter(is_of).map(|one| one.rule).collect();
     rules.sort_unstable();
