@@ -82,7 +82,10 @@ def time_zones_are_those_of_the_reader(world):
     runs(world, "true")
     hours = {}
     for zone in ("UTC", "Asia/Kathmandu", "America/St_Johns"):
-        out = world.met("usage", "--since", "1d", "--every", "hour-of-day", "--json", env={"TZ": zone}).ok().json()
+        usage = lambda: world.met("usage", "--since", "1d", "--every", "hour-of-day", "--json", env={"TZ": zone}).ok().json()
+        # A daemon may be about to add the job.
+        eventually(lambda: any(line["jobs"] for line in usage()["usage"]), lambda: f"the job: {usage()}")
+        out = usage()
         equal(out["time_zone"], zone, "zone")
         hours[zone] = int(next(line["period"] for line in out["usage"] if line["jobs"]).split(":")[0])
     moment = world.show("1")["job"]["start"]
