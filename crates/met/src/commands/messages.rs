@@ -1,5 +1,5 @@
 //! `met check --send`: findings as one message per user, to the program or address of the configuration. What was sent
-//! is kept, so that nobody gets the same within a week.
+//! is kept, so that no user gets the same within a week.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -65,7 +65,7 @@ fn counted(messages: usize) -> String {
     if messages == 1 { "1 message".to_owned() } else { format!("{messages} messages") }
 }
 
-/// Root runs only what nobody else can put into its place.
+/// Root runs only a program that no other user can replace.
 fn check_configured(setting: &Setting) -> Result<()> {
     let config = &setting.config.notify;
     if config.command.is_none() && config.webhook.is_none() {
