@@ -287,7 +287,7 @@ def job_gpus():
     legend = "{{instance}} GPU {{index}}"
     shown = [("GPU use", "percent", "DCGM_FI_DEV_GPU_UTIL"), ("SM activity", "percentunit", "DCGM_FI_PROF_SM_ACTIVE"),
              ("Tensor cores", "percentunit", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"), ("Memory bandwidth", "percentunit", "DCGM_FI_PROF_DRAM_ACTIVE"),
-             ("Memory in use", "decmbytes", "DCGM_FI_DEV_FB_USED"), ("Power", "watt", "DCGM_FI_DEV_POWER_USAGE"),
+             ("Memory in use", "mbytes", "DCGM_FI_DEV_FB_USED"), ("Power", "watt", "DCGM_FI_DEV_POWER_USAGE"),
              ("Temperature", "celsius", "DCGM_FI_DEV_GPU_TEMP"), ("Clock", "hertz", "DCGM_FI_DEV_SM_CLOCK"), ("Last Xid error", "short", "DCGM_FI_DEV_XID_ERRORS")]
     panels = [line(title, unit, [(dcgm(metric) + (" * 1e6" if unit == "hertz" else ""), legend)]) for title, unit, metric in shown]
     return board("job-gpus", "GPUs of a job (DCGM exporter)", "What DCGM exporter measured on the GPUs of one job, joined by met_job_gpu_info.", JOB_VARIABLES, panels)

@@ -14,7 +14,6 @@ const EVENTS_MAX: usize = 64;
 const NAME_BYTES_MAX: usize = 128;
 /// Descriptors of all supervisors: so many, and a part of those that this process may have.
 const DESCRIPTORS_MAX: u64 = 8192;
-const PART_OF_DESCRIPTORS: u64 = 8;
 /// However many users reach their limits.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
@@ -61,7 +60,7 @@ impl Usage {
 impl Budget {
     pub fn of_process() -> Budget {
         let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let part = open_files.map_or(DESCRIPTORS_MAX, |files| files / PART_OF_DESCRIPTORS);
+        let part = open_files.map_or(DESCRIPTORS_MAX, |files| files / 100 * met_host::percent::COUNTERS);
         Budget::new(part.min(DESCRIPTORS_MAX) as usize)
     }
 

@@ -29,11 +29,11 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use met_core::cadence::Cadence;
 use met_core::cards::CardNow;
 use met_core::gpu::card;
 use met_core::gpu_holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
-use met_core::ladder::Cadence;
 use met_core::provenance::Caveat;
 use met_core::series::{Course, PackedSamples};
 use met_core::{DETAIL, JOB, Table};
@@ -42,7 +42,9 @@ use met_jobs::processes;
 use met_query::live::Live;
 use met_sinks::bus::Ticker;
 use met_sources::taskstats::exits;
-use met_sources::{NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, Unread, meter};
+use met_sources::{
+    Fault, NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, Unread, meter,
+};
 
 use crate::exits::{Beginning, Departures};
 use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
@@ -150,7 +152,8 @@ impl Sampler {
         };
         let is_unused = || processes::is_unused(&self.host, &local.cgroup);
         let watch = self.departures.open(&self.host, slot, beginning, is_unused);
-        self.jobs.insert(slot, Tracked::new(record, local, now_ns, self.gap_ms(), watch));
+        let job = Tracked::new(record, local, now_ns, self.gap_ms(), watch);
+        self.jobs.insert(slot, Box::new(job));
         self.schedule.hasten();
         self.energy.begin(slot, record, now_ns);
         self.membership.change().add(spec);
@@ -305,18 +308,18 @@ impl Sampler {
     /// What is known of each job so far.
     pub fn live(&self) -> Vec<(JobKey, Live)> {
         let mut reasons = self.asked.reasons(&self.runner);
-        let live = |(&slot, job): (&u32, &Tracked)| {
+        let mut live = |slot: u32, job: &Tracked| {
             let mut live = job.live(self.gpus.cards.uses_of(slot));
             live.uncounted_events = reasons.of(job);
             self.energy.complete(slot, &mut live);
             (job.key.clone(), live)
         };
-        self.jobs.iter().map(live).collect()
+        self.jobs.iter().map(|(&slot, job)| live(slot, job)).collect()
     }
 
     /// The samples taken since the last call, by job.
     pub fn drain(&mut self) -> Vec<(JobKey, PackedSamples)> {
-        self.jobs.values_mut().flat_map(Tracked::take_series).collect()
+        self.jobs.values_mut().flat_map(|job| job.take_series()).collect()
     }
 
     /// The samples of a job that are not drained yet: of itself, its details, or the event that is the `part`.
@@ -341,13 +344,13 @@ impl Sampler {
         tables.push(self.gpus.rows());
         tables.push(now::cost_rows(&self.runner));
         tables.extend(self.energy.tables());
-        let cells = |(&slot, job): (&u32, &Tracked)| (job.key.clone(), job.cells(slot, &self.energy, now_ns));
+        let cells = |slot: u32, job: &Tracked| (job.key.clone(), job.cells(slot, &self.energy, now_ns));
         NodeNow {
             time_ns: self.all_read_ns(),
             interval_ns: self.schedule.interval_ns,
             together_ns: self.schedule.cadence.together_ns(),
             ticks: self.schedule.ticks,
-            jobs: self.jobs.iter().map(cells).collect(),
+            jobs: self.jobs.iter().map(|(&slot, job)| cells(slot, job)).collect(),
             events: self.jobs.values().map(|job| (job.key.clone(), job.events.counts.clone())).collect(),
             details: self
                 .jobs
@@ -372,6 +375,11 @@ impl Sampler {
         TickRows { time_ns, runner, job_rows, details, jobs, map: &membership.map }.publish(ticker);
     }
 
+    /// Samples of jobs and GPUs for which there was no room: what waits to be written is bounded.
+    pub fn dropped_samples(&self) -> u64 {
+        self.rows.dropped_samples + self.gpus.dropped_samples
+    }
+
     /// What each source has cost so far.
     pub fn costs(&self) -> Vec<Cost> {
         Cost::all(&self.runner, &self.departures)
@@ -380,6 +388,11 @@ impl Sampler {
     /// The sources that could be opened, read or not.
     pub fn opened(&self) -> impl Iterator<Item = &'static str> {
         self.runner.periods().map(|(spec, _)| spec.name)
+    }
+
+    /// What was wrong with the last reading of a source.
+    pub fn fault(&self, source: &str) -> Option<Fault> {
+        self.runner.fault(source)
     }
 
     /// Counts other events from now on. `options` has all their names. Returns what cannot be counted.
@@ -472,8 +485,14 @@ impl Sampler {
         self.follow_energy(now_ns);
     }
 
-    /// Reads what the machine does without jobs, for its series. No driver of a GPU is woken for that.
+    /// Reads what the machine does without jobs, for its series. No driver of a GPU is woken for that, but at first,
+    /// since it is to be known how many are free.
     pub fn look_at_node(&mut self) {
+        if self.gpus.asks_for_count() {
+            self.runner.read_those_of(&card::TABLE, &self.membership.targets, &TickInfo::default());
+            self.follow_gpus(clock::boottime_ns());
+            self.gpus.cards.pause();
+        }
         let interval = self.machine.intervals.idle();
         self.runner.read_node(&self.membership.targets, &TickInfo::default());
         let interval_ns = i64::try_from(interval.as_nanos()).unwrap_or(i64::MAX);

@@ -18,10 +18,10 @@ use std::time::Duration;
 pub use current::{Current, current};
 pub use form::{events_in, interval};
 use met_core::Selection;
+use met_core::cadence::{Cadence, Ladder};
 use met_core::energy::emission;
 use met_core::gpu_idle_power::IdleRules;
 use met_core::job::LOCAL;
-use met_core::ladder::{Cadence, Ladder};
 use met_core::managers::{self, Scheduler};
 use met_host::Address;
 use met_jobs::cgroup_layouts::Layout;
@@ -344,7 +344,8 @@ pub enum Accounts {
     /// From `server.accounts_file`, if there is one.
     #[default]
     File,
-    Slurm,
+    /// Queried hourly.
+    Scheduler(Scheduler),
 }
 
 /// Settings of a server.
@@ -378,7 +379,7 @@ impl Default for Colmet {
             listen: Vec::new(),
             allow: Vec::new(),
             hosts: Vec::new(),
-            manager: "oar".to_owned(),
+            manager: Scheduler::Oar.name().to_owned(),
             configure: None,
         }
     }

@@ -54,6 +54,7 @@ fn hostile(length: usize) -> Record {
         stdout_file: None,
         stderr_file: None,
         memory_limit: None,
+        cpus_usable: None,
         entered_late: true,
     });
     record

@@ -18,6 +18,8 @@ struct Machine {
     labels: Vec<Vec<String>>,
     /// How old the list of processes is, where known.
     list_age_ns: i64,
+    /// Of every card, all and in use.
+    memory: (i64, i64),
 }
 
 impl Machine {
@@ -28,6 +30,7 @@ impl Machine {
             at_s: 0,
             labels: Vec::new(),
             list_age_ns: MISSING,
+            memory: (MISSING, MISSING),
         };
         for &(slot, environ) in jobs {
             machine.map.add_job(slot, None);
@@ -55,6 +58,7 @@ impl Machine {
             }
             cells[card::SLICES] = if part == 0 { 7 } else { 3 };
             cells[card::LIST_AGE] = self.list_age_ns;
+            (cells[card::MEMORY_TOTAL], cells[card::MEMORY_USED]) = self.memory;
             cells[card::PROCESSES] = processes.iter().filter(|process| process.1 == part).count() as i64;
         }
         for &(pid, part, memory, utilization) in processes {
@@ -71,6 +75,40 @@ impl Machine {
         self.cards.fill(slot, &mut cells);
         cells
     }
+}
+
+#[test]
+fn gpus_that_jobs_can_be_given_are_counted_by_their_parts_where_they_have_any() {
+    let mut machine = Machine::new(&[]);
+    assert_eq!(machine.cards.count(), None, "no driver was asked");
+    machine.label("1", "GPU-b", "");
+    machine.second(&[(0, 1, 0), (1, 1, 0)], &[]);
+    assert_eq!(machine.cards.count(), Some(2));
+    machine.label("1.0", "MIG-a", "GPU-b");
+    machine.label("1.1", "MIG-b", "GPU-b");
+    machine.second(&[(0, 1, 0), (1, 1, 0), (2, MISSING, 0), (3, MISSING, 0)], &[]);
+    assert_eq!(machine.cards.count(), Some(3));
+    machine.second(&[(0, 1, 0)], &[]);
+    assert_eq!(machine.cards.count(), Some(1), "a lost one can be given to nobody");
+}
+
+#[test]
+fn the_memory_of_all_gpus_of_a_job_is_in_its_details() {
+    use crate::detail_table::{GPU_MEMORY_FREE, GPU_MEMORY_TOTAL, GPU_UTILIZATION_MEMORY};
+    let mut machine = Machine::new(&[(1, "CUDA_VISIBLE_DEVICES=0,1"), (2, "CUDA_VISIBLE_DEVICES=none")]);
+    machine.label("1", "GPU-b", "");
+    let details = |machine: &Machine, slot: u32| {
+        let mut cells = vec![MISSING; crate::DETAIL.columns.len()];
+        machine.cards.fill_details(slot, &mut cells);
+        [GPU_MEMORY_TOTAL, GPU_MEMORY_FREE, GPU_UTILIZATION_MEMORY].map(|column| cells[column])
+    };
+    machine.memory = (8 << 30, 3 << 30);
+    machine.second(&[(0, 1, 0), (1, 1, 0)], &[]);
+    assert_eq!(details(&machine, 1), [16 << 30, 10 << 30, MISSING]);
+    assert_eq!(details(&machine, 2), [MISSING; 3], "a job without a GPU has none");
+    machine.memory = (8 << 30, MISSING);
+    machine.second(&[(0, 1, 0), (1, 1, 0)], &[]);
+    assert_eq!(details(&machine, 1), [16 << 30, MISSING, MISSING], "what is not known is missing");
 }
 
 fn task(pid: u32) -> Subject {

@@ -2,7 +2,7 @@
 //!
 //! They are shown and sent as they are read; samples of them are stored only where that is configured.
 
-use crate::table::{MICRO, NANO, ONE};
+use crate::table::{MICRO, MILLI, NANO, ONE};
 use crate::{Across, Column, JOB, Table, Unit, columns};
 
 columns! { COLUMNS:
@@ -38,6 +38,9 @@ columns! { COLUMNS:
     DELAY_RECLAIM = Column::counter("delay_reclaim", Unit::Seconds, NANO, "time threads waited for memory reclaim"),
     MEMORY_TIME = Column::counter("memory_time", Unit::Count, ONE, "resident memory times CPU time, in megabytes times microseconds"),
     VIRTUAL_TIME = Column::counter("virtual_time", Unit::Count, ONE, "address space times CPU time, in megabytes times microseconds"),
+    GPU_MEMORY_TOTAL = Column::gauge("gpu_memory_total", Unit::Bytes, ONE, "memory of its GPUs, used by any process or free"),
+    GPU_MEMORY_FREE = Column::gauge("gpu_memory_free", Unit::Bytes, ONE, "free memory of its GPUs"),
+    GPU_UTILIZATION_MEMORY = Column::gauge("gpu_utilization_memory", Unit::Ratio, MILLI, "share of time in which memory of its GPUs was read or written by any process, summed over GPUs"),
 }
 
 pub static DETAIL: Table = Table {

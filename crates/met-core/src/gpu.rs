@@ -2,6 +2,7 @@
 
 /// The card in whole, or a part of it that the driver hands out as a card of its own.
 pub mod card {
+    use crate::chart::{MachineChart, Unit as ChartUnit};
     use crate::table::{MEGA, MICRO, MILLI, NANO, ONE};
     use crate::{Across, Column, Table, Unit, columns, labels};
 
@@ -52,6 +53,20 @@ pub mod card {
 
     pub static TABLE: Table =
         Table { name: "gpu", subject: "a GPU, or a MIG instance of one", labels: LABELS, columns: COLUMNS };
+
+    /// The same for GPUs of all makers.
+    pub static CHARTS: &[MachineChart] = &[
+        MachineChart::new("card-use", ["GPU use"; 2], ChartUnit::Percent, &TABLE, &[UTILIZATION]).main(),
+        MachineChart::new("card-memory", ["GPU memory"; 2], ChartUnit::Bytes, &TABLE, &[MEMORY_USED]),
+        MachineChart::new("card-power", ["GPU power"; 2], ChartUnit::Watts, &TABLE, &[POWER]),
+        MachineChart::new(
+            "card-temperature",
+            ["GPU temperature"; 2],
+            ChartUnit::Celsius,
+            &TABLE,
+            &[TEMPERATURE],
+        ),
+    ];
 
     /// A lost card reports only its critical errors.
     pub fn is_lost(cells: &[i64]) -> bool {

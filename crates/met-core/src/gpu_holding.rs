@@ -1,5 +1,7 @@
 //! Which cards a job was given, by what its environment and its devices cgroup say.
 
+use crate::managers::MANAGERS;
+
 /// The cards that a process was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
@@ -29,10 +31,6 @@ const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 const NVIDIA: &str = "nvidia";
 const INTEL: &str = "intel";
 
-/// What a scheduler wrote, which says of no maker whose cards it counts. What the job has comes before what one
-/// of its steps has: the rest of the job's cards is held, too.
-const OF_SCHEDULER: [&str; 2] = ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS"];
-
 /// Of each maker's own variables the first that names a card is believed.
 const OF_MAKERS: [(&str, &[&str]); 3] = [
     (NVIDIA, &[CUDA, "NVIDIA_VISIBLE_DEVICES"]),
@@ -46,8 +44,10 @@ const CARDS_MAX: usize = 1024;
 /// each maker whose cards it names.
 pub fn of_environ(environ: &[u8]) -> Vec<Holding> {
     let environ = Environ(environ);
-    // A scheduler sets the variables of all makers, whatever the cards are: there is no other source.
-    if let Some(scheduler) = OF_SCHEDULER.into_iter().find_map(|name| environ.holding(name, None)) {
+    // A scheduler sets the variables of all makers, whatever the cards are: there is no other source. It does not say
+    // whose cards it counts. What the job has comes before what one of its steps has: the job holds the rest, too.
+    let mut of_schedulers = MANAGERS.iter().flat_map(|manager| manager.gpu_variables);
+    if let Some(scheduler) = of_schedulers.find_map(|name| environ.holding(name, None)) {
         // Its numbers count what it hands out, of which a part of a card is one: then only the uuid is exact.
         // Numbers for CUDA begin at 0 again in a job whose other cards are hidden.
         let exact = environ.holding(CUDA, Some(NVIDIA)).filter(Holding::names_uuids);

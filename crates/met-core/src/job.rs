@@ -1,17 +1,18 @@
 //! A job: who it is, how it lived, and what is known of it.
 
+mod totals;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use serde::de::Deserializer;
-use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
 use crate::annotation::Annotation;
 use crate::job_processes::JobProcess;
-use crate::provenance::Provenance;
+use crate::lossless_path;
 use crate::work::Work;
-use crate::{JOB, lossless_path};
+
+pub use totals::{Figure, QualityKind, Summaries, Summary, Totals};
 
 /// The manager of jobs that `met` itself started or attached to.
 pub const LOCAL: &str = "local";
@@ -435,6 +436,10 @@ pub struct Local {
     /// What it may hold at most, where that is less than the machine has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<MemoryLimit>,
+    /// CPUs on which its first process might run before its command began, at most as many as a quota allowed. It
+    /// shares them with others: none is given to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus_usable: Option<u32>,
     /// The command ran before it was moved into its v1 cgroups: what it allocated until then is not counted there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub entered_late: bool,
@@ -484,6 +489,7 @@ impl Local {
             stderr_file: None,
             left_over: Vec::new(),
             memory_limit: None,
+            cpus_usable: None,
             entered_late: false,
         }
     }
@@ -619,154 +625,6 @@ pub struct EventCount {
 pub struct UncountedEvent {
     pub name: String,
     pub reason: String,
-}
-
-named! {
-    /// How a figure came to be; what is further down is known less well.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-    pub enum QualityKind {
-        /// The difference of a counter that covers the whole job.
-        Measured = "measured",
-        /// The largest, last or mean of samples; what happened between them is not included.
-        Sampled = "sampled",
-        /// A share of a total measured for several jobs.
-        Attributed = "attributed",
-        Estimated = "estimated",
-        /// At least this much.
-        LowerBound = "lower_bound",
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Figure {
-    pub value: i64,
-    pub kind: QualityKind,
-    pub source: Provenance,
-}
-
-/// The known totals of a job, by column of the job table.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Totals {
-    figures: BTreeMap<usize, Figure>,
-}
-
-impl Totals {
-    pub fn get(&self, column: usize) -> Option<i64> {
-        self.figures.get(&column).map(|figure| figure.value)
-    }
-
-    pub fn figure(&self, column: usize) -> Option<&Figure> {
-        self.figures.get(&column)
-    }
-
-    pub fn set(&mut self, column: usize, value: i64, kind: QualityKind, source: impl Into<Provenance>) {
-        self.figures.insert(column, Figure { value, kind, source: source.into() });
-    }
-
-    /// Takes over what `other` knows and this does not.
-    pub fn fill_from(&mut self, other: &Totals) {
-        for (&column, figure) in &other.figures {
-            self.figures.entry(column).or_insert_with(|| figure.clone());
-        }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.figures.is_empty()
-    }
-
-    pub fn remove(&mut self, column: usize) {
-        self.figures.remove(&column);
-    }
-
-    /// Of a job that went on: what is known so far is the least it can be.
-    pub fn set_lower_bounds(&mut self) {
-        self.figures.values_mut().for_each(|figure| figure.kind = QualityKind::LowerBound);
-    }
-
-    /// Where each of them is said to come from.
-    pub(crate) fn sources_mut(&mut self) -> impl Iterator<Item = &mut Provenance> {
-        self.figures.values_mut().map(|figure| &mut figure.source)
-    }
-
-    /// In the order of the job table.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &Figure)> {
-        self.figures.iter().map(|(&column, figure)| (column, figure))
-    }
-}
-
-/// The course of one column in five numbers, in the column's sub-unit. Counters: of their growth per second.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
-    /// Weighted by time.
-    pub mean: f64,
-    pub min: f64,
-    pub max: f64,
-    /// Known when the job is over and every sample is at hand.
-    pub p50: Option<f64>,
-    pub p95: Option<f64>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Summaries {
-    by_column: BTreeMap<usize, Summary>,
-}
-
-impl Summaries {
-    pub fn get(&self, column: usize) -> Option<&Summary> {
-        self.by_column.get(&column)
-    }
-
-    pub fn set(&mut self, column: usize, summary: Summary) {
-        self.by_column.insert(column, summary);
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &Summary)> {
-        self.by_column.iter().map(|(&column, summary)| (column, summary))
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.by_column.is_empty()
-    }
-}
-
-// On disk and on the socket a column goes by its name: a position would change its meaning with the table.
-fn serialize_by_name<T: Serialize, S: Serializer>(
-    map: &BTreeMap<usize, T>,
-    to: S,
-) -> Result<S::Ok, S::Error> {
-    to.collect_map(map.iter().map(|(&column, value)| (JOB.columns[column].name, value)))
-}
-
-// A name that this version does not know came from a newer one, and is left out.
-fn deserialize_by_name<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-    from: D,
-) -> Result<BTreeMap<usize, T>, D::Error> {
-    let named = BTreeMap::<String, T>::deserialize(from)?;
-    Ok(named.into_iter().filter_map(|(name, value)| Some((JOB.column(&name)?, value))).collect())
-}
-
-impl Serialize for Totals {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        serialize_by_name(&self.figures, to)
-    }
-}
-
-impl<'de> Deserialize<'de> for Totals {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Ok(Totals { figures: deserialize_by_name(from)? })
-    }
-}
-
-impl Serialize for Summaries {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        serialize_by_name(&self.by_column, to)
-    }
-}
-
-impl<'de> Deserialize<'de> for Summaries {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Ok(Summaries { by_column: deserialize_by_name(from)? })
-    }
 }
 
 #[cfg(test)]

@@ -25,6 +25,29 @@ pub struct Manager {
     pub output: Option<fn(&Record) -> String>,
     /// How its cgroups are recognised.
     pub layouts: &'static [Pattern],
+    /// The part of a job in which root waits for its end and prepares it.
+    pub waits_in: Option<&'static str>,
+    /// Variables with the numbers of the GPUs that it gave to a job, the job's before those of its steps.
+    pub gpu_variables: &'static [&'static str],
+    /// Whether a path is that of its copy of a job's script. `has_id`: the job's number is in the path.
+    pub is_script_copy: Option<fn(path: &str, has_id: bool) -> bool>,
+    /// The line of a script that requests so much; `None` where it has no such line.
+    pub directive: Option<fn(Need) -> Option<String>>,
+}
+
+/// What the next run of a job needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A multiple of 1 MiB.
+    Memory {
+        bytes_per_node: i64,
+        nodes: i64,
+    },
+    /// Of its only task.
+    Cpus(i64),
+    TimeMinutes(i64),
+    /// On its only node.
+    Gpus(i64),
 }
 
 pub struct Query {
@@ -78,6 +101,10 @@ schedulers!(variants);
 impl Scheduler {
     pub const COUNT: usize = Scheduler::ALL.len();
 
+    pub const fn name(self) -> &'static str {
+        self.row().0.name
+    }
+
     /// Its row, and how it is queried.
     pub const fn row(self) -> (&'static Manager, &'static Query) {
         let mut index = 0;
@@ -124,6 +151,10 @@ const fn named(name: &'static str) -> Manager {
         cancel: None,
         output: None,
         layouts: &[],
+        waits_in: None,
+        gpu_variables: &[],
+        is_script_copy: None,
+        directive: None,
     }
 }
 
@@ -158,6 +189,9 @@ const fn known(path: &'static str) -> Pattern {
 const RUNTIMES: &[&str] =
     &["conmon", "catatonit", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]", "runc", "crun"];
 
+const MIB: i64 = 1 << 20;
+const GIB: i64 = 1 << 30;
+
 /// The order is that of precedence: of the layouts that fit one directory the first is taken. A directory
 /// inside a job is never another job, so the outermost manager wins: a container inside a Slurm job is
 /// still the Slurm job, and a pod is one job whatever runs its containers.
@@ -179,6 +213,16 @@ pub const MANAGERS: &[Manager] = &[
             managed("(system.slice/)slurmstepd.scope/{sluid:s%}", "step_{step}/user/task_{task}"),
             managed("(system.slice/){node}_slurmstepd.scope/{sluid:s%}", "step_{step}/user/task_{task}"),
         ],
+        waits_in: Some("step_extern"),
+        gpu_variables: &["SLURM_JOB_GPUS", "SLURM_STEP_GPUS"],
+        is_script_copy: Some(|path, _| path.rsplit('/').next() == Some("slurm_script")),
+        directive: Some(|need| Some(match need {
+            Need::Memory { bytes_per_node, .. } if bytes_per_node % GIB == 0 => format!("#SBATCH --mem={}G", bytes_per_node / GIB),
+            Need::Memory { bytes_per_node, .. } => format!("#SBATCH --mem={}M", bytes_per_node / MIB),
+            Need::Cpus(cpus) => format!("#SBATCH --cpus-per-task={cpus}"),
+            Need::TimeMinutes(minutes) => format!("#SBATCH --time={}:{:02}:00", minutes / 60, minutes % 60),
+            Need::Gpus(gpus) => format!("#SBATCH --gres=gpu:{gpus}"),
+        })),
         ..named("slurm")
     },
     Manager {
@@ -203,6 +247,11 @@ pub const MANAGERS: &[Manager] = &[
             managed("(system.slice/)pbs*.service/jobs/{id}", ""),
             managed("pbs*.slice/pbs*-{id}.slice", ""),
         ],
+        directive: Some(|need| match need {
+            // Of the whole job, not of a node.
+            Need::Memory { bytes_per_node, nodes: 1 } => Some(format!("#PBS -l mem={}mb", bytes_per_node / MIB)),
+            _ => None,
+        }),
         ..named("pbs")
     },
     Manager {
@@ -220,6 +269,12 @@ pub const MANAGERS: &[Manager] = &[
             managed("lsf/{cluster}/job.{id:#}.{index:#}.#.#", ""),
             managed("lsf/{cluster}/job.{id:#}.#.#", ""),
         ],
+        is_script_copy: Some(|path, has_id| has_id && path.contains("/.lsbatch/")),
+        directive: Some(|need| match need {
+            // Of the whole job, not of a node.
+            Need::Memory { bytes_per_node, nodes: 1 } => Some(format!("#BSUB -M {}MB", bytes_per_node / MIB)),
+            _ => None,
+        }),
         ..named("lsf")
     },
     Manager {
@@ -313,5 +368,22 @@ mod tests {
             assert_eq!(find(name).map(|manager| manager.name), Some("htcondor"));
         }
         assert!(find("Slurm").is_none() && find("").is_none());
+    }
+
+    #[test]
+    fn needs_are_written_as_each_scheduler_reads_them() {
+        let written = |scheduler: Scheduler, need| scheduler.row().0.directive.and_then(|write| write(need));
+        let memory = |bytes_per_node, nodes| Need::Memory { bytes_per_node, nodes };
+        let of_slurm = |need| written(Scheduler::Slurm, need).unwrap();
+        assert_eq!(of_slurm(memory(6 * GIB, 2)), "#SBATCH --mem=6G");
+        assert_eq!(of_slurm(memory(GIB + 256 * MIB, 1)), "#SBATCH --mem=1280M");
+        assert_eq!(of_slurm(Need::TimeMinutes(125)), "#SBATCH --time=2:05:00");
+        assert_eq!(of_slurm(Need::Cpus(6)), "#SBATCH --cpus-per-task=6");
+        assert_eq!(of_slurm(Need::Gpus(1)), "#SBATCH --gres=gpu:1");
+        assert_eq!(written(Scheduler::Pbs, memory(GIB, 1)).unwrap(), "#PBS -l mem=1024mb");
+        assert_eq!(written(Scheduler::Lsf, memory(GIB, 1)).unwrap(), "#BSUB -M 1024MB");
+        for scheduler in [Scheduler::Pbs, Scheduler::Lsf, Scheduler::Oar] {
+            assert_eq!(written(scheduler, memory(GIB, 2)), None, "of the whole job");
+        }
     }
 }

@@ -45,6 +45,26 @@ pub fn count(value: f64) -> String {
     grouped
 }
 
+/// `1 job`, `12,345 jobs`.
+pub fn counted(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {noun}{plural}", count(number as f64))
+}
+
+/// Whole numbers as counts, others with four digits that matter.
+pub fn number(value: f64) -> String {
+    if value.fract() == 0.0 && value.abs() < 1e15 {
+        return count(value);
+    }
+    let exponent = value.abs().log10().floor();
+    if !(-5.0..15.0).contains(&exponent) {
+        return format!("{value:.3e}");
+    }
+    let decimals = (3.0 - exponent).max(0.0) as usize;
+    let text = format!("{value:.decimals$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
 /// How often something happens: `12.5 /s`, `950 /s`, `6.00 M/s`.
 pub fn count_per_second(value: f64) -> String {
     const PREFIXES: [&str; 6] = ["", "k", "M", "G", "T", "P"];
@@ -453,6 +473,16 @@ mod tests {
         let all = [2.16, 14.3, 3600.0, 7.2e6].map(watt_hours);
         assert_eq!(all, ["0.60 mWh", "3.97 mWh", "1.00 Wh", "2.00 kWh"]);
         assert_eq!(gibibytes_fixed(4e9), "3.73 GiB", "as `met gpus` writes it");
+    }
+
+    #[test]
+    fn numbers_keep_their_fraction() {
+        let written =
+            [1.5, 0.0001, 0.93, 100.0, 1234567.0, 1234567.8, -2.25, 1.0e-9, 0.999_99, 3.0e20].map(number);
+        let expected =
+            ["1.5", "0.0001", "0.93", "100", "1,234,567", "1234568", "-2.25", "1.000e-9", "1", "3.000e20"];
+        assert_eq!(written, expected);
+        assert_eq!([f64::NAN, f64::INFINITY].map(number), ["NaN", "inf"]);
     }
 
     #[test]

@@ -79,6 +79,7 @@ fn portable(record: &Record) -> Record {
     let local = record.local.as_ref().map(|local| Local {
         left_over: local.left_over.clone(),
         memory_limit: local.memory_limit,
+        cpus_usable: local.cpus_usable,
         ..Local::new("", local.origin, "")
     });
     Record { local, ..record.clone() }

@@ -1,8 +1,7 @@
 //! How many files may stay open. Beyond that they are opened for each reading: slower, but never wrong.
 //!
-//! The limit is divided once for all: a quarter for files and directories that are read again and again, the rest for
-//! sockets, the store and whatever is opened for a moment. So a machine full of jobs never takes the descriptors with
-//! which the end of a job is read.
+//! The limit is divided once for all ([`percent`]), and a part is left for the store and whatever is opened for a
+//! moment. So a machine full of jobs never takes the descriptors with which the end of a job is read.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +9,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-const KEPT_PERCENT: u64 = 25;
+/// How the limit is divided.
+pub mod percent {
+    /// Files and directories that are read again and again.
+    pub const KEPT: u64 = 40;
+    /// Connections of supervisors, one for each job.
+    pub const SUPERVISORS: u64 = 25;
+    /// Connections of commands.
+    pub const CLIENTS: u64 = 10;
+    /// Counters that supervisors pass to a daemon.
+    pub const COUNTERS: u64 = 10;
+    /// Connections to a daemon's listener.
+    pub const LISTENER: u64 = 5;
+    const _: () = assert!(KEPT + SUPERVISORS + CLIENTS + COUNTERS + LISTENER <= 90);
+}
 /// Where a limit is infinite, as in some containers: more files than any machine has processes.
 const UNLIMITED: u64 = 1 << 20;
 
@@ -79,7 +91,7 @@ impl Budget {
 }
 
 fn share_of_limit() -> usize {
-    usize::try_from(open_file_limit().min(UNLIMITED) * KEPT_PERCENT / 100).unwrap_or(usize::MAX)
+    usize::try_from(open_file_limit().min(UNLIMITED) * percent::KEPT / 100).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

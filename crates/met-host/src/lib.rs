@@ -16,7 +16,7 @@ pub mod trusted;
 pub mod users;
 
 pub use address::{Address, NotAnAddress};
-pub use budget::{Budget, Share, open_file_limit, raise_open_file_limit};
+pub use budget::{Budget, Share, open_file_limit, percent, raise_open_file_limit};
 pub use file::{Dir, KeptFile, PidPath};
 pub use host::{Facts, Host, Liveness};
 pub use peer::Peer;

@@ -7,6 +7,7 @@ use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK, MEMORY_PEAK};
 use met_core::{Across, JOB};
 
 use crate::average;
+use crate::report::Machine;
 
 /// One resource: what was asked for, given and used.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,6 +98,14 @@ fn used_memory(record: &Record) -> (Option<f64>, QualityKind) {
         Some(figure) => (Some(figure.value as f64), figure.kind),
         None => (record.scheduling.memory_peak_bytes.map(|bytes| bytes as f64), QualityKind::Sampled),
     }
+}
+
+/// Cores that a job can use: those that it was given, or else those that it shares with others, which it has not asked
+/// for and cannot leave unused.
+pub fn usable_cpus(record: &Record, machine: Machine) -> Option<f64> {
+    let given = record.allocated.cpus.or(record.requested.cpus).map(|cpus| cpus as f64);
+    let of_process = || record.local.as_ref()?.cpus_usable.filter(|&cpus| cpus > 0);
+    given.or_else(|| of_process().or(machine.cpus).map(f64::from))
 }
 
 /// How long the job waited, or has been waiting, to begin.

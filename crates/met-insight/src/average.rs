@@ -3,7 +3,7 @@
 use met_core::JOB;
 use met_core::job::{Figure, QualityKind, Record, State};
 use met_core::job_table::{
-    CPU, GPU_MEMORY, GPU_UTILIZATION, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, MEMORY_PEAK, WALL,
+    CORES_PEAK, CPU, GPU_MEMORY, GPU_UTILIZATION, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, MEMORY_PEAK, WALL,
 };
 
 use met_core::provenance::Account;
@@ -32,6 +32,12 @@ pub fn counted_ns(record: &Record, now_ns: i64) -> Option<i64> {
 pub fn per_second(record: &Record, column: usize, now_ns: i64) -> Option<f64> {
     let counted_ns = counted_ns(record, now_ns).filter(|&counted_ns| counted_ns > 0)?;
     Some(JOB.columns[column].scaled(record.totals.get(column)?) / (counted_ns as f64 / 1e9))
+}
+
+/// The most cores that were busy for half a second at least. One that is written as 0 is too young to have lasted.
+pub fn cores_peak(record: &Record) -> Option<f64> {
+    let thousandths = record.totals.get(CORES_PEAK).filter(|&peak| peak > 0)?;
+    Some(thousandths as f64 / 1e3)
 }
 
 /// Cores busy on average.

@@ -2,7 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::finding::{Finding, Saving, Severity};
+use met_core::reaction::Reaction;
+use serde_json::{Value, json};
+
+use crate::answers::FollowUp;
+use crate::finding::{self, Finding, Saving, Severity};
+use crate::handled;
 use crate::rules::user::WEEK_NS;
 
 /// What a user must have wasted by one rule in a week before it is worth a message.
@@ -25,6 +30,16 @@ pub struct Group {
     pub subjects: Vec<String>,
     pub what: String,
     pub how: String,
+}
+
+/// What `met check` has found.
+pub struct Checked<'a> {
+    pub jobs: usize,
+    pub findings: Vec<Finding>,
+    /// With why they are left out.
+    pub hidden: Vec<(Finding, &'a Reaction)>,
+    pub followed: Vec<FollowUp>,
+    pub with_hidden: bool,
 }
 
 /// The findings that are worth a line: on a cluster those of a user and rule that passed the gate in one week at least.
@@ -75,6 +90,48 @@ pub fn groups(findings: &[Finding]) -> Vec<Group> {
             .then_with(|| (&one.rule, &one.user).cmp(&(&other.rule, &other.user)))
     });
     groups
+}
+
+/// The same for a program.
+pub fn object(group: &Group) -> Value {
+    json!({
+        "user": group.user,
+        "rule": group.rule,
+        "severity": group.severity.name(),
+        "count": group.count,
+        "saving": finding::saving(&group.saving),
+        "subjects": group.subjects,
+        "what": group.what,
+        "how": group.how,
+    })
+}
+
+/// The same for a program.
+pub fn checked_object(checked: &Checked<'_>) -> Value {
+    let groups = groups(&checked.findings);
+    let (taken, not_taken): (Vec<&FollowUp>, Vec<&FollowUp>) =
+        checked.followed.iter().partition(|one| one.is_taken);
+    let saved = taken.iter().fold(Saving::default(), |sum, one| sum.plus(&one.saving));
+    let mut found = json!({
+        "jobs": checked.jobs,
+        "groups": groups.iter().map(object).collect::<Vec<_>>(),
+        "findings": checked.findings.iter().map(finding::object).collect::<Vec<_>>(),
+        "hidden": checked.hidden.len(),
+        "followed": {
+            "taken": taken.len(),
+            "not_taken": not_taken.len(),
+            "saving": finding::saving(&saved),
+        },
+    });
+    if checked.with_hidden {
+        let muted = |(finding, reaction): &(Finding, &Reaction)| {
+            let mut object = finding::object(finding);
+            object["muted"] = handled::object(reaction);
+            object
+        };
+        found["muted"] = checked.hidden.iter().map(muted).collect();
+    }
+    found
 }
 
 /// What saves no countable time is weighed by what the jobs held; the sum of a user has gates of its own.

@@ -102,15 +102,17 @@ pub fn rank(findings: &mut [Finding]) {
     });
 }
 
+/// A number behind a finding.
+pub(crate) fn evidence_object(evidence: &Evidence) -> Value {
+    json!({
+        "name": evidence.name,
+        "value": evidence.value,
+        "quality": evidence.quality.name(),
+        "coverage_ratio": evidence.coverage,
+    })
+}
+
 pub fn object(finding: &Finding) -> Value {
-    let evidence = |evidence: &Evidence| {
-        json!({
-            "name": evidence.name,
-            "value": evidence.value,
-            "quality": evidence.quality.name(),
-            "coverage_ratio": evidence.coverage,
-        })
-    };
     json!({
         "rule": finding.rule,
         "severity": finding.severity.name(),
@@ -120,7 +122,7 @@ pub fn object(finding: &Finding) -> Value {
         "begin": time(finding.window_ns.0),
         "end": time(finding.window_ns.1),
         "what": finding.what,
-        "why": finding.why.iter().map(evidence).collect::<Vec<_>>(),
+        "why": finding.why.iter().map(evidence_object).collect::<Vec<_>>(),
         "how": finding.how,
         "saving": saving(&finding.saving),
         "coverage_ratio": finding.coverage,

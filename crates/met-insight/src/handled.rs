@@ -3,8 +3,11 @@
 use std::collections::HashMap;
 
 use met_core::reaction::{Reaction, ReactionKind};
+use serde_json::{Value, json};
 
 use crate::finding::Finding;
+use crate::json::time;
+use crate::lineage::Lineage;
 
 /// What was done about findings, by user, lineage and rule.
 pub struct Handled<'a> {
@@ -27,7 +30,7 @@ impl<'a> Handled<'a> {
         }
         let lineage = finding.lineage.as_ref();
         let user = lineage.map_or(&finding.user, |lineage| &lineage.user).clone();
-        let key = lineage.map(crate::lineage::Lineage::key).unwrap_or_default();
+        let key = lineage.map(Lineage::key).unwrap_or_default();
         let found = self.by_key.get(&(user.unwrap_or_default(), key, finding.rule.clone()));
         found.map(Vec::as_slice).unwrap_or_default()
     }
@@ -42,6 +45,20 @@ impl<'a> Handled<'a> {
     pub fn is_sent(&self, finding: &Finding, now_ns: i64) -> bool {
         self.about(finding).iter().any(|one| one.kind == ReactionKind::Sent && one.is_current(now_ns))
     }
+}
+
+/// What was done, for a program.
+pub fn object(one: &Reaction) -> Value {
+    let lineage = Lineage::of_key(&one.user, &one.lineage).map(|lineage| lineage.to_string());
+    json!({
+        "user": one.user,
+        "lineage": lineage,
+        "rule": one.rule,
+        "kind": one.kind.name(),
+        "by": one.by,
+        "at": time(one.at_ns),
+        "until": one.until_ns.and_then(time),
+    })
 }
 
 #[cfg(test)]
@@ -75,7 +92,7 @@ mod tests {
         Reaction {
             user: of.map_or(finding.user.clone(), |of| of.user.clone()).unwrap(),
             uid: None,
-            lineage: of.map(crate::lineage::Lineage::key).unwrap_or_default(),
+            lineage: of.map(Lineage::key).unwrap_or_default(),
             rule: finding.rule.clone(),
             kind,
             by: "root".to_owned(),

@@ -56,14 +56,12 @@ fn given(record: &Record) -> Option<&str> {
 fn is_spooled(record: &Record, word: &str) -> bool {
     const FOLDERS: [&str; 3] = ["/var/", "/opt/", "/tmp/"];
     let id = record.key.id.split(['.', '[', '_']).next().unwrap_or_default();
-    let has_id = |word: &str| {
-        let mut numbers = word.split(|letter: char| !letter.is_ascii_digit());
-        numbers.any(|number| !number.is_empty() && number.trim_start_matches('0') == id)
-    };
-    base_name(word) == "slurm_script"
+    let mut numbers = word.split(|letter: char| !letter.is_ascii_digit());
+    let has_id = numbers.any(|number| !number.is_empty() && number.trim_start_matches('0') == id);
+    let is_copy = managers::find(&record.key.manager).and_then(|manager| manager.is_script_copy);
+    is_copy.is_some_and(|is_copy| is_copy(word, has_id))
         || word.contains("/spool/")
-        || (word.contains("/.lsbatch/") || FOLDERS.iter().any(|folder| word.starts_with(folder)))
-            && has_id(word)
+        || has_id && FOLDERS.iter().any(|folder| word.starts_with(folder))
 }
 
 fn base_name(word: &str) -> &str {
@@ -250,7 +248,11 @@ mod tests {
             lineage(&record)
         };
         assert_eq!(pbs("17"), pbs("18"));
-        let script = |id: &str| lineage(&batch(id, &["/bin/sh", "/home/alice/.lsbatch/1700000000.31.shell"]));
+        let script = |id: &str| {
+            let mut record = batch(id, &["/bin/sh", "/home/alice/.lsbatch/1700000000.31.shell"]);
+            record.key.manager = "lsf".to_owned();
+            lineage(&record)
+        };
         assert_eq!(script("31").argument, None);
         assert!(script("32").argument.is_some(), "a number that is not the job's");
         let allocated = batch("7", &["python", "/var/data/train.py"]);

@@ -44,12 +44,7 @@ pub fn of_job(record: &Record, answers: Option<&Answers>, now_ns: i64) -> Messag
 /// Of what was found about the jobs of a user.
 pub fn of_findings(user: &str, found: &[Finding]) -> Message {
     let groups = check::groups(found);
-    let count = |group: &Group| match (group.is_sum, group.count) {
-        (true, 1) => "1 week".to_owned(),
-        (true, count) => format!("{count} weeks"),
-        (false, 1) => "1 job".to_owned(),
-        (false, count) => format!("{count} jobs"),
-    };
+    let count = |group: &Group| units::counted(group.count, if group.is_sum { "week" } else { "job" });
     let mut body = String::new();
     for group in &groups {
         let saves = words::saving(&group.saving).map(|saves| format!(", {saves}")).unwrap_or_default();
@@ -62,12 +57,8 @@ pub fn of_findings(user: &str, found: &[Finding]) -> Message {
             text::escape(&group.how),
         );
     }
-    body +=
-        "Why: met explain JOB RULE. Not again: met mute JOB RULE, or met mute --user NAME RULE for weeks.\n";
-    let title = match groups.len() {
-        1 => "1 finding about your jobs".to_owned(),
-        count => format!("{count} findings about your jobs"),
-    };
+    body += "Why: met explain JOB RULE. Not again: met mute JOB RULE. For weekly findings use --user NAME.\n";
+    let title = format!("{} about your jobs", units::counted(groups.len(), "finding"));
     let object = json!({
         "event": "findings",
         "user": user,

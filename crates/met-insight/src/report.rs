@@ -146,6 +146,8 @@ pub enum Measure {
     Bytes,
     BytesPerSecond,
     Count,
+    /// Of any unit, as somebody wrote it.
+    Number,
     Cores,
     /// 0.5 is half.
     Share,

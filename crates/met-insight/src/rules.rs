@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 
 use met_core::job::Record;
 use met_core::job_table as column;
+use serde_json::{Value, json};
 
 use crate::answers::Job;
 use crate::average;
@@ -88,6 +89,27 @@ impl Rules {
     pub fn get(&self, name: &str) -> Option<&Rule> {
         self.rules.iter().find(|rule| rule.name == name)
     }
+
+    pub fn about(&self, scope: Scope) -> impl Iterator<Item = &Rule> {
+        self.rules.iter().filter(move |rule| rule.scope == scope)
+    }
+
+    /// The rule of this name, or what is wrong with it.
+    pub fn named(&self, name: &str, scope: Scope) -> Result<&Rule, String> {
+        match (self.get(name), scope) {
+            (Some(rule), _) if rule.scope == scope => Ok(rule),
+            (Some(_), Scope::Job) => {
+                Err(format!("{name} is about all jobs of a user; name the user with --user"))
+            }
+            (Some(_), Scope::User) => {
+                Err(format!("{name} is about single jobs; name a job instead of --user"))
+            }
+            (None, _) => {
+                let known: Vec<&str> = self.about(scope).map(|rule| rule.name.as_str()).collect();
+                Err(format!("no rule named {name:?}; known: {}", known.join(", ")))
+            }
+        }
+    }
 }
 
 /// How a rule came to its result.
@@ -133,6 +155,24 @@ fn of_subject(rules: &Rules, subject: Subject<'_>, scope: Scope) -> Vec<Finding>
 /// The numbers, gates and counter-evidence of one rule for a job.
 pub fn explain(rule: &Rule, job: &Job<'_>) -> Explanation {
     judged(rule, Subject::Job(job), true)
+}
+
+/// The same for a week of a user.
+pub fn explain_user(rule: &Rule, user: &UserSum) -> Explanation {
+    judged(rule, Subject::User(user), true)
+}
+
+/// The same for a program.
+pub fn explanation_object(rule: &Rule, explanation: &Explanation) -> Value {
+    let steps = explanation.steps.iter().map(|step| json!({ "asked": step.asked, "passed": step.passed }));
+    let evidence = explanation.evidence.iter().map(crate::finding::evidence_object);
+    json!({
+        "rule": rule.name,
+        "steps": steps.collect::<Vec<_>>(),
+        "why": evidence.collect::<Vec<_>>(),
+        "unknown": explanation.unknown,
+        "finding": explanation.finding.as_ref().map(finding::object),
+    })
 }
 
 /// `with_all` looks at numbers of a condition that is false already, for an explanation.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
+use met_core::units;
 use met_core::usage::{By, Every, Period, Sums, Usage, UsageAsk, UsageLine, Zone, figure, machine_figure};
 use serde_json::{Map, Value, json};
 
@@ -223,6 +224,14 @@ fn expected_ms(ask: &UsageAsk, usage: &Usage, now_ns: i64) -> BTreeMap<(Option<S
     }
     expected
 }
+
+/// Emissions in words: energy by a factor, an estimate in any case.
+pub fn emissions(grams: f64) -> String {
+    units::marked("~", &units::grams(grams))
+}
+
+/// Sums have no quality of their own.
+pub const ENERGY_NOTE: &str = "energy and CO2 include estimates; `met list energy` marks each";
 
 /// How a period is called.
 pub fn period_name(period: &Period, every: Every, zone: &Zone) -> String {

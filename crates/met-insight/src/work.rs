@@ -53,8 +53,9 @@ pub(crate) fn section(record: &Record, now_ns: i64) -> Section {
     for per in per_unit(record, now_ns) {
         let name = || Detail::text(Some(per.work.name.clone()));
         let of = || Detail::text(Some(format!("per {}", per.work.name)));
-        let marks = Detail::text(Some(format!("in {} marks", per.work.marks)));
-        let last = amount(Some(per.work.last.value), Measure::Count, QualityKind::Measured);
+        let marks =
+            Detail::text(Some(format!("in {}", met_core::units::counted(per.work.marks as usize, "mark"))));
+        let last = amount(Some(per.work.last.value), Measure::Number, QualityKind::Measured);
         section.put("marked", last, [name(), marks]);
         section.put("time", amount(per.seconds, Measure::Seconds, QualityKind::Measured), [of()]);
         section.put("unit energy", amount(per.joules, Measure::Joules, ENERGY_QUALITY), [of()]);

@@ -10,7 +10,7 @@ use std::path::Path;
 use met_core::managers::{Class, MANAGERS};
 use met_host::{Host, parse};
 
-use crate::environ;
+use crate::{environ, scheduler};
 
 /// Longer ids are cut: no manager gives such ones, and they would only fill the store.
 const ID_BYTES_MAX: usize = 128;
@@ -245,17 +245,14 @@ impl Layouts {
         paths_in(&text).find_map(|path| {
             let (layout, captures) =
                 self.captured(path).filter(|(layout, _)| layout.class != Class::Known)?;
-            let by_process = || match captures.sluid {
-                Some(_) => environ::number(host, pid, SLURM_JOB_ID, &mut Vec::new()),
-                None => None,
+            let by_process = || {
+                let variable = scheduler::id_variable(captures.sluid.as_deref()?)?;
+                environ::number(host, pid, variable, &mut Vec::new())
             };
             Some(format!("{}:{}", layout.manager(), captures.job_id().or_else(by_process)?))
         })
     }
 }
-
-/// The variable that names a job whose directory does not.
-pub(crate) const SLURM_JOB_ID: &str = "SLURM_JOB_ID";
 
 /// What `/proc/PID/cgroup` names.
 fn paths_in(text: &[u8]) -> impl Iterator<Item = &Path> {

@@ -13,15 +13,16 @@ use met_core::job::{CgroupPaths, JobKey, ProcessId, Record, Resources, Schedulin
 use met_core::managers;
 use met_host::{Host, PidPath, clock, parse};
 
-use variables::{ENVIRON_BYTES_MAX, VALUE_BYTES_MAX, Variables, is_sluid};
+use crate::scheduler;
+use variables::{ENVIRON_BYTES_MAX, VALUE_BYTES_MAX, Variables};
 
 /// A job found under the name of its directory reveals its number within moments, if at all.
 pub const NAMED_WITHIN: Duration = Duration::from_secs(60);
 
-/// Whether a job of Slurm is known by the name of its directory alone. Sinks get it when its number is known, or after
+/// Whether a job is known by the name of its directory alone, which is not its id. Sinks get it when its number is known, or after
 /// [`NAMED_WITHIN`]: they cannot follow it from one name to another.
 pub fn is_unnamed(key: &JobKey) -> bool {
-    key.manager == "slurm" && is_sluid(&key.id)
+    scheduler::is_other_name(&key.manager, &key.id)
 }
 
 /// A job may have thousands of processes; the first ones know all that there is to know.
@@ -99,7 +100,7 @@ pub fn identify(host: &Host, question: &Question<'_>) -> Identity {
         {
             identity.add_nodes(&text);
         }
-        identity.id = Some(id).filter(|_| is_sluid(question.id));
+        identity.id = Some(id).filter(|_| scheduler::is_other_name(question.manager, question.id));
         identity.holdings = gpu_holding::of_environ(&environ);
         identity.environment_read = true;
         if !question.is_container() {
@@ -227,15 +228,17 @@ fn processes(host: &Host, question: &Question<'_>) -> Vec<Process> {
     found
 }
 
-/// Where Slurm contains a job from its prolog on, root sleeps in a step of its own for as long as the job
+/// Where a manager contains a job from its prolog on, root sleeps in a part of its own for as long as the job
 /// lasts, and what prepares the job runs there, too.
 fn waits(host: &Host, question: &Question<'_>, pid: u32, uid: u32) -> bool {
+    let Some(part) = managers::find(question.manager).and_then(|manager| manager.waits_in) else {
+        return false;
+    };
     let mut text = Vec::new();
-    let is_extern = |line: &[u8]| line.split(|&byte| byte == b'/').any(|name| name == b"step_extern");
-    question.manager == "slurm"
-        && uid == 0
+    let is_there = |line: &[u8]| line.split(|&byte| byte == b'/').any(|name| name == part.as_bytes());
+    uid == 0
         && host.proc_dir().read(PidPath::new(pid, "cgroup").as_path(), &mut text).is_ok()
-        && parse::lines(&text).any(is_extern)
+        && parse::lines(&text).any(is_there)
 }
 
 /// The user as which a manager works inside its jobs, unless that user owns the job.

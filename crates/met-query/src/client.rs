@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use met_config::{Place, address};
+use met_config::{Failure, Place, address};
 use met_host::Peer;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -274,10 +274,10 @@ impl AsFd for Knock {
 
 /// A refusal is an error.
 fn accepted(reply: Reply) -> io::Result<Reply> {
-    match reply {
-        Reply::Error { message } => Err(io::Error::new(io::ErrorKind::PermissionDenied, message)),
-        Reply::Leaving => Err(io::ErrorKind::ConnectionReset.into()),
-        reply => Ok(reply),
+    match reply.accepted() {
+        Ok(Reply::Leaving) => Err(io::ErrorKind::ConnectionReset.into()),
+        Ok(reply) => Ok(reply),
+        Err(failure) => Err(io::Error::new(io::ErrorKind::PermissionDenied, failure)),
     }
 }
 
@@ -318,7 +318,10 @@ fn unconnected(socket: &Path, error: io::Error) -> Unreachable {
 pub fn unanswered(error: io::Error) -> anyhow::Error {
     match error.kind() {
         // Its own words.
-        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported => anyhow!("{error}"),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported => match error.downcast::<Failure>() {
+            Ok(failure) => failure.into(),
+            Err(error) => anyhow!("{error}"),
+        },
         io::ErrorKind::WouldBlock => match error.downcast::<Unreachable>() {
             Ok(silent) => anyhow::Error::new(silent),
             Err(error) => anyhow!("{error}"),
@@ -444,7 +447,7 @@ mod tests {
     fn a_question_travels_with_the_greeting() {
         let (_, answer) = asked_of(PROTOCOL, Reply::Done).unwrap();
         assert!(matches!(answer, Some(Reply::Done)));
-        let refused = Reply::Error { message: "not for you".to_owned() };
+        let refused = Reply::error("not for you");
         assert!(asked_of(PROTOCOL, refused).unwrap().1.is_none(), "the daemon can be used all the same");
         assert!(matches!(asked_of(PROTOCOL, Reply::Leaving), Err(Unreachable::Failed(_))));
         let (older, answer) = asked_of(2, Reply::Done).unwrap();
@@ -475,7 +478,7 @@ mod tests {
 
     #[test]
     fn a_daemon_without_room_is_busy_also_if_it_hung_up_before_the_greeting() {
-        let full = || Reply::Error { message: "too many connections".to_owned() };
+        let full = || Reply::error("too many connections");
         let Err(busy) = greeted_by(full()) else { panic!("asked") };
         assert!(matches!(busy, Unreachable::Busy { .. }), "{busy}");
         assert!(busy.again().is_some() && busy.remedy().is_some());
@@ -485,5 +488,17 @@ mod tests {
         let mut client = Client { stream: ours, pid: None, protocol: PROTOCOL };
         let refused = client.call(&Request::Hello(Hello::ours(false))).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn what_a_daemon_refuses_as_wrong_is_wrong_input_here_too() {
+        for (error, code) in [(Failure::usage("has passed"), 2), (anyhow!("disk full"), 1)] {
+            let (mut theirs, ours) = UnixStream::pair().unwrap();
+            write_frame(&mut theirs, &Reply::refusal(&error)).unwrap();
+            let mut client = Client { stream: ours, pid: None, protocol: PROTOCOL };
+            let refused = unanswered(client.call(&Request::Status).unwrap_err());
+            assert_eq!(refused.downcast_ref::<Failure>().map(|failure| failure.code), Some(code));
+            assert_eq!(refused.to_string(), error.to_string());
+        }
     }
 }

@@ -3,6 +3,7 @@
 mod by_process;
 mod files;
 mod filter;
+mod forgetting;
 mod housekeeping;
 mod leftovers;
 mod lineage_runs;
@@ -40,6 +41,7 @@ use met_config::Failure;
 
 pub use files::unreadable;
 pub use filter::{JobsFilter, page_of};
+pub use forgetting::forget_reactions;
 pub use housekeeping::{
     Imported, hand_over_ends, has_lost, import, import_unless_locked, log_removed, open_writer, retention,
     thin, thinning, tidy,

@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use met_config::Failure;
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
@@ -12,6 +13,7 @@ use met_core::energy::{Balance, EnergyWindow};
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{CgroupPaths, JobKey, Record};
 use met_core::listing::Cursor;
+use met_core::node_health::{FailingSource, NodeHealth};
 use met_core::reaction::{Reaction, ReactionChange};
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{Unparsed, lossless_path};
@@ -188,7 +190,31 @@ pub enum Reply {
     Unlinked,
     Error {
         message: String,
+        /// What was asked is wrong, and nothing was done.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_usage: bool,
     },
+}
+
+impl Reply {
+    pub fn error(message: impl Into<String>) -> Reply {
+        Reply::Error { message: message.into(), is_usage: false }
+    }
+
+    pub fn refusal(error: &anyhow::Error) -> Reply {
+        let is_usage = error.downcast_ref::<Failure>().is_some_and(|failure| failure.code == 2);
+        Reply::Error { message: format!("{error:#}"), is_usage }
+    }
+
+    /// A refusal is an error; only wrong input has the exit code of wrong input.
+    pub fn accepted(self) -> Result<Reply, Failure> {
+        match self {
+            Reply::Error { message, is_usage } => {
+                Err(Failure { code: if is_usage { 2 } else { 1 }, message })
+            }
+            reply => Ok(reply),
+        }
+    }
 }
 
 /// A change of what was told, or of what was computed from it.
@@ -341,6 +367,9 @@ pub struct Status {
     #[serde(with = "lossless_path")]
     pub state: PathBuf,
     pub sources: Vec<SourceStatus>,
+    /// Samples that could not be written in time; `None` while the sampler does not answer.
+    #[serde(default)]
+    pub dropped_samples: Option<u64>,
     #[serde(default)]
     pub schedulers: Vec<SchedulerStatus>,
     /// `None` where it does not look for jobs of others.
@@ -364,6 +393,9 @@ pub struct Status {
     /// `None` where no messages of live configuration are taken.
     #[serde(default)]
     pub configure: Option<ConfigureStatus>,
+    /// Samples that the series database rejected since the daemon started, and that are lost.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub samples_refused: u64,
 }
 
 /// Messages of live configuration (`colmet.configure`).
@@ -404,6 +436,17 @@ pub struct NodeStatus {
     /// What of its batches the server does not understand, or that two machines send under this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// Its GPUs, and the sources that it cannot read, as of its last batch.
+    #[serde(flatten)]
+    pub health: NodeHealth,
+}
+
+impl NodeStatus {
+    /// What somebody should look at, one line each.
+    pub fn problems(&self, now_ns: i64) -> Vec<String> {
+        let failing = self.health.failing_sources.iter().map(|failing| failing.text(now_ns));
+        self.problem.iter().cloned().chain(failing).collect()
+    }
 }
 
 /// A resource manager that is asked about jobs.
@@ -484,6 +527,9 @@ pub struct SourceStatus {
     #[serde(default)]
     pub first_unparsed: Option<String>,
     pub last_error: Option<String>,
+    /// What was wrong with its last reading; absent where nothing was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing: Option<FailingSource>,
     /// A reading of it did not come to an end, and nobody reads it any more.
     #[serde(default)]
     pub left_out: bool,
@@ -500,30 +546,10 @@ impl SourceStatus {
     }
 }
 
-/// What is wrong with sources, in one line of bounded length; `None` where all is well.
-pub fn source_problem(sources: &[SourceStatus]) -> Option<String> {
-    const SAID_MAX: usize = 3;
-    const TEXT_BYTES_MAX: usize = 160;
-    let text = |source: &SourceStatus| {
-        let why = source.last_error.as_deref().unwrap_or("no reason given");
-        let what = match source {
-            source if source.left_out => "blocked and no longer read".to_owned(),
-            source if source.unparsed > 0 => source.unparsed().to_string(),
-            source if source.errors == 1 => format!("a reading failed: {why}"),
-            source if source.errors > 1 => format!("{} readings failed, last: {why}", source.errors),
-            _ => return None,
-        };
-        Some(format!("{}: {}", source.name, met_core::text::prefix(&what, TEXT_BYTES_MAX)))
-    };
-    // What is no longer read at all comes first.
+/// The sources that fail as of their last readings; what is no longer read at all comes first.
+pub fn failing_sources(sources: &[SourceStatus]) -> Vec<FailingSource> {
     let (blocked, others): (Vec<_>, Vec<_>) = sources.iter().partition(|source| source.left_out);
-    let mut said: Vec<String> = blocked.into_iter().chain(others).filter_map(text).collect();
-    let more = said.len().saturating_sub(SAID_MAX);
-    said.truncate(SAID_MAX);
-    if more > 0 {
-        said.push(format!("{more} more sources"));
-    }
-    (!said.is_empty()).then(|| format!("{}; see `met doctor`", said.join("; ")))
+    blocked.into_iter().chain(others).filter_map(|source| source.failing.clone()).collect()
 }
 
 /// Whether a daemon would read a request of this size.
@@ -591,8 +617,8 @@ pub fn take_frame<T: for<'de> Deserialize<'de>>(arrived: &mut Vec<u8>) -> io::Re
     Ok(Some(message?))
 }
 
-fn is_zero(version: &u32) -> bool {
-    *version == 0
+fn is_zero<N: Default + PartialEq>(number: &N) -> bool {
+    *number == N::default()
 }
 
 #[cfg(test)]
@@ -600,31 +626,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failing_sources_are_named_in_one_bounded_line_with_those_first_that_are_no_longer_read() {
-        assert_eq!(source_problem(&[SourceStatus { rows: 7, ..SourceStatus::unread("node") }]), None);
-        let failing = |name: &str, errors| SourceStatus {
-            errors,
-            last_error: Some("x".repeat(1000)),
+    fn only_sources_whose_last_reading_failed_are_named_with_those_first_that_are_no_longer_read() {
+        let once =
+            SourceStatus { errors: 7, last_error: Some("EIO".to_owned()), ..SourceStatus::unread("rapl") };
+        let failing = |name: &str, problem: &str| SourceStatus {
+            failing: Some(FailingSource { problem: problem.to_owned(), ..FailingSource::of(name) }),
             ..SourceStatus::unread(name)
         };
-        let unparsed = SourceStatus {
-            unparsed: 2,
-            first_unparsed: Some("/proc/stat".to_owned()),
-            ..SourceStatus::unread("node")
+        let blocked = SourceStatus { left_out: true, ..failing("nfs", "blocked and no longer read") };
+        let named = failing_sources(&[once, failing("ipmi", "no answer"), blocked]);
+        let node = NodeStatus {
+            problem: Some("two machines".to_owned()),
+            health: NodeHealth { gpus: Some(4), failing_sources: named },
+            ..NodeStatus::default()
         };
-        let blocked = SourceStatus { left_out: true, ..SourceStatus::unread("nfs") };
-        let said = source_problem(&[unparsed.clone(), blocked.clone()]).unwrap();
-        let expected =
-            "nfs: blocked and no longer read; node: 2 readings could not be parsed (first: /proc/stat)";
-        assert_eq!(said, format!("{expected}; see `met doctor`"));
-        let many = [failing("rapl", 1), failing("ipmi", 3), unparsed, blocked, failing("drm", 2)];
-        let said = source_problem(&many).unwrap();
-        assert!(
-            said.contains("; rapl: a reading failed: xxx")
-                && said.contains("; ipmi: 3 readings failed, last: x"),
-            "{said}"
-        );
-        assert!(said.ends_with("; 2 more sources; see `met doctor`") && said.len() < 600, "{said}");
+        let expected = ["two machines", "source nfs: blocked and no longer read", "source ipmi: no answer"];
+        assert_eq!(node.problems(0), expected);
+        let json = serde_json::to_value(&node).unwrap();
+        assert_eq!((&json["gpus"], &json["failing_sources"][1]["source"]), (&4.into(), &"ipmi".into()));
+        let bare = serde_json::to_value(NodeStatus::default()).unwrap();
+        assert!(bare.get("gpus").is_none() && bare.get("failing_sources").is_none(), "unknown is absent");
     }
 
     #[test]

@@ -115,7 +115,7 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         Request::Sums { filter, span } => Reply::Sums(query.sums(viewer, filter, span)?),
         Request::Usage(ask) => Reply::Usage(query.usage(viewer, ask)?),
         Request::Reactions { change: None } => Reply::Reactions(query.reactions(viewer)?),
-        Request::Nodes => Reply::Nodes(query.nodes(viewer)?),
+        Request::Nodes => Reply::Nodes(nodes(query, viewer)?),
         Request::NodeParts { since_ms } => {
             let Some(parts) = query.node_parts(*since_ms)? else { return Ok(None) };
             Reply::NodeParts(parts.into_iter().map(|part| (part.table, part.part)).collect())
@@ -127,10 +127,21 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         },
         Request::NodeCourses { node, after_ms } => match query.node_courses(node, *after_ms)? {
             Some(span) => Reply::NodeCourses(wire(span)),
-            None => Reply::Error { message: format!("no node named {node:?}; `met nodes` lists all") },
+            None => Reply::refusal(&Failure::usage(format!("no node named {node:?}; `met nodes` lists all"))),
         },
         _ => return Ok(None),
     }))
+}
+
+/// The nodes, as a viewer may see them: why a source fails is for those who see everything.
+pub fn nodes<Q: Query + ?Sized>(query: &Q, viewer: &Viewer) -> Result<Vec<NodeStatus>> {
+    let mut nodes = query.nodes(viewer)?;
+    if !viewer.sees_all() {
+        for failing in nodes.iter_mut().flat_map(|node| &mut node.health.failing_sources) {
+            *failing = std::mem::take(failing).without_details();
+        }
+    }
+    Ok(nodes)
 }
 
 fn wire(span: NodeSpan) -> NodeCourses {

@@ -99,10 +99,8 @@ impl Answers for ServerClient {
         if answer.status != 200 {
             return Err(self.refused(&answer));
         }
-        match serde_json::from_slice(&answer.body) {
-            // It was understood, and names something that is not there.
-            Ok(Reply::Error { message }) => Err(Failure::usage(message)),
-            Ok(reply) => Ok(reply),
+        match serde_json::from_slice::<Reply>(&answer.body) {
+            Ok(reply) => Ok(reply.accepted()?),
             Err(error) => {
                 let url = self.link.url();
                 bail!("cannot parse the reply of {url} ({error}); is it a met server of this version?")
@@ -124,6 +122,9 @@ fn reason(answer: &link::Answer) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
     use super::*;
 
     fn refusal(status: u16, token_file: Option<&str>) -> (i32, String) {
@@ -148,6 +149,41 @@ mod tests {
         assert!(wanted.contains("requires a token: one line in ") && wanted.contains(&own), "{wanted}");
         assert_eq!(refusal(404, None).0, 2);
         assert_eq!(refusal(503, None), (1, "http://127.0.0.1:9 answers 503: why; see its log".to_owned()));
+    }
+
+    /// What a call says where a server replies this.
+    fn answered(reply: &Reply) -> anyhow::Error {
+        let body = serde_json::to_string(reply).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            // To the end of the request, which is that of its JSON.
+            let mut asked = Vec::new();
+            while !asked.ends_with(b"\"status\"") {
+                let mut piece = [0; 1024];
+                match stream.read(&mut piece).unwrap() {
+                    0 => break,
+                    count => asked.extend(&piece[..count]),
+                }
+            }
+            let length = body.len();
+            write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}")
+                .unwrap();
+        });
+        let mut client = ServerClient::open(&Asked { url, ..Asked::default() }).unwrap();
+        let error = client.call(&Request::Status).unwrap_err();
+        server.join().unwrap();
+        error
+    }
+
+    #[test]
+    fn only_wrong_input_that_a_server_refuses_is_wrong_input() {
+        for (error, code) in [(Failure::usage("no such node"), 2), (anyhow!("disk full"), 1)] {
+            let refused = answered(&Reply::refusal(&error));
+            assert_eq!(refused.downcast_ref::<Failure>().map(|failure| failure.code), Some(code));
+            assert_eq!(refused.to_string(), error.to_string());
+        }
     }
 
     #[test]

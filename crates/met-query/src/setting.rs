@@ -165,6 +165,15 @@ impl Setting {
         }
     }
 
+    /// The server that this machine sends its jobs to, as far as the caller may know.
+    pub fn forwards_to(&self) -> Option<String> {
+        let asked = || match self.daemon(false).ok()?.call(&Request::Status) {
+            Ok(Reply::Status(status)) => Some(status.forward?.url),
+            _ => None,
+        };
+        self.config.forward.url.clone().or_else(asked)
+    }
+
     /// Where the caller named a file and the daemon follows another one: which one that is.
     pub fn other_file_of(&self, held: &InForce) -> Option<String> {
         let own = self.config_path.as_ref().filter(|_| self.is_config_named)?;

@@ -14,6 +14,7 @@ use met_core::job_table::WALL;
 use met_core::{JOB, MISSING, Table, event as perf};
 use met_wire::batch::Subject;
 use met_wire::colmet::{At, Backend, EVENTS as EVENTS_MAX, LAYOUTS, Layout, Meaning, Record, Value};
+use met_wire::colmet::{THERMAL, UPTIME, ZONE_ENERGY};
 
 use crate::event::{Event, Kind, Samples, Sampling, Tick};
 use crate::sink::{Interest, Options, SinkOption, one_of};
@@ -168,8 +169,8 @@ fn table_of(meaning: Meaning) -> Option<&'static str> {
         Meaning::Cell { from, .. } => Some(from.table),
         Meaning::Start => Some(JOB.name),
         Meaning::Event(_) => Some(perf::TABLE.name),
-        Meaning::ZoneEnergy(_) | Meaning::ZoneRange(_) => Some("rapl"),
-        Meaning::Thermal(_) => Some("thermal"),
+        Meaning::ZoneEnergy(_) | Meaning::ZoneRange(_) => Some(ZONE_ENERGY.table),
+        Meaning::Thermal(_) => Some(THERMAL.table),
         Meaning::None => None,
     }
 }
@@ -201,11 +202,8 @@ impl JobState {
     }
 
     fn cell(&self, at: At) -> Option<i64> {
-        let (table, cells): (&Table, _) = match at.table {
-            "job" => (&JOB, &self.job),
-            "job_detail" => (&DETAIL, &self.detail),
-            _ => return None,
-        };
+        let known: [(&Table, _); 2] = [(&JOB, &self.job), (&DETAIL, &self.detail)];
+        let (table, cells) = known.into_iter().find(|(table, _)| table.name == at.table)?;
         cells.get(table.column(at.column)?).copied().filter(|&cell| cell != MISSING)
     }
 
@@ -302,7 +300,7 @@ impl Gatherer {
             }
             Event::Ended(record) => self.ended(record, out),
             Event::Sampling(sampling) if self.chosen.follows => self.follow(sampling),
-            Event::Interim(_) | Event::Sampling(_) => {}
+            Event::Interim(_) | Event::Sampling(_) | Event::Health(_) => {}
         }
     }
 
@@ -473,7 +471,7 @@ impl Gatherer {
                 course.each_row(|time_ms, cells| {
                     let time_ns = time_ms.saturating_mul(1_000_000);
                     state.put(course.table, &labels, time_ns, cells);
-                    if course.table.name == node_state::NODE && state.is_due(time_ns, self.chosen.period) {
+                    if course.table.name == UPTIME.table && state.is_due(time_ns, self.chosen.period) {
                         let made = self.chosen.layouts().filter(|layout| !layout.is_of_job);
                         out.extend(made.filter_map(|layout| {
                             state.record(layout, node, time_ns, self.chosen.period, &involved)

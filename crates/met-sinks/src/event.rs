@@ -6,6 +6,7 @@ use std::time::Duration;
 use met_core::Table;
 use met_core::bounds;
 use met_core::job::{JobKey, Record};
+use met_core::node_health::NodeHealth;
 use met_core::series::Course;
 use met_wire::batch::{Interim, Subject};
 use met_wire::colmet;
@@ -26,6 +27,8 @@ pub enum Event {
     Colmet(Arc<Vec<colmet::Record>>),
     /// How a daemon samples from now on.
     Sampling(Arc<Sampling>),
+    /// How the machine is, when that has changed.
+    Health(Arc<NodeHealth>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,7 @@ pub enum Kind {
     Tick,
     Colmet,
     Sampling,
+    Health,
 }
 
 /// What holds for all jobs of a daemon, by its file or changed live.
@@ -106,6 +110,7 @@ impl Event {
             Event::Tick(_) => Kind::Tick,
             Event::Colmet(_) => Kind::Colmet,
             Event::Sampling(_) => Kind::Sampling,
+            Event::Health(_) => Kind::Health,
         }
     }
 
@@ -116,7 +121,7 @@ impl Event {
         match self {
             Event::Started(record) | Event::Ended(record) => size_of::<Record>() + bounds::bytes(record),
             Event::Interim(_) => 8 * SMALL,
-            Event::Sampling(_) => SMALL,
+            Event::Sampling(_) | Event::Health(_) => SMALL,
             Event::Samples(samples) => of_cells(samples.course.len() * (samples.course.columns.len() + 1)),
             Event::Colmet(records) => records.iter().map(|record| of_cells(2 * record.values.len())).sum(),
             Event::Tick(tick) => of_cells(tick.cells.len() + tick.rows.len() * size_of::<[i64; 16]>()),

@@ -25,7 +25,7 @@ pub fn objects(event: &Event, now_ns: i64, mut write: impl FnMut(Value)) {
         // They are also samples of jobs and nodes, as this server keeps them.
         Event::Colmet(_) => {}
         // No measurement.
-        Event::Sampling(_) => {}
+        Event::Sampling(_) | Event::Health(_) => {}
         Event::Tick(tick) => {
             for (row, cells) in tick.rows() {
                 let mut object = of_row("tick", tick.time_ns, tick.table, cells.iter().copied());

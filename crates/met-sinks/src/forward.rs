@@ -19,6 +19,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use met_core::job::Record;
+use met_core::node_health::NodeHealth;
 use met_core::series::Course;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, MISSING, Table, Unit, columns};
@@ -156,6 +157,8 @@ struct Inner {
     spool: Spool,
     status: Status,
     lost_in_queue: u64,
+    /// As it was last published.
+    health: NodeHealth,
     stopping: bool,
 }
 
@@ -213,7 +216,7 @@ impl Forward {
         let status =
             Status { url: link.url().to_owned(), spool: Some(plan.folder.clone()), ..Status::default() };
         let own = Header { run: spool.id().to_owned(), ..plan.header.clone() };
-        let inner = Inner { spool, status, lost_in_queue: 0, stopping: false };
+        let inner = Inner { spool, status, lost_in_queue: 0, health: NodeHealth::default(), stopping: false };
         let shared = Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new() });
         let (queue, offered) = mpsc::sync_channel(QUEUE);
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
@@ -240,7 +243,7 @@ impl Forward {
     }
 
     pub fn interest(&self) -> Interest {
-        let kinds = vec![Kind::Started, Kind::Ended, Kind::Interim, Kind::Samples];
+        let kinds = vec![Kind::Started, Kind::Ended, Kind::Interim, Kind::Samples, Kind::Health];
         Interest { kinds, tables: Vec::new(), within: Some(self.every) }
     }
 
@@ -297,6 +300,8 @@ impl Sink for Forward {
             Event::Samples(samples) => return self.offer(samples),
             // One that finds no room comes again.
             Event::Interim(interim) => drop(self.queue.try_send(Message::Interim(Arc::clone(interim)))),
+            // The next batch says so.
+            Event::Health(health) => self.shared.lock().health = NodeHealth::clone(health),
             Event::Tick(_) | Event::Colmet(_) | Event::Sampling(_) => {}
         }
         Ok(())
@@ -370,6 +375,7 @@ struct Maker {
     quiet: Duration,
     /// When something last was. The first batch says that we are here.
     spooled: Option<Instant>,
+    /// Of the last batch, as far as it does not change with every one.
     header: Header,
     held: Held,
     interims: Interims,
@@ -424,7 +430,7 @@ impl Maker {
             };
             let more = changed.more;
             let nothing = changed.mark == mark && self.held.is_empty();
-            if nothing && !self.is_quiet() || !self.make_one(changed) || !more {
+            if nothing && !self.is_sign_due() || !self.make_one(changed) || !more {
                 break;
             }
         }
@@ -441,10 +447,12 @@ impl Maker {
         inner.spool.count_dropped(lost);
     }
 
-    /// A server reports a silent node as late. An unreachable server is not contacted more often.
-    fn is_quiet(&self) -> bool {
-        self.spooled.is_none_or(|spooled| spooled.elapsed() >= self.quiet)
-            && self.shared.lock().spool.batches() == 0
+    /// Whether a batch is due without anything to send: a server reports a silent node as late, and shows how it is. An
+    /// unreachable server is not contacted more often.
+    fn is_sign_due(&self) -> bool {
+        let inner = self.shared.lock();
+        let is_quiet = self.spooled.is_none_or(|spooled| spooled.elapsed() >= self.quiet);
+        (is_quiet || inner.health != self.header.health) && inner.spool.batches() == 0
     }
 
     /// True if it is on disk now.
@@ -459,6 +467,7 @@ impl Maker {
     fn make_records(&mut self, records: Vec<Record>) -> bool {
         let mut inner = self.shared.lock();
         let (mark, columns) = (inner.spool.spooled_mark(), self.held.columns(true));
+        self.header.health = inner.health.clone();
         let header = Header { mark, made_ns: now_ns(), columns, ..self.header.clone() };
         let spooled = inner.spool.put(&mut NodeBatch { header, records, ..NodeBatch::default() }, 0);
         let is_spooled = spooled.is_ok();
@@ -472,6 +481,7 @@ impl Maker {
         let Packed { pieces, samples, surplus } = self.held.pieces();
         let interims = self.interims.held();
         let columns = self.held.columns(!records.is_empty() || !interims.is_empty());
+        self.header.health = self.shared.lock().health.clone();
         let header = Header { mark, made_ns: now_ns(), columns, ..self.header.clone() };
         let mut batch = NodeBatch { header, records, interims, pieces };
         let mut inner = self.shared.lock();

@@ -402,7 +402,7 @@ impl Sink for Otlp {
             Event::Ended(record) => self.ended(record),
             Event::Tick(tick) => self.tick(tick),
             Event::Samples(samples) => self.samples(samples),
-            Event::Interim(_) | Event::Colmet(_) | Event::Sampling(_) => {}
+            Event::Interim(_) | Event::Colmet(_) | Event::Sampling(_) | Event::Health(_) => {}
         }
         // Ends that wait in the queue go with this one, unless there is no end of events.
         if Instant::now() >= self.due + self.interval {

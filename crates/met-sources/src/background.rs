@@ -18,6 +18,8 @@ pub(crate) struct Background {
     labels: Vec<Vec<String>>,
     shortfall: Option<Shortfall>,
     taken: u64,
+    /// The last tick took a reading over.
+    has_read: bool,
     cpu_ns: i64,
 }
 
@@ -52,17 +54,19 @@ impl Background {
         std::thread::Builder::new()
             .name(spec.name.to_owned())
             .spawn(move || work(source, &theirs, &mut own, period))?;
-        Ok(Background { shared, labels: Vec::new(), shortfall: None, taken: 0, cpu_ns: 0 })
+        Ok(Background { shared, labels: Vec::new(), shortfall: None, taken: 0, has_read: false, cpu_ns: 0 })
     }
 }
 
 impl Source for Background {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+        self.has_read = false;
         // Held for a moment only; if it is just now, the reading is taken over at the next tick.
         let mut state = match self.shared.state.try_lock() {
             Ok(state) => state,
             Err(std::sync::TryLockError::WouldBlock) => return Ok(()),
             Err(std::sync::TryLockError::Poisoned(_)) => {
+                self.has_read = true;
                 return Err(ReadError::Gone { why: "its thread ended".to_owned() });
             }
         };
@@ -71,7 +75,7 @@ impl Source for Background {
         if state.number == self.taken {
             return Ok(());
         }
-        self.taken = state.number;
+        (self.taken, self.has_read) = (state.number, true);
         self.cpu_ns = state.cpu_ns;
         self.shortfall.clone_from(&state.shortfall);
         self.labels.extend_from_slice(state.labels.get(self.labels.len()..).unwrap_or_default());
@@ -79,6 +83,10 @@ impl Source for Background {
             std::mem::swap(theirs, ours);
         }
         state.error.take().map_or(Ok(()), Err)
+    }
+
+    fn has_read(&self) -> bool {
+        self.has_read
     }
 
     fn labels(&self) -> &[Vec<String>] {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::table::{NANO, ONE};
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Host, KeptFile, Share, Targets, parse};
@@ -39,6 +40,13 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "bytes, requests and busy time of each block device",
     pace: Pace::Every(Duration::from_secs(1)),
     tables: &[&TABLE],
+    charts: &[MachineChart::new(
+        "disk",
+        ["Disks", "disk"],
+        ChartUnit::BytesPerSecond,
+        &TABLE,
+        &[READ, WRITTEN],
+    )],
     open,
 };
 

@@ -62,6 +62,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "CPU time, memory and pressure of a job's cgroup",
     pace: Pace::Tick,
     tables: &[&TABLE],
+    charts: &[],
     open,
 };
 
@@ -79,7 +80,7 @@ struct Entry {
     last: Last,
 }
 
-/// A cgroup as it was last read. While its CPU time does not change nothing ran in it, and the rest is the same.
+/// A cgroup as it was last read. While its CPU time hardly grows, next to nothing ran in it, and the rest is the same.
 #[derive(Default)]
 struct Last {
     cells: Vec<i64>,
@@ -92,30 +93,44 @@ struct Last {
 /// grows.
 const SKIPPED_MAX: u32 = 10;
 
+/// Programs that wait wake up now and then. In this much CPU time since it was last read a job can fill some tens of
+/// megabytes at most, which is less than what counts as a change of its figures.
+pub const QUIET_NS: i64 = 2_000_000;
+
+/// Whether a job whose CPU time was `then_ns` when it was last read has hardly run since.
+pub fn is_quiet(then_ns: i64, now_ns: i64) -> bool {
+    then_ns != MISSING && (then_ns..=then_ns.saturating_add(QUIET_NS)).contains(&now_ns)
+}
+
 impl Last {
-    fn is_same(&self, cells: &[i64]) -> bool {
-        self.cells.get(CPU).is_some_and(|&cpu| cpu == cells[CPU] && cpu != MISSING)
+    fn is_quiet(&self, cells: &[i64]) -> bool {
+        self.cells.get(CPU).is_some_and(|&then_ns| is_quiet(then_ns, cells[CPU]))
     }
 
     /// Whether a look at `cells`, which have the CPU time, tells what is not in these; then they are completed.
     fn complete(&mut self, cells: &mut [i64], is_whole: bool) -> bool {
-        if !self.is_same(cells) || is_whole && !self.is_whole || self.skipped >= SKIPPED_MAX {
+        if !self.is_quiet(cells) || is_whole && !self.is_whole || self.skipped >= SKIPPED_MAX {
             return false;
         }
         self.skipped += 1;
-        for (cell, last) in cells.iter_mut().zip(&self.cells).filter(|(cell, _)| **cell == MISSING) {
-            *cell = *last;
+        // Levels are what they were. Counters may have grown without CPU time, such as pressure: they are not known.
+        let levels = COLUMNS.iter().map(|column| column.kind == met_core::Kind::Gauge);
+        for ((cell, last), _) in
+            cells.iter_mut().zip(&self.cells).zip(levels).filter(|(_, is_level)| *is_level)
+        {
+            *cell = if *cell == MISSING { *last } else { *cell };
         }
         true
     }
 
     fn keep(&mut self, cells: &[i64], is_whole: bool) {
-        self.skipped = 0;
-        if !is_whole && self.is_same(cells) {
+        // Nothing ran at all: what was read with it before is of now, too.
+        if !is_whole && self.cells.get(CPU) == Some(&cells[CPU]) {
             let read = cells.iter().zip(&mut self.cells).filter(|(cell, _)| **cell != MISSING);
             read.for_each(|(cell, last)| *last = *cell);
             return;
         }
+        self.skipped = 0;
         self.is_whole = is_whole;
         self.cells.clear();
         self.cells.extend_from_slice(cells);
@@ -622,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_in_which_nothing_ran_is_not_read_further_and_shows_what_it_showed() {
+    fn a_cgroup_in_which_hardly_anything_ran_is_not_read_further_and_shows_what_it_showed() {
         let mut machine = v2();
         machine.targets.cgroups.truncate(1);
         let mut source =
@@ -647,6 +662,17 @@ mod tests {
             assert_eq!(read(&mut machine, look), Some(whole), "nothing ran: {look:?}");
         }
         assert_eq!(read(&mut machine, Look::No), None);
+        // It woke up for a moment. Its CPU time is exact all the same, and small steps add up.
+        write("cpu.stat", "usage_usec 7255513\nuser_usec 6100200\nsystem_usec 1155313\n");
+        assert_eq!(read(&mut machine, Look::Cheap), Some([7_255_513_000, 109_051_904, 167_772_160, 9]));
+        write("cpu.stat", "usage_usec 7257013\nuser_usec 6100200\nsystem_usec 1156813\n");
+        assert_eq!(read(&mut machine, Look::Cheap), Some([7_257_013_000, 5, 167_772_160, MISSING]));
+        write("cpu.stat", "usage_usec 7258013\nuser_usec 6100200\nsystem_usec 1157813\n");
+        assert_eq!(
+            read(&mut machine, Look::Whole),
+            Some([7_258_013_000, 5, 167_772_160, 3]),
+            "not read since"
+        );
         write("cpu.stat", "usage_usec 8000000\nuser_usec 8000000\nsystem_usec 0\n");
         assert_eq!(read(&mut machine, Look::Cheap), Some([8_000_000_000, 5, 167_772_160, MISSING]));
         assert_eq!(read(&mut machine, Look::Whole), Some([8_000_000_000, 5, 167_772_160, 3]));

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::table::{NANO, ONE};
 use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
 use met_host::{Host, Targets, parse};
@@ -32,6 +33,13 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     // Reading the frequency wakes up a sleeping CPU on some machines.
     pace: Pace::Apart(Duration::from_secs(10)),
     tables: &[&TABLE],
+    charts: &[MachineChart::new(
+        "frequency",
+        ["Frequency", "frequency"],
+        ChartUnit::Hertz,
+        &TABLE,
+        &[FREQUENCY_MEAN],
+    )],
     open,
 };
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::energy::Scope;
 use met_core::table::{MICRO, MILLI};
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, labels};
@@ -30,6 +31,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "power and energy of a Cray node, its processors, memory and GPUs",
     pace: Pace::Every(Duration::from_secs(1)),
     tables: &[&TABLE],
+    charts: &[MachineChart::new("cray-power", ["Power, Cray", "power"], ChartUnit::Watts, &TABLE, &[POWER])],
     open,
 };
 

@@ -22,6 +22,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "AMD and Intel GPUs: use, memory, power and energy, also per process",
     pace: Pace::Tick,
     tables: &[&card::TABLE, &process::TABLE],
+    charts: card::CHARTS,
     open,
 };
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::table::{MICRO, MILLI};
 use met_core::{Across, Batch, Column, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets};
@@ -31,6 +32,16 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     // Some are at the end of a slow bus, some make a disk answer.
     pace: Pace::Apart(Duration::from_secs(5)),
     tables: &[&TABLE],
+    charts: &[
+        MachineChart::new("hwmon-power", ["Power, sensors", "power"], ChartUnit::Watts, &TABLE, &[POWER]),
+        MachineChart::new(
+            "temperature",
+            ["Temperature", "temperature"],
+            ChartUnit::Celsius,
+            &TABLE,
+            &[TEMPERATURE],
+        ),
+    ],
     open,
 };
 

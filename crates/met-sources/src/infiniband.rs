@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::table::ONE;
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, labels};
 use met_host::{Host, Targets, parse};
@@ -38,6 +39,13 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     // Each counter is a question to the adapter.
     pace: Pace::Apart(Duration::from_secs(5)),
     tables: &[&TABLE],
+    charts: &[MachineChart::new(
+        "fabric",
+        ["Fabric", "fabric"],
+        ChartUnit::BytesPerSecond,
+        &TABLE,
+        &[RECEIVED, SENT],
+    )],
     open,
 };
 

@@ -8,6 +8,7 @@ mod sdr;
 use std::io;
 use std::time::Duration;
 
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::table::MILLI;
 use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets, parse};
@@ -41,6 +42,17 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "power of the node and temperatures, from the management controller (BMC)",
     pace: Pace::Apart(Duration::from_secs(10)),
     tables: &[&TABLE],
+    charts: &[
+        MachineChart::new("ipmi-power", ["Power, IPMI", "power, IPMI"], ChartUnit::Watts, &TABLE, &[POWER])
+            .main(),
+        MachineChart::new(
+            "ipmi-temperature",
+            ["Temperature, IPMI", "temperature, IPMI"],
+            ChartUnit::Celsius,
+            &TABLE,
+            &[TEMPERATURE],
+        ),
+    ],
     open,
 };
 

@@ -38,6 +38,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use met_core::chart::MachineChart;
 use met_core::{Batch, DETAIL, JOB, Table};
 use met_host::Host;
 
@@ -46,7 +47,7 @@ pub const NO_ANSWER: &str = nvidia::NO_ANSWER;
 
 pub use heartbeat::{At, Pulse};
 pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
-pub use self_cost::{NewError, NodeSource, Runner};
+pub use self_cost::{Fault, NewError, NodeSource, Runner, Wrong};
 
 /// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.
 pub static SOURCES: &[&SourceSpec] = &[
@@ -95,6 +96,21 @@ pub fn table(name: &str) -> Option<&'static Table> {
     catalogue().into_iter().find(|table| table.name == name)
 }
 
+/// What is drawn of a machine, in the order of pages and plots: of the machine itself, then of its devices.
+pub fn charts() -> Vec<&'static MachineChart> {
+    let of_devices = SOURCES.iter().filter(|spec| !std::ptr::eq(**spec, &node::SPEC));
+    let mut charts: Vec<&'static MachineChart> = Vec::new();
+    for chart in [&node::SPEC].into_iter().chain(of_devices.copied()).flat_map(|spec| spec.charts) {
+        // GPUs of several makers have the same.
+        let is_same = |known: &&MachineChart| (known.id, known.table.name) == (chart.id, chart.table.name);
+        if !charts.iter().any(is_same) {
+            charts.push(chart);
+        }
+    }
+    charts.sort_by_key(|chart| chart.rank());
+    charts
+}
+
 /// What can be said of a source without a machine.
 #[derive(Debug)]
 pub struct SourceSpec {
@@ -102,6 +118,8 @@ pub struct SourceSpec {
     pub help: &'static str,
     pub pace: Pace,
     pub tables: &'static [&'static Table],
+    /// What people see of the machine over time. Where its tables have no block in `met node`, that shows these, too.
+    pub charts: &'static [MachineChart],
     pub open: fn(&Host, &Options) -> Opened,
 }
 
@@ -225,6 +243,11 @@ pub trait Source: Send {
     /// Labels for which there can be no rows, each with the reason.
     fn missing(&self) -> Vec<(&str, &str)> {
         Vec::new()
+    }
+
+    /// Whether the last call of `read` brought a reading: between two readings of a thread it does not.
+    fn has_read(&self) -> bool {
+        true
     }
 
     /// What is there and could not be read last time.
@@ -384,6 +407,30 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn people_see_something_of_every_source_that_watches_the_machine() {
+        // Memory by NUMA node is a block of `met node` only.
+        let is_drawn = |spec: &&&SourceSpec| !spec.charts.is_empty() || spec.name == numa::SPEC.name;
+        let watching = SOURCES.iter().filter(|spec| spec.pace != Pace::Tick);
+        let unseen: Vec<&str> = watching.filter(|spec| !is_drawn(spec)).map(|spec| spec.name).collect();
+        assert!(unseen.is_empty(), "no charts of {unseen:?}");
+        for chart in charts() {
+            assert!(
+                chart.id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'),
+                "{}",
+                chart.id
+            );
+            let columns = chart.plus.iter().chain(&chart.minus).map(|&column| &chart.table.columns[column]);
+            let units: Vec<_> = columns.map(|column| (column.kind, column.unit)).collect();
+            assert!(units.windows(2).all(|pair| pair[0] == pair[1]), "{} adds unlike things", chart.id);
+            assert!(!units.is_empty(), "{} is of nothing", chart.id);
+        }
+        let mut ids: Vec<&str> = charts().iter().map(|chart| chart.id).collect();
+        assert_eq!(ids[..2], ["cpu", "memory"]);
+        ids.sort_unstable();
+        assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "{ids:?}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::table::ONE;
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets, parse};
@@ -33,6 +34,13 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     // The kernel adds up the counts of all CPUs for each line.
     pace: Pace::Apart(Duration::from_secs(5)),
     tables: &[&TABLE],
+    charts: &[MachineChart::new(
+        "lustre",
+        ["Lustre"; 2],
+        ChartUnit::BytesPerSecond,
+        &TABLE,
+        &[READ, WRITTEN],
+    )],
     open,
 };
 

@@ -7,6 +7,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::table::ONE;
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, job_table};
 use met_host::{Host, KeptFile, PidPath, Share, Targets, TaskRole, parse};
@@ -55,6 +56,14 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "traffic of each network device, and of jobs with a network namespace of their own",
     pace: Pace::Every(Duration::from_secs(1)),
     tables: &[&device::TABLE, &namespace::TABLE],
+    charts: &[MachineChart::new(
+        "network",
+        ["Network", "network"],
+        ChartUnit::BytesPerSecond,
+        &device::TABLE,
+        &[device::RECEIVED, device::SENT],
+    )
+    .main()],
     open,
 };
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::table::{MILLI, NANO, ONE};
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
 use met_host::{Host, KeptFile, Share, Targets, parse};
@@ -88,11 +89,48 @@ columns! { COLUMNS:
 pub static TABLE: Table =
     Table { name: "node", subject: "the machine as a whole", labels: &[], columns: COLUMNS };
 
+/// The modes in which CPUs work; their sum is the number of cores in use.
+pub const CPU_BUSY: &[usize] = &[CPU_USER, CPU_NICE, CPU_SYSTEM, CPU_INTERRUPT, CPU_SOFT_INTERRUPT];
+
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "node",
     help: "CPU, load, memory, paging, interrupts and pressure of the machine",
     pace: Pace::Every(Duration::from_secs(1)),
     tables: &[&TABLE],
+    charts: &[
+        MachineChart::new("cpu", ["CPU cores in use"; 2], ChartUnit::Cores, &TABLE, CPU_BUSY).main(),
+        MachineChart::new(
+            "memory",
+            ["Memory in use", "memory in use"],
+            ChartUnit::Bytes,
+            &TABLE,
+            &[MEMORY_TOTAL],
+        )
+        .minus(MEMORY_AVAILABLE)
+        .main(),
+        MachineChart::new("load", ["Load", "load"], ChartUnit::Cores, &TABLE, &[LOAD_1]),
+        MachineChart::new(
+            "pressure-cpu",
+            ["Waiting for CPUs (pressure)", "pressure, CPU"],
+            ChartUnit::Percent,
+            &TABLE,
+            &[PRESSURE_CPU],
+        ),
+        MachineChart::new(
+            "pressure-memory",
+            ["Waiting for memory (pressure)", "pressure, memory"],
+            ChartUnit::Percent,
+            &TABLE,
+            &[PRESSURE_MEMORY],
+        ),
+        MachineChart::new(
+            "pressure-io",
+            ["Waiting for I/O (pressure)", "pressure, I/O"],
+            ChartUnit::Percent,
+            &TABLE,
+            &[PRESSURE_IO],
+        ),
+    ],
     open,
 };
 

@@ -29,6 +29,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "memory of each NUMA node, and allocations on other nodes",
     pace: Pace::Every(Duration::from_secs(5)),
     tables: &[&TABLE],
+    charts: &[],
     open,
 };
 

@@ -45,6 +45,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "NVIDIA GPUs: use, memory, power and energy, also per process",
     pace: Pace::Tick,
     tables: &[&card::TABLE, &process::TABLE],
+    charts: card::CHARTS,
     open,
 };
 

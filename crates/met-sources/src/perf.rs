@@ -31,6 +31,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "events of the kernel and the processor, as configured in perf.events",
     pace: Pace::Tick,
     tables: &[&TABLE],
+    charts: &[],
     open,
 };
 

@@ -56,6 +56,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "CPU time, memory and I/O of a job's processes",
     pace: Pace::Tick,
     tables: &[&TABLE],
+    charts: &[],
     open,
 };
 

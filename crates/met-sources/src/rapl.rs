@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::energy::Scope;
 use met_core::table::MICRO;
 use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
@@ -39,6 +40,9 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "energy of processors and memory, Intel and AMD",
     pace: Pace::Every(Duration::from_secs(1)),
     tables: &[&TABLE],
+    charts: &[
+        MachineChart::new("rapl", ["Processor power", "power"], ChartUnit::Watts, &TABLE, &[ENERGY]).main()
+    ],
     open,
 };
 

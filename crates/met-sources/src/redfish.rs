@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::table::{MICRO, MILLI};
 use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets};
@@ -43,6 +44,13 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "power of the chassis, from its controller over HTTPS",
     pace: Pace::Apart(Duration::from_secs(10)),
     tables: &[&TABLE],
+    charts: &[MachineChart::new(
+        "redfish-power",
+        ["Power, Redfish", "power, Redfish"],
+        ChartUnit::Watts,
+        &TABLE,
+        &[POWER],
+    )],
     open,
 };
 

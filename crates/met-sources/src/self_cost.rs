@@ -14,6 +14,11 @@ use crate::{
     Unavailable, Unread,
 };
 
+mod faults;
+
+use faults::Faults;
+pub use faults::{Fault, Wrong};
+
 columns! { COLUMNS:
     READ_CPU = Column::counter("read", Unit::Seconds, NANO, "CPU time spent in reading the source").usual(),
     BACKGROUND_CPU = Column::counter("background", Unit::Seconds, NANO, "CPU time of the source's own threads, which do the slow readings"),
@@ -30,9 +35,6 @@ pub static TABLE: Table = Table {
     labels: &["source"],
     columns: COLUMNS,
 };
-
-/// Distinct errors remembered for each source; one that changes its text all the time is not logged for ever.
-const ERRORS_REMEMBERED: usize = 16;
 
 /// The opened sources and their batches. It logs nothing: the caller asks for what is new.
 pub struct Runner {
@@ -60,11 +62,7 @@ struct Running {
     read_cpu_ns: i64,
     readings: i64,
     rows: i64,
-    errors: i64,
-    /// The last reading did.
-    failing: bool,
-    seen_errors: Vec<String>,
-    unparsed: Unparsed,
+    faults: Faults,
 }
 
 /// What a source about the machine has read.
@@ -266,11 +264,11 @@ impl Runner {
             let errands_ns = running.source.as_ref().map_or(0, |source| source.errand_cpu_ns());
             cells[READ_CPU] = running.read_cpu_ns + errands_ns;
             cells[BACKGROUND_CPU] = running.source.as_ref().map_or(0, |source| source.background_cpu_ns());
-            cells[ERRORS] = running.errors;
+            cells[ERRORS] = running.faults.errors;
             cells[READINGS] = running.readings;
             cells[ROWS] = running.rows;
-            cells[UNPARSED] = running.unparsed.count;
-            cells[SUCCESS] = i64::from(!running.failing);
+            cells[UNPARSED] = running.faults.unparsed.count;
+            cells[SUCCESS] = i64::from(!running.faults.is_failing());
         }
         // One that is left out costs nothing and fails all the same.
         for (part, _) in (0..).zip(SOURCES).filter(|(_, spec)| self.left_out.contains(&spec.name)) {
@@ -371,14 +369,19 @@ impl Runner {
     /// Counts what was met outside of a source's own reading, such as a process that could not be identified.
     pub fn count_unparsed(&mut self, name: &str, more: &mut Unparsed) {
         if let Some(running) = self.sources.iter_mut().find(|running| running.spec.name == name) {
-            running.count_unparsed(more, &mut self.new_errors);
+            running.faults.take_outside(running.spec.name, more, &mut self.new_errors);
         }
     }
 
     /// The sources of which some readings could not be parsed.
     pub fn unparsed(&self) -> impl Iterator<Item = (&'static str, &Unparsed)> {
-        let found = self.sources.iter().map(|running| (running.spec.name, &running.unparsed));
+        let found = self.sources.iter().map(|running| (running.spec.name, &running.faults.unparsed));
         found.filter(|(_, unparsed)| unparsed.count > 0)
+    }
+
+    /// What is wrong with a source as of its last reading.
+    pub fn fault(&self, source: &str) -> Option<Fault> {
+        self.sources.iter().find(|running| running.spec.name == source)?.faults.now()
     }
 
     /// Errors that were not there before, each of them once.
@@ -440,10 +443,7 @@ impl Running {
             read_cpu_ns: 0,
             readings: 0,
             rows: 0,
-            errors: 0,
-            failing: false,
-            seen_errors: Vec::new(),
-            unparsed: Unparsed::default(),
+            faults: Faults::default(),
         })
     }
 
@@ -509,34 +509,12 @@ impl Running {
         for batch in out.iter_mut().filter(|batch| batch.window == Window::default()) {
             batch.window = window;
         }
-        for batch in &mut *out {
-            self.count_unparsed(&mut batch.unparsed, new);
+        // Between two readings of a thread nothing is news, not even that all is well.
+        if self.source.as_ref().is_some_and(|source| source.has_read()) {
+            self.faults.take(self.spec.name, result.as_ref().err(), out, new);
         }
-        self.failing = result.is_err();
-        if let Err(error) = result {
-            self.errors += 1;
-            self.remember(&error, new);
-            if matches!(error, ReadError::Gone { .. }) {
-                self.source = None;
-            }
-        }
-    }
-
-    /// The first one is reported.
-    fn count_unparsed(&mut self, more: &mut Unparsed, new: &mut Vec<NewError>) {
-        let is_first = self.unparsed.count == 0 && more.count > 0;
-        self.unparsed.take_from(more);
-        if let Some(file) = self.unparsed.first.as_ref().filter(|_| is_first) {
-            let message = format!("cannot parse {file}: its values are missing; `met doctor` counts them");
-            new.push(NewError { source: self.spec.name, message });
-        }
-    }
-
-    fn remember(&mut self, error: &ReadError, new: &mut Vec<NewError>) {
-        let message = error.to_string();
-        if self.seen_errors.len() < ERRORS_REMEMBERED && !self.seen_errors.contains(&message) {
-            self.seen_errors.push(message.clone());
-            new.push(NewError { source: self.spec.name, message });
+        if matches!(result, Err(ReadError::Gone { .. })) {
+            self.source = None;
         }
     }
 }
@@ -548,10 +526,22 @@ mod tests {
     use std::collections::HashMap;
     use std::io;
 
-    static FAILING: SourceSpec =
-        SourceSpec { name: "failing", help: "", pace: Pace::Tick, tables: &[&TABLE], open: open_failing };
-    static ABSENT: SourceSpec =
-        SourceSpec { name: "absent", help: "", pace: Pace::Tick, tables: &[&TABLE], open: open_absent };
+    static FAILING: SourceSpec = SourceSpec {
+        name: "failing",
+        help: "",
+        pace: Pace::Tick,
+        tables: &[&TABLE],
+        charts: &[],
+        open: open_failing,
+    };
+    static ABSENT: SourceSpec = SourceSpec {
+        name: "absent",
+        help: "",
+        pace: Pace::Tick,
+        tables: &[&TABLE],
+        charts: &[],
+        open: open_absent,
+    };
 
     /// Fails in turns: twice alike, once otherwise, then it is gone.
     struct Failing(u32);
@@ -593,6 +583,9 @@ mod tests {
         let costs: Vec<_> = runner.costs().rows().map(|(row, cells)| (row.part, cells[ERRORS])).collect();
         assert_eq!(costs, [(0, 4), (2, 0)]);
         assert!(runner.batches()[0].is_empty(), "a source that is gone has no rows");
+        let gone = runner.fault("failing").map(|fault| fault.what);
+        assert_eq!(gone, Some(Wrong::Error("given up: unplugged".to_owned())));
+        assert_eq!(runner.fault("process"), None);
     }
 
     #[test]
@@ -687,6 +680,7 @@ mod tests {
         help: "",
         pace: Pace::Every(Duration::from_secs(1000 * 3600)),
         tables: &[&TABLE],
+        charts: &[],
         open: open_counting,
     };
     static APART: SourceSpec = SourceSpec {
@@ -694,6 +688,7 @@ mod tests {
         help: "",
         pace: Pace::Apart(Duration::from_secs(1000 * 3600)),
         tables: &[&TABLE],
+        charts: &[],
         open: open_counting,
     };
 
@@ -778,6 +773,7 @@ mod tests {
         assert_eq!(rows.last(), Some(&3));
         assert!(seen(&mut runner).is_empty());
         assert_eq!(runner.take_new_errors()[0].message, "given up: unplugged");
+        assert!(seen(&mut runner).is_empty() && runner.fault("apart").is_some(), "no news is not good news");
     }
 
     #[test]

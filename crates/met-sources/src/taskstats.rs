@@ -54,6 +54,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     help: "delays and context switches of a job's processes, and exact records of those that end",
     pace: Pace::Tick,
     tables: &[&TABLE],
+    charts: &[],
     open,
 };
 

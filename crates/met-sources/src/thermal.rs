@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::table::MILLI;
 use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets};
@@ -24,6 +25,13 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     // A zone may be a program of the firmware, which talks to a slow bus.
     pace: Pace::Apart(Duration::from_secs(5)),
     tables: &[&TABLE],
+    charts: &[MachineChart::new(
+        "thermal",
+        ["Temperature, zones", "temperature, zone"],
+        ChartUnit::Celsius,
+        &TABLE,
+        &[TEMPERATURE],
+    )],
     open,
 };
 

@@ -172,7 +172,7 @@ impl Queries {
         self.is_network
     }
 
-    /// Samples that the engine of series refused since this was opened, and that are lost.
+    /// Samples that the series database rejected since this was opened, and that are lost.
     pub fn samples_refused(&self) -> u64 {
         self.series.refused()
     }
@@ -397,12 +397,6 @@ impl Queries {
             (Some(pending), Some(stored)) => Some(believe(&pending, &stored)),
             (pending, stored) => pending.or(stored),
         })
-    }
-
-    pub fn newest_named(&self, name: &str) -> Result<Option<Record>, StoreError> {
-        let filter =
-            Filter { name: Some(name.into()), limit: Some(1), with_summaries: true, ..Filter::default() };
-        Ok(self.jobs(&filter)?.pop())
     }
 
     pub fn newest(&self) -> Result<Option<Record>, StoreError> {

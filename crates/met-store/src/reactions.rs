@@ -96,6 +96,14 @@ pub fn clear_reactions(
     Ok(known.len())
 }
 
+/// Forgets what was done.
+pub fn remove_reactions(writer: &mut Writer, reactions: &[Reaction]) -> Result<(), StoreError> {
+    if reactions.is_empty() {
+        return Ok(());
+    }
+    writer.in_catalogue(|sql| reactions.iter().try_for_each(|one| remove(sql, one)))
+}
+
 fn remove(sql: &dyn Sql, one: &Reaction) -> Result<(), StoreError> {
     let statement = "DELETE FROM reaction WHERE owner = ?1 AND lineage = ?2 AND rule = ?3 AND kind = ?4";
     let values = [(&one.user).into(), (&one.lineage).into(), (&one.rule).into(), one.kind.name().into()];

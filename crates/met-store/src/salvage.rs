@@ -11,12 +11,12 @@ use rusqlite::{Connection, OpenFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::error::StoreError;
-use crate::pages::{Cell, Kind, Pages};
 use crate::reading::{Names, Parts, Stored, Tally, label, put_summary, put_total};
 use crate::record::{self, Terms};
 use crate::schema::{CATALOGUE, beside, move_to, name_aside, open_for_writing, open_frozen};
 use crate::sql::{Row, Sql, Value, in_transaction};
 use crate::sqlite::Sqlite;
+use crate::sqlite_pages::{Cell, Kind, Pages};
 use crate::sums;
 
 /// Under this name the new catalogue remembers what became of the old one.

@@ -54,6 +54,7 @@
     bytes_per_second: (value) => `${scaled(value, 1024, BYTES)}/s`,
     percent: (value) => `${value < 0.1 ? (value * 100).toFixed(1) : (value * 100).toFixed(0)}%`,
     watts: (value) => scaled(value, 1000, ["W", "kW", "MW"]),
+    hertz: (value) => scaled(value, 1000, ["Hz", "kHz", "MHz", "GHz"]),
     celsius: (value) => `${value.toFixed(0)} °C`,
     per_second: (value) => scaled(value, 1000, ["/s", "k/s", "M/s", "G/s", "T/s"]),
   };

@@ -143,7 +143,7 @@ impl<'a> Visible<'a> {
     }
 
     pub(crate) fn nodes(&self) -> Result<Vec<NodeStatus>, Problem> {
-        self.query.nodes(self.viewer).map_err(|error| Problem::failed(&error))
+        met_query::query::nodes(self.query, self.viewer).map_err(|error| Problem::failed(&error))
     }
 
     /// The one job or step that a text means, in the words of the command line.

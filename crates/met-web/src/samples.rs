@@ -33,7 +33,8 @@ pub(crate) fn whole<E>(
         // One sample after the end: the time before it is part of the last span.
         let count = more.times_ms.partition_point(|&time_ms| time_ms < end_ms);
         more.truncate((count + 1).min(more.len()));
-        all = grown(all, &more, keep);
+        // Mostly the first page has all of them, which are not copied.
+        all = if all.is_empty() { thinned(more, keep) } else { grown(all, &more, keep) };
         if last_ms >= end_ms {
             return Ok(all);
         }
@@ -42,6 +43,10 @@ pub(crate) fn whole<E>(
 
 fn grown(mut all: Course, more: &Course, keep: usize) -> Course {
     all.append(more);
+    thinned(all, keep)
+}
+
+fn thinned(all: Course, keep: usize) -> Course {
     if all.len() > keep.saturating_mul(2) { all.at_most(keep) } else { all }
 }
 

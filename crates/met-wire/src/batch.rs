@@ -17,6 +17,7 @@ use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use met_core::job::{Emission, JobKey, Record, Summaries, Totals};
+use met_core::node_health::NodeHealth;
 use serde::{Deserialize, Serialize};
 
 use crate::bits::put_varint;
@@ -83,6 +84,9 @@ pub struct Header {
     /// Its own page for Prometheus, if it has one that others can reach.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<Page>,
+    /// Its GPUs and failing sources.
+    #[serde(default, skip_serializing_if = "NodeHealth::is_empty")]
+    pub health: NodeHealth,
     /// Samples that found no room since the spool was made.
     #[serde(default)]
     pub dropped_samples: u64,
@@ -353,7 +357,8 @@ impl<'a> Frames<'a> {
     fn header(&mut self) -> Result<Header, BadBatch> {
         match self.next()? {
             Some((HEADER, payload, at)) => {
-                let header: Header = json("the header", payload)?;
+                let mut header: Header = json("the header", payload)?;
+                header.health = header.health.bounded();
                 let Header { node, spool, id, run, boot_id, version, .. } = &header;
                 let texts = [node, spool, id, run, boot_id, version];
                 if texts.iter().any(|text| text.len() > NAME_BYTES_MAX) || header.node.is_empty() {

@@ -13,7 +13,8 @@ mod layout;
 pub mod variant;
 
 pub use layout::{
-    At, Backend, Counter, EVENTS, LAYOUTS, Layout, Meaning, PACKAGES, THERMAL_ZONES, Type, ZONES, Zone,
+    At, Backend, CONTROLLER_POWER, Counter, EVENTS, LAYOUTS, Layout, Meaning, PACKAGES, THERMAL,
+    THERMAL_ZONES, Type, UPTIME, ZONE_ENERGY, ZONE_RANGE, ZONES, Zone,
 };
 
 const NAME_BYTES: usize = 255;

@@ -43,6 +43,7 @@ enum Mode {
 }
 
 /// Adds `values`, of which some may be [`MISSING`], to `out`.
+#[cfg(any(test, feature = "benches"))]
 pub fn encode_column(values: &[i64], out: &mut Vec<u8>) {
     let mut known = Vec::with_capacity(values.len());
     known.extend(values.iter().copied().filter(|&value| value != MISSING));
@@ -55,6 +56,7 @@ pub fn encode_column(values: &[i64], out: &mut Vec<u8>) {
 }
 
 /// Reads a column of `count` cells from the front of `bytes` and returns what follows it.
+#[cfg(any(test, feature = "benches"))]
 pub fn decode_column<'a>(bytes: &'a [u8], count: usize, out: &mut Vec<i64>) -> Result<&'a [u8], Damaged> {
     let mut input = Input::new(bytes);
     let mask = Mask::decode(&mut input, count)?;

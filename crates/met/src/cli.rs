@@ -107,7 +107,8 @@ pub enum Command {
     Web(WebArgs),
     /// Show why a rule found something in a job, or did not, with each number and its quality
     #[command(
-        after_help = "Examples:\n  met explain 12 serial_on_many\n  met explain 12          all rules, a line each"
+        after_help = "Examples:\n  met explain 12 serial_on_many\n  met explain 12          all rules, a line each\n  \
+                      met explain --user ada hog      about all jobs of a user"
     )]
     Explain(ExplainArgs),
     /// Find jobs and users that waste resources, and what that costs
@@ -139,7 +140,8 @@ pub enum Command {
     Who(WhoArgs),
     /// Write down a unit of work from inside a job, for time, energy and CO2 per unit
     #[command(after_help = "Examples:\n  met mark step=100\n  \
-                            met mark epoch=3 loss=0.12\n\n\
+                            met mark epoch=3 loss=0.12\n  \
+                            python train.py | met mark --regex 'step (?P<step>\\d+)'\n\n\
                             From a shell, `echo step=100 >> \"$MET_MARKS\"` starts no process; its time is not known then. \
                             `met python` prints a module for Python.")]
     Mark(MarkArgs),
@@ -367,6 +369,9 @@ pub struct RunArgs {
     /// Report the end of the job: end (default), failure or finding, or several; see `notify` in the configuration
     #[arg(long, value_name = "WHEN", value_enum, num_args = 0..=1, require_equals = true, value_delimiter = ',', default_missing_value = "end")]
     pub notify: Vec<When>,
+    /// Mark the numbers of named groups in lines of its output, as `met mark` does: 'step (?P<step>\d+)'
+    #[arg(long, value_name = "PATTERN")]
+    pub mark_regex: Option<String>,
     /// Print only the job's id
     #[arg(long)]
     pub print_id: bool,

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use anyhow::Result;
-use rustix::event::{PollFd, PollFlags, poll};
+use met_agent::patience::patiently;
 
 use crate::view::Style;
 use met_config::Failure;
@@ -71,19 +71,6 @@ impl Drop for Output {
     }
 }
 
-/// The reader may have made the descriptor non-blocking: then this waits.
-fn patiently<S: AsFd, T>(stream: &mut S, mut write: impl FnMut(&mut S) -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match write(stream) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                // Interrupted or not: the result of the write says what happened.
-                let _ = poll(&mut [PollFd::new(stream, PollFlags::OUT)], None);
-            }
-            written => return written,
-        }
-    }
-}
-
 impl AsFd for Output {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
@@ -141,18 +128,5 @@ mod tests {
         assert!(is_reader_gone(&anyhow::Error::from(gone).context("listing")));
         let other = io::Error::from(ErrorKind::BrokenPipe);
         assert!(!is_reader_gone(&anyhow::Error::from(other).context("the supervisor ended at once")));
-    }
-
-    #[test]
-    fn a_write_that_would_block_waits_for_the_reader() {
-        let (mut reader, mut writer) = io::pipe().unwrap();
-        rustix::io::ioctl_fionbio(&writer, true).unwrap();
-        let full = |writer: &mut io::PipeWriter| writer.write(&[0; 4096]).is_err();
-        while !full(&mut writer) {}
-        let reading = std::thread::spawn(move || io::copy(&mut reader, &mut io::sink()).unwrap());
-        let written = patiently(&mut writer, |writer| writer.write(b"more"));
-        assert_eq!(written.unwrap(), 4);
-        drop(writer);
-        assert!(reading.join().unwrap() >= 4096 + 4);
     }
 }

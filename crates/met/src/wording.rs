@@ -2,7 +2,11 @@
 
 use std::ffi::OsString;
 
+use met_core::managers::Scheduler;
+
 use crate::cli::Cli;
+
+const LIST: &str = "met list";
 
 /// Words that people type and the command that does it.
 const MEANT: &[(&[&str], &str)] = &[
@@ -10,7 +14,7 @@ const MEANT: &[(&[&str], &str)] = &[
     (&["status", "state"], "met list, met show JOB or met daemon --status"),
     (&["log", "output", "cat", "tail"], "met logs JOB (-f to follow)"),
     (&["top", "htop", "watch"], "met list --watch, or met ps JOB for the processes of a job"),
-    (&["jobs", "queue", "history", "squeue", "sacct"], "met list"),
+    (&["jobs", "queue", "history", "squeue"], LIST),
     (&["info", "report", "describe", "stats", "stat"], "met show JOB"),
     (&["start", "exec", "submit", "launch", "sbatch"], "met run -- CMD"),
     (&["delete", "remove", "del"], "met rm JOB"),
@@ -29,6 +33,9 @@ pub fn one_line(text: &str, arguments: &[OsString]) -> String {
     let usage = usage.unwrap_or_else(|| command_in(arguments));
     let words = usage.split(' ').take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()));
     let command = words.collect::<Vec<_>>().join(" ");
+    if command == "met mark" && text.contains("required arguments") {
+        return "nothing to mark; as in: met mark step=100, or: met mark --regex 'step (?P<step>[0-9]+)' -- CMD".into();
+    }
     if text.contains("required arguments") && text.contains("<CMD>") {
         return format!("no command given; put it after --, as in: {command} -- python train.py");
     }
@@ -70,7 +77,9 @@ fn unrecognized(text: &str) -> Option<&str> {
 
 fn meant(word: &str) -> Option<String> {
     let lower = word.to_ascii_lowercase();
-    let (_, command) = MEANT.iter().find(|(words, _)| words.contains(&lower.as_str()))?;
+    let is_list = Scheduler::ALL.iter().any(|scheduler| scheduler.row().1.program == lower);
+    let meant = MEANT.iter().find(|(words, _)| words.contains(&lower.as_str()));
+    let command = meant.map(|(_, command)| *command).or(is_list.then_some(LIST))?;
     Some(format!("there is no command {word:?}; use {command}"))
 }
 

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use met_core::managers::Scheduler;
+
 const FUNCTION_LINES_MAX: usize = 70;
 const FIELDS_MAX: usize = 12;
 const IMPL_FILES_MAX: usize = 2;
@@ -150,20 +152,111 @@ fn no_type_with_behaviour_knows_everything() {
     check_max("files with methods", IMPL_FILES_MAX, &files);
 }
 
+/// The text from after an opening parenthesis to its closing one.
+fn until_closed(text: &str) -> &str {
+    let mut depth = 1_i32;
+    let end = text.find(|letter: char| {
+        depth += i32::from(letter == '(') - i32::from(letter == ')');
+        depth == 0
+    });
+    &text[..end.unwrap_or(text.len())]
+}
+
+/// Where columns are named by text: the folder, and the test that compares the names with the catalogue.
+const NAMED_BY_TEXT: &[(&str, &str)] =
+    &[("met-wire/src/colmet", "every_column_of_the_mapping_is_in_the_catalogue_with_the_unit_of_its_factor")];
+
+/// The names of functions that take a column or a table by its name: `Table::column`, `met_sources::table`, and those
+/// whose parameters say so.
+fn takers_of_names(files: &[(PathBuf, String)]) -> BTreeSet<String> {
+    let mut takers: BTreeSet<String> =
+        ["column", "met_sources::table", "table_named"].map(str::to_owned).into();
+    for (path, text) in files {
+        let Some((_, text)) = production(path, text) else { continue };
+        for (name, parameters) in text.split("fn ").skip(1).filter_map(|rest| rest.split_once('(')) {
+            let (name, parameters) = (name.split('<').next().unwrap(), until_closed(parameters));
+            let takes =
+                |what: &str| occurrences(parameters, what).any(|at| is_text(&parameters[at + what.len()..]));
+            if name.chars().all(is_word) && (takes("table: &") || takes("column: &")) {
+                takers.insert(name.to_owned());
+            }
+        }
+    }
+    takers
+}
+
+/// Whether a type behind its `&` is a text, with a lifetime or without.
+fn is_text(kind: &str) -> bool {
+    let kind = kind.strip_prefix('\'').map_or(kind, |rest| rest.trim_start_matches(is_word).trim_start());
+    kind.strip_prefix("str").is_some_and(|rest| !rest.starts_with(is_word))
+}
+
+/// Comparisons of a name of a table or column with a literal.
+fn compared_names(text: &str) -> Vec<&str> {
+    let banned = [".feeds(\"", "table.name == \"", ".table == \"", ".column == \""];
+    let lines: Vec<&str> = text.lines().collect();
+    let begins_match = |line: &str| {
+        line.contains("match ")
+            && (line.ends_with("table {") || line.ends_with("table.name {") || line.ends_with("column {"))
+    };
+    let arms = lines.windows(2).filter(|pair| begins_match(pair[0]) && pair[1].trim_start().starts_with('"'));
+    let compared = lines.iter().copied().filter(|line| banned.iter().any(|banned| line.contains(banned)));
+    compared.chain(arms.map(|pair| pair[1])).collect()
+}
+
 /// A misspelt name of a column or table would be a figure that is silently missing; a misspelt constant does not compile.
 #[test]
 fn no_column_or_table_is_looked_up_by_a_literal() {
-    let banned = [".column(\"", ".feeds(\"", "table.name == \"", "table_named(\""];
+    let files = sources();
+    let takers = takers_of_names(&files);
+    assert!(takers.contains("replaces"), "the search is broken: {takers:?}");
+    let catalogue = met_sources::catalogue();
+    let names: BTreeSet<&str> = catalogue
+        .iter()
+        .flat_map(|table| table.columns.iter().map(|column| column.name).chain([table.name]))
+        .collect();
     let mut seen = 0;
-    for (path, text) in sources() {
-        let Some((_, text)) = production(&path, &text) else { continue };
+    for (path, text) in &files {
+        let Some((_, text)) = production(path, text) else { continue };
+        if NAMED_BY_TEXT.iter().any(|(folder, _)| path.to_str().unwrap().contains(folder)) {
+            continue;
+        }
         seen += text.matches("::TABLE").count();
-        for (at, line) in text.lines().enumerate() {
-            let found = banned.iter().find(|banned| line.contains(**banned));
-            assert!(found.is_none(), "{}:{}: use the table's constants: {line}", path.display(), at + 1);
+        let compared = compared_names(text);
+        assert!(compared.is_empty(), "{}: use the table's constants: {compared:?}", path.display());
+        for taker in &takers {
+            let calls = occurrences(text, taker).map(|at| &text[at + taker.len()..]);
+            for call in calls.filter_map(|rest| rest.strip_prefix('(')).map(until_closed) {
+                let named = call.split('"').skip(1).step_by(2).find(|literal| names.contains(literal));
+                assert!(named.is_none(), "{}: {taker}({call}): use the table's constants", path.display());
+            }
         }
     }
     assert!(seen > 30, "only {seen} tables found: the search is broken");
+    for (_, test) in NAMED_BY_TEXT {
+        assert!(files.iter().any(|(_, text)| text.contains(&format!("fn {test}("))), "{test} is gone");
+    }
+}
+
+/// A scheduler is a row in the table of managers and a file: other code that names one would miss the next.
+#[test]
+fn no_scheduler_is_named_outside_its_row_and_its_file() {
+    let schedulers = || Scheduler::ALL.iter().map(|scheduler| scheduler.row());
+    let is_name = |text: &str| {
+        let variable = |name: &str| text.starts_with(&format!("{}_", name.to_uppercase()));
+        schedulers().any(|(row, query)| text == row.name || text == query.program || variable(row.name))
+    };
+    let mut own = 0;
+    for (path, text) in sources() {
+        let Some((_, text)) = production(&path, &text) else { continue };
+        let is_own = path.ends_with("met-core/src/managers.rs")
+            || schedulers().any(|(row, _)| path.ends_with(format!("met-jobs/src/scheduler/{}.rs", row.name)));
+        for (line, literal) in literals(text).into_iter().filter(|(_, literal)| is_name(literal)) {
+            assert!(is_own, "{}:{line}: {literal:?} belongs in the row or the KIND", path.display());
+            own += 1;
+        }
+    }
+    assert!(own > 30, "only {own} names found: the search is broken");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use met_core::job::JobKey;
+use met_host::percent;
 use rustix::event::{PollFd, PollFlags};
 
 use super::socket::Connection;
@@ -40,13 +41,11 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// A quarter is for files that are kept open (`met_host::Budget`), some for HTTP, the rest for what is opened for a
-    /// moment.
     pub fn of(open_files: u64, system: bool) -> Limits {
         let part = |percent: u64, most: usize| {
             usize::try_from(open_files.saturating_mul(percent) / 100).unwrap_or(most).clamp(8, most)
         };
-        let (supervisors, clients) = (part(45, 32_768), part(15, 8192));
+        let (supervisors, clients) = (part(percent::SUPERVISORS, 32_768), part(percent::CLIENTS, 8192));
         match system {
             true => Limits {
                 supervisors,
@@ -156,7 +155,7 @@ impl Connections {
             match self.idlest(whose) {
                 Some(index) => gone.extend(self.remove(&[index])),
                 None => {
-                    connection.reply(&Reply::Error { message: "too many connections".to_owned() });
+                    connection.reply(&Reply::error("too many connections"));
                     connection.flush();
                     return gone;
                 }
@@ -284,7 +283,7 @@ mod tests {
     }
 
     fn big() -> Reply {
-        Reply::Error { message: "x".repeat(4 << 20) }
+        Reply::error("x".repeat(4 << 20))
     }
 
     /// Serves rounds; how many requests of each user were answered.
@@ -457,7 +456,7 @@ mod tests {
     #[test]
     fn connections_are_bounded_and_those_of_supervisors_counted_apart() {
         let limits = Limits::of(1024, true);
-        assert_eq!((limits.supervisors, limits.clients), (460, 153));
+        assert_eq!((limits.supervisors, limits.clients), (256, 102));
         let mut all = Connections::new(limits);
         let key = JobKey { cluster: None, manager: "local".to_owned(), id: "1".to_owned(), incarnation: 1 };
         let mut peers = Vec::new();

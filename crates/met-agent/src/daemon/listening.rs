@@ -170,7 +170,8 @@ pub fn listen(
 ) -> Result<Server, met_web::listener::Error> {
     let mut options = options(setting);
     // The daemon needs descriptors for its jobs, too.
-    let part = usize::try_from(met_host::open_file_limit() / 16).unwrap_or(usize::MAX);
+    let part = usize::try_from(met_host::open_file_limit() / 100 * met_host::percent::LISTENER)
+        .unwrap_or(usize::MAX);
     options.connections_max = options.connections_max.min(part.max(8));
     options.own_checks = login::OWN_CHECKS;
     // More than answers that are made at once: a password is checked by one of them.

@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use met_core::cadence::Ladder;
 use met_core::job::JobKey;
-use met_core::ladder::Ladder;
 use met_host::clock;
 use met_sinks::event;
 use met_sources::Options;

@@ -34,6 +34,7 @@ mod repairs;
 mod requests;
 mod reservations;
 mod sampler_thread;
+mod sampler_worker;
 pub mod scheduler_answers;
 pub mod schedulers;
 mod service;
@@ -393,7 +394,7 @@ impl Daemon {
                     ) => {}
             Some(Ok(request)) if Service::needs_sampler(&request) && !self.service.sampling.is_ready() => {
                 if let Err(error) = connection.postpone(&request) {
-                    connection.reply(&Reply::Error { message: error.to_string() });
+                    connection.reply(&Reply::error(error.to_string()));
                 }
             }
             Some(Ok(Request::Counters { key, in_cgroup, events })) => {
@@ -443,7 +444,7 @@ impl Daemon {
     }
 
     fn answer(&mut self, request: Request, peer: Peer) -> (Reply, bool) {
-        let refused = |error: anyhow::Error| Reply::Error { message: format!("{error:#}") };
+        let refused = |error: anyhow::Error| Reply::refusal(&error);
         let caller = Caller::new(peer);
         if let Err(error) = self.service.access(&request, &caller) {
             return (refused(error), false);

@@ -111,7 +111,7 @@ impl Query for Service {
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {
         let facts = self.host.facts();
         Ok(vec![NodeStatus {
-            problem: self.sampling.source_problem(),
+            health: self.sampling.health(),
             name: facts.hostname.clone(),
             jobs: self.registry.jobs.values().filter(|kept| viewer.sees(&kept.record)).count(),
             seen_ns: Some(jobs::now_ns()),

@@ -130,7 +130,7 @@ mod tests {
                 watch: super::super::supervisors::Watch::new(),
                 gone: Vec::new(),
             };
-            service.registry.jobs.insert(kept.record.key.clone(), kept);
+            service.registry.jobs.insert(kept.record.key.clone(), Box::new(kept));
         }
         assert!(start(&mut service, 9, 9).unwrap_err().to_string().contains("jobs of this user"));
         let others = job(&service, 9, 9);

@@ -1,13 +1,15 @@
 //! What a daemon writes from time to time: samples, what could not be written before, and what is too old.
 
 use std::collections::{BTreeSet, HashMap};
+use std::slice::from_ref;
 use std::time::Duration;
 
 use anyhow::Result;
 use met_core::Table;
 use met_core::belief::CHARGED;
 use met_core::event;
-use met_core::job::{JobKey, QualityKind, Record};
+use met_core::job::{Figure, JobKey, QualityKind, Record};
+use met_core::job_table::CORES_PEAK;
 use met_core::series::{Course, PackedSamples};
 use met_jobs::scheduler::join;
 use met_sinks::event::Kind;
@@ -119,6 +121,30 @@ impl Recorder {
         sampled.complete(record, &course, interval);
     }
 
+    /// Adds to the stored end of a job what was sampled of it, where that came late.
+    fn complete_late(&mut self, key: &JobKey, sampled: Sampled, interval: Duration, outputs: &mut Outputs) {
+        let waiting = self.unwritten.record_of(key).cloned();
+        let stored = waiting.or_else(|| self.writer.get(key).ok().flatten());
+        let Some(mut record) = stored.filter(|record| !record.state.is_live()) else { return };
+        // The mean was in the place of a peak that nothing was known of.
+        let is_mean = |figure: &Figure| figure.kind == QualityKind::LowerBound;
+        if record.totals.figure(CORES_PEAK).is_some_and(is_mean) {
+            record.totals.remove(CORES_PEAK);
+        }
+        self.complete(&mut record, sampled, interval, outputs);
+        match self.writer.put_instead(from_ref(&record), from_ref(key)) {
+            Ok(()) => {
+                self.unwritten.forget(key);
+                outputs.publish_end(&record);
+            }
+            Err(error) => {
+                tracing::warn!("job {}: its end is not written yet: {error}", key.id);
+                self.unwritten.keep(record.clone());
+            }
+        }
+        outputs.on_board(|board| board.knows(&record));
+    }
+
     /// It is on disk when this succeeds; else it is tried again.
     pub(super) fn commit_end(&mut self, record: &Record) -> Result<(), StoreError> {
         self.writer.put(record).inspect_err(|_| self.unwritten.keep(record.clone()))?;
@@ -176,10 +202,20 @@ impl Recorder {
         });
     }
 
-    /// Writes what was sampled since the last time.
-    pub(super) fn write_samples(&mut self, sampling: &Sampling, registry: &Registry, outputs: &mut Outputs) {
+    /// Writes what was sampled since the last time. Returns jobs whose end was completed late.
+    pub(super) fn write_samples(
+        &mut self,
+        sampling: &Sampling,
+        registry: &Registry,
+        interval: Duration,
+        outputs: &mut Outputs,
+    ) -> Vec<JobKey> {
         let drained = sampling.drain();
         self.keep_packed(&drained.jobs, outputs);
+        let late: Vec<JobKey> = drained.ended.iter().map(|(key, _)| key.clone()).collect();
+        for (key, sampled) in drained.ended {
+            self.complete_late(&key, sampled, interval, outputs);
+        }
         let bus = &mut outputs.bus;
         for (uuid, course) in drained.cards {
             if let Err(error) = self.writer.append_device(&uuid, &course) {
@@ -194,6 +230,7 @@ impl Recorder {
             sinks::publish_samples(bus, Subject::Node(part), course);
         }
         let has_interim = bus.wants(Kind::Interim);
+        outputs.publish_health(|| sampling.health());
         let wanted = !drained.devices.is_empty() || has_interim;
         let live = if wanted { sampling.live() } else { HashMap::new() };
         if has_interim {
@@ -206,6 +243,7 @@ impl Recorder {
         if let Err(error) = self.idle_power.keep(drained.idle) {
             tracing::warn!("what was learned of idle power is not kept: {error}");
         }
+        late
     }
 
     /// Writes the samples of many jobs, some of them in one transaction. If that fails, those that can be written are.
@@ -270,7 +308,14 @@ impl Recorder {
     /// Removes what is too old or too much.
     pub(super) fn retain(&mut self, storage: &Storage) {
         match self.writer.retain(&jobs::retention(storage), jobs::now_ns()) {
-            Ok(retained) => jobs::log_removed(&retained),
+            Ok(retained) => {
+                jobs::log_removed(&retained);
+                if retained.jobs_removed > 0
+                    && let Err(error) = jobs::forget_reactions(&mut self.writer, jobs::now_ns())
+                {
+                    tracing::warn!("mutes of jobs that were removed stay: {error}");
+                }
+            }
             Err(error) => tracing::warn!("old jobs could not be removed: {error}"),
         }
     }
@@ -308,6 +353,9 @@ impl Recorder {
 
 #[cfg(test)]
 mod tests {
+    use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, WALL};
+
+    use super::super::service::Service;
     use super::*;
 
     #[test]
@@ -335,5 +383,42 @@ mod tests {
         assert_eq!(found(&new, &met_core::JOB, ""), [1]);
         assert_eq!(found(&new, &event::TABLE, "page_faults"), [2]);
         assert!(found(&old, &event::TABLE, "page_faults").is_empty(), "it is under one name only");
+    }
+
+    #[test]
+    fn what_was_sampled_of_a_job_is_added_to_its_end_when_it_comes_late() {
+        let root = tempfile::tempdir().unwrap();
+        let mut service = super::super::write_retries::tests::service(root.path());
+        let mut record = met_core::sample::full(1, "x");
+        record.local = Some(met_core::job::Local::new("", met_core::job::Origin::Run, "/"));
+        for column in [CORES_PEAK, MEMORY_NEEDED_PEAK] {
+            record.totals.remove(column);
+        }
+        record.totals.set(WALL, 10_000_000_000, QualityKind::Measured, "clock");
+        record.totals.set(CPU, 4_000_000_000, QualityKind::Measured, "cgroup");
+        record.end_ns = record.start_ns.map(|start_ns| start_ns + 10_000_000_000);
+        let interval = Duration::from_secs(1);
+        let Service { recorder, outputs, .. } = &mut service;
+        recorder.complete(&mut record, Sampled::default(), interval, outputs);
+        recorder.commit_end(&record).unwrap();
+        assert_eq!(record.totals.figure(CORES_PEAK).map(|peak| peak.kind), Some(QualityKind::LowerBound));
+        let mut course = Course::new(&met_core::JOB);
+        let begin_ms = record.start_ns.unwrap() / 1_000_000;
+        for (second, used_ms) in [(0, 0), (1, 100), (2, 3_100)] {
+            let mut cells = vec![met_core::MISSING; met_core::JOB.columns.len()];
+            (cells[CPU], cells[MEMORY_NEEDED]) = (used_ms * 1_000_000, second << 20);
+            course.push(begin_ms + second * 1000, &cells);
+        }
+        let mut sampled = Sampled::of_course(&course, &record);
+        sampled.course = course;
+        recorder.complete_late(&record.key, sampled, interval, outputs);
+        let stored = recorder.writer.get(&record.key).unwrap().unwrap();
+        assert_eq!(stored.totals.get(CORES_PEAK), Some(3_000));
+        assert_eq!(stored.totals.get(MEMORY_NEEDED_PEAK), Some(2 << 20));
+        assert!(recorder.writer.course(&record.key).unwrap().len() >= 3);
+        // Of a job that was removed meanwhile nothing is written.
+        recorder.writer.remove(&record.key).unwrap();
+        recorder.complete_late(&record.key, Sampled::default(), interval, outputs);
+        assert!(recorder.writer.get(&record.key).unwrap().is_none());
     }
 }

@@ -1,6 +1,7 @@
 //! The jobs that run, and what is known of them.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Instant;
 
 use met_core::job::{JobKey, Origin, Record};
 use met_store::{Salvage, Writer};
@@ -11,7 +12,8 @@ use super::recorder::Recorder;
 use super::service::Ended;
 use super::supervisors::Watch;
 
-pub(super) type Jobs = HashMap<JobKey, Kept>;
+/// Boxed: a map keeps room for twice as many as there are.
+pub(super) type Jobs = HashMap<JobKey, Box<Kept>>;
 
 #[derive(Default)]
 pub(super) struct Registry {
@@ -21,6 +23,15 @@ pub(super) struct Registry {
     pub(super) resumable: Vec<Record>,
     /// Jobs that are over, and whose last share of energy is not known yet.
     pub(super) owed: HashSet<JobKey>,
+    /// What was sampled of jobs is waited for that ended while the sampler did not answer.
+    pub(super) late: Option<Late>,
+}
+
+/// Until when, and from when on it is asked for again.
+#[derive(Clone, Copy)]
+pub(super) struct Late {
+    pub(super) until: Instant,
+    pub(super) next: Instant,
 }
 
 pub(super) struct Kept {
@@ -33,7 +44,7 @@ pub(super) struct Kept {
 impl Registry {
     pub(super) fn insert(&mut self, record: Record) {
         let kept = Kept { record, watch: Watch::new(), gone: Vec::new() };
-        self.jobs.insert(kept.record.key.clone(), kept);
+        self.jobs.insert(kept.record.key.clone(), Box::new(kept));
     }
 
     pub(super) fn job_ended(&mut self, Ended { record, .. }: &Ended, recorder: &mut Recorder) {

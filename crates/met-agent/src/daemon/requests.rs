@@ -12,6 +12,7 @@ use super::permissions::{self, Access, Caller, Role};
 use super::sampler_thread::Sampling;
 use super::service::Service;
 use super::socket::Peer;
+use met_config::Failure;
 use met_host::{clock, users};
 use met_query::annotate;
 use met_query::jobs::JobRef;
@@ -154,7 +155,7 @@ impl Service {
         }
         match self.recorder.writer.annotate(key, change, clock::realtime_ns())? {
             Some(Ok(annotation)) => Ok(Reply::Annotated(annotation)),
-            Some(Err(message)) => bail!("{message}"),
+            Some(Err(message)) => Err(Failure::usage(message)),
             None => Err(annotate::no_such_job()),
         }
     }
@@ -184,6 +185,7 @@ impl Service {
                 .map(ToString::to_string),
             state: self.place.state.clone(),
             sources,
+            dropped_samples: self.sampling.dropped_samples(),
             schedulers: self.schedulers.status(),
             idle: self.sampling.learned_idle(),
             ledger: self.sampling.balance(),
@@ -196,6 +198,7 @@ impl Service {
             sinks,
             http: self.outputs.http.clone(),
             configure: self.outputs.configure.as_ref().map(LiveMessages::status),
+            samples_refused: self.recorder.writer.samples_refused(),
         })
     }
 }

@@ -9,32 +9,30 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use met_core::cadence::Cadence;
 use met_core::energy::Balance;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
-use met_core::event;
 use met_core::gpu_holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
-use met_core::ladder::Cadence;
-use met_core::series::{Course, PackedSamples};
+use met_core::node_health::NodeHealth;
+use met_core::series::Course;
 use met_host::{Host, clock};
 use met_sinks::bus::Ticker;
-use met_sources::{Options, Pulse};
+use met_sources::Options;
 use met_store::{Device, NodePart};
 
-use super::idle_readings::Rest;
 use super::last_tick::Board;
-use super::memory_release;
+use super::sampler_worker::{Drained, Order, Worker};
 use super::unflushed_samples::{self, Wanted};
 use super::watchdog::{SURE_AFTER, Watchdog};
 use crate::node_energy::Charged;
-use crate::node_series::NodeCourse;
 use crate::passed_counters::{Budget, PassedCounters};
 use crate::sampler::{EventsAsked, Known, Sampled, Sampler};
 use met_config::Config;
 use met_core::energy::EnergyWindow;
 use met_query::live::Live;
-use met_query::protocol::{SourceStatus, source_problem};
+use met_query::protocol::{SourceStatus, failing_sources};
 
 /// The sampler answers between two ticks, which take milliseconds. Something in the machine may hang all the
 /// same, a file system or a driver, and must not keep the daemon from answering and ending.
@@ -45,9 +43,6 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// So long the main thread waits for a tick to end. A client that starts a job waits for 200 ms.
 const READY_WITHIN: Duration = Duration::from_millis(100);
-
-/// Readings of a machine without jobs this far apart do not keep their code in memory.
-const GIVE_BACK_FROM: Duration = Duration::from_secs(10);
 
 const READY_LOOK: Duration = Duration::from_micros(500);
 
@@ -63,57 +58,6 @@ struct Delay {
 #[error("the sampling thread has not answered for {} s: a source is blocked", ANSWER_WITHIN.as_secs())]
 pub struct Stuck;
 
-/// What the sampling thread is to do between two ticks.
-type Order = Box<dyn FnOnce(&mut Worker) + Send>;
-
-/// What was sampled since it was last taken out.
-#[derive(Default)]
-pub struct Drained {
-    pub jobs: Vec<(JobKey, PackedSamples)>,
-    /// Cards by uuid, and what is known of each.
-    pub cards: Vec<(String, Course)>,
-    pub devices: Vec<Device>,
-    /// Parts of the machine by their tables and labels.
-    pub node: Vec<NodeCourse>,
-    /// What the machine uses doing nothing.
-    pub idle: Vec<LearnedIdle>,
-}
-
-/// What was taken out for somebody who had given up waiting: it is for the next one.
-#[derive(Default)]
-struct Undelivered {
-    drained: Drained,
-    settled: Vec<(JobKey, Charged)>,
-}
-
-impl Undelivered {
-    fn hand_over(&mut self, fresh: Drained, to: &SyncSender<Drained>) {
-        let mut all = std::mem::take(&mut self.drained);
-        all.jobs.extend(fresh.jobs);
-        all.cards.extend(fresh.cards);
-        all.devices = fresh.devices;
-        all.idle = fresh.idle;
-        all.node.extend(fresh.node);
-        if let Err(mpsc::SendError(kept)) = to.send(all) {
-            self.drained = kept;
-        }
-    }
-
-    /// The samples of a job that ends: a later drain would bring them behind those of its end.
-    fn take_of(&mut self, key: &JobKey) -> Vec<(JobKey, PackedSamples)> {
-        let is_of = |(of, _): &mut (JobKey, PackedSamples)| event::of_series_key(of).0.as_ref() == key;
-        self.drained.jobs.extract_if(.., is_of).collect()
-    }
-
-    fn hand_over_settled(&mut self, fresh: Vec<(JobKey, Charged)>, to: &SyncSender<Vec<(JobKey, Charged)>>) {
-        let mut all = std::mem::take(&mut self.settled);
-        all.extend(fresh);
-        if let Err(mpsc::SendError(kept)) = to.send(all) {
-            self.settled = kept;
-        }
-    }
-}
-
 /// The other threads' end of the sampler.
 pub struct Sampling {
     orders: Arc<Sender<Order>>,
@@ -124,6 +68,8 @@ pub struct Sampling {
     is_slow: Cell<bool>,
     /// The figures of jobs, as it last told them to a reader.
     live: RefCell<HashMap<JobKey, Live>>,
+    /// Its sources and the number of GPUs, likewise.
+    last_seen: RefCell<(Vec<SourceStatus>, Option<i64>)>,
     pub(super) watchdog: Watchdog,
     /// Of counters that supervisors pass, also of those that a blocked thread holds.
     pub(super) counter_budget: Budget,
@@ -141,10 +87,19 @@ impl Sampling {
         let orders = Arc::new(mpsc::channel().0);
         let watchdog = Watchdog::new(config.sampling.shortest());
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
-        let live = RefCell::default();
+        let (live, last_seen) = (RefCell::default(), RefCell::default());
         let counter_budget = Budget::of_process();
-        let mut sampling =
-            Sampling { orders, thread: None, stuck, delay, is_slow, live, watchdog, counter_budget };
+        let mut sampling = Sampling {
+            orders,
+            thread: None,
+            stuck,
+            delay,
+            is_slow,
+            live,
+            last_seen,
+            watchdog,
+            counter_budget,
+        };
         sampling.begin(host, config, board, ticker)?;
         Ok(sampling)
     }
@@ -246,15 +201,19 @@ impl Sampling {
         });
     }
 
-    /// Ends a job.
+    /// Ends a job. What comes too late is in the next [`Sampling::drain`].
     pub fn remove(&self, key: &JobKey, known: Known) -> Result<Option<Sampled>, Stuck> {
         self.live.borrow_mut().remove(key);
         let key = key.clone();
-        self.ask(move |worker| {
-            let mut sampled = worker.sampler.remove(worker.slots.remove(&key)?, known)?;
-            sampled.put_before(worker.undelivered.take_of(&key));
-            Some(sampled)
+        self.ask_for(move |worker, reply| {
+            let sampled = worker.remove(&key, known);
+            worker.undelivered.hand_over_end(key, sampled, &reply);
         })
+    }
+
+    /// Samples that were dropped because they were not taken out in time.
+    pub fn dropped_samples(&self) -> Option<u64> {
+        self.ask(|worker| worker.sampler.dropped_samples()).ok()
     }
 
     /// Jobs that are over and whose energy is known since the last call.
@@ -378,11 +337,14 @@ impl Sampling {
         Ok(costs)
     }
 
-    /// What is wrong with sources. No tick is waited for: of a busy thread only those are known that block.
-    pub fn source_problem(&self) -> Option<String> {
-        let mut sources = self.glance(|worker| worker.costs()).unwrap_or_default();
+    /// The machine's GPUs and failing sources. No tick is waited for: a busy thread is believed what it said last.
+    pub fn health(&self) -> NodeHealth {
+        if let Some(seen) = self.glance(|worker| (worker.costs(), worker.sampler.gpus.count())) {
+            self.last_seen.replace(seen);
+        }
+        let (mut sources, gpus) = self.last_seen.borrow().clone();
         self.watchdog.add_kept_by(&mut sources);
-        source_problem(&sources)
+        NodeHealth { gpus, failing_sources: failing_sources(&sources) }.bounded()
     }
 
     /// Whether another thread can and must go on in the place of this one.
@@ -489,7 +451,8 @@ impl Sampling {
         &self,
         order: impl FnOnce(&mut Worker, SyncSender<T>) + Send + 'static,
     ) -> Result<T, Stuck> {
-        let (reply, answer) = mpsc::sync_channel(1);
+        // Without room of its own: an answer that came too late is not lost in it.
+        let (reply, answer) = mpsc::sync_channel(0);
         self.orders.send(Box::new(|worker| order(worker, reply))).map_err(|_| Stuck)?;
         self.wait_for(&answer)
     }
@@ -549,271 +512,29 @@ fn ask_for_pages(board: &Arc<Board>, orders: &Arc<Sender<Order>>) {
     });
 }
 
-/// What the sampling thread has.
-struct Worker {
-    sampler: Sampler,
-    slots: HashMap<JobKey, u32>,
-    last_errors: HashMap<&'static str, String>,
-    undelivered: Undelivered,
-    rest: Option<Rest>,
-    /// When the machine without jobs is read for its series.
-    next_node_ns: Option<i64>,
-}
-
-impl Worker {
-    fn new(sampler: Sampler) -> Worker {
-        let (slots, last_errors) = (HashMap::new(), HashMap::new());
-        let undelivered = Undelivered::default();
-        Worker { sampler, slots, last_errors, undelivered, rest: None, next_node_ns: None }
-    }
-
-    fn work(
-        &mut self,
-        orders: &Receiver<Order>,
-        board: Option<&Board>,
-        ticker: Option<&Ticker>,
-        pulse: &Pulse,
-    ) {
-        // A thread that was given up does nothing more, whatever is left in its channel.
-        while !pulse.is_given_up() {
-            // Without jobs there is nothing to wake up for, but for a look at the machine now and then.
-            let patience = self.patience();
-            pulse.rest();
-            let order = match patience {
-                None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(patience) => orders.recv_timeout(patience.max(Duration::from_micros(1))),
-            };
-            pulse.begin();
-            match order {
-                Ok(order) => order(self),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            if pulse.is_given_up() {
-                return;
-            }
-            if self.sampler.is_at_work() && self.sampler.tick_if_due() {
-                if pulse.is_given_up() {
-                    return;
-                }
-                for error in self.sampler.take_new_errors() {
-                    tracing::warn!("source {}: {}", error.source, error.message);
-                    self.last_errors.insert(error.source, error.message);
-                }
-                if let Some(board) = board {
-                    board.ticked();
-                }
-                if let Some(ticker) = ticker {
-                    self.sampler.publish_tick(ticker);
-                }
-            } else {
-                self.look_at_node();
-                self.look_at_rest();
-            }
-        }
-    }
-
-    /// How long the thread may sleep; `None` until the next order.
-    fn patience(&mut self) -> Option<Duration> {
-        if self.sampler.is_at_work() {
-            (self.rest, self.next_node_ns) = (None, None);
-            return Some(self.sampler.until_next_tick());
-        }
-        let now_ns = clock::boottime_ns();
-        let rest = self.rest.get_or_insert_with(|| Rest::begin(now_ns, self.sampler.slowest_meter()));
-        let until_look = rest.until_next(now_ns);
-        self.plan_node(now_ns);
-        let until_node = self.next_node_ns.map(|next| Duration::from_nanos((next - now_ns).max(0) as u64));
-        until_look.into_iter().chain(until_node).min()
-    }
-
-    /// The machine is read at multiples of the interval, as ticks are.
-    fn plan_node(&mut self, now_ns: i64) {
-        let next_ns = self.sampler.node_interval().map(|interval| {
-            let interval_ns = i64::try_from(interval.as_nanos()).unwrap_or(i64::MAX).max(1);
-            (now_ns / interval_ns + 1).saturating_mul(interval_ns)
-        });
-        // A shorter interval holds at once, and so does that nothing is stored any more.
-        self.next_node_ns =
-            next_ns.map(|next_ns| self.next_node_ns.map_or(next_ns, |planned| planned.min(next_ns)));
-    }
-
-    /// Reads the machine without jobs if that is due.
-    fn look_at_node(&mut self) {
-        let now_ns = clock::boottime_ns();
-        if self.next_node_ns.is_some_and(|next_ns| now_ns >= next_ns) && !self.sampler.is_at_work() {
-            self.next_node_ns = None;
-            self.sampler.look_at_node();
-            // Between readings that are far apart nothing is held that the next one can get again.
-            if self.sampler.node_interval() >= Some(GIVE_BACK_FROM) {
-                memory_release::give_back_free();
-                memory_release::give_back_code();
-            }
-        }
-    }
-
-    fn look_at_rest(&mut self) {
-        let rest = self.rest.as_mut().filter(|rest| rest.is_due(clock::boottime_ns()));
-        let Some(rest) = rest.filter(|_| !self.sampler.is_at_work()) else { return };
-        self.sampler.look_at_rest(rest.is_first_look());
-        let has_meters = !self.sampler.energy().meters().is_empty();
-        if rest.took(clock::boottime_ns(), has_meters) {
-            self.sampler.end_look_at_rest();
-            memory_release::give_back_free();
-            memory_release::give_back_code();
-        }
-    }
-
-    fn add(&mut self, record: &Record, before: Option<&Course>) {
-        if self.slots.contains_key(&record.key) {
-            return;
-        }
-        if let Some(slot) = self.sampler.add(record) {
-            self.slots.insert(record.key.clone(), slot);
-            if let Some(before) = before {
-                self.sampler.recall(slot, before);
-            }
-        }
-    }
-
-    fn reconfigure(&mut self, before: &Config, config: &Config) {
-        self.sampler.reconfigure(before, config);
-        // There may be a meter now that would not be read until a job has come and gone.
-        let rest = self.rest.take();
-        self.rest = rest.map(|rest| rest.again(clock::boottime_ns(), self.sampler.slowest_meter()));
-    }
-
-    fn drain(&mut self, reply: &SyncSender<Drained>) {
-        let sampler = &mut self.sampler;
-        let (jobs, cards, devices) = (sampler.drain(), sampler.gpus.drain(), sampler.gpus.devices());
-        let (node, idle) = (sampler.machine.drain(), sampler.energy().learned_idle());
-        self.undelivered.hand_over(Drained { jobs, cards, devices, node, idle }, reply);
-    }
-
-    fn costs(&self) -> Vec<SourceStatus> {
-        let costs = self.sampler.costs().into_iter().map(|cost| SourceStatus {
-            name: cost.source.to_owned(),
-            read_ns: cost.read_ns,
-            background_ns: cost.background_ns,
-            errors: cost.errors,
-            rows: cost.rows,
-            unparsed: cost.unparsed.count,
-            first_unparsed: cost.unparsed.first,
-            last_error: self.last_errors.get(cost.source).cloned(),
-            left_out: false,
-        });
-        let mut sources: Vec<SourceStatus> = costs.collect();
-        // Without a job there may have been no tick yet.
-        let read: Vec<String> = sources.iter().map(|source| source.name.clone()).collect();
-        let is_unread = |name: &&str| !read.iter().any(|known| known == name);
-        sources.extend(self.sampler.opened().filter(is_unread).map(SourceStatus::unread));
-        sources
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_nobody_waited_for_is_delivered_to_the_next_one() {
-        let mut undelivered = Undelivered::default();
-        let one = |id: &str| Drained {
-            cards: vec![(id.to_owned(), Course::new(&met_core::JOB))],
-            ..Drained::default()
-        };
-        let (gave_up, receiver) = mpsc::sync_channel(1);
-        drop(receiver);
-        undelivered.hand_over(one("a"), &gave_up);
-        let (waits, receiver) = mpsc::sync_channel(1);
-        undelivered.hand_over(one("b"), &waits);
-        let cards: Vec<String> = receiver.recv().unwrap().cards.into_iter().map(|(id, _)| id).collect();
-        assert_eq!(cards, ["a", "b"]);
-        assert!(undelivered.drained.cards.is_empty());
-    }
-
-    #[test]
-    fn samples_that_were_not_delivered_come_before_those_of_the_end() {
-        let key = |id: &str| JobKey { id: id.to_owned(), ..met_core::sample::bare(1, "x").key };
-        let samples_of = |table: &'static met_core::Table, time_ms: i64| {
-            let mut samples = PackedSamples::new(table);
-            samples.push(time_ms, &vec![met_core::MISSING; table.columns.len()]);
-            samples
-        };
-        let samples = |time_ms: i64| samples_of(&met_core::JOB, time_ms);
-        let mut undelivered = Undelivered::default();
-        undelivered.drained.jobs = vec![
-            (key("1"), samples(1000)),
-            (key("2"), samples(1000)),
-            (event::series_key(&key("1"), "faults"), samples_of(&event::TABLE, 1000)),
-        ];
-        let mut sampled = Sampled::default();
-        sampled.course = samples(2000).unpack();
-        sampled.put_before(undelivered.take_of(&key("1")));
-        assert_eq!(sampled.course.times_ms, [1000, 2000]);
-        let keys: Vec<&str> = sampled.more.iter().map(|(key, _)| event::of_series_key(key).1).collect();
-        assert_eq!((keys, undelivered.drained.jobs.len()), (vec!["faults"], 1));
-    }
-
-    #[test]
-    fn a_meter_that_is_switched_on_is_looked_at_without_any_job() {
-        let root = tempfile::tempdir().unwrap();
-        let put = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        put("proc/stat", "cpu 0 0 0 0\n");
-        put("proc/meminfo", "MemTotal: 8000000 kB\n");
-        put("sys/class/powercap/intel-rapl:0/name", "package-0\n");
-        put("sys/class/powercap/intel-rapl:0/energy_uj", "44444444444\n");
-        put("sys/class/powercap/intel-rapl:0/max_energy_range_uj", "65532610987\n");
-        let config = |yaml| Config::parse(yaml, std::path::Path::new("met.yaml")).unwrap();
-        let off = "sources: {rapl: off, ipmi: off, hwmon: off, cray: off}";
-        let (without, with) = (config(off), config(&off.replace("rapl: off", "rapl: auto")));
-        let host = Host::at(root.path()).unwrap();
-        let mut worker = Worker::new(Sampler::of_node(host, Duration::from_secs(1), &without));
-        assert_eq!(worker.patience(), None, "there is nothing to look at");
-        worker.reconfigure(&without, &with);
-        assert!(worker.patience().is_some());
-        worker.reconfigure(&with, &without);
-        assert_eq!(worker.patience(), None);
-    }
-
-    #[test]
-    fn a_machine_without_jobs_is_read_for_its_series_and_else_not() {
-        let root = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(root.path().join("proc")).unwrap();
-        std::fs::write(root.path().join("proc/stat"), "cpu 0 0 0 0\n").unwrap();
-        std::fs::write(root.path().join("proc/meminfo"), "MemTotal: 8000000 kB\n").unwrap();
-        let yaml = "node: {interval: 20ms}\nsources: {rapl: off, ipmi: off, hwmon: off, cray: off}";
-        let config = Config::parse(yaml, std::path::Path::new("met.yaml")).unwrap();
-        let host = Host::at(root.path()).unwrap();
-        let mut worker = Worker::new(Sampler::of_node(host, Duration::from_secs(1), &config));
-        assert_eq!(worker.patience(), None, "nothing is stored");
-        worker.sampler.machine.keep_series(true);
-        let mut samples = 0;
-        while samples < 3 {
-            let patience = worker.patience().unwrap();
-            assert!(patience <= Duration::from_millis(20));
-            std::thread::sleep(patience);
-            worker.look_at_node();
-            let node = worker.sampler.machine.drain().into_iter().find(|(table, ..)| table.name == "node");
-            samples += node.map_or(0, |(.., course)| course.len());
+    /// Whose orders the test receives.
+    fn without_thread(orders: Sender<Order>) -> Sampling {
+        Sampling {
+            orders: Arc::new(orders),
+            thread: None,
+            stuck: Cell::new(false),
+            delay: Cell::new(None),
+            is_slow: Cell::new(false),
+            live: RefCell::default(),
+            last_seen: RefCell::default(),
+            watchdog: Watchdog::new(Duration::from_secs(1)),
+            counter_budget: Budget::of_process(),
         }
-        worker.sampler.machine.keep_series(false);
-        assert_eq!(worker.patience(), None);
     }
 
     #[test]
     fn an_allocation_that_is_known_is_told_and_none_is_not() {
         let (orders, received) = mpsc::channel();
-        let orders = Arc::new(orders);
-        let watchdog = Watchdog::new(Duration::from_secs(1));
-        let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
-        let (live, counter_budget) = (RefCell::default(), Budget::of_process());
-        let sampling =
-            Sampling { orders, thread: None, stuck, delay, is_slow, live, watchdog, counter_budget };
+        let sampling = without_thread(orders);
         let mut record = met_core::sample::bare(1, "x");
         sampling.allocate(&record);
         assert!(received.try_recv().is_err());
@@ -825,12 +546,7 @@ mod tests {
     #[test]
     fn a_sampler_whose_ticks_are_long_is_slow_and_one_that_stays_in_a_tick_blocked() {
         let (orders, _never_read) = mpsc::channel();
-        let orders = Arc::new(orders);
-        let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
-        let watchdog = Watchdog::new(Duration::from_secs(1));
-        let (live, counter_budget) = (RefCell::default(), Budget::of_process());
-        let sampling =
-            Sampling { orders, thread: None, stuck, delay, is_slow, live, watchdog, counter_budget };
+        let sampling = without_thread(orders);
         assert!(sampling.is_ready() && !sampling.is_blocked(), "it rests");
         let pulse = Arc::clone(&sampling.watchdog.pulse);
         pulse.begin();
@@ -854,12 +570,8 @@ mod tests {
     fn a_sampler_that_does_not_answer_is_given_up() {
         // Nobody takes orders here, and the channel is open: as if a tick did not come to its end.
         let (orders, _never_read) = mpsc::channel();
-        let orders = Arc::new(orders);
-        let watchdog = Watchdog::new(Duration::from_secs(1));
-        let (stuck, delay, is_slow) = (Cell::new(true), Cell::new(None), Cell::new(false));
-        let (live, counter_budget) = (RefCell::default(), Budget::of_process());
-        let sampling =
-            Sampling { orders, thread: None, stuck, delay, is_slow, live, watchdog, counter_budget };
+        let sampling = without_thread(orders);
+        sampling.stuck.set(true);
         assert!(sampling.costs().unwrap_err().to_string().contains("has not answered"));
         assert!(sampling.live().is_empty() && sampling.drain().jobs.is_empty());
         sampling.stop();

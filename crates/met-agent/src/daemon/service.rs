@@ -27,7 +27,7 @@ use super::permissions::Access;
 use super::process_groups::{self, News};
 use super::quotas;
 use super::recorder::Recorder;
-use super::registry::{Registry, is_found};
+use super::registry::{Late, Registry, is_found};
 use super::sampler_thread::{Sampling, Stuck};
 use super::scheduler_answers;
 use super::schedulers::{Asker, Schedulers};
@@ -47,6 +47,9 @@ const FLUSH_AT_REST: Duration = Duration::from_secs(300);
 
 /// Users whose jobs may have the same id and time.
 const SAME_KEYS_MAX: usize = 16;
+/// For samples of an end that the sampler did not answer in time: it is replaced sooner if it hangs.
+const LATE_FOR: Duration = Duration::from_secs(60);
+const LATE_EVERY: Duration = Duration::from_millis(500);
 
 /// The parts of a daemon. Each owns what it knows; what concerns several of them is done here, in its order.
 pub struct Service {
@@ -281,7 +284,12 @@ impl Service {
     /// commit, and the other parts react to a record that is as good as it gets.
     pub(super) fn close_job(&mut self, mut record: Record) -> Result<()> {
         let known = Known::of(&record);
-        let sampled = self.ask_sampling(|sampling| sampling.remove(&record.key, known)).ok().flatten();
+        let sampled = self.ask_sampling(|sampling| sampling.remove(&record.key, known));
+        if sampled.is_err() {
+            let now = Instant::now();
+            self.registry.late = Some(Late { until: now + LATE_FOR, next: now });
+        }
+        let sampled = sampled.ok().flatten();
         if sampled.is_some() {
             self.registry.owed.insert(record.key.clone());
         }
@@ -561,7 +569,13 @@ impl Service {
     pub fn flush(&mut self) {
         self.write_again();
         self.follow_shadows();
-        self.recorder.write_samples(&self.sampling, &self.registry, &mut self.outputs);
+        let interval = self.settings.config.sampling.shortest();
+        let late = self.recorder.write_samples(&self.sampling, &self.registry, interval, &mut self.outputs);
+        // The sampler was asked for all of them before these samples. If they are no longer waited for, their energy may
+        // have been settled already.
+        if !late.is_empty() && self.registry.late.take().is_some() {
+            self.registry.owed.extend(late);
+        }
         for key in self.outputs.withheld_for_long() {
             match self.registry.jobs.get(&key) {
                 Some(kept) => self.outputs.publish_unnamed(&kept.record, self.recorder.course_before(&key)),
@@ -570,9 +584,21 @@ impl Service {
         }
     }
 
+    /// Writes what was sampled of jobs whose end the sampler did not answer in time.
+    fn complete_late(&mut self) {
+        let now = Instant::now();
+        let Some(late) = self.registry.late.filter(|late| now >= late.next) else { return };
+        self.registry.late = (now < late.until).then(|| Late { next: now + LATE_EVERY, ..late });
+        if self.sampling.is_ready() {
+            self.flush();
+        }
+    }
+
     /// Adds to jobs that are over what their last window of energy came to.
     pub fn settle_energy(&mut self) {
-        if self.is_owed() && self.sampling.is_ready() {
+        self.complete_late();
+        // What was sampled of a job that ended comes before its last share of energy.
+        if self.registry.late.is_none() && self.is_owed() && self.sampling.is_ready() {
             let settled = self.sampling.settled();
             for (key, _) in &settled {
                 self.registry.owed.remove(key);
@@ -582,7 +608,7 @@ impl Service {
     }
 
     pub fn is_owed(&self) -> bool {
-        !self.registry.owed.is_empty()
+        !self.registry.owed.is_empty() || self.registry.late.is_some()
     }
 
     /// Takes up what a provider of emission factors said.
@@ -674,6 +700,7 @@ impl Service {
         self.settings.tell_events(&self.sampling);
         // Who was owed a last share of energy has what he was charged until his end.
         self.registry.owed.clear();
+        self.registry.late = None;
         self.registry.jobs.values().for_each(|kept| self.sampling.tell_job(&kept.record, &self.recorder));
         let Service { host, registry, recorder, sampling, outputs, .. } = self;
         self.discovery.ask_those_who_are_left(&mut Asked { host, registry, recorder, sampling, outputs });

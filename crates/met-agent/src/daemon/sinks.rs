@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use met_core::job::{JobKey, Record, Summaries};
+use met_core::node_health::NodeHealth;
 use met_core::series::Course;
 use met_core::{JOB, Kind};
 use met_jobs::identity::{NAMED_WITHIN, is_unnamed};
@@ -66,6 +67,8 @@ pub(super) struct Outputs {
     pub(super) configure: Option<LiveMessages>,
     /// Jobs not published yet, because they will soon have another name: since when.
     withheld: HashMap<JobKey, Instant>,
+    /// As it was last published.
+    health: NodeHealth,
 }
 
 impl Outputs {
@@ -76,6 +79,17 @@ impl Outputs {
             http: None,
             configure: None,
             withheld: HashMap::new(),
+            health: NodeHealth::default(),
+        }
+    }
+
+    /// How the machine is, if that has changed.
+    pub(super) fn publish_health(&mut self, health: impl FnOnce() -> NodeHealth) {
+        if self.bus.wants(event::Kind::Health) {
+            let before = std::mem::replace(&mut self.health, health());
+            if self.health != before {
+                self.bus.publish(&Event::Health(Arc::new(self.health.clone())));
+            }
         }
     }
 

@@ -3,9 +3,9 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -79,6 +79,21 @@ pub fn remove_dead_socket(place: &Place) {
     let lock = fs::OpenOptions::new().write(true).open(place.lock());
     if lock.is_ok_and(|lock| rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()) {
         let _ = fs::remove_file(place.socket());
+        remove_half_bound(&place.socket());
+    }
+}
+
+/// Removes sockets of daemons that were killed before they renamed them. The lock is held: no other daemon binds now.
+fn remove_half_bound(socket: &Path) {
+    let Some(folder) = socket.parent() else { return };
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_pid =
+            path.extension().and_then(|pid| pid.to_str()).is_some_and(|pid| pid.parse::<u32>().is_ok());
+        let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
+        if is_pid && is_socket && path.file_stem() == socket.file_stem() {
+            let _ = fs::remove_file(path);
+        }
     }
 }
 
@@ -131,9 +146,9 @@ impl Post {
 }
 
 /// Bound under another name and renamed: a client finds the old socket, none, or one that answers.
-fn bind(socket: &PathBuf, system: bool) -> Result<UnixListener> {
+fn bind(socket: &Path, system: bool) -> Result<UnixListener> {
+    remove_half_bound(socket);
     let fresh = socket.with_extension(format!("{}", std::process::id()));
-    let _ = fs::remove_file(&fresh);
     let bound = UnixListener::bind(&fresh).with_context(|| format!("cannot bind {}", fresh.display()))?;
     bound.set_nonblocking(true)?;
     // Everybody may knock at a system daemon's door; what is answered depends on who does.
@@ -285,7 +300,7 @@ impl Connection {
     /// Queues a reply; `flush` sends it. One that is too large for a frame becomes an error the peer can read.
     pub fn reply(&mut self, reply: &Reply) {
         if let Err(error) = protocol::write_frame(&mut self.leaving, reply) {
-            let _ = protocol::write_frame(&mut self.leaving, &Reply::Error { message: error.to_string() });
+            let _ = protocol::write_frame(&mut self.leaving, &Reply::error(error.to_string()));
         }
     }
 
@@ -332,6 +347,26 @@ mod tests {
         let pipes: Vec<_> = (0..count).map(|_| rustix::pipe::pipe().unwrap().0).collect();
         let descriptors: Vec<_> = pipes.iter().map(AsFd::as_fd).collect();
         passing::send(stream, request, &descriptors).unwrap();
+    }
+
+    #[test]
+    fn a_daemon_removes_what_one_left_that_was_killed_while_it_bound() {
+        let root = tempfile::tempdir().unwrap();
+        let place = Place { state: root.path().join("state"), runtime: root.path().to_owned(), system: true };
+        let beside = |name: &str| root.path().join(name);
+        for left in ["daemon.4321", "daemon.99", "other.4321", "daemon.x1"] {
+            UnixListener::bind(beside(left)).unwrap();
+        }
+        fs::write(beside("daemon.17"), "a file of somebody").unwrap();
+        let post = Claim::take(&place).unwrap().unwrap().open_door(&place).unwrap();
+        let mut names: Vec<String> = fs::read_dir(root.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| !name.ends_with(".lock"))
+            .collect();
+        names.sort_unstable();
+        assert_eq!(names, ["daemon.17", "daemon.sock", "daemon.x1", "other.4321"]);
+        drop(post);
     }
 
     #[test]

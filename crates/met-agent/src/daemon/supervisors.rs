@@ -69,7 +69,8 @@ impl Registry {
     }
 
     fn unlinked_jobs(&self) -> impl Iterator<Item = (&JobKey, &Kept)> {
-        self.jobs.iter().filter(|(_, kept)| kept.watch.links == 0 && !is_found(&kept.record))
+        let jobs = self.jobs.iter().map(|(key, kept)| (key, &**kept));
+        jobs.filter(|(_, kept)| kept.watch.links == 0 && !is_found(&kept.record))
     }
 
     pub(super) fn next_supervisor_look(&self) -> Option<Instant> {

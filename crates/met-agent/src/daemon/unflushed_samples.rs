@@ -7,7 +7,7 @@ use met_core::series::{Course, PackedSamples};
 use met_core::{Table, event};
 use met_store::NodePart;
 
-use super::sampler_thread::Drained;
+use super::sampler_worker::Drained;
 use crate::sampler::Sampler;
 
 /// Whose samples are requested.

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use met_core::job::Record;
+use met_core::node_health::FailingSource;
 use met_host::{Host, clock};
 use met_sources::{At, DriverCalls, Options, Pulse, Unavailable};
 
@@ -55,6 +56,8 @@ struct GivenUp {
     source: Option<&'static str>,
     /// The blocking source is no longer read; otherwise another thread reads it.
     is_left_out: bool,
+    /// Unix time.
+    since_ns: i64,
 }
 
 impl Watchdog {
@@ -126,7 +129,12 @@ impl Watchdog {
         self.replaced_at = Instant::now();
         let is_asked_apart = source == Some(ASKED_APART) && self.driver_calls == DriverCalls::Direct;
         self.driver_calls = DriverCalls::Apart;
-        self.given_up.push(GivenUp { thread, source, is_left_out: !is_asked_apart });
+        self.given_up.push(GivenUp {
+            thread,
+            source,
+            is_left_out: !is_asked_apart,
+            since_ns: clock::realtime_ns(),
+        });
         source
     }
 
@@ -167,6 +175,12 @@ impl Watchdog {
             });
             let source = &mut sources[at];
             source.left_out |= given_up.is_left_out;
+            let problem = match given_up.is_left_out {
+                true => "blocked and no longer read".to_owned(),
+                false => format!("reading fails: {why}"),
+            };
+            let since_ns = Some(given_up.since_ns);
+            source.failing = Some(FailingSource { problem, since_ns, ..FailingSource::of(name) });
             source.last_error.get_or_insert(why);
         }
     }

@@ -1,6 +1,7 @@
 //! Details of jobs: read with what is read anyway, shown as last read, and kept as series only if configured.
 
 use met_core::attribute::{Fold, JobMap};
+use met_core::cards::Cards;
 use met_core::process_exits::{Gone, OWN_DETAILS};
 use met_core::series::PackedSamples;
 use met_core::{Batch, DETAIL, JOB, Kind, MISSING, Subject, Table};
@@ -24,6 +25,8 @@ pub(super) struct JobRows {
     fold_details: Fold,
     /// Whether samples of details are stored.
     pub(super) keep_details: bool,
+    /// Samples of jobs for which there was no room.
+    pub(super) dropped_samples: u64,
 }
 
 impl JobRows {
@@ -34,6 +37,7 @@ impl JobRows {
             fold: Fold::new(),
             fold_details: Fold::of_details(),
             keep_details,
+            dropped_samples: 0,
         }
     }
 
@@ -49,12 +53,13 @@ impl JobRows {
         }
     }
 
-    /// Completes the details by what ended processes did. `told` whether their ends are heard of.
+    /// Completes the details by what GPUs show and ended processes did. `told` whether their ends are heard of.
     pub(super) fn follow_details<'g>(
         &mut self,
         batches: &[Batch],
         map: &JobMap,
         jobs: &mut Jobs,
+        cards: &Cards,
         told: bool,
         gone: impl Fn(u32) -> Option<&'g Gone>,
     ) {
@@ -69,6 +74,7 @@ impl JobRows {
             let Some(job) = jobs.get_mut(&slot) else { continue };
             let details = &mut job.counts.details;
             details.own.depart(told, |subject| map.owner(subject).is_some());
+            cards.fill_details(slot, cells);
             details.complete(cells, gone(slot));
         }
     }

@@ -24,6 +24,8 @@ const SAMPLES_MS: i64 = 900;
 const SAMPLES_MAX: usize = 4096;
 /// How long after it was met the first process of a job is asked which GPUs it was given.
 const ASKED_FOR_NS: i64 = 1_000_000_000;
+/// A machine whose drivers know no GPU after as many readings without jobs is not asked until a job begins.
+const ASKED_MAX: u32 = 5;
 /// Ticks may be late by as much before the figures of GPUs have a gap.
 const LATE_NS: i64 = 2_000_000_000;
 
@@ -41,6 +43,9 @@ pub struct Gpus {
     /// Samples that were not taken out yet, by uuid.
     courses: HashMap<String, Course>,
     pub(super) pace: GpuPace,
+    pub(super) dropped_samples: u64,
+    /// How often drivers were asked how many there are.
+    asked: u32,
 }
 
 impl Gpus {
@@ -116,10 +121,26 @@ impl Gpus {
             }
             // Early looks at a young job, and a clock that was set back, add nothing to a GPU's series.
             let last_ms = course.times_ms.last().copied().unwrap_or(i64::MIN);
-            if course.len() < SAMPLES_MAX && time_ms.saturating_sub(least_ms) >= last_ms {
-                course.push(time_ms, &kept);
+            if time_ms.saturating_sub(least_ms) < last_ms {
+                continue;
+            }
+            match course.len() < SAMPLES_MAX {
+                true => course.push(time_ms, &kept),
+                false => self.dropped_samples += 1,
             }
         }
+    }
+
+    /// Those that jobs can be given; `None` until some were read.
+    pub fn count(&self) -> Option<i64> {
+        self.cards.count()
+    }
+
+    /// Whether drivers are asked how many there are, on a machine without jobs: some times, since they take a moment.
+    pub(super) fn asks_for_count(&mut self) -> bool {
+        let asks = self.cards.count().is_none() && self.asked < ASKED_MAX;
+        self.asked += u32::from(asks);
+        asks
     }
 
     /// Whether a living process is on a GPU that was not there before and is of no job. On a busy node it may

@@ -186,11 +186,11 @@ impl EventsAsked {
         let counted: HashSet<u32> = (membership.targets.cgroups.iter())
             .filter_map(|target| membership.map.owner(Subject::Cgroup(target.dirs.id)))
             .collect();
-        let is_left_out = |(slot, job): &(&u32, &Tracked)| {
+        let is_left_out = |slot: &u32, job: &Tracked| {
             self.of_job(&job.key, job.age.born_ns, job.profile.kept).is_some() && !counted.contains(slot)
         };
         let mut names: Vec<String> = (jobs.iter())
-            .filter(is_left_out)
+            .filter(|(slot, job)| is_left_out(slot, job))
             .map(|(_, job)| format!("{}:{}", job.key.manager, job.key.id))
             .collect();
         names.sort();

@@ -1,7 +1,7 @@
-//! Jobs in whose cgroups nothing ran since they were last read in full.
+//! Jobs in whose cgroups next to nothing ran since they were last read in full.
 
 use met_core::attribute::JobMap;
-use met_core::{Batch, MISSING, Subject};
+use met_core::{Batch, JOB, Kind, MISSING, Subject};
 use met_host::{Look, Targets};
 use met_sources::cgroup;
 
@@ -23,15 +23,19 @@ pub(super) struct Idle {
 
 impl Idle {
     fn is_same(&self) -> bool {
-        self.now_ns.is_some() && self.now_ns == self.then_ns && self.skipped <= SKIPPED_MAX
+        let is_quiet = |(then_ns, now_ns)| cgroup::is_quiet(then_ns, now_ns);
+        self.then_ns.zip(self.now_ns).is_some_and(is_quiet) && self.skipped <= SKIPPED_MAX
     }
 
     /// Completes the row of a job that did nothing, and keeps that of one that was read in full.
     pub(super) fn complete(&mut self, look: Look, cells: &mut [i64]) {
         match look {
             Look::Cheap | Look::Whole if self.is_same() => {
-                for (cell, then) in cells.iter_mut().zip(&self.cells).filter(|(cell, _)| **cell == MISSING) {
-                    *cell = *then;
+                // Levels are what they were; counters that were not read are not known.
+                for ((cell, then), column) in cells.iter_mut().zip(&self.cells).zip(JOB.columns) {
+                    if *cell == MISSING && column.kind == Kind::Gauge {
+                        *cell = *then;
+                    }
                 }
             }
             Look::Whole => {
@@ -73,7 +77,7 @@ pub(super) fn leave_out(targets: &mut Targets, map: &JobMap, jobs: &Jobs) {
     let is_idle = |job: &Tracked| job.age.pacing.look != Look::Usual && job.counts.idle.is_same();
     for target in &mut targets.tasks {
         let subject = Subject::Task { pid: target.pid, start_ticks: target.start_ticks };
-        if map.owner(subject).and_then(|slot| jobs.get(&slot)).is_some_and(is_idle) {
+        if map.owner(subject).and_then(|slot| jobs.get(&slot)).is_some_and(|job| is_idle(job)) {
             target.look = Look::No;
         }
     }

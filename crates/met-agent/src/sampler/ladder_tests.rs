@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Instant;
 
+use met_core::cadence::Ladder;
 use met_core::job_table::*;
-use met_core::ladder::Ladder;
 use met_core::{MISSING, sample};
 
 use super::*;

@@ -1,8 +1,8 @@
 //! When a job is read, and how much of it.
 
 use met_core::MISSING;
+use met_core::cadence::{CHANGED_FOR_NS, Interest, Ladder};
 use met_core::job_table::{CPU, MEMORY_NEEDED, READ, WRITTEN};
-use met_core::ladder::{CHANGED_FOR_NS, Interest, Ladder};
 use met_host::Look;
 
 /// Figures are compared over at least this long: shorter times are noise.
@@ -150,7 +150,7 @@ fn is_sharp(before: Option<i64>, now: Option<i64>, least: i64) -> bool {
 #[cfg(test)]
 mod tests {
     use met_core::JOB;
-    use met_core::ladder::TOGETHER_NS;
+    use met_core::cadence::TOGETHER_NS;
     use met_core::series::Course;
 
     use super::*;

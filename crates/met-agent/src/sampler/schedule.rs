@@ -1,6 +1,6 @@
 //! When ticks are due.
 
-use met_core::ladder::Cadence;
+use met_core::cadence::Cadence;
 use met_host::clock;
 
 use super::pacing::Pacing;

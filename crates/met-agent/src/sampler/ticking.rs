@@ -133,13 +133,13 @@ impl Sampler {
         self.rows.fold(self.runner.batches(), &self.membership.map, slow, &self.jobs);
         self.follow_own();
         self.follow_processes(now_ns, slow);
-        self.follow_details();
         self.follow_hidden_io(slow);
         self.follow_events();
         if gpus_are_due {
             self.gpus.pace.plan_next();
             self.follow_gpus(now_ns);
         }
+        self.follow_details();
         if reads_all {
             self.schedule.all_read_ns = now_ns;
             self.follow_machine(now_ns);
@@ -182,7 +182,7 @@ impl Sampler {
         let (cadence, shortest_ns) = (&self.schedule.cadence, self.schedule.interval_ns);
         let is_fast =
             |job: &Tracked| job.age.pacing.interval_ns(cadence.of(&job.key.manager), now_ns) <= shortest_ns;
-        let are_fast = !self.jobs.is_empty() && self.jobs.values().all(is_fast);
+        let are_fast = !self.jobs.is_empty() && self.jobs.values().all(|job| is_fast(job));
         let apart_ns = self.schedule.plan_apart(are_fast);
         self.energy.set_interval(Duration::from_nanos(apart_ns as u64));
         self.gpus.set_tick(apart_ns);
@@ -213,6 +213,7 @@ impl Sampler {
     fn sample_jobs(&mut self, now_ns: i64) {
         let keeps_details = self.rows.keep_details && !self.rows.details.is_empty();
         let cadence = &self.schedule.cadence;
+        let mut dropped = 0;
         for (row, cells) in self.rows.jobs.rows_mut() {
             let Subject::Job(slot) = row.owner else { continue };
             let Some(job) = self.jobs.get_mut(&slot) else { continue };
@@ -227,28 +228,29 @@ impl Sampler {
             let row = job.add_ended(AsRead(cells), self.departures.gone(slot), seen);
             let row = job.complete_levels(row);
             let row = job.add_shares(row, slot, &self.gpus.cards, &self.energy);
-            job.sample(row, now_ns);
+            dropped += u64::from(!job.sample(row, now_ns));
             if keeps_details && job.age.pacing.look >= Look::Usual {
                 job.counts.details.sample(job.age.unix_ms(now_ns));
             }
         }
+        self.rows.dropped_samples += dropped;
     }
 
     fn follow_details(&mut self) {
-        let Sampler { rows, runner, membership, jobs, departures, .. } = self;
+        let Sampler { rows, runner, membership, jobs, departures, gpus, .. } = self;
         let (batches, told) = (runner.batches(), departures.is_listening());
-        rows.follow_details(batches, &membership.map, jobs, told, |slot| departures.gone(slot));
+        rows.follow_details(batches, &membership.map, jobs, &gpus.cards, told, |slot| departures.gone(slot));
     }
 
     /// Whether some job's processes are to be listed: those of a job that is not read in full are where they were,
     /// unless its figures are those of its processes.
     fn lists_any(&self) -> bool {
-        self.membership.listed_ns == i64::MIN || self.jobs.values().any(Tracked::is_listed)
+        self.membership.listed_ns == i64::MIN || self.jobs.values().any(|job| job.is_listed())
     }
 
     fn list_some_members(&mut self, now_ns: i64) {
         let jobs = &self.jobs;
-        let is_due = |slot: u32| jobs.get(&slot).is_none_or(Tracked::is_listed);
+        let is_due = |slot: u32| jobs.get(&slot).is_none_or(|job| job.is_listed());
         self.membership.list_some(&self.host, now_ns, is_due);
         self.after_listing();
     }
@@ -325,7 +327,7 @@ impl Sampler {
             Look::Usual => job.profile.counts_cpu && self.schedule.is_old(&job.age, now_ns),
             Look::Cheap | Look::Whole => false,
         };
-        self.membership.target_count() > FEW_TARGETS && self.jobs.values().all(suffices)
+        self.membership.target_count() > FEW_TARGETS && self.jobs.values().all(|job| suffices(job))
     }
 
     /// Reads into the books of each job what ends with its processes.
@@ -362,8 +364,9 @@ impl Sampler {
 
     /// Notes which jobs have processes whose I/O cannot be read. Only a slow tick reads that of all.
     fn follow_hidden_io(&mut self, slow: bool) {
-        let was_read = |job: &&mut Tracked| job.age.pacing.is_whole(slow);
-        self.jobs.values_mut().filter(was_read).for_each(|job| job.profile.hides_io = false);
+        for job in self.jobs.values_mut().filter(|job| job.age.pacing.is_whole(slow)) {
+            job.profile.hides_io = false;
+        }
         for batch in self.runner.batches() {
             hidden_io::each_job(batch, &self.membership.map, |slot| {
                 if let Some(job) = self.jobs.get_mut(&slot) {

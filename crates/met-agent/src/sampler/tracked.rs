@@ -29,8 +29,8 @@ use crate::node_energy::NodeEnergy;
 /// Samples of a job that wait to be taken out: a day at ten seconds.
 const SAMPLES_MAX: usize = 8640;
 
-/// The jobs that are sampled, by slot.
-pub(super) type Jobs = FastMap<u32, Tracked>;
+/// The jobs that are sampled, by slot. Boxed: a map keeps room for twice as many as there are.
+pub(super) type Jobs = FastMap<u32, Box<Tracked>>;
 
 pub(super) struct Tracked {
     pub(super) key: JobKey,
@@ -130,16 +130,18 @@ impl Tracked {
         Shared(cells)
     }
 
-    /// Makes a sample of its row.
-    pub(super) fn sample(&mut self, row: Shared<'_>, now_ns: i64) {
+    /// Makes a sample of its row. False if there is no room for it among those that wait.
+    pub(super) fn sample(&mut self, row: Shared<'_>, now_ns: i64) -> bool {
         let Shared(cells) = row;
         self.counts.hold(cells);
         let time_ms = self.age.unix_ms(now_ns);
         // They are not taken out: the totals go on, and what cannot be kept is a gap.
-        if self.samples.len() < SAMPLES_MAX {
+        let has_room = self.samples.len() < SAMPLES_MAX;
+        if has_room {
             self.samples.push(time_ms, cells);
         }
         self.running.push(time_ms, cells);
+        has_room
     }
 
     /// Keeps what was counted in a cgroup that is gone; `cpu_ns` is better than its last reading.
@@ -323,14 +325,30 @@ impl Earlier {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_row_becomes_a_sample_by_its_own_and_by_what_is_gone() {
+    fn tracked() -> Tracked {
         let record = met_core::sample::bare(1, "x");
         let local = record.local.as_ref().unwrap();
         let mut departures = crate::exits::Departures::default();
         let host = met_host::Host::real().unwrap();
         let watch = departures.open(&host, 0, crate::exits::Beginning::Unknown, || false);
-        let mut job = Tracked::new(&record, local, 0, 1000, watch);
+        Tracked::new(&record, local, 0, 1000, watch)
+    }
+
+    #[test]
+    fn samples_without_room_are_dropped_and_said_to_be() {
+        let mut job = tracked();
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        let kept = (0..SAMPLES_MAX as i64 + 3).filter(|second| {
+            cells[CPU] = *second;
+            job.sample(Shared(&mut cells), second * 1_000_000_000)
+        });
+        assert_eq!(kept.count(), SAMPLES_MAX);
+        assert_eq!(job.running.maximum(CPU), Some(SAMPLES_MAX as i64 + 2), "totals go on");
+    }
+
+    #[test]
+    fn a_row_becomes_a_sample_by_its_own_and_by_what_is_gone() {
+        let mut job = tracked();
         job.profile = Profile { counts_cpu: true, counts_memory: false, hides_io: true, ..job.profile };
         job.counts.left[CPU] = 5;
         let gone = Gone { unseen: 3, ..Gone::default() };

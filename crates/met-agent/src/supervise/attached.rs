@@ -17,9 +17,10 @@ use super::link::Link;
 use super::memory;
 use super::memory_limit;
 use super::perf::{Begin, TaskClock};
+use super::quota::Quota;
 use super::signals::{Signals, cancel_signal};
 use super::unreported::Unreported;
-use super::{Assignment, Channel, Inbox, Notice};
+use super::{Assignment, Channel, Inbox, Notice, usable_cpus};
 use met_jobs::processes;
 
 /// Rounds of looking for threads that began while others were being opened.
@@ -46,6 +47,7 @@ fn watch(mut assignment: Assignment, channel: &mut Channel) -> io::Result<Option
     if let Some(local) = &mut assignment.record.local {
         local.supervisor = host.process(std::process::id()).ok();
         local.memory_limit = memory_limit::inherited(&host, main.pid);
+        local.cpus_usable = usable_cpus(main.pid, Quota::of(&host, main.pid).as_ref());
     }
     let begin_boot_ns = clock::boottime_ns();
     let clocks = open_clocks(&host, &assignment.record, usize::MAX);

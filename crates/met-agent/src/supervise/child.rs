@@ -21,7 +21,7 @@ use super::quota::Quota;
 use super::signals::{Signals, cancel_signal};
 use super::spawn::{self, Command, Outcome};
 use super::unreported::Unreported;
-use super::{Assignment, Channel, Inbox, Notice, attached, totals};
+use super::{Assignment, Channel, Inbox, Notice, attached, totals, usable_cpus};
 use met_jobs::processes;
 use met_query::jobs;
 
@@ -186,7 +186,7 @@ impl Supervision {
         let quota = Quota::of(&host, std::process::id());
         let oom_kills = OomKills::around(&host, std::process::id());
         let main = Pid::from_raw(child.pid).ok_or(io::ErrorKind::InvalidData)?;
-        complete(&host, &mut assignment.record, child.pid as u32, &enclosure, enters_late);
+        complete(&host, &mut assignment.record, child.pid as u32, &enclosure, enters_late, quota.as_ref());
         let events = Events::of_child(&host, &assignment.events, child.pid, &enclosure.paths);
         events.explain(&mut assignment.record);
         if let Some(inbox) = inbox.as_ref().filter(|_| assignment.detached)
@@ -442,7 +442,14 @@ fn give_up_v1(enclosure: &mut Enclosure, record: &mut Record) {
     }
 }
 
-fn complete(host: &Host, record: &mut Record, pid: u32, enclosure: &Enclosure, enters_late: bool) {
+fn complete(
+    host: &Host,
+    record: &mut Record,
+    pid: u32,
+    enclosure: &Enclosure,
+    enters_late: bool,
+    quota: Option<&Quota>,
+) {
     record.start_ns = Some(clock::realtime_ns());
     record.state = State::Running;
     if let Some(local) = &mut record.local {
@@ -450,6 +457,7 @@ fn complete(host: &Host, record: &mut Record, pid: u32, enclosure: &Enclosure, e
         local.main = host.process(pid).ok();
         local.cgroup = enclosure.paths.clone();
         local.memory_limit = memory_limit::inherited(host, pid);
+        local.cpus_usable = usable_cpus(pid, quota);
         local.entered_late = enters_late;
     }
 }

@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn an_end_is_kept_for_a_busy_daemon_and_not_for_one_that_refuses_it() {
-        let error = || Reply::Error { message: "no".to_owned() };
+        let error = || Reply::error("no");
         let hello = || Reply::Hello { protocol: PROTOCOL, pid: 1, leaving: false };
         assert!(matches!(handed_over(vec![error()], true), HandedOver::Away));
         assert!(matches!(handed_over(vec![error()], false), HandedOver::Away), "refused before the greeting");

@@ -126,6 +126,13 @@ impl Channel {
     }
 }
 
+/// The CPUs on which a process may run, as many of them as a quota allows; unknown of one that is gone.
+fn usable_cpus(pid: u32, quota: Option<&quota::Quota>) -> Option<u32> {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
+    let mask = rustix::thread::sched_getaffinity(Some(pid)).ok()?;
+    Some(mask.count().min(quota.map_or(u32::MAX, |quota| quota.cpus)))
+}
+
 /// The folder of a job that is kept, and who says where it is.
 struct Inbox {
     place: Place,

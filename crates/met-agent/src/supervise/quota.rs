@@ -15,6 +15,8 @@ const DEPTH_MAX: usize = 16;
 pub struct Quota {
     host: Host,
     limited: Vec<Limited>,
+    /// What the tightest of them allows; a part of a CPU counts as one.
+    pub cpus: u32,
 }
 
 struct Limited {
@@ -34,15 +36,16 @@ impl Quota {
     pub fn of(host: &Host, pid: u32) -> Option<Quota> {
         let (dir, top, is_v1) = host.hierarchies().cpu_of_process(host, pid)?;
         let mut text = Vec::new();
-        let mut limited = Vec::new();
+        let (mut limited, mut cpus) = (Vec::new(), u32::MAX);
         for dir in dir.ancestors().take(DEPTH_MAX).take_while(|dir| dir.starts_with(&top)) {
-            if has_quota(host, dir, is_v1, &mut text) {
+            if let Some(quota) = quota_cpus(host, dir, is_v1, &mut text) {
+                cpus = cpus.min(quota);
                 let mut found = Limited { stat: dir.join("cpu.stat"), is_v1, before: Throttled::default() };
                 found.before = found.throttled(host)?;
                 limited.push(found);
             }
         }
-        (!limited.is_empty()).then(|| Quota { host: host.clone(), limited })
+        (!limited.is_empty()).then(|| Quota { host: host.clone(), limited, cpus })
     }
 
     /// Adds how long the most severe of them held back whoever was in it since the job began.
@@ -74,11 +77,18 @@ impl Limited {
     }
 }
 
-fn has_quota(host: &Host, dir: &Path, is_v1: bool, text: &mut Vec<u8>) -> bool {
-    let name = if is_v1 { "cpu.cfs_quota_us" } else { "cpu.max" };
-    // `-1` and `max` are no limit; the file is missing at the root and where the controller is off.
-    host.read_small(dir.join(name), text).is_ok()
-        && parse::fields(text).next().and_then(parse::u64).is_some_and(|quota| quota > 0)
+fn quota_cpus(host: &Host, dir: &Path, is_v1: bool, text: &mut Vec<u8>) -> Option<u32> {
+    let mut numbers = |name: &str| {
+        // `-1` and `max` are no limit; the file is missing at the root and where the controller is off.
+        host.read_small(dir.join(name), text).ok()?;
+        let mut fields = parse::fields(text).map(|field| parse::u64(field).filter(|&us| us > 0));
+        Some((fields.next()??, fields.next().flatten()))
+    };
+    let (quota_us, period_us) = numbers(if is_v1 { "cpu.cfs_quota_us" } else { "cpu.max" })?;
+    let period_us = if is_v1 { numbers("cpu.cfs_period_us").map(|(us, _)| us) } else { period_us };
+    // A quota whose period is unknown still throttles.
+    let cpus = period_us.map_or(u64::MAX, |period_us| quota_us.div_ceil(period_us));
+    Some(u32::try_from(cpus).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
@@ -100,7 +110,9 @@ mod tests {
         write("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
         let host = Host::at(root.path()).unwrap();
         let quota = Quota::of(&host, 7).unwrap();
-        assert_eq!(quota.limited.len(), 1, "max is no limit");
+        assert_eq!((quota.limited.len(), quota.cpus), (1, 1), "max is no limit; half a CPU is a CPU");
+        write("sys/fs/cgroup/a/cpu.max", "250000 100000\n");
+        assert_eq!(Quota::of(&host, 7).unwrap().cpus, 3);
         write("sys/fs/cgroup/a/cpu.stat", "usage_usec 9\nnr_throttled 9\nthrottled_usec 3000\n");
         let mut totals = Totals::default();
         quota.tell(&mut totals);
@@ -121,10 +133,11 @@ mod tests {
                       41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
         write("proc/self/mountinfo", mounts);
         write("proc/7/cgroup", "1:cpu:/q\n0::/\n");
-        write("sys/fs/cgroup/cpu/q/cpu.cfs_quota_us", "50000\n");
+        write("sys/fs/cgroup/cpu/q/cpu.cfs_quota_us", "200000\n");
+        write("sys/fs/cgroup/cpu/q/cpu.cfs_period_us", "100000\n");
         write("sys/fs/cgroup/cpu/q/cpu.stat", "nr_periods 1\nnr_throttled 1\nthrottled_time 5\n");
         let quota = Quota::of(&Host::at(root.path()).unwrap(), 7).unwrap();
-        assert_eq!((quota.limited[0].before.ns, quota.limited[0].is_v1), (5, true));
+        assert_eq!((quota.limited[0].before.ns, quota.limited[0].is_v1, quota.cpus), (5, true, 2));
         write("sys/fs/cgroup/cpu/q/cpu.cfs_quota_us", "-1\n");
         assert!(Quota::of(&Host::at(root.path()).unwrap(), 7).is_none());
     }

@@ -164,6 +164,7 @@ fn example(key: &Key) -> &'static str {
         | Form::Presence(_)
         | Form::Scheduler(_)
         | Form::Scope(_)
+        | Form::Accounts(_)
         | Form::Plain(_) => "one of its words",
         Form::Layouts(_) => "a list of layouts",
     }

@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use met_core::ladder::Ladder;
+use met_core::cadence::Ladder;
 use met_core::managers::Scheduler;
 use met_host::Address;
 use met_jobs::cgroup_layouts::Layout;
+use met_jobs::scheduler;
 
 use super::tree::{Complaint, Node, refuse_duplicates, unknown};
-use super::{Config, Plain, Presence, Scope, StorageName};
+use super::{Accounts, Config, Plain, Presence, Scope, StorageName};
 use met_core::units::{self, ParseError};
 
 /// The form of a value, and where it goes.
@@ -37,6 +38,7 @@ pub enum Form {
     /// Whether it is queried.
     Scheduler(Scheduler),
     Scope(fn(&mut Config, Scope)),
+    Accounts(fn(&mut Config, Accounts)),
     Layouts(fn(&mut Config, Vec<Layout>)),
     Plain(fn(&mut Config, Plain)),
     /// A list, or one text with commas.
@@ -75,7 +77,7 @@ impl Form {
             Form::Storage(_) => "`sqlite` or `memory`",
             Form::Number(_) => "number",
             Form::Ratio(_) => "number ≥ 1",
-            Form::Word(..) => "word",
+            Form::Word(..) | Form::Accounts(_) => "word",
             Form::Power(_) => "power, or one for each",
             Form::Presence(_) | Form::Scheduler(_) => "`auto`, `true` or `false`",
             Form::Scope(_) => "`cluster` or `node`",
@@ -110,6 +112,7 @@ impl Form {
             Form::Presence(set) => set(config, presence(text)?),
             Form::Scheduler(which) => config.schedulers.asked[*which as usize] = presence(text)?,
             Form::Scope(set) => set(config, scope(text)?),
+            Form::Accounts(set) => set(config, accounts(text)?),
             Form::Plain(set) => set(config, plain(text)?),
             Form::Layouts(_) => return Err(ParseError(format!("{text:?} is not a list; {LAYOUT_EXAMPLE}"))),
             Form::Events(set) => set(config, events_in(text)?),
@@ -177,6 +180,16 @@ fn word<'t>(text: &'t str, words: &[&str]) -> Result<&'t str, ParseError> {
         true => Ok(text),
         false => Err(ParseError(format!("{text:?} is not one of {}", words.join(", ")))),
     }
+}
+
+/// A file, or a scheduler that lists the members of accounts.
+fn accounts(text: &str) -> Result<Accounts, ParseError> {
+    let mut known: Vec<(&str, Accounts)> = vec![("file", Accounts::File)];
+    let listing = Scheduler::ALL.iter().filter(|scheduler| scheduler::lists_members(**scheduler));
+    known.extend(listing.map(|&scheduler| (scheduler.name(), Accounts::Scheduler(scheduler))));
+    let words: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+    let name = word(text, &words)?;
+    Ok(known.into_iter().find(|(known, _)| *known == name).map_or(Accounts::File, |(_, accounts)| accounts))
 }
 
 fn size(text: &str) -> Result<u64, ParseError> {

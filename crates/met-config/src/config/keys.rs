@@ -5,7 +5,7 @@ use met_core::managers::Scheduler;
 use met_store::{Engine, PostgresServer, Secret};
 
 use super::form::Form;
-use super::{Accounts, Provider, Weight};
+use super::{Provider, Weight};
 
 pub struct Section {
     pub name: &'static str,
@@ -347,14 +347,7 @@ pub static SECTIONS: &[Section] = &[
         name: "server",
         help: "Settings of `met server` only. The listener is in `http`, storage in `store` and `storage`.",
         keys: &[
-            Key {
-                name: "accounts",
-                form: Form::Word(&["file", "slurm"], |config, word| {
-                    config.server.accounts = if word == "slurm" { Accounts::Slurm } else { Accounts::File };
-                }),
-                default: "file",
-                help: "members of an account see its jobs. `file`: those in `accounts_file`; `slurm`: the associations that `sacctmgr` prints, queried hourly. Users of no known account see their own jobs",
-            },
+            key!("accounts": Accounts(server.accounts) = "file", "members of an account see its jobs. `file`: those in `accounts_file`; the name of a scheduler: those that it lists, queried hourly (`slurm`: the associations that `sacctmgr` prints). Users of no known account see their own jobs"),
             key!("accounts_file": Path(server.accounts_file?), "lines such as `physics: ada, bob`; reread when it changes"),
             key!("move_after": Duration(server.move_after?), "how long series stay as received before they are moved to the store (default: an hour with files, which compress better that way, and 30 s with an engine, `store.series`)"),
             key!("lost_after": Duration(server.lost_after) = "7d", "running jobs of a node that sent nothing for this long are recorded as lost until it sends again; those of an expelled node at once"),
@@ -367,7 +360,7 @@ pub static SECTIONS: &[Section] = &[
             key!("listen": Addresses(colmet.listen), "addresses with ports, such as `0.0.0.0:5556`; without one nothing is taken"),
             key!("allow": Texts(colmet.allow), "addresses and networks that may connect, such as `10.0.0.0/16`; required with `listen`"),
             key!("hosts": Texts(colmet.hosts), "names of hosts whose records are taken, such as `node-[1-64]` or `*.site.example`; required with `listen`. A host with a token is refused here"),
-            key!("manager": Text(colmet.manager) = "oar", "resource manager whose jobs these are"),
+            key!("manager": Text(colmet.manager) = Scheduler::Oar.name(), "resource manager whose jobs these are"),
             key!("configure": Endpoint(colmet.configure?), "where `met daemon` takes live configuration as Colmet's variant in Rust does (a PULL socket): `ipc://PATH`, for the user of the daemon only, or `tcp://HOST:PORT`, for anyone who can reach it. A message changes the interval (0.1 s or more) and the perf events until a job ends; without an endpoint none is taken"),
         ],
     },

@@ -84,8 +84,14 @@ fn every_key_is_read() {
     );
     assert_eq!(config.gpu.nvml.as_deref(), Some(Path::new("/opt/libnvidia-ml.so.1")));
     assert_eq!(config.gpu.idle_power.all_mw, Some(60_000));
+    let mut asked = Schedulers::default().asked;
+    for (scheduler, presence) in
+        [(Scheduler::Slurm, Presence::Yes), (Scheduler::Oar, Presence::No), (Scheduler::Lsf, Presence::No)]
+    {
+        asked[scheduler as usize] = presence;
+    }
     let expected = Schedulers {
-        asked: [Presence::Yes, Presence::No, Presence::Auto, Presence::No],
+        asked,
         interval: Some(Duration::from_secs(300)),
         lookback: Duration::from_secs(7 * 86_400),
         timeout: Duration::from_secs(10),
@@ -114,6 +120,8 @@ fn every_key_is_read() {
     assert_eq!(config.system.runtime, Path::new("/run/other"));
     assert_eq!(config.system.state, Path::new("/srv/met"));
 }
+
+const OF_SLURM: Accounts = Accounts::Scheduler(Scheduler::Slurm);
 
 #[test]
 fn every_key_of_a_cluster_is_read() {
@@ -146,7 +154,7 @@ fn every_key_of_a_cluster_is_read() {
     assert_eq!(config.forward, expected);
     assert_eq!(config.server.move_after, Some(Duration::from_secs(300)));
     assert_eq!(config.server.lost_after, Duration::from_secs(2 * 86_400));
-    assert_eq!((config.server.accounts, &config.server.accounts_file), (Accounts::Slurm, &path("/a")));
+    assert_eq!((config.server.accounts, &config.server.accounts_file), (OF_SLURM, &path("/a")));
     assert_eq!(config.colmet.listen.iter().map(ToString::to_string).collect::<Vec<_>>(), ["0.0.0.0:5556"]);
     assert_eq!(config.colmet.configure.as_deref(), Some("tcp://*:5557"));
     assert_eq!(config.colmet.allow, ["10.0.0.0/16", "127.0.0.1"]);

@@ -3,9 +3,11 @@
 use super::processes::Presence;
 use std::collections::BTreeMap;
 
+use super::deck::Card;
 use super::usage::Mean;
 use super::{Cards, GpuUseSince};
 use crate::card_ledger::Line;
+use crate::detail_table::{GPU_MEMORY_FREE, GPU_MEMORY_TOTAL, GPU_UTILIZATION_MEMORY};
 use crate::gpu::{self, card, card::label, process};
 use crate::gpu_idle_power::IdlePower;
 use crate::job::{GpuUse, QualityKind};
@@ -21,17 +23,19 @@ pub struct CardNow<'a> {
     pub holders: Vec<(u32, &'a GpuUseSince)>,
 }
 
+/// What is missing adds nothing.
+fn add(sum: &mut i64, cell: i64) {
+    if cell != MISSING {
+        *sum = if *sum == MISSING { cell } else { sum.saturating_add(cell) };
+    }
+}
+
 impl Cards {
     /// Writes the job's sums over its cards into its row. A job without a card has none.
     pub fn fill(&self, slot: u32, cells: &mut [i64]) {
         let mut energy: Option<Line> = None;
         let (mut cards, mut idle, mut power) = (0, 0, MISSING);
         let (mut utilization, mut memory, mut temperature) = (MISSING, MISSING, MISSING);
-        let add = |sum: &mut i64, cell: i64| {
-            if cell != MISSING {
-                *sum = if *sum == MISSING { cell } else { sum.saturating_add(cell) };
-            }
-        };
         let mut any = false;
         for (index, usage) in self.uses.of_slot(slot) {
             any = true;
@@ -62,6 +66,19 @@ impl Cards {
         if let Some(energy) = energy {
             cells[GPU_ENERGY] = energy.total_uj() as i64;
             cells[GPU_ENERGY_IDLE] = energy.idle_uj as i64;
+        }
+    }
+
+    /// Writes what holds for the job's cards as a whole, other jobs on them included, into its details.
+    pub fn fill_details(&self, slot: u32, cells: &mut [i64]) {
+        for (index, _) in self.uses.of_slot(slot).filter(|(_, usage)| usage.present) {
+            let of_card = self.deck.cells_of(index);
+            let (total, used) = (of_card[card::MEMORY_TOTAL], of_card[card::MEMORY_USED]);
+            add(&mut cells[GPU_MEMORY_TOTAL], total);
+            if total != MISSING && used != MISSING {
+                add(&mut cells[GPU_MEMORY_FREE], (total - used).max(0));
+            }
+            add(&mut cells[GPU_UTILIZATION_MEMORY], of_card[card::UTILIZATION_MEMORY]);
         }
     }
 
@@ -143,6 +160,14 @@ impl Cards {
             let IdlePower { learned_mw, lowest_mw, .. } = card.ledger.idle;
             (card.labels.as_slice(), learned_mw, lowest_mw)
         })
+    }
+
+    /// GPUs that jobs can be given, as of the last look: one that is cut into parts counts by its parts. `None` where
+    /// none was met.
+    pub fn count(&self) -> Option<i64> {
+        let is_given = |card: &&Card| card.seen_ns == self.looked_ns && !card.has_parts;
+        let count = self.deck.cards.iter().filter(is_given).count();
+        i64::try_from(count).ok().filter(|&count| count > 0)
     }
 
     /// The cards that a job holds or uses, as read at the last look.

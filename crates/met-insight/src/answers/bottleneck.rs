@@ -4,7 +4,7 @@ use met_core::job_table as column;
 use met_core::units;
 
 use super::Job;
-use crate::{average, gpu};
+use crate::{allocation, average, gpu};
 
 /// The share of its time that a job must have lost to something before that is what limits it.
 const SHARE: f64 = 0.3;
@@ -102,7 +102,6 @@ impl Figures {
             return None;
         }
         let cores = rate(column::CPU)?;
-        let held = record.allocated.cpus.or(record.requested.cpus).map(|cpus| cpus as f64);
         let knows_gpus = gpu::all_known(record);
         let waited_for_cpu = rate(column::RUN_QUEUE_WAIT);
         let throttled = rate(column::THROTTLED);
@@ -111,7 +110,7 @@ impl Figures {
         let pressure = |some: usize, delay: usize| rate(some).or(rate(delay)).map(|share| share.min(1.0));
         Some(Figures {
             cores,
-            of_cores: held.or(job.machine.cpus.map(f64::from)),
+            of_cores: allocation::usable_cpus(record, job.machine),
             runnable: cores + queue.max(0.0),
             waited_for_cpu,
             is_serial: is_serial(job, cores),

@@ -2,6 +2,7 @@
 
 use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
+use met_core::managers::{self, Need};
 
 use super::Job;
 use crate::{average, gpu};
@@ -89,11 +90,9 @@ fn is_killed(run: &Record) -> bool {
     run.state == State::OutOfMemory || killed && !run.state.is_live()
 }
 
-fn written(job: &Job<'_>, slurm: String, others: impl Fn(&str) -> Option<String>) -> Option<String> {
-    match job.record.key.manager.as_str() {
-        "slurm" => Some(slurm),
-        manager => others(manager),
-    }
+/// As the job's manager reads it; `None` where there is no such line for its scripts.
+fn written(job: &Job<'_>, need: Need) -> Option<String> {
+    managers::find(&job.record.key.manager)?.directive?(need)
 }
 
 /// Whether the job held so much of its node that what it leaves is of no use to others.
@@ -159,16 +158,9 @@ fn memory(job: &Job<'_>) -> Option<Directive> {
         return None;
     }
     let (needed, runs) = memory_bytes(job)?;
-    let nodes = nodes(job.record);
     let asked = asked(job.record, "memory")?;
     let value = rounded_bytes(needed * MEMORY_ROOM);
-    let text = written(job, format!("#SBATCH --mem={}", slurm_bytes(value)), |manager| match manager {
-        // Theirs are of the whole job, not of a node.
-        _ if nodes > 1 => None,
-        "pbs" => Some(format!("#PBS -l mem={}mb", (value / MIB) as i64)),
-        "lsf" => Some(format!("#BSUB -M {}MB", (value / MIB) as i64)),
-        _ => None,
-    })?;
+    let text = written(job, Need::Memory { bytes_per_node: value as i64, nodes: nodes(job.record) })?;
     Some(Directive { resource: "memory", text, value, asked: Some(asked), runs })
 }
 
@@ -176,13 +168,6 @@ fn memory(job: &Job<'_>) -> Option<Directive> {
 fn rounded_bytes(bytes: f64) -> f64 {
     let step = if bytes >= 4.0 * GIB { GIB } else { 256.0 * MIB };
     (bytes / step).ceil().max(1.0) * step
-}
-
-fn slurm_bytes(bytes: f64) -> String {
-    match bytes % GIB == 0.0 {
-        true => format!("{}G", (bytes / GIB) as i64),
-        false => format!("{}M", (bytes / MIB) as i64),
-    }
 }
 
 /// The most cores that the last runs had busy at once, where that was sustained.
@@ -205,7 +190,7 @@ fn cpus(job: &Job<'_>) -> Option<Directive> {
     if count == 0 || value >= asked as f64 {
         return None;
     }
-    let text = written(job, format!("#SBATCH --cpus-per-task={value}"), |_| None)?;
+    let text = written(job, Need::Cpus(value as i64))?;
     Some(Directive { resource: "cpus", text, value, asked: Some(asked as f64), runs: count })
 }
 
@@ -228,11 +213,7 @@ fn time(job: &Job<'_>) -> Option<Directive> {
     // Steps of five minutes, and of a quarter of an hour from two hours on.
     let step = if minutes > 120.0 { 15.0 } else { 5.0 };
     let minutes = (minutes / step).ceil() * step;
-    let text = written(
-        job,
-        format!("#SBATCH --time={}:{:02}:00", minutes as i64 / 60, minutes as i64 % 60),
-        |_| None,
-    )?;
+    let text = written(job, Need::TimeMinutes(minutes as i64))?;
     let asked = Some(limit_ns as f64 / 1e9);
     Some(Directive { resource: "time", text, value: minutes * 60.0, asked, runs: walls.len() })
 }
@@ -258,7 +239,7 @@ fn gpus(job: &Job<'_>) -> Option<Directive> {
     if count == 0 || most == 0 || most as i64 >= asked {
         return None;
     }
-    let text = written(job, format!("#SBATCH --gres=gpu:{most}"), |_| None)?;
+    let text = written(job, Need::Gpus(most as i64))?;
     Some(Directive { resource: "gpus", text, value: most as f64, asked: Some(asked as f64), runs: count })
 }
 

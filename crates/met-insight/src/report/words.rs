@@ -21,6 +21,7 @@ pub fn amount(amount: &Amount) -> String {
         Measure::Bytes => units::bytes(amount.value),
         Measure::BytesPerSecond => units::bytes_per_second(amount.value),
         Measure::Count => units::count(amount.value),
+        Measure::Number => units::number(amount.value),
         Measure::Cores => units::cores(amount.value),
         Measure::Share => units::percent(amount.value),
         Measure::Joules => units::watt_hours(amount.value),

@@ -7,7 +7,7 @@ use super::condition::Dim;
 use super::user::UserSum;
 use crate::answers::{Job, directives, imbalance};
 use crate::report::Measure;
-use crate::{average, gpu};
+use crate::{allocation, average, gpu};
 
 /// A number with how it came to be known, and how much of the window it covers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -122,6 +122,9 @@ pub static FIELDS: &[Field] = &[
     }),
     job("cpus", Measure::Cores, "CPUs that the job was given, on all nodes", |job| {
         Some(Fact::of_request(job.record.allocated.cpus.or(job.record.requested.cpus)? as f64))
+    }),
+    job("cpus_usable", Measure::Cores, "CPUs that it was given, or else shared CPUs it may run on", |job| {
+        Some(Fact::of_request(allocation::usable_cpus(job.record, job.machine)?))
     }),
     job("nodes", Measure::Count, "nodes that it was given", |job| {
         Some(Fact::of_request(job.record.allocated.nodes.unwrap_or(job.record.nodes.len() as i64) as f64))

@@ -114,7 +114,7 @@ pub fn written(value: f64, measure: Measure) -> String {
         Measure::Watts => units::watts(value),
         Measure::Celsius => units::celsius(value),
         Measure::Hertz => units::hertz(value),
-        Measure::Count => units::count(value),
+        Measure::Count | Measure::Number => units::count(value),
         Measure::Cores | Measure::Cards => units::cores(value),
     }
 }

@@ -72,6 +72,25 @@ fn a_finding_has_its_numbers_its_remedy_and_its_saving() {
     assert_eq!(json["why"][2]["quality"], "sampled");
 }
 
+/// A plain `met run`: no scheduler gave it anything.
+fn plain(usable: Option<u32>, cores: f64, waiting: f64) -> Made {
+    let mut made = made(2 * HOUR).cores(move |_| cores).rate(column::RUN_QUEUE_WAIT, move |_| waiting);
+    let local = met_core::job::Local::new("", met_core::job::Origin::Run, "/");
+    made.record.local = Some(met_core::job::Local { cpus_usable: usable, ..local });
+    made
+}
+
+#[test]
+fn who_was_given_no_cpus_can_have_too_many_threads_and_leaves_none_unused() {
+    assert_eq!(names(&plain(Some(64), 1.0, 0.0)), none(), "one of the cores of an idle machine");
+    assert_eq!(names(&plain(Some(64), 0.01, 0.0)), none(), "it slept");
+    assert_eq!(names(&plain(Some(2), 2.0, 14.0)), ["oversubscribed"]);
+    assert_eq!(found_of(&plain(Some(2), 2.0, 14.0))[0].what, "16 threads were runnable, on 2 cores");
+    assert_eq!(names(&plain(None, 2.0, 14.0)), none(), "without a mask, on a machine of 64");
+    assert_eq!(names(&plain(Some(4), 2.0, 14.0)), none(), "others have half of its cores");
+    assert_eq!(names(&given(plain(Some(2), 2.0, 14.0), 16)), none(), "what it was given counts");
+}
+
 #[test]
 fn nothing_is_said_below_a_gate() {
     let cores = |_: i32| 1.0;

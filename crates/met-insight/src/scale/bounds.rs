@@ -5,7 +5,7 @@ use met_core::units;
 
 use crate::answers::Job;
 use crate::rules::fields;
-use crate::{average, gpu};
+use crate::{allocation, average, gpu};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bounds {
@@ -24,7 +24,7 @@ pub struct Bounds {
 /// From the cores that were really used. If all of them work in the parallel part, the mean of busy cores says how long
 /// only one can have been; samples may show more. As a share of the work it bounds the serial fraction from above.
 pub fn bounds(job: &Job<'_>) -> Option<Bounds> {
-    let size = room(job)?;
+    let size = allocation::usable_cpus(job.record, job.machine)?;
     if !job.is_whole() {
         return None;
     }
@@ -42,11 +42,6 @@ pub fn bounds(job: &Job<'_>) -> Option<Bounds> {
 /// The CPUs that it was given. What was busy is no size: it differs between runs of one size.
 pub fn size(job: &Job<'_>) -> Option<f64> {
     job.record.allocated.cpus.or(job.record.requested.cpus).map(|cpus| cpus as f64)
-}
-
-/// Cores that it could use: given, or those of the machine.
-fn room(job: &Job<'_>) -> Option<f64> {
-    size(job).or(job.machine.cpus.map(f64::from))
 }
 
 fn headroom(job: &Job<'_>, size: f64, cores: f64) -> Vec<String> {

@@ -16,16 +16,17 @@ use super::oom_events::{Bell, Ear};
 use super::remnants::Remnants;
 use super::tree::{Role, Tree};
 use super::{Ended, Event, Found};
-use crate::cgroup_layouts::{Captures, SLURM_JOB_ID};
+use crate::cgroup_layouts::Captures;
+use crate::scheduler;
 
 pub(super) struct Jobs {
     node_name: String,
     pub(super) ear: Ear,
-    /// By node.
-    by_node: HashMap<u32, Job>,
+    /// By node. Boxed: a map keeps room for twice as many as there are.
+    by_node: HashMap<u32, Box<Job>>,
     next_number: u64,
     /// Jobs that change the hierarchy in which they are followed.
-    moving: HashMap<PathBuf, Job>,
+    moving: HashMap<PathBuf, Box<Job>>,
     pub(super) remnants: Remnants,
     due: BinaryHeap<Reverse<(i64, u32)>>,
     pub(super) events: Vec<Event>,
@@ -97,7 +98,7 @@ impl Jobs {
             parts: Parts::default(),
         };
         self.next_number += 1;
-        self.by_node.insert(id, job);
+        self.by_node.insert(id, Box::new(job));
     }
 
     pub(super) fn add_part(&mut self, id: u32, job: u32, now_ns: i64) {
@@ -116,7 +117,7 @@ impl Jobs {
 
     /// Jobs that were in the hierarchy that was left and are not in the better one.
     pub(super) fn end_unmoved(&mut self, now_ns: i64) {
-        let unmoved: Vec<Job> = self.moving.drain().map(|(_, job)| job).collect();
+        let unmoved: Vec<Box<Job>> = self.moving.drain().map(|(_, job)| job).collect();
         for job in unmoved {
             self.end(job, None, now_ns);
         }
@@ -189,7 +190,8 @@ impl Jobs {
             return;
         }
         let pids = tree.files.pids(node.hierarchy, &node.path);
-        if let Some(name) = tree.files.number_in_environ(&pids, SLURM_JOB_ID) {
+        let other_name = job.captures.sluid.as_deref();
+        if let Some(name) = other_name.and_then(|name| id_in_environ(&tree.files, name, &pids)) {
             job.progress.nameless = false;
             self.events.push(Event::Named(job.number, name));
         }
@@ -271,7 +273,7 @@ impl Jobs {
     }
 
     /// Reports the end of a job whose directory is gone.
-    fn end(&mut self, job: Job, closed: Option<&Closed>, now_ns: i64) {
+    fn end(&mut self, job: Box<Job>, closed: Option<&Closed>, now_ns: i64) {
         if !job.progress.announced {
             return;
         }
@@ -341,12 +343,16 @@ fn part(tree: &Tree, job: &Job, id: u32, closed: Option<&Closed>, end_ns: Option
 fn id_of(files: &Files, captures: &Captures, pids: &[u32], waited: bool) -> Option<(String, bool)> {
     match (captures.job_id(), &captures.sluid) {
         (Some(id), _) => Some((id, false)),
-        (None, Some(sluid)) => match files.number_in_environ(pids, SLURM_JOB_ID) {
+        (None, Some(sluid)) => match id_in_environ(files, sluid, pids) {
             Some(id) => Some((id, false)),
             None => waited.then(|| (sluid.clone(), true)),
         },
         (None, None) => None,
     }
+}
+
+fn id_in_environ(files: &Files, name: &str, pids: &[u32]) -> Option<String> {
+    files.number_in_environ(pids, scheduler::id_variable(name)?)
 }
 
 fn cpu_figure(closed: &Closed) -> Figure {

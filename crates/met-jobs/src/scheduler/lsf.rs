@@ -5,25 +5,25 @@
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
+use met_core::hostlist::NODES_MAX;
 use met_core::job::{Resources, State};
 use met_core::managers;
 
 use super::command::{Programs, Trouble};
 use super::json::{Reader, Value};
-use super::pbs::month_of;
-use super::text::{SECOND_NS, filled, hosts, local_ns, size, span_ns, time_ns, word, zone};
+use super::text::{SECOND_NS, filled, hosts, local_ns, month_of, size, span_ns, time_ns, word, zone};
 use super::{Answer, Kind, Recorded, Scheduler, Window, add, retain_on};
-use crate::identity::variables;
+use crate::identity::variables::Variables;
+use crate::identity::{Identity, Question};
 
-const MANAGER: &str = managers::Scheduler::Lsf.row().0.name;
+const MANAGER: &str = managers::Scheduler::Lsf.name();
 
 pub(super) static KIND: Kind = Kind {
-    make: |node| Box::new(Lsf::new(node)),
-    job_id: variables::lsf_id,
-    read: variables::lsf,
-    folders: &[],
     environment: &[("LSB_DISPLAY_YEAR", "Y")],
     passed_on: &["LSF_ENVDIR", "LSF_BINDIR", "LSF_LIBDIR", "LSF_SERVERDIR"],
+    #[cfg(any(test, feature = "fuzzing"))]
+    parsers: &[|answer| parse(answer, super::fuzz::NOW_S).recorded],
+    ..Kind::new(|node| Box::new(Lsf::new(node)), job_id, read_variables)
 };
 
 const FIELDS: &str = "jobid jobindex stat user queue job_name proj_name exec_host submit_time start_time \
@@ -198,5 +198,28 @@ fn calendar_ns(text: &str, now_s: i64) -> Option<i64> {
             let latest_ns = now_s.saturating_add(86_400).saturating_mul(SECOND_NS);
             at(now.year()).filter(|&time_ns| time_ns <= latest_ns).or_else(|| at(now.year() - 1))
         }
+    }
+}
+
+fn job_id(variables: Variables<'_>, asked: &str) -> Option<String> {
+    let number = asked.split(['[', '.', '_']).next().unwrap_or_default();
+    variables.digits("LSB_JOBID").filter(|found| found == number)
+}
+
+fn read_variables(variables: Variables<'_>, _: &Question<'_>, identity: &mut Identity) {
+    identity.name = variables.text("LSB_JOBNAME");
+    identity.account = variables.text("LSB_PROJECT_NAME");
+    identity.scheduling.partition = variables.text("LSB_QUEUE");
+    identity.scheduling.folder = variables.text("LS_SUBCWD");
+    // 0 is no element of an array.
+    if let (Some(array), Some(index)) = (variables.digits("LSB_JOBID"), variables.positive("LSB_JOBINDEX")) {
+        identity.scheduling.alias = Some(format!("{array}[{index}]"));
+        (identity.scheduling.array_id, identity.scheduling.array_index) = (Some(array), Some(index));
+    }
+    identity.allocated.cpus = variables.positive("LSB_DJOB_NUMPROC");
+    // `hostA 4 hostB 2`: each node with its CPUs.
+    if let Some(hosts) = variables.text("LSB_MCPU_HOSTS") {
+        identity.nodes = hosts.split_whitespace().step_by(2).take(NODES_MAX).map(str::to_owned).collect();
+        identity.allocated.nodes = i64::try_from(identity.nodes.len()).ok().filter(|&count| count > 0);
     }
 }

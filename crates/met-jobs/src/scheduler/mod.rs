@@ -4,7 +4,7 @@
 //! variables) reaches only the fields of that job.
 
 mod command;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 pub mod join;
 mod json;
@@ -12,6 +12,8 @@ mod sync;
 #[cfg(test)]
 mod tests;
 mod text;
+
+use std::path::PathBuf;
 
 use met_core::job::{Part, Resources, Scheduling, State};
 use met_core::managers;
@@ -107,6 +109,48 @@ pub struct Kind {
     environment: &'static [(&'static str, &'static str)],
     /// Variables of our own environment that they need to find their configuration; these override the above.
     passed_on: &'static [&'static str],
+    /// The names of cgroups that are not named by the job's id.
+    other_name: Option<OtherName>,
+    /// The file in which it keeps the list of a job's nodes.
+    pub(crate) node_file: Option<fn(Variables<'_>, &Question<'_>) -> Option<PathBuf>>,
+    /// Lists the members of accounts: pairs of a user and an account.
+    members: Option<Members>,
+    /// All that read its answers, for tests with any bytes.
+    #[cfg(any(test, feature = "fuzzing"))]
+    parsers: &'static [Parser],
+}
+
+#[cfg(any(test, feature = "fuzzing"))]
+type Parser = fn(&[u8]) -> Vec<Recorded>;
+
+type Members = fn(&mut Programs) -> Result<Vec<(String, String)>, Trouble>;
+
+/// What else a cgroup may be named by, and the variable of its processes that has the id.
+struct OtherName {
+    is_one: fn(&str) -> bool,
+    variable: &'static str,
+}
+
+impl Kind {
+    const fn new(
+        make: fn(Option<String>) -> Box<dyn Scheduler>,
+        job_id: fn(Variables<'_>, &str) -> Option<String>,
+        read: fn(Variables<'_>, &Question<'_>, &mut Identity),
+    ) -> Kind {
+        Kind {
+            make,
+            job_id,
+            read,
+            folders: &[],
+            environment: &[],
+            passed_on: &[],
+            other_name: None,
+            node_file: None,
+            members: None,
+            #[cfg(any(test, feature = "fuzzing"))]
+            parsers: &[],
+        }
+    }
 }
 
 // The modules and their kinds are those of the table: a scheduler is a row there and a file here.
@@ -134,6 +178,31 @@ pub fn open(scheduler: managers::Scheduler, node: Option<String>) -> Box<dyn Sch
 pub(crate) fn named(manager: &str) -> Option<&'static Kind> {
     let query = managers::find(manager)?.query.as_ref()?;
     Some(kind(query.scheduler))
+}
+
+/// Whether this name of a manager's cgroup is not the job's id.
+pub(crate) fn is_other_name(manager: &str, name: &str) -> bool {
+    let other = named(manager).and_then(|kind| kind.other_name.as_ref());
+    other.is_some_and(|other| (other.is_one)(name))
+}
+
+/// The variable with the id of a job whose cgroup has this other name.
+pub(crate) fn id_variable(name: &str) -> Option<&'static str> {
+    let mut others = kinds().filter_map(|kind| kind.other_name.as_ref());
+    others.find(|other| (other.is_one)(name)).map(|other| other.variable)
+}
+
+/// Whether it lists the members of accounts.
+pub fn lists_members(scheduler: managers::Scheduler) -> bool {
+    kind(scheduler).members.is_some()
+}
+
+/// Each member of an account, with the account; none of a scheduler that does not list them.
+pub fn members(
+    scheduler: managers::Scheduler,
+    programs: &mut Programs,
+) -> Result<Vec<(String, String)>, Trouble> {
+    kind(scheduler).members.map_or(Ok(Vec::new()), |members| members(programs))
 }
 
 /// What was read of a command's output.

@@ -1,26 +1,28 @@
 //! OAR: `oarstat` in JSON.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use met_core::job::{Resources, State};
 use met_core::managers;
 
 use super::command::{Programs, Trouble};
 use super::json::{Reader, Value};
-use super::text::{SECOND_NS, word};
+use super::text::{SECOND_NS, exit_of_status, word};
 use super::{Answer, Kind, Recorded, Scheduler, Window, add, retain_on};
-use crate::identity::variables;
+use crate::identity::variables::Variables;
+use crate::identity::{Identity, Question};
 
-const MANAGER: &str = managers::Scheduler::Oar.row().0.name;
+const MANAGER: &str = managers::Scheduler::Oar.name();
 
 pub(super) static KIND: Kind = Kind {
-    make: |node| Box::new(Oar::new(node)),
-    job_id: variables::oar_id,
-    read: variables::oar,
+    node_file: Some(node_file),
     folders: &["/opt/oar/bin"],
     // For OAR's own program, run without the wrapper that sets these.
     environment: &[("OARDIR", "/usr/lib/oar"), ("OARDO_USER", "root"), ("OARCONFFILE", CONFIGURATION)],
     passed_on: &["OARCONFFILE"],
+    #[cfg(any(test, feature = "fuzzing"))]
+    parsers: &[|answer| parse(answer).recorded],
+    ..Kind::new(|node| Box::new(Oar::new(node)), job_id, read_variables)
 };
 
 /// What the users' command runs with the rights of OAR's own account.
@@ -104,7 +106,7 @@ fn job(id: &str, reply: &Value) -> Option<Recorded> {
     job.manager_state = text("state");
     (job.start_ns, job.end_ns) = (seconds("startTime"), seconds("stopTime"));
     if let Some(status) = reply.number("exit_code") {
-        (job.exit_code, job.signal) = super::slurm::exit_of_status(status);
+        (job.exit_code, job.signal) = exit_of_status(status);
     }
     job.state = state(reply, &job);
     let nodes = reply.list("assigned_network_address").iter().take(NODES_MAX);
@@ -173,4 +175,31 @@ fn reason(reply: &Value) -> Option<String> {
     let waits = matches!(reply.text_at("state"), Some("Waiting" | "Hold"));
     let message = message.or_else(|| reply.text_at("message").filter(|_| waits))?;
     Some(word(message.as_bytes()))
+}
+
+fn job_id(variables: Variables<'_>, asked: &str) -> Option<String> {
+    variables.digits("OAR_JOB_ID").filter(|found| found == asked)
+}
+
+fn read_variables(variables: Variables<'_>, question: &Question<'_>, identity: &mut Identity) {
+    identity.name = variables.text("OAR_JOB_NAME");
+    identity.account = variables.text("OAR_PROJECT_NAME");
+    identity.scheduling.folder = variables.text("OAR_WORKING_DIRECTORY");
+    let array = variables.digits("OAR_ARRAY_ID");
+    let index = variables.number("OAR_ARRAY_INDEX");
+    // Every job is an array of one; only from the second element on it shows.
+    if array.as_deref() != Some(question.id) || index.is_some_and(|index| index > 1) {
+        (identity.scheduling.array_id, identity.scheduling.array_index) = (array, index);
+    }
+    let seconds = variables.positive("OAR_JOB_WALLTIME_SECONDS");
+    identity.requested.time_limit_ns = seconds.and_then(|seconds| seconds.checked_mul(SECOND_NS));
+}
+
+/// The list of a job's nodes, where OAR itself keeps it: another path may lead anywhere.
+fn node_file(variables: Variables<'_>, question: &Question<'_>) -> Option<PathBuf> {
+    let id = question.id;
+    let path = format!("/var/lib/oar/{id}");
+    let is_number = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
+    let is_own = is_number && variables.text("OAR_NODE_FILE")? == path;
+    is_own.then(|| PathBuf::from(path))
 }

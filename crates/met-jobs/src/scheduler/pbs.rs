@@ -6,19 +6,19 @@ use met_core::managers;
 
 use super::command::{Programs, Trouble};
 use super::json::{Reader, Value};
-use super::text::{SECOND_NS, hosts, local_ns, size, span_ns, time_ns, word, zone};
+use super::text::{SECOND_NS, hosts, local_ns, month_of, size, span_ns, time_ns, word, zone};
 use super::{Answer, Kind, Recorded, Scheduler, Window, add, retain_on};
-use crate::identity::variables;
+use crate::identity::variables::Variables;
+use crate::identity::{Identity, Question};
 
-const MANAGER: &str = managers::Scheduler::Pbs.row().0.name;
+const MANAGER: &str = managers::Scheduler::Pbs.name();
 
 pub(super) static KIND: Kind = Kind {
-    make: |node| Box::new(Pbs::new(node)),
-    job_id: variables::pbs_id,
-    read: variables::pbs,
     folders: &["/opt/pbs/bin"],
-    environment: &[],
     passed_on: &["PBS_CONF_FILE", "PBS_EXEC"],
+    #[cfg(any(test, feature = "fuzzing"))]
+    parsers: &[|answer| parse(answer).recorded],
+    ..Kind::new(|node| Box::new(Pbs::new(node)), job_id, read_variables)
 };
 
 /// Ids in one query: they are long.
@@ -275,7 +275,26 @@ pub(super) fn calendar_ns(text: &str) -> Option<i64> {
     local_ns(date.ok()?)
 }
 
-pub(super) fn month_of(name: &str) -> Option<i8> {
-    let months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    months.iter().position(|month| *month == name).map(|at| at as i8 + 1)
+fn job_id(variables: Variables<'_>, asked: &str) -> Option<String> {
+    let stem = |id: &str| id.split('.').next().unwrap_or_default().to_owned();
+    variables.text("PBS_JOBID").filter(|found| stem(found) == stem(asked))
+}
+
+fn read_variables(variables: Variables<'_>, _: &Question<'_>, identity: &mut Identity) {
+    identity.name = variables.text("PBS_JOBNAME");
+    identity.account = variables.text("PBS_ACCOUNT");
+    identity.scheduling.partition = variables.text("PBS_QUEUE");
+    identity.scheduling.folder = variables.text("PBS_O_WORKDIR");
+    // `17[3].server`; its users say 17[3].
+    if let Some(id) = variables.text("PBS_JOBID") {
+        let stem = id.split('.').next().unwrap_or_default();
+        if let Some((array, _)) = stem.split_once('[') {
+            identity.scheduling.array_id = Some(array.to_owned());
+            identity.scheduling.array_index = variables
+                .number("PBS_ARRAY_INDEX")
+                .or_else(|| stem.split_once('[')?.1.trim_end_matches(']').parse().ok());
+        }
+        identity.scheduling.alias = (stem != id).then(|| stem.to_owned());
+    }
+    identity.allocated.cpus = variables.positive("NCPUS");
 }

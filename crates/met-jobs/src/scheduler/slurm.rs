@@ -2,24 +2,31 @@
 
 use std::collections::{HashMap, HashSet};
 
+use met_core::hostlist::{self, NODES_MAX};
 use met_core::job::{Part, Resources, State};
 use met_core::managers;
 
 use super::command::{Programs, Trouble};
-use super::text::{filled, hosts, size, span_ns, time_ns, word};
-use super::{Kind, Recorded, Scheduler, Window};
-use crate::identity::variables;
+use super::text::{SECOND_NS, exit_of_status, filled, hosts, size, span_ns, time_ns, word};
+use super::{Kind, OtherName, Recorded, Scheduler, Window};
+use crate::identity::variables::Variables;
+use crate::identity::{Identity, Question};
 
-const MANAGER: &str = managers::Scheduler::Slurm.row().0.name;
+const MANAGER: &str = managers::Scheduler::Slurm.name();
 
 pub(super) static KIND: Kind = Kind {
-    make: |node| Box::new(Slurm::new(node)),
-    job_id: variables::slurm_id,
-    read: variables::slurm,
+    other_name: Some(OtherName { is_one: is_sluid, variable: JOB_ID }),
+    members: Some(members),
     folders: &["/opt/slurm/bin", "/opt/slurm/current/bin"],
     // Unix seconds: a time without its zone is ambiguous for an hour each autumn.
     environment: &[("SLURM_TIME_FORMAT", "%s")],
     passed_on: &["SLURM_CONF"],
+    #[cfg(any(test, feature = "fuzzing"))]
+    parsers: &[
+        |answer| parse_sacct(answer, super::fuzz::DELIMITER),
+        |answer| parse_squeue(answer, super::fuzz::DELIMITER),
+    ],
+    ..Kind::new(|node| Box::new(Slurm::new(node)), job_id, read_variables)
 };
 
 /// The name last: a line that continues it has no other fields.
@@ -83,6 +90,10 @@ const PARTS_MAX: usize = 256;
 /// Names of resources that are kept.
 const OTHER_MAX: usize = 32;
 const MEGABYTE: i64 = 1 << 20;
+/// The variable with the id of a job.
+const JOB_ID: &str = "SLURM_JOB_ID";
+/// Pairs of a user and an account.
+const MEMBERS_MAX: usize = 1_000_000;
 /// Ids in one question.
 const IDS_MAX: usize = 500;
 
@@ -383,7 +394,7 @@ fn asked_for(job: &mut Recorded, row: &Row) {
         job.requested = resources(tres);
         job.allocated = resources(tres);
     }
-    job.requested.time_limit_ns = span_ns(row.raw("Timelimit"), 60 * super::text::SECOND_NS);
+    job.requested.time_limit_ns = span_ns(row.raw("Timelimit"), 60 * SECOND_NS);
     let requested = &mut job.requested;
     let wanted = |name: &str| row.number(name).filter(|&wanted| wanted > 0);
     requested.cpus = requested.cpus.or_else(|| wanted("ReqCPUS"));
@@ -429,7 +440,7 @@ fn add_step(job: &mut Recorded, step: &str, row: &Row) {
     let scheduling = &mut job.scheduling;
     let end_ns = row.time("End");
     // Before the end it is 0, which is not a measurement.
-    let cpu_ns = span_ns(row.raw("TotalCPU"), super::text::SECOND_NS).filter(|_| end_ns.is_some());
+    let cpu_ns = span_ns(row.raw("TotalCPU"), SECOND_NS).filter(|_| end_ns.is_some());
     if let Some(cpu_ns) = cpu_ns {
         scheduling.cpu_ns = Some(scheduling.cpu_ns.unwrap_or(0).saturating_add(cpu_ns));
     }
@@ -485,15 +496,6 @@ fn exit(text: &str) -> (Option<i32>, Option<i32>) {
     }
 }
 
-/// As `wait` gives it.
-pub(super) fn exit_of_status(status: i64) -> (Option<i32>, Option<i32>) {
-    match status {
-        0..=0xffff if status & 0x7f == 0 => (Some((status >> 8) as i32), None),
-        0..=0xffff => (None, Some((status & 0x7f) as i32).filter(|signal| (1..=64).contains(signal))),
-        _ => (None, None),
-    }
-}
-
 fn state(word: &str) -> Option<State> {
     Some(match word.split_whitespace().next()?.trim_end_matches('+') {
         "PENDING" | "REQUEUE_HOLD" | "REQUEUE_FED" | "RESV_DEL_HOLD" | "SPECIAL_EXIT" | "EXPEDITING" => {
@@ -509,4 +511,170 @@ fn state(word: &str) -> Option<State> {
         "OUT_OF_MEMORY" => State::OutOfMemory,
         _ => return None,
     })
+}
+
+/// Each member of an account, with the account. Lines without a user are accounts.
+fn members(programs: &mut Programs) -> Result<Vec<(String, String)>, Trouble> {
+    let arguments =
+        ["--noheader", "--parsable2", "--readonly", "show", "associations", "format=Account,User"];
+    let printed = programs.ask("sacctmgr", &arguments.map(str::to_owned))?;
+    Ok(in_associations(&printed))
+}
+
+fn in_associations(text: &[u8]) -> Vec<(String, String)> {
+    let text = String::from_utf8_lossy(text);
+    let pair = |line: &str| {
+        let mut fields = line.split('|');
+        let (account, user) = (fields.next()?, fields.next()?);
+        (!account.is_empty() && !user.is_empty()).then(|| (user.to_owned(), account.to_owned()))
+    };
+    text.lines().filter_map(pair).take(MEMBERS_MAX).collect()
+}
+
+fn job_id(variables: Variables<'_>, asked: &str) -> Option<String> {
+    let found = variables.digits(JOB_ID).or_else(|| variables.digits("SLURM_JOBID"))?;
+    (is_sluid(asked) || found == asked).then_some(found)
+}
+
+/// `s` and thirteen characters of Crockford's base 32: what Slurm calls the directory of a job from 26.05 on.
+fn is_sluid(id: &str) -> bool {
+    let crockford =
+        |byte: u8| byte.is_ascii_digit() || (byte.is_ascii_alphabetic() && !b"iloILOuU".contains(&byte));
+    id.strip_prefix('s').is_some_and(|rest| rest.len() == 13 && rest.bytes().all(crockford))
+}
+
+fn read_variables(variables: Variables<'_>, _: &Question<'_>, identity: &mut Identity) {
+    identity.name = variables.text("SLURM_JOB_NAME");
+    identity.account = variables.text("SLURM_JOB_ACCOUNT");
+    identity.nodes = variables.text("SLURM_JOB_NODELIST").map(|list| nodes_in(&list)).unwrap_or_default();
+    let scheduling = &mut identity.scheduling;
+    scheduling.partition = variables.text("SLURM_JOB_PARTITION");
+    scheduling.qos = variables.text("SLURM_JOB_QOS");
+    scheduling.folder = variables.text("SLURM_SUBMIT_DIR");
+    scheduling.restarts = variables.number("SLURM_RESTART_COUNT");
+    if let (Some(array), Some(index)) =
+        (variables.digits("SLURM_ARRAY_JOB_ID"), variables.number("SLURM_ARRAY_TASK_ID"))
+    {
+        scheduling.alias = Some(format!("{array}_{index}"));
+        (scheduling.array_id, scheduling.array_index) = (Some(array), Some(index));
+    }
+    if let (Some(whole), Some(offset)) =
+        (variables.digits("SLURM_HET_JOB_ID"), variables.number("SLURM_HET_JOB_OFFSET"))
+    {
+        scheduling.alias = Some(format!("{whole}+{offset}"));
+        (scheduling.het_id, scheduling.het_offset) = (Some(whole), Some(offset));
+    }
+    let nodes = variables.positive("SLURM_JOB_NUM_NODES").or_else(|| variables.positive("SLURM_NNODES"));
+    let here = variables.positive("SLURM_CPUS_ON_NODE").filter(|_| nodes == Some(1));
+    let everywhere = variables.text("SLURM_JOB_CPUS_PER_NODE").and_then(|text| cpus_per_node(&text));
+    identity.allocated.nodes = nodes;
+    identity.allocated.cpus = everywhere.or(here);
+    identity.requested = request_in(variables, nodes, identity.allocated.cpus);
+}
+
+fn request_in(variables: Variables<'_>, nodes: Option<i64>, cpus: Option<i64>) -> Resources {
+    let tasks = variables.positive("SLURM_NTASKS");
+    let per_task = variables.positive("SLURM_CPUS_PER_TASK");
+    // 0 means all the memory of a node.
+    let of_nodes = || variables.positive("SLURM_MEM_PER_NODE")?.checked_mul(nodes?)?.checked_mul(MEGABYTE);
+    let of_cpus = || variables.positive("SLURM_MEM_PER_CPU")?.checked_mul(cpus?)?.checked_mul(MEGABYTE);
+    let limit_seconds = || {
+        let (start, end) =
+            (variables.positive("SLURM_JOB_START_TIME")?, variables.positive("SLURM_JOB_END_TIME")?);
+        end.checked_sub(start).filter(|&seconds| seconds > 0)
+    };
+    Resources {
+        nodes: None,
+        // A job that requests neither gets one task of one CPU, by a site default that is not visible here.
+        cpus: tasks.or(per_task).and_then(|_| tasks.unwrap_or(1).checked_mul(per_task.unwrap_or(1))),
+        // Without a number of tasks, CPUs per task are those of one.
+        tasks: tasks
+            .or_else(|| per_task.filter(|_| variables.text("SLURM_NTASKS_PER_NODE").is_none()).map(|_| 1)),
+        memory_bytes: of_nodes().or_else(of_cpus),
+        gpus: variables.text("SLURM_GPUS").and_then(|text| count_of_gpus(&text)),
+        time_limit_ns: limit_seconds().and_then(|seconds| seconds.checked_mul(SECOND_NS)),
+        ..Resources::default()
+    }
+}
+
+/// `4(x2),3`: four on each of two nodes and three on another.
+fn cpus_per_node(text: &str) -> Option<i64> {
+    text.split(',')
+        .try_fold(0_i64, |sum, group| {
+            let (cpus, nodes) = match group.split_once("(x") {
+                Some((cpus, nodes)) => (cpus, nodes.strip_suffix(')')?),
+                None => (group, "1"),
+            };
+            let cpus: u32 = cpus.parse().ok()?;
+            let nodes: u32 = nodes.parse().ok()?;
+            sum.checked_add(i64::from(cpus).checked_mul(i64::from(nodes))?)
+        })
+        .filter(|&cpus| cpus > 0)
+}
+
+/// `2`, `a100:2`, or several of them.
+fn count_of_gpus(text: &str) -> Option<i64> {
+    text.split(',')
+        .try_fold(0_i64, |sum, kind| {
+            let count: u32 = kind.rsplit(':').next()?.parse().ok()?;
+            sum.checked_add(i64::from(count))
+        })
+        .filter(|&gpus| gpus > 0)
+}
+
+/// The names in `n[01-03,7],login`; nothing where a user has written something else, or more than there are nodes.
+fn nodes_in(list: &str) -> Vec<String> {
+    let hosts = hostlist::hosts(list);
+    let is_list = hosts.len() < NODES_MAX && !hosts.iter().any(|host| host.contains('['));
+    if is_list { hosts } else { Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn associations_are_pairs_of_a_user_and_an_account() {
+        let pairs = in_associations(b"root|\nroot|root\nphysics|\nphysics|ada\nchem|ada\nbad\n|eve\n");
+        let pairs: Vec<(&str, &str)> =
+            pairs.iter().map(|(user, account)| (user.as_str(), account.as_str())).collect();
+        assert_eq!(pairs, [("root", "root"), ("ada", "physics"), ("ada", "chem")]);
+    }
+
+    #[test]
+    fn lists_of_hosts_are_names() {
+        assert_eq!(nodes_in("n[08-10,3],login"), ["n08", "n09", "n10", "n3", "login"]);
+        for nothing in ["", "n[", "n[1-", "n[1-99999999999]", "[[[["] {
+            assert!(nodes_in(nothing).is_empty(), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn counts_are_summed_over_nodes_and_kinds() {
+        assert_eq!(cpus_per_node("4(x2),3"), Some(11));
+        assert_eq!(cpus_per_node("72"), Some(72));
+        assert_eq!((cpus_per_node(""), cpus_per_node("4(x")), (None, None));
+        assert_eq!(
+            (count_of_gpus("2"), count_of_gpus("a100:2,v100:1"), count_of_gpus("all")),
+            (Some(2), Some(3), None)
+        );
+    }
+
+    #[test]
+    fn a_sluid_is_neither_a_number_nor_a_name() {
+        assert!(is_sluid("s7XK2M9PQ4RTVW"));
+        for other in ["1234", "system", "s7XK2M9PQ4RTV", "sUXK2M9PQ4RTVW", "slurmstepd.scope"] {
+            assert!(!is_sluid(other), "{other}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_breaks_the_lists(text in "[n0-9\\[\\],x()-]{0,40}") {
+            prop_assert!(nodes_in(&text).len() < NODES_MAX);
+            let _ = cpus_per_node(&text);
+            let _ = count_of_gpus(&text);
+        }
+    }
 }

@@ -11,9 +11,27 @@ use super::join::{Joined, adopt, forgotten, join};
 use super::text::SECOND_NS;
 use super::*;
 
-fn fixture(path: &str) -> Vec<u8> {
+pub(super) fn fixture(path: &str) -> Vec<u8> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/schedulers");
     std::fs::read(folder.join(path)).unwrap()
+}
+
+/// All captured answers.
+fn fixtures() -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/schedulers");
+    let entries = |folder: &Path| std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = entries(&folder).flat_map(|version| entries(&version).collect::<Vec<_>>());
+    files.map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+#[test]
+fn every_scheduler_has_a_parser() {
+    assert!(kinds().all(|kind| !kind.parsers.is_empty()));
+    let runs = |answer: &[u8]| fuzz::parsers().map(|parse| parse(answer).len()).max();
+    assert!(
+        fixtures().iter().all(|answer| runs(answer) > Some(0)),
+        "a captured answer that none of them reads"
+    );
 }
 
 /// One line for each run, and one for each of its parts; what is not known is left out.
@@ -81,11 +99,11 @@ fn resources(resources: &Resources) -> Option<String> {
 }
 
 /// Times in fixtures without a zone are read as if the machine were in UTC.
-fn check(recorded: &[Recorded], expected: Expect) {
+pub(super) fn check(recorded: &[Recorded], expected: Expect) {
     expected.assert_eq(&shown(recorded));
 }
 
-const DIVIDED: &str = "|~|";
+const DIVIDED: &str = fuzz::DELIMITER;
 
 #[test]
 fn slurm_20_11_with_old_memory_and_words_for_nothing() {
@@ -341,24 +359,17 @@ fn a_name_cannot_become_another_job_or_field() {
 proptest! {
     #[test]
     fn any_bytes_are_some_jobs_or_none(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-        let _ = (slurm::parse_sacct(&bytes, DIVIDED), slurm::parse_squeue(&bytes, DIVIDED));
-        let _ = (oar::parse(&bytes), pbs::parse(&bytes), lsf::parse(&bytes, 0));
+        fuzz::parsers().for_each(|parse| drop(parse(&bytes)));
     }
 
     #[test]
     fn any_damage_to_an_answer_is_survived(at in 0_usize..12_000, byte in any::<u8>(), cut in 0_usize..12_000) {
-        let damage = |path: &str| {
-            let mut bytes = fixture(path);
+        for mut bytes in fixtures() {
             let length = bytes.len();
             bytes[at % length] = byte;
             bytes.truncate(length - cut % length);
-            bytes
-        };
-        let _ = slurm::parse_sacct(&damage("slurm-20.11/sacct-old.txt"), DIVIDED);
-        let _ = slurm::parse_squeue(&damage("slurm-22.05/squeue.txt"), DIVIDED);
-        let _ = oar::parse(&damage("oar-2.5/oarstat-ended.json"));
-        let _ = pbs::parse(&damage("openpbs-22/qstat-full.json"));
-        let _ = lsf::parse(&damage("lsf-10.1/bjobs.json"), 1_794_722_500);
+            fuzz::parsers().for_each(|parse| drop(parse(&bytes)));
+        }
     }
 }
 

@@ -112,6 +112,20 @@ pub fn hosts(list: &str) -> Vec<String> {
     filled(list).map(hostlist::hosts).unwrap_or_default()
 }
 
+/// As `wait` gives it.
+pub(super) fn exit_of_status(status: i64) -> (Option<i32>, Option<i32>) {
+    match status {
+        0..=0xffff if status & 0x7f == 0 => (Some((status >> 8) as i32), None),
+        0..=0xffff => (None, Some((status & 0x7f) as i32).filter(|signal| (1..=64).contains(signal))),
+        _ => (None, None),
+    }
+}
+
+pub(super) fn month_of(name: &str) -> Option<i8> {
+    let months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    months.iter().position(|month| *month == name).map(|at| at as i8 + 1)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

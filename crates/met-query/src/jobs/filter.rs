@@ -163,7 +163,7 @@ impl JobsFilter {
                 "more than {most} MiB of jobs, too many for one reply: query them in pages, as newer \
                  versions of met do, or fewer by time, state or limit"
             );
-            return Reply::Error { message };
+            return Reply::error(message);
         }
         Reply::Jobs(jobs)
     }
@@ -228,7 +228,7 @@ mod tests {
         let page = reader.page(&all.to_store_for_reply()).unwrap();
         let bytes: usize = page.jobs.iter().map(bounds::bytes).sum();
         assert!(bytes < WHOLE_BYTES + (10 << 20), "{bytes}");
-        let Reply::Error { message } = answer(&reader, &all) else { panic!("more than a reply holds") };
+        let Reply::Error { message, .. } = answer(&reader, &all) else { panic!("more than a reply holds") };
         assert!(message.contains("16 MiB") && message.contains("in pages"), "{message}");
         let older = JobsFilter { limit: Some(1000), ..JobsFilter::default() };
         assert!(

@@ -13,6 +13,7 @@ use met_host::Host;
 use met_store::inbox::JobDir;
 use met_store::{Retained, Retention, StoreError, Thinning, Writer, inbox};
 
+use super::forgetting::forget_reactions;
 use super::leftovers::{note_cgroup, remove_left_cgroups};
 use super::liveness::{remove_empty_cgroups, settle};
 use super::now_ns;
@@ -142,6 +143,9 @@ fn retain_daily(writer: &mut Writer, setting: &Setting) {
     let result = writer.retain(&retention(&setting.config.storage), now_ns()).map_err(anyhow::Error::from);
     let result = result.and_then(|retained| {
         log_removed(&retained);
+        if retained.jobs_removed > 0 {
+            forget_reactions(writer, now_ns())?;
+        }
         Ok(thin(writer, &setting.config.storage).map(drop)?)
     });
     if let Err(error) = result.and_then(|()| Ok(std::fs::write(&mark, "")?)) {

@@ -182,9 +182,11 @@ fn newest_of(store: &Queries, job: &JobRef, whose: &Filter) -> Result<Vec<Record
     };
     let newest = Filter { name: name.cloned(), limit: Some(1), with_summaries: true, ..whose.clone() };
     let found = store.jobs(&newest)?;
-    match name.filter(|_| found.is_empty()) {
-        Some(name) => Ok(newest_on_node(store, name, whose)?.into_iter().collect()),
-        None => Ok(found),
+    let Some(name) = name.filter(|_| found.is_empty()) else { return Ok(found) };
+    match newest_on_node(store, name, whose)? {
+        Some(hit) => Ok(vec![hit]),
+        // Ids of some managers look like names: `f2tZgz5` of Flux.
+        None => store.find_of(None, name, whose),
     }
 }
 
@@ -395,6 +397,22 @@ mod tests {
         assert!(!on_n1[0].summaries.is_empty(), "with all that is known of it");
         assert!(found("train@n3").is_empty() && found("sum@n1").is_empty());
         assert_eq!(found("train@n2")[0].key.id, found("train")[0].key.id);
+    }
+
+    #[test]
+    fn an_id_that_looks_like_a_name_is_found_where_no_job_has_that_name() {
+        let (_root, mut writer) = many_jobs();
+        let mut flux = met_core::sample::full(1, "sim");
+        (flux.key.manager, flux.key.id) = ("flux".to_owned(), "f2tZgz5".to_owned());
+        writer.put(&flux).unwrap();
+        let job = JobRef::parse("f2tZgz5", &[]).unwrap();
+        let found = |writer: &met_store::Writer, whose: &Filter| {
+            find(writer, &job, whose).unwrap().into_iter().map(|record| record.name).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&writer, &Filter::default()), ["sim"]);
+        assert!(found(&writer, &Filter { uid: Some(7), ..Filter::default() }).is_empty(), "of another user");
+        writer.put(&met_core::sample::full(999, "f2tZgz5")).unwrap();
+        assert_eq!(found(&writer, &Filter::default()), ["f2tZgz5"], "a name comes first");
     }
 
     #[test]

@@ -113,20 +113,11 @@ fn in_file(text: &str) -> Result<Memberships, String> {
     Ok(memberships(pairs))
 }
 
-/// The pairs of `sacctmgr --parsable2 show associations format=Account,User`. Lines without a user are accounts.
-pub fn in_associations(text: &[u8]) -> Memberships {
-    let text = String::from_utf8_lossy(text);
-    let pairs = text.lines().filter_map(|line| {
-        let mut fields = line.split('|');
-        let (account, user) = (fields.next()?, fields.next()?);
-        (is_person_name(account) && is_person_name(user)).then_some((user, account))
-    });
-    memberships(pairs)
-}
-
-fn memberships<'t>(pairs: impl IntoIterator<Item = (&'t str, &'t str)>) -> Memberships {
+/// The accounts of each user, from pairs of a user and an account. What is no name of a person or account is left out.
+pub fn memberships<'t>(pairs: impl IntoIterator<Item = (&'t str, &'t str)>) -> Memberships {
     let mut sorted: HashMap<&str, BTreeSet<&str>> = HashMap::new();
-    for (user, account) in pairs.into_iter().take(PAIRS_MAX) {
+    let are_names = |(user, account): &(&str, &str)| is_person_name(user) && is_person_name(account);
+    for (user, account) in pairs.into_iter().filter(are_names).take(PAIRS_MAX) {
         sorted.entry(user).or_default().insert(account);
     }
     let owned =
@@ -150,10 +141,9 @@ mod tests {
     }
 
     #[test]
-    fn associations_of_slurm_are_read() {
-        let members = in_associations(
-            b"root|\nroot|root\nphysics|\nphysics|ada\nphysics|ada\nchem|ada\nbad\nx y|eve\n|eve\n",
-        );
+    fn pairs_of_a_user_and_an_account_are_memberships() {
+        let pairs = [("root", "root"), ("ada", "physics"), ("ada", "physics"), ("ada", "chem")];
+        let members = memberships(pairs.into_iter().chain([("eve", "x y"), ("eve", ""), ("", "chem")]));
         assert_eq!(members["ada"], ["chem", "physics"]);
         assert_eq!(members["root"], ["root"]);
         assert_eq!(members.len(), 2);
@@ -184,11 +174,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_memberships(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            for (user, accounts) in in_associations(&bytes) {
+        fn any_text_is_memberships_of_names(user in ".{0,20}", account in ".{0,20}", text in ".{0,300}") {
+            for (user, accounts) in memberships([(user.as_str(), account.as_str())]) {
                 prop_assert!(is_person_name(&user) && accounts.iter().all(|account| is_person_name(account)));
             }
-            let _ = in_file(&String::from_utf8_lossy(&bytes));
+            let _ = in_file(&text);
         }
     }
 }

@@ -268,9 +268,7 @@ async fn ask(
         let of_api = Arc::clone(&api);
         let work = move || match of_api.write(viewer, name, asked.ok()) {
             Ok(reply) => Json(reply).into_response(),
-            Err(error) if error.is::<Failure>() => {
-                Json(Reply::Error { message: error.to_string() }).into_response()
-            }
+            Err(error) if error.is::<Failure>() => Json(Reply::refusal(&error)).into_response(),
             Err(error) => Problem { come_again: true, ..Problem::failed(&error) }.into_response(),
         };
         return api.answers.write(turn, work).await.ok_or_else(Problem::busy);

@@ -399,6 +399,7 @@ impl Work {
     /// What running jobs showed last.
     fn learn(&mut self, group: &[Received]) {
         for Received { node, batch, .. } in group {
+            self.wholes.latest.note_health(node, &batch.header.health);
             for piece in batch.pieces.iter().filter(|piece| piece.table == JOB.name) {
                 if let Subject::Job(key) = &piece.subject
                     && let Some(course) = readable(piece, &JOB)

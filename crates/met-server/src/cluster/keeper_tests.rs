@@ -419,9 +419,13 @@ fn jobs_of_a_node_that_was_expelled_are_lost_at_once() {
         give(&mut work, node, 1, vec![record("slurm", "77", START_S, State::Running, 0)], Vec::new());
     }
     let mut log = Log::open(state.path()).unwrap();
+    let gpus = met_core::node_health::NodeHealth { gpus: Some(4), ..Default::default() };
+    ["n1", "n2"].iter().for_each(|node| work.wholes.latest.note_health(node, &gpus));
     log.expel(&Bearer::Node("n1".into())).unwrap();
     work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(only(&work).state, State::Running, "the other part runs on");
+    let health = |node: &str| work.wholes.latest.health(node);
+    assert!(health("n1").is_empty() && health("n2") == gpus, "so does what the other node says of itself");
     give(&mut work, "n2", 2, vec![record("slurm", "77", START_S, State::Finished, 7)], Vec::new());
     let ended = only(&work);
     assert_eq!((ended.state, ended.totals.figure(CPU).unwrap().kind), (State::Lost, QualityKind::LowerBound));

@@ -10,6 +10,7 @@ use met_core::job_table::{
     GPU_MEMORY, GPU_MEMORY_PEAK, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, PROCESSES_PEAK, PROCESSES_RUNNING,
     THREADS_PEAK, THREADS_RUNNING,
 };
+use met_core::node_health::NodeHealth;
 use met_core::series::Course;
 use met_core::{Across, JOB, Kind, MISSING};
 use met_wire::batch::Interim;
@@ -29,6 +30,8 @@ const PEAKS: [(usize, usize); 4] = [
 const LAST_SAMPLE: &str = "last sample";
 /// Far more than nodes have; names beyond this share one entry.
 const SOURCES_MAX: usize = 4096;
+/// More nodes than any cluster has.
+const NODES_MAX: usize = 100_000;
 
 /// By the key under which a node's series are kept.
 #[derive(Clone, Default)]
@@ -41,6 +44,8 @@ struct Inner {
     jobs: HashMap<JobKey, Sample>,
     /// The same few words on every node.
     sources: HashSet<Arc<str>>,
+    /// Of each node that has something to say.
+    health: HashMap<String, NodeHealth>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -100,6 +105,26 @@ impl Latest {
             PEAKS.into_iter().for_each(|(peak, of)| cells[peak] = cells[peak].max(highest(of)));
             jobs.insert(key.clone(), Sample { time_ms, cells, totals: None });
         }
+    }
+
+    /// Takes what a node says of itself with its newest batch.
+    pub fn note_health(&self, node: &str, health: &NodeHealth) {
+        let known = &mut self.lock().health;
+        if health.is_empty() {
+            known.remove(node);
+        } else if known.len() < NODES_MAX || known.contains_key(node) {
+            known.insert(node.to_owned(), health.clone());
+        }
+    }
+
+    /// Forgets what other nodes said of themselves: they were expelled, or have been silent for long.
+    pub fn keep_health(&self, nodes: &HashSet<String>) {
+        self.lock().health.retain(|node, _| nodes.contains(node));
+    }
+
+    /// The same; nothing of a node that has sent nothing since this server began.
+    pub fn health(&self, node: &str) -> NodeHealth {
+        self.lock().health.get(node).cloned().unwrap_or_default()
     }
 
     /// Takes the quality of the figures of a job that has samples.
@@ -246,6 +271,18 @@ mod tests {
             course.push(time_ms, &cells);
         }
         course
+    }
+
+    #[test]
+    fn the_health_of_a_node_is_that_of_its_newest_batch() {
+        let (latest, gpus) =
+            (Latest::default(), |gpus| NodeHealth { gpus: Some(gpus), ..NodeHealth::default() });
+        latest.note_health("n1", &gpus(4));
+        latest.note_health("n2", &gpus(8));
+        latest.note_health("n1", &gpus(3));
+        assert_eq!([latest.health("n1"), latest.health("n2")], [gpus(3), gpus(8)]);
+        latest.note_health("n1", &NodeHealth::default());
+        assert!(latest.health("n1").is_empty() && latest.health("n3").is_empty(), "unknown is not 0");
     }
 
     #[test]

@@ -118,6 +118,7 @@ impl Query for ClusterView {
             jobs: on_node(&running, &node.name),
             late: node.seen_ns.is_none_or(|seen_ns| now_ns - seen_ns > LATE_NS),
             problem: self.incompatible.of(&node.name),
+            health: self.latest.health(&node.name),
             name: node.name,
             seen_ns: node.seen_ns,
             version: node.version,

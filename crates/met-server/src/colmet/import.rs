@@ -10,6 +10,7 @@ use met_core::job::{EventCount, JobKey, QualityKind, Record as JobRecord, State,
 use met_core::job_table::WALL;
 use met_core::series::Course;
 use met_core::{JOB, Kind, MISSING, Table, event};
+use met_sources::{infiniband, ipmi, lustre, node, rapl, thermal};
 use met_wire::batch::{Header, Interim, NodeBatch, Piece, Subject};
 use met_wire::colmet::variant::{self, Metric, Sample};
 use met_wire::colmet::{At, Backend, Meaning, Record, Value, ZONES, Zone};
@@ -139,17 +140,17 @@ impl Importer {
                     let whole_uj = host.energy_uj.entry(zone).or_insert(0);
                     *whole_uj = whole_uj.saturating_add(grown_uj.max(0));
                     let whole_uj = *whole_uj;
-                    host.put_zone(zone, "energy", time_ns, whole_uj);
+                    host.put_zone(zone, rapl::ENERGY, time_ns, whole_uj);
                 }
                 Meaning::ZoneRange(zone) => {
                     if let Value::Int(range_uj @ 1..) = value {
-                        host.put_zone(zone, "energy_range", time_ns, range_uj);
+                        host.put_zone(zone, rapl::RANGE, time_ns, range_uj);
                     }
                 }
                 Meaning::Thermal(number) => {
                     if let Some(cell) = value.times(1000) {
                         let subject = Subject::Node(number.to_string());
-                        host.put_part(subject, "thermal", "temperature", time_ns, cell);
+                        host.put_part(subject, &thermal::TABLE, thermal::TEMPERATURE, time_ns, cell);
                     }
                 }
                 Meaning::Event(number) => {
@@ -245,41 +246,39 @@ impl Host {
     }
 
     fn put(&mut self, at: At, job: Option<&JobKey>, time_ns: i64, cell: i64, keeps: bool) {
-        let part = match at.table {
+        let Some(table) = met_sources::table(at.table) else { return };
+        let Some(column) = table.column(at.column) else { return };
+        let is = |other: &'static Table| std::ptr::eq(table, other);
+        let part = match () {
             // One line for all devices.
-            "infiniband" | "lustre" => "all",
-            "ipmi" => "node",
-            _ => "",
+            () if is(&infiniband::TABLE) || is(&lustre::TABLE) => "all",
+            () if is(&ipmi::TABLE) => "node",
+            () => "",
         };
-        let is_of_job = at.table == JOB.name || at.table == DETAIL.name;
+        let is_of_job = is(&JOB) || is(&DETAIL);
         let subject = match job {
             Some(key) if is_of_job => Subject::Job(key.clone()),
             None if !is_of_job => Subject::Node(part.to_owned()),
             // A record of a job about the node, or the other way round.
             _ => return,
         };
-        if at.table == "node" && at.column == "memory_total" {
+        if is(&node::TABLE) && column == node::MEMORY_TOTAL {
             self.memory_bytes = Some(cell);
         }
-        let (Some(table), time_ms) = (met_sources::table(at.table), time_ns / 1_000_000) else { return };
-        let Some(column) = table.column(at.column) else { return };
-        let row = self.row(subject, table, time_ms);
+        let row = self.row(subject, table, time_ns / 1_000_000);
         if !keeps || row.cells[column] == MISSING {
             row.cells[column] = cell;
         }
     }
 
-    fn put_part(&mut self, subject: Subject, table: &str, column: &str, time_ns: i64, cell: i64) {
-        let Some(table) = met_sources::table(table) else { return };
-        if let Some(column) = table.column(column) {
-            self.row(subject, table, time_ns / 1_000_000).cells[column] = cell;
-        }
+    fn put_part(&mut self, subject: Subject, table: &'static Table, column: usize, time_ns: i64, cell: i64) {
+        self.row(subject, table, time_ns / 1_000_000).cells[column] = cell;
     }
 
-    fn put_zone(&mut self, zone: Zone, column: &str, time_ns: i64, cell: i64) {
+    fn put_zone(&mut self, zone: Zone, column: usize, time_ns: i64, cell: i64) {
         let package = format!("package-{}", zone.package);
         let name = if zone.zone == 0 { package.as_str() } else { ZONES[zone.zone] };
-        self.put_part(Subject::Node(format!("{name} {package}")), "rapl", column, time_ns, cell);
+        self.put_part(Subject::Node(format!("{name} {package}")), &rapl::TABLE, column, time_ns, cell);
     }
 
     /// Counts of a period add up to a counter.

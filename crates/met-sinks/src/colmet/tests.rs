@@ -92,3 +92,20 @@ fn a_long_round_is_several_messages() {
     assert_eq!(queue.messages.iter().map(|(_, count)| count).sum::<u64>(), 500);
     assert!(queue.messages.iter().all(|(message, _)| message.len() <= MESSAGE_BYTES_MAX));
 }
+
+#[test]
+fn mapping_files_are_bounded_and_the_newest_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut sink = Colmet { mapping: Some(folder.path().to_owned()), ..sink("tcp://127.0.0.1:1", "2") };
+    let mut written = Vec::new();
+    for _ in 0..MAPPINGS_MAX + 20 {
+        sink.write_mapping(&[Backend::Perfhw]);
+        written.push(sink.mapped.back().unwrap().clone());
+    }
+    let mut found: Vec<PathBuf> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    found.sort_unstable();
+    let mut newest = written.split_off(20);
+    newest.sort_unstable();
+    assert_eq!((found.len(), found), (MAPPINGS_MAX, newest));
+}

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use met_core::{MISSING, Table};
-use met_wire::colmet::{At, Layout, Meaning, Record, Value, ZONES, Zone};
+use met_wire::colmet::{
+    At, CONTROLLER_POWER, Layout, Meaning, Record, THERMAL, Value, ZONE_ENERGY, ZONE_RANGE, ZONES, Zone,
+};
 
 use super::{least_ns, seconds};
 
-pub(super) const NODE: &str = "node";
 /// Rows of devices of a node: a bound for what a server is sent.
 const ROWS_MAX: usize = 1024;
 /// How old a reading of a slow sensor may be.
@@ -70,12 +71,11 @@ impl NodeState {
                 }
                 Meaning::Thermal(number) => {
                     let zone = number.to_string();
-                    let cell = self
-                        .of_row("thermal", "temperature", oldest_ns, |labels| labels.first() == Some(&zone));
+                    let cell = self.of_row(THERMAL, oldest_ns, |labels| labels.first() == Some(&zone));
                     cell.map(|cell| Value::of_cell(kind, cell, 1000))
                 }
                 Meaning::ZoneEnergy(zone) => self.grown_uj(zone, oldest_ns).map(Value::Int),
-                Meaning::ZoneRange(zone) => self.zone_cell(zone, "energy_range", oldest_ns).map(Value::Int),
+                Meaning::ZoneRange(zone) => self.zone_cell(zone, ZONE_RANGE, oldest_ns).map(Value::Int),
                 Meaning::Start | Meaning::Event(_) | Meaning::None => None,
             };
         }
@@ -99,26 +99,20 @@ impl NodeState {
 
     /// Over all devices; of a management controller the one for the whole machine.
     fn sum(&self, at: At, oldest_ns: i64) -> Option<i64> {
-        let is_meter = at.table == "ipmi";
+        let is_meter = at == CONTROLLER_POWER;
         let rows = self.recent(at.table, oldest_ns);
         let rows = rows.filter(|row| !is_meter || row.labels.first().is_some_and(|label| label == WHOLE));
         let cells = rows.filter_map(|row| cell(row, at.column));
         cells.reduce(i64::saturating_add)
     }
 
-    fn of_row(
-        &self,
-        table: &str,
-        column: &str,
-        oldest_ns: i64,
-        is_it: impl Fn(&[String]) -> bool,
-    ) -> Option<i64> {
-        self.recent(table, oldest_ns).find(|row| is_it(&row.labels)).and_then(|row| cell(row, column))
+    fn of_row(&self, at: At, oldest_ns: i64, is_it: impl Fn(&[String]) -> bool) -> Option<i64> {
+        self.recent(at.table, oldest_ns).find(|row| is_it(&row.labels)).and_then(|row| cell(row, at.column))
     }
 
-    fn zone_cell(&self, zone: Zone, column: &str, oldest_ns: i64) -> Option<i64> {
+    fn zone_cell(&self, zone: Zone, at: At, oldest_ns: i64) -> Option<i64> {
         let package = format!("package-{}", zone.package);
-        self.of_row("rapl", column, oldest_ns, |labels| {
+        self.of_row(at, oldest_ns, |labels| {
             // Some processors have dies: `package-0-die-1`.
             let is_of_package = labels.get(1).is_some_and(|label| *label == package);
             let name = labels.first().map_or("", String::as_str);
@@ -127,7 +121,7 @@ impl NodeState {
     }
 
     fn grown_uj(&mut self, zone: Zone, oldest_ns: i64) -> Option<i64> {
-        let now_uj = self.zone_cell(zone, "energy", oldest_ns)?;
+        let now_uj = self.zone_cell(zone, ZONE_ENERGY, oldest_ns)?;
         let before_uj = self.energy_uj.insert(zone, now_uj)?;
         Some(now_uj - before_uj).filter(|&grown_uj| grown_uj >= 0)
     }
@@ -136,8 +130,8 @@ impl NodeState {
     fn mark_unsupported_zones(&self, layout: &'static Layout, record: &mut Record, oldest_ns: i64) {
         for (counter, value) in layout.counters.iter().zip(&mut record.values) {
             let (Meaning::ZoneEnergy(zone) | Meaning::ZoneRange(zone)) = counter.meaning else { continue };
-            let has_package = self.zone_cell(Zone { zone: 0, ..zone }, "energy", oldest_ns).is_some();
-            if has_package && self.zone_cell(zone, "energy", oldest_ns).is_none() {
+            let has_package = self.zone_cell(Zone { zone: 0, ..zone }, ZONE_ENERGY, oldest_ns).is_some();
+            if has_package && self.zone_cell(zone, ZONE_ENERGY, oldest_ns).is_none() {
                 *value = Some(Value::Int(0));
             }
         }

@@ -81,6 +81,10 @@ fn every_column_of_the_mapping_is_in_the_catalogue_with_the_unit_of_its_factor()
         }
     }
     assert!(checked > 100);
+    use met_wire::colmet::{CONTROLLER_POWER, ZONE_RANGE};
+    for at in [ZONE_ENERGY, ZONE_RANGE, THERMAL, CONTROLLER_POWER, UPTIME] {
+        assert!(table(at.table).column(at.column).is_some(), "{at:?}");
+    }
     for id in 1..=36 {
         if let Some(met_wire::colmet::variant::Metric::Cell(at)) = met_wire::colmet::variant::metric(id) {
             assert!(table(at.table).column(at.column).is_some(), "{at:?}");
@@ -228,4 +232,55 @@ fn a_server_makes_records_of_samples_and_passes_on_those_of_colmet() {
     assert_eq!(tasks.len(), 3);
     assert!(tasks.iter().all(|record| record.hostname == "n7" && record.job_id == 3));
     assert_eq!(made.last(), Some(&foreign));
+}
+
+#[test]
+fn a_job_with_gpus_has_all_counters_of_nvidia_and_one_without_has_no_record() {
+    const MIB: i64 = 1 << 20;
+    let (job, other) = (oar("12"), oar("13"));
+    let events = [
+        tick(
+            0,
+            "job",
+            &[
+                (
+                    Some(job.clone()),
+                    &[],
+                    &[
+                        ("gpu_power", 301_900),
+                        ("gpu_temperature", 61_000),
+                        ("gpu_utilization", 1_500),
+                        ("gpu_memory", 700 * MIB),
+                    ],
+                ),
+                (Some(other), &[], &[("cpu", 1)]),
+            ],
+        ),
+        tick(
+            0,
+            "job_detail",
+            &[(
+                Some(job),
+                &[],
+                &[
+                    ("gpu_memory_total", 16_000 * MIB),
+                    ("gpu_memory_free", 15_000 * MIB),
+                    ("gpu_utilization_memory", 420),
+                ],
+            )],
+        ),
+    ];
+    let made = gathered(options(Some("n1"), &["nvidia"]), &events);
+    let [record] = &made[..] else { panic!("{made:?}") };
+    let counters: Vec<_> = record.counters().collect();
+    let expected = [
+        ("power", 301),
+        ("temperature", 61),
+        ("utilization-gpu", 150),
+        ("utilization-memory", 42),
+        ("memory-total", 16_000),
+        ("memory-free", 15_000),
+        ("memory-used", 700),
+    ];
+    assert_eq!(counters, expected.map(|(name, value)| (name, Value::Int(value))));
 }

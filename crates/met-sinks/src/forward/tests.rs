@@ -551,3 +551,26 @@ fn batches_of_the_machine_that_a_state_folder_was_copied_from_are_not_sent() {
     until("it is not sent", || forward.status().quarantined_batches == 1);
     forward.stop();
 }
+
+#[test]
+fn a_change_of_the_machines_health_is_sent_though_nothing_else_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plan = plan(folder.path(), &listener);
+    let arrived: Arc<Mutex<Vec<Header>>> = Arc::default();
+    let kept = Arc::clone(&arrived);
+    serve(listener, move |batch| {
+        let answer = acknowledge(&batch);
+        kept.lock().unwrap().push(batch.header);
+        answer
+    });
+    let mut forward = Forward::start(plan, Box::new(Records::default())).unwrap();
+    until("a first sign", || !arrived.lock().unwrap().is_empty());
+    let health = NodeHealth { gpus: Some(4), ..NodeHealth::default() };
+    forward.take(&Event::Health(Arc::new(health.clone()))).unwrap();
+    until("the change arrives", || arrived.lock().unwrap().last().is_some_and(|last| last.health == health));
+    forward.stop();
+    let arrived = arrived.lock().unwrap();
+    assert!(arrived[0].health.is_empty(), "nothing was known at first");
+    assert_eq!(arrived.iter().filter(|header| header.health == health).count(), 1, "once");
+}

@@ -318,6 +318,26 @@ mod tests {
     }
 
     #[test]
+    fn a_listener_that_cannot_accept_is_tried_again_after_a_pause_and_others_are_served() {
+        let mut pull = Pull::bind(&["127.0.0.1:0".parse().unwrap()], 1 << 20).unwrap();
+        // Ready for ever and no listener: as one without descriptors, each attempt fails at once.
+        let (broken, mut other) = UnixStream::pair().unwrap();
+        other.write_all(b"x").unwrap();
+        let broken = UnixListener::from(std::os::fd::OwnedFd::from(broken));
+        pull.listeners.push(Listener::Unix(broken, PathBuf::new()));
+        let begin = Instant::now();
+        pull.wait(None, |_| true);
+        assert!(begin.elapsed() >= ACCEPT_AGAIN_AFTER, "it would spin");
+        let mut stream = TcpStream::connect(pull.addresses().unwrap()[0]).unwrap();
+        stream.write_all(&zmtp::opening(Socket::Push)).unwrap();
+        let mut framed = Vec::new();
+        zmtp::put_message(&mut framed, b"word");
+        stream.write_all(&framed).unwrap();
+        let taken = until(&mut pull, |messages| messages.pop()).received;
+        assert_eq!(taken.unwrap(), b"word");
+    }
+
+    #[test]
     fn an_address_that_is_not_allowed_is_closed_at_once() {
         let mut pull = Pull::bind(&["127.0.0.1:0".parse().unwrap()], 1 << 20).unwrap();
         let mut stream = TcpStream::connect(pull.addresses().unwrap()[0]).unwrap();

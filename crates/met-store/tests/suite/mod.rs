@@ -173,7 +173,7 @@ pub fn a_job_comes_back_whole(place: &Place) {
     writer.put(&record).unwrap();
     assert_eq!(writer.find(None, "1").unwrap(), [record.clone()]);
     assert_eq!(place.reader().get(&record.key).unwrap(), Some(record.clone()));
-    assert_eq!(writer.newest_named("job-1").unwrap(), Some(record));
+    assert_eq!(writer.jobs(&of_name("job-1")).unwrap(), [record]);
     assert_eq!(writer.find(Some("slurm"), "1").unwrap(), []);
     assert_eq!(writer.next_local_id().unwrap(), 2);
     writer.put(&finished(1_001_000_000_001, place.start_s)).unwrap();
@@ -428,6 +428,10 @@ fn paged(reader: &Reader, filter: &Filter) -> (Vec<Record>, usize) {
 }
 
 /// Ids with the same number, of several managers, with letters of other languages, and runs of one id.
+fn of_name(name: &str) -> Filter {
+    Filter { name: Some(name.into()), limit: Some(1), with_summaries: true, ..Filter::default() }
+}
+
 fn of_one_instant(number: i64, start_s: i64) -> Record {
     let mut record = finished(number as u64 / 2 + 1, start_s);
     record.key.manager = ["local", "slurm", "Slurm", "ärger"][number as usize % 4].to_owned();
@@ -615,7 +619,7 @@ pub fn any_text_is_kept(place: &Place) {
     assert_eq!((&kept.name, &kept.user, &kept.account), (&record.name, &record.user, &record.account));
     assert_eq!(kept.command, record.command);
     assert_eq!(kept.totals.figure(CPU).unwrap().source, "other");
-    assert_eq!(writer.newest_named(&record.name).unwrap(), Some(kept));
+    assert_eq!(writer.jobs(&of_name(&record.name)).unwrap(), [kept]);
     let by_user = Filter { user: record.user.clone(), ..Filter::default() };
     assert_eq!(writer.jobs(&by_user).unwrap().len(), 1);
     let with_cards = Filter { with_cards: true, ..Filter::default() };

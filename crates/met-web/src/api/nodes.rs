@@ -14,7 +14,7 @@ use super::schemas::{list, of, optional, time, with_keys};
 use super::{Asked, Visible};
 use crate::problem::Problem;
 
-pub(super) const NODE: [&str; 11] = [
+pub(super) const NODE: [&str; 12] = [
     "name",
     "jobs",
     "late",
@@ -26,6 +26,7 @@ pub(super) const NODE: [&str; 11] = [
     "dropped_samples",
     "problem",
     "seen_ns",
+    "gpus",
 ];
 /// Jobs in the answer about one node.
 const JOBS_MAX: usize = 500;
@@ -37,6 +38,10 @@ pub(super) fn nodes(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem> 
 fn status(node: &NodeStatus) -> Value {
     let mut object = json!(node);
     object["seen"] = json!(node.seen_ns.and_then(json::time));
+    let failing_sources = object.get_mut("failing_sources").and_then(Value::as_array_mut);
+    for failing in failing_sources.into_iter().flatten() {
+        failing["since"] = json!(failing["since_ns"].as_i64().and_then(json::time));
+    }
     object
 }
 
@@ -61,14 +66,24 @@ pub(super) fn node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Proble
     Ok(json!({ "node": status(&found), "jobs": jobs }))
 }
 
+/// Lines of an answer that is asked for often.
+const PROBLEMS_MAX: usize = 50;
+
 pub(super) fn health(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem> {
     let nodes = visible.nodes()?;
     let one = JobsFilter { limit: Some(1), paged: true, ..JobsFilter::default() };
     let (_, mut problems) = visible.jobs(&one)?;
     let late = nodes.iter().filter(|node| node.late).count();
-    let of_nodes = nodes.iter().filter_map(|node| Some(format!("{}: {}", node.name, node.problem.as_ref()?)));
-    problems.extend(of_nodes);
+    let now_ns = clock::realtime_ns();
+    for node in nodes.iter().filter(|node| !node.late || node.problem.is_some()) {
+        problems.extend(node.problems(now_ns).iter().map(|problem| format!("{}: {problem}", node.name)));
+    }
     let is_well = problems.is_empty() && late == 0;
+    let more = problems.len().saturating_sub(PROBLEMS_MAX);
+    problems.truncate(PROBLEMS_MAX);
+    if more > 0 {
+        problems.push(format!("{more} more; see /api/v1/nodes"));
+    }
     Ok(json!({
         "status": if is_well { "ok" } else { "degraded" },
         "version": env!("CARGO_PKG_VERSION"),
@@ -88,6 +103,16 @@ fn node_status() -> Schema {
         ("cpus", optional(Type::Integer)),
         ("memory_bytes", optional(Type::Integer)),
     ])
+    .property("gpus", of(Type::Integer))
+    .property("problem", of(Type::String))
+    .property(
+        "failing_sources",
+        list(
+            with_keys([("source", of(Type::String)), ("problem", of(Type::String)), ("since", time())])
+                .property("since_ns", of(Type::Integer))
+                .into(),
+        ),
+    )
     .into()
 }
 

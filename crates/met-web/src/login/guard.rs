@@ -198,7 +198,7 @@ fn subject(asked: &Asked) -> String {
     format!("{what} {of}")
 }
 
-/// What shows nothing of jobs, people or machines.
+/// What shows nothing of jobs or people.
 fn is_public(path: &str) -> bool {
     ["catalogue", "health", "openapi.json"].iter().any(|name| path.strip_prefix(ROOT) == Some(name))
 }

@@ -1,15 +1,17 @@
 //! What is drawn of a series: charts of one job, its GPUs, or a machine, all in the same steps of time.
 
+use met_core::chart::MachineChart;
+pub use met_core::chart::Unit;
 use met_core::event;
 use met_core::gpu::card;
 use met_core::job::{GpuUse, Record};
 use met_core::job_table as column;
 use met_core::series::Course;
 use met_core::text::escape;
-use met_core::{MISSING, Table, units};
+use met_core::{MISSING, Table};
+use met_insight::average;
 use met_insight::resample::{self, Bin};
-use met_sources::network::device;
-use met_sources::{block, hwmon, infiniband, ipmi, lustre, nfs, node, rapl, redfish, thermal};
+use met_sources::node::CPU_BUSY;
 
 use crate::samples::Parts;
 
@@ -35,52 +37,6 @@ impl Span {
     }
 }
 
-/// How values are written; the script knows the same names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    Cores,
-    Bytes,
-    BytesPerSecond,
-    Percent,
-    Watts,
-    Celsius,
-    PerSecond,
-}
-
-impl Unit {
-    pub fn name(self) -> &'static str {
-        match self {
-            Unit::Cores => "cores",
-            Unit::Bytes => "bytes",
-            Unit::BytesPerSecond => "bytes_per_second",
-            Unit::Percent => "percent",
-            Unit::Watts => "watts",
-            Unit::Celsius => "celsius",
-            Unit::PerSecond => "per_second",
-        }
-    }
-
-    pub fn write(self, value: f64) -> String {
-        match self {
-            Unit::Cores => units::cores(value),
-            Unit::Bytes => units::bytes(value),
-            Unit::BytesPerSecond => units::bytes_per_second(value),
-            Unit::Percent => units::percent(value),
-            Unit::Watts => units::watts(value),
-            Unit::Celsius => units::celsius(value),
-            Unit::PerSecond => units::count_per_second(value),
-        }
-    }
-
-    /// From one unit to the next: KiB to MiB.
-    fn step(self) -> f64 {
-        match self {
-            Unit::Bytes | Unit::BytesPerSecond => 1024.0,
-            _ => 1000.0,
-        }
-    }
-}
-
 #[derive(Clone, Debug)]
 pub struct Chart {
     /// Names it in the page; letters, digits and hyphens.
@@ -92,8 +48,12 @@ pub struct Chart {
     pub lines: Vec<Line>,
     /// The lines are parts of a whole and drawn on top of each other.
     pub stacked: bool,
+    /// Also where there is room for a few.
+    pub is_main: bool,
     /// A level that the lines are compared with.
     pub limit: Option<(&'static str, f64)>,
+    /// The highest value, where a report says it: bins are means, and shorter than what lasted.
+    pub reported_peak: Option<f64>,
 }
 
 #[derive(Clone, Debug)]
@@ -106,7 +66,8 @@ pub struct Line {
 impl Chart {
     fn new(id: &str, title: &str, scope: &'static str, unit: Unit) -> Chart {
         let (id, title) = (id.to_owned(), title.to_owned());
-        Chart { id, title, scope, unit, lines: Vec::new(), stacked: false, limit: None }
+        let (lines, limit, reported_peak) = (Vec::new(), None, None);
+        Chart { id, title, scope, unit, lines, stacked: false, is_main: false, limit, reported_peak }
     }
 
     fn stacked(self) -> Chart {
@@ -135,6 +96,11 @@ impl Chart {
         let sum =
             |bin: usize| self.lines.iter().filter_map(move |line| line.bins.get(bin)?.map(|bin| bin.mean));
         (0..count).map(|bin| sum(bin).sum()).fold(0.0, f64::max)
+    }
+
+    /// The highest value, as the report has it if it is of the same time.
+    pub fn known_peak(&self) -> f64 {
+        self.reported_peak.unwrap_or_else(|| self.peak())
     }
 
     /// Mean over the time that samples cover, of all lines together where they are parts of a whole, else of the
@@ -203,7 +169,8 @@ pub fn job(record: &Record, course: &Course, span: Span, gap_ms: i64) -> Vec<Cha
         .line("held", bins(course, column::GPU_MEMORY, span, card_gap_ms));
     let gpu_power = chart("gpu-power", "GPU power", Unit::Watts)
         .line("power", bins(course, column::GPU_POWER, span, card_gap_ms));
-    let cores = Chart { limit: cpu_limit(record), ..cores };
+    let cores = no_higher(cores, average::cores_peak(record));
+    let cores = Chart { limit: cpu_limit(record), reported_peak: cores_peak(record, course, span), ..cores };
     let memory = Chart { limit: memory_limit(record), ..memory };
     let always = |chart: &Chart| !chart.lines.is_empty();
     let busy = |chart: &Chart| always(chart) && chart.did_something();
@@ -241,6 +208,31 @@ pub fn by_node<E>(
     Ok((chart.lines.len() > 1).then_some(chart))
 }
 
+/// The peak of the report, if the span is of the whole job.
+fn cores_peak(record: &Record, course: &Course, span: Span) -> Option<f64> {
+    let begin_ms = record.start_ns.map(|start_ns| start_ns / 1_000_000);
+    let is_whole = begin_ms.is_none_or(|begin_ms| span.begin_ms <= begin_ms)
+        && course.times_ms.last().is_none_or(|&last_ms| last_ms <= span.end_ms);
+    average::cores_peak(record).filter(|_| is_whole)
+}
+
+/// Draws nothing above the peak of the report: between two samples that are close together there may seem to be more.
+fn no_higher(mut chart: Chart, most: Option<f64>) -> Chart {
+    let Some(most) = most else { return chart };
+    let drawn = chart.lines.iter().map(|line| line.bins.len()).max().unwrap_or(0);
+    for index in 0..drawn {
+        let bins = || chart.lines.iter().filter_map(|line| line.bins.get(index).copied().flatten());
+        let is_higher = |value: f64| value > most;
+        let sum: f64 = bins().map(|bin| bin.mean).sum();
+        // Parts of a whole keep their shares.
+        let share = if chart.stacked && is_higher(sum) { most / sum } else { 1.0 };
+        for bin in chart.lines.iter_mut().filter_map(|line| line.bins.get_mut(index)?.as_mut()) {
+            *bin = bin.map(|value| (value * share).min(most));
+        }
+    }
+    chart
+}
+
 fn cpu_limit(record: &Record) -> Option<(&'static str, f64)> {
     record.allocated.cpus.map(|cpus| ("allocated", cpus as f64))
 }
@@ -258,19 +250,14 @@ pub fn cards<E>(
     gap_ms: i64,
     mut series: impl FnMut(&GpuUse) -> Result<Course, E>,
 ) -> Result<Vec<Chart>, E> {
-    let kinds = [
-        ("card-use", "GPU use", Unit::Percent, card::UTILIZATION),
-        ("card-memory", "GPU memory", Unit::Bytes, card::MEMORY_USED),
-        ("card-power", "GPU power", Unit::Watts, card::POWER),
-        ("card-temperature", "GPU temperature", Unit::Celsius, card::TEMPERATURE),
-    ];
-    let mut charts =
-        kinds.map(|(id, title, unit, _)| Chart::new(id, title, "of the whole GPU, all jobs", unit));
+    let empty =
+        |kind: &MachineChart| Chart::new(kind.id, kind.title, "of the whole GPU, all jobs", kind.unit);
+    let mut charts: Vec<Chart> = card::CHARTS.iter().map(empty).collect();
     for gpu in gpus {
         let course = series(gpu)?;
         let gap_ms = resample::card_gap_ms(&course, gap_ms);
-        for (chart, (_, _, _, index)) in charts.iter_mut().zip(kinds) {
-            chart.add(&format!("GPU {}", gpu.index), bins(&course, index, span, gap_ms));
+        for (chart, kind) in charts.iter_mut().zip(card::CHARTS) {
+            chart.add(&format!("GPU {}", gpu.index), bins(&course, kind.plus[0], span, gap_ms));
         }
     }
     Ok(charts.into_iter().map(busiest).filter(|chart| !chart.lines.is_empty()).collect())
@@ -301,59 +288,6 @@ pub fn event(index: usize, name: &str, course: &Course, span: Span, gap_ms: i64)
     Some(chart.line("rate", bins(course, event::COUNT, span, gap_ms))).filter(Chart::did_something)
 }
 
-/// What is drawn of a machine: the sum of some columns of a table, one line for each of its parts.
-struct Wanted {
-    id: &'static str,
-    title: &'static str,
-    unit: Unit,
-    table: &'static Table,
-    plus: &'static [usize],
-    minus: Option<usize>,
-}
-
-const fn wanted(
-    id: &'static str,
-    title: &'static str,
-    unit: Unit,
-    table: &'static Table,
-    plus: &'static [usize],
-) -> Wanted {
-    Wanted { id, title, unit, table, plus, minus: None }
-}
-
-const BUSY: &[usize] =
-    &[node::CPU_USER, node::CPU_NICE, node::CPU_SYSTEM, node::CPU_INTERRUPT, node::CPU_SOFT_INTERRUPT];
-
-static MACHINE: &[Wanted] = &[
-    wanted("cpu", "CPU cores in use", Unit::Cores, &node::TABLE, BUSY),
-    Wanted {
-        minus: Some(node::MEMORY_AVAILABLE),
-        ..wanted("memory", "Memory in use", Unit::Bytes, &node::TABLE, &[node::MEMORY_TOTAL])
-    },
-    wanted("load", "Load", Unit::Cores, &node::TABLE, &[node::LOAD_1]),
-    wanted("card-use", "GPU use", Unit::Percent, &card::TABLE, &[card::UTILIZATION]),
-    wanted("card-memory", "GPU memory", Unit::Bytes, &card::TABLE, &[card::MEMORY_USED]),
-    wanted("card-power", "GPU power", Unit::Watts, &card::TABLE, &[card::POWER]),
-    wanted("rapl", "Processor power", Unit::Watts, &rapl::TABLE, &[rapl::ENERGY]),
-    wanted("ipmi-power", "Power, IPMI", Unit::Watts, &ipmi::TABLE, &[ipmi::POWER]),
-    wanted("redfish-power", "Power, Redfish", Unit::Watts, &redfish::TABLE, &[redfish::POWER]),
-    wanted("hwmon-power", "Power, sensors", Unit::Watts, &hwmon::TABLE, &[hwmon::POWER]),
-    wanted("disk", "Disks", Unit::BytesPerSecond, &block::TABLE, &[block::READ, block::WRITTEN]),
-    wanted("network", "Network", Unit::BytesPerSecond, &device::TABLE, &[device::RECEIVED, device::SENT]),
-    wanted(
-        "fabric",
-        "Fabric",
-        Unit::BytesPerSecond,
-        &infiniband::TABLE,
-        &[infiniband::RECEIVED, infiniband::SENT],
-    ),
-    wanted("lustre", "Lustre", Unit::BytesPerSecond, &lustre::TABLE, &[lustre::READ, lustre::WRITTEN]),
-    wanted("nfs", "NFS", Unit::BytesPerSecond, &nfs::TABLE, &[nfs::RECEIVED, nfs::SENT]),
-    wanted("temperature", "Temperature", Unit::Celsius, &hwmon::TABLE, &[hwmon::TEMPERATURE]),
-    wanted("thermal", "Temperature, zones", Unit::Celsius, &thermal::TABLE, &[thermal::TEMPERATURE]),
-    wanted("ipmi-temperature", "Temperature, IPMI", Unit::Celsius, &ipmi::TABLE, &[ipmi::TEMPERATURE]),
-];
-
 /// The machine over a span: one chart for each thing that it has and that did something.
 pub fn machine(
     parts: &Parts,
@@ -361,7 +295,7 @@ pub fn machine(
     gap_ms: impl Fn(&Course) -> i64,
     limits: [(&str, Option<f64>); 2],
 ) -> Vec<Chart> {
-    let chart = |wanted: &Wanted| {
+    let chart = |wanted: &MachineChart| {
         let mut chart = Chart::new(wanted.id, wanted.title, "of the machine", wanted.unit);
         for (part, course) in parts.iter().filter(|(_, course)| std::ptr::eq(course.table, wanted.table)) {
             let Some(&first) = wanted.plus.first() else { continue };
@@ -373,21 +307,21 @@ pub fn machine(
             }
         }
         let limit = limits.iter().find(|(id, _)| *id == wanted.id).and_then(|(_, limit)| *limit);
-        busiest(Chart { limit: limit.map(|limit| ("of", limit)), ..chart })
+        busiest(Chart { limit: limit.map(|limit| ("of", limit)), is_main: wanted.is_main, ..chart })
     };
-    MACHINE.iter().map(chart).filter(|chart| !chart.lines.is_empty()).collect()
+    met_sources::charts().into_iter().map(chart).filter(|chart| !chart.lines.is_empty()).collect()
 }
 
 /// Whether charts of a machine show something of a table.
 pub fn is_drawn(table: &Table) -> bool {
-    MACHINE.iter().any(|wanted| wanted.table.name == table.name)
+    met_sources::charts().iter().any(|wanted| wanted.table.name == table.name)
 }
 
 /// Cores of a machine that were busy at its last sample.
 pub fn busy_cores(course: &Course) -> Option<f64> {
-    let combined = resample::combined(course, BUSY, None);
-    let last = resample::rates(&combined, BUSY[0], i64::MAX / 2).pop()?;
-    Some(last.value * course.table.columns[BUSY[0]].scale)
+    let combined = resample::combined(course, CPU_BUSY, None);
+    let last = resample::rates(&combined, CPU_BUSY[0], i64::MAX / 2).pop()?;
+    Some(last.value * course.table.columns[CPU_BUSY[0]].scale)
 }
 
 /// Keeps the lines with the highest means, in their order.
@@ -445,5 +379,17 @@ mod tests {
         let near = Chart { limit: Some(("allocated", 8.0)), ..chart.clone() };
         let far = Chart { limit: Some(("allocated", 800.0)), ..chart };
         assert_eq!((near.top(), far.top()), (8.0, 3.0));
+    }
+
+    #[test]
+    fn nothing_is_drawn_above_the_peak_of_the_report() {
+        let bins = |means: [f64; 2]| means.map(|mean| Some(Bin { min: 0.0, mean, max: mean + 1.0 })).to_vec();
+        let new = || Chart::new("cpu", "CPU", "of the job", Unit::Cores);
+        let one = no_higher(new().line("cores", bins([1.0, 9.0])), Some(3.0));
+        assert_eq!((one.peak(), one.lines[0].bins[0].unwrap().mean), (3.0, 1.0));
+        let parts = new().stacked().line("user", bins([1.0, 6.0])).line("system", bins([1.0, 2.0]));
+        let drawn = no_higher(parts.clone(), Some(4.0));
+        assert_eq!((drawn.peak(), drawn.lines[0].bins[1].unwrap().mean), (4.0, 3.0), "in their shares");
+        assert_eq!(no_higher(parts, None).peak(), 8.0, "of a report without a peak");
     }
 }

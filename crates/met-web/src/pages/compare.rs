@@ -95,6 +95,8 @@ fn body(site: &Site, visible: &Visible<'_>, records: &[Record], runs: &[Record])
     let (charts, span_ms) = drawn(visible, records)?;
     Ok(html! {
         (table(site, records, &rows))
+        @let signs = comparison::legend(&rows);
+        @if !signs.is_empty() { p.dim { (signs.join(" · ")) } }
         @if !differences.is_empty() {
             p { "Job " (escape(&records[0].label())) " and its earlier runs: " (escape(&differences.join(" · "))) "." }
         }

@@ -2,6 +2,7 @@
 
 use maud::{Markup, html};
 use met_core::job::{Record, State};
+use met_core::managers::MANAGERS;
 use met_core::text::escape;
 use met_query::viewer::Viewer;
 
@@ -38,7 +39,7 @@ static FURTHER: &[Field] = &[
     field("until", "Until", "2026-01-14", "text"),
     field("account", "Account", "physics", "text"),
     field("command", "Command contains", "train.py", "text"),
-    field("manager", "Manager", "slurm", "text"),
+    field("manager", "Manager", MANAGERS[0].name, "text"),
     field("partition", "Partition", "gpu", "text"),
     field("node", "Node", "n1", "text"),
     field("uid", "Uid", "1000", "text"),

@@ -88,12 +88,13 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
 fn facts(site: &Site, node: &NodeStatus) -> Markup {
     let fact = |label: &str, value: Markup| html! { div { dt { (label) } dd { (value) } } };
     html! {
-        @if let Some(problem) = &node.problem { (layout::notice("bad", problem)) }
+        @for problem in node.problems(site.now_ns) { (layout::notice("bad", &problem)) }
         dl.facts {
             (fact("last seen", html! { (nodes::seen(site, node)) @if node.late { " " span.flag { "late" } } }))
             (fact("jobs", html! { (node.jobs) " running" }))
             @if let Some(cpus) = node.cpus { (fact("CPUs", html! { (cpus) })) }
             @if let Some(bytes) = node.memory_bytes { (fact("memory", html! { (units::bytes(bytes as f64)) })) }
+            @if let Some(gpus) = node.health.gpus { (fact("GPUs", html! { (gpus) })) }
             @if node.clock_offset_ns.is_some() { (fact("clock off by", nodes::clock(node))) }
             @if node.dropped_samples > 0 { (fact("dropped samples", html! { span.flag { (units::count(node.dropped_samples as f64)) } })) }
             @if let Some(version) = &node.version { (fact("version of met", html! { (escape(version)) })) }

@@ -65,7 +65,12 @@ fn fits(node: &NodeStatus, show: &str) -> bool {
 }
 
 fn is_bad(node: &NodeStatus) -> bool {
-    node.late || node.problem.is_some()
+    node.late || has_problem(node)
+}
+
+/// What a late node said last need not be so any more.
+fn has_problem(node: &NodeStatus) -> bool {
+    node.problem.is_some() || !node.late && !node.health.failing_sources.is_empty()
 }
 
 /// `n2` before `n10`.
@@ -85,7 +90,7 @@ fn natural(name: &str) -> Vec<(String, u64)> {
 /// In words, and as a class.
 fn condition(node: &NodeStatus) -> (&'static str, &'static str) {
     match node {
-        node if node.problem.is_some() => ("problem", "bad"),
+        node if has_problem(node) => ("problem", "bad"),
         node if node.late => ("late", "bad"),
         node if node.jobs > 0 => ("busy", "run"),
         _ => ("free", "ok"),
@@ -117,12 +122,14 @@ fn list(site: &Site, nodes: &[&NodeStatus]) -> Markup {
     // What no node has needs no column.
     let has_clock = nodes.iter().any(|node| node.clock_offset_ns.is_some());
     let has_dropped = nodes.iter().any(|node| node.dropped_samples > 0);
+    let has_gpus = nodes.iter().any(|node| node.health.gpus.is_some());
     let heads = [
         ("Node", "t", true),
         ("State", "t", true),
         ("Jobs", "n", true),
         ("CPUs", "n", true),
         ("Memory", "n", true),
+        ("GPUs", "n", has_gpus),
         ("Last seen", "n", true),
         ("Clock off by", "n", has_clock),
         ("Samples dropped", "n", has_dropped),
@@ -136,24 +143,27 @@ fn list(site: &Site, nodes: &[&NodeStatus]) -> Markup {
                         @if is_shown { th class=(class) scope="col" role="columnheader" { (head) } }
                     }
                 } }
-                tbody role="rowgroup" { @for node in nodes { (row(site, node, has_clock, has_dropped)) } }
+                tbody role="rowgroup" { @for node in nodes { (row(site, node, [has_gpus, has_clock, has_dropped])) } }
             }
         }
     }
 }
 
-fn row(site: &Site, node: &NodeStatus, has_clock: bool, has_dropped: bool) -> Markup {
+fn row(site: &Site, node: &NodeStatus, [has_gpus, has_clock, has_dropped]: [bool; 3]) -> Markup {
     let (word, kind) = condition(node);
     html! {
         tr role="row" {
             td.t.c-name role="cell" data-head="Node" { a href=(site.node_path(&node.name)) { (escape(&node.name)) } }
             td.t.c-state role="cell" data-head="State" {
                 span.state.(kind) { (word) }
-                @if let Some(problem) = &node.problem { " " span.dim { (layout::said(problem)) } }
+                @if has_problem(node) {
+                    @for problem in node.problems(site.now_ns) { " " span.dim { (layout::said(&problem)) } }
+                }
             }
             td.n role="cell" data-head="Jobs" { (node.jobs) }
             td.n role="cell" data-head="CPUs" { @if let Some(cpus) = node.cpus { (cpus) } }
             td.n role="cell" data-head="Memory" { @if let Some(bytes) = node.memory_bytes { (units::bytes(bytes as f64)) } }
+            @if has_gpus { td.n role="cell" data-head="GPUs" { @if let Some(gpus) = node.health.gpus { (gpus) } } }
             td.n role="cell" data-head="Last seen" { (seen(site, node)) }
             @if has_clock { td.n role="cell" data-head="Clock off by" { (clock(node)) } }
             @if has_dropped { td.n role="cell" data-head="Samples dropped" { @if node.dropped_samples > 0 { span.flag { (units::count(node.dropped_samples as f64)) } } } }

@@ -1,6 +1,6 @@
 //! The machine or the cluster now: what is free, who holds what, and what is wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use maud::{Markup, html};
 use met_core::job::{Record, State};
@@ -33,7 +33,6 @@ const MINUTES: i64 = 30;
 /// Samples of a series that are held: all of this time, since the last of them is now.
 const SAMPLES_KEPT: usize = 5_000;
 const BINS: usize = 90;
-const CHARTS: [&str; 6] = ["cpu", "memory", "card-use", "rapl", "ipmi-power", "network"];
 
 /// Columns of the lists here.
 const SHOWN: &[&str] = &[
@@ -120,6 +119,32 @@ struct Held {
     watts: f64,
 }
 
+/// The GPUs of all nodes that say how many they have, and how many of those no job holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FreeGpus {
+    free: usize,
+    of: usize,
+}
+
+impl FreeGpus {
+    /// `None` where no node says how many it has.
+    fn of(nodes: &[NodeStatus], live: &[Record]) -> Option<FreeGpus> {
+        let counted = |node: &&NodeStatus| !node.late && node.health.gpus.is_some();
+        let counted: Vec<&NodeStatus> = nodes.iter().filter(counted).collect();
+        let of = counted.iter().filter_map(|node| node.health.gpus).fold(0, i64::saturating_add);
+        let names: HashSet<&str> = counted.iter().map(|node| node.name.as_str()).collect();
+        let of = usize::try_from(of).ok().filter(|&of| of > 0)?;
+        // Two jobs may hold the same GPU. What jobs hold on other nodes is not among these.
+        let is_there = |record: &&Record| {
+            record.state != State::Pending
+                && (record.nodes.is_empty() || record.nodes.iter().any(|name| names.contains(name.as_str())))
+        };
+        let gpus = live.iter().filter(is_there).flat_map(|record| &record.gpus);
+        let held: HashSet<&str> = gpus.map(|gpu| gpu.uuid.as_str()).collect();
+        Some(FreeGpus { free: of.saturating_sub(held.len()), of })
+    }
+}
+
 impl Held {
     fn add(&mut self, record: &Record, now_ns: i64) {
         if record.state == State::Pending {
@@ -169,6 +194,7 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
     let sees_all = visible.viewer.sees_all();
     let is_allocated = sees_all && (held.allocated > 0 || nodes.len() > 1);
     let machine = parts.map(machine_now).unwrap_or_default();
+    let free_gpus = FreeGpus::of(nodes, live).filter(|_| sees_all);
     html! {
         dl.tiles {
             @if nodes.len() > 1 {
@@ -190,7 +216,10 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
                 (tile("Free memory", &units::bytes(free), &format!("of {}", units::bytes(memory as f64)), Some((held.memory_bytes / memory as f64, "plain"))))
             }
             @if let Some(load) = machine.load { (tile("Load", &units::cores(load), "average of the last minute", None)) }
-            @if held.gpus > 0 {
+            @if let Some(FreeGpus { free, of }) = free_gpus {
+                @let idle = if held.gpus_idle > 0 { format!("; {} held idle", held.gpus_idle) } else { String::new() };
+                (tile("Free GPUs", &free.to_string(), &format!("of {of}{idle}"), Some(((of - free) as f64 / of as f64, "plain"))))
+            } @else if held.gpus > 0 {
                 (tile("GPUs held", &held.gpus.to_string(), &if held.gpus_idle > 0 { format!("{} of them idle", held.gpus_idle) } else { "all in use".to_owned() }, None))
             }
             @if held.watts > 0.0 { (tile("Power of jobs", &units::watts(held.watts), "average since they started", None)) }
@@ -227,14 +256,15 @@ fn attention(site: &Site, nodes: &[NodeStatus], live: &[Record]) -> Markup {
     let mut said: Vec<Markup> = Vec::new();
     for node in nodes {
         let link = html! { a href=(site.node_path(&node.name)) { (escape(&node.name)) } };
-        if let Some(problem) = &node.problem {
-            said.push(html! { (link) ": " (layout::said(problem)) });
-        } else if node.late {
+        if node.late && node.problem.is_none() {
             let seen = node
                 .seen_ns
                 .map_or("never seen".to_owned(), |seen_ns| format!("last seen {}", site.ago(seen_ns)));
             said.push(html! { (link) ": late, " (seen) });
+            continue;
         }
+        let problems = node.problems(site.now_ns);
+        said.extend(problems.iter().map(|problem| html! { (link) ": " (layout::said(problem)) }));
     }
     for record in live {
         let idle = record.gpus.iter().filter(|gpu| gpu.idle_since_ns.is_some()).count();
@@ -262,7 +292,7 @@ fn machine(site: &Site, nodes: &[NodeStatus], parts: &Parts, since_ms: i64) -> M
     let span = Span { begin_ms: since_ms, end_ms: site.now_ns / 1_000_000, bins: BINS };
     let limits = node::limits(nodes.first());
     let mut drawn = charts::machine(parts, span, node::gap_ms, limits);
-    drawn.retain(|chart| CHARTS.contains(&chart.id.as_str()));
+    drawn.retain(|chart| chart.is_main);
     html! {
         @if !drawn.is_empty() {
             section.timelines aria-labelledby="machine-title" {
@@ -332,5 +362,42 @@ fn holder(site: &Site, user: &str, held: &Held, has_gpus: bool) -> Markup {
                 td.n { @if held.gpus_idle > 0 { span.flag { (held.gpus_idle) } } }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::job::GpuUse;
+    use met_core::node_health::NodeHealth;
+    use met_core::sample;
+
+    use super::*;
+
+    fn node(name: &str, gpus: Option<i64>, late: bool) -> NodeStatus {
+        let health = NodeHealth { gpus, ..NodeHealth::default() };
+        NodeStatus { name: name.to_owned(), late, health, ..NodeStatus::default() }
+    }
+
+    fn holding(node: &str, state: State, uuids: &[&str]) -> Record {
+        let gpu = |uuid: &&str| GpuUse { uuid: (*uuid).to_owned(), ..GpuUse::default() };
+        let mut record = sample::full(1, "x");
+        (record.state, record.nodes) = (state, vec![node.to_owned()]);
+        record.gpus = uuids.iter().map(gpu).collect();
+        record
+    }
+
+    #[test]
+    fn free_gpus_are_those_of_nodes_that_say_how_many_they_have_and_unknown_without_any() {
+        let nodes = [node("n1", Some(4), false), node("n2", None, false), node("n3", Some(8), true)];
+        let live = [
+            holding("n1", State::Running, &["a", "b"]),
+            holding("n1", State::Running, &["b"]),
+            holding("n1", State::Pending, &["c"]),
+            holding("n3", State::Running, &["d"]),
+        ];
+        assert_eq!(FreeGpus::of(&nodes, &live), Some(FreeGpus { free: 2, of: 4 }), "two jobs share one");
+        assert_eq!(FreeGpus::of(&nodes[1..], &live), None, "unknown is not 0");
+        let many = [holding("n1", State::Running, &["a", "b", "c", "d", "e"])];
+        assert_eq!(FreeGpus::of(&nodes, &many), Some(FreeGpus { free: 0, of: 4 }));
     }
 }

@@ -50,7 +50,7 @@ fn labelled(chart: &Chart, [from, middle, to]: [String; 3], is_scripted: bool) -
 
 fn summary(chart: &Chart) -> String {
     let mean = chart.mean().map(|mean| format!("average {}", chart.unit.write(mean)));
-    let peak = format!("peak {}", chart.unit.write(chart.peak()));
+    let peak = format!("peak {}", chart.unit.write(chart.known_peak()));
     let limit = chart.limit.map(|(name, value)| format!("{name} {}", chart.unit.write(value)));
     let is_one = chart.stacked || chart.lines.len() == 1;
     let parts = [mean.filter(|_| is_one), Some(peak), limit];

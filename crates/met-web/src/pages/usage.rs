@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use met_core::text::escape;
 use met_core::units;
 use met_core::usage::{By, Every, Period, UsageAsk};
-use met_insight::usage::{Heat, HeatMap, Line, MachineLine, Report, heat_map, period_name};
+use met_insight::usage::{self, Heat, HeatMap, Line, MachineLine, Report, heat_map, period_name};
 
 use super::layout::{self, Site, Tab};
 use super::{Asked, Made};
@@ -137,7 +137,7 @@ fn totals(report: &Report) -> Markup {
     put("GPU-hours used", total.gpu_hours.map(units::hours));
     put("GPU-hours held", total.gpu_hours_held.map(units::hours));
     put("Energy", total.energy_joules.map(units::watt_hours));
-    put("CO\u{2082}e", total.emissions_grams.map(units::grams));
+    put("CO\u{2082}e", total.emissions_grams.map(usage::emissions));
     put("Cost", total.cost.map(units::money));
     if let Some(machine) = &report.machine_total {
         let span = |hours: f64| units::duration(hours * 3600.0);
@@ -284,7 +284,7 @@ const FIGURES: [(&str, CellOf); 11] = [
     ("GiB-hours", |line| (line.memory_gib_hours > 0.0).then(|| units::hours(line.memory_gib_hours))),
     ("GiB held", |line| line.memory_gib_hours_held.map(units::hours)),
     ("Energy", |line| line.energy_joules.map(units::watt_hours)),
-    ("CO\u{2082}e", |line| line.emissions_grams.map(units::grams)),
+    ("CO\u{2082}e", |line| line.emissions_grams.map(usage::emissions)),
     ("Cost", |line| line.cost.map(units::money)),
 ];
 
@@ -354,6 +354,6 @@ fn notes(report: &Report) -> Markup {
         @if total.energy_joules.is_some() && total.jobs_with_energy < total.jobs {
             p.dim { "Energy is known for " (total.jobs_with_energy) " of " (total.jobs) " jobs." }
         }
-        @if report.pending > 0 { p.dim { (report.pending) " jobs are not summed yet." } }
+        @if report.pending > 0 { p.dim { (units::counted(report.pending as usize, "job")) " not summed yet." } }
     }
 }

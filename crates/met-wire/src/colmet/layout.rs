@@ -76,6 +76,15 @@ pub const PACKAGES: usize = 4;
 pub const EVENTS: usize = 5;
 pub const THERMAL_ZONES: usize = 6;
 
+/// Columns of the catalogue that are no cell of a counter: of a zone, of a thermal zone, and of the management
+/// controllers, of which one measures the whole machine.
+pub const ZONE_ENERGY: At = At { table: "rapl", column: "energy" };
+pub const ZONE_RANGE: At = At { table: "rapl", column: "energy_range" };
+pub const THERMAL: At = At { table: "thermal", column: "temperature" };
+pub const CONTROLLER_POWER: At = At { table: "ipmi", column: "power" };
+/// Read once in each period of a node.
+pub const UPTIME: At = At { table: "node", column: "uptime" };
+
 #[derive(Debug)]
 pub struct Counter {
     pub name: &'static str,
@@ -318,9 +327,9 @@ counters! { NVIDIA:
     "power" I64 { "job"."gpu_power" WHOLE }
     "temperature" I64 { "job"."gpu_temperature" WHOLE }
     "utilization-gpu" I64 { "job"."gpu_utilization" PERCENT }
-    "utilization-memory" I64 { Meaning::None }
-    "memory-total" I64 { Meaning::None }
-    "memory-free" I64 { Meaning::None }
+    "utilization-memory" I64 { "job_detail"."gpu_utilization_memory" PERCENT }
+    "memory-total" I64 { "job_detail"."gpu_memory_total" MIB }
+    "memory-free" I64 { "job_detail"."gpu_memory_free" MIB }
     "memory-used" I64 { "job"."gpu_memory" MIB }
 }
 

@@ -1,5 +1,6 @@
 //! Arguments of the commands that answer: explain, check, usage, who, mark, scale, compare.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -12,12 +13,15 @@ fn number_of_workers(text: &str) -> Result<f64, String> {
 
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// A job: 12, slurm:1234_7, a name (its newest), or @last
-    #[arg(value_name = "JOB")]
-    pub job: String,
+    /// A job: 12, slurm:1234_7, a name (its newest), or @last; not with --user
+    #[arg(value_name = "JOB", required_unless_present = "user")]
+    pub job: Option<String>,
     /// A rule, as reports and `met check` name it (default: all, a line each)
     #[arg(value_name = "RULE")]
     pub rule: Option<String>,
+    /// The sums of this user's jobs, of each of the last weeks, instead of a job
+    #[arg(long, value_name = "USER", value_hint = clap::ValueHint::Username)]
+    pub user: Option<String>,
     /// Rules of a file instead of those built in
     #[arg(long, value_name = "FILE")]
     pub rules: Option<PathBuf>,
@@ -63,7 +67,7 @@ pub struct ReactArgs {
     #[arg(long, value_name = "USER", value_hint = clap::ValueHint::Username)]
     pub user: Option<String>,
     /// Rules of a file instead of those built in
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "words")]
     pub rules: Option<PathBuf>,
 }
 
@@ -72,10 +76,10 @@ pub struct MuteArgs {
     #[command(flatten)]
     pub about: ReactArgs,
     /// For this long, such as 30d (default: until `met unmute`)
-    #[arg(long = "for", value_name = "TIME")]
+    #[arg(long = "for", value_name = "TIME", requires = "words")]
     pub time: Option<String>,
     /// Print the list as a JSON object
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["words", "user"])]
     pub json: bool,
 }
 
@@ -134,8 +138,14 @@ pub struct WhoArgs {
 #[derive(Debug, Args)]
 pub struct MarkArgs {
     /// What is done: step=100, epoch=3 loss=0.12
-    #[arg(value_name = "NAME=NUMBER", required = true, allow_hyphen_values = true)]
+    #[arg(value_name = "NAME=NUMBER", required_unless_present = "regex", allow_hyphen_values = true)]
     pub pairs: Vec<String>,
+    /// Mark the numbers of named groups in lines of standard input, which is copied, or of what CMD writes
+    #[arg(long, value_name = "PATTERN", conflicts_with = "pairs")]
+    pub regex: Option<String>,
+    /// The command whose output is searched
+    #[arg(last = true, requires = "regex", value_name = "CMD")]
+    pub command: Vec<OsString>,
 }
 
 /// When a user is notified of the end of a job.

@@ -7,23 +7,24 @@ use std::path::Path;
 use super::{Machines, export, list, messages};
 use crate::cli::{CheckArgs, FilterArgs};
 use crate::output;
-use crate::view::{self, findings::Checked};
+use crate::view;
 use anyhow::Result;
 use met_config::Failure;
 use met_core::job::{LOCAL, Record, State};
 use met_core::reaction::Reaction;
 use met_core::{job_table, managers};
 use met_insight::answers::{FollowUp, follow_ups};
+use met_insight::average;
+use met_insight::check::{self, Checked};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
 use met_insight::lineage::Lineages;
 use met_insight::neighbours::Neighbours;
 use met_insight::rules::{self, Rules, user};
-use met_insight::{average, check};
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
-const SINCE: &str = "30d";
+pub(super) const SINCE: &str = "30d";
 /// Runs before a job that are looked at.
 const EARLIER: usize = 20;
 /// No rule that needs samples speaks of a shorter job.
@@ -61,6 +62,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         findings.extend(rules::findings_of_user(&rules, sum));
     }
     let is_cluster = records.iter().any(|record| managers::spans_nodes(&record.key.manager));
+    let _sending = (args.send && !args.dry_run).then(|| messages::lock(setting)).transpose()?;
     // What must not be sent again has to be known.
     let reactions = all.reactions(args.send)?;
     let handled = Handled::of(&reactions);
@@ -79,7 +81,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let count = records.iter().filter(|record| is_wanted(record)).count();
     let checked = Checked { jobs: count, findings, hidden, followed, with_hidden: args.all };
     if args.json {
-        writeln!(stdout, "{}", view::findings::checked_object(&checked))?;
+        writeln!(stdout, "{}", check::checked_object(&checked))?;
     } else {
         let style = stdout.style();
         stdout.write_all(view::findings::checked(&checked, &style).as_bytes())?;

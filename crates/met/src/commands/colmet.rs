@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use met_agent::supervise::Signals;
 use met_config::Failure;
+use met_core::managers::Scheduler;
 use met_jobs::cgroup_layouts::Layout;
 use met_query::setting::Setting;
 use met_server::colmet::collector;
@@ -134,7 +135,7 @@ fn name_jobs(jobs: &mut met_config::Jobs, args: &ColmetNodeArgs) -> Result<(), S
         return Ok(());
     }
     let path = job_names::layout(root.as_deref(), args.regex_job_id.as_deref());
-    let layout = path.map_err(str::to_owned).and_then(|path| Layout::parse("oar", &path, ""));
+    let layout = path.map_err(str::to_owned).and_then(|path| Layout::parse(Scheduler::Oar.name(), &path, ""));
     let ignored = |why| format!("--cpuset_rootpath and --regex_job_id are ignored: {why}; see jobs.layouts");
     jobs.layouts.insert(0, layout.map_err(ignored)?);
     Ok(())

@@ -209,6 +209,7 @@ fn state_lines(status: &Status) -> Vec<String> {
     lines.extend(status.forward.iter().map(|forward| format!("  {}", doctor::sent_to(forward))));
     lines.extend(status.http.iter().map(|http| format!("  {}", http_words(http))));
     lines.extend(status.configure.iter().map(|configure| format!("  {}", configure_words(configure))));
+    lines.extend(doctor::refused_samples(status).map(|detail| format!("  store: {detail}")));
     let others = status.sinks.iter().filter(|sink| sink.name != SPEC.name);
     lines.extend(others.map(|sink| format!("  sink {}", doctor::sink_words(sink))));
     lines
@@ -247,6 +248,7 @@ mod tests {
             interval_ms: 1000,
             state: "/home/alice/.local/state/met/3d1219c7c4c5404aaa1f6d2a48adfda4".into(),
             sources: vec![SourceStatus { rows: 1, ..SourceStatus::unread("node") }],
+            dropped_samples: Some(0),
             schedulers: Vec::new(),
             discovery: None,
             ledger: None,
@@ -258,8 +260,9 @@ mod tests {
                 refused: Some("0.0.0.0:1 can be reached by others".into()),
             }),
             configure: Some(ConfigureStatus { endpoint: "ipc:///c".into(), taken: 1, ..Default::default() }),
+            samples_refused: 9,
         };
-        expect![[r"
+        expect![[r#"
             Daemon 0.1.0 (pid 7) for this user, state in
                 /home/alice/.local/state/met/3d1219c7c4c5404aaa1f6d2a48adfda4
             1 running job, sampled every 1s
@@ -267,7 +270,9 @@ mod tests {
               http: not listening: 0.0.0.0:1 can be reached by others
               configure: listening at ipc:///c, messages: 1 taken, 0
                 skipped
-        "]]
+              store: the series database rejected 9 samples (lost);
+                see the log of the daemon
+        "#]]
         .assert_eq(&status_text(&status, &Style { width: Some(60), ..Style::plain() }));
     }
 

@@ -21,6 +21,7 @@ pub use ledger::words as ledger_words;
 use met_query::client::Client;
 use met_query::protocol::{Reply, Request, Status};
 use met_query::setting::Setting;
+pub use store::refused_samples;
 
 /// What the daemon that is used here says of itself.
 fn status_of(client: Option<Client>) -> Option<Box<Status>> {
@@ -57,8 +58,10 @@ pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {
         store::store(setting),
         daemon::listener(setting, status),
     ]);
+    findings.extend(daemon::dropped_samples(status));
     findings.extend(notifications(setting));
     findings.extend(store::servers_of_store(setting));
+    findings.extend(store::refused(status));
     findings.extend(daemon::schedulers(setting));
     findings.extend(daemon::sinks(status));
     findings.extend(store::served(setting));

@@ -126,7 +126,7 @@ fn correct(setting: &Setting, own: bool, correction: Correction) -> Result<Corre
     if let Some(mut client) = daemon(setting, own)? {
         return match client.call(&Request::Correct(correction)).map_err(unanswered)? {
             Reply::Corrected(corrected) => Ok(corrected),
-            Reply::Error { message } => bail!("{message}"),
+            Reply::Error { message, .. } => bail!("{message}"),
             reply => bail!("unexpected reply from the daemon: {reply:?}"),
         };
     }

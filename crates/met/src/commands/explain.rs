@@ -1,14 +1,16 @@
-//! `met explain`: why a rule found something in a job, or did not.
+//! `met explain`: why a rule found something in a job or in the jobs of a user, or did not.
 
 use std::io::Write;
 
 use anyhow::Result;
+use met_core::units;
+use met_insight::json::time;
 use met_insight::lineage::lineage;
-use met_insight::rules::{self, Scope};
-use serde_json::json;
+use met_insight::rules::{self, Explanation, Rule, Rules, Scope, user};
+use serde_json::{Value, json};
 
-use super::export;
-use crate::cli::ExplainArgs;
+use super::{check, export, list};
+use crate::cli::{ExplainArgs, FilterArgs};
 use crate::output;
 use crate::view;
 use met_config::Failure;
@@ -16,45 +18,81 @@ use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
 pub fn explain(setting: &Setting, args: &ExplainArgs) -> Result<i32> {
-    let rules = super::check::rules(args.rules.as_deref())?;
-    let of_jobs = || rules.rules.iter().filter(|rule| rule.scope == Scope::Job);
-    if let Some(name) = &args.rule
-        && of_jobs().all(|rule| rule.name != *name)
-    {
-        let known = of_jobs().map(|rule| rule.name.as_str()).collect::<Vec<_>>().join(", ");
-        return Err(Failure::usage(format!("no rule named {name:?}; known: {known}")));
+    let rules = check::rules(args.rules.as_deref())?;
+    match (&args.user, &args.job, &args.rule) {
+        (Some(_), _, Some(_)) => Err(Failure::usage("name a job or --user, not both")),
+        (Some(user), rule, None) => of_user(setting, args, &chosen(&rules, Scope::User, rule)?, user),
+        (None, job, rule) => {
+            let job = job.as_deref().unwrap_or_default();
+            of_job(setting, args, &chosen(&rules, Scope::Job, rule)?, job)
+        }
     }
+}
+
+/// The rule that is named, or all of that kind.
+fn chosen<'r>(rules: &'r Rules, scope: Scope, name: &Option<String>) -> Result<Vec<&'r Rule>> {
+    match name {
+        Some(name) => Ok(vec![rules.named(name, scope).map_err(Failure::usage)?]),
+        None => Ok(rules.about(scope).collect()),
+    }
+}
+
+fn of_job(setting: &Setting, args: &ExplainArgs, rules: &[&Rule], job: &str) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
-    let record = all.find_to_show(&args.job)?;
+    let record = all.find_to_show(job)?;
     let earlier = all.earlier_runs(&record)?;
     let earlier: Vec<_> = earlier.iter().collect();
     let machine = super::machine(setting, &record);
     let known = export::known(setting, &mut all, &record, machine)?;
-    let now_ns = jobs::now_ns();
-    let wanted = |rule: &&rules::Rule| args.rule.as_ref().is_none_or(|name| rule.name == *name);
-    let explained: Vec<(&rules::Rule, rules::Explanation)> =
-        known.with_job(&record, &earlier, now_ns, |job| {
-            of_jobs().filter(wanted).map(|rule| (rule, rules::explain(rule, job))).collect()
-        });
+    let explained = known.with_job(&record, &earlier, jobs::now_ns(), |job| {
+        rules.iter().map(|rule| (*rule, rules::explain(rule, job))).collect::<Vec<_>>()
+    });
     let mut stdout = output::stdout();
+    let (label, lineage) = (record.label(), lineage(&record).to_string());
     if args.json {
-        let objects: Vec<_> =
-            explained.iter().map(|(rule, of)| view::findings::explanation(rule, of)).collect();
-        let lineage = lineage(&record).to_string();
-        writeln!(stdout, "{}", json!({ "job": record.label(), "lineage": lineage, "rules": objects }))?;
+        writeln!(stdout, "{}", json!({ "job": label, "lineage": lineage, "rules": objects(&explained) }))?;
         return Ok(0);
     }
-    let style = stdout.style();
-    writeln!(
-        stdout,
-        "Job {}, a run of {}",
-        view::text::escape(&record.label()),
-        view::text::escape(&lineage(&record).to_string())
-    )?;
-    let text = match args.rule {
-        Some(_) => explained.iter().map(|(rule, of)| view::findings::explained(rule, of, &style)).collect(),
-        None => view::findings::summary(&explained, &style),
-    };
+    writeln!(stdout, "Job {}, a run of {}", view::text::escape(&label), view::text::escape(&lineage))?;
+    let text = view::findings::explanations(&explained, args.rule.is_some(), &stdout.style());
     stdout.write_all(text.as_bytes())?;
     Ok(0)
+}
+
+/// Of each week, the newest first.
+fn of_user(setting: &Setting, args: &ExplainArgs, rules: &[&Rule], user: &str) -> Result<i32> {
+    let user = met_host::users::named(user).unwrap_or_else(|| user.to_owned());
+    let filter = FilterArgs { since: Some(check::SINCE.to_owned()), ..FilterArgs::default() };
+    // Those of others as well: the share of a user is one of all.
+    let records = AllJobs::open(setting)?.jobs(&list::filter_of(&filter)?)?;
+    let mut weeks = user::sums(&records, jobs::now_ns());
+    weeks.retain(|sum| sum.user == user);
+    weeks.sort_by_key(|sum| std::cmp::Reverse(sum.window_ns));
+    if weeks.is_empty() {
+        return Err(Failure::usage(format!("no jobs of {user:?} in the last {}", check::SINCE)));
+    }
+    let mut stdout = output::stdout();
+    let explained = |sum: &user::UserSum| {
+        rules.iter().map(|rule| (*rule, rules::explain_user(rule, sum))).collect::<Vec<_>>()
+    };
+    if args.json {
+        let week = |sum: &user::UserSum| {
+            let (from, until) = (time(sum.window_ns.0), time(sum.window_ns.1));
+            json!({ "from": from, "until": until, "rules": objects(&explained(sum)) })
+        };
+        writeln!(stdout, "{}", json!({ "user": user, "weeks": weeks.iter().map(week).collect::<Vec<_>>() }))?;
+        return Ok(0);
+    }
+    for sum in &weeks {
+        let [from, until] = [sum.window_ns.0, sum.window_ns.1].map(|ns| units::time(ns, &view::local_zone()));
+        let count = units::counted(sum.jobs, "job");
+        writeln!(stdout, "{count} of {}, {from} to {until}", view::text::escape(&user))?;
+        let text = view::findings::explanations(&explained(sum), args.job.is_some(), &stdout.style());
+        stdout.write_all(text.as_bytes())?;
+    }
+    Ok(0)
+}
+
+fn objects(explained: &[(&Rule, Explanation)]) -> Vec<Value> {
+    explained.iter().map(|(rule, of)| rules::explanation_object(rule, of)).collect()
 }

@@ -2,11 +2,12 @@
 //! is kept, so that no user gets the same within a week.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::Write;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use met_core::job::Record;
-use met_core::text;
+use met_core::{text, units};
 use met_insight::finding::Finding;
 use met_insight::messages;
 
@@ -36,13 +37,13 @@ pub fn send(
             let message = messages::of_findings(user, found);
             writeln!(stdout, "To: {}\nSubject: {}\n\n{}", text::escape(user), message.title, message.body)?;
         }
-        writeln!(stdout, "{}; nothing was sent", counted(by_user.len()))?;
+        writeln!(stdout, "{}; nothing was sent", units::counted(by_user.len(), "message"))?;
         return Ok(0);
     }
     check_configured(setting)?;
     let (mut sent, mut failed) = (0, 0);
     for (user, found) in &by_user {
-        match notify::send_all(setting, &messages::of_findings(user, found)) {
+        match notify::send_all(setting, user, &messages::of_findings(user, found)) {
             Ok(incomplete) => (sent, failed) = (sent + 1, failed + i32::from(incomplete)),
             Err(why) => {
                 failed += 1;
@@ -57,12 +58,17 @@ pub fn send(
             }
         }
     }
-    writeln!(stdout, "{} sent", counted(sent))?;
+    writeln!(stdout, "{} sent", units::counted(sent, "message"))?;
     Ok(i32::from(failed > 0))
 }
 
-fn counted(messages: usize) -> String {
-    if messages == 1 { "1 message".to_owned() } else { format!("{messages} messages") }
+/// Held while messages are sent, from before it is read which were: another command waits, and finds them sent.
+pub fn lock(setting: &Setting) -> Result<File> {
+    let path = setting.user.state.join("send.lock");
+    let locked = std::fs::create_dir_all(&setting.user.state)
+        .and_then(|()| File::options().create(true).append(true).open(&path))
+        .and_then(|file| file.lock().map(|()| file));
+    locked.with_context(|| format!("cannot lock {}", path.display()))
 }
 
 /// Root runs only a program that no other user can replace.

@@ -57,15 +57,15 @@ pub fn notify(setting: &Setting, args: &NotifyArgs) -> Result<i32> {
         // A message more in the next days is no harm.
         let _ = all.react(&ReactionChange { target, rules, step: ReactionStep::Sent });
     }
-    let outcomes = in_words(&outcomes);
-    let line = format!(
-        "{} job {}: {}\n",
-        units::time(jobs::now_ns(), &view::local_zone()),
-        record.label(),
-        outcomes
-    );
-    log(&setting.user.state.join(LOG), &line);
+    note(setting, &format!("job {}", record.label()), &outcomes);
     Ok(0)
+}
+
+/// Writes down what became of a message.
+fn note(setting: &Setting, about: &str, outcomes: &Outcomes) {
+    let time = units::time(jobs::now_ns(), &view::local_zone());
+    let line = format!("{time} {}: {}\n", text::escape(about), in_words(outcomes));
+    log(&setting.user.state.join(LOG), &line);
 }
 
 fn answers(setting: &Setting, all: &mut AllJobs, record: &Record) -> Option<Answers> {
@@ -92,8 +92,9 @@ type Outcomes = Vec<(&'static str, Result<(), String>)>;
 
 /// Sends to the configured program and address; not to the desktop of who sends. It is sent if one of them took it;
 /// returns whether another did not.
-pub(super) fn send_all(setting: &Setting, message: &Message) -> Result<bool, String> {
+pub(super) fn send_all(setting: &Setting, user: &str, message: &Message) -> Result<bool, String> {
     let outcomes = configured(setting, message);
+    note(setting, &format!("findings for {user}"), &outcomes);
     let is_sent = outcomes.iter().any(|(_, outcome)| outcome.is_ok());
     let failed =
         outcomes.into_iter().filter_map(|(what, outcome)| Some(format!("{what} failed: {}", outcome.err()?)));

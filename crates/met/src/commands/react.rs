@@ -5,6 +5,7 @@ use std::io::Write;
 use anyhow::Result;
 use met_core::job::Record;
 use met_core::reaction::{Reaction, ReactionChange, ReactionKind, ReactionStep, ReactionTarget};
+use met_insight::handled;
 use met_insight::lineage::lineage;
 use met_insight::rules::{self, Rules, Scope};
 use serde_json::json;
@@ -73,7 +74,11 @@ fn change(setting: &Setting, args: &ReactArgs, step: ReactionStep) -> Result<i32
             (ReactionTarget::Job(record.key), named, about)
         }
     };
-    keep(&mut all, target, &named, step, &known_rules, &about)
+    let code = keep(&mut all, target, &named, step, &known_rules, &about)?;
+    if let Some(url) = setting.forwards_to().filter(|_| setting.server.is_none()) {
+        writeln!(output::stdout(), "Changed on this node only; on the server run: met --server {url} …")?;
+    }
+    Ok(code)
 }
 
 fn keep(
@@ -92,19 +97,13 @@ fn keep(
         };
         return Err(Failure::usage(words));
     }
-    if let Some(rule) = named.iter().find(|rule| known.get(rule).is_none())
-        && step != ReactionStep::Unmute
-    {
-        let names = known.rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>().join(", ");
-        return Err(Failure::usage(format!("no rule named {rule:?}; known: {names}")));
-    }
     let is_job = matches!(target, ReactionTarget::Job(_));
     let scope = if is_job { Scope::Job } else { Scope::User };
-    if let Some(rule) = named.iter().find(|name| known.get(name).is_some_and(|rule| rule.scope != scope)) {
-        return Err(Failure::usage(match scope {
-            Scope::Job => format!("{rule} is about all jobs of a user; name the user with --user"),
-            Scope::User => format!("{rule} is about single jobs; name a job instead of --user"),
-        }));
+    for rule in named {
+        // What is muted may be a rule of a file, or of another version.
+        if step != ReactionStep::Unmute || known.get(rule).is_some() {
+            known.named(rule, scope).map_err(Failure::usage)?;
+        }
     }
     let about = view::text::escape(about);
     let change = ReactionChange { target, rules: named.to_vec(), step };
@@ -158,7 +157,7 @@ fn list(setting: &Setting, as_json: bool) -> Result<i32> {
         writeln!(
             stdout,
             "{}",
-            json!({ "muted": reactions.iter().map(view::findings::reaction).collect::<Vec<_>>() })
+            json!({ "muted": reactions.iter().map(handled::object).collect::<Vec<_>>() })
         )?;
     } else if reactions.is_empty() {
         writeln!(stdout, "no findings are muted or acknowledged")?;

@@ -1,5 +1,6 @@
 //! `met run`: a job in the background.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
@@ -17,6 +18,7 @@ use crate::cli::RunArgs;
 use crate::output;
 use met_agent::earlier_output::{self, Moved};
 use met_agent::launch::{self, Draft, Surroundings};
+use met_agent::marking;
 use met_agent::standby::Standby;
 use met_agent::supervise::{Assignment, Notice};
 use met_config::Failure;
@@ -39,6 +41,7 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
     let path = env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
     let path = path.or_else(|| std::env::var_os("PATH"));
     let program = launch::find_program(&args.command, path.as_deref(), &cwd)?;
+    let (program, command) = executed(&args, program)?;
     let stem = args.name.clone().unwrap_or_else(|| base_name(&args.command[0]));
     let outputs = Outputs::open(&args, &here, &cwd, &stem)?;
     let draft = Draft {
@@ -61,7 +64,7 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
     let left = outputs.left.clone();
     let (stdout, stderr) = outputs.into_files()?;
     let surroundings = Surroundings { cwd, stdout, stderr };
-    let mut channel = supervise(standby, assignment, &program, &args.command, surroundings)?;
+    let mut channel = supervise(standby, assignment, &program, &command, surroundings)?;
     let mut started = None;
     loop {
         match protocol::read_frame(&mut channel).with_context(|| died(started.as_deref()))? {
@@ -90,6 +93,13 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
             }
         }
     }
+}
+
+/// The command, or what searches the output of it.
+fn executed(args: &RunArgs, program: PathBuf) -> Result<(PathBuf, Cow<'_, [OsString]>)> {
+    let Some(pattern) = &args.mark_regex else { return Ok((program, Cow::from(&args.command))) };
+    let command = marking::searched("--mark-regex", pattern, &args.command)?;
+    Ok(("/proc/self/exe".into(), command.into()))
 }
 
 /// By the supervisor that was forked in advance, if it has this command.

@@ -1,9 +1,11 @@
 //! Jobs side by side: a table of their figures, and their charts aligned at their start.
 
+use met_core::chart::Unit;
 use met_core::job::Record;
 use met_core::job_table as column;
 use met_core::series::Course;
-use met_insight::comparison::{self, total};
+use met_insight::average;
+use met_insight::comparison::{self, Row};
 use met_insight::resample::{self, Bin};
 
 use super::plot::{self, Panel};
@@ -18,11 +20,13 @@ pub struct Compared {
 
 const LABEL_COLUMNS: usize = 16;
 
-/// A figure in its unit.
-type Words = fn(f64) -> String;
-
 pub fn render(jobs: &[Compared], now_ns: i64, style: &Style) -> String {
-    let mut lines = table(jobs, now_ns, style);
+    let figures = comparison::rows(jobs.iter().map(|job| &job.record), now_ns);
+    let mut lines = table(jobs, &figures, style);
+    let signs = comparison::legend(&figures);
+    if !signs.is_empty() {
+        lines.push(style.paint(Paint::Dim, &signs.join(" · ")));
+    }
     let charts = charts(jobs, style);
     if !charts.is_empty() {
         lines.push(String::new());
@@ -33,11 +37,11 @@ pub fn render(jobs: &[Compared], now_ns: i64, style: &Style) -> String {
 }
 
 /// A column for each job; the others with what they are of the first.
-fn table(jobs: &[Compared], now_ns: i64, style: &Style) -> Vec<String> {
+fn table(jobs: &[Compared], figures: &[Row], style: &Style) -> Vec<String> {
     let mut rows: Vec<Vec<String>> = Vec::new();
     let head = jobs.iter().map(|job| format!("Job {}", text::escape(&job.record.label())));
     rows.push([String::new()].into_iter().chain(head).collect());
-    for row in comparison::rows(jobs.iter().map(|job| &job.record), now_ns) {
+    for row in figures {
         let cell = |index: usize| match row.words(index) {
             None => "-".to_owned(),
             Some((value, Some(ratio))) => format!("{value} {}", units::times(ratio)),
@@ -88,11 +92,9 @@ fn charts(jobs: &[Compared], style: &Style) -> String {
     };
     let columns = plot::columns(style);
     let mut panels = Vec::new();
-    let kinds: [(&str, usize, Words, f64); 2] = [
-        ("CPU cores", column::CPU, units::cores, 1000.0),
-        ("memory needed", column::MEMORY_NEEDED, units::bytes, 1024.0),
-    ];
-    for (title, index, unit, step) in kinds {
+    let kinds =
+        [("CPU cores", column::CPU, Unit::Cores), ("memory needed", column::MEMORY_NEEDED, Unit::Bytes)];
+    for (title, index, unit) in kinds {
         for job in jobs {
             let Some(begin_ms) = begin(job) else { continue };
             let scale = job.course.table.columns[index].scale;
@@ -101,12 +103,11 @@ fn charts(jobs: &[Compared], style: &Style) -> String {
             let scaled =
                 |bin: Bin| Bin { min: bin.min * scale, mean: bin.mean * scale, max: bin.max * scale };
             // The peak of a report is of at least half a second; no chart is higher.
-            let peak =
-                total(&job.record, column::CORES_PEAK).filter(|&peak| index == column::CPU && peak > 0.0);
+            let peak = average::cores_peak(&job.record).filter(|_| index == column::CPU);
             let no_higher = |bin: Bin| bin.map(|value| value.min(peak.unwrap_or(f64::MAX)));
             let bins = bins.into_iter().map(|bin| bin.map(scaled).map(no_higher)).collect();
             let title = format!("job {}: {title}", text::escape(&job.record.label()));
-            panels.push(Panel { title, bins, unit, step });
+            panels.push(Panel { title, bins, unit });
         }
     }
     plot::draw_since_start(&panels, span_ms, columns, style)

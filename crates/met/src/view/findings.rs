@@ -3,13 +3,11 @@
 use met_core::reaction::Reaction;
 use met_insight::answers::FollowUp;
 use met_insight::answers::words::{amounts, saving};
-use met_insight::check::{self, Group};
-use met_insight::finding::{self, Evidence, Finding, Saving};
-use met_insight::json::time;
+use met_insight::check::{self, Checked, Group};
+use met_insight::finding::{Evidence, Saving};
 use met_insight::lineage::Lineage;
 use met_insight::report::Amount;
 use met_insight::rules::{Explanation, Rule, fields};
-use serde_json::{Value, json};
 
 use super::{Paint, Style, text};
 use met_core::units;
@@ -19,16 +17,6 @@ const COLUMNS: usize = 80;
 
 fn room(style: &Style) -> usize {
     style.width.unwrap_or(COLUMNS).clamp(40, COLUMNS)
-}
-
-/// What `met check` has found.
-pub struct Checked<'a> {
-    pub jobs: usize,
-    pub findings: Vec<Finding>,
-    /// With why they are left out.
-    pub hidden: Vec<(Finding, &'a Reaction)>,
-    pub followed: Vec<FollowUp>,
-    pub with_hidden: bool,
 }
 
 pub fn checked(checked: &Checked<'_>, style: &Style) -> String {
@@ -48,7 +36,7 @@ pub fn checked(checked: &Checked<'_>, style: &Style) -> String {
     if !checked.with_hidden {
         let line = format!(
             "{} muted or acknowledged; --all shows them, `met mute` lists them",
-            counted(checked.hidden.len(), "finding is", "findings are")
+            units::counted(checked.hidden.len(), "finding")
         );
         return drawn + &text::wrap(&line, room(style)).join("\n") + "\n";
     }
@@ -64,10 +52,6 @@ pub fn checked(checked: &Checked<'_>, style: &Style) -> String {
         drawn += &(text::wrap(&line, room(style)).join("\n  ") + "\n");
     }
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
-}
-
-fn counted(count: usize, one: &str, several: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { several })
 }
 
 /// What was done, by whom, when and until when.
@@ -94,59 +78,14 @@ pub fn reactions(reactions: &[Reaction], style: &Style) -> String {
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
 
-pub fn checked_object(checked: &Checked<'_>) -> Value {
-    let groups = check::groups(&checked.findings);
-    let (taken, not_taken): (Vec<&FollowUp>, Vec<&FollowUp>) =
-        checked.followed.iter().partition(|one| one.is_taken);
-    let saved = taken.iter().fold(Saving::default(), |sum, one| sum.plus(&one.saving));
-    let mut object = json!({
-        "jobs": checked.jobs,
-        "groups": groups.iter().map(group).collect::<Vec<_>>(),
-        "findings": checked.findings.iter().map(finding::object).collect::<Vec<_>>(),
-        "hidden": checked.hidden.len(),
-        "followed": {
-            "taken": taken.len(),
-            "not_taken": not_taken.len(),
-            "saving": finding::saving(&saved),
-        },
-    });
-    if checked.with_hidden {
-        let muted = |(finding, reaction): &(Finding, &Reaction)| {
-            let mut object = finding::object(finding);
-            object["muted"] = self::reaction(reaction);
-            object
-        };
-        object["muted"] = checked.hidden.iter().map(muted).collect();
-    }
-    object
-}
-
-/// What was done, for a program.
-pub fn reaction(one: &Reaction) -> serde_json::Value {
-    let lineage = Lineage::of_key(&one.user, &one.lineage).map(|lineage| lineage.to_string());
-    json!({
-        "user": one.user,
-        "lineage": lineage,
-        "rule": one.rule,
-        "kind": one.kind.name(),
-        "by": one.by,
-        "at": time(one.at_ns),
-        "until": one.until_ns.and_then(time),
-    })
-}
-
 fn groups(groups: &[Group], jobs: usize, style: &Style) -> String {
     if groups.is_empty() {
-        return format!("no findings in {jobs} jobs\n");
+        return format!("no findings in {}\n", units::counted(jobs, "job"));
     }
     let mut lines = Vec::new();
     for group in groups {
         let who = group.user.as_deref().map_or("-".to_owned(), text::escape);
-        let unit = if group.is_sum { "week" } else { "job" };
-        let count = match group.count {
-            1 => format!("1 {unit}"),
-            count => format!("{count} {unit}s"),
-        };
+        let count = units::counted(group.count, if group.is_sum { "week" } else { "job" });
         let head = format!("{who}  {}", group.rule);
         let saves = saving(&group.saving).map(|saves| format!(", {saves}")).unwrap_or_default();
         lines.push(format!("{}  {count}{saves}", style.paint(Paint::Bold, &head)));
@@ -164,22 +103,10 @@ fn groups(groups: &[Group], jobs: usize, style: &Style) -> String {
         );
         lines.push(String::new());
     }
-    lines.push(format!("{} findings in {jobs} jobs; why: met explain JOB RULE", groups.len()));
+    let (findings, jobs) = (units::counted(groups.len(), "finding"), units::counted(jobs, "job"));
+    lines.push(format!("{findings} in {jobs}; why: met explain JOB RULE, or --user NAME RULE for weeks"));
     let drawn = lines.join("\n") + "\n";
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
-}
-
-fn group(group: &Group) -> Value {
-    json!({
-        "user": group.user,
-        "rule": group.rule,
-        "severity": group.severity.name(),
-        "count": group.count,
-        "saving": finding::saving(&group.saving),
-        "subjects": group.subjects,
-        "what": group.what,
-        "how": group.how,
-    })
 }
 
 /// The fields that conditions may name.
@@ -197,7 +124,15 @@ fn written(evidence: &Evidence) -> String {
     amount(&Amount { value, measure, quality })
 }
 
-pub fn explained(rule: &Rule, explanation: &Explanation, style: &Style) -> String {
+/// All of one rule, or a line for each.
+pub fn explanations(explained: &[(&Rule, Explanation)], is_one: bool, style: &Style) -> String {
+    match is_one {
+        true => explained.iter().map(|(rule, of)| self::explained(rule, of, style)).collect(),
+        false => summary(explained, style),
+    }
+}
+
+fn explained(rule: &Rule, explanation: &Explanation, style: &Style) -> String {
     let mut lines = vec![String::new(), style.paint(Paint::Bold, &rule.name)];
     for step in &explanation.steps {
         let answer = match step.passed {
@@ -239,7 +174,7 @@ pub fn explained(rule: &Rule, explanation: &Explanation, style: &Style) -> Strin
 }
 
 /// One line per rule: found, or the first thing that kept it silent.
-pub fn summary(explained: &[(&Rule, Explanation)], style: &Style) -> String {
+fn summary(explained: &[(&Rule, Explanation)], style: &Style) -> String {
     let width = explained.iter().map(|(rule, _)| rule.name.len()).max().unwrap_or(0);
     let line = |(rule, explanation): &(&Rule, Explanation)| {
         let why = match explanation.steps.iter().find(|step| step.passed != Some(true)) {
@@ -255,23 +190,4 @@ pub fn summary(explained: &[(&Rule, Explanation)], style: &Style) -> String {
     };
     let drawn: String = explained.iter().map(line).collect();
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
-}
-
-pub fn explanation(rule: &Rule, explanation: &Explanation) -> Value {
-    let steps = explanation.steps.iter().map(|step| json!({ "asked": step.asked, "passed": step.passed }));
-    let evidence = explanation.evidence.iter().map(|evidence| {
-        json!({
-            "name": evidence.name,
-            "value": evidence.value,
-            "quality": evidence.quality.name(),
-            "coverage_ratio": evidence.coverage,
-        })
-    });
-    json!({
-        "rule": rule.name,
-        "steps": steps.collect::<Vec<_>>(),
-        "why": evidence.collect::<Vec<_>>(),
-        "unknown": explanation.unknown,
-        "finding": explanation.finding.as_ref().map(finding::object),
-    })
 }

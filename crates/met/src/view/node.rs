@@ -1,6 +1,7 @@
 //! The machine as it is now: one block for each thing that it has.
 
 use met_core::cards::CardNow;
+use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::gpu::card;
 use met_core::job::QualityKind;
 use met_core::node::{Freshness, NodeRow};
@@ -46,9 +47,13 @@ pub fn machine(machine: &Machine<'_>, rows: Rows<'_>, style: &Style) -> String {
         ("Power", power(rows).into_iter().chain(card_power(machine.cards)).collect()),
         ("Temperature", temperatures(rows)),
     ];
-    for (head, lines) in blocks {
+    for (head, lines) in blocks.into_iter().chain(others(rows, met_sources::charts())) {
         for (index, line) in lines.iter().flat_map(|line| whole(line, style)).enumerate() {
-            let head = if index == 0 { text::pad(head, HEAD_COLUMNS) } else { " ".repeat(HEAD_COLUMNS) };
+            let head = if index == 0 {
+                text::pad(&format!("{head} "), HEAD_COLUMNS)
+            } else {
+                " ".repeat(HEAD_COLUMNS)
+            };
             drawn += &format!("{}{line}\n", style.paint(Paint::Cyan, &head));
         }
     }
@@ -331,6 +336,38 @@ fn power(rows: Rows<'_>) -> Vec<String> {
     rows.iter().filter_map(one).collect()
 }
 
+/// The charts of tables that no other block shows: the value of each row.
+fn others<'a>(
+    rows: Rows<'a>,
+    charts: Vec<&'static MachineChart>,
+) -> impl Iterator<Item = (&'static str, Vec<String>)> + 'a {
+    let shown: [&Table; 9] = [
+        &node::TABLE,
+        &cpufreq::TABLE,
+        &numa::TABLE,
+        &block::TABLE,
+        &device::TABLE,
+        &infiniband::TABLE,
+        &lustre::TABLE,
+        &nfs::TABLE,
+        &card::TABLE,
+    ];
+    let is_shown = move |chart: &&MachineChart| {
+        matches!(chart.unit, ChartUnit::Watts | ChartUnit::Celsius)
+            || shown.iter().any(|table| std::ptr::eq(*table, chart.table))
+    };
+    let block = move |chart: &'static MachineChart| {
+        let one = |(row, freshness): (&NodeRow, Freshness)| {
+            let value = chart.now(row).map(|value| chart.unit.write(value));
+            let line = line(&row.labels.join(" "), &[("", value)], freshness)?;
+            // Of the whole machine there is nothing to name.
+            Some(line.trim_start().to_owned())
+        };
+        (chart.title, of_table(rows, chart.table).filter_map(one).collect())
+    };
+    charts.into_iter().filter(move |chart| !is_shown(chart)).map(block)
+}
+
 /// The name of a meter of power or temperature.
 fn sensor_name(row: &NodeRow) -> Option<String> {
     let is = |table: &'static Table| std::ptr::eq(row.table, table);
@@ -548,6 +585,30 @@ mod tests {
             Temperature  coretemp Package id 0    61 °C   critical at 100 °C
                          zone 0 x86_pkg_temp      45 °C
         "#]].assert_eq(&draw(&sample(), 2 * SECOND));
+    }
+
+    #[test]
+    fn a_table_without_a_block_of_its_own_is_shown_by_its_charts() {
+        met_core::columns! { COLUMNS:
+            TURNS = met_core::Column::counter("turns", Unit::Count, 1.0, "turns"),
+            SLOTS = met_core::Column::gauge("slots", Unit::Bytes, 1.0, "slots"),
+        }
+        static FAN: Table = Table { name: "fan", subject: "a fan", labels: &["fan"], columns: COLUMNS };
+        static SPIN: MachineChart =
+            MachineChart::new("fan", ["Fans of the case", "fan"], ChartUnit::PerSecond, &FAN, &[TURNS]);
+        static ROOM: MachineChart =
+            MachineChart::new("room", ["Room", "room"], ChartUnit::Bytes, &FAN, &[SLOTS]);
+        let mut rows = NodeRows::default();
+        for second in [1, 2] {
+            let mut batch = Batch::new(&FAN);
+            batch.push_part(Subject::Node, 0)[TURNS] = 30 * second;
+            batch.window = Window { begin_ns: second * SECOND - 1000, end_ns: second * SECOND };
+            rows.take("fan", &batch, &[vec!["left".to_owned()]], SECOND);
+        }
+        let known: Vec<_> = rows.known(2 * SECOND).collect();
+        let drawn: Vec<_> = others(&known, vec![&SPIN, &ROOM, &card::CHARTS[0]]).collect();
+        let line = format!("{:24} 30.0 /s", "left");
+        assert_eq!(drawn, [("Fans of the case", vec![line]), ("Room", Vec::new())]);
     }
 
     #[test]

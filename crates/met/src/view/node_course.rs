@@ -1,83 +1,18 @@
 //! The machine over time: one plot for each thing that it has and that did something.
 
-use met_core::Table;
+use met_core::chart::MachineChart;
 use met_core::series::Course;
 use met_insight::csv::{self, CRLF, Cell};
 use met_insight::json;
 use met_insight::resample::{self, Bin};
-use met_sources::network::device;
-use met_sources::{block, cpufreq, cray, hwmon, infiniband, ipmi, lustre, nfs, node, rapl, redfish, thermal};
 use met_store::NodePart;
 use serde_json::{Map, Value};
 
 use super::plot::{self, Panel};
 use super::{Style, text};
-use met_core::units;
 
 /// More plots of one kind are for a program; these are the busiest.
 const PARTS_PLOTTED: usize = 4;
-
-/// What is plotted of a table: these columns together, or the first without the second.
-struct Plot {
-    table: &'static Table,
-    what: What,
-    title: &'static str,
-    unit: fn(f64) -> String,
-    step: f64,
-}
-
-enum What {
-    Sum(&'static [usize]),
-    Difference([usize; 1], usize),
-}
-
-const fn plot(
-    table: &'static Table,
-    columns: &'static [usize],
-    title: &'static str,
-    unit: fn(f64) -> String,
-    step: f64,
-) -> Plot {
-    Plot { table, what: What::Sum(columns), title, unit, step }
-}
-
-const BUSY: &[usize] =
-    &[node::CPU_USER, node::CPU_NICE, node::CPU_SYSTEM, node::CPU_INTERRUPT, node::CPU_SOFT_INTERRUPT];
-
-static PLOTS: &[Plot] = &[
-    plot(&node::TABLE, BUSY, "CPU cores in use", units::cores, 1000.0),
-    plot(&node::TABLE, &[node::LOAD_1], "load", units::cores, 1000.0),
-    Plot {
-        table: &node::TABLE,
-        what: What::Difference([node::MEMORY_TOTAL], node::MEMORY_AVAILABLE),
-        title: "memory in use",
-        unit: units::bytes,
-        step: 1024.0,
-    },
-    plot(&node::TABLE, &[node::PRESSURE_CPU], "pressure, CPU", units::percent, 1000.0),
-    plot(&node::TABLE, &[node::PRESSURE_MEMORY], "pressure, memory", units::percent, 1000.0),
-    plot(&node::TABLE, &[node::PRESSURE_IO], "pressure, I/O", units::percent, 1000.0),
-    plot(&cpufreq::TABLE, &[cpufreq::FREQUENCY_MEAN], "frequency", units::hertz, 1000.0),
-    plot(&block::TABLE, &[block::READ, block::WRITTEN], "disk", units::bytes_per_second, 1024.0),
-    plot(&device::TABLE, &[device::RECEIVED, device::SENT], "network", units::bytes_per_second, 1024.0),
-    plot(
-        &infiniband::TABLE,
-        &[infiniband::RECEIVED, infiniband::SENT],
-        "fabric",
-        units::bytes_per_second,
-        1024.0,
-    ),
-    plot(&lustre::TABLE, &[lustre::READ, lustre::WRITTEN], "Lustre", units::bytes_per_second, 1024.0),
-    plot(&nfs::TABLE, &[nfs::RECEIVED, nfs::SENT], "NFS", units::bytes_per_second, 1024.0),
-    plot(&rapl::TABLE, &[rapl::ENERGY], "power", units::watts, 1000.0),
-    plot(&cray::TABLE, &[cray::POWER], "power", units::watts, 1000.0),
-    plot(&ipmi::TABLE, &[ipmi::POWER], "power, IPMI", units::watts, 1000.0),
-    plot(&redfish::TABLE, &[redfish::POWER], "power, Redfish", units::watts, 1000.0),
-    plot(&hwmon::TABLE, &[hwmon::POWER], "power", units::watts, 1000.0),
-    plot(&hwmon::TABLE, &[hwmon::TEMPERATURE], "temperature", units::celsius, 1000.0),
-    plot(&thermal::TABLE, &[thermal::TEMPERATURE], "temperature, zone", units::celsius, 1000.0),
-    plot(&ipmi::TABLE, &[ipmi::TEMPERATURE], "temperature, IPMI", units::celsius, 1000.0),
-];
 
 type Parts<'a> = &'a [(NodePart, Course)];
 
@@ -88,7 +23,7 @@ pub fn plots(parts: Parts<'_>, gap_ms: impl Fn(&Course) -> i64, style: &Style) -
     let (Some(&first_ms), Some(&last_ms)) = (times().min(), times().max()) else { return String::new() };
     let span = Span { first_ms, last_ms, bins: plot::bin_count(columns) };
     let mut panels = Vec::new();
-    for wanted in PLOTS {
+    for wanted in met_sources::charts() {
         let of_table = parts.iter().filter(|(_, course)| std::ptr::eq(course.table, wanted.table));
         let drawn =
             of_table.filter_map(|(part, course)| span.panel(wanted, &part.part, course, gap_ms(course)));
@@ -113,16 +48,13 @@ struct Span {
 }
 
 impl Span {
-    fn panel(&self, wanted: &Plot, label: &str, course: &Course, gap_ms: i64) -> Option<Panel> {
-        let (plus, minus) = match &wanted.what {
-            What::Sum(columns) => (*columns, None),
-            What::Difference(whole, part) => (whole.as_slice(), Some(*part)),
-        };
-        let bins = self.of(&resample::combined(course, plus, minus), *plus.first()?, gap_ms);
+    fn panel(&self, wanted: &MachineChart, label: &str, course: &Course, gap_ms: i64) -> Option<Panel> {
+        let combined = resample::combined(course, wanted.plus, wanted.minus);
+        let bins = self.of(&combined, *wanted.plus.first()?, gap_ms);
         // Of a disk the kind is a label, too: once is enough.
-        let words = label.split(' ').filter(|word| !word.is_empty() && *word != wanted.title);
-        let title = std::iter::once(wanted.title).chain(words).collect::<Vec<_>>().join(" ");
-        let panel = Panel { title: text::escape(&title), bins, unit: wanted.unit, step: wanted.step };
+        let words = label.split(' ').filter(|word| !word.is_empty() && *word != wanted.part_title);
+        let title = std::iter::once(wanted.part_title).chain(words).collect::<Vec<_>>().join(" ");
+        let panel = Panel { title: text::escape(&title), bins, unit: wanted.unit };
         Some(panel).filter(Panel::did_something)
     }
 

@@ -26,7 +26,7 @@ pub fn list(nodes: &[NodeStatus], now_ns: i64, style: &Style) -> String {
         let name = columns[0].pad(&columns[0].cells[index]);
         let rest = line.strip_prefix(&name).unwrap_or_default();
         drawn += &format!("{name}{}\n", rest.replacen(word, &style.paint(paint, word), 1));
-        for problem in problems(node).iter().flat_map(|problem| text::words(problem, room.saturating_sub(2)))
+        for problem in problems(node, now_ns).iter().flat_map(|one| text::words(one, room.saturating_sub(2)))
         {
             drawn += &format!("{}\n", style.paint(Paint::Red, &format!("  {problem}")));
         }
@@ -105,20 +105,29 @@ fn clock(offset_ns: i64) -> Option<String> {
     })
 }
 
-fn problems(node: &NodeStatus) -> Vec<String> {
+fn problems(node: &NodeStatus, now_ns: i64) -> Vec<String> {
     let dropped = (node.dropped_samples > 0)
         .then(|| format!("{} samples dropped", units::count(node.dropped_samples as f64)));
-    dropped.into_iter().chain(node.problem.as_deref().map(text::escape)).collect()
+    dropped.into_iter().chain(node.problems(now_ns).iter().map(|problem| text::escape(problem))).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use expect_test::expect;
+    use met_core::node_health::{FailingSource, NodeHealth};
 
     use super::*;
 
     #[test]
     fn nodes_in_lines() {
+        let failing = |name: &str| match name {
+            "n3" => vec![FailingSource {
+                problem: "reading fails: EIO".to_owned(),
+                since_ns: Some(900 * 1_000_000_000),
+                ..FailingSource::of("rapl")
+            }],
+            _ => Vec::new(),
+        };
         let node = |name: &str, seen_s: Option<i64>, offset_ms: i64| NodeStatus {
             name: name.to_owned(),
             jobs: 3,
@@ -130,6 +139,7 @@ mod tests {
             clock_offset_ns: Some(offset_ms * 1_000_000),
             dropped_samples: i64::from(name == "n3") * 1200,
             problem: (name == "n3").then(|| "by job.cpu it means something else".to_owned()),
+            health: NodeHealth { gpus: (name == "n3").then_some(4), failing_sources: failing(name) },
         };
         let nodes = [node("n1", Some(995), 3), node("gpu-node-17", Some(100), -2500), node("n3", None, 900)];
         expect![[r#"
@@ -139,6 +149,7 @@ mod tests {
             n3           never      -     3    64  256 GiB  -900ms  0.1.0
               1,200 samples dropped
               by job.cpu it means something else
+              source rapl: reading fails: EIO (for 1m40s)
             3 nodes, 2 late
         "#]]
         .assert_eq(&list(&nodes, 1000 * 1_000_000_000, &Style::plain()));

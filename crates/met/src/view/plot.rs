@@ -1,5 +1,6 @@
 //! The course of a job over time, in a few lines of a terminal.
 
+use met_core::chart::Unit;
 use met_core::event;
 use met_core::gpu::card;
 use met_core::job::Record;
@@ -47,23 +48,18 @@ pub fn course(course: &Course, gap_ms: i64, known: &Known, style: &Style) -> Str
     let bins = |index: usize| bins(course, index, columns, gap_ms);
     let card_gap_ms = card_gap_ms(course, gap_ms);
     let card_bins = |index: usize| self::bins(course, index, columns, card_gap_ms);
-    // One that is written as 0 is too young to have lasted: then what was sampled is all there is.
-    let most = known.cores_peak.filter(|&peak| peak > 0.0).unwrap_or(f64::MAX);
+    // Without one, what was sampled is all there is.
+    let most = known.cores_peak.unwrap_or(f64::MAX);
     let no_higher = |bin: Bin| bin.map(|value| value.min(most));
     let cores = bins(column::CPU).into_iter().map(|bin| bin.map(no_higher)).collect();
-    let cores = Panel { title: "CPU cores".to_owned(), bins: cores, unit: units::cores, step: 1000.0 };
-    let memory = Panel {
-        title: "memory needed".to_owned(),
-        bins: bins(column::MEMORY_NEEDED),
-        unit: units::bytes,
-        step: 1024.0,
-    };
+    let cores = Panel { title: "CPU cores".to_owned(), bins: cores, unit: Unit::Cores };
+    let memory =
+        Panel { title: "memory needed".to_owned(), bins: bins(column::MEMORY_NEEDED), unit: Unit::Bytes };
     let both = resample::combined(course, &[column::READ, column::WRITTEN], None);
     let io = Panel {
         title: "read and written".to_owned(),
         bins: self::bins(&both, column::READ, columns, gap_ms),
-        unit: units::bytes_per_second,
-        step: 1024.0,
+        unit: Unit::BytesPerSecond,
     };
     let has_rates = |course: &Course, index: usize| resample::rates(course, index, gap_ms).len() > 1;
     let cores = cores.at_least(known.cores).filter(|_| has_rates(course, column::CPU));
@@ -72,21 +68,10 @@ pub fn course(course: &Course, gap_ms: i64, known: &Known, style: &Style) -> Str
         Panel {
             title: "GPU use, in GPUs".to_owned(),
             bins: card_bins(column::GPU_UTILIZATION),
-            unit: units::cores,
-            step: 1000.0,
+            unit: Unit::Cores,
         },
-        Panel {
-            title: "GPU memory".to_owned(),
-            bins: card_bins(column::GPU_MEMORY),
-            unit: units::bytes,
-            step: 1024.0,
-        },
-        Panel {
-            title: "GPU power".to_owned(),
-            bins: card_bins(column::GPU_POWER),
-            unit: units::watts,
-            step: 1000.0,
-        },
+        Panel { title: "GPU memory".to_owned(), bins: card_bins(column::GPU_MEMORY), unit: Unit::Bytes },
+        Panel { title: "GPU power".to_owned(), bins: card_bins(column::GPU_POWER), unit: Unit::Watts },
     ];
     let io = io.filter(Panel::did_something);
     let panels: Vec<Panel> = cores.into_iter().chain([memory]).chain(io).chain(gpu).collect();
@@ -109,7 +94,7 @@ impl Known {
         let per_second = |index: usize| average::per_second(record, index, now_ns);
         let io = [column::READ, column::WRITTEN].map(per_second);
         Known {
-            cores_peak: record.totals.get(column::CORES_PEAK).map(|thousandths| thousandths as f64 / 1000.0),
+            cores_peak: average::cores_peak(record),
             cores: per_second(column::CPU),
             io_per_second: io.into_iter().flatten().reduce(|read, written| read + written),
             end_ms: record.end_ns.map(|end_ns| end_ns / 1_000_000),
@@ -126,15 +111,9 @@ pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String 
         Panel {
             title: title("use"),
             bins: bins(course, card::UTILIZATION, columns, gap_ms),
-            unit: units::percent,
-            step: 1000.0,
+            unit: Unit::Percent,
         },
-        Panel {
-            title: title("power"),
-            bins: bins(course, card::POWER, columns, gap_ms),
-            unit: units::watts,
-            step: 1000.0,
-        },
+        Panel { title: title("power"), bins: bins(course, card::POWER, columns, gap_ms), unit: Unit::Watts },
     ];
     draw_course(&panels, course, columns, style)
 }
@@ -145,8 +124,7 @@ pub fn event(course: &Course, name: &str, gap_ms: i64, style: &Style) -> String 
     let panel = Panel {
         title: text::escape(name),
         bins: bins(course, event::COUNT, columns, gap_ms),
-        unit: units::count_per_second,
-        step: 1000.0,
+        unit: Unit::PerSecond,
     };
     if !panel.did_something() {
         return String::new();
@@ -219,9 +197,7 @@ pub(super) fn draw_since_start(panels: &[Panel], span_ms: i64, columns: usize, s
 pub(super) struct Panel {
     pub title: String,
     pub bins: Vec<Option<Bin>>,
-    pub unit: fn(f64) -> String,
-    /// From one unit to the next: KiB to MiB.
-    pub step: f64,
+    pub unit: Unit,
 }
 
 impl Panel {
@@ -248,15 +224,15 @@ impl Panel {
     fn draw(&self, style: &Style) -> Vec<String> {
         let known = || self.bins.iter().flatten();
         let peak = known().map(|bin| bin.max).fold(0.0, f64::max);
-        let top = nice_above(known().map(|bin| bin.mean).fold(peak, f64::max), self.step);
+        let top = nice_above(known().map(|bin| bin.mean).fold(peak, f64::max), self.unit.step());
         let title = format!("{:SCALE_COLUMNS$}  {}", "", self.title);
         let mut lines = vec![format!(
             "{}{}",
             style.paint(Paint::Bold, &title),
-            style.paint(Paint::Dim, &format!(", peak {}", (self.unit)(peak))),
+            style.paint(Paint::Dim, &format!(", peak {}", self.unit.write(peak))),
         )];
         for (index, row) in self.rows(top, style.ascii).into_iter().enumerate() {
-            let scale = if index == 0 { (self.unit)(top) } else { String::new() };
+            let scale = if index == 0 { self.unit.write(top) } else { String::new() };
             let scale =
                 format!("{} {}", text::pad_left(&scale, SCALE_COLUMNS), if index == 0 { "┤" } else { "│" });
             lines.push(style.paint(Paint::Dim, &scale) + &style.paint(Paint::Cyan, row.trim_end()));
@@ -514,7 +490,9 @@ mod tests {
 
     #[test]
     fn the_peak_in_words_is_that_of_the_bars_and_fits_the_axis() {
-        let young = cores_of(&[0, 100, 200], &[0, 4, 8], Some(0.0));
+        let mut record = met_core::sample::bare(1, "x");
+        record.totals.set(column::CORES_PEAK, 0, met_core::job::QualityKind::Sampled, "/proc");
+        let young = cores_of(&[0, 100, 200], &[0, 4, 8], Known::of(&record, 0).cores_peak);
         assert!(young.contains("peak 0.04") && young.contains("0.04 ┤"), "{young}");
         let capped = cores_of(&[0, 20, 1020, 2020], &[0, 25, 855, 1000], Some(0.83));
         assert!(capped.contains("peak 0.83") && capped.contains(" 1 ┤"), "{capped}");

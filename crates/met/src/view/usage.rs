@@ -3,7 +3,7 @@
 use jiff::tz::TimeZone;
 use met_core::units;
 use met_core::usage::{By, Every, UsageAsk};
-use met_insight::usage::{Heat, HeatMap, Line, MachineLine, Report, heat_map, period_name};
+use met_insight::usage::{self, Heat, HeatMap, Line, MachineLine, Report, heat_map, period_name};
 
 use super::{Paint, Style, text};
 
@@ -32,7 +32,7 @@ fn head(report: &Report, ask: &UsageAsk, zone: &TimeZone) -> String {
     let total = &report.total;
     let mut parts = vec![
         format!("{} core-hours used", units::hours(total.core_hours)),
-        format!("{} jobs started", total.jobs),
+        format!("{} started", units::counted(total.jobs as usize, "job")),
     ];
     if let Some(held) = total.core_hours_held {
         parts.insert(1, format!("{} held", units::hours(held)));
@@ -102,7 +102,7 @@ fn table(report: &Report, ask: &UsageAsk, style: &Style) -> String {
         }),
         column("GIB HELD", 7, &|line| line.memory_gib_hours_held.map(units::hours)),
         column("ENERGY", 2, &|line| line.energy_joules.map(units::watt_hours)),
-        column("CO2", 5, &|line| line.emissions_grams.map(units::grams)),
+        column("CO2", 5, &|line| line.emissions_grams.map(usage::emissions)),
         column("COST", 4, &|line| line.cost.map(units::money)),
     ];
     // What is known of nothing is not a column.
@@ -209,6 +209,9 @@ fn notes(report: &Report, ask: &UsageAsk, style: &Style) -> String {
             units::percent(even)
         ));
     }
+    if total.energy_joules.is_some() {
+        notes.push(usage::ENERGY_NOTE.to_owned());
+    }
     if total.jobs_with_energy < total.jobs && total.energy_joules.is_some() {
         notes.push(format!("energy is known of {} of {} jobs", total.jobs_with_energy, total.jobs));
     }
@@ -216,7 +219,8 @@ fn notes(report: &Report, ask: &UsageAsk, style: &Style) -> String {
         notes.push(format!("CPU time is known of {} of {} jobs", total.jobs_with_cpu, total.jobs));
     }
     if report.pending > 0 {
-        notes.push(format!("{} jobs are not summed yet; a daemon adds them", report.pending));
+        let jobs = units::counted(report.pending as usize, "job");
+        notes.push(format!("{jobs} will be added by the daemon"));
     }
     let notes: Vec<String> = notes.iter().map(|note| text::hanging(note, 2, style)).collect();
     if notes.is_empty() { String::new() } else { format!("\n{}", notes.concat()) }
@@ -291,8 +295,9 @@ mod tests {
             ada         120    5000   20,000   25%    1000      1250  69.4 kWh   50.00
             (unknown)     1    3.00     12.0   25%    0.60      0.75   41.7 Wh  0.0300
 
+            energy and CO2 include estimates; `met list energy` marks each
             energy is known of 125 of 128 jobs
-            3 jobs are not summed yet; a daemon adds them
+            3 jobs will be added by the daemon
         "#]]
         .assert_eq(&drawn(&ask, &usage, 80));
         for width in [40, 60, 80, 120] {

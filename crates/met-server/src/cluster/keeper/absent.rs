@@ -75,6 +75,7 @@ impl Wholes {
     pub(super) fn look_for_nodes(&mut self, now_ns: i64) -> Result<(), StoreError> {
         let (living, given_up) = (self.log.nodes_with_jobs(false)?, self.log.nodes_with_jobs(true)?);
         let here = self.presence.nodes_here(&self.log, now_ns)?;
+        self.latest.keep_health(&here);
         self.presence.gone =
             living.iter().chain(&given_up).filter(|node| !here.contains(*node)).cloned().collect();
         for node in living.iter().filter(|node| !here.contains(*node)) {

@@ -42,6 +42,9 @@ impl Clearing {
         let goes = &mut |removed: &[JobKey]| forget_removed(log, latest, removed);
         let retained = wholes.writer.retain_with(retention, now_ns, goes)?;
         retained.lines().iter().for_each(|line| tracing::info!("{line}"));
+        if retained.jobs_removed > 0 {
+            jobs::forget_reactions(&mut wholes.writer, now_ns)?;
+        }
         if let Some(max_age_ns) = retention.max_age_ns {
             self.forget_left_behind(wholes, now_ns.saturating_sub(max_age_ns), LEFT_BEHIND_ROWS)?;
         }

@@ -1,5 +1,7 @@
 //! How Colmet's options say where the cgroups of jobs are, as a layout of ours.
 
+use met_core::managers::Scheduler;
+
 /// Colmet's default: a user and a number.
 const REGEX: &str = r"_(\d+)$";
 
@@ -8,7 +10,7 @@ pub fn layout(root: Option<&str>, regex: Option<&str>) -> Result<String, &'stati
     let root = match root {
         // A path in the hierarchy of cpusets, whichever mount or link leads there.
         Some(root) => root.rsplit_once("/cpuset/").map(|(_, below)| below.trim_matches('/')),
-        None => Some("oar"),
+        None => Some(Scheduler::Oar.name()),
     };
     let root = root.filter(|root| !root.is_empty()).ok_or("it is not a cgroup below /cpuset/")?;
     let name = name(regex.unwrap_or(REGEX)).ok_or("only a fixed text and (\\d+)$ are understood")?;

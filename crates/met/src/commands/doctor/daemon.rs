@@ -46,6 +46,14 @@ pub(super) fn running_daemon(setting: &Setting) -> Finding {
     }
 }
 
+/// Samples that could not be written in time.
+pub(super) fn dropped_samples(status: Option<&Status>) -> Option<Finding> {
+    let count = status.and_then(|status| status.dropped_samples).filter(|&count| count > 0)?;
+    let detail =
+        format!("{} dropped; charts have gaps, totals do not", units::counted(count as usize, "sample"));
+    Some(Finding::new("samples", Health::Less, detail).remedied_by("see the line `store`"))
+}
+
 /// Jobs of resource managers, as reported by the daemon that discovers them.
 pub(super) fn found_jobs(status: Option<&Status>) -> Finding {
     let what = "found jobs";

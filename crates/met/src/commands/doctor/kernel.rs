@@ -73,7 +73,8 @@ pub(super) fn pressure() -> Finding {
 pub(super) fn open_files() -> Finding {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let detail = limit.map_or("unlimited".to_owned(), |limit| {
-        format!("at most {limit}; a quarter of it for files kept open, above that they are reopened for each reading")
+        let kept = met_host::percent::KEPT;
+        format!("at most {limit}; {kept} % of it for files kept open, above that they are reopened for each reading")
     });
     match limit.is_none_or(|limit| limit >= 8192) {
         true => Finding::new("open files", Health::Good, detail),

@@ -14,7 +14,7 @@ use met_agent::node_energy;
 use met_agent::sampler::{self, METERS, Sampler};
 use met_core::units;
 use met_query::jobs;
-use met_query::protocol::Status;
+use met_query::protocol::{Status, failing_sources};
 use met_query::setting::Setting;
 
 /// A driver without its daemon takes seconds to wake a card up.
@@ -165,8 +165,8 @@ impl DaemonReport {
                 .filter(|source| source.unparsed > 0)
                 .map(|source| (source.name.clone(), source.unparsed()))
                 .collect(),
-            errors: (status.sources.iter())
-                .filter_map(|source| Some((source.name.clone(), source.last_error.clone()?)))
+            errors: (failing_sources(&status.sources).into_iter())
+                .map(|failing| (failing.source.clone(), failing.what(jobs::now_ns())))
                 .collect(),
         }
     }
@@ -239,6 +239,7 @@ fn idle_finding(configured_watts: Option<f64>, learned: &[LearnedIdle], now_ns: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use met_core::node_health::FailingSource;
     use met_query::protocol::SourceStatus;
 
     #[test]
@@ -248,7 +249,8 @@ mod tests {
             last_error: Some("hangs".to_owned()),
             ..SourceStatus::unread("rapl")
         };
-        let failed = SourceStatus { last_error: Some("no card".to_owned()), ..SourceStatus::unread("drm") };
+        let failing = FailingSource { problem: "no card".to_owned(), ..FailingSource::of("drm") };
+        let failed = SourceStatus { failing: Some(failing), ..SourceStatus::unread("drm") };
         let status = |system: bool| Status {
             pid: 7,
             version: String::new(),
@@ -258,6 +260,7 @@ mod tests {
             ladder: None,
             state: "/".into(),
             sources: vec![hung.clone(), failed.clone()],
+            dropped_samples: Some(0),
             schedulers: Vec::new(),
             discovery: None,
             ledger: None,
@@ -266,6 +269,7 @@ mod tests {
             sinks: Vec::new(),
             http: None,
             configure: None,
+            samples_refused: 0,
         };
         let report = DaemonReport::of(&status(true));
         assert_eq!(report.left_out, ["rapl"]);

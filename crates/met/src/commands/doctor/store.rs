@@ -10,6 +10,7 @@ use met_store::Reader;
 use super::{Finding, Health};
 use met_core::units;
 use met_host::trusted;
+use met_query::protocol::Status;
 use met_query::setting::Setting;
 
 pub(super) fn store(setting: &Setting) -> Finding {
@@ -89,6 +90,17 @@ fn looked_at(user: &Path, system: Option<&Path>, root: bool) -> Finding {
         }
         false => of_store(Health::Good, of),
     }
+}
+
+/// What the daemon could not store: in words, if there is something.
+pub fn refused_samples(status: &Status) -> Option<String> {
+    let count = Some(status.samples_refused).filter(|&count| count > 0)?;
+    let samples = units::counted(count as usize, "sample");
+    Some(format!("the series database rejected {samples} (lost); see the log of the daemon"))
+}
+
+pub(super) fn refused(status: Option<&Status>) -> Option<Finding> {
+    Some(Finding::new("series", Health::Less, refused_samples(status?)?))
 }
 
 /// What a server on this machine holds of its nodes beside its store: it grows when it cannot get rid of it.
