@@ -1,8 +1,10 @@
 """Answers about jobs: verdicts, findings, comparisons and predictions, by the real binary."""
 
 import os
+import resource
+import subprocess
 
-from harness import check, equal, test
+from harness import check, equal, need_root, test
 
 #: Silent rules are many; a condition that every job fulfils makes one speak.
 RULES = """rules:
@@ -99,3 +101,82 @@ def reading_answers_writes_nothing(world):
     for words in (("check",), ("explain", "1"), ("scale", "1"), ("show", "1")):
         world.met(*words).ok()
     equal(world.met("list", "--json").ok().out, before, "jobs")
+
+
+STEPS = "for step in 1 2 3; do echo \"step $step loss 0.$step\"; sleep 0.2; done; printf 'epoch 7' >&2; exit 3"
+
+
+def work_of(world, job="@last"):
+    return {one["name"]: one for one in world.met("show", job, "--json").ok().json()["work"]}
+
+
+@test
+def numbers_in_the_output_of_a_job_are_marks(world):
+    pattern = r"^step (?P<step>\d+) loss (?P<loss>[\d.]+)|epoch (?P<epoch>\d+)"
+    world.met("run", "--wait", "-n", "steps", "--mark-regex", pattern, "--", "sh", "-c", STEPS).expect(3)
+    shown = world.met("show", "--json").ok().json()
+    equal((shown["job"]["exit_code"], shown["job"]["command"][0]), (3, "sh"), "the command itself")
+    with open(world.me.path("steps.out")) as file:
+        equal(file.read(), "".join(f"step {step} loss 0.{step}\n" for step in (1, 2, 3)), "its output")
+    with open(world.me.path("steps.err")) as file:
+        equal(file.read(), "epoch 7", "its errors")
+    work = work_of(world)
+    equal((work["step"]["marks"], work["step"]["last"], work["step"]["is_count"]), (3, 3.0, True), "steps")
+    check(0.1 < work["step"]["seconds_per_unit"] < 60, work["step"])
+    equal((work["loss"]["last"], work["epoch"]["last"]), (0.3, 7.0), "figures of both streams")
+    check("per step" in world.met("show").ok().out, "the report")
+
+
+@test
+def a_filter_marks_what_passes_through_it(world):
+    pattern = r"step (?P<step>\d+)"
+    line = f"printf 'step 1\\rstep 2\\n' | {world.met_path} mark --regex '{pattern}'"
+    shown = world.met("time", "--", "sh", "-c", line).ok()
+    check("step 1\rstep 2\n" in shown.out_bytes.decode(), shown.out)
+    equal(work_of(world)["step"]["marks"], 2, "marks")
+    outside = world.met("mark", "--regex", pattern, input=b"step 1\n").ok()
+    check(outside.out == "step 1\n" and "MET_MARKS" in outside.err, outside.err)
+    equal(world.met("mark", "--regex", pattern, "--", "sh", "-c", "echo step 1; exit 5").expect(5).out, "step 1\n", "a command")
+
+
+@test
+def a_command_runs_without_marks_where_no_process_can_search_its_output(world):
+    need_root()
+    # A user of no other test: the limit counts all processes of a user.
+    uid = 1_700_000_000 + os.getpid()
+    for limit, unsearched in ((1, 2), (2, 2), (3, 1)):
+        done = subprocess.run(
+            [world.met_path, "mark", "--regex", r"step (?P<step>\d+)", "--", "echo", "step 1"],
+            user=uid, group=uid, extra_groups=[], cwd="/", env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit)),
+        )
+        equal((done.returncode, done.stdout), (0, "step 1\n"), f"with {limit} processes: {done.stderr}")
+        equal(done.stderr.count("cannot be searched for marks"), unsearched, f"{limit}: {done.stderr}")
+
+
+@test
+def a_wrong_pattern_is_refused_before_anything_runs(world):
+    for pattern, said in ((r"step (\d+", "at character 6"), (r"step (\d+)", "no number is named"), ("(?P<n>" + "a" * 2000 + ")", "longer than")):
+        for words in (("run", "--mark-regex", pattern, "--", "true"), ("mark", "--regex", pattern)):
+            refused = world.met(*words, input=b"").expect(2)
+            check(said in refused.err, f"{words}: {refused.err}")
+    equal(world.met("list", "--json").ok().json(), [], "jobs")
+
+
+@test
+def a_rule_about_users_is_explained_by_week(world):
+    runs(world, "true", count=2)
+    user = world.met("show", "1", "--json").ok().json()["job"]["user"]
+    shown = world.met("explain", "--user", user, "many_tiny_jobs").ok().out
+    check(f"2 jobs of {user}" in shown and "tiny_jobs" in shown and "silent" in shown, shown)
+    weeks = world.met("explain", "--user", user, "--json").ok().json()["weeks"]
+    equal([one["rule"] for one in weeks[0]["rules"]], ["many_tiny_jobs", "cores_unused", "gpus_idle", "hog"], "rules about users")
+    for words, said in (
+        (("explain", "1", "hog"), "--user"),
+        (("explain", "--user", user, "cpu_low"), "single jobs"),
+        (("explain", "--user", user, "hog", "1"), "not both"),
+        (("explain", "--user", "nobody-here"), "no jobs of"),
+        (("explain",), "JOB"),
+    ):
+        refused = world.met(*words).expect(2)
+        check(said in refused.err, f"{words}: {refused.err}")

@@ -11,6 +11,7 @@ import subprocess
 import time
 import urllib.request
 
+from cards import played
 from discovery import Manager
 from harness import Skip, check, equal, eventually, need_root, test
 from prometheus import HERE, free_port
@@ -76,7 +77,8 @@ BACKENDS = "taskstats, procstats, infiniband, lustre, perfhw, rapl, temperature,
 def a_real_collector_stores_what_a_daemon_pushes(world):
     need_root()
     python()
-    port, path = free_port(), world.me.path("out.hdf5")
+    # Colmet creates folders that are missing, and so do we.
+    port, path = free_port(), world.me.path("not/yet/out.hdf5")
     world.configure(SINK.format(port=port, backends=BACKENDS) + "perf:\n  events: [page_faults, context_switches]\n")
     with collector(world, port, path):
         world.start_system_daemon()
@@ -480,6 +482,30 @@ def both_fronts_take_the_command_lines_of_colmet_and_files_rotate(world):
         check(all(set(json.loads(row["involved_jobs"])) <= {7, 9} for path in files() for row in tables(path)["job_0/procstats_default"]), "involved jobs")
     finally:
         manager.close()
+
+
+@test
+def all_counters_of_nvidia_reach_a_file_whose_folders_are_created(world):
+    need_root()
+    python()
+    port, path = free_port(), world.me.path("not/yet/out.hdf5")
+    library = played(world)
+    script = os.path.join(os.path.dirname(library), "script")
+    with open(script) as file:
+        cards = file.read().replace("total=8000", f"total={8000 << 20}")
+    with open(script, "w") as file:
+        file.write(cards)
+    world.configure(SINK.format(port=port, backends="nvidia") + f"gpu:\n  nvml: {library}\n")
+    with front(world, "colmet-collector", "-s", "0.5", "--zeromq-bind-uri", f"tcp://127.0.0.1:{port}", "--hdf5-filepath", path) as taker:
+        world.start_system_daemon()
+        job = world.me.run("sleep", "1000", env={"CUDA_VISIBLE_DEVICES": "0,1"})
+        rows = lambda: tables(path).get(f"job_{job}/nvidiastats_default", [])
+        eventually(lambda: rows() and rows()[-1]["memory-total"] > 0, lambda: f"the memory of its GPUs: {rows()} {taker.log()}", pause_s=0.3)
+        last = rows()[-1]
+        # Two GPUs of 8,000 MiB of which nobody uses any.
+        equal((last["memory-total"], last["memory-free"], last["temperature"]), (16000, 16000, 40), "of both GPUs")
+        check(last["power"] > 0 and last["utilization-memory"] >= 0, last)
+        world.met("cancel", job).ok()
 
 
 def of_variant(host=b"vm"):

@@ -21,7 +21,7 @@ from cards import played
 from cluster import cluster
 from harness import Skip, check, equal, eventually, need_root, test
 from otlp import python
-from prometheus import HASH, ROOT, Page, Prometheus
+from prometheus import HASH, HERE, ROOT, Page, Prometheus
 
 FOLDER = os.path.join(ROOT, "dashboards")
 #: What panels may be, of those that Grafana has.
@@ -141,14 +141,29 @@ def the_boards_are_of_the_type_that_grafana_publishes(world):
     equal((said.returncode, said.stdout), (0, ""), "tsc")
 
 
+#: The page of DCGM exporter 4 on a machine with a whole GPU and one that is cut into two instances.
+with open(os.path.join(HERE, "dcgm-two-a100-one-with-mig.prom")) as fixture:
+    DCGM = fixture.read()
+WHOLE, CUT = re.findall(r'DCGM_FI_DEV_SM_CLOCK{gpu="\d",UUID="([^"]+)"', DCGM)
+#: The same GPUs for the library that plays NVIDIA's.
+GPUS = "".join(f"card {number} uuid={uuid} name=Fake power=70000 util=0 memory=0 total=8000 temperature=40\n" for number, uuid in enumerate((WHOLE, CUT)))
+GPUS += "".join(f"part 1 uuid=MIG-{instance} slices=3 memory=20000 used=9 gi={instance} ci=0\n" for instance in (1, 2))
+
+
+def by_dcgm(name, uuid, instance=None):
+    """What DCGM exporter says of a GPU or an instance of one."""
+    for labels, value in re.findall(rf"^{name}{{(.*)}} (\S+)$", DCGM, re.MULTILINE):
+        found = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        if (found["UUID"], found.get("GPU_I_ID")) == (uuid, instance):
+            return float(value)
+    raise AssertionError(f"no {name} of {uuid}, {instance}")
+
+
 class Hardware:
     """A page of what this machine lacks: DCGM exporter, a thermal zone, and a resource manager's allocation."""
 
     def __init__(self, page, job):
-        gpu = 'gpu="0",UUID="GPU-0",device="nvidia0",modelName="Fake",Hostname="here"'
-        names = sorted({word for board in boards().values() for word in re.findall(r"DCGM_\w+", json.dumps(board))})
-        check(len(names) >= 8, names)
-        lines = [f"{name}{{{gpu}}} {number + 1}" for number, name in enumerate(names)]
+        lines = DCGM.splitlines()
         instance = f'instance="localhost:{page.port}"'
         lines += [f'met_job_allocated_{what}{{{instance},manager="local",id="{job}"}} {value}' for what, value in (("cpus", 2), ("memory_bytes", 1e9))]
         lines += [f'met_thermal_temperature_celsius{{{instance},zone="thermal_zone0",type="x86_pkg_temp"}} 50']
@@ -217,10 +232,14 @@ def every_query_of_the_prometheus_boards_returns_data(world):
     need_root()
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(cluster(world, 1))
+        library = played(world)
+        with open(os.path.join(os.path.dirname(library), "script"), "w") as file:
+            file.write(GPUS)
         page = Page(world, web=f"basic_auth_users: {{ann: {HASH}}}\n",
-                    more=f"gpu:\n  nvml: {played(world)}\nperf:\n  events: [page_faults]\nsampling:\n  interval: 500ms\n")
+                    more=f"gpu:\n  nvml: {library}\nperf:\n  events: [page_faults]\nsampling:\n  interval: 500ms\n")
         burning = world.workload("burning", "cpu", "1000")
         job = world.me.run(*burning, env={"CUDA_VISIBLE_DEVICES": "0"})
+        of_instance = world.me.run("sleep", "1000", env={"CUDA_VISIBLE_DEVICES": "MIG-1"})
         hardware = stack.enter_context(Hardware(page, job))
         extra = ("  basic_auth: {username: ann, password: secret}\n"
                  f"- job_name: server\n  authorization: {{credentials: {made.token}}}\n  static_configs: [{{targets: ['127.0.0.1:{made.forwarded}']}}]\n"
@@ -234,15 +253,26 @@ def every_query_of_the_prometheus_boards_returns_data(world):
                 count += 1
         check(count >= 70, f"only {count} queries were executed")
         # What is shown is true.
-        equal(found["cluster", "Jobs running"][0][1], 1.0, "jobs running")
+        equal(found["cluster", "Jobs running"][0][1], 2.0, "jobs running")
         equal(found["job", "State"][0][0]["state"], "running", "state")
         cores = [value for metric, value in found["job", "Cores used"] if "instance" in metric]
         check(not cores or 0.05 < cores[0] < 4, f"cores: {cores}")
-        (metric, _), = found["job-gpus", "GPU use"]
-        equal((metric["id"], metric["UUID"], metric["index"]), (job, "GPU-0", "0"), "the job's GPU by DCGM exporter")
+        (metric, value), = found["job-gpus", "GPU use"]
+        equal((metric["id"], metric["UUID"], metric["index"]), (job, WHOLE, "0"), "the job's GPU by DCGM exporter")
+        equal(value, by_dcgm("DCGM_FI_DEV_GPU_UTIL", WHOLE), "its use")
+        equal(found["job-gpus", "Clock"][0][1], by_dcgm("DCGM_FI_DEV_SM_CLOCK", WHOLE) * 1e6, "its clock")
+        # A job with an instance of a GPU sees what is measured of that, and nothing of the GPU's other instance.
+        board = boards()["job-gpus"]
+        values = choose(prometheus, board, {**chosen, "id": of_instance})
+        panels = {panel["title"]: interpolated(target["expr"], values) for panel, target in queries(board, "prometheus")}
+        for title, name in (("SM activity", "DCGM_FI_PROF_SM_ACTIVE"), ("Memory in use", "DCGM_FI_DEV_FB_USED"), ("Last Xid error", "DCGM_FI_DEV_XID_ERRORS")):
+            (metric, value), = eventually(lambda: prometheus.query(panels[title]), f"{title} of an instance", pause_s=0.3)
+            equal((metric["id"], metric["UUID"], metric["GPU_I_ID"]), (of_instance, CUT, "1"), title)
+            equal(value, by_dcgm(name, CUT, "1"), title)
+        equal(prometheus.query(panels["Power"]), [], "power, which is not measured of instances")
         (metric, value), = found["energy", "Power by user"]
         check(metric == {"user": world.me.name} and value > 0, f"{metric} {value}")
-        world.me.met("cancel", job).ok()
+        world.me.met("cancel", job, of_instance).ok()
 
 
 def values_of(documents):

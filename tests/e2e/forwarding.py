@@ -1,18 +1,23 @@
 """What comes between a node and its server: slow senders, large batches, wrong names, two nodes of one name, full disks."""
 
 import contextlib
+import datetime
 import gzip
 import http.client
 import json
 import os
+import re
 import select
 import shutil
 import signal
 import socket
 import time
 
+from api import Asked
+from cards import played
 from cluster import Machine, all_the_same, cluster, fill, small_disk
 from harness import check, equal, eventually, test
+from kernel import replace_file
 
 
 def token_of(node):
@@ -241,3 +246,62 @@ def a_killed_server_starts_on_a_full_disk_and_recovers_by_itself(world):
             equal(len(all_the_same(made)), known + 1, "jobs")
             eventually(made.settled, "nothing waits", 90)
             check(made.server.process.poll() is None, "the server ended:", made.server.log())
+
+
+def node_at(made):
+    """The only node, as its server lists it."""
+    (found,) = made.ask("nodes", "--json").ok().json()
+    return found
+
+
+@test
+def a_source_that_a_node_cannot_read_is_named_by_its_server_while_that_lasts(world):
+    changed, fine = world.me.path("changed"), "0.10 0.10 0.10 1/100 1\n"
+    replace_file(world.me, "/proc/loadavg", fine)
+    with cluster(world, 1) as made:
+        (node,), base = made.nodes, f"http://127.0.0.1:{made.forwarded}"
+        get = lambda path: Asked(f"{base}{path}", token=made.token)
+        job = node.met("run", "--print-id", "--", "sleep", "1000").ok().out.strip()
+        eventually(lambda: node_at(made)["jobs"], "the server knows the job")
+        check("failing_sources" not in node_at(made), node_at(made))
+        equal(get("/api/v1/health").json()["status"], "ok", "health")
+        began_ns = time.time_ns()
+        with open(changed, "w") as file:
+            file.write("low\n")
+        (failing,) = eventually(lambda: node_at(made).get("failing_sources"), "the server names it")
+        equal((failing["source"], failing["problem"]), ("node", "cannot parse /proc/loadavg"), "what fails")
+        check(began_ns <= failing["since_ns"] <= time.time_ns(), failing)
+        text = "source node: cannot parse /proc/loadavg (for "
+        check(text in made.ask("nodes").ok().out, "met nodes")
+        (listed,) = get("/api/v1/nodes").json()["nodes"]
+        since = datetime.datetime.fromisoformat(listed["failing_sources"][0]["since"].replace("Z", "+00:00"))
+        equal(int(since.timestamp()), failing["since_ns"] // 10**9, "since when, in words")
+        health = get("/api/v1/health").json()
+        check(health["status"] == "degraded" and any(text in problem for problem in health["problems"]), health)
+        for path in ("/", "/nodes", "/nodes/n1"):
+            check(text in get(path).text, f"{path}: {get(path).text}")
+        with open(changed, "w") as file:
+            file.write(fine)
+        eventually(lambda: "failing_sources" not in node_at(made), lambda: f"it is named no longer: {node_at(made)}")
+        check(all(text not in get(path).text for path in ("/", "/nodes", "/nodes/n1")), "on no page either")
+        # The daemon of the node knows how often it happened.
+        check("readings could not be parsed" in status(node) or "reading could not be parsed" in status(node), status(node))
+        node.met("cancel", job).ok()
+
+
+@test
+def the_gpus_of_nodes_are_counted_and_free_unless_a_job_holds_them(world):
+    with cluster(world, 1, node_config=f"gpu:\n  nvml: {played(world)}\nnode:\n  interval: 1s\n") as made:
+        (node,), base = made.nodes, f"http://127.0.0.1:{made.forwarded}"
+
+        def tile():
+            found = re.search(r"<dt>Free GPUs</dt><dd><strong>(\d+)</strong>.*?<span class=\"dim\">([^<]+)<", Asked(f"{base}/", token=made.token).text)
+            return found.groups() if found else None
+
+        # Without jobs, too.
+        eventually(lambda: node_at(made).get("gpus") == 2, lambda: f"the server knows them: {node_at(made)}")
+        equal(tile(), ("2", "of 2"), "free GPUs")
+        job = node.met("run", "--print-id", "--", "env", "CUDA_VISIBLE_DEVICES=1", "sleep", "1000").ok().out.strip()
+        eventually(lambda: (tile() or "")[0] == "1", lambda: f"one is held: {tile()}")
+        node.met("cancel", job).ok()
+        eventually(lambda: tile() == ("2", "of 2"), lambda: f"both are free again: {tile()}")

@@ -4,7 +4,8 @@ import json
 import os
 
 from answers import RULES, runs
-from harness import check, equal, need_root, test
+from cluster import cluster
+from harness import check, equal, eventually, need_root, test
 from users import FOREVER, ask, two_users
 
 
@@ -34,7 +35,7 @@ def a_muted_finding_is_left_out_said_in_one_line_and_listed(world):
     equal((subjects, found["hidden"]), (["2"], 1), "findings beside the muted one")
     runs(world, "true")
     equal(checked(world, path)[0], ["2"], "the next run of a muted lineage")
-    check("2 findings are muted or acknowledged" in world.met("check", "--rules", path).ok().out, "one line")
+    check("2 findings muted or acknowledged" in world.met("check", "--rules", path).ok().out, "one line")
     shown = world.met("check", "--rules", path, "--all").ok().out
     check("every_job  1: muted by " in shown, shown)
     (first, second) = checked(world, path, "--all")[1]["muted"]
@@ -73,6 +74,9 @@ def what_is_wrong_with_a_mute_is_said(world):
         (("unmute", "1"), "none of these findings is muted"),
         (("unmute", "1", "cpu_low"), "none of these findings is muted"),
         (("ack",), "name a job"),
+        (("mute", "--for", "3d"), "JOB RULE"),
+        (("mute", "--rules", path), "JOB RULE"),
+        (("mute", "1", "cpu_low", "--json"), "--json"),
         (("check", "--send", "--rules", path), "nothing to send by"),
     ):
         refused = world.met(*words).expect(2)
@@ -93,6 +97,8 @@ def a_user_mutes_only_own_findings_and_an_operator_any(world):
     alice.appears("pid")
     refused = bob.met("mute", f"{job}", "cpu_low").expect(2)
     check("no job" in refused.err, refused.err)
+    refused = bob.met("mute", "--user", alice.name, "cores_unused").expect(2)
+    check("only an operator" in refused.err, refused.err)
     path = os.path.join(world.system_runtime, "daemon.sock")
     hello = {"hello": {"protocol": 1, "newest": 8}}
     (_, reply) = ask(world.me, path, hello, {"find": {"id": {"manager": None, "id": job}}})
@@ -161,3 +167,100 @@ def each_user_gets_a_message_once_a_week(world):
     with open(hook, "w") as file:
         file.write(HOOK.format(log=log))
     equal(world.met("check", "--rules", path, "--send").ok().out, "1 message sent\n", "what failed is sent later")
+    with open(os.path.join(world.me.store_folder(), "notify.log")) as file:
+        (*_, failed, last) = file.read().splitlines()
+    check("findings for" in failed and "command failed" in failed and last.endswith("command ok"), (failed, last))
+
+
+@test
+def of_two_commands_that_send_at_once_one_does(world):
+    path, log = with_rules(world), os.path.join(world.me.home, "sent.jsonl")
+    hook = os.path.join(world.me.home, "hook")
+    with open(hook, "w") as file:
+        file.write("#!/bin/sh\nsleep 1\n" + HOOK.format(log=log).split("\n", 1)[1])
+    os.chmod(hook, 0o755)
+    world.configure(f"notify:\n  command: {hook}\n")
+    runs(world, "true")
+    words = ("check", "--rules", path, "--send")
+    both = [world.me.spawn(*words) for _ in range(2)]
+    said = sorted(world.me.finish(process, words).ok().out for process in both)
+    equal(said, ["0 messages sent\n", "1 message sent\n"], "what they say")
+    with open(log) as file:
+        equal(len(file.readlines()), 1, "messages")
+
+
+@test
+def a_server_keeps_its_own_mutes_and_a_node_says_so(world):
+    with cluster(world, 1) as made:
+        (node,), path = made.nodes, os.path.join(made.server.folder, "rules.yaml")
+        with open(path, "w") as file:
+            file.write(RULES)
+        for _ in range(2):
+            node.met("run", "--wait", "--name", "train", "--", "true").ok()
+        eventually(lambda: len(made.ask("list", "--json").ok().json()) == 2, "both are on the server")
+        found = lambda met: sorted(one["subject"] for one in met("check", "--json", "--rules", path).ok().json()["findings"])
+        equal((found(node.met), found(made.ask)), (["1", "2"], ["1@n1", "2@n1"]), "findings")
+        said = node.met("mute", "1", "every_job", "--rules", path).ok().out
+        check("on this node only; on the server run: met --server http" in said, said)
+        equal((found(node.met), found(made.ask)), ([], ["1@n1", "2@n1"]), "findings, muted on the node")
+        said = made.ask("mute", "1@n1", "every_job", "--rules", path).ok().out
+        check("on this node only" not in said, said)
+        equal(found(made.ask), [], "findings, muted on the server")
+        (muted,) = made.ask("mute", "--json").ok().json()["muted"]
+        equal((muted["rule"], muted["kind"]), ("every_job", "muted"), "what is muted there")
+        made.ask("mute", "1@n1", "every_job", "--rules", path, "--for", "0s").expect(2)
+        made.ask("unmute", "2@n1").ok()
+        equal(found(made.ask), ["1@n1", "2@n1"], "findings, taken back")
+
+
+def with_hook(world):
+    """The path of a hook that writes what it gets beside itself."""
+    folder = os.path.join(world.me.home, "hooks")
+    hook = os.path.join(folder, "hook")
+    os.makedirs(folder, 0o755)
+    with open(hook, "w") as file:
+        file.write(HOOK.format(log=hook + ".log"))
+    os.chmod(hook, 0o755)
+    return hook
+
+
+@test
+def a_message_that_one_of_two_ways_took_is_sent_and_the_other_way_is_named(world):
+    path, hook = with_rules(world), with_hook(world)
+    # Nobody listens at the first port.
+    world.configure(f"notify:\n  command: {hook}\n  webhook: http://127.0.0.1:1/\n")
+    runs(world, "true")
+    sent = world.met("check", "--rules", path, "--send").expect(1)
+    equal(sent.out, "1 message sent\n", "by the program")
+    check("webhook failed: " in sent.err and "command failed" not in sent.err, sent.err)
+    with open(hook + ".log") as file:
+        (message,) = [json.loads(line) for line in file]
+    equal(message["event"], "findings", "what the program got")
+    again = world.met("check", "--rules", path, "--send").ok()
+    equal((again.out, again.err), ("0 messages sent\n", ""), "it is not sent again")
+
+
+@test
+def root_sends_by_no_program_and_configuration_that_another_user_could_replace(world):
+    need_root()
+    path, hook = with_rules(world), with_hook(world)
+    world.configure(f"notify:\n  command: {hook}\n")
+    runs(world, "true")
+
+    def refused(replaceable):
+        said = world.met("check", "--rules", path, "--send").expect(2)
+        check(replaceable in said.err and "another user could change it" in said.err, said.err)
+        check(not os.path.exists(hook + ".log"), "it ran")
+
+    for changed in (hook, world.config):
+        mode = os.stat(changed).st_mode & 0o777
+        os.chmod(changed, mode | 0o002)
+        refused(changed)
+        os.chmod(changed, mode)
+        os.chown(changed, 65534, -1)
+        refused(changed)
+        os.chown(changed, 0, -1)
+    os.chmod(os.path.dirname(hook), 0o777)
+    refused(hook)
+    os.chmod(os.path.dirname(hook), 0o755)
+    equal(world.met("check", "--rules", path, "--send").ok().out, "1 message sent\n", "when nobody else can")

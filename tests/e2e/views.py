@@ -60,7 +60,8 @@ def figures_of_a_running_job_are_of_the_time_of_their_sample(world):
         shown = world.show(job)
         until = shown["job"]["as_of"]
         age = until and time.time() - seconds(until)
-        return shown if age and age > 4 and shown["totals"].get("cpu_seconds", 0) > 0 else None
+        is_known = shown["totals"].get("cpu_seconds", 0) > 0 and "power_watts" in shown["average"]
+        return shown if age and age > 4 and is_known else None
 
     shown = eventually(old_figures, "figures are of a sample")
     counted = seconds(shown["job"]["as_of"]) - seconds(shown["job"]["start"])
