@@ -30,6 +30,12 @@ pub fn met_command(met: &Path, root: &Path) -> Command {
     command
 }
 
+/// Where [`met_command`] keeps a user's jobs.
+pub fn state_folder(root: &Path) -> Result<PathBuf> {
+    let host = met_host::Host::real().context("cannot read /proc")?;
+    Ok(root.join("met").join(&host.facts().machine_id))
+}
+
 /// One line of results.
 pub fn say(line: &str) {
     // An unreadable results file is not a failure.

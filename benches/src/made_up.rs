@@ -7,6 +7,7 @@ use met_core::job::{
 };
 use met_core::job_processes::JobProcess;
 use met_core::job_table as column;
+use met_core::node_health::{FailingSource, NodeHealth};
 use met_core::series::Course;
 use met_core::{JOB, MISSING};
 use met_query::protocol::NodeStatus;
@@ -391,6 +392,11 @@ pub fn machine(now_ns: i64) -> Vec<(String, Course)> {
 }
 
 pub fn nodes(now_ns: i64, count: i64) -> Vec<NodeStatus> {
+    let failing = || FailingSource {
+        problem: "reading fails: /sys/class/powercap/intel-rapl:0/energy_uj: Input/output error".to_owned(),
+        since_ns: Some(now_ns - 750 * SECOND_NS),
+        ..FailingSource::of("rapl")
+    };
     let node = |number: i64| NodeStatus {
         name: format!("n{number}"),
         jobs: ((number * 7) % 5).max(0) as usize,
@@ -402,6 +408,10 @@ pub fn nodes(now_ns: i64, count: i64) -> Vec<NodeStatus> {
         clock_offset_ns: Some(if number == 31 { 4 * SECOND_NS } else { 1_200_000 * number }),
         dropped_samples: if number == 52 { 1_204 } else { 0 },
         problem: (number == 60).then(|| "two machines send under this name".to_owned()),
+        health: NodeHealth {
+            gpus: Some(4),
+            failing_sources: (number == 44).then(failing).into_iter().collect(),
+        },
     };
     (1..=count).map(node).collect()
 }

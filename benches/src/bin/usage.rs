@@ -92,7 +92,7 @@ fn ask_for_all(reader: &Reader, jobs: i64, expected: i128) {
         (By::Node, Every::All),
         (By::Command, Every::Month),
     ] {
-        let (from_ns, to_ns) = (BEGIN_S * SECOND_NS, (BEGIN_S + YEAR_S + 86_400) * SECOND_NS);
+        let (from_ns, to_ns) = (BEGIN_S * SECOND_NS, (BEGIN_S + YEAR_S + 2 * 86_400) * SECOND_NS);
         let ask = UsageAsk {
             from_ns,
             to_ns,

@@ -1,0 +1,125 @@
+//! `met check` over many jobs with samples: the whole command, and what of it is reading and analysing.
+//!
+//! `MET=target/release/met cargo run --release -p met-benches --bin check [JOBS]`: 100,000 if not given, all within the
+//! 30 days that are looked at.
+#![allow(clippy::print_stdout, reason = "a program that prints numbers")]
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use met_benches::{made_up, met_command, met_path, state_folder};
+use met_core::job::{JobKey, Record, State};
+use met_core::series::Course;
+use met_host::clock;
+use met_insight::answers::Known;
+use met_insight::lineage::Lineages;
+use met_insight::neighbours::Neighbours;
+use met_insight::report::Machine;
+use met_insight::rules::{self, Rules};
+use met_store::{Filter, Reader, Writer};
+
+const ROUNDS: usize = 5;
+/// A little less than what is looked at, so that the length of the command does not push jobs out.
+const SPAN_NS: i64 = 29 * 86_400 * 1_000_000_000;
+/// As many as a rule needs, and a few more.
+const SAMPLES: i64 = 24;
+const EARLIER: usize = 20;
+const INTERVAL: Duration = Duration::from_secs(10);
+
+fn main() -> Result<()> {
+    let jobs: u32 = std::env::args().nth(1).map_or(Ok(100_000), |count| count.parse())?;
+    let root = tempfile::tempdir_in("/var/tmp")?;
+    let state = state_folder(root.path())?;
+    let begin = Instant::now();
+    let now_ns = clock::realtime_ns();
+    fill(&state, jobs, now_ns)?;
+    println!("{jobs} jobs with {SAMPLES} samples each written in {:.1} s", begin.elapsed().as_secs_f64());
+    whole_command(root.path(), jobs)?;
+    by_stages(&state, now_ns)
+}
+
+/// Over 30 days, evenly; all are over.
+fn fill(state: &Path, jobs: u32, now_ns: i64) -> Result<()> {
+    let mut writer = Writer::open(state)?;
+    let apart_ns = SPAN_NS / i64::from(jobs.max(1));
+    let job = |number: u32| {
+        let mut record = made_up::job(number + 12, now_ns);
+        let length_ns = record.wall_ns(now_ns).unwrap_or(0).min(SPAN_NS / 29);
+        let start_ns = now_ns - length_ns - 60_000_000_000 - i64::from(number) * apart_ns;
+        (record.start_ns, record.end_ns) = (Some(start_ns), Some(start_ns + length_ns));
+        record.key.incarnation = start_ns / 1_000_000_000;
+        record
+    };
+    let all: Vec<u32> = (0..jobs).collect();
+    for numbers in all.chunks(1_000) {
+        let records: Vec<Record> = numbers.iter().map(|&number| job(number)).collect();
+        writer.put_all(&records)?;
+        let courses: Vec<(JobKey, Course)> = records
+            .iter()
+            .map(|record| (record.key.clone(), made_up::course(record, now_ns, SAMPLES)))
+            .collect();
+        let courses: Vec<(&JobKey, &Course)> = courses.iter().map(|(key, course)| (key, course)).collect();
+        writer.append_together(&courses)?;
+    }
+    Ok(())
+}
+
+fn whole_command(root: &Path, jobs: u32) -> Result<()> {
+    let met = met_path()?;
+    let mut times_s = Vec::new();
+    let mut found = 0;
+    for _ in 0..ROUNDS {
+        let begin = Instant::now();
+        let output = met_command(&met, root).args(["check", "--json"]).stderr(Stdio::inherit()).output()?;
+        times_s.push(begin.elapsed().as_secs_f64());
+        ensure!(output.status.success(), "met check: {}", output.status);
+        let checked: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let analysed = checked["jobs"].as_u64().context("no count of jobs")?;
+        ensure!(analysed == u64::from(jobs), "{analysed} of {jobs} jobs were looked at");
+        found = checked["findings"].as_array().map_or(0, Vec::len);
+    }
+    times_s.sort_by(f64::total_cmp);
+    println!("met check: best {:.2} s, median {:.2} s, {found} findings", times_s[0], times_s[ROUNDS / 2]);
+    Ok(())
+}
+
+/// The same in this process.
+fn by_stages(state: &Path, now_ns: i64) -> Result<()> {
+    let begin = Instant::now();
+    let reader = Reader::open(state)?;
+    let records = reader.jobs(&Filter::default())?;
+    let read = begin.elapsed();
+    let (lineages, neighbours) = (Lineages::of(&records), Neighbours::of(&records));
+    let compared = begin.elapsed() - read;
+    let (mut sampled, mut analysed, mut found) = (Duration::ZERO, Duration::ZERO, 0);
+    for (index, record) in records.iter().enumerate() {
+        let begin = Instant::now();
+        let [from_ms, to_ms] =
+            [record.start_ns, record.end_ns].map(|time_ns| time_ns.unwrap_or(0) / 1_000_000);
+        let known = Known::read(INTERVAL, record, Machine { cpus: None }, &mut |_, part| match part {
+            "" => reader.course(&record.key),
+            uuid => reader.device_course(uuid, from_ms, to_ms),
+        })?;
+        sampled += begin.elapsed();
+        let begin = Instant::now();
+        let known = known.beside(&neighbours, record, now_ns);
+        let earlier = lineages.before(index, EARLIER);
+        let findings =
+            known.with_job(record, &earlier, now_ns, |job| rules::findings(Rules::built_in(), job));
+        found += findings.len();
+        analysed += begin.elapsed();
+    }
+    ensure!(records.iter().all(|record| record.state != State::Running), "a job is not over");
+    println!(
+        "of it: jobs {:.2} s, lineages and neighbours {:.2} s, samples {:.2} s, rules {:.2} s ({:.1} µs a job, \
+         {found} findings before the gates of a cluster)",
+        read.as_secs_f64(),
+        compared.as_secs_f64(),
+        sampled.as_secs_f64(),
+        analysed.as_secs_f64(),
+        analysed.as_secs_f64() * 1e6 / records.len().max(1) as f64
+    );
+    Ok(())
+}
