@@ -1,7 +1,7 @@
 //! A load generator: many nodes that send to a real `met server` over loopback, as daemons do.
 //!
 //! `MET=target/release/met cluster [--nodes 2000] [--jobs 10] [--seconds 300] [--every 60] [--connections 8] [--rounds 4]
-//! [--beside-victoria-metrics]`
+//! [--lists 0] [--beside-victoria-metrics]`
 //!
 //! First at the pace of a cluster: every node sends a batch of `--every` seconds, a sample every 10 s of 40
 //! metrics for each job, spread evenly. Then `--rounds` batches of up to 500 nodes as fast as the server takes them;
@@ -9,11 +9,14 @@
 //! afterwards, once. Run it as root, with a binary that was built beside it:
 //! `cargo build --release -p met -p met-load`.
 //!
+//! With `--lists 200` people ask for lists of jobs so often in a second while nodes send at the pace of a cluster.
+//!
 //! With `--beside-victoria-metrics` a VictoriaMetrics of this machine is sent the same samples by remote write,
 //! at the same pace and then as fast as it takes them, after the server; the costs of both are printed.
 
 mod node;
 mod process;
+mod readers;
 mod victoria;
 
 use std::io::Write;
@@ -44,6 +47,7 @@ pub struct Load {
     pub every_s: i64,
     connections: u64,
     rounds: u64,
+    lists: u64,
     beside: bool,
 }
 
@@ -59,7 +63,7 @@ fn main() -> Result<()> {
     let tokens = enroll(root.path(), load.nodes)?;
     let victoria = if load.beside { Victoria::start(root.path())? } else { None };
     let loaded = Loaded { server: start_server(root.path())?, victoria };
-    let paced = paced(&loaded, load, &tokens)?;
+    let paced = paced(root.path(), &loaded, load, &tokens)?;
     say(&format!("resident at {} nodes: {:.0} MB", load.nodes, loaded.server.resident_bytes()? as f64 / 1e6));
     let fast = flat_out(&loaded, load, &tokens)?;
     let taken_s = loaded.server.cpu_s()?;
@@ -72,8 +76,16 @@ fn main() -> Result<()> {
 }
 
 fn load() -> Result<Load> {
-    let mut load =
-        Load { nodes: 2000, jobs: 10, seconds: 300, every_s: 60, connections: 8, rounds: 4, beside: false };
+    let mut load = Load {
+        nodes: 2000,
+        jobs: 10,
+        seconds: 300,
+        every_s: 60,
+        connections: 8,
+        rounds: 4,
+        lists: 0,
+        beside: false,
+    };
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
         if name == "--beside-victoria-metrics" {
@@ -88,6 +100,7 @@ fn load() -> Result<Load> {
             "--every" => load.every_s = value as i64,
             "--connections" => load.connections = value,
             "--rounds" => load.rounds = value,
+            "--lists" => load.lists = value,
             _ => bail!("{name} is no option"),
         }
     }
@@ -113,6 +126,10 @@ fn enroll(root: &Path, nodes: u64) -> Result<Vec<String>> {
     std::fs::write(root.join("met.yaml"), config)?;
     std::fs::create_dir_all(state(root))?;
     let mut log = Log::open(&state(root))?;
+    std::fs::write(
+        root.join("operator"),
+        access::enroll(&mut log, &Bearer::Operator("op".to_owned()), 1, false)?,
+    )?;
     (0..nodes).map(|node| Ok(access::enroll(&mut log, &Bearer::Node(name(node)), 1, false)?)).collect()
 }
 
@@ -145,11 +162,15 @@ fn at_once<T: Send>(workers: u64, work: impl Fn(u64) -> Result<T> + Sync) -> Res
 }
 
 /// The batches that were taken.
-fn paced(loaded: &Loaded, load: Load, tokens: &[String]) -> Result<u64> {
+fn paced(root: &Path, loaded: &Loaded, load: Load, tokens: &[String]) -> Result<u64> {
     let before_s = loaded.server.cpu_s()?;
     let begin = Instant::now();
     let counts = Counts::default();
-    at_once(load.connections, |worker| pace(loaded, load, tokens, worker, begin, &counts))?;
+    std::thread::scope(|scope| {
+        let readers = scope.spawn(|| ask_for_lists(root, load));
+        at_once(load.connections, |worker| pace(loaded, load, tokens, worker, begin, &counts))?;
+        readers.join().expect("the readers")
+    })?;
     let sent = counts.sent.into_inner();
     let samples = sent as f64 * samples_per_batch(load) as f64;
     let server_s = loaded.server.cpu_s()? - before_s;
@@ -169,6 +190,25 @@ fn paced(loaded: &Loaded, load: Load, tokens: &[String]) -> Result<u64> {
         ));
     }
     Ok(sent)
+}
+
+/// What an operator waits for, if any asks.
+fn ask_for_lists(root: &Path, load: Load) -> Result<()> {
+    if load.lists == 0 {
+        return Ok(());
+    }
+    let token = std::fs::read_to_string(root.join("operator"))?;
+    let took = readers::ask(ADDRESS, &token, load.lists, load.seconds)?;
+    let at = |share: f64| took[(took.len() as f64 * share) as usize].as_secs_f64() * 1e3;
+    say(&format!(
+        "{} lists at {}/s: median {:.1} ms, p99 {:.1} ms, longest {:.1} ms",
+        took.len(),
+        load.lists,
+        at(0.5),
+        at(0.99),
+        took[took.len() - 1].as_secs_f64() * 1e3
+    ));
+    Ok(())
 }
 
 fn pace(

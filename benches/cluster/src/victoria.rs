@@ -144,8 +144,16 @@ mod tests {
 
     #[test]
     fn both_are_sent_the_same_samples() -> Result<()> {
-        let load =
-            Load { nodes: 1, jobs: 3, seconds: 0, every_s: 60, connections: 1, rounds: 1, beside: true };
+        let load = Load {
+            nodes: 1,
+            jobs: 3,
+            seconds: 0,
+            every_s: 60,
+            connections: 1,
+            rounds: 1,
+            lists: 0,
+            beside: true,
+        };
         let mut node = Node::open(0, "http://127.0.0.1:1".to_owned(), "token", load.jobs)?;
         for _ in 0..2 {
             let made = node.make(load)?;

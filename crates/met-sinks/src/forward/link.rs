@@ -139,7 +139,7 @@ impl Link {
         }
         // A body of no bytes would still be announced.
         let sent = match method {
-            "HEAD" => self.agent.run(request.body(()).map_err(io::Error::other)?),
+            "GET" | "HEAD" => self.agent.run(request.body(()).map_err(io::Error::other)?),
             _ => self.agent.run(request.body(body).map_err(io::Error::other)?),
         };
         let mut response = sent.map_err(cause)?;
