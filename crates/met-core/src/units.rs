@@ -90,6 +90,7 @@ pub fn cores(value: f64) -> String {
 pub fn watt_hours(joules: f64) -> String {
     let hours = joules / 3600.0;
     match hours.abs() {
+        h if h > 0.0 && h < 0.9995e-3 => format!("{} µWh", three_digits(hours * 1e6)),
         h if h < 0.9995 => format!("{} mWh", three_digits(hours * 1e3)),
         h if h < 999.5 => format!("{} Wh", three_digits(hours)),
         _ => format!("{} kWh", three_digits(hours / 1e3)),
@@ -380,13 +381,12 @@ pub fn parse_size(text: &str) -> Result<u64, ParseError> {
     multiply(number, unit_bytes).and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(refuse)
 }
 
-/// `500Wh`, `2kWh`, `3MJ` or plain joules, in microjoules.
+/// `500Wh`, `2kWh` or `3MJ`, in microjoules.
 pub fn parse_energy(text: &str) -> Result<i64, ParseError> {
-    let refuse =
-        || ParseError(format!("{text:?} is not an energy; write 500Wh, 2kWh, 3MJ or a number of joules"));
+    let refuse = || ParseError(format!("{text:?} is not an energy; write 500Wh, 2kWh or 3MJ"));
     let (number, unit) = split_number(text.trim());
     let unit_uj: u128 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "j" => 1_000_000,
+        "j" => 1_000_000,
         "kj" => 1_000_000_000,
         "mj" => 1_000_000_000_000,
         "wh" => 3_600_000_000,

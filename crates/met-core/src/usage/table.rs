@@ -78,7 +78,7 @@ impl UsageAsk {
             return Some("the time zone is malformed");
         }
         if length.is_none_or(|length| length <= 0) {
-            return Some("the end is not after the begin");
+            return Some("the time must end after it begins");
         }
         if length.is_some_and(|length| length > SPAN_MAX_NS) {
             return Some("at most ten years can be summed");

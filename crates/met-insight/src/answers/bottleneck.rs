@@ -58,7 +58,7 @@ impl Limit {
             Limit::OneCore => "one core",
             Limit::Io => "I/O",
             Limit::Waiting => "waiting: no CPU, storage or GPU was busy",
-            Limit::None => "nothing for most of its time",
+            Limit::None => "nothing for most of the time",
         }
     }
 }

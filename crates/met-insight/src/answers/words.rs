@@ -5,7 +5,7 @@ use met_core::text::escape;
 use met_core::units;
 
 use super::compared::Kind;
-use super::{Bottleneck, Difference, Directive, FollowUp, Limit, Phase, PhaseKind};
+use super::{Bottleneck, Difference, Directive, FollowUp, Phase, PhaseKind};
 use crate::finding::Saving;
 use crate::report::words::amount;
 use crate::report::{Amount, Measure};
@@ -44,14 +44,9 @@ pub fn phases(phases: &[Phase]) -> Vec<String> {
     words
 }
 
-/// What the bottleneck is called, and what it was concluded from.
-pub fn bottleneck(bottleneck: &Bottleneck) -> (&'static str, Vec<String>) {
-    let label = match bottleneck.limit {
-        Limit::Waiting | Limit::None => "bottleneck",
-        _ => "limited by",
-    };
-    let words = [bottleneck.limit.words().to_owned()].into_iter().chain(bottleneck.evidence.clone());
-    (label, words.collect())
+/// What limited the job, and what that was concluded from.
+pub fn bottleneck(bottleneck: &Bottleneck) -> Vec<String> {
+    [bottleneck.limit.words().to_owned()].into_iter().chain(bottleneck.evidence.clone()).collect()
 }
 
 /// How a job differs from its earlier runs.

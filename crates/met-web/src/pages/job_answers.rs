@@ -12,7 +12,7 @@ pub(super) fn verdict(answers: &Answers) -> Markup {
 /// Everything but the verdict; nothing where there is nothing to say.
 pub(super) fn section(answers: &Answers) -> Markup {
     let mut lines = vec![("phases", words::phases(&answers.phases))];
-    lines.extend(answers.bottleneck.as_ref().map(words::bottleneck));
+    lines.extend(answers.bottleneck.as_ref().map(|limit| ("limited by", words::bottleneck(limit))));
     lines.push(("imbalance", answers.imbalance.clone()));
     lines.push(("earlier runs", words::differences(&answers.differences)));
     lines.push(("advice", words::followed(&answers.followed)));

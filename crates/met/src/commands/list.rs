@@ -79,8 +79,12 @@ pub fn unknown_name(setting: &Setting, args: &FilterArgs) -> Result<()> {
         let known = known.join(", ");
         return Err(Failure::usage(format!("--manager {name}: unknown resource manager; known: {known}")));
     }
+    unknown_user(setting, args.user.as_deref())
+}
+
+pub fn unknown_user(setting: &Setting, user: Option<&str>) -> Result<()> {
     let is_user = |name: &str| name.parse::<u32>().is_ok() || users::uid_of(name).is_some();
-    match args.user.as_deref().filter(|name| setting.server.is_none() && !is_user(name)) {
+    match user.filter(|name| setting.server.is_none() && !is_user(name)) {
         Some(name) => Err(Failure::usage(format!("--user {name}: no such user"))),
         None => Ok(()),
     }

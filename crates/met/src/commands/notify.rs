@@ -25,6 +25,7 @@ const END_WITHIN: Duration = Duration::from_secs(30);
 /// Lines of the log beyond this size are dropped, the oldest first.
 const LOG_BYTES_MAX: usize = 64 << 10;
 const LOG: &str = "notify.log";
+const NO_WAY: &str = "nothing to notify by";
 
 pub fn notify(setting: &Setting, args: &NotifyArgs) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
@@ -121,11 +122,22 @@ fn configured(setting: &Setting, message: &Message) -> Outcomes {
     outcomes
 }
 
-fn outcomes(setting: &Setting, message: &Message) -> Outcomes {
+/// Says so at the start of a job whose notification could not be sent.
+pub fn warn_if_no_way(setting: &Setting) {
     let config = &setting.config.notify;
+    if !uses_desktop(setting) && config.command.is_none() && config.webhook.is_none() {
+        tracing::warn!("--notify: {NO_WAY}; set notify.command or notify.webhook");
+    }
+}
+
+fn uses_desktop(setting: &Setting) -> bool {
+    let has_screen = ["DISPLAY", "WAYLAND_DISPLAY"].iter().any(|name| std::env::var_os(name).is_some());
+    setting.config.notify.desktop && has_screen
+}
+
+fn outcomes(setting: &Setting, message: &Message) -> Outcomes {
     let mut outcomes = Vec::new();
-    let has_desktop = ["DISPLAY", "WAYLAND_DISPLAY"].iter().any(|name| std::env::var_os(name).is_some());
-    if config.desktop && has_desktop {
+    if uses_desktop(setting) {
         let arguments = ["--app-name=met", "--", &message.title, &message.body];
         outcomes.push(("desktop", hook::run(Path::new("notify-send"), &arguments, None, TIMEOUT)));
     }
@@ -135,7 +147,7 @@ fn outcomes(setting: &Setting, message: &Message) -> Outcomes {
 
 fn in_words(outcomes: &Outcomes) -> String {
     if outcomes.is_empty() {
-        return "nothing to notify by; set notify.command or notify.webhook".to_owned();
+        return format!("{NO_WAY}; set notify.command or notify.webhook");
     }
     let words = |(what, outcome): &(&str, Result<(), String>)| match outcome {
         Ok(()) => format!("{what} ok"),

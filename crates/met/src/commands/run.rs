@@ -35,7 +35,8 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
     };
     let cwd = args.cwd.as_ref().map_or_else(|| here.clone(), |cwd| here.join(cwd));
     if !cwd.is_dir() {
-        return Err(Failure::usage(format!("--cwd {}: no such folder", cwd.display())));
+        let why = if cwd.exists() { "not a folder" } else { "no such folder" };
+        return Err(Failure::usage(format!("--cwd {}: {why}", cwd.display())));
     }
     let (annotation, env) = (annotation(args.lineage.as_deref())?, parse_env(&args.env)?);
     let path = env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
@@ -58,6 +59,9 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
     };
     let mut assignment = launch::assign(setting, draft).inspect_err(|_| outputs.left.discard())?;
     assignment.record.annotation = annotation;
+    if !args.notify.is_empty() {
+        super::notify::warn_if_no_way(setting);
+    }
     assignment.notify = args.notify.iter().map(|when| when.name()).collect::<Vec<_>>().join(",");
     outputs.name_in(&mut assignment.record);
     let (out_path, err_path) = (outputs.out_path.clone(), outputs.err_path.clone());

@@ -41,8 +41,8 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
         return print(setting, args, &shown, &mut |table, part| Ok(job.course(table, part)));
     }
     if let Some(wanted) = &args.in_file {
-        let (job, name) = (&args.job, wanted);
-        return Err(Failure::usage(format!("{job} is not a file, and {name:?} is one argument too many")));
+        let job = &args.job;
+        return Err(Failure::usage(format!("one job at a time; to compare: met compare {job} {wanted}")));
     }
     if args.web {
         return super::web::link_to(setting, &args.job);

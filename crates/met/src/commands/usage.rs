@@ -19,6 +19,7 @@ const SINCE: &str = "30d";
 
 pub fn usage(setting: &Setting, args: &UsageArgs) -> Result<i32> {
     let now_ns = jobs::now_ns();
+    super::list::unknown_user(setting, args.user.as_deref())?;
     let ask = ask(args, now_ns)?;
     if let Some(problem) = ask.problem() {
         return Err(Failure::usage(problem.to_owned()));
@@ -44,6 +45,12 @@ fn ask(args: &UsageArgs, now_ns: i64) -> Result<UsageAsk> {
         units::parse_since(text, now_ns, &zone).map_err(|error| Failure::usage(format!("{name}: {error}")))
     };
     let from_ns = time("--since", args.since.as_deref().unwrap_or(SINCE))?;
+    if from_ns > now_ns {
+        return Err(Failure::usage(format!(
+            "--since {}: in the future",
+            args.since.as_deref().unwrap_or(SINCE)
+        )));
+    }
     let to_ns = args.until.as_deref().map_or(Ok(now_ns), |until| time("--until", until))?;
     let (by, every) = match args.heat {
         true => (By::System, Every::HourOfWeek),

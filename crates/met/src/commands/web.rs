@@ -73,6 +73,9 @@ pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
     write_private(&path, &serde_json::to_string(&running)?)?;
     let ticket = personal.ticket().context("the machine has no random numbers")?;
     say(&link(&running, &ticket, &next), args)?;
+    if !args.background && output::stdout().is_terminal() {
+        writeln!(output::stdout(), "The link opens once, in one browser. Ctrl-C ends the page.")?;
+    }
     while !is_told_to_end(&signals) && (!args.background || personal.idle() < IDLE_MAX) {
         std::thread::sleep(LOOK_EVERY);
     }

@@ -146,7 +146,8 @@ fn explained(rule: &Rule, explanation: &Explanation, style: &Style) -> String {
         }
     }
     lines.push(String::new());
-    let width = explanation.evidence.iter().map(|evidence| evidence.name.len()).max().unwrap_or(0);
+    let names = explanation.evidence.iter().map(|evidence| &evidence.name).chain(&explanation.unknown);
+    let width = names.map(String::len).max().unwrap_or(0);
     for evidence in &explanation.evidence {
         let coverage = evidence.coverage.map(|share| format!(", covers {}", units::percent(share)));
         let how = format!("{}{}", evidence.quality.name(), coverage.unwrap_or_default());
@@ -165,7 +166,7 @@ fn explained(rule: &Rule, explanation: &Explanation, style: &Style) -> String {
             let saves = saving(&finding.saving).map(|saves| format!("; {saves}")).unwrap_or_default();
             format!("found: {}. {}{saves}", finding.what, finding.how)
         }
-        None => "silent".to_owned(),
+        None => format!("not reported: {}", silence(explanation)),
     };
     lines.push(String::new());
     lines.extend(text::wrap(&text::escape(&result), room(style)));
@@ -173,18 +174,21 @@ fn explained(rule: &Rule, explanation: &Explanation, style: &Style) -> String {
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
 
+/// The first thing that kept a rule silent.
+fn silence(explanation: &Explanation) -> String {
+    match explanation.steps.iter().find(|step| step.passed != Some(true)) {
+        Some(step) if step.passed.is_none() => format!("unknown: {}", explanation.unknown.join(", ")),
+        Some(step) => format!("no: {}", step.asked),
+        None => "a number of its message is unknown".to_owned(),
+    }
+}
+
 /// One line per rule: found, or the first thing that kept it silent.
 fn summary(explained: &[(&Rule, Explanation)], style: &Style) -> String {
     let width = explained.iter().map(|(rule, _)| rule.name.len()).max().unwrap_or(0);
     let line = |(rule, explanation): &(&Rule, Explanation)| {
-        let why = match explanation.steps.iter().find(|step| step.passed != Some(true)) {
-            _ if explanation.finding.is_some() => "found".to_owned(),
-            Some(step) if step.passed.is_none() => {
-                format!("unknown: {}", explanation.unknown.join(", "))
-            }
-            Some(step) => format!("no: {}", step.asked),
-            None => "silent".to_owned(),
-        };
+        let is_found = explanation.finding.is_some();
+        let why = if is_found { "found".to_owned() } else { silence(explanation) };
         let line = format!("  {}  {}", text::pad(&rule.name, width), text::escape(&why));
         text::hanging(&line, width + 4, style)
     };

@@ -18,7 +18,14 @@ pub fn render(record: &Record, plan: &Plan, left_out: &[String], style: &Style) 
     }
     if !left_out.is_empty() {
         lines.extend([String::new(), "Left out:".to_owned()]);
-        lines.extend(left_out.iter().map(|words| format!("  {}", text::escape(words))));
+        let (unsized_runs, others): (Vec<&String>, Vec<&String>) =
+            left_out.iter().partition(|words| words.ends_with(UNSIZED));
+        lines.extend(others.iter().map(|words| format!("  {}", text::escape(words))));
+        lines.extend(match unsized_runs[..] {
+            [] => None,
+            [one] => Some(format!("  {}", text::escape(one))),
+            _ => Some(format!("  {} jobs whose size is not known", unsized_runs.len())),
+        });
     }
     match &plan.scaling {
         Err(cannot) => {
@@ -42,7 +49,8 @@ pub fn render(record: &Record, plan: &Plan, left_out: &[String], style: &Style) 
 fn of_bounds(bounds: &Bounds) -> Vec<String> {
     let mut lines = vec![String::new(), "From this run alone:".to_owned()];
     lines.extend(bounds.headroom.iter().map(|words| format!("  {words}")));
-    match (bounds.serial_high, bounds.speedup_limit_min) {
+    // A bound of all its work says nothing.
+    match (bounds.serial_high.filter(|serial| *serial < 0.995), bounds.speedup_limit_min) {
         (Some(serial), Some(speedup)) => lines.push(format!(
             "  at most {} of its work is serial: with enough cores at least {:.1} times as fast as with one",
             units::percent(serial),
@@ -54,6 +62,10 @@ fn of_bounds(bounds: &Bounds) -> Vec<String> {
         (None, _) => {}
     }
     lines
+}
+
+fn workers(size: f64) -> String {
+    format!("{} worker{}", units::cores(size), if size == 1.0 { "" } else { "s" })
 }
 
 fn percent_range(interval: &Interval) -> String {
@@ -72,11 +84,11 @@ fn of_model(model: &Scaling, plan: &Plan, style: &Style) -> Vec<String> {
     lines.push(format!("  serial share    {}", percent_range(&model.serial)));
     if model.model == Model::Usl {
         lines.push(format!("  coherency       {:.2e}", model.coherency.value));
-        lines.push(format!("  fastest with    {} workers", units::cores(model.best_size())));
+        lines.push(format!("  fastest with    {}", workers(model.best_size())));
     }
     lines.push(format!(
-        "  up to {} workers each does at least half as much as one of {}",
-        units::cores(model.efficient_size()),
+        "  efficient up to {} (each does at least half of what it does with {})",
+        workers(model.efficient_size()),
         units::cores(model.size_base())
     ));
     lines.push(String::new());
@@ -87,8 +99,8 @@ fn of_model(model: &Scaling, plan: &Plan, style: &Style) -> Vec<String> {
     if let Some((seconds, size)) = plan.target {
         let time = units::duration(seconds);
         lines.push(match size {
-            Some(size) => format!("{time} is reached with {} workers", units::cores(size)),
-            None => format!("{time} is not reached with up to {} workers", units::cores(model.size_max)),
+            Some(size) => format!("{time} is reached with {}", workers(size)),
+            None => format!("{time} is not reached with up to {}", workers(model.size_max)),
         });
     }
     lines

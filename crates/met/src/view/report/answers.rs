@@ -18,8 +18,7 @@ pub(super) fn lines(page: &Page<'_>, report: &Report) -> Vec<String> {
     };
     put("phases", words::phases(&answers.phases), SEPARATOR);
     if let Some(bottleneck) = &answers.bottleneck {
-        let (label, words) = words::bottleneck(bottleneck);
-        put(label, words, SEPARATOR);
+        put("limited by", words::bottleneck(bottleneck), SEPARATOR);
     }
     put("imbalance", answers.imbalance.iter().map(|words| text::escape(words)).collect(), SEPARATOR);
     put("earlier runs", words::differences(&answers.differences), SEPARATOR);
