@@ -88,6 +88,8 @@ def nothing_is_replaced_and_nothing_left_half_written(world):
     equal(world.read("x.csv"), b"mine", "the file")
     world.met("export", "1", "-o", "x.csv", "--force").ok()
     check(world.read("x.csv").startswith(b"cluster,job,"), "the new file")
+    world.met("show", "x.csv").refused("only .jsonl and .h5 files hold whole jobs")
+    world.met("show", "1", "2").refused("one job at a time", "met compare 1 2")
     world.met("export", "1", "-o", "x.txt").refused("csv, jsonl, parquet, h5")
     world.met("export", "1", "-o", "-", "--format", "h5").refused("standard output")
     world.met("export", "1", "-o", "y.h5", "--table", "job").refused("--table")

@@ -52,6 +52,7 @@ def what_cannot_be_sorted_or_compared_is_refused(world):
     world.met("list", "--sort", "cpu:down").refused("write cpu:asc or cpu:desc")
     world.met("list", "--min-duration", "soon").refused("--min-duration")
     world.met("list", "--min-energy", "3 horses").refused("not an energy")
+    world.met("list", "--min-energy", "5").refused("not an energy", "500Wh")
     world.met("list", "--max-efficiency", "much").refused("not a ratio")
     world.met("list", "--tag", "Not A Tag").refused("not a tag")
 

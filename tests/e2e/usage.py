@@ -98,7 +98,9 @@ def time_zones_are_those_of_the_reader(world):
 def what_cannot_be_summed_is_refused(world):
     for words, reason in (
         (("--by", "moon"), "system, user, account"),
-        (("--since", "2026-01-02", "--until", "2026-01-01"), "not after the begin"),
+        (("--since", "2026-01-02", "--until", "2026-01-01"), "must end after it begins"),
+        (("--since", "2130-01-01"), "in the future"),
+        (("--user", "no-such-user"), "no such user"),
         (("--since", "1990-01-01"), "at most ten years"),
         (("--by", "command", "--every", "hour"), "by day, week, month"),
         (("--since", "gestern"), "is not a time"),

@@ -48,7 +48,11 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
         return super::web::link_to(setting, &args.job);
     }
     let mut all = AllJobs::open(setting)?;
-    let (record, whole) = match all.find_or_step(&args.job)? {
+    let not_there = |error| match Path::new(&args.job).is_file() {
+        true => Failure::usage(format!("{}: only .jsonl and .h5 files hold whole jobs", args.job)),
+        false => error,
+    };
+    let (record, whole) = match all.find_or_step(&args.job).map_err(not_there)? {
         Meant::Job(record) => (record, true),
         Meant::Step(record) => (record, false),
     };
