@@ -279,14 +279,20 @@ impl Recorder {
 
     /// What running jobs did with cards so far, and what was learned about these: for the next daemon.
     fn keep_cards(&mut self, devices: &[Device], live: HashMap<JobKey, Live>, registry: &Registry) {
+        if let Err(error) = self.writer.put_devices(devices) {
+            tracing::warn!("what was learned about GPUs is not written: {error}");
+        }
+        self.keep_charged(live.into_iter().filter(|(_, live)| !live.gpus.is_empty()), registry);
+    }
+
+    /// What running jobs were charged so far, in case nobody sees their end.
+    pub(super) fn keep_charged(&mut self, live: impl Iterator<Item = (JobKey, Live)>, registry: &Registry) {
         let records: Vec<Record> = live
-            .into_iter()
-            .filter(|(_, live)| !live.gpus.is_empty())
             .filter_map(|(key, live)| {
                 let mut record = Record { gpus: live.gpus, ..registry.jobs.get(&key)?.record.clone() };
                 record.emission = live.emission.or(record.emission);
                 for column in CHARGED {
-                    // Should nobody see the end of it, this is what is known. Cards are a part of the whole.
+                    // Cards are a part of the whole.
                     if let Some(figure) = live.totals.figure(column) {
                         record.totals.set(
                             column,
@@ -299,9 +305,8 @@ impl Recorder {
                 Some(record)
             })
             .collect();
-        let result = self.writer.put_devices(devices).and_then(|()| self.writer.put_all(&records));
-        if let Err(error) = result {
-            tracing::warn!("cannot write the GPU use of running jobs: {error}");
+        if let Err(error) = self.writer.put_all(&records) {
+            tracing::warn!("cannot write what running jobs were charged: {error}");
         }
     }
 
