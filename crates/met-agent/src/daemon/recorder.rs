@@ -40,12 +40,14 @@ pub(super) struct Recorder {
     pub(super) unwritten: Unwritten,
     pub(super) emitting: Emitting,
     pub(super) idle_power: IdleFile,
+    /// Samples that could not be written, as on a full disk.
+    pub(super) lost_samples: u64,
 }
 
 impl Recorder {
     pub(super) fn new(writer: Writer, idle_power: IdleFile) -> Recorder {
         let (repairs, unwritten, emitting) = Default::default();
-        Recorder { writer, repairs, unwritten, emitting, idle_power }
+        Recorder { writer, repairs, unwritten, emitting, idle_power, lost_samples: 0 }
     }
 
     /// Writes a record, and says so if it cannot.
@@ -220,12 +222,14 @@ impl Recorder {
         for (uuid, course) in drained.cards {
             if let Err(error) = self.writer.append_device(&uuid, &course) {
                 tracing::warn!("GPU {uuid}: {} samples are lost: {error}", course.len());
+                self.lost_samples += course.len() as u64;
             }
             sinks::publish_samples(bus, Subject::Device(uuid), course);
         }
         for (table, part, course) in drained.node {
             if let Err(error) = self.writer.append_node(&part, &course) {
                 tracing::warn!("{} {part}: {} samples are lost: {error}", table.name, course.len());
+                self.lost_samples += course.len() as u64;
             }
             sinks::publish_samples(bus, Subject::Node(part), course);
         }
@@ -267,6 +271,7 @@ impl Recorder {
         }
         if let Err(error) = self.writer.append_course(key, course) {
             tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
+            self.lost_samples += course.len() as u64;
         }
         Recorder::publish_course(key, course, outputs);
     }
@@ -388,6 +393,26 @@ mod tests {
         assert_eq!(found(&new, &met_core::JOB, ""), [1]);
         assert_eq!(found(&new, &event::TABLE, "page_faults"), [2]);
         assert!(found(&old, &event::TABLE, "page_faults").is_empty(), "it is under one name only");
+    }
+
+    #[test]
+    fn samples_that_cannot_be_written_are_counted() {
+        let root = tempfile::tempdir().unwrap();
+        let mut service = super::super::write_retries::tests::service(root.path());
+        let mut course = Course::new(&met_core::JOB);
+        for second in 0..3 {
+            course.push(86_400_000 + second * 1000, &vec![1; met_core::JOB.columns.len()]);
+        }
+        // Something else is in the place of the file of that day.
+        std::fs::create_dir_all(root.path().join("state/series/1970-01-02.db/x")).unwrap();
+        let key = met_core::sample::bare(1, "x").key;
+        let Service { recorder, outputs, .. } = &mut service;
+        recorder.keep_course(&key, &course, outputs);
+        let mut packed = PackedSamples::new(&met_core::JOB);
+        course.each_row(|time_ms, cells| packed.push(time_ms, cells));
+        recorder.keep_packed(&[(key, packed)], outputs);
+        assert_eq!(recorder.lost_samples, 6);
+        service.close();
     }
 
     #[test]
