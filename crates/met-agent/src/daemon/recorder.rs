@@ -9,7 +9,7 @@ use met_core::Table;
 use met_core::belief::CHARGED;
 use met_core::event;
 use met_core::job::{Figure, JobKey, QualityKind, Record};
-use met_core::job_table::CORES_PEAK;
+use met_core::job_table::{CORES_PEAK, GPU_MEMORY_PEAK, MEMORY_NEEDED_PEAK, PROCESSES_PEAK, THREADS_PEAK};
 use met_core::series::{Course, PackedSamples};
 use met_jobs::scheduler::join;
 use met_sinks::event::Kind;
@@ -30,6 +30,9 @@ use met_config::{Config, Storage};
 use met_query::jobs;
 use met_query::live::Live;
 
+/// What no counter knows.
+const SAMPLED_PEAKS: [usize; 5] =
+    [MEMORY_NEEDED_PEAK, CORES_PEAK, PROCESSES_PEAK, THREADS_PEAK, GPU_MEMORY_PEAK];
 /// Series that are written in one transaction: unpacked they take more memory.
 const WRITTEN_TOGETHER: usize = 64;
 
@@ -290,14 +293,14 @@ impl Recorder {
         self.keep_charged(live.into_iter().filter(|(_, live)| !live.gpus.is_empty()), registry);
     }
 
-    /// What running jobs were charged so far, in case nobody sees their end.
+    /// What running jobs were charged so far, and their peaks, in case nobody sees their end.
     pub(super) fn keep_charged(&mut self, live: impl Iterator<Item = (JobKey, Live)>, registry: &Registry) {
         let records: Vec<Record> = live
             .filter_map(|(key, live)| {
                 let mut record = Record { gpus: live.gpus, ..registry.jobs.get(&key)?.record.clone() };
                 record.emission = live.emission.or(record.emission);
-                for column in CHARGED {
-                    // Cards are a part of the whole.
+                // Cards are a part of the whole.
+                for column in CHARGED.into_iter().chain(SAMPLED_PEAKS) {
                     if let Some(figure) = live.totals.figure(column) {
                         record.totals.set(
                             column,
@@ -363,7 +366,7 @@ impl Recorder {
 
 #[cfg(test)]
 mod tests {
-    use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, WALL};
+    use met_core::job_table::{CPU, MEMORY_NEEDED, WALL};
 
     use super::super::service::Service;
     use super::*;
