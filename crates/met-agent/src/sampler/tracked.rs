@@ -37,8 +37,6 @@ pub(super) struct Tracked {
     pub(super) key: JobKey,
     pub(super) user: Option<Arc<str>>,
     pub(super) profile: Profile,
-    /// When it started, in unix time.
-    start_ms: Option<i64>,
     pub(super) age: Age,
     /// Samples that were not taken out yet.
     pub(super) samples: PackedSamples,
@@ -74,14 +72,12 @@ pub(super) struct Shared<'r>(&'r mut [i64]);
 impl Tracked {
     pub(super) fn new(record: &Record, local: &Local, now_ns: i64, gap_ms: i64, watch: Watch) -> Tracked {
         let age = Age::new(now_ns, record.start_ns);
-        let start_ms = record.start_ns.map(|start_ns| start_ns / 1_000_000);
-        let watched = Watched::late(start_ms, age.unix_ms(now_ns));
+        let watched = Watched::late(age.start_ms, age.unix_ms(now_ns));
         let profile = met_jobs::job_cgroup::profile(local);
         Tracked {
             key: record.key.clone(),
             user: record.user.as_deref().map(Arc::from),
             profile: Profile { missed: watched.has_missed_peak, ..profile },
-            start_ms,
             age,
             samples: PackedSamples::new(&JOB),
             running: Running::new(gap_ms, PEAK_SPAN_MS),
@@ -169,7 +165,7 @@ impl Tracked {
         });
         self.running.recall_thinned(course);
         let gap_ms = look_gap_ms(course.spans_ms(), least_ms);
-        self.earlier.watched = Watched::of(course, self.start_ms, self.age.unix_ms(now_ns), gap_ms);
+        self.earlier.watched = Watched::of(course, self.age.start_ms, self.age.unix_ms(now_ns), gap_ms);
         self.profile.missed = self.earlier.watched.has_missed_peak;
         self.earlier.recall(&self.counts.floors, course);
     }
