@@ -139,6 +139,24 @@ def a_running_job_is_in_the_answers_of_a_daemon(world):
 
 
 @test
+def a_running_job_of_met_time_counts_on_its_node(world):
+    port, web = free_port(), os.path.join(world.root, "web-timed.yaml")
+    with open(web, "w") as file:
+        file.write(f"basic_auth_users:\n  ann: {HASH}\n")
+    world.configure(f"http:\n  listen: 127.0.0.1:{port}\n  web_config: {web}\n  operators: ann\n")
+    running = world.run("sleep", "600")
+    world.daemon_pid()
+    timed = world.spawn("time", "--", "sleep", "600")
+    ask = lambda path: Asked(f"http://127.0.0.1:{port}{path}", login=OPERATOR).json()
+    eventually(lambda: len(ask("/api/v1/jobs?state=running")["jobs"]) == 2, "both are listed")
+    (node,) = ask("/api/v1/nodes")["nodes"]
+    timed.terminate()
+    timed.communicate()
+    world.met("cancel", running).ok()
+    equal(node["jobs"], 2, "jobs of the node")
+
+
+@test
 def without_passwords_a_daemon_answers_nobody(world):
     port = free_port()
     world.configure(f"http:\n  listen: 127.0.0.1:{port}\n")

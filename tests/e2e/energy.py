@@ -1,5 +1,6 @@
 """Energy, CO2 and cost: who is charged what, by a meter and without one."""
 
+import contextlib
 import http.server
 import json
 import os
@@ -10,6 +11,7 @@ import time
 import urllib.request
 
 from harness import Skip, alive, check, close_to, equal, eventually, test
+from robustness import no_daemon
 
 PARTS = ["energy_cpu_joules", "energy_memory_joules", "energy_rest_joules"]
 #: Keeps a CPU busy for a while, whatever else the machine does.
@@ -441,3 +443,78 @@ def energy_of_an_attached_job_whose_children_left_its_tree_is_a_lower_bound(worl
         raise Skip("no perf events")
     equal(record["quality"]["energy_joules"]["kind"], "lower_bound", f"quality of {record['totals']}")
     check("energy of processes that left the tree of the attached process" in world.met("show", job).ok().out, "no note")
+
+
+#: Keeps a CPU busy until a file is there.
+BUSY_UNTIL = "import os\nheld = bytearray(40 << 20)\nwhile not os.path.exists('stop'): sum(range(20000))\n"
+
+
+def bounds(record):
+    """Figures of samples that say that they are a lower bound."""
+    wanted = ("energy_joules", "memory_needed_peak_bytes", "cpu_peak_cores")
+    kinds = {name: record["quality"].get(name, {}).get("kind") for name in wanted}
+    return {name for name, kind in kinds.items() if kind == "lower_bound"}, kinds
+
+
+@test
+def energy_and_peaks_before_a_daemon_was_killed_are_missing_and_said_to_be(world):
+    world.configure("sources:\n  rapl: off\n  ipmi: off\n  hwmon: off\n  cray: off\n")
+    job = world.me.run(world.python, "-c", BUSY_UNTIL)
+    first = world.me.daemon_pid()
+    eventually(lambda: world.me.show(job)["totals"].get("energy_joules", 0) > 5, "it is charged")
+    time.sleep(3)
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: world.me.daemon_pid() != first, "another daemon answers")
+    eventually(lambda: world.me.show(job)["totals"].get("energy_joules", 0) > 1, "it is charged again")
+    eventually(lambda: "memory_needed_peak_bytes" in world.me.show(job)["totals"], "its memory is sampled")
+    found, kinds = bounds(world.me.show(job))
+    check({"energy_joules", "memory_needed_peak_bytes"} <= found, "while it runs:", kinds)
+    check("energy ≥" in world.me.met("show", job).ok().out, world.me.met("show", job).out)
+    open(world.me.path("stop"), "w").close()
+    world.me.wait_for_state(job, "finished")
+    found, kinds = bounds(settled(world, job))
+    check({"energy_joules", "memory_needed_peak_bytes"} <= found, "at its end:", kinds)
+
+
+@test
+def a_job_that_outlives_its_daemon_has_what_was_sampled_of_it(world):
+    world.configure("sources:\n  rapl: off\n  ipmi: off\n  hwmon: off\n  cray: off\nenergy:\n  price: 0.25\n  currency: CHF\n")
+    job = world.me.run(world.python, "-c", BUSY_UNTIL)
+    world.me.daemon_pid()
+    seen = eventually(lambda: (lambda totals: totals.get("energy_joules", 0) > 5 and "memory_needed_peak_bytes" in totals
+                               and totals)(world.me.show(job)["totals"]), "it is charged")
+    world.me.stop_daemon()
+    time.sleep(3)
+    open(world.me.path("stop"), "w").close()
+    world.me.wait_for_state(job, "finished")
+    for when in ("without a daemon", "with the next one"):
+        record = world.me.show(job)
+        totals = record["totals"]
+        check(totals.get("energy_joules", 0) >= seen["energy_joules"], when, totals)
+        check(totals.get("memory_needed_peak_bytes", 0) >= seen["memory_needed_peak_bytes"], when, totals)
+        found, kinds = bounds(record)
+        check({"energy_joules", "memory_needed_peak_bytes"} <= found, when, kinds)
+        check(record["quality"]["cost_money"]["source"].startswith("CHF"), when, record["quality"].get("cost_money"))
+        world.me.import_jobs()
+
+
+@contextlib.contextmanager
+def no_daemon_after(user, job, condition):
+    """Kills the daemon when that is so and it has stored some, and keeps others from taking over."""
+    eventually(condition, "before the daemon is killed")
+    time.sleep(2)
+    with no_daemon(user, job):
+        yield
+
+
+@test
+def a_job_that_outlives_a_killed_daemon_has_its_stored_samples(world):
+    world.configure("sources:\n  rapl: off\n  ipmi: off\n  hwmon: off\n  cray: off\nstorage:\n  interval: 1s\n")
+    job = world.me.run(world.python, "-c", BUSY_UNTIL)
+    with no_daemon_after(world.me, job, lambda: world.me.show(job)["totals"].get("energy_joules", 0) > 5):
+        time.sleep(3)
+        open(world.me.path("stop"), "w").close()
+        world.me.wait_for_state(job, "finished")
+    world.me.import_jobs()
+    found, kinds = bounds(world.me.show(job))
+    check({"energy_joules", "memory_needed_peak_bytes"} <= found, kinds)

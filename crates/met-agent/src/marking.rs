@@ -52,6 +52,9 @@ impl Pattern {
         if names.peek().is_none() {
             return Err(r"no number is named; write a group such as (?P<step>\d+)".to_owned());
         }
+        if names.clone().count() > work::NAMES_MAX {
+            return Err(format!("more than {} numbers are named; others would not be kept", work::NAMES_MAX));
+        }
         match names.find(|name| !work::is_name(name)) {
             Some(name) => {
                 Err(format!("{name:?} cannot name a mark; write a letter, then letters, digits and _"))
@@ -473,6 +476,9 @@ mod tests {
         }
         assert!(wrong(r"step (\d+)").contains("no number is named"));
         assert!(wrong(r"(?P<_x>\d+)").contains("cannot name a mark"));
+        let groups = |count: usize| (0..count).map(|index| format!(r"(?P<n{index}>\d)")).collect::<String>();
+        assert!(Pattern::parse(&groups(work::NAMES_MAX)).is_ok());
+        assert!(wrong(&groups(work::NAMES_MAX + 1)).contains("more than 16 numbers are named"));
         assert!(wrong(&"a".repeat(PATTERN_BYTES_MAX + 1)).contains("longer than"));
         assert!(wrong("(?P<n>(a{1000}){1000})").len() < 200, "too large when compiled");
     }

@@ -23,6 +23,7 @@ use met_core::energy::{
 };
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
+use met_core::watched::Watched;
 use met_core::{Batch, Kind, MISSING, Subject, Unit, rate};
 use met_host::{Host, clock};
 use met_query::live::Live;
@@ -188,10 +189,14 @@ impl NodeEnergy {
         self.factor = factor;
     }
 
-    pub fn begin(&mut self, slot: u32, record: &Record, now_ns: i64) {
+    /// `watched` says for how much of its life so far nobody measured.
+    pub fn begin(&mut self, slot: u32, record: &Record, now_ns: i64, watched: Watched) {
         let charged = Charged::nothing(self.tariff.clone());
         let looked_ns = self.looks.followed_ns.filter(|_| !self.was_at_rest(now_ns));
-        let job = Job::new(record, charged, now_ns, looked_ns);
+        let mut job = Job::new(record, charged, now_ns, looked_ns);
+        if !job.began_in_open_window() {
+            job.charged.begin_late(watched);
+        }
         self.jobs.insert(slot, job);
     }
 
@@ -209,10 +214,10 @@ impl NodeEnergy {
         }
     }
 
-    /// What an earlier daemon charged, by the job's last cells; `missed` if it was not measured for a while.
-    pub fn recall(&mut self, slot: u32, cells: &[i64], missed: bool) {
+    /// What an earlier daemon charged, by the job's last cells, and for how much of its life nobody measured.
+    pub fn recall(&mut self, slot: u32, cells: &[i64], watched: Watched) {
         if let Some(job) = self.jobs.get_mut(&slot) {
-            job.charged.recall(cells, missed);
+            job.charged.recall(cells, watched);
         }
     }
 

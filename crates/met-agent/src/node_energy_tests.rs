@@ -56,7 +56,7 @@ impl Bench {
         let mut record = sample::bare(slot, "job");
         record.allocated.cpus = cpus;
         self.map.add_job(slot, None);
-        self.energy.begin(slot, &record, self.now_ns);
+        self.energy.begin(slot, &record, self.now_ns, Watched::default());
     }
 
     /// A source's rows: their labels and their cells.
@@ -294,7 +294,7 @@ fn a_job_that_began_unobserved_has_its_share_of_that_time() {
             let mut record = sample::bare(2, "late");
             record.start_ns = Some(clock::realtime_ns() - 20 * SECOND);
             bench.map.add_job(2, None);
-            bench.energy.begin(2, &record, bench.now_ns);
+            bench.energy.begin(2, &record, bench.now_ns, Watched::default());
         }
         bench.package(second * 100 * WATT_SECOND);
         bench.node(second * SECOND);
@@ -620,7 +620,7 @@ fn an_attached_job_whose_processes_left_its_tree_is_charged_a_lower_bound() {
     record.local.as_mut().unwrap().origin = met_core::job::Origin::Attach;
     for slot in [1, 2] {
         bench.map.add_job(slot, None);
-        bench.energy.begin(slot, &record, bench.now_ns);
+        bench.energy.begin(slot, &record, bench.now_ns, Watched::default());
     }
     for second in 0..11 {
         bench.package(second * 100 * WATT_SECOND);
@@ -754,7 +754,7 @@ fn what_an_earlier_daemon_charged_is_added() {
     bench.begin(1, None);
     let mut cells = vec![MISSING; JOB.columns.len()];
     cells[column::ENERGY] = 7 * WATT_SECOND;
-    bench.energy.recall(1, &cells, false);
+    bench.energy.recall(1, &cells, Watched { lived_ms: 60_000, ..Watched::default() });
     assert_eq!(bench.value(1, column::ENERGY), Some(7 * WATT_SECOND));
     for second in 0..2 {
         bench.package(second * WATT_SECOND);
@@ -770,7 +770,7 @@ fn what_an_earlier_daemon_charged_is_added() {
     };
     assert_eq!(energy(&bench).kind, QualityKind::Attributed);
     // Nothing was measured in between, so its use then is unknown.
-    bench.energy.recall(1, &cells, true);
+    bench.energy.recall(1, &cells, Watched { lived_ms: 60_000, missed_ms: 5_000, ..Watched::default() });
     let bound = energy(&bench);
     assert_eq!((bound.value, bound.kind), (8 * WATT_SECOND, QualityKind::LowerBound));
     assert_eq!(bound.source, "RAPL, by CPU time, not watched all the time");

@@ -153,9 +153,9 @@ impl Sampler {
         let is_unused = || processes::is_unused(&self.host, &local.cgroup);
         let watch = self.departures.open(&self.host, slot, beginning, is_unused);
         let job = Tracked::new(record, local, now_ns, self.gap_ms(), watch);
+        self.energy.begin(slot, record, now_ns, job.earlier.watched);
         self.jobs.insert(slot, Box::new(job));
         self.schedule.hasten();
-        self.energy.begin(slot, record, now_ns);
         self.membership.change().add(spec);
         self.gpus.cards.join(slot, now_ns);
         Some(slot)
@@ -239,7 +239,7 @@ impl Sampler {
             clock::boottime_ns(),
             devices::gap_ns(self.schedule.cadence.together_ns()) / 1_000_000,
         );
-        self.energy.recall(slot, &job.counts.floors, job.earlier.missed);
+        self.energy.recall(slot, &job.counts.floors, job.earlier.watched);
     }
 
     /// Ends a job. All of its CPU time, where that is known, decides the last share of energy, which

@@ -32,6 +32,7 @@ impl Unit {
 
     pub fn write(self, value: f64) -> String {
         match self {
+            Unit::Cores if value > 0.0 && value < 0.01 => units::small(value),
             Unit::Cores => units::cores(value),
             Unit::Bytes => units::bytes(value),
             Unit::BytesPerSecond => units::bytes_per_second(value),
@@ -105,5 +106,19 @@ impl MachineChart {
             Unit::BytesPerSecond | Unit::PerSecond => 2,
             Unit::Celsius => 3,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_of_an_axis_differ_also_where_hardly_anything_ran() {
+        let labels = |top: f64| [top, top / 2.0, 0.0].map(|value| Unit::Cores.write(value));
+        assert_eq!(labels(2.0), ["2", "1", "0"]);
+        assert_eq!(labels(0.01), ["0.01", "0.005", "0"]);
+        assert_eq!(labels(0.005), ["0.005", "0.0025", "0"]);
+        assert_eq!(labels(0.00002), ["0.00002", "0.00001", "0"]);
     }
 }

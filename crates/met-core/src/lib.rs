@@ -55,6 +55,7 @@ pub mod table;
 pub mod text;
 pub mod units;
 pub mod usage;
+pub mod watched;
 pub mod work;
 
 /// For numbers that the kernel gives out, looked up many times for each job and tick. No user chooses them, so that a

@@ -1,13 +1,14 @@
 //! Totals by what was sampled.
 
-use crate::belief::{fit_cpu_parts, fit_memory_peaks};
+use crate::belief::{CHARGED, fit_cpu_parts, fit_memory_peaks};
 use crate::job::QualityKind::{Estimated, LowerBound, Sampled as SampledKind};
-use crate::job::Totals;
+use crate::job::{QualityKind, Totals};
 use crate::job_table::*;
 use crate::process_exits::{INHERITED, OWN};
 use crate::provenance::{Account, Caveat, Provenance};
 
 use crate::running::Running;
+use crate::watched::CLOSE_MS;
 
 /// Of a job with a network namespace of its own.
 pub const OF_NETWORK: [usize; 2] = [NETWORK_RECEIVED, NETWORK_SENT];
@@ -25,6 +26,8 @@ pub struct Profile {
     pub hides_io: bool,
     /// Its processes allocated memory before they were moved into its cgroup.
     pub entered_late: bool,
+    /// There was a time in which nothing was read: a peak may have been in it.
+    pub missed: bool,
 }
 
 /// What comes from `/proc/PID/io` alone.
@@ -36,13 +39,16 @@ pub fn is_unknown_io(column: usize, value: i64) -> bool {
     value == 0 && OF_IO.contains(&column)
 }
 
-/// Samples that are not further apart than this are every sample of most jobs.
-const CLOSE_MS: i64 = 2_500;
 const SECONDS_MS: i64 = 15_000;
 
 /// What a peak of samples comes from, and how short a peak it may lack.
-fn of_samples(running: &Running, column: usize, account: impl Into<Provenance>) -> Provenance {
-    account.into().with(match running.apart_ms(column) {
+fn of_samples(
+    running: &Running,
+    profile: Profile,
+    column: usize,
+    account: impl Into<Provenance>,
+) -> Provenance {
+    account.into().with(profile.missed.then_some(Caveat::NotWatched)).with(match running.apart_ms(column) {
         apart_ms if apart_ms <= CLOSE_MS => None,
         apart_ms if apart_ms <= SECONDS_MS => Some(Caveat::SecondsApart),
         _ => Some(Caveat::MinuteApart),
@@ -52,10 +58,11 @@ fn of_samples(running: &Running, column: usize, account: impl Into<Provenance>) 
 /// What samples say: counters as last read, levels at their highest.
 pub fn totals(running: &Running, profile: Profile) -> Totals {
     let mut totals = Totals::default();
+    let of_peaks = if profile.missed { LowerBound } else { SampledKind };
     let counters = if profile.counts_cpu { "cgroup" } else { "/proc" };
     for (column, value) in running.counters(profile.attached) {
         let is_hidden = profile.hides_io && OF_IO.contains(&column);
-        if is_hidden && is_unknown_io(column, value) {
+        if is_hidden && is_unknown_io(column, value) || CHARGED.contains(&column) {
             continue;
         }
         let source = match column {
@@ -66,6 +73,7 @@ pub fn totals(running: &Running, profile: Profile) -> Totals {
         };
         totals.set(column, value, if is_hidden { LowerBound } else { SampledKind }, source);
     }
+    set_charged(&mut totals, running, of_peaks);
     // A network may be older than the job: what it did since it was first looked at is the job's at least.
     for (column, value) in running.counters(true).filter(|(column, _)| OF_NETWORK.contains(column)) {
         totals.set(column, value, LowerBound, "/proc/PID/net/dev");
@@ -77,15 +85,15 @@ pub fn totals(running: &Running, profile: Profile) -> Totals {
     if let Some(peak) = running.maximum(MEMORY_NEEDED) {
         match profile.counts_memory {
             true => {
-                let mut source = of_samples(running, MEMORY_NEEDED, Account::Cgroup);
+                let mut source = of_samples(running, profile, MEMORY_NEEDED, Account::Cgroup);
                 if profile.entered_late {
                     source = source.with(Caveat::EnteredLate);
                 }
-                totals.set(MEMORY_NEEDED_PEAK, peak, in_cgroup, source);
+                totals.set(MEMORY_NEEDED_PEAK, peak, in_cgroup.max(of_peaks), source);
             }
             false => {
-                let source = of_samples(running, MEMORY_NEEDED, Account::Statm);
-                totals.set(MEMORY_NEEDED_PEAK, peak, Estimated, source);
+                let source = of_samples(running, profile, MEMORY_NEEDED, Account::Statm);
+                totals.set(MEMORY_NEEDED_PEAK, peak, Estimated.max(of_peaks), source);
             }
         }
     }
@@ -97,23 +105,33 @@ pub fn totals(running: &Running, profile: Profile) -> Totals {
     for (level, peak) in [(PROCESSES_RUNNING, PROCESSES_PEAK), (THREADS_RUNNING, THREADS_PEAK)] {
         // A look that found no process came after the last one had ended.
         if let Some(value) = running.maximum(level).filter(|&value| value > 0) {
-            totals.set(peak, value, SampledKind, of_samples(running, level, "/proc"));
+            totals.set(peak, value, of_peaks, of_samples(running, profile, level, "/proc"));
         }
     }
     if let Some(cores) = running.peak_cores() {
         totals.set(
             CORES_PEAK,
             (cores * 1000.0).round() as i64,
-            SampledKind,
-            of_samples(running, CPU, counters),
+            of_peaks,
+            of_samples(running, profile, CPU, counters),
         );
     }
     if let Some(peak) = running.maximum(GPU_MEMORY) {
-        totals.set(GPU_MEMORY_PEAK, peak, SampledKind, of_samples(running, GPU_MEMORY, "cards"));
+        totals.set(GPU_MEMORY_PEAK, peak, of_peaks, of_samples(running, profile, GPU_MEMORY, "cards"));
     }
     fit_cpu_parts(&mut totals);
     fit_memory_peaks(&mut totals);
     totals
+}
+
+/// What a job was charged until its last sample. What emissions and cost were computed with is in no sample.
+fn set_charged(totals: &mut Totals, running: &Running, kind: QualityKind) {
+    let caveat = (kind == LowerBound).then_some(Caveat::NotWatched);
+    for (column, value) in running.counters(false) {
+        if CHARGED.contains(&column) && !matches!(column, EMISSIONS | COST) {
+            totals.set(column, value, kind, Provenance::from("samples").with(caveat));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -130,6 +148,7 @@ mod tests {
             kept: false,
             hides_io: false,
             entered_late: false,
+            missed: false,
         };
         let sources = |apart_s: i64| {
             let mut running = Running::new(25_000, 500);
@@ -163,6 +182,7 @@ mod tests {
                 kept: true,
                 hides_io: false,
                 entered_late: false,
+                missed: false,
             };
             let totals = totals(&running, profile);
             (totals.get(PROCESSES_PEAK), totals.get(THREADS_PEAK))

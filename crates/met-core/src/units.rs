@@ -86,6 +86,12 @@ pub fn cores(value: f64) -> String {
     }
 }
 
+/// A positive number below 0.01, with two digits that matter.
+pub fn small(value: f64) -> String {
+    let decimals = (1.0 - value.log10().floor()).clamp(2.0, 9.0) as usize;
+    format!("{value:.decimals$}").trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 /// Energy as people pay for it: `690 mWh`, `12.4 Wh`, `1.20 kWh`.
 pub fn watt_hours(joules: f64) -> String {
     let hours = joules / 3600.0;

@@ -26,6 +26,9 @@ pub struct Work {
     /// Some of the marks, in their order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub points: Vec<Mark>,
+    /// The job marked other names, too, which are not kept.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub others_left_out: bool,
 }
 
 /// A value, and when it was reached in unix nanoseconds, where that is known.
@@ -55,7 +58,7 @@ pub fn parse_pair(word: &str) -> Option<(&str, f64)> {
 /// shell. What is not a mark is passed over: the job writes it.
 pub fn parse(bytes: &[u8]) -> Vec<Work> {
     let bytes = &bytes[..bytes.len().min(MARKS_BYTES_MAX as usize)];
-    let mut found: BTreeMap<String, Gathered> = BTreeMap::new();
+    let (mut found, mut others_left_out) = (BTreeMap::<String, Gathered>::new(), false);
     for line in bytes.split(|&byte| byte == b'\n') {
         let Ok(line) = std::str::from_utf8(line) else { continue };
         let mut time_ns = None;
@@ -64,13 +67,15 @@ pub fn parse(bytes: &[u8]) -> Vec<Work> {
                 time_ns = time.parse().ok().filter(|time: &i64| *time > 0);
             } else if let Some((name, value)) = parse_pair(word) {
                 if !found.contains_key(name) && found.len() >= NAMES_MAX {
+                    others_left_out = true;
                     continue;
                 }
                 found.entry(name.to_owned()).or_default().take(Mark { value, time_ns });
             }
         }
     }
-    found.into_iter().filter_map(|(name, gathered)| gathered.finish(name)).collect()
+    let work = found.into_iter().filter_map(|(name, gathered)| gathered.finish(name));
+    work.map(|one| Work { others_left_out, ..one }).collect()
 }
 
 #[derive(Default)]
@@ -107,7 +112,8 @@ impl Gathered {
 
     fn finish(self, name: String) -> Option<Work> {
         let Gathered { count, first, last, falls, points, .. } = self;
-        Some(Work { name, marks: count, first: first?, last: last?, counts: !falls, points })
+        let (counts, others_left_out) = (!falls, false);
+        Some(Work { name, marks: count, first: first?, last: last?, counts, points, others_left_out })
     }
 }
 
@@ -149,6 +155,8 @@ mod tests {
         assert!(work[0].points.len() < POINTS_MAX && work[0].points.len() >= POINTS_MAX / 2);
         let names: String = (0..100).map(|name| format!("n{name}=1\n")).collect();
         assert_eq!(parse(names.as_bytes()).len(), NAMES_MAX);
+        assert!(parse(names.as_bytes()).iter().all(|one| one.others_left_out));
+        assert!(parse(b"a=1\na=2\n").iter().all(|one| !one.others_left_out));
     }
 
     proptest! {

@@ -88,19 +88,23 @@ impl Socket {
         (got == 0 && length as usize >= 2 * size_of::<u32>()).then_some((numbers[0], numbers[1]))
     }
 
-    /// Lets the kernel drop every message without this word at this offset, which is cheaper than reading it.
-    pub fn only_with(&self, offset: u32, word: u32) -> io::Result<()> {
+    /// Lets the kernel drop every message without this word at this offset, and, where given, those whose words at two
+    /// offsets differ: that is cheaper than reading them.
+    pub fn only_with(&self, offset: u32, word: u32, equal: Option<[u32; 2]>) -> io::Result<()> {
         const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
         const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+        const IF_SAME: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_X) as u16;
+        const COPY: u16 = (libc::BPF_MISC | libc::BPF_TAX) as u16;
         const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
         let step = |code: u16, jf: u8, k: u32| libc::sock_filter { code, jt: 0, jf, k };
         // A filter loads words as the network orders them.
-        let mut steps = [
-            step(LOAD_WORD, 0, offset),
-            step(IF_EQUAL, 1, word.to_be()),
-            step(RETURN, 0, u32::MAX),
-            step(RETURN, 0, 0),
-        ];
+        let to_drop = if equal.is_some() { 5 } else { 1 };
+        let mut steps = vec![step(LOAD_WORD, 0, offset), step(IF_EQUAL, to_drop, word.to_be())];
+        if let Some([one, other]) = equal {
+            steps.extend([step(LOAD_WORD, 0, one), step(COPY, 0, 0), step(LOAD_WORD, 0, other)]);
+            steps.push(step(IF_SAME, 1, 0));
+        }
+        steps.extend([step(RETURN, 0, u32::MAX), step(RETURN, 0, 0)]);
         let filter = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
         // SAFETY: the program is valid for the call; the kernel copies it.
         let set = unsafe {

@@ -289,6 +289,7 @@ pub fn profile(local: &Local) -> Profile {
         kept: matches!(local.origin, Origin::Run | Origin::Time),
         hides_io: false,
         entered_late: local.entered_late,
+        missed: false,
     }
 }
 

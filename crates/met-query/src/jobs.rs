@@ -1,6 +1,7 @@
 //! Jobs as commands ask for them: by reference or filter, from a daemon or from the files themselves.
 
 mod by_process;
+mod completing;
 mod files;
 mod filter;
 mod forgetting;

@@ -367,7 +367,7 @@ pub struct Status {
     #[serde(with = "lossless_path")]
     pub state: PathBuf,
     pub sources: Vec<SourceStatus>,
-    /// Samples that could not be written in time; `None` while the sampler does not answer.
+    /// Samples that could not be written, or not in time; `None` while the sampler does not answer.
     #[serde(default)]
     pub dropped_samples: Option<u64>,
     #[serde(default)]

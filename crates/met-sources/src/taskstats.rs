@@ -89,7 +89,7 @@ struct Asker {
 }
 
 fn open(host: &Host, _: &Options) -> Opened {
-    let (socket, family) = connect(host)?;
+    let Connected { socket, family, .. } = connect(host)?;
     let answers = Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX);
     let mut source = TaskStats {
         asker: Asker { socket, family, request: Vec::new(), answers },
@@ -104,8 +104,16 @@ fn open(host: &Host, _: &Options) -> Opened {
     Ok(Box::new(source))
 }
 
-/// A socket on which the kernel answers, shown by a question about this very process.
-fn connect(host: &Host) -> Result<(Socket, u16), Unavailable> {
+/// A socket on which the kernel answers.
+struct Connected {
+    socket: Socket,
+    family: u16,
+    /// Records of threads say which process they are of.
+    says_process: bool,
+}
+
+/// Shown by a question about this very process.
+fn connect(host: &Host) -> Result<Connected, Unavailable> {
     if host.root() != std::path::Path::new("/") {
         return Err(Unavailable::Absent("not available on a captured machine".to_owned()));
     }
@@ -128,7 +136,8 @@ fn connect(host: &Host) -> Result<(Socket, u16), Unavailable> {
         None => {
             let statistics = answer.generic().and_then(|body| statistics(body, OF_PROCESS));
             record::check(statistics.unwrap_or_default()).map_err(Unavailable::Absent)?;
-            Ok((socket, family))
+            let says_process = statistics.and_then(Record::parse).is_some_and(|record| record.pid.is_some());
+            Ok(Connected { socket, family, says_process })
         }
     }
 }

@@ -337,7 +337,10 @@ impl JobDir {
         let marked = create(&self.path.join(DONE)).is_ok();
         // The end goes last: if this is interrupted, the job is imported again and not taken for a live one.
         for name in [START, "start.tmp", COURSE, "course.tmp", MARKS, OF_SYSTEM, END_RESERVED, END] {
-            match fs::remove_file(self.path.join(name)) {
+            let path = self.path.join(name);
+            match fs::remove_file(&path) {
+                // The job may have put a folder in the place of its marks.
+                Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir_all(&path)?,
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use met_core::annotation::{Annotation, AnnotationChange};
-use met_core::belief::is_known_end;
+use met_core::belief::{believe, is_known_end};
 use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record, State};
 use met_core::series::Course;
@@ -274,10 +274,15 @@ impl Writer {
 
     /// Takes ended jobs from the inbox into the database, each durably before its files go.
     pub fn import(&mut self) -> Result<Imported, StoreError> {
+        self.import_with(&|_, _| {})
+    }
+
+    /// The same; an end that has samples and no means of them is completed by these before it is written.
+    pub fn import_with(&mut self, complete: &dyn Fn(&mut Record, &Course)) -> Result<Imported, StoreError> {
         let state = self.queries.state.clone();
         let mut imported = Imported::default();
         for dir in inbox::pending(&state).map_err(StoreError::io(&state))? {
-            self.import_one(&dir, &mut imported)?;
+            self.import_one(&dir, complete, &mut imported)?;
         }
         if let Err(error) = inbox::clean(&state) {
             imported.problems.push(format!("{}: {error}", state.display()));
@@ -285,9 +290,14 @@ impl Writer {
         Ok(imported)
     }
 
-    fn import_one(&mut self, dir: &JobDir, imported: &mut Imported) -> Result<(), StoreError> {
+    fn import_one(
+        &mut self,
+        dir: &JobDir,
+        complete: &dyn Fn(&mut Record, &Course),
+        imported: &mut Imported,
+    ) -> Result<(), StoreError> {
         let entry = dir.read();
-        let Some(end) = entry.end else {
+        let Some(mut end) = entry.end else {
             // With an end that cannot be read the job is not live, and not to be called lost either.
             if entry.problems.is_empty() {
                 imported.live.extend(entry.start);
@@ -314,6 +324,16 @@ impl Writer {
                 }
                 result => result?,
             }
+        }
+        if end.summaries.is_empty()
+            && let Ok(course) = self.course(&end.key)
+            && !course.is_empty()
+        {
+            // What a daemon wrote when it left is better known.
+            if let Ok(Some(known)) = self.stored(&end.key) {
+                end = believe(&known, &end);
+            }
+            complete(&mut end, &course);
         }
         self.put(&end)?;
         imported.ended.push(end);

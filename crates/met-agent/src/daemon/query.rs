@@ -110,10 +110,12 @@ impl Query for Service {
     /// This machine, as a server would list it.
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {
         let facts = self.host.facts();
+        // Also those of `met time`, which it does not sample; not those of other nodes that a scheduler named.
+        let running = query::every_job(self, viewer, &query::running())?;
         Ok(vec![NodeStatus {
             health: self.sampling.health(),
             name: facts.hostname.clone(),
-            jobs: self.registry.jobs.values().filter(|kept| viewer.sees(&kept.record)).count(),
+            jobs: running.iter().filter(|record| record.local.is_some()).count(),
             seen_ns: Some(jobs::now_ns()),
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             cpus: Some(i64::from(facts.cpu_count)),

@@ -9,7 +9,7 @@ use met_core::Table;
 use met_core::belief::CHARGED;
 use met_core::event;
 use met_core::job::{Figure, JobKey, QualityKind, Record};
-use met_core::job_table::CORES_PEAK;
+use met_core::job_table::{CORES_PEAK, GPU_MEMORY_PEAK, MEMORY_NEEDED_PEAK, PROCESSES_PEAK, THREADS_PEAK};
 use met_core::series::{Course, PackedSamples};
 use met_jobs::scheduler::join;
 use met_sinks::event::Kind;
@@ -30,6 +30,9 @@ use met_config::{Config, Storage};
 use met_query::jobs;
 use met_query::live::Live;
 
+/// What no counter knows.
+const SAMPLED_PEAKS: [usize; 5] =
+    [MEMORY_NEEDED_PEAK, CORES_PEAK, PROCESSES_PEAK, THREADS_PEAK, GPU_MEMORY_PEAK];
 /// Series that are written in one transaction: unpacked they take more memory.
 const WRITTEN_TOGETHER: usize = 64;
 
@@ -40,12 +43,14 @@ pub(super) struct Recorder {
     pub(super) unwritten: Unwritten,
     pub(super) emitting: Emitting,
     pub(super) idle_power: IdleFile,
+    /// Samples that could not be written, as on a full disk.
+    pub(super) lost_samples: u64,
 }
 
 impl Recorder {
     pub(super) fn new(writer: Writer, idle_power: IdleFile) -> Recorder {
         let (repairs, unwritten, emitting) = Default::default();
-        Recorder { writer, repairs, unwritten, emitting, idle_power }
+        Recorder { writer, repairs, unwritten, emitting, idle_power, lost_samples: 0 }
     }
 
     /// Writes a record, and says so if it cannot.
@@ -220,12 +225,14 @@ impl Recorder {
         for (uuid, course) in drained.cards {
             if let Err(error) = self.writer.append_device(&uuid, &course) {
                 tracing::warn!("GPU {uuid}: {} samples are lost: {error}", course.len());
+                self.lost_samples += course.len() as u64;
             }
             sinks::publish_samples(bus, Subject::Device(uuid), course);
         }
         for (table, part, course) in drained.node {
             if let Err(error) = self.writer.append_node(&part, &course) {
                 tracing::warn!("{} {part}: {} samples are lost: {error}", table.name, course.len());
+                self.lost_samples += course.len() as u64;
             }
             sinks::publish_samples(bus, Subject::Node(part), course);
         }
@@ -267,6 +274,7 @@ impl Recorder {
         }
         if let Err(error) = self.writer.append_course(key, course) {
             tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
+            self.lost_samples += course.len() as u64;
         }
         Recorder::publish_course(key, course, outputs);
     }
@@ -279,14 +287,20 @@ impl Recorder {
 
     /// What running jobs did with cards so far, and what was learned about these: for the next daemon.
     fn keep_cards(&mut self, devices: &[Device], live: HashMap<JobKey, Live>, registry: &Registry) {
+        if let Err(error) = self.writer.put_devices(devices) {
+            tracing::warn!("what was learned about GPUs is not written: {error}");
+        }
+        self.keep_charged(live.into_iter().filter(|(_, live)| !live.gpus.is_empty()), registry);
+    }
+
+    /// What running jobs were charged so far, and their peaks, in case nobody sees their end.
+    pub(super) fn keep_charged(&mut self, live: impl Iterator<Item = (JobKey, Live)>, registry: &Registry) {
         let records: Vec<Record> = live
-            .into_iter()
-            .filter(|(_, live)| !live.gpus.is_empty())
             .filter_map(|(key, live)| {
                 let mut record = Record { gpus: live.gpus, ..registry.jobs.get(&key)?.record.clone() };
                 record.emission = live.emission.or(record.emission);
-                for column in CHARGED {
-                    // Should nobody see the end of it, this is what is known. Cards are a part of the whole.
+                // Cards are a part of the whole.
+                for column in CHARGED.into_iter().chain(SAMPLED_PEAKS) {
                     if let Some(figure) = live.totals.figure(column) {
                         record.totals.set(
                             column,
@@ -299,9 +313,8 @@ impl Recorder {
                 Some(record)
             })
             .collect();
-        let result = self.writer.put_devices(devices).and_then(|()| self.writer.put_all(&records));
-        if let Err(error) = result {
-            tracing::warn!("cannot write the GPU use of running jobs: {error}");
+        if let Err(error) = self.writer.put_all(&records) {
+            tracing::warn!("cannot write what running jobs were charged: {error}");
         }
     }
 
@@ -353,7 +366,7 @@ impl Recorder {
 
 #[cfg(test)]
 mod tests {
-    use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, WALL};
+    use met_core::job_table::{CPU, MEMORY_NEEDED, WALL};
 
     use super::super::service::Service;
     use super::*;
@@ -383,6 +396,26 @@ mod tests {
         assert_eq!(found(&new, &met_core::JOB, ""), [1]);
         assert_eq!(found(&new, &event::TABLE, "page_faults"), [2]);
         assert!(found(&old, &event::TABLE, "page_faults").is_empty(), "it is under one name only");
+    }
+
+    #[test]
+    fn samples_that_cannot_be_written_are_counted() {
+        let root = tempfile::tempdir().unwrap();
+        let mut service = super::super::write_retries::tests::service(root.path());
+        let mut course = Course::new(&met_core::JOB);
+        for second in 0..3 {
+            course.push(86_400_000 + second * 1000, &vec![1; met_core::JOB.columns.len()]);
+        }
+        // Something else is in the place of the file of that day.
+        std::fs::create_dir_all(root.path().join("state/series/1970-01-02.db/x")).unwrap();
+        let key = met_core::sample::bare(1, "x").key;
+        let Service { recorder, outputs, .. } = &mut service;
+        recorder.keep_course(&key, &course, outputs);
+        let mut packed = PackedSamples::new(&met_core::JOB);
+        course.each_row(|time_ms, cells| packed.push(time_ms, cells));
+        recorder.keep_packed(&[(key, packed)], outputs);
+        assert_eq!(recorder.lost_samples, 6);
+        service.close();
     }
 
     #[test]

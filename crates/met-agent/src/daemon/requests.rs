@@ -185,7 +185,10 @@ impl Service {
                 .map(ToString::to_string),
             state: self.place.state.clone(),
             sources,
-            dropped_samples: self.sampling.dropped_samples(),
+            dropped_samples: self
+                .sampling
+                .dropped_samples()
+                .map(|dropped| dropped + self.recorder.lost_samples),
             schedulers: self.schedulers.status(),
             idle: self.sampling.learned_idle(),
             ledger: self.sampling.balance(),

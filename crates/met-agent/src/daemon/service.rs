@@ -795,6 +795,8 @@ impl Service {
         self.sweep();
         // Those that are left are tried by the next daemon.
         self.housekeeping.remove_cgroups_now();
+        // A job that runs on may end before another daemon comes.
+        self.recorder.keep_charged(self.sampling.live().into_iter(), &self.registry);
         // Whatever the meters show now is all that will be known.
         let settled = self.sampling.settle_now();
         self.recorder.put_energy(settled, &mut self.outputs);

@@ -9,6 +9,7 @@ use met_core::energy::{Closed, Fault, Line};
 use met_core::job::{Emission, QualityKind, Totals};
 use met_core::job_table as column;
 use met_core::provenance::{Caveat, Provenance};
+use met_core::watched::Watched;
 
 use super::weighing::Weighed;
 use met_config::Energy;
@@ -89,8 +90,8 @@ pub(super) struct Doubts {
     lost_ns: i64,
     /// Much of what it did was not seen as its, and so it was charged to others.
     pub(super) unseen: bool,
-    /// There was a time in which nothing was read.
-    missed: bool,
+    /// Its life before its first window here, of which a part may not have been measured.
+    watched: Watched,
 }
 
 /// Whether it is more than a hundredth of a whole: a controller takes a while to begin with.
@@ -122,11 +123,17 @@ impl Doubts {
         }
     }
 
+    /// Whether nothing was read for a part of its life that matters.
+    fn is_missed(&self) -> bool {
+        let Watched { lived_ms, missed_ms, .. } = self.watched;
+        matters(missed_ms, lived_ms.saturating_add(self.windows_ns / 1_000_000))
+    }
+
     /// Why the figure, of `line_uj` in windows, is too small for certain.
     fn lacks(&self, line_uj: i64) -> Option<Caveat> {
         [
             (self.unseen, Caveat::CpuUnseen),
-            (self.missed, Caveat::NotWatched),
+            (self.is_missed(), Caveat::NotWatched),
             (matters(self.lost_ns, self.windows_ns), Caveat::EnergyUnassigned),
             (matters(self.short_uj, line_uj), Caveat::MeterShort),
         ]
@@ -215,9 +222,14 @@ impl Charged {
         }
     }
 
-    /// What an earlier daemon charged, by the job's last cells; `missed` if it was not measured for a while.
-    pub(super) fn recall(&mut self, cells: &[i64], missed: bool) {
-        self.doubts.missed = missed;
+    /// It began before it was measured.
+    pub(super) fn begin_late(&mut self, watched: Watched) {
+        self.doubts.watched = watched;
+    }
+
+    /// What an earlier daemon charged, by the job's last cells, and for how much of its life nobody measured.
+    pub(super) fn recall(&mut self, cells: &[i64], watched: Watched) {
+        self.doubts.watched = watched;
         self.before = COLUMNS.map(|column| cells[column].max(0));
         for (column, of_cards) in
             [(column::ENERGY, column::GPU_ENERGY), (column::ENERGY_IDLE, column::GPU_ENERGY_IDLE)]

@@ -57,6 +57,11 @@ impl Job {
         }
     }
 
+    /// Whether all that it did is in the open window.
+    pub(super) fn began_in_open_window(&self) -> bool {
+        self.cpu_ns == Some(0)
+    }
+
     /// Its allocation becomes known after its start, from its processes or its scheduler.
     pub(super) fn hold(&mut self, record: &Record) {
         self.held_cpus = held_here(record).unwrap_or(self.held_cpus);

@@ -128,7 +128,7 @@ mod tests {
         let slot = sampler.add(&record).unwrap();
         let mut before = vec![MISSING; JOB.columns.len()];
         before[ENERGY] = 3_000_000;
-        sampler.energy.recall(slot, &before, false);
+        sampler.energy.recall(slot, &before, Default::default());
         let shown = |sampler: &Sampler| sampler.now().jobs[&record.key][ENERGY];
         assert_eq!(shown(&sampler), 3_000_000);
         // The last tick had more, before a part of it went to another job.

@@ -16,6 +16,7 @@ use met_query::live::{Live, PEAK_SPAN_MS};
 
 use super::{gap_ms, largest_processes};
 use met_core::running::Running;
+use met_core::sampled::Profile;
 use met_jobs::containers;
 
 /// Samples of living processes are rounded to ticks.
@@ -179,7 +180,9 @@ impl Sampled {
         let Some(local) = &record.local else { return Sampled::default() };
         let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
         course.each_row(|time_ms, cells| running.push(time_ms, cells));
-        Sampled { live: Live::of(&running, met_jobs::job_cgroup::profile(local)), ..Sampled::default() }
+        // Nobody saw its end.
+        let profile = Profile { missed: true, ..met_jobs::job_cgroup::profile(local) };
+        Sampled { live: Live::of(&running, profile), ..Sampled::default() }
     }
 
     /// Whether it had to do with a card, as far as could be seen.

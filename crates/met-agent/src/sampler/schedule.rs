@@ -115,6 +115,8 @@ impl Schedule {
 /// When a job began, which of its early ticks it had, and its pace since then.
 pub(super) struct Age {
     pub(super) born_ns: i64,
+    /// When it started, in unix time.
+    pub(super) start_ms: Option<i64>,
     early_taken: usize,
     /// Unix time minus boot time when the job began: its samples stay in line if the clock is set.
     unix_offset_ns: i64,
@@ -126,7 +128,8 @@ impl Age {
     pub(super) fn new(born_ns: i64, start_ns: Option<i64>) -> Age {
         let unix_offset_ns = clock::realtime_ns() - born_ns;
         let started_ns = start_ns.map_or(born_ns, |start_ns| start_ns - unix_offset_ns).min(born_ns);
-        Age { born_ns, early_taken: 0, unix_offset_ns, pacing: Pacing::new(started_ns) }
+        let start_ms = start_ns.map(|start_ns| start_ns / 1_000_000);
+        Age { born_ns, start_ms, early_taken: 0, unix_offset_ns, pacing: Pacing::new(started_ns) }
     }
 
     /// When its next early tick is due.

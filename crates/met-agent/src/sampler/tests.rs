@@ -49,6 +49,7 @@ impl Sleeper {
         let local = record.local.as_mut().unwrap();
         local.boot_id.clone_from(&host.facts().boot_id);
         local.main = host.process(self.child.id()).ok();
+        record.start_ns = Some(clock::realtime_ns());
         record
     }
 

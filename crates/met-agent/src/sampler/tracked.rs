@@ -12,6 +12,7 @@ use met_core::process_exits::{Gone, INHERITED, OWN};
 use met_core::running::Running;
 use met_core::sampled::Profile;
 use met_core::series::{Course, PackedSamples};
+use met_core::watched::Watched;
 use met_core::{Batch, FastMap, JOB, Kind, MISSING, Subject, gpu_use};
 use met_host::Look;
 use met_query::hidden_io;
@@ -70,16 +71,19 @@ pub(super) struct Shared<'r>(&'r mut [i64]);
 
 impl Tracked {
     pub(super) fn new(record: &Record, local: &Local, now_ns: i64, gap_ms: i64, watch: Watch) -> Tracked {
+        let age = Age::new(now_ns, record.start_ns);
+        let watched = Watched::late(age.start_ms, age.unix_ms(now_ns));
+        let profile = met_jobs::job_cgroup::profile(local);
         Tracked {
             key: record.key.clone(),
             user: record.user.as_deref().map(Arc::from),
-            profile: met_jobs::job_cgroup::profile(local),
-            age: Age::new(now_ns, record.start_ns),
+            profile: Profile { missed: watched.has_missed_peak, ..profile },
+            age,
             samples: PackedSamples::new(&JOB),
             running: Running::new(gap_ms, PEAK_SPAN_MS),
             counts: Counts::default(),
             containers: Containers::default(),
-            earlier: Earlier { gpus: record.gpus.clone(), ..Earlier::default() },
+            earlier: Earlier { gpus: record.gpus.clone(), watched, ..Earlier::default() },
             watch,
             main: local.main.map(|main| (main, now_ns)),
             events: JobEvents::default(),
@@ -160,10 +164,9 @@ impl Tracked {
             self.running.push(time_ms, cells);
         });
         self.running.recall_thinned(course);
-        let mut spans_ms = course.spans_ms();
-        let gap_ms = look_gap_ms(spans_ms.clone(), least_ms);
-        spans_ms.extend(course.times_ms.last().map(|last_ms| self.age.unix_ms(now_ns) - last_ms));
-        self.earlier.missed = spans_ms.iter().any(|&span_ms| span_ms > gap_ms);
+        let gap_ms = look_gap_ms(course.spans_ms(), least_ms);
+        self.earlier.watched = Watched::of(course, self.age.start_ms, self.age.unix_ms(now_ns), gap_ms);
+        self.profile.missed = self.earlier.watched.has_missed_peak;
         self.earlier.recall(&self.counts.floors, course);
     }
 
@@ -276,8 +279,8 @@ pub(super) struct Earlier {
     idle_uj: i64,
     /// As it last wrote them.
     gpus: Vec<GpuUse>,
-    /// Since the job was first sampled there was a time in which nothing was read.
-    pub(super) missed: bool,
+    /// For how much of the job's life until now nothing was read.
+    pub(super) watched: Watched,
 }
 
 impl Earlier {
@@ -314,7 +317,7 @@ impl Earlier {
     fn together(&self, now: Vec<GpuUse>) -> Vec<GpuUse> {
         let mut gpus = gpu_use::together(&self.gpus, now);
         let had = |gpu: &GpuUse| self.gpus.iter().any(|before| before.uuid == gpu.uuid);
-        for gpu in gpus.iter_mut().filter(|gpu| self.missed && had(gpu)) {
+        for gpu in gpus.iter_mut().filter(|gpu| self.watched.missed_ms > 0 && had(gpu)) {
             gpu.energy_kind = gpu.energy_kind.map(|_| QualityKind::LowerBound);
         }
         gpus

@@ -4,6 +4,7 @@ use met_core::belief::CHARGED;
 use met_core::job::{Origin, QualityKind};
 use met_core::job_table as column;
 use met_core::provenance::Caveat;
+use met_core::work::NAMES_MAX;
 
 use super::reader::Reader;
 
@@ -31,6 +32,11 @@ impl Reader<'_> {
             let why = "the command started before it was moved into its cgroup (jobs.start_before_cgroup): memory \
                 allocated before the move is not included";
             notes.push(why.to_owned());
+        }
+        if self.record.work.iter().any(|one| one.others_left_out) {
+            notes.push(format!(
+                "the job marked more than {NAMES_MAX} names: only the first {NAMES_MAX} are kept"
+            ));
         }
         notes.extend(self.event_notes());
         let found = self.record.local.as_ref().is_some_and(|local| local.origin == Origin::Found);

@@ -289,7 +289,7 @@ pub static FIELDS: &[Field] = &[
         "others_queued",
         Measure::Count,
         "jobs of others that wait for resources in a partition of the user",
-        |user| Some(Fact::measured(user.others_queued as f64)),
+        |user| Some(Fact::measured(user.others_queued? as f64)),
     ),
 ];
 

@@ -416,6 +416,21 @@ fn sums_are_of_a_week() {
 }
 
 #[test]
+fn who_sees_one_user_alone_knows_no_share_of_all() {
+    let job = |user: &str| {
+        let mut record = given(made(10 * HOUR).cores(|_| 3.0), 8).record;
+        (record.key.id, record.user) = (user.to_owned(), Some(user.to_owned()));
+        record
+    };
+    let of_alice = |jobs: &[Record]| {
+        let sums = user::sums(jobs, sample::NOW_NS);
+        (sums[0].share_of_all, sums[0].others_queued)
+    };
+    assert_eq!(of_alice(&[job("alice")]), (None, None));
+    assert_eq!(of_alice(&[job("alice"), job("bob")]), (Some(0.5), Some(0)));
+}
+
+#[test]
 fn who_uses_all_alone_does_not_hog() {
     let job = |user: &str, id: &str, state, cores: f64| {
         let mut record = given(made(10 * HOUR).cores(move |_| cores), 64).record;

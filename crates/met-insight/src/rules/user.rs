@@ -39,7 +39,7 @@ pub struct UserSum {
     /// The share of the core time of all users whose use was measured.
     pub all_known: f64,
     pub others_pressure: Option<f64>,
-    pub others_queued: usize,
+    pub others_queued: Option<usize>,
     /// From the first start to the last end.
     pub window_ns: (i64, i64),
 }
@@ -105,6 +105,9 @@ pub fn sums<'a>(jobs: impl IntoIterator<Item = &'a Record>, now_ns: i64) -> Vec<
         week.partitions.insert(record.scheduling.partition.as_deref());
         add(week, record, wall_ns, now_ns);
     }
+    // Who sees the jobs of one user alone, as most do, knows nothing of others.
+    let users = weeks.keys().map(|(user, _)| user).chain(queue.iter().map(|waiting| &waiting.user));
+    let knows_others = users.collect::<BTreeSet<_>>().len() > 1;
     let mut all: BTreeMap<i64, Load> = BTreeMap::new();
     for ((_, number), week) in &weeks {
         all.entry(*number).or_default().add(&week.load);
@@ -112,7 +115,7 @@ pub fn sums<'a>(jobs: impl IntoIterator<Item = &'a Record>, now_ns: i64) -> Vec<
     let finish = |((_, number), week): ((String, i64), Week<'_>)| {
         let Week { mut sum, load, partitions } = week;
         let all = all.get(&number).copied().unwrap_or_default();
-        sum.share_of_all = (all.cpu_s > 0.0).then(|| load.cpu_s / all.cpu_s);
+        sum.share_of_all = (all.cpu_s > 0.0 && knows_others).then(|| load.cpu_s / all.cpu_s);
         sum.all_known = if all.held_s > 0.0 { all.known_s / all.held_s } else { 0.0 };
         let others_ns = all.of_ns - load.of_ns;
         sum.others_pressure = (others_ns > 0.0).then(|| (all.waited_ns - load.waited_ns) / others_ns);
@@ -121,7 +124,7 @@ pub fn sums<'a>(jobs: impl IntoIterator<Item = &'a Record>, now_ns: i64) -> Vec<
                 && partitions.contains(&waiting.partition)
                 && waiting.since_ns < sum.window_ns.1
         };
-        sum.others_queued = queue.iter().filter(waits).count();
+        sum.others_queued = knows_others.then(|| queue.iter().filter(waits).count());
         sum
     };
     weeks.into_iter().map(finish).collect()

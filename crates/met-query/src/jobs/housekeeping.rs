@@ -13,6 +13,7 @@ use met_host::Host;
 use met_store::inbox::JobDir;
 use met_store::{Retained, Retention, StoreError, Thinning, Writer, inbox};
 
+use super::completing::complete_by_samples;
 use super::forgetting::forget_reactions;
 use super::leftovers::{note_cgroup, remove_left_cgroups};
 use super::liveness::{remove_empty_cgroups, settle};
@@ -203,7 +204,7 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Imported
         }
         (None, None) => {}
     }
-    let imported = writer.import()?;
+    let imported = writer.import_with(&complete_by_samples)?;
     for problem in &imported.problems {
         tracing::warn!("{problem}");
     }
@@ -221,6 +222,9 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Imported
         match folder.read() {
             entry if entry.end.is_some() => ended_meanwhile = true,
             entry if entry.end_is_absent => {
+                if let Some(course) = writer.course(&record.key).ok().filter(|course| !course.is_empty()) {
+                    complete_by_samples(&mut record, &course);
+                }
                 writer.put(&record)?;
                 folder.remove()?;
                 ended.push(record);
@@ -230,7 +234,7 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Imported
         }
     }
     if ended_meanwhile {
-        ended.extend(writer.import()?.ended);
+        ended.extend(writer.import_with(&complete_by_samples)?.ended);
     }
     let left = remove_empty_cgroups(host, &ended);
     Ok(Imported { ended, left })

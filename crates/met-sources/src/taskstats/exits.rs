@@ -1,21 +1,21 @@
 //! Listens to the ends of processes, and to their births: who came and went between two samples.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use met_core::MISSING;
 use met_core::process_exits::{Exit, INHERITED, OWN, OWN_DETAILS};
+use met_core::{FastMap, MISSING};
 use met_host::netlink::{self, Datagrams, Socket, u16_at, u32_at};
 use met_host::{Host, clock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::record::Record;
 use super::{
-    ANSWER_BYTES_MAX, COMMAND_GET, OF_PROCESS, OF_THREAD, SPEC, accounts_delays, connect, statistics,
+    ANSWER_BYTES_MAX, COMMAND_GET, Connected, OF_PROCESS, OF_THREAD, SPEC, accounts_delays, connect,
+    statistics,
 };
 use crate::{Options, Unavailable};
 
@@ -40,6 +40,8 @@ const BIRTHS_GROUP: u32 = 1;
 const BIRTH: u32 = 1;
 /// Where a connector's message says what happened: behind the headers of netlink and connector.
 const EVENT_OFFSET: u32 = 36;
+const CHILD_TID_OFFSET: u32 = EVENT_OFFSET + 24;
+const CHILD_PID_OFFSET: u32 = EVENT_OFFSET + 28;
 
 /// Whether the configuration turns the source off, and so this listener.
 pub fn is_off(options: &Options) -> bool {
@@ -227,8 +229,8 @@ fn register(host: &Host, socket: &Socket, family: u16) -> io::Result<()> {
     refused.map_or(Ok(()), Err)
 }
 
-/// The proc connector: a message for each fork on the machine.
-fn listen_to_births() -> io::Result<Socket> {
+/// The proc connector: a message for each fork on the machine, and `of_threads` for each new thread.
+fn listen_to_births(of_threads: bool) -> io::Result<Socket> {
     const LISTEN: u32 = 1;
     const DONE: u16 = 3;
     let socket = Socket::open(netlink::CONNECTOR, BIRTHS_GROUP)?;
@@ -243,9 +245,11 @@ fn listen_to_births() -> io::Result<Socket> {
         netlink::push_message(&mut message, DONE, &body);
         message
     };
+    // A short process causes about six events, of which one is its birth. The child is a process if its two numbers
+    // are the same.
+    let of_processes = (!of_threads).then_some([CHILD_TID_OFFSET, CHILD_PID_OFFSET]);
+    let _ = socket.only_with(EVENT_OFFSET, BIRTH, of_processes);
     socket.send(&order(&[LISTEN]))?;
-    // A short process causes about six events, of which one is its birth.
-    let _ = socket.only_with(EVENT_OFFSET, BIRTH);
     // From Linux 6.6 on they are not even sent; before, this is not understood and does no harm.
     let _ = socket.send(&order(&[LISTEN, BIRTH]));
     Ok(socket)
@@ -263,10 +267,10 @@ fn absent(error: io::Error) -> Unavailable {
 
 impl Ears {
     fn open(host: &Host, room_bytes: i32) -> Result<Ears, Unavailable> {
-        let (socket, family) = connect(host)?;
+        let Connected { socket, family, says_process } = connect(host)?;
         socket.make_room(room_bytes);
         // Before the ends: a child whose end is heard was born after this.
-        let births = listen_to_births().ok();
+        let births = listen_to_births(!says_process).ok();
         register(host, &socket, family).map_err(absent)?;
         Ok(Ears {
             ends: socket,
@@ -386,12 +390,12 @@ struct Now {
 #[derive(Debug, Default)]
 struct Threads {
     /// Those that ended of processes that go on, by process.
-    parted: HashMap<u32, Exit>,
+    parted: FastMap<u32, Exit>,
     /// Processes of threads, for kernels whose records do not say.
-    processes: HashMap<u32, u32>,
+    processes: FastMap<u32, u32>,
     records_say_process: bool,
     /// When processes were born, on the monotonic clock.
-    births_ns: HashMap<u32, i64>,
+    births_ns: FastMap<u32, i64>,
 }
 
 impl Threads {
@@ -417,7 +421,7 @@ impl Threads {
 
     fn process_of(&mut self, record: &Record) -> u32 {
         if record.pid.is_some() && !std::mem::replace(&mut self.records_say_process, true) {
-            self.processes = HashMap::new();
+            self.processes = FastMap::default();
         }
         let told = self.processes.remove(&record.tid);
         record.pid.or(told).unwrap_or(record.tid)
@@ -659,6 +663,33 @@ mod tests {
         // Of others on this machine some may have ended since.
         let (bytes, room) = ears.ends.waiting_bytes().unwrap();
         assert!(bytes < room / WAITING_SHARE && room >= ROOM_BYTES as u32, "{bytes} of {room}");
+    }
+
+    #[test]
+    fn births_of_threads_are_left_out_where_records_name_the_process() {
+        let (births, of_threads) = match (listen_to_births(false), listen_to_births(true)) {
+            (Ok(births), Ok(of_threads)) => (births, of_threads),
+            (Err(why), _) | (_, Err(why)) => {
+                met_core::skipped::skipped(why);
+                return;
+            }
+        };
+        std::thread::spawn(|| {}).join().unwrap();
+        #[allow(clippy::disallowed_methods, reason = "a test may start processes")]
+        let mut sh = std::process::Command::new("sh");
+        assert!(sh.args(["-c", "(:)"]).status().unwrap().success());
+        let heard = |socket: &Socket| {
+            let mut found = Vec::new();
+            let mut datagrams = Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX);
+            while socket.receive(&mut datagrams).unwrap() > 0 {
+                let messages = datagrams.iter().flat_map(netlink::messages);
+                found.extend(messages.filter_map(|message| birth_of(message.body)));
+            }
+            let threads = found.iter().filter(|birth| birth.tid != birth.pid).count();
+            (threads > 0, found.len() > threads)
+        };
+        assert_eq!(heard(&births), (false, true));
+        assert_eq!(heard(&of_threads), (true, true));
     }
 
     #[test]

@@ -1,0 +1,120 @@
+//! What stored samples know of a job whose end no daemon saw.
+
+use std::time::Duration;
+
+use met_core::belief::{CHARGED, fit_cpu_parts, fit_memory_peaks};
+use met_core::job::{Figure, QualityKind, Record};
+use met_core::job_table::{COST, EMISSIONS, MEMORY_PEAK};
+use met_core::provenance::{Account, Caveat};
+use met_core::running::Running;
+use met_core::sampled::Profile;
+use met_core::series::Course;
+use met_core::watched::Watched;
+use met_core::{JOB, Kind};
+use met_insight::resample::gap_ms_of;
+use met_jobs::job_cgroup;
+
+use crate::live::{Live, PEAK_SPAN_MS};
+
+/// Completes the record of a job that is over by what an earlier daemon sampled of it. What its supervisor counted is
+/// exact, and stays.
+pub fn complete_by_samples(record: &mut Record, course: &Course) {
+    let Some(local) = &record.local else { return };
+    let gap_ms = gap_ms_of(course, Duration::from_secs(1));
+    let end_ms = record.end_ns.map(|end_ns| end_ns / 1_000_000);
+    let last_ms = course.times_ms.last().copied().unwrap_or(0);
+    let start_ms = record.start_ns.map(|start_ns| start_ns / 1_000_000);
+    let watched = Watched::of(course, start_ms, end_ms.unwrap_or(last_ms).max(last_ms), gap_ms);
+    let profile = job_cgroup::profile(local);
+    // Its cgroup may be gone.
+    let of_cgroup =
+        |column| record.totals.figure(column).map(|figure| figure.source.account == Account::Cgroup);
+    let counts_memory = of_cgroup(MEMORY_PEAK).unwrap_or(profile.counts_memory);
+    let missed = watched.missed_ms > 0 || end_ms.is_none();
+    let mut running = Running::new(gap_ms, PEAK_SPAN_MS);
+    course.each_row(|time_ms, cells| running.push(time_ms, cells));
+    running.recall_thinned(course);
+    let live = Live::of(&running, Profile { counts_memory, missed, ..profile });
+    for (column, figure) in live.totals.iter() {
+        let is_better = |known: &Figure| {
+            CHARGED.contains(&column) && known.kind == QualityKind::LowerBound && known.value < figure.value
+        };
+        if record.totals.figure(column).is_none_or(is_better) {
+            // The last sample of a counter is not its end.
+            let is_counter = JOB.columns[column].kind == Kind::Counter;
+            let kind = if is_counter { QualityKind::LowerBound } else { figure.kind };
+            record.totals.set(column, figure.value, kind, figure.source.clone());
+        }
+    }
+    for column in CHARGED.into_iter().filter(|_| missed) {
+        let figure = record.totals.figure(column).filter(|figure| figure.kind == QualityKind::LowerBound);
+        let Some((value, source)) = figure.map(|figure| (figure.value, figure.source.clone())) else {
+            continue;
+        };
+        // The first word of a cost's source is its currency, and emissions name their factor.
+        let caveat = (!matches!(column, EMISSIONS | COST)).then_some(Caveat::NotWatched);
+        record.totals.set(column, value, QualityKind::LowerBound, source.with(caveat));
+    }
+    fit_cpu_parts(&mut record.totals);
+    fit_memory_peaks(&mut record.totals);
+    record.summaries = course.summaries(gap_ms);
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::MISSING;
+    use met_core::job_table::{CPU, ENERGY, MEMORY_NEEDED, MEMORY_NEEDED_PEAK};
+
+    use super::*;
+
+    /// A job of a minute with one sample a second until `until_s`.
+    fn completed(until_s: i64) -> Record {
+        let mut record = met_core::sample::full(1, "train");
+        let start_ns = record.start_ns.unwrap();
+        record.end_ns = Some(start_ns + 60_000_000_000);
+        record.totals = met_core::job::Totals::default();
+        record.totals.set(CPU, 50_000_000_000, QualityKind::Measured, Account::Cgroup);
+        record.totals.set(MEMORY_PEAK, 9_000, QualityKind::Measured, Account::Cgroup);
+        let mut course = Course::new(&JOB);
+        for second in 0..=until_s {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[CPU], cells[ENERGY], cells[MEMORY_NEEDED]) =
+                (second * 900_000_000, second * 40, 500 * second);
+            (cells[EMISSIONS], cells[COST]) = (second, second);
+            course.push(start_ns / 1_000_000 + second * 1000, &cells);
+        }
+        complete_by_samples(&mut record, &course);
+        record
+    }
+
+    #[test]
+    fn figures_of_stored_samples_are_lower_bounds_and_those_of_the_end_stay() {
+        let record = completed(10);
+        let figure = |column| record.totals.figure(column).cloned().unwrap();
+        assert_eq!((figure(CPU).value, figure(CPU).kind), (50_000_000_000, QualityKind::Measured));
+        for (column, value) in [(ENERGY, 400), (MEMORY_NEEDED_PEAK, 5_000)] {
+            let figure = figure(column);
+            assert_eq!((figure.value, figure.kind), (value, QualityKind::LowerBound));
+            assert!(figure.source.has(Caveat::NotWatched), "{figure:?}");
+        }
+        assert_eq!(figure(MEMORY_NEEDED_PEAK).source.account, Account::Cgroup, "its cgroup is gone");
+        assert!(record.summaries.get(MEMORY_NEEDED).is_some());
+        // What they were computed with is in no sample.
+        assert_eq!((record.totals.get(EMISSIONS), record.totals.get(COST)), (None, None));
+    }
+
+    #[test]
+    fn what_a_daemon_wrote_when_it_left_is_better_than_samples_from_before() {
+        let mut record = completed(10);
+        record.totals.set(ENERGY, 410, QualityKind::LowerBound, "RAPL, by CPU time");
+        let mut course = Course::new(&JOB);
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        cells[ENERGY] = 410;
+        course.push(record.start_ns.unwrap() / 1_000_000, &cells);
+        complete_by_samples(&mut record, &course);
+        assert_eq!(
+            record.totals.figure(ENERGY).unwrap().source,
+            "RAPL, by CPU time, not watched all the time"
+        );
+    }
+}
