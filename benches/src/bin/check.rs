@@ -1,42 +1,45 @@
 //! `met check` over many jobs with samples: the whole command, and what of it is reading and analysing.
 //!
-//! `MET=target/release/met cargo run --release -p met-benches --bin check [JOBS]`: 100,000 if not given, all within the
-//! 30 days that are looked at.
+//! `MET=target/release/met cargo run --release -p met-benches --bin check [JOBS [FOLDER]]`: 100,000 if not given, all
+//! within the 30 days that are looked at. What is in a folder from an earlier run is used again: two versions are
+//! compared by what they say of the same jobs.
 #![allow(clippy::print_stdout, reason = "a program that prints numbers")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use met_benches::{made_up, met_command, met_path, state_folder};
+use met_core::JOB;
 use met_core::job::{JobKey, Record, State};
 use met_core::series::Course;
 use met_host::clock;
-use met_insight::answers::Known;
-use met_insight::lineage::Lineages;
-use met_insight::neighbours::Neighbours;
+use met_insight::check::{self, Look};
 use met_insight::report::Machine;
-use met_insight::rules::{self, Rules};
-use met_store::{Filter, Reader, Writer};
+use met_insight::rules::Rules;
+use met_store::{Filter, Reader, Writer, has_catalogue};
 
 const ROUNDS: usize = 5;
 /// A little less than what is looked at, so that the length of the command does not push jobs out.
 const SPAN_NS: i64 = 29 * 86_400 * 1_000_000_000;
 /// As many as a rule needs, and a few more.
 const SAMPLES: i64 = 24;
-const EARLIER: usize = 20;
+const SHORTEST_NS: i64 = 60_000_000_000;
 const INTERVAL: Duration = Duration::from_secs(10);
 
 fn main() -> Result<()> {
     let jobs: u32 = std::env::args().nth(1).map_or(Ok(100_000), |count| count.parse())?;
-    let root = tempfile::tempdir_in("/var/tmp")?;
-    let state = state_folder(root.path())?;
+    let temporary = tempfile::tempdir_in("/var/tmp")?;
+    let root = std::env::args().nth(2).map_or(temporary.path().to_owned(), PathBuf::from);
+    let state = state_folder(&root)?;
     let begin = Instant::now();
     let now_ns = clock::realtime_ns();
-    fill(&state, jobs, now_ns)?;
-    println!("{jobs} jobs with {SAMPLES} samples each written in {:.1} s", begin.elapsed().as_secs_f64());
-    whole_command(root.path(), jobs)?;
+    if !has_catalogue(&state) {
+        fill(&state, jobs, now_ns)?;
+        println!("{jobs} jobs with {SAMPLES} samples each written in {:.1} s", begin.elapsed().as_secs_f64());
+    }
+    whole_command(&root, jobs)?;
     by_stages(&state, now_ns)
 }
 
@@ -88,38 +91,41 @@ fn whole_command(root: &Path, jobs: u32) -> Result<()> {
 /// The same in this process.
 fn by_stages(state: &Path, now_ns: i64) -> Result<()> {
     let begin = Instant::now();
-    let reader = Reader::open(state)?;
-    let records = reader.jobs(&Filter::default())?;
+    let reader = Reader::open_checked(state)?;
+    let records = reader.jobs(&Filter { with_summaries: true, ..Filter::default() })?;
     let read = begin.elapsed();
-    let (lineages, neighbours) = (Lineages::of(&records), Neighbours::of(&records));
-    let compared = begin.elapsed() - read;
-    let (mut sampled, mut analysed, mut found) = (Duration::ZERO, Duration::ZERO, 0);
-    for (index, record) in records.iter().enumerate() {
+    ensure!(records.iter().all(|record| record.state != State::Running), "a job is not over");
+    let look = Look {
+        rules: Rules::built_in(),
+        is_wanted: &|_| true,
+        machine: &|_| Machine { cpus: None },
+        shortest_ns: SHORTEST_NS,
+        interval: INTERVAL,
+        now_ns,
+    };
+    let (mut sampled, mut series) = (Duration::ZERO, 0);
+    let begin = Instant::now();
+    let (findings, _) = check::of_jobs(&look, &records, &mut |record, table, part| {
         let begin = Instant::now();
         let [from_ms, to_ms] =
             [record.start_ns, record.end_ns].map(|time_ns| time_ns.unwrap_or(0) / 1_000_000);
-        let known = Known::read(INTERVAL, record, Machine { cpus: None }, &mut |_, part| match part {
-            "" => reader.course(&record.key),
-            uuid => reader.device_course(uuid, from_ms, to_ms),
-        })?;
+        let course = match table.name == JOB.name {
+            true => reader.course_of(record),
+            false => reader.device_course(part, from_ms, to_ms),
+        };
         sampled += begin.elapsed();
-        let begin = Instant::now();
-        let known = known.beside(&neighbours, record, now_ns);
-        let earlier = lineages.before(index, EARLIER);
-        let findings =
-            known.with_job(record, &earlier, now_ns, |job| rules::findings(Rules::built_in(), job));
-        found += findings.len();
-        analysed += begin.elapsed();
-    }
-    ensure!(records.iter().all(|record| record.state != State::Running), "a job is not over");
+        series += 1;
+        course
+    })?;
+    let analysed = begin.elapsed() - sampled;
     println!(
-        "of it: jobs {:.2} s, lineages and neighbours {:.2} s, samples {:.2} s, rules {:.2} s ({:.1} µs a job, \
-         {found} findings before the gates of a cluster)",
+        "of it: jobs {:.2} s, {series} series {:.2} s, the rest {:.2} s ({:.1} µs a job, {} findings before the gates \
+         of a cluster)",
         read.as_secs_f64(),
-        compared.as_secs_f64(),
         sampled.as_secs_f64(),
         analysed.as_secs_f64(),
-        analysed.as_secs_f64() * 1e6 / records.len().max(1) as f64
+        analysed.as_secs_f64() * 1e6 / records.len().max(1) as f64,
+        findings.len()
     );
     Ok(())
 }

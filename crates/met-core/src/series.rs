@@ -96,6 +96,20 @@ impl Course {
         }
     }
 
+    /// Removes the first `count` samples.
+    pub fn remove_first(&mut self, count: usize) {
+        if count == 0 {
+            return;
+        }
+        self.times_ms.drain(..count);
+        for column in &mut self.columns {
+            column.drain(..count);
+        }
+        if let Some(spreads) = &mut self.spreads {
+            spreads.remove_first(count);
+        }
+    }
+
     /// At most so many samples: a longer series is thinned, so that its means and peaks stay.
     pub fn at_most(self, most: usize) -> Course {
         let (Some(first), Some(last)) = (self.times_ms.first(), self.times_ms.last()) else { return self };
@@ -164,7 +178,7 @@ impl Course {
         summaries
     }
 
-    fn summary(&self, column: usize, gap_ms: i64) -> Option<Summary> {
+    pub fn summary(&self, column: usize, gap_ms: i64) -> Option<Summary> {
         let mut spans: Vec<(f64, i64)> =
             self.intervals(column, gap_ms).map(|span| (span.value, span.end_ms - span.begin_ms)).collect();
         if spans.is_empty() {

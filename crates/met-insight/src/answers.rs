@@ -11,8 +11,10 @@ mod profile;
 mod verdict;
 pub mod words;
 
+use std::rc::Rc;
+
 use met_core::job::Record;
-use met_core::series::Course;
+use met_core::series::{Course, Interval};
 
 pub use bottleneck::{Bottleneck, Limit};
 pub use compared::Difference;
@@ -25,6 +27,7 @@ pub use profile::{Phase, PhaseKind, Profile};
 
 use crate::finding::Finding;
 use crate::report::Machine;
+use crate::resample::Rates;
 use crate::rules::{self, Memo, Rules};
 
 /// Findings of one report: who reads more acts on none.
@@ -51,6 +54,7 @@ pub struct Job<'a> {
     pub earlier: &'a [&'a Record],
     pub now_ns: i64,
     samples: Option<Samples<'a>>,
+    rates: Option<Rates<'a>>,
     profile: Option<Profile>,
     /// Statistics of samples that were computed: rules ask for the same ones.
     pub(crate) memo: Memo,
@@ -66,6 +70,7 @@ impl<'a> Job<'a> {
             earlier: &[],
             now_ns,
             samples: None,
+            rates: None,
             profile: None,
             memo: Memo::default(),
         }
@@ -85,9 +90,17 @@ impl<'a> Job<'a> {
         if !self.is_whole() {
             return self;
         }
-        self.profile = Profile::of(self.record, samples, self.now_ns);
-        self.samples = Some(samples);
+        let rates = Rates::new(samples.course, samples.gap_ms);
+        self.profile = Profile::of(self.record, samples, &rates, self.now_ns);
+        (self.samples, self.rates) = (Some(samples), Some(rates));
         self
+    }
+
+    /// The same job before anything was read of it but records.
+    pub fn unread(&self) -> Job<'a> {
+        Job::new(self.record, self.machine, self.now_ns)
+            .after(self.earlier)
+            .beside(self.node_gpus, self.others_pressure)
     }
 
     /// Whether its figures and samples are of the whole job: everything that judges a job asks here.
@@ -97,6 +110,11 @@ impl<'a> Job<'a> {
 
     pub fn samples(&self) -> Option<Samples<'a>> {
         self.samples
+    }
+
+    /// What its samples say of a column.
+    pub fn rates(&self, index: usize) -> Option<Rc<[Interval]>> {
+        Some(self.rates.as_ref()?.of(index))
     }
 
     pub fn profile(&self) -> Option<&Profile> {

@@ -1,14 +1,25 @@
 //! Findings of many jobs together: by user and rule, with the gates of a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
+use met_core::job::{LOCAL, Record, State};
 use met_core::reaction::Reaction;
+use met_core::series::Course;
+use met_core::{Table, job_table};
 use serde_json::{Value, json};
 
-use crate::answers::FollowUp;
+use crate::answers::{FollowUp, Job, Known, follow_ups};
 use crate::finding::{self, Finding, Saving, Severity};
-use crate::handled;
+use crate::lineage::Lineages;
+use crate::neighbours::Neighbours;
+use crate::report::Machine;
 use crate::rules::user::WEEK_NS;
+use crate::rules::{self, Rules};
+use crate::{average, handled};
+
+/// Runs before a job that are looked at.
+const EARLIER: usize = 20;
 
 /// What a user must have wasted by one rule in a week before it is worth a message.
 const CLUSTER_CORE_HOURS: f64 = 100.0;
@@ -40,6 +51,63 @@ pub struct Checked<'a> {
     pub hidden: Vec<(Finding, &'a Reaction)>,
     pub followed: Vec<FollowUp>,
     pub with_hidden: bool,
+}
+
+/// How jobs are looked at.
+pub struct Look<'a> {
+    pub rules: &'a Rules,
+    /// Of all these jobs, that are each other's earlier runs and neighbours, only some.
+    pub is_wanted: &'a dyn Fn(&Record) -> bool,
+    pub machine: &'a dyn Fn(&Record) -> Machine,
+    /// Nothing is said of a shorter job, unless it was killed for its memory.
+    pub shortest_ns: i64,
+    /// Jobs are sampled at most at this interval.
+    pub interval: Duration,
+    pub now_ns: i64,
+}
+
+/// The findings of jobs, and which advice was followed. `series` gives the samples of a job, a table and a part; they
+/// are read of the jobs that a rule may speak of.
+pub fn of_jobs<E>(
+    look: &Look<'_>,
+    records: &[Record],
+    series: &mut dyn FnMut(&Record, &'static Table, &str) -> Result<Course, E>,
+) -> Result<(Vec<Finding>, Vec<FollowUp>), E> {
+    let (lineages, neighbours) = (Lineages::of(records), Neighbours::of(records));
+    let (mut findings, mut followed) = (Vec::new(), Vec::new());
+    for (index, record) in records.iter().enumerate() {
+        if !(look.is_wanted)(record) || !look.is_worth_reading(record) {
+            continue;
+        }
+        let earlier = lineages.before(index, EARLIER);
+        let node_gpus = neighbours.gpus_beside(record);
+        let machine = (look.machine)(record);
+        let unread = Job::new(record, machine, look.now_ns).after(&earlier).beside(node_gpus, None);
+        followed.extend(follow_ups(&unread));
+        let (candidates, needs) = rules::candidates(look.rules, &unread);
+        if candidates.is_empty() {
+            continue;
+        }
+        let mut of_job = |table: &'static Table, part: &str| series(record, table, part);
+        let known = Known::read_needed(needs, look.interval, record, machine, &mut of_job)?;
+        let is_beside = node_gpus.is_some() && needs.neighbours;
+        let pressure = if is_beside { neighbours.pressure(record, look.now_ns) } else { None };
+        known.beside(node_gpus, pressure).with_job(record, &earlier, look.now_ns, |job| {
+            findings.extend(rules::judge_all(candidates, job));
+        });
+    }
+    Ok((findings, followed))
+}
+
+impl Look<'_> {
+    fn is_worth_reading(&self, record: &Record) -> bool {
+        let wall_ns = average::wall_ns(record, self.now_ns);
+        let is_long = wall_ns.is_some_and(|wall_ns| wall_ns >= self.shortest_ns);
+        let killed = record.totals.get(job_table::OOM_KILLS).is_some_and(|kills| kills > 0);
+        record.state != State::Pending
+            && (is_long || killed)
+            && (record.inside.is_none() || record.key.manager != LOCAL)
+    }
 }
 
 /// The findings that are worth a line: on a cluster those of a user and rule that passed the gate in one week at least.

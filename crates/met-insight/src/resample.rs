@@ -1,6 +1,9 @@
 //! A course in as many steps as a plot has columns.
 
+use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::time::Duration;
 
 use met_core::series::{Course, Interval, RATE_MIN_MS, Spread, Spreads};
@@ -39,13 +42,18 @@ pub fn between(
     count: usize,
     gap_ms: i64,
 ) -> Vec<Option<Bin>> {
+    binned(&rates(course, column, gap_ms), begin_ms, end_ms, count)
+}
+
+/// The same of [`rates`] that are known already.
+pub fn binned(rates: &[Interval], begin_ms: i64, end_ms: i64, count: usize) -> Vec<Option<Bin>> {
     let mut sums = vec![Sum::default(); count];
     let span_ms = end_ms.saturating_sub(begin_ms);
     if count == 0 || span_ms <= 0 {
         return vec![None; count];
     }
     let bin_ms = span_ms as f64 / count as f64;
-    for interval in rates(course, column, gap_ms) {
+    for interval in rates {
         let from = (interval.begin_ms.max(begin_ms) - begin_ms) as f64;
         let to = (interval.end_ms.min(end_ms) - begin_ms) as f64;
         if to <= from {
@@ -55,7 +63,7 @@ pub fn between(
         let last = ((to / bin_ms).ceil() as usize).clamp(first + 1, count);
         for (index, sum) in sums.iter_mut().enumerate().take(last).skip(first) {
             let covered_ms = to.min((index + 1) as f64 * bin_ms) - from.max(index as f64 * bin_ms);
-            sum.add(&interval, covered_ms);
+            sum.add(interval, covered_ms);
         }
     }
     sums.into_iter().map(Sum::bin).collect()
@@ -84,6 +92,24 @@ pub fn rates(course: &Course, column: usize, gap_ms: i64) -> Vec<Interval> {
     merged
 }
 
+/// The [`rates`] of the columns of a course, each worked out once.
+pub struct Rates<'a> {
+    course: &'a Course,
+    gap_ms: i64,
+    known: RefCell<HashMap<usize, Rc<[Interval]>>>,
+}
+
+impl<'a> Rates<'a> {
+    pub fn new(course: &'a Course, gap_ms: i64) -> Rates<'a> {
+        Rates { course, gap_ms, known: RefCell::default() }
+    }
+
+    pub fn of(&self, column: usize) -> Rc<[Interval]> {
+        let work_out = || rates(self.course, column, self.gap_ms).into();
+        Rc::clone(self.known.borrow_mut().entry(column).or_insert_with(work_out))
+    }
+}
+
 fn is_joined(one: &Interval, next: &Interval) -> bool {
     one.end_ms == next.begin_ms && !one.is_thinned && !next.is_thinned
 }
@@ -94,7 +120,7 @@ fn together(one: &Interval, next: &Interval) -> Interval {
     Interval { end_ms: next.end_ms, value, low: value, peak: value, ..*one }
 }
 
-/// A course whose column `plus[0]` holds the sum of several, sample by sample, without `minus`: the peaks of the
+/// A course whose only column, `plus[0]`, holds the sum of several, sample by sample, without `minus`: the peaks of the
 /// parts are not at the same time, and their sum is not a peak. A column that was never read counts nothing; a
 /// sample that lacks one of the others has no sum.
 pub fn combined(course: &Course, plus: &[usize], minus: Option<usize>) -> Course {
@@ -105,11 +131,14 @@ pub fn combined(course: &Course, plus: &[usize], minus: Option<usize>) -> Course
         let whole = plus_known.iter().map(|&column| cell(column)).sum::<Option<i64>>()?;
         minus.map_or(Some(whole), |minus| Some(whole - cell(minus)?))
     };
-    let mut combined = course.clone();
-    if let Some(&first) = plus.first().filter(|_| !plus_known.is_empty()) {
-        combined.columns[first] = (0..course.len()).map(|row| sum(row).unwrap_or(MISSING)).collect();
-        combined.spreads = None;
-        if course.spreads.is_some() {
+    let mut combined = Course::new(course.table);
+    combined.times_ms.clone_from(&course.times_ms);
+    if let Some(&first) = plus.first() {
+        combined.columns[first] = match plus_known.is_empty() {
+            true => vec![MISSING; course.len()],
+            false => (0..course.len()).map(|row| sum(row).unwrap_or(MISSING)).collect(),
+        };
+        if course.spreads.is_some() && !plus_known.is_empty() {
             let signed =
                 plus_known.iter().map(|&column| (column, 1.0)).chain(minus.map(|minus| (minus, -1.0)));
             spread_of_sum(course, &signed.collect::<Vec<_>>(), first, &mut combined);
@@ -184,17 +213,19 @@ pub fn card_gap_ms(course: &Course, gap_ms: i64) -> i64 {
 }
 
 /// The samples up to the end of the job, and the first one after it.
-pub fn until(course: &Course, end_ms: Option<i64>) -> Course {
-    let mut until = course.clone();
-    if let Some(end_ms) = end_ms {
+pub fn until(mut course: Cow<'_, Course>, end_ms: Option<i64>) -> Cow<'_, Course> {
+    if let Some(end_ms) =
+        end_ms.filter(|&end_ms| course.times_ms.last().is_some_and(|&last_ms| last_ms > end_ms))
+    {
         let count = course.times_ms.partition_point(|&time_ms| time_ms <= end_ms);
-        until.truncate((count + 1).min(course.len()));
-        if let Some(last_ms) = until.times_ms.last_mut() {
+        let course = course.to_mut();
+        course.truncate((count + 1).min(course.len()));
+        if let Some(last_ms) = course.times_ms.last_mut() {
             // That one was taken a moment later, when nothing changed any more.
             *last_ms = (*last_ms).min(end_ms);
         }
     }
-    until
+    course
 }
 
 /// The next round number above, in the unit it will be written in.
@@ -270,7 +301,8 @@ mod tests {
         assert_eq!(both.columns[READ], [0, 60, 120, MISSING]);
         assert_eq!(bins(&both, READ, 1, 5000)[0].map(|bin| bin.max), Some(60.0));
         assert_eq!(combined(&course, &[WRITTEN], Some(READ)).columns[WRITTEN], [0, -60, 0, MISSING]);
-        assert_eq!(combined(&course, &[READ_CALL], None).columns, course.columns, "nothing is known of it");
+        let unknown = combined(&course, &[READ_CALL], None);
+        assert_eq!(unknown.columns[READ_CALL], course.columns[READ_CALL], "nothing is known of it");
     }
 
     #[test]

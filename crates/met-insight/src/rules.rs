@@ -6,6 +6,7 @@ pub mod condition;
 mod evaluate;
 pub mod fields;
 mod file;
+mod outlook;
 mod template;
 pub mod user;
 
@@ -23,6 +24,7 @@ use condition::Expr;
 pub(crate) use evaluate::Memo;
 use evaluate::{Evaluation, Subject};
 pub use file::{Mistake, parse};
+pub use outlook::{Needs, candidates};
 use template::Template;
 use user::UserSum;
 
@@ -57,6 +59,16 @@ pub struct Rule {
     otherwise: Option<Template>,
     save_cores: Option<Expr>,
     save_gpus: Option<Expr>,
+}
+
+impl Rule {
+    /// Everything that it calculates.
+    fn exprs(&self) -> impl Iterator<Item = &Expr> {
+        let conditions = self.unless.iter().map(|counter| &counter.when).chain([&self.when]);
+        let saved = self.save_cores.iter().chain(&self.save_gpus);
+        let sentences = [&self.what, &self.how].into_iter().chain(&self.otherwise);
+        conditions.chain(saved).chain(sentences.flat_map(Template::exprs))
+    }
 }
 
 /// Evidence for the other side.
@@ -131,17 +143,22 @@ pub struct Step {
 
 /// All findings of a job, ranked.
 pub fn findings(rules: &Rules, job: &Job<'_>) -> Vec<Finding> {
-    of_subject(rules, Subject::Job(job), Scope::Job)
+    judge_all(outlook::possible(rules, &job.unread()), job)
+}
+
+/// The findings of some rules, ranked: of those that [`candidates`] left, they are those of all.
+pub fn judge_all<'r>(rules: impl IntoIterator<Item = &'r Rule>, job: &Job<'_>) -> Vec<Finding> {
+    of_subject(rules, Subject::Job(job))
 }
 
 pub fn findings_of_user(rules: &Rules, user: &UserSum) -> Vec<Finding> {
-    of_subject(rules, Subject::User(user), Scope::User)
+    of_subject(rules.about(Scope::User), Subject::User(user))
 }
 
-fn of_subject(rules: &Rules, subject: Subject<'_>, scope: Scope) -> Vec<Finding> {
+fn of_subject<'r>(rules: impl IntoIterator<Item = &'r Rule>, subject: Subject<'_>) -> Vec<Finding> {
     let mut found: Vec<Finding> = Vec::new();
     let mut replaced: Vec<&str> = Vec::new();
-    for rule in rules.rules.iter().filter(|rule| rule.scope == scope) {
+    for rule in rules {
         if let Some(finding) = judged(rule, subject, false).finding {
             replaced.extend(rule.replaces.iter().map(String::as_str));
             found.push(finding);

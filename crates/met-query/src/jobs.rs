@@ -56,6 +56,14 @@ pub use summing::{sum_jobs, sum_machine};
 
 /// Where commands find jobs, and change what is kept of them.
 trait Source: Query {
+    /// Whether an answer has all samples there are, however many.
+    fn has_whole_series(&self) -> bool {
+        false
+    }
+    /// All samples of a job; `None` where they are asked for page by page.
+    fn whole_course(&self, _: &Record) -> Result<Option<Course>> {
+        Ok(None)
+    }
     /// Why jobs may be missing from its answers.
     fn unread(&self) -> Option<String> {
         None
@@ -244,8 +252,11 @@ impl AllJobs {
         reference::one_of(text, job, merge(found))
     }
 
-    pub fn course(&mut self, key: &JobKey) -> Result<Course> {
-        self.first_course(&JOB, |source, after_ms| source.course(CALLER, key, after_ms))
+    pub fn course(&mut self, record: &Record) -> Result<Course> {
+        self.first_course(&JOB, |source, after_ms| match source.whole_course(record)? {
+            Some(whole) => Ok(whole),
+            None => source.course(CALLER, &record.key, after_ms),
+        })
     }
 
     /// A further series of a job: its details, or the event that is the `part`.
@@ -266,7 +277,10 @@ impl AllJobs {
         page: impl Fn(&dyn Source, i64) -> Result<Course>,
     ) -> Result<Course> {
         for source in &self.sources {
-            let course = every_sample(table, i64::MIN, |after_ms| page(source.as_ref(), after_ms))?;
+            let course = match source.has_whole_series() {
+                true => page(source.as_ref(), i64::MIN)?,
+                false => every_sample(table, i64::MIN, |after_ms| page(source.as_ref(), after_ms))?,
+            };
             if !course.is_empty() {
                 return Ok(course);
             }
@@ -452,9 +466,15 @@ fn every_sample(
         let course = page(after_ms)?;
         // A source that does not get on is not asked for ever.
         let Some(&last_ms) = course.times_ms.last().filter(|&&last_ms| last_ms > after_ms) else { break };
-        whole.append(&course);
+        let count = course.len();
+        // Mostly the first page has all of them, which are not copied.
+        if whole.is_empty() {
+            whole = course;
+        } else {
+            whole.append(&course);
+        }
         // The clock of another machine may be ahead: a full page is followed by another one.
-        if last_ms >= asked_ms && course.len() < PAGE_SAMPLES {
+        if last_ms >= asked_ms && count < PAGE_SAMPLES {
             break;
         }
         after_ms = last_ms;

@@ -14,13 +14,15 @@ use rusqlite::{Connection, ErrorCode};
 use crate::day;
 use crate::error::StoreError;
 use crate::query::keep_writers_away;
+use crate::read_days::ReadDays;
 use crate::schema::{SERIES, Sharing, give_back, move_aside, open_for_writing, open_shared_or_alone};
 use crate::series::{self, Series, Usage};
 use crate::thinning::{self, Position};
-use met_wire::block;
+use met_wire::block::Unpacker;
 
 /// Jobs run over midnight, and the day before may still get samples.
 const OPEN_DAYS_MAX: usize = 2;
+const FEW_DAYS: i64 = 12;
 
 pub(crate) struct DayFiles {
     state: PathBuf,
@@ -28,6 +30,7 @@ pub(crate) struct DayFiles {
     sharing: Sharing,
     /// Days the writer has open: on a network file system no second connection gets in.
     open_days: RefCell<Vec<(i64, Connection)>>,
+    read_days: RefCell<ReadDays>,
     /// Days whose file cannot be read and for which that was reported.
     reported: RefCell<BTreeSet<i64>>,
 }
@@ -46,8 +49,8 @@ pub fn unreadable_days(state: &Path) -> Vec<String> {
 
 impl DayFiles {
     pub fn new(state: &Path, is_network: bool, sharing: Sharing) -> DayFiles {
-        let (open_days, reported) = Default::default();
-        DayFiles { state: state.to_path_buf(), is_network, sharing, open_days, reported }
+        let (open_days, read_days, reported) = Default::default();
+        DayFiles { state: state.to_path_buf(), is_network, sharing, open_days, read_days, reported }
     }
 
     /// Adds what is of one day, in one transaction.
@@ -62,6 +65,7 @@ impl DayFiles {
         let at = match open_days.iter().position(|(open, _)| *open == day) {
             Some(at) => at,
             None => {
+                self.read_days.get_mut().close(day);
                 let connection = open_for_writing(&path, &SERIES, self.is_network)?;
                 keep_plans(&connection).map_err(StoreError::database(&path))?;
                 if open_days.len() == OPEN_DAYS_MAX {
@@ -85,6 +89,7 @@ impl DayFiles {
         change: impl FnOnce(&mut Connection) -> rusqlite::Result<T>,
     ) -> Result<Option<T>, StoreError> {
         let path = series::path_of(&self.state, day);
+        self.read_days.get_mut().close(day);
         let mut opened = None;
         let connection = match self.open_days.get_mut().iter_mut().find(|(open, _)| *open == day) {
             Some((_, connection)) => connection,
@@ -147,16 +152,33 @@ impl DayFiles {
     ) -> Result<(), StoreError> {
         let path = series::path_of(&self.state, day);
         let open_days = self.open_days.borrow();
-        match open_days.iter().find(|(open, _)| *open == day) {
-            Some((_, connection)) => ask(connection).map_err(StoreError::database(&path)),
-            None => match open_shared_or_alone(&path, &SERIES, self.sharing)? {
-                Some(connection) => ask(&connection).map_err(StoreError::database(&path)),
-                None => Ok(()),
-            },
+        if let Some((_, connection)) = open_days.iter().find(|(open, _)| *open == day) {
+            return ask(connection).map_err(StoreError::database(&path));
         }
+        let mut read_days = self.read_days.borrow_mut();
+        let opened = read_days.get(day, &path, || {
+            let connection = open_shared_or_alone(&path, &SERIES, self.sharing)?;
+            connection.as_ref().map_or(Ok(()), keep_plans).map_err(StoreError::database(&path))?;
+            Ok(connection)
+        })?;
+        let asked = opened.map_or(Ok(()), ask).map_err(StoreError::database(&path));
+        if asked.is_err() || !self.keeps_open() {
+            read_days.close(day);
+        }
+        asked
     }
 
+    /// On a network file system a writer has the file for itself: who reads beside one must not hold it.
+    fn keeps_open(&self) -> bool {
+        !self.is_network || self.sharing == Sharing::Alone
+    }
+
+    /// Those of these days that may have a file.
     fn days_between(&self, (first, last): (i64, i64)) -> Result<Vec<i64>, StoreError> {
+        // To look for a few files takes less than to list all.
+        if first <= last && last.saturating_sub(first) < FEW_DAYS {
+            return Ok((first..=last).collect());
+        }
         let mut days = self.file_days()?;
         days.retain(|day| (first..=last).contains(day));
         Ok(days)
@@ -173,6 +195,7 @@ impl Series for DayFiles {
         courses: &[(&JobKey, &Course)],
         durable: bool,
     ) -> Result<Option<PathBuf>, StoreError> {
+        self.read_days.get_mut().close_unused();
         let mut moved_aside = None;
         let days: BTreeSet<i64> = courses.iter().flat_map(|(_, course)| days_of(course)).collect();
         for day in days {
@@ -196,20 +219,16 @@ impl Series for DayFiles {
         span_ms: (i64, i64),
         days: (i64, i64),
     ) -> Result<Course, StoreError> {
-        let mut blocks = Vec::new();
+        let mut unpacker = Unpacker::new(table);
         for day in self.days_between(days)? {
-            self.read_day(day, |connection| series::blocks(connection, key, table, span_ms, &mut blocks))?;
+            self.read_day(day, |connection| {
+                series::each_block(connection, key, table, span_ms, |data| {
+                    // A damaged one is a gap.
+                    let _ = unpacker.push(data);
+                })
+            })?;
         }
-        let mut course = Course::new(table);
-        let samples = blocks.iter().map(|block| block.samples).sum();
-        course.times_ms.reserve(samples);
-        course.columns.iter_mut().for_each(|cells| cells.reserve(samples));
-        for block in &blocks {
-            if let Ok(part) = block::decode(&block.data, table) {
-                course.append(&part);
-            }
-        }
-        Ok(course)
+        Ok(unpacker.finish())
     }
 
     fn node_parts(
@@ -251,8 +270,13 @@ impl Series for DayFiles {
 
     fn remove_day(&mut self, day: i64) -> Result<(), StoreError> {
         self.open_days.get_mut().retain(|(open, _)| *open != day);
+        self.read_days.get_mut().close(day);
         let path = series::path_of(&self.state, day);
         series::unlink(&path).map_err(StoreError::io(&path))
+    }
+
+    fn close_files(&self) {
+        self.read_days.borrow_mut().close_all();
     }
 
     fn usage(&self, day: i64) -> Result<Vec<Usage>, StoreError> {

@@ -29,6 +29,7 @@ mod postgresql;
 mod promql;
 mod query;
 mod reactions;
+mod read_days;
 mod reading;
 mod record;
 mod retention;

@@ -172,6 +172,11 @@ impl Queries {
         self.is_network
     }
 
+    /// Closes the files that the last questions left open for the next one.
+    pub fn close_files(&self) {
+        self.series.close_files();
+    }
+
     /// Samples that the series database rejected since this was opened, and that are lost.
     pub fn samples_refused(&self) -> u64 {
         self.series.refused()
@@ -449,12 +454,29 @@ impl Queries {
         self.course_between(key, i64::MIN, i64::MAX)
     }
 
+    /// The same of a job whose record is known.
+    pub fn course_of(&self, record: &Record) -> Result<Course, StoreError> {
+        let is_pending = self.inbox_of(&record.key.id).contains_key(&record.key);
+        let days = days_between(record.start_ns, record.end_ns);
+        self.course_on(&record.key, is_pending, (i64::MIN, i64::MAX), days)
+    }
+
     /// The samples from `begin_ms` to `end_ms`, both included. A damaged block or day is a gap.
     pub fn course_between(&self, key: &JobKey, begin_ms: i64, end_ms: i64) -> Result<Course, StoreError> {
-        let (first_day, last_day) = self.days_of(key)?;
-        let days = (first_day.max(day::of_ms(begin_ms)), last_day.min(day::of_ms(end_ms)));
+        let is_pending = self.inbox_of(&key.id).contains_key(key);
+        let days = self.days_of(key, is_pending, begin_ms, end_ms)?;
+        self.course_on(key, is_pending, (begin_ms, end_ms), days)
+    }
+
+    fn course_on(
+        &self,
+        key: &JobKey,
+        is_pending: bool,
+        (begin_ms, end_ms): (i64, i64),
+        days: (i64, i64),
+    ) -> Result<Course, StoreError> {
         // The samples of the inbox first, for the same reason as in `jobs`.
-        let pending = self.inbox_course(key);
+        let pending = if is_pending { self.inbox_course(key) } else { None };
         let mut course = self.series.between(key, &JOB, (begin_ms, end_ms), days)?;
         if let Some(pending) = pending {
             course.append(&pending);
@@ -472,8 +494,8 @@ impl Queries {
         begin_ms: i64,
         end_ms: i64,
     ) -> Result<Course, StoreError> {
-        let (first_day, last_day) = self.days_of(key)?;
-        let days = (first_day.max(day::of_ms(begin_ms)), last_day.min(day::of_ms(end_ms)));
+        let is_pending = self.inbox_of(&key.id).contains_key(key);
+        let days = self.days_of(key, is_pending, begin_ms, end_ms)?;
         let mut course =
             self.series.between(&event::series_key(key, part), table, (begin_ms, end_ms), days)?;
         trim(&mut course, begin_ms, end_ms);
@@ -557,14 +579,24 @@ impl Queries {
         self.ask(DEVICE_VERSION, factors::all)
     }
 
-    /// The days a job can have samples in, with one more at each end for clocks that were set.
-    fn days_of(&self, key: &JobKey) -> Result<(i64, i64), StoreError> {
-        let record = self.get(key)?;
-        let start_ns = record.as_ref().and_then(|record| record.start_ns);
-        let end_ns = record.as_ref().and_then(|record| record.end_ns);
-        let first = start_ns.map_or(i64::MIN, |start_ns| day::of_ns(start_ns) - 1);
-        let last = end_ns.map_or(i64::MAX, |end_ns| day::of_ns(end_ns) + 1);
-        Ok((first, last))
+    /// The days of a span in which a job can have samples.
+    fn days_of(
+        &self,
+        key: &JobKey,
+        is_pending: bool,
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<(i64, i64), StoreError> {
+        let by_row = match self.trusted() {
+            Ok(Some(catalogue)) if !is_pending => reading::span(catalogue, key).ok().flatten(),
+            _ => None,
+        };
+        let (start_ns, end_ns) = match by_row {
+            Some(span) => span,
+            None => self.get(key)?.map_or((None, None), |record| (record.start_ns, record.end_ns)),
+        };
+        let (first, last) = days_between(start_ns, end_ns);
+        Ok((first.max(day::of_ms(begin_ms)), last.min(day::of_ms(end_ms))))
     }
 
     /// What the inbox says, by job.
@@ -583,11 +615,17 @@ impl Queries {
     }
 
     fn inbox_course(&self, key: &JobKey) -> Option<Course> {
-        if key.manager != LOCAL || !self.inbox_of(&key.id).contains_key(key) {
+        if key.manager != LOCAL {
             return None;
         }
         JobDir::open(&self.state, key.id.parse().ok()?).read_course().0
     }
+}
+
+/// The days of a job, with one more at each end for clocks that were set.
+fn days_between(start_ns: Option<i64>, end_ns: Option<i64>) -> (i64, i64) {
+    let first = start_ns.map_or(i64::MIN, |start_ns| day::of_ns(start_ns) - 1);
+    (first, end_ns.map_or(i64::MAX, |end_ns| day::of_ns(end_ns) + 1))
 }
 
 fn by_key(dirs: impl IntoIterator<Item = JobDir>) -> HashMap<JobKey, Record> {
@@ -608,7 +646,6 @@ pub(crate) fn settle(catalogue: &dyn Sql, pending: &mut HashMap<JobKey, Record>)
 fn trim(course: &mut Course, begin_ms: i64, end_ms: i64) {
     let end = course.times_ms.partition_point(|&time| time <= end_ms);
     let begin = course.times_ms.partition_point(|&time| time < begin_ms).min(end);
-    if (begin, end) != (0, course.len()) {
-        *course = course.part(begin, end);
-    }
+    course.truncate(end);
+    course.remove_first(begin);
 }

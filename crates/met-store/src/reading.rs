@@ -1,11 +1,10 @@
 //! Rows of the catalogue as records, each checked against its checksums. A row that cannot be read is passed over and
 //! named; it costs the list no other job.
 
-use std::collections::HashMap;
-
-use met_core::JOB;
 use met_core::job::{JobKey, LOCAL, QualityKind, Record, Summary};
 use met_core::listing::Cursor;
+use met_core::provenance::Provenance;
+use met_core::{FastMap, JOB};
 
 use crate::error::StoreError;
 use crate::record::{EXACT, key_values};
@@ -25,6 +24,8 @@ const SUMMED_AT: std::ops::RangeInclusive<usize> = 1..=15;
 const CLUSTER: usize = 1;
 const MANAGER: usize = 2;
 const ID: usize = 3;
+const START_NS: usize = 11;
+const END_NS: usize = 12;
 const SORT_NS: usize = 13;
 const DETAIL: usize = 15;
 const SUM: usize = 16;
@@ -203,6 +204,19 @@ pub(crate) fn exact(sql: &dyn Sql, key: &JobKey, parts: Parts) -> Result<Option<
     Ok(rows(sql, &behind, &key_values(key), Some(1), parts)?.found.pop())
 }
 
+/// When a job began and ended, by its row alone: a record takes longer to read. `None` unless a checksum says that the row
+/// is as it was written.
+pub(crate) fn span(sql: &dyn Sql, key: &JobKey) -> Result<Option<(Option<i64>, Option<i64>)>> {
+    let statement = format!("SELECT {} FROM job WHERE {EXACT}", columns(sql.version()?));
+    let mut span = None;
+    sql.query(&statement, &key_values(key), &mut |row| {
+        let time_ns = |at: usize| row.get(at).integer().ok();
+        span = (has_sum(row) && is_as_written(row)).then(|| (time_ns(START_NS), time_ns(END_NS)));
+        Ok(())
+    })?;
+    Ok(span)
+}
+
 /// Jobs written after the change `mark`, in the order of their writing, with the number of each.
 pub(crate) fn changed_after(
     sql: &dyn Sql,
@@ -223,17 +237,32 @@ pub(crate) fn changed_after(
     }
 }
 
+/// A metric, a kind or a source, by what it can be: a text is looked up once, and not for each of millions of figures.
+pub(crate) struct Term {
+    /// None of a metric that this version does not know: it came from a newer one.
+    column: Option<usize>,
+    kind: Option<QualityKind>,
+    source: Provenance,
+}
+
+impl Term {
+    pub fn new(text: &str) -> Term {
+        let (column, kind) = (JOB.column(text), QualityKind::parse(text));
+        Term { column, kind, source: text.to_owned().into() }
+    }
+}
+
 /// Metrics, kinds and sources by their keys; `None` for one that is damaged.
-pub(crate) type Names = HashMap<i64, Option<String>>;
+pub(crate) type Names = FastMap<i64, Option<Term>>;
 
 pub(crate) fn names(sql: &dyn Sql) -> Result<Names> {
     let sum = if sql.version()? < SUM_VERSION { "NULL" } else { "sum" };
-    let mut names = Names::new();
+    let mut names = Names::default();
     sql.query(&format!("SELECT key, text, {sum} FROM term"), &[], &mut |row| {
         if let Ok(key) = row.get(0).integer() {
             let text = row.get(1).text().ok();
             let fits = |text: &&str| row.get(2).integer().map_or(true, |sum| sum == sums::of_term(key, text));
-            names.insert(key, text.filter(fits).map(str::to_owned));
+            names.insert(key, text.filter(fits).map(Term::new));
         }
         Ok(())
     })?;
@@ -257,7 +286,7 @@ fn fill(sql: &dyn Sql, found: &mut [Stored], parts: Parts) -> Result<()> {
     for jobs in found.chunks_mut(FILL_CHUNK) {
         let keys = jobs.iter().map(|stored| stored.key.to_string()).collect::<Vec<_>>().join(",");
         let keys = format!("[{keys}]");
-        let places: HashMap<i64, usize> =
+        let places: FastMap<i64, usize> =
             jobs.iter().enumerate().map(|(place, stored)| (stored.key, place)).collect();
         let place_of = |row: &dyn Row| row.get(0).integer().ok().and_then(|key| places.get(&key).copied());
         let mut tallies = vec![Tally::default(); jobs.len()];
@@ -331,9 +360,8 @@ pub(crate) fn put_total(record: &mut Record, total: [i64; 4], names: &Names, tal
         tally.nameless = true;
         return;
     };
-    // A metric that this version does not know came from a newer one.
-    if let (Some(column), Some(kind)) = (JOB.column(metric), QualityKind::parse(kind)) {
-        record.totals.set(column, value, kind, source.clone());
+    if let (Some(column), Some(kind)) = (metric.column, kind.kind) {
+        record.totals.set(column, value, kind, source.source.clone());
     }
 }
 
@@ -358,7 +386,7 @@ pub(crate) fn put_summary(
     tally.summaries = tally.summaries.wrapping_add(sums::of_summary(metric, &summary));
     match names.get(&metric).and_then(Option::as_ref) {
         Some(metric) => {
-            if let Some(column) = JOB.column(metric) {
+            if let Some(column) = metric.column {
                 record.summaries.set(column, summary);
             }
         }

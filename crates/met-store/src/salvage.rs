@@ -11,7 +11,7 @@ use rusqlite::{Connection, OpenFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::error::StoreError;
-use crate::reading::{Names, Parts, Stored, Tally, label, put_summary, put_total};
+use crate::reading::{Names, Parts, Stored, Tally, Term, label, put_summary, put_total};
 use crate::record::{self, Terms};
 use crate::schema::{CATALOGUE, beside, move_to, name_aside, open_for_writing, open_frozen};
 use crate::sql::{Row, Sql, Value, in_transaction};
@@ -152,10 +152,10 @@ impl Raw {
             (Kind::Table(_), [Integer(last)]) if (0..CHANGES_MAX).contains(last) => {
                 self.counter = self.counter.max(Some(*last));
             }
-            (Kind::Table(key), [Null, Text(text)]) => drop(self.names.insert(key, Some(text.clone()))),
+            (Kind::Table(key), [Null, Text(text)]) => drop(self.names.insert(key, Some(Term::new(text)))),
             (Kind::Table(key), [Null, Text(text), sum]) => {
                 let fits = *sum == Null || *sum == Integer(sums::of_term(key, text));
-                self.names.insert(key, fits.then(|| text.clone()));
+                self.names.insert(key, fits.then(|| Term::new(text)));
             }
             (
                 Kind::Index,

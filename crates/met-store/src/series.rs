@@ -10,6 +10,7 @@ use std::time::Instant;
 use met_core::job::JobKey;
 use met_core::series::Course;
 use met_core::{Table, event};
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Result, params};
 
 use crate::backends::Backends;
@@ -95,6 +96,9 @@ pub(crate) trait Series: Send {
     ) -> std::result::Result<bool, StoreError> {
         Ok(true)
     }
+
+    /// Closes what is open for the next question.
+    fn close_files(&self) {}
 
     /// Samples that were not taken and are lost.
     fn refused(&self) -> u64 {
@@ -250,29 +254,27 @@ fn last_block(connection: &Connection, subject: i64, table: &Table) -> Result<Op
         .optional()
 }
 
-/// A block as it is stored.
-pub(crate) struct Packed {
-    pub samples: usize,
-    pub data: Vec<u8>,
-}
-
-/// The blocks of a job that overlap a span, in order.
-pub(crate) fn blocks(
+/// Calls `each` with the blocks of a series that overlap a span, in order.
+pub(crate) fn each_block(
     connection: &Connection,
     key: &JobKey,
     table: &Table,
     span_ms: (i64, i64),
-    out: &mut Vec<Packed>,
+    mut each: impl FnMut(&[u8]),
 ) -> Result<()> {
-    let Some(subject) = subject(connection, key)? else { return Ok(()) };
     let mut statement = connection.prepare_cached(
-        "SELECT samples, data FROM block WHERE subject = ?1 AND table_name = ?2 AND first_ms <= ?3 AND last_ms >= ?4
-         ORDER BY first_ms",
+        "SELECT data FROM block WHERE subject =
+             (SELECT key FROM subject WHERE id = ?1 AND manager = ?2 AND incarnation = ?3 AND cluster = ?4)
+         AND table_name = ?5 AND first_ms <= ?6 AND last_ms >= ?7 ORDER BY first_ms",
     )?;
-    let mut rows = statement.query(params![subject, table.name, span_ms.1, span_ms.0])?;
+    let cluster = key.cluster.as_deref().unwrap_or("");
+    let values = params![key.id, key.manager, key.incarnation, cluster, table.name, span_ms.1, span_ms.0];
+    let mut rows = statement.query(values)?;
     while let Some(row) = rows.next()? {
-        let samples = row.get::<_, i64>(0)?.clamp(0, BLOCK_SAMPLES_MAX as i64) as usize;
-        out.push(Packed { samples, data: row.get(1)? });
+        // The table is strict: there is nothing else in it.
+        if let ValueRef::Blob(data) = row.get_ref(0)? {
+            each(data);
+        }
     }
     Ok(())
 }
@@ -346,9 +348,11 @@ mod tests {
             packed += connection.query_row(newest, [], |row| row.get::<_, i64>(0)).unwrap();
         }
         let mut found = Vec::new();
-        blocks(&connection, &job, &met_core::JOB, (i64::MIN, i64::MAX), &mut found).unwrap();
-        let read: Vec<i64> =
-            found.iter().flat_map(|one| block::decode(&one.data, &met_core::JOB).unwrap().times_ms).collect();
+        each_block(&connection, &job, &met_core::JOB, (i64::MIN, i64::MAX), |data| {
+            found.push(block::decode(data, &met_core::JOB).unwrap());
+        })
+        .unwrap();
+        let read: Vec<i64> = found.iter().flat_map(|one| one.times_ms.clone()).collect();
         assert_eq!(read, (0..flushes * each).map(|sample| sample * 10_000).collect::<Vec<_>>());
         assert!(found.len() <= 12, "{} blocks", found.len());
         assert!(packed <= 10 * flushes * each, "{packed} samples were packed for {}", flushes * each);

@@ -121,54 +121,99 @@ fn body_of(bytes: &[u8]) -> Result<&[u8], Damaged> {
 /// Reads one block of `table`. A column that the table does not have came from another version of it and
 /// is passed over.
 pub fn decode(bytes: &[u8], table: &'static Table) -> Result<Course, Damaged> {
-    read(bytes, table).map(|(course, _)| course)
+    let mut unpacker = Unpacker::new(table);
+    unpacker.push(bytes)?;
+    Ok(unpacker.finish())
 }
 
 /// As [`decode`], to replace the block: `None` if a column of it is of another version, and would be lost.
 pub fn decode_known(bytes: &[u8], table: &'static Table) -> Result<Option<Course>, Damaged> {
-    read(bytes, table).map(|(course, is_all)| is_all.then_some(course))
+    let mut unpacker = Unpacker::new(table);
+    let is_all = unpacker.push(bytes)?;
+    Ok(is_all.then(|| unpacker.finish()))
 }
 
-/// One block, and whether the table has all its columns.
-fn read(bytes: &[u8], table: &'static Table) -> Result<(Course, bool), Damaged> {
-    let body = body_of(bytes)?;
-    let mut input = Input::new(body);
-    if input.byte()? != VERSION {
-        return Err(Damaged("unknown version"));
+/// Blocks of a series, in order, become one course. Columns that no block has are written once, at the end.
+pub struct Unpacker {
+    /// Its columns may be shorter than its times: what follows is missing.
+    course: Course,
+    times_ms: Vec<i64>,
+    known: Vec<i64>,
+    cells: Vec<i64>,
+}
+
+impl Unpacker {
+    pub fn new(table: &'static Table) -> Unpacker {
+        let (times_ms, known, cells) = Default::default();
+        Unpacker { course: Course::new(table), times_ms, known, cells }
     }
-    let count = bounded(input.varint()?, BLOCK_SAMPLES_MAX as u64)?;
-    let mut course = Course::new(table);
-    decode_values(&mut input, count, &mut course.times_ms)?;
-    let mask_count = bounded(input.varint()?, COLUMNS_MAX)?;
-    let masks: Vec<Mask> =
-        (0..mask_count).map(|_| Mask::decode(&mut input, count)).collect::<Result<_, _>>()?;
-    let (mut known, mut is_all) = (Vec::new(), true);
-    for _ in 0..bounded(input.varint()?, COLUMNS_MAX)? {
-        let name_length = bounded(input.varint()?, u64::from(u8::MAX))?;
-        let name = input.take(name_length)?;
-        let number = bounded(input.varint()?, mask_count as u64)?;
-        let length = bounded(input.varint()?, body.len() as u64)?;
-        let mut values = Input::new(input.take(length)?);
-        let Some(cells) = cells_of(&mut course, name) else {
-            is_all = false;
-            continue;
-        };
-        match number.checked_sub(1).and_then(|index| masks.get(index)) {
-            None => decode_values(&mut values, count, cells)?,
-            Some(mask) => {
-                decode_values(&mut values, mask.known_count(count), &mut known)?;
-                cells.clear();
-                mask.spread(&known, cells);
-            }
+
+    /// Adds the samples of a block that are later than those before. Returns whether the table has all its columns.
+    /// Nothing is added of a block that is damaged.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<bool, Damaged> {
+        let body = body_of(bytes)?;
+        let count = self.course.len();
+        let added = self.add(body);
+        if added.is_err() {
+            self.course.times_ms.truncate(count);
+            let spreads =
+                self.course.spreads.iter_mut().flat_map(|spreads| spreads.cells.iter_mut().flatten());
+            self.course.columns.iter_mut().chain(spreads).for_each(|cells| cells.truncate(count));
         }
+        added
     }
-    for cells in &mut course.columns {
-        cells.resize(count, MISSING);
+
+    fn add(&mut self, body: &[u8]) -> Result<bool, Damaged> {
+        let mut input = Input::new(body);
+        if input.byte()? != VERSION {
+            return Err(Damaged("unknown version"));
+        }
+        let count = bounded(input.varint()?, BLOCK_SAMPLES_MAX as u64)?;
+        decode_values(&mut input, count, &mut self.times_ms)?;
+        let mask_count = bounded(input.varint()?, COLUMNS_MAX)?;
+        let masks: Vec<Mask> =
+            (0..mask_count).map(|_| Mask::decode(&mut input, count)).collect::<Result<_, _>>()?;
+        let before = self.course.len();
+        let last_ms = self.course.times_ms.last().copied();
+        let skip = last_ms.map_or(0, |last_ms| self.times_ms.partition_point(|&time| time <= last_ms));
+        let mut is_all = true;
+        for _ in 0..bounded(input.varint()?, COLUMNS_MAX)? {
+            let name_length = bounded(input.varint()?, u64::from(u8::MAX))?;
+            let name = input.take(name_length)?;
+            let number = bounded(input.varint()?, mask_count as u64)?;
+            let length = bounded(input.varint()?, body.len() as u64)?;
+            let mut values = Input::new(input.take(length)?);
+            let Some(column) = cells_of(&mut self.course, name) else {
+                is_all = false;
+                continue;
+            };
+            self.cells.clear();
+            match number.checked_sub(1).and_then(|index| masks.get(index)) {
+                None => decode_values(&mut values, count, &mut self.cells)?,
+                Some(mask) => {
+                    decode_values(&mut values, mask.known_count(count), &mut self.known)?;
+                    mask.spread(&self.known, &mut self.cells);
+                }
+            }
+            // A name that comes twice is the last of the two.
+            column.resize(before, MISSING);
+            column.extend_from_slice(self.cells.get(skip..).unwrap_or_default());
+        }
+        self.course.times_ms.extend_from_slice(self.times_ms.get(skip..).unwrap_or_default());
+        Ok(is_all)
     }
-    if let Some(spreads) = &mut course.spreads {
-        spreads.resize(count);
+
+    pub fn finish(self) -> Course {
+        let mut course = self.course;
+        let count = course.len();
+        for cells in &mut course.columns {
+            cells.resize(count, MISSING);
+        }
+        if let Some(spreads) = &mut course.spreads {
+            spreads.resize(count);
+        }
+        course
     }
-    Ok((course, is_all))
 }
 
 /// For fuzz/: a block of these bytes under their own check sum, which else hides all that is behind it. What can
@@ -246,6 +291,33 @@ mod tests {
     }
 
     #[test]
+    fn blocks_that_overlap_or_lack_columns_become_one_course() {
+        let pieces = [
+            course(&[(1, 5, MISSING), (2, 6, MISSING)]),
+            course(&[(2, 6, 4096), (3, MISSING, 8192), (9, 7, 8192)]),
+            course(&[(9, 7, 1), (10, MISSING, MISSING)]),
+        ];
+        let mut thinner = met_core::series::Thinner::new(&JOB, 60_000);
+        thinner.push(&course(&(1..300).map(|second| (second * 1000, second, second)).collect::<Vec<_>>()));
+        let thinned = thinner.finish();
+        let (mut unpacker, mut expected) = (Unpacker::new(&JOB), Course::new(&JOB));
+        for piece in pieces.iter().chain([&thinned, &course(&[(300_000, 1, 1)])]) {
+            let mut bytes = Vec::new();
+            encode(piece, 0..piece.len(), &mut bytes);
+            assert!(unpacker.push(&bytes).unwrap());
+            expected.append(piece);
+            // A check sum that fits does not make a block of what is behind it.
+            let mut damaged = bytes[..bytes.len() - 6].to_vec();
+            damaged.extend_from_slice(&check_sum(&damaged).to_le_bytes());
+            assert!(unpacker.push(&damaged).is_err());
+        }
+        let whole = unpacker.finish();
+        assert!(same(&whole, &expected));
+        assert_eq!(whole.spreads, expected.spreads);
+        assert!(whole.columns.iter().all(|cells| cells.len() == whole.len()));
+    }
+
+    #[test]
     fn a_regular_course_takes_little() {
         let samples: Vec<_> =
             (0..1441).map(|i| (1_700_000_000_000 + i * 10_000, i * 10_000_000, 5 << 20)).collect();
@@ -283,6 +355,26 @@ mod tests {
             let mut bytes = Vec::new();
             encode(&course, 0..course.len(), &mut bytes);
             prop_assert!(same(&decode(&bytes, &JOB).unwrap(), &course));
+        }
+
+        #[test]
+        fn any_pieces_of_a_course_come_back(
+            samples in prop::collection::vec((cell(), cell()), 2..200),
+            mut cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+        ) {
+            let samples: Vec<_> =
+                samples.into_iter().zip(0..).map(|((cpu, memory), time)| (time, cpu, memory)).collect();
+            let course = course(&samples);
+            let mut cuts: Vec<usize> = cuts.drain(..).map(|cut| cut.index(course.len())).collect();
+            cuts.extend([0, course.len()]);
+            cuts.sort_unstable();
+            let mut unpacker = Unpacker::new(&JOB);
+            for pair in cuts.windows(2).filter(|pair| pair[0] < pair[1]) {
+                let mut bytes = Vec::new();
+                encode(&course, pair[0]..pair[1], &mut bytes);
+                prop_assert!(unpacker.push(&bytes).is_ok());
+            }
+            prop_assert!(same(&unpacker.finish(), &course));
         }
 
         #[test]

@@ -464,6 +464,9 @@ impl Daemon {
 
     fn keep_house(&mut self) {
         let now = Instant::now();
+        if self.connections.len() == 0 {
+            self.service.recorder.writer.close_files();
+        }
         self.service.look_after_sampling();
         self.service.settle_energy();
         self.service.hear_provider();

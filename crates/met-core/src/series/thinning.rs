@@ -67,6 +67,12 @@ impl Spreads {
         self.cells.iter_mut().flatten().for_each(|cells| cells.resize(count, MISSING));
     }
 
+    pub(super) fn remove_first(&mut self, count: usize) {
+        for cells in self.cells.iter_mut().flatten() {
+            cells.drain(..count.min(cells.len()));
+        }
+    }
+
     pub fn highest(&self, column: usize) -> Option<f64> {
         let known = self.cells[HIGH][column].iter().filter(|&&cell| cell != MISSING);
         known.max().map(|&cell| cell as f64 / PARTS)
@@ -232,12 +238,15 @@ impl Thinner {
             cells.fill(MISSING);
             points.iter().for_each(|point| cells[point.column] = point.cell);
             self.out.push(time_ms, &cells);
-            let (index, table) = (self.out.len() - 1, self.out.table);
+            let (count, table) = (self.out.len(), self.out.table);
             for Point { column, spread, .. } in points {
                 if let Some(spread) = spread {
-                    let spreads = self.out.spreads.get_or_insert_with(|| Box::new(Spreads::new(table)));
-                    spreads.set(column, index, spread);
-                    spreads.resize(index + 1);
+                    let spreads = self.out.spreads.get_or_insert_with(|| {
+                        let mut spreads = Spreads::new(table);
+                        spreads.resize(count);
+                        Box::new(spreads)
+                    });
+                    spreads.set(column, count - 1, spread);
                 }
             }
         }

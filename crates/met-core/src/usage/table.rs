@@ -155,33 +155,50 @@ pub struct Table<'a> {
     by: By,
     calendar: &'a Calendar,
     /// By name; and the sums of each by period.
-    names: HashMap<Option<String>, usize>,
+    names: HashMap<String, usize>,
+    nameless: Option<usize>,
     sums: Vec<Sums>,
+    /// The last day that was added to: rows come day by day.
+    day: Option<Day>,
+}
+
+/// Into which periods the buckets of a day are added.
+struct Day {
+    day: i64,
+    periods: [u32; BUCKETS_PER_DAY],
+    /// Of each bucket: behind the last one that follows it in the same period.
+    ends: [usize; BUCKETS_PER_DAY],
 }
 
 impl<'a> Table<'a> {
     pub fn new(by: By, calendar: &'a Calendar) -> Table<'a> {
-        Table { by, calendar, names: HashMap::new(), sums: Vec::new() }
+        Table { by, calendar, names: HashMap::new(), nameless: None, sums: Vec::new(), day: None }
     }
 
     /// The place of a group's sums.
     pub fn place(&mut self, group: &Group) -> Result<usize, UsageTooLong> {
-        let name = self.by.name_of(group).map(str::to_owned);
-        let (next, periods) = (self.names.len(), self.calendar.periods.len());
-        let place = *self.names.entry(name).or_insert(next);
-        if place == next {
-            if (next + 1) * periods > LINES_MAX.max(periods) {
-                return Err(UsageTooLong);
-            }
-            self.sums.resize((next + 1) * periods, [0; FIGURES]);
+        let name = self.by.name_of(group);
+        let known = name.map_or(self.nameless, |name| self.names.get(name).copied());
+        if let Some(place) = known {
+            return Ok(place);
         }
-        Ok(place)
+        let next = self.names.len() + usize::from(self.nameless.is_some());
+        let periods = self.calendar.periods.len();
+        if (next + 1) * periods > LINES_MAX.max(periods) {
+            return Err(UsageTooLong);
+        }
+        match name {
+            Some(name) => drop(self.names.insert(name.to_owned(), next)),
+            None => self.nameless = Some(next),
+        }
+        self.sums.resize((next + 1) * periods, [0; FIGURES]);
+        Ok(next)
     }
 
-    fn places_of(&self, day: i64) -> [u32; BUCKETS_PER_DAY] {
-        let first = day * BUCKETS_PER_DAY as i64 - self.calendar.first;
+    fn periods_of(&self, day: i64) -> [u32; BUCKETS_PER_DAY] {
+        let first = day.saturating_mul(BUCKETS_PER_DAY as i64).saturating_sub(self.calendar.first);
         let place = |at: usize| {
-            let at = usize::try_from(first + at as i64).ok();
+            let at = usize::try_from(first.saturating_add(at as i64)).ok();
             at.and_then(|at| self.calendar.places.get(at)).copied().unwrap_or(NOWHERE)
         };
         std::array::from_fn(place)
@@ -189,22 +206,29 @@ impl<'a> Table<'a> {
 
     /// Adds the stored row of a day; false if it is damaged.
     pub fn add_encoded(&mut self, place: usize, day: i64, bytes: &[u8]) -> bool {
-        let places = self.places_of(day);
+        let known = self.day.take().filter(|known| known.day == day);
+        let of_day = known.unwrap_or_else(|| Day::new(day, self.periods_of(day)));
         let begin = place * self.calendar.periods.len();
         let sums = &mut self.sums[begin..];
-        each_run(bytes, |figure, from, to, value| {
-            for &period in places[from..to].iter().filter(|&&period| period != NOWHERE) {
-                sums[period as usize][figure] += i128::from(value);
+        let is_whole = each_run(bytes, |figure, from, to, value| {
+            let mut at = from;
+            while at < to {
+                let (period, end) = (of_day.periods[at], of_day.ends[at].min(to));
+                if period != NOWHERE {
+                    sums[period as usize][figure] += i128::from(value) * (end - at) as i128;
+                }
+                at = end;
             }
-        })
-        .is_some()
+        });
+        self.day = Some(of_day);
+        is_whole.is_some()
     }
 
     /// Adds a row, or takes it back.
     pub fn add(&mut self, place: usize, day: i64, row: &DayRow, sign: i128) {
-        let places = self.places_of(day);
+        let periods = self.periods_of(day);
         let begin = place * self.calendar.periods.len();
-        for (amounts, &period) in row.buckets.iter().zip(&places).filter(|(_, period)| **period != NOWHERE) {
+        for (amounts, &period) in row.buckets.iter().zip(&periods).filter(|(_, period)| **period != NOWHERE) {
             let sums = &mut self.sums[begin + period as usize];
             sums.iter_mut().zip(amounts).for_each(|(sum, &amount)| *sum += sign * i128::from(amount));
         }
@@ -213,7 +237,9 @@ impl<'a> Table<'a> {
     /// Lines with anything in them, by name and period.
     pub fn finish(self) -> Vec<UsageLine> {
         let periods = self.calendar.periods.len();
-        let mut names: Vec<(Option<String>, usize)> = self.names.into_iter().collect();
+        let named = self.names.into_iter().map(|(name, place)| (Some(name), place));
+        let mut names: Vec<(Option<String>, usize)> =
+            named.chain(self.nameless.map(|place| (None, place))).collect();
         names.sort();
         let mut lines = Vec::new();
         for (name, place) in names {
@@ -225,6 +251,16 @@ impl<'a> Table<'a> {
             }
         }
         lines
+    }
+}
+
+impl Day {
+    fn new(day: i64, periods: [u32; BUCKETS_PER_DAY]) -> Day {
+        let mut ends = [BUCKETS_PER_DAY; BUCKETS_PER_DAY];
+        for at in (1..BUCKETS_PER_DAY).rev() {
+            ends[at - 1] = if periods[at - 1] == periods[at] { ends[at] } else { at };
+        }
+        Day { day, periods, ends }
     }
 }
 

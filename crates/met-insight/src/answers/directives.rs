@@ -77,12 +77,16 @@ fn runs<'a>(job: &'a Job<'_>) -> Vec<&'a Record> {
 
 /// A run that failed at once says nothing of what the next one needs.
 fn is_evidence(job: &Job<'_>, run: &Record) -> bool {
-    let is_long = average::wall_ns(run, job.now_ns).is_some_and(|wall_ns| wall_ns >= LENGTH_NS);
     // How often an earlier run was sampled is not at hand.
     let is_sampled =
         || run.key == job.record.key && job.profile().is_some_and(|profile| profile.count >= SAMPLES);
     let has_worked = matches!(run.state, State::Finished | State::Timeout);
-    is_killed(run) || has_worked && (is_long || is_sampled())
+    is_killed(run) || has_worked && (is_long(run, job.now_ns) || is_sampled())
+}
+
+/// Long enough to say what it needs, however often it was sampled.
+pub fn is_long(run: &Record, now_ns: i64) -> bool {
+    average::wall_ns(run, now_ns).is_some_and(|wall_ns| wall_ns >= LENGTH_NS)
 }
 
 fn is_killed(run: &Record) -> bool {

@@ -8,10 +8,9 @@ use met_core::series::Course;
 use met_core::{JOB, Table};
 
 use super::{Answers, Job, Samples, answers};
-use crate::neighbours::Neighbours;
 use crate::report::Machine;
-use crate::rules::Rules;
-use crate::{gpu, lineage, resample};
+use crate::rules::{Needs, Rules};
+use crate::{lineage, resample};
 
 /// GPUs whose samples are read.
 pub const GPUS_MAX: usize = 16;
@@ -33,19 +32,28 @@ impl Known {
         machine: Machine,
         series: &mut dyn FnMut(&'static Table, &str) -> Result<Course, E>,
     ) -> Result<Known, E> {
-        let course = series(&JOB, "")?;
+        Known::read_needed(Needs::ALL, interval, record, machine, series)
+    }
+
+    /// The same of what rules need.
+    pub fn read_needed<E>(
+        needs: Needs,
+        interval: Duration,
+        record: &Record,
+        machine: Machine,
+        series: &mut dyn FnMut(&'static Table, &str) -> Result<Course, E>,
+    ) -> Result<Known, E> {
+        let course = if needs.samples { series(&JOB, "")? } else { Course::new(&JOB) };
         let mut gpus = Vec::new();
-        for gpu in record.gpus.iter().take(GPUS_MAX) {
+        for gpu in record.gpus.iter().take(if needs.gpu_samples { GPUS_MAX } else { 0 }) {
             gpus.push((gpu.uuid.clone(), series(&card::TABLE, &gpu.uuid)?));
         }
         let gap_ms = resample::gap_ms_of(&course, interval);
         Ok(Known { course, gpus, gap_ms, machine, beside: (None, None) })
     }
 
-    pub fn beside(self, neighbours: &Neighbours<'_>, record: &Record, now_ns: i64) -> Known {
-        // Who has a GPU itself is no matter for the others' sake.
-        let node_gpus = neighbours.gpus(record).filter(|_| gpu::count(record) == 0);
-        let pressure = node_gpus.and_then(|_| neighbours.pressure(record, now_ns));
+    /// Beside other jobs: the GPUs of its machine, and the pressure that others felt there.
+    pub fn beside(self, node_gpus: Option<u32>, pressure: Option<f64>) -> Known {
         Known { beside: (node_gpus, pressure), ..self }
     }
 

@@ -6,7 +6,8 @@ use met_core::job_table as column;
 use met_core::series::Course;
 
 use super::Samples;
-use crate::{gpu, resample};
+use crate::gpu;
+use crate::resample::{self, Rates};
 
 /// Steps in which phases are looked for: enough for a page, few enough for all partitions.
 const STEPS_MAX: usize = 120;
@@ -87,25 +88,33 @@ pub fn warm_up_s(wall_s: f64) -> f64 {
 }
 
 impl Profile {
-    pub fn of(record: &Record, samples: Samples<'_>, now_ns: i64) -> Option<Profile> {
+    pub fn of(record: &Record, samples: Samples<'_>, rates: &Rates<'_>, now_ns: i64) -> Option<Profile> {
         let course = samples.course;
-        let begin_ms = record.start_ns?.div_euclid(1_000_000);
-        let until_ns = record.end_ns.or(record.as_of_ns).unwrap_or(now_ns);
-        let end_ms = until_ns.div_euclid(1_000_000);
-        if course.len() < 2 || end_ms <= begin_ms {
-            return None;
-        }
+        let (begin_ms, end_ms) = Profile::span_of(record, now_ns).filter(|_| course.len() >= 2)?;
         let wall_s = (end_ms - begin_ms) as f64 / 1e3;
-        let steps = steps(course, samples.gap_ms, begin_ms, end_ms);
+        let steps = steps(course, rates, begin_ms, end_ms);
         Some(Profile {
             phases: phases(&steps, wall_s, gpu::count(record) > 0),
             begin_ms,
             end_ms,
-            warm_ms: begin_ms + (warm_up_s(wall_s) * 1e3) as i64,
+            warm_ms: warm_ms(begin_ms, end_ms),
             count: course.len(),
-            serial_share: serial_share(course, samples.gap_ms, begin_ms, end_ms),
-            memory_growth: memory_growth(course, samples.gap_ms, begin_ms, end_ms),
+            serial_share: serial_share(course, rates, begin_ms, end_ms),
+            memory_growth: memory_growth(course, rates, begin_ms, end_ms),
         })
+    }
+
+    /// The span that samples may cover, in unix milliseconds.
+    pub fn span_of(record: &Record, now_ns: i64) -> Option<(i64, i64)> {
+        let begin_ms = record.start_ns?.div_euclid(1_000_000);
+        let until_ns = record.end_ns.or(record.as_of_ns).unwrap_or(now_ns);
+        Some((begin_ms, until_ns.div_euclid(1_000_000))).filter(|(begin_ms, end_ms)| begin_ms < end_ms)
+    }
+
+    /// The window of a job, before anything is known of its samples.
+    pub fn window_of(record: &Record, now_ns: i64) -> Option<(i64, i64)> {
+        let (begin_ms, end_ms) = Profile::span_of(record, now_ns)?;
+        Some((window_begin_ms(begin_ms, warm_ms(begin_ms, end_ms), end_ms), end_ms))
     }
 
     /// The time at the end in which the job did nothing.
@@ -129,9 +138,17 @@ impl Profile {
 
     /// The window without the warm-up; all of a job that was too short for one.
     pub fn window_ms(&self) -> (i64, i64) {
-        let is_short = self.end_ms - self.warm_ms < self.warm_ms - self.begin_ms;
-        (if is_short { self.begin_ms } else { self.warm_ms }, self.end_ms)
+        (window_begin_ms(self.begin_ms, self.warm_ms, self.end_ms), self.end_ms)
     }
+}
+
+fn warm_ms(begin_ms: i64, end_ms: i64) -> i64 {
+    begin_ms + (warm_up_s((end_ms - begin_ms) as f64 / 1e3) * 1e3) as i64
+}
+
+fn window_begin_ms(begin_ms: i64, warm_ms: i64, end_ms: i64) -> i64 {
+    let is_short = end_ms - warm_ms < warm_ms - begin_ms;
+    if is_short { begin_ms } else { warm_ms }
 }
 
 /// What was known in one step; what was not sampled is `None`.
@@ -143,10 +160,10 @@ struct Step {
     gpus: Option<f64>,
 }
 
-fn steps(course: &Course, gap_ms: i64, begin_ms: i64, end_ms: i64) -> Vec<Step> {
+fn steps(course: &Course, rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
     let count = course.len().clamp(2, STEPS_MAX);
     let of = |index: usize| {
-        let bins = resample::between(course, index, begin_ms, end_ms, count, gap_ms);
+        let bins = resample::binned(&rates.of(index), begin_ms, end_ms, count);
         let scale = course.table.columns[index].scale;
         bins.into_iter().map(|bin| bin.map(|bin| bin.mean * scale)).collect::<Vec<_>>()
     };
@@ -342,12 +359,12 @@ pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
     }
 }
 
-fn serial_share(course: &Course, gap_ms: i64, begin_ms: i64, end_ms: i64) -> Option<f64> {
+fn serial_share(course: &Course, rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
     /// A thread that never waits uses a little more than a core by the clock of the samples.
     const ONE_CORE: f64 = 1.15;
     let scale = course.table.columns[column::CPU].scale;
     let (mut serial_ms, mut covered_ms) = (0, 0);
-    for span in resample::rates(course, column::CPU, gap_ms) {
+    for span in rates.of(column::CPU).iter() {
         let length_ms = (span.end_ms.min(end_ms) - span.begin_ms.max(begin_ms)).max(0);
         covered_ms += length_ms;
         serial_ms += if span.value * scale <= ONE_CORE { length_ms } else { 0 };
@@ -356,11 +373,11 @@ fn serial_share(course: &Course, gap_ms: i64, begin_ms: i64, end_ms: i64) -> Opt
 }
 
 /// Memory that grows in every eighth of the second half. Growth that stops is a program that fills its tables.
-fn memory_growth(course: &Course, gap_ms: i64, begin_ms: i64, end_ms: i64) -> Option<f64> {
+fn memory_growth(course: &Course, rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
     const PARTS: usize = 8;
     let end_ms = before_teardown_ms(course).unwrap_or(end_ms);
     let half_ms = begin_ms + (end_ms - begin_ms) / 2;
-    let bins = resample::between(course, column::MEMORY_NEEDED, half_ms, end_ms, PARTS, gap_ms);
+    let bins = resample::binned(&rates.of(column::MEMORY_NEEDED), half_ms, end_ms, PARTS);
     let means: Vec<f64> = bins.into_iter().map(|bin| bin.map(|bin| bin.mean)).collect::<Option<_>>()?;
     let steps: Vec<f64> = means.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let growth = means[PARTS - 1] - means[0];

@@ -1,8 +1,13 @@
 use super::*;
 use crate::series_tests::{Made, made};
 
+fn profile_of(made: &Made) -> Option<Profile> {
+    let samples = made.samples();
+    Profile::of(&made.record, samples, &Rates::new(samples.course, samples.gap_ms), made.now_ns())
+}
+
 fn told(made: &Made) -> String {
-    let profile = Profile::of(&made.record, made.samples(), made.now_ns()).unwrap();
+    let profile = profile_of(made).unwrap();
     let words = |phase: &Phase| format!("{} {:.0}", phase.kind.name(), phase.seconds());
     profile.phases.iter().map(words).collect::<Vec<_>>().join(", ")
 }
@@ -45,7 +50,7 @@ fn waiting_for_storage_is_a_phase() {
 fn a_time_without_samples_is_no_idleness() {
     let gap = made(300).cores(|_| 1.0).without(100..200);
     assert_eq!(told(&gap), "compute 100, no samples 100, compute 100");
-    let profile = Profile::of(&gap.record, gap.samples(), gap.now_ns()).unwrap();
+    let profile = profile_of(&gap).unwrap();
     let coverage = profile.coverage(&gap.course, column::CPU, 5000);
     assert!((0.55..0.65).contains(&coverage), "{coverage}");
 }
@@ -54,7 +59,7 @@ fn a_time_without_samples_is_no_idleness() {
 fn a_leak_grows_to_the_end_and_a_table_fills() {
     let growth = |memory: fn(i32) -> f64| {
         let made = made(400).cores(|_| 1.0).level(column::MEMORY_NEEDED, memory);
-        Profile::of(&made.record, made.samples(), made.now_ns()).unwrap().memory_growth
+        profile_of(&made).unwrap().memory_growth
     };
     let leak = growth(|second| 1e8 + 1e6 * f64::from(second)).unwrap();
     assert!((leak - 1e6).abs() < 2e4, "{leak}");
@@ -67,7 +72,7 @@ fn a_leak_grows_to_the_end_and_a_table_fills() {
 fn a_sample_of_processes_that_end_hides_no_leak() {
     let memory = |second: i32| if second >= 40 { 1e6 } else { 1e8 + 1e7 * f64::from(second) };
     let made = made(40).cores(|_| 1.0).level(column::MEMORY_NEEDED, memory);
-    let profile = Profile::of(&made.record, made.samples(), made.now_ns()).unwrap();
+    let profile = profile_of(&made).unwrap();
     let leak = profile.memory_growth.unwrap();
     assert!((leak - 1e7).abs() < 5e5, "{leak}");
 }
@@ -75,6 +80,6 @@ fn a_sample_of_processes_that_end_hides_no_leak() {
 #[test]
 fn the_serial_part_is_the_time_with_one_core_busy() {
     let made = made(100).cores(|second| if second < 30 { 1.0 } else { 4.0 });
-    let profile = Profile::of(&made.record, made.samples(), made.now_ns()).unwrap();
+    let profile = profile_of(&made).unwrap();
     assert!((profile.serial_share.unwrap() - 0.3).abs() < 0.02);
 }

@@ -12,9 +12,9 @@ use super::condition::{Compare, Expr, Math, Stat};
 use super::fields::{self, Fact, Field};
 use super::user::UserSum;
 use crate::answers::Job;
+use crate::average;
 use crate::finding::Evidence;
 use crate::report::Measure;
-use crate::{average, resample};
 
 /// What a rule is about.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ impl Subject<'_> {
         }
     }
 
-    fn metric(&self, stat: Stat, index: usize) -> Option<Fact> {
+    pub(super) fn metric(&self, stat: Stat, index: usize) -> Option<Fact> {
         let Subject::Job(job) = self else { return None };
         match stat {
             Stat::Total => fields::total(job, index),
@@ -65,11 +65,11 @@ pub fn of_samples(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
 }
 
 fn computed(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
-    let (samples, profile) = (job.samples()?, job.profile()?);
-    let (begin_ms, end_ms) = profile.window_ms();
+    let (begin_ms, end_ms) = job.profile()?.window_ms();
     let scale = JOB.columns[index].scale;
     let inside = |span: &Interval| (span.end_ms.min(end_ms) - span.begin_ms.max(begin_ms)).max(0) as f64;
-    let mut spans: Vec<(f64, f64, f64)> = resample::rates(samples.course, index, samples.gap_ms)
+    let mut spans: Vec<(f64, f64, f64)> = job
+        .rates(index)?
         .iter()
         .map(|span| (span.value * scale, inside(span), span.peak * scale))
         .filter(|&(_, length, _)| length > 0.0)

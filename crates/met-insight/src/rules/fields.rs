@@ -4,8 +4,9 @@ use met_core::job::{QualityKind, State};
 use met_core::job_table as column;
 
 use super::condition::Dim;
+use super::outlook::{self, Needs, Possible};
 use super::user::UserSum;
-use crate::answers::{Job, directives, imbalance};
+use crate::answers::{Job, Profile, directives, imbalance};
 use crate::report::Measure;
 use crate::{allocation, average, gpu};
 
@@ -61,8 +62,13 @@ pub struct Field {
 #[derive(Debug)]
 enum Read {
     Job(fn(&Job<'_>) -> Option<Fact>),
+    /// From more than the record.
+    Later(fn(&Job<'_>) -> Option<Fact>, Needs, Outlook),
     User(fn(&UserSum) -> Option<Fact>),
 }
+
+/// What a field of a job may be when everything is read, where samples cover at least this share of its window.
+type Outlook = fn(&Job<'_>, f64) -> Possible;
 
 impl PartialEq for Field {
     fn eq(&self, other: &Field) -> bool {
@@ -73,14 +79,30 @@ impl PartialEq for Field {
 impl Field {
     pub fn of_job(&self, job: &Job<'_>) -> Option<Fact> {
         match self.read {
-            Read::Job(read) => read(job).filter(|fact| fact.value.is_finite()),
+            Read::Job(read) | Read::Later(read, ..) => read(job).filter(|fact| fact.value.is_finite()),
             Read::User(_) => None,
+        }
+    }
+
+    /// What it may be when everything is read, of a job of which only records were.
+    pub fn possible(&self, job: &Job<'_>, coverage: f64) -> Possible {
+        match self.read {
+            // Samples of one node of several are not used.
+            Read::Later(_, needs, outlook) if job.is_whole() || !needs.samples => outlook(job, coverage),
+            _ => Possible::exactly(self.of_job(job).map(|fact| fact.value)),
+        }
+    }
+
+    pub fn needs(&self) -> Needs {
+        match self.read {
+            Read::Later(_, needs, _) => needs,
+            Read::Job(_) | Read::User(_) => Needs::default(),
         }
     }
 
     pub fn of_user(&self, user: &UserSum) -> Option<Fact> {
         match self.read {
-            Read::Job(_) => None,
+            Read::Job(_) | Read::Later(..) => None,
             Read::User(read) => read(user).filter(|fact| fact.value.is_finite()),
         }
     }
@@ -102,6 +124,20 @@ const fn job(
 ) -> Field {
     Field { name, shown: Shown(measure), help, read: Read::Job(read) }
 }
+
+const fn later(
+    name: &'static str,
+    measure: Measure,
+    help: &'static str,
+    (needs, outlook): (Needs, Outlook),
+    read: fn(&Job<'_>) -> Option<Fact>,
+) -> Field {
+    Field { name, shown: Shown(measure), help, read: Read::Later(read, needs, outlook) }
+}
+
+/// Of samples, and not below 0.
+const SAMPLED: (Needs, Outlook) = (Needs::SAMPLES, |_, _| Possible::within(0.0, f64::INFINITY));
+const SAMPLED_SHARE: (Needs, Outlook) = (Needs::SAMPLES, |_, _| Possible::within(0.0, 1.0));
 
 const fn user(
     name: &'static str,
@@ -138,25 +174,32 @@ pub static FIELDS: &[Field] = &[
         "GPUs of its node that some job was seen with; `met check` only",
         |job| Some(Fact::of_request(f64::from(job.node_gpus?))),
     ),
-    job(
+    later(
         "neighbours_pressure",
         Measure::Share,
         "time in which jobs of others on its node waited for a CPU; `met check` only",
+        (Needs::NEIGHBOURS, |_, _| Possible::within(0.0, 1.0)),
         |job| Some(Fact::of_request(job.others_pressure?)),
     ),
     job("node_memory", Measure::Bytes, "memory of its node", |job| {
         Some(Fact::of_request(job.record.node_memory_bytes? as f64))
     }),
-    job("cores", Measure::Cores, "cores busy on average, after the warm-up", cores),
-    job("cores_p95", Measure::Cores, "cores busy, exceeded for 5 % of the time", |job| {
+    later("cores", Measure::Cores, "cores busy on average, after the warm-up", CORES, cores),
+    later("cores_p95", Measure::Cores, "cores busy, exceeded for 5 % of the time", SAMPLED, |job| {
         super::evaluate::of_samples(job, super::condition::Stat::P95, column::CPU)
     }),
-    job("serial_share", Measure::Share, "share of time in which at most one core was busy", |job| {
-        let (samples, profile) = (job.samples()?, job.profile()?);
-        let coverage = profile.coverage(samples.course, column::CPU, samples.gap_ms);
-        Some(Fact::sampled(profile.serial_share?, coverage))
-    }),
-    job("idle_tail", Measure::Seconds, "time without work at its end, or until now", |job| {
+    later(
+        "serial_share",
+        Measure::Share,
+        "share of time in which at most one core was busy",
+        SAMPLED_SHARE,
+        |job| {
+            let (samples, profile) = (job.samples()?, job.profile()?);
+            let coverage = profile.coverage(samples.course, column::CPU, samples.gap_ms);
+            Some(Fact::sampled(profile.serial_share?, coverage))
+        },
+    ),
+    later("idle_tail", Measure::Seconds, "time without work at its end, or until now", IDLE_TAIL, |job| {
         let (samples, profile) = (job.samples()?, job.profile()?);
         let coverage = profile.coverage(samples.course, column::CPU, samples.gap_ms);
         Some(Fact::sampled(profile.idle_tail_s()?, coverage))
@@ -165,16 +208,12 @@ pub static FIELDS: &[Field] = &[
         let bytes = job.record.allocated.memory_bytes.or(job.record.requested.memory_bytes)?;
         Some(Fact::of_request(bytes as f64 / job.record.allocated.nodes.unwrap_or(1).max(1) as f64))
     }),
-    job(
+    later(
         "memory_needed",
         Measure::Bytes,
         "most that this and the four runs before it needed, on one node",
-        |job| {
-            let (bytes, _) = directives::memory_bytes(job)?;
-            let figure = job.record.totals.figure(column::MEMORY_NEEDED_PEAK)?;
-            let coverage = sampled_coverage(job, column::MEMORY_NEEDED).unwrap_or(0.0);
-            Some(Fact { value: bytes, quality: figure.kind, coverage: Some(coverage) })
-        },
+        MEMORY_NEEDED,
+        memory_needed,
     ),
     job("memory_peak", Measure::Bytes, "most that this run needed so far, on one node", |job| {
         let value = directives::peak_bytes(job.record)?;
@@ -185,10 +224,11 @@ pub static FIELDS: &[Field] = &[
         };
         Some(Fact { value, quality: kind, coverage: Some(coverage) })
     }),
-    job(
+    later(
         "memory_growth",
         Measure::BytesPerSecond,
         "growth of needed memory to the end; unknown unless steady",
+        SAMPLED,
         |job| {
             let growth = job.profile()?.memory_growth?;
             Some(Fact::sampled(growth, sampled_coverage(job, column::MEMORY_NEEDED)?))
@@ -227,7 +267,13 @@ pub static FIELDS: &[Field] = &[
         let most = shares?.into_iter().reduce(f64::max)?;
         Some(Fact::sampled(most, gpu_known(job)?))
     }),
-    job("gpu_power_ratio", Measure::Share, "power of its GPUs, as a share of their limits", gpu_power_ratio),
+    later(
+        "gpu_power_ratio",
+        Measure::Share,
+        "power of its GPUs, as a share of their limits",
+        GPU_POWER_RATIO,
+        gpu_power_ratio,
+    ),
     job("gpu_sm_ratio", Measure::Share, "compute units (SMs) that had work, of its GPUs", |job| {
         let known: Option<Vec<f64>> = job.record.gpus.iter().map(|gpu| gpu.sm_activity).collect();
         let known = known.filter(|known| !known.is_empty())?;
@@ -324,6 +370,26 @@ fn sampled_coverage(job: &Job<'_>, index: usize) -> Option<f64> {
     Some(profile.coverage(samples.course, index, samples.gap_ms).min(1.0))
 }
 
+const CORES: (Needs, Outlook) = (Needs::SAMPLES, |job, coverage| {
+    outlook::growth(job, column::CPU, coverage).or(cores(job).map(|fact| fact.value))
+});
+const IDLE_TAIL: (Needs, Outlook) = (Needs::SAMPLES, |job, _| {
+    let span_ms = Profile::span_of(job.record, job.now_ns);
+    Possible::within(0.0, span_ms.map_or(0.0, |(begin_ms, end_ms)| (end_ms - begin_ms) as f64 / 1e3))
+});
+/// Samples say only whether a short run counts.
+const MEMORY_NEEDED: (Needs, Outlook) = (Needs::SAMPLES, |job, _| {
+    let needed = memory_needed(job).map(|fact| fact.value);
+    match directives::is_long(job.record, job.now_ns) {
+        true => Possible::exactly(needed),
+        false => Possible::within(0.0, f64::INFINITY),
+    }
+});
+const GPU_POWER_RATIO: (Needs, Outlook) = (Needs::GPU_SAMPLES, |job, _| match job.record.gpus.is_empty() {
+    true => Possible::exactly(None),
+    false => Possible::within(0.0, f64::INFINITY),
+});
+
 /// Measured on all nodes, or not known. Samples leave out the warm-up.
 fn cores(job: &Job<'_>) -> Option<Fact> {
     if !job.is_whole() {
@@ -336,6 +402,13 @@ fn cores(job: &Job<'_>) -> Option<Fact> {
     let coverage = if figure.kind == QualityKind::LowerBound { 0.0 } else { 1.0 };
     let value = average::cores(job.record, job.now_ns)?;
     Some(Fact { value, quality: figure.kind, coverage: Some(coverage) })
+}
+
+fn memory_needed(job: &Job<'_>) -> Option<Fact> {
+    let (bytes, _) = directives::memory_bytes(job)?;
+    let figure = job.record.totals.figure(column::MEMORY_NEEDED_PEAK)?;
+    let coverage = sampled_coverage(job, column::MEMORY_NEEDED).unwrap_or(0.0);
+    Some(Fact { value: bytes, quality: figure.kind, coverage: Some(coverage) })
 }
 
 fn longest_run(job: &Job<'_>) -> Option<Fact> {
@@ -362,8 +435,7 @@ fn gpu_power_ratio(job: &Job<'_>) -> Option<Fact> {
     let mut shares = Vec::new();
     for gpu in &job.record.gpus {
         let (_, course) = samples.gpus.iter().find(|(uuid, _)| *uuid == gpu.uuid)?;
-        let summaries = course.summaries(samples.gap_ms);
-        let mean = |index: usize| Some(summaries.get(index)?.mean);
+        let mean = |index: usize| Some(course.summary(index, samples.gap_ms)?.mean);
         shares.push(mean(card::POWER)? / mean(card::POWER_LIMIT).filter(|&limit| limit > 0.0)?);
     }
     let count = shares.len() as f64;

@@ -49,6 +49,14 @@ impl Template {
         Ok(Template { parts })
     }
 
+    /// The numbers in it.
+    pub fn exprs(&self) -> impl Iterator<Item = &Expr> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Number(expr, _) => Some(expr),
+            Part::Words(_) | Part::Directive(_) => None,
+        })
+    }
+
     /// `None` if a number of it is not known.
     pub fn text(&self, subject: Subject<'_>) -> Option<String> {
         let mut evaluation = Evaluation::of(subject, false);

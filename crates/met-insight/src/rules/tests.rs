@@ -1,6 +1,8 @@
 use met_core::job::{GpuUse, Part, QualityKind, Record, State};
 use met_core::job_table as column;
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::report::Machine;
 use crate::sample;
@@ -21,7 +23,17 @@ fn given(made: Made, cpus: i64) -> Made {
 
 fn found_of(made: &Made) -> Vec<Finding> {
     let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).sampled(made.samples());
-    findings(Rules::built_in(), &job)
+    let all = judge_all(Rules::built_in().about(Scope::Job), &job);
+    let (candidates, needs) = candidates(Rules::built_in(), &job.unread());
+    assert_eq!(judge_all(candidates, &job), all, "a rule was left out that speaks");
+    assert!(needs.samples || all.is_empty() || !job.is_whole());
+    assert_eq!(findings(Rules::built_in(), &job), all);
+    all
+}
+
+/// What is read before the rules are judged.
+fn needs_of(made: &Made) -> Needs {
+    candidates(Rules::built_in(), &Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns())).1
 }
 
 fn names(made: &Made) -> Vec<String> {
@@ -89,6 +101,68 @@ fn who_was_given_no_cpus_can_have_too_many_threads_and_leaves_none_unused() {
     assert_eq!(names(&plain(None, 2.0, 14.0)), none(), "without a mask, on a machine of 64");
     assert_eq!(names(&plain(Some(4), 2.0, 14.0)), none(), "others have half of its cores");
     assert_eq!(names(&given(plain(Some(2), 2.0, 14.0), 16)), none(), "what it was given counts");
+}
+
+#[test]
+fn samples_are_read_of_jobs_that_a_rule_may_speak_of() {
+    let nothing = Needs::default();
+    let busy = |seconds: i32, cpus: i64| given(made(seconds).cores(move |_| cpus as f64), cpus);
+    assert_eq!(needs_of(&busy(599, 64)), nothing, "too short for every rule");
+    assert_eq!(needs_of(&busy(700, 4)), nothing, "nothing to save");
+    assert_eq!(needs_of(&busy(2 * HOUR, 16)), Needs::SAMPLES, "its cores may have been idle in the end");
+    let mut running = busy(700, 1);
+    assert_eq!(needs_of(&running), nothing, "no total says that it waited or read");
+    running.record.state = State::Running;
+    assert_eq!(needs_of(&running), Needs::SAMPLES, "its totals may be older than its samples");
+    let swapping = |share: f64| busy(700, 1).rate(column::PRESSURE_MEMORY, move |_| share);
+    assert_eq!(needs_of(&swapping(0.01)), nothing);
+    assert_eq!(needs_of(&swapping(0.3)), Needs::SAMPLES);
+    let mut unread = swapping(0.3);
+    unread.record.totals = Default::default();
+    (unread.record.end_ns, unread.record.start_ns) = (Some(700_000_000_000), Some(0));
+    assert_eq!(needs_of(&unread), Needs::SAMPLES, "totals that cannot be read bound nothing");
+    let mut in_part = busy(2 * HOUR, 16);
+    in_part.record.allocated.nodes = Some(2);
+    assert!(!needs_of(&in_part).samples, "samples of one node of two are not used");
+    let with_gpu = |ratio: f64| with_gpus(2 * HOUR, vec![gpu(Some(ratio), 2 * HOUR)]);
+    assert!(needs_of(&with_gpu(0.9)).gpu_samples);
+    assert!(!needs_of(&with_gpu(0.5)).gpu_samples, "it was not busy enough to look at its power");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn a_rule_that_is_left_out_without_samples_would_not_have_spoken_with_them(
+        (seconds, cpus, gap) in (60..2 * HOUR, prop::option::of(1_i64..64), prop::option::of(0.1_f64..0.9)),
+        (first, second) in (0.0_f64..64.0, 0.0_f64..64.0),
+        (waiting, pressure, calls, children) in (0.0_f64..100.0, 0.0_f64..1.0, 0.0_f64..20_000.0, 0.0_f64..150.0),
+        (memory_gib, growth, held_gib, gpus) in (0.0_f64..8.0, 0.0_f64..4.0, 1_i64..64, 0..3_usize),
+    ) {
+        let half = seconds / 2;
+        let mut made = made(seconds)
+            .cores(move |second_of| if second_of < half { first } else { second })
+            .rate(column::RUN_QUEUE_WAIT, move |_| waiting)
+            .rate(column::PRESSURE_MEMORY, move |_| pressure)
+            .rate(column::READ_CALLS, move |_| calls)
+            .rate(column::WRITE_CALLS, |_| 1.0)
+            .rate(column::READ_CALL, |_| 1000.0)
+            .rate(column::WRITE_CALL, |_| 1000.0)
+            .rate(column::PROCESSES, move |_| children)
+            .level(column::MEMORY_NEEDED, move |second| {
+                (memory_gib + growth * f64::from(second) / f64::from(seconds)) * GIB as f64
+            });
+        if let Some(gap) = gap {
+            let begin = (f64::from(seconds) * gap) as usize;
+            made = made.without(begin..begin + 3);
+        }
+        if let Some(cpus) = cpus {
+            made = given(made, cpus);
+            made.record.allocated.memory_bytes = Some(held_gib * GIB);
+        }
+        made.record.gpus = (0..gpus).map(|index| gpu(Some(0.4 * index as f64), seconds)).collect();
+        found_of(&made);
+    }
 }
 
 #[test]

@@ -203,6 +203,14 @@ impl Query for FromFiles {
 }
 
 impl Source for FromFiles {
+    fn has_whole_series(&self) -> bool {
+        true
+    }
+
+    fn whole_course(&self, record: &Record) -> Result<Option<Course>> {
+        self.ask(|store| Ok(Some(store.course_of(record)?)))
+    }
+
     fn unread(&self) -> Option<String> {
         self.unread.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

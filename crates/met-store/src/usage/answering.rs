@@ -3,6 +3,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
+use met_core::FastMap;
 use met_core::job::{JobKey, Record};
 use met_core::usage::{
     self, BUCKET_NS, By, Calendar, DayRow, Group, Kind, Table, Usage, UsageAsk, UsageLine, UsageTooLong,
@@ -131,13 +132,19 @@ impl Answering<'_> {
 
     fn add_rows(&self, sql: &dyn Sql, table: &mut Table<'_>) -> std::result::Result<(), Failed> {
         let kind = self.ask.kind();
-        let mut places: HashMap<i64, usize> = HashMap::new();
-        for (key, group) in groups(sql, kind)? {
+        // Groups may be as many as jobs: none is held.
+        let (mut places, mut too_long) = (FastMap::<i64, usize>::default(), None);
+        each_group(sql, kind, |key, group| {
             if self.accepts(&group) {
-                places.insert(key, table.place(&group)?);
+                match table.place(&group) {
+                    Ok(place) => drop(places.insert(key, place)),
+                    Err(UsageTooLong) => too_long = Some(Failed::TooLong),
+                }
             }
-        }
+        })?;
+        too_long.map_or(Ok(()), Err)?;
         let (first, last) = self.days();
+        // In the order of the days, which it has.
         let rows = "SELECT day, grp, data FROM usage_row WHERE kind = ?1 AND day >= ?2 AND day <= ?3";
         let values = [kind.number().into(), first.into(), last.into()];
         sql.query(rows, &values, &mut |row| {
@@ -274,11 +281,17 @@ fn first_measured_ns(sql: &dyn Sql, group: i64, day: i64) -> Result<i64> {
 }
 
 fn groups(sql: &dyn Sql, kind: Kind) -> Result<HashMap<i64, Group>> {
+    let mut groups = HashMap::new();
+    each_group(sql, kind, |key, group| drop(groups.insert(key, group)))?;
+    Ok(groups)
+}
+
+fn each_group(sql: &dyn Sql, kind: Kind, mut each: impl FnMut(i64, Group)) -> Result<()> {
     let find = "SELECT key, text FROM usage_group WHERE kind = ?1";
-    let rows = sql::all(sql, find, &[kind.number().into()], |row| {
-        Ok((row.get(0).integer()?, serde_json::from_str(row.get(1).text()?).unwrap_or_default()))
-    })?;
-    Ok(rows.into_iter().collect())
+    sql.query(find, &[kind.number().into()], &mut |row| {
+        each(row.get(0).integer()?, serde_json::from_str(row.get(1).text()?).unwrap_or_default());
+        Ok(())
+    })
 }
 
 /// The lines of several stores as one.

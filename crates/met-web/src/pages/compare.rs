@@ -1,5 +1,7 @@
 //! Two to eight jobs side by side, their charts aligned at their start. Earlier runs of the first are offered.
 
+use std::borrow::Cow;
+
 use maud::{Markup, html};
 use met_core::job::Record;
 use met_core::job_table as column;
@@ -159,7 +161,8 @@ fn drawn(visible: &Visible<'_>, records: &[Record]) -> Result<(Vec<Chart>, i64),
         let course = samples::whole(&JOB, (i64::MIN, i64::MAX), SAMPLES_KEPT, |after_ms| {
             visible.course(&record.key, after_ms)
         })?;
-        let course = resample::until(&course, record.end_ns.map(|end_ns| end_ns / 1_000_000));
+        let end_ms = record.end_ns.map(|end_ns| end_ns / 1_000_000);
+        let course = resample::until(Cow::Owned(course), end_ms).into_owned();
         let begin_ms = record.start_ns.map(|ns| ns / 1_000_000).or(course.times_ms.first().copied());
         if let Some(begin_ms) = begin_ms.filter(|_| !course.is_empty()) {
             courses.push((record, course, begin_ms));

@@ -1,5 +1,7 @@
 //! One job: what it is, what it was given and used, how that went over time, and how well each figure is known.
 
+use std::borrow::Cow;
+
 use jiff::tz::TimeZone;
 use maud::{Markup, html};
 use met_core::job::Record;
@@ -184,7 +186,8 @@ fn charts_between(
     now_ns: i64,
     series: &mut dyn FnMut(&'static Table, &str) -> anyhow::Result<Course>,
 ) -> anyhow::Result<(Vec<Chart>, Option<Span>)> {
-    let course = resample::until(&series(&JOB, "")?, record.end_ns.map(|end_ns| end_ns / 1_000_000));
+    let course =
+        resample::until(Cow::Owned(series(&JOB, "")?), record.end_ns.map(|end_ns| end_ns / 1_000_000));
     let gap_ms = resample::gap_ms_of(&course, SAMPLED_EVERY);
     let Some(span) = span(record, &course, window, bins, now_ns) else { return Ok((Vec::new(), None)) };
     let mut drawn = charts::job(record, &course, span, gap_ms);

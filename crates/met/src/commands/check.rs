@@ -10,23 +10,17 @@ use crate::output;
 use crate::view;
 use anyhow::Result;
 use met_config::Failure;
-use met_core::job::{LOCAL, Record, State};
+use met_core::job::Record;
+use met_core::managers;
 use met_core::reaction::Reaction;
-use met_core::{job_table, managers};
-use met_insight::answers::{FollowUp, follow_ups};
-use met_insight::average;
-use met_insight::check::{self, Checked};
+use met_insight::check::{self, Checked, Look};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
-use met_insight::lineage::Lineages;
-use met_insight::neighbours::Neighbours;
 use met_insight::rules::{self, Rules, user};
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
 pub(super) const SINCE: &str = "30d";
-/// Runs before a job that are looked at.
-const EARLIER: usize = 20;
 /// No rule that needs samples speaks of a shorter job.
 const SHORTEST_NS: i64 = 60_000_000_000;
 
@@ -54,8 +48,18 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let now_ns = jobs::now_ns();
     let is_own_rules = args.rules.is_some();
     let shortest_ns = if is_own_rules { shortest_ns(&rules) } else { SHORTEST_NS };
-    let wanted = Wanted { is_wanted: &is_wanted, shortest_ns, now_ns };
-    let (mut findings, followed) = of_jobs(setting, &mut all, &rules, &records, &wanted)?;
+    let machines = Machines::of(setting);
+    let look = Look {
+        rules: &rules,
+        is_wanted: &is_wanted,
+        machine: &|record| machines.of_job(record),
+        shortest_ns,
+        interval: setting.config.sampling.shortest(),
+        now_ns,
+    };
+    let (mut findings, followed) = check::of_jobs(&look, &records, &mut |record, table, part| {
+        export::series(&mut all, record, table, part)
+    })?;
     let wanted: HashSet<String> =
         records.iter().filter(|record| is_wanted(record)).filter_map(user::owner).collect();
     for sum in user::sums(&records, now_ns).iter().filter(|sum| wanted.contains(&sum.user)) {
@@ -95,13 +99,6 @@ fn shortest_ns(rules: &Rules) -> i64 {
     lengths.min().unwrap_or(SHORTEST_NS)
 }
 
-/// Which jobs are looked at.
-struct Wanted<'a> {
-    is_wanted: &'a dyn Fn(&Record) -> bool,
-    shortest_ns: i64,
-    now_ns: i64,
-}
-
 /// The rules of a file, or those built in.
 pub fn rules(path: Option<&Path>) -> Result<Rules> {
     let Some(path) = path else { return Ok(Rules::built_in().clone()) };
@@ -109,41 +106,4 @@ pub fn rules(path: Option<&Path>) -> Result<Rules> {
     let text = met_host::text_file::read(path)
         .map_err(|error| Failure::usage(format!("cannot read {shown}: {error}")))?;
     rules::parse(&text).map_err(|mistake| Failure::usage(format!("{shown}: {mistake}")))
-}
-
-fn of_jobs(
-    setting: &Setting,
-    all: &mut AllJobs,
-    rules: &Rules,
-    records: &[Record],
-    wanted: &Wanted<'_>,
-) -> Result<(Vec<Finding>, Vec<FollowUp>)> {
-    let now_ns = wanted.now_ns;
-    let lineages = Lineages::of(records);
-    let machines = Machines::of(setting);
-    let neighbours = Neighbours::of(records);
-    let (mut findings, mut followed) = (Vec::new(), Vec::new());
-    for (index, record) in records.iter().enumerate() {
-        if !(wanted.is_wanted)(record) || !is_worth_reading(record, wanted) {
-            continue;
-        }
-        let earlier = lineages.before(index, EARLIER);
-        let known = export::known(setting, all, record, machines.of_job(record))?;
-        let known = known.beside(&neighbours, record, now_ns);
-        known.with_job(record, &earlier, now_ns, |job| {
-            findings.extend(rules::findings(rules, job));
-            followed.extend(follow_ups(job));
-        });
-    }
-    Ok((findings, followed))
-}
-
-/// Series are read of jobs about which something could be said.
-fn is_worth_reading(record: &Record, wanted: &Wanted<'_>) -> bool {
-    let wall_ns = average::wall_ns(record, wanted.now_ns);
-    let is_long = wall_ns.is_some_and(|wall_ns| wall_ns >= wanted.shortest_ns);
-    let killed = record.totals.get(job_table::OOM_KILLS).is_some_and(|kills| kills > 0);
-    record.state != State::Pending
-        && (is_long || killed)
-        && (record.inside.is_none() || record.key.manager != LOCAL)
 }

@@ -158,7 +158,7 @@ fn write_all(
 /// The samples of a part of a job.
 pub fn series(all: &mut AllJobs, record: &Record, table: &'static Table, part: &str) -> Result<Course> {
     if table.name == JOB.name {
-        return all.course(&record.key);
+        return all.course(record);
     }
     if table.name == gpu::card::TABLE.name {
         return all.card_course(&record.key, part);

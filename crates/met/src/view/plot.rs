@@ -1,5 +1,7 @@
 //! The course of a job over time, in a few lines of a terminal.
 
+use std::borrow::Cow;
+
 use met_core::chart::Unit;
 use met_core::event;
 use met_core::gpu::card;
@@ -44,7 +46,8 @@ const ASCII_BARS: bar::Set = bar::Set {
 /// average is clearly above all rates that were sampled, has no plot: it would be one of what was missed.
 pub fn course(course: &Course, gap_ms: i64, known: &Known, style: &Style) -> String {
     let columns = columns(style);
-    let course = &resample::until(course, known.end_ms);
+    let course = resample::until(Cow::Borrowed(course), known.end_ms);
+    let course = &*course;
     let bins = |index: usize| bins(course, index, columns, gap_ms);
     let card_gap_ms = card_gap_ms(course, gap_ms);
     let card_bins = |index: usize| self::bins(course, index, columns, card_gap_ms);

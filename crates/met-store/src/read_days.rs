@@ -1,0 +1,148 @@
+//! Files of days that stay open for reading: to open one takes longer than to read a series from it, and a question
+//! asks for many series of few days.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+
+use crate::error::StoreError;
+
+/// Enough for a job of ten days. Each holds up to three descriptors.
+const OPEN_MAX: usize = 12;
+/// Files that were not read for so long are closed by whoever writes.
+const UNUSED_MAX: Duration = Duration::from_secs(30);
+
+/// Device and inode.
+type FileId = (u64, u64);
+
+struct OpenDay {
+    day: i64,
+    file: FileId,
+    used: Instant,
+    connection: Connection,
+}
+
+/// The least recently used first.
+#[derive(Default)]
+pub(crate) struct ReadDays {
+    days: VecDeque<OpenDay>,
+}
+
+impl ReadDays {
+    /// The connection to the file of a day, which `open` opens unless it is; `None` where there is no such file. One
+    /// that was removed or replaced since is not read any more.
+    pub fn get(
+        &mut self,
+        day: i64,
+        path: &Path,
+        open: impl FnOnce() -> Result<Option<Connection>, StoreError>,
+    ) -> Result<Option<&Connection>, StoreError> {
+        let file = match fs::metadata(path) {
+            Ok(file) => (file.dev(), file.ino()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.close(day);
+                return Ok(None);
+            }
+            Err(error) => return Err(StoreError::io(path)(error)),
+        };
+        let known = self.days.iter().position(|open| open.day == day).and_then(|at| self.days.remove(at));
+        let connection = match known.filter(|open| open.file == file) {
+            Some(known) => known.connection,
+            None => match open()? {
+                Some(connection) => connection,
+                None => return Ok(None),
+            },
+        };
+        if self.days.len() == OPEN_MAX {
+            self.days.pop_front();
+        }
+        self.days.push_back(OpenDay { day, file, used: Instant::now(), connection });
+        Ok(self.days.back().map(|open| &open.connection))
+    }
+
+    /// Before the file of a day is written or removed.
+    pub fn close(&mut self, day: i64) {
+        self.days.retain(|open| open.day != day);
+    }
+
+    pub fn close_unused(&mut self) {
+        self.days.retain(|open| open.used.elapsed() < UNUSED_MAX);
+    }
+
+    pub fn close_all(&mut self) {
+        self.days.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::samples::{MIDNIGHT_S, course, finished};
+    use crate::{Reader, Writer, day, series};
+
+    const DAY_S: i64 = 86_400;
+
+    /// How many descriptors of this process are of files of days.
+    fn open_files(state: &Path) -> usize {
+        let folder = state.join(series::FOLDER);
+        let entries = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        entries
+            .filter_map(|entry| fs::read_link(entry.path()).ok())
+            .filter(|to| to.starts_with(&folder))
+            .count()
+    }
+
+    fn path(state: &Path, second: i64) -> PathBuf {
+        series::path_of(state, day::of_ms(second * 1000))
+    }
+
+    #[test]
+    fn a_day_that_is_removed_or_replaced_is_not_read_from_the_open_file() {
+        let state = tempfile::tempdir().unwrap();
+        let record = finished(1, MIDNIGHT_S + 100);
+        let write = |count: i64| {
+            let mut writer = Writer::open(state.path()).unwrap();
+            writer.put(&record).unwrap();
+            writer.append_course(&record.key, &course((MIDNIGHT_S + 100) * 1000, 1000, count)).unwrap();
+        };
+        write(5);
+        let reader = Reader::open(state.path()).unwrap();
+        let count = || reader.course(&record.key).unwrap().len();
+        assert_eq!((count(), count()), (5, 5));
+        assert!(open_files(state.path()) > 0, "the next question would open it again");
+        write(8);
+        assert_eq!(count(), 8, "what is written meanwhile is read");
+        let path = path(state.path(), MIDNIGHT_S);
+        series::unlink(&path).unwrap();
+        assert_eq!(count(), 0);
+        assert_eq!(open_files(state.path()), 0, "its space is given back");
+        write(3);
+        assert_eq!(count(), 3);
+        reader.close_files();
+        assert_eq!((open_files(state.path()), count()), (0, 3));
+    }
+
+    #[test]
+    fn the_files_that_stay_open_are_bounded() {
+        let state = tempfile::tempdir().unwrap();
+        let mut record = finished(1, MIDNIGHT_S);
+        record.end_ns = record.start_ns.map(|start_ns| start_ns + 40 * DAY_S * 1_000_000_000);
+        let mut writer = Writer::open(state.path()).unwrap();
+        writer.put(&record).unwrap();
+        writer.append_course(&record.key, &course(MIDNIGHT_S * 1000, DAY_S * 250, 160)).unwrap();
+        drop(writer);
+        let reader = Reader::open(state.path()).unwrap();
+        for _ in 0..2 {
+            assert_eq!(reader.course(&record.key).unwrap().len(), 160);
+            let open = open_files(state.path());
+            assert!((1..=3 * OPEN_MAX).contains(&open), "{open} descriptors");
+        }
+    }
+}
