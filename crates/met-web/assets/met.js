@@ -185,13 +185,13 @@
     const options = {
       width: Math.max(160, plot.clientWidth),
       height: 150,
-      padding: [8, 8, 0, 0],
+      padding: [8, 20, 0, 0],
       legend: { show: false },
       // The cursor is shared; what is chosen in one chart is chosen once.
       cursor: { y: false, sync: { key: "met", filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } }, drag: { x: true, y: false, setScale: false } },
       scales: { x: { time: true }, y: { range: () => [0, chart.top] } },
       axes: [
-        axis({ values: timeLabels, incrs: STEPS, size: 24, space: 70 }),
+        axis({ values: timeLabels, incrs: STEPS, size: 24, space: 58 }),
         axis({ splits: () => [0, chart.top / 2, chart.top], values: (_, values) => values.map((value) => (value === 0 ? "0" : write(value, chart.top))), size: 64, gap: 6 }),
       ],
       series: series(chart),

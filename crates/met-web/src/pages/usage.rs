@@ -232,11 +232,12 @@ fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
         period.map(|period| period_name(period, ask.every, &ask.zone)).unwrap_or_default()
     };
     let (from, to) = (named(report.periods.first()), named(report.periods.last()));
+    let (top, half) = (units::hours(most), units::hours(most / 2.0));
     let middle = named(report.periods.get(count / 2).filter(|_| count > 2));
     html! {
         figure.course {
             div.plot {
-                div.y aria-hidden="true" { span { (units::hours(most)) } span { (units::hours(most / 2.0)) } span { "0" } }
+                div.y aria-hidden="true" { span { (top) } @if half != top { span { (half) } } span { "0" } }
                 div.canvas {
                     svg viewBox={ "0 0 " (count * 10) " " (HEIGHT) } preserveAspectRatio="none" role="img" aria-label={ "Core-hours by " (ask.every.name()) ", at most " (units::hours(most)) } {
                         @for (place, period) in report.periods.iter().enumerate() {
