@@ -44,6 +44,19 @@ impl Unit {
         }
     }
 
+    /// In the unit that a larger value is written in: an axis has one.
+    pub fn write_beside(self, value: f64, larger: f64) -> String {
+        let is_scaled = matches!(self, Unit::Bytes | Unit::BytesPerSecond | Unit::PerSecond);
+        let (written, mut factor) = (self.write(larger), 1.0);
+        while larger / factor >= 999.5 {
+            factor *= self.step();
+        }
+        match written.split_once(' ').filter(|_| is_scaled && factor > 1.0) {
+            Some((_, unit)) => format!("{} {unit}", units::three_digits(value / factor)),
+            None => self.write(value),
+        }
+    }
+
     /// From one unit to the next: KiB to MiB.
     pub fn step(self) -> f64 {
         match self {
@@ -120,5 +133,16 @@ mod tests {
         assert_eq!(labels(0.01), ["0.01", "0.005", "0"]);
         assert_eq!(labels(0.005), ["0.005", "0.0025", "0"]);
         assert_eq!(labels(0.00002), ["0.00002", "0.00001", "0"]);
+    }
+
+    #[test]
+    fn an_axis_has_one_unit() {
+        let mebibyte = 1024.0 * 1024.0;
+        assert_eq!(Unit::Bytes.write_beside(0.75 * mebibyte, 1.5 * mebibyte), "0.75 MiB");
+        assert_eq!(Unit::BytesPerSecond.write_beside(512.0, 1024.0), "0.50 KiB/s");
+        assert_eq!(Unit::Bytes.write_beside(300.0, 600.0), "300 B");
+        assert_eq!(Unit::PerSecond.write_beside(750.0, 1500.0), "0.75 k/s");
+        assert_eq!(Unit::Watts.write_beside(10.0, 20.0), "10.0 W");
+        assert_eq!(Unit::Cores.write_beside(0.5, 1.0), Unit::Cores.write(0.5));
     }
 }

@@ -10,7 +10,7 @@ use crate::belief::{self, Speaker};
 use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, Totals};
 use crate::job_processes;
 use crate::managers::spans_nodes;
-use crate::series::{Course, SPARSE_MS};
+use crate::series::{Course, SPARSE_MS, is_charged};
 use crate::{Across, Column, JOB, Kind, MISSING};
 use thinned::Thinned;
 
@@ -162,10 +162,12 @@ pub fn together(courses: &[Course], gap_ms: i64) -> Course {
     let mut all = Course::new(first.table);
     let are_thinned = courses.iter().any(|course| course.spreads.is_some());
     for (column, definition) in first.table.columns.iter().enumerate() {
+        // Nodes charge energy at different times: the sum grows between them, too.
+        let is_between = are_thinned || is_charged(first.table, column);
         let mut held: Vec<(Held, Option<Thinned<'_>>)> = courses
             .iter()
             .map(|course| {
-                (Held::new(course, column), are_thinned.then(|| Thinned::new(course, column, gap_ms)))
+                (Held::new(course, column), is_between.then(|| Thinned::new(course, column, gap_ms)))
             })
             .collect();
         let cells = times.iter().map(|&time_ms| {

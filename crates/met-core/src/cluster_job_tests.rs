@@ -176,6 +176,26 @@ fn thinned_nodes_have_the_means_and_the_growth_that_they_had() {
     assert_eq!(thinned.columns[CPU].last(), whole.columns[CPU].last());
 }
 
+#[test]
+fn nodes_that_charge_energy_at_different_times_have_even_power_together() {
+    use crate::job_table::ENERGY;
+    // Five watts on each of two nodes, charged every ten seconds.
+    let node = |shift: i64| {
+        let mut course = Course::new(&JOB);
+        for second in 0..120 {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            cells[ENERGY] = (second + shift) / 10 * 50_000_000;
+            course.push(second * 1000, &cells);
+        }
+        course
+    };
+    let both = together(&[node(0), node(4)], 25_000);
+    // The windows in which the samples begin and end are not whole.
+    let inner = both.intervals(ENERGY, 25_000).filter(|span| (10_000..=100_000).contains(&span.begin_ms));
+    let watts: Vec<f64> = inner.map(|span| span.value / 1e6).collect();
+    assert!(watts.len() > 50 && watts.iter().all(|watts| (watts - 10.0).abs() < 0.01), "{watts:?}");
+}
+
 proptest! {
     #[test]
     fn the_order_of_nodes_does_not_matter(

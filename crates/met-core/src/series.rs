@@ -1,11 +1,13 @@
 //! The course of a job over time: samples of the job table, and what they sum up to.
 
+mod charged;
 mod packed;
 mod thinning;
 
 use crate::job::{Summaries, Summary};
 use crate::rate;
 use crate::{Kind, MISSING, Table};
+pub(crate) use charged::is_charged;
 pub use packed::PackedSamples;
 pub use thinning::{SPREAD_NAMES, Spread, Spreads, Thinner};
 
@@ -148,11 +150,14 @@ impl Course {
 
     /// The intervals between neighbouring known cells of a column: a level, or a growth per second, that
     /// held from one time to another. One with a time longer than `gap_ms` without any sample is a gap and not
-    /// bridged, unless samples were removed from it; other columns may have been read in between.
+    /// bridged, unless samples were removed from it; other columns may have been read in between. Energy that was not
+    /// charged yet is not known.
     pub fn intervals(&self, column: usize, gap_ms: i64) -> impl Iterator<Item = Interval> + '_ {
         let kind = self.table.columns[column].kind;
         let cells = self.times_ms.iter().zip(&self.columns[column]).enumerate();
-        let known = cells.filter(|&(_, (_, &cell))| cell != MISSING);
+        let pending = charged::pending(self, column, None);
+        let is_pending = move |index: usize| pending.get(index).copied().unwrap_or(false);
+        let known = cells.filter(move |&(index, (_, &cell))| cell != MISSING && !is_pending(index));
         known.clone().zip(known.skip(1)).filter_map(move |((first, before), (index, now))| {
             let spread = self.spread(column, index);
             let is_sparse = spread.is_none() && index > first + 1 && !self.has_gap(first, index, gap_ms);

@@ -283,7 +283,7 @@ fn below_a_minute(seconds: f64) -> String {
     }
 }
 
-fn three_digits(value: f64) -> String {
+pub(crate) fn three_digits(value: f64) -> String {
     match value.abs() {
         // Little is not nothing: one digit that counts.
         s if s > 0.0 && s < 0.000_05 => "<0.0001".to_owned(),

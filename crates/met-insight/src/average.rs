@@ -40,6 +40,11 @@ pub fn cores_peak(record: &Record) -> Option<f64> {
     Some(thousandths as f64 / 1e3)
 }
 
+/// The most memory that it could not do without, in bytes.
+pub fn memory_needed_peak(record: &Record) -> Option<f64> {
+    record.totals.get(MEMORY_NEEDED_PEAK).map(|bytes| bytes as f64)
+}
+
 /// Cores busy on average.
 pub fn cores(record: &Record, now_ns: i64) -> Option<f64> {
     per_second(record, CPU, now_ns)

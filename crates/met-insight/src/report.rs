@@ -20,7 +20,7 @@ use met_core::job::{QualityKind, Record, State};
 use crate::answers::Answers;
 use crate::{events, work};
 use card::gpu;
-pub use outcome::{outcome, signal_name};
+pub use outcome::{cause, outcome, signal_name};
 use reader::Reader;
 
 #[derive(Clone, Debug, PartialEq)]

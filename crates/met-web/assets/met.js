@@ -39,10 +39,12 @@
     if (size >= 9.995) return value.toFixed(1);
     return value.toFixed(2);
   }
-  function scaled(value, step, names) {
+  /** In the unit that `like` is written in: an axis has one. */
+  function scaled(value, step, names, like = value) {
     let unit = 0;
-    while (Math.abs(value) >= 999.5 && unit + 1 < names.length) {
+    while (Math.abs(like) >= 999.5 && unit + 1 < names.length) {
       value /= step;
+      like /= step;
       unit += 1;
     }
     return `${unit === 0 && step === 1024 ? value.toFixed(0) : digits(value)} ${names[unit]}`;
@@ -50,13 +52,13 @@
   const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
   const WRITE = {
     cores: (value) => digits(value).replace(/\.0+$/, ""),
-    bytes: (value) => scaled(value, 1024, BYTES),
-    bytes_per_second: (value) => `${scaled(value, 1024, BYTES)}/s`,
+    bytes: (value, like) => scaled(value, 1024, BYTES, like),
+    bytes_per_second: (value, like) => `${scaled(value, 1024, BYTES, like)}/s`,
     percent: (value) => `${value < 0.1 ? (value * 100).toFixed(1) : (value * 100).toFixed(0)}%`,
-    watts: (value) => scaled(value, 1000, ["W", "kW", "MW"]),
-    hertz: (value) => scaled(value, 1000, ["Hz", "kHz", "MHz", "GHz"]),
+    watts: (value, like) => scaled(value, 1000, ["W", "kW", "MW"], like),
+    hertz: (value, like) => scaled(value, 1000, ["Hz", "kHz", "MHz", "GHz"], like),
     celsius: (value) => `${value.toFixed(0)} °C`,
-    per_second: (value) => scaled(value, 1000, ["/s", "k/s", "M/s", "G/s", "T/s"]),
+    per_second: (value, like) => scaled(value, 1000, ["/s", "k/s", "M/s", "G/s", "T/s"], like),
   };
 
   // ---- charts
@@ -158,12 +160,19 @@
     return { stroke: () => colour("--dim"), grid, ticks: { show: false }, font: "11px system-ui, sans-serif", ...extra };
   }
 
-  const timeLabels = (plot, values) => {
+  // Seconds between labels that read well; uPlot's own have nothing between one minute and five.
+  const STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30];
+  for (const minutes of [1, 2, 3, 5, 10, 15, 20, 30]) STEPS.push(minutes * 60);
+  for (const hours of [1, 2, 3, 4, 6, 8, 12]) STEPS.push(hours * 3600);
+  for (const days of [1, 2, 3, 5, 7, 14, 30, 60, 90, 180, 365, 730]) STEPS.push(days * 86400);
+
+  const timeLabels = (plot, values, _axis, _space, step) => {
     const span = plot.scales.x.max - plot.scales.x.min;
     return values.map((value) => {
-      const time = new Date(value * 1000);
+      const time = new Date(Math.round(value * 1000));
+      if (step < 1) return `${clockOf(time)}.${Math.floor(time.getMilliseconds() / 100)}`;
       if (span > 4 * 86400) return `${MONTHS[time.getMonth()]} ${time.getDate()}`;
-      return span > 600 ? clockOf(time).slice(0, 5) : clockOf(time);
+      return step % 60 === 0 && span > 600 ? clockOf(time).slice(0, 5) : clockOf(time);
     });
   };
 
@@ -176,14 +185,14 @@
     const options = {
       width: Math.max(160, plot.clientWidth),
       height: 150,
-      padding: [8, 8, 0, 0],
+      padding: [8, 20, 0, 0],
       legend: { show: false },
       // The cursor is shared; what is chosen in one chart is chosen once.
       cursor: { y: false, sync: { key: "met", filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } }, drag: { x: true, y: false, setScale: false } },
       scales: { x: { time: true }, y: { range: () => [0, chart.top] } },
       axes: [
-        axis({ values: timeLabels, size: 24, space: 70 }),
-        axis({ splits: () => [0, chart.top / 2, chart.top], values: (_, values) => values.map((value) => (value === 0 ? "0" : write(value))), size: 64, gap: 6 }),
+        axis({ values: timeLabels, incrs: STEPS, size: 24, space: 58 }),
+        axis({ splits: () => [0, chart.top / 2, chart.top], values: (_, values) => values.map((value) => (value === 0 ? "0" : write(value, chart.top))), size: 64, gap: 6 }),
       ],
       series: series(chart),
       bands: chart.stacked ? chart.lines.slice(1).map((_, index) => ({ series: [index + 1, index + 2] })) : [],

@@ -4,6 +4,7 @@ use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::gpu::card;
 use met_core::job::{GpuUse, JobKey, Record, State};
 use met_core::job_processes::JobProcess;
+use met_core::job_table as column;
 use met_core::listing::Cursor;
 use met_core::sample;
 use met_core::series::Course;
@@ -310,4 +311,41 @@ fn the_address_holds_the_list_and_what_is_wrong_is_said_beside_the_form() {
         page.contains("since: ") && page.contains("value=\"alice\"") && page.contains("value=\"never\""),
         "{page}"
     );
+}
+
+#[test]
+fn a_list_says_why_a_job_failed_and_offers_jobs_to_compare() {
+    let mut jobs: Vec<Record> = (1..=3).map(|id| sample::full(id, "train")).collect();
+    for (record, (code, signal)) in jobs.iter_mut().zip([(Some(7), None), (None, Some(9))]) {
+        (record.state, record.exit_code, record.signal) = (State::Failed, code, signal);
+    }
+    jobs[2].totals.remove(column::ENERGY);
+    let (_, _, page) = get_from(jobs, Some("operator"), "/jobs");
+    assert!(page.contains("<span class=\"dim\"> (7)</span>") && page.contains(" (KILL)</span>"), "{page}");
+    assert!(page.contains("<span class=\"unknown\">–</span>"), "what is not known is a dash");
+    assert!(
+        page.contains("<form class=\"filter compare\" method=\"get\" action=\"/compare\" id=\"compare\">")
+    );
+    for id in 1..=3 {
+        let ticked = format!("<input type=\"checkbox\" name=\"jobs\" value=\"{id}\" form=\"compare\"");
+        assert!(page.contains(&ticked), "{ticked}");
+    }
+}
+
+#[test]
+fn all_figures_of_a_process_that_ended_between_samples_are_lower_bounds() {
+    let mut record = sample::full(1, "train");
+    record.processes = vec![JobProcess {
+        pid: 7,
+        command: "cc1".to_owned(),
+        cpu_ns: Some(1_000_000_000),
+        memory_peak_bytes: Some(127 << 20),
+        read_bytes: Some(0),
+        written_bytes: Some(0),
+        ..JobProcess::default()
+    }];
+    let (_, _, page) = get_from(vec![record], Some("operator"), "/jobs/1");
+    let table = &page[page.find("id=\"processes\"").unwrap()..];
+    let table = &table[..table.find("</section>").unwrap()];
+    assert_eq!(table.matches('≥').count(), 4, "{table}");
 }

@@ -3,7 +3,7 @@
 use std::iter::Peekable;
 
 use super::combined;
-use crate::series::{Course, Interval, Spread, Spreads};
+use crate::series::{Course, Interval, Spread, Spreads, is_charged};
 use crate::{Across, Kind, MISSING};
 
 /// A column of one node, followed through time.
@@ -11,12 +11,14 @@ pub(super) struct Thinned<'c> {
     course: &'c Course,
     column: usize,
     intervals: Peekable<Box<dyn Iterator<Item = Interval> + 'c>>,
+    is_charged: bool,
 }
 
 impl<'c> Thinned<'c> {
     pub(super) fn new(course: &'c Course, column: usize, gap_ms: i64) -> Thinned<'c> {
         let intervals: Box<dyn Iterator<Item = Interval>> = Box::new(course.intervals(column, gap_ms));
-        Thinned { course, column, intervals: intervals.peekable() }
+        let is_charged = is_charged(course.table, column);
+        Thinned { course, column, intervals: intervals.peekable(), is_charged }
     }
 
     /// The interval that ends at this time or holds it; times come in order.
@@ -27,10 +29,11 @@ impl<'c> Thinned<'c> {
         self.intervals.peek().copied().filter(|interval| interval.begin_ms < time_ms)
     }
 
-    /// What it had at a time between two samples that thinning left.
+    /// What it had at a time between two samples that thinning left, or between two charges.
     pub(super) fn value(&mut self, time_ms: i64) -> Option<i64> {
-        let interval =
-            self.at(time_ms).filter(|interval| interval.is_thinned && interval.end_ms > time_ms)?;
+        let is_charged = self.is_charged;
+        let is_even = |interval: &Interval| interval.is_thinned || is_charged;
+        let interval = self.at(time_ms).filter(|interval| is_even(interval) && interval.end_ms > time_ms)?;
         match self.course.table.columns[self.column].kind {
             Kind::Gauge => Some(interval.value.round() as i64),
             Kind::Counter => {

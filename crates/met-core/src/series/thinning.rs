@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Course, Interval, RATE_MIN_MS, interval};
+use super::{Course, Interval, RATE_MIN_MS, charged, interval};
 use crate::{Kind, MISSING, Table};
 
 /// Sums are stored in thousandths of the column's sub-unit: a mean of whole numbers is not whole.
@@ -183,9 +183,11 @@ impl Thinner {
 
     /// Takes the next samples.
     pub fn push(&mut self, course: &Course) {
-        for column in 0..self.tracks.len() {
-            let (gap_ms, least_ms) = usual(course, column);
-            (self.tracks[column].gap_ms, self.tracks[column].least_ms) = (gap_ms, least_ms);
+        let mut pending = Vec::new();
+        for (column, track) in self.tracks.iter_mut().enumerate() {
+            let cells = charged::pending(course, column, track.last.map(|(_, cell)| cell));
+            (track.gap_ms, track.least_ms) = usual(course, column, &cells);
+            pending.push(cells);
         }
         for (index, &time_ms) in course.times_ms.iter().enumerate() {
             let step = time_ms.div_euclid(self.step_ms);
@@ -195,7 +197,7 @@ impl Thinner {
             }
             for column in 0..self.tracks.len() {
                 let cell = course.columns[column][index];
-                if cell != MISSING {
+                if cell != MISSING && !pending[column].get(index).copied().unwrap_or(false) {
                     self.take(column, (time_ms, cell), course.spread(column, index));
                 }
             }
@@ -271,10 +273,12 @@ impl Thinner {
 
 /// The longest time between two known cells of a column that is no gap, by most of them, and the shortest over which a
 /// counter's growth may be a peak.
-fn usual(course: &Course, column: usize) -> (i64, i64) {
+fn usual(course: &Course, column: usize, pending: &[bool]) -> (i64, i64) {
     let cells = course.times_ms.iter().zip(&course.columns[column]).enumerate();
-    let known =
-        cells.filter(|&(_, (_, &cell))| cell != MISSING).map(|(index, (&time_ms, _))| (index, time_ms));
+    let is_pending = |index: usize| pending.get(index).copied().unwrap_or(false);
+    let known = cells
+        .filter(|&(index, (_, &cell))| cell != MISSING && !is_pending(index))
+        .map(|(index, (&time_ms, _))| (index, time_ms));
     let (mut spans, mut thinned) = (Vec::new(), 0);
     let mut before = None;
     for (index, time_ms) in known {

@@ -26,6 +26,18 @@ pub fn outcome(record: &Record) -> String {
     }
 }
 
+/// What a failed job failed of, for lists: `KILL`, `7`.
+pub fn cause(record: &Record) -> Option<String> {
+    match (record.signal, record.exit_code) {
+        _ if record.state != State::Failed => None,
+        (Some(signal), _) => Some(match signal_name(signal) {
+            Some(name) => name.trim_start_matches("SIG").to_owned(),
+            None => format!("signal {signal}"),
+        }),
+        (None, code) => code.filter(|&code| code != 0).map(|code| code.to_string()),
+    }
+}
+
 pub fn signal_name(signal: i32) -> Option<&'static str> {
     Some(match signal {
         1 => "SIGHUP",

@@ -13,8 +13,8 @@ use maud::{Markup, html};
 use met_core::annotation::{AnnotationChange, NOTE_BYTES_MAX, TAGS_MAX};
 use met_core::job::Record;
 
-use super::{Pages, Site, refused};
-use crate::api::writes;
+use super::{Pages, Site, job, layout, refused, revalidated};
+use crate::api::{Visible, writes};
 use crate::listener::Peer;
 use crate::login::cross_site::CSRF_FIELD;
 use crate::login::form::{field, is_form, parse};
@@ -64,13 +64,22 @@ async fn write(pages: Arc<Pages>, peer: Peer, headers: HeaderMap, name: String, 
     let Ok(bytes) = to_bytes(body, FORM_BYTES_MAX).await else {
         return refused(&site, Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the form is too large"));
     };
-    let change = change(&parse(&bytes));
+    let fields = parse(&bytes);
+    let change = change(&fields);
     let Some(turn) = pages.api.answers.turn(&admitted.client).await else {
         return refused(&site, Problem::unread());
     };
     let (asked, busy) = (Arc::clone(&pages), pages.site());
     let work = move || match writes::annotate(&asked.api, &admitted.viewer, &name, &change) {
         Ok(_) => to_job(&site, &name),
+        Err(problem) if problem.status == StatusCode::BAD_REQUEST => {
+            let typed = Typed::of(&fields, problem.reason);
+            let visible = Visible::new(&admitted.viewer, &asked.api);
+            match job::page_again(&site, &visible, name, &typed) {
+                Ok(page) => (StatusCode::BAD_REQUEST, revalidated(page.into_response())).into_response(),
+                Err(problem) => refused(&site, problem),
+            }
+        }
         Err(problem) => refused(&site, problem),
     };
     match pages.api.answers.write(turn, work).await {
@@ -86,24 +95,53 @@ fn to_job(site: &Site, name: &str) -> Response {
     (StatusCode::SEE_OTHER, [(header::LOCATION, location)]).into_response()
 }
 
-pub(super) fn form(site: &Site, record: &Record) -> Markup {
+/// What the form holds: what is written of the job, or what somebody typed that was refused.
+#[derive(Default)]
+pub(super) struct Typed {
+    tags: String,
+    note: String,
+    tags_before: String,
+    note_before: String,
+    /// Why it was refused.
+    wrong: Option<String>,
+}
+
+impl Typed {
+    fn of(fields: &[(String, String)], wrong: String) -> Typed {
+        let text = |name: &str| field(fields, name).unwrap_or_default().to_owned();
+        let [tags, note] = ["tags", "note"].map(text);
+        let [tags_before, note_before] = ["tags_before", "note_before"].map(text);
+        Typed { tags, note, tags_before, note_before, wrong: Some(wrong) }
+    }
+
+    fn written(record: &Record) -> Typed {
+        let said = &record.annotation;
+        let tags = said.tags.iter().map(String::as_str).collect::<Vec<_>>().join(" ");
+        let note = said.note.clone().unwrap_or_default();
+        Typed { tags_before: tags.clone(), note_before: note.clone(), tags, note, wrong: None }
+    }
+}
+
+pub(super) fn form(site: &Site, record: &Record, typed: Option<&Typed>) -> Markup {
     let said = &record.annotation;
-    let tags = said.tags.iter().map(String::as_str).collect::<Vec<_>>().join(" ");
-    let note = said.note.as_deref().unwrap_or_default();
+    let written = Typed::written(record);
+    let typed = typed.unwrap_or(&written);
+    let is_wrong = typed.wrong.is_some();
     let words =
         if said.tags.is_empty() && said.note.is_none() { "Add tags or a note" } else { "Edit tags and note" };
     html! {
-        details.edit id="annotation" {
+        details.edit id="annotation" open[is_wrong] {
             summary { (words) }
             form method="post" action={ (site.job_path(&record.label())) "/annotation" } autocomplete="off" {
                 @if let Some(csrf) = &site.csrf { input type="hidden" name=(CSRF_FIELD) value=(csrf); }
-                input type="hidden" name="tags_before" value=(tags);
-                input type="hidden" name="note_before" value=(note);
+                @if let Some(wrong) = &typed.wrong { (layout::notice("bad", &format!("Not saved: {wrong}"))) }
+                input type="hidden" name="tags_before" value=(typed.tags_before);
+                input type="hidden" name="note_before" value=(typed.note_before);
                 label for="edit-tags" { "Tags" }
-                input id="edit-tags" name="tags" value=(tags) spellcheck="false" aria-describedby="edit-tags-help";
+                input id="edit-tags" name="tags" value=(typed.tags) spellcheck="false" aria-describedby="edit-tags-help" autofocus[is_wrong];
                 p.dim id="edit-tags-help" { "Up to " (TAGS_MAX) ", separated by spaces: a-z, 0-9, dot, underscore and hyphen" }
                 label for="edit-note" { "Note" }
-                textarea id="edit-note" name="note" rows="4" maxlength=(NOTE_BYTES_MAX) { (note) }
+                textarea id="edit-note" name="note" rows="4" maxlength=(NOTE_BYTES_MAX) { (typed.note) }
                 button type="submit" { "Save" }
             }
         }
@@ -116,6 +154,32 @@ mod tests {
 
     fn changed(form: &str) -> AnnotationChange {
         change(&parse(form.as_bytes()))
+    }
+
+    #[test]
+    fn what_was_refused_stays_in_the_form_with_the_reason() {
+        let site = Site {
+            base: "/".to_owned(),
+            who: String::new(),
+            csrf: None,
+            has_logout: false,
+            has_stream: false,
+            is_file: false,
+            now_ns: met_core::sample::NOW_NS,
+            zone: jiff::tz::TimeZone::UTC,
+        };
+        let record = met_core::sample::full(1, "train");
+        let fields = parse(b"tags_before=a&tags=a+B%21&note_before=&note=%3Cb%3Elong");
+        let typed = Typed::of(&fields, "tags: \"B!\" is not a tag".to_owned());
+        let form = form(&site, &record, Some(&typed)).into_string();
+        assert!(form.contains("name=\"tags\" value=\"a B!\""), "{form}");
+        assert!(form.contains("name=\"tags_before\" value=\"a\""), "{form}");
+        assert!(form.contains("&lt;b&gt;long</textarea>"), "{form}");
+        assert!(
+            form.contains("Not saved: tags: ")
+                && form.contains("<details class=\"edit\" id=\"annotation\" open>")
+        );
+        assert!(!super::form(&site, &record, None).into_string().contains("Not saved"));
     }
 
     #[test]

@@ -15,6 +15,8 @@ use met_sources::node::CPU_BUSY;
 
 use crate::samples::Parts;
 
+/// The memory that a job could not do without.
+const NEEDED: &str = "needed";
 /// More lines in one chart cannot be told apart; the busiest are drawn.
 const LINES_MAX: usize = 8;
 
@@ -52,8 +54,17 @@ pub struct Chart {
     pub is_main: bool,
     /// A level that the lines are compared with.
     pub limit: Option<(&'static str, f64)>,
-    /// The highest value, where a report says it: bins are means, and shorter than what lasted.
-    pub reported_peak: Option<f64>,
+    /// The line that average and peak are of, where they are not of all.
+    pub of_line: Option<&'static str>,
+    /// Average and peak as the report has them, if they are of the same time: bins are means, and shorter than what
+    /// lasted.
+    pub reported: Reported,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Reported {
+    pub mean: Option<f64>,
+    pub peak: Option<f64>,
 }
 
 #[derive(Clone, Debug)]
@@ -61,13 +72,27 @@ pub struct Line {
     pub label: String,
     /// In the chart's unit; `None` is a gap.
     pub bins: Vec<Option<Bin>>,
+    /// Its place in the list of colours.
+    pub colour: usize,
+}
+
+impl Line {
+    fn peak(&self) -> f64 {
+        self.bins.iter().flatten().map(|bin| bin.max).fold(0.0, f64::max)
+    }
+
+    fn mean(&self) -> Option<f64> {
+        let known: Vec<f64> = self.bins.iter().flatten().map(|bin| bin.mean).collect();
+        (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
+    }
 }
 
 impl Chart {
     fn new(id: &str, title: &str, scope: &'static str, unit: Unit) -> Chart {
         let (id, title) = (id.to_owned(), title.to_owned());
-        let (lines, limit, reported_peak) = (Vec::new(), None, None);
-        Chart { id, title, scope, unit, lines, stacked: false, is_main: false, limit, reported_peak }
+        let (lines, reported) = (Vec::new(), Reported::default());
+        let (stacked, is_main, limit, of_line) = (false, false, None, None);
+        Chart { id, title, scope, unit, lines, stacked, is_main, limit, of_line, reported }
     }
 
     fn stacked(self) -> Chart {
@@ -77,7 +102,7 @@ impl Chart {
     /// Adds a line unless nothing is known of it.
     fn add(&mut self, label: &str, bins: Vec<Option<Bin>>) {
         if bins.iter().any(Option::is_some) {
-            self.lines.push(Line { label: label.to_owned(), bins });
+            self.lines.push(Line { label: label.to_owned(), bins, colour: self.lines.len() });
         }
     }
 
@@ -88,9 +113,8 @@ impl Chart {
 
     /// The highest value that is drawn.
     pub fn peak(&self) -> f64 {
-        let highest = |line: &Line| line.bins.iter().flatten().map(|bin| bin.max).fold(0.0, f64::max);
         if !self.stacked {
-            return self.lines.iter().map(highest).fold(0.0, f64::max);
+            return self.lines.iter().map(Line::peak).fold(0.0, f64::max);
         }
         let count = self.lines.iter().map(|line| line.bins.len()).max().unwrap_or(0);
         let sum =
@@ -98,25 +122,38 @@ impl Chart {
         (0..count).map(|bin| sum(bin).sum()).fold(0.0, f64::max)
     }
 
+    /// The line that average and peak are of; `None`: of all.
+    fn told_line(&self) -> Option<&Line> {
+        self.lines.iter().find(|line| Some(line.label.as_str()) == self.of_line)
+    }
+
     /// The highest value, as the report has it if it is of the same time.
     pub fn known_peak(&self) -> f64 {
-        self.reported_peak.unwrap_or_else(|| self.peak())
+        let drawn = || self.told_line().map_or_else(|| self.peak(), Line::peak);
+        self.reported.peak.unwrap_or_else(drawn)
     }
 
     /// Mean over the time that samples cover, of all lines together where they are parts of a whole, else of the
-    /// first.
+    /// first; as the report has it if it is of the same time.
     pub fn mean(&self) -> Option<f64> {
+        if let Some(line) = self.told_line() {
+            return self.reported.mean.or(line.mean());
+        }
         let lines = if self.stacked { &self.lines[..] } else { self.lines.get(..1)? };
-        let mean = |line: &Line| {
-            let known: Vec<f64> = line.bins.iter().flatten().map(|bin| bin.mean).collect();
-            (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
-        };
-        lines.iter().filter_map(mean).reduce(|sum, mean| sum + mean)
+        let drawn = lines.iter().filter_map(Line::mean).reduce(|sum, mean| sum + mean);
+        self.reported.mean.filter(|_| drawn.is_some()).or(drawn)
+    }
+
+    /// Whether the highest values of steps are a line of their own: of one line, where they are clearly above its means.
+    pub fn has_peak_line(&self) -> bool {
+        let least = self.top() / 100.0;
+        let is_above = |bin: &Bin| bin.max - bin.mean > least;
+        !self.stacked && self.lines.len() == 1 && self.lines[0].bins.iter().flatten().any(is_above)
     }
 
     /// The upper end of the axis: a round number above all lines, and above a limit that is not far away.
     pub fn top(&self) -> f64 {
-        let peak = self.peak();
+        let peak = self.peak().max(self.known_peak());
         let limit = self.limit.map(|(_, value)| value).filter(|&value| value <= peak * 4.0);
         resample::nice_above(limit.unwrap_or(0.0).max(peak), self.unit.step())
     }
@@ -149,7 +186,7 @@ pub fn job(record: &Record, course: &Course, span: Span, gap_ms: i64) -> Vec<Cha
     };
     let memory = chart("memory", "Memory", Unit::Bytes)
         .stacked()
-        .line("needed", of(column::MEMORY_NEEDED))
+        .line(NEEDED, of(column::MEMORY_NEEDED))
         .line("cache", of(column::MEMORY_CACHE));
     let io = chart("io", "Storage", Unit::BytesPerSecond)
         .line("read", of(column::READ))
@@ -170,8 +207,10 @@ pub fn job(record: &Record, course: &Course, span: Span, gap_ms: i64) -> Vec<Cha
     let gpu_power = chart("gpu-power", "GPU power", Unit::Watts)
         .line("power", bins(course, column::GPU_POWER, span, card_gap_ms));
     let cores = no_higher(cores, average::cores_peak(record));
-    let cores = Chart { limit: cpu_limit(record), reported_peak: cores_peak(record, course, span), ..cores };
-    let memory = Chart { limit: memory_limit(record), ..memory };
+    let [of_cores, of_memory, of_power] = reported(record, course, span);
+    let cores = Chart { limit: cpu_limit(record), reported: of_cores, ..cores };
+    let memory = Chart { limit: memory_limit(record), of_line: Some(NEEDED), reported: of_memory, ..memory };
+    let power = Chart { reported: of_power, ..power };
     let always = |chart: &Chart| !chart.lines.is_empty();
     let busy = |chart: &Chart| always(chart) && chart.did_something();
     let mut charts: Vec<Chart> = [cores, memory].into_iter().filter(always).collect();
@@ -208,12 +247,22 @@ pub fn by_node<E>(
     Ok((chart.lines.len() > 1).then_some(chart))
 }
 
-/// The peak of the report, if the span is of the whole job.
-fn cores_peak(record: &Record, course: &Course, span: Span) -> Option<f64> {
-    let begin_ms = record.start_ns.map(|start_ns| start_ns / 1_000_000);
-    let is_whole = begin_ms.is_none_or(|begin_ms| span.begin_ms <= begin_ms)
+/// What the report says of cores, memory and power, if the span is of the whole job.
+fn reported(record: &Record, course: &Course, span: Span) -> [Reported; 3] {
+    let is_whole = course.times_ms.first().is_none_or(|&first_ms| span.begin_ms <= first_ms)
         && course.times_ms.last().is_none_or(|&last_ms| last_ms <= span.end_ms);
-    average::cores_peak(record).filter(|_| is_whole)
+    if !is_whole {
+        return [Reported::default(); 3];
+    }
+    let per_second = |index: usize| average::per_second(record, index, span.end_ms.saturating_mul(1_000_000));
+    [
+        Reported { mean: per_second(column::CPU), peak: average::cores_peak(record) },
+        Reported {
+            mean: average::level(record, column::MEMORY_NEEDED),
+            peak: average::memory_needed_peak(record),
+        },
+        Reported { mean: per_second(column::ENERGY), peak: None },
+    ]
 }
 
 /// Draws nothing above the peak of the report: between two samples that are close together there may seem to be more.
@@ -263,18 +312,36 @@ pub fn cards<E>(
     Ok(charts.into_iter().map(busiest).filter(|chart| !chart.lines.is_empty()).collect())
 }
 
-/// One figure of several jobs, each over its own time; `None` where nothing is known or happened.
-pub fn side_by_side<'a>(
-    id: &str,
-    title: &str,
-    unit: Unit,
-    index: usize,
-    lines: impl Iterator<Item = (String, &'a Course, Span, i64)>,
+/// A job among others: its place says its colour, which is the same in all charts.
+pub struct Compared<'a> {
+    pub place: usize,
+    pub record: &'a Record,
+    pub course: Course,
+    pub begin_ms: i64,
+    pub gap_ms: i64,
+}
+
+/// One figure of several jobs, each over its own time; `None` where nothing is known or happened. The peak is the
+/// highest of the reports.
+pub fn side_by_side(
+    (id, title, unit, index): (&str, &str, Unit, usize),
+    jobs: &[Compared<'_>],
+    (span_ms, count): (i64, usize),
 ) -> Option<Chart> {
     let mut chart = Chart::new(id, title, "by job", unit);
-    for (label, course, span, gap_ms) in lines {
-        chart.add(&label, bins(course, index, span, gap_ms));
+    let mut highest = 0.0_f64;
+    for job in jobs {
+        let span = Span { begin_ms: job.begin_ms, end_ms: job.begin_ms + span_ms, bins: count };
+        let bins = bins(&job.course, index, span, job.gap_ms);
+        let most = average::cores_peak(job.record).filter(|_| index == column::CPU);
+        let label = format!("job {}", job.record.label());
+        let one = no_higher(Chart::new(id, title, "by job", unit).line(&label, bins), most);
+        let needed = average::memory_needed_peak(job.record).filter(|_| index == column::MEMORY_NEEDED);
+        highest =
+            highest.max(most.or(needed).filter(|_| !one.lines.is_empty()).unwrap_or_else(|| one.peak()));
+        chart.lines.extend(one.lines.into_iter().map(|line| Line { colour: job.place, ..line }));
     }
+    chart.reported.peak = Some(highest);
     // One line has no legend.
     if let [line] = chart.lines.as_slice() {
         chart.title = format!("{title}, {}", line.label);
@@ -379,6 +446,70 @@ mod tests {
         let near = Chart { limit: Some(("allocated", 8.0)), ..chart.clone() };
         let far = Chart { limit: Some(("allocated", 800.0)), ..chart };
         assert_eq!((near.top(), far.top()), (8.0, 3.0));
+    }
+
+    fn compared(records: &[Record]) -> Vec<Compared<'_>> {
+        let course = |place: usize| if place == 0 { Course::new(&met_core::JOB) } else { sample::course() };
+        let job = |(place, record)| Compared {
+            place,
+            record,
+            course: course(place),
+            begin_ms: sample::course().times_ms[0],
+            gap_ms: 10_000,
+        };
+        records.iter().enumerate().map(job).collect()
+    }
+
+    #[test]
+    fn a_job_has_one_colour_in_all_charts_and_the_peak_is_that_of_the_reports() {
+        let mut records = [1, 2, 3].map(|id| sample::full(id, "train"));
+        for (record, thousandths) in records.iter_mut().zip([9_000, 3_000, 2_000]) {
+            let kind = met_core::job::QualityKind::Measured;
+            record.totals.set(column::CORES_PEAK, thousandths, kind, "samples");
+            record.totals.set(column::MEMORY_NEEDED_PEAK, thousandths << 30, kind, "samples");
+        }
+        let jobs = compared(&records);
+        let of = |unit, index| side_by_side(("x", "x", unit, index), &jobs, (60_000, 20)).unwrap();
+        let (cores, memory) = (of(Unit::Cores, column::CPU), of(Unit::Bytes, column::MEMORY_NEEDED));
+        let colours = |chart: &Chart| chart.lines.iter().map(|line| line.colour).collect::<Vec<_>>();
+        assert_eq!((colours(&cores), colours(&memory)), (vec![1, 2], vec![1, 2]), "the first has no samples");
+        assert_eq!(cores.known_peak(), 3.0, "of those that are drawn");
+        assert!(cores.lines[1].peak() <= 2.0, "{}", cores.lines[1].peak());
+        assert_eq!(memory.known_peak(), 3000.0 * (1_u64 << 30) as f64);
+        assert!(memory.top() >= memory.known_peak());
+    }
+
+    #[test]
+    fn a_chart_of_the_whole_job_says_what_the_report_says_and_a_part_of_it_what_is_drawn() {
+        let mut record = sample::full(1, "train");
+        let kind = met_core::job::QualityKind::Measured;
+        record.totals.set(column::MEMORY_NEEDED_PEAK, 123 << 30, kind, "samples");
+        record.summaries.set(
+            column::MEMORY_NEEDED,
+            *sample::course().summaries(10_000).get(column::MEMORY_NEEDED).unwrap(),
+        );
+        // Sampling began after the job.
+        record.start_ns = Some((span().begin_ms - 700) * 1_000_000);
+        let memory = |span: Span| {
+            let charts = job(&record, &sample::course(), span, 10_000);
+            charts.into_iter().find(|chart| chart.id == "memory").unwrap()
+        };
+        let whole = memory(span());
+        assert_eq!(whole.known_peak(), 123.0 * (1_u64 << 30) as f64);
+        assert_eq!(whole.mean(), average::level(&record, column::MEMORY_NEEDED));
+        let part = memory(Span { begin_ms: span().begin_ms + 5_000, ..span() });
+        assert_eq!(part.known_peak(), part.told_line().unwrap().peak());
+        assert_eq!(part.reported, Reported::default());
+    }
+
+    #[test]
+    fn a_line_of_peaks_is_drawn_where_they_differ_from_the_means() {
+        let bin = |mean: f64, max: f64| Some(Bin { min: mean, mean, max });
+        let new = || Chart::new("power", "Power", "of the job", Unit::Watts);
+        assert!(!new().line("power", vec![bin(5.0, 5.0), None, bin(4.0, 4.01)]).has_peak_line());
+        assert!(new().line("power", vec![bin(5.0, 9.0)]).has_peak_line());
+        let two = new().line("read", vec![bin(5.0, 9.0)]).line("written", vec![bin(5.0, 9.0)]);
+        assert!(!two.has_peak_line());
     }
 
     #[test]

@@ -5,14 +5,13 @@ use std::borrow::Cow;
 use maud::{Markup, html};
 use met_core::job::Record;
 use met_core::job_table as column;
-use met_core::series::Course;
 use met_core::text::{command_line, escape};
 use met_core::{JOB, units};
 use met_insight::answers::{compared, words};
 use met_insight::comparison::{self, EARLIER, JOBS_MAX, Row};
 use met_insight::resample;
 
-use super::charts::{self, Chart, Unit};
+use super::charts::{self, Chart, Compared, Unit};
 use super::job::SAMPLED_EVERY;
 use super::layout::{self, Site, Tab};
 use super::{Asked, Made, plot};
@@ -156,8 +155,8 @@ fn table(site: &Site, records: &[Record], rows: &[Row]) -> Markup {
 
 /// A line for each job in every chart; all as long as the longest.
 fn drawn(visible: &Visible<'_>, records: &[Record]) -> Result<(Vec<Chart>, i64), Problem> {
-    let mut courses: Vec<(&Record, Course, i64)> = Vec::new();
-    for record in records {
+    let mut jobs: Vec<Compared<'_>> = Vec::new();
+    for (place, record) in records.iter().enumerate() {
         let course = samples::whole(&JOB, (i64::MIN, i64::MAX), SAMPLES_KEPT, |after_ms| {
             visible.course(&record.key, after_ms)
         })?;
@@ -165,13 +164,15 @@ fn drawn(visible: &Visible<'_>, records: &[Record]) -> Result<(Vec<Chart>, i64),
         let course = resample::until(Cow::Owned(course), end_ms).into_owned();
         let begin_ms = record.start_ns.map(|ns| ns / 1_000_000).or(course.times_ms.first().copied());
         if let Some(begin_ms) = begin_ms.filter(|_| !course.is_empty()) {
-            courses.push((record, course, begin_ms));
+            let gap_ms = resample::gap_ms_of(&course, SAMPLED_EVERY);
+            jobs.push(Compared { place, record, course, begin_ms, gap_ms });
         }
     }
-    let long = |(_, course, begin_ms): &(&Record, Course, i64)| Some(course.times_ms.last()? - begin_ms);
-    let Some(span_ms) = courses.iter().filter_map(long).max().filter(|&span_ms| span_ms > 0) else {
+    let long = |job: &Compared<'_>| Some(job.course.times_ms.last()? - job.begin_ms);
+    let Some(span_ms) = jobs.iter().filter_map(long).max().filter(|&span_ms| span_ms > 0) else {
         return Ok((Vec::new(), 0));
     };
+    let span_ms = plot::round_span_ms(span_ms);
     let kinds = [
         ("cpu", "CPU cores", Unit::Cores, column::CPU),
         ("memory", "Memory needed", Unit::Bytes, column::MEMORY_NEEDED),
@@ -180,19 +181,6 @@ fn drawn(visible: &Visible<'_>, records: &[Record]) -> Result<(Vec<Chart>, i64),
         ("written", "Written", Unit::BytesPerSecond, column::WRITTEN),
         ("power", "Power", Unit::Watts, column::ENERGY),
     ];
-    let mut charts = Vec::new();
-    for (id, title, unit, index) in kinds {
-        let lines = courses.iter().map(|(record, course, begin_ms)| {
-            let span = charts::Span { begin_ms: *begin_ms, end_ms: begin_ms + span_ms, bins: BINS };
-            let gap_ms = resample::gap_ms_of(course, SAMPLED_EVERY);
-            (format!("job {}", record.label()), course, span, gap_ms)
-        });
-        charts.extend(charts::side_by_side(id, title, unit, index, lines));
-    }
-    Ok((charts, span_ms))
-}
-
-/// A time since the start, as axes have it.
-pub(super) fn since_start(ms: i64) -> String {
-    units::duration(ms as f64 / 1e3)
+    let drawn = kinds.into_iter().filter_map(|kind| charts::side_by_side(kind, &jobs, (span_ms, BINS)));
+    Ok((drawn.collect(), span_ms))
 }

@@ -15,6 +15,7 @@ use met_insight::report::{
 use met_insight::resample;
 use met_query::jobs::Meant;
 
+use super::annotation::Typed;
 use super::charts::{self, Chart, Span};
 use super::job_answers;
 use super::layout::{self, Site, Tab, amount};
@@ -47,14 +48,28 @@ pub struct Shown<'a> {
 }
 
 pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
+    made(site, visible, asked, None)
+}
+
+/// The page with a form that was refused, with what was typed. It is not fetched again: that would lose it.
+pub(super) fn page_again(
+    site: &Site,
+    visible: &Visible<'_>,
+    name: String,
+    typed: &Typed,
+) -> Result<Made, Problem> {
+    made(site, visible, &Asked { name, search: Vec::new() }, Some(typed))
+}
+
+fn made(site: &Site, visible: &Visible<'_>, asked: &Asked, typed: Option<&Typed>) -> Result<Made, Problem> {
     let (record, is_whole) = found(visible, asked)?;
     let window = Window::of(asked)?;
     let shown = shown(visible, &record, is_whole, window, BINS, site.now_ns)?;
     let others = job_tables::neighbours(site, visible, &record)?;
-    let every_s = record.state.is_live().then_some(EVERY_S);
+    let every_s = (record.state.is_live() && typed.is_none()).then_some(EVERY_S);
     let form = is_whole && visible.viewer.may_annotate(&record);
     let output = visible.output.filter(|_| is_whole).map(|output| job_tables::output(&output.tails(&record)));
-    let beside = Beside { others, form: form.then(|| annotation::form(site, &record)), output };
+    let beside = Beside { others, form: form.then(|| annotation::form(site, &record, typed)), output };
     let content = content(site, &shown, window, beside);
     Ok(Made::Page(layout::page(site, Some(Tab::Jobs), &title(&record), every_s, &content)))
 }
@@ -470,10 +485,8 @@ fn notes(report: &Report) -> Markup {
         @if !report.notes.is_empty() || !signs.is_empty() {
             section.notes id="notes" data-live aria-labelledby="notes-title" {
                 h2 id="notes-title" { "Data quality and notes" }
-                ul {
-                    @for note in &report.notes { li { (layout::said(note)) } }
-                    @for sign in &signs { li { (sign) } }
-                }
+                @if !report.notes.is_empty() { ul { @for note in &report.notes { li { (layout::said(note)) } } } }
+                @if !signs.is_empty() { p.dim { "Signs: " (signs.join(" · ")) } }
             }
         }
     }

@@ -137,7 +137,6 @@ pub(super) fn processes(site: &Site, record: &Record) -> Markup {
     if record.processes.is_empty() {
         return html! {};
     }
-    let bytes = |value: Option<i64>| value.map(|bytes| units::bytes(bytes as f64)).unwrap_or_default();
     let mut processes: Vec<_> = record.processes.iter().collect();
     processes.sort_by_key(|process| std::cmp::Reverse(process.cpu_ns));
     let more = processes.len().saturating_sub(PROCESSES_MAX);
@@ -159,9 +158,9 @@ pub(super) fn processes(site: &Site, record: &Record) -> Markup {
                     td.n {
                         @if let Some(ns) = process.cpu_ns { (quality_mark(kind)) (units::duration_long(ns as f64 / 1e9)) }
                     }
-                    td.n { (bytes(process.memory_peak_bytes)) }
-                    td.n { (bytes(process.read_bytes)) }
-                    td.n { (bytes(process.written_bytes)) }
+                    @for value in [process.memory_peak_bytes, process.read_bytes, process.written_bytes] {
+                        td.n { @if let Some(bytes) = value { (quality_mark(kind)) (units::bytes(bytes as f64)) } }
+                    }
                     td.n { @if let Some(start_ns) = process.start_ns { (site.time(start_ns)) } }
                 }
             }
@@ -229,7 +228,7 @@ pub(super) fn neighbours(
     }))
 }
 
-/// The end of what the job wrote.
+/// The end of what the job wrote; the frame begins at its end, too.
 pub fn output(tails: &[Tail]) -> Markup {
     html! {
         @if !tails.is_empty() {
@@ -237,8 +236,8 @@ pub fn output(tails: &[Tail]) -> Markup {
                 h2 id="output-title" { "Output" }
                 @for tail in tails {
                     p.dim { @if tail.is_cut { "the end of " } code { (escape(&tail.path)) } }
-                    pre.log tabindex="0" role="group" aria-label="Output" {
-                        @for line in tail.text.lines() { (escape(line)) "\n" }
+                    div.log tabindex="0" role="group" aria-label="Output" {
+                        pre { @for line in tail.text.lines() { (escape(line)) "\n" } }
                     }
                 }
             }

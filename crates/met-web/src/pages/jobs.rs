@@ -13,6 +13,7 @@ use crate::api::Visible;
 use crate::api::parameters::{self, Given};
 use crate::problem::Problem;
 
+const COMPARE_FORM: &str = "compare";
 /// How often a list with running jobs is fetched again.
 const EVERY_S: u32 = 10;
 
@@ -95,13 +96,13 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     Ok(Made::Page(layout::page(site, Some(Tab::Jobs), "Jobs", every_s, &content)))
 }
 
-/// Beside the list, not in it: the list is fetched again, and would lose what was chosen.
+/// Below the list, which is fetched again; what is ticked in its rows stays.
 fn compare_form(site: &Site) -> Markup {
     html! {
-        form.filter method="get" action=(site.to("compare")) {
+        form.filter.compare method="get" action=(site.to("compare")) id=(COMPARE_FORM) {
             div.fields {
                 div.field {
-                    label for="c-jobs" { "Compare jobs" }
+                    label for="c-jobs" { "Compare the jobs ticked above and" }
                     input id="c-jobs" type="text" name="jobs" placeholder="12, 15" autocomplete="off" spellcheck="false" autocapitalize="none";
                 }
                 button type="submit" { "Compare" }
@@ -228,12 +229,23 @@ fn states(now: Option<&str>) -> Markup {
 }
 
 fn table(site: &Site, asked: &Asked, columns: &[&ListColumn], jobs: &[Record]) -> Markup {
-    let heads = html! { @for column in columns { (head_cell(site, asked, column)) } };
-    framed(site, columns, jobs, "Jobs", &heads)
+    let heads = html! {
+        th.pick scope="col" role="columnheader" { span.hidden { "Compare" } }
+        @for column in columns { (head_cell(site, asked, column)) }
+    };
+    framed(site, columns, jobs, "Jobs", &heads, true)
 }
 
 /// Explicit roles: on a small screen the rows are laid out as blocks, which would take the table's own ones away.
-fn framed(site: &Site, columns: &[&ListColumn], jobs: &[Record], label: &str, heads: &Markup) -> Markup {
+/// With boxes to choose jobs for the form below the list, which they belong to by its id.
+fn framed(
+    site: &Site,
+    columns: &[&ListColumn],
+    jobs: &[Record],
+    label: &str,
+    heads: &Markup,
+    with_boxes: bool,
+) -> Markup {
     html! {
         div.scroll tabindex="0" role="group" aria-label=(label) {
             table.list role="table" {
@@ -241,9 +253,13 @@ fn framed(site: &Site, columns: &[&ListColumn], jobs: &[Record], label: &str, he
                 tbody role="rowgroup" {
                     @for record in jobs {
                         tr role="row" id={ "job-" (row_id(record)) } {
+                            @if with_boxes {
+                                @let label = record.label();
+                                td.pick role="cell" { input type="checkbox" name="jobs" value=(label) form=(COMPARE_FORM) aria-label={ "Compare job " (escape(&label)) }; }
+                            }
                             @for column in columns {
                                 @let class = column.class();
-                                td class={ (class) " c-" (column.name()) } role="cell" data-head=(column.head) { ((column.cell)(site, record)) }
+                                td class={ (class) " c-" (column.name()) } role="cell" data-head=(column.head) { (column.shown(site, record)) }
                             }
                         }
                     }
@@ -263,7 +279,7 @@ pub(super) fn plain_table(site: &Site, columns: &[&ListColumn], jobs: &[Record],
             th class={ (column.class()) " c-" (column.name()) } scope="col" role="columnheader" { (column.head) }
         }
     };
-    framed(site, &columns, jobs, label, &heads)
+    framed(site, &columns, jobs, label, &heads, false)
 }
 
 /// Names a row, for an update that moves none.

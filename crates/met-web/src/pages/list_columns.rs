@@ -7,7 +7,7 @@ use met_core::job_table as column;
 use met_core::text::{command_line, escape};
 use met_core::units;
 use met_insight::allocation::{self, Resource, Share};
-use met_insight::report::outcome;
+use met_insight::report::{cause, outcome};
 use met_insight::{average, gpu};
 
 use super::layout::{self, Site, quality_mark};
@@ -34,6 +34,17 @@ pub enum Kind {
 impl ListColumn {
     pub fn name(&self) -> &'static str {
         self.csv[0]
+    }
+
+    /// What a row shows. Of a figure that is not known, a dash.
+    pub fn shown(&self, site: &Site, record: &Record) -> Markup {
+        let cell = (self.cell)(site, record);
+        let is_unknown = self.kind != Kind::Text && cell.0.is_empty();
+        if is_unknown {
+            html! { span.unknown { "–" } }
+        } else {
+            cell
+        }
     }
 
     pub fn class(&self) -> &'static str {
@@ -96,12 +107,14 @@ pub static COLUMNS: &[ListColumn] = &[
     }),
     text(&["user"], "User", Some("user"), |_, record| optional(record.user.as_deref())),
     text(&["account"], "Account", Some("account"), |_, record| optional(record.account.as_deref())),
-    text(
-        &["state"],
-        "State",
-        Some("state"),
-        |_, record| html! { span title=(escape(&outcome(record))) { (layout::state(record.state)) } },
-    ),
+    text(&["state"], "State", Some("state"), |_, record| {
+        html! {
+            span title=(escape(&outcome(record))) {
+                (layout::state(record.state))
+                @if let Some(cause) = cause(record) { span.dim { " (" (cause) ")" } }
+            }
+        }
+    }),
     share(
         &["average_cores", "allocated_cpus", "efficiency_cpu_ratio"],
         "Cores",

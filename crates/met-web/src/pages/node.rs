@@ -1,6 +1,7 @@
 //! One machine: how it is, its sensors over time, and the jobs on it.
 
 use maud::{Markup, html};
+use met_core::job::State;
 use met_core::series::Course;
 use met_core::text::escape;
 use met_core::{Table, units};
@@ -60,9 +61,12 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     let charts = charts::machine(&parts, span, gap_ms, limits(Some(node)));
     let columns: Vec<&ListColumn> = COLUMNS.iter().filter(|column| SHOWN.contains(&column.name())).collect();
     let on_node = job_tables::on_node(visible, &node.name, LISTED)?;
+    // A user's own daemon runs jobs that the daemon of the machine does not count.
+    let live = on_node.iter().filter(|record| record.state == State::Running).count();
+    let running = node.jobs.max(live);
     let content = html! {
         div.head { div { p.over { "Node" } h1 { (escape(&node.name)) } } }
-        div id="node-facts" data-live { (facts(site, node)) }
+        div id="node-facts" data-live { (facts(site, node, running)) }
         section.timelines aria-labelledby="sensors-title" {
             div.bar-line {
                 h2 id="sensors-title" { "Sensors" }
@@ -72,7 +76,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
                     }
                 }
             }
-            @if charts.is_empty() { p.empty { "No samples of this time. A system daemon stores those of its machine; a user's daemon does with " code { "storage.node_series" } " in its configuration." } }
+            @if charts.is_empty() { p.empty { "No samples in this period. A system daemon keeps samples of its machine; a user's daemon does with " code { "storage.node_series: true" } " in its configuration." } }
             div.charts id="charts" data-live { @for chart in &charts { (plot::figure(chart, span, &site.zone)) } }
             div id="chart-source" data-live { (plot::data(&charts, span)) }
         }
@@ -85,13 +89,13 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     Ok(Made::Page(layout::page(site, Some(Tab::Nodes), &node.name, Some(EVERY_S), &content)))
 }
 
-fn facts(site: &Site, node: &NodeStatus) -> Markup {
+fn facts(site: &Site, node: &NodeStatus, running: usize) -> Markup {
     let fact = |label: &str, value: Markup| html! { div { dt { (label) } dd { (value) } } };
     html! {
         @for problem in node.problems(site.now_ns) { (layout::notice("bad", &problem)) }
         dl.facts {
             (fact("last seen", html! { (nodes::seen(site, node)) @if node.late { " " span.flag { "late" } } }))
-            (fact("jobs", html! { (node.jobs) " running" }))
+            (fact("jobs", html! { (running) " running" }))
             @if let Some(cpus) = node.cpus { (fact("CPUs", html! { (cpus) })) }
             @if let Some(bytes) = node.memory_bytes { (fact("memory", html! { (units::bytes(bytes as f64)) })) }
             @if let Some(gpus) = node.health.gpus { (fact("GPUs", html! { (gpus) })) }

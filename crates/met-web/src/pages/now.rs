@@ -211,9 +211,9 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
             }
             @if let Some((used, total)) = machine.memory {
                 (tile("Memory in use", &units::bytes(used), &format!("of {}", units::bytes(total)), Some((used / total.max(1.0), "plain"))))
-            } @else if sees_all && memory > 0 {
-                @let free = (memory as f64 - held.memory_bytes).max(0.0);
-                (tile("Free memory", &units::bytes(free), &format!("of {}", units::bytes(memory as f64)), Some((held.memory_bytes / memory as f64, "plain"))))
+            } @else if memory > 0 {
+                @let (label, value, used) = job_memory(&held, memory as f64, is_allocated, parts.is_some());
+                (tile(label, &units::bytes(value), &format!("of {}", units::bytes(memory as f64)), Some((used / memory as f64, "plain"))))
             }
             @if let Some(load) = machine.load { (tile("Load", &units::cores(load), "average of the last minute", None)) }
             @if let Some(FreeGpus { free, of }) = free_gpus {
@@ -224,6 +224,17 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
             }
             @if held.watts > 0.0 { (tile("Power of jobs", &units::watts(held.watts), "average since they started", None)) }
         }
+    }
+}
+
+/// The memory of machines that is told where their own use of it is not known: free is what no job was given, and where
+/// none was given any, only what jobs use is known. With the value, and how much of the whole is taken.
+fn job_memory(held: &Held, memory_bytes: f64, is_allocated: bool, of_user: bool) -> (&'static str, f64, f64) {
+    let used = held.memory_used_bytes;
+    match (is_allocated, of_user) {
+        (true, _) => ("Free memory", (memory_bytes - held.memory_bytes).max(0.0), held.memory_bytes),
+        (false, true) => ("Memory of your jobs", used, used),
+        (false, false) => ("Memory of jobs", used, used),
     }
 }
 
@@ -384,6 +395,14 @@ mod tests {
         (record.state, record.nodes) = (state, vec![node.to_owned()]);
         record.gpus = uuids.iter().map(gpu).collect();
         record
+    }
+
+    #[test]
+    fn memory_is_free_only_where_it_is_given_to_jobs() {
+        let held = Held { memory_bytes: 300.0, memory_used_bytes: 100.0, ..Held::default() };
+        assert_eq!(job_memory(&held, 1000.0, true, false), ("Free memory", 700.0, 300.0));
+        assert_eq!(job_memory(&held, 1000.0, false, true), ("Memory of your jobs", 100.0, 100.0));
+        assert_eq!(job_memory(&held, 1000.0, false, false), ("Memory of jobs", 100.0, 100.0));
     }
 
     #[test]

@@ -38,13 +38,15 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
         div.head { h1 { "Usage" } }
         (form(site, asked, &ask))
         (totals(&lines))
-        section aria-labelledby="heat-title" {
-            h2 id="heat-title" { "By hour of the week" span.dim { " in " (escape(&ask.zone.name)) } }
-            (heat_figure(&heat_map(&heat, &zone)))
-        }
-        section aria-labelledby="course-title" {
-            h2 id="course-title" { "By " (course.every.name()) }
-            (course_figure(&course_report, &course))
+        div.pair {
+            section aria-labelledby="heat-title" {
+                h2 id="heat-title" { "By hour of the week" span.dim { " in " (escape(&ask.zone.name)) } }
+                (heat_figure(&heat_map(&heat, &zone)))
+            }
+            section aria-labelledby="course-title" {
+                h2 id="course-title" { "By " (course.every.name()) }
+                (course_figure(&course_report, &course))
+            }
         }
         section aria-labelledby="table-title" {
             h2 id="table-title" { "By " (ask.by.name()) @if ask.every != Every::All { " and " (ask.every.name()) } }
@@ -230,22 +232,30 @@ fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
         period.map(|period| period_name(period, ask.every, &ask.zone)).unwrap_or_default()
     };
     let (from, to) = (named(report.periods.first()), named(report.periods.last()));
+    let (top, half) = (units::hours(most), units::hours(most / 2.0));
+    let middle = named(report.periods.get(count / 2).filter(|_| count > 2));
     html! {
         figure.course {
-            svg viewBox={ "0 0 " (count * 10) " " (HEIGHT) } preserveAspectRatio="none" role="img" aria-label={ "Core-hours by " (ask.every.name()) ", at most " (units::hours(most)) } {
-                @for (place, period) in report.periods.iter().enumerate() {
-                    @let title = period_words(&period_name(period, ask.every, &ask.zone), line(place), machine(place));
-                    g {
-                        title { (title) }
-                        rect.gap x=(place * 10) y="0" width="10" height=(HEIGHT) {}
-                        @if let Some(line) = line(place) {
-                            @if let Some(held) = line.core_hours_held { (bar("held", place, held / most)) }
-                            (bar("used", place, line.core_hours / most))
+            div.plot {
+                div.y aria-hidden="true" { span { (top) } @if half != top { span { (half) } } span { "0" } }
+                div.canvas {
+                    svg viewBox={ "0 0 " (count * 10) " " (HEIGHT) } preserveAspectRatio="none" role="img" aria-label={ "Core-hours by " (ask.every.name()) ", at most " (units::hours(most)) } {
+                        @for (place, period) in report.periods.iter().enumerate() {
+                            @let title = period_words(&named(Some(period)), line(place), machine(place));
+                            g {
+                                title { (title) }
+                                rect.gap x=(place * 10) y="0" width="10" height=(HEIGHT) {}
+                                @if let Some(line) = line(place) {
+                                    @if let Some(held) = line.core_hours_held { (bar("held", place, held / most)) }
+                                    (bar("used", place, line.core_hours / most))
+                                }
+                            }
                         }
                     }
                 }
+                div.x aria-hidden="true" { span { (from) } @if !middle.is_empty() { span { (middle) } } @if count > 1 { span { (to) } } }
             }
-            figcaption.dim { (from) " to " (to) ", core-hours: " span.square.run {} " used, " span.square.ok {} " held; at most " (units::hours(most)) " in a " (ask.every.name()) }
+            figcaption.dim { "Core-hours: " span.square.run {} " used, " span.square.ok {} " held; at most " (units::hours(most)) " in a " (ask.every.name()) }
         }
     }
 }

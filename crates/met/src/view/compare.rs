@@ -103,11 +103,12 @@ fn charts(jobs: &[Compared], style: &Style) -> String {
             let scaled =
                 |bin: Bin| Bin { min: bin.min * scale, mean: bin.mean * scale, max: bin.max * scale };
             // The peak of a report is of at least half a second; no chart is higher.
-            let peak = average::cores_peak(&job.record).filter(|_| index == column::CPU);
-            let no_higher = |bin: Bin| bin.map(|value| value.min(peak.unwrap_or(f64::MAX)));
+            let most = average::cores_peak(&job.record).filter(|_| index == column::CPU);
+            let needed = average::memory_needed_peak(&job.record).filter(|_| index == column::MEMORY_NEEDED);
+            let no_higher = |bin: Bin| bin.map(|value| value.min(most.unwrap_or(f64::MAX)));
             let bins = bins.into_iter().map(|bin| bin.map(scaled).map(no_higher)).collect();
             let title = format!("job {}: {title}", text::escape(&job.record.label()));
-            panels.push(Panel { title, bins, unit });
+            panels.push(Panel { title, bins, unit, peak: most.or(needed) });
         }
     }
     plot::draw_since_start(&panels, span_ms, columns, style)

@@ -6,7 +6,7 @@ use met_core::JOB;
 use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
 use met_insight::csv::{self, CRLF, Cell as CsvCell};
-use met_insight::report::signal_name;
+use met_insight::report::cause;
 use met_insight::{allocation, average, gpu, json};
 
 use super::{Paint, Style, text};
@@ -167,7 +167,7 @@ const USER: ListColumn =
 const INSIDE: ListColumn =
     text_column("INSIDE", "inside", |job| Value::Text(job.record.inside.clone())).rank(5).show(Show::IfKnown);
 const STATE: ListColumn = text_column("STATE", "state", |job| {
-    Value::State(state_words(job.record.state), job.why(), job.record.state)
+    Value::State(state_words(job.record.state), cause(job.record), job.record.state)
 });
 const CORES: ListColumn = number_column("CORES", "cores", |job| job.cores(units::cores)).rank(1);
 const MEMORY: ListColumn = number_column("MEMORY", "memory_needed_peak_bytes", |job| {
@@ -205,7 +205,7 @@ static CPU: &[ListColumn] = &[
     text_column("MEM % (AVG)", "memory_ratio", |job| job.memory_ratio(units::percent_fixed))
         .short("MEM %")
         .rank(2),
-    text_column("STATUS", "state", |job| Value::State(job.status(), job.why(), job.record.state)),
+    text_column("STATUS", "state", |job| Value::State(job.status(), cause(job.record), job.record.state)),
     DURATION.side(Side::Left),
 ];
 
@@ -233,7 +233,7 @@ static GPU: &[ListColumn] = &[
     })
     .short("TEMP")
     .rank(5),
-    text_column("STATUS", "state", |job| Value::State(job.status(), job.why(), job.record.state)),
+    text_column("STATUS", "state", |job| Value::State(job.status(), cause(job.record), job.record.state)),
     DURATION.rank(3).short("TIME").side(Side::Left),
     text_column("CARDS", "cards", |job| Value::Text(job.cards())).rank(9),
 ];
@@ -435,17 +435,6 @@ impl Job<'_> {
     }
 
     /// Why a job failed.
-    fn why(&self) -> Option<String> {
-        match (self.record.signal, self.record.exit_code) {
-            _ if self.record.state != State::Failed => None,
-            (Some(signal), _) => Some(match signal_name(signal) {
-                Some(name) => name.trim_start_matches("SIG").to_owned(),
-                None => format!("signal {signal}"),
-            }),
-            (None, code) => code.filter(|&code| code != 0).map(|code| code.to_string()),
-        }
-    }
-
     /// The older tool's words: capitals, and a running job is active.
     fn status(&self) -> String {
         if self.record.state == State::Running {

@@ -54,7 +54,7 @@ impl Span {
         // Of a disk the kind is a label, too: once is enough.
         let words = label.split(' ').filter(|word| !word.is_empty() && *word != wanted.part_title);
         let title = std::iter::once(wanted.part_title).chain(words).collect::<Vec<_>>().join(" ");
-        let panel = Panel { title: text::escape(&title), bins, unit: wanted.unit };
+        let panel = Panel::new(&text::escape(&title), bins, wanted.unit);
         Some(panel).filter(Panel::did_something)
     }
 

@@ -55,26 +55,19 @@ pub fn course(course: &Course, gap_ms: i64, known: &Known, style: &Style) -> Str
     let most = known.cores_peak.unwrap_or(f64::MAX);
     let no_higher = |bin: Bin| bin.map(|value| value.min(most));
     let cores = bins(column::CPU).into_iter().map(|bin| bin.map(no_higher)).collect();
-    let cores = Panel { title: "CPU cores".to_owned(), bins: cores, unit: Unit::Cores };
-    let memory =
-        Panel { title: "memory needed".to_owned(), bins: bins(column::MEMORY_NEEDED), unit: Unit::Bytes };
+    let cores = Panel { peak: known.cores_peak, ..Panel::new("CPU cores", cores, Unit::Cores) };
+    let memory = Panel::new("memory needed", bins(column::MEMORY_NEEDED), Unit::Bytes);
+    let memory = Panel { peak: known.memory_peak, ..memory };
     let both = resample::combined(course, &[column::READ, column::WRITTEN], None);
-    let io = Panel {
-        title: "read and written".to_owned(),
-        bins: self::bins(&both, column::READ, columns, gap_ms),
-        unit: Unit::BytesPerSecond,
-    };
+    let io = self::bins(&both, column::READ, columns, gap_ms);
+    let io = Panel::new("read and written", io, Unit::BytesPerSecond);
     let has_rates = |course: &Course, index: usize| resample::rates(course, index, gap_ms).len() > 1;
     let cores = cores.at_least(known.cores).filter(|_| has_rates(course, column::CPU));
     let io = io.at_least(known.io_per_second).filter(|_| has_rates(&both, column::READ));
     let gpu = [
-        Panel {
-            title: "GPU use, in GPUs".to_owned(),
-            bins: card_bins(column::GPU_UTILIZATION),
-            unit: Unit::Cores,
-        },
-        Panel { title: "GPU memory".to_owned(), bins: card_bins(column::GPU_MEMORY), unit: Unit::Bytes },
-        Panel { title: "GPU power".to_owned(), bins: card_bins(column::GPU_POWER), unit: Unit::Watts },
+        Panel::new("GPU use, in GPUs", card_bins(column::GPU_UTILIZATION), Unit::Cores),
+        Panel::new("GPU memory", card_bins(column::GPU_MEMORY), Unit::Bytes),
+        Panel::new("GPU power", card_bins(column::GPU_POWER), Unit::Watts),
     ];
     let io = io.filter(Panel::did_something);
     let panels: Vec<Panel> = cores.into_iter().chain([memory]).chain(io).chain(gpu).collect();
@@ -86,6 +79,7 @@ pub fn course(course: &Course, gap_ms: i64, known: &Known, style: &Style) -> Str
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Known {
     pub cores_peak: Option<f64>,
+    pub memory_peak: Option<f64>,
     pub cores: Option<f64>,
     pub io_per_second: Option<f64>,
     /// When the job ended, in unix milliseconds.
@@ -98,6 +92,7 @@ impl Known {
         let io = [column::READ, column::WRITTEN].map(per_second);
         Known {
             cores_peak: average::cores_peak(record),
+            memory_peak: average::memory_needed_peak(record),
             cores: per_second(column::CPU),
             io_per_second: io.into_iter().flatten().reduce(|read, written| read + written),
             end_ms: record.end_ns.map(|end_ns| end_ns / 1_000_000),
@@ -111,12 +106,8 @@ pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String 
     let gap_ms = card_gap_ms(course, gap_ms);
     let title = |what: &str| format!("GPU {}, all jobs: {what}", text::escape(index));
     let panels = [
-        Panel {
-            title: title("use"),
-            bins: bins(course, card::UTILIZATION, columns, gap_ms),
-            unit: Unit::Percent,
-        },
-        Panel { title: title("power"), bins: bins(course, card::POWER, columns, gap_ms), unit: Unit::Watts },
+        Panel::new(&title("use"), bins(course, card::UTILIZATION, columns, gap_ms), Unit::Percent),
+        Panel::new(&title("power"), bins(course, card::POWER, columns, gap_ms), Unit::Watts),
     ];
     draw_course(&panels, course, columns, style)
 }
@@ -124,11 +115,8 @@ pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String 
 /// How often an event happened in a job, per second.
 pub fn event(course: &Course, name: &str, gap_ms: i64, style: &Style) -> String {
     let columns = columns(style);
-    let panel = Panel {
-        title: text::escape(name),
-        bins: bins(course, event::COUNT, columns, gap_ms),
-        unit: Unit::PerSecond,
-    };
+    let rates = bins(course, event::COUNT, columns, gap_ms);
+    let panel = Panel::new(&text::escape(name), rates, Unit::PerSecond);
     if !panel.did_something() {
         return String::new();
     }
@@ -201,9 +189,15 @@ pub(super) struct Panel {
     pub title: String,
     pub bins: Vec<Option<Bin>>,
     pub unit: Unit,
+    /// As the record has it.
+    pub peak: Option<f64>,
 }
 
 impl Panel {
+    pub fn new(title: &str, bins: Vec<Option<Bin>>, unit: Unit) -> Panel {
+        Panel { title: title.to_owned(), bins, unit, peak: None }
+    }
+
     /// Unless the average is clearly above everything that was sampled: then the busiest time was not.
     fn at_least(mut self, average: Option<f64>) -> Option<Panel> {
         const CLEARLY: f64 = 1.1;
@@ -226,7 +220,7 @@ impl Panel {
 
     fn draw(&self, style: &Style) -> Vec<String> {
         let known = || self.bins.iter().flatten();
-        let peak = known().map(|bin| bin.max).fold(0.0, f64::max);
+        let peak = self.peak.unwrap_or_else(|| known().map(|bin| bin.max).fold(0.0, f64::max));
         let top = nice_above(known().map(|bin| bin.mean).fold(peak, f64::max), self.unit.step());
         let title = format!("{:SCALE_COLUMNS$}  {}", "", self.title);
         let mut lines = vec![format!(
@@ -499,6 +493,8 @@ mod tests {
         assert!(young.contains("peak 0.04") && young.contains("0.04 ┤"), "{young}");
         let capped = cores_of(&[0, 20, 1020, 2020], &[0, 25, 855, 1000], Some(0.83));
         assert!(capped.contains("peak 0.83") && capped.contains(" 1 ┤"), "{capped}");
+        let shorter = cores_of(&[0, 1000, 2000, 3000], &[0, 220, 400, 600], Some(0.23));
+        assert!(shorter.contains("peak 0.23"), "as the report has it: {shorter}");
     }
 
     #[test]

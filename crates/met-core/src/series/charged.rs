@@ -1,0 +1,108 @@
+//! Energy of a job grows when a window of the ledger is charged, some seconds at once. Until then its counter stands
+//! still, which says nothing of its power: power is what a window charged over the time since the last one.
+
+use super::Course;
+use crate::{JOB, MISSING, Table, Unit};
+
+/// Windows are ten seconds long, and longer where a meter is slow or did not reply for a while. A counter that stands
+/// still for longer is one of no power.
+const WINDOW_MAX_MS: i64 = 60_000;
+
+/// Whether a column is charged by windows: energy, and what is computed from it.
+pub(crate) fn is_charged(table: &Table, column: usize) -> bool {
+    let has_window = |unit: Unit| matches!(unit, Unit::Joules | Unit::Grams | Unit::Money);
+    table.name == JOB.name && table.columns.get(column).is_some_and(|column| has_window(column.unit))
+}
+
+/// Which cells of a column only repeat the one before, while the next charge is awaited; empty where nothing is
+/// charged. `before` is the last cell of an earlier piece of the same series.
+pub(super) fn pending(course: &Course, column: usize, before: Option<i64>) -> Vec<bool> {
+    if !is_charged(course.table, column) {
+        return Vec::new();
+    }
+    let cells = &course.columns[column];
+    let mut pending = vec![false; cells.len()];
+    // What comes after the last sample is not known.
+    let mut next_ms = course.times_ms.last().copied().unwrap_or(0);
+    let mut known = (0..cells.len()).rev().filter(|&index| cells[index] != MISSING).peekable();
+    while let Some(index) = known.next() {
+        let earlier = known.peek().map(|&earlier| cells[earlier]).or(before);
+        let is_repeated = earlier == Some(cells[index]) && course.spread(column, index).is_none();
+        if !is_repeated {
+            next_ms = course.times_ms[index];
+        }
+        pending[index] = is_repeated && next_ms - course.times_ms[index] <= WINDOW_MAX_MS;
+    }
+    pending
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job_table::{CPU, ENERGY, ENERGY_CPU};
+    use crate::series::Thinner;
+
+    /// A sample every second of a job that is charged `watts` at the seconds that `closes`.
+    fn charged(seconds: i64, watts: impl Fn(i64) -> i64, closes: impl Fn(i64) -> bool) -> Course {
+        let mut course = Course::new(&JOB);
+        let (mut owed, mut charged) = (0, 0);
+        for second in 0..=seconds {
+            owed += if second > 0 { watts(second) * 1_000_000 } else { 0 };
+            if closes(second) {
+                charged += std::mem::take(&mut owed);
+            }
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[CPU], cells[ENERGY], cells[ENERGY_CPU]) = (second * 260_000_000, charged, charged);
+            course.push(second * 1000, &cells);
+        }
+        course
+    }
+
+    fn watts(course: &Course, column: usize) -> Vec<(i64, i64, i64)> {
+        let spans = course.intervals(column, 25_000);
+        spans
+            .map(|span| (span.begin_ms / 1000, span.end_ms / 1000, (span.peak / 1e6).round() as i64))
+            .collect()
+    }
+
+    #[test]
+    fn power_is_what_a_window_charged_over_its_time() {
+        let course = charged(47, |_| 5, |second| second % 10 == 0);
+        let expected = [(0, 10, 5), (10, 20, 5), (20, 30, 5), (30, 40, 5)];
+        assert_eq!(watts(&course, ENERGY), expected, "of the last seconds nothing is known yet");
+        assert_eq!(watts(&course, ENERGY_CPU), expected);
+        assert_eq!(course.intervals(CPU, 25_000).count(), 47, "CPU time is counted all the time");
+        let summary = course.summaries(25_000);
+        assert_eq!(summary.get(ENERGY).map(|energy| (energy.min, energy.max)), Some((5e6, 5e6)));
+    }
+
+    #[test]
+    fn windows_may_become_shorter() {
+        let course = charged(24, |_| 5, |second| second == 10 || second >= 20);
+        assert_eq!(watts(&course, ENERGY)[..3], [(0, 10, 5), (10, 20, 5), (20, 21, 5)]);
+        assert_eq!(watts(&course, ENERGY).len(), 6);
+    }
+
+    #[test]
+    fn a_job_that_used_no_energy_for_long_has_no_power() {
+        let course = charged(300, |second| if second > 240 { 6 } else { 0 }, |second| second % 10 == 0);
+        let drawn = watts(&course, ENERGY);
+        assert!(drawn.iter().filter(|span| span.1 <= 190).all(|span| span.2 == 0), "{drawn:?}");
+        assert_eq!(drawn.iter().map(|span| span.2).max(), Some(6));
+        let none = watts(&charged(300, |_| 0, |_| true), ENERGY);
+        assert!(none.len() > 200 && none.iter().all(|span| span.2 == 0), "{none:?}");
+    }
+
+    #[test]
+    fn thinned_samples_have_no_other_peak() {
+        let course = charged(3600, |_| 5, |second| second % 10 == 7);
+        let mut thinner = Thinner::new(&JOB, 60_000);
+        for begin in (0..course.len()).step_by(101) {
+            thinner.push(&course.part(begin, course.len().min(begin + 101)));
+        }
+        let thinned = thinner.finish();
+        assert!(thinned.len() < 200, "{}", thinned.len());
+        // The first window is shorter than the others.
+        assert!(watts(&thinned, ENERGY).iter().all(|span| span.2 == 5), "{:?}", watts(&thinned, ENERGY));
+    }
+}
