@@ -1,7 +1,7 @@
 //! Colmet's records in HDF5 files, in the layout of its collector: `/job_ID/metric_backend`, one table for all hosts.
 //!
-//! Rows are collected and written by whole chunks; what is left is written at an interval and when the file is closed. Readers
-//! may open the file at any time: rows become visible last, and a killed process leaves all rows that it wrote.
+//! Rows are collected, and written when there are many, at an interval and when the file is closed. Readers may open the file at
+//! any time: rows become visible last, and a killed process leaves all rows that it wrote.
 
 mod disk;
 mod group;

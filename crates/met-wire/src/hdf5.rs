@@ -14,13 +14,13 @@ mod header;
 mod nodes;
 
 pub use header::{
-    Attribute, Column, GroupAt, HEADER_PREFIX_BYTES, Kind, TableAt, datatype, group_header, header_bytes, read_group,
-    read_table, table_header,
+    Attribute, Column, GroupAt, HEADER_PREFIX_BYTES, Kind, TableAt, datatype, group_header, header_bytes,
+    read_group, read_table, table_header,
 };
 pub use nodes::{
-    CHUNK_NODE_BYTES, CHUNKS_MAX, ChildOfGroup, Chunk, GROUP_CHILDREN_MAX, GROUP_NODE_BYTES, HEAP_BYTES, LEAF_BYTES,
-    NAMES_MAX, Name, RIGHT_AT, USED_AT, chunk_entries, chunk_entry_at, chunk_node, group_leaf, group_node, heap,
-    name_in, read_chunk_node, read_group_leaf, read_group_node, read_heap,
+    CHUNK_NODE_BYTES, CHUNKS_MAX, ChildOfGroup, Chunk, GROUP_CHILDREN_MAX, GROUP_NODE_BYTES, HEAP_BYTES,
+    LEAF_BYTES, NAMES_MAX, Name, RIGHT_AT, USED_AT, chunk_entries, chunk_entry_at, chunk_node, group_leaf,
+    group_node, heap, name_in, read_chunk_node, read_group_leaf, read_group_node, read_heap,
 };
 
 /// An address that leads nowhere.

@@ -14,13 +14,34 @@ pub(super) struct Disk {
     published: u64,
     /// What the system says of its length.
     length: u64,
+    /// The file after each write, while a test asks for it.
+    #[cfg(test)]
+    recorded: Option<Vec<Vec<u8>>>,
+}
+
+#[cfg(test)]
+impl Disk {
+    pub fn record(&mut self) {
+        self.recorded = Some(Vec::new());
+    }
+
+    pub fn recorded(&mut self) -> Vec<Vec<u8>> {
+        self.recorded.take().unwrap_or_default()
+    }
 }
 
 impl Disk {
     /// A file of nothing yet.
     pub fn begin(file: File) -> Disk {
         let end = SUPERBLOCK_BYTES as u64;
-        Disk { file, end, published: end, length: 0 }
+        Disk {
+            file,
+            end,
+            published: end,
+            length: 0,
+            #[cfg(test)]
+            recorded: None,
+        }
     }
 
     /// A file, and the header of its root group.
@@ -31,7 +52,9 @@ impl Disk {
         let Some((root, end)) = read.filter(|&(_, end)| end <= length) else {
             bail!("met did not write this file; move it away, or choose another path");
         };
-        Ok((Disk { file, end, published: end, length }, root))
+        let mut disk = Disk::begin(file);
+        (disk.end, disk.published, disk.length) = (end, end, length);
+        Ok((disk, root))
     }
 
     pub fn end(&self) -> u64 {
@@ -48,6 +71,12 @@ impl Disk {
     pub fn write_at(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         self.file.write_all_at(bytes, at).context("cannot write")?;
         self.length = self.length.max(at + bytes.len() as u64);
+        #[cfg(test)]
+        if let Some(recorded) = &mut self.recorded {
+            let mut now = vec![0; self.length as usize];
+            self.file.read_exact_at(&mut now, 0)?;
+            recorded.push(now);
+        }
         Ok(())
     }
 

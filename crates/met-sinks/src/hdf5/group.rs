@@ -3,15 +3,14 @@
 
 use anyhow::{Context, Result, bail};
 use met_wire::hdf5::{
-    Attribute, ChildOfGroup, GROUP_CHILDREN_MAX, GROUP_NODE_BYTES, HEADER_PREFIX_BYTES, HEAP_BYTES, LEAF_BYTES,
-    NAMES_MAX, Name, UNDEFINED, group_header, group_leaf, group_node, header_bytes, heap, name_in, read_group,
-    read_group_leaf, read_group_node, read_heap,
+    Attribute, ChildOfGroup, GROUP_CHILDREN_MAX, GROUP_NODE_BYTES, HEADER_PREFIX_BYTES, HEAP_BYTES,
+    LEAF_BYTES, NAMES_MAX, Name, UNDEFINED, group_header, group_leaf, group_node, header_bytes, heap,
+    name_in, read_group, read_group_leaf, read_group_node, read_heap,
 };
 
 use super::disk::Disk;
 
 const HEAP_BYTES_MIN: u64 = 256;
-/// More names than a table has rows; a damaged file has no longer ones.
 const HEAP_BYTES_MAX: u64 = 1 << 30;
 const HEADER_BYTES_MAX: usize = 1 << 20;
 const LEVELS_MAX: u8 = 16;
@@ -98,8 +97,10 @@ impl Node {
         }
     }
 
-    fn read(disk: &Disk, at: u64, names: &[u8], parent: Option<u8>) -> Result<Node> {
+    /// Reads a node and what is below it: `left` nodes at most, as a damaged one may lead to the same ones again and again.
+    fn read(disk: &Disk, at: u64, names: &[u8], parent: Option<u8>, left: &mut u64) -> Result<Node> {
         let damaged = || "the file is damaged: a group cannot be read";
+        *left = left.checked_sub(1).with_context(damaged)?;
         if parent == Some(0) {
             let found = read_group_leaf(&disk.read(at, LEAF_BYTES)?).with_context(damaged)?;
             let entry = |one: Name| {
@@ -113,7 +114,7 @@ impl Node {
         if level > LEVELS_MAX || parent.is_some_and(|parent| level + 1 != parent) {
             bail!(damaged());
         }
-        let children = found.into_iter().map(|child| Node::read(disk, child, names, Some(level)));
+        let children = found.into_iter().map(|child| Node::read(disk, child, names, Some(level), left));
         Ok(Node::Inner { at, level, children: children.collect::<Result<_>>()? })
     }
 
@@ -170,13 +171,13 @@ impl Group {
     pub fn open(disk: &Disk, header: u64) -> Result<Group> {
         let damaged = || "the file is damaged: a group cannot be read";
         let found = read_group(&read_header(disk, header)?).with_context(damaged)?;
-        let (names_bytes, names_at) =
-            read_heap(&disk.read(found.heap, HEAP_BYTES)?).with_context(damaged)?;
+        let (names_bytes, names_at) = read_heap(&disk.read(found.heap, HEAP_BYTES)?).with_context(damaged)?;
         if found.tree == UNDEFINED || names_bytes > HEAP_BYTES_MAX {
             bail!(damaged());
         }
         let names = disk.read(names_at, names_bytes as usize)?;
-        let root = Node::read(disk, found.tree, &names, None)?;
+        let mut nodes_max = disk.end() / LEAF_BYTES as u64;
+        let root = Node::read(disk, found.tree, &names, None, &mut nodes_max)?;
         let names_end = root.names_end().max(8);
         let tree_at = header + found.tree_at as u64;
         Ok(Group { header, tree_at, root, heap_at: found.heap, names_at, names_bytes, names_end })

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, bail};
 use met_wire::hdf5::{
-    CHUNK_NODE_BYTES, CHUNKS_MAX, Chunk, RIGHT_AT, UNDEFINED, USED_AT, chunk_entries, chunk_entry_at, chunk_node,
-    read_chunk_node,
+    CHUNK_NODE_BYTES, CHUNKS_MAX, Chunk, RIGHT_AT, UNDEFINED, USED_AT, chunk_entries, chunk_entry_at,
+    chunk_node, read_chunk_node,
 };
 
 use super::disk::Disk;

@@ -4,13 +4,14 @@ use met_wire::colmet::{Backend, JOBS_BYTES, Layout, Record, Type, Value};
 use met_wire::hdf5::{Attribute, Column, Kind, datatype, table_header};
 
 const NAME_BYTES: usize = 255;
-/// Rows of a job are few, rows of all nodes (job 0) are many. What is not compressed is stored as a whole chunk, though the
+/// Rows of a job are few, rows of all nodes (job 0) are many. What is not compressed has room for a whole chunk, though the
 /// part without rows is a hole. What is compressed is compressed again at a flush, until its chunk is full.
 const CHUNK_BYTES_OF_JOB: usize = 16 << 10;
-const CHUNK_BYTES_OF_JOB_COMPRESSED: usize = 32 << 10;
+const CHUNK_BYTES_OF_JOB_COMPRESSED: usize = 64 << 10;
 /// Rows of some kinds are nearly all padding.
 const CHUNK_ROWS_COMPRESSED_MIN: usize = 16;
-const CHUNK_BYTES_OF_NODES: usize = 512 << 10;
+/// The most that h5py caches by default.
+const CHUNK_BYTES_OF_NODES: usize = 1 << 20;
 
 /// What a column holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,9 +59,10 @@ fn kind(layout: &Layout, field: Field) -> Kind {
 }
 
 pub(super) struct Shape {
-    layout: &'static Layout,
     fields: Vec<Field>,
     columns: Vec<Column>,
+    /// A row without values: the name of the kind, and -1 in columns that no record fills.
+    blank: Vec<u8>,
     pub row_bytes: usize,
 }
 
@@ -69,8 +71,18 @@ impl Shape {
         let named = fields(layout);
         let columns: Vec<Column> =
             named.iter().map(|&(name, field)| Column { name, kind: kind(layout, field) }).collect();
-        let row_bytes = columns.iter().map(|column| column.kind.bytes()).sum();
-        Shape { layout, fields: named.into_iter().map(|(_, field)| field).collect(), columns, row_bytes }
+        let mut blank = Vec::new();
+        for (&(_, field), column) in named.iter().zip(&columns) {
+            let start = blank.len();
+            blank.resize(start + column.kind.bytes(), 0);
+            match field {
+                Field::Backend => put_text(&mut blank[start..], layout.name),
+                Field::Unmeasured => blank[start..].fill(0xff),
+                _ => {}
+            }
+        }
+        let fields = named.into_iter().map(|(_, field)| field).collect();
+        Shape { fields, columns, row_bytes: blank.len(), blank }
     }
 
     /// Whether a table has these columns.
@@ -107,7 +119,7 @@ impl Shape {
 
     pub fn put_row(&self, record: &Record, out: &mut Vec<u8>) {
         let start = out.len();
-        out.resize(start + self.row_bytes, 0);
+        out.extend_from_slice(&self.blank);
         let mut rest = &mut out[start..];
         for (&field, column) in self.fields.iter().zip(&self.columns) {
             let (cell, behind) = std::mem::take(&mut rest).split_at_mut(column.kind.bytes());
@@ -120,9 +132,7 @@ impl Shape {
                 Field::JobId => cell.copy_from_slice(&record.job_id.to_le_bytes()),
                 Field::Timestamp => cell.copy_from_slice(&record.timestamp.to_le_bytes()),
                 Field::Hostname => put_text(cell, &record.hostname),
-                Field::Backend => put_text(cell, self.layout.name),
-                Field::Unmeasured => cell.fill(0xff),
-                Field::EmptyJobs => {}
+                Field::Backend | Field::Unmeasured | Field::EmptyJobs => {}
                 Field::InvolvedJobs => put_text(cell, &record.involved_jobs_json()),
             }
         }

@@ -41,7 +41,9 @@ pub(super) struct Table {
 impl Table {
     pub fn open(disk: &mut Disk, header: u64, shape: &Shape) -> Result<Table> {
         let found = read_table(&read_header(disk, header)?).filter(|found| shape.is(&found.datatype));
-        let Some(found) = found else { bail!("a table has other columns; move the file away, or choose another path") };
+        let Some(found) = found else {
+            bail!("a table has other columns; move the file away, or choose another path")
+        };
         let (row_bytes, chunk_rows) = (shape.row_bytes, found.chunk_rows as usize);
         if chunk_rows.saturating_mul(row_bytes) > CHUNK_BYTES_MAX {
             bail!("the file is damaged: chunks are too long");
@@ -118,15 +120,18 @@ impl Table {
             disk.write_at(at, &self.buffer[..written * self.row_bytes])?;
         }
         if written < count {
-            let (chunk_bytes, number) = (self.chunk_rows * self.row_bytes, (count - written).div_ceil(self.chunk_rows));
+            let (chunk_bytes, number) =
+                (self.chunk_rows * self.row_bytes, (count - written).div_ceil(self.chunk_rows));
             let at = disk.allocate(number * chunk_bytes);
             disk.write_at(at, &self.buffer[written * self.row_bytes..])?;
             let first = self.rows + written as u64;
-            let chunks: Vec<Chunk> = (0..number).map(|index| Chunk {
-                stored_bytes: chunk_bytes as u32,
-                row: first + (index * self.chunk_rows) as u64,
-                at: at + (index * chunk_bytes) as u64,
-            }).collect();
+            let chunks: Vec<Chunk> = (0..number)
+                .map(|index| Chunk {
+                    stored_bytes: chunk_bytes as u32,
+                    row: first + (index * self.chunk_rows) as u64,
+                    at: at + (index * chunk_bytes) as u64,
+                })
+                .collect();
             self.index.append(disk, &chunks)?;
         }
         self.buffer.clear();

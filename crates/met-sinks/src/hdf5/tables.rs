@@ -25,13 +25,15 @@ const BUFFERED_BYTES_MAX: usize = 32 << 20;
 pub(super) struct Tables {
     pub path: PathBuf,
     level: u32,
-    disk: Disk,
+    pub(super) disk: Disk,
     root: Group,
     _lock: Option<File>,
     /// Of the level that new tables have; those of a continued file are written with it, too.
     encoder: Option<Encoder>,
     shapes: HashMap<Backend, Shape>,
     tables: HashMap<(u64, Backend), Table>,
+    /// Whether rows were added since the last flush.
+    waits: bool,
     buffered_bytes: usize,
     added: u64,
 }
@@ -46,7 +48,8 @@ impl Tables {
         if !path.exists() {
             begin(path)?;
         }
-        let file = OpenOptions::new().read(true).write(true).open(path).context("cannot open it for writing")?;
+        let file =
+            OpenOptions::new().read(true).write(true).open(path).context("cannot open it for writing")?;
         let (disk, root) = Disk::open(file)?;
         let root = Group::open(&disk, root)?;
         Ok(Tables {
@@ -58,6 +61,7 @@ impl Tables {
             encoder: (level > 0).then(|| Encoder::new(level)),
             shapes: HashMap::new(),
             tables: HashMap::new(),
+            waits: false,
             buffered_bytes: 0,
             added: 0,
         })
@@ -69,7 +73,7 @@ impl Tables {
     }
 
     pub fn has_rows(&self) -> bool {
-        self.tables.values().any(Table::waits)
+        self.waits
     }
 
     pub fn add(&mut self, record: &Record) -> Result<()> {
@@ -80,7 +84,7 @@ impl Tables {
         let shape = &self.shapes[&record.backend];
         let Some(table) = self.tables.get_mut(&key) else { bail!("no table of job {}", record.job_id) };
         let waiting = table.add(|out| shape.put_row(record, out));
-        self.added += 1;
+        (self.waits, self.added) = (true, self.added + 1);
         table.used = self.added;
         self.buffered_bytes += shape.row_bytes;
         if waiting >= WRITE_BYTES {
@@ -99,6 +103,7 @@ impl Tables {
         for table in self.tables.values_mut().filter(|table| table.waits()) {
             table.write(&mut self.disk, &mut self.encoder, true)?;
         }
+        self.waits = false;
         if syncs {
             self.disk.sync()?;
         }
@@ -119,7 +124,9 @@ impl Tables {
         let (disk, known) = (&mut self.disk, self.root.find(&group_name));
         let mut group = match known {
             Some(header) => Group::open(disk, header)?,
-            None => Group::create(disk, &attributes(&[("CLASS", "GROUP"), ("TITLE", ""), ("VERSION", "1.0")]))?,
+            None => {
+                Group::create(disk, &attributes(&[("CLASS", "GROUP"), ("TITLE", ""), ("VERSION", "1.0")]))?
+            }
         };
         let header = match group.find(backend.name()) {
             Some(header) => header,
@@ -132,7 +139,8 @@ impl Tables {
         if known.is_none() {
             self.root.insert(disk, &group_name, group.header)?;
         }
-        let mut table = Table::open(disk, header, shape).with_context(|| format!("{group_name}/{}", backend.name()))?;
+        let mut table =
+            Table::open(disk, header, shape).with_context(|| format!("{group_name}/{}", backend.name()))?;
         table.used = self.added;
         self.buffered_bytes += table.bytes();
         self.tables.insert((job, backend), table);

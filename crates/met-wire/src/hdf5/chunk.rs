@@ -7,6 +7,8 @@ use flate2::{Compress, CompressError, Compression, Decompress, FlushCompress, Fl
 
 /// Shorter runs of zeros are compressed like everything else.
 const ZEROS_MIN: usize = 4096;
+/// To search longer takes three to seven times as long and finds nothing more in such tables.
+const EFFORT_MAX: u32 = 6;
 /// Columns of bytes that are shuffled together: they fit into the fastest cache.
 const BLOCK: usize = 64;
 const ADLER: u32 = 65521;
@@ -27,7 +29,7 @@ pub struct Encoder {
 impl Encoder {
     /// Level 1 to 9.
     pub fn new(level: u32) -> Encoder {
-        let deflate = Compress::new(Compression::new(level.clamp(1, 9)), false);
+        let deflate = Compress::new(Compression::new(level.clamp(1, EFFORT_MAX)), false);
         Encoder { deflate, level, any: Vec::new(), shuffled: Vec::new() }
     }
 
@@ -124,7 +126,14 @@ fn put_zeros(out: &mut Vec<u8>, count: usize) {
     // Lengths of the codes for lengths, in their order: 16, 17, 18, 0, 8, 7, …, 2, 14, 1. A run of zeros (18) has code 0, a
     // length of one 10, one of two 11.
     for index in 0..18 {
-        bits.put(match index { 2 => 1, 15 | 17 => 2, _ => 0 }, 3);
+        bits.put(
+            match index {
+                2 => 1,
+                15 | 17 => 2,
+                _ => 0,
+            },
+            3,
+        );
     }
     let (run, one, two) = ((0, 1), (0b01, 2), (0b11, 2));
     // 0 has two bits, 1 to 255 none, 256 two, 257 to 284 none, 285 one; the distance 0 has one.

@@ -46,9 +46,8 @@ impl Kind {
             // Signed, little-endian, all bits used.
             Kind::Int => out.extend_from_slice(&[0x10, 8, 0, 0, 8, 0, 0, 0, 0, 0, 64, 0]),
             // IEEE: sign at bit 31, exponent of 8 bits at 23 with bias 127, mantissa of 23 bits.
-            Kind::Float => out.extend_from_slice(&[
-                0x11, 0x20, 31, 0, 4, 0, 0, 0, 0, 0, 32, 0, 23, 8, 0, 23, 127, 0, 0, 0,
-            ]),
+            Kind::Float => out
+                .extend_from_slice(&[0x11, 0x20, 31, 0, 4, 0, 0, 0, 0, 0, 32, 0, 23, 8, 0, 23, 127, 0, 0, 0]),
             // ASCII, ends with NUL.
             Kind::Text(bytes) => {
                 out.extend_from_slice(&[0x13, 0, 0, 0]);
@@ -131,9 +130,7 @@ fn attribute(name: &str, value: &Attribute<'_>) -> Vec<u8> {
     out
 }
 
-fn attributes<'a>(
-    given: &'a [(String, Attribute<'a>)],
-) -> impl Iterator<Item = (u16, Vec<u8>)> + 'a {
+fn attributes<'a>(given: &'a [(String, Attribute<'a>)]) -> impl Iterator<Item = (u16, Vec<u8>)> + 'a {
     given.iter().map(|(name, value)| (ATTRIBUTE, attribute(name, value)))
 }
 
