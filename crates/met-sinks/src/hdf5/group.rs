@@ -1,5 +1,5 @@
-//! The names in a group. A change writes the nodes on its way anew and, last, the address of the topmost one: a reader finds
-//! either the group as it was or as it is.
+//! The names in a group. A change writes copies of the nodes that lead to it and, last, the address of the topmost one: a
+//! reader finds either the group as it was or as it is.
 
 use anyhow::{Context, Result, bail};
 use met_wire::hdf5::{
