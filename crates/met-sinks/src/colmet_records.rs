@@ -330,13 +330,21 @@ impl Gatherer {
         &self.chosen.events
     }
 
+    /// Which kinds of records are made.
+    pub fn backends(&self) -> &[Backend] {
+        &self.chosen.backends
+    }
+
     fn pass_on(&mut self, records: &[Record], out: &mut Vec<Record>) {
+        self.note_foreign(records);
+        out.extend(records.iter().filter(|record| self.has(record.backend)).cloned());
+    }
+
+    /// These came as they are; a sink that does not need its own copies of them calls only this.
+    pub fn note_foreign(&mut self, records: &[Record]) {
         for record in records {
             if !self.foreign.contains(&record.hostname) && self.foreign.len() < JOBS_MAX {
                 self.foreign.insert(record.hostname.clone());
-            }
-            if self.chosen.backends.contains(&record.backend) {
-                out.push(record.clone());
             }
         }
     }

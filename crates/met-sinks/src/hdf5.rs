@@ -1,14 +1,20 @@
 //! Colmet's records in HDF5 files, in the layout of its collector: `/job_ID/metric_backend`, one table for all hosts.
 //!
-//! Rows are collected and written by whole chunks; what is left is written at an interval and when the file is closed. Readers
-//! may open the file at any time: rows become visible last, and a killed process leaves all rows that it wrote.
+//! Rows are collected, and written when there are many, at an interval and when the file is closed. Readers may open the file at
+//! any time: rows become visible last, and a killed process leaves all rows that it wrote.
 
+mod disk;
+mod group;
+mod index;
+mod shape;
+mod table;
 mod tables;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use met_core::units::parse_duration;
+use met_wire::colmet::Record;
 
 use crate::colmet_records::{self, Chosen, Gatherer};
 use crate::event::Event;
@@ -129,10 +135,10 @@ struct Hdf5 {
 }
 
 impl Hdf5 {
-    fn write(&mut self, records: &[met_wire::colmet::Record]) -> Result<(), SinkError> {
+    fn write<'a>(&mut self, records: impl IntoIterator<Item = &'a Record>) -> Result<(), SinkError> {
         self.rotate()?;
         let file = &mut self.file;
-        let added = records.iter().try_for_each(|record| file.add(record));
+        let added = records.into_iter().try_for_each(|record| file.add(record));
         added.map_err(|error| failed(&self.file.path, &error))?;
         if Instant::now() >= self.flush_at {
             self.flush()?;
@@ -166,6 +172,11 @@ impl Hdf5 {
 
 impl Sink for Hdf5 {
     fn take(&mut self, event: &Event) -> Result<(), SinkError> {
+        if let Event::Colmet(records) = event {
+            self.gatherer.note_foreign(records);
+            let backends = self.gatherer.backends().to_vec();
+            return self.write(records.iter().filter(|record| backends.contains(&record.backend)));
+        }
         let mut records = Vec::new();
         self.gatherer.take(event, &mut records);
         self.write(&records)

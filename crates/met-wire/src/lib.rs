@@ -5,6 +5,7 @@ mod bits;
 pub mod block;
 pub mod colmet;
 pub mod column;
+pub mod hdf5;
 mod huffman;
 pub mod otlp;
 mod protobuf;

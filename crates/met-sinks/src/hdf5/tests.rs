@@ -83,3 +83,122 @@ fn every_kind_of_record_has_a_table_and_what_is_unknown_is_minus_one() {
     }
     assert_eq!(Backend::Nvidia.name(), "nvidiastats_default");
 }
+
+fn taskstats(job: u64, second: u64) -> Record {
+    let mut record = Record::new(Backend::Taskstats, "n1", job, 1_700_000_000 + second);
+    record.values[0] = Some(Value::Int(second as i64));
+    record
+}
+
+/// The times of a table's rows.
+fn times(path: &Path, table: &str) -> Vec<u64> {
+    let (count, bytes) = rows(path, table);
+    let row_bytes = bytes.len().checked_div(count as usize).unwrap_or(1);
+    bytes.chunks(row_bytes).map(|row| time_of(row) - 1_700_000_000).collect()
+}
+
+#[test]
+fn thousands_of_jobs_are_found_in_any_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    // Neither their numbers nor their names are in order.
+    let jobs: Vec<u64> = (0..1500).map(|index| index * 7919 % 10_007 + 1).collect();
+    for part in jobs.chunks(500) {
+        let mut tables = Tables::open(&path, 0).unwrap();
+        part.iter().for_each(|&job| tables.add(&taskstats(job, job)).unwrap());
+        tables.flush(false).unwrap();
+    }
+    let file = File::open(&path).unwrap();
+    let mut names = file.root().groups().unwrap();
+    let mut expected: Vec<String> = jobs.iter().map(|job| format!("job_{job}")).collect();
+    names.sort();
+    expected.sort();
+    assert_eq!(names, expected);
+    for job in jobs.iter().step_by(97) {
+        assert_eq!(times(&path, &format!("job_{job}/taskstats_default")), [*job]);
+    }
+}
+
+#[test]
+fn a_table_has_more_chunks_than_fit_into_a_node() {
+    // So many that nodes of nodes are full, too: 64 · 64 chunks of 21 rows, 64 of 85 rows.
+    for (level, count) in [(0, 64 * 64 * 21 + 100), (1, 64 * 85 + 100)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.hdf5");
+        let mut tables = Tables::open(&path, level).unwrap();
+        for second in 0..count {
+            tables.add(&taskstats(7, second)).unwrap();
+            if second % 4000 == 0 {
+                tables.flush(false).unwrap();
+            }
+        }
+        tables.flush(true).unwrap();
+        assert_eq!(times(&path, "job_7/taskstats_default"), (0..count).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_flush_after_every_row_does_not_make_a_file_long() {
+    for (level, most) in [(0, 120 << 10), (9, 60 << 10)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.hdf5");
+        let mut tables = Tables::open(&path, level).unwrap();
+        for second in 0..100 {
+            tables.add(&taskstats(7, second)).unwrap();
+            tables.flush(false).unwrap();
+            assert_eq!(times(&path, "job_7/taskstats_default"), (0..=second).collect::<Vec<_>>());
+        }
+        let length = std::fs::metadata(&path).unwrap().len();
+        assert!(length < most, "level {level}: {length} bytes for 100 rows");
+    }
+}
+
+/// A process can be killed between any two writes: its file is one of these.
+#[test]
+fn a_file_is_whole_after_any_write_and_is_continued() {
+    for level in [0, 6] {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, copy) = (folder.path().join("x.hdf5"), folder.path().join("copy.hdf5"));
+        let mut tables = Tables::open(&path, level).unwrap();
+        let mut before = 0;
+        for second in [1, 2, 60, 200, 202] {
+            tables.disk.record();
+            (before..second).for_each(|second| tables.add(&taskstats(7, second)).unwrap());
+            tables.add(&taskstats(100 + second, 0)).unwrap();
+            tables.flush(false).unwrap();
+            for killed in tables.disk.recorded() {
+                std::fs::write(&copy, killed).unwrap();
+                let found = match File::open(&copy).unwrap().dataset("job_7/taskstats_default") {
+                    Ok(_) => times(&copy, "job_7/taskstats_default"),
+                    Err(_) => Vec::new(),
+                };
+                assert!(
+                    (before..=second).contains(&(found.len() as u64)),
+                    "{before} to {second}: {}",
+                    found.len()
+                );
+                assert_eq!(found, (0..found.len() as u64).collect::<Vec<_>>());
+                let mut tables = Tables::open(&copy, level).unwrap();
+                (found.len() as u64..210).for_each(|second| tables.add(&taskstats(7, second)).unwrap());
+                tables.flush(false).unwrap();
+                assert_eq!(times(&copy, "job_7/taskstats_default"), (0..210).collect::<Vec<_>>());
+            }
+            before = second;
+        }
+    }
+}
+
+#[test]
+fn other_files_are_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    for bytes in [&b""[..], b"\x89HDF\r\n\x1a\n", &[0; 200]] {
+        let path = folder.path().join("x.hdf5");
+        std::fs::write(&path, bytes).unwrap();
+        let refused = Tables::open(&path, 0).err().map(|error| error.to_string());
+        assert_eq!(
+            refused.as_deref(),
+            Some("met did not write this file; move it away, or choose another path")
+        );
+        assert_eq!(std::fs::read(&path).unwrap(), bytes);
+    }
+}

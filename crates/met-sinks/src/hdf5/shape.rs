@@ -1,0 +1,162 @@
+//! What the tables of each kind of record look like, and their rows.
+
+use met_wire::colmet::{Backend, JOBS_BYTES, Layout, Record, Type, Value};
+use met_wire::hdf5::{Attribute, Column, Kind, datatype, table_header};
+
+const NAME_BYTES: usize = 255;
+/// Rows of a job are few, rows of all nodes (job 0) are many. What is not compressed has room for a whole chunk, though the
+/// part without rows is a hole. What is compressed is compressed again at a flush, until its chunk is full.
+const CHUNK_BYTES_OF_JOB: usize = 16 << 10;
+const CHUNK_BYTES_OF_JOB_COMPRESSED: usize = 64 << 10;
+/// Rows of some kinds are nearly all padding.
+const CHUNK_ROWS_COMPRESSED_MIN: usize = 16;
+/// The most that h5py caches by default.
+const CHUNK_BYTES_OF_NODES: usize = 1 << 20;
+
+/// What a column holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Field {
+    Counter(usize),
+    Hostname,
+    JobId,
+    Backend,
+    Timestamp,
+    InvolvedJobs,
+    /// Columns of Colmet's tables that no record fills: -1, and an empty text.
+    Unmeasured,
+    EmptyJobs,
+}
+
+/// The columns of a table in the order of their names, as PyTables sorts them.
+fn fields(layout: &'static Layout) -> Vec<(&'static str, Field)> {
+    let counters = layout.counters.iter().enumerate().map(|(index, one)| (one.name, Field::Counter(index)));
+    let mut fields: Vec<(&'static str, Field)> = counters.collect();
+    fields.extend([
+        ("hostname", Field::Hostname),
+        ("job_id", Field::JobId),
+        ("metric_backend", Field::Backend),
+        ("timestamp", Field::Timestamp),
+    ]);
+    if layout.has_involved_jobs {
+        fields.push(("involved_jobs", Field::InvolvedJobs));
+    }
+    match layout.backend {
+        Backend::Procstats => fields.push(("meminfo_hardwarecorrupted", Field::Unmeasured)),
+        Backend::Jobproc => fields.push(("involved_jobs", Field::EmptyJobs)),
+        _ => {}
+    }
+    fields.sort_unstable_by_key(|(name, _)| *name);
+    fields
+}
+
+fn kind(layout: &Layout, field: Field) -> Kind {
+    match field {
+        Field::Hostname | Field::Backend => Kind::Text(NAME_BYTES),
+        Field::InvolvedJobs | Field::EmptyJobs => Kind::Text(JOBS_BYTES),
+        Field::Counter(index) if layout.counters[index].kind == Type::F32 => Kind::Float,
+        Field::Counter(_) | Field::JobId | Field::Timestamp | Field::Unmeasured => Kind::Int,
+    }
+}
+
+pub(super) struct Shape {
+    fields: Vec<Field>,
+    columns: Vec<Column>,
+    /// A row without values: the name of the kind, and -1 in columns that no record fills.
+    blank: Vec<u8>,
+    pub row_bytes: usize,
+}
+
+impl Shape {
+    pub fn of(layout: &'static Layout) -> Shape {
+        let named = fields(layout);
+        let columns: Vec<Column> =
+            named.iter().map(|&(name, field)| Column { name, kind: kind(layout, field) }).collect();
+        let mut blank = Vec::new();
+        for (&(_, field), column) in named.iter().zip(&columns) {
+            let start = blank.len();
+            blank.resize(start + column.kind.bytes(), 0);
+            match field {
+                Field::Backend => put_text(&mut blank[start..], layout.name),
+                Field::Unmeasured => blank[start..].fill(0xff),
+                _ => {}
+            }
+        }
+        let fields = named.into_iter().map(|(_, field)| field).collect();
+        Shape { fields, columns, row_bytes: blank.len(), blank }
+    }
+
+    /// Whether a table has these columns.
+    pub fn is(&self, found: &[u8]) -> bool {
+        found.starts_with(&datatype(&self.columns))
+    }
+
+    /// The header of a table of a job, with the attributes that PyTables expects.
+    pub fn header(&self, job: u64, level: u32) -> Vec<u8> {
+        let (chunk_bytes, least) = match (job, level) {
+            (0, _) => (CHUNK_BYTES_OF_NODES, 1),
+            (_, 0) => (CHUNK_BYTES_OF_JOB, 1),
+            _ => (CHUNK_BYTES_OF_JOB_COMPRESSED, CHUNK_ROWS_COMPRESSED_MIN),
+        };
+        let chunk_rows = (chunk_bytes / self.row_bytes).max(least) as u32;
+        let title = format!("Metrics for the Job {job}");
+        let texts = [("CLASS", "TABLE"), ("VERSION", "2.7"), ("TITLE", title.as_str())];
+        let mut attributes: Vec<(String, Attribute<'_>)> =
+            texts.map(|(name, text)| (name.to_owned(), Attribute::Text(text))).into();
+        for (index, column) in self.columns.iter().enumerate() {
+            attributes.push((format!("FIELD_{index}_NAME"), Attribute::Text(column.name)));
+            let fill = match column.kind {
+                Kind::Text(_) => Attribute::Text(""),
+                Kind::Float => Attribute::Float(-1.0),
+                Kind::Int => Attribute::Int(-1),
+            };
+            attributes.push((format!("FIELD_{index}_FILL"), fill));
+        }
+        // Readers take the number of rows from the table itself.
+        attributes.push(("NROWS".to_owned(), Attribute::Int(0)));
+        attributes.push(("backend_version".to_owned(), Attribute::Int(2)));
+        table_header(&self.columns, chunk_rows, level, &attributes)
+    }
+
+    pub fn put_row(&self, record: &Record, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend_from_slice(&self.blank);
+        let mut rest = &mut out[start..];
+        for (&field, column) in self.fields.iter().zip(&self.columns) {
+            let (cell, behind) = std::mem::take(&mut rest).split_at_mut(column.kind.bytes());
+            rest = behind;
+            match field {
+                Field::Counter(index) if column.kind == Kind::Float => {
+                    cell.copy_from_slice(&float(record.values[index]).to_le_bytes());
+                }
+                Field::Counter(index) => cell.copy_from_slice(&int(record.values[index]).to_le_bytes()),
+                Field::JobId => cell.copy_from_slice(&record.job_id.to_le_bytes()),
+                Field::Timestamp => cell.copy_from_slice(&record.timestamp.to_le_bytes()),
+                Field::Hostname => put_text(cell, &record.hostname),
+                Field::Backend | Field::Unmeasured | Field::EmptyJobs => {}
+                Field::InvolvedJobs => put_text(cell, &record.involved_jobs_json()),
+            }
+        }
+    }
+}
+
+fn float(value: Option<Value>) -> f32 {
+    match value {
+        Some(Value::Float(value)) => value,
+        Some(Value::Int(value)) => value as f32,
+        None => -1.0,
+    }
+}
+
+fn int(value: Option<Value>) -> i64 {
+    match value {
+        Some(Value::Int(value)) => value,
+        Some(Value::Float(value)) => value as i64,
+        None => -1,
+    }
+}
+
+/// The rest of the cell is padding.
+fn put_text(cell: &mut [u8], text: &str) {
+    let bytes = text.len().min(cell.len());
+    cell[..bytes].copy_from_slice(&text.as_bytes()[..bytes]);
+}

@@ -1,0 +1,184 @@
+//! One table: rows that wait, and where the next ones go.
+
+use anyhow::{Context, Result, bail};
+use met_wire::hdf5::chunk::{Encoder, decode};
+use met_wire::hdf5::{Chunk, read_table};
+
+use super::disk::Disk;
+use super::group::read_header;
+use super::index::Index;
+use super::shape::Shape;
+
+const CHUNK_BYTES_MAX: usize = 64 << 20;
+
+/// Room in the file.
+#[derive(Clone, Copy)]
+struct Place {
+    at: u64,
+    bytes: usize,
+}
+
+pub(super) struct Table {
+    row_bytes: usize,
+    chunk_rows: usize,
+    level: u32,
+    /// Rows in the file, and where it says so.
+    rows: u64,
+    rows_at: u64,
+    index: Index,
+    /// Rows that are not in the file. A compressed table also has the rows of its unfinished chunk, which come first.
+    buffer: Vec<u8>,
+    /// How many rows of the buffer are in the file.
+    kept: usize,
+    /// Where the unfinished chunk is stored, and where it was before: the next form of it goes there. A reader that still
+    /// follows the old address finds the same rows, or fails; therefore no other chunk goes there.
+    place: Option<Place>,
+    spare: Option<Place>,
+    /// When it last got rows, by number of rows of all tables.
+    pub used: u64,
+}
+
+impl Table {
+    pub fn open(disk: &mut Disk, header: u64, shape: &Shape) -> Result<Table> {
+        let found = read_table(&read_header(disk, header)?).filter(|found| shape.is(&found.datatype));
+        let Some(found) = found else {
+            bail!("a table has other columns; move the file away, or choose another path")
+        };
+        let (row_bytes, chunk_rows) = (shape.row_bytes, found.chunk_rows as usize);
+        if chunk_rows.saturating_mul(row_bytes) > CHUNK_BYTES_MAX {
+            bail!("the file is damaged: chunks are too long");
+        }
+        let tree_at = header + found.tree_at as u64;
+        let index = Index::open(disk, found.tree, tree_at, found.chunk_rows, found.rows)?;
+        let mut table = Table {
+            row_bytes,
+            chunk_rows,
+            level: found.level,
+            rows: found.rows,
+            rows_at: header + found.rows_at as u64,
+            index,
+            buffer: Vec::new(),
+            kept: 0,
+            place: None,
+            spare: None,
+            used: 0,
+        };
+        table.read_unfinished(disk)?;
+        Ok(table)
+    }
+
+    fn read_unfinished(&mut self, disk: &Disk) -> Result<()> {
+        let kept = (self.rows % self.chunk_rows as u64) as usize;
+        if let Some(last) = self.index.last.filter(|_| self.level > 0 && kept > 0) {
+            let stored = disk.read(last.at, last.stored_bytes as usize)?;
+            let rows = decode(&stored, self.row_bytes, self.chunk_rows);
+            self.buffer = rows.context("the file is damaged: a chunk cannot be decompressed")?;
+            self.buffer.truncate(kept * self.row_bytes);
+            self.kept = kept;
+        }
+        Ok(())
+    }
+
+    /// Adds a row; returns how many bytes of rows wait.
+    pub fn add(&mut self, put: impl FnOnce(&mut Vec<u8>)) -> usize {
+        put(&mut self.buffer);
+        self.buffer.len() - self.kept * self.row_bytes
+    }
+
+    /// What it holds in memory.
+    pub fn bytes(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Whether rows wait.
+    pub fn waits(&self) -> bool {
+        self.buffer.len() > self.kept * self.row_bytes
+    }
+
+    /// Writes rows that wait. Without `all` those of an unfinished chunk may wait longer.
+    pub fn write(&mut self, disk: &mut Disk, encoder: &mut Option<Encoder>, all: bool) -> Result<()> {
+        match self.level {
+            0 => self.write_plain(disk),
+            level => self.write_compressed(disk, encoder.get_or_insert_with(|| Encoder::new(level)), all),
+        }
+    }
+
+    fn publish(&mut self, disk: &mut Disk, rows: u64) -> Result<()> {
+        disk.write_at(self.rows_at, &rows.to_le_bytes())?;
+        self.rows = rows;
+        Ok(())
+    }
+
+    /// Into the last chunk and the next ones. Rows beyond the number of rows are not seen.
+    fn write_plain(&mut self, disk: &mut Disk) -> Result<()> {
+        let count = self.buffer.len() / self.row_bytes;
+        let in_chunk = (self.rows % self.chunk_rows as u64) as usize;
+        let mut written = 0;
+        if let Some(last) = self.index.last.filter(|_| in_chunk > 0) {
+            written = count.min(self.chunk_rows - in_chunk);
+            let at = last.at + (in_chunk * self.row_bytes) as u64;
+            disk.write_at(at, &self.buffer[..written * self.row_bytes])?;
+        }
+        if written < count {
+            let (chunk_bytes, number) =
+                (self.chunk_rows * self.row_bytes, (count - written).div_ceil(self.chunk_rows));
+            let at = disk.allocate(number * chunk_bytes);
+            disk.write_at(at, &self.buffer[written * self.row_bytes..])?;
+            let first = self.rows + written as u64;
+            let chunks: Vec<Chunk> = (0..number)
+                .map(|index| Chunk {
+                    stored_bytes: chunk_bytes as u32,
+                    row: first + (index * self.chunk_rows) as u64,
+                    at: at + (index * chunk_bytes) as u64,
+                })
+                .collect();
+            self.index.append(disk, &chunks)?;
+        }
+        self.buffer.clear();
+        self.publish(disk, self.rows + count as u64)
+    }
+
+    fn write_compressed(&mut self, disk: &mut Disk, encoder: &mut Encoder, all: bool) -> Result<()> {
+        let total = self.buffer.len() / self.row_bytes;
+        let end = if all { total } else { total - total % self.chunk_rows };
+        if end <= self.kept {
+            return Ok(());
+        }
+        let (chunk_bytes, first) = (self.chunk_rows * self.row_bytes, self.rows - self.kept as u64);
+        let buffer = std::mem::take(&mut self.buffer);
+        let mut added = Vec::new();
+        for (number, rows) in buffer[..end * self.row_bytes].chunks(chunk_bytes).enumerate() {
+            let stored = encoder.encode(rows, self.row_bytes, self.chunk_rows)?;
+            let at = self.store(disk, &stored, rows.len() == chunk_bytes)?;
+            let row = first + (number * self.chunk_rows) as u64;
+            let chunk = Chunk { stored_bytes: stored.len() as u32, row, at };
+            match number == 0 && self.kept > 0 {
+                true => self.index.replace_last(disk, chunk)?,
+                false => added.push(chunk),
+            }
+        }
+        self.index.append(disk, &added)?;
+        self.publish(disk, first + end as u64)?;
+        self.buffer = buffer;
+        self.kept = end % self.chunk_rows;
+        self.buffer.drain(..(end - self.kept) * self.row_bytes);
+        Ok(())
+    }
+
+    /// Writes a chunk where no reader looks for another one.
+    fn store(&mut self, disk: &mut Disk, stored: &[u8], is_finished: bool) -> Result<u64> {
+        let fits = self.spare.take().filter(|spare| spare.bytes >= stored.len());
+        let place = match fits {
+            Some(place) => place,
+            None => {
+                // The next form of it has more rows.
+                let bytes = if is_finished { stored.len() } else { stored.len() * 3 / 2 };
+                Place { at: disk.allocate(bytes), bytes }
+            }
+        };
+        disk.write_at(place.at, stored)?;
+        self.spare = self.place.take().filter(|_| !is_finished);
+        self.place = (!is_finished).then_some(place);
+        Ok(place.at)
+    }
+}
