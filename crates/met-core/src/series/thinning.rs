@@ -195,9 +195,9 @@ impl Thinner {
                 self.close_step();
                 self.step = step;
             }
-            for column in 0..self.tracks.len() {
+            for (column, pending) in pending.iter().enumerate() {
                 let cell = course.columns[column][index];
-                if cell != MISSING && !pending[column].get(index).copied().unwrap_or(false) {
+                if cell != MISSING && !pending.get(index).copied().unwrap_or(false) {
                     self.take(column, (time_ms, cell), course.spread(column, index));
                 }
             }
