@@ -316,6 +316,8 @@ impl Ears {
             self.end(record, *whole, now);
         }
         ended.clear();
+        // A burst of ends is no reason to hold memory for the next one.
+        ended.shrink_to(CROWD);
         self.ended = ended;
         messages
     }
