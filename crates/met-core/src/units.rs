@@ -161,6 +161,7 @@ pub fn watt_hours_fixed(joules: f64) -> String {
 /// CO2 equivalent: `31.4 mg`, `1.20 kg`.
 pub fn grams(value: f64) -> String {
     match value.abs() {
+        g if g > 0.0 && g < 0.9995e-6 => format!("{} ng", three_digits(value * 1e9)),
         g if g < 0.9995e-3 => format!("{} µg", three_digits(value * 1e6)),
         g if g < 0.9995 => format!("{} mg", three_digits(value * 1e3)),
         g if g < 999.5 => format!("{} g", three_digits(value)),
