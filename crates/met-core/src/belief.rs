@@ -28,7 +28,7 @@ use crate::job::{
 };
 use crate::job_table::{EMISSIONS, WALL};
 
-pub use figures::{CHARGED, completes, fit_cpu_parts, fit_memory_peaks, set_gpu_totals};
+pub use figures::{CHARGED, SAMPLED_PEAKS, completes, fit_cpu_parts, fit_memory_peaks, set_gpu_totals};
 
 const SECOND_NS: i64 = 1_000_000_000;
 

@@ -478,7 +478,7 @@ mod tests {
     #[test]
     fn energy_of_one_report_is_in_watt_hours_whatever_its_size() {
         let all = [2.16, 14.3, 3600.0, 7.2e6].map(watt_hours);
-        assert_eq!(all, ["0.60 mWh", "3.97 mWh", "1.00 Wh", "2.00 kWh"]);
+        assert_eq!(all, ["600 µWh", "3.97 mWh", "1.00 Wh", "2.00 kWh"]);
         assert_eq!(gibibytes_fixed(4e9), "3.73 GiB", "as `met gpus` writes it");
     }
 

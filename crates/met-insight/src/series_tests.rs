@@ -54,6 +54,7 @@ impl Made {
         }
         let total = JOB.columns[index].unscaled(sum).unwrap();
         self.record.totals.set(index, total, QualityKind::Measured, "cgroup");
+        self.record.summaries = self.course.summaries(5000);
         self
     }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use met_core::Table;
-use met_core::belief::CHARGED;
+use met_core::belief::{CHARGED, SAMPLED_PEAKS};
 use met_core::event;
 use met_core::job::{Figure, JobKey, QualityKind, Record};
-use met_core::job_table::{CORES_PEAK, GPU_MEMORY_PEAK, MEMORY_NEEDED_PEAK, PROCESSES_PEAK, THREADS_PEAK};
+use met_core::job_table::CORES_PEAK;
 use met_core::series::{Course, PackedSamples};
 use met_jobs::scheduler::join;
 use met_sinks::event::Kind;
@@ -30,9 +30,6 @@ use met_config::{Config, Storage};
 use met_query::jobs;
 use met_query::live::Live;
 
-/// What no counter knows.
-const SAMPLED_PEAKS: [usize; 5] =
-    [MEMORY_NEEDED_PEAK, CORES_PEAK, PROCESSES_PEAK, THREADS_PEAK, GPU_MEMORY_PEAK];
 /// Series that are written in one transaction: unpacked they take more memory.
 const WRITTEN_TOGETHER: usize = 64;
 
@@ -366,7 +363,7 @@ impl Recorder {
 
 #[cfg(test)]
 mod tests {
-    use met_core::job_table::{CPU, MEMORY_NEEDED, WALL};
+    use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, WALL};
 
     use super::super::service::Service;
     use super::*;

@@ -11,11 +11,16 @@ pub const CHARGED: [usize; 9] = {
     [GPU_ENERGY, GPU_ENERGY_IDLE, a, b, c, d, e, f, g]
 };
 
+/// What only samples know of a job at its highest. A daemon that leaves writes it for the next one.
+pub const SAMPLED_PEAKS: [usize; 5] =
+    [MEMORY_NEEDED_PEAK, CORES_PEAK, PROCESSES_PEAK, THREADS_PEAK, GPU_MEMORY_PEAK];
+
 /// Whether the last sample of a job that has ended takes the place of what is known: counters at the end are exact,
-/// but what was charged so far is only what an earlier daemon wrote.
+/// but what was charged so far, and peaks so far, are only what an earlier daemon wrote.
 pub fn completes(column: usize, known: Option<&Figure>, sampled: &Figure) -> bool {
     let is_so_far = |known: &Figure| {
-        CHARGED.contains(&column) && known.kind == LowerBound && known.value <= sampled.value
+        let is_of_samples = CHARGED.contains(&column) || SAMPLED_PEAKS.contains(&column);
+        is_of_samples && known.kind == LowerBound && known.value <= sampled.value
     };
     known.is_none_or(is_so_far)
 }
@@ -115,6 +120,15 @@ mod tests {
         totals.set(CPU_SYSTEM, system, LowerBound, "/proc");
         fit_cpu_parts(&mut totals);
         totals
+    }
+
+    #[test]
+    fn a_peak_that_an_earlier_daemon_wrote_gives_way_to_a_higher_one() {
+        let figure = |value, kind| Figure { value, kind, source: "cgroup".into() };
+        let (before, higher, lower) = (figure(10, LowerBound), figure(30, Sampled), figure(5, Sampled));
+        assert!(completes(MEMORY_NEEDED_PEAK, Some(&before), &higher));
+        assert!(!completes(MEMORY_NEEDED_PEAK, Some(&before), &lower));
+        assert!(!completes(CPU, Some(&before), &higher), "counters at the end are better");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::Course;
 use crate::{JOB, MISSING, Table, Unit};
 
 /// Windows are ten seconds long, and longer where a meter is slow or did not reply for a while. A counter that stands
-/// still for longer is one of no power.
+/// still for longer than the longest of them is one of no power.
 const WINDOW_MAX_MS: i64 = 60_000;
 
 /// Whether a column is charged by windows: energy, and what is computed from it.
@@ -20,6 +20,7 @@ pub(super) fn pending(course: &Course, column: usize, before: Option<i64>) -> Ve
     if !is_charged(course.table, column) {
         return Vec::new();
     }
+    let window_ms = longest_window_ms(course, column, before);
     let cells = &course.columns[column];
     let mut pending = vec![false; cells.len()];
     // What comes after the last sample is not known.
@@ -31,9 +32,26 @@ pub(super) fn pending(course: &Course, column: usize, before: Option<i64>) -> Ve
         if !is_repeated {
             next_ms = course.times_ms[index];
         }
-        pending[index] = is_repeated && next_ms - course.times_ms[index] <= WINDOW_MAX_MS;
+        pending[index] = is_repeated && next_ms - course.times_ms[index] < window_ms;
     }
     pending
+}
+
+/// How far apart the charges of a column are at most, as far as that may be a window.
+fn longest_window_ms(course: &Course, column: usize, before: Option<i64>) -> i64 {
+    let (mut last, mut charged_ms, mut longest_ms) = (before, None, None);
+    for (&time_ms, &cell) in course.times_ms.iter().zip(&course.columns[column]) {
+        if cell == MISSING {
+            continue;
+        }
+        if last.is_some_and(|last| last != cell) {
+            let window_ms = charged_ms.map(|charged_ms| time_ms - charged_ms);
+            longest_ms = longest_ms.max(window_ms.filter(|&window_ms| window_ms <= WINDOW_MAX_MS));
+            charged_ms = Some(time_ms);
+        }
+        last = Some(cell);
+    }
+    longest_ms.unwrap_or(WINDOW_MAX_MS)
 }
 
 #[cfg(test)]
@@ -87,7 +105,8 @@ mod tests {
     fn a_job_that_used_no_energy_for_long_has_no_power() {
         let course = charged(300, |second| if second > 240 { 6 } else { 0 }, |second| second % 10 == 0);
         let drawn = watts(&course, ENERGY);
-        assert!(drawn.iter().filter(|span| span.1 <= 190).all(|span| span.2 == 0), "{drawn:?}");
+        assert!(drawn.iter().filter(|span| span.1 <= 240).all(|span| span.2 == 0), "{drawn:?}");
+        assert!(drawn.iter().filter(|span| span.0 >= 240).all(|span| span.2 == 6), "{drawn:?}");
         assert_eq!(drawn.iter().map(|span| span.2).max(), Some(6));
         let none = watts(&charged(300, |_| 0, |_| true), ENERGY);
         assert!(none.len() > 200 && none.iter().all(|span| span.2 == 0), "{none:?}");

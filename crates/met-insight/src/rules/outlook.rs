@@ -210,8 +210,12 @@ pub fn growth(job: &Job<'_>, index: usize, coverage: f64) -> Possible {
         return Possible::ANY;
     }
     let Some((begin_ms, end_ms)) = Profile::window_of(record, job.now_ns) else { return Possible::UNKNOWN };
-    // The totals of a job that runs may be older than its samples; those of a damaged record are all missing.
-    let is_settled = !record.state.is_live() && !record.totals.is_empty() && !CHARGED.contains(&index);
+    // The totals of a job that runs may be older than its samples; those of a damaged record are all missing. An end
+    // without means was not completed by its samples.
+    let is_settled = !record.state.is_live()
+        && !record.summaries.is_empty()
+        && !record.totals.is_empty()
+        && !CHARGED.contains(&index);
     match record.totals.get(index) {
         _ if !is_settled || coverage <= 0.0 => Possible::within(0.0, f64::INFINITY),
         None if record.summaries.get(index).is_some() => Possible::within(0.0, f64::INFINITY),

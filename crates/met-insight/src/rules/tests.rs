@@ -93,6 +93,14 @@ fn plain(usable: Option<u32>, cores: f64, waiting: f64) -> Made {
 }
 
 #[test]
+fn an_end_that_was_not_completed_is_judged_by_its_samples() {
+    let mut crowded = plain(Some(2), 2.0, 14.0);
+    crowded.record.totals.remove(column::RUN_QUEUE_WAIT);
+    crowded.record.summaries = Default::default();
+    assert_eq!(names(&crowded), ["oversubscribed"]);
+}
+
+#[test]
 fn who_was_given_no_cpus_can_have_too_many_threads_and_leaves_none_unused() {
     assert_eq!(names(&plain(Some(64), 1.0, 0.0)), none(), "one of the cores of an idle machine");
     assert_eq!(names(&plain(Some(64), 0.01, 0.0)), none(), "it slept");

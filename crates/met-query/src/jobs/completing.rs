@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use met_core::belief::{CHARGED, fit_cpu_parts, fit_memory_peaks};
+use met_core::belief::{CHARGED, SAMPLED_PEAKS, fit_cpu_parts, fit_memory_peaks};
 use met_core::job::{Figure, QualityKind, Record};
 use met_core::job_table::{COST, EMISSIONS, MEMORY_PEAK};
 use met_core::provenance::{Account, Caveat};
@@ -36,9 +36,7 @@ pub fn complete_by_samples(record: &mut Record, course: &Course) {
     running.recall_thinned(course);
     let live = Live::of(&running, Profile { counts_memory, missed, ..profile });
     for (column, figure) in live.totals.iter() {
-        let is_better = |known: &Figure| {
-            CHARGED.contains(&column) && known.kind == QualityKind::LowerBound && known.value < figure.value
-        };
+        let is_better = |known: &Figure| known.kind == QualityKind::LowerBound && known.value < figure.value;
         if record.totals.figure(column).is_none_or(is_better) {
             // The last sample of a counter is not its end.
             let is_counter = JOB.columns[column].kind == Kind::Counter;
@@ -46,7 +44,7 @@ pub fn complete_by_samples(record: &mut Record, course: &Course) {
             record.totals.set(column, figure.value, kind, figure.source.clone());
         }
     }
-    for column in CHARGED.into_iter().filter(|_| missed) {
+    for column in CHARGED.into_iter().chain(SAMPLED_PEAKS).filter(|_| missed) {
         let figure = record.totals.figure(column).filter(|figure| figure.kind == QualityKind::LowerBound);
         let Some((value, source)) = figure.map(|figure| (figure.value, figure.source.clone())) else {
             continue;

@@ -123,9 +123,9 @@ fn configured(setting: &Setting, message: &Message) -> Outcomes {
 }
 
 /// Says so at the start of a job whose notification could not be sent.
-pub fn warn_if_no_way(setting: &Setting) {
+pub fn warn_if_no_way(setting: &Setting, wanted: &[When]) {
     let config = &setting.config.notify;
-    if !uses_desktop(setting) && config.command.is_none() && config.webhook.is_none() {
+    if !wanted.is_empty() && !uses_desktop(setting) && config.command.is_none() && config.webhook.is_none() {
         tracing::warn!("--notify: {NO_WAY}; set notify.command or notify.webhook");
     }
 }

@@ -59,9 +59,7 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
     };
     let mut assignment = launch::assign(setting, draft).inspect_err(|_| outputs.left.discard())?;
     assignment.record.annotation = annotation;
-    if !args.notify.is_empty() {
-        super::notify::warn_if_no_way(setting);
-    }
+    super::notify::warn_if_no_way(setting, &args.notify);
     assignment.notify = args.notify.iter().map(|when| when.name()).collect::<Vec<_>>().join(",");
     outputs.name_in(&mut assignment.record);
     let (out_path, err_path) = (outputs.out_path.clone(), outputs.err_path.clone());

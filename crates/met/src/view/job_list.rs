@@ -434,7 +434,6 @@ impl Job<'_> {
         Value::amount(average::memory_ratio(self.record), kind, Format::Alone(format))
     }
 
-    /// Why a job failed.
     /// The older tool's words: capitals, and a running job is active.
     fn status(&self) -> String {
         if self.record.state == State::Running {

@@ -54,7 +54,7 @@ mod tests {
         balance.off_since_ns = Some(61_000_000_000);
         let found = finding(&balance, &TimeZone::UTC);
         assert!(found.health == Health::Broken);
-        let expected = "2 µJ less booked than counted since 1970-01-01 00:01:01; 1.94 mWh counted, 0.56 mWh of it unassigned";
+        let expected = "2 µJ less booked than counted since 1970-01-01 00:01:01; 1.94 mWh counted, 556 µWh of it unassigned";
         assert_eq!(found.detail, expected);
     }
 }
