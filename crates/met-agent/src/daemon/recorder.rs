@@ -263,6 +263,7 @@ impl Recorder {
                 }
             }
         }
+        jobs::log_moved_aside(&mut self.writer);
     }
 
     pub(super) fn keep_course(&mut self, key: &JobKey, course: &Course, outputs: &mut Outputs) {

@@ -194,16 +194,21 @@ pub fn has_lost(state: &Path, host: &Host, followed: &HashSet<u64>) -> bool {
     })
 }
 
+/// Says where a file of samples is that could not be read.
+pub fn log_moved_aside(writer: &mut Writer) {
+    if let Some(aside) = writer.moved_aside.take() {
+        tracing::warn!("samples of a day were damaged; the file was moved to {}", aside.display());
+    }
+}
+
 /// Takes what is in the inbox into the store. Jobs whose supervisor is gone are lost.
 pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Imported> {
-    match (writer.moved_aside.take(), writer.salvaged.take()) {
+    if let Some(salvage) = writer.salvaged.take() {
+        writer.moved_aside = None;
         // Every list says so as long as the damaged file is there.
-        (_, Some(salvage)) => tracing::error!("{}", salvage.sentence()),
-        (Some(aside), None) => {
-            tracing::warn!("samples of a day were damaged; the file was moved to {}", aside.display());
-        }
-        (None, None) => {}
+        tracing::error!("{}", salvage.sentence());
     }
+    log_moved_aside(writer);
     let imported = writer.import_with(&complete_by_samples)?;
     for problem in &imported.problems {
         tracing::warn!("{problem}");
