@@ -16,11 +16,13 @@ use super::shape::Shape;
 use super::table::Table;
 
 /// Tables that are open; the others are opened again when they get rows.
-const OPEN_MAX: usize = 2048;
+const OPEN_MAX: usize = 16_384;
 /// Rows of a table that are written together, even before a flush.
 const WRITE_BYTES: usize = 256 << 10;
-/// Rows of all tables that are in memory.
-const BUFFERED_BYTES_MAX: usize = 32 << 20;
+/// Rows of all tables that wait.
+const WAITING_BYTES_MAX: usize = 32 << 20;
+/// Buffers that tables keep at a flush, with the rows of unfinished chunks. Tests need few rows to exceed it.
+const KEPT_BYTES_MAX: usize = if cfg!(test) { 256 << 10 } else { 16 << 20 };
 
 pub(super) struct Tables {
     pub path: PathBuf,
@@ -34,7 +36,7 @@ pub(super) struct Tables {
     tables: HashMap<(u64, Backend), Table>,
     /// Whether rows were added since the last flush.
     waits: bool,
-    buffered_bytes: usize,
+    waiting_bytes: usize,
     added: u64,
 }
 
@@ -62,7 +64,7 @@ impl Tables {
             shapes: HashMap::new(),
             tables: HashMap::new(),
             waits: false,
-            buffered_bytes: 0,
+            waiting_bytes: 0,
             added: 0,
         })
     }
@@ -86,13 +88,12 @@ impl Tables {
         let waiting = table.add(|out| shape.put_row(record, out));
         (self.waits, self.added) = (true, self.added + 1);
         table.used = self.added;
-        self.buffered_bytes += shape.row_bytes;
+        self.waiting_bytes += shape.row_bytes;
         if waiting >= WRITE_BYTES {
-            let before = table.bytes();
             table.write(&mut self.disk, &mut self.encoder, false)?;
-            self.buffered_bytes -= before - table.bytes();
+            self.waiting_bytes -= waiting - table.waiting_bytes();
         }
-        if self.buffered_bytes > BUFFERED_BYTES_MAX {
+        if self.waiting_bytes > WAITING_BYTES_MAX {
             self.flush(false)?;
         }
         Ok(())
@@ -100,21 +101,23 @@ impl Tables {
 
     /// Writes all rows.
     pub fn flush(&mut self, syncs: bool) -> Result<()> {
-        for table in self.tables.values_mut().filter(|table| table.waits()) {
-            table.write(&mut self.disk, &mut self.encoder, true)?;
+        let mut left = KEPT_BYTES_MAX;
+        for table in self.tables.values_mut() {
+            if table.waiting_bytes() > 0 {
+                table.write(&mut self.disk, &mut self.encoder, true)?;
+            }
+            left -= table.shrink(left);
         }
-        self.waits = false;
+        (self.waits, self.waiting_bytes) = (false, 0);
         if syncs {
             self.disk.sync()?;
         }
-        let bytes: usize = self.tables.values().map(Table::bytes).sum();
-        if self.tables.len() > OPEN_MAX || bytes > BUFFERED_BYTES_MAX / 2 {
+        if self.tables.len() > OPEN_MAX {
             let mut used: Vec<u64> = self.tables.values().map(|table| table.used).collect();
             used.sort_unstable();
             let oldest = used[used.len() / 2];
             self.tables.retain(|_, table| table.used > oldest);
         }
-        self.buffered_bytes = self.tables.values().map(Table::bytes).sum();
         Ok(())
     }
 
@@ -142,7 +145,6 @@ impl Tables {
         let mut table =
             Table::open(disk, header, shape).with_context(|| format!("{group_name}/{}", backend.name()))?;
         table.used = self.added;
-        self.buffered_bytes += table.bytes();
         self.tables.insert((job, backend), table);
         Ok(())
     }

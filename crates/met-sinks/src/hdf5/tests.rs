@@ -153,6 +153,29 @@ fn a_flush_after_every_row_does_not_make_a_file_long() {
     }
 }
 
+#[test]
+fn more_compressed_tables_than_fit_into_memory_do_not_make_a_file_long() {
+    const JOBS: u64 = 12;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    let mut tables = Tables::open(&path, 3).unwrap();
+    let length = || std::fs::metadata(&path).unwrap().len();
+    let mut before = 0;
+    for second in 0..70 {
+        (1..=JOBS).for_each(|job| tables.add(&taskstats(job, second)).unwrap());
+        tables.flush(false).unwrap();
+        if second == 49 {
+            before = length();
+        }
+    }
+    for job in 1..=JOBS {
+        let found = times(&path, &format!("job_{job}/taskstats_default"));
+        assert_eq!(found, (0..70).collect::<Vec<_>>());
+    }
+    let grown = (length() - before) / JOBS;
+    assert!(grown < 2000, "{grown} bytes a table for 20 rows");
+}
+
 /// A process can be killed between any two writes: its file is one of these.
 #[test]
 fn a_file_is_whole_after_any_write_and_is_continued() {
