@@ -6,6 +6,10 @@ use std::os::unix::fs::FileExt;
 use anyhow::{Context, Result, bail};
 use met_wire::hdf5::{END_AT, SUPERBLOCK_BYTES, read_superblock};
 
+/// Of another program, of an earlier version, or cut off.
+pub(super) const CANNOT_CONTINUE: &str =
+    "this version cannot continue this file; move it away, or choose another path";
+
 pub(super) struct Disk {
     file: File,
     /// What is added next begins here.
@@ -50,7 +54,7 @@ impl Disk {
         let mut superblock = [0; SUPERBLOCK_BYTES];
         let read = file.read_exact_at(&mut superblock, 0).ok().and_then(|()| read_superblock(&superblock));
         let Some((root, end)) = read.filter(|&(_, end)| end <= length) else {
-            bail!("met did not write this file; move it away, or choose another path");
+            bail!(CANNOT_CONTINUE);
         };
         let mut disk = Disk::begin(file);
         (disk.end, disk.published, disk.length) = (end, end, length);

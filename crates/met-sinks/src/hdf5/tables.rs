@@ -10,7 +10,7 @@ use met_wire::hdf5::chunk::Encoder;
 use met_wire::hdf5::{Attribute, superblock};
 use rustix::fs::FlockOperation;
 
-use super::disk::Disk;
+use super::disk::{CANNOT_CONTINUE, Disk};
 use super::group::Group;
 use super::shape::Shape;
 use super::table::Table;
@@ -53,7 +53,7 @@ impl Tables {
         let file =
             OpenOptions::new().read(true).write(true).open(path).context("cannot open it for writing")?;
         let (disk, root) = Disk::open(file)?;
-        let root = Group::open(&disk, root)?;
+        let root = Group::open(&disk, root).context(CANNOT_CONTINUE)?;
         Ok(Tables {
             path: path.to_owned(),
             level,

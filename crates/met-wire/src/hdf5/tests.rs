@@ -86,4 +86,7 @@ fn what_is_written_is_read() {
     let children = [ChildOfGroup { at: 3, last_name: 8 }];
     assert_eq!(read_group_node(&group_node(1, 0, &children)), Some((1, vec![3])));
     assert_eq!(read_heap(&heap(64, 99)), Some((64, 99)));
+    // As h5py leaves it: free space from byte 8 on.
+    let with_free_space = [&heap(64, 99)[..16], &8_u64.to_le_bytes(), &99_u64.to_le_bytes()].concat();
+    assert_eq!(read_heap(&with_free_space), None);
 }
