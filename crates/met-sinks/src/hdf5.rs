@@ -55,7 +55,11 @@ pub static SPEC: SinkSpec = SinkSpec {
             FLUSH,
             "after this time rows are in the file, even if they fill no chunk of it",
         ),
-        SinkOption::yes_or_no("sync", "yes", "`yes`: what was flushed survives a loss of power, too"),
+        SinkOption::yes_or_no(
+            "sync",
+            "yes",
+            "`yes`: fsync after every flush. Flushed rows survive a kill either way; a loss of power during a flush can damage the file",
+        ),
         colmet_records::PERIOD,
         colmet_records::backends(BACKENDS),
         colmet_records::EVENTS,
