@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use met_wire::colmet::{Backend, Record};
 use met_wire::hdf5::chunk::Encoder;
 use met_wire::hdf5::{Attribute, superblock};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 
 use super::disk::{CANNOT_CONTINUE, Disk};
 use super::group::Group;
@@ -47,7 +49,8 @@ impl Tables {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         }
         let lock = lock(path)?;
-        if !path.exists() {
+        // A symbolic link that leads nowhere is not replaced.
+        if path.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             begin(path)?;
         }
         let file =
@@ -154,27 +157,35 @@ fn attributes<'a>(given: &[(&str, &'a str)]) -> Vec<(String, Attribute<'a>)> {
     given.iter().map(|&(name, text)| (name.to_owned(), Attribute::Text(text))).collect()
 }
 
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
+
 /// Two writers would damage the file.
 fn lock(path: &Path) -> Result<File> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&name);
-    let file = file.with_context(|| format!("cannot open {}", Path::new(&name).display()))?;
+    let name = beside(path, ".lock");
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).write(true).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+    let file = options.open(&name).with_context(|| format!("cannot open {}", name.display()))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(_) => bail!("another process writes it"),
     }
 }
 
-/// A file without tables, complete before it has its name.
+/// A file without tables, complete and on disk before it has its name.
 fn begin(path: &Path) -> Result<()> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let file = File::create(&part).with_context(|| format!("cannot write {}", Path::new(&part).display()))?;
-    let mut disk = Disk::begin(file);
+    let part = beside(path, ".part");
+    // From a process that was killed.
+    let _ = std::fs::remove_file(&part);
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&part);
+    let mut disk = Disk::begin(file.with_context(|| format!("cannot write {}", part.display()))?);
     let given = [("CLASS", "GROUP"), ("PYTABLES_FORMAT_VERSION", "2.1"), ("TITLE", ""), ("VERSION", "1.0")];
     let root = Group::create(&mut disk, &attributes(&given))?;
     disk.write_at(0, &superblock(root.header, disk.end()))?;
     disk.publish()?;
+    disk.sync()?;
     std::fs::rename(&part, path).with_context(|| format!("cannot create {}", path.display()))
 }

@@ -231,3 +231,24 @@ fn other_files_are_left_alone() {
         assert_eq!(std::fs::read(&path).unwrap(), bytes);
     }
 }
+
+#[test]
+fn links_beside_a_file_are_not_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, other) = (folder.path().join("x.hdf5"), folder.path().join("other"));
+    let link = |name: &str| std::os::unix::fs::symlink(&other, folder.path().join(name)).unwrap();
+    std::fs::write(&other, "other").unwrap();
+    link("x.hdf5.part");
+    drop(Tables::open(&path, 0).unwrap());
+    assert!(path.symlink_metadata().unwrap().is_file());
+    assert_eq!(std::fs::read(&other).unwrap(), b"other");
+
+    std::fs::remove_file(folder.path().join("x.hdf5.lock")).unwrap();
+    link("x.hdf5.lock");
+    assert!(Tables::open(&path, 0).is_err());
+
+    std::fs::remove_file(&other).unwrap();
+    link("y.hdf5");
+    assert!(Tables::open(&folder.path().join("y.hdf5"), 0).is_err());
+    assert!(folder.path().join("y.hdf5").is_symlink() && !other.exists());
+}
