@@ -29,6 +29,11 @@ impl Disk {
         self.recorded = Some(Vec::new());
     }
 
+    /// From now on no write succeeds.
+    pub fn refuse_writes(&mut self, path: &std::path::Path) {
+        self.file = File::open(path).unwrap();
+    }
+
     pub fn recorded(&mut self) -> Vec<Vec<u8>> {
         self.recorded.take().unwrap_or_default()
     }

@@ -93,6 +93,10 @@ impl Table {
         self.buffer.len() - self.kept * self.row_bytes
     }
 
+    pub fn waiting_rows(&self) -> usize {
+        self.waiting_bytes() / self.row_bytes
+    }
+
     /// Frees the memory of a table without waiting rows if it is more than `most`; returns how much stays. The unfinished chunk
     /// is read again when it gets rows.
     pub fn shrink(&mut self, most: usize) -> usize {
@@ -157,10 +161,20 @@ impl Table {
         if end <= self.kept {
             return Ok(());
         }
-        let (chunk_bytes, first) = (self.chunk_rows * self.row_bytes, self.rows - self.kept as u64);
         let buffer = std::mem::take(&mut self.buffer);
+        let written = self.write_chunks(disk, encoder, &buffer[..end * self.row_bytes]);
+        self.buffer = buffer;
+        written?;
+        self.kept = end % self.chunk_rows;
+        self.buffer.drain(..(end - self.kept) * self.row_bytes);
+        Ok(())
+    }
+
+    /// Writes rows from the first one of the unfinished chunk on.
+    fn write_chunks(&mut self, disk: &mut Disk, encoder: &mut Encoder, rows: &[u8]) -> Result<()> {
+        let (chunk_bytes, first) = (self.chunk_rows * self.row_bytes, self.rows - self.kept as u64);
         let mut added = Vec::new();
-        for (number, rows) in buffer[..end * self.row_bytes].chunks(chunk_bytes).enumerate() {
+        for (number, rows) in rows.chunks(chunk_bytes).enumerate() {
             let stored = encoder.encode(rows, self.row_bytes, self.chunk_rows)?;
             let at = self.store(disk, &stored, rows.len() == chunk_bytes)?;
             let row = first + (number * self.chunk_rows) as u64;
@@ -171,11 +185,7 @@ impl Table {
             }
         }
         self.index.append(disk, &added)?;
-        self.publish(disk, first + end as u64)?;
-        self.buffer = buffer;
-        self.kept = end % self.chunk_rows;
-        self.buffer.drain(..(end - self.kept) * self.row_bytes);
-        Ok(())
+        self.publish(disk, first + (rows.len() / self.row_bytes) as u64)
     }
 
     /// Writes a chunk where no reader looks for another one.

@@ -40,6 +40,9 @@ pub(super) struct Tables {
     waits: bool,
     waiting_bytes: usize,
     added: u64,
+    refused: u64,
+    refusal: Option<String>,
+    is_refusal_logged: bool,
 }
 
 impl Tables {
@@ -69,6 +72,9 @@ impl Tables {
             waits: false,
             waiting_bytes: 0,
             added: 0,
+            refused: 0,
+            refusal: None,
+            is_refusal_logged: false,
         })
     }
 
@@ -81,10 +87,32 @@ impl Tables {
         self.waits
     }
 
+    pub fn waiting_rows(&self) -> usize {
+        self.tables.values().map(Table::waiting_rows).sum()
+    }
+
+    /// Records that were dropped since the last call, and why the last one was.
+    pub fn refused(&mut self) -> (u64, Option<String>) {
+        (std::mem::take(&mut self.refused), self.refusal.take())
+    }
+
+    /// Adds a row. A table that is damaged or has other columns refuses it; the other tables go on.
     pub fn add(&mut self, record: &Record) -> Result<()> {
         let key = (record.job_id, record.backend);
         if !self.tables.contains_key(&key) {
-            self.open_table(key)?;
+            match self.open_table(key) {
+                Err(error) if !error.chain().any(|cause| cause.is::<std::io::Error>()) => {
+                    let refusal =
+                        format!("{}: job_{}/{}: {error:#}", self.path.display(), key.0, key.1.name());
+                    if !std::mem::replace(&mut self.is_refusal_logged, true) {
+                        tracing::warn!("sink hdf5: {refusal}; records of such tables are dropped");
+                    }
+                    self.refused += 1;
+                    self.refusal = Some(refusal);
+                    return Ok(());
+                }
+                opened => opened?,
+            }
         }
         let shape = &self.shapes[&record.backend];
         let Some(table) = self.tables.get_mut(&key) else { bail!("no table of job {}", record.job_id) };
@@ -145,8 +173,7 @@ impl Tables {
         if known.is_none() {
             self.root.insert(disk, &group_name, group.header)?;
         }
-        let mut table =
-            Table::open(disk, header, shape).with_context(|| format!("{group_name}/{}", backend.name()))?;
+        let mut table = Table::open(disk, header, shape)?;
         table.used = self.added;
         self.tables.insert((job, backend), table);
         Ok(())

@@ -1,5 +1,6 @@
 use hdf5_pure::File;
 use met_wire::colmet::{Backend, LAYOUTS, Record, Value, records};
+use met_wire::hdf5::read_chunk_node;
 
 use super::*;
 
@@ -251,4 +252,54 @@ fn links_beside_a_file_are_not_followed() {
     link("y.hdf5");
     assert!(Tables::open(&folder.path().join("y.hdf5"), 0).is_err());
     assert!(folder.path().join("y.hdf5").is_symlink() && !other.exists());
+}
+
+#[test]
+fn a_damaged_table_refuses_its_records_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    let mut tables = Tables::open(&path, 6).unwrap();
+    for job in [7, 8] {
+        tables.add(&taskstats(job, 0)).unwrap();
+        tables.flush(false).unwrap();
+    }
+    drop(tables);
+    // The first node of chunks is that of job 7.
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(5).position(|bytes| bytes == b"TREE\x01").unwrap();
+    let at = read_chunk_node(&bytes[at..]).unwrap().1[0].at as usize;
+    bytes[at..at + 20].fill(0xff);
+    std::fs::write(&path, bytes).unwrap();
+
+    let mut tables = Tables::open(&path, 6).unwrap();
+    for second in 1..3 {
+        [8, 7, 9].iter().for_each(|&job| tables.add(&taskstats(job, second)).unwrap());
+    }
+    tables.flush(false).unwrap();
+    let (count, reason) = tables.refused();
+    let expected = "job_7/taskstats_default: the file is damaged: a chunk cannot be decompressed";
+    assert_eq!((count, reason), (2, Some(format!("{}: {expected}", path.display()))));
+    assert_eq!(tables.refused(), (0, None));
+    assert_eq!(times(&path, "job_8/taskstats_default"), [0, 1, 2]);
+    assert_eq!(times(&path, "job_9/taskstats_default"), [1, 2]);
+}
+
+#[test]
+fn rows_that_cannot_be_written_still_wait() {
+    for level in [0, 6] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.hdf5");
+        let mut tables = Tables::open(&path, level).unwrap();
+        (0..5).for_each(|second| tables.add(&taskstats(7, second)).unwrap());
+        tables.flush(false).unwrap();
+        tables.disk.refuse_writes(&path);
+        tables.add(&taskstats(7, 5)).unwrap();
+        assert!(tables.flush(false).is_err());
+        tables.add(&taskstats(7, 6)).unwrap();
+        // A new table cannot be written; this is no reason to drop its record alone.
+        assert!(tables.add(&taskstats(8, 6)).is_err());
+        assert!(tables.has_rows() && tables.refused() == (0, None));
+        assert_eq!(tables.waiting_rows(), 2);
+        assert_eq!(times(&path, "job_7/taskstats_default"), [0, 1, 2, 3, 4]);
+    }
 }
