@@ -76,7 +76,12 @@ impl Table {
         let Some(last) = self.index.last.filter(|_| self.level > 0 && count > 0) else {
             return Ok(Vec::new());
         };
-        let stored = disk.read(last.at, last.stored_bytes as usize)?;
+        // Compression makes a chunk hardly longer.
+        let stored_bytes = last.stored_bytes as usize;
+        if stored_bytes > 2 * self.chunk_rows * self.row_bytes {
+            bail!("the file is damaged: a chunk is too long");
+        }
+        let stored = disk.read(last.at, stored_bytes)?;
         let rows = decode(&stored, self.row_bytes, self.chunk_rows);
         let mut rows = rows.context("the file is damaged: a chunk cannot be decompressed")?;
         rows.truncate(count * self.row_bytes);
@@ -145,8 +150,9 @@ impl Table {
                 .collect();
             self.index.append(disk, &chunks)?;
         }
+        self.publish(disk, self.rows + count as u64)?;
         self.buffer.clear();
-        self.publish(disk, self.rows + count as u64)
+        Ok(())
     }
 
     fn write_compressed(&mut self, disk: &mut Disk, encoder: &mut Encoder, all: bool) -> Result<()> {

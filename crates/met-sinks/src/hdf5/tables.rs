@@ -156,6 +156,9 @@ impl Tables {
         let shape = self.shapes.entry(backend).or_insert_with(|| Shape::of(backend.layout()));
         let group_name = format!("job_{job}");
         let (disk, known) = (&mut self.disk, self.root.find(&group_name));
+        if known.is_none() && !self.root.has_room(&group_name) {
+            bail!("the file has too many jobs; begin a new one");
+        }
         let mut group = match known {
             Some(header) => Group::open(disk, header)?,
             None => {

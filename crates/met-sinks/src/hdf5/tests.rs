@@ -1,7 +1,11 @@
 use hdf5_pure::File;
 use met_wire::colmet::{Backend, LAYOUTS, Record, Value, records};
-use met_wire::hdf5::read_chunk_node;
+use met_wire::hdf5::{
+    ChildOfGroup, GROUP_CHILDREN_MAX, GROUP_NODE_BYTES, chunk_entry_at, group_node, read_chunk_node,
+    read_group, read_group_node, read_superblock,
+};
 
+use super::group::Group;
 use super::*;
 
 const CAPTURED: &[u8] = include_bytes!("../../../../fixtures/colmet/message.bin");
@@ -254,8 +258,7 @@ fn links_beside_a_file_are_not_followed() {
     assert!(folder.path().join("y.hdf5").is_symlink() && !other.exists());
 }
 
-#[test]
-fn a_damaged_table_refuses_its_records_alone() {
+fn check_refused(damage: impl Fn(&mut [u8], usize), expected: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.hdf5");
     let mut tables = Tables::open(&path, 6).unwrap();
@@ -267,8 +270,7 @@ fn a_damaged_table_refuses_its_records_alone() {
     // The first node of chunks is that of job 7.
     let mut bytes = std::fs::read(&path).unwrap();
     let at = bytes.windows(5).position(|bytes| bytes == b"TREE\x01").unwrap();
-    let at = read_chunk_node(&bytes[at..]).unwrap().1[0].at as usize;
-    bytes[at..at + 20].fill(0xff);
+    damage(&mut bytes, at);
     std::fs::write(&path, bytes).unwrap();
 
     let mut tables = Tables::open(&path, 6).unwrap();
@@ -277,8 +279,8 @@ fn a_damaged_table_refuses_its_records_alone() {
     }
     tables.flush(false).unwrap();
     let (count, reason) = tables.refused();
-    let expected = "job_7/taskstats_default: the file is damaged: a chunk cannot be decompressed";
-    assert_eq!((count, reason), (2, Some(format!("{}: {expected}", path.display()))));
+    let expected = format!("{}: job_7/taskstats_default: the file is damaged: {expected}", path.display());
+    assert_eq!((count, reason), (2, Some(expected)));
     assert_eq!(tables.refused(), (0, None));
     assert_eq!(times(&path, "job_8/taskstats_default"), [0, 1, 2]);
     assert_eq!(times(&path, "job_9/taskstats_default"), [1, 2]);
@@ -302,4 +304,50 @@ fn rows_that_cannot_be_written_still_wait() {
         assert_eq!(tables.waiting_rows(), 2);
         assert_eq!(times(&path, "job_7/taskstats_default"), [0, 1, 2, 3, 4]);
     }
+}
+
+#[test]
+fn a_damaged_table_refuses_its_records_alone() {
+    let stream = |bytes: &mut [u8], node: usize| {
+        let at = read_chunk_node(&bytes[node..]).unwrap().1[0].at as usize;
+        bytes[at..at + 20].fill(0xff);
+    };
+    check_refused(stream, "a chunk cannot be decompressed");
+    let length = |bytes: &mut [u8], node: usize| {
+        bytes[node + chunk_entry_at(0) as usize..][..4].fill(0xff);
+    };
+    check_refused(length, "a chunk is too long");
+}
+
+#[test]
+fn a_group_that_leads_to_the_same_names_again_and_again_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    let mut tables = Tables::open(&path, 0).unwrap();
+    (1..9).for_each(|job| tables.add(&taskstats(job, 0)).unwrap());
+    tables.flush(false).unwrap();
+    drop(tables);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let root = read_superblock(&bytes).unwrap().0 as usize;
+    let tree = read_group(&bytes[root..]).unwrap().tree as usize;
+    let leaf = read_group_node(&bytes[tree..]).unwrap().1[0];
+    let children = [ChildOfGroup { at: leaf, last_name: 8 }; GROUP_CHILDREN_MAX];
+    bytes[tree..][..GROUP_NODE_BYTES].copy_from_slice(&group_node(0, 0, &children));
+    std::fs::write(&path, bytes).unwrap();
+    let refused = Tables::open(&path, 0).err().map(|error| error.root_cause().to_string());
+    assert_eq!(refused.as_deref(), Some("the file is damaged: a group cannot be read"));
+}
+
+#[test]
+fn a_group_takes_no_more_names_than_can_be_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    let mut tables = Tables::open(&path, 0).unwrap();
+    let mut group = Group::create(&mut tables.disk, &[]).unwrap();
+    // With NUL 4 MiB; the empty name takes some, too.
+    let name = |index: u32| format!("{index:03}{}", "x".repeat((4 << 20) - 4));
+    (0..15).for_each(|index| group.insert(&mut tables.disk, &name(index), 96).unwrap());
+    assert!(!group.has_room(&name(15)) && group.insert(&mut tables.disk, &name(15), 96).is_err());
+    let again = Group::open(&tables.disk, group.header).unwrap();
+    assert_eq!((again.find(&name(14)), again.find(&name(15))), (Some(96), None));
 }
