@@ -40,9 +40,26 @@ pub(super) struct Tables {
     waits: bool,
     waiting_bytes: usize,
     added: u64,
-    refused: u64,
-    refusal: Option<String>,
-    is_refusal_logged: bool,
+    refused: Refused,
+}
+
+/// Records that were dropped because of their table.
+#[derive(Default)]
+struct Refused {
+    count: u64,
+    /// Why the last one was.
+    reason: Option<String>,
+    is_logged: bool,
+}
+
+impl Refused {
+    fn note(&mut self, reason: String) {
+        if !std::mem::replace(&mut self.is_logged, true) {
+            tracing::warn!("sink hdf5: {reason}; records of such tables are dropped");
+        }
+        self.count += 1;
+        self.reason = Some(reason);
+    }
 }
 
 impl Tables {
@@ -72,9 +89,7 @@ impl Tables {
             waits: false,
             waiting_bytes: 0,
             added: 0,
-            refused: 0,
-            refusal: None,
-            is_refusal_logged: false,
+            refused: Refused::default(),
         })
     }
 
@@ -93,7 +108,7 @@ impl Tables {
 
     /// Records that were dropped since the last call, and why the last one was.
     pub fn refused(&mut self) -> (u64, Option<String>) {
-        (std::mem::take(&mut self.refused), self.refusal.take())
+        (std::mem::take(&mut self.refused.count), self.refused.reason.take())
     }
 
     /// Adds a row. A table that is damaged or has other columns refuses it; the other tables go on.
@@ -102,13 +117,8 @@ impl Tables {
         if !self.tables.contains_key(&key) {
             match self.open_table(key) {
                 Err(error) if !error.chain().any(|cause| cause.is::<std::io::Error>()) => {
-                    let refusal =
-                        format!("{}: job_{}/{}: {error:#}", self.path.display(), key.0, key.1.name());
-                    if !std::mem::replace(&mut self.is_refusal_logged, true) {
-                        tracing::warn!("sink hdf5: {refusal}; records of such tables are dropped");
-                    }
-                    self.refused += 1;
-                    self.refusal = Some(refusal);
+                    let (path, backend) = (self.path.display(), record.backend.name());
+                    self.refused.note(format!("{path}: job_{}/{backend}: {error:#}", record.job_id));
                     return Ok(());
                 }
                 opened => opened?,
