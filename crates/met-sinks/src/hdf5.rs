@@ -55,7 +55,11 @@ pub static SPEC: SinkSpec = SinkSpec {
             FLUSH,
             "after this time rows are in the file, even if they fill no chunk of it",
         ),
-        SinkOption::yes_or_no("sync", "yes", "`yes`: what was flushed survives a loss of power, too"),
+        SinkOption::yes_or_no(
+            "sync",
+            "yes",
+            "`yes`: fsync after every flush. Flushed rows survive a kill either way; a loss of power during a flush can damage the file",
+        ),
         colmet_records::PERIOD,
         colmet_records::backends(BACKENDS),
         colmet_records::EVENTS,
@@ -139,7 +143,7 @@ impl Hdf5 {
         self.rotate()?;
         let file = &mut self.file;
         let added = records.into_iter().try_for_each(|record| file.add(record));
-        added.map_err(|error| failed(&self.file.path, &error))?;
+        added.map_err(|error| self.lost(&error))?;
         if Instant::now() >= self.flush_at {
             self.flush()?;
         }
@@ -149,7 +153,13 @@ impl Hdf5 {
     fn flush(&mut self) -> Result<(), SinkError> {
         self.flush_at = Instant::now() + self.flush_every;
         let flushed = self.file.flush(self.syncs);
-        flushed.map_err(|error| failed(&self.file.path, &error))
+        flushed.map_err(|error| self.lost(&error))
+    }
+
+    /// The file is opened again, without the rows that wait: which parts of them were written is not known.
+    fn lost(&self, error: &anyhow::Error) -> SinkError {
+        let rows = self.file.waiting_rows();
+        failed(&self.file.path, &anyhow::anyhow!("{error:#} ({rows} rows lost)"))
     }
 
     /// A new file after a SIGHUP; the same one is opened again if it was moved away.
@@ -191,7 +201,8 @@ impl Sink for Hdf5 {
     fn report(&mut self) -> Option<Report> {
         let flush = self.file.has_rows().then_some(self.flush_at);
         let wake = self.gatherer.due().into_iter().chain(flush).min();
-        Some(Report { wake, ..Report::default() })
+        let (dropped, failure) = self.file.refused();
+        Some(Report { dropped, failure, wake, ..Report::default() })
     }
 
     fn close(mut self: Box<Self>) {

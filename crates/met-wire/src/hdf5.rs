@@ -1,5 +1,6 @@
 //! HDF5 files as PyTables writes them: superblock 0, object headers 1, groups and chunks in B-trees 1. No block has a checksum,
-//! so the last step of a change is to write one number in place: a count, an address or a length.
+//! so the last step of a change is to write one number in place: a count, an address or a length. Two are longer: the entry of a
+//! chunk that has a new place, and where the names of a group are. A reader at that moment may see half of them, and fails.
 //!
 //! ```text
 //! superblock:    at 0; where the file ends, and the header of the root group

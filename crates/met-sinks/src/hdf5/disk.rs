@@ -6,6 +6,10 @@ use std::os::unix::fs::FileExt;
 use anyhow::{Context, Result, bail};
 use met_wire::hdf5::{END_AT, SUPERBLOCK_BYTES, read_superblock};
 
+/// Of another program, of an earlier version, or cut off.
+pub(super) const CANNOT_CONTINUE: &str =
+    "this version cannot continue this file; move it away, or choose another path";
+
 pub(super) struct Disk {
     file: File,
     /// What is added next begins here.
@@ -23,6 +27,11 @@ pub(super) struct Disk {
 impl Disk {
     pub fn record(&mut self) {
         self.recorded = Some(Vec::new());
+    }
+
+    /// From now on no write succeeds.
+    pub fn refuse_writes(&mut self, path: &std::path::Path) {
+        self.file = File::open(path).unwrap();
     }
 
     pub fn recorded(&mut self) -> Vec<Vec<u8>> {
@@ -50,7 +59,7 @@ impl Disk {
         let mut superblock = [0; SUPERBLOCK_BYTES];
         let read = file.read_exact_at(&mut superblock, 0).ok().and_then(|()| read_superblock(&superblock));
         let Some((root, end)) = read.filter(|&(_, end)| end <= length) else {
-            bail!("met did not write this file; move it away, or choose another path");
+            bail!(CANNOT_CONTINUE);
         };
         let mut disk = Disk::begin(file);
         (disk.end, disk.published, disk.length) = (end, end, length);

@@ -26,9 +26,9 @@ pub(super) struct Table {
     rows: u64,
     rows_at: u64,
     index: Index,
-    /// Rows that are not in the file. A compressed table also has the rows of its unfinished chunk, which come first.
+    /// Rows that are not in the file. Behind those of the unfinished chunk, if it is compressed and they are in memory.
     buffer: Vec<u8>,
-    /// How many rows of the buffer are in the file.
+    /// How many rows of the buffer are in the file: all of the unfinished chunk, or none.
     kept: usize,
     /// Where the unfinished chunk is stored, and where it was before: the next form of it goes there. A reader that still
     /// follows the old address finds the same rows, or fails; therefore no other chunk goes there.
@@ -50,7 +50,9 @@ impl Table {
         }
         let tree_at = header + found.tree_at as u64;
         let index = Index::open(disk, found.tree, tree_at, found.chunk_rows, found.rows)?;
-        let mut table = Table {
+        // At least so much room is there.
+        let place = index.last.map(|last| Place { at: last.at, bytes: last.stored_bytes as usize });
+        let table = Table {
             row_bytes,
             chunk_rows,
             level: found.level,
@@ -63,36 +65,50 @@ impl Table {
             spare: None,
             used: 0,
         };
-        table.read_unfinished(disk)?;
-        Ok(table)
+        // A chunk that cannot be read is found now, before rows wait for it.
+        let unfinished = table.read_unfinished(disk)?;
+        Ok(Table { place: place.filter(|_| !unfinished.is_empty()), ..table })
     }
 
-    fn read_unfinished(&mut self, disk: &Disk) -> Result<()> {
-        let kept = (self.rows % self.chunk_rows as u64) as usize;
-        if let Some(last) = self.index.last.filter(|_| self.level > 0 && kept > 0) {
-            let stored = disk.read(last.at, last.stored_bytes as usize)?;
-            let rows = decode(&stored, self.row_bytes, self.chunk_rows);
-            self.buffer = rows.context("the file is damaged: a chunk cannot be decompressed")?;
-            self.buffer.truncate(kept * self.row_bytes);
-            self.kept = kept;
+    /// The rows of the unfinished chunk, if it is compressed.
+    fn read_unfinished(&self, disk: &Disk) -> Result<Vec<u8>> {
+        let count = (self.rows % self.chunk_rows as u64) as usize;
+        let Some(last) = self.index.last.filter(|_| self.level > 0 && count > 0) else {
+            return Ok(Vec::new());
+        };
+        // Compression makes a chunk hardly longer.
+        let stored_bytes = last.stored_bytes as usize;
+        if stored_bytes > 2 * self.chunk_rows * self.row_bytes {
+            bail!("the file is damaged: a chunk is too long");
         }
-        Ok(())
+        let stored = disk.read(last.at, stored_bytes)?;
+        let rows = decode(&stored, self.row_bytes, self.chunk_rows);
+        let mut rows = rows.context("the file is damaged: a chunk cannot be decompressed")?;
+        rows.truncate(count * self.row_bytes);
+        Ok(rows)
     }
 
     /// Adds a row; returns how many bytes of rows wait.
     pub fn add(&mut self, put: impl FnOnce(&mut Vec<u8>)) -> usize {
         put(&mut self.buffer);
+        self.waiting_bytes()
+    }
+
+    pub fn waiting_bytes(&self) -> usize {
         self.buffer.len() - self.kept * self.row_bytes
     }
 
-    /// What it holds in memory.
-    pub fn bytes(&self) -> usize {
-        self.buffer.len()
+    pub fn waiting_rows(&self) -> usize {
+        self.waiting_bytes() / self.row_bytes
     }
 
-    /// Whether rows wait.
-    pub fn waits(&self) -> bool {
-        self.buffer.len() > self.kept * self.row_bytes
+    /// Frees the memory of a table without waiting rows if it is more than `most`; returns how much stays. The unfinished chunk
+    /// is read again when it gets rows.
+    pub fn shrink(&mut self, most: usize) -> usize {
+        if self.buffer.capacity() > most && self.waiting_bytes() == 0 {
+            (self.buffer, self.kept) = (Vec::new(), 0);
+        }
+        self.buffer.capacity()
     }
 
     /// Writes rows that wait. Without `all` those of an unfinished chunk may wait longer.
@@ -134,20 +150,37 @@ impl Table {
                 .collect();
             self.index.append(disk, &chunks)?;
         }
+        self.publish(disk, self.rows + count as u64)?;
         self.buffer.clear();
-        self.publish(disk, self.rows + count as u64)
+        Ok(())
     }
 
     fn write_compressed(&mut self, disk: &mut Disk, encoder: &mut Encoder, all: bool) -> Result<()> {
+        if self.kept == 0 {
+            let mut rows = self.read_unfinished(disk)?;
+            self.kept = rows.len() / self.row_bytes;
+            rows.append(&mut self.buffer);
+            self.buffer = rows;
+        }
         let total = self.buffer.len() / self.row_bytes;
         let end = if all { total } else { total - total % self.chunk_rows };
         if end <= self.kept {
             return Ok(());
         }
-        let (chunk_bytes, first) = (self.chunk_rows * self.row_bytes, self.rows - self.kept as u64);
         let buffer = std::mem::take(&mut self.buffer);
+        let written = self.write_chunks(disk, encoder, &buffer[..end * self.row_bytes]);
+        self.buffer = buffer;
+        written?;
+        self.kept = end % self.chunk_rows;
+        self.buffer.drain(..(end - self.kept) * self.row_bytes);
+        Ok(())
+    }
+
+    /// Writes rows from the first one of the unfinished chunk on.
+    fn write_chunks(&mut self, disk: &mut Disk, encoder: &mut Encoder, rows: &[u8]) -> Result<()> {
+        let (chunk_bytes, first) = (self.chunk_rows * self.row_bytes, self.rows - self.kept as u64);
         let mut added = Vec::new();
-        for (number, rows) in buffer[..end * self.row_bytes].chunks(chunk_bytes).enumerate() {
+        for (number, rows) in rows.chunks(chunk_bytes).enumerate() {
             let stored = encoder.encode(rows, self.row_bytes, self.chunk_rows)?;
             let at = self.store(disk, &stored, rows.len() == chunk_bytes)?;
             let row = first + (number * self.chunk_rows) as u64;
@@ -158,11 +191,7 @@ impl Table {
             }
         }
         self.index.append(disk, &added)?;
-        self.publish(disk, first + end as u64)?;
-        self.buffer = buffer;
-        self.kept = end % self.chunk_rows;
-        self.buffer.drain(..(end - self.kept) * self.row_bytes);
-        Ok(())
+        self.publish(disk, first + (rows.len() / self.row_bytes) as u64)
     }
 
     /// Writes a chunk where no reader looks for another one.

@@ -1,6 +1,11 @@
 use hdf5_pure::File;
 use met_wire::colmet::{Backend, LAYOUTS, Record, Value, records};
+use met_wire::hdf5::{
+    ChildOfGroup, GROUP_CHILDREN_MAX, GROUP_NODE_BYTES, chunk_entry_at, group_node, read_chunk_node,
+    read_group, read_group_node, read_superblock,
+};
 
+use super::group::Group;
 use super::*;
 
 const CAPTURED: &[u8] = include_bytes!("../../../../fixtures/colmet/message.bin");
@@ -153,6 +158,29 @@ fn a_flush_after_every_row_does_not_make_a_file_long() {
     }
 }
 
+#[test]
+fn more_compressed_tables_than_fit_into_memory_do_not_make_a_file_long() {
+    const JOBS: u64 = 12;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    let mut tables = Tables::open(&path, 3).unwrap();
+    let length = || std::fs::metadata(&path).unwrap().len();
+    let mut before = 0;
+    for second in 0..70 {
+        (1..=JOBS).for_each(|job| tables.add(&taskstats(job, second)).unwrap());
+        tables.flush(false).unwrap();
+        if second == 49 {
+            before = length();
+        }
+    }
+    for job in 1..=JOBS {
+        let found = times(&path, &format!("job_{job}/taskstats_default"));
+        assert_eq!(found, (0..70).collect::<Vec<_>>());
+    }
+    let grown = (length() - before) / JOBS;
+    assert!(grown < 2000, "{grown} bytes a table for 20 rows");
+}
+
 /// A process can be killed between any two writes: its file is one of these.
 #[test]
 fn a_file_is_whole_after_any_write_and_is_continued() {
@@ -191,14 +219,135 @@ fn a_file_is_whole_after_any_write_and_is_continued() {
 #[test]
 fn other_files_are_left_alone() {
     let folder = tempfile::tempdir().unwrap();
-    for bytes in [&b""[..], b"\x89HDF\r\n\x1a\n", &[0; 200]] {
-        let path = folder.path().join("x.hdf5");
+    let path = folder.path().join("x.hdf5");
+    drop(Tables::open(&path, 0).unwrap());
+    let own = std::fs::read(&path).unwrap();
+    // h5py begins files of the same version, whose names have a list of free space.
+    let heap_at = own.windows(5).position(|bytes| bytes == b"HEAP\0").unwrap();
+    let mut foreign = own.clone();
+    foreign[heap_at + 16..][..8].copy_from_slice(&8_u64.to_le_bytes());
+    for bytes in [&b""[..], b"\x89HDF\r\n\x1a\n", &[0; 200], &own[..own.len() - 1], &foreign] {
         std::fs::write(&path, bytes).unwrap();
         let refused = Tables::open(&path, 0).err().map(|error| error.to_string());
         assert_eq!(
             refused.as_deref(),
-            Some("met did not write this file; move it away, or choose another path")
+            Some("this version cannot continue this file; move it away, or choose another path")
         );
         assert_eq!(std::fs::read(&path).unwrap(), bytes);
     }
+}
+
+#[test]
+fn links_beside_a_file_are_not_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, other) = (folder.path().join("x.hdf5"), folder.path().join("other"));
+    let link = |name: &str| std::os::unix::fs::symlink(&other, folder.path().join(name)).unwrap();
+    std::fs::write(&other, "other").unwrap();
+    link("x.hdf5.part");
+    drop(Tables::open(&path, 0).unwrap());
+    assert!(path.symlink_metadata().unwrap().is_file());
+    assert_eq!(std::fs::read(&other).unwrap(), b"other");
+
+    std::fs::remove_file(folder.path().join("x.hdf5.lock")).unwrap();
+    link("x.hdf5.lock");
+    assert!(Tables::open(&path, 0).is_err());
+
+    std::fs::remove_file(&other).unwrap();
+    link("y.hdf5");
+    assert!(Tables::open(&folder.path().join("y.hdf5"), 0).is_err());
+    assert!(folder.path().join("y.hdf5").is_symlink() && !other.exists());
+}
+
+fn check_refused(damage: impl Fn(&mut [u8], usize), expected: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    let mut tables = Tables::open(&path, 6).unwrap();
+    for job in [7, 8] {
+        tables.add(&taskstats(job, 0)).unwrap();
+        tables.flush(false).unwrap();
+    }
+    drop(tables);
+    // The first node of chunks is that of job 7.
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(5).position(|bytes| bytes == b"TREE\x01").unwrap();
+    damage(&mut bytes, at);
+    std::fs::write(&path, bytes).unwrap();
+
+    let mut tables = Tables::open(&path, 6).unwrap();
+    for second in 1..3 {
+        [8, 7, 9].iter().for_each(|&job| tables.add(&taskstats(job, second)).unwrap());
+    }
+    tables.flush(false).unwrap();
+    let (count, reason) = tables.refused();
+    let expected = format!("{}: job_7/taskstats_default: the file is damaged: {expected}", path.display());
+    assert_eq!((count, reason), (2, Some(expected)));
+    assert_eq!(tables.refused(), (0, None));
+    assert_eq!(times(&path, "job_8/taskstats_default"), [0, 1, 2]);
+    assert_eq!(times(&path, "job_9/taskstats_default"), [1, 2]);
+}
+
+#[test]
+fn rows_that_cannot_be_written_still_wait() {
+    for level in [0, 6] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.hdf5");
+        let mut tables = Tables::open(&path, level).unwrap();
+        (0..5).for_each(|second| tables.add(&taskstats(7, second)).unwrap());
+        tables.flush(false).unwrap();
+        tables.disk.refuse_writes(&path);
+        tables.add(&taskstats(7, 5)).unwrap();
+        assert!(tables.flush(false).is_err());
+        tables.add(&taskstats(7, 6)).unwrap();
+        // A new table cannot be written; this is no reason to drop its record alone.
+        assert!(tables.add(&taskstats(8, 6)).is_err());
+        assert!(tables.has_rows() && tables.refused() == (0, None));
+        assert_eq!(tables.waiting_rows(), 2);
+        assert_eq!(times(&path, "job_7/taskstats_default"), [0, 1, 2, 3, 4]);
+    }
+}
+
+#[test]
+fn a_damaged_table_refuses_its_records_alone() {
+    let stream = |bytes: &mut [u8], node: usize| {
+        let at = read_chunk_node(&bytes[node..]).unwrap().1[0].at as usize;
+        bytes[at..at + 20].fill(0xff);
+    };
+    check_refused(stream, "a chunk cannot be decompressed");
+    let length = |bytes: &mut [u8], node: usize| {
+        bytes[node + chunk_entry_at(0) as usize..][..4].fill(0xff);
+    };
+    check_refused(length, "a chunk is too long");
+}
+
+#[test]
+fn a_group_that_leads_to_the_same_names_again_and_again_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    let mut tables = Tables::open(&path, 0).unwrap();
+    (1..9).for_each(|job| tables.add(&taskstats(job, 0)).unwrap());
+    tables.flush(false).unwrap();
+    drop(tables);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let root = read_superblock(&bytes).unwrap().0 as usize;
+    let tree = read_group(&bytes[root..]).unwrap().tree as usize;
+    let leaf = read_group_node(&bytes[tree..]).unwrap().1[0];
+    let children = [ChildOfGroup { at: leaf, last_name: 8 }; GROUP_CHILDREN_MAX];
+    bytes[tree..][..GROUP_NODE_BYTES].copy_from_slice(&group_node(0, 0, &children));
+    std::fs::write(&path, bytes).unwrap();
+    let refused = Tables::open(&path, 0).err().map(|error| error.root_cause().to_string());
+    assert_eq!(refused.as_deref(), Some("the file is damaged: a group cannot be read"));
+}
+
+#[test]
+fn a_group_takes_no_more_names_than_can_be_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    let mut tables = Tables::open(&path, 0).unwrap();
+    let mut group = Group::create(&mut tables.disk, &[]).unwrap();
+    // With NUL 4 MiB; the empty name takes some, too.
+    let name = |index: u32| format!("{index:03}{}", "x".repeat((4 << 20) - 4));
+    (0..15).for_each(|index| group.insert(&mut tables.disk, &name(index), 96).unwrap());
+    assert!(!group.has_room(&name(15)) && group.insert(&mut tables.disk, &name(15), 96).is_err());
+    let again = Group::open(&tables.disk, group.header).unwrap();
+    assert_eq!((again.find(&name(14)), again.find(&name(15))), (Some(96), None));
 }

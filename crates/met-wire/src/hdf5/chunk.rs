@@ -3,7 +3,7 @@
 //! Shuffled, a chunk holds the first byte of every row, then the second one, and so on. Texts are padded to 255 or 8192 bytes, so
 //! most of it is zeros in long runs. These are not handed to the deflater: a block of their own says how many they are.
 
-use flate2::{Compress, CompressError, Compression, Decompress, FlushCompress, FlushDecompress};
+use flate2::{Compress, CompressError, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
 /// Shorter runs of zeros are compressed like everything else.
 const ZEROS_MIN: usize = 4096;
@@ -220,8 +220,9 @@ impl Sum {
 pub fn decode(stored: &[u8], row_bytes: usize, chunk_rows: usize) -> Option<Vec<u8>> {
     let mut shuffled = Vec::with_capacity(row_bytes.checked_mul(chunk_rows)?);
     let mut inflate = Decompress::new(true);
-    inflate.decompress_vec(stored, &mut shuffled, FlushDecompress::Finish).ok()?;
-    if shuffled.len() != row_bytes * chunk_rows {
+    let status = inflate.decompress_vec(stored, &mut shuffled, FlushDecompress::Finish).ok()?;
+    // A stream that goes on was cut off, or is of another chunk; its sum was not compared.
+    if status != Status::StreamEnd || chunk_rows == 0 || shuffled.len() != row_bytes * chunk_rows {
         return None;
     }
     let mut rows = vec![0; shuffled.len()];

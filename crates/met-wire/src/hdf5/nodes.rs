@@ -110,10 +110,11 @@ pub fn heap(bytes: u64, at: u64) -> Vec<u8> {
     out
 }
 
-/// How many bytes of names there are, and where.
+/// How many bytes of names there are, and where. Names of other writers may have a list of free space between them, which new
+/// names would overwrite: `None`.
 pub fn read_heap(bytes: &[u8]) -> Option<(u64, u64)> {
-    let (size, at) = (u64_at(bytes, 8)?, u64_at(bytes, 24)?);
-    bytes.starts_with(b"HEAP\0").then_some((size, at))
+    let (size, free, at) = (u64_at(bytes, 8)?, u64_at(bytes, 16)?, u64_at(bytes, 24)?);
+    (bytes.starts_with(b"HEAP\0") && free == NO_FREE).then_some((size, at))
 }
 
 /// The name that begins here.

@@ -36,6 +36,20 @@ fn chunks_with_long_runs_of_zeros_are_stored_as_their_bytes() {
     }
 }
 
+#[test]
+fn a_stored_chunk_that_is_cut_off_or_too_long_is_refused() {
+    let rows: Vec<u8> = (0..=255).cycle().take(4000).collect();
+    let stored = Encoder::new(6).encode(&rows, 400, 10).unwrap();
+    assert_eq!(decode(&stored, 400, 10).as_deref(), Some(&rows[..]));
+    for end in 0..stored.len() {
+        assert!(decode(&stored[..end], 400, 10).is_none(), "{end} of {} bytes", stored.len());
+    }
+    assert_eq!(decode(&stored, 400, 9), None);
+    assert_eq!(decode(&stored, 0, 10), None);
+    let nothing = [0x78, 0x9c, 3, 0, 0, 0, 0, 1];
+    assert_eq!(decode(&nothing, 400, 0), None);
+}
+
 proptest! {
     #[test]
     fn any_rows_are_stored_as_their_bytes(
@@ -86,4 +100,7 @@ fn what_is_written_is_read() {
     let children = [ChildOfGroup { at: 3, last_name: 8 }];
     assert_eq!(read_group_node(&group_node(1, 0, &children)), Some((1, vec![3])));
     assert_eq!(read_heap(&heap(64, 99)), Some((64, 99)));
+    // As h5py leaves it: free space from byte 8 on.
+    let with_free_space = [&heap(64, 99)[..16], &8_u64.to_le_bytes(), &99_u64.to_le_bytes()].concat();
+    assert_eq!(read_heap(&with_free_space), None);
 }
