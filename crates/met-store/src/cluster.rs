@@ -435,12 +435,23 @@ impl Log {
 
     /// Every node's records of the jobs with this id.
     pub fn node_jobs(&self, manager: &str, id: &str) -> Result<Vec<NodeJob>, StoreError> {
+        self.jobs_with_id(manager, id, None)
+    }
+
+    /// Those of one node.
+    pub fn jobs_on_node(&self, manager: &str, id: &str, node: &str) -> Result<Vec<NodeJob>, StoreError> {
+        self.jobs_with_id(manager, id, Some(node))
+    }
+
+    fn jobs_with_id(&self, manager: &str, id: &str, node: Option<&str>) -> Result<Vec<NodeJob>, StoreError> {
         self.ask(|connection| {
-            let sql =
-                "SELECT node, whole, record, heard_ns, standing FROM told WHERE manager = ?1 AND id = ?2
-                       ORDER BY node";
-            let mut statement = connection.prepare_cached(sql)?;
-            let mut rows = statement.query([manager, id])?;
+            let of_node = if node.is_some() { "node = ?3" } else { "?3 IS NULL" };
+            let sql = format!(
+                "SELECT node, whole, record, heard_ns, standing FROM told
+                 WHERE manager = ?1 AND id = ?2 AND {of_node} ORDER BY node"
+            );
+            let mut statement = connection.prepare_cached(&sql)?;
+            let mut rows = statement.query(params![manager, id, node])?;
             let mut jobs = Vec::new();
             while let Some(row) = rows.next()? {
                 // An unreadable record is sent again by its node, or never was one.
@@ -718,6 +729,8 @@ mod tests {
         let late = NodeJob { record: running(1, MIDNIGHT_S), ..on_node("n2", "new") };
         log.note(&[late], 3).unwrap();
         assert_eq!(log.node_jobs("local", "1").unwrap()[1], on_node("n2", "new"));
+        assert_eq!(log.jobs_on_node("local", "1", "n2").unwrap(), [on_node("n2", "new")]);
+        assert_eq!(log.jobs_on_node("local", "1", "n3").unwrap(), []);
         let JobKey { manager, id, incarnation, .. } = on_node("n1", "x").record.key;
         log.forget_node_jobs(&[NodeJobKey { manager, id, node: "n1".into(), incarnation, whole: 5 }])
             .unwrap();

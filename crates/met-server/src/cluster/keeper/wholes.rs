@@ -212,7 +212,11 @@ pub(super) fn series_of(job: &NodeJobKey) -> JobKey {
 
 /// The keys under which the series of a job's parts are kept.
 pub(in crate::cluster) fn part_keys(log: &Log, key: &JobKey) -> Result<Vec<(String, JobKey)>, StoreError> {
-    let jobs = log.node_jobs(&key.manager, &key.id)?;
+    // Nodes number their own jobs alike: of a job that is kept under the name of its node, others have nothing.
+    let jobs = match &key.cluster {
+        Some(node) => log.jobs_on_node(&key.manager, &key.id, node)?,
+        None => log.node_jobs(&key.manager, &key.id)?,
+    };
     let parts = jobs.into_iter().filter(|job| whole_key(job) == *key);
     Ok(parts.map(|job| (job.node.clone(), job.record.key)).collect())
 }
