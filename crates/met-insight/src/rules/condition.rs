@@ -116,6 +116,19 @@ pub enum Math {
     Max,
 }
 
+impl Math {
+    pub fn of(self, left: f64, right: f64) -> f64 {
+        match self {
+            Math::Add => left + right,
+            Math::Subtract => left - right,
+            Math::Multiply => left * right,
+            Math::Divide => left / right,
+            Math::Min => left.min(right),
+            Math::Max => left.max(right),
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
     Number(f64),

@@ -8,7 +8,7 @@ use met_core::job_table as column;
 use met_core::series::Interval;
 use met_core::{JOB, Kind, Unit};
 
-use super::condition::{Compare, Expr, Math, Stat};
+use super::condition::{Compare, Expr, Stat};
 use super::fields::{self, Fact, Field};
 use super::user::UserSum;
 use crate::answers::Job;
@@ -172,14 +172,7 @@ impl<'a> Evaluation<'a> {
             Expr::Math(math, left, right) => {
                 let (left, right) = (self.number(left), self.number(right));
                 let (left, right) = (left?, right?);
-                match math {
-                    Math::Add => left + right,
-                    Math::Subtract => left - right,
-                    Math::Multiply => left * right,
-                    Math::Divide => left / right,
-                    Math::Min => left.min(right),
-                    Math::Max => left.max(right),
-                }
+                math.of(left, right)
             }
             _ => return None,
         };

@@ -253,14 +253,7 @@ fn compared(how: Compare, left: Possible, right: Possible) -> Truth {
 /// The range of all results: that of a sum, product or quotient is between those of the ends.
 fn calculated(math: Math, left: Possible, right: Possible) -> Possible {
     let (Some(one), Some(other)) = (left.range, right.range) else { return Possible::UNKNOWN };
-    let of = |left: f64, right: f64| match math {
-        Math::Add => left + right,
-        Math::Subtract => left - right,
-        Math::Multiply => left * right,
-        Math::Divide => left / right,
-        Math::Min => left.min(right),
-        Math::Max => left.max(right),
-    };
+    let of = |left: f64, right: f64| math.of(left, right);
     let may_be_unknown = left.may_be_unknown || right.may_be_unknown;
     if one.0 == one.1 && other.0 == other.1 {
         let value = Some(of(one.0, other.0)).filter(|value| value.is_finite());
