@@ -5,6 +5,7 @@ pub mod daemon;
 pub mod earlier_output;
 pub mod emissions;
 mod exits;
+mod file_pages;
 pub mod idle_power_file;
 pub mod launch;
 pub mod marking;

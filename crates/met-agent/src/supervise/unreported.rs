@@ -9,8 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
 use super::link::{HandedOver, Link};
-use super::memory;
 use super::signals::Signals;
+use crate::file_pages;
 use met_jobs::processes;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -51,7 +51,7 @@ impl Unreported {
         let begin = Instant::now();
         let mut pause = FIRST_PAUSE;
         while begin.elapsed() < GIVE_UP_AFTER {
-            memory::shed_file_pages();
+            file_pages::give_back();
             let dismissed = self.is_dismissed_within(pause);
             match self.link.hand_over(&self.record) {
                 HandedOver::Taken => return self.forget(),
