@@ -18,7 +18,7 @@ use met_jobs::cgroup_layouts::Layout;
 use met_store::inbox::{JobDir, SHARED_IDS_END};
 
 use crate::daemon::listening;
-use crate::supervise::{self, Assignment, Channel, Command, look_up};
+use crate::supervise::{self, Assignment, Channel, Command, Preparation, look_up};
 use met_config::Failure;
 use met_jobs::processes;
 use met_query::client::{Client, Knock, Unreachable};
@@ -91,7 +91,8 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
             State::Pending,
         )
     };
-    if draft.keep {
+    // The supervisor of a detached job reserves the space itself before the command runs.
+    if draft.keep && !detached {
         make_room(setting, id, &record)?;
     }
     let events = if detached { events_of_daemon(setting, &mut system, own) } else { None };
@@ -314,7 +315,8 @@ pub fn fork_supervisor(
             signals.release();
             met_host::name_process(processes::SUPERVISOR_NAME);
             if let Ok(command) = marked(command, &assignment) {
-                supervise::supervise_child(host, assignment, command, Channel::new(theirs));
+                let prepared = Preparation::new(&host, assignment.detached);
+                supervise::supervise_child(host, prepared, assignment, command, Channel::new(theirs));
             }
             // SAFETY: ends the child without running what the parent registered for its own end.
             unsafe { libc::_exit(0) }
@@ -395,7 +397,9 @@ pub fn run_as_supervisor(arguments: &[OsString]) -> Result<()> {
     match arguments.split_first() {
         Some((program, argv)) => {
             let command = marked(prepare(program, argv, &assignment)?, &assignment)?;
-            supervise::supervise_child(Host::real()?, assignment, command, channel);
+            let host = Host::real()?;
+            let prepared = Preparation::new(&host, assignment.detached);
+            supervise::supervise_child(host, prepared, assignment, command, channel);
         }
         None => supervise::supervise_attached(assignment, channel),
     }

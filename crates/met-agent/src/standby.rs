@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::launch::{self, Surroundings};
 use crate::passing;
-use crate::supervise::{self, Assignment, Channel};
+use crate::supervise::{self, Assignment, Channel, Preparation};
 
 /// The supervisor as its parent sees it. Dropping this ends it.
 pub struct Standby {
@@ -81,7 +81,8 @@ fn supervise(mut channel: UnixStream, arguments: &[OsString]) -> Result<()> {
     met_host::name_process(processes::SUPERVISOR_NAME);
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     let host = Host::real()?;
-    host.hierarchies();
+    // A job of `met run` is detached.
+    let prepared = Preparation::new(&host, true);
     let streams = passing::receive_alone(&channel)?;
     let Ok([stdout, stderr]) = <[OwnedFd; 2]>::try_from(streams) else { return Ok(()) };
     let Order { assignment, program, cwd, argument_count } = protocol::read_frame(&mut channel)?;
@@ -94,7 +95,7 @@ fn supervise(mut channel: UnixStream, arguments: &[OsString]) -> Result<()> {
     rustix::stdio::dup2_stderr(stderr)?;
     let argv = &arguments[arguments.len().saturating_sub(argument_count)..];
     let command = launch::marked(launch::prepare(program.as_os_str(), argv, &assignment)?, &assignment)?;
-    supervise::supervise_child(host, assignment, command, channel);
+    supervise::supervise_child(host, prepared, assignment, command, channel);
     Ok(())
 }
 

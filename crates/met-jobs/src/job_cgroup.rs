@@ -30,24 +30,18 @@ impl Enclosure {
     /// Makes what may be made beside or below the cgroup of `caller`. Inside a resource manager's job
     /// nothing is: a directory left behind would block its clean-up.
     pub fn create(host: &Host, caller: u32, name: &str, enable: Enable) -> Enclosure {
+        Enclosure::create_at(Site::of(host, caller).as_ref(), name, enable)
+    }
+
+    /// As [`Enclosure::create`], where the place was looked for before. Without one nothing is made.
+    pub fn create_at(site: Option<&Site>, name: &str, enable: Enable) -> Enclosure {
         let mut enclosure = Enclosure::default();
-        let hierarchies = host.hierarchies();
-        let Ok(home) = hierarchies.of_process(host, caller) else { return enclosure };
-        if !matches!(cgroup_layouts::resource_manager_of(host, caller), Ok(None)) {
-            return enclosure;
+        let Some(site) = site else { return enclosure };
+        if let Some(parent) = &site.unified {
+            enclosure.make_unified(parent.path(enable), name);
         }
-        if let (Some(home), Some(mount)) = (&home.unified, &hierarchies.unified) {
-            enclosure.make_unified(&parent_for_job(home, &mount.point, enable), name);
-        }
-        match hierarchies.kind() {
-            // The v2 directory counts CPU and pressure without any controller; only memory is missing.
-            Kind::Hybrid => enclosure.paths.memory = enclosure.make_v1(home.memory.as_deref(), name),
-            Kind::V1 => {
-                enclosure.paths.memory = enclosure.make_v1(home.memory.as_deref(), name);
-                enclosure.paths.cpuacct = enclosure.make_v1(home.cpuacct.as_deref(), name);
-            }
-            Kind::V2 | Kind::None => {}
-        }
+        enclosure.paths.memory = enclosure.make_v1(site.memory.as_deref(), name);
+        enclosure.paths.cpuacct = enclosure.make_v1(site.cpuacct.as_deref(), name);
         enclosure
     }
 
@@ -160,6 +154,33 @@ impl Enclosure {
     }
 }
 
+/// Where the directories of a job that a process starts go.
+#[derive(Debug)]
+pub struct Site {
+    unified: Option<Parent>,
+    /// Of v1, where the unified hierarchy does not count the same.
+    memory: Option<PathBuf>,
+    cpuacct: Option<PathBuf>,
+}
+
+impl Site {
+    /// `None` inside a resource manager's job, and where that is unknown. Changes nothing.
+    pub fn of(host: &Host, caller: u32) -> Option<Site> {
+        let hierarchies = host.hierarchies();
+        let home = hierarchies.of_process(host, caller).ok()?;
+        cgroup_layouts::resource_manager_of(host, caller).ok()?.is_none().then_some(())?;
+        let unified = home.unified.as_deref().zip(hierarchies.unified.as_ref());
+        let unified = unified.map(|(home, mount)| parent_for_job(home, &mount.point));
+        let (memory, cpuacct) = match hierarchies.kind() {
+            // The v2 directory counts CPU and pressure without any controller; only memory is missing.
+            Kind::Hybrid => (home.memory, None),
+            Kind::V1 => (home.memory, home.cpuacct),
+            Kind::V2 | Kind::None => (None, None),
+        };
+        Some(Site { unified, memory, cpuacct })
+    }
+}
+
 fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
@@ -232,37 +253,55 @@ pub fn is_valid_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
-/// Where in the unified hierarchy the job's directory goes: below the nearest ancestor that hands the
-/// memory controller down, if nothing between here and there sets a limit; else right below `home`,
-/// where CPU and pressure are counted all the same.
-fn parent_for_job(home: &Path, mount_point: &Path, enable: Enable) -> PathBuf {
-    // A job inside a job is counted with the outer one: it goes below it, wherever that is.
-    if is_job_dir(home) {
-        return home.to_path_buf();
-    }
-    let mut candidate = home;
-    loop {
-        if has_word(&candidate.join("cgroup.subtree_control"), "memory")
-            || enables_memory(candidate, mount_point, enable)
-        {
-            return candidate.to_path_buf();
-        }
-        if candidate == mount_point || is_limited(candidate) {
-            return home.to_path_buf();
-        }
-        match candidate.parent() {
-            Some(parent) => candidate = parent,
-            None => return home.to_path_buf(),
-        }
+/// Where in the unified hierarchy the job's directory goes.
+#[derive(Debug, PartialEq, Eq)]
+struct Parent {
+    /// Counts CPU and pressure, at least.
+    home: PathBuf,
+    /// Counts memory, too.
+    counts_memory: Option<PathBuf>,
+    /// Only after the memory controller is switched on there for its children.
+    is_off: bool,
+}
+
+impl Parent {
+    fn path(&self, enable: Enable) -> &Path {
+        let Some(path) = &self.counts_memory else { return &self.home };
+        // Refused wherever it is not ours to decide.
+        let is_refused = self.is_off
+            && enable == Enable::Yes
+            && fs::write(path.join("cgroup.subtree_control"), "+memory +pids").is_err();
+        if is_refused { &self.home } else { path }
     }
 }
 
-/// At the root of the hierarchy processes and controllers may coexist: there, switching the controller
-/// on for the children is all that is needed. Refused wherever it is not ours to decide.
-fn enables_memory(cgroup: &Path, mount_point: &Path, enable: Enable) -> bool {
-    cgroup == mount_point
-        && has_word(&cgroup.join("cgroup.controllers"), "memory")
-        && (enable == Enable::No || fs::write(cgroup.join("cgroup.subtree_control"), "+memory +pids").is_ok())
+/// Below the nearest ancestor that hands the memory controller down, if nothing between here and there sets a limit.
+fn parent_for_job(home: &Path, mount_point: &Path) -> Parent {
+    let at = |counts_memory: Option<&Path>, is_off| Parent {
+        home: home.to_path_buf(),
+        counts_memory: counts_memory.map(Path::to_path_buf),
+        is_off,
+    };
+    // A job inside a job is counted with the outer one: it goes below it, wherever that is.
+    if is_job_dir(home) {
+        return at(None, false);
+    }
+    let mut candidate = home;
+    loop {
+        if has_word(&candidate.join("cgroup.subtree_control"), "memory") {
+            return at(Some(candidate), false);
+        }
+        // At the root of the hierarchy processes and controllers may coexist: there, switching the controller on for
+        // the children is all that is needed.
+        if candidate == mount_point {
+            let has_memory = has_word(&candidate.join("cgroup.controllers"), "memory");
+            return at(has_memory.then_some(candidate), has_memory);
+        }
+        match candidate.parent().filter(|_| !is_limited(candidate)) {
+            Some(parent) => candidate = parent,
+            None => return at(None, false),
+        }
+    }
 }
 
 fn is_limited(cgroup: &Path) -> bool {
@@ -321,16 +360,29 @@ mod tests {
         ]);
         let slice = tree.path().join(slice);
         let free = slice.join("session-3.scope");
-        assert_eq!(parent_for_job(&free, tree.path(), Enable::Yes), slice);
+        assert_eq!(parent_for_job(&free, tree.path()).path(Enable::Yes), slice);
         let limited = slice.join("session-4.scope");
-        assert_eq!(parent_for_job(&limited, tree.path(), Enable::Yes), limited);
+        assert_eq!(parent_for_job(&limited, tree.path()).path(Enable::Yes), limited);
+    }
+
+    #[test]
+    fn at_the_root_the_memory_controller_is_switched_on_for_a_job_and_not_for_a_question() {
+        let tree = tree(&[("cgroup.controllers", "cpu memory"), ("cgroup.subtree_control", "cpu")]);
+        let parent = parent_for_job(tree.path(), tree.path());
+        let control = || fs::read_to_string(tree.path().join("cgroup.subtree_control")).unwrap();
+        assert_eq!((parent.path(Enable::No), control().as_str()), (tree.path(), "cpu"));
+        assert_eq!((parent.path(Enable::Yes), control().as_str()), (tree.path(), "+memory +pids"));
+        // Where that is refused, the job goes below its caller.
+        let home = tree.path().join("home");
+        let gone = Parent { home: home.clone(), counts_memory: Some(tree.path().join("gone")), is_off: true };
+        assert_eq!(gone.path(Enable::Yes), home);
     }
 
     #[test]
     fn without_a_memory_controller_the_job_stays_below_its_caller() {
         let tree = tree(&[("a/b/cgroup.subtree_control", ""), ("cgroup.controllers", "")]);
         let home = tree.path().join("a/b");
-        assert_eq!(parent_for_job(&home, tree.path(), Enable::Yes), home);
+        assert_eq!(parent_for_job(&home, tree.path()).path(Enable::Yes), home);
     }
 
     #[test]

@@ -5,10 +5,10 @@ use std::os::fd::AsFd;
 use std::process;
 use std::time::Duration;
 
-use met_core::job::{LeftOver, Record, State};
+use met_core::job::{LeftOver, MemoryLimit, ProcessId, Record, State};
 use met_core::job_table::{OOM_KILLS, PROCESSES};
 use met_host::{Host, clock};
-use met_jobs::job_cgroup::{self, Enable, Enclosure};
+use met_jobs::job_cgroup::{self, Enable, Enclosure, Site};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
 
@@ -25,13 +25,51 @@ use super::{Assignment, Channel, Inbox, Notice, attached, totals, usable_cpus};
 use met_jobs::processes;
 use met_query::jobs;
 
+/// What a supervisor can arrange and find out before it knows its job: all that depends on its own process alone. One
+/// that is forked early does so while its parent reads the command line.
+pub struct Preparation {
+    signals: Signals,
+    quota: Option<Quota>,
+    oom_kills: Option<OomKills>,
+    memory_limit: Option<MemoryLimit>,
+    site: Option<Site>,
+    supervisor: Option<ProcessId>,
+}
+
+impl Preparation {
+    /// Also makes this process the leader of a session, if its job is `detached` from the terminal.
+    pub fn new(host: &Host, detached: bool) -> io::Result<Preparation> {
+        let signals = Signals::block()?;
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        if detached {
+            rustix::process::setsid()?;
+        }
+        let pid = std::process::id();
+        Ok(Preparation {
+            signals,
+            quota: Quota::of(host, pid),
+            oom_kills: OomKills::around(host, pid),
+            memory_limit: memory_limit::inherited(host, pid),
+            site: Site::of(host, pid),
+            supervisor: host.process(pid).ok(),
+        })
+    }
+}
+
 /// Runs the command to its end and keeps its record. Called in a process of its own with one thread.
-pub fn supervise_child(host: Host, assignment: Assignment, command: Command, mut channel: Channel) {
-    // Without a daemon nobody else imports the end.
+pub fn supervise_child(
+    host: Host,
+    prepared: io::Result<Preparation>,
+    assignment: Assignment,
+    command: Command,
+    mut channel: Channel,
+) {
+    // Without a daemon, the supervisor imports the end itself.
     let imports = assignment.detached && !assignment.daemon.system;
     let (place, own_host) = (assignment.inbox.clone().filter(|_| imports), host.clone());
     let (id, when) = (assignment.record.key.id.clone(), assignment.notify.clone());
-    let begun = Supervision::begin(host, assignment, command, &mut channel);
+    let begun =
+        prepared.and_then(|prepared| Supervision::begin(host, prepared, assignment, command, &mut channel));
     let result = begun.map(|job| job.finish(&mut channel));
     channel.close(result);
     if let Some(place) = place.filter(|place| place.check_own().is_ok()) {
@@ -153,23 +191,20 @@ const LATE_THREADS_MAX: usize = 64;
 impl Supervision {
     fn begin(
         host: Host,
+        prepared: Preparation,
         mut assignment: Assignment,
         command: Command,
         channel: &mut Channel,
     ) -> io::Result<Supervision> {
-        let signals = Signals::block()?;
-        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        if assignment.detached {
-            rustix::process::setsid()?;
-        }
         let inbox = Inbox::of(&assignment)?;
         let mut link = assignment.detached.then(|| Link::new(assignment.daemon.clone()));
         let name = enclosure_name(&assignment.record);
-        let mut enclosure = Enclosure::create(&host, std::process::id(), &name, Enable::Yes);
+        let mut enclosure = Enclosure::create_at(prepared.site.as_ref(), &name, Enable::Yes);
         let enters_late = assignment.start_before_cgroup && !enclosure.procs().is_empty();
         let procs = if enters_late { &[] } else { enclosure.procs() };
         let cgroups = spawn::Cgroups { unified: enclosure.unified(), procs };
-        let child = spawn::fork_to_gate(&command, &cgroups, assignment.detached, &signals.inherited)?;
+        let child =
+            spawn::fork_to_gate(&command, &cgroups, assignment.detached, &prepared.signals.inherited)?;
         if !child.in_unified {
             enclosure.give_up_unified();
         }
@@ -183,10 +218,8 @@ impl Supervision {
         // grace period; entering a v1 cgroup waits for the same one, and otherwise nobody shall wait for it.
         let is_early = !enclosure.counts_cpu() || !enclosure.procs().is_empty();
         let clocks = is_early.then(|| TaskClock::open(child.pid, Begin::AtExec).ok().map(Clocks::early));
-        let quota = Quota::of(&host, std::process::id());
-        let oom_kills = OomKills::around(&host, std::process::id());
         let main = Pid::from_raw(child.pid).ok_or(io::ErrorKind::InvalidData)?;
-        complete(&host, &mut assignment.record, child.pid as u32, &enclosure, enters_late, quota.as_ref());
+        complete(&host, &mut assignment.record, child.pid as u32, &enclosure, enters_late, &prepared);
         let events = Events::of_child(&host, &assignment.events, child.pid, &enclosure.paths);
         events.explain(&mut assignment.record);
         if let Some(inbox) = inbox.as_ref().filter(|_| assignment.detached)
@@ -210,10 +243,16 @@ impl Supervision {
             host,
             assignment,
             inbox,
-            signals,
+            signals: prepared.signals,
             link,
             enclosure,
-            counters: Counters { begin_boot_ns, clocks, quota, oom_kills, events },
+            counters: Counters {
+                begin_boot_ns,
+                clocks,
+                quota: prepared.quota,
+                oom_kills: prepared.oom_kills,
+                events,
+            },
             outcome: Some(outcome),
             children: Children { main, main_status: None, main_end_ns: None, reaped: 0, are_gone: false },
             cancelled: false,
@@ -448,16 +487,16 @@ fn complete(
     pid: u32,
     enclosure: &Enclosure,
     enters_late: bool,
-    quota: Option<&Quota>,
+    prepared: &Preparation,
 ) {
     record.start_ns = Some(clock::realtime_ns());
     record.state = State::Running;
     if let Some(local) = &mut record.local {
-        local.supervisor = host.process(std::process::id()).ok();
+        local.supervisor = prepared.supervisor;
         local.main = host.process(pid).ok();
         local.cgroup = enclosure.paths.clone();
-        local.memory_limit = memory_limit::inherited(host, pid);
-        local.cpus_usable = usable_cpus(pid, quota);
+        local.memory_limit = prepared.memory_limit;
+        local.cpus_usable = usable_cpus(pid, prepared.quota.as_ref());
         local.entered_late = enters_late;
     }
 }

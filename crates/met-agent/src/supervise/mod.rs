@@ -32,7 +32,7 @@ use met_query::protocol;
 use unreported::Unreported;
 
 pub use attached::supervise_attached;
-pub use child::supervise_child;
+pub use child::{Preparation, supervise_child};
 pub use perf::perf_allowed;
 pub use signals::{Signals, cancel_signal, parse_signal};
 pub use spawn::{Command, look_up};

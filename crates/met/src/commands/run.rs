@@ -80,9 +80,8 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
                 let code = announced.map_or_else(not_announced, |()| 0);
                 // The job runs: there is time for what earlier ones left.
                 jobs::hand_over_ends(setting);
-                if setting.user.check_own().is_ok() {
-                    jobs::remove_left_cgroups(&setting.user.state);
-                }
+                // Whose folder it is was checked when the job got its own in it.
+                jobs::remove_left_cgroups(&setting.user.state);
                 if !args.wait {
                     return Ok(code);
                 }
