@@ -57,7 +57,7 @@ pub use machine::Machine;
 use membership::Membership;
 use met_config::Config;
 pub use met_insight::resample::{gap_ms, gap_ms_of, look_gap_ms};
-pub use now::NodeNow;
+pub use now::{JobNow, NodeNow};
 use sampled::Ends;
 pub use sampled::{Known, Sampled};
 use schedule::Schedule;
@@ -337,34 +337,32 @@ impl Sampler {
         self.schedule.all_read_ns + clock::unix_offset_ns()
     }
 
-    /// What the last tick knows.
-    pub fn now(&self) -> NodeNow {
+    /// What the last tick knows, of each job with its details if `with_details`.
+    pub fn now(&self, with_details: bool) -> NodeNow {
         let now_ns = clock::boottime_ns();
         let mut tables = now::node_tables(&self.machine);
         tables.push(self.gpus.rows());
         tables.push(now::cost_rows(&self.runner));
         tables.extend(self.energy.tables());
-        let cells = |slot: u32, job: &Tracked| (job.key.clone(), job.cells(slot, &self.energy, now_ns));
+        let job_now = |slot: u32, job: &Tracked| JobNow {
+            cells: job.cells(slot, &self.energy, now_ns),
+            details: if with_details { job.counts.details.cells().to_vec() } else { Vec::new() },
+            events: job.events.counts.clone(),
+        };
         NodeNow {
             time_ns: self.all_read_ns(),
             interval_ns: self.schedule.interval_ns,
             together_ns: self.schedule.cadence.together_ns(),
             ticks: self.schedule.ticks,
-            jobs: self.jobs.iter().map(|(&slot, job)| cells(slot, job)).collect(),
-            events: self.jobs.values().map(|job| (job.key.clone(), job.events.counts.clone())).collect(),
-            details: self
-                .jobs
-                .values()
-                .map(|job| (job.key.clone(), job.counts.details.cells().to_vec()))
-                .collect(),
+            jobs: self.jobs.iter().map(|(&slot, job)| (job.key.clone(), job_now(slot, job))).collect(),
             cards: self.gpus.held(&self.jobs),
             tables,
         }
     }
 
     /// The same as read for a page: it enters no series and no total, and changes no plan.
-    pub fn look_for_page(&mut self) -> NodeNow {
-        for_page::look(self)
+    pub fn look_for_page(&mut self, with_details: bool) -> NodeNow {
+        for_page::look(self, with_details)
     }
 
     /// Publishes what the last tick has read.

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use met_core::job::{EventCount, JobKey, Record, Totals};
 use met_core::job_table::WALL;
 use met_core::table::{NANO, ONE};
-use met_core::{Column, JOB, MISSING, Table, Unit, columns};
+use met_core::{Column, DETAIL, JOB, MISSING, Table, Unit, columns};
 use met_host::clock;
 use met_sinks::live::Hub;
 use met_sinks::prometheus::{self, Format};
 use met_sinks::shown_jobs::{Contents, ShownCounters};
 use met_sinks::snapshot::{About, HeldCard, Job, Person, Rows, Snapshot, allocated};
 
-use crate::sampler::NodeNow;
+use crate::sampler::{JobNow, NodeNow};
 
 columns! { COLUMNS:
     CPU = Column::counter("cpu", Unit::Seconds, NANO, "CPU time of the daemon itself").minimal(),
@@ -132,6 +132,11 @@ impl Board {
             },
             hub: Arc::default(),
         }
+    }
+
+    /// Whether its page has the details of jobs.
+    pub fn shows_details(&self) -> bool {
+        DETAIL.columns.iter().any(|column| self.contents.metrics.has(column))
     }
 
     pub fn no_older_than(mut self, max_age: Duration) -> Board {
@@ -293,11 +298,10 @@ impl Board {
         running.sort_by(|one, other| (one.start_ns, &one.key).cmp(&(other.start_ns, &other.key)));
         let mut shown = Vec::with_capacity(running.len() + jobs.ended.len());
         for about in running {
-            let mut cells = now.jobs.get(&about.key).cloned().unwrap_or_else(nothing);
+            let JobNow { mut cells, details, events } = now.jobs.get(&about.key).cloned().unwrap_or_default();
+            cells.resize(JOB.columns.len(), MISSING);
             cells[WALL] = about.start_ns.map_or(MISSING, |start_ns| (now.time_ns - start_ns).max(0));
             let cards = cards.remove(&about.key).unwrap_or_default();
-            let details = now.details.get(&about.key).cloned().unwrap_or_default();
-            let events = now.events.get(&about.key).cloned().unwrap_or_default();
             shown.push(Job { about: Arc::clone(about), cells, details, events, cards });
         }
         for ended in jobs.ended.iter().rev() {

@@ -25,7 +25,7 @@ fn tick(board: &Board, jobs: &[(&Record, i64)]) {
     let row = |cpu_ns: i64| {
         let mut cells = nothing();
         (cells[job_table::CPU], cells[MEMORY_NEEDED]) = (cpu_ns, 4096);
-        cells
+        JobNow { cells, ..JobNow::default() }
     };
     let jobs = jobs.iter().map(|(record, cpu_ns)| (record.key.clone(), row(*cpu_ns))).collect();
     board.post(NodeNow { time_ns: now_ns, interval_ns: SECOND, ticks: 1, jobs, ..NodeNow::default() });

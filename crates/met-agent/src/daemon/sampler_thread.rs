@@ -503,7 +503,8 @@ fn ask_for_pages(board: &Arc<Board>, orders: &Arc<Sender<Order>>) {
             if let Some(board) = of.upgrade() {
                 let sampler = &mut worker.sampler;
                 let is_recent = board.is_recent(sampler.all_read_ns());
-                board.post(if is_recent { sampler.now() } else { sampler.look_for_page() });
+                let details = board.shows_details();
+                board.post(if is_recent { sampler.now(details) } else { sampler.look_for_page(details) });
             }
         });
         if let Some(orders) = orders.upgrade() {

@@ -7,15 +7,19 @@ use met_host::{Look, clock};
 use met_query::hidden_io;
 use met_sources::{TickInfo, cgroup, node, process};
 
+use super::membership::Membership;
 use super::tracked::AsRead;
-use super::{NodeNow, Sampler};
+use super::{NodeNow, Sampler, idling};
 
 /// Reads CPU time, memory and I/O of all jobs and what the machine does. It enters no series and no total, and
 /// changes no plan.
-pub(super) fn look(sampler: &mut Sampler) -> NodeNow {
+pub(super) fn look(sampler: &mut Sampler, with_details: bool) -> NodeNow {
     let now_ns = clock::boottime_ns();
     sampler.membership.mark_all(&sampler.jobs, Look::Cheap);
-    for source in ["cgroup", "process", "node"] {
+    sampler.runner.read_again("cgroup", &sampler.membership.targets, &TickInfo::default());
+    let Membership { targets, map, .. } = &mut sampler.membership;
+    idling::leave_out_now(targets, sampler.runner.batches(), map, &sampler.jobs);
+    for source in ["process", "node"] {
         sampler.runner.read_again(source, &sampler.membership.targets, &TickInfo::default());
     }
     sampler.membership.unmark();
@@ -26,7 +30,7 @@ pub(super) fn look(sampler: &mut Sampler) -> NodeNow {
     let mut rows = Batch::new(&JOB);
     Fold::new().jobs(&batches, &sampler.membership.map, &mut rows);
     sampler.machine.look(&sampler.runner, node::TABLE.name, sampler.schedule.cadence.together_ns());
-    let mut now = sampler.now();
+    let mut now = sampler.now(with_details);
     now.time_ns = now_ns + clock::unix_offset_ns();
     for (row, cells) in rows.rows_mut() {
         let Subject::Job(slot) = row.owner else { continue };
@@ -38,7 +42,7 @@ pub(super) fn look(sampler: &mut Sampler) -> NodeNow {
             hidden_io::blank(cells);
         }
         if let Some(shown) = now.jobs.get_mut(&job.key) {
-            overlay(shown, cells, job.profile.attached);
+            overlay(&mut shown.cells, cells, job.profile.attached);
         }
     }
     now

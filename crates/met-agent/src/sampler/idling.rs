@@ -1,7 +1,7 @@
 //! Jobs in whose cgroups next to nothing ran since they were last read in full.
 
 use met_core::attribute::JobMap;
-use met_core::{Batch, JOB, Kind, MISSING, Subject};
+use met_core::{Batch, FastMap, JOB, Kind, MISSING, Subject};
 use met_host::{Look, Targets};
 use met_sources::cgroup;
 
@@ -53,15 +53,10 @@ impl Idle {
 /// Takes in what was read of cgroups.
 pub(super) fn find(batches: &[Batch], map: &JobMap, jobs: &mut Jobs) {
     jobs.values_mut().for_each(|job| job.counts.idle.now_ns = None);
-    for batch in batches.iter().filter(|batch| std::ptr::eq(batch.table, &cgroup::TABLE)) {
-        for (row, cells) in batch.rows() {
-            let job = map.owner(row.owner).and_then(|slot| jobs.get_mut(&slot));
-            let Some(job) = job.filter(|job| job.profile.counts_cpu && cells[cgroup::CPU] != MISSING) else {
-                continue;
-            };
-            let sum_ns = job.counts.idle.now_ns.unwrap_or(0);
-            job.counts.idle.now_ns = Some(sum_ns.saturating_add(cells[cgroup::CPU]));
-        }
+    for (slot, cpu_ns) in cpu_of_cgroups(batches, map) {
+        let Some(job) = jobs.get_mut(&slot).filter(|job| job.profile.counts_cpu) else { continue };
+        let sum_ns = job.counts.idle.now_ns.unwrap_or(0);
+        job.counts.idle.now_ns = Some(sum_ns.saturating_add(cpu_ns));
     }
     for job in jobs.values_mut() {
         let idle = &mut job.counts.idle;
@@ -69,15 +64,45 @@ pub(super) fn find(batches: &[Batch], map: &JobMap, jobs: &mut Jobs) {
     }
 }
 
+/// The CPU time of each cgroup that was read, with the job it is of.
+fn cpu_of_cgroups(batches: &[Batch], map: &JobMap) -> impl Iterator<Item = (u32, i64)> {
+    let of_cgroups = batches.iter().filter(|batch| std::ptr::eq(batch.table, &cgroup::TABLE));
+    let rows = of_cgroups.flat_map(Batch::rows).filter(|(_, cells)| cells[cgroup::CPU] != MISSING);
+    rows.filter_map(|(row, cells)| Some((map.owner(row.owner)?, cells[cgroup::CPU])))
+}
+
+/// For a reading that is not kept: leaves out the processes of jobs that did nothing since they were last read in full.
+pub(super) fn leave_out_now(targets: &mut Targets, batches: &[Batch], map: &JobMap, jobs: &Jobs) {
+    let mut now_ns = FastMap::<u32, i64>::default();
+    for (slot, cpu_ns) in cpu_of_cgroups(batches, map) {
+        *now_ns.entry(slot).or_default() += cpu_ns;
+    }
+    let is_quiet = |slot: u32, job: &Tracked| {
+        let times = job.counts.idle.then_ns.zip(now_ns.get(&slot).copied());
+        job.profile.counts_cpu && times.is_some_and(|(then_ns, now_ns)| cgroup::is_quiet(then_ns, now_ns))
+    };
+    leave_out_processes(targets, map, jobs, is_quiet);
+}
+
 /// Leaves out the processes of jobs that did nothing. The sums of a job around others are over their processes, too.
 pub(super) fn leave_out(targets: &mut Targets, map: &JobMap, jobs: &Jobs) {
+    let is_idle = |_, job: &Tracked| job.age.pacing.look != Look::Usual && job.counts.idle.is_same();
+    leave_out_processes(targets, map, jobs, is_idle);
+}
+
+fn leave_out_processes(
+    targets: &mut Targets,
+    map: &JobMap,
+    jobs: &Jobs,
+    is_idle: impl Fn(u32, &Tracked) -> bool,
+) {
     if map.has_nested() {
         return;
     }
-    let is_idle = |job: &Tracked| job.age.pacing.look != Look::Usual && job.counts.idle.is_same();
     for target in &mut targets.tasks {
         let subject = Subject::Task { pid: target.pid, start_ticks: target.start_ticks };
-        if map.owner(subject).and_then(|slot| jobs.get(&slot)).is_some_and(|job| is_idle(job)) {
+        let job = map.owner(subject).and_then(|slot| Some((slot, jobs.get(&slot)?)));
+        if job.is_some_and(|(slot, job)| is_idle(slot, job)) {
             target.look = Look::No;
         }
     }

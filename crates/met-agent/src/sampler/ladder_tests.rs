@@ -140,14 +140,14 @@ fn what_is_read_for_a_page_is_in_no_series_and_changes_no_plan() {
     let key = sampler.jobs[&old].key.clone();
     let samples = sampler.jobs[&old].samples.len();
     let (planned_ns, next_ns) = (sampler.jobs[&old].age.pacing.next_ns(), sampler.schedule.next_ns);
-    let shown = |now: &NodeNow| (now.jobs[&key][CPU], now.time_ns);
-    let before = shown(&sampler.now());
+    let shown = |now: &NodeNow| (now.jobs[&key].cells[CPU], now.time_ns);
+    let before = shown(&sampler.now(false));
     std::thread::sleep(Duration::from_millis(20));
     machine.load();
-    let page = sampler.look_for_page();
+    let page = sampler.look_for_page(false);
     let after = shown(&page);
     assert!(after.0 >= before.0 + 20_000_000 && after.1 > before.1, "{before:?} {after:?}");
-    assert_eq!(page.jobs[&key][MEMORY_NEEDED], 1_000_000);
+    assert_eq!(page.jobs[&key].cells[MEMORY_NEEDED], 1_000_000);
     let cpu_of_node = |now: &NodeNow| {
         let node = now.tables.iter().find(|rows| rows.table.name == "node").unwrap();
         node.iter().next().unwrap().1[met_sources::node::CPU_USER]

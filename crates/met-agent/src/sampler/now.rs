@@ -24,12 +24,18 @@ pub struct NodeNow {
     pub together_ns: i64,
     pub ticks: u64,
     pub tables: Vec<Rows>,
-    /// Each with its row of the job table.
-    pub jobs: HashMap<JobKey, Vec<i64>>,
-    pub events: HashMap<JobKey, Vec<EventCount>>,
-    /// The same of the table of details.
-    pub details: HashMap<JobKey, Vec<i64>>,
+    pub jobs: HashMap<JobKey, JobNow>,
     pub cards: Vec<(JobKey, HeldCard)>,
+}
+
+/// One job at that tick.
+#[derive(Clone, Debug, Default)]
+pub struct JobNow {
+    /// Its row of the job table.
+    pub cells: Vec<i64>,
+    /// Its row of the table of details; empty where these were not asked for.
+    pub details: Vec<i64>,
+    pub events: Vec<EventCount>,
 }
 
 impl Tracked {
@@ -129,7 +135,7 @@ mod tests {
         let mut before = vec![MISSING; JOB.columns.len()];
         before[ENERGY] = 3_000_000;
         sampler.energy.recall(slot, &before, Default::default());
-        let shown = |sampler: &Sampler| sampler.now().jobs[&record.key][ENERGY];
+        let shown = |sampler: &Sampler| sampler.now(false).jobs[&record.key].cells[ENERGY];
         assert_eq!(shown(&sampler), 3_000_000);
         // The last tick had more, before a part of it went to another job.
         sampler.jobs.get_mut(&slot).unwrap().counts.floors[ENERGY] = 5_000_000;

@@ -7,8 +7,10 @@ use super::pacing::Pacing;
 
 /// A job younger than this is read more often than the period: a short one would not be seen at all.
 const EARLY_MS: [i64; 6] = [20, 50, 100, 200, 400, 800];
-/// What is expensive to read is read at every tenth tick.
+/// What is expensive to read is read at every tenth tick,
 const SLOW_EVERY: i64 = 10;
+/// or once in this time, if ticks are further apart than a second.
+const SLOW_NS: i64 = 10_000_000_000;
 
 /// The regular ticks.
 pub(super) struct Schedule {
@@ -98,17 +100,21 @@ impl Schedule {
 
     pub(super) fn plan_slow(&mut self, now_ns: i64) {
         // Ticks may come a little early or late.
-        self.slow_ns = now_ns + self.interval_ns * SLOW_EVERY - self.interval_ns / 2;
+        self.slow_ns = now_ns + self.slow_every_ns() - self.interval_ns / 2;
     }
 
     /// Whether a job of this age has had a slow tick.
     pub(super) fn is_old(&self, age: &Age, now_ns: i64) -> bool {
-        now_ns - age.born_ns > self.interval_ns * SLOW_EVERY
+        now_ns - age.born_ns > self.slow_every_ns()
     }
 
     /// Whether jobs with this interval have all that is expensive read each time.
     pub(super) fn is_slow(&self, interval_ns: i64) -> bool {
-        interval_ns >= self.interval_ns * SLOW_EVERY
+        interval_ns >= self.slow_every_ns()
+    }
+
+    fn slow_every_ns(&self) -> i64 {
+        (self.interval_ns * SLOW_EVERY).min(SLOW_NS).max(self.interval_ns)
     }
 }
 
