@@ -111,11 +111,15 @@ def a_job_that_is_watched_is_sampled_more_often(world):
 
     eventually(lambda: grown() <= 1, "nothing is due")
 
-    def watched():
+    def while_asked(*words):
         before, end = ticks(), time.monotonic() + 2
         while time.monotonic() < end:
-            world.show(job)
+            world.met(*words).ok()
         return ticks() - before
 
-    eventually(lambda: watched() > 3, "more ticks while somebody watches it")
+    # Programs read long lists, nodes and sums; they watch no job.
+    for words in (["list", "--json", "--limit", "1000"], ["usage", "--json"]):
+        eventually(lambda: while_asked(*words) <= 1, f"met {' '.join(words)} watches no job")
+    for words in (["show", job], ["list"]):
+        eventually(lambda: while_asked(*words) > 3, f"more ticks while somebody looks at met {' '.join(words)}")
     world.met("cancel", job).ok()

@@ -24,6 +24,9 @@ use met_query::query::{self, PAGE_SAMPLES, Query};
 use met_query::react;
 use met_query::viewer::Viewer;
 
+/// A list of so many jobs fits a screen that somebody watches. A longer one is read by a program, or counted.
+const WATCHED_JOBS_MAX: usize = 100;
+
 impl Query for Service {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(query::nothing()) };
@@ -35,6 +38,9 @@ impl Query for Service {
             add_live(self, &mut page.jobs);
         }
         filter.retain_states(&mut page.jobs);
+        if filter.limit.is_some_and(|limit| limit <= WATCHED_JOBS_MAX) {
+            note_interest(self, &page.jobs);
+        }
         Ok((page, warnings))
     }
 
@@ -43,6 +49,7 @@ impl Query for Service {
         add_unwritten_meant(self, viewer, job, &mut found);
         let (mut jobs, next) = jobs::page_of(found, after);
         add_live(self, &mut jobs);
+        note_interest(self, &jobs);
         Ok(Page { jobs, next })
     }
 
@@ -225,6 +232,12 @@ fn add_unwritten(service: &Service, filter: &Filter, page: &mut Page) {
     }
 }
 
+/// Jobs that are requested again and again are sampled more often.
+fn note_interest(service: &Service, jobs: &[Record]) {
+    let live = jobs.iter().filter(|job| job.state.is_live());
+    service.sampling.note_interest(live.map(|job| job.key.clone()).collect());
+}
+
 /// Brings jobs up to date with starts and ends that are not written yet and with figures of those that run.
 fn add_live(service: &Service, jobs: &mut [Record]) {
     let Service { host, recorder, registry, sampling, .. } = service;
@@ -234,8 +247,6 @@ fn add_live(service: &Service, jobs: &mut [Record]) {
             *record = Record { annotation, ..unwritten.clone() };
         }
     }
-    sampling
-        .note_interest(jobs.iter().filter(|job| job.state.is_live()).map(|job| job.key.clone()).collect());
     let mut is_current = None;
     for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
         let is_current = *is_current.get_or_insert_with(|| sampling.look_at_jobs());
