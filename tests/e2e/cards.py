@@ -84,6 +84,19 @@ def a_card_that_hangs_is_in_the_table(world):
 
 
 @test
+def watched_cards_are_refreshed(world):
+    world.configure(f"gpu:\n  nvml: {played(world)}\n")
+    terminal = world.terminal("gpus", "--watch")
+    terminal.read_until("70.0 W")
+    with open(os.path.join(world.root, "script"), "w") as file:
+        file.write(CARDS.replace("power=70000", "power=123000"))
+    text = terminal.read_until("123 W")
+    check(text.count("\x1b[H") >= 2, "drawn once only")
+    terminal.send(b"\x03")
+    terminal.end()
+
+
+@test
 def a_driver_that_hangs_keeps_nothing_else_of_the_machine(world):
     world.configure(f"gpu:\n  nvml: {played(world)}\n")
     write_script(world, "delay nvmlInit 0 3600000\n")

@@ -328,12 +328,7 @@ impl Asking {
     }
 
     fn pause(&self, took: Duration) -> Duration {
-        let backoff = self.interval.saturating_mul(1 << self.failures.min(12));
-        let pause = backoff.min(BACKOFF_MAX).max(self.interval).max(took * COST_SHARE);
-        match self.measured {
-            Some(_) => pause.mul_f64(1.0 + JITTER * random_share()),
-            None => pause,
-        }
+        pause(self.interval, self.failures, took, self.measured.as_ref().map(|_| random_share()))
     }
 
     /// The jobs to ask about: one that is shown, or all that were measured. `None`: whatever has changed.
@@ -430,6 +425,13 @@ impl Schedule {
     }
 }
 
+/// Until the next query. `spread`: by which share of the jitter those of many daemons are apart.
+fn pause(interval: Duration, failures: u32, took: Duration, spread: Option<f64>) -> Duration {
+    let backoff = interval.saturating_mul(1 << failures.min(12));
+    let pause = backoff.min(BACKOFF_MAX).max(interval).max(took * COST_SHARE);
+    spread.map_or(pause, |share| pause.mul_f64(1.0 + JITTER * share))
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -442,6 +444,17 @@ mod tests {
     use met_config::Config;
 
     const SERVER: Asker = Asker::Server { root: true };
+
+    #[test]
+    fn two_thousand_daemons_query_less_than_four_times_a_second() {
+        let shortest = pause(DAEMON_INTERVAL, 0, Duration::ZERO, Some(0.0));
+        let longest = pause(DAEMON_INTERVAL, 0, Duration::ZERO, Some(1.0));
+        assert!(shortest >= Duration::from_secs(600) && longest > shortest, "{shortest:?} {longest:?}");
+        assert!(2000.0 / shortest.as_secs_f64() < 4.0);
+        // One that fails or is slow is asked less often, never more.
+        assert!(pause(DAEMON_INTERVAL, 3, Duration::ZERO, Some(0.0)) >= shortest);
+        assert!(pause(SERVER_INTERVAL, 0, Duration::from_secs(60), None) > SERVER_INTERVAL);
+    }
 
     /// A folder with commands that print given text.
     fn commands(scripts: &[(&str, &str)]) -> tempfile::TempDir {
