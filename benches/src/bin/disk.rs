@@ -2,13 +2,15 @@
 //!
 //! The machine is read every second for a while (the argument, 60 s by default). A day is then played by a faster clock:
 //! what each counter grew by in a second and what each level was are drawn at random from these readings, and written
-//! by the store's own code as often as a daemon writes. A machine that is busy meanwhile makes the figures larger.
+//! by the store's own code as often as a daemon writes. A machine that is busy meanwhile makes the figures larger. Jobs
+//! are recorded ones (`fixtures/workloads`): ten seconds of one are twenty of its half seconds in a row, from a random
+//! moment on.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use met_benches::say;
 use met_core::job::{JobKey, LOCAL, QualityKind, Record, State};
 use met_core::series::Course;
@@ -23,8 +25,20 @@ const FLUSH_S: i64 = 60;
 /// `node.interval`, without and with jobs.
 const AT_REST_S: i64 = 60;
 const WITH_JOBS_S: i64 = 10;
-const JOBS: u32 = 10;
-const JOB_COLUMNS: usize = 40;
+const JOBS: [&str; 10] = [
+    "both_cores",
+    "bursty",
+    "buffered_writes",
+    "leaking",
+    "many_files",
+    "messages",
+    "serial",
+    "tiny_children",
+    "two_phases",
+    "unequal",
+];
+/// Samples of a recorded job in a second.
+const RECORDED_PER_S: i64 = 2;
 /// Midnight: all of a day is in one file.
 const BEGIN_S: i64 = 1_794_700_800;
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -35,13 +49,15 @@ fn main() -> Result<()> {
         None => 60,
     };
     let machine = Machine::watch(seconds)?;
+    let jobs: Vec<Part> = JOBS.iter().map(|name| recorded(name)).collect::<Result<_>>()?;
     let (parts, columns) = (machine.parts.len(), machine.columns());
     say(&format!("the machine: {parts} parts, {columns} columns that were read, watched for {seconds} s"));
     say("| a day | bytes on disk | of it jobs and totals | goal |\n| --- | ---: | ---: | ---: |");
     let folder = tempfile::tempdir()?;
-    for (name, jobs, every_s, goal) in
-        [("at rest", 0, AT_REST_S, "1 MB"), ("with 10 jobs of 40 columns at 10 s", JOBS, WITH_JOBS_S, "6 MB")]
-    {
+    let known: usize = jobs.iter().map(Part::columns).sum();
+    let busy = format!("with {} jobs of {} columns on average at 10 s", jobs.len(), known / jobs.len());
+    let days = [("at rest", &jobs[..0], AT_REST_S, "1 MB"), (&busy, &jobs, WITH_JOBS_S, "6 MB")];
+    for (name, jobs, every_s, goal) in days {
         let state = folder.path().join(every_s.to_string());
         play(&state, &machine, jobs, every_s)?;
         let (all, catalogue) = (size(&state)?, std::fs::metadata(state.join("store.db"))?.len());
@@ -59,6 +75,26 @@ struct Machine {
 struct Part {
     table: &'static Table,
     readings: Vec<Vec<i64>>,
+}
+
+impl Part {
+    /// Those that were read.
+    fn columns(&self) -> usize {
+        let is_read = |column: &usize| self.readings.iter().any(|cells| cells[*column] != MISSING);
+        (0..self.table.columns.len()).filter(is_read).count()
+    }
+}
+
+/// The samples of a recorded job.
+fn recorded(name: &str) -> Result<Part> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../fixtures/workloads/{name}.jsonl"));
+    let mut part = Part { table: &JOB, readings: Vec::new() };
+    met_export::read(&path, &mut |job| {
+        job.course(&JOB, "").each_row(|_, cells| part.readings.push(cells.to_vec()));
+        Ok(())
+    })?;
+    ensure!(part.readings.len() as i64 > WITH_JOBS_S * RECORDED_PER_S, "{name}: too few samples");
+    Ok(part)
 }
 
 impl Machine {
@@ -86,11 +122,7 @@ impl Machine {
     }
 
     fn columns(&self) -> usize {
-        let known = |part: &Part| {
-            let is_read = |column: &usize| part.readings.iter().any(|cells| cells[*column] != MISSING);
-            (0..part.table.columns.len()).filter(is_read).count()
-        };
-        self.parts.values().map(known).sum()
+        self.parts.values().map(Part::columns).sum()
     }
 }
 
@@ -116,6 +148,24 @@ impl Played<'_> {
     }
 }
 
+/// A recorded job while the day goes by: levels are those of the last of the samples that are played, and counters grow
+/// as they did over them.
+fn work(cells: &mut [i64], job: &Part, seconds: i64, random: &mut Random) {
+    let steps = (seconds * RECORDED_PER_S) as usize;
+    let begin = random.below(job.readings.len() - steps);
+    let (first, last) = (&job.readings[begin], &job.readings[begin + steps]);
+    for (column, definition) in JOB.columns.iter().enumerate() {
+        cells[column] = match (definition.kind, first[column], last[column]) {
+            (Kind::Gauge, _, level) => level,
+            (Kind::Counter, MISSING, _) | (Kind::Counter, _, MISSING) => cells[column],
+            (Kind::Counter, before, after) => {
+                let so_far = if cells[column] == MISSING { 0 } else { cells[column] };
+                so_far.saturating_add(after.saturating_sub(before).max(0))
+            }
+        };
+    }
+}
+
 /// What a counter grew by in one of the seconds that were watched.
 fn growth(readings: &[Vec<i64>], column: usize, random: &mut Random) -> i64 {
     let at = random.below(readings.len() - 1);
@@ -125,15 +175,15 @@ fn growth(readings: &[Vec<i64>], column: usize, random: &mut Random) -> i64 {
     }
 }
 
-fn play(state: &Path, machine: &Machine, jobs: u32, every_s: i64) -> Result<()> {
+fn play(state: &Path, machine: &Machine, jobs: &[Part], every_s: i64) -> Result<()> {
     let mut writer = Writer::open(state)?;
     let mut random = Random(88_172_645_463_325_252);
     let mut parts: Vec<(&str, Played<'_>)> = (machine.parts.iter())
         .map(|(name, part)| (name.as_str(), Played { part, cells: part.readings[0].clone() }))
         .collect();
-    let mut running: Vec<(Record, Vec<i64>)> =
-        (1..=jobs).map(|id| (job(id), vec![MISSING; JOB.columns.len()])).collect();
-    for (record, _) in &running {
+    let mut running: Vec<(Record, &Part, Vec<i64>)> =
+        (1..).zip(jobs).map(|(id, part)| (job(id), part, vec![MISSING; JOB.columns.len()])).collect();
+    for (record, ..) in &running {
         writer.put(record)?;
     }
     for flush_s in (0..DAY_S).step_by(FLUSH_S as usize) {
@@ -147,16 +197,16 @@ fn play(state: &Path, machine: &Machine, jobs: u32, every_s: i64) -> Result<()> 
             }
             writer.append_node(name, &course)?;
         }
-        for (record, cells) in &mut running {
+        for (record, part, cells) in &mut running {
             let mut course = Course::new(&JOB);
             for second in times() {
-                work(cells, &mut random);
+                work(cells, part, every_s, &mut random);
                 course.push(time_ms(second), cells);
             }
             writer.append_course(&record.key, &course)?;
         }
     }
-    for (record, cells) in &mut running {
+    for (record, _, cells) in &mut running {
         (record.state, record.exit_code) = (State::Finished, Some(0));
         record.end_ns = record.start_ns.map(|start_ns| start_ns + DAY_S * 1_000_000_000);
         for (column, &cell) in cells.iter().enumerate().filter(|(_, cell)| **cell != MISSING) {
@@ -176,19 +226,6 @@ fn job(id: u32) -> Record {
         start_ns: Some(BEGIN_S * 1_000_000_000),
         nodes: vec!["node1".into()],
         ..Record::new(key, "train", State::Running)
-    }
-}
-
-/// Ten seconds of a job: a third of its counters grow unevenly by a lot, a third now and then; levels drift by pages.
-fn work(cells: &mut [i64], random: &mut Random) {
-    for (number, column) in JOB.columns.iter().enumerate().take(JOB_COLUMNS) {
-        let before = if cells[number] == MISSING { 1 << 30 } else { cells[number] };
-        cells[number] = match (column.kind, number % 3) {
-            (Kind::Counter, 0) => before + 9_990_000_000 + random.below(20_000_000) as i64,
-            (Kind::Counter, 1) => before + random.below(4096) as i64,
-            (Kind::Counter, _) => before + i64::from(random.below(500) == 0),
-            (Kind::Gauge, _) => (before + (random.below(257) as i64 - 128) * 4096).max(0),
-        };
     }
 }
 
