@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -13,6 +14,7 @@ use rusqlite::{Connection, ErrorCode};
 
 use crate::day;
 use crate::error::StoreError;
+use crate::file_id::{FileId, file_at};
 use crate::query::keep_writers_away;
 use crate::read_days::ReadDays;
 use crate::schema::{SERIES, Sharing, give_back, move_aside, open_for_writing, open_shared_or_alone};
@@ -29,10 +31,16 @@ pub(crate) struct DayFiles {
     is_network: bool,
     sharing: Sharing,
     /// Days the writer has open: on a network file system no second connection gets in.
-    open_days: RefCell<Vec<(i64, Connection)>>,
+    open_days: RefCell<Vec<WrittenDay>>,
     read_days: RefCell<ReadDays>,
     /// Days whose file cannot be read and for which that was reported.
     reported: RefCell<BTreeSet<i64>>,
+}
+
+struct WrittenDay {
+    day: i64,
+    file: FileId,
+    connection: Connection,
 }
 
 /// The files of samples that cannot be read, each with the reason.
@@ -61,8 +69,9 @@ impl DayFiles {
         durable: bool,
     ) -> Result<(), StoreError> {
         let path = series::path_of(&self.state, day);
+        self.close_if_replaced(day, &path)?;
         let open_days = self.open_days.get_mut();
-        let at = match open_days.iter().position(|(open, _)| *open == day) {
+        let at = match open_days.iter().position(|open| open.day == day) {
             Some(at) => at,
             None => {
                 self.read_days.get_mut().close(day);
@@ -71,15 +80,24 @@ impl DayFiles {
                 if open_days.len() == OPEN_DAYS_MAX {
                     open_days.remove(0);
                 }
-                open_days.push((day, connection));
+                let file =
+                    file_at(&path)?.ok_or_else(|| StoreError::io(&path)(io::ErrorKind::NotFound.into()))?;
+                open_days.push(WrittenDay { day, file, connection });
                 open_days.len() - 1
             }
         };
         let mut of_day = courses.iter().filter(|(_, course)| days_of(course).any(|of| of == day));
-        in_transaction(&mut open_days[at].1, durable, |connection| {
+        in_transaction(&mut open_days[at].connection, durable, |connection| {
             of_day.try_for_each(|(key, course)| series::append(connection, key, course, day))
         })
         .map_err(StoreError::database(&path))
+    }
+
+    /// What is written to a file that was removed or replaced meanwhile is lost.
+    fn close_if_replaced(&self, day: i64, path: &Path) -> Result<(), StoreError> {
+        let file = file_at(path)?;
+        self.open_days.borrow_mut().retain(|open| open.day != day || Some(open.file) == file);
+        Ok(())
     }
 
     /// Changes the file of a day; nothing can be read from a damaged one, so there is nothing to change.
@@ -90,9 +108,10 @@ impl DayFiles {
     ) -> Result<Option<T>, StoreError> {
         let path = series::path_of(&self.state, day);
         self.read_days.get_mut().close(day);
+        self.close_if_replaced(day, &path)?;
         let mut opened = None;
-        let connection = match self.open_days.get_mut().iter_mut().find(|(open, _)| *open == day) {
-            Some((_, connection)) => connection,
+        let connection = match self.open_days.get_mut().iter_mut().find(|open| open.day == day) {
+            Some(open) => &mut open.connection,
             None => match open_for_writing(&path, &SERIES, self.is_network) {
                 Ok(connection) => opened.insert(connection),
                 Err(StoreError::Damaged { .. }) => return Ok(None),
@@ -151,9 +170,9 @@ impl DayFiles {
         ask: impl FnOnce(&Connection) -> rusqlite::Result<()>,
     ) -> Result<(), StoreError> {
         let path = series::path_of(&self.state, day);
-        let open_days = self.open_days.borrow();
-        if let Some((_, connection)) = open_days.iter().find(|(open, _)| *open == day) {
-            return ask(connection).map_err(StoreError::database(&path));
+        self.close_if_replaced(day, &path)?;
+        if let Some(open) = self.open_days.borrow().iter().find(|open| open.day == day) {
+            return ask(&open.connection).map_err(StoreError::database(&path));
         }
         let mut read_days = self.read_days.borrow_mut();
         let opened = read_days.get(day, &path, || {
@@ -201,7 +220,7 @@ impl Series for DayFiles {
         for day in days {
             match self.append_day(courses, day, durable) {
                 Err(StoreError::Damaged { path, .. }) => {
-                    self.open_days.get_mut().retain(|(open, _)| *open != day);
+                    self.open_days.get_mut().retain(|open| open.day != day);
                     moved_aside = Some(move_aside(&path).map_err(StoreError::io(&path))?);
                     self.append_day(courses, day, durable)?;
                 }
@@ -269,7 +288,7 @@ impl Series for DayFiles {
     }
 
     fn remove_day(&mut self, day: i64) -> Result<(), StoreError> {
-        self.open_days.get_mut().retain(|(open, _)| *open != day);
+        self.open_days.get_mut().retain(|open| open.day != day);
         self.read_days.get_mut().close(day);
         let path = series::path_of(&self.state, day);
         series::unlink(&path).map_err(StoreError::io(&path))

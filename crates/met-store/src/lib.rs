@@ -19,6 +19,7 @@ mod device;
 mod engine;
 mod error;
 mod factors;
+mod file_id;
 mod filter;
 pub mod inbox;
 mod listed;

@@ -2,9 +2,9 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::ops::{Deref, Range};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use met_core::belief::believe;
@@ -21,6 +21,7 @@ use crate::day;
 use crate::device::{self, Allocation, Device};
 use crate::error::StoreError;
 use crate::factors;
+use crate::file_id::{FileId, file_at};
 use crate::filter::Filter;
 use crate::inbox::{self, JobDir};
 use crate::node::{self, NodePart};
@@ -81,9 +82,6 @@ pub(crate) fn keep_writers_away(state: &Path) -> Option<File> {
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).ok()?;
     Some(lock)
 }
-
-/// Device and inode.
-type FileId = (u64, u64);
 
 impl Reader {
     pub fn open(state: &Path) -> Result<Reader, StoreError> {
@@ -192,8 +190,7 @@ impl Queries {
     }
 
     fn file(&self) -> Option<FileId> {
-        let file = fs::metadata(self.catalogue_path()).ok().filter(|_| !self.is_elsewhere());
-        file.map(|file| (file.dev(), file.ino()))
+        if self.is_elsewhere() { None } else { file_at(&self.catalogue_path()).ok().flatten() }
     }
 
     pub(crate) fn catalogue(&self) -> Result<Option<&dyn Sql>, StoreError> {

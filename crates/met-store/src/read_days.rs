@@ -2,23 +2,18 @@
 //! asks for many series of few days.
 
 use std::collections::VecDeque;
-use std::fs;
-use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
 use crate::error::StoreError;
+use crate::file_id::{FileId, file_at};
 
 /// Enough for a job of ten days. Each holds up to three descriptors.
 const OPEN_MAX: usize = 12;
 /// Files that were not read for so long are closed by whoever writes.
 const UNUSED_MAX: Duration = Duration::from_secs(30);
-
-/// Device and inode.
-type FileId = (u64, u64);
 
 struct OpenDay {
     day: i64,
@@ -42,13 +37,9 @@ impl ReadDays {
         path: &Path,
         open: impl FnOnce() -> Result<Option<Connection>, StoreError>,
     ) -> Result<Option<&Connection>, StoreError> {
-        let file = match fs::metadata(path) {
-            Ok(file) => (file.dev(), file.ino()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.close(day);
-                return Ok(None);
-            }
-            Err(error) => return Err(StoreError::io(path)(error)),
+        let Some(file) = file_at(path)? else {
+            self.close(day);
+            return Ok(None);
         };
         let known = self.days.iter().position(|open| open.day == day).and_then(|at| self.days.remove(at));
         let connection = match known.filter(|open| open.file == file) {
@@ -81,6 +72,7 @@ impl ReadDays {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::path::PathBuf;
 
     use super::*;

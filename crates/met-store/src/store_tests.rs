@@ -476,6 +476,30 @@ fn a_count_of_jobs_is_shared_fairly() {
 }
 
 #[test]
+fn samples_are_written_to_a_new_file_where_that_of_a_day_was_removed_or_replaced() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let record = finished(1, MIDNIGHT_S + 100);
+    writer.put(&record).unwrap();
+    let begin_ms = (MIDNIGHT_S + 100) * 1000;
+    let append = |writer: &mut Writer, second: i64| {
+        writer.append_course(&record.key, &course(begin_ms + second * 1000, 1000, 5)).unwrap();
+        let from_outside = Reader::open(state.path()).unwrap().course(&record.key).unwrap();
+        assert!(same(&writer.course(&record.key).unwrap(), &from_outside));
+        from_outside.len()
+    };
+    let path = series::path_of(state.path(), day::of_ms(begin_ms));
+    assert_eq!(append(&mut writer, 0), 5);
+    let kept = state.path().join("kept");
+    fs::rename(&path, &kept).unwrap();
+    assert_eq!(append(&mut writer, 5), 5, "what was removed is gone, what comes after it is kept");
+    series::unlink(&path).unwrap();
+    fs::rename(&kept, &path).unwrap();
+    assert!(append(&mut writer, 10) >= 5, "a file that was put back is written on");
+    assert_eq!(append(&mut writer, 15), append(&mut writer, 20) - 5);
+}
+
+#[test]
 fn a_damaged_day_costs_that_day_only() {
     let state = state();
     let mut writer = Writer::open(state.path()).unwrap();
