@@ -252,10 +252,17 @@ fn printed_power(text: &[u8]) -> Power {
         let Some(number) = words.next() else { continue };
         let (number, glued) = number.split_at(number.trim_end_matches(char::is_alphabetic).len());
         let unit = if glued.is_empty() { words.next().unwrap_or("") } else { glued };
-        // A bare number is one in watts if it is alone on its line.
-        let in_watts = matches!(unit, "w" | "watt" | "watts") || unit.is_empty() && key.is_empty();
-        let milliwatts = crate::node::decimal(number.as_bytes(), 3);
-        if !in_watts || milliwatts < 0 {
+        // A number without a unit is in watts if it is alone on its line or called a power; `Power supplies: 2` is not.
+        let is_power = ["", "power", "watts"].contains(&key.split_whitespace().last().unwrap_or(""));
+        let digits = match unit {
+            "w" | "watt" | "watts" => 3,
+            "kw" | "kilowatt" | "kilowatts" => 6,
+            "mw" | "milliwatt" | "milliwatts" => 0,
+            "" if is_power => 3,
+            _ => continue,
+        };
+        let milliwatts = crate::node::decimal(number.as_bytes(), digits);
+        if milliwatts < 0 {
             continue;
         }
         let slot = if key.contains("average") {

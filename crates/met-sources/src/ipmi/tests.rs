@@ -226,9 +226,17 @@ fn what_programs_print_is_understood() {
     assert_eq!(of("Instantaneous Power : 126 W\n"), now(126_000));
     assert_eq!(of("Pwr Consumption | 140.5 Watts\n"), now(140_500));
     assert_eq!((of("220\n"), of("220W\n"), of("219.5 W")), (now(220_000), now(220_000), now(219_500)));
-    for nothing in
-        ["", "error: no such device\n", "Power : unknown\n", "Temperature : 40 degrees C\n", "-5 W\n"]
-    {
+    assert_eq!((of("Current Power : 0.25 kW\n"), of("Power: 321\n")), (now(250_000), now(321_000)));
+    assert_eq!((of("power = 90500 mW\n"), of("System Watts | 87.5")), (now(90_500), now(87_500)));
+    for nothing in [
+        "",
+        "error: no such device\n",
+        "Power : unknown\n",
+        "Temperature : 40 degrees C\n",
+        "-5 W\n",
+        "Power supplies: 2\n",
+        "Uptime: 12 weeks\n",
+    ] {
         assert_eq!(of(nothing), Power::UNKNOWN, "{nothing}");
     }
 }
