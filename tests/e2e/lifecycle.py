@@ -434,6 +434,26 @@ def met_time_names_the_processes_it_leaves_and_returns(world):
 
 
 @test
+def a_name_of_several_jobs_ends_and_removes_none_of_them(world):
+    first, second = (world.run("sleep", "1000", options=["-n", "dup"]) for _ in range(2))
+    for command in ("cancel", "rm"):
+        refused = world.met(command, "dup").expect(2)
+        if command == "cancel":
+            check(f"2 jobs are named \"dup\": {second} (running), {first} (running)" in refused.err, refused.err)
+    equal([world.state_of(job) for job in (first, second)], ["running", "running"], "after a name that means both")
+    world.met("cancel", second).ok()
+    world.wait_for_state(second, "cancelled")
+    # Of that name one is left that can be ended, although it is not the newest.
+    world.met("cancel", "dup").ok()
+    world.wait_for_state(first, "cancelled")
+    refused = world.met("rm", "dup").expect(2)
+    check(f"{second} (cancelled), {first} (cancelled)" in refused.err, refused.err)
+    world.met("rm", first).ok()
+    world.met("rm", "dup").ok()
+    equal(world.met("list", "--json").ok().out.count('"name":"dup"'), 0, "jobs of that name")
+
+
+@test
 def a_process_left_by_met_time_may_end_by_itself(world):
     world.met("time", "--quiet", "--", "sh", "-c", "(while [ ! -e go ]; do sleep 0.05; done) >/dev/null 2>&1 & :").ok()
     open(world.path("go"), "w").close()

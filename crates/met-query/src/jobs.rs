@@ -187,6 +187,28 @@ impl AllJobs {
         Err(Failure::usage(reference::not_found(text, &job, self.host.is_none())))
     }
 
+    /// As [`AllJobs::find`], for a command that ends or removes the job. The newest job of a name need not be the one
+    /// that is meant: of those that the command can be about there must be one alone.
+    pub fn find_to_change(&mut self, text: &str, is_meant: impl Fn(&Record) -> bool) -> Result<Record> {
+        let JobRef::Name(name) = JobRef::parse(text, &self.layouts)? else { return self.find(text) };
+        let of_name = JobsFilter { name: Some(name.clone()), ..JobsFilter::default() };
+        let mut named = self.jobs(&of_name)?;
+        if let Some((user, name)) = name.split_once('/').filter(|_| named.is_empty()) {
+            let of_name = JobsFilter { name: Some(name.to_owned()), ..JobsFilter::default() };
+            named = self.jobs(&of_name.of_user(Some(user)))?;
+        }
+        named.retain(is_meant);
+        match &named[..] {
+            [] => self.find(text),
+            [one] => {
+                let JobKey { manager, id, .. } = one.key.clone();
+                let job = JobRef::Id { manager: Some(manager), id, node: None, user: one.user.clone() };
+                self.find_ref(text, &job)?.map_or_else(|| self.find(text), Ok)
+            }
+            several => Err(Failure::usage(reference::several_named(text, several))),
+        }
+    }
+
     /// The newest job of a name and a user: `alice/train`, where that is not a name itself.
     fn find_of_user(&mut self, text: &str) -> Result<Option<Record>> {
         let Some((user, name)) = text.split_once('/') else { return Ok(None) };

@@ -103,6 +103,9 @@ pub fn not_found(text: &str, job: &JobRef, of_server: bool) -> String {
                 format!("a process does not name a job here; `met show {name}` shows the job it belongs to")
             }
             Some(("pid", _)) => format!("{name:?} is not a process; write its number, as in pid:4711"),
+            Some(("imported", id)) if is_number(id) => {
+                format!("an imported job is only shown, exported and removed: met show {name}")
+            }
             Some((manager, id)) if is_number(id) && unknown(manager) => {
                 let known: Vec<&str> = managers::MANAGERS.iter().map(|manager| manager.name).collect();
                 format!(
@@ -228,6 +231,20 @@ pub fn one_of(text: &str, job: &JobRef, mut found: Vec<Record>) -> Result<Option
     Ok(Some(newest.clone()))
 }
 
+/// What is said where a name could be any of several jobs, newest first.
+pub fn several_named(text: &str, jobs: &[Record]) -> String {
+    const LISTED: usize = 8;
+    let mut owners: Vec<String> = jobs.iter().map(owner).collect();
+    owners.dedup();
+    let one = |job: &Record| {
+        let whose = if owners.len() > 1 { format!(" of {}", owner(job)) } else { String::new() };
+        format!("{}{whose} ({})", job.label(), job.state.name())
+    };
+    let mut listed: Vec<String> = jobs.iter().take(LISTED).map(one).collect();
+    listed.extend(jobs.len().checked_sub(LISTED + 1).map(|more| format!("{} more", more + 1)));
+    format!("{} jobs are named {text:?}: {}; give the number of one", jobs.len(), listed.join(", "))
+}
+
 /// The step that is meant, in the form of a job; `None` if the text names a job.
 pub fn step(
     text: &str,
@@ -341,6 +358,10 @@ mod tests {
         assert!(
             said("slrum:12")
                 .starts_with("no job slrum:12: unknown resource manager \"slrum\"; known: local, slurm,")
+        );
+        assert_eq!(
+            said("imported:1"),
+            "an imported job is only shown, exported and removed: met show imported:1"
         );
         let of_server = |text: &str| not_found(text, &JobRef::parse(text, &[]).unwrap(), true);
         assert_eq!(of_server("12@n1"), "no job 12@n1; run `met list`");

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use met_core::job::{LOCAL, Origin, ProcessId, State};
+use met_core::job::{LOCAL, Origin, ProcessId, Record, State};
 use met_host::{Host, parse};
 
 use crate::cli::{AttachArgs, DetachArgs};
@@ -87,7 +87,8 @@ fn refuse_measured(setting: &Setting, process: ProcessId) -> Result<()> {
 
 /// Ends the measuring; the process runs on.
 pub fn detach(setting: &Setting, args: &DetachArgs) -> Result<i32> {
-    let record = AllJobs::open(setting)?.find(&args.job)?;
+    let is_measured = |record: &Record| record.state.is_live();
+    let record = AllJobs::open(setting)?.find_to_change(&args.job, is_measured)?;
     let id = &record.key.id;
     let attached = record.local.as_ref().is_some_and(|local| local.origin == Origin::Attach);
     if !attached || !record.state.is_live() {

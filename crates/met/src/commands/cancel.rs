@@ -39,7 +39,10 @@ pub fn cancel(setting: &Setting, args: &CancelArgs) -> Result<i32> {
     let grace =
         units::parse_duration(&args.grace).map_err(|error| Failure::usage(format!("--grace: {error}")))?;
     let mut all = AllJobs::open(setting)?;
-    let records = args.jobs.iter().map(|job| all.find(job)).collect::<Result<Vec<_>>>()?;
+    // A lost job may still have processes.
+    let can_be_ended = |record: &Record| record.state.is_live() || record.state == State::Lost;
+    let records =
+        args.jobs.iter().map(|job| all.find_to_change(job, can_be_ended)).collect::<Result<Vec<_>>>()?;
     drop(all);
     refuse_foreign(&records)?;
     for record in &records {

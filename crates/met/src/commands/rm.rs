@@ -20,7 +20,9 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
         args.jobs.iter().partition(|job| import::is_imported(job));
     let mut all = AllJobs::open(setting)?;
     // All or none: a mistyped job must not cost the others their record.
-    let records = others.into_iter().map(|job| all.find(job)).collect::<Result<Vec<_>>>()?;
+    let is_over = |record: &Record| !record.state.is_live();
+    let records =
+        others.into_iter().map(|job| all.find_to_change(job, is_over)).collect::<Result<Vec<_>>>()?;
     refuse_live(setting, &records)?;
     if !imported.is_empty() {
         import::remove(setting, &imported)?;
