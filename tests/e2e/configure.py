@@ -312,6 +312,34 @@ def the_file_of_a_daemon_holds_for_all_commands(world):
 
 
 @test
+def commands_say_what_is_wrong_with_the_file_of_a_running_daemon(world):
+    own = os.path.join(world.root, "own.yaml")
+    with open(world.config) as file:
+        plain = file.read()
+
+    def write(text):
+        with open(own, "w") as file:
+            file.write(plain + text)
+        os.chmod(own, 0o644)
+
+    write("perf:\n  events: page_faults\n")
+    log = open(os.path.join(world.root, "own.log"), "ab")
+    daemon = world.me.spawn("daemon", "--user", "--config", own, stdout=log, stderr=log)
+    eventually(lambda: world.met("daemon", "--status").code == 0, "the daemon answers")
+    write("perf:\n  evnets: page_faults\n")
+    said = f"{own}:{len(plain.splitlines()) + 2}"
+    eventually(lambda: said in world.met("config", "--current").ok().err, "config --current names the line")
+    for command in (("configure",), ("run", "--", "true")):
+        check(said in world.met(*command).ok().err, f"{command} says nothing")
+    finding = {one["what"]: one for one in world.met("doctor", "--json").ok().json()}["daemon"]
+    check(said in finding["detail"] and finding["health"] == "less", finding)
+    write("perf:\n  events: page_faults\n")
+    eventually(lambda: world.met("config", "--current").ok().err == "", "all is well again")
+    world.met("daemon", "--stop").ok()
+    daemon.wait()
+
+
+@test
 def a_file_that_the_daemon_does_not_follow_is_not_ignored_silently(world):
     other = os.path.join(world.root, "other.yaml")
     with open(world.config) as file:
@@ -362,6 +390,22 @@ def doctor_on_a_server_reports_the_server(world):
         equal(found["scheduler"]["health"], "no", "health of the scheduler")
         check(address in found["http"]["detail"] and found["http"]["health"] == "ok", found["http"])
         check(f"pid {server.pid}" in found["cluster"]["detail"] and address in found["cluster"]["detail"], found["cluster"])
+    finally:
+        server.terminate()
+        server.wait()
+    # One that queries none says what stays unknown.
+    with open(config) as file:
+        text = file.read()
+    with open(config, "w") as file:
+        file.write(text.replace("slurm: true", "slurm: false"))
+    with open(os.path.join(world.root, "server.log"), "ab") as log:
+        server = world.me.spawn("-c", config, "server", stdout=log, stderr=log)
+    try:
+        found = eventually(lambda: [all for all in [findings()] if f"pid {server.pid}" in all["cluster"]["detail"]],
+                           lambda: f"the server is up: {findings()['cluster']}")[0]
+        check("can query no scheduler" in found["scheduler"]["detail"] and "unknown" in found["scheduler"]["detail"],
+              found["scheduler"])
+        equal(found["scheduler"]["health"], "less", "health of a server without a scheduler")
     finally:
         server.terminate()
         server.wait()

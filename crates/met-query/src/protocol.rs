@@ -287,6 +287,9 @@ pub struct InForce {
     /// Why the daemon does not listen, although an address is configured.
     #[serde(default)]
     pub http_refused: Option<String>,
+    /// Why the file does not hold as it is now, for those who may read it.
+    #[serde(default)]
+    pub file_refused: Option<String>,
 }
 
 /// A configuration file as a daemon read it.

@@ -186,10 +186,15 @@ impl Setting {
         }
     }
 
-    /// Says so.
+    /// Says so, and that the daemon does not follow its file as it is now.
     pub fn warn_of_other_file(&self, held: &InForce) {
         if let (Some(other), Some(own)) = (self.other_file_of(held), &self.config_path) {
             tracing::warn!("{} is not in force: the running daemon follows {other}", own.display());
+        }
+        if let Some(error) = &held.file_refused {
+            tracing::warn!(
+                "the running daemon keeps its earlier configuration until this is corrected: {error}"
+            );
         }
     }
 

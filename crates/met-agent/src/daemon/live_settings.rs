@@ -30,6 +30,8 @@ pub struct LiveSettings {
     is_public: bool,
     /// What of that file a new daemon will follow.
     after_restart: Vec<&'static str>,
+    /// What is wrong with the file since it was last read.
+    refused: Option<String>,
     watch: FileWatch,
     /// When the events of the file were changed under running jobs, in nanoseconds of CLOCK_BOOTTIME.
     file_events_since_ns: Option<i64>,
@@ -78,6 +80,7 @@ impl LiveSettings {
             is_public: is_public(read.path.as_deref()),
             read,
             after_restart: Vec::new(),
+            refused: None,
             file_events_since_ns: None,
             intervals: Vec::new(),
             events: Vec::new(),
@@ -221,11 +224,17 @@ impl LiveSettings {
             after_restart: self.after_restart.iter().map(|&name| name.to_owned()).collect(),
             factor: None,
             http_refused: None,
+            file_refused: None,
         }
     }
 
     pub(super) fn file(&self) -> ConfigFile {
         self.read.clone()
+    }
+
+    /// Why the file is not followed as it is now.
+    pub(super) fn refused(&self) -> Option<String> {
+        self.refused.clone()
     }
 
     pub(super) fn is_file_public(&self) -> bool {
@@ -270,6 +279,7 @@ impl LiveSettings {
             Ok(loaded) => loaded,
             Err(error) => {
                 tracing::error!("the configuration is not changed: {error}");
+                self.refused = Some(error.to_string());
                 return None;
             }
         };
@@ -283,7 +293,7 @@ impl LiveSettings {
             let fixed = fixed.join(", ");
             tracing::warn!("{name}: {fixed}: a new daemon takes this up; `met daemon --stop` ends this one");
         }
-        self.after_restart = fixed;
+        (self.after_restart, self.refused) = (fixed, None);
         self.is_public = is_public(loaded.path.as_deref());
         self.read = ConfigFile { path: loaded.path, text: loaded.text };
         let before = self.replace_file(config.clone());

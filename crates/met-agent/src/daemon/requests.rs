@@ -97,6 +97,7 @@ impl Service {
         let may_read = is_trusted || self.settings.is_file_public();
         InForce {
             file: may_read.then(|| self.settings.file()),
+            file_refused: self.settings.refused().filter(|_| may_read),
             http_refused: self.outputs.http.as_ref().and_then(|http| http.refused.clone()),
             factor: self.recorder.emitting.factor_at(&self.settings.config, clock::realtime_ns()),
             ..self.settings.in_force(access.others)

@@ -104,6 +104,7 @@ mod tests {
             after_restart: vec!["http".to_owned()],
             factor: None,
             http_refused: None,
+            file_refused: None,
         };
         let row = |name: &str, value: &str, line: Option<u64>| {
             let current = Current { name: name.to_owned(), value: value.to_owned(), line };

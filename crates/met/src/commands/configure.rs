@@ -132,6 +132,7 @@ mod tests {
             after_restart: Vec::new(),
             factor: None,
             http_refused: None,
+            file_refused: None,
             ladder: None,
             intervals: vec![
                 Held { value: Duration::from_millis(250), whence: Whence::Job(None) },
@@ -163,6 +164,7 @@ mod tests {
                 after_restart: Vec::new(),
                 factor: None,
                 http_refused: None,
+                file_refused: None,
                 ladder: Some("1s, 10s after 5m".to_owned()),
                 intervals: vec![
                     Held { value: Duration::from_secs(5), whence },

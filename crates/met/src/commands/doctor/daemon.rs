@@ -23,6 +23,11 @@ pub(super) fn running_daemon(setting: &Setting) -> Finding {
         let own = setting.config_path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
         return good(&format!("running with {other}; the rest of this report is about {own}"));
     }
+    if let Some(error) = held.as_ref().and_then(|held| held.file_refused.as_ref()) {
+        let detail = format!("running with its earlier configuration: {error}");
+        return Finding::new("daemon", Health::Less, detail)
+            .remedied_by("correct the file; it is then read again");
+    }
     let later = held.map(|held| held.after_restart).unwrap_or_default();
     if !later.is_empty() {
         let detail = format!("running; its file has changed, and these need a restart: {}", later.join(", "));
