@@ -16,7 +16,10 @@ READING = [("list",), ("list", "all"), ("list", "cpu"), ("list", "io"), ("list",
            ("list", "gpu"), ("list", "--json"), ("list", "all", "--csv"), ("list", "--since", "1h"),
            ("show", "1", "--json"), ("show", "2"), ("show", "@last"), ("logs", "1"), ("wait", "1"), ("gpus", "--json"),
            ("node", "--json"), ("node", "--since", "1h", "--json"), ("node", "--since", "1h", "--csv"),
-           ("emissions",), ("doctor", "--json"), ()]
+           ("emissions",), ("doctor", "--json"), (), ("list", "--sort", "cpu:desc"), ("usage", "--json"), ("who", "--json"),
+           ("check", "--json"), ("explain", "1", "--json"), ("compare", "1", "2", "--json"), ("scale", "1", "--json"),
+           ("export", "1", "--format", "csv", "-o", "-"), ("ps", "1"), ("mute",), ("show", "1", "--html", "-"),
+           ("config", "--current")]
 FAST = "sampling:\n  interval: 50ms\nstorage:\n  interval: 100ms\n  node_series: yes\n"
 #: Nothing is written but at the end of a job.
 NEVER = "sampling:\n  interval: 50ms\nstorage:\n  interval: 1h\n  node_series: yes\n"

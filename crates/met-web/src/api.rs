@@ -2,6 +2,7 @@
 //!
 //! Who asks is found out before an endpoint is called, and it reaches jobs only as this viewer sees them.
 
+pub(crate) mod answers;
 pub(crate) mod compare;
 mod document;
 mod endpoints;

@@ -77,7 +77,12 @@ impl Asked {
 /// A page, or a file to be stored.
 pub(crate) enum Made {
     Page(Markup),
-    File { name: String, content: Markup },
+    /// A page whose form was refused: it stays, with what was typed and the reason.
+    Refused(Markup),
+    File {
+        name: String,
+        content: Markup,
+    },
 }
 
 type Maker = fn(&Site, &Visible<'_>, &Asked) -> Result<Made, Problem>;
@@ -183,6 +188,7 @@ impl IntoResponse for Made {
     fn into_response(self) -> Response {
         match self {
             Made::Page(markup) => Html(markup.into_string()).into_response(),
+            Made::Refused(markup) => (StatusCode::BAD_REQUEST, Html(markup.into_string())).into_response(),
             Made::File { name, content } => {
                 let mut response = Html(content.into_string()).into_response();
                 // The name has only letters, digits and hyphens.

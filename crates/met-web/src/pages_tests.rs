@@ -78,7 +78,17 @@ impl Admission for Named {
     fn admit(&self, _: &Peer, headers: &HeaderMap) -> Result<Admitted, Problem> {
         let name = headers.get("From").and_then(|name| name.to_str().ok());
         let name = name.ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, "who are you?"))?;
-        Ok(if name == "operator" { Admitted::operator(name) } else { Admitted::user(name) })
+        match name {
+            "operator" => Ok(Admitted::operator(name)),
+            "member" => {
+                let viewer =
+                    Viewer::User { name: name.to_owned(), accounts: vec!["lab-of-member".to_owned()] };
+                Ok(Admitted { viewer, ..Admitted::user(name) })
+            }
+            // A node's token, a session that has expired, an operator who is none any more without being a user.
+            "node" | "expired" => Err(Problem::new(StatusCode::FORBIDDEN, "not for you")),
+            _ => Ok(Admitted::user(name)),
+        }
     }
 }
 
@@ -200,7 +210,7 @@ fn check_harmless(path: &str, page: &str) {
         }
     }
     assert!(!page.contains('\x1b') && !page.contains('\u{202e}'), "{path}: control characters");
-    assert_eq!(page.matches("</title>").count(), 1, "{path}");
+    assert_eq!(page.matches("</title>").count(), page.matches("<title").count(), "{path}");
 }
 
 #[test]
@@ -213,6 +223,8 @@ fn foreign_text_is_shown_harmless_on_every_page() {
         list_columns::COLUMNS.iter().map(list_columns::ListColumn::name).collect::<Vec<_>>().join(",");
     paths.push(format!("/jobs?columns={every}"));
     paths.extend((0..HOSTILE.len()).map(|number| format!("/jobs/slurm:{number}")));
+    paths.push("/compare?jobs=slurm:0,slurm:1,slurm:2,slurm:3,slurm:4,slurm:5".to_owned());
+    paths.push("/usage".to_owned());
     paths.extend(nodes);
     for path in paths {
         let (status, _, page) = get_from(hostile_jobs(), Some("operator"), &path);
@@ -275,6 +287,64 @@ fn strangers_see_no_page_and_users_their_own_jobs() {
     assert_eq!(get_from(jobs, Some("operator"), "/jobs/2").0, StatusCode::OK);
 }
 
+/// Each route with a job or node that is not the viewer's, and addresses that would show others by a filter.
+fn every_page(job: &str) -> Vec<String> {
+    let mut paths: Vec<String> = paths().map(|path| path.replace("{name}", job)).collect();
+    paths.extend([
+        format!("/compare?jobs={job}"),
+        format!("/compare?jobs=own,{job}"),
+        "/jobs?user=bob".to_owned(),
+        "/jobs?sort=cpu:desc&columns=job,name,user,account,command".to_owned(),
+        "/jobs?name=secret".to_owned(),
+        "/usage?by=user".to_owned(),
+        "/usage?by=command".to_owned(),
+    ]);
+    paths
+}
+
+#[test]
+fn no_page_shows_what_is_not_the_viewers() {
+    let mut jobs: Vec<Record> = [1, 2].map(|id| sample::full(id, "secret-name")).into();
+    for (record, account) in jobs.iter_mut().zip(["lab-of-member", "other-lab"]) {
+        (record.user, record.account) = (Some("bob".to_owned()), Some(account.to_owned()));
+        record.command = vec!["secret-command".to_owned()];
+    }
+    jobs[1].name = "hidden-name".to_owned();
+    let secrets = ["secret-name", "hidden-name", "secret-command", "lab-of-member", "other-lab", "bob"];
+    for path in every_page("2") {
+        for (who, status) in [
+            (None, StatusCode::UNAUTHORIZED),
+            (Some("node"), StatusCode::FORBIDDEN),
+            (Some("expired"), StatusCode::FORBIDDEN),
+        ] {
+            let (got, _, page) = get_from(jobs.clone(), who, &path);
+            assert_eq!(got, status, "{who:?} {path}");
+            assert!(!secrets.iter().any(|secret| page.contains(secret)), "{who:?} {path}: {page}");
+        }
+        let (status, _, page) = get_from(jobs.clone(), Some("eve"), &path);
+        assert!(status == StatusCode::OK || status.is_client_error(), "{path}: {status}");
+        // What the address itself says is the viewer's own word.
+        let mut unknown =
+            secrets.iter().filter(|secret| !path.contains(*secret) && !path.contains("=secret"));
+        assert!(!unknown.any(|secret| page.contains(secret)), "eve {path}: {page}");
+        let (_, _, page) = get_from(jobs.clone(), Some("member"), &path);
+        assert!(!page.contains("hidden-name") && !page.contains("other-lab"), "member {path}: {page}");
+    }
+    let (_, _, page) = get_from(jobs.clone(), Some("member"), "/jobs");
+    assert!(page.contains("secret-name") && page.contains(">Mine<"), "the jobs of the account: {page}");
+    assert!(!get_from(jobs, Some("eve"), "/jobs").2.contains(">Mine<"));
+}
+
+#[test]
+fn a_list_that_cannot_be_made_is_a_bad_request_with_its_form() {
+    for search in ["limit=0", "limit=-5", "limit=99999999999", "limit=x", "since=never", "nosuch=1"] {
+        let (status, _, page) = get_from(Vec::new(), Some("operator"), &format!("/jobs?{search}"));
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{search}");
+        assert!(page.contains("id=\"filter\""), "{search}: {page}");
+    }
+    assert_eq!(get_from(Vec::new(), Some("operator"), "/usage?since=never").0, StatusCode::BAD_REQUEST);
+}
+
 #[test]
 fn pages_are_asked_for_again_and_assets_stay_for_ever() {
     let ok = format!("/assets/{}", assets::ASSETS.script.name);
@@ -306,7 +376,7 @@ fn the_address_holds_the_list_and_what_is_wrong_is_said_beside_the_form() {
         "api/v1/jobs?limit=4&amp;user=alice&amp;state=finished&amp;columns=job%2Cenergy_joules&amp;format=csv"
     ));
     let (status, _, page) = get_from(jobs, Some("operator"), "/jobs?since=never&user=alice");
-    assert_eq!(status, StatusCode::OK);
+    assert_eq!(status, StatusCode::BAD_REQUEST);
     assert!(
         page.contains("since: ") && page.contains("value=\"alice\"") && page.contains("value=\"never\""),
         "{page}"

@@ -1,16 +1,25 @@
 //! Whole series for charts and answers: read page by page and thinned meanwhile, so that none needs much memory.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use met_core::Table;
+use met_core::job::Record;
 use met_core::series::Course;
+use met_core::{JOB, Table, gpu};
+use met_insight::answers::GPUS_MAX;
 use met_query::query::Query;
 use met_store::NodePart;
 
+use crate::api::Visible;
 use crate::problem::Problem;
 
 /// Values of all series of a node in one answer: columns by points.
 pub(crate) const NODE_VALUES_MAX: usize = 1_000_000;
+
+/// Samples of a series of a job that are held; a longer one is thinned.
+const JOB_SAMPLES_KEPT: usize = 20_000;
+/// The least period of samples, for what is a gap.
+pub(crate) const SAMPLED_EVERY: Duration = Duration::from_secs(1);
 
 pub(crate) type Parts = BTreeMap<NodePart, Course>;
 
@@ -48,6 +57,26 @@ fn grown(mut all: Course, more: &Course, keep: usize) -> Course {
 
 fn thinned(all: Course, keep: usize) -> Course {
     if all.len() > keep.saturating_mul(2) { all.at_most(keep) } else { all }
+}
+
+/// A series of a job within a time, as far as the viewer sees the job.
+pub(crate) fn of_job(
+    visible: &Visible<'_>,
+    record: &Record,
+    table: &'static Table,
+    part: &str,
+    window_ms: (i64, i64),
+) -> anyhow::Result<Course> {
+    let (query, viewer, key) = (visible.query, visible.viewer, &record.key);
+    let is_card = table.name == gpu::card::TABLE.name;
+    // All GPUs together are held.
+    let of_cards = JOB_SAMPLES_KEPT / record.gpus.len().clamp(1, GPUS_MAX);
+    let kept = if is_card { of_cards } else { JOB_SAMPLES_KEPT };
+    whole(table, window_ms, kept, |after_ms| match table.name {
+        name if name == JOB.name && part.is_empty() => query.course(viewer, key, after_ms),
+        _ if is_card => query.card_course(viewer, key, part, after_ms),
+        _ => query.job_series(viewer, key, table, part, after_ms),
+    })
 }
 
 /// The series of a node within a time: of a daemon its own, of a server those of this name. `is_wanted` is asked before

@@ -11,7 +11,7 @@ use utoipa::openapi::{ObjectBuilder, Schema, Type};
 use super::parameters::{self, COLUMNS, FORMAT, Kind, POINTS, Parameter, SINCE, UNTIL, parameter};
 use super::row::row;
 use super::schemas::{list, of, optional, time, with_keys};
-use super::{Asked, Visible, compare, document, nodes, people, schemas, series, usage};
+use super::{Asked, Visible, answers, compare, document, nodes, people, schemas, series, usage};
 use crate::problem::Problem;
 
 /// One endpoint: all that the router, the OpenAPI document and the tests know of it.
@@ -97,6 +97,22 @@ pub const ENDPOINTS: &[Endpoint] = &[
         action: Action::Answer(processes),
         table: Table::Rows("processes", || places(&PROCESS)),
         schema: processes_schema,
+    },
+    Endpoint {
+        path: "/api/v1/jobs/{job}/answers",
+        help: "what happened with a job, what limited it, and what to do",
+        parameters: &[],
+        action: Action::Answer(answers::answers),
+        table: Table::None,
+        schema: answers::answers_schema,
+    },
+    Endpoint {
+        path: "/api/v1/jobs/{job}/explain",
+        help: "why each rule reports a job or not, with its numbers",
+        parameters: &[answers::RULE],
+        action: Action::Answer(answers::explain),
+        table: Table::None,
+        schema: answers::explain_schema,
     },
     Endpoint {
         path: "/api/v1/jobs/{job}/compare",

@@ -12,14 +12,13 @@ use met_insight::comparison::{self, EARLIER, JOBS_MAX, Row};
 use met_insight::resample;
 
 use super::charts::{self, Chart, Compared, Unit};
-use super::job::SAMPLED_EVERY;
 use super::layout::{self, Site, Tab};
 use super::{Asked, Made, plot};
 use crate::api::Visible;
 use crate::api::compare::{earlier, named};
 use crate::api::parameters::{Given, Kind, Parameter, parameter};
 use crate::problem::Problem;
-use crate::samples;
+use crate::samples::{self, SAMPLED_EVERY};
 
 const BINS: usize = 240;
 /// Samples of one job that are held.

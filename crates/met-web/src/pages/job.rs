@@ -8,7 +8,7 @@ use met_core::job::Record;
 use met_core::series::{Course, SPARSE_MS};
 use met_core::text::{command_line, escape};
 use met_core::{JOB, Table, event, gpu, units};
-use met_insight::answers::{Answers, GPUS_MAX, Known};
+use met_insight::answers::{Answers, GPUS_MAX};
 use met_insight::report::{
     self, Detail, Fact, FactValue, Heading, Machine, Meter, Report, Section, ShareLine, words,
 };
@@ -21,20 +21,17 @@ use super::job_answers;
 use super::layout::{self, Site, Tab, amount};
 use super::{Asked, Made, annotation, job_tables, plot};
 use crate::api::Visible;
+use crate::api::answers::{known, machine_of};
 use crate::api::compare::earlier;
 use crate::problem::Problem;
-use crate::samples;
+use crate::samples::{self, SAMPLED_EVERY};
 
 /// Steps of a chart on a page, and in a file of its own.
 const BINS: usize = 360;
 const BINS_IN_FILE: usize = 2_000;
-/// Samples of a series that are held for a page; a longer one is thinned.
-const SAMPLES_KEPT: usize = 20_000;
 const EVENTS_MAX: usize = 8;
 /// A running job is looked at again so often.
 const EVERY_S: u32 = 5;
-/// The least period of samples, for what is a gap.
-pub(super) const SAMPLED_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// A job and its series as they are drawn.
 pub struct Shown<'a> {
@@ -160,37 +157,20 @@ fn shown<'a>(
     bins: usize,
     now_ns: i64,
 ) -> Result<Shown<'a>, Problem> {
-    let machine = Machine { cpus: job_tables::cpus_of_node(visible, record)? };
+    let machine = machine_of(visible, record)?;
     if !is_whole {
         return Ok(Shown { record, machine, charts: Vec::new(), span: None, answers: None });
     }
-    let key = &record.key;
-    let series = |table: &'static Table, part: &str, window_ms: (i64, i64)| {
-        // All GPUs together are held.
-        let of_cards = SAMPLES_KEPT / record.gpus.len().clamp(1, GPUS_MAX);
-        let kept = if table.name == gpu::card::TABLE.name { of_cards } else { SAMPLES_KEPT };
-        samples::whole(table, window_ms, kept, |after_ms| match table.name {
-            name if name == JOB.name && part.is_empty() => {
-                visible.query.course(visible.viewer, key, after_ms)
-            }
-            name if name == gpu::card::TABLE.name => {
-                visible.query.card_course(visible.viewer, key, part, after_ms)
-            }
-            _ => visible.query.job_series(visible.viewer, key, table, part, after_ms),
-        })
-    };
-    let failed = |error: anyhow::Error| Problem::failed(&error);
-    let all = Window::default().read_ms(0);
-    let mut known = Known::read(SAMPLED_EVERY, record, machine, &mut |table, part| series(table, part, all))
-        .map_err(failed)?;
+    let mut known = known(visible, record)?;
     let earlier = earlier(visible, record)?;
     let answers = known.answers(record, &earlier, now_ns);
     let window_ms = window.read_ms(now_ns / 1_000_000);
     let mut drawn = |table: &'static Table, part: &str| match known.take(table, part) {
         Some(course) if !window.is_zoomed() => Ok(course),
-        _ => series(table, part, window_ms),
+        _ => samples::of_job(visible, record, table, part, window_ms),
     };
-    let (charts, span) = charts_between(record, window, bins, now_ns, &mut drawn).map_err(failed)?;
+    let (charts, span) =
+        charts_between(record, window, bins, now_ns, &mut drawn).map_err(|error| Problem::failed(&error))?;
     Ok(Shown { record, machine, charts, span, answers: Some(answers) })
 }
 

@@ -39,16 +39,6 @@ const NEIGHBOUR_COLUMNS: &[&str] = &[
 /// A node that used less than this part of the median CPU time stays behind.
 const BEHIND: f64 = 0.5;
 
-/// The CPUs of the machine, where the job had one and no allocation says more.
-pub(super) fn cpus_of_node(visible: &Visible<'_>, record: &Record) -> Result<Option<u32>, Problem> {
-    let [node] = record.nodes.as_slice() else { return Ok(None) };
-    if record.allocated.cpus.is_some() {
-        return Ok(None);
-    }
-    let known = visible.nodes()?.into_iter().find(|known| known.name == *node);
-    Ok(known.and_then(|known| known.cpus).and_then(|cpus| u32::try_from(cpus).ok()))
-}
-
 /// A table in a frame that scrolls by itself, by keyboard too.
 fn table(id: &str, title: &str, content: &Markup) -> Markup {
     html! {

@@ -64,7 +64,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
         .and_then(|given| parameters::jobs_filter(&given).map(|filter| (given, filter)));
     let (given, filter) = match read {
         Ok(read) => read,
-        Err(problem) => return Ok(Made::Page(refused(site, visible, asked, &problem))),
+        Err(problem) => return Ok(Made::Refused(refused(site, visible, asked, &problem))),
     };
     let (page, warnings) = visible.jobs(&filter)?;
     let mut columns = chosen(given.list("columns"))?;
@@ -88,7 +88,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
             } @else {
                 (table(site, asked, &columns, &page.jobs))
             }
-            (pager(site, asked, page.jobs.len(), next.as_deref()))
+            (pager(site, asked, &columns, page.jobs.len(), next.as_deref()))
         }
         (compare_form(site))
     };
@@ -153,8 +153,8 @@ fn head(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Markup {
                 @for (label, states) in QUICK {
                     a href=(with(site, asked, "state", states)) aria-current=[(state == states).then_some("true")] { (label) }
                 }
-                // Who sees all jobs looks for their own first.
-                @if *visible.viewer == Viewer::Everything && !site.who.is_empty() {
+                // Who sees jobs of others looks for their own first.
+                @if sees_others(visible.viewer) && !site.who.is_empty() {
                     @let mine = asked.get("user") == Some(site.who.as_str());
                     a.apart href=(with(site, asked, "user", if mine { "" } else { &site.who })) aria-current=[mine.then_some("true")] { "Mine" }
                 }
@@ -163,6 +163,11 @@ fn head(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Markup {
             }
         }
     }
+}
+
+fn sees_others(viewer: &Viewer) -> bool {
+    matches!(viewer, Viewer::Everything)
+        || matches!(viewer, Viewer::User { accounts, .. } if !accounts.is_empty())
 }
 
 fn form(site: &Site, asked: &Asked, columns: &[&ListColumn]) -> Markup {
@@ -317,7 +322,7 @@ fn head_cell(site: &Site, asked: &Asked, column: &ListColumn) -> Markup {
     }
 }
 
-fn pager(site: &Site, asked: &Asked, count: usize, next: Option<&str>) -> Markup {
+fn pager(site: &Site, asked: &Asked, columns: &[&ListColumn], count: usize, next: Option<&str>) -> Markup {
     let later = next.map(|next| {
         let others = asked.search.iter().filter(|(known, value)| known != "after" && !value.is_empty());
         let pairs = others.map(|(known, value)| (known.as_str(), value.as_str()));
@@ -328,23 +333,14 @@ fn pager(site: &Site, asked: &Asked, count: usize, next: Option<&str>) -> Markup
             span.dim { (count) @if count == 1 { " job" } @else { " jobs" } @if next.is_some() { ", more follow" } }
             @if asked.get("after").is_some() { a href=(with(site, asked, "after", "")) rel="first" { "First page" } }
             @if let Some(later) = later { a.next href=(site.to(&later)) rel="next" { "Next page" } }
-            @if count > 0 { a href=(csv_link(site, asked)) download="jobs.csv" { "CSV of this list" } }
+            @if count > 0 { a href=(csv_link(site, asked, columns)) download="jobs.csv" { "CSV of this list" } }
         }
     }
 }
 
-/// The API has the same parameters, and the columns by name.
-fn csv_link(site: &Site, asked: &Asked) -> String {
-    let shown: Vec<&str> = asked
-        .search
-        .iter()
-        .filter(|(name, _)| name == "columns")
-        .flat_map(|(_, value)| value.split(','))
-        .collect();
-    let shown: &[&str] = if shown.is_empty() { USUAL } else { &shown };
-    let columns =
-        COLUMNS.iter().filter(|column| shown.contains(&column.name())).flat_map(|column| column.csv);
-    let columns = columns.copied().collect::<Vec<_>>().join(",");
+/// The API has the same parameters, and the columns that are shown by name.
+fn csv_link(site: &Site, asked: &Asked, columns: &[&ListColumn]) -> String {
+    let columns = columns.iter().flat_map(|column| column.csv).copied().collect::<Vec<_>>().join(",");
     let others = asked.search.iter().filter(|(name, value)| name != "columns" && !value.is_empty());
     let pairs = others.map(|(name, value)| (name.as_str(), value.as_str()));
     let search = layout::search(pairs.chain([("columns", columns.as_str()), ("format", "csv")]));

@@ -206,7 +206,8 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
                 (tile("CPU in use", &units::percent(busy / whole), &format!("{} of {cpus} cores", units::cores(busy)), Some((busy / whole, "plain"))))
             }
             @if is_allocated && cpus > 0 {
-                @let free = (cpus as f64 - held.cpus).max(0.0).floor();
+                // What jobs without an allocation use is no whole CPU.
+                @let free = (cpus as f64 - held.cpus).max(0.0).round();
                 (tile("Free CPUs", &format!("{free:.0}"), &format!("of {cpus}; jobs use {}", units::cores(held.cores_used)), Some((held.cpus / cpus as f64, "plain"))))
             }
             @if let Some((used, total)) = machine.memory {

@@ -25,7 +25,7 @@ const HEIGHT: f64 = 100.0;
 pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
     let ask = match Given::of(&asked.search, USAGE).and_then(|given| ask(&given, &site.zone)) {
         Ok(ask) => ask,
-        Err(problem) => return Ok(Made::Page(refused(site, asked, &problem)?)),
+        Err(problem) => return Ok(Made::Refused(refused(site, asked, &problem)?)),
     };
     let lines = report(visible, &ask)?;
     let system = UsageAsk { by: By::System, ..ask.clone() };

@@ -1,0 +1,91 @@
+//! what happened with a job, and why rules report it or not, as `met show` and `met explain` have them.
+
+use met_core::job::Record;
+use met_host::clock;
+use met_insight::answers::{self, Known};
+use met_insight::lineage::{self, lineage};
+use met_insight::report::Machine;
+use met_insight::rules::{self, Rules, Scope};
+use serde_json::{Value, json};
+use utoipa::openapi::{Schema, Type};
+
+use super::compare::earlier;
+use super::endpoints::whole_job;
+use super::parameters::{Kind, Parameter, parameter};
+use super::schemas::{list, of, optional, with_keys};
+use super::{Asked, Visible};
+use crate::problem::Problem;
+use crate::samples::{self, SAMPLED_EVERY};
+
+pub const RULE: Parameter = parameter("rule", Kind::Text, "only this rule");
+
+/// The machine that a job is compared with: its node, where it was given no part of it.
+pub(crate) fn machine_of(visible: &Visible<'_>, record: &Record) -> Result<Machine, Problem> {
+    let [node] = record.nodes.as_slice() else { return Ok(Machine { cpus: None }) };
+    if record.allocated.cpus.is_some() {
+        return Ok(Machine { cpus: None });
+    }
+    let known = visible.nodes()?.into_iter().find(|known| known.name == *node);
+    let cpus = known.and_then(|known| known.cpus).and_then(|cpus| u32::try_from(cpus).ok());
+    Ok(Machine { cpus })
+}
+
+/// The samples that answers are made of.
+pub(crate) fn known(visible: &Visible<'_>, record: &Record) -> Result<Known, Problem> {
+    let machine = machine_of(visible, record)?;
+    let all_ms = (i64::MIN, i64::MAX);
+    Known::read(SAMPLED_EVERY, record, machine, &mut |table, part| {
+        samples::of_job(visible, record, table, part, all_ms)
+    })
+    .map_err(|error| Problem::failed(&error))
+}
+
+pub(super) fn answers(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+    let record = whole_job(visible, asked.path("job"), "answers")?;
+    let answers =
+        known(visible, &record)?.answers(&record, &earlier(visible, &record)?, clock::realtime_ns());
+    let mut object = answers::object(&answers);
+    object["job"] = json!(record.label());
+    object["lineage"] = json!(lineage(&record).to_string());
+    Ok(object)
+}
+
+pub(super) fn explain(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+    let built_in = Rules::built_in();
+    let chosen = match asked.given.text("rule") {
+        Some(name) => {
+            vec![built_in.named(&name, Scope::Job).map_err(|why| Problem::field("rule", why))?]
+        }
+        None => built_in.about(Scope::Job).collect(),
+    };
+    let record = whole_job(visible, asked.path("job"), "explanations")?;
+    let runs = earlier(visible, &record)?;
+    let runs = lineage::earlier(&record, &runs);
+    let explained: Vec<Value> =
+        known(visible, &record)?.with_job(&record, &runs, clock::realtime_ns(), |job| {
+            chosen.iter().map(|rule| rules::explanation_object(rule, &rules::explain(rule, job))).collect()
+        });
+    Ok(json!({ "job": record.label(), "lineage": lineage(&record).to_string(), "rules": explained }))
+}
+
+pub(super) fn answers_schema() -> Schema {
+    let objects = || list(of(Type::Object));
+    with_keys([
+        ("job", of(Type::String)),
+        ("lineage", of(Type::String)),
+        ("verdict", of(Type::String)),
+        ("bottleneck", optional(Type::Object)),
+        ("phases", objects()),
+        ("imbalance", list(of(Type::String))),
+        ("findings", objects()),
+        ("directives", objects()),
+        ("differences", objects()),
+        ("followed", objects()),
+    ])
+    .into()
+}
+
+pub(super) fn explain_schema() -> Schema {
+    with_keys([("job", of(Type::String)), ("lineage", of(Type::String)), ("rules", list(of(Type::Object)))])
+        .into()
+}
