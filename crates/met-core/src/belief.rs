@@ -199,9 +199,14 @@ pub struct Sample {
     pub emission: Option<Emission>,
 }
 
+/// Whether the figures of a record win over those of a sample.
+pub fn outranks_samples(record: &Record) -> bool {
+    figure_rank(record) > Speaker::Sample.rank(FIGURES)
+}
+
 /// Adds a sample to the record of a job: over what was stored of it while it ran, and below the figures of its end.
 pub fn add_sample(record: &mut Record, mut sample: Sample) {
-    if figure_rank(record) > Speaker::Sample.rank(FIGURES) {
+    if outranks_samples(record) {
         record.totals.fill_from(&sample.totals);
         return;
     }

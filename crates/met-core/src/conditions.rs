@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::bounds::COMMAND_BYTES_MAX;
 use crate::job::Record;
 use crate::job_table::ENERGY;
-use crate::listing::{MILLION, duration_ns, efficiency_millionths};
+use crate::listing::{Listed, MILLION, duration_ns, efficiency_millionths};
 use crate::text::prefix;
 
 /// The command line as it is searched: its words joined by spaces, as much of them as a record usually holds.
@@ -58,17 +58,31 @@ impl Conditions {
 
     /// Whether a job fulfils them, which has run until `now_ns` if it runs.
     pub fn accept(&self, record: &Record, now_ns: i64) -> bool {
-        let at_least =
-            |least: Option<i64>, value: Option<i64>| least.is_none_or(|least| value >= Some(least));
-        let partition = record.scheduling.partition.as_ref();
+        self.accept_record(record) && self.accept_listed(record, now_ns)
+    }
+
+    /// Whether some of them need more than what is [`Listed`].
+    pub fn need_record(&self) -> bool {
+        self.command.is_some() || self.node.is_some() || self.tag.is_some()
+    }
+
+    /// Whether a job fulfils these.
+    pub fn accept_record(&self, record: &Record) -> bool {
         self.command.as_ref().is_none_or(|part| searched_command(record).contains(part))
-            && self.partition.as_ref().is_none_or(|wanted| partition == Some(wanted))
             && self.node.as_ref().is_none_or(|node| record.nodes.contains(node))
             && self.tag.as_ref().is_none_or(|tag| record.annotation.tags.contains(tag))
-            && at_least(self.min_duration_ns, duration_ns(record, now_ns))
-            && at_least(self.min_energy_uj, record.totals.get(ENERGY))
+    }
+
+    /// Whether a job fulfils the others.
+    pub fn accept_listed(&self, job: &impl Listed, now_ns: i64) -> bool {
+        let at_least = |least: Option<i64>, value: &dyn Fn() -> Option<i64>| {
+            least.is_none_or(|least| value() >= Some(least))
+        };
+        self.partition.as_ref().is_none_or(|wanted| job.partition() == Some(wanted))
+            && at_least(self.min_duration_ns, &|| duration_ns(job, now_ns))
+            && at_least(self.min_energy_uj, &|| job.total(ENERGY))
             && self.max_efficiency_millionths().is_none_or(|most| {
-                efficiency_millionths(record, now_ns).is_some_and(|efficiency| efficiency <= most)
+                efficiency_millionths(job, now_ns).is_some_and(|efficiency| efficiency <= most)
             })
     }
 }

@@ -11,14 +11,95 @@ use crate::job_table::{
 };
 
 /// The start that lists sort by. A job that has not started yet sorts as the newest.
-pub fn sort_ns(record: &Record) -> i64 {
-    record.start_ns.or(record.end_ns).unwrap_or(i64::MAX)
+pub fn sort_ns(job: &impl Listed) -> i64 {
+    job.start_ns().or(job.end_ns()).unwrap_or(i64::MAX)
 }
 
 /// The digits an id begins with: `12` sorts after `9`, and `12_3` beside `12`.
 pub fn id_number(id: &str) -> i64 {
     let digits = id.bytes().take_while(u8::is_ascii_digit).take(18);
     digits.fold(0, |number, digit| number * 10 + i64::from(digit - b'0'))
+}
+
+/// What lists filter and sort by: a record has it, and so has the narrow row of a job that runs.
+pub trait Listed {
+    fn key(&self) -> &JobKey;
+    fn name(&self) -> &str;
+    fn user(&self) -> Option<&str>;
+    fn uid(&self) -> Option<u32>;
+    fn account(&self) -> Option<&str>;
+    fn partition(&self) -> Option<&str>;
+    fn state(&self) -> State;
+    fn start_ns(&self) -> Option<i64>;
+    fn end_ns(&self) -> Option<i64>;
+    fn as_of_ns(&self) -> Option<i64>;
+    /// One of [`FIGURES`], or the wall time of a job that is over.
+    fn total(&self, column: usize) -> Option<i64>;
+    /// The mean of all its GPUs together.
+    fn gpu_utilization(&self) -> Option<f64>;
+    fn cpu_count(&self) -> Option<i64>;
+    fn node_count(&self) -> Option<i64>;
+    fn gpu_count(&self) -> Option<i64>;
+    fn covers_all_nodes(&self) -> bool;
+    fn scheduler_cpu_ns(&self) -> Option<i64>;
+}
+
+/// The totals that lists filter and sort by.
+pub const FIGURES: [usize; 8] =
+    [CPU, MEMORY_NEEDED_PEAK, MEMORY_PEAK, READ, WRITTEN, GPUS, ENERGY, EMISSIONS];
+
+impl Listed for Record {
+    fn key(&self) -> &JobKey {
+        &self.key
+    }
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+    fn uid(&self) -> Option<u32> {
+        self.uid
+    }
+    fn account(&self) -> Option<&str> {
+        self.account.as_deref()
+    }
+    fn partition(&self) -> Option<&str> {
+        self.scheduling.partition.as_deref()
+    }
+    fn state(&self) -> State {
+        self.state
+    }
+    fn start_ns(&self) -> Option<i64> {
+        self.start_ns
+    }
+    fn end_ns(&self) -> Option<i64> {
+        self.end_ns
+    }
+    fn as_of_ns(&self) -> Option<i64> {
+        self.as_of_ns
+    }
+    fn total(&self, column: usize) -> Option<i64> {
+        self.totals.get(column)
+    }
+    fn gpu_utilization(&self) -> Option<f64> {
+        self.summaries.get(GPU_UTILIZATION).map(|summary| summary.mean)
+    }
+    fn cpu_count(&self) -> Option<i64> {
+        cpus(self)
+    }
+    fn node_count(&self) -> Option<i64> {
+        nodes(self)
+    }
+    fn gpu_count(&self) -> Option<i64> {
+        gpus(self)
+    }
+    fn covers_all_nodes(&self) -> bool {
+        Record::covers_all_nodes(self)
+    }
+    fn scheduler_cpu_ns(&self) -> Option<i64> {
+        self.scheduling.cpu_ns
+    }
 }
 
 named! {
@@ -116,31 +197,31 @@ pub const MILLION: i64 = 1_000_000;
 
 impl Sort {
     /// The value of a job, which has run until `as_of_ns` if it runs; `None` if it is unknown.
-    pub fn value(self, record: &Record, as_of_ns: i64) -> Option<SortValue> {
+    pub fn value(self, job: &impl Listed, as_of_ns: i64) -> Option<SortValue> {
         let text = |text: &str| Some(SortValue::Text(text.to_owned()));
         let number = match self.column {
-            SortColumn::Name => return text(&record.name),
-            SortColumn::User => return record.user.as_deref().and_then(text),
-            SortColumn::Account => return record.account.as_deref().and_then(text),
-            SortColumn::State => return text(record.state.name()),
-            SortColumn::Manager => return text(&record.key.manager),
-            SortColumn::Partition => return record.scheduling.partition.as_deref().and_then(text),
-            SortColumn::Start => record.start_ns,
-            SortColumn::End => record.end_ns,
-            SortColumn::Duration => duration_ns(record, as_of_ns),
-            SortColumn::Job => Some(id_number(&record.key.id)),
-            SortColumn::Nodes => nodes(record),
-            SortColumn::Cpu => record.totals.get(CPU),
-            SortColumn::Cores => cores_millionths(record, as_of_ns),
-            SortColumn::Efficiency => efficiency_millionths(record, as_of_ns),
-            SortColumn::Memory => record.totals.get(MEMORY_NEEDED_PEAK),
-            SortColumn::MemoryPeak => record.totals.get(MEMORY_PEAK),
-            SortColumn::Read => record.totals.get(READ),
-            SortColumn::Written => record.totals.get(WRITTEN),
-            SortColumn::Gpus => gpus(record),
-            SortColumn::GpuUtilization => gpu_millionths(record),
-            SortColumn::Energy => record.totals.get(ENERGY),
-            SortColumn::Emissions => record.totals.get(EMISSIONS),
+            SortColumn::Name => return text(job.name()),
+            SortColumn::User => return job.user().and_then(text),
+            SortColumn::Account => return job.account().and_then(text),
+            SortColumn::State => return text(job.state().name()),
+            SortColumn::Manager => return text(&job.key().manager),
+            SortColumn::Partition => return job.partition().and_then(text),
+            SortColumn::Start => job.start_ns(),
+            SortColumn::End => job.end_ns(),
+            SortColumn::Duration => duration_ns(job, as_of_ns),
+            SortColumn::Job => Some(id_number(&job.key().id)),
+            SortColumn::Nodes => job.node_count(),
+            SortColumn::Cpu => job.total(CPU),
+            SortColumn::Cores => cores_millionths(job, as_of_ns),
+            SortColumn::Efficiency => efficiency_millionths(job, as_of_ns),
+            SortColumn::Memory => job.total(MEMORY_NEEDED_PEAK),
+            SortColumn::MemoryPeak => job.total(MEMORY_PEAK),
+            SortColumn::Read => job.total(READ),
+            SortColumn::Written => job.total(WRITTEN),
+            SortColumn::Gpus => job.gpu_count(),
+            SortColumn::GpuUtilization => gpu_millionths(job),
+            SortColumn::Energy => job.total(ENERGY),
+            SortColumn::Emissions => job.total(EMISSIONS),
         };
         number.map(SortValue::Number)
     }
@@ -156,14 +237,14 @@ impl Sort {
 }
 
 /// How long a job ran; of one that runs, until now. `None` before its start, and where its end is unknown.
-pub fn duration_ns(record: &Record, now_ns: i64) -> Option<i64> {
-    let until_ns = match record.state {
+pub fn duration_ns(job: &impl Listed, now_ns: i64) -> Option<i64> {
+    let until_ns = match job.state() {
         State::Pending => return None,
-        state if state.is_live() && record.end_ns.is_none() => Some(now_ns),
-        _ => record.end_ns,
+        state if state.is_live() && job.end_ns().is_none() => Some(now_ns),
+        _ => job.end_ns(),
     };
-    let counted = record.totals.get(WALL).filter(|_| !record.state.is_live());
-    counted.or_else(|| Some(until_ns?.saturating_sub(record.start_ns?).max(0)))
+    let counted = job.total(WALL).filter(|_| !job.state().is_live());
+    counted.or_else(|| Some(until_ns?.saturating_sub(job.start_ns()?).max(0)))
 }
 
 /// CPUs that the job was given, or else asked for.
@@ -183,28 +264,28 @@ pub fn gpus(record: &Record) -> Option<i64> {
 }
 
 /// Mean use of its GPUs: a million is one GPU fully used.
-pub fn gpu_millionths(record: &Record) -> Option<i64> {
-    let mean = record.summaries.get(GPU_UTILIZATION)?.mean;
+pub fn gpu_millionths(job: &impl Listed) -> Option<i64> {
+    let mean = job.gpu_utilization()?;
     mean.is_finite().then_some((mean * 1e3) as i64)
 }
 
 /// Cores busy on average.
-pub fn cores_millionths(record: &Record, now_ns: i64) -> Option<i64> {
-    let until_ns = record.as_of_ns.filter(|_| record.state.is_live()).unwrap_or(now_ns);
-    let wall_ns = duration_ns(record, until_ns).filter(|&wall_ns| wall_ns > 0)?;
-    ratio(record.totals.get(CPU)?, wall_ns)
+pub fn cores_millionths(job: &impl Listed, now_ns: i64) -> Option<i64> {
+    let until_ns = job.as_of_ns().filter(|_| job.state().is_live()).unwrap_or(now_ns);
+    let wall_ns = duration_ns(job, until_ns).filter(|&wall_ns| wall_ns > 0)?;
+    ratio(job.total(CPU)?, wall_ns)
 }
 
 /// CPU time used of the CPU time that it was given; the figures of a job on several nodes must be of all of them.
-pub fn efficiency_millionths(record: &Record, now_ns: i64) -> Option<i64> {
-    let cores = match record.covers_all_nodes() && record.totals.get(CPU).is_some() {
-        true => cores_millionths(record, now_ns),
+pub fn efficiency_millionths(job: &impl Listed, now_ns: i64) -> Option<i64> {
+    let cores = match job.covers_all_nodes() && job.total(CPU).is_some() {
+        true => cores_millionths(job, now_ns),
         false => {
-            let wall_ns = duration_ns(record, now_ns).filter(|&wall_ns| wall_ns > 0)?;
-            ratio(record.scheduling.cpu_ns?, wall_ns)
+            let wall_ns = duration_ns(job, now_ns).filter(|&wall_ns| wall_ns > 0)?;
+            ratio(job.scheduler_cpu_ns()?, wall_ns)
         }
     };
-    Some(cores? / cpus(record)?)
+    Some(cores? / job.cpu_count()?)
 }
 
 fn ratio(part: i64, whole: i64) -> Option<i64> {
@@ -273,8 +354,8 @@ impl Unsettled {
 
 impl Cursor {
     /// In a list without another order.
-    pub fn of(record: &Record) -> Cursor {
-        Cursor::at(sort_ns(record), record.key.clone())
+    pub fn of(job: &impl Listed) -> Cursor {
+        Cursor::at(sort_ns(job), job.key().clone())
     }
 
     pub fn at(start_ns: i64, key: JobKey) -> Cursor {
@@ -282,10 +363,10 @@ impl Cursor {
     }
 
     /// In a list with this order.
-    pub fn in_order(record: &Record, order: &Order) -> Cursor {
-        let plain = Cursor::of(record);
-        let sorted = order.sort.map(|sort| order.sorted(sort.value(record, order.as_of_ns)));
-        let unsettled = (order.is_continued && order.is_unsettled(record))
+    pub fn in_order(job: &impl Listed, order: &Order) -> Cursor {
+        let plain = Cursor::of(job);
+        let sorted = order.sort.map(|sort| order.sorted(sort.value(job, order.as_of_ns)));
+        let unsettled = (order.is_continued && order.is_unsettled(job))
             .then(|| Unsettled { shown: String::new(), last: Some((plain.start_ns, plain.key.clone())) })
             .map(Box::new);
         Cursor { sorted: sorted.map(|sorted| Sorted { unsettled, ..sorted }), ..plain }
@@ -369,14 +450,19 @@ impl Order {
         self.as_of_ns.saturating_sub(SETTLED_AFTER_NS)
     }
 
+    /// Whether this is behind the first page of a list by a value that changes.
+    pub fn is_continued(&self) -> bool {
+        self.is_continued
+    }
+
     /// Whether jobs whose values change may come behind this place.
     pub fn has_unsettled(&self, after: &Cursor) -> bool {
         !self.is_continued || after.unsettled().is_some()
     }
 
-    fn is_unsettled(&self, record: &Record) -> bool {
-        matches!(record.state, State::Running | State::Suspended)
-            || record.end_ns.is_some_and(|end_ns| end_ns > self.settled_ns())
+    fn is_unsettled(&self, job: &impl Listed) -> bool {
+        matches!(job.state(), State::Running | State::Suspended)
+            || job.end_ns().is_some_and(|end_ns| end_ns > self.settled_ns())
     }
 
     /// `Less`: `left` comes first.
@@ -399,10 +485,10 @@ impl Order {
     }
 
     /// Whether a job comes behind this one.
-    pub fn is_behind(&self, record: &Record, after: &Cursor) -> bool {
-        let place = Cursor::in_order(record, self);
+    pub fn is_behind(&self, job: &impl Listed, after: &Cursor) -> bool {
+        let place = Cursor::in_order(job, self);
         match (place.unsettled(), after.unsettled()) {
-            (Some(_), Some(begun)) if begun.has_shown(&record.key) => false,
+            (Some(_), Some(begun)) if begun.has_shown(job.key()) => false,
             // From the first page, the settled ones go on.
             (None, Some(_)) if self.is_continued => {
                 self.compare(&place, &after.settled()) == Ordering::Greater
@@ -412,7 +498,7 @@ impl Order {
     }
 
     /// Where a list goes on behind a page that began after `after`. `None` of an empty page.
-    pub fn next(&self, after: Option<&Cursor>, page: &[Record]) -> Option<Cursor> {
+    pub fn next(&self, after: Option<&Cursor>, page: &[impl Listed]) -> Option<Cursor> {
         let place = Cursor::in_order(page.last()?, self);
         Some(match (place.unsettled().and_then(|unsettled| unsettled.last.clone()), after) {
             (Some(last), Some(after)) => {
@@ -427,18 +513,43 @@ impl Order {
     }
 
     /// The place, which is the end of this page, if it is the first.
-    pub fn begun(&self, mut place: Cursor, page: &[Record]) -> Cursor {
+    pub fn begun(&self, mut place: Cursor, page: &[impl Listed]) -> Cursor {
         let changes = self.sort.is_some_and(|sort| sort.column.changes());
         if let Some(sorted) = place.sorted.as_mut().filter(|_| changes && !self.is_continued) {
-            let shown = page.iter().filter(|record| self.is_unsettled(record));
-            let shown = shown.map(|record| mark(&record.key)).collect();
+            let shown = page.iter().filter(|&job| self.is_unsettled(job));
+            let shown = shown.map(|job| mark(job.key())).collect();
             sorted.as_of_ns = self.as_of_ns;
             sorted.unsettled = Some(Box::new(Unsettled { shown, last: None }));
         }
         place
     }
 
-    pub fn sort(&self, records: &mut [Record]) {
+    /// The first of these jobs, which all run, as [`Order::sort`] has them.
+    pub fn first_running<'l, L: Listed>(
+        &self,
+        jobs: impl IntoIterator<Item = &'l L>,
+        count: usize,
+    ) -> Vec<&'l L> {
+        // Behind the first page values do not matter. A cursor for each job, with its texts, would take longer than this.
+        let sort = self.sort.filter(|_| !self.is_continued);
+        let value = |job: &'l L| (sort.and_then(|sort| sort.value(job, self.as_of_ns)), job);
+        let mut places: Vec<(Option<SortValue>, &'l L)> = jobs.into_iter().map(value).collect();
+        let newest_first = |left: &L, right: &L| {
+            rank(sort_ns(right), right.key()).cmp(&rank(sort_ns(left), left.key()))
+        };
+        let compare = |left: &(Option<SortValue>, &L), right: &(Option<SortValue>, &L)| {
+            let by_value = sort.map_or(Ordering::Equal, |sort| sort.compare(left.0.as_ref(), right.0.as_ref()));
+            by_value.then_with(|| newest_first(left.1, right.1))
+        };
+        if count < places.len() {
+            places.select_nth_unstable_by(count, compare);
+            places.truncate(count);
+        }
+        places.sort_unstable_by(compare);
+        places.into_iter().map(|(_, job)| job).collect()
+    }
+
+    pub fn sort(&self, records: &mut [impl Listed]) {
         struct Place(Order, Cursor);
         impl PartialEq for Place {
             fn eq(&self, other: &Place) -> bool {
@@ -456,7 +567,7 @@ impl Order {
                 self.0.compare(&self.1, &other.1)
             }
         }
-        records.sort_by_cached_key(|record| Place(*self, Cursor::in_order(record, self)));
+        records.sort_by_cached_key(|job| Place(*self, Cursor::in_order(job, self)));
     }
 }
 

@@ -443,6 +443,26 @@ impl Log {
         self.jobs_with_id(manager, id, Some(node))
     }
 
+    /// The keys of every node's records of the jobs with this id, or of one node's. The records are not read.
+    pub fn node_job_keys(
+        &self,
+        manager: &str,
+        id: &str,
+        node: Option<&str>,
+    ) -> Result<Vec<NodeJobKey>, StoreError> {
+        let sql = match node {
+            Some(_) => {
+                "SELECT manager, id, node, incarnation, whole FROM told
+                 WHERE manager = ?1 AND id = ?2 AND node = ?3"
+            }
+            None => {
+                "SELECT manager, id, node, incarnation, whole FROM told
+                 WHERE manager = ?1 AND id = ?2 AND ?3 IS NULL ORDER BY node"
+            }
+        };
+        self.rows(sql, params![manager, id, node], node_job_key)
+    }
+
     fn jobs_with_id(&self, manager: &str, id: &str, node: Option<&str>) -> Result<Vec<NodeJob>, StoreError> {
         self.ask(|connection| {
             let of_node = if node.is_some() { "node = ?3" } else { "?3 IS NULL" };

@@ -2,7 +2,7 @@
 
 use met_core::conditions::Conditions;
 use met_core::job::{Record, State};
-use met_core::listing::{Cursor, Order, Sort, id_number, sort_ns};
+use met_core::listing::{Cursor, Listed, Order, Sort, id_number, sort_ns};
 use met_core::member::{ACCOUNTS_MAX, Member};
 
 use crate::sql::{self, Value};
@@ -47,23 +47,34 @@ pub struct Filter {
 
 impl Filter {
     pub fn accepts(&self, record: &Record) -> bool {
-        self.since_ns.is_none_or(|since_ns| sort_ns(record) >= since_ns)
-            && self.after.as_ref().is_none_or(|after| self.order().is_behind(record, after))
-            && self.until_ns.is_none_or(|until_ns| sort_ns(record) < until_ns)
-            && (self.states.is_empty() || self.states.contains(&record.state))
-            && self.uid.is_none_or(|uid| record.uid == Some(uid))
-            && self.user.as_ref().is_none_or(|user| record.user.as_ref() == Some(user))
-            && self.name.as_ref().is_none_or(|name| record.name == *name)
-            && self.manager.as_ref().is_none_or(|manager| record.key.manager == *manager)
+        self.accepts_listed(record)
             && self.pid.is_none_or(|pid| record.has_process(pid))
             && (!self.with_cards || record.state.is_live() || !record.gpus.is_empty())
-            && self.account.as_ref().is_none_or(|account| record.account.as_ref() == Some(account))
-            && self.member.as_ref().is_none_or(|member| member.sees(record))
+            && self.conditions.accept_record(record)
+    }
+
+    /// Whether a job passes all that needs no more than what is [`Listed`]. Who may see it comes first.
+    pub(crate) fn accepts_listed(&self, job: &impl Listed) -> bool {
+        self.uid.is_none_or(|uid| job.uid() == Some(uid))
+            && self.member.as_ref().is_none_or(|member| member.sees_owner(job.user(), job.account()))
+            && self.user.as_ref().is_none_or(|user| job.user() == Some(user))
+            && self.account.as_ref().is_none_or(|account| job.account() == Some(account))
+            && self.since_ns.is_none_or(|since_ns| sort_ns(job) >= since_ns)
+            && self.until_ns.is_none_or(|until_ns| sort_ns(job) < until_ns)
+            && (self.states.is_empty() || self.states.contains(&job.state()))
+            && self.name.as_ref().is_none_or(|name| job.name() == name)
+            && self.manager.as_ref().is_none_or(|manager| job.key().manager == *manager)
             && self
                 .ended_after_ns
-                .is_none_or(|ended_ns| record.end_ns.is_some_and(|end_ns| end_ns > ended_ns))
-            && self.settled_ns.is_none_or(|ended_ns| record.end_ns.is_none_or(|end_ns| end_ns <= ended_ns))
-            && self.conditions.accept(record, self.order().as_of_ns)
+                .is_none_or(|ended_ns| job.end_ns().is_some_and(|end_ns| end_ns > ended_ns))
+            && self.settled_ns.is_none_or(|ended_ns| job.end_ns().is_none_or(|end_ns| end_ns <= ended_ns))
+            && self.conditions.accept_listed(job, self.order().as_of_ns)
+            && self.after.as_ref().is_none_or(|after| self.order().is_behind(job, after))
+    }
+
+    /// Whether a condition needs more than what is [`Listed`] of a job that runs.
+    pub(crate) fn needs_records(&self) -> bool {
+        self.pid.is_some() || self.conditions.need_record()
     }
 
     /// Whether a job is one of the user's or member's.

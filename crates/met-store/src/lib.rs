@@ -34,6 +34,8 @@ mod read_days;
 mod reading;
 mod record;
 mod retention;
+mod running;
+mod running_pages;
 mod salvage;
 #[cfg(test)]
 #[path = "samples_tests.rs"]
@@ -61,6 +63,7 @@ pub use paging::{PROCESS_ROWS, Page};
 pub use query::{Queries, Reader, has_catalogue};
 pub use reactions::{REACTIONS_PER_USER, clear_reactions, put_reactions, reactions, remove_reactions};
 pub use retention::{Goes, Removed, Retained, Retention};
+pub use running::{LiveFigures, LiveJobs, RunningJobs};
 pub use salvage::Salvage;
 pub use store::{Imported, Writer};
 pub use thinning::{Thinning, thin};

@@ -23,7 +23,7 @@ pub struct Page {
 }
 
 /// Rows that are asked for at once where the bytes of an answer are bounded.
-const PAGE_ROWS: usize = 64;
+pub(crate) const PAGE_ROWS: usize = 64;
 /// Rows that are examined at once where all are.
 const EXAMINED_ROWS: usize = 500;
 /// Jobs that are examined for a page of those with a certain process; a multiple of the above.
@@ -77,7 +77,7 @@ impl Queries {
     }
 
     /// The jobs whose values may be others on the next page: those that run, and those that have just ended.
-    fn unsettled(
+    pub(crate) fn unsettled(
         &self,
         filter: &Filter,
         running: Vec<State>,
@@ -104,7 +104,7 @@ impl Queries {
         Ok(jobs)
     }
 
-    fn page_as_stored(&self, filter: &Filter) -> Result<Page, StoreError> {
+    pub(crate) fn page_as_stored(&self, filter: &Filter) -> Result<Page, StoreError> {
         // The inbox first: a job that is imported between the two is then in both and not in neither.
         let mut pending = self.inbox()?;
         let stored = match self.stored_page(filter, &mut pending) {
@@ -269,7 +269,7 @@ impl Queries {
     }
 
     /// The catalogue, if it can be trusted and has a narrow row for every job.
-    fn listed(&self) -> Result<Option<&dyn Sql>, StoreError> {
+    pub(crate) fn listed(&self) -> Result<Option<&dyn Sql>, StoreError> {
         match self.trusted() {
             Ok(Some(catalogue)) => Ok(listed::is_complete(catalogue)?.then_some(catalogue)),
             Ok(None) | Err(StoreError::Damaged { .. }) => Ok(None),
@@ -299,7 +299,7 @@ fn listed_page(sql: &dyn Sql, filter: &Filter, pending: usize) -> Result<Page, S
     Ok(Page { jobs, next })
 }
 
-fn is_running(state: State) -> bool {
+pub(crate) fn is_running(state: State) -> bool {
     matches!(state, State::Running | State::Suspended)
 }
 

@@ -70,6 +70,8 @@ pub struct Reader {
     queries: Queries,
     /// The file that it began with, if it was there.
     file: Option<FileId>,
+    /// It shows the file as it was when this was opened.
+    is_frozen: bool,
     /// While nobody writes: keeps it so.
     _guard: Option<File>,
 }
@@ -98,7 +100,7 @@ impl Reader {
         let file = queries.file();
         match queries.catalogue() {
             // What can be read of it is.
-            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries, file, _guard: None }),
+            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries, file, is_frozen: false, _guard: None }),
             Err(error) => Err(error),
         }
     }
@@ -123,11 +125,22 @@ impl Reader {
     /// As [`Reader::open_with`] for one question, also where there is no space for what SQLite needs to read.
     pub fn open_without_space(state: &Path, backends: &Backends) -> Result<Reader, StoreError> {
         let queries = Queries::new(state, backends)?;
-        if queries.catalogue().is_err_and(|error| error.is_no_space()) {
+        let is_frozen = queries.catalogue().is_err_and(|error| error.is_no_space());
+        if is_frozen {
             let path = state.join(CATALOGUE_FILE);
             let _ = queries.catalogue.set(Box::new(Sqlite::new(open_frozen(&path)?, &path)));
         }
-        Reader::of(queries)
+        Ok(Reader { is_frozen, ..Reader::of(queries)? })
+    }
+
+    /// Whether it answers the next question as one that is opened for it: its file is there and whole, and it sees what
+    /// is written. A connection to another machine may be closed by that.
+    pub fn is_current(&self) -> bool {
+        !self.is_frozen
+            && !self.queries.is_elsewhere()
+            && !self.queries.met_damage()
+            && self.file.is_some()
+            && self.queries.file() == self.file
     }
 
     /// Whether another file has taken the place of the one that this reads, as after a repair: open a new reader.
@@ -189,7 +202,7 @@ impl Queries {
         self.state.join(CATALOGUE_FILE)
     }
 
-    fn file(&self) -> Option<FileId> {
+    pub(crate) fn file(&self) -> Option<FileId> {
         if self.is_elsewhere() { None } else { file_at(&self.catalogue_path()).ok().flatten() }
     }
 

@@ -100,6 +100,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
         latest,
         incompatible: incompatible.clone(),
         gap_ms: GAP_MS,
+        lists: Arc::default(),
     };
     let before =
         |manager: &str| view.ask(|store| Ok(scheduler_answers::before(store, manager))).unwrap_or_default();

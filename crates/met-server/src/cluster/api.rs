@@ -411,6 +411,7 @@ mod tests {
             latest: Latest::default(),
             incompatible: Incompatible::default(),
             gap_ms: 60_000,
+            lists: Default::default(),
         };
         (folder, Arc::new(view))
     }

@@ -34,7 +34,7 @@ pub use publishing::SinksFile;
 pub use senders::Denied;
 use senders::Senders;
 use wholes::Wholes;
-pub(super) use wholes::{part_keys, series_key};
+pub(super) use wholes::{part_keys, part_series, series_key};
 
 use super::latest::Latest;
 

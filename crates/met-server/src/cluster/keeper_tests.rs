@@ -41,6 +41,7 @@ fn start(state: &std::path::Path, nodes: &[&str]) -> (Keeper, ClusterView) {
         latest: keeper.latest().clone(),
         incompatible: Default::default(),
         gap_ms: 60_000,
+        lists: Default::default(),
     };
     (keeper, view)
 }

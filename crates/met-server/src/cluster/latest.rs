@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use met_core::belief;
 use met_core::job::{Emission, JobKey, QualityKind, Record, Summaries, Summary, Totals};
 use met_core::job_table::{
-    GPU_MEMORY, GPU_MEMORY_PEAK, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, PROCESSES_PEAK, PROCESSES_RUNNING,
-    THREADS_PEAK, THREADS_RUNNING,
+    GPU_MEMORY, GPU_MEMORY_PEAK, GPU_UTILIZATION, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, PROCESSES_PEAK,
+    PROCESSES_RUNNING, THREADS_PEAK, THREADS_RUNNING,
 };
+use met_core::listing::FIGURES;
 use met_core::node_health::NodeHealth;
 use met_core::series::Course;
-use met_core::{Across, JOB, Kind, MISSING};
+use met_core::{Across, FastMap, JOB, Kind, MISSING};
+use met_store::LiveFigures;
 use met_wire::batch::Interim;
 
 /// More jobs than any cluster runs at once; later ones have no figures until they end.
@@ -41,7 +43,7 @@ pub struct Latest {
 
 #[derive(Default)]
 struct Inner {
-    jobs: HashMap<JobKey, Sample>,
+    jobs: FastMap<JobKey, Sample>,
     /// The same few words on every node.
     sources: HashSet<Arc<str>>,
     /// Of each node that has something to say.
@@ -178,6 +180,22 @@ impl Latest {
         belief::add_sample(record, last);
     }
 
+    /// The figures of them that lists are filtered and sorted by.
+    pub fn figures(&self, keys: &[JobKey]) -> LiveFigures {
+        let inner = self.lock();
+        let samples: Vec<&Sample> = keys.iter().filter_map(|key| inner.jobs.get(key)).collect();
+        let live: Vec<&LiveTotals> = samples.iter().filter_map(|sample| sample.totals.as_deref()).collect();
+        let is_known = !live.is_empty() && live.len() == keys.len();
+        let peaks = if let ([one], true) = (&live[..], is_known) { Some(&one.peaks) } else { None };
+        let value = |column: usize| total(&samples, column).or_else(|| peaks?.get(column));
+        let utilization = summary_together(&live, GPU_UTILIZATION).filter(|_| is_known);
+        LiveFigures {
+            totals: FIGURES.map(|column| value(column).unwrap_or(MISSING)),
+            gpu_utilization: utilization.map(|utilization| utilization.mean),
+            as_of_ns: mean_time_ns(&samples),
+        }
+    }
+
     /// The same for a part of a job that is no longer seen: its totals are lower bounds. Its last levels are
     /// not totals.
     pub fn leave(&self, key: &JobKey, record: &mut Record) {
@@ -191,6 +209,15 @@ impl Latest {
     }
 }
 
+/// What the parts of a job used together.
+fn total(samples: &[&Sample], column: usize) -> Option<i64> {
+    let cells = samples.iter().map(|sample| sample.cells[column]).filter(|&cell| cell != MISSING);
+    match JOB.columns[column].across {
+        Across::Max => cells.max(),
+        _ => cells.reduce(i64::saturating_add),
+    }
+}
+
 fn totals(
     samples: &[&Sample],
     columns: impl Iterator<Item = usize>,
@@ -198,12 +225,7 @@ fn totals(
 ) -> Totals {
     let mut totals = Totals::default();
     for column in columns {
-        let cells = samples.iter().map(|sample| sample.cells[column]).filter(|&cell| cell != MISSING);
-        let value = match JOB.columns[column].across {
-            Across::Max => cells.max(),
-            _ => cells.reduce(i64::saturating_add),
-        };
-        if let Some(value) = value {
+        if let Some(value) = total(samples, column) {
             let (kind, source) = known(column);
             totals.set(column, value, kind, source);
         }
@@ -230,24 +252,30 @@ fn known_by_all(samples: &[&Sample], column: usize) -> (QualityKind, Cow<'static
     (kinds.into_iter().max().unwrap_or(QualityKind::Sampled), source)
 }
 
-/// Levels of nodes that run at the same time: the mean of a sum is the sum of the means.
 fn summaries_together(totals: &[&LiveTotals]) -> Summaries {
     let mut all = Summaries::default();
-    for (column, definition) in JOB.columns.iter().enumerate() {
-        let known: Vec<&Summary> = totals.iter().filter_map(|totals| totals.summaries.get(column)).collect();
-        // Not of all nodes: of the job nothing is known.
-        if known.is_empty() || known.len() < totals.len() {
-            continue;
+    for column in 0..JOB.columns.len() {
+        if let Some(together) = summary_together(totals, column) {
+            all.set(column, together);
         }
-        let together = |of: fn(&Summary) -> f64| match definition.across {
-            Across::Sum => known.iter().map(|summary| of(summary)).sum(),
-            Across::Max => known.iter().map(|summary| of(summary)).fold(f64::MIN, f64::max),
-            Across::Mean => known.iter().map(|summary| of(summary)).sum::<f64>() / known.len() as f64,
-        };
-        let (mean, min, max) = (together(|of| of.mean), together(|of| of.min), together(|of| of.max));
-        all.set(column, Summary { mean, min, max, p50: None, p95: None });
     }
     all
+}
+
+/// Levels of nodes that run at the same time: the mean of a sum is the sum of the means.
+fn summary_together(totals: &[&LiveTotals], column: usize) -> Option<Summary> {
+    let known: Vec<&Summary> = totals.iter().filter_map(|totals| totals.summaries.get(column)).collect();
+    // Not of all nodes: of the job nothing is known.
+    if known.is_empty() || known.len() < totals.len() {
+        return None;
+    }
+    let together = |of: fn(&Summary) -> f64| match JOB.columns[column].across {
+        Across::Sum => known.iter().map(|summary| of(summary)).sum(),
+        Across::Max => known.iter().map(|summary| of(summary)).fold(f64::MIN, f64::max),
+        Across::Mean => known.iter().map(|summary| of(summary)).sum::<f64>() / known.len() as f64,
+    };
+    let (mean, min, max) = (together(|of| of.mean), together(|of| of.min), together(|of| of.max));
+    Some(Summary { mean, min, max, p50: None, p95: None })
 }
 
 /// Nodes send at different times: what they used together, over the mean of these times, is what they use at once.

@@ -1,20 +1,23 @@
 //! What a server knows, for those who ask: the store, what nodes sent since, and how running jobs stand.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use met_core::cluster_job::together;
 use met_core::job::{JobKey, Record};
 use met_core::series::Course;
 use met_core::{JOB, Table, event, gpu};
 use met_store::cluster::{Log, Node};
-use met_store::{Backends, Filter, Page, Reader, StoreError, device_on};
+use met_store::{
+    Backends, Filter, LiveFigures, LiveJobs, Page, Reader, RunningJobs, StoreError, device_on,
+};
 use met_wire::batch::Subject;
 
 use super::incompatible::Incompatible;
-use super::keeper::{add_waiting, part_keys, series_key};
+use super::keeper::{add_waiting, part_keys, part_series, series_key};
 use super::latest::Latest;
+use super::open_files::OpenFiles;
 
-/// Opens the files for each question: a server that writes is not disturbed.
 #[derive(Clone)]
 pub struct ClusterView {
     pub state: PathBuf,
@@ -22,6 +25,34 @@ pub struct ClusterView {
     pub latest: Latest,
     pub incompatible: Incompatible,
     pub gap_ms: i64,
+    pub lists: Arc<Lists>,
+}
+
+/// What lists share.
+#[derive(Default)]
+pub struct Lists {
+    files: OpenFiles,
+    running: RunningJobs,
+}
+
+/// Jobs that run, as nodes last said of them.
+struct LiveView<'v> {
+    log: &'v Log,
+    latest: &'v Latest,
+}
+
+impl LiveJobs for LiveView<'_> {
+    fn parts(&self, job: &JobKey) -> Result<Vec<JobKey>, StoreError> {
+        part_series(self.log, job)
+    }
+
+    fn figures(&self, parts: &[JobKey]) -> LiveFigures {
+        self.latest.figures(parts)
+    }
+
+    fn complete(&self, parts: &[JobKey], record: &mut Record) {
+        self.latest.complete(parts, record);
+    }
 }
 
 impl ClusterView {
@@ -35,41 +66,58 @@ impl ClusterView {
     }
 
     pub fn all_jobs(&self, filter: &Filter) -> Result<Vec<Record>, StoreError> {
-        self.with_figures(Reader::open_without_space(&self.state, &self.backends)?.jobs(filter)?)
+        self.with_figures(self.ask(|store| store.jobs(filter))?)
     }
 
     /// Some jobs of a list, and what could not be read of it.
     pub fn page(&self, filter: &Filter) -> Result<(Page, Vec<String>), StoreError> {
-        let reader = Reader::open_without_space(&self.state, &self.backends)?;
+        self.lists.files.with_store(self, |reader| {
+            let of_running = self.page_of_running(reader, filter)?;
+            let mut page = match of_running {
+                Some(page) => page,
+                None => self.page_of_records(reader, filter)?,
+            };
+            if !filter.needs_figures() {
+                page.jobs = self.with_figures(page.jobs)?;
+            }
+            Ok((page, reader.take_unreadable()))
+        })
+    }
+
+    /// A page by values that change, without the records of jobs that are not on it.
+    fn page_of_running(&self, reader: &Reader, filter: &Filter) -> Result<Option<Page>, StoreError> {
+        if filter.sort.is_none() && !filter.needs_figures() {
+            return Ok(None);
+        }
+        self.lists.files.with_log(self, |log| {
+            reader.page_of_running(filter, &self.lists.running, &LiveView { log, latest: &self.latest })
+        })
+    }
+
+    fn page_of_records(&self, reader: &Reader, filter: &Filter) -> Result<Page, StoreError> {
         let mut failed = None;
-        let mut page =
-            reader.page_with(filter, |running| match self.with_figures(std::mem::take(running)) {
-                Ok(jobs) => *running = jobs,
-                Err(error) => failed = Some(error),
-            })?;
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        if !filter.needs_figures() {
-            page.jobs = self.with_figures(page.jobs)?;
-        }
-        Ok((page, reader.take_unreadable()))
+        let page = reader.page_with(filter, |running| match self.with_figures(std::mem::take(running)) {
+            Ok(jobs) => *running = jobs,
+            Err(error) => failed = Some(error),
+        })?;
+        failed.map_or(Ok(page), Err)
     }
 
     /// Asks the store something about jobs.
     pub fn ask<T>(&self, question: impl FnOnce(&Reader) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        question(&Reader::open_without_space(&self.state, &self.backends)?)
+        self.lists.files.with_store(self, question)
     }
 
     /// Adds to jobs that run what was last seen of them.
     pub fn with_figures(&self, mut jobs: Vec<Record>) -> Result<Vec<Record>, StoreError> {
         if jobs.iter().any(|record| record.state.is_live()) {
-            let log = Log::open_for_reading(&self.state)?;
-            for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
-                let parts = part_keys(&log, &record.key)?;
-                let keys: Vec<JobKey> = parts.iter().map(|(node, key)| series_key(node, key)).collect();
-                self.latest.complete(&keys, record);
-            }
+            self.lists.files.with_log(self, |log| {
+                let live = LiveView { log, latest: &self.latest };
+                for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
+                    live.complete(&live.parts(&record.key)?, record);
+                }
+                Ok(())
+            })?;
         }
         Ok(jobs)
     }

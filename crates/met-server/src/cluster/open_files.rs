@@ -1,0 +1,84 @@
+//! Files of the server that stay open between questions: to open a database and read its schema takes longer than most
+//! questions. Nothing is locked meanwhile, so a server that writes is not disturbed.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use met_store::cluster::Log;
+use met_store::{Reader, StoreError};
+
+use super::view::ClusterView;
+
+/// As many as answer at once. Each has a cache of a megabyte at most.
+const IDLE_MAX: usize = 4;
+
+#[derive(Default)]
+pub(super) struct OpenFiles {
+    stores: Idle<Reader>,
+    logs: Idle<Log>,
+}
+
+/// What nobody uses now.
+struct Idle<T>(Mutex<Vec<T>>);
+
+impl<T> Default for Idle<T> {
+    fn default() -> Idle<T> {
+        Idle(Mutex::default())
+    }
+}
+
+impl<T> Idle<T> {
+    fn lock(&self) -> MutexGuard<'_, Vec<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Option<T> {
+        self.lock().pop()
+    }
+
+    fn put(&self, one: T) {
+        let mut idle = self.lock();
+        if idle.len() < IDLE_MAX {
+            idle.push(one);
+        }
+    }
+}
+
+impl OpenFiles {
+    /// Asks the store. One that could not answer is opened again by the next question.
+    pub fn with_store<T>(
+        &self,
+        view: &ClusterView,
+        ask: impl FnOnce(&Reader) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let idle = self.stores.take().filter(|reader| reader.is_current());
+        let reader = match idle {
+            Some(reader) => reader,
+            None => Reader::open_without_space(&view.state, &view.backends)?,
+        };
+        let answer = ask(&reader)?;
+        // Day files are removed by others, and their space is free when nobody has them open.
+        reader.close_files();
+        if reader.is_current() {
+            self.stores.put(reader);
+        }
+        Ok(answer)
+    }
+
+    /// The same of what nodes sent.
+    pub fn with_log<T>(
+        &self,
+        view: &ClusterView,
+        ask: impl FnOnce(&Log) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let log = match self.logs.take() {
+            Some(mut log) => {
+                log.refresh()?;
+                log
+            }
+            None => Log::open_for_reading(&view.state)?,
+        };
+        let answer = ask(&log)?;
+        self.logs.put(log);
+        Ok(answer)
+    }
+}
