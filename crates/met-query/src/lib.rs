@@ -7,6 +7,7 @@ pub mod handshake;
 pub mod hidden_io;
 pub mod jobs;
 pub mod live;
+pub mod machine_now;
 pub mod protocol;
 pub mod query;
 pub mod react;

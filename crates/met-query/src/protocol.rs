@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::handshake::Hello;
 use crate::jobs::{JobRef, JobsFilter};
+use crate::machine_now::MachineNow;
 
 /// Bounds what a daemon can make a client hold.
 const REPLY_BYTES_MAX: u32 = 64 << 20;
@@ -421,7 +422,7 @@ pub struct HttpStatus {
 }
 
 /// A node that sends to a server.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeStatus {
     pub name: String,
     pub jobs: usize,
@@ -442,6 +443,9 @@ pub struct NodeStatus {
     /// Its GPUs, and the sources that it cannot read, as of its last batch.
     #[serde(flatten)]
     pub health: NodeHealth,
+    /// What it does, unless it is late.
+    #[serde(flatten)]
+    pub now: MachineNow,
 }
 
 impl NodeStatus {
@@ -640,6 +644,7 @@ mod tests {
         let named = failing_sources(&[once, failing("ipmi", "no answer"), blocked]);
         let node = NodeStatus {
             problem: Some("two machines".to_owned()),
+            now: MachineNow { load: Some(1.5), ..MachineNow::default() },
             health: NodeHealth { gpus: Some(4), failing_sources: named },
             ..NodeStatus::default()
         };

@@ -13,8 +13,8 @@ use met_core::listing::{self, FIGURES, Listed};
 use met_core::{FastMap, MISSING};
 
 use crate::error::StoreError;
-use crate::filter::Filter;
 use crate::file_id::FileId;
+use crate::filter::Filter;
 use crate::reading::{Parts, Stored, rows, select};
 use crate::record::newest_change;
 use crate::sql::{self, Sql};

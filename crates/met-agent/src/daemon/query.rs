@@ -121,6 +121,7 @@ impl Query for Service {
         let running = query::every_job(self, viewer, &query::running())?;
         Ok(vec![NodeStatus {
             health: self.sampling.health(),
+            now: self.sampling.machine_now(),
             name: facts.hostname.clone(),
             jobs: running.iter().filter(|record| record.local.is_some()).count(),
             seen_ns: Some(jobs::now_ns()),

@@ -32,6 +32,7 @@ use crate::sampler::{EventsAsked, Known, Sampled, Sampler};
 use met_config::Config;
 use met_core::energy::EnergyWindow;
 use met_query::live::Live;
+use met_query::machine_now::MachineNow;
 use met_query::protocol::{SourceStatus, failing_sources};
 
 /// The sampler answers between two ticks, which take milliseconds. Something in the machine may hang all the
@@ -345,6 +346,11 @@ impl Sampling {
         let (mut sources, gpus) = self.last_seen.borrow().clone();
         self.watchdog.add_kept_by(&mut sources);
         NodeHealth { gpus, failing_sources: failing_sources(&sources) }.bounded()
+    }
+
+    /// What the machine did at the last tick; unknown while the thread is busy.
+    pub fn machine_now(&self) -> MachineNow {
+        self.glance(|worker| worker.sampler.machine.now()).unwrap_or_default()
     }
 
     /// Whether another thread can and must go on in the place of this one.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use met_core::node::{Freshness, NodeRow, NodeRows};
 use met_core::series::Course;
 use met_host::clock;
+use met_query::machine_now::MachineNow;
 use met_sources::Runner;
 
 use crate::node_series::{NodeCourse, NodeSeries};
@@ -72,6 +73,12 @@ impl Machine {
                 self.rows.take(source.name, batch, source.labels, source.period_ns.max(interval_ns));
             }
         }
+    }
+
+    /// Its levels at the last reading.
+    pub fn now(&self) -> MachineNow {
+        let row = self.rows().find(|(row, _)| std::ptr::eq(row.table, &met_sources::node::TABLE));
+        row.map(|(row, _)| MachineNow::of_row(&row.cells)).unwrap_or_default()
     }
 
     /// What is known of the machine at this moment, and how fresh it is.

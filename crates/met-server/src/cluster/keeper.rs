@@ -21,6 +21,7 @@ use met_core::job::Record;
 pub(super) use met_query::jobs::now_ns;
 use met_sinks::Configured;
 use met_sinks::live::Hub;
+use met_sources::node::TABLE as MACHINE;
 use met_store::cluster::{About, Arrival, Arrived, Kept};
 use met_store::{Backends, Retention, StoreError, Thinning, Writer};
 use met_wire::batch::{NodeBatch, Subject};
@@ -400,6 +401,11 @@ impl Work {
     fn learn(&mut self, group: &[Received]) {
         for Received { node, batch, .. } in group {
             self.wholes.latest.note_health(node, &batch.header.health);
+            for piece in batch.pieces.iter().filter(|piece| piece.table == MACHINE.name) {
+                if let Some(course) = readable(piece, &MACHINE) {
+                    self.wholes.latest.learn_machine(node, &course);
+                }
+            }
             for piece in batch.pieces.iter().filter(|piece| piece.table == JOB.name) {
                 if let Subject::Job(key) = &piece.subject
                     && let Some(course) = readable(piece, &JOB)

@@ -14,6 +14,7 @@ use met_core::listing::FIGURES;
 use met_core::node_health::NodeHealth;
 use met_core::series::Course;
 use met_core::{Across, FastMap, JOB, Kind, MISSING};
+use met_query::machine_now::{CpuAt, MachineNow};
 use met_store::LiveFigures;
 use met_wire::batch::Interim;
 
@@ -48,6 +49,8 @@ struct Inner {
     sources: HashSet<Arc<str>>,
     /// Of each node that has something to say.
     health: HashMap<String, NodeHealth>,
+    /// What each machine did last, and its CPU time then.
+    machines: HashMap<String, (MachineNow, Option<CpuAt>)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -121,7 +124,23 @@ impl Latest {
 
     /// Forgets what other nodes said of themselves: they were expelled, or have been silent for long.
     pub fn keep_health(&self, nodes: &HashSet<String>) {
-        self.lock().health.retain(|node, _| nodes.contains(node));
+        let inner = &mut *self.lock();
+        inner.health.retain(|node, _| nodes.contains(node));
+        inner.machines.retain(|node, _| nodes.contains(node));
+    }
+
+    /// Takes the newest samples of a machine.
+    pub fn learn_machine(&self, node: &str, course: &Course) {
+        let known = &mut self.lock().machines;
+        if known.len() < NODES_MAX || known.contains_key(node) {
+            let before = known.get(node).and_then(|(_, last)| *last);
+            known.insert(node.to_owned(), MachineNow::of(course, before));
+        }
+    }
+
+    /// What a machine did last, as far as it has said so since this server began.
+    pub fn machine(&self, node: &str) -> MachineNow {
+        self.lock().machines.get(node).map(|(now, _)| *now).unwrap_or_default()
     }
 
     /// The same; nothing of a node that has sent nothing since this server began.

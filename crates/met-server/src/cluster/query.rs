@@ -9,6 +9,7 @@ use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, gpu};
 use met_query::jobs::{self, JobRef, JobsFilter};
+use met_query::machine_now::MachineNow;
 use met_query::protocol::NodeStatus;
 use met_query::query::{
     NodeSpan, PAGE_SAMPLES, Query, every_job, find_in, nothing, on_node, running, usage_in, warn_unreadable,
@@ -114,9 +115,11 @@ impl Query for ClusterView {
             None => Vec::new(),
         };
         let now_ns = now_ns();
+        let is_late = |node: &Node| node.seen_ns.is_none_or(|seen_ns| now_ns - seen_ns > LATE_NS);
         let status = |node: Node| NodeStatus {
             jobs: on_node(&running, &node.name),
-            late: node.seen_ns.is_none_or(|seen_ns| now_ns - seen_ns > LATE_NS),
+            late: is_late(&node),
+            now: if is_late(&node) { MachineNow::default() } else { self.latest.machine(&node.name) },
             problem: self.incompatible.of(&node.name),
             health: self.latest.health(&node.name),
             name: node.name,

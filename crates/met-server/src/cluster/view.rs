@@ -8,9 +8,7 @@ use met_core::job::{JobKey, Record};
 use met_core::series::Course;
 use met_core::{JOB, Table, event, gpu};
 use met_store::cluster::{Log, Node};
-use met_store::{
-    Backends, Filter, LiveFigures, LiveJobs, Page, Reader, RunningJobs, StoreError, device_on,
-};
+use met_store::{Backends, Filter, LiveFigures, LiveJobs, Page, Reader, RunningJobs, StoreError, device_on};
 use met_wire::batch::Subject;
 
 use super::incompatible::Incompatible;

@@ -14,7 +14,7 @@ use super::schemas::{list, of, optional, time, with_keys};
 use super::{Asked, Visible};
 use crate::problem::Problem;
 
-pub(super) const NODE: [&str; 12] = [
+pub(super) const NODE: [&str; 15] = [
     "name",
     "jobs",
     "late",
@@ -27,6 +27,9 @@ pub(super) const NODE: [&str; 12] = [
     "problem",
     "seen_ns",
     "gpus",
+    "busy_cores",
+    "load",
+    "memory_used_bytes",
 ];
 /// Jobs in the answer about one node.
 const JOBS_MAX: usize = 500;

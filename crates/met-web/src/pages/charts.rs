@@ -11,7 +11,6 @@ use met_core::text::escape;
 use met_core::{MISSING, Table};
 use met_insight::average;
 use met_insight::resample::{self, Bin};
-use met_sources::node::CPU_BUSY;
 
 use crate::samples::Parts;
 
@@ -382,13 +381,6 @@ pub fn machine(
 /// Whether charts of a machine show something of a table.
 pub fn is_drawn(table: &Table) -> bool {
     met_sources::charts().iter().any(|wanted| wanted.table.name == table.name)
-}
-
-/// Cores of a machine that were busy at its last sample.
-pub fn busy_cores(course: &Course) -> Option<f64> {
-    let combined = resample::combined(course, CPU_BUSY, None);
-    let last = resample::rates(&combined, CPU_BUSY[0], i64::MAX / 2).pop()?;
-    Some(last.value * course.table.columns[CPU_BUSY[0]].scale)
 }
 
 /// Keeps the lines with the highest means, in their order.

@@ -96,8 +96,9 @@ fn facts(site: &Site, node: &NodeStatus, running: usize) -> Markup {
         dl.facts {
             (fact("last seen", html! { (nodes::seen(site, node)) @if node.late { " " span.flag { "late" } } }))
             (fact("jobs", html! { (running) " running" }))
-            @if let Some(cpus) = node.cpus { (fact("CPUs", html! { (cpus) })) }
-            @if let Some(bytes) = node.memory_bytes { (fact("memory", html! { (units::bytes(bytes as f64)) })) }
+            @if node.cpus.is_some() { (fact("CPUs in use", nodes::in_use(node.now.busy_cores, node.cpus, units::cores))) }
+            @if node.memory_bytes.is_some() { (fact("memory in use", nodes::in_use(node.now.memory_used_bytes, node.memory_bytes, units::bytes))) }
+            @if let Some(load) = node.now.load { (fact("load", html! { (units::cores(load)) span.dim { ", average of the last minute" } })) }
             @if let Some(gpus) = node.health.gpus { (fact("GPUs", html! { (gpus) })) }
             @if node.clock_offset_ns.is_some() { (fact("clock off by", nodes::clock(node))) }
             @if node.dropped_samples > 0 { (fact("dropped samples", html! { span.flag { (units::count(node.dropped_samples as f64)) } })) }

@@ -127,8 +127,8 @@ fn list(site: &Site, nodes: &[&NodeStatus]) -> Markup {
         ("Node", "t", true),
         ("State", "t", true),
         ("Jobs", "n", true),
-        ("CPUs", "n", true),
-        ("Memory", "n", true),
+        ("CPUs in use", "n eff", true),
+        ("Memory in use", "n eff", true),
         ("GPUs", "n", has_gpus),
         ("Last seen", "n", true),
         ("Clock off by", "n", has_clock),
@@ -149,6 +149,18 @@ fn list(site: &Site, nodes: &[&NodeStatus]) -> Markup {
     }
 }
 
+/// How much of a machine is used, as far as it is known.
+pub(super) fn in_use(used: Option<f64>, whole: Option<i64>, write: fn(f64) -> String) -> Markup {
+    let whole = whole.map(|whole| whole as f64).filter(|&whole| whole > 0.0);
+    html! {
+        @if let Some((used, whole)) = used.zip(whole) { (layout::bar(used / whole, "plain")) }
+        span {
+            @if let Some(used) = used { (write(used)) } @else { span.unknown { "–" } }
+            @if let Some(whole) = whole { span.dim { " of " (write(whole)) } }
+        }
+    }
+}
+
 fn row(site: &Site, node: &NodeStatus, [has_gpus, has_clock, has_dropped]: [bool; 3]) -> Markup {
     let (word, kind) = condition(node);
     html! {
@@ -161,8 +173,8 @@ fn row(site: &Site, node: &NodeStatus, [has_gpus, has_clock, has_dropped]: [bool
                 }
             }
             td.n role="cell" data-head="Jobs" { (node.jobs) }
-            td.n role="cell" data-head="CPUs" { @if let Some(cpus) = node.cpus { (cpus) } }
-            td.n role="cell" data-head="Memory" { @if let Some(bytes) = node.memory_bytes { (units::bytes(bytes as f64)) } }
+            td.n.eff role="cell" data-head="CPUs in use" { (in_use(node.now.busy_cores, node.cpus, units::cores)) }
+            td.n.eff role="cell" data-head="Memory in use" { (in_use(node.now.memory_used_bytes, node.memory_bytes, units::bytes)) }
             @if has_gpus { td.n role="cell" data-head="GPUs" { @if let Some(gpus) = node.health.gpus { (gpus) } } }
             td.n role="cell" data-head="Last seen" { (seen(site, node)) }
             @if has_clock { td.n role="cell" data-head="Clock off by" { (clock(node)) } }

@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, HashSet};
 use maud::{Markup, html};
 use met_core::job::{Record, State};
 use met_core::job_table as column;
+use met_core::series::Course;
 use met_core::text::escape;
 use met_core::units;
 use met_insight::average;
 use met_query::jobs::JobsFilter;
+use met_query::machine_now::MachineNow;
 use met_query::protocol::NodeStatus;
 use met_query::query::first_jobs;
 use met_sources::node as machine_table;
@@ -193,7 +195,7 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
     // What is free follows from all jobs only.
     let sees_all = visible.viewer.sees_all();
     let is_allocated = sees_all && (held.allocated > 0 || nodes.len() > 1);
-    let machine = parts.map(machine_now).unwrap_or_default();
+    let machine = machines_now(nodes, parts);
     let free_gpus = FreeGpus::of(nodes, live).filter(|_| sees_all);
     html! {
         dl.tiles {
@@ -201,7 +203,7 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
                 (tile("Nodes", &(nodes.len() - late).to_string(), &if late > 0 { format!("{late} late") } else { "all present".to_owned() }, None))
             }
             (tile("Running", &held.running.to_string(), &format!("{} waiting", held.waiting), None))
-            @if let Some(busy) = machine.cores {
+            @if let Some(busy) = machine.busy_cores {
                 @let whole = cpus.max(1) as f64;
                 (tile("CPU in use", &units::percent(busy / whole), &format!("{} of {cpus} cores", units::cores(busy)), Some((busy / whole, "plain"))))
             }
@@ -210,9 +212,10 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
                 @let free = (cpus as f64 - held.cpus).max(0.0).round();
                 (tile("Free CPUs", &format!("{free:.0}"), &format!("of {cpus}; jobs use {}", units::cores(held.cores_used)), Some((held.cpus / cpus as f64, "plain"))))
             }
-            @if let Some((used, total)) = machine.memory {
-                (tile("Memory in use", &units::bytes(used), &format!("of {}", units::bytes(total)), Some((used / total.max(1.0), "plain"))))
-            } @else if memory > 0 {
+            @if let Some(used) = machine.memory_used_bytes.filter(|_| memory > 0) {
+                (tile("Memory in use", &units::bytes(used), &format!("of {}", units::bytes(memory as f64)), Some((used / memory as f64, "plain"))))
+            }
+            @if memory > 0 && (machine.memory_used_bytes.is_none() || is_allocated) {
                 @let (label, value, used) = job_memory(&held, memory as f64, is_allocated, parts.is_some());
                 (tile(label, &units::bytes(value), &format!("of {}", units::bytes(memory as f64)), Some((used / memory as f64, "plain"))))
             }
@@ -239,27 +242,22 @@ fn job_memory(held: &Held, memory_bytes: f64, is_allocated: bool, of_user: bool)
     }
 }
 
-/// The last readings of this machine.
-#[derive(Default)]
-struct MachineNow {
-    cores: Option<f64>,
-    memory: Option<(f64, f64)>,
-    load: Option<f64>,
-}
-
-fn machine_now(parts: &Parts) -> MachineNow {
-    let Some((_, course)) =
-        parts.iter().find(|(_, course)| std::ptr::eq(course.table, &machine_table::TABLE))
-    else {
-        return MachineNow::default();
+/// What the machines do together. One that says nothing leaves the sum unknown; those that are late are left out.
+fn machines_now(nodes: &[NodeStatus], parts: Option<&Parts>) -> MachineNow {
+    let present: Vec<&NodeStatus> = nodes.iter().filter(|node| !node.late).collect();
+    let sum = |of: fn(&MachineNow) -> Option<f64>| {
+        let known: Option<Vec<f64>> = present.iter().map(|node| of(&node.now)).collect();
+        known.filter(|known| !known.is_empty()).map(|known| known.iter().sum::<f64>())
     };
-    let last = |index: usize| {
-        let cell = course.columns[index].iter().rev().find(|&&cell| cell != met_core::MISSING)?;
-        Some(course.table.columns[index].scaled(*cell))
-    };
-    let total = last(machine_table::MEMORY_TOTAL);
-    let used = total.zip(last(machine_table::MEMORY_AVAILABLE)).map(|(total, free)| (total - free, total));
-    MachineNow { cores: charts::busy_cores(course), memory: used, load: last(machine_table::LOAD_1) }
+    let is_sampled = |course: &&Course| std::ptr::eq(course.table, &machine_table::TABLE);
+    let own = parts.and_then(|parts| parts.values().find(is_sampled));
+    let own = own.map(|course| MachineNow::of(course, None).0).unwrap_or_default();
+    MachineNow {
+        busy_cores: own.busy_cores.or_else(|| sum(|now| now.busy_cores)),
+        memory_used_bytes: own.memory_used_bytes.or_else(|| sum(|now| now.memory_used_bytes)),
+        // A sum of loads says nothing.
+        load: own.load.or_else(|| sum(|now| now.load).filter(|_| present.len() == 1)),
+    }
 }
 
 /// What somebody should look at; nothing is said where all is well.
@@ -396,6 +394,17 @@ mod tests {
         (record.state, record.nodes) = (state, vec![node.to_owned()]);
         record.gpus = uuids.iter().map(gpu).collect();
         record
+    }
+
+    #[test]
+    fn what_machines_do_is_their_sum_and_unknown_where_one_says_nothing() {
+        let mut nodes = [node("n1", None, false), node("n2", None, false), node("n3", None, true)];
+        nodes[0].now = MachineNow { busy_cores: Some(1.5), load: Some(2.0), memory_used_bytes: Some(10.0) };
+        assert_eq!(machines_now(&nodes[..1], None), nodes[0].now);
+        assert_eq!(machines_now(&nodes, None), MachineNow::default(), "unknown is not 0");
+        nodes[1].now = MachineNow { busy_cores: Some(2.0), load: Some(1.0), memory_used_bytes: None };
+        let both = MachineNow { busy_cores: Some(3.5), ..MachineNow::default() };
+        assert_eq!(machines_now(&nodes, None), both, "the late one is left out");
     }
 
     #[test]

@@ -1,0 +1,94 @@
+//! What a machine does now, by its last samples.
+
+use met_core::MISSING;
+use met_core::series::Course;
+use met_sources::node::{CPU_BUSY, LOAD_1, MEMORY_AVAILABLE, MEMORY_TOTAL, TABLE};
+use serde::{Deserialize, Serialize};
+
+/// What is unknown is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MachineNow {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_cores: Option<f64>,
+    /// Average of the last minute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<f64>,
+    /// Without what the machine could give to programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_used_bytes: Option<f64>,
+}
+
+/// CPU time of a machine at a sample. How busy it is follows from two of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuAt {
+    time_ms: i64,
+    busy_ns: i64,
+}
+
+impl MachineNow {
+    /// By a row of the table `node`: levels alone.
+    pub fn of_row(cells: &[i64]) -> MachineNow {
+        let level = |index: usize| Some(cells[index]).filter(|&cell| cell != MISSING);
+        let scaled = |index: usize| level(index).map(|cell| TABLE.columns[index].scaled(cell));
+        let used = scaled(MEMORY_TOTAL).zip(scaled(MEMORY_AVAILABLE));
+        let memory_used_bytes = used.map(|(total, available)| (total - available).max(0.0));
+        MachineNow { busy_cores: None, load: scaled(LOAD_1), memory_used_bytes }
+    }
+
+    /// By its samples, and the CPU time before these; with the CPU time at the last one.
+    pub fn of(course: &Course, before: Option<CpuAt>) -> (MachineNow, Option<CpuAt>) {
+        let (mut now, mut earlier, mut last) = (MachineNow::default(), before, before);
+        course.each_row(|time_ms, cells| {
+            let busy = CPU_BUSY.iter().map(|&index| cells[index]);
+            let busy_ns = busy.reduce(|sum, cell| match sum == MISSING || cell == MISSING {
+                true => MISSING,
+                false => sum.saturating_add(cell),
+            });
+            let levels = MachineNow::of_row(cells);
+            (now.load, now.memory_used_bytes) =
+                (levels.load.or(now.load), levels.memory_used_bytes.or(now.memory_used_bytes));
+            if let Some(busy_ns) = busy_ns.filter(|&busy_ns| busy_ns != MISSING) {
+                (earlier, last) = (last, Some(CpuAt { time_ms, busy_ns }));
+            }
+        });
+        let grown = earlier
+            .zip(last)
+            .filter(|(one, other)| other.time_ms > one.time_ms && other.busy_ns >= one.busy_ns);
+        now.busy_cores = grown.map(|(one, other)| {
+            TABLE.columns[CPU_BUSY[0]].scaled(other.busy_ns - one.busy_ns) * 1e3
+                / (other.time_ms - one.time_ms) as f64
+        });
+        (now, last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn course(rows: &[(i64, i64)]) -> Course {
+        let mut course = Course::new(&TABLE);
+        for &(time_ms, cpu_ns) in rows {
+            let mut cells = vec![MISSING; TABLE.columns.len()];
+            CPU_BUSY.iter().for_each(|&index| cells[index] = 0);
+            (cells[CPU_BUSY[0]], cells[MEMORY_TOTAL], cells[MEMORY_AVAILABLE]) = (cpu_ns, 100, 40);
+            course.push(time_ms, &cells);
+        }
+        course
+    }
+
+    #[test]
+    fn how_busy_a_machine_is_follows_from_its_last_two_samples() {
+        let second_ns = 1_000_000_000;
+        let (now, last) =
+            MachineNow::of(&course(&[(1_000, 0), (2_000, 5 * second_ns), (4_000, 8 * second_ns)]), None);
+        assert_eq!((now.busy_cores, now.memory_used_bytes, now.load), (Some(1.5), Some(60.0), None));
+        // The next batch has one sample.
+        let (now, _) = MachineNow::of(&course(&[(6_000, 12 * second_ns)]), last);
+        assert_eq!(now.busy_cores, Some(2.0));
+        let unknown = |rows: &[(i64, i64)], before| MachineNow::of(&course(rows), before).0.busy_cores;
+        assert_eq!(unknown(&[(1_000, 5)], None), None, "one sample says nothing");
+        assert_eq!(unknown(&[(6_000, 5)], last), None, "it has been restarted");
+        assert_eq!(unknown(&[], last), None);
+    }
+}
