@@ -15,3 +15,4 @@ pub mod server_client;
 pub mod setting;
 pub mod unusable;
 pub mod viewer;
+pub mod who;

@@ -46,6 +46,15 @@ impl Viewer {
         }
     }
 
+    /// Whether the viewer sees what a user of this machine runs outside jobs. Accounts are of jobs.
+    pub fn sees_owner(&self, uid: Option<u32>, user: Option<&str>) -> bool {
+        match self {
+            Viewer::Everything => true,
+            Viewer::Uid(own) => uid == Some(*own),
+            Viewer::User { name, .. } => user == Some(name),
+        }
+    }
+
     /// Whether the job is the viewer's own: only its owner may change it.
     pub fn owns(&self, record: &Record) -> bool {
         match self {

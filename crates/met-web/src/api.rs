@@ -27,12 +27,14 @@ use axum::routing::{any, get};
 use met_core::Table;
 use met_core::job::{JobKey, Record};
 use met_core::series::Course;
+use met_host::Host;
 use met_jobs::cgroup_layouts::Layout;
 use met_query::annotate::Annotates;
 use met_query::jobs::{self, JobRef, JobsFilter, Meant};
 use met_query::protocol::NodeStatus;
-use met_query::query::Query;
+use met_query::query::{Query, every_job};
 use met_query::viewer::Viewer;
+use met_query::who::{self, InUse};
 use met_store::Page;
 
 use crate::answers::Answers;
@@ -88,6 +90,8 @@ pub struct Api {
     pub annotates: Arc<dyn Annotates + Send + Sync>,
     /// Reads what jobs wrote; only where this process has the uid of their owner.
     pub output: Option<Arc<dyn Output>>,
+    /// The machine whose processes are shown; a server has none.
+    pub host: Option<Host>,
 }
 
 /// What a job wrote. Paths in a record are those that its owner named: a process with more rights than the owner reads
@@ -112,12 +116,14 @@ pub(crate) struct Visible<'a> {
     pub(crate) query: &'a dyn Query,
     layouts: &'a [Layout],
     pub(crate) output: Option<&'a dyn Output>,
+    pub(crate) host: Option<&'a Host>,
 }
 
 impl<'a> Visible<'a> {
     pub(crate) fn new(viewer: &'a Viewer, api: &'a Api) -> Visible<'a> {
         let output = api.output.as_deref();
-        Visible { viewer, query: api.query.as_ref(), layouts: &api.layouts, output }
+        let (query, layouts, host) = (api.query.as_ref(), &api.layouts, api.host.as_ref());
+        Visible { viewer, query, layouts, output, host }
     }
 
     pub(crate) fn jobs(&self, filter: &JobsFilter) -> Result<(Page, Vec<String>), Problem> {
@@ -141,6 +147,14 @@ impl<'a> Visible<'a> {
 
     pub(crate) fn card_course(&self, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course, Problem> {
         self.query.card_course(self.viewer, key, uuid, after_ms).map_err(|error| Problem::failed(&error))
+    }
+
+    /// Who uses the machine that answers, as far as the viewer may know.
+    pub(crate) fn who(&self) -> Result<InUse, Problem> {
+        let none = || Problem::new(StatusCode::NOT_FOUND, "only the daemon of a machine knows its processes");
+        let host = self.host.ok_or_else(none)?;
+        let running = every_job(self.query, self.viewer, &who::running());
+        Ok(who::look(host, self.viewer, &running.map_err(|error| Problem::failed(&error))?))
     }
 
     pub(crate) fn nodes(&self) -> Result<Vec<NodeStatus>, Problem> {

@@ -122,6 +122,7 @@ fn api(jobs: &Arc<Jobs>, hub: &Arc<Hub>) -> Api {
         live,
         annotates,
         output: None,
+        host: met_host::Host::real().ok(),
     }
 }
 

@@ -42,8 +42,19 @@ use sessions::Sessions;
 const NAME_BYTES_MAX: usize = 128;
 const SECRET_BYTES_MAX: u64 = 4096;
 /// Below these, handlers or the guard find out who asks; for [`crate::listener::Options::own_checks`].
-pub const OWN_CHECKS: &[&str] =
-    &[crate::api::ROOT, "/", "/jobs", "/nodes", "/usage", "/compare", "/assets", "/login", "/logout"];
+pub const OWN_CHECKS: &[&str] = &[
+    crate::api::ROOT,
+    "/",
+    "/jobs",
+    "/nodes",
+    "/usage",
+    "/compare",
+    "/who",
+    "/findings",
+    "/assets",
+    "/login",
+    "/logout",
+];
 
 /// Somebody who proved a name.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,6 +18,7 @@ mod nodes;
 mod now;
 mod plot;
 mod usage;
+mod who;
 
 use std::sync::Arc;
 
@@ -96,6 +97,7 @@ const ROUTES: &[(&str, Maker)] = &[
     ("/nodes/{name}", node::page),
     ("/usage", usage::page),
     ("/compare", compare::page),
+    ("/who", who::page),
 ];
 
 /// The routes, without the base: a caller that has one nests them below it.

@@ -16,6 +16,8 @@ use met_query::viewer::Viewer;
 use met_store::Page;
 use tower_service::Service;
 
+use met_host::Host;
+
 use super::*;
 use crate::api::{Admission, Output, Tail};
 
@@ -151,6 +153,7 @@ fn get_from(jobs: Vec<Record>, from: Option<&str>, path: &str) -> (StatusCode, H
         live: Arc::default(),
         annotates: Arc::new(Unwritable),
         output: Some(Arc::new(Unwritable)),
+        host: Host::real().ok(),
     };
     let pages = Pages { api: Arc::new(api), base: "/".to_owned(), has_logout: true };
     let mut request = Request::builder().uri(path);

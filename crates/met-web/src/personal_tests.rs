@@ -53,6 +53,7 @@ fn listener() -> (Arc<Personal>, Router) {
         live: Arc::default(),
         annotates: Arc::new(Nothing),
         output: None,
+        host: None,
     };
     let router = router(&personal, api);
     (personal, router)

@@ -137,8 +137,16 @@ pub fn router(api: Arc<Api>, layouts: Vec<Layout>) -> Router {
     let admission = Arc::clone(&api.admission);
     let annotates: Arc<dyn Annotates + Send + Sync> = Arc::<Api>::clone(&api);
     let live = Arc::new(met_web::api::Live::new(Arc::clone(api.keeper.hub())));
-    let asked =
-        Arc::new(met_web::api::Api { query, admission, answers, layouts, live, annotates, output: None });
+    let asked = Arc::new(met_web::api::Api {
+        query,
+        admission,
+        answers,
+        layouts,
+        live,
+        annotates,
+        output: None,
+        host: None,
+    });
     let questions = met_web::api::router(Arc::clone(&asked));
     let pages = Arc::new(Pages { api: asked, base: "/".to_owned(), has_logout: true });
     Router::new()

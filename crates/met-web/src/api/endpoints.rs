@@ -195,6 +195,14 @@ pub const ENDPOINTS: &[Endpoint] = &[
         schema: usage::schema,
     },
     Endpoint {
+        path: "/api/v1/who",
+        help: "who uses the machine of a daemon now, by user and process",
+        parameters: &[FORMAT],
+        action: Action::Answer(|visible, _| serde_json::to_value(visible.who()?).map_err(Problem::asked)),
+        table: Table::Rows("users", || places(&USER_NOW)),
+        schema: who_schema,
+    },
+    Endpoint {
         path: "/api/v1/catalogue",
         help: "every table with its columns, units and meanings",
         parameters: &[parameter("table", Kind::Table, "only this table"), FORMAT],
@@ -244,6 +252,7 @@ const PROCESS: [&str; 14] = [
     "read_bytes",
     "written_bytes",
 ];
+const USER_NOW: [&str; 4] = ["user", "processes", "cores", "memory_bytes"];
 const CATALOGUE: [&str; 8] = ["table", "column", "name", "kind", "unit", "metric", "subject", "help"];
 
 /// Columns that have the names of keys.
@@ -376,6 +385,27 @@ pub(super) fn processes_schema() -> Schema {
         .property("end", time())
         .property("cpu_seconds", of(Type::Number));
     with_keys([("processes", list(process.into()))]).into()
+}
+
+pub(super) fn who_schema() -> Schema {
+    let outside = with_keys([("cores", of(Type::Number)), ("memory_bytes", of(Type::Integer))]);
+    let user = with_keys([
+        ("user", optional(Type::String)),
+        ("processes", of(Type::Integer)),
+        ("cores", of(Type::Number)),
+        ("memory_bytes", of(Type::Integer)),
+        ("jobs", list(of(Type::String))),
+        ("outside_jobs", outside.into()),
+    ]);
+    let process = with_keys([
+        ("pid", of(Type::Integer)),
+        ("user", optional(Type::String)),
+        ("job", optional(Type::String)),
+        ("cores", of(Type::Number)),
+        ("memory_bytes", of(Type::Integer)),
+        ("command", list(of(Type::String))),
+    ]);
+    with_keys([("users", list(user.into())), ("processes", list(process.into()))]).into()
 }
 
 pub(super) fn catalogue_schema() -> Schema {

@@ -71,7 +71,10 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     };
     let columns: Vec<&ListColumn> = COLUMNS.iter().filter(|column| SHOWN.contains(&column.name())).collect();
     let content = html! {
-        div.head { div { p.over { "Now" } h1 { (title) } } }
+        div.head {
+            div { p.over { "Now" } h1 { (title) } }
+            @if visible.host.is_some() { nav.quick aria-label="More" { a href=(site.to("who")) { "Who uses this machine" } } }
+        }
         div id="tiles" data-live { (tiles(visible, &nodes, &live, parts.as_ref())) }
         div id="attention" data-live aria-live="polite" {
             @for warning in &warnings { (layout::notice("warn", warning)) }

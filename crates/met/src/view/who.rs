@@ -4,35 +4,13 @@ use std::collections::BTreeSet;
 
 use super::{Paint, Style, text};
 use met_core::units;
-
-/// What a user has running.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct UserUse {
-    pub name: Option<String>,
-    pub processes: u64,
-    pub cores: f64,
-    /// Resident; what processes share is counted in each.
-    pub memory_bytes: u64,
-    pub jobs: BTreeSet<String>,
-    pub outside_cores: f64,
-    pub outside_memory_bytes: u64,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct ProcessUse {
-    pub pid: u32,
-    pub user: Option<String>,
-    pub job: Option<String>,
-    pub cores: f64,
-    pub memory_bytes: u64,
-    pub command: Vec<String>,
-}
+use met_query::who::{InUse, ProcessUse};
 
 /// Less is nothing that anybody notices.
 const IDLE_CORES: f64 = 0.005;
 const JOBS_MAX: usize = 4;
 
-pub fn text(users: &[UserUse], processes: &[ProcessUse], cpus: u32, style: &Style) -> String {
+pub fn text(InUse { users, processes }: &InUse, cpus: u32, style: &Style) -> String {
     let cores: f64 = users.iter().map(|user| user.cores).sum();
     let mut drawn = format!("{} of {cpus} cores busy\n\n", units::cores(cores));
     let name = |name: &Option<String>| text::escape(name.as_deref().unwrap_or("(unknown)"));
@@ -43,7 +21,7 @@ pub fn text(users: &[UserUse], processes: &[ProcessUse], cpus: u32, style: &Styl
             user.processes.to_string(),
             units::cores(user.cores),
             units::bytes(user.memory_bytes as f64),
-            units::cores(user.outside_cores),
+            units::cores(user.outside.cores),
             jobs(&user.jobs),
         ]
     }));
@@ -101,20 +79,20 @@ fn table(rows: &[[String; 6]], right: &[bool; 6], style: &Style) -> String {
 #[cfg(test)]
 mod tests {
     use expect_test::expect;
+    use met_query::who::{Outside, UserUse};
 
     use super::*;
 
     #[test]
     fn jobs_and_what_is_outside_of_them_are_told_apart() {
-        let users = [
+        let users = vec![
             UserUse {
                 name: Some("ada".to_owned()),
                 processes: 3,
                 cores: 1.5,
                 memory_bytes: 3 << 30,
                 jobs: ["12", "13", "14", "15", "16"].map(str::to_owned).into(),
-                outside_cores: 0.25,
-                outside_memory_bytes: 1 << 20,
+                outside: Outside { cores: 0.25, memory_bytes: 1 << 20 },
             },
             UserUse { name: None, processes: 1, ..UserUse::default() },
         ];
@@ -126,8 +104,8 @@ mod tests {
             memory_bytes: 1 << 30,
             command: vec!["python".to_owned(), "a very long name of a script that is cut off.py".to_owned()],
         };
-        let processes = [process(4711, 1.25, Some("12")), process(5, 0.25, None), process(6, 0.0, None)];
-        let drawn = text(&users, &processes, 8, &Style { width: Some(60), ..Style::plain() });
+        let processes = vec![process(4711, 1.25, Some("12")), process(5, 0.25, None), process(6, 0.0, None)];
+        let drawn = text(&InUse { users, processes }, 8, &Style { width: Some(60), ..Style::plain() });
         expect![[r#"
             1.50 of 8 cores busy
 

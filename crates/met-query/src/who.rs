@@ -1,0 +1,209 @@
+//! Who uses a machine now: users and processes, inside jobs and outside.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use met_core::MISSING;
+use met_core::job::{ProcessId, Record, State};
+use met_host::{Host, parse, users};
+use met_jobs::{Members, processes};
+use serde::Serialize;
+
+use crate::jobs::JobsFilter;
+use crate::viewer::Viewer;
+
+/// Over this time the present use of the CPU is measured.
+const LOOK_FOR: Duration = Duration::from_millis(500);
+/// Processes that are shown, the busiest.
+const SHOWN: usize = 10;
+
+/// Those who use most CPU first.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct InUse {
+    pub users: Vec<UserUse>,
+    pub processes: Vec<ProcessUse>,
+}
+
+/// What a user has running.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct UserUse {
+    #[serde(rename = "user")]
+    pub name: Option<String>,
+    pub processes: u64,
+    pub cores: f64,
+    /// Resident; what processes share is counted in each.
+    pub memory_bytes: u64,
+    pub jobs: BTreeSet<String>,
+    #[serde(rename = "outside_jobs")]
+    pub outside: Outside,
+}
+
+/// The part of it that belongs to no job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Outside {
+    pub cores: f64,
+    pub memory_bytes: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ProcessUse {
+    pub pid: u32,
+    pub user: Option<String>,
+    pub job: Option<String>,
+    pub cores: f64,
+    pub memory_bytes: u64,
+    pub command: Vec<String>,
+}
+
+/// The jobs whose processes are told apart.
+pub fn running() -> JobsFilter {
+    JobsFilter { states: vec![State::Running, State::Suspended], ..JobsFilter::default() }
+}
+
+/// Looks at all processes twice. Of others a viewer sees nothing who does not see all jobs.
+pub fn look(host: &Host, viewer: &Viewer, jobs: &[Record]) -> InUse {
+    let (before, begin) = (scan(host), Instant::now());
+    std::thread::sleep(LOOK_FOR);
+    let (after, elapsed_s) = (scan(host), begin.elapsed().as_secs_f64());
+    let labels = labels(host, jobs);
+    let mut found: Vec<ProcessUse> = Vec::new();
+    for (id, seen) in &after {
+        let uid = host.owner(ProcessId { pid: id.0, start_ticks: id.1 });
+        let user = uid.map(|uid| users::name_of(uid).unwrap_or_else(|| uid.to_string()));
+        if !viewer.sees_owner(uid, user.as_deref()) {
+            continue;
+        }
+        // One that began meanwhile used what it has used.
+        let cpu_before = before.get(id).map_or(0, |seen| seen.cpu_ns);
+        found.push(ProcessUse {
+            pid: id.0,
+            user,
+            job: labels.get(id).cloned(),
+            cores: (seen.cpu_ns - cpu_before).max(0) as f64 / 1e9 / elapsed_s,
+            memory_bytes: seen.memory_bytes,
+            command: Vec::new(),
+        });
+    }
+    let users = by_user(&found);
+    found.sort_by(|one, other| {
+        other.cores.total_cmp(&one.cores).then(other.memory_bytes.cmp(&one.memory_bytes))
+    });
+    found.truncate(SHOWN);
+    for process in &mut found {
+        process.command = processes::command_of(host, process.pid);
+    }
+    InUse { users, processes: found }
+}
+
+#[derive(Clone, Copy)]
+struct Seen {
+    cpu_ns: i64,
+    memory_bytes: u64,
+}
+
+type Id = (u32, u64);
+
+/// Every process but the kernel's own threads.
+fn scan(host: &Host) -> BTreeMap<Id, Seen> {
+    let (mut buffer, mut pids) = (Vec::new(), Vec::new());
+    // What cannot be listed cannot be shown.
+    let _ = host.proc_dir().list(&mut buffer, |name, _, _| pids.extend(parse::u32(name)));
+    let tick_ns = 1_000_000_000 / host.facts().ticks_per_second;
+    let mut found = BTreeMap::new();
+    for pid in pids {
+        // A process that ended since the listing is not an error.
+        if host.read_small(format!("/proc/{pid}/stat"), &mut buffer).is_err() {
+            continue;
+        }
+        let Some(stat) = parse::stat(&buffer) else { continue };
+        let cpu_ns = parse::scaled(parse::sum(stat.user_ticks, stat.system_ticks), tick_ns);
+        let (start_ticks, is_kernels) = (stat.start_ticks, pid == 2 || stat.parent_pid == 2);
+        if is_kernels || cpu_ns == MISSING || matches!(stat.state, b'Z' | b'X') {
+            continue;
+        }
+        let mut pages = 0;
+        if host.read_small(format!("/proc/{pid}/statm"), &mut buffer).is_ok() {
+            pages = parse::fields(&buffer).nth(1).and_then(parse::u64).unwrap_or(0);
+        }
+        let memory_bytes = pages.saturating_mul(rustix::param::page_size() as u64);
+        found.insert((pid, start_ticks), Seen { cpu_ns, memory_bytes });
+    }
+    found
+}
+
+/// The innermost job of each process that is in one.
+fn labels(host: &Host, jobs: &[Record]) -> BTreeMap<Id, String> {
+    let mut members = Members::default();
+    let mut sorted: Vec<&Record> = jobs.iter().collect();
+    sorted.sort_by_key(|record| record.start_ns);
+    for (slot, record) in (0..).zip(&sorted) {
+        if let Some(spec) = processes::spec(host, record, slot) {
+            members.add(spec);
+        }
+    }
+    let mut labels = BTreeMap::new();
+    if members.refresh(host).is_ok() {
+        for (slot, record) in (0..).zip(&sorted) {
+            for process in members.processes_of(slot) {
+                labels.insert((process.pid, process.start_ticks), record.label());
+            }
+        }
+    }
+    labels
+}
+
+fn by_user(found: &[ProcessUse]) -> Vec<UserUse> {
+    let mut users: BTreeMap<Option<String>, UserUse> = BTreeMap::new();
+    for process in found {
+        let user = users.entry(process.user.clone()).or_default();
+        user.name.clone_from(&process.user);
+        user.processes += 1;
+        user.cores += process.cores;
+        user.memory_bytes += process.memory_bytes;
+        match &process.job {
+            Some(job) => drop(user.jobs.insert(job.clone())),
+            None => {
+                user.outside.cores += process.cores;
+                user.outside.memory_bytes += process.memory_bytes;
+            }
+        }
+    }
+    let mut users: Vec<UserUse> = users.into_values().collect();
+    users.sort_by(|one, other| {
+        other.cores.total_cmp(&one.cores).then(other.memory_bytes.cmp(&one.memory_bytes))
+    });
+    users
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_sees_own_processes_and_none_of_others() {
+        let host = Host::real().unwrap();
+        let own = rustix::process::getuid().as_raw();
+        let is_there = |seen: &InUse| seen.users.iter().any(|user| user.processes > 0);
+        assert!(is_there(&look(&host, &Viewer::Uid(own), &[])), "this process is there");
+        assert_eq!(look(&host, &Viewer::Uid(4_000_000_000), &[]), InUse::default());
+        assert_eq!(look(&host, &Viewer::user("nobody-of-that-name"), &[]), InUse::default());
+        assert!(is_there(&look(&host, &Viewer::Everything, &[])));
+    }
+
+    #[test]
+    fn what_belongs_to_no_job_is_summed_beside_the_whole() {
+        let process = |job: Option<&str>, cores: f64| ProcessUse {
+            user: Some("ada".to_owned()),
+            job: job.map(str::to_owned),
+            cores,
+            memory_bytes: 10,
+            ..ProcessUse::default()
+        };
+        let [ada] = &by_user(&[process(Some("1"), 2.0), process(None, 0.5), process(Some("1"), 1.0)])[..]
+        else {
+            panic!("one user")
+        };
+        assert_eq!((ada.processes, ada.cores, ada.memory_bytes, ada.jobs.len()), (3, 3.5, 30, 1));
+        assert_eq!(ada.outside, Outside { cores: 0.5, memory_bytes: 10 });
+    }
+}
