@@ -354,5 +354,8 @@ fn window_ns(record: &Record, now_ns: i64) -> (i64, i64) {
 }
 
 #[cfg(test)]
+#[path = "rules/pair_tests.rs"]
+mod pair_tests;
+#[cfg(test)]
 #[path = "rules/tests.rs"]
 mod tests;

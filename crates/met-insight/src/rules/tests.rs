@@ -8,11 +8,11 @@ use crate::report::Machine;
 use crate::sample;
 use crate::series_tests::{Made, made};
 
-const HOUR: i32 = 3600;
-const GIB: i64 = 1 << 30;
+pub(super) const HOUR: i32 = 3600;
+pub(super) const GIB: i64 = 1 << 30;
 
 /// A job of a scheduler with so many CPUs, on a node of 64.
-fn given(made: Made, cpus: i64) -> Made {
+pub(super) fn given(made: Made, cpus: i64) -> Made {
     let mut made = made;
     let scheduled = sample::scheduled();
     (made.record.key, made.record.scheduling) = (scheduled.key, scheduled.scheduling);
@@ -40,7 +40,7 @@ fn names(made: &Made) -> Vec<String> {
     found_of(made).into_iter().map(|finding| finding.rule).collect()
 }
 
-fn gpu(used: Option<f64>, held_s: i32) -> GpuUse {
+pub(super) fn gpu(used: Option<f64>, held_s: i32) -> GpuUse {
     GpuUse {
         utilization: used,
         used_ns: if used == Some(0.0) { 0 } else { i64::from(held_s) * 1_000_000_000 },
@@ -52,7 +52,7 @@ fn gpu(used: Option<f64>, held_s: i32) -> GpuUse {
     }
 }
 
-fn with_gpus(seconds: i32, gpus: Vec<GpuUse>) -> Made {
+pub(super) fn with_gpus(seconds: i32, gpus: Vec<GpuUse>) -> Made {
     let mut made = given(made(seconds).cores(|_| 0.5), 1);
     made.record.allocated.gpus = Some(gpus.len() as i64);
     made.record.gpus = gpus;
@@ -85,7 +85,7 @@ fn a_finding_has_its_numbers_its_remedy_and_its_saving() {
 }
 
 /// A plain `met run`: no scheduler gave it anything.
-fn plain(usable: Option<u32>, cores: f64, waiting: f64) -> Made {
+pub(super) fn plain(usable: Option<u32>, cores: f64, waiting: f64) -> Made {
     let mut made = made(2 * HOUR).cores(move |_| cores).rate(column::RUN_QUEUE_WAIT, move |_| waiting);
     let local = met_core::job::Local::new("", met_core::job::Origin::Run, "/");
     made.record.local = Some(met_core::job::Local { cpus_usable: usable, ..local });
