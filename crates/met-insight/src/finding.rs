@@ -78,16 +78,25 @@ impl Saving {
     }
 
     pub fn plus(&self, other: &Saving) -> Saving {
-        let add = |one: Option<f64>, other: Option<f64>| match (one, other) {
-            (Some(one), Some(other)) => Some(one + other),
+        self.with(other, |one, other| one + other)
+    }
+
+    /// Of two that may save the same.
+    pub fn larger(&self, other: &Saving) -> Saving {
+        self.with(other, f64::max)
+    }
+
+    fn with(&self, other: &Saving, of: fn(f64, f64) -> f64) -> Saving {
+        let both = |one: Option<f64>, other: Option<f64>| match (one, other) {
+            (Some(one), Some(other)) => Some(of(one, other)),
             (one, other) => one.or(other),
         };
         Saving {
-            core_hours: add(self.core_hours, other.core_hours),
-            gpu_hours: add(self.gpu_hours, other.gpu_hours),
-            energy_joules: add(self.energy_joules, other.energy_joules),
-            emissions_grams: add(self.emissions_grams, other.emissions_grams),
-            money: add(self.money, other.money),
+            core_hours: both(self.core_hours, other.core_hours),
+            gpu_hours: both(self.gpu_hours, other.gpu_hours),
+            energy_joules: both(self.energy_joules, other.energy_joules),
+            emissions_grams: both(self.emissions_grams, other.emissions_grams),
+            money: both(self.money, other.money),
         }
     }
 }

@@ -16,6 +16,7 @@ use met_core::reaction::Reaction;
 use met_insight::check::{self, Checked, Look};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
+use met_insight::impact;
 use met_insight::rules::{self, Rules, user};
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
@@ -65,6 +66,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     for sum in user::sums(&records, now_ns).iter().filter(|sum| wanted.contains(&sum.user)) {
         findings.extend(rules::findings_of_user(&rules, sum));
     }
+    let count = records.iter().filter(|record| is_wanted(record)).count();
     let is_cluster = records.iter().any(|record| managers::spans_nodes(&record.key.manager));
     let _sending = (args.send && !args.dry_run).then(|| messages::lock(setting)).transpose()?;
     // What must not be sent again has to be known.
@@ -76,16 +78,25 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     finding::rank(&mut findings);
     if args.send {
         findings.retain(|finding| !handled.is_sent(finding, now_ns));
-        return messages::send(setting, &mut all, &records, findings, args.dry_run);
+    }
+    let impact = args.dry_run.then(|| impact::impact(&findings));
+    if args.send {
+        let summary = impact.map(|impact| impact::words(&impact, count));
+        return messages::send(setting, &mut all, &records, findings, summary.as_deref());
     }
     let hidden: Vec<(Finding, &Reaction)> = hidden
         .into_iter()
         .filter_map(|finding| handled.hides(&finding, now_ns).map(|reaction| (finding, reaction)))
         .collect();
-    let count = records.iter().filter(|record| is_wanted(record)).count();
     let checked = Checked { jobs: count, findings, hidden, followed, with_hidden: args.all };
     if args.json {
-        writeln!(stdout, "{}", check::checked_object(&checked))?;
+        let mut object = check::checked_object(&checked);
+        if let Some(impact) = impact {
+            object["dry_run"] = impact::object(&impact);
+        }
+        writeln!(stdout, "{object}")?;
+    } else if let Some(impact) = impact {
+        stdout.write_all(impact::words(&impact, count).as_bytes())?;
     } else {
         let style = stdout.style();
         stdout.write_all(view::findings::checked(&checked, &style).as_bytes())?;
