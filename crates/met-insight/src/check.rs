@@ -23,7 +23,7 @@ const EARLIER: usize = 20;
 
 /// What a user must have wasted by one rule in a week before it is worth a message.
 const CLUSTER_CORE_HOURS: f64 = 100.0;
-const CLUSTER_GPU_HOURS: f64 = 10.0;
+const CLUSTER_GPU_HOURS: f64 = CLUSTER_CORE_HOURS / finding::GPU_HOUR;
 /// Jobs that a group names, the most worthwhile.
 const NAMED: usize = 5;
 

@@ -42,7 +42,7 @@ pub struct Finding {
     pub why: Vec<Evidence>,
     pub how: String,
     pub saving: Saving,
-    /// Core-hours that the job held, a GPU-hour as ten of them; `None` of a user's sum.
+    /// Core-hours that the job held, GPU-hours by [`GPU_HOUR`]; `None` of a user's sum.
     pub held_core_hours: Option<f64>,
     /// The least coverage of its numbers over the window; 1 is all of it.
     pub coverage: f64,
@@ -68,8 +68,8 @@ pub struct Saving {
     pub money: Option<f64>,
 }
 
-/// What an hour of a GPU is worth in hours of a core where only one number can rank.
-const GPU_HOUR: f64 = 20.0;
+/// What an hour of a GPU is worth in hours of a core where only one number can rank, and in gates.
+pub const GPU_HOUR: f64 = 10.0;
 
 impl Saving {
     /// For ranking only.

@@ -340,12 +340,11 @@ fn told(
 
 /// What a job took from others, for the gates of a cluster.
 fn held_core_hours(job: &Job<'_>) -> f64 {
-    const GPU_HOUR: f64 = 10.0;
     let record = job.record;
     let hours = average::wall_ns(record, job.now_ns).map_or(0.0, |ns| ns as f64 / 3.6e12);
     let cpus = record.allocated.cpus.or(record.requested.cpus).map(|cpus| cpus as f64);
     let cores = cpus.or_else(|| average::cores(record, job.now_ns)).unwrap_or(0.0);
-    (cores + GPU_HOUR * crate::gpu::count(record) as f64) * hours
+    (cores + finding::GPU_HOUR * crate::gpu::count(record) as f64) * hours
 }
 
 fn window_ns(record: &Record, now_ns: i64) -> (i64, i64) {

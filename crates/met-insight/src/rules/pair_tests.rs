@@ -35,7 +35,7 @@ const PAIRS: &[Pair] = &[
     ("gpus_unused", second_gpu_use, 0.0, 0.01),
     ("gpu_waits_for_cpu", gpu_use_beside_busy_cores, 0.59, 0.61),
     ("gpu_low", gpu_use, 0.24, 0.26),
-    ("gpu_too_large", gpu_compute_units, 0.07, 0.08),
+    ("gpu_too_large", gpu_compute_units, 0.17, 0.19),
     ("gpu_small_kernels", gpu_power, 0.29, 0.31),
     ("serial_on_many", busy_of_16, 1.05, 1.15),
     ("cpu_low", busy_of_16, 6.3, 6.5),

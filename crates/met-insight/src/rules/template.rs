@@ -5,7 +5,8 @@ use met_core::units;
 use super::condition::{self, Expr, Type};
 use super::evaluate::{Evaluation, Subject};
 use super::fields::Shown;
-use crate::answers::directives;
+use crate::answers::{Job, directives};
+use crate::gpu;
 use crate::report::Measure;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -22,8 +23,8 @@ enum Part {
 }
 
 const DIRECTIVE: &str = "directive_";
-/// `one_core` is that of CPUs where it is for one.
-const DIRECTIVES: [&str; 5] = ["memory", "cpus", "one_core", "time", "gpus"];
+/// `one_core` is that of CPUs where it is for one, `gpu_part` the size of a MIG instance.
+const DIRECTIVES: [&str; 6] = ["memory", "cpus", "one_core", "time", "gpus", "gpu_part"];
 const MEASURES: [(&str, Measure); 7] = [
     ("share", Measure::Share),
     ("bytes", Measure::Bytes),
@@ -67,17 +68,24 @@ impl Template {
                 Part::Number(expr, measure) => text.push_str(&written(evaluation.number(expr)?, *measure)),
                 Part::Directive(resource) => {
                     let Subject::Job(job) = subject else { return None };
-                    let mut known = directives::directives(job).into_iter();
-                    let found = known.find(|it| match resource.as_str() {
-                        "one_core" => it.resource == "cpus" && it.value == 1.0,
-                        resource => it.resource == resource,
-                    })?;
-                    text.push_str(&found.text);
+                    text.push_str(&directive(job, resource)?);
                 }
             }
         }
         Some(text)
     }
+}
+
+fn directive(job: &Job<'_>, resource: &str) -> Option<String> {
+    if resource == "gpu_part" {
+        return gpu::part_words(job.record);
+    }
+    let mut known = directives::directives(job).into_iter();
+    let found = known.find(|it| match resource {
+        "one_core" => it.resource == "cpus" && it.value == 1.0,
+        resource => it.resource == resource,
+    })?;
+    Some(found.text)
 }
 
 fn number(inner: &str) -> Result<Part, String> {

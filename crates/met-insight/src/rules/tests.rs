@@ -69,6 +69,16 @@ fn the_built_in_rules_are_valid() {
 }
 
 #[test]
+fn an_hour_of_a_gpu_weighs_the_same_everywhere() {
+    let weight = |core_hours, gpu_hours| Saving { core_hours, gpu_hours, ..Saving::default() }.weight();
+    assert_eq!(weight(None, Some(1.0)), weight(Some(finding::GPU_HOUR), None));
+    let gates = Gates::default();
+    assert_eq!(gates.gpu_hours * finding::GPU_HOUR, gates.core_hours);
+    let held = with_gpus(HOUR, vec![gpu(Some(0.0), HOUR)]);
+    assert_eq!(found_of(&held)[0].held_core_hours, Some(1.0 + finding::GPU_HOUR));
+}
+
+#[test]
 fn a_finding_has_its_numbers_its_remedy_and_its_saving() {
     let serial = given(made(2 * HOUR).cores(|_| 1.0), 16);
     let found = found_of(&serial);
@@ -106,6 +116,11 @@ fn who_was_given_no_cpus_can_have_too_many_threads_and_leaves_none_unused() {
     assert_eq!(names(&plain(Some(64), 0.01, 0.0)), none(), "it slept");
     assert_eq!(names(&plain(Some(2), 2.0, 14.0)), ["oversubscribed"]);
     assert_eq!(found_of(&plain(Some(2), 2.0, 14.0))[0].what, "16 threads were runnable, on 2 cores");
+    let how = |made: &Made| found_of(made)[0].how.clone();
+    assert!(how(&plain(Some(2), 2.0, 14.0)).ends_with(": OMP_NUM_THREADS=2 if it is one"));
+    let mut ranks = given(plain(None, 16.0, 48.0), 16);
+    ranks.record.allocated.tasks = Some(4);
+    assert_eq!(how(&ranks), "start as many threads as cores: OMP_NUM_THREADS=4 in each task");
     assert_eq!(names(&plain(None, 2.0, 14.0)), none(), "without a mask, on a machine of 64");
     assert_eq!(names(&plain(Some(4), 2.0, 14.0)), none(), "others have half of its cores");
     assert_eq!(names(&given(plain(Some(2), 2.0, 14.0), 16)), none(), "what it was given counts");
@@ -271,7 +286,9 @@ fn a_smaller_gpu_must_have_the_memory_and_the_compute_units() {
         names(&with_gpus(HOUR, vec![gpu])).contains(&"gpu_too_large".to_owned())
     };
     assert!(of(0.5, 0.05, 10));
-    assert!(!of(0.5, 0.05, 20), "a seventh of the GPU has an eighth of its memory");
+    assert!(of(0.5, 0.05, 50), "three slices have half of its memory");
+    assert!(!of(0.5, 0.05, 60), "with room it needs more than that");
+    assert!(!of(0.5, 0.2, 10), "with room it needs more than three of seven slices");
     assert!(!of(0.1, 0.1, 10), "it is busy seldom, with all its compute units");
 }
 
@@ -290,7 +307,11 @@ fn a_part_of_a_gpu_is_judged_by_itself() {
     assert_eq!(names(&with_gpus(HOUR, vec![part(None)])), none(), "MIG instances have no utilization");
     assert_eq!(names(&with_gpus(HOUR, vec![part(Some(0.9))])), none());
     let small = GpuUse { sm_activity: Some(0.05), ..gpu(Some(0.5), HOUR) };
-    assert_eq!(names(&with_gpus(HOUR, vec![small.clone()])), ["gpu_too_large"]);
+    let found = found_of(&with_gpus(HOUR, vec![small.clone()]));
+    assert_eq!(found[0].how, "a MIG instance would do: 1g (1 of 7 slices, 17.5 GiB), or a smaller GPU");
+    assert_eq!(found[0].saving.gpu_hours.map(|hours| hours.round()), Some(1.0), "six sevenths of it");
+    let whole = GpuUse { name: "NVIDIA L40S".to_owned(), ..small.clone() };
+    assert_eq!(found_of(&with_gpus(HOUR, vec![whole]))[0].how, "a smaller GPU would do");
     let small_part = GpuUse { parent: Some("GPU-whole".to_owned()), ..small };
     assert_eq!(names(&with_gpus(HOUR, vec![small_part])), none(), "it is small already");
 }
