@@ -12,13 +12,17 @@
 
 mod bootstrap;
 mod bounds;
+mod ceilings;
 mod fit;
+mod object;
 mod plan;
 
 use std::collections::BTreeMap;
 
 pub use bounds::{Bounds, bounds, size};
+pub use ceilings::{CeilingFrom, Ceilings, Headroom};
 pub use fit::Model;
+pub use object::object;
 pub use plan::{Fit, Plan, Power, Prediction, System, Wishes, plan, power, run};
 
 /// One run: its size (workers, cores, ranks) and its time.

@@ -17,6 +17,8 @@ pub struct System {
     /// `nvidia`, `amd`, `intel`.
     pub gpu_maker: Option<String>,
     pub gpu_memory_bytes: Option<u64>,
+    /// Bytes per second from and to storage.
+    pub storage_rate: Option<f64>,
     pub core_hour: Option<f64>,
     pub gpu_hour: Option<f64>,
 }
