@@ -10,7 +10,7 @@ mod outlook;
 mod template;
 pub mod user;
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use met_core::job::Record;
 use met_core::job_table as column;
@@ -20,6 +20,7 @@ use crate::answers::Job;
 use crate::average;
 use crate::finding::{self, Evidence, Finding, Saving, Severity};
 use crate::lineage::lineage;
+use crate::scale::System;
 use condition::Expr;
 pub(crate) use evaluate::Memo;
 use evaluate::{Evaluation, Subject};
@@ -33,6 +34,8 @@ const BUILT_IN: &str = include_str!("rules/built_in.yaml");
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rules {
     pub rules: Vec<Rule>,
+    /// Machines that jobs could move to, which remedies name.
+    pub systems: Arc<[System]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

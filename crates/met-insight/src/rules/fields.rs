@@ -209,6 +209,11 @@ pub static FIELDS: &[Field] = &[
         let coverage = profile.coverage(samples.course, column::CPU, samples.gap_ms);
         Some(Fact::sampled(profile.idle_tail_s()?, coverage))
     }),
+    later("processes_left", Measure::Count, "processes alive in its last sample", SAMPLED, |job| {
+        let counts = &job.samples()?.course.columns[column::PROCESSES_RUNNING];
+        let last = counts.iter().rev().find(|&&count| count != met_core::MISSING)?;
+        Some(Fact::sampled(*last as f64, sampled_coverage(job, column::PROCESSES_RUNNING)?))
+    }),
     job("memory_held", Measure::Bytes, "memory that it was given, on each node", |job| {
         let bytes = job.record.allocated.memory_bytes.or(job.record.requested.memory_bytes)?;
         Some(Fact::of_request(bytes as f64 / job.record.allocated.nodes.unwrap_or(1).max(1) as f64))

@@ -37,6 +37,7 @@ const PAIRS: &[Pair] = &[
     ("gpu_low", gpu_use, 0.24, 0.26),
     ("gpu_too_large", gpu_compute_units, 0.17, 0.19),
     ("gpu_small_kernels", gpu_power, 0.29, 0.31),
+    ("cores_per_gpu", cores_beside_a_gpu, 25.0, 23.0),
     ("serial_on_many", busy_of_16, 1.05, 1.15),
     ("cpu_low", busy_of_16, 6.3, 6.5),
     ("oversubscribed", waiting_threads, 2.1, 1.9),
@@ -47,10 +48,13 @@ const PAIRS: &[Pair] = &[
     ("time_limit_excess", limit_in_runs, 4.1, 3.9),
     ("idle_tail", idle_share_at_the_end, 0.22, 0.17),
     ("deadweight", idle_hours_while_running, 2.1, 1.9),
+    ("zombies", processes_left, 3.0, 5.0),
     ("small_io", calls, 5100.0, 4900.0),
+    ("kernel_calls", kernel_share, 0.51, 0.49),
     ("many_children", children, 51.0, 49.0),
     ("node_imbalance", second_node, 0.39, 0.41),
     ("cpu_hog_on_gpu_node", pressure_of_others, 0.11, 0.09),
+    ("crowds_others", cores_of_a_shared_machine, 40.0, 38.0),
     ("many_tiny_jobs", tiny_jobs, 500.0, 499.0),
     ("cores_unused", use_of_a_week, 0.29, 0.31),
     ("gpus_idle", gpu_use_of_a_week, 0.14, 0.16),
@@ -147,6 +151,38 @@ fn idle_hours_while_running(hours: f64) -> Case {
     let mut made = given(made(5 * HOUR).cores(move |second| if second < begin { 8.0 } else { 0.0 }), 8);
     made.record.state = State::Running;
     job(made)
+}
+
+fn processes_left(count: f64) -> Case {
+    let begin = 2 * HOUR;
+    let made = made(3 * HOUR).cores(move |second| if second < begin { 8.0 } else { 0.0 });
+    let running = move |second: i32| if second < begin { 9.0 } else { count };
+    let mut made = given(made.level(column::PROCESSES_RUNNING, running), 8);
+    made.record.state = State::Running;
+    job(made)
+}
+
+fn kernel_share(share: f64) -> Case {
+    let mut made = made(HOUR).cores(|_| 1.0).rate(column::CPU_SYSTEM, move |_| share);
+    for index in [column::READ_CALLS, column::WRITE_CALLS, column::READ_CALL, column::WRITE_CALL] {
+        made = made.rate(index, |_| 10.0);
+    }
+    for index in [column::PAGE_FAULTS_MINOR, column::SWITCHES_VOLUNTARY] {
+        made = made.rate(index, |_| 1.0);
+    }
+    job(made)
+}
+
+/// One of four GPUs of a node with 64 cores.
+fn cores_beside_a_gpu(cpus: f64) -> Case {
+    let mut made = given(made(2 * HOUR).cores(|_| 4.0), cpus as i64);
+    (made.record.allocated.gpus, made.record.gpus) = (Some(1), vec![gpu(Some(0.9), 2 * HOUR)]);
+    Case::Job(Box::new(made), Around { node_gpus: Some(4), ..Around::default() })
+}
+
+fn cores_of_a_shared_machine(cores: f64) -> Case {
+    let made = made(2 * HOUR).cores(move |_| cores);
+    Case::Job(Box::new(made), Around { pressure: Some(0.3), ..Around::default() })
 }
 
 fn calls(per_second: f64) -> Case {

@@ -6,8 +6,8 @@ use super::condition::{self, Expr, Type};
 use super::evaluate::{Evaluation, Subject};
 use super::fields::Shown;
 use crate::answers::{Job, directives};
-use crate::gpu;
 use crate::report::Measure;
+use crate::{gpu, scale};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template {
@@ -23,8 +23,9 @@ enum Part {
 }
 
 const DIRECTIVE: &str = "directive_";
-/// `one_core` is that of CPUs where it is for one, `gpu_part` the size of a MIG instance.
-const DIRECTIVES: [&str; 6] = ["memory", "cpus", "one_core", "time", "gpus", "gpu_part"];
+/// `one_core` is that of CPUs where it is for one; `smaller_gpu` and `without_gpus` say where it would fit: in a MIG
+/// instance or on one of the configured systems.
+const DIRECTIVES: [&str; 7] = ["memory", "cpus", "one_core", "time", "gpus", "smaller_gpu", "without_gpus"];
 const MEASURES: [(&str, Measure); 7] = [
     ("share", Measure::Share),
     ("bytes", Measure::Bytes),
@@ -77,8 +78,15 @@ impl Template {
 }
 
 fn directive(job: &Job<'_>, resource: &str) -> Option<String> {
-    if resource == "gpu_part" {
-        return gpu::part_words(job.record);
+    match resource {
+        "smaller_gpu" => {
+            let system = scale::with_smaller_gpus(job.record, job.systems).map(|system| system.name.clone());
+            let part = gpu::part_words(job.record).map(|part| format!("a MIG instance {part}"));
+            let places: Vec<String> = part.into_iter().chain(system).collect();
+            return (!places.is_empty()).then(|| places.join(", or "));
+        }
+        "without_gpus" => return Some(scale::without_gpus(job.record, job.systems)?.name.clone()),
+        _ => {}
     }
     let mut known = directives::directives(job).into_iter();
     let found = known.find(|it| match resource {

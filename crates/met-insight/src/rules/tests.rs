@@ -308,7 +308,7 @@ fn a_part_of_a_gpu_is_judged_by_itself() {
     assert_eq!(names(&with_gpus(HOUR, vec![part(Some(0.9))])), none());
     let small = GpuUse { sm_activity: Some(0.05), ..gpu(Some(0.5), HOUR) };
     let found = found_of(&with_gpus(HOUR, vec![small.clone()]));
-    assert_eq!(found[0].how, "a MIG instance would do: 1g (1 of 7 slices, 17.5 GiB), or a smaller GPU");
+    assert_eq!(found[0].how, "less would do: a MIG instance 1g (1 of 7 slices, 17.5 GiB)");
     assert_eq!(found[0].saving.gpu_hours.map(|hours| hours.round()), Some(1.0), "six sevenths of it");
     let whole = GpuUse { name: "NVIDIA L40S".to_owned(), ..small.clone() };
     assert_eq!(found_of(&with_gpus(HOUR, vec![whole]))[0].how, "a smaller GPU would do");
@@ -420,6 +420,26 @@ fn a_job_on_an_idle_machine_does_not_hog_it() {
     assert!(hogs(&busy(0.5), Some(0.5)));
     assert!(!hogs(&busy(0.5), Some(0.0)), "its own threads waited for each other");
     assert!(!hogs(&busy(0.5), None), "it was alone");
+}
+
+#[test]
+fn a_remedy_names_a_configured_system_that_fits() {
+    let made = made(2 * HOUR).cores(|_| 60.0).level(column::MEMORY_NEEDED, |_| 4.0 * GIB as f64);
+    let made = given(made, 60);
+    let how = |cores: u64| {
+        let fox = crate::scale::System {
+            name: "fox".to_owned(),
+            cores,
+            memory_bytes: Some(256 << 30),
+            ..crate::scale::System::default()
+        };
+        let systems = [fox];
+        let job =
+            Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).beside(Some(4), Some(0.5));
+        findings(Rules::built_in(), &job.among(&systems).sampled(made.samples()))[0].how.clone()
+    };
+    assert_eq!(how(128), "move it to fox");
+    assert_eq!(how(32), "move it to a machine without GPUs", "it has too few cores");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use met_core::units;
 
 use super::System;
 use crate::answers::Job;
+use crate::report::Measure;
 use crate::{average, gpu};
 
 /// A shorter job says nothing of a rate that lasts.
@@ -57,7 +58,7 @@ pub struct Headroom {
     pub used: f64,
     pub ceiling: f64,
     pub from: CeilingFrom,
-    written: fn(f64) -> String,
+    measure: Measure,
 }
 
 impl Headroom {
@@ -66,7 +67,11 @@ impl Headroom {
     }
 
     pub fn words(&self) -> String {
-        let [used, of] = [self.used, self.ceiling].map(self.written);
+        let [used, of] = [self.used, self.ceiling].map(|value| match self.measure {
+            Measure::Bytes => units::bytes(value),
+            Measure::BytesPerSecond => units::bytes_per_second(value),
+            _ => units::cores(value),
+        });
         let share = units::percent(self.share());
         format!("{}: {used} of {of}{} ({share})", self.resource, self.from.words())
     }
@@ -148,17 +153,17 @@ pub(super) fn headroom(job: &Job<'_>, cores: f64, size: f64, ceilings: &Ceilings
         share(one).total_cmp(&share(other))
     });
     let (gpu_used, gpu_of) = fullest.unzip();
-    let of = |resource, used: Option<f64>, of: Option<(f64, CeilingFrom)>, written| {
+    let of = |resource, used: Option<f64>, of: Option<(f64, CeilingFrom)>, measure| {
         let ((used, (ceiling, from)), resource) = (used.zip(of)?, resource);
-        Some(Headroom { resource, used, ceiling, from, written })
+        Some(Headroom { resource, used, ceiling, from, measure })
     };
     let machine = |value: Option<f64>| value.map(|value| (value, CeilingFrom::Machine));
     [
-        of("cores", Some(cores), of_cores, units::cores),
-        of("memory", average::memory_needed_peak(record), of_memory, units::bytes),
-        of("storage", storage_rate(record, job.now_ns), ceilings.storage.clone(), units::bytes_per_second),
-        of("GPUs", gpu::computing(record), of_gpus.map(|held| (held, CeilingFrom::Given)), units::cores),
-        of("GPU memory", gpu_used, machine(gpu_of), units::bytes),
+        of("cores", Some(cores), of_cores, Measure::Cores),
+        of("memory", average::memory_needed_peak(record), of_memory, Measure::Bytes),
+        of("storage", storage_rate(record, job.now_ns), ceilings.storage.clone(), Measure::BytesPerSecond),
+        of("GPUs", gpu::computing(record), of_gpus.map(|held| (held, CeilingFrom::Given)), Measure::Cards),
+        of("GPU memory", gpu_used, machine(gpu_of), Measure::Bytes),
     ]
     .into_iter()
     .flatten()

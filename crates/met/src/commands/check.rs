@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io::Write;
 use std::path::Path;
 
-use super::{Machines, export, list, messages};
+use super::{Machines, export, list, messages, scale};
 use crate::cli::{CheckArgs, FilterArgs};
 use crate::output;
 use crate::view;
@@ -31,7 +31,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         stdout.write_all(view::findings::fields(&stdout.style()).as_bytes())?;
         return Ok(0);
     }
-    let rules = rules(args.rules.as_deref())?;
+    let rules = rules(setting, args.rules.as_deref())?;
     let since = args.since.clone().unwrap_or_else(|| SINCE.to_owned());
     let filter = FilterArgs { since: Some(since), user: args.user.clone(), ..FilterArgs::default() };
     // The sums of a user are compared with those of others.
@@ -110,9 +110,13 @@ fn shortest_ns(rules: &Rules) -> i64 {
     lengths.min().unwrap_or(SHORTEST_NS)
 }
 
-/// The rules of a file, or those built in.
-pub fn rules(path: Option<&Path>) -> Result<Rules> {
-    let Some(path) = path else { return Ok(Rules::built_in().clone()) };
+/// The rules of a file, or those built in, with the machines of the configuration.
+pub fn rules(setting: &Setting, path: Option<&Path>) -> Result<Rules> {
+    let rules = path.map_or_else(|| Ok(Rules::built_in().clone()), of_file)?;
+    Ok(Rules { systems: scale::systems(setting).into(), ..rules })
+}
+
+fn of_file(path: &Path) -> Result<Rules> {
     let shown = path.display();
     let text = met_host::text_file::read(path)
         .map_err(|error| Failure::usage(format!("cannot read {shown}: {error}")))?;

@@ -100,7 +100,7 @@ fn beside(all: &mut AllJobs, record: &Record) -> Result<Vec<Record>> {
 }
 
 /// The machines of the configuration.
-fn systems(setting: &Setting) -> Vec<System> {
+pub(super) fn systems(setting: &Setting) -> Vec<System> {
     let configured = setting.config.systems.iter();
     let system = configured.map(|of| System {
         name: of.name.clone(),
