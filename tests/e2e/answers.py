@@ -84,14 +84,62 @@ def a_given_lineage_makes_runs_of_two_commands_alike(world):
     check("--lineage" in refused.err, refused.err)
 
 
+#: Steps of which a share is done by one worker and the rest by all. A step waits instead of computing: how long it takes
+#: does not depend on what else the machine does.
+SCALED = """
+import os, sys, time
+workers, serial, steps = int(sys.argv[1]), float(sys.argv[2]), 40
+def work(count):
+    for _ in range(count):
+        time.sleep(0.05)
+alone = round(steps * serial)
+work(alone)
+children = []
+for _ in range(workers):
+    child = os.fork()
+    if child == 0:
+        work((steps - alone) // workers)
+        os._exit(0)
+    children.append(child)
+for child in children:
+    os.waitpid(child, 0)
+"""
+
+
+@test
+def a_known_serial_share_is_in_the_interval_or_nothing_is_said(world):
+    path = os.path.join(world.me.home, "scaled.py")
+    with open(path, "w") as file:
+        file.write(SCALED)
+    for number, serial in enumerate((0, 0.1, 0.5)):
+        for workers in (1, 1, 2, 2):
+            runs(world, "python3", path, str(workers), str(serial))
+        jobs = [str(4 * number + run) for run in range(1, 5)]
+        scaled = world.met("scale", *jobs, "--sizes", "1,1,2,2", "--json").ok().json()
+        if scaled["scaling"] is None:
+            check(serial < 0.5 and scaled["cannot_tell"]["why"], f"nothing contradicts {serial}: {scaled}")
+            continue
+        # The start of the program is not divided among workers: it is serial, too.
+        wall = min(world.met("show", job, "--json").ok().json()["totals"]["wall_seconds"] for job in jobs[:2])
+        most = (serial * 2 + wall - 2) / wall
+        share = scaled["scaling"]["serial_ratio"]
+        check(share["low"] <= most and serial <= share["high"], f"{serial} to {most}: {share}")
+        equal(scaled["scaling"]["model"], "karp_flatt", "of two sizes")
+        equal(scaled["scaling"]["size_max"], 4.0, "twice the largest")
+
+
 @test
 def only_runs_that_finished_and_have_a_size_are_scaled(world):
     world.met("run", "--wait", "--out", "/dev/null", "--err", "/dev/null", "--", "sh", "-c", "exit 3").expect(3)
-    runs(world, "sleep", "1")
+    threads = "import threading, time; [threading.Thread(target=time.sleep, args=(2,)).start() for _ in range(3)]"
+    runs(world, "python3", "-c", threads)
     failed = world.met("scale", "1", "--sizes", "1", "--json").ok().json()
     equal(failed["left_out"], ["job 1: failed"], "a run that failed")
     unsized = world.met("scale", "2").ok().out
     check("its size is not known" in unsized and "--sizes" in unsized, unsized)
+    runs(world, "sleep", "2")
+    one = world.met("scale", "3", "--json").ok().json()
+    equal((one["left_out"], one["cannot_tell"]["run_next"]), ([], [2.0, 1.0]), "one thread is one worker")
 
 
 @test

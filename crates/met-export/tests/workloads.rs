@@ -39,7 +39,7 @@ const WORKLOADS: &[Workload] = &[
     ("tiny_children", Limit::Cpu, &["many_children"], &[Compute]),
     ("small_calls", Limit::OneCore, &["serial_on_many", "small_io"], &[Compute]),
     ("failing", Limit::OneCore, &["serial_on_many"], &[Compute]),
-    ("many_files", Limit::OneCore, &["serial_on_many"], &[Compute]),
+    ("many_files", Limit::OneCore, &["kernel_calls", "serial_on_many"], &[Compute]),
     ("spinning", Limit::OneCore, &["serial_on_many"], &[Compute]),
     ("memory_copies", Limit::Cpu, &[], &[Compute]),
     ("buffered_writes", Limit::OneCore, &["serial_on_many"], &[Compute]),

@@ -29,6 +29,7 @@ use crate::finding::Finding;
 use crate::report::Machine;
 use crate::resample::Rates;
 use crate::rules::{self, Memo, Rules};
+use crate::scale::System;
 
 /// Findings of one report: who reads more acts on none.
 const FINDINGS_MAX: usize = 3;
@@ -52,6 +53,8 @@ pub struct Job<'a> {
     pub others_pressure: Option<f64>,
     /// Earlier runs of its lineage, newest first.
     pub earlier: &'a [&'a Record],
+    /// Machines that it could move to.
+    pub systems: &'a [System],
     pub now_ns: i64,
     samples: Option<Samples<'a>>,
     rates: Option<Rates<'a>>,
@@ -68,6 +71,7 @@ impl<'a> Job<'a> {
             node_gpus: None,
             others_pressure: None,
             earlier: &[],
+            systems: &[],
             now_ns,
             samples: None,
             rates: None,
@@ -85,6 +89,10 @@ impl<'a> Job<'a> {
         Job { node_gpus, others_pressure, ..self }
     }
 
+    pub fn among(self, systems: &'a [System]) -> Job<'a> {
+        Job { systems, ..self }
+    }
+
     /// Samples of one node of several say nothing of the job.
     pub fn sampled(mut self, samples: Samples<'a>) -> Job<'a> {
         if !self.is_whole() {
@@ -93,6 +101,8 @@ impl<'a> Job<'a> {
         let rates = Rates::new(samples.course, samples.gap_ms);
         self.profile = Profile::of(self.record, samples, &rates, self.now_ns);
         (self.samples, self.rates) = (Some(samples), Some(rates));
+        // What was asked before there were samples had no answer.
+        self.memo = Memo::default();
         self
     }
 
@@ -101,6 +111,7 @@ impl<'a> Job<'a> {
         Job::new(self.record, self.machine, self.now_ns)
             .after(self.earlier)
             .beside(self.node_gpus, self.others_pressure)
+            .among(self.systems)
     }
 
     /// Whether its figures and samples are of the whole job: everything that judges a job asks here.

@@ -23,7 +23,7 @@ const EARLIER: usize = 20;
 
 /// What a user must have wasted by one rule in a week before it is worth a message.
 const CLUSTER_CORE_HOURS: f64 = 100.0;
-const CLUSTER_GPU_HOURS: f64 = 10.0;
+const CLUSTER_GPU_HOURS: f64 = CLUSTER_CORE_HOURS / finding::GPU_HOUR;
 /// Jobs that a group names, the most worthwhile.
 const NAMED: usize = 5;
 
@@ -80,7 +80,7 @@ pub fn of_jobs<E>(
             continue;
         }
         let earlier = lineages.before(index, EARLIER);
-        let node_gpus = neighbours.gpus_beside(record);
+        let node_gpus = neighbours.gpus(record);
         let machine = (look.machine)(record);
         let unread = Job::new(record, machine, look.now_ns).after(&earlier).beside(node_gpus, None);
         followed.extend(follow_ups(&unread));
@@ -90,9 +90,9 @@ pub fn of_jobs<E>(
         }
         let mut of_job = |table: &'static Table, part: &str| series(record, table, part);
         let known = Known::read_needed(needs, look.interval, record, machine, &mut of_job)?;
-        let is_beside = node_gpus.is_some() && needs.neighbours;
-        let pressure = if is_beside { neighbours.pressure(record, look.now_ns) } else { None };
-        known.beside(node_gpus, pressure).with_job(record, &earlier, look.now_ns, |job| {
+        let pressure = if needs.neighbours { neighbours.pressure(record, look.now_ns) } else { None };
+        let known = known.beside(node_gpus, pressure).among(&look.rules.systems);
+        known.with_job(record, &earlier, look.now_ns, |job| {
             findings.extend(rules::judge_all(candidates, job));
         });
     }

@@ -42,7 +42,7 @@ pub struct Finding {
     pub why: Vec<Evidence>,
     pub how: String,
     pub saving: Saving,
-    /// Core-hours that the job held, a GPU-hour as ten of them; `None` of a user's sum.
+    /// Core-hours that the job held, GPU-hours by [`GPU_HOUR`]; `None` of a user's sum.
     pub held_core_hours: Option<f64>,
     /// The least coverage of its numbers over the window; 1 is all of it.
     pub coverage: f64,
@@ -68,8 +68,8 @@ pub struct Saving {
     pub money: Option<f64>,
 }
 
-/// What an hour of a GPU is worth in hours of a core where only one number can rank.
-const GPU_HOUR: f64 = 20.0;
+/// What an hour of a GPU is worth in hours of a core where only one number can rank, and in gates.
+pub const GPU_HOUR: f64 = 10.0;
 
 impl Saving {
     /// For ranking only.
@@ -78,16 +78,25 @@ impl Saving {
     }
 
     pub fn plus(&self, other: &Saving) -> Saving {
-        let add = |one: Option<f64>, other: Option<f64>| match (one, other) {
-            (Some(one), Some(other)) => Some(one + other),
+        self.with(other, |one, other| one + other)
+    }
+
+    /// Of two that may save the same.
+    pub fn larger(&self, other: &Saving) -> Saving {
+        self.with(other, f64::max)
+    }
+
+    fn with(&self, other: &Saving, of: fn(f64, f64) -> f64) -> Saving {
+        let both = |one: Option<f64>, other: Option<f64>| match (one, other) {
+            (Some(one), Some(other)) => Some(of(one, other)),
             (one, other) => one.or(other),
         };
         Saving {
-            core_hours: add(self.core_hours, other.core_hours),
-            gpu_hours: add(self.gpu_hours, other.gpu_hours),
-            energy_joules: add(self.energy_joules, other.energy_joules),
-            emissions_grams: add(self.emissions_grams, other.emissions_grams),
-            money: add(self.money, other.money),
+            core_hours: both(self.core_hours, other.core_hours),
+            gpu_hours: both(self.gpu_hours, other.gpu_hours),
+            energy_joules: both(self.energy_joules, other.energy_joules),
+            emissions_grams: both(self.emissions_grams, other.emissions_grams),
+            money: both(self.money, other.money),
         }
     }
 }

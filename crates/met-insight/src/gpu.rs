@@ -88,6 +88,68 @@ pub fn memory_share(gpu: &GpuUse) -> Option<f64> {
     Some(gpu.memory_peak_bytes? as f64 / gpu.memory_total_bytes.filter(|&of| of > 0)? as f64)
 }
 
+/// A part of a GPU that MIG can make.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GpuPart {
+    /// Compute slices, of how many.
+    pub slices: u32,
+    pub of: u32,
+    /// The share of the GPU's memory that comes with them.
+    pub memory_share: f64,
+}
+
+/// Compute slices and eighths of the memory of GPUs with seven slices, and of those with four.
+const PARTS_OF_7: [(u32, f64); 5] = [(1, 0.125), (2, 0.25), (3, 0.5), (4, 0.5), (7, 1.0)];
+const PARTS_OF_4: [(u32, f64); 3] = [(1, 0.25), (2, 0.5), (4, 1.0)];
+/// Room above what was used of compute units on average and of memory at most.
+const PART_ROOM: f64 = 1.2;
+/// GPUs that can be divided, by a word of their names.
+const WITH_7_SLICES: [&str; 12] =
+    ["A100", "A800", "H100", "H800", "H200", "H20", "GH200", "B100", "B200", "GB200", "B300", "GB300"];
+const WITH_4_SLICES: [&str; 1] = ["A30"];
+
+impl GpuPart {
+    pub fn share(&self) -> f64 {
+        f64::from(self.slices) / f64::from(self.of)
+    }
+}
+
+/// The smallest part that has the memory and the compute units that every GPU of the job used: those that worked while
+/// it was busy. Of a GPU that cannot be divided it is the share that a smaller one needs.
+pub fn smallest_part(record: &Record) -> Option<GpuPart> {
+    let of_gpu = |gpu: &GpuUse| {
+        let busy = gpu.utilization.filter(|&used| used > 0.0)?;
+        let units = (gpu.sm_activity? / busy).min(1.0) * PART_ROOM;
+        let memory = memory_share(gpu)? * PART_ROOM;
+        let (of, parts): (u32, &[(u32, f64)]) =
+            if slices(gpu) == Some(4) { (4, &PARTS_OF_4) } else { (7, &PARTS_OF_7) };
+        let part = |&(slices, memory_share): &(u32, f64)| GpuPart { slices, of, memory_share };
+        let mut parts = parts.iter().map(part);
+        let whole = parts.next_back()?;
+        Some(parts.find(|part| part.share() >= units && part.memory_share >= memory).unwrap_or(whole))
+    };
+    let parts: Vec<GpuPart> = record.gpus.iter().map(of_gpu).collect::<Option<_>>()?;
+    parts.into_iter().max_by(|one, other| one.share().total_cmp(&other.share()))
+}
+
+/// Into how many slices a GPU can be divided.
+fn slices(gpu: &GpuUse) -> Option<u32> {
+    let has = |names: &[&str]| gpu.name.split([' ', '-', '_']).any(|word| names.contains(&word));
+    if has(&WITH_7_SLICES) {
+        return Some(7);
+    }
+    has(&WITH_4_SLICES).then_some(4)
+}
+
+/// That part by the name of its profile, with its memory; `None` where a GPU cannot be divided, or that would be all.
+pub fn part_words(record: &Record) -> Option<String> {
+    let part = smallest_part(record).filter(|part| part.slices < part.of)?;
+    let total = record.gpus.iter().filter_map(|gpu| gpu.memory_total_bytes).min()? as f64;
+    let divisible = record.gpus.iter().all(|gpu| slices(gpu) == Some(part.of));
+    let memory = met_core::units::bytes(part.memory_share * total);
+    divisible.then(|| format!("{}g ({} of {} slices, {memory})", part.slices, part.slices, part.of))
+}
+
 /// Cards computing on average over the time of the one held longest, as the cards' own means say: 1 is one card fully
 /// used. A card of which nothing is known is not one that did nothing.
 pub fn computing(record: &Record) -> Option<f64> {
@@ -162,6 +224,32 @@ mod tests {
         let report = crate::report::report(&record, crate::report::Machine::default(), sample::NOW_NS);
         let meter = report.meters.iter().find(|meter| meter.label == "GPU").unwrap();
         assert_eq!((meter.used.value, meter.share), (used, share));
+    }
+
+    #[test]
+    fn the_smallest_part_has_the_memory_and_the_compute_units() {
+        let of = |name: &str, units: f64, gib: i64, total_gib: i64| {
+            let mut record = sample::finished();
+            record.gpus = vec![GpuUse {
+                name: name.to_owned(),
+                utilization: Some(0.5),
+                sm_activity: Some(units * 0.5),
+                memory_peak_bytes: Some(gib << 30),
+                memory_total_bytes: Some(total_gib << 30),
+                ..sample::gpu()
+            }];
+            part_words(&record)
+        };
+        let a100 = |units: f64, gib: i64| of("NVIDIA A100-SXM4-80GB", units, gib, 80);
+        assert_eq!(a100(0.1, 8).unwrap(), "1g (1 of 7 slices, 10.0 GiB)");
+        assert_eq!(a100(0.1, 9).unwrap(), "2g (2 of 7 slices, 20.0 GiB)", "too little room in an eighth");
+        assert_eq!(a100(0.2, 2).unwrap(), "2g (2 of 7 slices, 20.0 GiB)");
+        assert_eq!(a100(0.1, 30).unwrap(), "3g (3 of 7 slices, 40.0 GiB)");
+        assert_eq!(a100(0.4, 30).unwrap(), "4g (4 of 7 slices, 40.0 GiB)");
+        assert_eq!(a100(0.5, 8), None, "all of it");
+        assert_eq!(a100(0.1, 40), None, "all of its memory");
+        assert_eq!(of("NVIDIA A30", 0.1, 2, 24).unwrap(), "1g (1 of 4 slices, 6.00 GiB)");
+        assert_eq!(of("NVIDIA L40S", 0.1, 2, 48), None, "it cannot be divided");
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub mod events;
 pub mod finding;
 pub mod gpu;
 pub mod handled;
+pub mod impact;
 pub mod job_columns;
 pub mod json;
 pub mod lineage;

@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use met_core::job::Record;
 use met_core::job_table as column;
 
+use crate::average;
 use crate::rules::user;
-use crate::{average, gpu};
 
 /// Jobs on one node that are looked at, the latest before the end of the job.
 const LOOKED_AT: usize = 2000;
@@ -32,12 +32,6 @@ impl<'a> Neighbours<'a> {
         }
         by_node.values_mut().for_each(|jobs| jobs.sort_by_key(|job| (job.start_ns, &job.key)));
         Neighbours { by_node, gpus }
-    }
-
-    /// GPUs that a job without any is beside.
-    pub fn gpus_beside(&self, record: &Record) -> Option<u32> {
-        // Who has a GPU itself is no matter for the others' sake.
-        if gpu::count(record) == 0 { self.gpus(record) } else { None }
     }
 
     /// GPUs of the job's node that some job was seen with; unknown where none was.

@@ -10,7 +10,7 @@ mod outlook;
 mod template;
 pub mod user;
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use met_core::job::Record;
 use met_core::job_table as column;
@@ -20,6 +20,7 @@ use crate::answers::Job;
 use crate::average;
 use crate::finding::{self, Evidence, Finding, Saving, Severity};
 use crate::lineage::lineage;
+use crate::scale::System;
 use condition::Expr;
 pub(crate) use evaluate::Memo;
 use evaluate::{Evaluation, Subject};
@@ -33,6 +34,8 @@ const BUILT_IN: &str = include_str!("rules/built_in.yaml");
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rules {
     pub rules: Vec<Rule>,
+    /// Machines that jobs could move to, which remedies name.
+    pub systems: Arc<[System]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -340,12 +343,11 @@ fn told(
 
 /// What a job took from others, for the gates of a cluster.
 fn held_core_hours(job: &Job<'_>) -> f64 {
-    const GPU_HOUR: f64 = 10.0;
     let record = job.record;
     let hours = average::wall_ns(record, job.now_ns).map_or(0.0, |ns| ns as f64 / 3.6e12);
     let cpus = record.allocated.cpus.or(record.requested.cpus).map(|cpus| cpus as f64);
     let cores = cpus.or_else(|| average::cores(record, job.now_ns)).unwrap_or(0.0);
-    (cores + GPU_HOUR * crate::gpu::count(record) as f64) * hours
+    (cores + finding::GPU_HOUR * crate::gpu::count(record) as f64) * hours
 }
 
 fn window_ns(record: &Record, now_ns: i64) -> (i64, i64) {
@@ -353,6 +355,9 @@ fn window_ns(record: &Record, now_ns: i64) -> (i64, i64) {
     (record.start_ns.unwrap_or(end_ns), end_ns)
 }
 
+#[cfg(test)]
+#[path = "rules/pair_tests.rs"]
+mod pair_tests;
 #[cfg(test)]
 #[path = "rules/tests.rs"]
 mod tests;

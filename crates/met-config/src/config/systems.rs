@@ -17,18 +17,25 @@ pub struct KnownSystem {
     /// `nvidia`, `amd`, `intel`.
     pub gpu_maker: Option<String>,
     pub gpu_memory_bytes: Option<u64>,
+    /// Bytes per second.
+    pub storage_rate: Option<u64>,
     pub core_hour: Option<f64>,
     pub gpu_hour: Option<f64>,
 }
 
 /// Every key with what it is and what it means.
-const KEYS: [(&str, &str, &str); 8] = [
+const KEYS: [(&str, &str, &str); 9] = [
     ("name", "text", "its name"),
     ("cores", "number", "cores of one node"),
     ("memory", "size", "memory of one node"),
     ("gpus", "number", "GPUs of one node (default: none)"),
     ("gpu_maker", "text", "`nvidia`, `amd` or `intel`; a program for another maker needs a port"),
     ("gpu_memory", "size", "memory of each GPU"),
+    (
+        "storage_rate",
+        "size",
+        "what one node can read and write per second; `met scale` compares jobs on a node of this name with it",
+    ),
     ("core_hour", "number", "price of a core-hour, in `energy.currency`"),
     ("gpu_hour", "number", "price of a GPU-hour"),
 ];
@@ -83,6 +90,7 @@ fn system(entries: &[Entry], line: u64) -> Result<KnownSystem, Complaint> {
             "gpus" => system.gpus = count()?,
             "gpu_maker" => system.gpu_maker = Some(text.clone()),
             "gpu_memory" => system.gpu_memory_bytes = Some(size()?),
+            "storage_rate" => system.storage_rate = Some(size()?),
             "core_hour" => system.core_hour = Some(price()?),
             "gpu_hour" => system.gpu_hour = Some(price()?),
             _ => return Err(unknown(entry, "systems.", &KEYS.map(|(name, ..)| name))),
@@ -119,9 +127,10 @@ mod tests {
     #[test]
     fn systems_are_read_with_their_units_and_mistakes_have_a_line() {
         let yaml = "systems:\n  - {name: fox, cores: 128, memory: 512GiB, core_hour: 0.01}\n  \
-                    - {name: ml, cores: 64, gpus: 4, gpu_maker: nvidia, gpu_memory: 80GiB}\n";
+                    - {name: ml, cores: 64, gpus: 4, gpu_maker: nvidia, gpu_memory: 80GiB, storage_rate: 2GiB}\n";
         let systems = read(yaml).unwrap().systems;
         assert_eq!((systems.len(), systems[0].memory_bytes, systems[1].gpus), (2, Some(512 << 30), 4));
+        assert_eq!((systems[0].storage_rate, systems[1].storage_rate), (None, Some(2 << 30)));
         let complaint = |yaml: &str| read(yaml).unwrap_err();
         assert!(complaint("systems: fox").contains("systems: a list"));
         assert!(

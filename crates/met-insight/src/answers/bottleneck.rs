@@ -19,6 +19,8 @@ const QUIET: f64 = 0.2;
 /// A shorter job is mostly its own start.
 const SECONDS_MIN: f64 = 1.0;
 const STORAGE_BYTES_PER_SECOND: f64 = 20.0 * 1_048_576.0;
+/// As of storage: how long tasks waited for the network is not counted by the kernel.
+const NETWORK_BYTES_PER_SECOND: f64 = 20.0 * 1_048_576.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
@@ -29,6 +31,7 @@ pub enum Limit {
     /// One core of several.
     OneCore,
     Io,
+    Network,
     Waiting,
     /// None of them for most of the time.
     None,
@@ -43,6 +46,7 @@ impl Limit {
             Limit::Cpu => "cpu",
             Limit::OneCore => "one_core",
             Limit::Io => "io",
+            Limit::Network => "network",
             Limit::Waiting => "waiting",
             Limit::None => "none",
         }
@@ -57,6 +61,7 @@ impl Limit {
             Limit::Cpu => "the CPU",
             Limit::OneCore => "one core",
             Limit::Io => "I/O",
+            Limit::Network => "the network",
             Limit::Waiting => "waiting: no CPU, storage or GPU was busy",
             Limit::None => "nothing for most of the time",
         }
@@ -82,6 +87,8 @@ struct Figures {
     is_serial: bool,
     io: Option<f64>,
     storage_bytes: Option<f64>,
+    /// Received and sent, of a job with a network of its own: what a machine transfers is that of all its jobs.
+    network_bytes: Option<f64>,
     memory: Option<f64>,
     throttled: Option<f64>,
     /// Busy, and held; `None` without GPUs.
@@ -116,6 +123,9 @@ impl Figures {
             is_serial: is_serial(job, cores),
             io: pressure(column::PRESSURE_IO, column::DELAY_IO),
             storage_bytes: rate(column::READ).zip(rate(column::WRITTEN)).map(|(one, other)| one + other),
+            network_bytes: rate(column::NETWORK_RECEIVED)
+                .zip(rate(column::NETWORK_SENT))
+                .map(|(one, other)| one + other),
             memory: pressure(column::PRESSURE_MEMORY, column::DELAY_MEMORY),
             throttled,
             gpus: gpu::computing(record).filter(|_| knows_gpus).map(|used| (used, gpu::cards(record))),
@@ -154,11 +164,21 @@ impl Figures {
             Limit::Cpu
         } else if self.io.is_none() && self.storage_bytes.is_none() {
             return None;
+        } else if self.is_network_busy() {
+            Limit::Network
         } else if self.cores < QUIET && self.io.is_none_or(|io| io < QUIET) && !reads && self.is_gpu_quiet() {
             Limit::Waiting
         } else {
             Limit::None
         })
+    }
+
+    /// Bytes while nothing else was busy, as of storage whose waits are not known.
+    fn is_network_busy(&self) -> bool {
+        self.network_bytes.is_some_and(|bytes| bytes >= NETWORK_BYTES_PER_SECOND)
+            && self.runnable < 0.7
+            && self.io.is_none_or(|io| io < QUIET)
+            && self.is_gpu_quiet()
     }
 
     fn is_gpu_quiet(&self) -> bool {
@@ -182,6 +202,8 @@ impl Figures {
             let word = if held == 1.0 { "GPU" } else { "GPUs" };
             format!("{} of {} {word} busy", units::cores(used), units::cores(held))
         });
+        let network =
+            self.network_bytes.map(|bytes| format!("{} received and sent", units::bytes_per_second(bytes)));
         let memory = self.memory.map(|share| format!("waited for memory {} of the time", percent(share)));
         let quota = self
             .quota_share()
@@ -196,6 +218,7 @@ impl Figures {
             }
             Limit::Cpu | Limit::OneCore => vec![Some(cores), queue],
             Limit::Io => vec![io, Some(cores)],
+            Limit::Network => vec![network, Some(cores), io],
             Limit::Waiting | Limit::None => vec![Some(cores), io, gpus],
         };
         chosen.into_iter().flatten().collect()
@@ -275,6 +298,23 @@ mod tests {
         let busy = GpuUse { utilization: Some(1.0), ..sample::gpu() };
         spins.record.gpus = vec![busy, GpuUse { utilization: None, ..sample::gpu() }];
         assert_eq!(limit(&spins), None, "one of two GPUs is not known");
+    }
+
+    #[test]
+    fn the_network_is_named_where_the_job_has_counters_of_its_own() {
+        let transfers = |bytes: f64, cores: f64| {
+            let made = made(100).cores(move |_| cores).rate(column::PRESSURE_IO, |_| 0.01);
+            made.rate(column::NETWORK_RECEIVED, move |_| bytes).rate(column::NETWORK_SENT, |_| 0.0)
+        };
+        let words = "network: 95.4 MiB/s received and sent; 0.10 of 8 cores busy; waited for storage 1.0% of the time";
+        assert_eq!(told(&transfers(1e8, 0.1), 8), words);
+        assert!(told(&transfers(1e6, 0.1), 8).starts_with("waiting: "), "a little traffic limits nothing");
+        assert!(told(&transfers(1e8, 0.95), 8).starts_with("one_core: "), "a core was busy with it");
+        let mut shared = transfers(1e8, 0.1);
+        shared.record.totals.remove(column::NETWORK_RECEIVED);
+        assert!(told(&shared, 8).starts_with("waiting: "), "without a network of its own");
+        let stored = transfers(1e8, 0.1).rate(column::PRESSURE_IO, |_| 0.5);
+        assert!(told(&stored, 8).starts_with("io: "), "it waited for storage");
     }
 
     #[test]

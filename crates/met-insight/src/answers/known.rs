@@ -1,5 +1,6 @@
 //! What answers about a job are made of, read together: its samples and those of its GPUs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use met_core::gpu::card;
@@ -10,6 +11,7 @@ use met_core::{JOB, Table};
 use super::{Answers, Job, Samples, answers};
 use crate::report::Machine;
 use crate::rules::{Needs, Rules};
+use crate::scale::System;
 use crate::{lineage, resample};
 
 /// GPUs whose samples are read.
@@ -22,6 +24,7 @@ pub struct Known {
     machine: Machine,
     /// GPUs of its machine, and the pressure that others felt there.
     beside: (Option<u32>, Option<f64>),
+    systems: Arc<[System]>,
 }
 
 impl Known {
@@ -49,12 +52,17 @@ impl Known {
             gpus.push((gpu.uuid.clone(), series(&card::TABLE, &gpu.uuid)?));
         }
         let gap_ms = resample::gap_ms_of(&course, interval);
-        Ok(Known { course, gpus, gap_ms, machine, beside: (None, None) })
+        Ok(Known { course, gpus, gap_ms, machine, beside: (None, None), systems: Arc::default() })
     }
 
     /// Beside other jobs: the GPUs of its machine, and the pressure that others felt there.
     pub fn beside(self, node_gpus: Option<u32>, pressure: Option<f64>) -> Known {
         Known { beside: (node_gpus, pressure), ..self }
+    }
+
+    /// Among machines that it could move to.
+    pub fn among(self, systems: &Arc<[System]>) -> Known {
+        Known { systems: Arc::clone(systems), ..self }
     }
 
     /// The samples of a table and part, if they were read.
@@ -91,7 +99,7 @@ impl Known {
         let samples = Samples { course: &self.course, gap_ms: self.gap_ms, gpus: &self.gpus };
         let (node_gpus, pressure) = self.beside;
         let job = Job::new(record, self.machine, now_ns).after(earlier).beside(node_gpus, pressure);
-        with(&job.sampled(samples))
+        with(&job.among(&self.systems).sampled(samples))
     }
 
     /// Earlier runs may be of other lineages.

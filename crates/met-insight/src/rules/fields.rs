@@ -162,6 +162,11 @@ pub static FIELDS: &[Field] = &[
     job("cpus_usable", Measure::Cores, "CPUs that it was given, or else shared CPUs it may run on", |job| {
         Some(Fact::of_request(allocation::usable_cpus(job.record, job.machine)?))
     }),
+    job("threads_per_task", Measure::Count, "threads that each of its tasks has CPUs for", |job| {
+        let tasks = job.record.allocated.tasks.or(job.record.requested.tasks).filter(|&tasks| tasks > 0)?;
+        let cpus = allocation::usable_cpus(job.record, job.machine)?;
+        Some(Fact::of_request((cpus / tasks as f64).floor().max(1.0)))
+    }),
     job("nodes", Measure::Count, "nodes that it was given", |job| {
         Some(Fact::of_request(job.record.allocated.nodes.unwrap_or(job.record.nodes.len() as i64) as f64))
     }),
@@ -203,6 +208,11 @@ pub static FIELDS: &[Field] = &[
         let (samples, profile) = (job.samples()?, job.profile()?);
         let coverage = profile.coverage(samples.course, column::CPU, samples.gap_ms);
         Some(Fact::sampled(profile.idle_tail_s()?, coverage))
+    }),
+    later("processes_left", Measure::Count, "processes alive in its last sample", SAMPLED, |job| {
+        let counts = &job.samples()?.course.columns[column::PROCESSES_RUNNING];
+        let last = counts.iter().rev().find(|&&count| count != met_core::MISSING)?;
+        Some(Fact::sampled(*last as f64, sampled_coverage(job, column::PROCESSES_RUNNING)?))
     }),
     job("memory_held", Measure::Bytes, "memory that it was given, on each node", |job| {
         let bytes = job.record.allocated.memory_bytes.or(job.record.requested.memory_bytes)?;
@@ -279,6 +289,12 @@ pub static FIELDS: &[Field] = &[
         let known = known.filter(|known| !known.is_empty())?;
         Some(Fact::sampled(known.iter().sum::<f64>() / known.len() as f64, gpu_known(job)?))
     }),
+    job(
+        "gpu_part_fitting",
+        Measure::Share,
+        "smallest part of its GPUs (MIG) with the memory and compute units that it used; 1: all of each",
+        |job| Some(Fact::sampled(gpu::smallest_part(job.record)?.share(), gpu_known(job)?)),
+    ),
     job("gpu_parts", Measure::Count, "how many of its GPUs are parts of one (MIG)", |job| {
         Some(Fact::of_request(job.record.gpus.iter().filter(|gpu| gpu.parent.is_some()).count() as f64))
     }),

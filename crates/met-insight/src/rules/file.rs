@@ -128,7 +128,7 @@ pub fn parse(yaml: &str) -> Result<Rules, Mistake> {
             return Err(at(replaced, format!("replaces: no rule named {:?}", replaced.value)));
         }
     }
-    Ok(Rules { rules })
+    Ok(Rules { rules, ..Rules::default() })
 }
 
 fn at(text: &Spanned<String>, message: String) -> Mistake {

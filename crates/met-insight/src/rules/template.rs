@@ -5,8 +5,9 @@ use met_core::units;
 use super::condition::{self, Expr, Type};
 use super::evaluate::{Evaluation, Subject};
 use super::fields::Shown;
-use crate::answers::directives;
+use crate::answers::{Job, directives};
 use crate::report::Measure;
+use crate::{gpu, scale};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template {
@@ -22,8 +23,9 @@ enum Part {
 }
 
 const DIRECTIVE: &str = "directive_";
-/// `one_core` is that of CPUs where it is for one.
-const DIRECTIVES: [&str; 5] = ["memory", "cpus", "one_core", "time", "gpus"];
+/// `one_core` is that of CPUs where it is for one; `smaller_gpu` and `without_gpus` say where it would fit: in a MIG
+/// instance or on one of the configured systems.
+const DIRECTIVES: [&str; 7] = ["memory", "cpus", "one_core", "time", "gpus", "smaller_gpu", "without_gpus"];
 const MEASURES: [(&str, Measure); 7] = [
     ("share", Measure::Share),
     ("bytes", Measure::Bytes),
@@ -67,17 +69,31 @@ impl Template {
                 Part::Number(expr, measure) => text.push_str(&written(evaluation.number(expr)?, *measure)),
                 Part::Directive(resource) => {
                     let Subject::Job(job) = subject else { return None };
-                    let mut known = directives::directives(job).into_iter();
-                    let found = known.find(|it| match resource.as_str() {
-                        "one_core" => it.resource == "cpus" && it.value == 1.0,
-                        resource => it.resource == resource,
-                    })?;
-                    text.push_str(&found.text);
+                    text.push_str(&directive(job, resource)?);
                 }
             }
         }
         Some(text)
     }
+}
+
+fn directive(job: &Job<'_>, resource: &str) -> Option<String> {
+    match resource {
+        "smaller_gpu" => {
+            let system = scale::with_smaller_gpus(job.record, job.systems).map(|system| system.name.clone());
+            let part = gpu::part_words(job.record).map(|part| format!("a MIG instance {part}"));
+            let places: Vec<String> = part.into_iter().chain(system).collect();
+            return (!places.is_empty()).then(|| places.join(", or "));
+        }
+        "without_gpus" => return Some(scale::without_gpus(job.record, job.systems)?.name.clone()),
+        _ => {}
+    }
+    let mut known = directives::directives(job).into_iter();
+    let found = known.find(|it| match resource {
+        "one_core" => it.resource == "cpus" && it.value == 1.0,
+        resource => it.resource == resource,
+    })?;
+    Some(found.text)
 }
 
 fn number(inner: &str) -> Result<Part, String> {

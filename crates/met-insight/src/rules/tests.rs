@@ -8,11 +8,11 @@ use crate::report::Machine;
 use crate::sample;
 use crate::series_tests::{Made, made};
 
-const HOUR: i32 = 3600;
-const GIB: i64 = 1 << 30;
+pub(super) const HOUR: i32 = 3600;
+pub(super) const GIB: i64 = 1 << 30;
 
 /// A job of a scheduler with so many CPUs, on a node of 64.
-fn given(made: Made, cpus: i64) -> Made {
+pub(super) fn given(made: Made, cpus: i64) -> Made {
     let mut made = made;
     let scheduled = sample::scheduled();
     (made.record.key, made.record.scheduling) = (scheduled.key, scheduled.scheduling);
@@ -40,7 +40,7 @@ fn names(made: &Made) -> Vec<String> {
     found_of(made).into_iter().map(|finding| finding.rule).collect()
 }
 
-fn gpu(used: Option<f64>, held_s: i32) -> GpuUse {
+pub(super) fn gpu(used: Option<f64>, held_s: i32) -> GpuUse {
     GpuUse {
         utilization: used,
         used_ns: if used == Some(0.0) { 0 } else { i64::from(held_s) * 1_000_000_000 },
@@ -52,7 +52,7 @@ fn gpu(used: Option<f64>, held_s: i32) -> GpuUse {
     }
 }
 
-fn with_gpus(seconds: i32, gpus: Vec<GpuUse>) -> Made {
+pub(super) fn with_gpus(seconds: i32, gpus: Vec<GpuUse>) -> Made {
     let mut made = given(made(seconds).cores(|_| 0.5), 1);
     made.record.allocated.gpus = Some(gpus.len() as i64);
     made.record.gpus = gpus;
@@ -66,6 +66,16 @@ fn none() -> Vec<String> {
 #[test]
 fn the_built_in_rules_are_valid() {
     assert!(Rules::built_in().rules.len() >= 20);
+}
+
+#[test]
+fn an_hour_of_a_gpu_weighs_the_same_everywhere() {
+    let weight = |core_hours, gpu_hours| Saving { core_hours, gpu_hours, ..Saving::default() }.weight();
+    assert_eq!(weight(None, Some(1.0)), weight(Some(finding::GPU_HOUR), None));
+    let gates = Gates::default();
+    assert_eq!(gates.gpu_hours * finding::GPU_HOUR, gates.core_hours);
+    let held = with_gpus(HOUR, vec![gpu(Some(0.0), HOUR)]);
+    assert_eq!(found_of(&held)[0].held_core_hours, Some(1.0 + finding::GPU_HOUR));
 }
 
 #[test]
@@ -85,7 +95,7 @@ fn a_finding_has_its_numbers_its_remedy_and_its_saving() {
 }
 
 /// A plain `met run`: no scheduler gave it anything.
-fn plain(usable: Option<u32>, cores: f64, waiting: f64) -> Made {
+pub(super) fn plain(usable: Option<u32>, cores: f64, waiting: f64) -> Made {
     let mut made = made(2 * HOUR).cores(move |_| cores).rate(column::RUN_QUEUE_WAIT, move |_| waiting);
     let local = met_core::job::Local::new("", met_core::job::Origin::Run, "/");
     made.record.local = Some(met_core::job::Local { cpus_usable: usable, ..local });
@@ -106,6 +116,11 @@ fn who_was_given_no_cpus_can_have_too_many_threads_and_leaves_none_unused() {
     assert_eq!(names(&plain(Some(64), 0.01, 0.0)), none(), "it slept");
     assert_eq!(names(&plain(Some(2), 2.0, 14.0)), ["oversubscribed"]);
     assert_eq!(found_of(&plain(Some(2), 2.0, 14.0))[0].what, "16 threads were runnable, on 2 cores");
+    let how = |made: &Made| found_of(made)[0].how.clone();
+    assert!(how(&plain(Some(2), 2.0, 14.0)).ends_with(": OMP_NUM_THREADS=2 if it is one"));
+    let mut ranks = given(plain(None, 16.0, 48.0), 16);
+    ranks.record.allocated.tasks = Some(4);
+    assert_eq!(how(&ranks), "start as many threads as cores: OMP_NUM_THREADS=4 in each task");
     assert_eq!(names(&plain(None, 2.0, 14.0)), none(), "without a mask, on a machine of 64");
     assert_eq!(names(&plain(Some(4), 2.0, 14.0)), none(), "others have half of its cores");
     assert_eq!(names(&given(plain(Some(2), 2.0, 14.0), 16)), none(), "what it was given counts");
@@ -271,7 +286,9 @@ fn a_smaller_gpu_must_have_the_memory_and_the_compute_units() {
         names(&with_gpus(HOUR, vec![gpu])).contains(&"gpu_too_large".to_owned())
     };
     assert!(of(0.5, 0.05, 10));
-    assert!(!of(0.5, 0.05, 20), "a seventh of the GPU has an eighth of its memory");
+    assert!(of(0.5, 0.05, 50), "three slices have half of its memory");
+    assert!(!of(0.5, 0.05, 60), "with room it needs more than that");
+    assert!(!of(0.5, 0.2, 10), "with room it needs more than three of seven slices");
     assert!(!of(0.1, 0.1, 10), "it is busy seldom, with all its compute units");
 }
 
@@ -290,7 +307,11 @@ fn a_part_of_a_gpu_is_judged_by_itself() {
     assert_eq!(names(&with_gpus(HOUR, vec![part(None)])), none(), "MIG instances have no utilization");
     assert_eq!(names(&with_gpus(HOUR, vec![part(Some(0.9))])), none());
     let small = GpuUse { sm_activity: Some(0.05), ..gpu(Some(0.5), HOUR) };
-    assert_eq!(names(&with_gpus(HOUR, vec![small.clone()])), ["gpu_too_large"]);
+    let found = found_of(&with_gpus(HOUR, vec![small.clone()]));
+    assert_eq!(found[0].how, "less would do: a MIG instance 1g (1 of 7 slices, 17.5 GiB)");
+    assert_eq!(found[0].saving.gpu_hours.map(|hours| hours.round()), Some(1.0), "six sevenths of it");
+    let whole = GpuUse { name: "NVIDIA L40S".to_owned(), ..small.clone() };
+    assert_eq!(found_of(&with_gpus(HOUR, vec![whole]))[0].how, "a smaller GPU would do");
     let small_part = GpuUse { parent: Some("GPU-whole".to_owned()), ..small };
     assert_eq!(names(&with_gpus(HOUR, vec![small_part])), none(), "it is small already");
 }
@@ -399,6 +420,26 @@ fn a_job_on_an_idle_machine_does_not_hog_it() {
     assert!(hogs(&busy(0.5), Some(0.5)));
     assert!(!hogs(&busy(0.5), Some(0.0)), "its own threads waited for each other");
     assert!(!hogs(&busy(0.5), None), "it was alone");
+}
+
+#[test]
+fn a_remedy_names_a_configured_system_that_fits() {
+    let made = made(2 * HOUR).cores(|_| 60.0).level(column::MEMORY_NEEDED, |_| 4.0 * GIB as f64);
+    let made = given(made, 60);
+    let how = |cores: u64| {
+        let fox = crate::scale::System {
+            name: "fox".to_owned(),
+            cores,
+            memory_bytes: Some(256 << 30),
+            ..crate::scale::System::default()
+        };
+        let systems = [fox];
+        let job =
+            Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).beside(Some(4), Some(0.5));
+        findings(Rules::built_in(), &job.among(&systems).sampled(made.samples()))[0].how.clone()
+    };
+    assert_eq!(how(128), "move it to fox");
+    assert_eq!(how(32), "move it to a machine without GPUs", "it has too few cores");
 }
 
 #[test]

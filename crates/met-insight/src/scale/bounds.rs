@@ -3,9 +3,10 @@
 use met_core::job_table as column;
 use met_core::units;
 
+use super::ceilings::{self, Ceilings, Headroom};
 use crate::answers::Job;
 use crate::rules::fields;
-use crate::{allocation, average, gpu};
+use crate::{allocation, average};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bounds {
@@ -17,13 +18,34 @@ pub struct Bounds {
     pub serial_high: Option<f64>,
     /// What limits its speed-up with any number of cores is at least this.
     pub speedup_limit_min: Option<f64>,
-    /// What else limits, with how far it is used, in words.
-    pub headroom: Vec<String>,
+    /// How far it used what its machine has only so much of.
+    pub headroom: Vec<Headroom>,
+    /// The share of the time in which it waited for storage.
+    pub storage_wait: Option<f64>,
+}
+
+impl Bounds {
+    /// What more workers run out of first, if its use grows with them.
+    pub fn first_limit(&self) -> Option<&Headroom> {
+        ceilings::first_limit(&self.headroom)
+    }
+
+    /// In words, a line each.
+    pub fn words(&self) -> Vec<String> {
+        let mut words: Vec<String> = self.headroom.iter().map(Headroom::words).collect();
+        let wait = self.storage_wait.map(units::percent);
+        words.extend(wait.map(|share| format!("storage: waited for it {share} of the time")));
+        if let Some(first) = self.first_limit() {
+            let often = format!("{:.1} times as many workers", 1.0 / first.share());
+            words.push(format!("limits first: {}, with {often} if its use grows with them", first.resource));
+        }
+        words
+    }
 }
 
 /// From the cores that were really used. If all of them work in the parallel part, the mean of busy cores says how long
 /// only one can have been; samples may show more. As a share of the work it bounds the serial fraction from above.
-pub fn bounds(job: &Job<'_>) -> Option<Bounds> {
+pub fn bounds(job: &Job<'_>, ceilings: &Ceilings) -> Option<Bounds> {
     let size = allocation::usable_cpus(job.record, job.machine)?;
     if !job.is_whole() {
         return None;
@@ -36,32 +58,48 @@ pub fn bounds(job: &Job<'_>) -> Option<Bounds> {
         (share.max(by_mean) / cores).min(1.0)
     });
     let speedup_limit_min = serial_high.filter(|&serial| serial > 0.01).map(|serial| 1.0 / serial);
-    Some(Bounds { size, cores, serial_high, speedup_limit_min, headroom: headroom(job, size, cores) })
+    let storage_wait = average::per_second(job.record, column::PRESSURE_IO, job.now_ns);
+    Some(Bounds {
+        size,
+        cores,
+        serial_high,
+        speedup_limit_min,
+        headroom: ceilings::headroom(job, cores, size, ceilings),
+        storage_wait: storage_wait.map(|share| share.min(1.0)),
+    })
 }
 
-/// The CPUs that it was given. What was busy is no size: it differs between runs of one size.
+/// Cores that are busy by the clock of the samples, beyond a whole number.
+const CLOCK: f64 = 0.15;
+
+/// The workers of a run: the CPUs or tasks that it was given; without any, its threads, if as many of them were busy at
+/// once. What was busy alone is no size: it differs between runs of one size.
 pub fn size(job: &Job<'_>) -> Option<f64> {
-    job.record.allocated.cpus.or(job.record.requested.cpus).map(|cpus| cpus as f64)
+    let (allocated, requested) = (&job.record.allocated, &job.record.requested);
+    let given = allocated.cpus.or(requested.cpus).or(allocated.tasks).or(requested.tasks);
+    match given {
+        Some(given) => Some(given as f64),
+        None => threads(job).filter(|_| job.is_whole()),
+    }
 }
 
-fn headroom(job: &Job<'_>, size: f64, cores: f64) -> Vec<String> {
-    let mut words = vec![format!("cores: {} of {} busy", units::cores(cores), units::cores(size))];
-    let needed = job.record.totals.get(column::MEMORY_NEEDED_PEAK).map(|bytes| bytes as f64);
-    let ceiling = [
-        (job.record.allocated.memory_bytes.map(|bytes| bytes as f64), "given"),
-        (job.record.node_memory_bytes.map(|bytes| bytes as f64), "of the machine"),
-    ];
-    let ceiling = ceiling.into_iter().find_map(|(bytes, what)| Some((bytes?, what)));
-    if let Some((needed, (of, what))) = needed.zip(ceiling).filter(|(_, (of, _))| *of > 0.0) {
-        words.push(format!("memory: {} of {} {what}", units::percent(needed / of), units::bytes(of)));
+fn threads(job: &Job<'_>) -> Option<f64> {
+    let record = job.record;
+    let threads = record.totals.get(column::THREADS_PEAK).filter(|&threads| threads > 0)? as f64;
+    if threads == 1.0 {
+        return Some(1.0);
     }
-    if let Some(share) = average::per_second(job.record, column::PRESSURE_IO, job.now_ns) {
-        words.push(format!("storage: waited for it {} of the time", units::percent(share.min(1.0))));
+    let busy = (average::cores_peak(record)? - CLOCK).ceil().max(1.0);
+    let usable = record.local.as_ref().and_then(|local| local.cpus_usable).map(f64::from);
+    // More threads than CPUs take turns.
+    if let Some(usable) = usable.filter(|&usable| busy >= usable) {
+        return Some(usable);
     }
-    if let Some(ratio) = gpu::ratio(job.record) {
-        words.push(format!("GPU: {} busy", units::percent(ratio)));
-    }
-    words
+    let rate = |index: usize| average::per_second(record, index, job.now_ns);
+    // One thread often only waits for the others. If threads waited for a CPU, fewer were busy than there were.
+    let is_free = || Some(rate(column::CPU)? + rate(column::RUN_QUEUE_WAIT)? <= busy + CLOCK);
+    let agrees = busy == threads || busy == threads - 1.0 && is_free() == Some(true);
+    agrees.then_some(busy)
 }
 
 #[cfg(test)]
@@ -72,7 +110,7 @@ mod tests {
 
     fn serial_high(made: &Made) -> f64 {
         let job = Job::new(&made.record, Machine { cpus: Some(4) }, made.now_ns()).sampled(made.samples());
-        bounds(&job).unwrap().serial_high.unwrap()
+        bounds(&job, &Ceilings::default()).unwrap().serial_high.unwrap()
     }
 
     #[test]
@@ -93,5 +131,33 @@ mod tests {
         assert_eq!(of(&made), None);
         made.record.allocated.cpus = Some(8);
         assert_eq!(of(&made), Some(8.0));
+    }
+
+    /// A plain `met run` on a machine of 8 CPUs: threads at most, cores busy at once at most and on average, threads
+    /// waiting for a CPU.
+    fn plain(threads: i64, peak: f64, cores: f64, waiting: f64) -> Made {
+        use met_core::job::{Local, Origin, QualityKind};
+        let mut made = made(100).cores(move |_| cores).rate(column::RUN_QUEUE_WAIT, move |_| waiting);
+        made.record.totals.set(column::THREADS_PEAK, threads, QualityKind::Sampled, "proc");
+        made.record.totals.set(column::CORES_PEAK, (peak * 1e3) as i64, QualityKind::Sampled, "proc");
+        made.record.local = Some(Local { cpus_usable: Some(8), ..Local::new("", Origin::Run, "/") });
+        made
+    }
+
+    #[test]
+    fn a_run_without_an_allocation_has_the_size_of_its_busy_threads() {
+        let of = |made: &Made| size(&Job::new(&made.record, Machine { cpus: Some(8) }, made.now_ns()));
+        assert_eq!(of(&plain(1, 0.6, 0.5, 0.0)), Some(1.0), "one thread is one worker");
+        assert_eq!(of(&plain(4, 4.02, 3.5, 0.1)), Some(4.0));
+        assert_eq!(of(&plain(5, 3.98, 3.5, 0.1)), Some(4.0), "one waits for four");
+        assert_eq!(of(&plain(32, 7.9, 7.5, 20.0)), Some(8.0), "more threads than CPUs");
+        assert_eq!(of(&plain(2, 1.0, 0.9, 0.8)), None, "two that took turns on a crowded machine");
+        assert_eq!(of(&plain(9, 3.0, 2.0, 0.0)), None, "most of its threads slept");
+        let mut ranks = plain(9, 3.0, 2.0, 0.0);
+        ranks.record.requested.tasks = Some(4);
+        assert_eq!(of(&ranks), Some(4.0), "ranks that were asked for");
+        let mut one_core = plain(8, 1.0, 1.0, 7.0);
+        one_core.record.local.as_mut().unwrap().cpus_usable = Some(1);
+        assert_eq!(of(&one_core), Some(1.0), "on one core");
     }
 }

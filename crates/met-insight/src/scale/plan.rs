@@ -17,6 +17,8 @@ pub struct System {
     /// `nvidia`, `amd`, `intel`.
     pub gpu_maker: Option<String>,
     pub gpu_memory_bytes: Option<u64>,
+    /// Bytes per second from and to storage.
+    pub storage_rate: Option<f64>,
     pub core_hour: Option<f64>,
     pub gpu_hour: Option<f64>,
 }
@@ -225,6 +227,54 @@ fn fit(system: &System, record: &Record, model: Option<&Scaling>) -> Fit {
     }
 }
 
+/// The cheapest, and of equal ones the smallest, of some machines.
+fn cheapest<'s>(
+    systems: impl Iterator<Item = &'s System>,
+    price: impl Fn(&System) -> (Option<f64>, u64),
+) -> Option<&'s System> {
+    let of = |system: &System| {
+        let (hour, size) = price(system);
+        (hour.unwrap_or(f64::INFINITY), size)
+    };
+    systems.min_by(|one, other| {
+        let (one_of, other_of) = (of(one), of(other));
+        (one_of.0.total_cmp(&other_of.0)).then(one_of.1.cmp(&other_of.1)).then(one.name.cmp(&other.name))
+    })
+}
+
+/// Room above the memory that a run needed.
+const MEMORY_ROOM: f64 = 1.2;
+
+/// A machine without GPUs that has the cores and the memory that a run used, if it used no GPU.
+pub fn without_gpus<'s>(record: &Record, systems: &'s [System]) -> Option<&'s System> {
+    let cores = average::cores_peak(record).or(record.allocated.cpus.map(|cpus| cpus as f64))?;
+    let needed = average::memory_needed_peak(record)? * MEMORY_ROOM;
+    let has_memory = |system: &System| system.memory_bytes.is_some_and(|has| has as f64 >= needed);
+    let is_free = |system: &&System| system.gpus == 0 && system.cores as f64 >= cores && has_memory(system);
+    let fitting = systems.iter().filter(is_free).filter(|system| fit(system, record, None).fits);
+    cheapest(fitting, |system| (system.core_hour, system.cores))
+}
+
+/// A machine whose GPUs have less memory than those of a run and enough for it, of the same maker.
+pub fn with_smaller_gpus<'s>(record: &Record, systems: &'s [System]) -> Option<&'s System> {
+    let has = record.gpus.iter().map(|gpu| gpu.memory_total_bytes).min()??;
+    let peaks: Option<Vec<i64>> = record.gpus.iter().map(|gpu| gpu.memory_peak_bytes).collect();
+    let needed = peaks?.into_iter().max()? as f64 * MEMORY_ROOM;
+    let is_smaller = |system: &&System| {
+        let memory = system.gpu_memory_bytes.map(|bytes| bytes as f64);
+        memory.is_some_and(|memory| memory >= needed && memory < 0.9 * has as f64)
+            && system.gpu_maker.is_some()
+            && system.gpus > 0
+    };
+    // A note says that the program needs a port.
+    let fits = |system: &&System| {
+        let fit = fit(system, record, None);
+        fit.fits && fit.notes.is_empty()
+    };
+    let fitting = systems.iter().filter(is_smaller).filter(fits);
+    cheapest(fitting, |system| (system.gpu_hour, system.gpu_memory_bytes.unwrap_or(u64::MAX)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,6 +336,45 @@ mod tests {
         assert_eq!(energy(&powers[..1]), None, "of one size there is no line");
         let odd = Power { watts: 200.0, ..powers[0] };
         assert_eq!(energy(&[&powers[..], &[odd]].concat()), None, "what is on no line is left out");
+    }
+
+    #[test]
+    fn a_job_is_moved_to_the_cheapest_machine_that_fits() {
+        let mut record = sample::finished();
+        let system = |name: &str, cores, gib: u64, price| System {
+            name: name.to_owned(),
+            cores,
+            memory_bytes: Some(gib << 30),
+            core_hour: Some(price),
+            ..System::default()
+        };
+        let with_gpus = |name: &str, maker: &str, gib: u64| System {
+            gpus: 4,
+            gpu_maker: Some(maker.to_owned()),
+            gpu_memory_bytes: Some(gib << 30),
+            ..system(name, 64, 512, 0.1)
+        };
+        let systems = [
+            system("dear", 64, 64, 0.02),
+            system("fox", 64, 64, 0.01),
+            system("tiny", 1, 64, 0.001),
+            with_gpus("ml", "nvidia", 80),
+            with_gpus("small", "nvidia", 24),
+            with_gpus("lumi", "amd", 16),
+        ];
+        let name = |found: Option<&System>| found.map(|system| system.name.clone());
+        assert_eq!(name(without_gpus(&record, &systems)), Some("fox".to_owned()), "1.9 cores were busy");
+        assert_eq!(name(with_smaller_gpus(&record, &systems)), None, "it has no GPU");
+        record.gpus = vec![sample::gpu()];
+        assert_eq!(name(without_gpus(&record, &systems)), None, "it uses its GPU");
+        assert_eq!(name(with_smaller_gpus(&record, &systems)), Some("small".to_owned()), "2 of 150 GB");
+        record.gpus[0].memory_peak_bytes = Some(40 << 30);
+        assert_eq!(name(with_smaller_gpus(&record, &systems)), Some("ml".to_owned()));
+        record.gpus[0].memory_total_bytes = Some(80 << 30);
+        assert_eq!(name(with_smaller_gpus(&record, &systems)), None, "it is not smaller");
+        record.totals.remove(column::MEMORY_NEEDED_PEAK);
+        record.gpus.clear();
+        assert_eq!(name(without_gpus(&record, &systems)), None, "what it needs is not known");
     }
 
     #[test]

@@ -50,11 +50,11 @@ pub struct CheckArgs {
     /// Send each user a message by notify.command or notify.webhook; a finding is not sent again for a week
     #[arg(long, conflicts_with_all = ["json", "all"])]
     pub send: bool,
-    /// Print the messages of --send instead of sending them
-    #[arg(long, requires = "send")]
+    /// How many jobs and users would be hit, and what it would save; with --send, print the messages as well
+    #[arg(long)]
     pub dry_run: bool,
     /// Print the fields that conditions of rules may name
-    #[arg(long, conflicts_with_all = ["json", "rules", "user", "since", "send", "all"])]
+    #[arg(long, conflicts_with_all = ["json", "rules", "user", "since", "send", "all", "dry_run"])]
     pub fields: bool,
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io::Write;
 use std::path::Path;
 
-use super::{Machines, export, list, messages};
+use super::{Machines, export, list, messages, scale};
 use crate::cli::{CheckArgs, FilterArgs};
 use crate::output;
 use crate::view;
@@ -16,6 +16,7 @@ use met_core::reaction::Reaction;
 use met_insight::check::{self, Checked, Look};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
+use met_insight::impact;
 use met_insight::rules::{self, Rules, user};
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
@@ -30,7 +31,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         stdout.write_all(view::findings::fields(&stdout.style()).as_bytes())?;
         return Ok(0);
     }
-    let rules = rules(args.rules.as_deref())?;
+    let rules = rules(setting, args.rules.as_deref())?;
     let since = args.since.clone().unwrap_or_else(|| SINCE.to_owned());
     let filter = FilterArgs { since: Some(since), user: args.user.clone(), ..FilterArgs::default() };
     // The sums of a user are compared with those of others.
@@ -65,6 +66,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     for sum in user::sums(&records, now_ns).iter().filter(|sum| wanted.contains(&sum.user)) {
         findings.extend(rules::findings_of_user(&rules, sum));
     }
+    let count = records.iter().filter(|record| is_wanted(record)).count();
     let is_cluster = records.iter().any(|record| managers::spans_nodes(&record.key.manager));
     let _sending = (args.send && !args.dry_run).then(|| messages::lock(setting)).transpose()?;
     // What must not be sent again has to be known.
@@ -76,16 +78,25 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     finding::rank(&mut findings);
     if args.send {
         findings.retain(|finding| !handled.is_sent(finding, now_ns));
-        return messages::send(setting, &mut all, &records, findings, args.dry_run);
+    }
+    let impact = args.dry_run.then(|| impact::impact(&findings));
+    if args.send {
+        let summary = impact.map(|impact| impact::words(&impact, count));
+        return messages::send(setting, &mut all, &records, findings, summary.as_deref());
     }
     let hidden: Vec<(Finding, &Reaction)> = hidden
         .into_iter()
         .filter_map(|finding| handled.hides(&finding, now_ns).map(|reaction| (finding, reaction)))
         .collect();
-    let count = records.iter().filter(|record| is_wanted(record)).count();
     let checked = Checked { jobs: count, findings, hidden, followed, with_hidden: args.all };
     if args.json {
-        writeln!(stdout, "{}", check::checked_object(&checked))?;
+        let mut object = check::checked_object(&checked);
+        if let Some(impact) = impact {
+            object["dry_run"] = impact::object(&impact);
+        }
+        writeln!(stdout, "{object}")?;
+    } else if let Some(impact) = impact {
+        stdout.write_all(impact::words(&impact, count).as_bytes())?;
     } else {
         let style = stdout.style();
         stdout.write_all(view::findings::checked(&checked, &style).as_bytes())?;
@@ -99,9 +110,13 @@ fn shortest_ns(rules: &Rules) -> i64 {
     lengths.min().unwrap_or(SHORTEST_NS)
 }
 
-/// The rules of a file, or those built in.
-pub fn rules(path: Option<&Path>) -> Result<Rules> {
-    let Some(path) = path else { return Ok(Rules::built_in().clone()) };
+/// The rules of a file, or those built in, with the machines of the configuration.
+pub fn rules(setting: &Setting, path: Option<&Path>) -> Result<Rules> {
+    let rules = path.map_or_else(|| Ok(Rules::built_in().clone()), of_file)?;
+    Ok(Rules { systems: scale::systems(setting).into(), ..rules })
+}
+
+fn of_file(path: &Path) -> Result<Rules> {
     let shown = path.display();
     let text = met_host::text_file::read(path)
         .map_err(|error| Failure::usage(format!("cannot read {shown}: {error}")))?;

@@ -18,13 +18,13 @@ use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
 pub fn explain(setting: &Setting, args: &ExplainArgs) -> Result<i32> {
-    let rules = check::rules(args.rules.as_deref())?;
+    let rules = check::rules(setting, args.rules.as_deref())?;
     match (&args.user, &args.job, &args.rule) {
         (Some(_), _, Some(_)) => Err(Failure::usage("name a job or --user, not both")),
         (Some(user), rule, None) => of_user(setting, args, &chosen(&rules, Scope::User, rule)?, user),
         (None, job, rule) => {
             let job = job.as_deref().unwrap_or_default();
-            of_job(setting, args, &chosen(&rules, Scope::Job, rule)?, job)
+            of_job(setting, args, &rules, &chosen(&rules, Scope::Job, rule)?, job)
         }
     }
 }
@@ -37,13 +37,19 @@ fn chosen<'r>(rules: &'r Rules, scope: Scope, name: &Option<String>) -> Result<V
     }
 }
 
-fn of_job(setting: &Setting, args: &ExplainArgs, rules: &[&Rule], job: &str) -> Result<i32> {
+fn of_job(
+    setting: &Setting,
+    args: &ExplainArgs,
+    all_rules: &Rules,
+    rules: &[&Rule],
+    job: &str,
+) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
     let record = all.find_to_show(job)?;
     let earlier = all.earlier_runs(&record)?;
     let earlier: Vec<_> = earlier.iter().collect();
     let machine = super::machine(setting, &record);
-    let known = export::known(setting, &mut all, &record, machine)?;
+    let known = export::known(setting, &mut all, &record, machine)?.among(&all_rules.systems);
     let explained = known.with_job(&record, &earlier, jobs::now_ns(), |job| {
         rules.iter().map(|rule| (*rule, rules::explain(rule, job))).collect::<Vec<_>>()
     });

@@ -17,13 +17,13 @@ use met_config::Failure;
 use met_query::jobs::AllJobs;
 use met_query::setting::Setting;
 
-/// Sends what is new to each user; with `is_dry`, prints it instead.
+/// Sends what is new to each user. With a summary, as of a dry run, prints both instead.
 pub fn send(
     setting: &Setting,
     all: &mut AllJobs,
     records: &[Record],
     findings: Vec<Finding>,
-    is_dry: bool,
+    summary: Option<&str>,
 ) -> Result<i32> {
     let mut by_user: BTreeMap<String, Vec<Finding>> = BTreeMap::new();
     for finding in findings {
@@ -32,12 +32,12 @@ pub fn send(
         }
     }
     let mut stdout = output::stdout();
-    if is_dry {
+    if let Some(summary) = summary {
         for (user, found) in &by_user {
             let message = messages::of_findings(user, found);
             writeln!(stdout, "To: {}\nSubject: {}\n\n{}", text::escape(user), message.title, message.body)?;
         }
-        writeln!(stdout, "{}; nothing was sent", units::counted(by_user.len(), "message"))?;
+        writeln!(stdout, "{summary}{}; nothing was sent", units::counted(by_user.len(), "message"))?;
         return Ok(0);
     }
     check_configured(setting)?;

@@ -44,7 +44,7 @@ fn until_ns(text: &str) -> Result<i64> {
 }
 
 fn change(setting: &Setting, args: &ReactArgs, step: ReactionStep) -> Result<i32> {
-    let known_rules = check::rules(args.rules.as_deref())?;
+    let known_rules = check::rules(setting, args.rules.as_deref())?;
     let mut all = AllJobs::open(setting)?;
     let (target, named, about) = match &args.user {
         Some(user) => {

@@ -5,16 +5,19 @@ use std::io::Write;
 use anyhow::Result;
 use met_core::job::{Record, State};
 use met_core::units;
-use met_insight::scale::{self, Bounds, Plan, Power, Run, System};
+use met_insight::scale::{self, Bounds, Ceilings, Plan, Power, Run, System};
 
-use super::{Machines, export};
-use crate::cli::ScaleArgs;
+use super::{Machines, export, list};
+use crate::cli::{FilterArgs, ScaleArgs};
 use crate::output;
 use crate::view;
 use met_config::Failure;
 use met_insight::answers::Known;
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
+
+/// Jobs on its node that are looked at for the highest rates.
+const JOBS_BESIDE: usize = 10_000;
 
 pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
     if !args.sizes.is_empty() && args.sizes.len() != args.jobs.len() {
@@ -36,6 +39,8 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
     };
     let now_ns = jobs::now_ns();
     let machines = Machines::of(setting);
+    let (newest, systems) = (&records[0], systems(setting));
+    let ceilings = Ceilings::of(newest, &systems, &beside(&mut all, newest)?, now_ns);
     let mut found = Found::default();
     for (index, record) in records.iter().enumerate() {
         let machine = machines.of_job(record);
@@ -51,7 +56,7 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
         })?;
         known.with_job(record, &[], now_ns, |job| {
             let size = args.sizes.get(index).copied().or_else(|| scale::size(job));
-            found.bounds = found.bounds.take().or_else(|| scale::bounds(job).filter(|_| is_first));
+            found.bounds = found.bounds.take().or_else(|| scale::bounds(job, &ceilings).filter(|_| is_first));
             match size {
                 _ if record.state != State::Finished => {
                     found.left_out.push(format!("job {}: {}", record.label(), record.state.name()));
@@ -64,8 +69,6 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
             }
         });
     }
-    let newest = &records[0];
-    let systems = systems(setting);
     let wishes = scale::Wishes { sizes: args.at.clone(), target_s: target_s.transpose()? };
     let plan = scale::plan(&found.runs, &found.powers, found.bounds, newest, &systems, &wishes);
     print(newest, &plan, &found.left_out, args.json)
@@ -88,8 +91,16 @@ fn of_lineage(all: &mut AllJobs, record: &Record) -> Result<Vec<Record>> {
     Ok(runs)
 }
 
+/// Jobs that show what the node of a job can do, the newest.
+fn beside(all: &mut AllJobs, record: &Record) -> Result<Vec<Record>> {
+    let [node] = record.nodes.as_slice() else { return Ok(Vec::new()) };
+    let mut filter = list::filter_of(&FilterArgs { node: Some(node.clone()), ..FilterArgs::default() })?;
+    filter.limit = Some(JOBS_BESIDE);
+    all.jobs(&filter)
+}
+
 /// The machines of the configuration.
-fn systems(setting: &Setting) -> Vec<System> {
+pub(super) fn systems(setting: &Setting) -> Vec<System> {
     let configured = setting.config.systems.iter();
     let system = configured.map(|of| System {
         name: of.name.clone(),
@@ -98,6 +109,7 @@ fn systems(setting: &Setting) -> Vec<System> {
         gpus: of.gpus,
         gpu_maker: of.gpu_maker.clone(),
         gpu_memory_bytes: of.gpu_memory_bytes,
+        storage_rate: of.storage_rate.map(|rate| rate as f64),
         core_hour: of.core_hour,
         gpu_hour: of.gpu_hour,
     });
@@ -107,7 +119,7 @@ fn systems(setting: &Setting) -> Vec<System> {
 fn print(record: &Record, plan: &Plan, left_out: &[String], json: bool) -> Result<i32> {
     let mut stdout = output::stdout();
     if json {
-        writeln!(stdout, "{}", view::scale::object(record, plan, left_out))?;
+        writeln!(stdout, "{}", scale::object(record, plan, left_out))?;
     } else {
         let style = stdout.style();
         stdout.write_all(view::scale::render(record, plan, left_out, &style).as_bytes())?;

@@ -2,7 +2,6 @@
 
 use met_core::job::Record;
 use met_insight::scale::{Bounds, Fit, Interval, Model, Plan, Prediction, Scaling};
-use serde_json::{Value, json};
 
 use super::{Paint, Style, text};
 use met_core::units;
@@ -48,7 +47,7 @@ pub fn render(record: &Record, plan: &Plan, left_out: &[String], style: &Style) 
 
 fn of_bounds(bounds: &Bounds) -> Vec<String> {
     let mut lines = vec![String::new(), "From this run alone:".to_owned()];
-    lines.extend(bounds.headroom.iter().map(|words| format!("  {words}")));
+    lines.extend(bounds.words().iter().map(|words| format!("  {words}")));
     // A bound of all its work says nothing.
     match (bounds.serial_high.filter(|serial| *serial < 0.995), bounds.speedup_limit_min) {
         (Some(serial), Some(speedup)) => lines.push(format!(
@@ -145,63 +144,4 @@ fn of_systems(systems: &[Fit], style: &Style) -> Vec<String> {
         ));
     }
     lines
-}
-
-pub fn object(record: &Record, plan: &Plan, left_out: &[String]) -> Value {
-    let interval = |of: &Interval| json!({ "low": of.low, "value": of.value, "high": of.high });
-    let model = plan.scaling.as_ref().ok().map(|model| {
-        let sizes = model
-            .sizes
-            .iter()
-            .map(|(size, seconds, runs)| json!({ "size": size, "seconds": seconds, "runs": runs }));
-        json!({
-            "model": model.model.name(),
-            "serial_ratio": interval(&model.serial),
-            "coherency": interval(&model.coherency),
-            "sizes": sizes.collect::<Vec<_>>(),
-            "size_min": model.size_min,
-            "size_max": model.size_max,
-            "efficient_size": model.efficient_size(),
-            "fastest_size": model.best_size(),
-        })
-    });
-    let prediction = |of: &Prediction| {
-        json!({
-            "size": of.size,
-            "seconds": of.seconds.as_ref().map(interval),
-            "speedup": of.speedup.as_ref().map(interval),
-            "energy_joules": of.joules,
-            "emissions_grams": of.grams,
-            "money": of.money,
-        })
-    };
-    let fit = |of: &Fit| {
-        json!({
-            "name": of.name,
-            "fits": of.fits,
-            "notes": of.notes,
-            "size": of.size,
-            "seconds": of.seconds.as_ref().map(interval),
-            "price": of.price,
-        })
-    };
-    json!({
-        "job": record.label(),
-        "left_out": left_out,
-        "bounds": plan.bounds.as_ref().map(|bounds| json!({
-            "size": bounds.size,
-            "cores": bounds.cores,
-            "serial_ratio_max": bounds.serial_high,
-            "speedup_limit_min": bounds.speedup_limit_min,
-            "headroom": bounds.headroom,
-        })),
-        "scaling": model,
-        "cannot_tell": plan.scaling.as_ref().err().map(|cannot| json!({
-            "why": cannot.why,
-            "run_next": cannot.run_next,
-        })),
-        "predictions": plan.predictions.iter().map(prediction).collect::<Vec<_>>(),
-        "target": plan.target.map(|(seconds, size)| json!({ "seconds": seconds, "size": size })),
-        "systems": plan.systems.iter().map(fit).collect::<Vec<_>>(),
-    })
 }

@@ -1,0 +1,80 @@
+//! The answers of `met scale` for programs.
+
+use met_core::job::Record;
+use serde_json::{Value, json};
+
+use super::{Bounds, Fit, Headroom, Interval, Plan, Prediction};
+
+fn bounds(bounds: &Bounds) -> Value {
+    let ceiling = |of: &Headroom| {
+        json!({
+            "resource": of.resource,
+            "used": of.used,
+            "ceiling": of.ceiling,
+            "from": of.from.name(),
+            "used_ratio": of.share(),
+        })
+    };
+    json!({
+        "size": bounds.size,
+        "cores": bounds.cores,
+        "serial_ratio_max": bounds.serial_high,
+        "speedup_limit_min": bounds.speedup_limit_min,
+        "headroom": bounds.words(),
+        "ceilings": bounds.headroom.iter().map(ceiling).collect::<Vec<_>>(),
+        "first_limit": bounds.first_limit().map(|of| of.resource),
+    })
+}
+
+pub fn object(record: &Record, plan: &Plan, left_out: &[String]) -> Value {
+    let interval = |of: &Interval| json!({ "low": of.low, "value": of.value, "high": of.high });
+    let model = plan.scaling.as_ref().ok().map(|model| {
+        let sizes = model
+            .sizes
+            .iter()
+            .map(|(size, seconds, runs)| json!({ "size": size, "seconds": seconds, "runs": runs }));
+        json!({
+            "model": model.model.name(),
+            "serial_ratio": interval(&model.serial),
+            "coherency": interval(&model.coherency),
+            "sizes": sizes.collect::<Vec<_>>(),
+            "size_min": model.size_min,
+            "size_max": model.size_max,
+            "efficient_size": model.efficient_size(),
+            "fastest_size": model.best_size(),
+        })
+    });
+    let prediction = |of: &Prediction| {
+        json!({
+            "size": of.size,
+            "seconds": of.seconds.as_ref().map(interval),
+            "speedup": of.speedup.as_ref().map(interval),
+            "energy_joules": of.joules,
+            "emissions_grams": of.grams,
+            "money": of.money,
+        })
+    };
+    let fit = |of: &Fit| {
+        json!({
+            "name": of.name,
+            "fits": of.fits,
+            "notes": of.notes,
+            "size": of.size,
+            "seconds": of.seconds.as_ref().map(interval),
+            "price": of.price,
+        })
+    };
+    json!({
+        "job": record.label(),
+        "left_out": left_out,
+        "bounds": plan.bounds.as_ref().map(bounds),
+        "scaling": model,
+        "cannot_tell": plan.scaling.as_ref().err().map(|cannot| json!({
+            "why": cannot.why,
+            "run_next": cannot.run_next,
+        })),
+        "predictions": plan.predictions.iter().map(prediction).collect::<Vec<_>>(),
+        "target": plan.target.map(|(seconds, size)| json!({ "seconds": seconds, "size": size })),
+        "systems": plan.systems.iter().map(fit).collect::<Vec<_>>(),
+    })
+}
