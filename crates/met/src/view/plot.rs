@@ -324,7 +324,8 @@ mod tests {
         cells[column::READ] = 8192;
         course.push(3000, &cells);
         assert!(
-            super::course(&course, 5000.into(), &Known::default(), &Style::plain()).contains("read and written")
+            super::course(&course, 5000.into(), &Known::default(), &Style::plain())
+                .contains("read and written")
         );
     }
 
