@@ -40,13 +40,23 @@ pub struct Interest {
     pub watched_ns: Option<i64>,
 }
 
+/// The ladder of a machine whose configuration names none.
+const DEFAULT: [Step; 4] =
+    [Step::seconds(0, 1), Step::seconds(300, 10), Step::seconds(3600, 30), Step::seconds(86_400, 60)];
+
+/// The time between two samples of a job of this age, in milliseconds, where nothing else is configured.
+pub fn default_ms(age_ms: i64) -> i64 {
+    interval_ns(&DEFAULT, age_ms.saturating_mul(1_000_000)) / 1_000_000
+}
+
+fn interval_ns(steps: &[Step], age_ns: i64) -> i64 {
+    let passed = steps.partition_point(|step| step.after_ns <= age_ns);
+    steps[passed.saturating_sub(1)].interval_ns
+}
+
 impl Default for Ladder {
     fn default() -> Ladder {
-        let step = |after_s: i64, interval_s: i64| Step {
-            after_ns: after_s * 1_000_000_000,
-            interval_ns: interval_s * 1_000_000_000,
-        };
-        Ladder { steps: vec![step(0, 1), step(300, 10), step(3600, 30), step(86_400, 60)] }
+        Ladder { steps: DEFAULT.to_vec() }
     }
 }
 
@@ -105,8 +115,7 @@ impl Ladder {
         if is_recent(interest.changed_ns, CHANGED_FOR_NS) || is_recent(interest.watched_ns, WATCHED_FOR_NS) {
             return self.shortest_ns();
         }
-        let passed = self.steps.partition_point(|step| step.after_ns <= interest.age_ns);
-        self.steps[passed.saturating_sub(1)].interval_ns
+        interval_ns(&self.steps, interest.age_ns)
     }
 }
 
@@ -157,6 +166,10 @@ impl Cadence {
 }
 
 impl Step {
+    const fn seconds(after_s: i64, interval_s: i64) -> Step {
+        Step { after_ns: after_s * 1_000_000_000, interval_ns: interval_s * 1_000_000_000 }
+    }
+
     fn parse(text: &str) -> Result<Step, ParseError> {
         let (interval, after) = match text.split_once(" after ") {
             Some((interval, after)) => (interval, nanoseconds(units::parse_duration(after)?)),

@@ -91,6 +91,12 @@ impl Account {
 }
 
 impl Provenance {
+    /// How far apart samples of a peak were at most, in seconds, where that is further than those of most jobs.
+    pub fn apart_s(&self) -> Option<u32> {
+        let kinds = [(Caveat::MinuteApart, 60), (Caveat::SecondsApart, 10)];
+        kinds.into_iter().find(|(caveat, _)| self.has(*caveat)).map(|(_, apart_s)| apart_s)
+    }
+
     pub fn has(&self, caveat: Caveat) -> bool {
         self.caveats & 1 << caveat as u16 != 0
     }

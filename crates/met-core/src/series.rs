@@ -1,6 +1,7 @@
 //! The course of a job over time: samples of the job table, and what they sum up to.
 
 mod charged;
+mod gaps;
 mod packed;
 mod thinning;
 
@@ -8,6 +9,7 @@ use crate::job::{Summaries, Summary};
 use crate::rate;
 use crate::{Kind, MISSING, Table};
 pub(crate) use charged::is_charged;
+pub use gaps::Gaps;
 pub use packed::PackedSamples;
 pub use thinning::{SPREAD_NAMES, Spread, Spreads, Thinner};
 
@@ -70,10 +72,9 @@ impl Course {
         self.spreads.as_ref().is_some_and(|spreads| spreads.has_any(index))
     }
 
-    /// Whether there is a time longer than `gap_ms` without any sample between two of them.
-    fn has_gap(&self, first: usize, last: usize, gap_ms: i64) -> bool {
-        (first + 1..=last)
-            .any(|index| self.times_ms[index] - self.times_ms[index - 1] > gap_ms && !self.is_thinned(index))
+    /// Whether there is a gap between two samples.
+    fn has_gap(&self, first: usize, last: usize, gaps: Gaps) -> bool {
+        (first + 1..=last).any(|index| gaps.has_before(self, index) && !self.is_thinned(index))
     }
 
     /// Calls `each` with a copy of every sample.
@@ -149,10 +150,10 @@ impl Course {
     }
 
     /// The intervals between neighbouring known cells of a column: a level, or a growth per second, that
-    /// held from one time to another. One with a time longer than `gap_ms` without any sample is a gap and not
-    /// bridged, unless samples were removed from it; other columns may have been read in between. Energy that was not
-    /// charged yet is not known.
-    pub fn intervals(&self, column: usize, gap_ms: i64) -> impl Iterator<Item = Interval> + '_ {
+    /// held from one time to another. A gap is not bridged, unless samples were removed from it; other columns may have
+    /// been read in between. Energy that was not charged yet is not known.
+    pub fn intervals(&self, column: usize, gaps: impl Into<Gaps>) -> impl Iterator<Item = Interval> + '_ {
+        let gaps = gaps.into();
         let kind = self.table.columns[column].kind;
         let cells = self.times_ms.iter().zip(&self.columns[column]).enumerate();
         let pending = charged::pending(self, column, None);
@@ -160,9 +161,15 @@ impl Course {
         let known = cells.filter(move |&(index, (_, &cell))| cell != MISSING && !is_pending(index));
         known.clone().zip(known.skip(1)).filter_map(move |((first, before), (index, now))| {
             let spread = self.spread(column, index);
-            let is_sparse = spread.is_none() && index > first + 1 && !self.has_gap(first, index, gap_ms);
-            let gap_ms = if is_sparse { gap_ms.max(SPARSE_MS) } else { gap_ms };
-            interval(kind, (*before.0, *before.1), (*now.0, *now.1), spread, gap_ms)
+            let is_bridged = match index == first + 1 {
+                _ if spread.is_some() => true,
+                true => !gaps.has_before(self, index),
+                false => {
+                    now.0 - before.0 <= gaps.least_ms().max(SPARSE_MS) && !self.has_gap(first, index, gaps)
+                }
+            };
+            let (before, now) = ((*before.0, *before.1), (*now.0, *now.1));
+            is_bridged.then(|| interval(kind, before, now, spread, i64::MAX))?
         })
     }
 
@@ -173,19 +180,20 @@ impl Course {
         kept.max(removed.map(|highest| highest.round() as i64).filter(|_| kept.is_some()))
     }
 
-    pub fn summaries(&self, gap_ms: i64) -> Summaries {
+    pub fn summaries(&self, gaps: impl Into<Gaps>) -> Summaries {
+        let gaps = gaps.into();
         let mut summaries = Summaries::default();
         for column in 0..self.columns.len() {
-            if let Some(summary) = self.summary(column, gap_ms) {
+            if let Some(summary) = self.summary(column, gaps) {
                 summaries.set(column, summary);
             }
         }
         summaries
     }
 
-    pub fn summary(&self, column: usize, gap_ms: i64) -> Option<Summary> {
+    pub fn summary(&self, column: usize, gaps: impl Into<Gaps>) -> Option<Summary> {
         let mut spans: Vec<(f64, i64)> =
-            self.intervals(column, gap_ms).map(|span| (span.value, span.end_ms - span.begin_ms)).collect();
+            self.intervals(column, gaps).map(|span| (span.value, span.end_ms - span.begin_ms)).collect();
         if spans.is_empty() {
             // One sample of a level is still a level; of a counter it is nothing.
             let only = self.maximum(column).filter(|_| self.table.columns[column].kind == Kind::Gauge)?;

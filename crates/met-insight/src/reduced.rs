@@ -1,7 +1,7 @@
 //! A series in a given number of equal spans, each with minimum, mean and maximum.
 
 use met_core::Kind;
-use met_core::series::Course;
+use met_core::series::{Course, Gaps};
 use serde_json::{Map, Value, json};
 
 use crate::json;
@@ -24,16 +24,15 @@ pub fn reduced(
     columns: &[usize],
     (begin_ms, end_ms): (i64, i64),
     points: usize,
-    gap_ms: impl Fn(usize) -> i64,
+    gaps: impl Fn(usize) -> Gaps,
 ) -> Reduced {
     // Of no time, or without any sample, there is nothing to show.
     if end_ms < begin_ms || course.times_ms.is_empty() {
         return Reduced { begin_ms, end_ms: begin_ms, columns: Vec::new(), points: 0 };
     }
     let known = columns.iter().filter_map(|&column| {
-        let gap_ms = gap_ms(column);
         let scale = course.table.columns[column].scale;
-        let bins = resample::between(course, column, begin_ms, end_ms, points, gap_ms);
+        let bins = resample::between(course, column, begin_ms, end_ms, points, gaps(column));
         let is_known = bins.iter().any(Option::is_some);
         let scaled = |bin: Option<Bin>| bin.map(|bin| bin.map(|value| value * scale));
         is_known.then(|| (column, bins.into_iter().map(scaled).collect()))
@@ -104,7 +103,7 @@ mod tests {
     fn a_time_that_ends_before_it_begins_has_no_points() {
         let course = course(&[(5_000, 1, 5), (6_000, 2, 7)]);
         for (course, span) in [(&course, (9_000, 6_000)), (&Course::new(&JOB), (0, 0))] {
-            let object = reduced(course, &[CPU], span, 3, |_| GAP_MS).object(course);
+            let object = reduced(course, &[CPU], span, 3, |_| GAP_MS.into()).object(course);
             assert_eq!((&object["times"], &object["columns"]), (&json!([]), &json!({})));
             assert_eq!(object["span_seconds"], 0.0);
         }
@@ -114,7 +113,7 @@ mod tests {
     fn a_gap_stays_a_gap_and_what_was_never_read_is_left_out() {
         let course =
             course(&[(0, MISSING, 5), (1000, MISSING, 7), (60_000, MISSING, 9), (61_000, MISSING, 9)]);
-        let reduced = reduced(&course, &[CPU, MEMORY_NEEDED], span(&course), 61, |_| GAP_MS);
+        let reduced = reduced(&course, &[CPU, MEMORY_NEEDED], span(&course), 61, |_| GAP_MS.into());
         let [(column, bins)] = &reduced.columns[..] else { panic!("{reduced:?}") };
         assert_eq!(*column, MEMORY_NEEDED);
         assert_eq!(bins.iter().flatten().count(), 2);
@@ -129,7 +128,7 @@ mod tests {
     fn a_counter_is_a_rate_in_its_unit() {
         let course =
             course(&[(0, 0, MISSING), (1000, 2_000_000_000, MISSING), (2000, 2_000_000_000, MISSING)]);
-        let object = reduced(&course, &[CPU], span(&course), 2, |_| GAP_MS).object(&course);
+        let object = reduced(&course, &[CPU], span(&course), 2, |_| GAP_MS.into()).object(&course);
         let expected =
             json!({ "per_second": true, "min": [2.0, 0.0], "mean": [2.0, 0.0], "max": [2.0, 0.0] });
         assert_eq!(object["columns"]["cpu_seconds"], expected);
@@ -147,7 +146,7 @@ mod tests {
                 (time_ms, MISSING, memory)
             }).collect();
             let course = course(&samples);
-            let reduced = reduced(&course, &[MEMORY_NEEDED], span(&course), points, |_| GAP_MS);
+            let reduced = reduced(&course, &[MEMORY_NEEDED], span(&course), points, |_| GAP_MS.into());
             // Of what is between two samples that are no gap apart.
             let bridged: Vec<(i64, i64)> = samples.windows(2)
                 .filter(|pair| pair[1].0 - pair[0].0 <= GAP_MS)
@@ -169,7 +168,7 @@ mod tests {
         #[test]
         fn a_span_without_samples_is_empty(gap_ms in 20_000i64..1_000_000, points in 1usize..200) {
             let course = course(&[(0, MISSING, 1), (1000, MISSING, 1), (1000 + gap_ms, MISSING, 1), (2000 + gap_ms, MISSING, 1)]);
-            let reduced = reduced(&course, &[MEMORY_NEEDED], span(&course), points, |_| GAP_MS);
+            let reduced = reduced(&course, &[MEMORY_NEEDED], span(&course), points, |_| GAP_MS.into());
             let times: Vec<i64> = reduced.times_ms().chain([2000 + gap_ms]).collect();
             for (index, bin) in reduced.columns[0].1.iter().enumerate() {
                 let is_in_gap = times[index] >= 1001 && times[index + 1] < 1000 + gap_ms;

@@ -16,6 +16,7 @@ use std::borrow::Cow;
 
 use met_core::annotation::Annotation;
 use met_core::job::{QualityKind, Record, State};
+use met_core::job_table as column;
 
 use crate::answers::Answers;
 use crate::{events, work};
@@ -172,7 +173,8 @@ pub struct Machine {
 pub fn report(record: &Record, machine: Machine, now_ns: i64) -> Report {
     let source = Reader { record, machine, now_ns };
     let first = [figures::cpu(&source), figures::memory(&source)];
-    let sections = first.into_iter().chain(record.gpus.iter().map(gpu)).chain([
+    let gpus = record.gpus.iter().map(|used| gpu(used, source.resolution(column::GPU_MEMORY_PEAK)));
+    let sections = first.into_iter().chain(gpus).chain([
         figures::input_output(&source),
         figures::processes(&source),
         figures::pressure(&source),
@@ -238,7 +240,6 @@ impl Detail {
 mod tests {
     use met_core::JOB;
     use met_core::job::{LimitKind, Origin};
-    use met_core::job_table as column;
 
     use super::reader::sum;
     use super::*;
@@ -387,6 +388,33 @@ mod tests {
         assert_eq!(shown(&record), [("processes", 1)]);
         record.totals.set(column::THREADS_PEAK, 4, QualityKind::Sampled, "/proc");
         assert_eq!(shown(&record), [("processes", 1), ("threads", 1)]);
+    }
+
+    #[test]
+    fn a_peak_that_only_samples_know_says_how_far_apart_they_were() {
+        let mut record = sample::finished();
+        record.gpus = vec![met_core::job::GpuUse { memory_peak_bytes: Some(5), ..Default::default() }];
+        let peaks = [
+            (column::CORES_PEAK, "cores", 9000),
+            (column::MEMORY_NEEDED_PEAK, "memory needed", 1 << 40),
+            (column::PROCESSES_PEAK, "processes", 4),
+            (column::THREADS_PEAK, "threads", 4),
+            (column::GPU_MEMORY_PEAK, "GPU memory", 5),
+        ];
+        let said = |record: &Record, label: &str| {
+            let report = report(record, Machine::default(), sample::NOW_NS);
+            let line =
+                report.sections.iter().flat_map(|section| &section.lines).find(|line| line.label == label);
+            line.unwrap().details.last().map(words::detail).unwrap()
+        };
+        for (index, label, value) in peaks {
+            record.totals.set(index, value, QualityKind::Sampled, "cgroup, samples up to 60 s apart");
+            assert_eq!(said(&record, label), "sampled up to 60 s apart", "{label}");
+            record.totals.set(index, value, QualityKind::Sampled, "cgroup, samples up to 10 s apart");
+            assert_eq!(said(&record, label), "sampled up to 10 s apart", "{label}");
+            record.totals.set(index, value, QualityKind::Sampled, "cgroup");
+            assert!(!said(&record, label).contains("apart"), "{label}");
+        }
     }
 
     #[test]

@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use met_core::series::{Course, Interval, RATE_MIN_MS, Spread, Spreads};
-use met_core::{Kind, MISSING};
+use met_core::gpu::card;
+use met_core::series::{Course, Gaps, Interval, RATE_MIN_MS, Spread, Spreads};
+use met_core::{JOB, Kind, MISSING};
 
 /// What a column did in one step of the plot, in the column's sub-unit; counters: their growth per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,11 +27,11 @@ impl Bin {
 }
 
 /// The span of a course cut into equal bins. A bin that no sample covers is `None`: a gap stays a gap.
-pub fn bins(course: &Course, column: usize, count: usize, gap_ms: i64) -> Vec<Option<Bin>> {
+pub fn bins(course: &Course, column: usize, count: usize, gaps: impl Into<Gaps>) -> Vec<Option<Bin>> {
     let (Some(&first_ms), Some(&last_ms)) = (course.times_ms.first(), course.times_ms.last()) else {
         return vec![None; count];
     };
-    between(course, column, first_ms, last_ms, count, gap_ms)
+    between(course, column, first_ms, last_ms, count, gaps)
 }
 
 /// The same over a span that the caller chooses, so that several courses share an axis.
@@ -40,9 +41,9 @@ pub fn between(
     begin_ms: i64,
     end_ms: i64,
     count: usize,
-    gap_ms: i64,
+    gaps: impl Into<Gaps>,
 ) -> Vec<Option<Bin>> {
-    binned(&rates(course, column, gap_ms), begin_ms, end_ms, count)
+    binned(&rates(course, column, gaps), begin_ms, end_ms, count)
 }
 
 /// The same of [`rates`] that are known already.
@@ -71,11 +72,12 @@ pub fn binned(rates: &[Interval], begin_ms: i64, end_ms: i64, count: usize) -> V
 
 /// The intervals that are drawn. A counter that was read twice in a moment grew by what was counted late: such an
 /// interval is one with its neighbour, so that bars and peaks are made of the same rates in any number of bins.
-pub fn rates(course: &Course, column: usize, gap_ms: i64) -> Vec<Interval> {
-    let least_ms = shortest_of_rates(course, column, gap_ms);
+pub fn rates(course: &Course, column: usize, gaps: impl Into<Gaps>) -> Vec<Interval> {
+    let gaps = gaps.into();
+    let least_ms = shortest_of_rates(course, column, gaps);
     let is_short = |one: &Interval| !one.is_thinned && one.end_ms - one.begin_ms < least_ms;
     let mut merged: Vec<Interval> = Vec::new();
-    for next in course.intervals(column, gap_ms) {
+    for next in course.intervals(column, gaps) {
         match merged.last_mut().filter(|last| is_short(last) && is_joined(last, &next)) {
             Some(last) => *last = together(last, &next),
             None => merged.push(next),
@@ -174,11 +176,11 @@ fn spread_of_sum(course: &Course, parts: &[(usize, f64)], into: usize, combined:
 }
 
 /// Half of the usual interval, and no more than that of a moment; a level is as good after any time.
-fn shortest_of_rates(course: &Course, column: usize, gap_ms: i64) -> i64 {
+fn shortest_of_rates(course: &Course, column: usize, gaps: Gaps) -> i64 {
     if course.table.columns[column].kind == Kind::Gauge {
         return 0;
     }
-    let read = course.intervals(column, gap_ms).filter(|interval| !interval.is_thinned);
+    let read = course.intervals(column, gaps).filter(|interval| !interval.is_thinned);
     let mut lengths: Vec<i64> = read.map(|interval| interval.end_ms - interval.begin_ms).collect();
     let middle = lengths.len() / 2;
     if lengths.is_empty() { 0 } else { (*lengths.select_nth_unstable(middle).1 / 2).min(RATE_MIN_MS) }
@@ -206,10 +208,23 @@ pub fn look_gap_ms(mut spans: Vec<i64>, least_ms: i64) -> i64 {
     least_ms.max(usual_ms.saturating_mul(3))
 }
 
-/// GPUs are read in every tick, and no counter covers the time in between: a shorter pause is a gap.
-pub fn card_gap_ms(course: &Course, gap_ms: i64) -> i64 {
+/// Which times between samples are drawn as gaps. A job may be sampled every `interval` and less often with its age;
+/// events are then as far apart as that, while all jobs and GPUs are read at least every ten seconds.
+pub fn gaps(course: &Course, interval: Duration, start_ms: Option<i64>) -> Gaps {
+    let gaps = Gaps::paced(gap_ms(interval), start_ms);
+    match course.table.name {
+        name if name == card::TABLE.name => gpu_gaps(gaps.read_together()),
+        name if name == JOB.name => gaps.read_together(),
+        _ => gaps,
+    }
+}
+
+/// The same for what a job did on GPUs. They are read in every tick, and no counter covers the time in between: a
+/// shorter pause is a gap.
+pub fn gpu_gaps(gaps: Gaps) -> Gaps {
     const LEAST_MS: i64 = 5000;
-    look_gap_ms(course.spans_ms(), LEAST_MS).min(gap_ms)
+    // Ten times as often as what is read in slow ticks.
+    gaps.from_ms((gaps.least_ms() / 10).max(LEAST_MS))
 }
 
 /// The samples up to the end of the job, and the first one after it.
@@ -269,6 +284,10 @@ impl Sum {
         self.ends.filter(|_| self.covered_ms > 0.0).map(|(min, max)| Bin { mean, min, max })
     }
 }
+
+#[cfg(test)]
+#[path = "resample_gap_tests.rs"]
+mod gap_tests;
 
 #[cfg(test)]
 mod tests {

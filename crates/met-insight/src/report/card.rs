@@ -4,7 +4,8 @@ use met_core::job::{GpuUse, QualityKind};
 
 use super::{Amount, Detail, Heading, Measure, Section};
 
-pub(super) fn gpu(gpu: &GpuUse) -> Section {
+/// `resolution` is that of the peak of its memory.
+pub(super) fn gpu(gpu: &GpuUse, resolution: Option<Detail>) -> Section {
     let some = |value: Option<f64>, measure, quality| Some(Amount { value: value?, measure, quality });
     let sampled = |value: Option<f64>, measure| some(value, measure, QualityKind::Sampled);
     let mut section = Section::new("GPU");
@@ -22,7 +23,7 @@ pub(super) fn gpu(gpu: &GpuUse) -> Section {
     let total = sampled(gpu.memory_total_bytes.map(|bytes| bytes as f64), Measure::Bytes);
     let peak = sampled(gpu.memory_peak_bytes.map(|bytes| bytes as f64), Measure::Bytes);
     let mean = Detail::before("average", sampled(gpu.memory_mean_bytes, Measure::Bytes));
-    section.put("GPU memory", peak, [Detail::words("peak"), mean, Detail::before("of", total)]);
+    section.put("GPU memory", peak, [Detail::words("peak"), mean, Detail::before("of", total), resolution]);
     if let Some(kind) = gpu.energy_kind {
         let energy = |uj: i64| some(Some(uj as f64 / 1e6), Measure::Joules, kind);
         // The idle power of a GPU that was never seen idle is unknown.

@@ -29,7 +29,8 @@ pub(super) fn cpu(job: &Reader<'_>) -> Section {
     // A job that was too short for its samples has a higher average than they have rates.
     let is_peak = |peak: &Amount| cores.is_none_or(|cores| peak.value >= cores.value);
     let peak = Detail::before("peak", job.total(column::CORES_PEAK).filter(is_peak));
-    section.put("cores", cores, [Detail::words("average"), peak]);
+    let resolution = job.resolution(column::CORES_PEAK).filter(|_| peak.is_some());
+    section.put("cores", cores, [Detail::words("average"), peak, resolution]);
     let throttled = job.total(column::THROTTLED).filter(|throttled| throttled.value > 0.0);
     let place = match throttled.map(|throttled| throttled.quality) {
         Some(QualityKind::Attributed) => Detail::words("of a cgroup around it"),
@@ -55,7 +56,8 @@ pub(super) fn memory(job: &Reader<'_>) -> Section {
     let mean = job.level(column::MEMORY_NEEDED, Measure::Bytes);
     match job.total(column::MEMORY_NEEDED_PEAK) {
         Some(peak) => {
-            let details = [Detail::words("peak"), Detail::before("average", mean)];
+            let resolution = job.resolution(column::MEMORY_NEEDED_PEAK);
+            let details = [Detail::words("peak"), Detail::before("average", mean), resolution];
             section.put("memory needed", Some(peak), details);
         }
         None => section.put("memory needed", mean, [Detail::words("average")]),
@@ -112,8 +114,10 @@ pub(super) fn processes(job: &Reader<'_>) -> Section {
     let mut section = Section::new("Processes");
     let at_once = |index: usize| job.total(index).filter(|peak| peak.value > 0.0);
     let peak = Detail::after(at_once(column::PROCESSES_PEAK), "at once");
-    section.put("processes", job.total(column::PROCESSES), [Detail::words("total"), peak]);
-    section.put("threads", at_once(column::THREADS_PEAK), [Detail::words("at once")]);
+    let resolution = job.resolution(column::PROCESSES_PEAK).filter(|_| peak.is_some());
+    section.put("processes", job.total(column::PROCESSES), [Detail::words("total"), peak, resolution]);
+    let resolution = job.resolution(column::THREADS_PEAK);
+    section.put("threads", at_once(column::THREADS_PEAK), [Detail::words("at once"), resolution]);
     section
 }
 

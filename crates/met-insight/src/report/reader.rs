@@ -4,7 +4,7 @@ use met_core::job::{Figure, LimitKind, MemoryLimit, QualityKind, Record};
 use met_core::job_table as column;
 use met_core::{JOB, Unit};
 
-use super::{Amount, Machine, Measure};
+use super::{Amount, Detail, Machine, Measure};
 use crate::average;
 
 /// The reading side of one record: every method leaves out what is not known.
@@ -33,6 +33,12 @@ impl Reader<'_> {
             _ => Measure::Count,
         };
         Some(Amount { value: column.scaled(figure.value), measure, quality: figure.kind })
+    }
+
+    /// How short a peak may have been missed, where only samples know it.
+    pub(super) fn resolution(&self, index: usize) -> Option<Detail> {
+        let apart_s = self.figure(index)?.source.apart_s()?;
+        Detail::text(Some(format!("sampled up to {apart_s} s apart")))
     }
 
     /// A total over the wall time; as good as the total.

@@ -82,7 +82,7 @@ pub(super) fn of_job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Prob
     let window_ms = window_ms(asked)?;
     let record = whole_job(visible, asked.path("job"), "series")?;
     has_part(&record, table, &part)?;
-    let key = record.key;
+    let (key, start_ns) = (record.key, record.start_ns);
     let page = |after_ms: i64| match table.name {
         name if name == gpu::card::TABLE.name => visible.card_course(&key, &part, after_ms),
         name if name == JOB.name => visible.course(&key, after_ms),
@@ -91,11 +91,10 @@ pub(super) fn of_job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Prob
     let mut object = match given.whole("points") {
         Some(points) => {
             let course = samples::whole(table, window_ms, HELD, page)?;
-            let gap_ms = resample::gap_ms_of(&course, INTERVAL);
-            let of_cards = resample::card_gap_ms(&course, gap_ms);
-            let gap_ms = if table.name == gpu::card::TABLE.name { of_cards } else { gap_ms };
+            let start_ms = start_ns.map(|start_ns| start_ns / 1_000_000);
+            let gaps = resample::gaps(&course, INTERVAL, start_ms);
             let points = usize::try_from(points).unwrap_or(1);
-            reduced(&course, &columns, span(&course, window_ms), points, |_| gap_ms).object(&course)
+            reduced(&course, &columns, span(&course, window_ms), points, |_| gaps).object(&course)
         }
         None => as_taken(asked, &columns, window_ms, page)?,
     };
@@ -189,7 +188,7 @@ pub(super) fn of_node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
     for (part, course) in &parts {
         let columns = columns.clone().unwrap_or_else(|| (0..course.columns.len()).collect());
         let gap_ms = resample::look_gap_ms(course.spans_ms(), resample::gap_ms(INTERVAL));
-        let reduced = reduced(course, &columns, window_ms, points, |_| gap_ms);
+        let reduced = reduced(course, &columns, window_ms, points, |_| gap_ms.into());
         if !reduced.columns.is_empty() {
             let mut object = reduced.object(course);
             object.insert("table".to_owned(), part.table.as_str().into());

@@ -6,7 +6,7 @@ use met_core::event;
 use met_core::gpu::card;
 use met_core::job::{GpuUse, Record};
 use met_core::job_table as column;
-use met_core::series::Course;
+use met_core::series::{Course, Gaps};
 use met_core::text::escape;
 use met_core::{MISSING, Table};
 use met_insight::average;
@@ -173,9 +173,9 @@ impl Chart {
 }
 
 /// The charts of a job over a span. What was never read has none, and so has I/O that there was none of.
-pub fn job(record: &Record, course: &Course, span: Span, gap_ms: i64) -> Vec<Chart> {
+pub fn job(record: &Record, course: &Course, span: Span, gaps: Gaps) -> Vec<Chart> {
     const OF_JOB: &str = "of the job";
-    let of = |index: usize| bins(course, index, span, gap_ms);
+    let of = |index: usize| bins(course, index, span, gaps);
     let chart = |id: &str, title: &str, unit: Unit| Chart::new(id, title, OF_JOB, unit);
     let cores = chart("cpu", "CPU cores", Unit::Cores);
     let has_split = [column::CPU_USER, column::CPU_SYSTEM].iter().all(|&index| is_read(course, index));
@@ -198,13 +198,13 @@ pub fn job(record: &Record, course: &Course, span: Span, gap_ms: i64) -> Vec<Cha
         .line("CPU", of(column::PRESSURE_CPU))
         .line("memory", of(column::PRESSURE_MEMORY))
         .line("I/O", of(column::PRESSURE_IO));
-    let card_gap_ms = resample::card_gap_ms(course, gap_ms);
+    let gpu_gaps = resample::gpu_gaps(gaps);
     let gpu = chart("gpu", "GPU use, in GPUs", Unit::Cores)
-        .line("use", bins(course, column::GPU_UTILIZATION, span, card_gap_ms));
+        .line("use", bins(course, column::GPU_UTILIZATION, span, gpu_gaps));
     let gpu_memory = chart("gpu-memory", "GPU memory", Unit::Bytes)
-        .line("held", bins(course, column::GPU_MEMORY, span, card_gap_ms));
+        .line("held", bins(course, column::GPU_MEMORY, span, gpu_gaps));
     let gpu_power = chart("gpu-power", "GPU power", Unit::Watts)
-        .line("power", bins(course, column::GPU_POWER, span, card_gap_ms));
+        .line("power", bins(course, column::GPU_POWER, span, gpu_gaps));
     let cores = no_higher(cores, average::cores_peak(record));
     let [of_cores, of_memory, of_power] = reported(record, course, span);
     let cores = Chart { limit: cpu_limit(record), reported: of_cores, ..cores };
@@ -222,7 +222,7 @@ pub fn job(record: &Record, course: &Course, span: Span, gap_ms: i64) -> Vec<Cha
 pub fn by_node<E>(
     record: &Record,
     span: Span,
-    gap_ms: i64,
+    gaps: impl Fn(&Course) -> Gaps,
     mut series: impl FnMut(&str) -> Result<Course, E>,
 ) -> Result<Option<Chart>, E> {
     let mut nodes: Vec<(Option<i64>, &str)> = Vec::new();
@@ -241,7 +241,8 @@ pub fn by_node<E>(
     let scope = if is_all { "of the job" } else { "of the job, the busiest and the idlest nodes" };
     let mut chart = Chart::new("cpu-by-node", "CPU cores by node", scope, Unit::Cores);
     for (_, node) in nodes {
-        chart.add(&escape(node), bins(&series(node)?, column::CPU, span, gap_ms));
+        let course = series(node)?;
+        chart.add(&escape(node), bins(&course, column::CPU, span, gaps(&course)));
     }
     Ok((chart.lines.len() > 1).then_some(chart))
 }
@@ -295,7 +296,7 @@ fn memory_limit(record: &Record) -> Option<(&'static str, f64)> {
 pub fn cards<E>(
     gpus: &[GpuUse],
     span: Span,
-    gap_ms: i64,
+    gaps: impl Fn(&Course) -> Gaps,
     mut series: impl FnMut(&GpuUse) -> Result<Course, E>,
 ) -> Result<Vec<Chart>, E> {
     let empty =
@@ -303,9 +304,8 @@ pub fn cards<E>(
     let mut charts: Vec<Chart> = card::CHARTS.iter().map(empty).collect();
     for gpu in gpus {
         let course = series(gpu)?;
-        let gap_ms = resample::card_gap_ms(&course, gap_ms);
         for (chart, kind) in charts.iter_mut().zip(card::CHARTS) {
-            chart.add(&format!("GPU {}", gpu.index), bins(&course, kind.plus[0], span, gap_ms));
+            chart.add(&format!("GPU {}", gpu.index), bins(&course, kind.plus[0], span, gaps(&course)));
         }
     }
     Ok(charts.into_iter().map(busiest).filter(|chart| !chart.lines.is_empty()).collect())
@@ -317,7 +317,7 @@ pub struct Compared<'a> {
     pub record: &'a Record,
     pub course: Course,
     pub begin_ms: i64,
-    pub gap_ms: i64,
+    pub gaps: Gaps,
 }
 
 /// One figure of several jobs, each over its own time; `None` where nothing is known or happened. The peak is the
@@ -331,7 +331,7 @@ pub fn side_by_side(
     let mut highest = 0.0_f64;
     for job in jobs {
         let span = Span { begin_ms: job.begin_ms, end_ms: job.begin_ms + span_ms, bins: count };
-        let bins = bins(&job.course, index, span, job.gap_ms);
+        let bins = bins(&job.course, index, span, job.gaps);
         let most = average::cores_peak(job.record).filter(|_| index == column::CPU);
         let label = format!("job {}", job.record.label());
         let one = no_higher(Chart::new(id, title, "by job", unit).line(&label, bins), most);
@@ -349,9 +349,9 @@ pub fn side_by_side(
 }
 
 /// How often an event happened in a job, if it did.
-pub fn event(index: usize, name: &str, course: &Course, span: Span, gap_ms: i64) -> Option<Chart> {
+pub fn event(index: usize, name: &str, course: &Course, span: Span, gaps: Gaps) -> Option<Chart> {
     let chart = Chart::new(&format!("event-{index}"), name, "of the job", Unit::PerSecond);
-    Some(chart.line("rate", bins(course, event::COUNT, span, gap_ms))).filter(Chart::did_something)
+    Some(chart.line("rate", bins(course, event::COUNT, span, gaps))).filter(Chart::did_something)
 }
 
 /// The machine over a span: one chart for each thing that it has and that did something.
@@ -398,9 +398,9 @@ fn is_read(course: &Course, index: usize) -> bool {
     course.columns[index].iter().any(|&cell| cell != MISSING)
 }
 
-fn bins(course: &Course, index: usize, span: Span, gap_ms: i64) -> Vec<Option<Bin>> {
+fn bins(course: &Course, index: usize, span: Span, gaps: impl Into<Gaps>) -> Vec<Option<Bin>> {
     let scale = course.table.columns[index].scale;
-    let bins = resample::between(course, index, span.begin_ms, span.end_ms, span.bins, gap_ms);
+    let bins = resample::between(course, index, span.begin_ms, span.end_ms, span.bins, gaps);
     let scaled = |bin: Bin| Bin { min: bin.min * scale, mean: bin.mean * scale, max: bin.max * scale };
     bins.into_iter().map(|bin| bin.map(scaled)).collect()
 }
@@ -419,10 +419,12 @@ mod tests {
 
     #[test]
     fn what_was_never_read_has_no_chart() {
-        let charts = job(&sample::full(1, "train"), &sample::course(), span(), 10_000);
+        let charts = job(&sample::full(1, "train"), &sample::course(), span(), 10_000.into());
         let ids: Vec<&str> = charts.iter().map(|chart| chart.id.as_str()).collect();
         assert!(ids.contains(&"cpu") && ids.contains(&"memory") && !ids.contains(&"network"), "{ids:?}");
-        assert!(job(&sample::full(1, "train"), &Course::new(&met_core::JOB), span(), 10_000).is_empty());
+        assert!(
+            job(&sample::full(1, "train"), &Course::new(&met_core::JOB), span(), 10_000.into()).is_empty()
+        );
     }
 
     #[test]
@@ -447,7 +449,7 @@ mod tests {
             record,
             course: course(place),
             begin_ms: sample::course().times_ms[0],
-            gap_ms: 10_000,
+            gaps: 10_000.into(),
         };
         records.iter().enumerate().map(job).collect()
     }
@@ -483,7 +485,7 @@ mod tests {
         // Sampling began after the job.
         record.start_ns = Some((span().begin_ms - 700) * 1_000_000);
         let memory = |span: Span| {
-            let charts = job(&record, &sample::course(), span, 10_000);
+            let charts = job(&record, &sample::course(), span, 10_000.into());
             charts.into_iter().find(|chart| chart.id == "memory").unwrap()
         };
         let whole = memory(span());

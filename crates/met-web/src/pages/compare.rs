@@ -163,8 +163,8 @@ fn drawn(visible: &Visible<'_>, records: &[Record]) -> Result<(Vec<Chart>, i64),
         let course = resample::until(Cow::Owned(course), end_ms).into_owned();
         let begin_ms = record.start_ns.map(|ns| ns / 1_000_000).or(course.times_ms.first().copied());
         if let Some(begin_ms) = begin_ms.filter(|_| !course.is_empty()) {
-            let gap_ms = resample::gap_ms_of(&course, SAMPLED_EVERY);
-            jobs.push(Compared { place, record, course, begin_ms, gap_ms });
+            let gaps = resample::gaps(&course, SAMPLED_EVERY, Some(begin_ms));
+            jobs.push(Compared { place, record, course, begin_ms, gaps });
         }
     }
     let long = |job: &Compared<'_>| Some(job.course.times_ms.last()? - job.begin_ms);

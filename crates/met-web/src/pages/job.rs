@@ -183,21 +183,22 @@ fn charts_between(
 ) -> anyhow::Result<(Vec<Chart>, Option<Span>)> {
     let course =
         resample::until(Cow::Owned(series(&JOB, "")?), record.end_ns.map(|end_ns| end_ns / 1_000_000));
-    let gap_ms = resample::gap_ms_of(&course, SAMPLED_EVERY);
+    let start_ms = record.start_ns.map(|start_ns| start_ns / 1_000_000);
+    let gaps = |course: &Course| resample::gaps(course, SAMPLED_EVERY, start_ms);
     let Some(span) = span(record, &course, window, bins, now_ns) else { return Ok((Vec::new(), None)) };
-    let mut drawn = charts::job(record, &course, span, gap_ms);
+    let mut drawn = charts::job(record, &course, span, gaps(&course));
     drop(course);
     // One series is held at a time. A daemon or server of an earlier version has none by node.
-    let by_node = charts::by_node(record, span, gap_ms, |node| series(&JOB, node));
+    let by_node = charts::by_node(record, span, gaps, |node| series(&JOB, node));
     if let Ok(Some(by_node)) = by_node {
         drawn.insert(drawn.len().min(1), by_node);
     }
     let gpus = &record.gpus[..record.gpus.len().min(GPUS_MAX)];
-    drawn.extend(charts::cards(gpus, span, gap_ms, |gpu| series(&gpu::card::TABLE, &gpu.uuid))?);
+    drawn.extend(charts::cards(gpus, span, gaps, |gpu| series(&gpu::card::TABLE, &gpu.uuid))?);
     for (index, of) in record.events.iter().take(EVENTS_MAX).enumerate() {
         // An older daemon has no such series.
         let course = series(&event::TABLE, &of.name).unwrap_or_else(|_| Course::new(&event::TABLE));
-        drawn.extend(charts::event(index, &of.name, &course, span, gap_ms));
+        drawn.extend(charts::event(index, &of.name, &course, span, gaps(&course)));
     }
     Ok((drawn, Some(span)))
 }

@@ -3,11 +3,11 @@
 use std::io::Write;
 
 use anyhow::Result;
-use met_agent::sampler;
 use met_core::JOB;
 use met_core::job::Record;
 use met_insight::answers::{compared, difference_object};
 use met_insight::comparison::{self, EARLIER, JOBS_MAX};
+use met_insight::resample;
 use serde_json::json;
 
 use super::export;
@@ -54,8 +54,9 @@ pub fn compare(setting: &Setting, args: &CompareArgs) -> Result<i32> {
     let mut compared = Vec::new();
     for record in records {
         let course = export::series(&mut all, &record, &JOB, "")?;
-        let gap_ms = sampler::gap_ms_of(&course, setting.config.sampling.shortest());
-        compared.push(Compared { record, course, gap_ms });
+        let start_ms = record.start_ns.map(|start_ns| start_ns / 1_000_000);
+        let gaps = resample::gaps(&course, setting.config.sampling.shortest(), start_ms);
+        compared.push(Compared { record, course, gaps });
     }
     let style = stdout.style();
     stdout.write_all(compare::render(&compared, now_ns, &style).as_bytes())?;

@@ -9,13 +9,13 @@ use met_core::series::Course;
 use met_core::{Table, event};
 use met_insight::answers;
 use met_insight::report::Machine;
+use met_insight::resample;
 
 use super::{export, import};
 use crate::cli::ShowArgs;
 use crate::managers;
 use crate::output;
 use crate::view::{self, text};
-use met_agent::sampler;
 use met_config::Failure;
 use met_insight::answers::Known;
 use met_jobs::processes;
@@ -117,16 +117,17 @@ fn print(
     report.answers = answers;
     stdout.write_all(view::report::render(&report, &style).as_bytes())?;
     let Some(Known { course, gpus, .. }) = known else { return Ok(0) };
-    let gap_ms = |course: &Course| sampler::gap_ms_of(course, setting.config.sampling.shortest());
+    let start_ms = record.start_ns.map(|start_ns| start_ns / 1_000_000);
+    let gaps = |course: &Course| resample::gaps(course, setting.config.sampling.shortest(), start_ms);
     let totals = view::plot::Known::of(record, *now_ns);
-    let mut plots = vec![view::plot::course(&course, gap_ms(&course), &totals, &style)];
+    let mut plots = vec![view::plot::course(&course, gaps(&course), &totals, &style)];
     for (gpu, (_, course)) in record.gpus.iter().zip(&gpus).take(CARDS_PLOTTED) {
-        plots.push(view::plot::card(course, &gpu.index, gap_ms(course), &style));
+        plots.push(view::plot::card(course, &gpu.index, gaps(course), &style));
     }
     for counted in record.events.iter().take(EVENTS_PLOTTED) {
         // An older daemon has no such series.
         let course = series(&event::TABLE, &counted.name).unwrap_or_else(|_| Course::new(&event::TABLE));
-        plots.push(view::plot::event(&course, &counted.name, gap_ms(&course), &style));
+        plots.push(view::plot::event(&course, &counted.name, gaps(&course), &style));
     }
     for plot in plots.iter().filter(|plot| !plot.is_empty()) {
         write!(stdout, "\n{plot}")?;

@@ -3,7 +3,7 @@
 use met_core::chart::Unit;
 use met_core::job::Record;
 use met_core::job_table as column;
-use met_core::series::Course;
+use met_core::series::{Course, Gaps};
 use met_insight::average;
 use met_insight::comparison::{self, Row};
 use met_insight::resample::{self, Bin};
@@ -15,7 +15,7 @@ use met_core::units;
 pub struct Compared {
     pub record: Record,
     pub course: Course,
-    pub gap_ms: i64,
+    pub gaps: Gaps,
 }
 
 const LABEL_COLUMNS: usize = 16;
@@ -99,7 +99,7 @@ fn charts(jobs: &[Compared], style: &Style) -> String {
             let Some(begin_ms) = begin(job) else { continue };
             let scale = job.course.table.columns[index].scale;
             let count = plot::bin_count(columns);
-            let bins = resample::between(&job.course, index, begin_ms, begin_ms + span_ms, count, job.gap_ms);
+            let bins = resample::between(&job.course, index, begin_ms, begin_ms + span_ms, count, job.gaps);
             let scaled =
                 |bin: Bin| Bin { min: bin.min * scale, mean: bin.mean * scale, max: bin.max * scale };
             // The peak of a report is of at least half a second; no chart is higher.
@@ -127,7 +127,7 @@ mod tests {
             let shift_ms = hours * 3_600_000;
             record.start_ns = course.times_ms.first().map(|first| (first + shift_ms) * 1_000_000);
             course.times_ms.iter_mut().for_each(|time_ms| *time_ms += shift_ms);
-            Compared { record, course, gap_ms: 10_000 }
+            Compared { record, course, gaps: 10_000.into() }
         };
         let jobs = [job(1, 0), job(2, 5)];
         let drawn = render(&jobs, sample::NOW_NS, &Style { width: Some(80), ..Style::plain() });

@@ -358,7 +358,7 @@ fn job_course() -> Course {
 fn cards_over_time() {
     let drawn = plot::course(
         &job_course(),
-        10_000,
+        10_000.into(),
         &plot::Known::default(),
         &Style { width: Some(60), ..Style::plain() },
     );
@@ -396,7 +396,7 @@ fn a_whole_card_over_time_with_a_time_in_which_it_was_lost() {
         cells[card::POWER] = 300_000 + second * 1000;
         course.push(START_NS / 1_000_000 + second * 1000, &cells);
     }
-    let drawn = plot::card(&course, "1", 10_000, &Style { width: Some(60), ..Style::plain() });
+    let drawn = plot::card(&course, "1", 10_000.into(), &Style { width: Some(60), ..Style::plain() });
     expect![[r#"
         60 columns
                      GPU 1, all jobs: use, peak 80%
@@ -440,8 +440,12 @@ fn cards_are_not_drawn_through_a_time_in_which_nobody_looked() {
         (cells[column::GPU_POWER], cells[column::CPU]) = (400_000, second * SECOND_NS);
         course.push(second * 1000, &cells);
     }
-    let drawn =
-        plot::course(&course, 25_000, &plot::Known::default(), &Style { width: Some(60), ..Style::plain() });
+    let drawn = plot::course(
+        &course,
+        25_000.into(),
+        &plot::Known::default(),
+        &Style { width: Some(60), ..Style::plain() },
+    );
     let axis = |title: &str| {
         let below = drawn.lines().skip_while(|line| !line.contains(title));
         below.take(6).last().unwrap_or_default().trim_end().to_owned()

@@ -7,9 +7,9 @@ use met_core::event;
 use met_core::gpu::card;
 use met_core::job::Record;
 use met_core::job_table as column;
-use met_core::series::Course;
+use met_core::series::{Course, Gaps};
 use met_insight::average;
-use met_insight::resample::{self, Bin, card_gap_ms, nice_above};
+use met_insight::resample::{self, Bin, gpu_gaps, nice_above};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::symbols::bar;
@@ -42,15 +42,15 @@ const ASCII_BARS: bar::Set = bar::Set {
 
 /// CPU, memory, I/O and cards over time, one small plot each; what was never sampled has no plot, nor has I/O that
 /// there was none of.
-/// A pause between samples longer than `gap_ms` is shown as a gap. A counter that has one rate only, and one whose
+/// A counter that has one rate only, and one whose
 /// average is clearly above all rates that were sampled, has no plot: it would be one of what was missed.
-pub fn course(course: &Course, gap_ms: i64, known: &Known, style: &Style) -> String {
+pub fn course(course: &Course, gaps: Gaps, known: &Known, style: &Style) -> String {
     let columns = columns(style);
     let course = resample::until(Cow::Borrowed(course), known.end_ms);
     let course = &*course;
-    let bins = |index: usize| bins(course, index, columns, gap_ms);
-    let card_gap_ms = card_gap_ms(course, gap_ms);
-    let card_bins = |index: usize| self::bins(course, index, columns, card_gap_ms);
+    let bins = |index: usize| bins(course, index, columns, gaps);
+    let gpu_gaps = gpu_gaps(gaps);
+    let card_bins = |index: usize| self::bins(course, index, columns, gpu_gaps);
     // Without one, what was sampled is all there is.
     let most = known.cores_peak.unwrap_or(f64::MAX);
     let no_higher = |bin: Bin| bin.map(|value| value.min(most));
@@ -59,9 +59,9 @@ pub fn course(course: &Course, gap_ms: i64, known: &Known, style: &Style) -> Str
     let memory = Panel::new("memory needed", bins(column::MEMORY_NEEDED), Unit::Bytes);
     let memory = Panel { peak: known.memory_peak, ..memory };
     let both = resample::combined(course, &[column::READ, column::WRITTEN], None);
-    let io = self::bins(&both, column::READ, columns, gap_ms);
+    let io = self::bins(&both, column::READ, columns, gaps);
     let io = Panel::new("read and written", io, Unit::BytesPerSecond);
-    let has_rates = |course: &Course, index: usize| resample::rates(course, index, gap_ms).len() > 1;
+    let has_rates = |course: &Course, index: usize| resample::rates(course, index, gaps).len() > 1;
     let cores = cores.at_least(known.cores).filter(|_| has_rates(course, column::CPU));
     let io = io.at_least(known.io_per_second).filter(|_| has_rates(&both, column::READ));
     let gpu = [
@@ -101,21 +101,20 @@ impl Known {
 }
 
 /// A whole GPU while a job had it, including use by others.
-pub fn card(course: &Course, index: &str, gap_ms: i64, style: &Style) -> String {
+pub fn card(course: &Course, index: &str, gaps: Gaps, style: &Style) -> String {
     let columns = columns(style);
-    let gap_ms = card_gap_ms(course, gap_ms);
     let title = |what: &str| format!("GPU {}, all jobs: {what}", text::escape(index));
     let panels = [
-        Panel::new(&title("use"), bins(course, card::UTILIZATION, columns, gap_ms), Unit::Percent),
-        Panel::new(&title("power"), bins(course, card::POWER, columns, gap_ms), Unit::Watts),
+        Panel::new(&title("use"), bins(course, card::UTILIZATION, columns, gaps), Unit::Percent),
+        Panel::new(&title("power"), bins(course, card::POWER, columns, gaps), Unit::Watts),
     ];
     draw_course(&panels, course, columns, style)
 }
 
 /// How often an event happened in a job, per second.
-pub fn event(course: &Course, name: &str, gap_ms: i64, style: &Style) -> String {
+pub fn event(course: &Course, name: &str, gaps: Gaps, style: &Style) -> String {
     let columns = columns(style);
-    let rates = bins(course, event::COUNT, columns, gap_ms);
+    let rates = bins(course, event::COUNT, columns, gaps);
     let panel = Panel::new(&text::escape(name), rates, Unit::PerSecond);
     if !panel.did_something() {
         return String::new();
@@ -123,9 +122,9 @@ pub fn event(course: &Course, name: &str, gap_ms: i64, style: &Style) -> String 
     draw_course(&[panel], course, columns, style)
 }
 
-fn bins(course: &Course, index: usize, columns: usize, gap_ms: i64) -> Vec<Option<Bin>> {
+fn bins(course: &Course, index: usize, columns: usize, gaps: Gaps) -> Vec<Option<Bin>> {
     let scale = course.table.columns[index].scale;
-    let bins = resample::bins(course, index, bin_count(columns), gap_ms);
+    let bins = resample::bins(course, index, bin_count(columns), gaps);
     let scaled = |bin: Bin| bin.map(|value| value * scale);
     bins.into_iter().map(|bin| bin.map(scaled)).collect()
 }
@@ -287,7 +286,7 @@ mod tests {
     use met_core::sample;
 
     fn check(style: Style, expected: Expect) {
-        let drawn = course(&sample::course(), 10_000, &Known::default(), &style);
+        let drawn = course(&sample::course(), 10_000.into(), &Known::default(), &style);
         let width = style.width.unwrap_or(80);
         assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
         // The first line keeps the common indentation from being taken for the test's own.
@@ -304,11 +303,11 @@ mod tests {
         }
         for width in [60, 80, 200] {
             let style = Style { width: Some(width), ..Style::plain() };
-            let drawn = super::event(&course, "instructions", 25_000, &style);
+            let drawn = super::event(&course, "instructions", 25_000.into(), &style);
             assert!(drawn.contains("instructions, peak 6.00 M/s"), "{drawn}");
             assert!(drawn.lines().all(|line| line.chars().count() <= width), "{drawn}");
         }
-        assert_eq!(super::event(&Course::new(&event::TABLE), "x", 25_000, &Style::plain()), "");
+        assert_eq!(super::event(&Course::new(&event::TABLE), "x", 25_000.into(), &Style::plain()), "");
     }
 
     #[test]
@@ -320,12 +319,13 @@ mod tests {
                 (second * 1_000_000_000, 4096, 0);
             course.push(second * 1000, &cells);
         }
-        let drawn = super::course(&course, 5000, &Known::default(), &Style::plain());
+        let drawn = super::course(&course, 5000.into(), &Known::default(), &Style::plain());
         assert!(drawn.contains("CPU cores") && !drawn.contains("read and written"), "{drawn}");
         cells[column::READ] = 8192;
         course.push(3000, &cells);
         assert!(
-            super::course(&course, 5000, &Known::default(), &Style::plain()).contains("read and written")
+            super::course(&course, 5000.into(), &Known::default(), &Style::plain())
+                .contains("read and written")
         );
     }
 
@@ -422,7 +422,7 @@ mod tests {
     #[test]
     fn an_old_terminal_gets_plain_characters() {
         let style = Style { width: Some(60), ascii: true, ..Style::plain() };
-        assert!(course(&sample::course(), 10_000, &Known::default(), &style).is_ascii());
+        assert!(course(&sample::course(), 10_000.into(), &Known::default(), &style).is_ascii());
         check(
             style,
             expect![[r#"
@@ -462,7 +462,7 @@ mod tests {
             cells[column::CPU] = cpu_ms * 1_000_000;
             course.push(*time_ms, &cells);
         }
-        super::course(&course, 5000, known, &Style::plain())
+        super::course(&course, 5000.into(), known, &Style::plain())
     }
 
     #[test]
@@ -510,10 +510,10 @@ mod tests {
     #[test]
     fn nothing_sampled_is_no_plot() {
         let known = Known::default();
-        assert_eq!(course(&Course::new(&JOB), 10_000, &known, &Style::plain()), "");
+        assert_eq!(course(&Course::new(&JOB), 10_000.into(), &known, &Style::plain()), "");
         let mut one = Course::new(&JOB);
         one.push(5, &vec![7; JOB.columns.len()]);
-        assert_eq!(course(&one, 10_000, &known, &Style::plain()), "");
+        assert_eq!(course(&one, 10_000.into(), &known, &Style::plain()), "");
     }
 
     #[test]

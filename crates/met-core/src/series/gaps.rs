@@ -1,0 +1,141 @@
+//! Which times between two samples are gaps, and which are how often a job was sampled.
+
+use super::Course;
+use crate::cadence::{self, TOGETHER_NS};
+
+/// Decides which times between neighbouring samples are gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gaps {
+    /// No time up to this is one.
+    least_ms: i64,
+    pace: Option<Pace>,
+}
+
+/// What a longer time is compared with, besides its neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pace {
+    /// When the job began; unknown: at the first sample.
+    start_ms: Option<i64>,
+    /// Samples of this kind are never further apart, at any age.
+    longest_ms: i64,
+}
+
+impl From<i64> for Gaps {
+    /// Every longer time is a gap.
+    fn from(least_ms: i64) -> Gaps {
+        Gaps { least_ms, pace: None }
+    }
+}
+
+impl Gaps {
+    /// A longer time is a gap if it is more than 2.5 times as long as its neighbours and as the time between two
+    /// samples at that age of the job: one missed sample is bridged. That time is the default one, because how a job
+    /// was sampled is not stored.
+    pub fn paced(least_ms: i64, start_ms: Option<i64>) -> Gaps {
+        Gaps { least_ms, pace: Some(Pace { start_ms, longest_ms: i64::MAX }) }
+    }
+
+    /// The same for what is read at least as often as all jobs are read together.
+    pub fn read_together(self) -> Gaps {
+        let longest_ms = TOGETHER_NS / 1_000_000;
+        Gaps { pace: self.pace.map(|pace| Pace { longest_ms, ..pace }), ..self }
+    }
+
+    /// The same with shorter gaps.
+    pub fn from_ms(self, least_ms: i64) -> Gaps {
+        Gaps { least_ms: least_ms.min(self.least_ms), ..self }
+    }
+
+    pub fn least_ms(self) -> i64 {
+        self.least_ms
+    }
+
+    /// Whether there is one before this sample.
+    pub(super) fn has_before(self, course: &Course, index: usize) -> bool {
+        let here_ms = span_ms(course, index);
+        let is_clearly_longer = |than_ms: i64| here_ms > than_ms.saturating_mul(5) / 2;
+        let is_long_for_its_age = |pace: Pace| {
+            let age_ms = course.times_ms[index] - pace.start_ms.unwrap_or(course.times_ms[0]);
+            is_clearly_longer(cadence::default_ms(age_ms).min(pace.longest_ms))
+        };
+        let is_long_here = || {
+            let beside = index > 1 && index + 1 < course.len();
+            let beside_ms =
+                if beside { span_ms(course, index - 1).min(span_ms(course, index + 1)) } else { 0 };
+            is_clearly_longer(beside_ms)
+                && is_clearly_longer(usual_ms(course, (1..index).rev()))
+                && is_clearly_longer(usual_ms(course, index + 1..course.len()))
+        };
+        here_ms > self.least_ms && self.pace.is_none_or(|pace| is_long_for_its_age(pace) && is_long_here())
+    }
+}
+
+fn span_ms(course: &Course, index: usize) -> i64 {
+    course.times_ms[index] - course.times_ms[index - 1]
+}
+
+/// The middle one of the nearest times on one side, so that one gap beside another does not hide it. One alone says
+/// nothing.
+fn usual_ms(course: &Course, nearest: impl Iterator<Item = usize>) -> i64 {
+    const ASKED: usize = 3;
+    /// Where many samples were removed, no neighbour is near.
+    const LOOKED_AT: usize = 16;
+    let taken = nearest.take(LOOKED_AT).filter(|&index| !course.is_thinned(index));
+    let mut spans = [0; ASKED];
+    let mut count = 0;
+    for (place, index) in spans.iter_mut().zip(taken) {
+        *place = span_ms(course, index);
+        count += 1;
+    }
+    let known = &mut spans[..count];
+    known.sort_unstable();
+    if count < 2 { 0 } else { known[(count - 1) / 2] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{JOB, MISSING};
+
+    /// Whether there is a gap before each sample but the first, by the spans between them in seconds.
+    fn gaps(spans_s: &[i64], gaps: Gaps) -> Vec<bool> {
+        let mut course = Course::new(&JOB);
+        let mut time_ms = 1_000_000;
+        course.push(time_ms, &vec![MISSING; JOB.columns.len()]);
+        for span_s in spans_s {
+            time_ms += span_s * 1000;
+            course.push(time_ms, &vec![MISSING; JOB.columns.len()]);
+        }
+        (1..course.len()).map(|index| gaps.has_before(&course, index)).collect()
+    }
+
+    #[test]
+    fn a_fixed_length_is_compared_with_nothing_else() {
+        assert_eq!(gaps(&[5, 6, 6, 6], 5000.into()), [false, true, true, true]);
+    }
+
+    #[test]
+    fn a_pace_that_is_no_default_is_known_from_its_neighbours() {
+        let by_second = Gaps::paced(5000, None);
+        assert_eq!(gaps(&[20, 20, 20, 20], by_second), [false; 4]);
+        assert_eq!(gaps(&[1, 1, 1, 20, 20, 20], by_second), [false; 6], "from a step of the ladder on");
+        assert_eq!(gaps(&[20, 20, 70, 20, 20], by_second), [false, false, true, false, false]);
+    }
+
+    #[test]
+    fn a_gap_beside_another_does_not_hide_it() {
+        let by_second = Gaps::paced(5000, None);
+        let expected = [false, false, true, true, false, false];
+        assert_eq!(gaps(&[1, 1, 120, 120, 1, 1], by_second), expected);
+        assert_eq!(gaps(&[120, 1, 1, 1, 120], by_second), [true, false, false, false, true], "at the ends");
+        assert_eq!(gaps(&[120, 120], by_second), [true; 2], "too few to say");
+    }
+
+    #[test]
+    fn the_age_of_the_job_says_its_pace() {
+        let hours_old = Gaps::paced(5000, Some(1_000_000 - 7_200_000));
+        assert_eq!(gaps(&[1, 1, 1, 30], hours_old), [false; 4], "it is no longer watched");
+        assert_eq!(gaps(&[1, 1, 1, 30], hours_old.read_together()), [false, false, false, true]);
+        assert_eq!(gaps(&[1, 1, 1, 90], hours_old), [false, false, false, true]);
+    }
+}
