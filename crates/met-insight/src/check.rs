@@ -26,6 +26,8 @@ const CLUSTER_CORE_HOURS: f64 = 100.0;
 const CLUSTER_GPU_HOURS: f64 = CLUSTER_CORE_HOURS / finding::GPU_HOUR;
 /// Jobs that a group names, the most worthwhile.
 const NAMED: usize = 5;
+/// No rule that needs samples speaks of a shorter job.
+pub const SHORTEST_NS: i64 = 60_000_000_000;
 
 /// One user and rule.
 #[derive(Clone, Debug, PartialEq)]

@@ -14,6 +14,7 @@ mod bootstrap;
 mod bounds;
 mod ceilings;
 mod fit;
+mod learned;
 mod object;
 mod plan;
 
@@ -22,6 +23,7 @@ use std::collections::BTreeMap;
 pub use bounds::{Bounds, bounds, size};
 pub use ceilings::{CeilingFrom, Ceilings, Headroom};
 pub use fit::Model;
+pub use learned::{Learned, UNSIZED};
 pub use object::object;
 pub use plan::{
     Fit, Plan, Power, Prediction, System, Wishes, plan, power, run, with_smaller_gpus, without_gpus,

@@ -13,6 +13,7 @@ pub mod query;
 pub mod react;
 pub mod server_client;
 pub mod setting;
+pub mod systems;
 pub mod unusable;
 pub mod viewer;
 pub mod who;

@@ -6,11 +6,13 @@ pub(crate) mod answers;
 pub(crate) mod compare;
 mod document;
 mod endpoints;
+pub(crate) mod findings;
 mod nodes;
 pub mod parameters;
 mod people;
 mod rendering;
 mod row;
+pub(crate) mod scale;
 mod schemas;
 mod series;
 mod stream;
@@ -28,6 +30,7 @@ use met_core::Table;
 use met_core::job::{JobKey, Record};
 use met_core::series::Course;
 use met_host::Host;
+pub use met_insight::scale::System;
 use met_jobs::cgroup_layouts::Layout;
 use met_query::annotate::Annotates;
 use met_query::jobs::{self, JobRef, JobsFilter, Meant};
@@ -92,6 +95,8 @@ pub struct Api {
     pub output: Option<Arc<dyn Output>>,
     /// The machine whose processes are shown; a server has none.
     pub host: Option<Host>,
+    /// Where jobs could run.
+    pub systems: Vec<System>,
 }
 
 /// What a job wrote. Paths in a record are those that its owner named: a process with more rights than the owner reads
@@ -117,13 +122,14 @@ pub(crate) struct Visible<'a> {
     layouts: &'a [Layout],
     pub(crate) output: Option<&'a dyn Output>,
     pub(crate) host: Option<&'a Host>,
+    pub(crate) systems: &'a [System],
 }
 
 impl<'a> Visible<'a> {
     pub(crate) fn new(viewer: &'a Viewer, api: &'a Api) -> Visible<'a> {
         let output = api.output.as_deref();
         let (query, layouts, host) = (api.query.as_ref(), &api.layouts, api.host.as_ref());
-        Visible { viewer, query, layouts, output, host }
+        Visible { viewer, query, layouts, output, host, systems: &api.systems }
     }
 
     pub(crate) fn jobs(&self, filter: &JobsFilter) -> Result<(Page, Vec<String>), Problem> {

@@ -7,6 +7,7 @@ mod annotation;
 mod assets;
 mod charts;
 mod compare;
+mod findings;
 mod job;
 mod job_answers;
 mod job_tables;
@@ -17,6 +18,7 @@ mod node;
 mod nodes;
 mod now;
 mod plot;
+mod scale;
 mod usage;
 mod who;
 
@@ -93,11 +95,13 @@ const ROUTES: &[(&str, Maker)] = &[
     ("/jobs", jobs::page),
     ("/jobs/{name}", job::page),
     ("/jobs/{name}/job.html", job::download),
+    ("/jobs/{name}/scale", scale::page),
     ("/nodes", nodes::page),
     ("/nodes/{name}", node::page),
     ("/usage", usage::page),
     ("/compare", compare::page),
     ("/who", who::page),
+    ("/findings", findings::page),
 ];
 
 /// The routes, without the base: a caller that has one nests them below it.

@@ -154,6 +154,7 @@ fn get_from(jobs: Vec<Record>, from: Option<&str>, path: &str) -> (StatusCode, H
         annotates: Arc::new(Unwritable),
         output: Some(Arc::new(Unwritable)),
         host: Host::real().ok(),
+        systems: Vec::new(),
     };
     let pages = Pages { api: Arc::new(api), base: "/".to_owned(), has_logout: true };
     let mut request = Request::builder().uri(path);
@@ -227,7 +228,8 @@ fn foreign_text_is_shown_harmless_on_every_page() {
     paths.push(format!("/jobs?columns={every}"));
     paths.extend((0..HOSTILE.len()).map(|number| format!("/jobs/slurm:{number}")));
     paths.push("/compare?jobs=slurm:0,slurm:1,slurm:2,slurm:3,slurm:4,slurm:5".to_owned());
-    paths.push("/usage".to_owned());
+    paths.extend(["/usage", "/findings", "/findings?since=1d&user=%3Cscript%3E", "/who"].map(str::to_owned));
+    paths.extend((0..HOSTILE.len()).map(|number| format!("/jobs/slurm:{number}/scale?at=2,4&target=1m")));
     paths.extend(nodes);
     for path in paths {
         let (status, _, page) = get_from(hostile_jobs(), Some("operator"), &path);
@@ -238,6 +240,8 @@ fn foreign_text_is_shown_harmless_on_every_page() {
         "/jobs/%3Cscript%3Ealert(1)",
         "/nodes/%3Cscript%3E",
         "/jobs?limit=%3Cscript%3E",
+        "/findings?since=%3Cscript%3E",
+        "/jobs/slurm:1/scale?at=%3Cscript%3E",
         "/nodes?%3Cscript%3E=1",
     ] {
         let (_, _, page) = get_from(hostile_jobs(), Some("operator"), path);

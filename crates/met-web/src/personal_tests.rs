@@ -54,6 +54,7 @@ fn listener() -> (Arc<Personal>, Router) {
         annotates: Arc::new(Nothing),
         output: None,
         host: None,
+        systems: Vec::new(),
     };
     let router = router(&personal, api);
     (personal, router)

@@ -30,6 +30,7 @@ use met_config::Failure;
 use met_config::paths::{Place, create_private};
 use met_query::jobs;
 use met_query::setting::Setting;
+use met_query::systems;
 use scheduler_feed::SchedulerFeed;
 
 /// Where a server listens by default: on this machine only.
@@ -191,7 +192,8 @@ fn listen(
         background_threads: 4,
         ..Options::new(addresses)
     };
-    let router = api::router(Arc::clone(api), setting.config.jobs.layouts.clone());
+    let router =
+        api::router(Arc::clone(api), setting.config.jobs.layouts.clone(), systems::of(&setting.config));
     let server = Server::start(options, login::guard(logins, router.merge(metrics_page::router(pages, api))));
     server.map_err(|error| Failure::usage(format!("http: {error}")))
 }

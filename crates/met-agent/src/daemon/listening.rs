@@ -24,6 +24,7 @@ use met_query::client::{Client, Unreachable};
 use met_query::jobs::{Answers, Remote};
 use met_query::protocol::{Reply, Request};
 use met_query::setting::Setting;
+use met_query::systems;
 use met_query::viewer::Viewer;
 
 /// Users that `http.operators` names may read all jobs. Others see nothing, since a password may be that of a scraper,
@@ -185,6 +186,7 @@ pub fn listen(
         annotates: daemon,
         output: None,
         host: Some(setting.host.clone()),
+        systems: systems::of(&setting.config),
         admission,
         answers: Arc::default(),
         layouts: setting.config.jobs.layouts.clone(),
@@ -286,6 +288,7 @@ mod tests {
             annotates: asked,
             output: None,
             host: None,
+            systems: Vec::new(),
             admission: Arc::new(Anybody),
             answers: Arc::default(),
             layouts: Vec::new(),

@@ -29,6 +29,7 @@ use met_query::react::{self, Actor};
 use met_query::viewer::Viewer;
 use met_store::Writer;
 use met_store::cluster::Bearer;
+use met_web::api::System;
 use met_wire::batch::{BadBatch, NodeBatch, PACKED_BYTES_MAX, SAMPLES_MAX};
 use serde_json::json;
 
@@ -131,8 +132,8 @@ impl Api {
 }
 
 /// The routes, to be served under [`met_web::api::ROOT`] without another check. `layouts`: managers that the
-/// configuration names.
-pub fn router(api: Arc<Api>, layouts: Vec<Layout>) -> Router {
+/// configuration names; `systems`: where jobs could run.
+pub fn router(api: Arc<Api>, layouts: Vec<Layout>, systems: Vec<System>) -> Router {
     let (query, answers) = (Arc::clone(&api.query), Arc::clone(&api.answers));
     let admission = Arc::clone(&api.admission);
     let annotates: Arc<dyn Annotates + Send + Sync> = Arc::<Api>::clone(&api);
@@ -146,6 +147,7 @@ pub fn router(api: Arc<Api>, layouts: Vec<Layout>) -> Router {
         annotates,
         output: None,
         host: None,
+        systems,
     });
     let questions = met_web::api::router(Arc::clone(&asked));
     let pages = Arc::new(Pages { api: asked, base: "/".to_owned(), has_logout: true });

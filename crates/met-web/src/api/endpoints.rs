@@ -11,7 +11,9 @@ use utoipa::openapi::{ObjectBuilder, Schema, Type};
 use super::parameters::{self, COLUMNS, FORMAT, Kind, POINTS, Parameter, SINCE, UNTIL, parameter};
 use super::row::row;
 use super::schemas::{list, of, optional, time, with_keys};
-use super::{Asked, Visible, answers, compare, document, nodes, people, schemas, series, usage};
+use super::{
+    Asked, Visible, answers, compare, document, findings, nodes, people, scale, schemas, series, usage,
+};
 use crate::problem::Problem;
 
 /// One endpoint: all that the router, the OpenAPI document and the tests know of it.
@@ -115,6 +117,14 @@ pub const ENDPOINTS: &[Endpoint] = &[
         schema: answers::explain_schema,
     },
     Endpoint {
+        path: "/api/v1/jobs/{job}/scale",
+        help: "how a job would run with more or fewer workers, from the runs of its lineage",
+        parameters: scale::SCALE,
+        action: Action::Answer(scale::scale),
+        table: Table::None,
+        schema: scale::schema,
+    },
+    Endpoint {
         path: "/api/v1/jobs/{job}/compare",
         help: "a job beside other jobs or its earlier runs",
         parameters: &[compare::WITH],
@@ -193,6 +203,14 @@ pub const ENDPOINTS: &[Endpoint] = &[
         action: Action::Answer(usage::usage),
         table: Table::Rows("usage", || places(&met_insight::usage::COLUMNS)),
         schema: usage::schema,
+    },
+    Endpoint {
+        path: "/api/v1/findings",
+        help: "what rules find in many jobs, by user and rule",
+        parameters: findings::FINDINGS,
+        action: Action::Answer(findings::findings),
+        table: Table::Rows("groups", || places(&findings::GROUP)),
+        schema: findings::schema,
     },
     Endpoint {
         path: "/api/v1/who",

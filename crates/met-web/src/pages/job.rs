@@ -272,6 +272,7 @@ fn head(site: &Site, record: &Record, report: &Report) -> Markup {
             @if !site.is_file {
                 ul.actions {
                     li { a href=(site.to(&format!("compare?{}", layout::search([("jobs", record.label().as_str())])))) { "Compare" } }
+                    li { a href={ (here) "/scale" } { "Scaling" } }
                     li { a href={ (here) "/job.html" } download { "HTML file" } }
                     li { a href=(site.to(&format!("api/v1/jobs/{}", layout::percent_encoded(&record.label())))) { "JSON" } }
                     li {

@@ -82,6 +82,7 @@ pub enum Tab {
     Jobs,
     Nodes,
     Usage,
+    Findings,
 }
 
 /// The navigation: what a page is called, and where it is below the base.
@@ -90,6 +91,7 @@ const TABS: &[(Tab, &str, &str)] = &[
     (Tab::Jobs, "Jobs", "jobs"),
     (Tab::Nodes, "Nodes", "nodes"),
     (Tab::Usage, "Usage", "usage"),
+    (Tab::Findings, "Findings", "findings"),
 ];
 
 /// A whole page. `every_s`: how often its live parts are fetched again while somebody looks at it.

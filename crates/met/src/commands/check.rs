@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io::Write;
 use std::path::Path;
 
-use super::{Machines, export, list, messages, scale};
+use super::{Machines, export, list, messages};
 use crate::cli::{CheckArgs, FilterArgs};
 use crate::output;
 use crate::view;
@@ -13,17 +13,16 @@ use met_config::Failure;
 use met_core::job::Record;
 use met_core::managers;
 use met_core::reaction::Reaction;
-use met_insight::check::{self, Checked, Look};
+use met_insight::check::{self, Checked, Look, SHORTEST_NS};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
 use met_insight::impact;
 use met_insight::rules::{self, Rules, user};
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
+use met_query::systems;
 
 pub(super) const SINCE: &str = "30d";
-/// No rule that needs samples speaks of a shorter job.
-const SHORTEST_NS: i64 = 60_000_000_000;
 
 pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let mut stdout = output::stdout();
@@ -113,7 +112,7 @@ fn shortest_ns(rules: &Rules) -> i64 {
 /// The rules of a file, or those built in, with the machines of the configuration.
 pub fn rules(setting: &Setting, path: Option<&Path>) -> Result<Rules> {
     let rules = path.map_or_else(|| Ok(Rules::built_in().clone()), of_file)?;
-    Ok(Rules { systems: scale::systems(setting).into(), ..rules })
+    Ok(Rules { systems: systems::of(&setting.config).into(), ..rules })
 }
 
 fn of_file(path: &Path) -> Result<Rules> {

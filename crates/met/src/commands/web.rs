@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use met_agent::supervise::Signals;
 use met_query::jobs::{AllJobs, OwnJobs};
 use met_query::setting::Setting;
+use met_query::systems;
 use met_web::api::{Admission, Api, Output};
 use met_web::listener::{Options, Server};
 use met_web::pages;
@@ -114,11 +115,12 @@ fn start(setting: Setting, personal: &Arc<Personal>, options: Options) -> Result
     let layouts = setting.config.jobs.layouts.clone();
     let admission: Arc<dyn Admission> = Arc::<Personal>::clone(personal);
     let host = Some(setting.host.clone()).filter(|_| setting.server.is_none());
+    let systems = systems::of(&setting.config);
     let own = Arc::new(OwnJobs::new(setting));
     let query = Arc::<OwnJobs>::clone(&own);
     let (answers, live) = (Arc::default(), Arc::default());
     let output: Option<Arc<dyn Output>> = Some(Arc::new(OwnOutput));
-    let api = Api { query, admission, answers, layouts, live, annotates: own, output, host };
+    let api = Api { query, admission, answers, layouts, live, annotates: own, output, host, systems };
     let server = Server::start(options, personal::router(personal, api))
         .map_err(|error| Failure::usage(error.to_string()))?;
     let address = server.local_addrs().first().copied().context("the listener has no address")?;

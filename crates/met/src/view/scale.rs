@@ -1,13 +1,10 @@
 //! How a job scales, in words and for programs.
 
 use met_core::job::Record;
-use met_insight::scale::{Bounds, Fit, Interval, Model, Plan, Prediction, Scaling};
+use met_insight::scale::{Bounds, Fit, Interval, Model, Plan, Prediction, Scaling, UNSIZED};
 
 use super::{Paint, Style, text};
 use met_core::units;
-
-/// How the words for a job without a size end.
-pub const UNSIZED: &str = "its size is not known";
 
 pub fn render(record: &Record, plan: &Plan, left_out: &[String], style: &Style) -> String {
     let head = format!("Job {}  {}", text::escape(&record.label()), text::escape(&record.name));

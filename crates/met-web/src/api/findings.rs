@@ -1,0 +1,111 @@
+//! Findings of many jobs, by user and rule, as `met check` has them.
+
+use std::collections::HashMap;
+
+use met_core::job::Record;
+use met_core::managers;
+use met_core::reaction::Reaction;
+use met_host::clock;
+use met_insight::check::{self, Checked, Look, SHORTEST_NS};
+use met_insight::finding::{self, Finding};
+use met_insight::handled::Handled;
+use met_insight::report::Machine;
+use met_insight::rules::{self, Rules, user};
+use met_query::jobs::JobsFilter;
+use met_query::query::first_jobs;
+use serde_json::Value;
+use utoipa::openapi::{Schema, Type};
+
+use super::parameters::{FORMAT, Given, Kind, Parameter, parameter};
+use super::schemas::{list, of, optional, with_keys};
+use super::{Asked, Visible};
+use crate::problem::Problem;
+use crate::samples::{self, SAMPLED_EVERY};
+
+pub(crate) const FINDINGS: &[Parameter] = &[
+    parameter("since", Kind::Time, "jobs that ran at or after this time (default: 30 days ago)"),
+    parameter("user", Kind::Text, "only findings about this user"),
+    FORMAT,
+];
+pub(super) const GROUP: [&str; 6] = ["user", "rule", "severity", "count", "what", "how"];
+const USUAL_NS: i64 = 30 * 86_400 * 1_000_000_000;
+/// The newest are looked at.
+const JOBS_MAX: usize = 100_000;
+const PAGE_JOBS: usize = 1_000;
+
+/// What the rules find in the jobs that the viewer sees, and whether there are more jobs.
+pub(crate) fn found<T>(
+    visible: &Visible<'_>,
+    given: &Given,
+    with: impl FnOnce(&Checked<'_>, bool) -> T,
+) -> Result<T, Problem> {
+    let failed = |error: anyhow::Error| Problem::failed(&error);
+    let now_ns = clock::realtime_ns();
+    let since_ns = Some(given.ns("since").unwrap_or(now_ns - USUAL_NS));
+    // The sums of a user are compared with those of others.
+    let filter = JobsFilter { since_ns, limit: Some(PAGE_JOBS), ..JobsFilter::default() };
+    let (records, is_cut) = first_jobs(visible.query, visible.viewer, &filter, JOBS_MAX).map_err(failed)?;
+    let user = given.text("user");
+    let is_wanted = |record: &Record| user.is_none() || user::owner(record) == user;
+    let cpus: HashMap<String, Option<i64>> =
+        visible.nodes()?.into_iter().map(|node| (node.name, node.cpus)).collect();
+    let machine = |record: &Record| {
+        let [node] = record.nodes.as_slice() else { return Machine { cpus: None } };
+        let known = cpus.get(node).copied().flatten().filter(|_| record.allocated.cpus.is_none());
+        Machine { cpus: known.and_then(|cpus| u32::try_from(cpus).ok()) }
+    };
+    let rules = &Rules { systems: visible.systems.into(), ..Rules::built_in().clone() };
+    let (is_wanted, shortest_ns, interval): (&dyn Fn(&Record) -> bool, _, _) =
+        (&is_wanted, SHORTEST_NS, SAMPLED_EVERY);
+    let look = Look { rules, is_wanted, machine: &machine, shortest_ns, interval, now_ns };
+    let all_ms = (i64::MIN, i64::MAX);
+    let (mut findings, followed) = check::of_jobs(&look, &records, &mut |record, table, part| {
+        samples::of_job(visible, record, table, part, all_ms)
+    })
+    .map_err(failed)?;
+    let is_about = |sum: &&user::UserSum| user.as_ref().is_none_or(|user| sum.user == *user);
+    for sum in user::sums(&records, now_ns).iter().filter(is_about) {
+        findings.extend(rules::findings_of_user(rules, sum));
+    }
+    let is_cluster = records.iter().any(|record| managers::spans_nodes(&record.key.manager));
+    let reactions = visible.query.reactions(visible.viewer).map_err(failed)?;
+    let handled = Handled::of(&reactions);
+    let (mut shown, mut hidden): (Vec<Finding>, Vec<(Finding, &Reaction)>) = Default::default();
+    for finding in check::worthwhile(findings, is_cluster) {
+        match handled.hides(&finding, now_ns) {
+            Some(reaction) => hidden.push((finding, reaction)),
+            None => shown.push(finding),
+        }
+    }
+    finding::rank(&mut shown);
+    let jobs = records.iter().filter(|record| is_wanted(record)).count();
+    Ok(with(&Checked { jobs, findings: shown, hidden, followed, with_hidden: false }, is_cut))
+}
+
+pub(super) fn findings(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+    found(visible, &asked.given, |checked, is_cut| {
+        let mut object = check::checked_object(checked);
+        object["more_jobs"] = Value::Bool(is_cut);
+        object
+    })
+}
+
+pub(super) fn schema() -> Schema {
+    let group = with_keys([
+        ("user", optional(Type::String)),
+        ("rule", of(Type::String)),
+        ("severity", of(Type::String)),
+        ("count", of(Type::Integer)),
+        ("what", of(Type::String)),
+        ("how", of(Type::String)),
+    ]);
+    with_keys([
+        ("jobs", of(Type::Integer)),
+        ("groups", list(group.into())),
+        ("findings", list(of(Type::Object))),
+        ("hidden", of(Type::Integer)),
+        ("followed", of(Type::Object)),
+        ("more_jobs", of(Type::Boolean)),
+    ])
+    .into()
+}

@@ -1,0 +1,126 @@
+//! How a job would run with more or fewer workers.
+
+use maud::{Markup, html};
+use met_core::text::escape;
+use met_core::units;
+use met_insight::scale::{Fit, Plan, Prediction};
+
+use super::layout::{self, Site, Tab};
+use super::{Asked, Made};
+use crate::api::Visible;
+use crate::api::parameters::Given;
+use crate::api::scale::{SCALE, planned};
+use crate::problem::Problem;
+
+pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
+    let given = Given::of(&asked.search, SCALE)?;
+    let (record, plan, left_out) = planned(visible, &asked.name, &given)?;
+    let label = record.label();
+    let title = format!("How {} would scale", record.name);
+    let content = html! {
+        div.head {
+            div { p.over { "Job " a href=(site.job_path(&label)) { (escape(&label)) } } h1 { "How " (escape(&record.name)) " would scale" } }
+        }
+        (bounds(&plan))
+        (predictions(&plan))
+        (systems(&plan.systems))
+        @if !left_out.is_empty() {
+            details { summary { (units::counted(left_out.len(), "job")) " left out" } ul { @for words in &left_out { li { (escape(words)) } } } }
+        }
+    };
+    Ok(Made::Page(layout::page(site, Some(Tab::Jobs), &title, None, &content)))
+}
+
+/// What follows from the run alone.
+fn bounds(plan: &Plan) -> Markup {
+    html! {
+        @if let Some(bounds) = &plan.bounds {
+            section aria-labelledby="bounds-title" {
+                h2 id="bounds-title" { "From this run alone" }
+                ul {
+                    @for words in bounds.words() { li { (escape(&words)) } }
+                    @if let Some(serial) = bounds.serial_high.filter(|serial| *serial < 0.995) {
+                        li {
+                            "at most " (units::percent(serial)) " of its work is serial"
+                            @if let Some(speedup) = bounds.speedup_limit_min {
+                                ": with enough cores at least " (format!("{speedup:.1}")) " times as fast as with one"
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn predictions(plan: &Plan) -> Markup {
+    match &plan.scaling {
+        Err(cannot) => html! {
+            p.verdict { "Cannot say: " (escape(&cannot.why)) }
+            @if !cannot.run_next.is_empty() {
+                p { "Run it next with " (cannot.run_next.iter().map(|size| units::cores(*size)).collect::<Vec<_>>().join(" and ")) " workers." }
+            }
+        },
+        Ok(model) => html! {
+            section aria-labelledby="predicted-title" {
+                h2 id="predicted-title" { "From " (model.sizes.iter().map(|(.., runs)| runs).sum::<usize>()) " runs of " (model.sizes.len()) " sizes" }
+                p {
+                    "Serial share " (units::percent(model.serial.value)) " ("
+                    (units::percent(model.serial.low)) " to " (units::percent(model.serial.high)) "); efficient up to "
+                    (units::cores(model.efficient_size())) " workers."
+                }
+                div.scroll tabindex="0" role="group" aria-label="Predictions" {
+                    table {
+                        thead { tr { @for head in ["Workers", "Time", "95 % interval", "Speedup", "Energy"] { th.n scope="col" { (head) } } } }
+                        tbody { @for one in &plan.predictions { (row(one)) } }
+                    }
+                }
+                @if let Some((seconds, size)) = plan.target {
+                    p {
+                        (units::duration(seconds))
+                        @match size {
+                            Some(size) => { " is reached with " (units::cores(size)) " workers." }
+                            None => { " is not reached with up to " (units::cores(model.size_max)) " workers." }
+                        }
+                    }
+                }
+            }
+        },
+    }
+}
+
+fn row(of: &Prediction) -> Markup {
+    html! {
+        tr {
+            th.n scope="row" { (units::cores(of.size)) }
+            @if let Some((seconds, speedup)) = of.seconds.as_ref().zip(of.speedup.as_ref()) {
+                td.n { (units::duration(seconds.value)) }
+                td.n { (units::duration(seconds.low)) " to " (units::duration(seconds.high)) }
+                td.n { (format!("{:.2}", speedup.value)) }
+                td.n { @if let Some(joules) = of.joules { "~" (units::watt_hours(joules)) } }
+            } @else { td colspan="4" { span.dim { "cannot say: too far from the sizes that were run" } } }
+        }
+    }
+}
+
+fn systems(systems: &[Fit]) -> Markup {
+    html! {
+        @if !systems.is_empty() {
+            section aria-labelledby="systems-title" {
+                h2 id="systems-title" { "Systems, if a core there is as fast as here" }
+                ul {
+                    @for fit in systems {
+                        li {
+                            strong { (escape(&fit.name)) } ": " (if fit.fits { "fits" } else { "does not fit" })
+                            @if let Some((size, seconds)) = fit.size.zip(fit.seconds.as_ref()) {
+                                ", " (units::duration(seconds.value)) " on " (units::cores(size)) " cores"
+                            }
+                            @if let Some(price) = fit.price { ", costs " (units::money(price)) }
+                            @for note in &fit.notes { "; " (escape(note)) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
