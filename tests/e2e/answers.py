@@ -224,6 +224,9 @@ def numbers_in_the_output_of_a_job_are_marks(world):
     work = work_of(world)
     equal((work["step"]["marks"], work["step"]["last"], work["step"]["is_count"]), (3, 3.0, True), "steps")
     check(0.1 < work["step"]["seconds_per_unit"] < 60, work["step"])
+    points = work["step"]["points"]
+    check(points[0]["units_per_second"] is None and 0 < points[1]["units_per_second"] < 10, points)
+    check("energy_joules_per_unit" in points[1], points)
     equal((work["loss"]["last"], work["epoch"]["last"]), (0.3, 7.0), "figures of both streams")
     check("per step" in world.met("show").ok().out, "the report")
 
