@@ -57,6 +57,59 @@ def rules_of_a_file_are_tried_and_explained(world):
     check("line 4: when: cannot compare seconds with a plain number" in refused.err, refused.err)
 
 
+TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+
+#: Programs of tests/workloads, what may limit them, and the rules that must speak of them. A machine that others use
+#: as well changes neither what they wait for nor what they call.
+LIVE = {
+    "sleeping": (["waiting"], []),
+    "pipe": (["waiting"], []),
+    "polling": (["waiting"], []),
+    "small_calls": (["one_core", "cpu"], ["small_io"]),
+    "tiny_children": (["one_core", "cpu"], ["many_children"]),
+    "many_files": (["one_core", "cpu", "io"], ["kernel_calls"]),
+    "cached_reads": (["one_core", "cpu"], []),
+}
+
+
+def short_rules(world):
+    """The built-in rules, for jobs of seconds on a machine that may be busy."""
+    with open(os.path.join(TOP, "crates", "met-insight", "src", "rules", "built_in.yaml")) as file:
+        rules = file.read()
+    changes = {
+        "coverage: 95%": "coverage: 50%", "length: 10min": "length: 3s", "samples: 20": "samples: 3",
+        "total(cpu_seconds) >= 0.5 * wall": "total(cpu_seconds) >= 0.02 * wall",
+        "> 5000 / 1s": "> 200 / 1s", "rate(processes) > 50 / 1s": "rate(processes) > 5 / 1s",
+    }
+    for before, after in changes.items():
+        check(before in rules, before)
+        rules = rules.replace(before, after, 1)
+    path = os.path.join(world.me.home, "short.yaml")
+    with open(path, "w") as file:
+        file.write(rules)
+    return path
+
+
+@test
+def programs_of_known_bottleneck_get_the_right_answers_live(world):
+    path, work = short_rules(world), os.path.join(TOP, "tests", "workloads", "work.py")
+    quiet = [name for name, (limits, _) in LIVE.items() if limits == ["waiting"]]
+    started = ("run", "--out", "/dev/null", "--err", "/dev/null")
+    for name in quiet:
+        world.met(*started, "-n", name, "--", "python3", work, name, "6").ok()
+    for name in LIVE:
+        if name not in quiet:
+            world.met(*started, "--wait", "-n", name, "--", "python3", work, name, "6").ok()
+    for name, (limits, expected) in LIVE.items():
+        world.met("wait", name).ok()
+        limit = world.met("show", name, "--json").ok().json()["answers"]["bottleneck"]["limit"]
+        check(limit in limits, f"{name} is limited by {limit}")
+        explained = world.met("explain", name, "--rules", path, "--json").ok().json()["rules"]
+        found = [one["rule"] for one in explained if one["finding"]]
+        # A machine that is in use may have more threads than it has cores for.
+        equal([rule for rule in found if rule != "oversubscribed"], expected, f"notes of {name}")
+
+
 @test
 def runs_of_one_command_are_compared_and_scaled(world):
     runs(world, "sleep", "1", count=3)
@@ -171,6 +224,9 @@ def numbers_in_the_output_of_a_job_are_marks(world):
     work = work_of(world)
     equal((work["step"]["marks"], work["step"]["last"], work["step"]["is_count"]), (3, 3.0, True), "steps")
     check(0.1 < work["step"]["seconds_per_unit"] < 60, work["step"])
+    points = work["step"]["points"]
+    check(points[0]["units_per_second"] is None and 0 < points[1]["units_per_second"] < 10, points)
+    check("energy_joules_per_unit" in points[1], points)
     equal((work["loss"]["last"], work["epoch"]["last"]), (0.3, 7.0), "figures of both streams")
     check("per step" in world.met("show").ok().out, "the report")
 

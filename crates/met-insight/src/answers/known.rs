@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use met_core::gpu::card;
 use met_core::job::Record;
-use met_core::series::Course;
+use met_core::series::{Course, Interval};
 use met_core::{JOB, Table};
 
 use super::{Answers, Job, Samples, answers};
@@ -63,6 +63,11 @@ impl Known {
     /// Among machines that it could move to.
     pub fn among(self, systems: &Arc<[System]>) -> Known {
         Known { systems: Arc::clone(systems), ..self }
+    }
+
+    /// What samples say of a column of the job, in its sub-unit.
+    pub fn intervals(&self, column: usize) -> Vec<Interval> {
+        self.course.intervals(column, self.gap_ms).collect()
     }
 
     /// The samples of a table and part, if they were read.

@@ -1,9 +1,12 @@
 //! Every built-in rule speaks of one case, and is silent about the nearest one: the two differ in one number.
 
+use std::collections::{BTreeMap, HashMap};
+
 use met_core::gpu::card;
 use met_core::job::{GpuUse, Part, QualityKind, Record, State};
 use met_core::job_table as column;
 use met_core::series::Course;
+use proptest::prelude::*;
 
 use super::tests::{GIB, HOUR, given, gpu, plain, with_gpus};
 use super::*;
@@ -26,39 +29,39 @@ struct Around {
     pressure: Option<f64>,
 }
 
-/// A rule, the case by its number, and the numbers of which it speaks and does not speak.
-type Pair = (&'static str, fn(f64) -> Case, f64, f64);
+/// A rule, the case by its number, the numbers of which it speaks and does not speak, and the most waste of this kind.
+type Pair = (&'static str, fn(f64) -> Case, f64, f64, f64);
 
 const PAIRS: &[Pair] = &[
-    ("out_of_memory", out_of_memory, 1.0, 0.0),
-    ("gpu_idle", gpu_use, 0.04, 0.06),
-    ("gpus_unused", second_gpu_use, 0.0, 0.01),
-    ("gpu_waits_for_cpu", gpu_use_beside_busy_cores, 0.59, 0.61),
-    ("gpu_low", gpu_use, 0.24, 0.26),
-    ("gpu_too_large", gpu_compute_units, 0.17, 0.19),
-    ("gpu_small_kernels", gpu_power, 0.29, 0.31),
-    ("cores_per_gpu", cores_beside_a_gpu, 25.0, 23.0),
-    ("serial_on_many", busy_of_16, 1.05, 1.15),
-    ("cpu_low", busy_of_16, 6.3, 6.5),
-    ("oversubscribed", waiting_threads, 2.1, 1.9),
-    ("throttled", throttled, 0.21, 0.19),
-    ("memory_excess", needed_of_64_gib, 26.0, 27.0),
-    ("memory_pressure", memory_pressure, 0.21, 0.19),
-    ("memory_leak", growth_gib, 1.1, 0.9),
-    ("time_limit_excess", limit_in_runs, 4.1, 3.9),
-    ("idle_tail", idle_share_at_the_end, 0.22, 0.17),
-    ("deadweight", idle_hours_while_running, 2.1, 1.9),
-    ("zombies", processes_left, 3.0, 5.0),
-    ("small_io", calls, 5100.0, 4900.0),
-    ("kernel_calls", kernel_share, 0.51, 0.49),
-    ("many_children", children, 51.0, 49.0),
-    ("node_imbalance", second_node, 0.39, 0.41),
-    ("cpu_hog_on_gpu_node", pressure_of_others, 0.11, 0.09),
-    ("crowds_others", cores_of_a_shared_machine, 40.0, 38.0),
-    ("many_tiny_jobs", tiny_jobs, 500.0, 499.0),
-    ("cores_unused", use_of_a_week, 0.29, 0.31),
-    ("gpus_idle", gpu_use_of_a_week, 0.14, 0.16),
-    ("hog", cpu_time_of_all, 0.76, 0.74),
+    ("out_of_memory", out_of_memory, 1.0, 0.0, 50.0),
+    ("gpu_idle", gpu_use, 0.04, 0.06, 0.0),
+    ("gpus_unused", second_gpu_use, 0.0, 0.01, 0.0),
+    ("gpu_waits_for_cpu", gpu_use_beside_busy_cores, 0.59, 0.61, 0.05),
+    ("gpu_low", gpu_use, 0.24, 0.26, 0.05),
+    ("gpu_too_large", gpu_compute_units, 0.17, 0.19, 0.01),
+    ("gpu_small_kernels", gpu_power, 0.29, 0.31, 0.01),
+    ("cores_per_gpu", cores_beside_a_gpu, 25.0, 23.0, 60.0),
+    ("serial_on_many", busy_of_16, 1.05, 1.15, 0.5),
+    ("cpu_low", busy_of_16, 6.3, 6.5, 0.1),
+    ("oversubscribed", waiting_threads, 2.1, 1.9, 100.0),
+    ("throttled", throttled, 0.21, 0.19, 0.95),
+    ("memory_excess", needed_of_64_gib, 26.0, 27.0, 0.1),
+    ("memory_pressure", memory_pressure, 0.21, 0.19, 1.0),
+    ("memory_leak", growth_gib, 1.1, 0.9, 30.0),
+    ("time_limit_excess", limit_in_runs, 4.1, 3.9, 100.0),
+    ("idle_tail", idle_share_at_the_end, 0.22, 0.17, 0.8),
+    ("deadweight", idle_hours_while_running, 2.1, 1.9, 4.9),
+    ("zombies", processes_left, 3.0, 5.0, 1.0),
+    ("small_io", calls, 5100.0, 4900.0, 1e6),
+    ("kernel_calls", kernel_share, 0.51, 0.49, 1.0),
+    ("many_children", children, 51.0, 49.0, 5000.0),
+    ("node_imbalance", second_node, 0.39, 0.41, 0.0),
+    ("cpu_hog_on_gpu_node", pressure_of_others, 0.11, 0.09, 1.0),
+    ("crowds_others", cores_of_a_shared_machine, 40.0, 38.0, 64.0),
+    ("many_tiny_jobs", tiny_jobs, 500.0, 499.0, 900.0),
+    ("cores_unused", use_of_a_week, 0.29, 0.31, 0.01),
+    ("gpus_idle", gpu_use_of_a_week, 0.14, 0.16, 0.0),
+    ("hog", cpu_time_of_all, 0.76, 0.74, 1.0),
 ];
 
 fn job(made: Made) -> Case {
@@ -220,24 +223,37 @@ fn of_user(user: &str, id: usize, made: Made) -> Record {
     record
 }
 
+/// Ten hours of what was made for ten minutes: sums are of records.
+fn ten_hours(made: Made) -> Made {
+    let mut made = made;
+    let end_ns = made.record.start_ns.map(|start_ns| start_ns + 36_000_000_000_000);
+    for index in [column::WALL, column::CPU, column::PRESSURE_CPU] {
+        if let Some(total) = made.record.totals.get(index) {
+            made.record.totals.set(index, 60 * total, QualityKind::Measured, "cgroup");
+        }
+    }
+    made.record.end_ns = end_ns;
+    made
+}
+
 fn tiny_jobs(count: f64) -> Case {
     let tiny = |id| of_user("alice", id, given(made(30).cores(|_| 1.0), 1));
     Case::Users((0..count as usize).map(tiny).collect())
 }
 
 fn use_of_a_week(share: f64) -> Case {
-    Case::Users(vec![of_user("alice", 1, given(made(10 * HOUR).cores(move |_| 64.0 * share), 64))])
+    Case::Users(vec![of_user("alice", 1, ten_hours(given(made(600).cores(move |_| 64.0 * share), 64)))])
 }
 
 fn gpu_use_of_a_week(share: f64) -> Case {
     let gpus = |index: usize| GpuUse { uuid: format!("GPU-{index}"), ..gpu(Some(share), 10 * HOUR) };
-    Case::Users(vec![of_user("alice", 1, with_gpus(10 * HOUR, (0..4).map(gpus).collect()))])
+    Case::Users(vec![of_user("alice", 1, ten_hours(with_gpus(600, (0..4).map(gpus).collect())))])
 }
 
 fn cpu_time_of_all(share: f64) -> Case {
     let of = |user, id, share: f64| {
-        let made = made(10 * HOUR).cores(move |_| 64.0 * share).rate(column::PRESSURE_CPU, |_| 0.5);
-        of_user(user, id, given(made, 64))
+        let made = made(600).cores(move |_| 64.0 * share).rate(column::PRESSURE_CPU, |_| 0.5);
+        of_user(user, id, ten_hours(given(made, 64)))
     };
     Case::Users(vec![of("alice", 1, share), of("bob", 2, 1.0 - share)])
 }
@@ -267,7 +283,7 @@ impl Case {
 
 #[test]
 fn every_built_in_rule_speaks_of_its_case_and_not_of_the_nearest_one() {
-    for (rule, case, speaks, silent) in PAIRS {
+    for (rule, case, speaks, silent, _) in PAIRS {
         let names = |number: f64| {
             let found = case(number).findings();
             found.into_iter().map(|finding| finding.rule).collect::<Vec<_>>()
@@ -286,11 +302,207 @@ fn no_built_in_rule_is_without_a_pair() {
 
 #[test]
 fn every_sentence_of_a_built_in_rule_is_written_for_its_case() {
-    for (rule, case, speaks, _) in PAIRS {
+    for (rule, case, speaks, ..) in PAIRS {
         let found = case(*speaks).findings().into_iter().find(|finding| finding.rule == *rule).unwrap();
         for words in [&found.what, &found.how] {
             assert!(!words.is_empty() && !words.contains(['{', '}']), "{rule}: {words}");
         }
         assert!(!found.why.is_empty(), "{rule} has no numbers");
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2))]
+
+    #[test]
+    fn more_waste_never_removes_a_finding(share in 0.0_f64..=1.0) {
+        for (rule, case, speaks, _, most) in PAIRS {
+            let more = speaks + share * (most - speaks);
+            let (before, after) = (case(*speaks).findings(), case(more).findings());
+            let tells = |found: &Finding| {
+                let by = Rules::built_in().get(&found.rule).unwrap();
+                found.rule == *rule || by.replaces.iter().any(|replaced| replaced == rule)
+            };
+            let told = after.iter().find(|found| tells(found));
+            prop_assert!(told.is_some(), "{rule} is silent at {more}: {after:?}");
+            let saved = |found: &[Finding]| {
+                found.iter().filter(|found| tells(found)).map(|found| found.saving.weight()).fold(0.0, f64::max)
+            };
+            prop_assert!(saved(&after) >= saved(&before) - 1e-9, "{rule} saves less at {more}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_said_below_any_gate(above in 1.001_f64..10.0) {
+        for (name, case, speaks, ..) in PAIRS {
+            let Case::Job(made, around) = case(*speaks) else { continue };
+            let earlier: Vec<&Record> = around.earlier.iter().collect();
+            let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).after(&earlier);
+            let job = job.beside(around.node_gpus, around.pressure).sampled(made.samples());
+            let rule = Rules::built_in().get(name).unwrap();
+            let gates = rule.gates;
+            let says = |gates: Gates| judged(&Rule { gates, ..rule.clone() }, Subject::Job(&job), false).finding;
+            let found = says(gates).unwrap();
+            let (length_s, samples) = (gates.length_s.max(f64::from(10 * HOUR)) * above, made.course.len());
+            prop_assert_eq!(says(Gates { length_s, ..gates }), None, "{} is too short", name);
+            prop_assert_eq!(says(Gates { samples: samples + 1, ..gates }), None, "{} has too few samples", name);
+            let coverage = found.coverage * above;
+            prop_assert_eq!(says(Gates { coverage, ..gates }), None, "{} is not covered", name);
+            let Saving { core_hours, gpu_hours, .. } = found.saving;
+            let least = Gates {
+                core_hours: core_hours.unwrap_or(0.0) * above,
+                gpu_hours: gpu_hours.unwrap_or(0.0) * above,
+                ..gates
+            };
+            let saves = core_hours.is_some() || gpu_hours.is_some();
+            prop_assert_eq!(says(least).is_none(), saves, "{} saves too little", name);
+            let just = Gates { core_hours: core_hours.unwrap_or(0.0), gpu_hours: gpu_hours.unwrap_or(0.0), ..gates };
+            prop_assert!(says(just).is_some(), "{name} saves just enough");
+        }
+    }
+}
+
+/// Everything that a policy run sees: jobs with their samples.
+#[derive(Default)]
+struct Month {
+    records: Vec<Record>,
+    samples: HashMap<String, Course>,
+    gpus: HashMap<(String, String), Course>,
+}
+
+impl Month {
+    fn add(&mut self, record: Record) -> String {
+        let id = self.records.len().to_string();
+        let key = met_core::job::JobKey { id: id.clone(), ..record.key.clone() };
+        self.records.push(Record {
+            key,
+            scheduling: met_core::job::Scheduling { alias: None, ..record.scheduling.clone() },
+            ..record
+        });
+        id
+    }
+
+    /// A job of a user and node of its own; what is around it is made of other jobs there.
+    fn plant(&mut self, user: &str, made: Made, around: Around) {
+        let node = format!("node-{user}");
+        let of = |record: Record, user: &str| Record {
+            user: Some(user.to_owned()),
+            nodes: if record.nodes.len() == 1 { vec![node.clone()] } else { record.nodes },
+            ..record
+        };
+        let record = of(made.record.clone(), user);
+        for (before, run) in (1..).zip(around.earlier) {
+            let earlier = |time: Option<i64>| time.map(|ns| ns - before * 86_400_000_000_000);
+            let (start_ns, end_ns) = (earlier(run.start_ns), earlier(run.end_ns));
+            self.add(Record { start_ns, end_ns, ..of(run, user) });
+        }
+        if around.node_gpus.is_some() || around.pressure.is_some() {
+            let mut other = of(super::tests::given(crate::series_tests::made(60), 1).record, "neighbour");
+            (other.start_ns, other.end_ns) = (record.start_ns, record.end_ns);
+            let known = (around.node_gpus.unwrap_or(0) as usize).saturating_sub(record.gpus.len());
+            let gpu = |index| GpuUse { uuid: format!("{node}-{index}"), utilization: None, ..sample::gpu() };
+            other.gpus = (0..known).map(gpu).collect();
+            let wall_ns = other.end_ns.zip(other.start_ns).map_or(0, |(end, start)| end - start);
+            other.totals.set(column::WALL, wall_ns, QualityKind::Measured, "slurm");
+            if let Some(share) = around.pressure {
+                let waited_ns = (share * wall_ns as f64) as i64;
+                other.totals.set(column::PRESSURE_CPU, waited_ns, QualityKind::Measured, "cgroup");
+            }
+            self.add(other);
+        }
+        let id = self.add(record);
+        for (uuid, course) in made.gpus {
+            self.gpus.insert((id.clone(), uuid), course);
+        }
+        self.samples.insert(id, made.course);
+    }
+
+    /// All findings, the most worthwhile first.
+    fn findings(&self) -> Vec<Finding> {
+        let now_ns = sample::START_NS + 40 * 3_600_000_000_000;
+        let look = crate::check::Look {
+            rules: Rules::built_in(),
+            is_wanted: &|_| true,
+            machine: &|_| Machine { cpus: Some(64) },
+            shortest_ns: 60_000_000_000,
+            interval: std::time::Duration::from_secs(1),
+            now_ns,
+        };
+        let mut series = |record: &Record, table: &'static met_core::Table, part: &str| {
+            let id = record.key.id.clone();
+            let course = match part {
+                "" => self.samples.get(&id),
+                uuid => self.gpus.get(&(id, uuid.to_owned())),
+            };
+            Ok::<_, std::convert::Infallible>(course.cloned().unwrap_or_else(|| Course::new(table)))
+        };
+        let Ok((mut found, _)) = crate::check::of_jobs(&look, &self.records, &mut series);
+        for sum in user::sums(&self.records, now_ns) {
+            found.extend(findings_of_user(Rules::built_in(), &sum));
+        }
+        finding::rank(&mut found);
+        found
+    }
+}
+
+/// Every case of which a rule speaks, and the nearest of which it does not, each by a user of its own. Sums of users are
+/// compared within a week: each such case has one.
+fn month() -> (Month, BTreeMap<String, Vec<String>>) {
+    let (mut month, mut expected) = (Month::default(), BTreeMap::new());
+    let mut weeks = 0;
+    for (rule, case, speaks, silent, _) in PAIRS {
+        for (kind, number) in [("bad", speaks), ("good", silent)] {
+            let user = format!("{kind}-{rule}");
+            let case = case(*number);
+            let of_user = case.findings().into_iter().filter(|found| found.user.as_deref() == Some("alice"));
+            let mut told: Vec<String> = of_user.map(|found| found.rule).collect();
+            told.sort();
+            assert_eq!(told.iter().any(|name| name == rule), kind == "bad");
+            expected.insert(user.clone(), told);
+            match case {
+                Case::Job(made, around) => month.plant(&user, *made, around),
+                Case::Users(records) => {
+                    weeks += 1;
+                    for mut record in records {
+                        let is_first = record.user.as_deref() == Some("alice");
+                        record.user = Some(if is_first { user.clone() } else { format!("beside-{user}") });
+                        for time in [&mut record.start_ns, &mut record.end_ns] {
+                            *time = time.map(|ns| ns - weeks * user::WEEK_NS);
+                        }
+                        month.add(record);
+                    }
+                }
+            }
+        }
+    }
+    (month, expected)
+}
+
+#[test]
+fn a_month_with_an_offender_for_every_rule_has_their_findings_and_no_others() {
+    let (mut month, expected) = month();
+    let is_of_user = |rule: &str| Rules::built_in().get(rule).unwrap().scope == Scope::User;
+    let found = month.findings();
+    let mut told: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for finding in &found {
+        told.entry(finding.user.clone().unwrap()).or_default().push(finding.rule.clone());
+    }
+    for (user, mut rules) in expected {
+        let mut of_user = told.remove(&user).unwrap_or_default();
+        // Jobs behind the sums of a user are judged by themselves as well.
+        if is_of_user(user.split_once('-').unwrap().1) {
+            of_user.retain(|rule| is_of_user(rule));
+        }
+        of_user.sort();
+        rules.dedup();
+        of_user.dedup();
+        assert_eq!(of_user, rules, "{user}");
+    }
+    told.retain(|user, _| !user.starts_with("beside-"));
+    assert_eq!(told, BTreeMap::new(), "nobody else is blamed");
+    let turned = month.records.len() / 3;
+    month.records.rotate_left(turned);
+    assert_eq!(month.findings(), found, "the order of jobs does not matter");
+    month.records.reverse();
+    assert_eq!(month.findings(), found, "backwards neither");
 }

@@ -308,10 +308,16 @@ fn a_part_of_a_gpu_is_judged_by_itself() {
     assert_eq!(names(&with_gpus(HOUR, vec![part(Some(0.9))])), none());
     let small = GpuUse { sm_activity: Some(0.05), ..gpu(Some(0.5), HOUR) };
     let found = found_of(&with_gpus(HOUR, vec![small.clone()]));
-    assert_eq!(found[0].how, "less would do: a MIG instance 1g (1 of 7 slices, 17.5 GiB)");
+    assert_eq!(
+        found[0].how,
+        "less would do: a MIG instance 1g (1 of 7 slices, 17.5 GiB); or give it more at once: larger batches, CUDA graphs"
+    );
     assert_eq!(found[0].saving.gpu_hours.map(|hours| hours.round()), Some(1.0), "six sevenths of it");
     let whole = GpuUse { name: "NVIDIA L40S".to_owned(), ..small.clone() };
-    assert_eq!(found_of(&with_gpus(HOUR, vec![whole]))[0].how, "a smaller GPU would do");
+    assert_eq!(
+        found_of(&with_gpus(HOUR, vec![whole]))[0].how,
+        "a smaller GPU would do; or give it more at once: larger batches, CUDA graphs"
+    );
     let small_part = GpuUse { parent: Some("GPU-whole".to_owned()), ..small };
     assert_eq!(names(&with_gpus(HOUR, vec![small_part])), none(), "it is small already");
 }

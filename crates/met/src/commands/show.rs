@@ -109,6 +109,9 @@ fn print(
         if let Some(answers) = &answers {
             object["answers"] = answers::object(answers);
         }
+        if let Some(known) = known.as_ref().filter(|_| !record.work.is_empty()) {
+            object["work"] = met_insight::work::object_of(record, known, *now_ns);
+        }
         writeln!(stdout, "{object}")?;
         return Ok(0);
     }
