@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import time
+import unicodedata
 
 from harness import DEADLINE_S, check, close_to, each, equal, eventually, marked, need_root, test
 
@@ -507,3 +508,52 @@ def the_highest_log_level_prints_the_counters_of_each_round(world, who):
 def words_that_people_type_point_to_the_command(world):
     for word, command in (("kill", "met cancel"), ("status", "met show"), ("log", "met logs"), ("top", "met list --watch")):
         world.met(word, "1").refused(command)
+
+
+#: Commands that only read, by what is typed. Words of the second kind have no columns: all of them stay at any width.
+READING = [
+    "list", "list cpu", "list mem", "list io", "list gpu", "list energy", "list all", "show JOB", "show ENDED", "ps JOB", "ps ENDED",
+    "compare JOB ENDED", "check", "who", "usage", "usage --by user", "node", "node --since 1h", "gpus", "logs ENDED",
+    "daemon --status", "metrics", "emissions",
+]
+PROSE = ["config --current", "explain ENDED", "scale ENDED", "scale JOB", "configure", "doctor", "config", "check --fields", "show --help"]
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+
+
+def shown_at(world, words, columns):
+    """The lines of a command at a terminal, without what only changes colours."""
+    terminal = world.terminal(*words, columns=columns, env={"LC_ALL": "C.UTF-8", "LANG": "C.UTF-8"})
+    code = terminal.end()
+    check(code in (0, 1), f"met {' '.join(words)}: exit code {code}: {terminal.text()}")
+    return ESCAPES.sub("", terminal.text()).replace("\r", "").splitlines()
+
+
+def cells(line):
+    """How wide a line is. None of these commands shows characters of two columns."""
+    return sum(not unicodedata.combining(character) for character in line)
+
+
+@test
+def no_line_is_wider_than_the_terminal_and_no_word_is_broken(world):
+    world.configure("sampling:\n  interval: 200ms\nperf:\n  events: [page_faults, task_clock, context_switches]\n")
+    long = ["sh", "-c", "for i in 1 2 3; do sleep 0.3; done; echo a line of output", "with", "rather", "many", "arguments"]
+    ended = world.run(*long, options=("-n", "a-job-with-a-rather-long-name-of-fifty-characters"))
+    world.wait_for_state(ended, "finished")
+    job = world.run("sh", "-c", "sleep 1000; true", "that", "waits", "for", "a", "very", "long", "time", "until", "it", "is", "cancelled")
+    eventually(lambda: "memory_needed_peak_bytes" in world.show(job)["totals"], "a first sample")
+    wide, lost = [], []
+    for command in READING + PROSE:
+        words = [{"JOB": job, "ENDED": ended}.get(word, word) for word in command.split()]
+        lines = {columns: shown_at(world, words, columns) for columns in (60, 80, 200)}
+        for columns, found in lines.items():
+            # A path that is about as long as a line stays in one piece.
+            in_one_piece = lambda line: any(word.startswith("/") and len(word) > columns - 24 for word in line.split())
+            too_wide = [line for line in found if cells(line) > columns and not in_one_piece(line)]
+            wide += [f"met {command} at {columns}: {line}" for line in too_wide]
+            if command in PROSE:
+                all_words = {word for line in lines[200] for word in line.split()}
+                broken = {word for line in found for word in line.split()} ^ all_words
+                lost += [f"met {command} at {columns}: {word}" for word in broken if any(one.isalpha() for one in word)]
+    check(not wide, f"{len(wide)} lines are too wide:\n" + "\n".join(wide[:40]))
+    check(not lost, f"{len(lost)} words are broken or cut:\n" + "\n".join(lost[:40]))
+    world.met("cancel", job).ok()
