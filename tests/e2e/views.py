@@ -5,11 +5,12 @@ import datetime
 import io
 import os
 import re
+import shutil
 import subprocess
 import time
 import unicodedata
 
-from harness import DEADLINE_S, check, close_to, each, equal, eventually, marked, need_root, test
+from harness import DEADLINE_S, Skip, Terminal, check, close_to, each, equal, eventually, marked, need_root, test
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 JOB_KEYS = [
@@ -452,34 +453,74 @@ def a_system_daemon_keeps_the_course_of_the_machine(world):
     world.met("cancel", job).ok()
 
 
-@test
-def a_shell_completes_states_jobs_and_names(world):
+#: Sources the script and completes the words that follow as the shell itself would.
+IN_BASH = """
+    PATH="$1:$PATH"; source ./met.bash; shift
+    COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+    "$(complete -p met | sed 's/.*-F \\([^ ]*\\).*/\\1/')" met "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+    printf '%s\\n' "${COMPREPLY[@]}"
+"""
+IN_FISH = """
+    set -x PATH $argv[1] $PATH; source ./met.fish
+    complete --do-complete (string join " " -- $argv[2..])
+"""
+
+
+def offered_by(world, shell, folder, words):
+    """What a shell offers for the last of these words."""
+    if shell == "zsh":
+        return offered_by_zsh(world, folder, words)
+    command = {"bash": ["bash", "-c", IN_BASH, "bash"], "fish": ["fish", "--no-config", "-c", IN_FISH]}[shell]
+    out, err = world.start(*command, folder, "met", *words).communicate(timeout=DEADLINE_S)
+    equal(err, b"", f"said by {shell} while completing")
+    return [line.split("\t")[0] for line in out.decode().splitlines() if line]
+
+
+def offered_by_zsh(world, folder, words):
+    """Only its line editor completes: Control-D lists what it offers."""
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", "PS1": "", "HOME": world.path("")}
+    terminal = Terminal(world.me, ["zsh", "-f", "-i"], env=env, columns=200, start=world.me.start)
+    options = "unset zle_bracketed_paste; LISTMAX=9999; unsetopt prompt_sp always_last_prompt; autoload -Uz compinit; compinit -u -D"
+    terminal.send(f"PS1='ready> '; {options}; source ./met.zsh; print set''up\n".encode())
+    terminal.read_until(r"setup\r?\n[^\n]*ready> ")
+    before = len(terminal.text())
+    terminal.send(" ".join(["met", *words]).encode() + b"\x04")
+    # The prompt comes again below what is offered.
+    terminal.read_until(rf"(?s)\A.{{{before}}}.*ready> ")
+    terminal.send(b"\x15exit\n")
+    terminal.end()
+    shown = ESCAPES.sub("", terminal.text()[before:])
+    # With descriptions, a word stands before two dashes.
+    return [part.split()[0] for line in shown.splitlines() for part in re.split(r"\s{2,}(?!--)", line) if part.split()]
+
+
+@each(bash="bash", zsh="zsh", fish="fish")
+def a_shell_completes_states_jobs_and_names(world, shell):
+    if not shutil.which(shell):
+        raise Skip(f"{shell} is not installed")
     job = world.run("true", options=("-n", "train"))
     world.met("wait", job).ok()
     # A name that a shell would expand is not offered.
     world.run_to_end("true", options=("-n", "$(touch pwned)"))
-    with open(world.path("met.bash"), "w") as file:
-        file.write(world.met("completions", "bash").ok().out)
-    script = """
-        PATH="$1:$PATH"; source ./met.bash; shift
-        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
-        "$(complete -p met | sed 's/.*-F \\([^ ]*\\).*/\\1/')" met "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
-        printf '%s\\n' "${COMPREPLY[@]}"
-    """
+    with open(world.path(f"met.{shell}"), "w") as file:
+        file.write(world.met("completions", shell).ok().out)
     folder = os.path.join(world.root, "bin")
     os.mkdir(folder)
     os.symlink(world.met_path, os.path.join(folder, "met"))
-
-    def offered(*words):
-        out, err = world.start("bash", "-c", script, "bash", folder, "met", *words).communicate(timeout=DEADLINE_S)
-        equal(err, b"", "said while completing")
-        return out.decode().split()
-
+    offered = lambda *words: offered_by(world, shell, folder, words)
     check("out_of_memory" in offered("list", "--state", ""), offered("list", "--state", ""))
-    check({job, "train", "@last"} <= set(offered("show", "")), offered("show", ""))
-    equal(offered("logs", "tr"), ["train"], "names that begin so")
+    for command in ("show", "ack", "mute", "unmute"):
+        check({job, "train", "@last"} <= set(offered(command, "")), f"{command}: {offered(command, '')}")
+    for words in (("",), ("help", "")):
+        found = offered(*words)
+        check("show" in found and "notify-ended" not in found, f"{words}: {found}")
+    if shell != "zsh":
+        equal(offered("logs", "tr"), ["train"], "names that begin so")
     check(not os.path.exists(world.path("pwned")), "a name was executed")
-    # Whatever is wrong, nothing is said.
+
+
+@test
+def what_cannot_be_completed_is_not_said(world):
     result = world.met("__complete", "jobs", env={"MET_CONFIG": "/nonexistent"})
     equal((result.code, result.out, result.err), (0, "", ""), "completing with a broken configuration")
 
