@@ -429,9 +429,9 @@ class User:
 
 
 class Terminal:
-    """met at a terminal of its own."""
+    """met, or another command, at a terminal of its own."""
 
-    def __init__(self, user, arguments, env=None, columns=120):
+    def __init__(self, user, arguments, env=None, columns=120, start=None):
         self.user, self.arguments, self.seen = user, arguments, b""
         self.main, child = pty.openpty()
         fcntl.ioctl(self.main, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
@@ -441,7 +441,7 @@ class Terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
         env = {"TERM": "xterm", **(env or {})}
-        self.process = user.spawn(*arguments, stdin=child, stdout=child, stderr=child, env=env, preexec=control)
+        self.process = (start or user.spawn)(*arguments, stdin=child, stdout=child, stderr=child, env=env, preexec=control)
         os.close(child)
 
     def read_until(self, pattern):

@@ -5,10 +5,12 @@ import datetime
 import io
 import os
 import re
+import shutil
 import subprocess
 import time
+import unicodedata
 
-from harness import DEADLINE_S, check, close_to, each, equal, eventually, marked, need_root, test
+from harness import DEADLINE_S, Skip, Terminal, check, close_to, each, equal, eventually, marked, need_root, test
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 JOB_KEYS = [
@@ -451,34 +453,74 @@ def a_system_daemon_keeps_the_course_of_the_machine(world):
     world.met("cancel", job).ok()
 
 
-@test
-def a_shell_completes_states_jobs_and_names(world):
+#: Sources the script and completes the words that follow as the shell itself would.
+IN_BASH = """
+    PATH="$1:$PATH"; source ./met.bash; shift
+    COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+    "$(complete -p met | sed 's/.*-F \\([^ ]*\\).*/\\1/')" met "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+    printf '%s\\n' "${COMPREPLY[@]}"
+"""
+IN_FISH = """
+    set -x PATH $argv[1] $PATH; source ./met.fish
+    complete --do-complete (string join " " -- $argv[2..])
+"""
+
+
+def offered_by(world, shell, folder, words):
+    """What a shell offers for the last of these words."""
+    if shell == "zsh":
+        return offered_by_zsh(world, folder, words)
+    command = {"bash": ["bash", "-c", IN_BASH, "bash"], "fish": ["fish", "--no-config", "-c", IN_FISH]}[shell]
+    out, err = world.start(*command, folder, "met", *words).communicate(timeout=DEADLINE_S)
+    equal(err, b"", f"said by {shell} while completing")
+    return [line.split("\t")[0] for line in out.decode().splitlines() if line]
+
+
+def offered_by_zsh(world, folder, words):
+    """Only its line editor completes: Control-D lists what it offers."""
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", "PS1": "", "HOME": world.path("")}
+    terminal = Terminal(world.me, ["zsh", "-f", "-i"], env=env, columns=200, start=world.me.start)
+    options = "unset zle_bracketed_paste; LISTMAX=9999; unsetopt prompt_sp always_last_prompt; autoload -Uz compinit; compinit -u -D"
+    terminal.send(f"PS1='ready> '; {options}; source ./met.zsh; print set''up\n".encode())
+    terminal.read_until(r"setup\r?\n[^\n]*ready> ")
+    before = len(terminal.text())
+    terminal.send(" ".join(["met", *words]).encode() + b"\x04")
+    # The prompt comes again below what is offered.
+    terminal.read_until(rf"(?s)\A.{{{before}}}.*ready> ")
+    terminal.send(b"\x15exit\n")
+    terminal.end()
+    shown = ESCAPES.sub("", terminal.text()[before:])
+    # With descriptions, a word stands before two dashes.
+    return [part.split()[0] for line in shown.splitlines() for part in re.split(r"\s{2,}(?!--)", line) if part.split()]
+
+
+@each(bash="bash", zsh="zsh", fish="fish")
+def a_shell_completes_states_jobs_and_names(world, shell):
+    if not shutil.which(shell):
+        raise Skip(f"{shell} is not installed")
     job = world.run("true", options=("-n", "train"))
     world.met("wait", job).ok()
     # A name that a shell would expand is not offered.
     world.run_to_end("true", options=("-n", "$(touch pwned)"))
-    with open(world.path("met.bash"), "w") as file:
-        file.write(world.met("completions", "bash").ok().out)
-    script = """
-        PATH="$1:$PATH"; source ./met.bash; shift
-        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
-        "$(complete -p met | sed 's/.*-F \\([^ ]*\\).*/\\1/')" met "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
-        printf '%s\\n' "${COMPREPLY[@]}"
-    """
+    with open(world.path(f"met.{shell}"), "w") as file:
+        file.write(world.met("completions", shell).ok().out)
     folder = os.path.join(world.root, "bin")
     os.mkdir(folder)
     os.symlink(world.met_path, os.path.join(folder, "met"))
-
-    def offered(*words):
-        out, err = world.start("bash", "-c", script, "bash", folder, "met", *words).communicate(timeout=DEADLINE_S)
-        equal(err, b"", "said while completing")
-        return out.decode().split()
-
+    offered = lambda *words: offered_by(world, shell, folder, words)
     check("out_of_memory" in offered("list", "--state", ""), offered("list", "--state", ""))
-    check({job, "train", "@last"} <= set(offered("show", "")), offered("show", ""))
-    equal(offered("logs", "tr"), ["train"], "names that begin so")
+    for command in ("show", "ack", "mute", "unmute"):
+        check({job, "train", "@last"} <= set(offered(command, "")), f"{command}: {offered(command, '')}")
+    for words in (("",), ("help", "")):
+        found = offered(*words)
+        check("show" in found and "notify-ended" not in found, f"{words}: {found}")
+    if shell != "zsh":
+        equal(offered("logs", "tr"), ["train"], "names that begin so")
     check(not os.path.exists(world.path("pwned")), "a name was executed")
-    # Whatever is wrong, nothing is said.
+
+
+@test
+def what_cannot_be_completed_is_not_said(world):
     result = world.met("__complete", "jobs", env={"MET_CONFIG": "/nonexistent"})
     equal((result.code, result.out, result.err), (0, "", ""), "completing with a broken configuration")
 
@@ -507,3 +549,52 @@ def the_highest_log_level_prints_the_counters_of_each_round(world, who):
 def words_that_people_type_point_to_the_command(world):
     for word, command in (("kill", "met cancel"), ("status", "met show"), ("log", "met logs"), ("top", "met list --watch")):
         world.met(word, "1").refused(command)
+
+
+#: Commands that only read, by what is typed. Words of the second kind have no columns: all of them stay at any width.
+READING = [
+    "list", "list cpu", "list mem", "list io", "list gpu", "list energy", "list all", "show JOB", "show ENDED", "ps JOB", "ps ENDED",
+    "compare JOB ENDED", "check", "who", "usage", "usage --by user", "node", "node --since 1h", "gpus", "logs ENDED",
+    "daemon --status", "metrics", "emissions",
+]
+PROSE = ["config --current", "explain ENDED", "scale ENDED", "scale JOB", "configure", "doctor", "config", "check --fields", "show --help"]
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+
+
+def shown_at(world, words, columns):
+    """The lines of a command at a terminal, without what only changes colours."""
+    terminal = world.terminal(*words, columns=columns, env={"LC_ALL": "C.UTF-8", "LANG": "C.UTF-8"})
+    code = terminal.end()
+    check(code in (0, 1), f"met {' '.join(words)}: exit code {code}: {terminal.text()}")
+    return ESCAPES.sub("", terminal.text()).replace("\r", "").splitlines()
+
+
+def cells(line):
+    """How wide a line is. None of these commands shows characters of two columns."""
+    return sum(not unicodedata.combining(character) for character in line)
+
+
+@test
+def no_line_is_wider_than_the_terminal_and_no_word_is_broken(world):
+    world.configure("sampling:\n  interval: 200ms\nperf:\n  events: [page_faults, task_clock, context_switches]\n")
+    long = ["sh", "-c", "for i in 1 2 3; do sleep 0.3; done; echo a line of output", "with", "rather", "many", "arguments"]
+    ended = world.run(*long, options=("-n", "a-job-with-a-rather-long-name-of-fifty-characters"))
+    world.wait_for_state(ended, "finished")
+    job = world.run("sh", "-c", "sleep 1000; true", "that", "waits", "for", "a", "very", "long", "time", "until", "it", "is", "cancelled")
+    eventually(lambda: "memory_needed_peak_bytes" in world.show(job)["totals"], "a first sample")
+    wide, lost = [], []
+    for command in READING + PROSE:
+        words = [{"JOB": job, "ENDED": ended}.get(word, word) for word in command.split()]
+        lines = {columns: shown_at(world, words, columns) for columns in (60, 80, 200)}
+        for columns, found in lines.items():
+            # A path that is about as long as a line stays in one piece.
+            in_one_piece = lambda line: any(word.startswith("/") and len(word) > columns - 24 for word in line.split())
+            too_wide = [line for line in found if cells(line) > columns and not in_one_piece(line)]
+            wide += [f"met {command} at {columns}: {line}" for line in too_wide]
+            if command in PROSE:
+                all_words = {word for line in lines[200] for word in line.split()}
+                broken = {word for line in found for word in line.split()} ^ all_words
+                lost += [f"met {command} at {columns}: {word}" for word in broken if any(one.isalpha() for one in word)]
+    check(not wide, f"{len(wide)} lines are too wide:\n" + "\n".join(wide[:40]))
+    check(not lost, f"{len(lost)} words are broken or cut:\n" + "\n".join(lost[:40]))
+    world.met("cancel", job).ok()

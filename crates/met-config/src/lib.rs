@@ -4,6 +4,7 @@
 pub mod address;
 mod config;
 pub mod failure;
+pub mod mistyped;
 pub mod paths;
 
 pub use config::*;

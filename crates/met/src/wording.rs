@@ -2,29 +2,9 @@
 
 use std::ffi::OsString;
 
-use met_core::managers::Scheduler;
+use met_config::mistyped::{is_mistyped, meant, meant_after};
 
 use crate::cli::Cli;
-
-const LIST: &str = "met list";
-
-/// Words that people type and the command that does it.
-const MEANT: &[(&[&str], &str)] = &[
-    (&["kill", "stop", "abort", "scancel", "terminate"], "met cancel JOB"),
-    (&["status", "state"], "met list, met show JOB or met daemon --status"),
-    (&["log", "output", "cat", "tail"], "met logs JOB (-f to follow)"),
-    (&["top", "htop", "watch"], "met list --watch, or met ps JOB for the processes of a job"),
-    (&["jobs", "queue", "history", "squeue"], LIST),
-    (&["info", "report", "describe", "stats", "stat"], "met show JOB"),
-    (&["start", "exec", "submit", "launch", "sbatch"], "met run -- CMD"),
-    (&["delete", "remove", "del"], "met rm JOB"),
-    (&["gpu", "nvidia-smi"], "met gpus"),
-    (&["host", "machine"], "met node"),
-    (&["hosts", "cluster"], "met nodes"),
-    (&["settings"], "met config, or met configure for a running daemon"),
-    (&["diagnose"], "met doctor"),
-    (&["version"], "met --version"),
-];
 
 /// What the parser says in several lines, and where to read on.
 pub fn one_line(text: &str, arguments: &[OsString]) -> String {
@@ -39,12 +19,17 @@ pub fn one_line(text: &str, arguments: &[OsString]) -> String {
     if text.contains("required arguments") && text.contains("<CMD>") {
         return format!("no command given; put it after --, as in: {command} -- python train.py");
     }
+    let typed = text.split('\'').nth(1).unwrap_or_default();
+    let is_unknown = text.starts_with("error: un");
+    if let Some(meant) = meant_after(&command, typed).filter(|_| is_unknown) {
+        return meant;
+    }
     if let Some(meant) = unrecognized(text).and_then(meant) {
         return meant;
     }
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
     let said = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
-    let said = said.filter(|line| !is_misleading(line)).map(|line| match line.strip_prefix("tip: ") {
+    let said = said.filter(|line| !is_misleading(line, typed)).map(|line| match line.strip_prefix("tip: ") {
         Some(tip) => format!("; {tip}"),
         None => format!(" {line}"),
     });
@@ -65,22 +50,18 @@ fn command_in(arguments: &[OsString]) -> String {
     words
 }
 
-/// Hardly anybody wants an option as a value: who mistypes one needs the list of options. Nor does somebody who
-/// writes --verbose want the version.
-fn is_misleading(line: &str) -> bool {
-    line.starts_with("tip: to pass '-") || line == "tip: a similar argument exists: '--version'"
+/// Hardly anybody wants an option as a value: who mistypes one needs the list of options. What the parser calls
+/// similar may be another word: nobody who writes --verbose wants the version, or --force the --grace.
+fn is_misleading(line: &str, typed: &str) -> bool {
+    let is_of_similar = line.starts_with("tip: a similar ") || line.starts_with("tip: some similar ");
+    let mut offered = line.split('\'').skip(1).step_by(2).filter(|_| is_of_similar);
+    let is_none = !offered.any(|word| is_mistyped(typed, word));
+    let is_version = line == "tip: a similar argument exists: '--version'";
+    line.starts_with("tip: to pass '-") || is_version || (is_of_similar && is_none)
 }
 
 fn unrecognized(text: &str) -> Option<&str> {
     text.lines().next()?.strip_prefix("error: unrecognized subcommand '")?.strip_suffix('\'')
-}
-
-fn meant(word: &str) -> Option<String> {
-    let lower = word.to_ascii_lowercase();
-    let is_list = Scheduler::ALL.iter().any(|scheduler| scheduler.row().1.program == lower);
-    let meant = MEANT.iter().find(|(words, _)| words.contains(&lower.as_str()));
-    let command = meant.map(|(_, command)| *command).or(is_list.then_some(LIST))?;
-    Some(format!("there is no command {word:?}; use {command}"))
 }
 
 #[cfg(test)]
@@ -128,8 +109,31 @@ mod tests {
     }
 
     #[test]
+    fn words_after_a_command_point_to_its_options() {
+        assert_eq!(said(&["daemon", "status"]), "met daemon has no \"status\"; use met daemon --status");
+        assert_eq!(said(&["daemon", "stop"]), "met daemon has no \"stop\"; use met daemon --stop");
+        let of_server =
+            "met server has no \"status\"; use met --server URL nodes; met server has enroll and expel";
+        assert_eq!(said(&["server", "status"]), of_server);
+        assert!(said(&["configure", "--events", "x"]).ends_with("use met configure --perf EVENTS"));
+        assert!(said(&["list", "--format", "json"]).ends_with("use met list --json or met list --csv"));
+        for (command, words, advice) in met_config::mistyped::MEANT_AFTER {
+            for word in *words {
+                let typed: Vec<&str> = command.split(' ').skip(1).chain([*word]).collect();
+                assert!(said(&typed).ends_with(advice), "{}", said(&typed));
+            }
+            let options = advice.split([' ', ',', ';']).filter(|word| word.starts_with("--"));
+            for option in options.filter(|option| *option != "--server") {
+                let grammar = <Cli as clap::CommandFactory>::command();
+                let of = grammar.find_subcommand(command.split(' ').nth(1).unwrap()).unwrap();
+                assert!(of.get_arguments().any(|one| one.get_long() == Some(&option[2..])), "{option}");
+            }
+        }
+    }
+
+    #[test]
     fn every_command_that_is_pointed_to_exists() {
-        for (words, advice) in super::MEANT {
+        for (words, advice) in met_config::mistyped::MEANT {
             let names = advice.split("met ").skip(1).filter_map(|rest| rest.split([' ', ',']).next());
             for name in names.filter(|name| !name.starts_with('-')) {
                 let found = <Cli as clap::CommandFactory>::command().find_subcommand(name).is_some();
@@ -144,6 +148,16 @@ mod tests {
 
     #[test]
     fn a_tip_that_misleads_is_left_out_and_others_stay() {
+        for words in
+            [&["configure", "--resett"][..], &["list", "--srot", "x"], &["docter"], &["list", "--jsno"]]
+        {
+            assert!(said(words).contains("similar"), "{}", said(words));
+        }
+        assert_eq!(
+            said(&["rm", "--recurse", "1"]),
+            "unexpected argument '--recurse' found; see met rm --help"
+        );
+        assert_eq!(said(&["monitor"]), "unrecognized subcommand 'monitor'; see met --help");
         assert_eq!(said(&["show", "--logs"]), "unexpected argument '--logs' found; see met show --help");
         assert_eq!(said(&["run", "--foo", "ls"]), "unexpected argument '--foo' found; see met run --help");
         assert_eq!(

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const JOBS_MAX: usize = 200;
 
 /// Commands that take a job, for shells that need to know.
-const OF_JOBS: &str = "show explain scale compare web export ps logs tag note rm";
+const OF_JOBS: &str = "show explain scale compare web export ps logs tag note rm ack mute unmute";
 
 /// Those that take one that has not ended.
 const OF_LIVE: &str = "wait cancel detach";
@@ -40,14 +40,19 @@ pub fn completions(args: &CompletionsArgs) -> Result<i32> {
     Ok(0)
 }
 
-/// As it is completed: states are words of a list, although several may be joined by commas.
+/// As it is completed: without hidden commands, which shells offer else, and with states as words of a list, although
+/// several may be joined by commas.
 fn grammar() -> clap::Command {
     let states = || PossibleValuesParser::new(State::ALL.map(State::name));
     let managers = || {
         let known = managers::MANAGERS.iter().map(|manager| manager.name);
         PossibleValuesParser::new([LOCAL].into_iter().chain(known).collect::<Vec<_>>())
     };
-    Cli::command().mut_subcommand("list", |list| {
+    let cli = Cli::command();
+    let offered = cli.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    let offered =
+        clap::Command::new("met").version("0").args(cli.get_arguments().cloned()).subcommands(offered);
+    offered.mut_subcommand("list", |list| {
         let list = list.mut_arg("state", |state| state.value_parser(states()));
         list.mut_arg("manager", |manager| manager.value_parser(managers()))
     })
@@ -62,7 +67,11 @@ fn with_jobs_and_nodes(shell: Shell, script: String) -> String {
                     .replace("@JOBS@", &OF_JOBS.replace(' ', "|"))
                     .replace("@LIVE@", &OF_LIVE.replace(' ', "|"))
         }
-        Shell::Fish => script + &FISH.replace("@JOBS@", OF_JOBS).replace("@LIVE@", OF_LIVE),
+        // As generated, nothing is offered after `help`, because that was seen.
+        Shell::Fish => {
+            script.replace(" help\" -f", "\" -f")
+                + &FISH.replace("@JOBS@", OF_JOBS).replace("@LIVE@", OF_LIVE)
+        }
         Shell::Zsh => {
             // A command of its own is defined in the lines after its name.
             let mut jobs = "_met_jobs";
@@ -76,7 +85,7 @@ fn with_jobs_and_nodes(shell: Shell, script: String) -> String {
                 }
                 let place = line.trim_start().trim_start_matches(['\'', ':', '*']);
                 match place.split(" -- ").next() {
-                    Some("job" | "jobs") => line.replace(":_default'", &format!(":{jobs}'")),
+                    Some("job" | "jobs" | "words") => line.replace(":_default'", &format!(":{jobs}'")),
                     Some("node") => line.replace(":_default'", ":_met_nodes'"),
                     _ => line.to_owned(),
                 }
@@ -222,6 +231,9 @@ mod tests {
             clap_complete::generate(shell, &mut grammar(), "met", &mut script);
             let script = with_jobs_and_nodes(shell, String::from_utf8(script).unwrap());
             assert!(script.contains("out_of_memory"), "{shell}: {script}");
+            assert!(!script.contains("notify-ended"), "{shell}: a hidden command is offered");
+            assert!(script.contains("--verbose") || script.contains("-l verbose"), "{shell}: {script}");
+            assert!(script.contains("--version") || script.contains("-l version"), "{shell}: {script}");
             for asked in ["met __complete jobs", "met __complete live", "met __complete nodes"] {
                 let is_there = script.contains(asked) || script.contains("met __complete \"$what\"");
                 assert!(is_there, "{shell}: {script}");
@@ -241,7 +253,8 @@ mod tests {
     #[test]
     fn the_commands_that_take_a_job_are_named() {
         let takes_job = |command: &&clap::Command| {
-            command.get_positionals().any(|argument| ["job", "jobs"].contains(&argument.get_id().as_str()))
+            let names = ["job", "jobs", "words"];
+            command.get_positionals().any(|argument| names.contains(&argument.get_id().as_str()))
         };
         let cli = Cli::command();
         let mut taking: Vec<&str> =

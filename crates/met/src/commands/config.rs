@@ -11,12 +11,12 @@ use met_query::setting::Setting;
 use crate::cli::ConfigArgs;
 use crate::commands::configure;
 use crate::output;
-use crate::view::manual;
+use crate::view::{Style, manual, text};
 
 pub fn config(setting: impl FnOnce() -> Result<Setting>, args: &ConfigArgs) -> Result<i32> {
     let mut stdout = output::stdout();
     let text = match args.current {
-        true => in_force(&setting()?, args.user),
+        true => in_force(&setting()?, args.user, &stdout.style()),
         false => {
             let reference = Config::reference();
             // A file gets Markdown, which is what docs/config.md is.
@@ -28,7 +28,7 @@ pub fn config(setting: impl FnOnce() -> Result<Setting>, args: &ConfigArgs) -> R
 }
 
 /// What a running daemon follows, or what the next one would.
-fn in_force(setting: &Setting, own: bool) -> String {
+fn in_force(setting: &Setting, own: bool, style: &Style) -> String {
     let held = setting.in_force(own);
     if let Some(held) = &held {
         setting.warn_of_other_file(held);
@@ -49,16 +49,26 @@ fn in_force(setting: &Setting, own: bool) -> String {
     let held = held.filter(|_| is_known);
     let rows: Vec<[String; 3]> =
         current(&file.text).into_iter().map(|current| row(current, &file, held.as_ref())).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths = [width(0), width(1).min(VALUE_WIDTH_MAX)];
-    let lines = rows
-        .iter()
-        .map(|[name, value, whence]| format!("{name:<0$}  {value:<1$}  {whence}\n", widths[0], widths[1]));
-    head.chars().chain(lines.collect::<String>().chars()).collect()
+    text::hanging_lines(head, 2, style) + &table(&rows, style)
 }
 
 /// Longer values push the rest of their line to the right.
 const VALUE_WIDTH_MAX: usize = 24;
+
+/// A line that is too long for the terminal has the value and where it comes from below its name.
+fn table(rows: &[[String; 3]], style: &Style) -> String {
+    let width = |column: usize| rows.iter().map(|row| text::width(&row[column])).max().unwrap_or(0);
+    // Most values are short and default.
+    let room = style.width.map(|columns| columns.saturating_sub(width(0) + "    default".len()));
+    let widths = [width(0), width(1).min(VALUE_WIDTH_MAX).min(room.unwrap_or(VALUE_WIDTH_MAX))];
+    let line = |[name, value, whence]: &[String; 3]| {
+        let line = format!("{}  {}  {whence}\n", text::pad(name, widths[0]), text::pad(value, widths[1]));
+        let below = [value, whence].map(|words| text::hanging(&format!("    {words}"), 6, style));
+        let fits = style.width.is_none_or(|width| text::width(line.trim_end()) <= width);
+        if fits { line } else { format!("{name}\n{}", below.concat()) }
+    };
+    rows.iter().map(line).collect()
+}
 
 fn row(Current { name, value, line }: Current, file: &ConfigFile, held: Option<&InForce>) -> [String; 3] {
     let path = file.path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
@@ -90,6 +100,19 @@ mod tests {
     use met_query::protocol::{Held, Whence};
 
     use super::*;
+
+    #[test]
+    fn a_line_that_is_too_long_goes_on_below_its_name() {
+        let ladder = "1s, 10s after 5m, 30s after 1h, 1m after 1d";
+        let rows = [["daemon.idle_exit", "10m", "default"], ["sampling.ladder", ladder, "default"]];
+        let rows = rows.map(|row| row.map(str::to_owned));
+        let at = |width: usize| table(&rows, &Style { width: Some(width), ..Style::plain() });
+        assert_eq!(at(60).lines().next(), Some("daemon.idle_exit  10m                       default"));
+        assert_eq!(at(36).lines().next(), Some("daemon.idle_exit  10m        default"));
+        let below = "sampling.ladder\n    1s, 10s after 5m, 30s\n      after 1h, 1m after 1d\n    default\n";
+        assert!(at(32).ends_with(below), "{}", at(32));
+        assert_eq!(at(200), table(&rows, &Style::plain()));
+    }
 
     #[test]
     fn a_value_says_whether_it_is_temporary_or_of_a_later_daemon() {

@@ -59,7 +59,8 @@ fn of_job(
         writeln!(stdout, "{}", json!({ "job": label, "lineage": lineage, "rules": objects(&explained) }))?;
         return Ok(0);
     }
-    writeln!(stdout, "Job {}, a run of {}", view::text::escape(&label), view::text::escape(&lineage))?;
+    let head = format!("Job {}, a run of {}", view::text::escape(&label), view::text::escape(&lineage));
+    stdout.write_all(view::text::hanging(&head, 4, &stdout.style()).as_bytes())?;
     let text = view::findings::explanations(&explained, args.rule.is_some(), &stdout.style());
     stdout.write_all(text.as_bytes())?;
     Ok(0)
@@ -92,7 +93,8 @@ fn of_user(setting: &Setting, args: &ExplainArgs, rules: &[&Rule], user: &str) -
     for sum in &weeks {
         let [from, until] = [sum.window_ns.0, sum.window_ns.1].map(|ns| units::time(ns, &view::local_zone()));
         let count = units::counted(sum.jobs, "job");
-        writeln!(stdout, "{count} of {}, {from} to {until}", view::text::escape(&user))?;
+        let head = format!("{count} of {}, {from} to {until}", view::text::escape(&user));
+        stdout.write_all(view::text::hanging(&head, 4, &stdout.style()).as_bytes())?;
         let text = view::findings::explanations(&explained(sum), args.job.is_some(), &stdout.style());
         stdout.write_all(text.as_bytes())?;
     }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::NodeArgs;
 use crate::output;
-use crate::view::{self, node, node_course};
+use crate::view::{self, node, node_course, text};
 use met_agent::idle_power_file;
 use met_agent::sampler::{self, Sampler};
 use met_config::Failure;
@@ -168,13 +168,15 @@ fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
             let idle = setting.config.node.idle();
             sampler::gap_ms_of(course, setting.config.sampling.shortest()).max(sampler::node_gap_ms(idle))
         };
-        let plots = node_course::plots(&parts, gap_ms, &stdout.style());
+        let style = stdout.style();
+        let plots = node_course::plots(&parts, gap_ms, &style);
         let nothing = match &args.node {
             Some(node) => format!(
                 "no series of node {node} have arrived for that time; nodes send them once a minute\n"
             ),
             None => NOTHING_KEPT.to_owned(),
         };
+        let nothing = text::hanging_lines(&nothing, 4, &style);
         stdout.write_all(if plots.is_empty() { &nothing } else { &plots }.as_bytes())?;
     }
     Ok(0)

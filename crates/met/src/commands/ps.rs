@@ -12,6 +12,7 @@ use crate::cli::PsArgs;
 use crate::managers;
 use crate::output;
 use crate::view::ps::{self, ProcessLine};
+use crate::view::text;
 use met_agent::sampler;
 use met_host::users;
 use met_jobs::processes::{self, Process};
@@ -36,11 +37,9 @@ pub fn ps(setting: &Setting, args: &PsArgs) -> Result<i32> {
             return Ok(0);
         }
         let style = stdout.style();
-        let table = ps::largest(&record, &style);
-        write!(
-            stdout,
-            "Job {label} ({state}): its largest processes by CPU time, memory and I/O\n\n{table}"
-        )?;
+        let head = format!("Job {label} ({state}): its largest processes by CPU time, memory and I/O");
+        let head = text::hanging(&head, 4, &style);
+        write!(stdout, "{head}\n{}", ps::largest(&record, &style))?;
         return Ok(0);
     }
     let lines = look(setting, &processes);

@@ -126,12 +126,32 @@ fn the_list_of_cards_at_80() {
 }
 
 #[test]
+fn the_header_of_names_is_whole_where_there_is_room() {
+    let short = |mut record: Record| {
+        record.name = "train".to_owned();
+        record.gpus.iter_mut().for_each(|gpu| gpu.memory_mean_bytes = Some(4e9));
+        record
+    };
+    let records = [short(jobs().remove(0))];
+    let header = |width: usize| {
+        let style = Style { width: Some(width), ..Style::plain() };
+        let drawn = job_list::list(&records, View::Gpu, NOW_NS, &style);
+        assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
+        let header = drawn.lines().nth(1).unwrap().split('│').map(|cell| cell.trim().to_owned());
+        header.filter(|cell| !cell.is_empty()).collect::<Vec<_>>()
+    };
+    let kept = ["JOB", "PROCESS NAME", "UTIL", "MEM", "ENERGY", "TEMP", "STATUS", "TIME"];
+    assert_eq!(header(80), kept, "the cards leave first, then the process");
+    assert_eq!(header(90)[..3], ["JOB", "PPID", "PROCESS NAME"], "the cards leave first");
+}
+
+#[test]
 fn the_list_of_cards_at_120() {
     check_list(
         120,
         expect![[r#"
             ┌─────┬──────┬─────────────────────┬────────┬────────────┬──────────┬─────────┬──────────┬──────┬───────────────────┐
-            │ JOB │ PPID │ NAME                │ UTIL   │ MEM        │ ENERGY   │ TEMP    │ STATUS   │ TIME │ CARDS             │
+            │ JOB │ PPID │ PROCESS NAME        │ UTIL   │ MEM        │ ENERGY   │ TEMP    │ STATUS   │ TIME │ CARDS             │
             ├─────┼──────┼─────────────────────┼────────┼────────────┼──────────┼─────────┼──────────┼──────┼───────────────────┤
             │ 50  │ 3113 │ notebook            │ 0.00%  │ 0.00 GiB   │ 4.16 Wh  │ 34.00 C │ Active   │ 1m8s │ 0: idle, 1: idle  │
             │ 51  │ 3113 │ train-a-large-model │ 76.00% │ 63.00 GiB  │ 12.75 Wh │ 61.00 C │ Finished │ 1m8s │ 0: 62%, 1: 90%    │

@@ -196,11 +196,14 @@ const STARTED: ListColumn = number_column("STARTED", "start", |job| Value::Time(
 static JOBS: &[ListColumn] =
     &[ID, MANAGER, NAME, USER, STATE, CORES, MEMORY, READ, WRITTEN, DURATION, STARTED, INSIDE];
 
+/// As that tool calls it.
+const PROCESS_NAME: ListColumn = ListColumn { header: "PROCESS NAME", ..NAME };
+
 /// The columns of a tool that people come from, with the job's own number in front.
 static CPU: &[ListColumn] = &[
     ID,
     text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(3),
-    ListColumn { header: "PROCESS NAME", ..NAME },
+    PROCESS_NAME,
     text_column("CPU % (AVG)", "cores", |job| job.cores(units::percent_fixed)).short("CPU %"),
     text_column("MEM % (AVG)", "memory_ratio", |job| job.memory_ratio(units::percent_fixed))
         .short("MEM %")
@@ -213,7 +216,7 @@ static CPU: &[ListColumn] = &[
 static GPU: &[ListColumn] = &[
     ID,
     text_column("PPID", "ppid", |job| Value::Text(job.main_pid())).rank(8),
-    ListColumn { header: "PROCESS NAME", ..NAME },
+    PROCESS_NAME,
     text_column("GPU UTIL (AVG)", "gpu_ratio", |job| {
         Value::plain(gpu::ratio(job.record), units::percent_fixed)
     })
@@ -637,15 +640,27 @@ const GPU_KEPT_RANK: u8 = 7;
 
 /// Makes the table as wide as the terminal at most: short headers, then shorter names, then fewer
 /// columns, and at last very short names. A line is never wrapped. Columns of up to the rank `keep` stay as long as
-/// shorter names make room for them.
+/// shorter names make room for them. Names have their whole header again where it fits after that.
 fn fit(shown: &mut Vec<Shown>, frame: Frame, width: usize, keep: u8, ascii: bool) {
-    let total = |shown: &[Shown]| shown.iter().map(Shown::width).sum::<usize>() + frame.width(shown.len());
-    if total(shown) > width {
-        shown.iter_mut().for_each(|shown| shown.header = shown.column.short);
+    if total(shown, frame) > width {
+        let is_short = |shown: &Shown| keep == 0 || shown.column.side != Side::Flexible;
+        shown.iter_mut().filter(|shown| is_short(shown)).for_each(|shown| shown.header = shown.column.short);
+        shorten(shown, frame, width, keep, ascii);
     }
+    let excess = |shown: &Shown| text::width(shown.column.header).saturating_sub(shown.width());
+    let room = width.saturating_sub(total(shown, frame));
+    let names = shown.iter_mut().filter(|shown| shown.column.side == Side::Flexible);
+    names.filter(|shown| excess(shown) <= room).for_each(|shown| shown.header = shown.column.header);
+}
+
+fn total(shown: &[Shown], frame: Frame) -> usize {
+    shown.iter().map(Shown::width).sum::<usize>() + frame.width(shown.len())
+}
+
+fn shorten(shown: &mut Vec<Shown>, frame: Frame, width: usize, keep: u8, ascii: bool) {
     for (floor, keep) in [(NAME_COLUMNS_WANTED, keep), (NAME_COLUMNS_MIN, 0)] {
         loop {
-            let excess = total(shown).saturating_sub(width);
+            let excess = total(shown, frame).saturating_sub(width);
             if excess == 0 {
                 return;
             }
@@ -658,8 +673,10 @@ fn fit(shown: &mut Vec<Shown>, frame: Frame, width: usize, keep: u8, ascii: bool
             let Some((index, _)) = last.max_by_key(|(_, shown)| shown.column.rank) else { break };
             shown.remove(index);
         }
+        // Columns above `keep` leave before the header of names is short.
+        shown.iter_mut().for_each(|shown| shown.header = shown.column.short);
     }
-    let excess = total(shown).saturating_sub(width);
+    let excess = total(shown, frame).saturating_sub(width);
     cut_flexible(shown, excess, NAME_COLUMNS_MIN, ascii);
 }
 

@@ -191,7 +191,7 @@ fn cpu_at_60() {
         60,
         expect![[r#"
             ┌─────┬────────────────────────┬───────────┬───────────────┐
-            │ JOB │ NAME                   │ CPU %     │ STATUS        │
+            │ JOB │ PROCESS NAME           │ CPU %     │ STATUS        │
             ├─────┼────────────────────────┼───────────┼───────────────┤
             │ 41  │ some_job               │ 376.41%   │ Active        │
             │ 42  │ train                  │ 376.41%   │ Finished      │
@@ -210,7 +210,7 @@ fn cpu_at_80() {
         80,
         expect![[r#"
             ┌─────┬──────┬──────────────────┬───────────┬───────┬───────────────┬──────────┐
-            │ JOB │ PPID │ NAME             │ CPU %     │ MEM % │ STATUS        │ DURATION │
+            │ JOB │ PPID │ PROCESS NAME     │ CPU %     │ MEM % │ STATUS        │ DURATION │
             ├─────┼──────┼──────────────────┼───────────┼───────┼───────────────┼──────────┤
             │ 41  │ 3113 │ some_job         │ 376.41%   │ 0.01% │ Active        │ 1m8s     │
             │ 42  │ 3113 │ train            │ 376.41%   │ 5.88% │ Finished      │ 1m8s     │
@@ -439,7 +439,7 @@ fn an_old_terminal_gets_plain_characters() {
     assert!(drawn.is_ascii(), "{drawn}");
     expect![[r#"
         +-----+------+------------------+-----------+-------+---------------+----------+
-        | JOB | PPID | NAME             | CPU %     | MEM % | STATUS        | DURATION |
+        | JOB | PPID | PROCESS NAME     | CPU %     | MEM % | STATUS        | DURATION |
         +==============================================================================+
         | 41  | 3113 | some_job         | 376.41%   | 0.01% | Active        | 1m8s     |
         | 42  | 3113 | train            | 376.41%   | 5.88% | Finished      | 1m8s     |

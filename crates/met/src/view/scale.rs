@@ -8,7 +8,7 @@ use met_core::units;
 
 pub fn render(record: &Record, plan: &Plan, left_out: &[String], style: &Style) -> String {
     let head = format!("Job {}  {}", text::escape(&record.label()), text::escape(&record.name));
-    let mut lines = vec![style.paint(Paint::Bold, &head)];
+    let mut lines = vec![painted(Paint::Bold, &head, style)];
     if let Some(bounds) = &plan.bounds {
         lines.extend(of_bounds(bounds));
     }
@@ -38,8 +38,17 @@ pub fn render(record: &Record, plan: &Plan, left_out: &[String], style: &Style) 
         Ok(model) => lines.extend(of_model(model, plan, style)),
     }
     lines.extend(of_systems(&plan.systems, style));
-    let drawn = lines.join("\n") + "\n";
+    let wrapped = |line: &String| match line.contains('\x1b') {
+        true => format!("{line}\n"),
+        false => text::hanging(line, 4, style),
+    };
+    let drawn: String = lines.iter().map(wrapped).collect();
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
+
+/// Codes of colours have no width: such a line is wrapped before.
+fn painted(paint: Paint, line: &str, style: &Style) -> String {
+    style.paint(paint, text::hanging(line, 4, style).trim_end())
 }
 
 fn of_bounds(bounds: &Bounds) -> Vec<String> {
@@ -90,7 +99,7 @@ fn of_model(model: &Scaling, plan: &Plan, style: &Style) -> Vec<String> {
     lines.push(String::new());
     let head =
         format!("{:>8}  {:>10}  {:<21}{:>8}  {:>9}", "workers", "time", "95 % interval", "speedup", "energy");
-    lines.push(style.paint(Paint::Dim, head.trim_end()));
+    lines.push(painted(Paint::Dim, head.trim_end(), style));
     lines.extend(plan.predictions.iter().map(|prediction| row(prediction, model)));
     if let Some((seconds, size)) = plan.target {
         let time = units::duration(seconds);
@@ -125,7 +134,7 @@ fn of_systems(systems: &[Fit], style: &Style) -> Vec<String> {
         if index == 0 {
             lines.extend([
                 String::new(),
-                style.paint(Paint::Dim, "systems, if a core there is as fast as here"),
+                painted(Paint::Dim, "systems, if a core there is as fast as here", style),
             ]);
         }
         let mut words = vec![if fit.fits { "fits" } else { "does not fit" }.to_owned()];

@@ -67,6 +67,11 @@ pub fn hanging(line: &str, indent: usize, style: &Style) -> String {
     drawn.join("\n") + "\n"
 }
 
+/// The same of each line.
+pub fn hanging_lines(lines: &str, indent: usize, style: &Style) -> String {
+    lines.lines().map(|line| hanging(line, indent, style)).collect()
+}
+
 /// Parts in as few lines as they fit into, each in one piece.
 pub fn filled(parts: impl Iterator<Item = String>, separator: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
