@@ -31,20 +31,32 @@ fn shown(site: &Site, InUse { users, processes }: &InUse, cpus: Option<u32>) -> 
     let cores: f64 = users.iter().map(|user| user.cores).sum();
     html! {
         p { strong { (units::cores(cores)) } @if let Some(cpus) = cpus { " of " (cpus) } " cores busy over the last half second" }
-        (table("Users", &["User", "Processes", "Cores", "Memory", "Cores outside jobs", "Jobs"], html! {
-            @for user in users { (self::user(site, user)) }
-        }))
-        h2 { "Busiest processes" }
-        (table("Busiest processes", &["Process", "User", "Cores", "Memory", "Job", "Command"], html! {
-            @for process in processes { (self::process(site, process)) }
-        }))
+        section aria-label="Users" {
+            (table("Users", "User", &["Processes", "Cores", "Memory", "Cores outside jobs"], &["Jobs"], html! {
+                @for user in users { (self::user(site, user)) }
+            }))
+        }
+        section aria-labelledby="processes-title" {
+            h2 id="processes-title" { "Busiest processes" }
+            (table("Busiest processes", "Process", &["Cores", "Memory"], &["User", "Job", "Command"], html! {
+                @for process in processes { (self::process(site, process)) }
+            }))
+        }
     }
 }
 
-fn table(label: &str, heads: &[&str], rows: Markup) -> Markup {
+/// With a column that names the row, then numbers, then words.
+fn table(label: &str, name: &str, numbers: &[&str], words: &[&str], rows: Markup) -> Markup {
     html! {
         div.scroll tabindex="0" role="group" aria-label=(label) {
-            table { thead { tr { @for head in heads { th scope="col" { (head) } } } } tbody { (rows) } }
+            table {
+                thead { tr {
+                    th scope="col" { (name) }
+                    @for head in numbers { th.n scope="col" { (head) } }
+                    @for head in words { th scope="col" { (head) } }
+                } }
+                tbody { (rows) }
+            }
         }
     }
 }
@@ -71,9 +83,9 @@ fn process(site: &Site, process: &ProcessUse) -> Markup {
     html! {
         tr {
             th scope="row" { (process.pid) }
-            td { (name(process.user.as_deref())) }
             td.n { (units::cores(process.cores)) }
             td.n { (units::bytes(process.memory_bytes as f64)) }
+            td { (name(process.user.as_deref())) }
             td { @if let Some(job) = &process.job { a href=(site.job_path(job)) { (escape(job)) } } @else { span.unknown { "–" } } }
             td { code.cmd title=(words) { (words) } }
         }
