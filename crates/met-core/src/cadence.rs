@@ -1,6 +1,7 @@
 //! How often a job is sampled: by its age, and more often while it changes or somebody watches it.
 
 use std::fmt;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use crate::units::{self, ParseError};
@@ -40,23 +41,23 @@ pub struct Interest {
     pub watched_ns: Option<i64>,
 }
 
-/// The ladder of a machine whose configuration names none.
-const DEFAULT: [Step; 4] =
-    [Step::seconds(0, 1), Step::seconds(300, 10), Step::seconds(3600, 30), Step::seconds(86_400, 60)];
+/// The ladder of a machine whose configuration names none, as it would be written there.
+pub const DEFAULT: &str = "1s, 10s after 5m, 30s after 1h, 60s after 1d";
+
+static DEFAULT_LADDER: LazyLock<Ladder> = LazyLock::new(|| {
+    // It parses; a test reads its steps.
+    Ladder::parse(DEFAULT.split(',')).unwrap_or_else(|_| Ladder::fixed(Duration::from_secs(1)))
+});
 
 /// The time between two samples of a job of this age, in milliseconds, where nothing else is configured.
 pub fn default_ms(age_ms: i64) -> i64 {
-    interval_ns(&DEFAULT, age_ms.saturating_mul(1_000_000)) / 1_000_000
-}
-
-fn interval_ns(steps: &[Step], age_ns: i64) -> i64 {
-    let passed = steps.partition_point(|step| step.after_ns <= age_ns);
-    steps[passed.saturating_sub(1)].interval_ns
+    let interest = Interest { age_ns: age_ms.saturating_mul(1_000_000), ..Interest::default() };
+    DEFAULT_LADDER.interval_ns(&interest) / 1_000_000
 }
 
 impl Default for Ladder {
     fn default() -> Ladder {
-        Ladder { steps: DEFAULT.to_vec() }
+        DEFAULT_LADDER.clone()
     }
 }
 
@@ -115,7 +116,8 @@ impl Ladder {
         if is_recent(interest.changed_ns, CHANGED_FOR_NS) || is_recent(interest.watched_ns, WATCHED_FOR_NS) {
             return self.shortest_ns();
         }
-        interval_ns(&self.steps, interest.age_ns)
+        let passed = self.steps.partition_point(|step| step.after_ns <= interest.age_ns);
+        self.steps[passed.saturating_sub(1)].interval_ns
     }
 }
 
@@ -166,10 +168,6 @@ impl Cadence {
 }
 
 impl Step {
-    const fn seconds(after_s: i64, interval_s: i64) -> Step {
-        Step { after_ns: after_s * 1_000_000_000, interval_ns: interval_s * 1_000_000_000 }
-    }
-
     fn parse(text: &str) -> Result<Step, ParseError> {
         let (interval, after) = match text.split_once(" after ") {
             Some((interval, after)) => (interval, nanoseconds(units::parse_duration(after)?)),

@@ -1,4 +1,4 @@
-//! The door to the machine. Everything is read below one root, so that a captured tree is a machine too.
+//! Access to the machine. Everything is read below one root, so that a captured tree is a machine too.
 
 mod address;
 mod budget;

@@ -25,7 +25,7 @@ columns! { COLUMNS:
     START_TIME = Column::gauge("start_time", Unit::Seconds, NANO, "when the daemon began, in unix time").usual(),
     SAMPLE_TIME = Column::gauge("sample_time", Unit::Seconds, NANO, "when the samples on this page were taken, in unix time").usual(),
     INTERVAL = Column::gauge("interval", Unit::Seconds, NANO, "time between two samples").usual(),
-    TICKS = Column::counter("ticks", Unit::Count, ONE, "times that the machine was looked at").usual(),
+    TICKS = Column::counter("ticks", Unit::Count, ONE, "ticks of the sampler").usual(),
     JOBS = Column::gauge("jobs", Unit::Count, ONE, "jobs that run").minimal(),
 }
 
@@ -45,7 +45,7 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 /// The samples are too old to be shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("nothing was sampled for {} s: something that the sampling thread reads hangs", OLD_AFTER.as_secs())]
+#[error("nothing was sampled for {} s: a source is blocked", OLD_AFTER.as_secs())]
 pub struct Old;
 
 pub struct Board {

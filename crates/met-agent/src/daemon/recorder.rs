@@ -245,7 +245,7 @@ impl Recorder {
             self.keep_cards(&drained.devices, live, registry);
         }
         if let Err(error) = self.idle_power.keep(drained.idle) {
-            tracing::warn!("what was learned of idle power is not kept: {error}");
+            tracing::warn!("cannot store the idle power of the machine: {error}");
         }
         late
     }
@@ -286,7 +286,7 @@ impl Recorder {
     /// What running jobs did with cards so far, and what was learned about these: for the next daemon.
     fn keep_cards(&mut self, devices: &[Device], live: HashMap<JobKey, Live>, registry: &Registry) {
         if let Err(error) = self.writer.put_devices(devices) {
-            tracing::warn!("what was learned about GPUs is not written: {error}");
+            tracing::warn!("cannot store the idle power of GPUs: {error}");
         }
         self.keep_charged(live.into_iter().filter(|(_, live)| !live.gpus.is_empty()), registry);
     }
@@ -354,7 +354,7 @@ impl Recorder {
     pub(super) fn brief(&mut self, sampling: &Sampling, config: &Config, keeps_node: bool) {
         match self.writer.devices() {
             Ok(devices) => sampling.recall_devices(devices),
-            Err(error) => tracing::warn!("cannot read what was learned about GPUs: {error}"),
+            Err(error) => tracing::warn!("cannot read the idle power of GPUs: {error}"),
         }
         sampling.recall_idle(self.idle_power.learned());
         sampling.keep_node(keeps_node);

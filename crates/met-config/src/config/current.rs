@@ -23,7 +23,7 @@ pub fn current(yaml: &str) -> Vec<Current> {
             let name = format!("{}.{}", section.name, key.name);
             all.push(match entry(&root, section.name).and_then(|found| entry(&found.value, key.name)) {
                 Some(Entry { line, value, .. }) => Current { name, value: text(value), line: Some(*line) },
-                None => Current { name, value: key.default.to_owned(), line: None },
+                None => Current { name, value: key.usual().to_owned(), line: None },
             });
         }
     }
@@ -96,6 +96,13 @@ mod tests {
         assert_eq!(of("store.catalogue"), ("postgresql://met:***@db/met", Some(6)));
         assert_eq!(of("sources.ipmi").1, Some(8));
         assert_eq!(of("storage.keep").1, None);
+        // Such as depend on something else.
+        assert_eq!(of("node.interval"), ("10s while jobs run, 60s without", None));
+        let of_queries = "60s on a server; 10m on a daemon that sends to no server";
+        assert_eq!(of("schedulers.interval"), (of_queries, None));
+        assert_eq!(of("forward.ca_file"), ("system CAs", None));
+        assert_eq!(of("daemon.operators"), ("", None), "it has none");
+        assert_eq!(of("sampling.ladder"), ("1s, 10s after 5m, 30s after 1h, 60s after 1d", None));
         let keys: usize = keys::SECTIONS.iter().map(|section| section.keys.len()).sum();
         assert_eq!(current("").len(), keys);
     }

@@ -1,7 +1,7 @@
 //! Every key there is: one list makes the reader, its complaints and the reference.
 
-use met_core::Selection;
 use met_core::managers::Scheduler;
+use met_core::{Selection, cadence};
 use met_store::{Engine, PostgresServer, Secret};
 
 use super::form::Form;
@@ -20,6 +20,14 @@ pub struct Key {
     /// As it would be written; empty where there is none.
     pub default: &'static str,
     pub help: &'static str,
+}
+
+impl Key {
+    /// What holds where it is not set: its default, or how its help describes one that depends on something else.
+    pub fn usual(&self) -> &'static str {
+        let described = || Some(self.help.split_once("default: ")?.1.split_once(')')?.0);
+        if self.default.is_empty() { described().unwrap_or_default() } else { self.default }
+    }
 }
 
 /// A key: its name, its form, where its value goes (`?`: into an option), its default, if any, and its help.
@@ -61,9 +69,6 @@ pub const SYSTEMS: &str = "systems";
 /// Two names of one setting; in one file they must agree.
 pub const SAMPLING_INTERVAL: [(&str, &str); 2] = [("sampling", "interval"), ("cpuCollector", "interval")];
 
-/// As `Ladder::default` is shown.
-const LADDER_DEFAULT: &str = "1s, 10s after 5m, 30s after 1h, 60s after 1d";
-
 /// How schedulers are queried, whichever they are.
 const QUERY_KEYS: &[Key] = &[
     key!("interval": Interval(schedulers.interval?), "how often each is queried (default: 60s on a server; 10m on a daemon that sends to no server); less often where queries are slow"),
@@ -97,7 +102,7 @@ pub static SECTIONS: &[Section] = &[
         name: "sampling",
         help: "How often jobs are sampled. Totals do not depend on it: they are exact at any interval.",
         keys: &[
-            key!("ladder": Ladder(sampling.ladder) = LADDER_DEFAULT, "time between two samples of a job, by its age: at first, and after each of some ages; at most `60s`. The first interval holds again for a while if a job's CPU use changes sharply or a user watches it. CPU time, needed memory and I/O of all jobs are read at least every 10 s at any age"),
+            key!("ladder": Ladder(sampling.ladder) = cadence::DEFAULT, "time between two samples of a job, by its age: at first, and after each of some ages; at most `60s`. The first interval holds again for a while if a job's CPU use changes sharply or a user watches it. CPU time, needed memory and I/O of all jobs are read at least every 10 s at any age"),
             key!("interval": Interval(sampling.interval?), "the time between two samples of all jobs, instead of `ladder`"),
             Key {
                 name: "managers",

@@ -25,9 +25,9 @@ const REFUSALS: [(&str, &str); 6] = [
     ("400", "a parameter is wrong; `field` names it"),
     ("401", "a login is needed"),
     ("403", "this login may not do this"),
-    ("404", "there is no such thing, or it is not visible"),
+    ("404", "not found, or not visible to this login"),
     ("429", "too many requests; `Retry-After` has the seconds to wait"),
-    ("503", "something does not work here"),
+    ("503", "temporarily unavailable"),
 ];
 
 /// Of a cursor: a longer one would not fit the head of a request.
