@@ -79,6 +79,8 @@ def short_rules(world):
     changes = {
         "coverage: 95%": "coverage: 50%", "length: 10min": "length: 3s", "samples: 20": "samples: 3",
         "total(cpu_seconds) >= 0.5 * wall": "total(cpu_seconds) >= 0.02 * wall",
+        # The faults of a start are not those of huge pages.
+        "total(page_faults_minor) * 0.0002s": "total(page_faults_minor) * 0.00001s",
         "> 5000 / 1s": "> 200 / 1s", "rate(processes) > 50 / 1s": "rate(processes) > 5 / 1s",
     }
     for before, after in changes.items():
