@@ -412,6 +412,7 @@ pub fn nodes(now_ns: i64, count: i64) -> Vec<NodeStatus> {
             gpus: Some(4),
             failing_sources: (number == 44).then(failing).into_iter().collect(),
         },
+        now: Default::default(),
     };
     (1..=count).map(node).collect()
 }

@@ -114,6 +114,8 @@ fn routes(site: Site) -> Router {
         live: Arc::default(),
         annotates: Arc::new(Operator),
         output: None,
+        host: None,
+        systems: Vec::new(),
     };
     let api = Arc::new(api);
     let pages = Pages { api: Arc::clone(&api), base: "/".to_owned(), has_logout: false };
