@@ -534,11 +534,11 @@ impl Order {
         let sort = self.sort.filter(|_| !self.is_continued);
         let value = |job: &'l L| (sort.and_then(|sort| sort.value(job, self.as_of_ns)), job);
         let mut places: Vec<(Option<SortValue>, &'l L)> = jobs.into_iter().map(value).collect();
-        let newest_first = |left: &L, right: &L| {
-            rank(sort_ns(right), right.key()).cmp(&rank(sort_ns(left), left.key()))
-        };
+        let newest_first =
+            |left: &L, right: &L| rank(sort_ns(right), right.key()).cmp(&rank(sort_ns(left), left.key()));
         let compare = |left: &(Option<SortValue>, &L), right: &(Option<SortValue>, &L)| {
-            let by_value = sort.map_or(Ordering::Equal, |sort| sort.compare(left.0.as_ref(), right.0.as_ref()));
+            let by_value =
+                sort.map_or(Ordering::Equal, |sort| sort.compare(left.0.as_ref(), right.0.as_ref()));
             by_value.then_with(|| newest_first(left.1, right.1))
         };
         if count < places.len() {

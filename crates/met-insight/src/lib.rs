@@ -14,6 +14,7 @@ pub mod finding;
 pub mod gpu;
 pub mod handled;
 pub mod job_columns;
+pub mod job_object;
 pub mod json;
 pub mod lineage;
 pub mod messages;

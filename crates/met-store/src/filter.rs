@@ -64,9 +64,7 @@ impl Filter {
             && (self.states.is_empty() || self.states.contains(&job.state()))
             && self.name.as_ref().is_none_or(|name| job.name() == name)
             && self.manager.as_ref().is_none_or(|manager| job.key().manager == *manager)
-            && self
-                .ended_after_ns
-                .is_none_or(|ended_ns| job.end_ns().is_some_and(|end_ns| end_ns > ended_ns))
+            && self.ended_after_ns.is_none_or(|ended_ns| job.end_ns().is_some_and(|end_ns| end_ns > ended_ns))
             && self.settled_ns.is_none_or(|ended_ns| job.end_ns().is_none_or(|end_ns| end_ns <= ended_ns))
             && self.conditions.accept_listed(job, self.order().as_of_ns)
             && self.after.as_ref().is_none_or(|after| self.order().is_behind(job, after))

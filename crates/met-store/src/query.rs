@@ -102,7 +102,9 @@ impl Reader {
         let file = queries.file();
         match queries.catalogue() {
             // What can be read of it is.
-            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(Reader { queries, file, is_frozen: false, _guard: None }),
+            Ok(_) | Err(StoreError::Damaged { .. }) => {
+                Ok(Reader { queries, file, is_frozen: false, _guard: None })
+            }
             Err(error) => Err(error),
         }
     }

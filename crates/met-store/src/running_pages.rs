@@ -66,13 +66,16 @@ impl Queries {
         running: &RunningJobs,
         live: &dyn LiveJobs,
     ) -> Result<Option<Page>, StoreError> {
-        if !filter.changes() || filter.limit.is_none() || filter.needs_records() || !self.inbox()?.is_empty() {
+        if !filter.changes() || filter.limit.is_none() || filter.needs_records() || !self.inbox()?.is_empty()
+        {
             return Ok(None);
         }
         let file = self.file();
         let Some(catalogue) = self.listed()? else { return Ok(None) };
         let page = in_snapshot(catalogue, || {
-            let Some(entries) = self.entries(catalogue, file, filter, running, live)? else { return Ok(None) };
+            let Some(entries) = self.entries(catalogue, file, filter, running, live)? else {
+                return Ok(None);
+            };
             let page = loaded(catalogue, filter, live, entries)?;
             if page.is_none() {
                 running.forget();

@@ -234,7 +234,12 @@ impl Samples {
         let mut sample = Sample::default();
         for column in FIGURES {
             if dice.below(3) > 0 {
-                sample.totals.set(column, dice.below(9) as i64 * SECOND_NS, QualityKind::Sampled, "last sample");
+                sample.totals.set(
+                    column,
+                    dice.below(9) as i64 * SECOND_NS,
+                    QualityKind::Sampled,
+                    "last sample",
+                );
             }
         }
         if dice.below(2) == 0 {
@@ -317,7 +322,8 @@ fn check_rows(place: &Place, seed: u64, count: u64, lists: usize) {
         for _ in 0..dice.below(3) {
             change(&mut dice, &mut writer, &mut jobs, (place.start_s + 3) * SECOND_NS);
         }
-        let sort = Sort { column: SortColumn::ALL[number % SortColumn::ALL.len()], descending: dice.below(2) > 0 };
+        let sort =
+            Sort { column: SortColumn::ALL[number % SortColumn::ALL.len()], descending: dice.below(2) > 0 };
         let sort = Some(sort).filter(|_| dice.below(9) > 0);
         let limit = Some(*dice.one(&[1, 2, 7, 500]));
         let mut filter = Filter { sort, limit, with_summaries: true, ..conditions(&mut dice, place.start_s) };
@@ -329,7 +335,8 @@ fn check_rows(place: &Place, seed: u64, count: u64, lists: usize) {
             }
             let Some(page) = writer.page_of_running(&filter, &rows, &samples).unwrap() else {
                 let conditions = &filter.conditions;
-                let needs_record = conditions.command.is_some() || conditions.node.is_some() || conditions.tag.is_some();
+                let needs_record =
+                    conditions.command.is_some() || conditions.node.is_some() || conditions.tag.is_some();
                 let changes = filter.needs_figures() || filter.sort.is_some_and(|sort| sort.column.changes());
                 assert!(needs_record || !changes, "{filter:?}");
                 break;
@@ -356,7 +363,8 @@ pub fn a_list_from_rows_in_memory_shows_each_job_once_while_jobs_change(place: &
     let mut dice = Dice(9);
     let mut writer = place.writer();
     let (mut samples, rows) = (Samples::default(), RunningJobs::default());
-    let mut jobs: Vec<Record> = (1..=40).map(|id| running(id, place.start_s + dice.below(5) as i64)).collect();
+    let mut jobs: Vec<Record> =
+        (1..=40).map(|id| running(id, place.start_s + dice.below(5) as i64)).collect();
     for job in jobs.iter_mut().step_by(3) {
         (job.state, job.end_ns) = (State::Failed, Some((place.start_s + 5) * SECOND_NS));
         job.totals.set(CPU, dice.below(9) as i64 * SECOND_NS, QualityKind::Measured, "cgroup");
