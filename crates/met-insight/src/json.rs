@@ -3,53 +3,19 @@
 use jiff::Timestamp;
 use met_core::job::{Emission, Figure, Part, QualityKind, Record, Resources};
 use met_core::job_processes::{JobProcess, is_complete};
-use met_core::job_table::{
-    ENERGY, GPU_MEMORY, GPU_POWER, GPU_UTILIZATION, MEMORY_CACHE, MEMORY_NEEDED, PROCESSES_RUNNING, READ,
-    READ_CALL, THREADS_RUNNING, WALL, WRITE_CALL, WRITTEN,
-};
 use met_core::series::{Course, SPREAD_NAMES};
 use met_core::{Column, JOB, MISSING, Unit};
 use serde_json::{Map, Value, json};
 
 use crate::allocation::{self, Resource, Share};
-use crate::{average, events, gpu, work};
+use crate::job_object::JobObject;
 
 /// Raised when a key changes its meaning or goes away; a new key does not raise it.
 pub const VERSION: u32 = 1;
 
 pub fn object(record: &Record, now_ns: i64) -> Value {
-    let figures = figures(record, now_ns);
-    let mut object = json!({
-        "version": VERSION,
-        "job": job(record),
-        "requested": resources(&record.requested),
-        "totals": by_name(&figures, |column, figure| number(column, figure.value)),
-        "average": averages(record, now_ns),
-        "quality": by_name(&figures, quality),
-        "gpus": record.gpus.iter().map(gpu::object).collect::<Vec<_>>(),
-        "allocated": resources(&record.allocated),
-        "efficiency": efficiency(record, now_ns),
-        "scheduling": scheduling(record, now_ns),
-        "parts": record.parts.iter().map(part).collect::<Vec<_>>(),
-        "emission": record.emission.as_ref().map(emission),
-    });
-    if !record.work.is_empty() {
-        object["work"] = work::object(record, now_ns);
-    }
-    // Without configured events there is no such section.
-    if !record.events.is_empty() || !record.uncounted_events.is_empty() {
-        object["events"] = events::object(record, now_ns);
-    }
-    if !record.annotation.tags.is_empty() {
-        object["tags"] = json!(record.annotation.tags);
-    }
-    if let Some(note) = &record.annotation.note {
-        object["note"] = json!(note);
-    }
-    if !record.processes.is_empty() {
-        object["processes"] = record.processes.iter().map(process).collect();
-    }
-    object
+    // Its keys are texts and its numbers are finite or null, so that cannot fail.
+    serde_json::to_value(JobObject::new(record, now_ns)).unwrap_or_default()
 }
 
 /// One of the largest processes of a job that is over.
@@ -87,7 +53,7 @@ fn seconds(ns: Option<i64>) -> Value {
     json!(ns.map(|ns| ns as f64 / 1e9))
 }
 
-fn resources(resources: &Resources) -> Value {
+pub(crate) fn resources(resources: &Resources) -> Value {
     let mut object = known([
         ("nodes", json!(resources.nodes)),
         ("cpus", json!(resources.cpus)),
@@ -101,7 +67,7 @@ fn resources(resources: &Resources) -> Value {
     Value::Object(object)
 }
 
-fn efficiency(record: &Record, now_ns: i64) -> Value {
+pub(crate) fn efficiency(record: &Record, now_ns: i64) -> Value {
     let shares = allocation::shares(record, now_ns);
     let of = |resource| shares.iter().find(|share| share.resource == resource).and_then(Share::efficiency);
     Value::Object(known([
@@ -112,7 +78,7 @@ fn efficiency(record: &Record, now_ns: i64) -> Value {
     ]))
 }
 
-fn scheduling(record: &Record, now_ns: i64) -> Value {
+pub(crate) fn scheduling(record: &Record, now_ns: i64) -> Value {
     let scheduling = &record.scheduling;
     Value::Object(known([
         ("partition", json!(scheduling.partition)),
@@ -133,7 +99,7 @@ fn scheduling(record: &Record, now_ns: i64) -> Value {
 }
 
 /// What the emissions were computed with.
-fn emission(emission: &Emission) -> Value {
+pub(crate) fn emission(emission: &Emission) -> Value {
     json!({
         "factor_grams_per_kilowatt_hour": emission.factor_mg_per_kwh as f64 / 1e3,
         "factor_source": emission.factor_source,
@@ -142,7 +108,7 @@ fn emission(emission: &Emission) -> Value {
     })
 }
 
-fn part(part: &Part) -> Value {
+pub(crate) fn part(part: &Part) -> Value {
     let figures: Vec<(usize, Figure)> =
         part.totals.iter().map(|(column, figure)| (column, figure.clone())).collect();
     json!({
@@ -163,74 +129,12 @@ fn quality(_: &Column, figure: &Figure) -> Value {
     json!({ "kind": figure.kind.name(), "source": figure.source })
 }
 
-fn job(record: &Record) -> Value {
-    json!({
-        "id": record.shown_id(),
-        "raw_id": record.key.id,
-        "manager": record.key.manager,
-        "cluster": record.cluster(),
-        "name": record.name,
-        "user": record.user,
-        "account": record.account,
-        "command": record.command,
-        "state": record.state.name(),
-        "manager_state": record.manager_state,
-        // The kernel gives one or the other; a shell's 128 + signal is neither.
-        "exit_code": record.exit_code.filter(|_| record.signal.is_none()),
-        "signal": record.signal,
-        "start": record.start_ns.and_then(time),
-        "end": record.end_ns.and_then(time),
-        "nodes": record.nodes,
-        "as_of": record.as_of_ns.filter(|_| record.state.is_live()).and_then(time),
-        "inside": record.inside,
-    })
-}
-
-/// The known totals in the order of the job table, with the wall time of a job that still runs.
-fn figures(record: &Record, now_ns: i64) -> Vec<(usize, Figure)> {
-    let mut figures: Vec<(usize, Figure)> = (record.totals.iter())
-        .filter(|&(column, _)| column != WALL)
-        .map(|(column, figure)| (column, figure.clone()))
-        .collect();
-    if let Some(value) = average::wall_ns(record, now_ns) {
-        let known = record.totals.figure(WALL).filter(|figure| figure.value == value).cloned();
-        let clock = Figure { value, kind: QualityKind::Measured, source: "clock".into() };
-        figures.push((WALL, known.unwrap_or(clock)));
-    }
-    figures.sort_by_key(|&(column, _)| column);
-    figures
-}
-
 fn by_name(figures: &[(usize, Figure)], value: impl Fn(&Column, &Figure) -> Value) -> Value {
     let named = figures.iter().map(|(column, figure)| {
         let column = &JOB.columns[*column];
         (column.json_name(), value(column, figure))
     });
     Value::Object(named.collect())
-}
-
-fn averages(record: &Record, now_ns: i64) -> Value {
-    let mut averages = Map::new();
-    let mut put = |name: &str, value: Option<f64>| {
-        if let Some(value) = value.and_then(serde_json::Number::from_f64) {
-            averages.insert(name.to_owned(), Value::Number(value));
-        }
-    };
-    put("cores", average::cores(record, now_ns));
-    for column in [READ, WRITTEN, READ_CALL, WRITE_CALL] {
-        let name = format!("{}_per_second", JOB.columns[column].json_name());
-        put(&name, average::per_second(record, column, now_ns));
-    }
-    let levels = [MEMORY_NEEDED, MEMORY_CACHE, PROCESSES_RUNNING, THREADS_RUNNING];
-    for column in levels.into_iter().chain([GPU_POWER]) {
-        put(&JOB.columns[column].json_name(), average::level(record, column));
-    }
-    put(&JOB.columns[GPU_UTILIZATION].json_name(), average::cards(record));
-    put(&JOB.columns[GPU_MEMORY].json_name(), average::card_memory_bytes(record));
-    put("gpu_ratio", gpu::ratio(record));
-    put("power_watts", average::per_second(record, ENERGY, now_ns));
-    put("memory_ratio", average::memory_ratio(record));
-    Value::Object(averages)
 }
 
 /// Bytes and counts are whole; a count with a fraction (cores) and seconds are not.
@@ -293,6 +197,7 @@ pub fn time(unix_ns: i64) -> Option<String> {
 mod tests {
     use expect_test::expect;
     use met_core::job::State;
+    use met_core::job_table::WALL;
 
     use super::*;
     use crate::sample;

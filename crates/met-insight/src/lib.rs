@@ -15,6 +15,7 @@ pub mod gpu;
 pub mod handled;
 pub mod impact;
 pub mod job_columns;
+pub mod job_object;
 pub mod json;
 pub mod lineage;
 pub mod messages;

@@ -198,6 +198,12 @@ impl Log {
         Ok(())
     }
 
+    /// Answers several questions from one state of the file, which is faster than from one each.
+    pub fn in_snapshot<T>(&self, work: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let _snapshot = self.connection.unchecked_transaction().map_err(StoreError::database(&self.path))?;
+        work()
+    }
+
     fn write<T>(
         &mut self,
         durable: bool,

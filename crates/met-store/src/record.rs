@@ -79,14 +79,9 @@ pub(crate) fn annotation_of(sql: &dyn Sql, key: &JobKey) -> Result<Option<Annota
     Ok(stored.map(|stored| stored.record.annotation).filter(|annotation| !annotation.is_empty()))
 }
 
-/// Removes a job's row with its totals; its samples, if any, stay. That is a change, too: who has read the job before
-/// looks again.
+/// Removes a job's row with its totals; its samples, if any, stay.
 pub(crate) fn delete(sql: &dyn Sql, key: &JobKey) -> Result<u64> {
-    let removed = sql.execute(&format!("DELETE FROM job WHERE {EXACT}"), &key_values(key))?;
-    if removed > 0 {
-        next_change(sql)?;
-    }
-    Ok(removed)
+    sql.execute(&format!("DELETE FROM job WHERE {EXACT}"), &key_values(key))
 }
 
 /// The key that a statement with `RETURNING key` gave.

@@ -300,8 +300,12 @@ impl Rows {
                 *self = Rows { file, ..Rows::default() };
                 self.read_all(sql, live)?;
             }
-            Some(mark) if mark == newest => return Ok(()),
-            Some(mark) => self.read_changed(sql, mark, live)?,
+            Some(mark) => {
+                if mark < newest {
+                    self.read_changed(sql, mark, live)?;
+                }
+                self.drop_deleted(sql)?;
+            }
         }
         self.mark = Some(newest);
         Ok(())
@@ -334,13 +338,13 @@ impl Rows {
                 };
             }
             if selected.rows < PIECE || selected.last_changed <= mark {
-                return self.drop_deleted(sql);
+                return Ok(());
             }
             mark = selected.last_changed;
         }
     }
 
-    /// A job that is removed, as for the one that a scheduler's record makes of it, has no number.
+    /// A removed job takes its number with it, so its row is known by there being one too many. An index counts them.
     fn drop_deleted(&mut self, sql: &dyn Sql) -> Result<()> {
         let all = running();
         let (condition, values) = all.sql(sql.dialect(), None);

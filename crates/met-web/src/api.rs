@@ -11,7 +11,6 @@ mod nodes;
 pub mod parameters;
 mod people;
 mod rendering;
-mod row;
 pub(crate) mod scale;
 mod schemas;
 mod series;
@@ -250,15 +249,16 @@ async fn answer(api: Arc<Api>, endpoint: &'static Endpoint, request: Request) ->
     let path = checked(request.path)?;
     let csv = rendering::wants_csv(endpoint, &given, &request.headers);
     let asked = Asked { path, given, csv };
-    let Action::Answer(make) = endpoint.action else {
+    if let Action::Stream = endpoint.action {
         return stream::open(api, admitted, asked, request.peer, request.headers).await;
-    };
+    }
     let turn = api.answers.turn(&admitted.client).await.ok_or_else(Problem::unread)?;
     let made = Arc::clone(&api);
     let work = move || {
         let visible = Visible::new(&admitted.viewer, &made);
-        let response = make(&visible, &asked)
-            .and_then(|value| rendering::respond(endpoint, &asked, &request.headers, &request.uri, &value));
+        let response = endpoint.content(&visible, &asked).and_then(|content| {
+            rendering::respond(endpoint, &asked, &request.headers, &request.uri, content)
+        });
         response.unwrap_or_else(Problem::into_response)
     };
     api.answers.make(turn, work).await.ok_or_else(Problem::busy)

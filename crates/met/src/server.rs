@@ -103,6 +103,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
         gap_ms: GAP_MS,
         lists: Arc::default(),
     };
+    let lists = Arc::clone(&view.lists);
     let before =
         |manager: &str| view.ask(|store| Ok(scheduler_answers::before(store, manager))).unwrap_or_default();
     let root = rustix::process::getuid().is_root();
@@ -131,6 +132,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
         colmet.stop();
     }
     server.stop();
+    lists.close_files();
     if let Some(api) = Arc::into_inner(api) {
         api.keeper.stop();
     }

@@ -29,7 +29,7 @@ pub fn plan(state: &std::path::Path) -> Plan {
     }
 }
 
-fn start(state: &std::path::Path, nodes: &[&str]) -> (Keeper, ClusterView) {
+pub(in crate::cluster) fn start(state: &std::path::Path, nodes: &[&str]) -> (Keeper, ClusterView) {
     let mut log = Log::open(state).unwrap();
     for node in nodes {
         log.enroll(&Bearer::Node((*node).to_owned()), node.as_bytes(), 1, false).unwrap();
@@ -818,6 +818,7 @@ fn a_server_that_was_stopped_starts_and_lists_on_a_full_disk() {
     fill();
     assert_eq!(listed(&view), 1, "while it runs");
     std::fs::remove_file(&ballast).unwrap();
+    view.lists.close_files();
     keeper.stop();
     assert!(!state.join("store.db-shm").exists(), "a clean stop leaves no shared memory");
     fill();

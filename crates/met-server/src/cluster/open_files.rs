@@ -17,33 +17,40 @@ pub(super) struct OpenFiles {
     logs: Idle<Log>,
 }
 
-/// What nobody uses now.
-struct Idle<T>(Mutex<Vec<T>>);
+/// What nobody uses now; `None` when nothing is to stay open any more.
+struct Idle<T>(Mutex<Option<Vec<T>>>);
 
 impl<T> Default for Idle<T> {
     fn default() -> Idle<T> {
-        Idle(Mutex::default())
+        Idle(Mutex::new(Some(Vec::new())))
     }
 }
 
 impl<T> Idle<T> {
-    fn lock(&self) -> MutexGuard<'_, Vec<T>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<T>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(&self) -> Option<T> {
-        self.lock().pop()
+        self.lock().as_mut()?.pop()
     }
 
     fn put(&self, one: T) {
         let mut idle = self.lock();
-        if idle.len() < IDLE_MAX {
+        if let Some(idle) = idle.as_mut().filter(|idle| idle.len() < IDLE_MAX) {
             idle.push(one);
         }
     }
 }
 
 impl OpenFiles {
+    /// Closes what is open, and from now on after each question: the writer, which closes its files last, then puts away
+    /// their logs and shared memory.
+    pub fn close(&self) {
+        *self.stores.lock() = None;
+        *self.logs.lock() = None;
+    }
+
     /// Asks the store. One that could not answer is opened again by the next question.
     pub fn with_store<T>(
         &self,

@@ -33,6 +33,13 @@ pub struct Lists {
     running: RunningJobs,
 }
 
+impl Lists {
+    /// Before the writer stops: it leaves no logs behind if it is the last to close its files.
+    pub fn close_files(&self) {
+        self.files.close();
+    }
+}
+
 /// Jobs that run, as nodes last said of them.
 struct LiveView<'v> {
     log: &'v Log,
@@ -111,10 +118,12 @@ impl ClusterView {
         if jobs.iter().any(|record| record.state.is_live()) {
             self.lists.files.with_log(self, |log| {
                 let live = LiveView { log, latest: &self.latest };
-                for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
-                    live.complete(&live.parts(&record.key)?, record);
-                }
-                Ok(())
+                log.in_snapshot(|| {
+                    for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
+                        live.complete(&live.parts(&record.key)?, record);
+                    }
+                    Ok(())
+                })
             })?;
         }
         Ok(jobs)
@@ -207,3 +216,7 @@ pub(super) fn between(course: &Course, begin_ms: i64, end_ms: i64) -> Course {
     let end = course.times_ms.partition_point(|&time| time <= end_ms).max(begin);
     course.part(begin, end)
 }
+
+#[cfg(test)]
+#[path = "view_tests.rs"]
+mod tests;

@@ -128,7 +128,9 @@ fn answer(endpoint: &Endpoint) -> Response {
     let response = ResponseBuilder::new().description(endpoint.help);
     let response = match endpoint.action {
         Action::Stream => response.content("text/event-stream", content(text())),
-        Action::Answer(_) => response.content("application/json", content((endpoint.schema)())),
+        Action::Answer(_) | Action::List(_) => {
+            response.content("application/json", content((endpoint.schema)()))
+        }
     };
     match endpoint.table {
         Table::None => response.build(),

@@ -3,13 +3,13 @@
 use met_core::job::{Record, State};
 use met_core::{Column, JOB};
 use met_host::clock;
+use met_insight::job_object::{self, WithRow};
 use met_insight::{job_columns, json};
 use met_query::jobs::Meant;
 use serde_json::{Value, json};
 use utoipa::openapi::{ObjectBuilder, Schema, Type};
 
 use super::parameters::{self, COLUMNS, FORMAT, Kind, POINTS, Parameter, SINCE, UNTIL, parameter};
-use super::row::row;
 use super::schemas::{list, of, optional, time, with_keys};
 use super::{
     Asked, Visible, answers, compare, document, findings, nodes, people, scale, schemas, series, usage,
@@ -26,12 +26,35 @@ pub struct Endpoint {
     pub schema: fn() -> Schema,
 }
 
+impl Endpoint {
+    /// The answer of one that does not stay open.
+    pub(super) fn content(&self, visible: &Visible<'_>, asked: &Asked) -> Result<Content, Problem> {
+        match self.action {
+            Action::Answer(make) => make(visible, asked).map(Content::Value),
+            Action::List(make) => make(visible, asked),
+            Action::Stream => Ok(Content::Value(Value::Null)),
+        }
+    }
+}
+
 #[derive(Clone, Copy)]
 pub enum Action {
     /// Makes the answer, in a background thread.
     Answer(fn(&Visible<'_>, &Asked) -> Result<Value, Problem>),
+    /// The same, of one that is so long that it is written at once.
+    List(fn(&Visible<'_>, &Asked) -> Result<Content, Problem>),
     /// Stays open and sends events.
     Stream,
+}
+
+/// What an answer says.
+pub enum Content {
+    Value(Value),
+    /// JSON, and where the list goes on.
+    Text {
+        json: String,
+        next: Option<String>,
+    },
 }
 
 /// What of an answer is a table, and can be had as CSV.
@@ -58,7 +81,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         path: "/api/v1/jobs",
         help: "jobs, newest first or in another order",
         parameters: parameters::JOBS,
-        action: Action::Answer(jobs),
+        action: Action::List(jobs),
         table: Table::Rows("jobs", || job_columns::places().collect()),
         schema: jobs_schema,
     },
@@ -278,24 +301,24 @@ fn places(names: &[&str]) -> Vec<(String, String)> {
     names.iter().map(|name| ((*name).to_owned(), format!("/{name}"))).collect()
 }
 
-fn jobs(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+fn jobs(visible: &Visible<'_>, asked: &Asked) -> Result<Content, Problem> {
     let filter = parameters::jobs_filter(&asked.given)?;
     let (page, warnings) = visible.jobs(&filter)?;
     let now_ns = clock::realtime_ns();
-    let object = if asked.csv { job_columns::object } else { self::object };
-    let jobs: Vec<Value> = page.jobs.iter().map(|record| object(record, now_ns)).collect();
     let next = page.next.as_ref().and_then(parameters::encode);
-    Ok(match warnings.is_empty() {
-        true => json!({ "jobs": jobs, "next": next }),
-        false => json!({ "jobs": jobs, "next": next, "warnings": warnings }),
-    })
+    if !asked.csv {
+        return Ok(Content::Text {
+            json: job_object::list(&page.jobs, next.as_deref(), &warnings, now_ns),
+            next,
+        });
+    }
+    let jobs: Vec<Value> = page.jobs.iter().map(|record| job_columns::object(record, now_ns)).collect();
+    Ok(Content::Value(json!({ "jobs": jobs, "next": next })))
 }
 
 /// The public object of a job, with its figures as a flat row.
 pub(super) fn object(record: &Record, now_ns: i64) -> Value {
-    let mut object = json::object(record, now_ns);
-    object["row"] = row(record, &object, now_ns);
-    object
+    WithRow::new(record, now_ns).value()
 }
 
 fn job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {

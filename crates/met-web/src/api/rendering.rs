@@ -12,7 +12,7 @@ use ring::digest::{SHA256, digest};
 use serde_json::Value;
 
 use super::Asked;
-use super::endpoints::{Endpoint, Table};
+use super::endpoints::{Content, Endpoint, Table};
 use super::parameters::Given;
 use crate::problem::Problem;
 
@@ -56,11 +56,17 @@ pub(super) fn respond(
     asked: &Asked,
     headers: &HeaderMap,
     uri: &Uri,
-    value: &Value,
+    content: Content,
 ) -> Result<Response, Problem> {
-    let (kind, body) = match asked.csv {
-        true => (CSV, table(endpoint.table, &asked.given, value)?),
-        false => (JSON, value.to_string()),
+    let (kind, body, next) = match content {
+        Content::Text { json, next } => (JSON, json, next),
+        Content::Value(value) => {
+            let next = value["next"].as_str().map(str::to_owned);
+            match asked.csv {
+                true => (CSV, table(endpoint.table, &asked.given, &value)?, next),
+                false => (JSON, value.to_string(), next),
+            }
+        }
     };
     let tag = tag(kind, body.as_bytes());
     let mut response = match is_known(text(headers, header::IF_NONE_MATCH), &tag) {
@@ -74,7 +80,7 @@ pub(super) fn respond(
     if let Ok(tag) = HeaderValue::from_str(&tag) {
         own.insert(header::ETAG, tag);
     }
-    if let Some(link) = value["next"].as_str().and_then(|next| HeaderValue::from_str(&link(uri, next)).ok()) {
+    if let Some(link) = next.and_then(|next| HeaderValue::from_str(&link(uri, &next)).ok()) {
         own.insert(header::LINK, link);
     }
     Ok(response)
