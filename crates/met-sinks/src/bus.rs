@@ -74,7 +74,7 @@ pub enum State {
 pub struct Status {
     pub name: String,
     pub state: State,
-    /// Events; `forward` counts samples that it dropped, too.
+    /// Events; `forward` counts samples that it dropped, too, and `hdf5` rows.
     pub delivered: u64,
     pub queued: u64,
     pub dropped: u64,
@@ -201,11 +201,11 @@ enum Outlet {
 }
 
 impl Lane {
-    /// Whether a sink that works is behind: half of its queue is full.
+    /// Whether a sink that works is behind: an eighth of its queue is full. More would only take more memory.
     fn is_behind(&self) -> bool {
         let inner = self.shared.lock();
-        let is_half_full = inner.events.len() > QUEUE / 2 || inner.bytes > QUEUE_BYTES_MAX / 2;
-        is_half_full && inner.status.state == State::Running && matches!(self.outlet, Outlet::Queued(_))
+        let is_behind = inner.events.len() > QUEUE / 8 || inner.bytes > QUEUE_BYTES_MAX / 8;
+        is_behind && inner.status.state == State::Running && matches!(self.outlet, Outlet::Queued(_))
     }
 }
 

@@ -6,9 +6,9 @@
 mod disk;
 mod group;
 mod index;
-mod shape;
 mod table;
 mod tables;
+mod unsaved;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,6 +26,9 @@ use tables::Tables;
 const BACKENDS: &str = "all";
 const FLUSH: &str = "60s";
 const ENDING: &str = ".hdf5";
+/// Between attempts to open the file again.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 pub static SPEC: SinkSpec = SinkSpec {
     name: "hdf5",
@@ -76,7 +79,8 @@ fn interest(options: &Options) -> Interest {
 fn open(options: &Options) -> Opened {
     let path =
         options.word("path").ok_or_else(|| SinkError::Failed("sinks.hdf5.path is required".to_owned()))?;
-    let naming = Naming { path: PathBuf::from(path), level: level(options) };
+    let syncs = options.word("sync") != Some("no");
+    let naming = Naming { path: PathBuf::from(path), level: level(options), past_cache: syncs };
     let file = naming.open()?;
     let flush_every =
         parse_duration(options.word("flush").unwrap_or(FLUSH)).unwrap_or(Duration::from_secs(60));
@@ -84,10 +88,11 @@ fn open(options: &Options) -> Opened {
         gatherer: Gatherer::new(Chosen::of(options, BACKENDS)),
         naming,
         file,
-        syncs: options.word("sync") != Some("no"),
+        syncs,
         flush_every,
         flush_at: Instant::now() + flush_every,
         requests: reopen::requests(),
+        failed: None,
     }))
 }
 
@@ -98,6 +103,8 @@ fn level(options: &Options) -> u32 {
 struct Naming {
     path: PathBuf,
     level: u32,
+    /// Rows go past the page cache: a flush waits for the disk anyway.
+    past_cache: bool,
 }
 
 impl Naming {
@@ -119,7 +126,15 @@ impl Naming {
 
     fn open(&self) -> Result<Tables, SinkError> {
         let path = self.file(now_ns() / 1_000_000_000);
-        Tables::open(&path, self.level).map_err(|error| failed(&path, &error))
+        let mut file = Tables::open(&path, self.level).map_err(|error| failed(&path, &error))?;
+        self.prepare(&mut file);
+        Ok(file)
+    }
+
+    fn prepare(&self, file: &mut Tables) {
+        if self.past_cache {
+            file.write_past_cache();
+        }
     }
 }
 
@@ -136,47 +151,76 @@ struct Hdf5 {
     flush_every: Duration,
     flush_at: Instant,
     requests: u64,
+    /// While the file cannot be written.
+    failed: Option<Failed>,
+}
+
+/// Rows wait, and the file is tried again.
+struct Failed {
+    /// Why, until it was reported.
+    error: Option<String>,
+    pause: Duration,
+    at: Instant,
 }
 
 impl Hdf5 {
-    fn write<'a>(&mut self, records: impl IntoIterator<Item = &'a Record>) -> Result<(), SinkError> {
-        self.rotate()?;
-        let file = &mut self.file;
-        let added = records.into_iter().try_for_each(|record| file.add(record));
-        added.map_err(|error| self.lost(&error))?;
-        if Instant::now() >= self.flush_at {
-            self.flush()?;
+    fn write<'a>(&mut self, records: impl IntoIterator<Item = &'a Record>) {
+        self.rotate();
+        for record in records {
+            let added = self.file.add(record);
+            self.note(added);
         }
-        Ok(())
+        let (now, retry_at) = (Instant::now(), self.failed.as_ref().map(|failed| failed.at));
+        if now >= retry_at.unwrap_or(self.flush_at) {
+            self.flush();
+        }
     }
 
-    fn flush(&mut self) -> Result<(), SinkError> {
+    /// Writes all rows; also those that wait since an error.
+    fn flush(&mut self) {
         self.flush_at = Instant::now() + self.flush_every;
-        let flushed = self.file.flush(self.syncs);
-        flushed.map_err(|error| self.lost(&error))
+        let opened = match self.failed {
+            None => Ok(()),
+            Some(_) => self.file.reopen().map(|()| self.naming.prepare(&mut self.file)),
+        };
+        let flushed = opened.and_then(|()| self.file.flush(self.syncs));
+        if flushed.is_ok() {
+            self.failed = None;
+        }
+        self.note(flushed);
     }
 
-    /// The file is opened again, without the rows that wait: which parts of them were written is not known.
-    fn lost(&self, error: &anyhow::Error) -> SinkError {
-        let rows = self.file.waiting_rows();
-        failed(&self.file.path, &anyhow::anyhow!("{error:#} ({rows} rows lost)"))
+    /// After an error, as one of a full disk, rows wait in memory, and the file is opened again after a pause.
+    fn note(&mut self, done: anyhow::Result<()>) {
+        let Err(error) = done else { return };
+        self.file.break_off();
+        let error = format!("{error:#} ({} rows wait)", self.file.waiting_rows());
+        let error = failed(&self.file.path, &anyhow::anyhow!(error)).to_string();
+        let pause = self.failed.as_ref().map_or(PAUSE_MIN, |failed| (2 * failed.pause).min(PAUSE_MAX));
+        self.failed = Some(Failed { error: Some(error), pause, at: Instant::now() + pause });
     }
 
     /// A new file after a SIGHUP; the same one is opened again if it was moved away.
-    fn rotate(&mut self) -> Result<(), SinkError> {
+    fn rotate(&mut self) {
         let requests = reopen::requests();
         if requests == self.requests {
-            return Ok(());
+            return;
         }
         self.requests = requests;
-        self.flush()?;
+        self.flush();
         // Within one second the name is the same, and so is the file.
         if !self.naming.is_one_file() && self.naming.file(now_ns() / 1_000_000_000) == self.file.path {
-            return Ok(());
+            return;
         }
         self.file.release();
-        self.file = self.naming.open()?;
-        Ok(())
+        match self.naming.open() {
+            Ok(mut file) => {
+                let taken = file.take_over(&mut self.file);
+                (self.file, self.failed) = (file, None);
+                self.note(taken);
+            }
+            Err(error) => self.note(Err(error.into())),
+        }
     }
 }
 
@@ -185,32 +229,38 @@ impl Sink for Hdf5 {
         if let Event::Colmet(records) = event {
             self.gatherer.note_foreign(records);
             let backends = self.gatherer.backends().to_vec();
-            return self.write(records.iter().filter(|record| backends.contains(&record.backend)));
+            self.write(records.iter().filter(|record| backends.contains(&record.backend)));
+            return Ok(());
         }
         let mut records = Vec::new();
         self.gatherer.take(event, &mut records);
-        self.write(&records)
+        self.write(&records);
+        Ok(())
     }
 
     fn idle(&mut self) -> Result<(), SinkError> {
         let mut records = Vec::new();
         self.gatherer.idle(Instant::now(), &mut records);
-        self.write(&records)
+        self.write(&records);
+        Ok(())
     }
 
     fn report(&mut self) -> Option<Report> {
-        let flush = self.file.has_rows().then_some(self.flush_at);
+        let retry = self.failed.as_ref().map(|failed| failed.at);
+        let flush = retry.or(self.file.has_rows().then_some(self.flush_at));
         let wake = self.gatherer.due().into_iter().chain(flush).min();
-        let (dropped, failure) = self.file.refused();
-        Some(Report { dropped, failure, wake, ..Report::default() })
+        let (dropped, refused) = self.file.refused();
+        let failure = self.failed.as_mut().and_then(|failed| failed.error.take()).or(refused);
+        Some(Report { dropped, failure, is_retrying: self.failed.is_some(), wake })
     }
 
     fn close(mut self: Box<Self>) {
         let mut records = Vec::new();
         self.gatherer.idle(Instant::now() + Duration::from_secs(60), &mut records);
-        let closed = self.write(&records).and_then(|()| self.flush());
-        if let Err(error) = closed {
-            tracing::warn!("sink hdf5: {error}");
+        self.write(&records);
+        self.flush();
+        if let Some(Failed { error: Some(error), .. }) = self.failed {
+            tracing::warn!("sink hdf5: {error}; they are lost");
         }
     }
 }

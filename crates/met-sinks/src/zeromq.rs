@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-pub use pull::{Message, Pull};
+pub use pull::{Message, Pull, Received};
 
 /// Where a socket connects to, or where it listens.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,6 +10,7 @@
 //! unsigned numbers that no i64 holds, as unknown.
 
 mod layout;
+pub mod shape;
 pub mod variant;
 
 pub use layout::{
@@ -95,11 +96,25 @@ impl Bad {
 
 impl Layout {
     /// The length of a record.
-    pub fn bytes(&self) -> usize {
-        let counters: usize = self.counters.iter().map(|counter| counter.kind.bytes()).sum();
-        COUNTERS + counters + if self.has_involved_jobs { JOBS_BYTES } else { 0 }
+    pub const fn bytes(&self) -> usize {
+        let (mut bytes, mut index) = (COUNTERS, 0);
+        while index < self.counters.len() {
+            bytes += self.counters[index].kind.bytes();
+            index += 1;
+        }
+        bytes + if self.has_involved_jobs { JOBS_BYTES } else { 0 }
     }
 }
+
+/// The length of a record of each layout: every record needs it.
+static LENGTHS: [usize; LAYOUTS.len()] = {
+    let (mut lengths, mut index) = ([0; LAYOUTS.len()], 0);
+    while index < LAYOUTS.len() {
+        lengths[index] = LAYOUTS[index].bytes();
+        index += 1;
+    }
+    lengths
+};
 
 impl Record {
     /// One in which nothing is known yet.
@@ -158,19 +173,27 @@ impl Record {
         }
     }
 
-    /// Reads a record of exactly its length.
-    fn decode(layout: &'static Layout, bytes: &[u8]) -> Result<Record, Bad> {
+    /// Reads a record of exactly its length, into the memory of another one if there is any.
+    fn decode(layout: &'static Layout, bytes: &[u8], spare: Option<Record>) -> Result<Record, Bad> {
         let hostname =
             text(&bytes[NAME_BYTES..JOB_ID]).filter(|name| is_hostname(name)).ok_or(Bad::Hostname)?;
-        let mut record = Record::new(layout.backend, hostname, word(bytes, JOB_ID), word(bytes, TIMESTAMP));
+        let mut record = match spare {
+            Some(spare) => Record { backend: layout.backend, ..spare },
+            None => Record::new(layout.backend, "", 0, 0),
+        };
+        record.hostname.clear();
+        record.hostname.push_str(hostname);
+        (record.job_id, record.timestamp) = (word(bytes, JOB_ID), word(bytes, TIMESTAMP));
+        record.values.clear();
+        record.involved_jobs.clear();
         let mut rest = &bytes[COUNTERS..];
-        for (counter, value) in layout.counters.iter().zip(&mut record.values) {
+        record.values.extend(layout.counters.iter().map(|counter| {
             let (own, behind) = rest.split_at(counter.kind.bytes());
-            *value = decode_value(counter.kind, own);
             rest = behind;
-        }
+            decode_value(counter.kind, own)
+        }));
         if layout.has_involved_jobs {
-            record.involved_jobs = text(rest).and_then(job_ids).ok_or(Bad::InvolvedJobs)?;
+            text(rest).and_then(|text| job_ids(text, &mut record.involved_jobs)).ok_or(Bad::InvolvedJobs)?;
         }
         Ok(record)
     }
@@ -240,20 +263,31 @@ fn decode_value(kind: Type, bytes: &[u8]) -> Option<Value> {
 }
 
 /// A JSON list of ids.
-fn job_ids(text: &str) -> Option<Vec<u64>> {
+fn job_ids(text: &str, ids: &mut Vec<u64>) -> Option<()> {
     // A field of only padding: Colmet's default.
     if text.is_empty() {
-        return Some(Vec::new());
+        return Some(());
     }
     let inner = text.trim().strip_prefix('[')?.strip_suffix(']')?.trim();
     if inner.is_empty() {
-        return Some(Vec::new());
+        return Some(());
     }
-    inner.split(',').map(|id| id.trim().parse().ok()).collect()
+    inner.split(',').try_for_each(|id| {
+        ids.push(id.trim().parse().ok()?);
+        Some(())
+    })
 }
 
 /// The records of a message, and what could not be read of it. Bytes that begin no record are skipped up to the next one.
 pub fn records(message: &[u8]) -> impl Iterator<Item = Result<Record, Bad>> + '_ {
+    records_with(message, || None)
+}
+
+/// The same, in the memory of records that are no longer needed.
+pub fn records_with<'a>(
+    message: &'a [u8],
+    mut spare: impl FnMut() -> Option<Record> + 'a,
+) -> impl Iterator<Item = Result<Record, Bad>> + 'a {
     let (mut rest, too_long) = match message.len() > MESSAGE_BYTES_MAX {
         true => (&[][..], Some(Err(Bad::TooLong))),
         false => (message, None),
@@ -262,26 +296,28 @@ pub fn records(message: &[u8]) -> impl Iterator<Item = Result<Record, Bad>> + '_
         if rest.is_empty() {
             return None;
         }
-        let Some(layout) = layout_at(rest) else {
+        let Some(index) = layout_at(rest) else {
             rest = &rest[next_record(rest)..];
             return Some(Err(Bad::UnknownBackend));
         };
-        let Some((own, behind)) = rest.split_at_checked(layout.bytes()) else {
+        let Some((own, behind)) = rest.split_at_checked(LENGTHS[index]) else {
             // Another may begin within it.
             rest = &rest[next_record(rest)..];
             return Some(Err(Bad::Truncated));
         };
         rest = behind;
-        Some(Record::decode(layout, own))
+        Some(Record::decode(&LAYOUTS[index], own, spare()))
     });
     too_long.into_iter().chain(read)
 }
 
-/// The layout of the record that begins here.
-fn layout_at(bytes: &[u8]) -> Option<&'static Layout> {
+/// Which layout the record that begins here has.
+fn layout_at(bytes: &[u8]) -> Option<usize> {
+    const PADDING: [u8; NAME_BYTES] = [0; NAME_BYTES];
     let name = bytes.get(..NAME_BYTES)?;
-    let layout = LAYOUTS.iter().find(|layout| name.starts_with(layout.name.as_bytes()))?;
-    name[layout.name.len()..].iter().all(|&byte| byte == 0).then_some(layout)
+    let index = LAYOUTS.iter().position(|layout| name.starts_with(layout.name.as_bytes()))?;
+    let behind = &name[LAYOUTS[index].name.len()..];
+    (behind == &PADDING[..behind.len()]).then_some(index)
 }
 
 /// Where the next record begins behind the first byte; the end if there is none.

@@ -66,11 +66,11 @@ fn put_frame(out: &mut Vec<u8>, flags: u8, body: &[u8]) {
 
 /// What a peer sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Input {
+pub enum Input<'a> {
     /// The handshake is over.
     Ready,
     /// One part of a message: each is a message of its own here.
-    Message(Vec<u8>),
+    Message(&'a [u8]),
     /// It asks for these bytes in return.
     Ping(Vec<u8>),
 }
@@ -105,15 +105,16 @@ pub struct Decoder {
     socket: Socket,
     stage: Stage,
     bytes_max: usize,
-    received: Vec<u8>,
-    /// How much of it was read.
+    /// What was received is from `read` to `filled`.
+    buffer: Vec<u8>,
     read: usize,
+    filled: usize,
 }
 
 impl Decoder {
     /// For a socket of this kind.
     pub fn new(socket: Socket, bytes_max: usize) -> Decoder {
-        Decoder { socket, stage: Stage::Greeting, bytes_max, received: Vec::new(), read: 0 }
+        Decoder { socket, stage: Stage::Greeting, bytes_max, buffer: Vec::new(), read: 0, filled: 0 }
     }
 
     /// Whether messages may be sent.
@@ -123,19 +124,39 @@ impl Decoder {
 
     /// Bytes that are held.
     pub fn held(&self) -> usize {
-        self.received.len()
+        self.filled - self.read
     }
 
     pub fn push(&mut self, bytes: &[u8]) {
-        if self.read > 0 {
-            self.received.drain(..self.read);
-            self.read = 0;
+        self.room(bytes.len())[..bytes.len()].copy_from_slice(bytes);
+        self.fill(bytes.len());
+    }
+
+    /// Where to put what is received next: at least so many bytes. `fill` says how many there are.
+    pub fn room(&mut self, least: usize) -> &mut [u8] {
+        self.buffer.copy_within(self.read..self.filled, 0);
+        (self.read, self.filled) = (0, self.held());
+        if self.buffer.len() < self.filled + least {
+            self.buffer.resize(self.filled + least, 0);
         }
-        self.received.extend_from_slice(bytes);
+        &mut self.buffer[self.filled..]
+    }
+
+    pub fn fill(&mut self, count: usize) {
+        self.filled = (self.filled + count).min(self.buffer.len());
+    }
+
+    /// Moves what is held into another buffer, which must not be shorter than it needs to be; returns the one it was in.
+    pub fn move_into(&mut self, mut buffer: Vec<u8>) -> Vec<u8> {
+        let held = self.held();
+        buffer.resize(buffer.len().max(held), 0);
+        buffer[..held].copy_from_slice(&self.buffer[self.read..self.filled]);
+        (self.read, self.filled) = (0, held);
+        std::mem::replace(&mut self.buffer, buffer)
     }
 
     /// What was received, until more bytes are needed.
-    pub fn next_input(&mut self) -> Result<Option<Input>, Error> {
+    pub fn next_input(&mut self) -> Result<Option<Input<'_>>, Error> {
         loop {
             if self.stage == Stage::Greeting {
                 if !self.greeting()? {
@@ -144,11 +165,10 @@ impl Decoder {
                 continue;
             }
             let Some((flags, start, end)) = self.frame()? else { return Ok(None) };
-            let body = &self.received[start..end];
             self.read = end;
             if flags & COMMAND == 0 {
                 return match self.stage {
-                    Stage::Traffic => Ok(Some(Input::Message(body.to_vec()))),
+                    Stage::Traffic => Ok(Some(Input::Message(&self.buffer[start..end]))),
                     _ => Err(Error::Command),
                 };
             }
@@ -159,7 +179,7 @@ impl Decoder {
     }
 
     fn greeting(&mut self) -> Result<bool, Error> {
-        let received = &self.received[self.read..];
+        let received = &self.buffer[self.read..self.filled];
         // Another protocol is recognised by its first bytes, before so many have come.
         let is_signature = received.first().is_none_or(|&first| first == 0xff)
             && received.get(SIGNATURE_BYTES - 1).is_none_or(|byte| byte & 1 == 1);
@@ -178,7 +198,7 @@ impl Decoder {
 
     /// The flags of the next frame, and where its body is.
     fn frame(&self) -> Result<Option<(u8, usize, usize)>, Error> {
-        let received = &self.received[self.read..];
+        let received = &self.buffer[self.read..self.filled];
         let Some(&flags) = received.first() else { return Ok(None) };
         let (length, head) = match flags & LONG > 0 {
             false => (received.get(1).map(|&length| u64::from(length)), 2),
@@ -194,11 +214,11 @@ impl Decoder {
         }
         let start = self.read + head;
         let end = start + length as usize;
-        Ok((end <= self.received.len()).then_some((flags, start, end)))
+        Ok((end <= self.filled).then_some((flags, start, end)))
     }
 
-    fn command(&mut self, start: usize, end: usize) -> Result<Option<Input>, Error> {
-        let body = &self.received[start..end];
+    fn command(&mut self, start: usize, end: usize) -> Result<Option<Input<'static>>, Error> {
+        let body = &self.buffer[start..end];
         let (&length, rest) = body.split_first().ok_or(Error::Command)?;
         let (name, data) = rest.split_at_checked(usize::from(length)).ok_or(Error::Command)?;
         match (name, self.stage) {
@@ -247,10 +267,11 @@ mod tests {
 
     use super::*;
 
-    fn all(decoder: &mut Decoder) -> Result<Vec<Input>, Error> {
+    /// What has come, as text that shows every byte.
+    fn all(decoder: &mut Decoder) -> Result<Vec<String>, Error> {
         let mut inputs = Vec::new();
         while let Some(input) = decoder.next_input()? {
-            inputs.push(input);
+            inputs.push(format!("{input:?}"));
         }
         Ok(inputs)
     }
@@ -262,6 +283,8 @@ mod tests {
         put_message(&mut bytes, b"short");
         put_message(&mut bytes, &long);
         put_message(&mut bytes, b"");
+        let inputs = [Input::Ready, Input::Message(b"short"), Input::Message(&long), Input::Message(b"")];
+        let expected = inputs.map(|input| format!("{input:?}"));
         for piece in [1, 3, 64, 1000, bytes.len()] {
             let mut decoder = Decoder::new(Socket::Pull, 100_000);
             let mut inputs = Vec::new();
@@ -269,13 +292,18 @@ mod tests {
                 decoder.push(chunk);
                 inputs.extend(all(&mut decoder).unwrap());
             }
-            let expected = [
-                Input::Ready,
-                Input::Message(b"short".to_vec()),
-                Input::Message(long.clone()),
-                Input::Message(Vec::new()),
-            ];
             assert_eq!(inputs, expected);
+            // The same, with a buffer that several decoders use in turn.
+            let mut decoder = Decoder::new(Socket::Pull, 100_000);
+            let (mut inputs, mut shared) = (Vec::new(), vec![0; 1000]);
+            for chunk in bytes.chunks(piece) {
+                decoder.move_into(std::mem::take(&mut shared));
+                decoder.push(chunk);
+                inputs.extend(all(&mut decoder).unwrap());
+                shared = decoder.move_into(Vec::new());
+                shared.fill(0xee);
+            }
+            assert_eq!((inputs, decoder.held()), (expected.to_vec(), 0));
         }
     }
 
@@ -309,7 +337,8 @@ mod tests {
         put_frame(&mut bytes, COMMAND, b"\x05OTHERx");
         let mut decoder = Decoder::new(Socket::Pull, 1000);
         decoder.push(&bytes);
-        assert_eq!(all(&mut decoder), Ok(vec![Input::Ready, Input::Ping(b"\x04\x0a\x04PONGhello".to_vec())]));
+        let expected = [Input::Ready, Input::Ping(b"\x04\x0a\x04PONGhello".to_vec())];
+        assert_eq!(all(&mut decoder), Ok(expected.map(|input| format!("{input:?}")).to_vec()));
     }
 
     proptest! {

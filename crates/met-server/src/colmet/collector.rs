@@ -1,16 +1,16 @@
 //! A collector as Colmet's: takes records of any node and hands them to sinks. It stores nothing by itself.
 
-use std::collections::HashSet;
-use std::net::SocketAddr;
+use std::collections::{HashSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use met_sinks::event::Event;
-use met_sinks::zeromq::{Message, Pull};
+use met_sinks::zeromq::{Pull, Received};
 use met_sinks::{Bus, Configured};
 use met_wire::colmet::variant::{self, Sample};
-use met_wire::colmet::{MESSAGE_BYTES_MAX, Record, records};
+use met_wire::colmet::{MESSAGE_BYTES_MAX, Record, records_with};
 
 use super::counts::{Complaints, Kind};
 
@@ -21,6 +21,11 @@ const CROWDED_FOR: Duration = Duration::from_millis(2);
 const CLOSED_WITHIN: Duration = Duration::from_secs(60);
 /// Some megabytes.
 const RECORDS_OF_EVENT: usize = 1000;
+/// Events whose records are used again when sinks are done with them, and such records.
+const EVENTS_KEPT: usize = 256;
+const RECORDS_KEPT: usize = 4000;
+/// A record with more jobs is not kept.
+const JOBS_KEPT: usize = 64;
 
 /// Collects until `is_over`, which is asked several times a second. Spools of sinks are in the state folder. As with Colmet's
 /// own collector, every node is taken. `round`: how often it logs what it has taken, if it does.
@@ -39,6 +44,7 @@ pub fn collect(
     }
     let mut bus = Bus::open(sinks, None, state);
     let mut complaints = Complaints::new(Arc::default());
+    let mut recycled = Recycled::default();
     let mut round = round.map(|every| Round { every, next: Instant::now() + every, hosts: HashSet::new() });
     while !is_over() {
         // While a sink is behind, nodes wait: nothing that was taken is dropped.
@@ -46,9 +52,11 @@ pub fn collect(
             std::thread::sleep(CROWDED_FOR);
             continue;
         }
-        let messages = pull.wait(Some(LOOK_EVERY), |_| true);
         let mut taken: Vec<Record> = Vec::new();
-        messages.into_iter().for_each(|message| taken.append(&mut take(message, &mut complaints)));
+        recycled.collect();
+        pull.serve(Some(LOOK_EVERY), |_| true, &mut |peer, received: Received<'_>| {
+            take(peer, received, &mut complaints, &mut recycled, &mut taken);
+        });
         if let Some(round) = &mut round {
             round.hosts.extend(taken.iter().map(|record| record.hostname.clone()));
             round.log(&complaints);
@@ -56,7 +64,7 @@ pub fn collect(
         // Those of many nodes are one event: sinks have room for so many.
         while !taken.is_empty() {
             let rest = taken.split_off(taken.len().min(RECORDS_OF_EVENT));
-            bus.publish(&Event::Colmet(Arc::new(std::mem::replace(&mut taken, rest))));
+            bus.publish(&recycled.event(std::mem::replace(&mut taken, rest)));
         }
     }
     // Sinks write what they have.
@@ -66,39 +74,68 @@ pub fn collect(
     Ok(())
 }
 
-/// The records of a message.
-fn take(message: Message, complaints: &mut Complaints) -> Vec<Record> {
-    let peer = message.peer;
-    let bytes = match message.received {
+/// Adds the records of a message.
+fn take(
+    peer: IpAddr,
+    received: Received<'_>,
+    complaints: &mut Complaints,
+    recycled: &mut Recycled,
+    taken: &mut Vec<Record>,
+) {
+    let bytes = match received {
         Ok(bytes) => bytes,
         Err(why) => {
-            complaints.refuse(Kind::Connection, peer, "connection closed", &format!(": {why}"));
-            return Vec::new();
+            return complaints.refuse(Kind::Connection, peer, "connection closed", &format!(": {why}"));
         }
     };
-    let kind = if variant::is_variant(&bytes) { Kind::Rust } else { Kind::ColmetNode };
-    let mut taken = Vec::new();
-    if kind == Kind::Rust {
-        match variant::samples(&bytes) {
+    let before = taken.len();
+    if variant::is_variant(bytes) {
+        match variant::samples(bytes) {
             Ok(samples) => {
                 taken.extend(samples.iter().filter_map(Sample::record));
-                complaints.counts.take(kind, taken.len() as u64);
-                for _ in taken.len()..samples.len() {
-                    complaints.refuse(kind, peer, "no event that Colmet's tables have", "");
+                for _ in taken.len() - before..samples.len() {
+                    complaints.refuse(Kind::Rust, peer, "no event that Colmet's tables have", "");
                 }
             }
-            Err(bad) => complaints.refuse(kind, peer, bad.text(), ""),
+            Err(bad) => complaints.refuse(Kind::Rust, peer, bad.text(), ""),
         }
-        return taken;
+        complaints.counts.take(Kind::Rust, (taken.len() - before) as u64);
+        return;
     }
-    for record in records(&bytes) {
+    for record in records_with(bytes, || recycled.spare.pop()) {
         match record {
             Ok(record) => taken.push(record),
-            Err(bad) => complaints.refuse(kind, peer, bad.text(), ""),
+            Err(bad) => complaints.refuse(Kind::ColmetNode, peer, bad.text(), ""),
         }
     }
-    complaints.counts.take(kind, taken.len() as u64);
-    taken
+    complaints.counts.take(Kind::ColmetNode, (taken.len() - before) as u64);
+}
+
+/// Records that sinks are done with. The next ones take their memory: to allocate it in one thread and free it in another was much
+/// of what a record cost.
+#[derive(Default)]
+struct Recycled {
+    published: VecDeque<Arc<Vec<Record>>>,
+    spare: Vec<Record>,
+}
+
+impl Recycled {
+    fn event(&mut self, records: Vec<Record>) -> Event {
+        let records = Arc::new(records);
+        if self.published.len() < EVENTS_KEPT {
+            self.published.push_back(Arc::clone(&records));
+        }
+        Event::Colmet(records)
+    }
+
+    fn collect(&mut self) {
+        while self.published.front().is_some_and(|records| Arc::strong_count(records) == 1) {
+            let Some(Ok(records)) = self.published.pop_front().map(Arc::try_unwrap) else { continue };
+            let room = RECORDS_KEPT.saturating_sub(self.spare.len());
+            let is_small = |record: &Record| record.involved_jobs.capacity() <= JOBS_KEPT;
+            self.spare.extend(records.into_iter().filter(is_small).take(room));
+        }
+    }
 }
 
 /// The log of what was taken.

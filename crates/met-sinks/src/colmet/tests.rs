@@ -18,7 +18,7 @@ fn collect(listener: &TcpListener) -> Vec<Vec<u8>> {
         }
         while let Some(input) = decoder.next_input().unwrap() {
             if let Input::Message(message) = input {
-                messages.push(message);
+                messages.push(message.to_vec());
             }
         }
     }

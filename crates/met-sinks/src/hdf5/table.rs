@@ -1,21 +1,73 @@
 //! One table: rows that wait, and where the next ones go.
 
 use anyhow::{Context, Result, bail};
+use met_wire::colmet::shape::Shape;
 use met_wire::hdf5::chunk::{Encoder, decode};
 use met_wire::hdf5::{Chunk, read_table};
 
 use super::disk::Disk;
 use super::group::read_header;
 use super::index::Index;
-use super::shape::Shape;
 
 const CHUNK_BYTES_MAX: usize = 64 << 20;
+/// Rows of a table that are written together, even before a flush. Where a chunk is not much less it is a whole chunk.
+const WRITE_BYTES: usize = 1 << 20;
 
 /// Room in the file.
 #[derive(Clone, Copy)]
 struct Place {
     at: u64,
     bytes: usize,
+}
+
+/// Rows in memory. What is behind them are rows of before, which the next ones replace: most bytes of a row are padding, and need
+/// not be written again.
+struct Buffer {
+    row_bytes: usize,
+    bytes: Vec<u8>,
+    filled: usize,
+}
+
+impl Buffer {
+    fn new(row_bytes: usize) -> Buffer {
+        Buffer { row_bytes, bytes: Vec::new(), filled: 0 }
+    }
+
+    fn rows(&self) -> &[u8] {
+        &self.bytes[..self.filled]
+    }
+
+    fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
+    fn add(&mut self, put: impl FnOnce(&mut [u8], bool)) {
+        let end = self.filled + self.row_bytes;
+        let is_used = end <= self.bytes.len();
+        if !is_used {
+            self.bytes.resize(end, 0);
+        }
+        put(&mut self.bytes[self.filled..end], is_used);
+        self.filled = end;
+    }
+
+    fn extend(&mut self, rows: &[u8]) {
+        self.bytes.truncate(self.filled);
+        self.bytes.extend_from_slice(rows);
+        self.filled = self.bytes.len();
+    }
+
+    fn prepend(&mut self, rows: &[u8]) {
+        self.bytes.truncate(self.filled);
+        self.bytes.splice(..0, rows.iter().copied());
+        self.filled = self.bytes.len();
+    }
+
+    /// Without the first rows.
+    fn remove(&mut self, bytes: usize) {
+        self.bytes.copy_within(bytes..self.filled, 0);
+        self.filled -= bytes;
+    }
 }
 
 pub(super) struct Table {
@@ -27,7 +79,7 @@ pub(super) struct Table {
     rows_at: u64,
     index: Index,
     /// Rows that are not in the file. Behind those of the unfinished chunk, if it is compressed and they are in memory.
-    buffer: Vec<u8>,
+    buffer: Buffer,
     /// How many rows of the buffer are in the file: all of the unfinished chunk, or none.
     kept: usize,
     /// Where the unfinished chunk is stored, and where it was before: the next form of it goes there. A reader that still
@@ -59,7 +111,7 @@ impl Table {
             rows: found.rows,
             rows_at: header + found.rows_at as u64,
             index,
-            buffer: Vec::new(),
+            buffer: Buffer::new(row_bytes),
             kept: 0,
             place: None,
             spare: None,
@@ -88,25 +140,42 @@ impl Table {
         Ok(rows)
     }
 
-    /// Adds a row; returns how many bytes of rows wait.
-    pub fn add(&mut self, put: impl FnOnce(&mut Vec<u8>)) -> usize {
-        put(&mut self.buffer);
-        self.waiting_bytes()
+    /// Adds a row that `put` writes: over zeros, or over a row of before, as it is told.
+    pub fn add(&mut self, put: impl FnOnce(&mut [u8], bool)) {
+        self.buffer.add(put);
+    }
+
+    /// Adds rows.
+    pub fn extend(&mut self, rows: &[u8]) {
+        self.buffer.extend(rows);
+    }
+
+    /// Whether so many rows wait that they are written before a flush.
+    pub fn is_due(&self) -> bool {
+        let left = self.chunk_rows - (self.rows % self.chunk_rows as u64) as usize;
+        let is_long = 2 * self.chunk_rows * self.row_bytes > WRITE_BYTES;
+        self.waiting_bytes() >= if is_long { left * self.row_bytes } else { WRITE_BYTES }
+    }
+
+    /// Rows in the file.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Rows that are not in the file.
+    pub fn waiting(&self) -> &[u8] {
+        &self.buffer.rows()[self.kept * self.row_bytes..]
     }
 
     pub fn waiting_bytes(&self) -> usize {
-        self.buffer.len() - self.kept * self.row_bytes
-    }
-
-    pub fn waiting_rows(&self) -> usize {
-        self.waiting_bytes() / self.row_bytes
+        self.buffer.filled - self.kept * self.row_bytes
     }
 
     /// Frees the memory of a table without waiting rows if it is more than `most`; returns how much stays. The unfinished chunk
     /// is read again when it gets rows.
     pub fn shrink(&mut self, most: usize) -> usize {
         if self.buffer.capacity() > most && self.waiting_bytes() == 0 {
-            (self.buffer, self.kept) = (Vec::new(), 0);
+            (self.buffer, self.kept) = (Buffer::new(self.row_bytes), 0);
         }
         self.buffer.capacity()
     }
@@ -114,7 +183,7 @@ impl Table {
     /// Writes rows that wait. Without `all` those of an unfinished chunk may wait longer.
     pub fn write(&mut self, disk: &mut Disk, encoder: &mut Option<Encoder>, all: bool) -> Result<()> {
         match self.level {
-            0 => self.write_plain(disk),
+            0 => self.write_plain(disk, all),
             level => self.write_compressed(disk, encoder.get_or_insert_with(|| Encoder::new(level)), all),
         }
     }
@@ -126,20 +195,24 @@ impl Table {
     }
 
     /// Into the last chunk and the next ones. Rows beyond the number of rows are not seen.
-    fn write_plain(&mut self, disk: &mut Disk) -> Result<()> {
-        let count = self.buffer.len() / self.row_bytes;
+    fn write_plain(&mut self, disk: &mut Disk, all: bool) -> Result<()> {
         let in_chunk = (self.rows % self.chunk_rows as u64) as usize;
+        let mut count = self.buffer.filled / self.row_bytes;
+        if !all {
+            count -= count.min((in_chunk + count) % self.chunk_rows);
+        }
         let mut written = 0;
         if let Some(last) = self.index.last.filter(|_| in_chunk > 0) {
             written = count.min(self.chunk_rows - in_chunk);
             let at = last.at + (in_chunk * self.row_bytes) as u64;
-            disk.write_at(at, &self.buffer[..written * self.row_bytes])?;
+            disk.write_at(at, &self.buffer.rows()[..written * self.row_bytes])?;
         }
         if written < count {
             let (chunk_bytes, number) =
                 (self.chunk_rows * self.row_bytes, (count - written).div_ceil(self.chunk_rows));
-            let at = disk.allocate(number * chunk_bytes);
-            disk.write_at(at, &self.buffer[written * self.row_bytes..])?;
+            let rows = &self.buffer.rows()[written * self.row_bytes..count * self.row_bytes];
+            let at = disk.allocate_for(rows, number * chunk_bytes);
+            disk.write_rows_at(at, rows)?;
             let first = self.rows + written as u64;
             let chunks: Vec<Chunk> = (0..number)
                 .map(|index| Chunk {
@@ -151,28 +224,27 @@ impl Table {
             self.index.append(disk, &chunks)?;
         }
         self.publish(disk, self.rows + count as u64)?;
-        self.buffer.clear();
+        self.buffer.remove(count * self.row_bytes);
         Ok(())
     }
 
     fn write_compressed(&mut self, disk: &mut Disk, encoder: &mut Encoder, all: bool) -> Result<()> {
-        if self.kept == 0 {
-            let mut rows = self.read_unfinished(disk)?;
+        if self.kept == 0 && !self.rows.is_multiple_of(self.chunk_rows as u64) {
+            let rows = self.read_unfinished(disk)?;
             self.kept = rows.len() / self.row_bytes;
-            rows.append(&mut self.buffer);
-            self.buffer = rows;
+            self.buffer.prepend(&rows);
         }
-        let total = self.buffer.len() / self.row_bytes;
+        let total = self.buffer.filled / self.row_bytes;
         let end = if all { total } else { total - total % self.chunk_rows };
         if end <= self.kept {
             return Ok(());
         }
-        let buffer = std::mem::take(&mut self.buffer);
-        let written = self.write_chunks(disk, encoder, &buffer[..end * self.row_bytes]);
+        let buffer = std::mem::replace(&mut self.buffer, Buffer::new(self.row_bytes));
+        let written = self.write_chunks(disk, encoder, &buffer.rows()[..end * self.row_bytes]);
         self.buffer = buffer;
         written?;
         self.kept = end % self.chunk_rows;
-        self.buffer.drain(..(end - self.kept) * self.row_bytes);
+        self.buffer.remove((end - self.kept) * self.row_bytes);
         Ok(())
     }
 

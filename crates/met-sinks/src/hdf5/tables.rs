@@ -7,22 +7,22 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use met_wire::colmet::{Backend, Record};
+use foldhash::fast::RandomState;
+use met_wire::colmet::shape::Shape;
+use met_wire::colmet::{LAYOUTS, Record};
 use met_wire::hdf5::chunk::Encoder;
 use met_wire::hdf5::{Attribute, superblock};
 use rustix::fs::{FlockOperation, OFlags};
 
 use super::disk::{CANNOT_CONTINUE, Disk};
 use super::group::Group;
-use super::shape::Shape;
 use super::table::Table;
+use super::unsaved::{Key, Unsaved};
 
 /// Tables that are open; the others are opened again when they get rows.
 const OPEN_MAX: usize = 16_384;
-/// Rows of a table that are written together, even before a flush.
-const WRITE_BYTES: usize = 256 << 10;
-/// Rows of all tables that wait.
-const WAITING_BYTES_MAX: usize = 32 << 20;
+/// Rows of all tables that wait, also while the file cannot be written.
+const WAITING_BYTES_MAX: usize = if cfg!(test) { 1 << 20 } else { 32 << 20 };
 /// Buffers that tables keep at a flush, with the rows of unfinished chunks. Tests need few rows to exceed it.
 const KEPT_BYTES_MAX: usize = if cfg!(test) { 256 << 10 } else { 16 << 20 };
 
@@ -34,12 +34,13 @@ pub(super) struct Tables {
     _lock: Option<File>,
     /// Of the level that new tables have; those of a continued file are written with it, too.
     encoder: Option<Encoder>,
-    shapes: HashMap<Backend, Shape>,
-    tables: HashMap<(u64, Backend), Table>,
-    /// Whether rows were added since the last flush.
-    waits: bool,
+    /// One for each kind of record.
+    shapes: Vec<Shape>,
+    tables: HashMap<Key, Table, RandomState>,
     waiting_bytes: usize,
     added: u64,
+    /// Rows that wait until the file is opened again.
+    unsaved: Unsaved,
     refused: Refused,
 }
 
@@ -53,13 +54,18 @@ struct Refused {
 }
 
 impl Refused {
-    fn note(&mut self, reason: String) {
+    fn note(&mut self, count: u64, reason: String) {
         if !std::mem::replace(&mut self.is_logged, true) {
             tracing::warn!("sink hdf5: {reason}; records of such tables are dropped");
         }
-        self.count += 1;
+        self.count += count;
         self.reason = Some(reason);
     }
+}
+
+/// Whether an error is one of a single table: it is damaged, or has other columns.
+fn is_of_table(error: &anyhow::Error) -> bool {
+    !error.chain().any(|cause| cause.is::<std::io::Error>())
 }
 
 impl Tables {
@@ -84,26 +90,35 @@ impl Tables {
             root,
             _lock: Some(lock),
             encoder: (level > 0).then(|| Encoder::new(level)),
-            shapes: HashMap::new(),
-            tables: HashMap::new(),
-            waits: false,
+            shapes: LAYOUTS.iter().map(Shape::of).collect(),
+            tables: HashMap::default(),
             waiting_bytes: 0,
             added: 0,
+            unsaved: Unsaved::default(),
             refused: Refused::default(),
         })
     }
 
-    /// Lets another process, or this one, open the file.
+    /// Lets another process, or this one, open the file. Nothing is written from now on.
     pub fn release(&mut self) {
+        self.disk.close();
         self._lock = None;
     }
 
-    pub fn has_rows(&self) -> bool {
-        self.waits
+    /// Rows go to the disk past the page cache.
+    pub fn write_past_cache(&mut self) {
+        self.disk.write_past_cache();
     }
 
+    pub fn has_rows(&self) -> bool {
+        self.waiting_bytes > 0
+    }
+
+    /// Rows that are not in the file.
     pub fn waiting_rows(&self) -> usize {
-        self.tables.values().map(Table::waiting_rows).sum()
+        let row_bytes = |key: &Key| self.shapes[key.1 as usize].row_bytes;
+        let of_tables = self.tables.iter().map(|(key, table)| table.waiting_bytes() / row_bytes(key));
+        of_tables.sum::<usize>() + self.unsaved.count(|backend| self.shapes[backend as usize].row_bytes)
     }
 
     /// Records that were dropped since the last call, and why the last one was.
@@ -111,31 +126,108 @@ impl Tables {
         (std::mem::take(&mut self.refused.count), self.refused.reason.take())
     }
 
-    /// Adds a row. A table that is damaged or has other columns refuses it; the other tables go on.
+    /// Adds a row. A table that is damaged or has other columns refuses it; the other tables go on. After an error the row
+    /// waits, too.
     pub fn add(&mut self, record: &Record) -> Result<()> {
         let key = (record.job_id, record.backend);
-        if !self.tables.contains_key(&key) {
-            match self.open_table(key) {
-                Err(error) if !error.chain().any(|cause| cause.is::<std::io::Error>()) => {
-                    let (path, backend) = (self.path.display(), record.backend.name());
-                    self.refused.note(format!("{path}: job_{}/{backend}: {error:#}", record.job_id));
-                    return Ok(());
-                }
-                opened => opened?,
-            }
+        if self.unsaved.takes_all {
+            self.add_unsaved(record);
+            return Ok(());
         }
-        let shape = &self.shapes[&record.backend];
-        let Some(table) = self.tables.get_mut(&key) else { bail!("no table of job {}", record.job_id) };
-        let waiting = table.add(|out| shape.put_row(record, out));
-        (self.waits, self.added) = (true, self.added + 1);
+        let shape = &self.shapes[record.backend as usize];
+        let Some(table) = self.tables.get_mut(&key) else {
+            return match self.open_table(key) {
+                Ok(()) => self.add(record),
+                Err(error) if is_of_table(&error) => {
+                    self.refuse(key, 1, &error);
+                    Ok(())
+                }
+                Err(error) => {
+                    self.add_unsaved(record);
+                    Err(error)
+                }
+            };
+        };
+        table.add(|row, is_used| shape.put_row(record, row, is_used));
+        self.added += 1;
         table.used = self.added;
         self.waiting_bytes += shape.row_bytes;
-        if waiting >= WRITE_BYTES {
+        if table.is_due() {
+            let waiting = table.waiting_bytes();
             table.write(&mut self.disk, &mut self.encoder, false)?;
             self.waiting_bytes -= waiting - table.waiting_bytes();
         }
         if self.waiting_bytes > WAITING_BYTES_MAX {
             self.flush(false)?;
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, (job, backend): Key, count: u64, error: &anyhow::Error) {
+        let path = self.path.display();
+        self.refused.note(count, format!("{path}: job_{job}/{}: {error:#}", backend.name()));
+    }
+
+    fn add_unsaved(&mut self, record: &Record) {
+        let shape = &self.shapes[record.backend as usize];
+        if self.unsaved.bytes() + shape.row_bytes > WAITING_BYTES_MAX {
+            self.refused.count += 1;
+            return;
+        }
+        self.unsaved.add((record.job_id, record.backend), None, |out| {
+            let start = out.len();
+            out.resize(start + shape.row_bytes, 0);
+            shape.put_row(record, &mut out[start..], false);
+        });
+        self.waiting_bytes = self.unsaved.bytes();
+    }
+
+    /// After an error: rows that are not in the file wait until it is opened again, since what was written of the rest is not
+    /// known.
+    pub fn break_off(&mut self) {
+        for (key, table) in self.tables.drain().filter(|(_, table)| table.waiting_bytes() > 0) {
+            self.unsaved.add(key, Some(table.rows()), |out| out.extend_from_slice(table.waiting()));
+        }
+        self.waiting_bytes = self.unsaved.bytes();
+        self.unsaved.takes_all = true;
+        self.disk.close();
+    }
+
+    /// Opens the file again after `break_off`, or begins it again if it was moved away.
+    pub fn reopen(&mut self) -> Result<()> {
+        self.release();
+        let mut fresh = Tables::open(&self.path, self.level)?;
+        fresh.unsaved = std::mem::take(&mut self.unsaved);
+        (fresh.refused, fresh.added) = (std::mem::take(&mut self.refused), self.added);
+        *self = fresh;
+        self.restore()
+    }
+
+    /// Takes over rows that wait for another file.
+    pub fn take_over(&mut self, other: &mut Tables) -> Result<()> {
+        self.unsaved = std::mem::take(&mut other.unsaved).for_another_file();
+        self.refused = std::mem::take(&mut other.refused);
+        self.restore()
+    }
+
+    fn restore(&mut self) -> Result<()> {
+        self.unsaved.takes_all = false;
+        while let Some(key) = self.unsaved.next() {
+            let opened = self.open_table(key);
+            if opened.as_ref().is_err_and(|error| !is_of_table(error)) {
+                return opened;
+            }
+            let Some(rows) = self.unsaved.take(key) else { continue };
+            let row_bytes = self.shapes[key.1 as usize].row_bytes;
+            match (opened, self.tables.get_mut(&key)) {
+                (Ok(()), Some(table)) => {
+                    let waiting = rows.behind(table.rows(), row_bytes);
+                    table.extend(waiting);
+                    self.waiting_bytes += waiting.len();
+                }
+                (Err(error), _) => self.refuse(key, (rows.bytes.len() / row_bytes) as u64, &error),
+                (Ok(()), None) => {}
+            }
         }
         Ok(())
     }
@@ -149,7 +241,7 @@ impl Tables {
             }
             left -= table.shrink(left);
         }
-        (self.waits, self.waiting_bytes) = (false, 0);
+        self.waiting_bytes = 0;
         if syncs {
             self.disk.sync()?;
         }
@@ -162,8 +254,8 @@ impl Tables {
         Ok(())
     }
 
-    fn open_table(&mut self, (job, backend): (u64, Backend)) -> Result<()> {
-        let shape = self.shapes.entry(backend).or_insert_with(|| Shape::of(backend.layout()));
+    fn open_table(&mut self, (job, backend): Key) -> Result<()> {
+        let shape = &self.shapes[backend as usize];
         let group_name = format!("job_{job}");
         let (disk, known) = (&mut self.disk, self.root.find(&group_name));
         if known.is_none() && !self.root.has_room(&group_name) {
@@ -225,7 +317,7 @@ fn begin(path: &Path) -> Result<()> {
     let given = [("CLASS", "GROUP"), ("PYTABLES_FORMAT_VERSION", "2.1"), ("TITLE", ""), ("VERSION", "1.0")];
     let root = Group::create(&mut disk, &attributes(&given))?;
     disk.write_at(0, &superblock(root.header, disk.end()))?;
-    disk.publish()?;
+    disk.cut_off()?;
     disk.sync()?;
     std::fs::rename(&part, path).with_context(|| format!("cannot create {}", path.display()))
 }

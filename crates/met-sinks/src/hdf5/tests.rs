@@ -1,3 +1,5 @@
+use std::fs::OpenOptions;
+
 use hdf5_pure::File;
 use met_wire::colmet::{Backend, LAYOUTS, Record, Value, records};
 use met_wire::hdf5::{
@@ -62,7 +64,7 @@ fn a_file_has_one_writer() {
 
 #[test]
 fn files_are_named_as_colmet_names_them() {
-    let naming = |path: &str| Naming { path: path.into(), level: 0 }.file(1_794_703_701);
+    let naming = |path: &str| Naming { path: path.into(), level: 0, past_cache: false }.file(1_794_703_701);
     assert_eq!(naming("/a/b.hdf5"), Path::new("/a/b.hdf5"));
     assert_eq!(naming("/a/b"), Path::new("/a/b.1794703701.hdf5"));
     assert_eq!(naming("/a/b.h5"), Path::new("/a/b.h5.1794703701.hdf5"));
@@ -153,8 +155,10 @@ fn a_flush_after_every_row_does_not_make_a_file_long() {
             tables.flush(false).unwrap();
             assert_eq!(times(&path, "job_7/taskstats_default"), (0..=second).collect::<Vec<_>>());
         }
+        drop(tables);
         let length = std::fs::metadata(&path).unwrap().len();
         assert!(length < most, "level {level}: {length} bytes for 100 rows");
+        assert_eq!(read_superblock(&std::fs::read(&path).unwrap()).unwrap().1, length);
     }
 }
 
@@ -164,20 +168,19 @@ fn more_compressed_tables_than_fit_into_memory_do_not_make_a_file_long() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.hdf5");
     let mut tables = Tables::open(&path, 3).unwrap();
-    let length = || std::fs::metadata(&path).unwrap().len();
     let mut before = 0;
     for second in 0..70 {
         (1..=JOBS).for_each(|job| tables.add(&taskstats(job, second)).unwrap());
         tables.flush(false).unwrap();
         if second == 49 {
-            before = length();
+            before = tables.disk.end();
         }
     }
     for job in 1..=JOBS {
         let found = times(&path, &format!("job_{job}/taskstats_default"));
         assert_eq!(found, (0..70).collect::<Vec<_>>());
     }
-    let grown = (length() - before) / JOBS;
+    let grown = (tables.disk.end() - before) / JOBS;
     assert!(grown < 2000, "{grown} bytes a table for 20 rows");
 }
 
@@ -195,7 +198,8 @@ fn a_file_is_whole_after_any_write_and_is_continued() {
             tables.add(&taskstats(100 + second, 0)).unwrap();
             tables.flush(false).unwrap();
             for killed in tables.disk.recorded() {
-                std::fs::write(&copy, killed).unwrap();
+                std::fs::write(&copy, killed.bytes).unwrap();
+                OpenOptions::new().write(true).open(&copy).unwrap().set_len(killed.length).unwrap();
                 let found = match File::open(&copy).unwrap().dataset("job_7/taskstats_default") {
                     Ok(_) => times(&copy, "job_7/taskstats_default"),
                     Err(_) => Vec::new(),
@@ -301,9 +305,166 @@ fn rows_that_cannot_be_written_still_wait() {
         // A new table cannot be written; this is no reason to drop its record alone.
         assert!(tables.add(&taskstats(8, 6)).is_err());
         assert!(tables.has_rows() && tables.refused() == (0, None));
-        assert_eq!(tables.waiting_rows(), 2);
+        assert_eq!(tables.waiting_rows(), 3);
         assert_eq!(times(&path, "job_7/taskstats_default"), [0, 1, 2, 3, 4]);
+        // They are written when that can be done, and so is what came in between.
+        tables.break_off();
+        (7..9).for_each(|second| tables.add(&taskstats(7, second)).unwrap());
+        tables.add(&taskstats(9, 8)).unwrap();
+        assert_eq!(tables.waiting_rows(), 6);
+        tables.reopen().unwrap();
+        tables.flush(false).unwrap();
+        assert_eq!(times(&path, "job_7/taskstats_default"), (0..9).collect::<Vec<_>>());
+        assert_eq!(times(&path, "job_8/taskstats_default"), [6]);
+        assert_eq!(times(&path, "job_9/taskstats_default"), [8]);
+        assert!(!tables.has_rows() && tables.refused() == (0, None));
     }
+}
+
+#[test]
+fn what_an_attempt_wrote_before_it_failed_is_not_written_again() {
+    let rows = super::unsaved::Rows { bytes: b"aabbccdd".to_vec(), before: Some(5) };
+    assert_eq!(rows.behind(5, 2), b"aabbccdd");
+    assert_eq!(rows.behind(7, 2), b"ccdd");
+    assert_eq!(rows.behind(20, 2), b"");
+    // Another file.
+    assert_eq!(rows.behind(0, 2), b"aabbccdd");
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    let mut tables = Tables::open(&path, 0).unwrap();
+    // One table is written, another one is not: which comes first is chance.
+    (1..5).for_each(|job| tables.add(&taskstats(job, 0)).unwrap());
+    tables.flush(false).unwrap();
+    for job in 1..5 {
+        (1..5).for_each(|second| tables.add(&taskstats(job, second)).unwrap());
+    }
+    tables.disk.refuse_writes_after(&path, 3);
+    assert!(tables.flush(false).is_err());
+    tables.break_off();
+    assert!((1..16).contains(&tables.waiting_rows()), "{}", tables.waiting_rows());
+    tables.reopen().unwrap();
+    tables.flush(false).unwrap();
+    for job in 1..5 {
+        assert_eq!(times(&path, &format!("job_{job}/taskstats_default")), [0, 1, 2, 3, 4]);
+    }
+}
+
+fn sink(path: &Path) -> Hdf5 {
+    let mut options = Options::default();
+    options.set("path", vec![path.to_string_lossy().into_owned()]);
+    let naming = Naming { path: path.to_owned(), level: 0, past_cache: true };
+    Hdf5 {
+        gatherer: Gatherer::new(Chosen::of(&options, BACKENDS)),
+        file: naming.open().unwrap(),
+        naming,
+        syncs: true,
+        flush_every: Duration::from_secs(3600),
+        flush_at: Instant::now() + Duration::from_secs(3600),
+        requests: reopen::requests(),
+        failed: None,
+    }
+}
+
+#[test]
+fn a_sink_keeps_rows_while_the_disk_is_full_and_counts_those_that_do_not_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    let mut sink = sink(&path);
+    let event = |times: std::ops::Range<u64>| {
+        Event::Colmet(std::sync::Arc::new(times.map(|second| taskstats(7, second)).collect()))
+    };
+    sink.take(&event(0..10)).unwrap();
+    sink.file.disk.refuse_writes(&path);
+    sink.flush();
+    let report = sink.report().unwrap();
+    let failure = report.failure.unwrap();
+    assert!(failure.contains("cannot write") && failure.ends_with("(10 rows wait)"), "{failure}");
+    assert!(report.is_retrying && report.dropped == 0 && report.wake.is_some());
+    // More than may wait.
+    sink.take(&event(10..3000)).unwrap();
+    let (report, waiting) = (sink.report().unwrap(), sink.file.waiting_rows() as u64);
+    assert!(report.is_retrying && report.failure.is_none());
+    assert_eq!(report.dropped + waiting, 3000);
+    assert!((1000..2000).contains(&waiting), "{waiting} rows wait");
+    sink.flush();
+    let report = sink.report().unwrap();
+    assert!(!report.is_retrying && report.failure.is_none() && report.dropped == 0);
+    assert_eq!(times(&path, "job_7/taskstats_default"), (0..waiting).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_file_that_was_not_moved_away_goes_on_after_a_request_for_another_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    let mut sink = sink(&path);
+    for second in 0..20 {
+        sink.take(&Event::Colmet(std::sync::Arc::new(vec![taskstats(second, second)]))).unwrap();
+        // As after a SIGHUP.
+        sink.requests = sink.requests.wrapping_sub(1);
+    }
+    assert!(sink.report().unwrap().failure.is_none());
+    Box::new(sink).close();
+    (0..20).for_each(|second| {
+        assert_eq!(times(&path, &format!("job_{second}/taskstats_default")), [second]);
+    });
+    let bytes = std::fs::read(&path).unwrap();
+    assert_eq!(read_superblock(&bytes).unwrap().1, bytes.len() as u64);
+}
+
+#[test]
+fn rows_past_the_page_cache_are_the_same() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let paths = ["cached.hdf5", "direct.hdf5"].map(|name| folder.path().join(name));
+    for (index, path) in paths.iter().enumerate() {
+        let mut tables = Tables::open(path, 0).unwrap();
+        if index == 1 {
+            tables.write_past_cache();
+        }
+        for second in 0..700 {
+            let mut record = Record::new(Backend::Procstats, &format!("n{}", second % 13), 0, second);
+            record.values.fill(Some(Value::Int(second as i64 * 7919)));
+            record.involved_jobs = (0..second % 40).collect();
+            tables.add(&record).unwrap();
+            (0..4).for_each(|part| tables.add(&taskstats(7, 4 * second + part)).unwrap());
+            if second % 250 == 100 {
+                tables.flush(true).unwrap();
+            }
+        }
+        tables.flush(true).unwrap();
+    }
+    let found = |name: &str| paths.each_ref().map(|path| rows(path, name));
+    let [cached, direct] = found("job_0/procstats_default");
+    assert!(cached.0 == 700 && cached == direct);
+    let [cached, direct] = found("job_7/taskstats_default");
+    assert!(cached.0 == 2800 && cached == direct);
+}
+
+/// A reader asks for the length of the file, reads its end from the superblock, and then follows addresses.
+#[test]
+fn a_reader_that_opened_the_file_finds_tables_that_are_added_afterwards() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.hdf5");
+    let mut tables = Tables::open(&path, 0).unwrap();
+    let look = || {
+        let length = std::fs::metadata(&path).unwrap().len();
+        let mut superblock = [0; 96];
+        std::io::Read::read_exact(&mut std::fs::File::open(&path).unwrap(), &mut superblock).unwrap();
+        (length, read_superblock(&superblock).unwrap().1)
+    };
+    let (mut opened, mut looked, mut failed) = (Vec::new(), 0, 0);
+    for job in 1..=500 {
+        opened.push(look());
+        tables.add(&taskstats(job, 0)).unwrap();
+        tables.flush(false).unwrap();
+        let end_now = look().1;
+        for &(length, end) in opened.iter().rev().take(10) {
+            looked += 1;
+            // An end behind the length, and an address behind the end, are errors to it.
+            failed += u32::from(end_now > length || tables.disk.end() > end);
+        }
+    }
+    assert!(failed * 50 < looked, "{failed} of {looked} readers fail");
 }
 
 #[test]

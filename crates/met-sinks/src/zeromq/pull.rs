@@ -24,11 +24,17 @@ const PEERS_OF_ADDRESS_MAX: usize = 64;
 const HELD_BYTES_MAX: usize = 64 << 20;
 /// What one peer may hand over before others have their turn.
 const TURN_BYTES: usize = 256 << 10;
+/// Peers read into one buffer, in turn. One that holds more of a message than this has a buffer of its own.
+const SHARED_HELD_MAX: usize = 64 << 10;
+const READ_BYTES: usize = 64 << 10;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// Replies to pings that a peer does not read.
 const UNSENT_BYTES_MAX: usize = 4096;
 
 /// A message, or why a peer was left.
+pub type Received<'a> = Result<&'a [u8], String>;
+
+/// The same with a copy of the message, and who sent it.
 pub struct Message {
     /// One that connected by a file has the address of this machine.
     pub peer: IpAddr,
@@ -108,6 +114,8 @@ pub struct Pull {
     peers_max: usize,
     /// Longer messages are refused.
     message_bytes_max: usize,
+    /// What a peer reads into, in its turn.
+    shared: Vec<u8>,
 }
 
 impl Pull {
@@ -119,13 +127,17 @@ impl Pull {
             listener.set_nonblocking(true).with_context(failed)?;
             listeners.push(Listener::Tcp(listener));
         }
-        Ok(Pull { listeners, peers: Vec::new(), peers_max: PEERS_MAX, message_bytes_max })
+        Ok(Pull::of(listeners, message_bytes_max))
     }
 
     /// At a file that only this user may open.
     pub fn bind_file(path: &Path, message_bytes_max: usize) -> anyhow::Result<Pull> {
         let listeners = vec![Listener::bind_file(path)?];
-        Ok(Pull { listeners, peers: Vec::new(), peers_max: PEERS_MAX, message_bytes_max })
+        Ok(Pull::of(listeners, message_bytes_max))
+    }
+
+    fn of(listeners: Vec<Listener>, message_bytes_max: usize) -> Pull {
+        Pull { listeners, peers: Vec::new(), peers_max: PEERS_MAX, message_bytes_max, shared: Vec::new() }
     }
 
     /// Takes no more connections than these.
@@ -143,6 +155,20 @@ impl Pull {
 
     /// Messages that came within a time, without one at any time, of peers that may connect.
     pub fn wait(&mut self, within: Option<Duration>, may_connect: impl Fn(IpAddr) -> bool) -> Vec<Message> {
+        let mut messages = Vec::new();
+        self.serve(within, may_connect, &mut |peer, received: Received<'_>| {
+            messages.push(Message { peer, received: received.map(<[u8]>::to_vec) });
+        });
+        messages
+    }
+
+    /// The same, without copies: `take` gets each message where it was received.
+    pub fn serve(
+        &mut self,
+        within: Option<Duration>,
+        may_connect: impl Fn(IpAddr) -> bool,
+        take: &mut impl FnMut(IpAddr, Received<'_>),
+    ) {
         let mut fds: Vec<PollFd<'_>> =
             self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
         fds.extend(self.peers.iter().map(|peer| {
@@ -153,26 +179,24 @@ impl Pull {
         let is_opening = self.peers.iter().any(|peer| !peer.decoder.is_ready());
         let within = within.into_iter().chain(is_opening.then_some(HANDSHAKE_WITHIN)).min();
         let timeout = within.and_then(|within| Timespec::try_from(within).ok());
-        let mut messages = Vec::new();
         if poll(&mut fds, timeout.as_ref()).is_err() {
-            return messages;
+            return;
         }
         let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         let (of_listeners, of_peers) = is_ready.split_at(self.listeners.len());
-        self.receive(of_peers, &mut messages);
+        self.receive(of_peers, take);
         for (index, _) in of_listeners.iter().enumerate().filter(|(_, is_ready)| **is_ready) {
-            self.accept(index, &may_connect, &mut messages);
+            self.accept(index, &may_connect, take);
         }
-        messages
     }
 
-    fn receive(&mut self, is_ready: &[bool], messages: &mut Vec<Message>) {
+    fn receive(&mut self, is_ready: &[bool], take: &mut impl FnMut(IpAddr, Received<'_>)) {
         let mut held: usize = self.peers.iter().map(|peer| peer.decoder.held()).sum();
-        let mut flags = is_ready.iter();
+        let (mut flags, shared) = (is_ready.iter(), &mut self.shared);
         self.peers.retain_mut(|peer| {
             let (is_ready, before) = (flags.next().is_some_and(|flag| *flag), peer.decoder.held());
-            let done = if is_ready { peer.turn(messages) } else { Ok(true) };
+            let done = if is_ready { peer.turn(shared, take) } else { Ok(true) };
             held = held - before + peer.decoder.held();
             let late = !peer.decoder.is_ready() && peer.since.elapsed() > HANDSHAKE_WITHIN;
             let why = match done {
@@ -186,12 +210,17 @@ impl Pull {
                 Ok(false) => None,
                 Err(why) => Some(why),
             };
-            messages.extend(why.map(|why| Message { peer: peer.address, received: Err(why) }));
+            why.into_iter().for_each(|why| take(peer.address, Err(why)));
             false
         });
     }
 
-    fn accept(&mut self, index: usize, may_connect: &impl Fn(IpAddr) -> bool, messages: &mut Vec<Message>) {
+    fn accept(
+        &mut self,
+        index: usize,
+        may_connect: &impl Fn(IpAddr) -> bool,
+        take: &mut impl FnMut(IpAddr, Received<'_>),
+    ) {
         loop {
             let (stream, address) = match self.listeners[index].accept() {
                 Ok(accepted) => accepted,
@@ -211,7 +240,7 @@ impl Pull {
                 None
             };
             if let Some(why) = refused {
-                messages.push(Message { peer: address, received: Err(why.to_owned()) });
+                take(address, Err(why.to_owned()));
                 continue;
             }
             let mut peer = Peer {
@@ -231,16 +260,35 @@ impl Pull {
 
 impl Peer {
     /// Reads what has come; `false` when there will be no more.
-    fn turn(&mut self, messages: &mut Vec<Message>) -> Result<bool, String> {
-        let mut bytes = [0; 64 << 10];
+    fn turn(
+        &mut self,
+        shared: &mut Vec<u8>,
+        take: &mut impl FnMut(IpAddr, Received<'_>),
+    ) -> Result<bool, String> {
+        let shares = self.decoder.held() <= SHARED_HELD_MAX;
+        if shares {
+            self.decoder.move_into(std::mem::take(shared));
+        }
+        let done = self.read(take);
+        if shares {
+            *shared = self.decoder.move_into(Vec::new());
+        }
+        // A peer that only sends and goes is no error.
+        done.map(|is_open| self.write().is_ok() && is_open)
+    }
+
+    fn read(&mut self, take: &mut impl FnMut(IpAddr, Received<'_>)) -> Result<bool, String> {
         let mut left = TURN_BYTES;
         let mut is_open = true;
         while left > 0 && is_open {
-            match self.stream.read(&mut bytes) {
+            // A buffer of its own grows with what has come.
+            let asked = if self.decoder.held() > SHARED_HELD_MAX { READ_BYTES } else { left.max(READ_BYTES) };
+            match self.stream.read(&mut self.decoder.room(asked)[..asked]) {
                 Ok(0) => is_open = false,
                 Ok(count) => {
-                    self.decoder.push(&bytes[..count]);
-                    left = left.saturating_sub(count);
+                    self.decoder.fill(count);
+                    // Less than there was room for: there is no more.
+                    left = if count < asked { 0 } else { left.saturating_sub(count) };
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -249,16 +297,13 @@ impl Peer {
             while let Some(input) = self.decoder.next_input().map_err(|error| error.to_string())? {
                 match input {
                     Input::Ready => {}
-                    Input::Message(message) => {
-                        messages.push(Message { peer: self.address, received: Ok(message) });
-                    }
+                    Input::Message(message) => take(self.address, Ok(message)),
                     Input::Ping(reply) if self.unsent.len() < UNSENT_BYTES_MAX => self.unsent.extend(reply),
                     Input::Ping(_) => return Err("it reads no replies".to_owned()),
                 }
             }
         }
-        // A peer that only sends and goes is no error.
-        Ok(self.write().is_ok() && is_open)
+        Ok(is_open)
     }
 
     fn write(&mut self) -> io::Result<()> {

@@ -1,9 +1,8 @@
-//! What the tables of each kind of record look like, and their rows.
+//! What the tables of each kind of record look like in HDF5 files, and their rows.
 
-use met_wire::colmet::{Backend, JOBS_BYTES, Layout, Record, Type, Value};
-use met_wire::hdf5::{Attribute, Column, Kind, datatype, table_header};
+use super::{Backend, JOBS_BYTES, Layout, NAME_BYTES, Record, Type, Value};
+use crate::hdf5::{Attribute, Column, Kind, datatype, table_header};
 
-const NAME_BYTES: usize = 255;
 /// Rows of a job are few, rows of all nodes (job 0) are many. What is not compressed has room for a whole chunk, though the
 /// part without rows is a hole. What is compressed is compressed again at a flush, until its chunk is full.
 const CHUNK_BYTES_OF_JOB: usize = 16 << 10;
@@ -58,9 +57,12 @@ fn kind(layout: &Layout, field: Field) -> Kind {
     }
 }
 
-pub(super) struct Shape {
-    fields: Vec<Field>,
+pub struct Shape {
     columns: Vec<Column>,
+    /// Where in a row the counters are, and which.
+    counters: Vec<(usize, usize)>,
+    /// Where the other columns are that records fill.
+    others: Vec<(usize, Field)>,
     /// A row without values: the name of the kind, and -1 in columns that no record fills.
     blank: Vec<u8>,
     pub row_bytes: usize,
@@ -71,18 +73,19 @@ impl Shape {
         let named = fields(layout);
         let columns: Vec<Column> =
             named.iter().map(|&(name, field)| Column { name, kind: kind(layout, field) }).collect();
-        let mut blank = Vec::new();
+        let (mut blank, mut counters, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for (&(_, field), column) in named.iter().zip(&columns) {
             let start = blank.len();
             blank.resize(start + column.kind.bytes(), 0);
             match field {
+                Field::Counter(index) if column.kind == Kind::Int => counters.push((start, index)),
                 Field::Backend => put_text(&mut blank[start..], layout.name),
                 Field::Unmeasured => blank[start..].fill(0xff),
-                _ => {}
+                Field::EmptyJobs => {}
+                _ => others.push((start, field)),
             }
         }
-        let fields = named.into_iter().map(|(_, field)| field).collect();
-        Shape { fields, columns, row_bytes: blank.len(), blank }
+        Shape { columns, counters, others, row_bytes: blank.len(), blank }
     }
 
     /// Whether a table has these columns.
@@ -117,23 +120,26 @@ impl Shape {
         table_header(&self.columns, chunk_rows, level, &attributes)
     }
 
-    pub fn put_row(&self, record: &Record, out: &mut Vec<u8>) {
-        let start = out.len();
-        out.extend_from_slice(&self.blank);
-        let mut rest = &mut out[start..];
-        for (&field, column) in self.fields.iter().zip(&self.columns) {
-            let (cell, behind) = std::mem::take(&mut rest).split_at_mut(column.kind.bytes());
-            rest = behind;
+    /// Writes a row: over zeros, or over another row of this shape.
+    pub fn put_row(&self, record: &Record, row: &mut [u8], is_used: bool) {
+        if !is_used {
+            row.copy_from_slice(&self.blank);
+        }
+        for &(start, index) in &self.counters {
+            row[start..start + 8].copy_from_slice(&int(record.values[index]).to_le_bytes());
+        }
+        for &(start, field) in &self.others {
             match field {
-                Field::Counter(index) if column.kind == Kind::Float => {
-                    cell.copy_from_slice(&float(record.values[index]).to_le_bytes());
+                Field::Counter(index) => {
+                    row[start..start + 4].copy_from_slice(&float(record.values[index]).to_le_bytes());
                 }
-                Field::Counter(index) => cell.copy_from_slice(&int(record.values[index]).to_le_bytes()),
-                Field::JobId => cell.copy_from_slice(&record.job_id.to_le_bytes()),
-                Field::Timestamp => cell.copy_from_slice(&record.timestamp.to_le_bytes()),
-                Field::Hostname => put_text(cell, &record.hostname),
+                Field::JobId => row[start..start + 8].copy_from_slice(&record.job_id.to_le_bytes()),
+                Field::Timestamp => row[start..start + 8].copy_from_slice(&record.timestamp.to_le_bytes()),
+                Field::Hostname => put_text(&mut row[start..start + NAME_BYTES], &record.hostname),
+                Field::InvolvedJobs => {
+                    put_text(&mut row[start..start + JOBS_BYTES], &record.involved_jobs_json());
+                }
                 Field::Backend | Field::Unmeasured | Field::EmptyJobs => {}
-                Field::InvolvedJobs => put_text(cell, &record.involved_jobs_json()),
             }
         }
     }
@@ -155,8 +161,36 @@ fn int(value: Option<Value>) -> i64 {
     }
 }
 
-/// The rest of the cell is padding.
+/// The rest of the cell is padding; it may have a longer text.
 fn put_text(cell: &mut [u8], text: &str) {
     let bytes = text.len().min(cell.len());
-    cell[..bytes].copy_from_slice(&text.as_bytes()[..bytes]);
+    let (own, behind) = cell.split_at_mut(bytes);
+    own.copy_from_slice(&text.as_bytes()[..bytes]);
+    behind.iter_mut().take_while(|byte| **byte != 0).for_each(|byte| *byte = 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_over_another_one_is_the_same_as_over_zeros() {
+        for layout in super::super::LAYOUTS {
+            let shape = Shape::of(layout);
+            let mut long = Record::new(layout.backend, "a-host-with-a-long-name.site.example", 123, 456);
+            long.values.fill(Some(Value::Int(-7)));
+            long.involved_jobs = (0..3000).collect();
+            let mut short = Record::new(layout.backend, "n", 1, 2);
+            short.involved_jobs = vec![7];
+            let none = Record { involved_jobs: Vec::new(), ..short.clone() };
+            for (before, after) in [(&long, &short), (&short, &long), (&long, &none)] {
+                let (mut used, mut fresh) = (vec![0; shape.row_bytes], vec![0; shape.row_bytes]);
+                shape.put_row(before, &mut used, false);
+                assert_ne!(used, fresh);
+                shape.put_row(after, &mut used, true);
+                shape.put_row(after, &mut fresh, false);
+                assert!(used == fresh, "{}", layout.name);
+            }
+        }
+    }
 }
