@@ -6,8 +6,10 @@
 mod node_state;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use foldhash::fast::RandomState;
 use met_core::detail_table::DETAIL;
 use met_core::job::{JobKey, Record as JobRecord};
 use met_core::job_table::WALL;
@@ -175,6 +177,29 @@ fn table_of(meaning: Meaning) -> Option<&'static str> {
     }
 }
 
+/// A column of what is known of a job.
+#[derive(Clone, Copy)]
+enum Place {
+    Job(usize),
+    Detail(usize),
+}
+
+/// Where the counters of each layout are, looked for by name once.
+static PLACES: LazyLock<Vec<Vec<Option<Place>>>> = LazyLock::new(|| {
+    let place = |at: At| match at.table {
+        table if table == JOB.name => JOB.column(at.column).map(Place::Job),
+        table if table == DETAIL.name => DETAIL.column(at.column).map(Place::Detail),
+        _ => None,
+    };
+    let of_counter = |meaning| match meaning {
+        Meaning::Cell { from, .. } => place(from),
+        _ => None,
+    };
+    let of_layout =
+        |layout: &Layout| layout.counters.iter().map(|counter| of_counter(counter.meaning)).collect();
+    LAYOUTS.iter().map(of_layout).collect()
+});
+
 /// What is known of a job on a node.
 struct JobState {
     id: u64,
@@ -201,19 +226,23 @@ impl JobState {
         }
     }
 
-    fn cell(&self, at: At) -> Option<i64> {
-        let known: [(&Table, _); 2] = [(&JOB, &self.job), (&DETAIL, &self.detail)];
-        let (table, cells) = known.into_iter().find(|(table, _)| table.name == at.table)?;
-        cells.get(table.column(at.column)?).copied().filter(|&cell| cell != MISSING)
+    fn cell(&self, place: Place) -> Option<i64> {
+        let cell = match place {
+            Place::Job(column) => self.job[column],
+            Place::Detail(column) => self.detail[column],
+        };
+        (cell != MISSING).then_some(cell)
     }
 
     /// A record, if anything of it is known.
     fn record(&self, layout: &'static Layout, hostname: &str) -> Option<Record> {
         let mut record = Record::new(layout.backend, hostname, self.id, seconds(self.time_ns));
-        for (counter, value) in layout.counters.iter().zip(&mut record.values) {
+        let places = &PLACES[layout.backend as usize];
+        for ((counter, place), value) in layout.counters.iter().zip(places).zip(&mut record.values) {
             *value = match counter.meaning {
-                Meaning::Cell { from, factor, .. } => {
-                    self.cell(from).map(|cell| Value::of_cell(counter.kind, cell, factor))
+                Meaning::Cell { factor, .. } => {
+                    let cell = place.and_then(|place| self.cell(place));
+                    cell.map(|cell| Value::of_cell(counter.kind, cell, factor))
                 }
                 Meaning::Start => {
                     let wall_ns = Some(self.job[WALL]).filter(|&wall_ns| wall_ns != MISSING);
@@ -260,7 +289,7 @@ pub struct Gatherer {
     jobs: HashMap<(String, JobKey), JobState>,
     nodes: HashMap<String, NodeState>,
     /// Hosts whose records came as they are: their samples are the same figures.
-    foreign: HashSet<String>,
+    foreign: HashSet<String, RandomState>,
     /// The tick whose rows arrive, and since when they do.
     round: Option<(i64, Instant)>,
     sent_ns: i64,
@@ -274,7 +303,7 @@ impl Gatherer {
             chosen,
             jobs: HashMap::new(),
             nodes: HashMap::new(),
-            foreign: HashSet::new(),
+            foreign: HashSet::default(),
             round: None,
             sent_ns: i64::MIN,
             ended: HashMap::new(),
@@ -342,7 +371,12 @@ impl Gatherer {
 
     /// These came as they are; a sink that does not need its own copies of them calls only this.
     pub fn note_foreign(&mut self, records: &[Record]) {
+        let mut before = None;
         for record in records {
+            // Those of one host come together.
+            if before.replace(&record.hostname) == Some(&record.hostname) {
+                continue;
+            }
             if !self.foreign.contains(&record.hostname) && self.foreign.len() < JOBS_MAX {
                 self.foreign.insert(record.hostname.clone());
             }
