@@ -7,7 +7,7 @@ use clap::Args;
 #[derive(Debug, Args)]
 #[command(disable_version_flag = true)]
 pub struct ColmetCollectorArgs {
-    /// Time between two pushes; ignored: records are written as they come
+    /// Rows are in the HDF5 file within this time, and -v logs as often; records are taken as they come [default: 5]
     #[arg(short = 's', long, value_name = "SECONDS")]
     pub sample_period: Option<f64>,
     /// Records that wait in memory; ignored: queues are bounded by bytes

@@ -47,7 +47,8 @@ pub fn collector(setting: &Setting, args: &ColmetCollectorArgs, verbose: u8) -> 
     Ok(0)
 }
 
-/// The time between two rounds of a collector.
+/// Colmet's collector takes up to `--buffer-size` messages and writes them, once in this time. This one takes them as they come;
+/// rows are in the file within this time.
 fn period(args: &ColmetCollectorArgs) -> Duration {
     Duration::from_secs_f64(
         args.sample_period.filter(|period| period.is_finite()).unwrap_or(5.0).clamp(0.2, 3600.0),
@@ -154,7 +155,6 @@ fn ignored_by_node(args: &ColmetNodeArgs) -> Vec<String> {
 /// What an option means nothing for is said once.
 fn ignored(args: &ColmetCollectorArgs) -> Vec<String> {
     let given = [
-        ("--sample-period", args.sample_period.is_some(), "records are written as they come"),
         ("--buffer-size", args.buffer_size.is_some(), "queues are bounded by bytes"),
         ("--zeromq-hwm", args.zeromq_hwm.is_some(), "memory is bounded for each peer"),
         ("--zeromq-linger", args.zeromq_linger.is_some(), "nothing is sent to nodes"),
@@ -172,7 +172,6 @@ fn sinks(args: &ColmetCollectorArgs) -> Result<Vec<Configured>> {
     if let Some(path) = &args.hdf5_filepath {
         let path = std::path::absolute(path)?.to_string_lossy().into_owned();
         let level = args.hdf5_complevel.to_string();
-        // As Colmet's, rows are in the file within its period.
         let flush = format!("{}ms", period(args).as_millis());
         sinks.push(sink("hdf5", &[("path", vec![path]), ("level", vec![level]), ("flush", vec![flush])])?);
     }
