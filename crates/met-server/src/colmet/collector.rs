@@ -111,8 +111,8 @@ fn take(
     complaints.counts.take(Kind::ColmetNode, (taken.len() - before) as u64);
 }
 
-/// Records that sinks are done with. The next ones take their memory: to allocate it in one thread and free it in another took
-/// as long as all else that is done with a record here.
+/// Records that sinks are done with. The next ones take their memory: to allocate it in one thread and free it in another was much
+/// of what a record cost.
 #[derive(Default)]
 struct Recycled {
     published: VecDeque<Arc<Vec<Record>>>,

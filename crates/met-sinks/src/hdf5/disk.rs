@@ -17,7 +17,8 @@ const AHEAD_BYTES_MIN: u64 = 1 << 20;
 const AHEAD_BYTES_MAX: u64 = 16 << 20;
 /// The next published end is twice as far, and behind what is added then.
 const LENGTHS_AHEAD: u64 = 3;
-/// Written past the page cache: a copy into its pages takes three times as long as all else that is done with a row.
+/// Written past the page cache. For 5 KB of rows, a copy into new pages of it took 1.5 µs of CPU time or more, this 0.4 (1 MiB at once)
+/// to 0.9 (256 KiB); less at once gains nothing.
 const DIRECT_BYTES_MIN: usize = 256 << 10;
 /// What memory and addresses must be multiples of for that, on any file system that is known.
 const PAGE: usize = 4096;
