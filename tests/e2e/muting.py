@@ -153,7 +153,7 @@ def each_user_gets_a_message_once_a_week(world):
     check(tried.startswith("every_job") and "would hit 1 user and 2 of 2 jobs" in tried, tried)
     tried = world.met("check", "--since", "30d", "--rules", path, "--dry-run", "--json").ok().json()
     equal((tried["dry_run"]["users"], tried["dry_run"]["jobs"]), (1, 2), "whom it would hit")
-    equal(world.met("check", "--dry-run").ok().out, "would hit nobody: no findings in 2 jobs\n", "built-in rules")
+    equal(world.met("check", "--dry-run").ok().out, "would hit no user: no findings in 2 jobs\n", "built-in rules")
     equal(world.met("check", "--rules", path, "--send").ok().out, "1 message sent\n", "the first time")
     with open(log) as file:
         (message,) = [json.loads(line) for line in file]

@@ -97,7 +97,7 @@ pub fn words(impact: &Impact, jobs: usize) -> String {
     }
     let all = units::counted(jobs, "job");
     if impact.rules.is_empty() {
-        return format!("would hit nobody: no findings in {all}\n");
+        return format!("would hit no user: no findings in {all}\n");
     }
     let saves = words::amounts(&impact.saving).map(|most| format!("\nwould save up to {most}"));
     let (users, hit) = (units::counted(impact.users, "user"), impact.jobs);
@@ -172,6 +172,6 @@ mod tests {
 
     #[test]
     fn a_policy_that_speaks_of_nobody_says_so() {
-        assert_eq!(words(&impact(&[]), 1), "would hit nobody: no findings in 1 job\n");
+        assert_eq!(words(&impact(&[]), 1), "would hit no user: no findings in 1 job\n");
     }
 }

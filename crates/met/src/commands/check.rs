@@ -16,7 +16,7 @@ use met_core::reaction::Reaction;
 use met_insight::check::{self, Checked, Look, SHORTEST_NS};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
-use met_insight::impact;
+use met_insight::impact::{self, Impact};
 use met_insight::rules::{self, Rules, user};
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
@@ -25,8 +25,8 @@ use met_query::systems;
 pub(super) const SINCE: &str = "30d";
 
 pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
-    let mut stdout = output::stdout();
     if args.fields {
+        let mut stdout = output::stdout();
         stdout.write_all(view::findings::fields(&stdout.style()).as_bytes())?;
         return Ok(0);
     }
@@ -88,18 +88,25 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         .filter_map(|finding| handled.hides(&finding, now_ns).map(|reaction| (finding, reaction)))
         .collect();
     let checked = Checked { jobs: count, findings, hidden, followed, with_hidden: args.all };
-    if args.json {
-        let mut object = check::checked_object(&checked);
+    print(&checked, impact.as_ref(), args.json)
+}
+
+/// With what a dry run says, where it is one.
+fn print(checked: &Checked<'_>, impact: Option<&Impact>, is_json: bool) -> Result<i32> {
+    let mut stdout = output::stdout();
+    if is_json {
+        let mut object = check::checked_object(checked);
         if let Some(impact) = impact {
-            object["dry_run"] = impact::object(&impact);
+            object["dry_run"] = impact::object(impact);
         }
         writeln!(stdout, "{object}")?;
-    } else if let Some(impact) = impact {
-        stdout.write_all(impact::words(&impact, count).as_bytes())?;
-    } else {
-        let style = stdout.style();
-        stdout.write_all(view::findings::checked(&checked, &style).as_bytes())?;
+        return Ok(0);
     }
+    let text = match impact {
+        Some(impact) => impact::words(impact, checked.jobs),
+        None => view::findings::checked(checked, &stdout.style()),
+    };
+    stdout.write_all(text.as_bytes())?;
     Ok(0)
 }
 
