@@ -13,11 +13,11 @@ use met_config::Failure;
 use met_core::job::Record;
 use met_core::managers;
 use met_core::reaction::Reaction;
-use met_insight::check::{self, Checked, Look};
+use met_insight::check::{self, Checked, Look, ReadSeries};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
 use met_insight::rules::{self, Rules, user};
-use met_query::jobs::{self, AllJobs};
+use met_query::jobs::{self, JobsFilter, Together};
 use met_query::setting::Setting;
 
 pub(super) const SINCE: &str = "30d";
@@ -35,8 +35,8 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let filter = FilterArgs { since: Some(since), user: args.user.clone(), ..FilterArgs::default() };
     // The sums of a user are compared with those of others.
     let of_all = FilterArgs { since: filter.since.clone(), ..FilterArgs::default() };
-    let mut all = AllJobs::open(setting)?;
-    let records = all.jobs(&list::filter_of(&of_all)?)?;
+    let mut all = Together::open(setting)?;
+    let records = all.jobs(&JobsFilter { is_brief: true, ..list::filter_of(&of_all)? })?;
     let asked = list::filter_of(&filter)?;
     let is_wanted = |record: &Record| match (&asked.user, asked.uid) {
         (None, None) => true,
@@ -57,9 +57,12 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         interval: setting.config.sampling.shortest(),
         now_ns,
     };
-    let (mut findings, followed) = check::of_jobs(&look, &records, &mut |record, table, part| {
-        export::series(&mut all, record, table, part)
-    })?;
+    let readers = all.readers().iter_mut();
+    let mut readers: Vec<_> = readers
+        .map(|all| move |record: &Record, table, part: &str| export::series(all, record, table, part))
+        .collect();
+    let mut readers: Vec<&mut ReadSeries<'_, _>> = readers.iter_mut().map(|read| read as _).collect();
+    let (mut findings, followed) = check::of_jobs(&look, &records, &mut readers)?;
     let wanted: HashSet<String> =
         records.iter().filter(|record| is_wanted(record)).filter_map(user::owner).collect();
     for sum in user::sums(&records, now_ns).iter().filter(|sum| wanted.contains(&sum.user)) {
@@ -68,7 +71,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let is_cluster = records.iter().any(|record| managers::spans_nodes(&record.key.manager));
     let _sending = (args.send && !args.dry_run).then(|| messages::lock(setting)).transpose()?;
     // What must not be sent again has to be known.
-    let reactions = all.reactions(args.send)?;
+    let reactions = all.first().reactions(args.send)?;
     let handled = Handled::of(&reactions);
     let (hidden, mut findings): (Vec<_>, Vec<_>) = check::worthwhile(findings, is_cluster)
         .into_iter()
@@ -76,7 +79,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     finding::rank(&mut findings);
     if args.send {
         findings.retain(|finding| !handled.is_sent(finding, now_ns));
-        return messages::send(setting, &mut all, &records, findings, args.dry_run);
+        return messages::send(setting, all.first(), &records, findings, args.dry_run);
     }
     let hidden: Vec<(Finding, &Reaction)> = hidden
         .into_iter()
@@ -85,11 +88,13 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let count = records.iter().filter(|record| is_wanted(record)).count();
     let checked = Checked { jobs: count, findings, hidden, followed, with_hidden: args.all };
     if args.json {
-        writeln!(stdout, "{}", check::checked_object(&checked))?;
+        check::write_checked(&checked, &mut stdout)?;
     } else {
         let style = stdout.style();
         stdout.write_all(view::findings::checked(&checked, &style).as_bytes())?;
     }
+    // The process ends: to free each of many takes longer than that.
+    std::mem::forget(records);
     Ok(0)
 }
 
