@@ -75,15 +75,13 @@ mod tests {
 
     #[test]
     fn all_but_processes_and_work_is_as_in_the_whole_record() {
-        let records = [crate::sample::full(7, "train"), crate::sample::bare(8, "x")];
-        let mut had_processes = false;
-        for mut record in records {
+        let mut full = crate::sample::full(7, "train");
+        full.processes = vec![JobProcess { pid: 12, command: "python3".to_owned(), ..JobProcess::default() }];
+        for mut record in [full, crate::sample::bare(8, "x")] {
             let text = serde_json::to_string(&record).unwrap();
             let BriefRecord(brief) = serde_json::from_str(&text).unwrap();
-            had_processes |= !record.processes.is_empty();
             (record.processes, record.work) = Default::default();
             assert_eq!(brief, record);
         }
-        assert!(had_processes, "nothing was left out");
     }
 }
