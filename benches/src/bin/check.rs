@@ -18,7 +18,7 @@ use met_host::clock;
 use met_insight::check::{self, Look};
 use met_insight::report::Machine;
 use met_insight::rules::Rules;
-use met_store::{Filter, Reader, Writer, has_catalogue};
+use met_store::{Filter, Reader, StoreError, Writer, has_catalogue};
 
 const ROUNDS: usize = 5;
 /// A little less than what is looked at, so that the length of the command does not push jobs out.
@@ -109,19 +109,14 @@ fn by_stages(state: &Path, now_ns: i64) -> Result<()> {
     let (mut sampled, mut series) = (Duration::ZERO, 0);
     let begin = Instant::now();
     let reader = &mut reader;
-    let mut read = |record: &Record, table: &'static Table, part: &str| {
+    let mut read_series = |record: &Record, table: &'static Table, part: &str| {
         let begin = Instant::now();
-        let [from_ms, to_ms] =
-            [record.start_ns, record.end_ns].map(|time_ns| time_ns.unwrap_or(0) / 1_000_000);
-        let course = match table.name == JOB.name {
-            true => reader.course_of(record),
-            false => reader.device_course(part, from_ms, to_ms),
-        };
+        let course = course(reader, record, table, part);
         sampled += begin.elapsed();
         series += 1;
         course
     };
-    let (findings, _) = check::of_jobs(&look, &records, &mut [&mut read])?;
+    let (findings, _) = check::of_jobs(&look, &records, &mut [&mut read_series])?;
     let analysed = begin.elapsed() - sampled;
     println!(
         "of it: jobs {:.2} s, {series} series {:.2} s, the rest {:.2} s ({:.1} µs a job, {} findings before the gates \
@@ -133,4 +128,17 @@ fn by_stages(state: &Path, now_ns: i64) -> Result<()> {
         findings.len()
     );
     Ok(())
+}
+
+fn course(
+    reader: &mut Reader,
+    record: &Record,
+    table: &'static Table,
+    part: &str,
+) -> Result<Course, StoreError> {
+    let [from_ms, to_ms] = [record.start_ns, record.end_ns].map(|time_ns| time_ns.unwrap_or(0) / 1_000_000);
+    match table.name == JOB.name {
+        true => reader.course_of(record),
+        false => reader.device_course(part, from_ms, to_ms),
+    }
 }
