@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use met_benches::{made_up, met_command, met_path, state_folder};
-use met_core::JOB;
 use met_core::job::{JobKey, Record, State};
 use met_core::series::Course;
+use met_core::{JOB, Table};
 use met_host::clock;
 use met_insight::check::{self, Look};
 use met_insight::report::Machine;
 use met_insight::rules::Rules;
-use met_store::{Filter, Reader, Writer, has_catalogue};
+use met_store::{Filter, Reader, StoreError, Writer, has_catalogue};
 
 const ROUNDS: usize = 5;
 /// A little less than what is looked at, so that the length of the command does not push jobs out.
@@ -66,6 +66,9 @@ fn fill(state: &Path, jobs: u32, now_ns: i64) -> Result<()> {
         let courses: Vec<(&JobKey, &Course)> = courses.iter().map(|(key, course)| (key, course)).collect();
         writer.append_together(&courses)?;
     }
+    drop(writer);
+    // As whoever writes next does: it finds that the store is whole, which readers would look for each time.
+    drop(Writer::open(state)?);
     Ok(())
 }
 
@@ -91,8 +94,8 @@ fn whole_command(root: &Path, jobs: u32) -> Result<()> {
 /// The same in this process.
 fn by_stages(state: &Path, now_ns: i64) -> Result<()> {
     let begin = Instant::now();
-    let reader = Reader::open_checked(state)?;
-    let records = reader.jobs(&Filter { with_summaries: true, ..Filter::default() })?;
+    let mut reader = Reader::open_checked(state)?;
+    let records = reader.jobs(&Filter { with_summaries: true, is_brief: true, ..Filter::default() })?;
     let read = begin.elapsed();
     ensure!(records.iter().all(|record| record.state != State::Running), "a job is not over");
     let look = Look {
@@ -105,18 +108,15 @@ fn by_stages(state: &Path, now_ns: i64) -> Result<()> {
     };
     let (mut sampled, mut series) = (Duration::ZERO, 0);
     let begin = Instant::now();
-    let (findings, _) = check::of_jobs(&look, &records, &mut |record, table, part| {
+    let reader = &mut reader;
+    let mut read_series = |record: &Record, table: &'static Table, part: &str| {
         let begin = Instant::now();
-        let [from_ms, to_ms] =
-            [record.start_ns, record.end_ns].map(|time_ns| time_ns.unwrap_or(0) / 1_000_000);
-        let course = match table.name == JOB.name {
-            true => reader.course_of(record),
-            false => reader.device_course(part, from_ms, to_ms),
-        };
+        let course = course(reader, record, table, part);
         sampled += begin.elapsed();
         series += 1;
         course
-    })?;
+    };
+    let (findings, _) = check::of_jobs(&look, &records, &mut [&mut read_series])?;
     let analysed = begin.elapsed() - sampled;
     println!(
         "of it: jobs {:.2} s, {series} series {:.2} s, the rest {:.2} s ({:.1} µs a job, {} findings before the gates \
@@ -128,4 +128,17 @@ fn by_stages(state: &Path, now_ns: i64) -> Result<()> {
         findings.len()
     );
     Ok(())
+}
+
+fn course(
+    reader: &mut Reader,
+    record: &Record,
+    table: &'static Table,
+    part: &str,
+) -> Result<Course, StoreError> {
+    let [from_ms, to_ms] = [record.start_ns, record.end_ns].map(|time_ns| time_ns.unwrap_or(0) / 1_000_000);
+    match table.name == JOB.name {
+        true => reader.course_of(record),
+        false => reader.device_course(part, from_ms, to_ms),
+    }
 }

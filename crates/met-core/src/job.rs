@@ -1,5 +1,6 @@
 //! A job: who it is, how it lived, and what is known of it.
 
+mod brief;
 mod totals;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,6 +13,7 @@ use crate::job_processes::JobProcess;
 use crate::lossless_path;
 use crate::work::Work;
 
+pub use brief::BriefRecord;
 pub use totals::{Figure, QualityKind, Summaries, Summary, Totals};
 
 /// The manager of jobs that `met` itself started or attached to.
@@ -204,10 +206,14 @@ impl Record {
     pub fn covers_all_nodes(&self) -> bool {
         let known = [self.allocated.nodes, self.requested.nodes, i64::try_from(self.nodes.len()).ok()];
         let nodes = known.into_iter().flatten().max().unwrap_or(1);
+        // Most have one, and are asked often.
+        if nodes <= 1 {
+            return true;
+        }
         // A step that only the scheduler named has no figures.
         let measured = self.parts.iter().filter(|part| !part.totals.is_empty());
         let measured = measured.map(|part| part.node.as_str()).collect::<BTreeSet<_>>().len();
-        nodes <= 1 || i64::try_from(measured).is_ok_and(|measured| measured >= nodes)
+        i64::try_from(measured).is_ok_and(|measured| measured >= nodes)
     }
 
     pub fn wall_ns(&self, now_ns: i64) -> Option<i64> {

@@ -11,6 +11,7 @@ pub mod backoff;
 mod batch;
 pub mod belief;
 pub mod bounds;
+pub mod by_threads;
 pub mod cadence;
 pub mod card_ledger;
 pub mod cards;

@@ -124,7 +124,7 @@ impl<'a> Job<'a> {
     }
 
     /// What its samples say of a column.
-    pub fn rates(&self, index: usize) -> Option<Rc<[Interval]>> {
+    pub fn rates(&self, index: usize) -> Option<Rc<Vec<Interval>>> {
         Some(self.rates.as_ref()?.of(index))
     }
 

@@ -1,12 +1,16 @@
 //! Findings of many jobs together: by user and rule, with the gates of a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, BufWriter, Write};
+use std::ops::Range;
 use std::time::Duration;
 
+use met_core::by_threads::by_threads;
 use met_core::job::{LOCAL, Record, State};
 use met_core::reaction::Reaction;
 use met_core::series::Course;
 use met_core::{Table, job_table};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::answers::{FollowUp, Job, Known, follow_ups};
@@ -24,6 +28,8 @@ const EARLIER: usize = 20;
 /// What a user must have wasted by one rule in a week before it is worth a message.
 const CLUSTER_CORE_HOURS: f64 = 100.0;
 const CLUSTER_GPU_HOURS: f64 = CLUSTER_CORE_HOURS / finding::GPU_HOUR;
+/// Jobs that one thread looks at before it takes the next ones.
+const PIECE: usize = 500;
 /// Jobs that a group names, the most worthwhile.
 const NAMED: usize = 5;
 /// No rule that needs samples speaks of a shorter job.
@@ -59,8 +65,8 @@ pub struct Checked<'a> {
 pub struct Look<'a> {
     pub rules: &'a Rules,
     /// Of all these jobs, that are each other's earlier runs and neighbours, only some.
-    pub is_wanted: &'a dyn Fn(&Record) -> bool,
-    pub machine: &'a dyn Fn(&Record) -> Machine,
+    pub is_wanted: &'a (dyn Fn(&Record) -> bool + Sync),
+    pub machine: &'a (dyn Fn(&Record) -> Machine + Sync),
     /// Nothing is said of a shorter job, unless it was killed for its memory.
     pub shortest_ns: i64,
     /// Jobs are sampled at most at this interval.
@@ -68,37 +74,72 @@ pub struct Look<'a> {
     pub now_ns: i64,
 }
 
-/// The findings of jobs, and which advice was followed. `series` gives the samples of a job, a table and a part; they
-/// are read of the jobs that a rule may speak of.
-pub fn of_jobs<E>(
+/// Gives the samples of a job, a table and a part.
+pub type ReadSeries<'s, E> = dyn FnMut(&Record, &'static Table, &str) -> Result<Course, E> + Send + 's;
+
+type Found = (Vec<Finding>, Vec<FollowUp>);
+
+/// The findings of jobs, and which advice was followed. Samples are read of the jobs that a rule may speak of, by one
+/// thread for each of the readers.
+pub fn of_jobs<E: Send>(
     look: &Look<'_>,
     records: &[Record],
-    series: &mut dyn FnMut(&Record, &'static Table, &str) -> Result<Course, E>,
-) -> Result<(Vec<Finding>, Vec<FollowUp>), E> {
-    let (lineages, neighbours) = (Lineages::of(records), Neighbours::of(records));
+    readers: &mut [&mut ReadSeries<'_, E>],
+) -> Result<Found, E> {
+    let around = Around { records, lineages: Lineages::of(records), neighbours: Neighbours::of(records) };
+    let pieces = by_threads(readers, records.len().div_ceil(PIECE), |series, number| {
+        let begin = number * PIECE;
+        around.of_piece(look, begin..records.len().min(begin + PIECE), &mut **series)
+    });
     let (mut findings, mut followed) = (Vec::new(), Vec::new());
-    for (index, record) in records.iter().enumerate() {
-        if !(look.is_wanted)(record) || !look.is_worth_reading(record) {
-            continue;
-        }
-        let earlier = lineages.before(index, EARLIER);
-        let node_gpus = neighbours.gpus(record);
-        let machine = (look.machine)(record);
-        let unread = Job::new(record, machine, look.now_ns).after(&earlier).beside(node_gpus, None);
-        followed.extend(follow_ups(&unread));
-        let (candidates, needs) = rules::candidates(look.rules, &unread);
-        if candidates.is_empty() {
-            continue;
-        }
-        let mut of_job = |table: &'static Table, part: &str| series(record, table, part);
-        let known = Known::read_needed(needs, look.interval, record, machine, &mut of_job)?;
-        let pressure = if needs.neighbours { neighbours.pressure(record, look.now_ns) } else { None };
-        let known = known.beside(node_gpus, pressure).among(&look.rules.systems);
-        known.with_job(record, &earlier, look.now_ns, |job| {
-            findings.extend(rules::judge_all(candidates, job));
-        });
+    for found in pieces {
+        let found = found?;
+        findings.extend(found.0);
+        followed.extend(found.1);
     }
     Ok((findings, followed))
+}
+
+/// Jobs, and what they are to each other.
+struct Around<'a> {
+    records: &'a [Record],
+    lineages: Lineages<'a>,
+    neighbours: Neighbours<'a>,
+}
+
+impl Around<'_> {
+    fn of_piece<E>(
+        &self,
+        look: &Look<'_>,
+        piece: Range<usize>,
+        series: &mut ReadSeries<'_, E>,
+    ) -> Result<Found, E> {
+        let Around { records, lineages, neighbours } = self;
+        let (mut findings, mut followed) = (Vec::new(), Vec::new());
+        for index in piece {
+            let record = &records[index];
+            if !(look.is_wanted)(record) || !look.is_worth_reading(record) {
+                continue;
+            }
+            let earlier = lineages.before(index, EARLIER);
+            let node_gpus = neighbours.gpus(record);
+            let machine = (look.machine)(record);
+            let unread = Job::new(record, machine, look.now_ns).after(&earlier).beside(node_gpus, None);
+            followed.extend(follow_ups(&unread));
+            let (candidates, needs) = rules::candidates(look.rules, &unread);
+            if candidates.is_empty() {
+                continue;
+            }
+            let mut of_job = |table: &'static Table, part: &str| series(record, table, part);
+            let known = Known::read_needed(needs, look.interval, record, machine, &mut of_job)?;
+            let pressure = if needs.neighbours { neighbours.pressure(record, look.now_ns) } else { None };
+            let known = known.beside(node_gpus, pressure).among(&look.rules.systems);
+            known.with_job(record, &earlier, look.now_ns, |job| {
+                findings.extend(rules::judge_all(candidates, job));
+            });
+        }
+        Ok((findings, followed))
+    }
 }
 
 impl Look<'_> {
@@ -176,32 +217,59 @@ pub fn object(group: &Group) -> Value {
     })
 }
 
+/// What was found, for a program.
+#[derive(Serialize)]
 /// The same for a program.
-pub fn checked_object(checked: &Checked<'_>) -> Value {
-    let groups = groups(&checked.findings);
+pub struct CheckedObject<'a> {
+    jobs: usize,
+    groups: Vec<Value>,
+    findings: Vec<finding::Object<'a>>,
+    hidden: usize,
+    followed: FollowedObject,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    muted: Option<Vec<finding::Object<'a>>>,
+    /// Whom a policy would hit, where that is asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dry_run: Option<Value>,
+}
+
+#[derive(Serialize)]
+struct FollowedObject {
+    taken: usize,
+    not_taken: usize,
+    saving: finding::SavingObject,
+}
+
+fn muted_object<'a>((finding, reaction): &'a (Finding, &Reaction)) -> finding::Object<'a> {
+    finding::Object::of(finding).muted(handled::object(reaction))
+}
+
+pub fn checked_object<'a>(checked: &'a Checked<'_>) -> CheckedObject<'a> {
     let (taken, not_taken): (Vec<&FollowUp>, Vec<&FollowUp>) =
         checked.followed.iter().partition(|one| one.is_taken);
     let saved = taken.iter().fold(Saving::default(), |sum, one| sum.plus(&one.saving));
-    let mut found = json!({
-        "jobs": checked.jobs,
-        "groups": groups.iter().map(object).collect::<Vec<_>>(),
-        "findings": checked.findings.iter().map(finding::object).collect::<Vec<_>>(),
-        "hidden": checked.hidden.len(),
-        "followed": {
-            "taken": taken.len(),
-            "not_taken": not_taken.len(),
-            "saving": finding::saving(&saved),
+    CheckedObject {
+        jobs: checked.jobs,
+        groups: groups(&checked.findings).iter().map(object).collect(),
+        findings: checked.findings.iter().map(finding::Object::of).collect(),
+        hidden: checked.hidden.len(),
+        followed: FollowedObject {
+            taken: taken.len(),
+            not_taken: not_taken.len(),
+            saving: finding::SavingObject::of(&saved),
         },
-    });
-    if checked.with_hidden {
-        let muted = |(finding, reaction): &(Finding, &Reaction)| {
-            let mut object = finding::object(finding);
-            object["muted"] = handled::object(reaction);
-            object
-        };
-        found["muted"] = checked.hidden.iter().map(muted).collect();
+        muted: checked.with_hidden.then(|| checked.hidden.iter().map(muted_object).collect()),
+        dry_run: None,
     }
-    found
+}
+
+/// Writes it as JSON, in one line.
+pub fn write_checked(object: &CheckedObject<'_>, to: impl Write) -> io::Result<()> {
+    // A buffer: it is written number by number.
+    let mut to = BufWriter::with_capacity(1 << 16, to);
+    serde_json::to_writer(&mut to, object)?;
+    to.write_all(b"\n")?;
+    to.flush()
 }
 
 /// What saves no countable time is weighed by what the jobs held; the sum of a user has gates of its own.

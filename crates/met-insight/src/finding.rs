@@ -1,7 +1,8 @@
 //! A finding: the one object that advice is, in reports, `met check`, JSON, pages and hooks.
 
 use met_core::job::QualityKind;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::json::time;
 use crate::lineage::Lineage;
@@ -112,40 +113,99 @@ pub fn rank(findings: &mut [Finding]) {
 }
 
 /// A number behind a finding.
+#[derive(Serialize)]
+struct EvidenceObject<'a> {
+    name: &'a str,
+    value: f64,
+    quality: &'static str,
+    coverage_ratio: Option<f64>,
+}
+
+impl<'a> EvidenceObject<'a> {
+    fn of(evidence: &'a Evidence) -> EvidenceObject<'a> {
+        EvidenceObject {
+            name: &evidence.name,
+            value: evidence.value,
+            quality: evidence.quality.name(),
+            coverage_ratio: evidence.coverage,
+        }
+    }
+}
+
 pub(crate) fn evidence_object(evidence: &Evidence) -> Value {
-    json!({
-        "name": evidence.name,
-        "value": evidence.value,
-        "quality": evidence.quality.name(),
-        "coverage_ratio": evidence.coverage,
-    })
+    json!(EvidenceObject::of(evidence))
+}
+
+/// A finding for a program. It is written as it is: `met check` has tens of thousands.
+#[derive(Serialize)]
+pub(crate) struct Object<'a> {
+    rule: &'a str,
+    severity: &'static str,
+    subject: &'a str,
+    user: Option<&'a str>,
+    lineage: Option<String>,
+    begin: Option<String>,
+    end: Option<String>,
+    what: &'a str,
+    why: Vec<EvidenceObject<'a>>,
+    how: &'a str,
+    saving: SavingObject,
+    coverage_ratio: f64,
+    /// Why it is left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    muted: Option<Value>,
+}
+
+impl<'a> Object<'a> {
+    pub fn of(finding: &'a Finding) -> Object<'a> {
+        Object {
+            rule: &finding.rule,
+            severity: finding.severity.name(),
+            subject: &finding.subject,
+            user: finding.user.as_deref(),
+            lineage: finding.lineage.as_ref().map(Lineage::to_string),
+            begin: time(finding.window_ns.0),
+            end: time(finding.window_ns.1),
+            what: &finding.what,
+            why: finding.why.iter().map(EvidenceObject::of).collect(),
+            how: &finding.how,
+            saving: SavingObject::of(&finding.saving),
+            coverage_ratio: finding.coverage,
+            muted: None,
+        }
+    }
+
+    pub fn muted(self, why: Value) -> Object<'a> {
+        Object { muted: Some(why), ..self }
+    }
 }
 
 pub fn object(finding: &Finding) -> Value {
-    json!({
-        "rule": finding.rule,
-        "severity": finding.severity.name(),
-        "subject": finding.subject,
-        "user": finding.user,
-        "lineage": finding.lineage.as_ref().map(Lineage::to_string),
-        "begin": time(finding.window_ns.0),
-        "end": time(finding.window_ns.1),
-        "what": finding.what,
-        "why": finding.why.iter().map(evidence_object).collect::<Vec<_>>(),
-        "how": finding.how,
-        "saving": saving(&finding.saving),
-        "coverage_ratio": finding.coverage,
-    })
+    json!(Object::of(finding))
+}
+
+/// What is not known is left out.
+#[derive(Serialize)]
+pub(crate) struct SavingObject {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core_hours: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu_hours: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    energy_joules: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    emissions_grams: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    money: Option<f64>,
+}
+
+impl SavingObject {
+    pub fn of(saving: &Saving) -> SavingObject {
+        let Saving { core_hours, gpu_hours, energy_joules, emissions_grams, money } = *saving;
+        SavingObject { core_hours, gpu_hours, energy_joules, emissions_grams, money }
+    }
 }
 
 pub fn saving(saving: &Saving) -> Value {
-    let amounts = [
-        ("core_hours", saving.core_hours),
-        ("gpu_hours", saving.gpu_hours),
-        ("energy_joules", saving.energy_joules),
-        ("emissions_grams", saving.emissions_grams),
-        ("money", saving.money),
-    ];
-    let known = amounts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), json!(value?))));
-    Value::Object(known.collect::<Map<_, _>>())
+    json!(SavingObject::of(saving))
 }

@@ -73,11 +73,16 @@ pub fn binned(rates: &[Interval], begin_ms: i64, end_ms: i64, count: usize) -> V
 /// The intervals that are drawn. A counter that was read twice in a moment grew by what was counted late: such an
 /// interval is one with its neighbour, so that bars and peaks are made of the same rates in any number of bins.
 pub fn rates(course: &Course, column: usize, gaps: impl Into<Gaps>) -> Vec<Interval> {
-    let gaps = gaps.into();
-    let least_ms = shortest_of_rates(course, column, gaps);
+    let mut all = Vec::with_capacity(course.len());
+    all.extend(course.intervals(column, gaps.into()));
+    let least_ms = shortest_of_rates(course, column, &all);
     let is_short = |one: &Interval| !one.is_thinned && one.end_ms - one.begin_ms < least_ms;
-    let mut merged: Vec<Interval> = Vec::new();
-    for next in course.intervals(column, gaps) {
+    // Mostly the samples are as far apart as usual.
+    if !all.iter().any(is_short) {
+        return all;
+    }
+    let mut merged: Vec<Interval> = Vec::with_capacity(all.len());
+    for next in all {
         match merged.last_mut().filter(|last| is_short(last) && is_joined(last, &next)) {
             Some(last) => *last = together(last, &next),
             None => merged.push(next),
@@ -98,7 +103,7 @@ pub fn rates(course: &Course, column: usize, gaps: impl Into<Gaps>) -> Vec<Inter
 pub struct Rates<'a> {
     course: &'a Course,
     gap_ms: i64,
-    known: RefCell<HashMap<usize, Rc<[Interval]>>>,
+    known: RefCell<HashMap<usize, Rc<Vec<Interval>>>>,
 }
 
 impl<'a> Rates<'a> {
@@ -106,8 +111,8 @@ impl<'a> Rates<'a> {
         Rates { course, gap_ms, known: RefCell::default() }
     }
 
-    pub fn of(&self, column: usize) -> Rc<[Interval]> {
-        let work_out = || rates(self.course, column, self.gap_ms).into();
+    pub fn of(&self, column: usize) -> Rc<Vec<Interval>> {
+        let work_out = || Rc::new(rates(self.course, column, self.gap_ms));
         Rc::clone(self.known.borrow_mut().entry(column).or_insert_with(work_out))
     }
 }
@@ -176,11 +181,11 @@ fn spread_of_sum(course: &Course, parts: &[(usize, f64)], into: usize, combined:
 }
 
 /// Half of the usual interval, and no more than that of a moment; a level is as good after any time.
-fn shortest_of_rates(course: &Course, column: usize, gaps: Gaps) -> i64 {
+fn shortest_of_rates(course: &Course, column: usize, intervals: &[Interval]) -> i64 {
     if course.table.columns[column].kind == Kind::Gauge {
         return 0;
     }
-    let read = course.intervals(column, gaps).filter(|interval| !interval.is_thinned);
+    let read = intervals.iter().filter(|interval| !interval.is_thinned);
     let mut lengths: Vec<i64> = read.map(|interval| interval.end_ms - interval.begin_ms).collect();
     let middle = lengths.len() / 2;
     if lengths.is_empty() { 0 } else { (*lengths.select_nth_unstable(middle).1 / 2).min(RATE_MIN_MS) }

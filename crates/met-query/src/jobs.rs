@@ -13,6 +13,7 @@ mod own;
 mod reference;
 mod remote;
 mod summing;
+mod together;
 
 use std::collections::BTreeMap;
 
@@ -53,9 +54,10 @@ pub use own::OwnJobs;
 pub use reference::{JobRef, Meant, find, one_of, step};
 pub use remote::{Answers, Remote};
 pub use summing::{sum_jobs, sum_machine};
+pub use together::Together;
 
 /// Where commands find jobs, and change what is kept of them.
-trait Source: Query {
+trait Source: Query + Send {
     /// Whether an answer has all samples there are, however many.
     fn has_whole_series(&self) -> bool {
         false
@@ -63,6 +65,10 @@ trait Source: Query {
     /// All samples of a job; `None` where they are asked for page by page.
     fn whole_course(&self, _: &Record) -> Result<Option<Course>> {
         Ok(None)
+    }
+    /// The same for another thread; `None` where one is asked who answers one after the other.
+    fn again(&self) -> Option<Box<dyn Source>> {
+        None
     }
     /// Why jobs may be missing from its answers.
     fn unread(&self) -> Option<String> {
@@ -120,6 +126,12 @@ impl AllJobs {
         Ok(AllJobs { host: Some(setting.host.clone()), ..AllJobs::of(sources, layouts) })
     }
 
+    /// The same for another thread, if all of it can be read by two.
+    fn again(&self) -> Option<AllJobs> {
+        let sources = self.sources.iter().map(|source| source.again()).collect::<Option<Vec<_>>>()?;
+        Some(AllJobs { host: self.host.clone(), ..AllJobs::of(sources, self.layouts.clone()) })
+    }
+
     fn of(sources: Vec<Box<dyn Source>>, layouts: Vec<Layout>) -> AllJobs {
         AllJobs { sources, warned: Vec::new(), layouts, host: None }
     }
@@ -128,6 +140,16 @@ impl AllJobs {
     pub fn jobs(&mut self, filter: &JobsFilter) -> Result<Vec<Record>> {
         let mut warnings = Vec::new();
         let jobs = self.gather(|source| every_page(source, filter, &mut warnings))?;
+        self.listed(filter, jobs, warnings)
+    }
+
+    /// The list of what was gathered.
+    fn listed(
+        &mut self,
+        filter: &JobsFilter,
+        jobs: Vec<Record>,
+        warnings: Vec<String>,
+    ) -> Result<Vec<Record>> {
         self.warn(warnings);
         let mut jobs = merge(jobs);
         if filter.sort.is_some() {

@@ -29,6 +29,8 @@ pub struct Filter {
     pub member: Option<Member>,
     pub limit: Option<usize>,
     pub with_summaries: bool,
+    /// Records as [`met_core::job::BriefRecord`] has them.
+    pub is_brief: bool,
     /// Only jobs that had a card, or that live and may have got one since they were last written.
     pub with_cards: bool,
     /// Only jobs of which a process with this number is known. No index has these: a page ends when

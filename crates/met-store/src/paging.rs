@@ -148,7 +148,7 @@ impl Queries {
                 false => self.examined_page(filter, pending.len()),
             };
         }
-        let parts = Parts { totals: true, summaries: filter.with_summaries, of_process: filter.pid };
+        let parts = parts_of(filter);
         let limit = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending.len()));
         let mut page = Page { jobs: Vec::new(), next: filter.after.clone() };
         let (mut bytes, mut examined) = (0, 0);
@@ -278,11 +278,21 @@ impl Queries {
     }
 }
 
+/// What a list has of its jobs. Who looks for a process reads them all.
+fn parts_of(filter: &Filter) -> Parts {
+    Parts {
+        totals: true,
+        summaries: filter.with_summaries,
+        of_process: filter.pid,
+        is_brief: filter.is_brief && filter.pid.is_none(),
+    }
+}
+
 /// A page by the narrow rows of jobs.
 fn listed_page(sql: &dyn Sql, filter: &Filter, pending: usize) -> Result<Page, StoreError> {
     let more = Filter { limit: filter.limit.map(|limit| limit.saturating_add(pending)), ..filter.clone() };
     let places = listed::places(sql, &more)?;
-    let parts = Parts { totals: true, summaries: filter.with_summaries, of_process: None };
+    let parts = Parts { of_process: None, ..parts_of(filter) };
     let count = more.limit.unwrap_or(usize::MAX).min(places.len());
     let (mut jobs, mut bytes, mut taken) = (Vec::new(), 0, 0);
     while taken < count && filter.max_bytes.is_none_or(|max_bytes| taken == 0 || bytes < max_bytes) {

@@ -110,11 +110,7 @@ impl Reader {
     /// For a command that only reads: where nobody writes, nothing at all is written, and no writer begins before this is
     /// dropped. Looks through all of it where there is a reason to: a damaged index hides jobs.
     pub fn open_checked(state: &Path) -> Result<Reader, StoreError> {
-        let guard = keep_writers_away(state);
-        let sharing = if guard.is_some() { Sharing::Alone } else { Sharing::Shared };
-        let queries = Queries::shared_or_alone(state, &Backends::default(), sharing)?;
-        let mut reader = Reader::of(queries)?;
-        reader._guard = guard;
+        let mut reader = Reader::open_guarded(state)?;
         if is_check_due(&reader.queries.catalogue_path())
             && let Ok(Some(catalogue)) = reader.queries.catalogue()
         {
@@ -122,6 +118,20 @@ impl Reader {
             reader.queries.distrusted = problem;
         }
         Ok(reader)
+    }
+
+    /// Another one of the same files for another thread. What this one found in them is not looked for again.
+    pub fn another(&self) -> Result<Reader, StoreError> {
+        let mut reader = Reader::open_guarded(&self.queries.state)?;
+        reader.queries.distrusted.clone_from(&self.queries.distrusted);
+        Ok(reader)
+    }
+
+    fn open_guarded(state: &Path) -> Result<Reader, StoreError> {
+        let guard = keep_writers_away(state);
+        let sharing = if guard.is_some() { Sharing::Alone } else { Sharing::Shared };
+        let reader = Reader::of(Queries::shared_or_alone(state, &Backends::default(), sharing)?)?;
+        Ok(Reader { _guard: guard, ..reader })
     }
 
     /// As [`Reader::open_with`] for one question, also where there is no space for what SQLite needs to read.

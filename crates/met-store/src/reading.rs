@@ -1,7 +1,7 @@
 //! Rows of the catalogue as records, each checked against its checksums. A row that cannot be read is passed over and
 //! named; it costs the list no other job.
 
-use met_core::job::{JobKey, LOCAL, QualityKind, Record, Summary};
+use met_core::job::{BriefRecord, JobKey, LOCAL, QualityKind, Record, Summary};
 use met_core::listing::Cursor;
 use met_core::provenance::Provenance;
 use met_core::{FastMap, JOB};
@@ -53,11 +53,13 @@ pub(crate) struct Parts {
     pub summaries: bool,
     /// Nothing at all of jobs without a process of this number.
     pub of_process: Option<u32>,
+    /// No processes and no marked work.
+    pub is_brief: bool,
 }
 
 impl Parts {
-    pub const ALL: Parts = Parts { totals: true, summaries: true, of_process: None };
-    pub const NONE: Parts = Parts { totals: false, summaries: false, of_process: None };
+    pub const ALL: Parts = Parts { totals: true, summaries: true, of_process: None, is_brief: false };
+    pub const NONE: Parts = Parts { totals: false, summaries: false, of_process: None, is_brief: false };
 }
 
 /// What a question found.
@@ -123,7 +125,7 @@ fn read_rows(sql: &dyn Sql, statement: &str, values: &[Value<'_>], parts: Parts)
         selected.last = position(row).ok();
         selected.last_key = row.get(0).integer().unwrap_or(selected.last_key);
         selected.last_changed = row.get(CHANGED).integer().unwrap_or(0);
-        match read(row) {
+        match read(row, parts.is_brief) {
             Some(stored) if parts.of_process.is_some_and(|pid| !stored.record.has_process(pid)) => {
                 return Ok(());
             }
@@ -138,11 +140,15 @@ fn read_rows(sql: &dyn Sql, statement: &str, values: &[Value<'_>], parts: Parts)
 }
 
 /// The job of a row that is as it was written.
-fn read(row: &dyn Row) -> Option<Stored> {
+fn read(row: &dyn Row, is_brief: bool) -> Option<Stored> {
     if !is_as_written(row) {
         return None;
     }
-    let record: Record = serde_json::from_str(row.get(DETAIL).text().ok()?).ok()?;
+    let detail = row.get(DETAIL).text().ok()?;
+    let record = match is_brief {
+        true => serde_json::from_str::<BriefRecord>(detail).ok()?.0,
+        false => serde_json::from_str::<Record>(detail).ok()?,
+    };
     // Without a checksum the row must at least be of the job that its record is of.
     if !has_sum(row) && !record.key.id.contains('\0') && position(row).ok()?.key != record.key {
         return None;

@@ -191,7 +191,8 @@ fn records(
         Entry::Other(_) => None,
     });
     let keys = run.collect::<Vec<_>>().join(",");
-    let parts = Parts { totals: true, summaries: filter.with_summaries, of_process: None };
+    let parts =
+        Parts { totals: true, summaries: filter.with_summaries, of_process: None, is_brief: filter.is_brief };
     let mut found: FastMap<i64, Record> = FastMap::default();
     if !keys.is_empty() {
         let behind = format!("WHERE key IN ({})", sql.dialect().numbers);

@@ -117,7 +117,7 @@ pub struct Tail {
 /// The jobs as one viewer sees them.
 pub(crate) struct Visible<'a> {
     pub(crate) viewer: &'a Viewer,
-    pub(crate) query: &'a dyn Query,
+    pub(crate) query: &'a (dyn Query + Send + Sync),
     layouts: &'a [Layout],
     pub(crate) output: Option<&'a dyn Output>,
     pub(crate) host: Option<&'a Host>,

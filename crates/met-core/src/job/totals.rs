@@ -1,8 +1,10 @@
 //! The figures of a job: totals, each with how it came to be, and the course of columns in five numbers.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
-use serde::de::Deserializer;
+use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
@@ -130,8 +132,50 @@ fn serialize_by_name<T: Serialize, S: Serializer>(
 fn deserialize_by_name<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     from: D,
 ) -> Result<BTreeMap<usize, T>, D::Error> {
-    let named = BTreeMap::<String, T>::deserialize(from)?;
-    Ok(named.into_iter().filter_map(|(name, value)| Some((JOB.column(&name)?, value))).collect())
+    from.deserialize_map(ByName(PhantomData))
+}
+
+/// Reads values by column; of a name that comes twice the later one counts.
+struct ByName<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ByName<T> {
+    type Value = BTreeMap<usize, T>;
+
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("a map")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
+        let mut by_column = BTreeMap::new();
+        while let Some(Named(column)) = map.next_key()? {
+            let value = map.next_value()?;
+            if let Some(column) = column {
+                by_column.insert(column, value);
+            }
+        }
+        Ok(by_column)
+    }
+}
+
+/// The column of a name, found without a copy of it.
+struct Named(Option<usize>);
+
+impl<'de> Deserialize<'de> for Named {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Named, D::Error> {
+        struct Name;
+        impl Visitor<'_> for Name {
+            type Value = Named;
+
+            fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+                to.write_str("a string")
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Named, E> {
+                Ok(Named(JOB.column(name)))
+            }
+        }
+        from.deserialize_str(Name)
+    }
 }
 
 impl Serialize for Totals {

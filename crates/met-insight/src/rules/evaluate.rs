@@ -89,18 +89,28 @@ fn computed(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
                 job.record.totals.get(column::CORES_PEAK).filter(|&peak| index == column::CPU && peak > 0);
             peak.map_or(most, |thousandths| most.min(thousandths as f64 / 1e3))
         }
-        Stat::P95 => {
-            spans.sort_unstable_by(|one, other| one.0.total_cmp(&other.0));
-            let mut left = 0.95 * covered_ms;
-            let found = spans.iter().find(|&&(_, length, _)| {
-                left -= length;
-                left <= 0.0
-            });
-            found.or(spans.last())?.0
-        }
+        Stat::P95 => quantile(&mut spans, 0.95 * covered_ms)?,
     };
     let coverage = covered_ms / (end_ms - begin_ms).max(1) as f64;
     Some(Fact { value, quality: QualityKind::Sampled, coverage: Some(coverage.min(1.0)) })
+}
+
+/// The value of the span in which the lengths of all, from the lowest value on, come to so much: each step halves what is
+/// left, where to sort all of them would take several times as long. Lengths are whole, so that their sums are exact in
+/// any order.
+fn quantile(spans: &mut [(f64, f64, f64)], mut left: f64) -> Option<f64> {
+    let (mut begin, mut end) = (0, spans.len());
+    while end - begin > 1 {
+        let middle = (end - begin) / 2;
+        spans[begin..end].select_nth_unstable_by(middle, |one, other| one.0.total_cmp(&other.0));
+        let below: f64 = spans[begin..begin + middle].iter().map(|&(_, length, _)| length).sum();
+        if left - below <= 0.0 {
+            end = begin + middle;
+        } else {
+            (left, begin) = (left - below, begin + middle);
+        }
+    }
+    spans.get(begin).map(|&(value, ..)| value)
 }
 
 /// Evaluates, and keeps each number that was looked at.
@@ -228,5 +238,32 @@ pub fn measure(stat: Stat, index: usize) -> Measure {
         (Unit::Money, _) => Measure::Money,
         (Unit::Celsius, _) => Measure::Celsius,
         _ => Measure::Count,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_quantile_is_the_one_of_sorted_spans(
+            spans in proptest::collection::vec((0i32..40, 1i64..50_000), 1..60), share in 0.0f64..=1.0)
+        {
+            let mut spans: Vec<(f64, f64, f64)> =
+                spans.into_iter().map(|(value, length)| (f64::from(value), length as f64, 0.0)).collect();
+            let covered: f64 = spans.iter().map(|&(_, length, _)| length).sum();
+            let mut sorted = spans.clone();
+            sorted.sort_by(|one, other| one.0.total_cmp(&other.0));
+            let mut left = share * covered;
+            let found = sorted.iter().find(|&&(_, length, _)| {
+                left -= length;
+                left <= 0.0
+            });
+            let expected = found.or(sorted.last()).map(|&(value, ..)| value);
+            prop_assert_eq!(quantile(&mut spans, share * covered), expected);
+        }
     }
 }

@@ -45,7 +45,10 @@ pub(super) struct FromFiles {
 
 impl FromFiles {
     pub(super) fn open(setting: &Setting) -> Result<FromFiles> {
-        let (host, place) = (setting.host.clone(), setting.user.clone());
+        FromFiles::of(setting.host.clone(), setting.user.clone())
+    }
+
+    pub(super) fn of(host: Host, place: Place) -> Result<FromFiles> {
         let store = Mutex::new(Some(open_store(&place)?));
         Ok(FromFiles { host, place, store, unread: Mutex::default() })
     }
@@ -205,6 +208,12 @@ impl Query for FromFiles {
 impl Source for FromFiles {
     fn has_whole_series(&self) -> bool {
         true
+    }
+
+    fn again(&self) -> Option<Box<dyn Source>> {
+        let store = self.ask(|store| Ok(store.another()?)).ok()?;
+        let (host, place) = (self.host.clone(), self.place.clone());
+        Some(Box::new(FromFiles { host, place, store: Mutex::new(Some(store)), unread: Mutex::default() }))
     }
 
     fn whole_course(&self, record: &Record) -> Result<Option<Course>> {

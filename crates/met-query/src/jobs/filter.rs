@@ -51,6 +51,9 @@ pub struct JobsFilter {
     /// Behind which job the page begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Cursor>,
+    /// Without processes and marked work. Daemons and servers of earlier versions send these all the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_brief: bool,
     /// `None`: newest first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sort: Option<Sort>,
@@ -95,6 +98,7 @@ impl JobsFilter {
             max_bytes: self.paged.then_some(PAGE_BYTES),
             until_ns: self.until_ns,
             with_summaries: true,
+            is_brief: self.is_brief,
             with_cards: self.with_cards,
             pid: self.pid,
             sort: self.sort,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use met_core::Table;
 use met_core::job::Record;
 use met_core::managers;
 use met_core::reaction::Reaction;
@@ -55,14 +56,14 @@ pub(crate) fn found<T>(
         Machine { cpus: known.and_then(|cpus| u32::try_from(cpus).ok()) }
     };
     let rules = &Rules { systems: visible.systems.into(), ..Rules::built_in().clone() };
-    let (is_wanted, shortest_ns, interval): (&dyn Fn(&Record) -> bool, _, _) =
+    let (is_wanted, shortest_ns, interval): (&(dyn Fn(&Record) -> bool + Sync), _, _) =
         (&is_wanted, SHORTEST_NS, SAMPLED_EVERY);
     let look = Look { rules, is_wanted, machine: &machine, shortest_ns, interval, now_ns };
     let all_ms = (i64::MIN, i64::MAX);
-    let (mut findings, followed) = check::of_jobs(&look, &records, &mut |record, table, part| {
+    let mut series = |record: &Record, table: &'static Table, part: &str| {
         samples::of_job(visible, record, table, part, all_ms)
-    })
-    .map_err(failed)?;
+    };
+    let (mut findings, followed) = check::of_jobs(&look, &records, &mut [&mut series]).map_err(failed)?;
     let is_about = |sum: &&user::UserSum| user.as_ref().is_none_or(|user| sum.user == *user);
     for sum in user::sums(&records, now_ns).iter().filter(is_about) {
         findings.extend(rules::findings_of_user(rules, sum));
@@ -83,11 +84,12 @@ pub(crate) fn found<T>(
 }
 
 pub(super) fn findings(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
-    found(visible, &asked.given, |checked, is_cut| {
-        let mut object = check::checked_object(checked);
+    let object = |checked: &Checked<'_>, is_cut: bool| {
+        let mut object = serde_json::to_value(check::checked_object(checked))?;
         object["more_jobs"] = Value::Bool(is_cut);
-        object
-    })
+        Ok::<_, serde_json::Error>(object)
+    };
+    found(visible, &asked.given, object)?.map_err(|error| Problem::failed(&error.into()))
 }
 
 pub(super) fn schema() -> Schema {

@@ -13,12 +13,12 @@ use met_config::Failure;
 use met_core::job::Record;
 use met_core::managers;
 use met_core::reaction::Reaction;
-use met_insight::check::{self, Checked, Look, SHORTEST_NS};
+use met_insight::check::{self, Checked, Look, ReadSeries, SHORTEST_NS};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
 use met_insight::impact::{self, Impact};
 use met_insight::rules::{self, Rules, user};
-use met_query::jobs::{self, AllJobs};
+use met_query::jobs::{self, JobsFilter, Together};
 use met_query::setting::Setting;
 use met_query::systems;
 
@@ -35,8 +35,8 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let filter = FilterArgs { since: Some(since), user: args.user.clone(), ..FilterArgs::default() };
     // The sums of a user are compared with those of others.
     let of_all = FilterArgs { since: filter.since.clone(), ..FilterArgs::default() };
-    let mut all = AllJobs::open(setting)?;
-    let records = all.jobs(&list::filter_of(&of_all)?)?;
+    let mut all = Together::open(setting)?;
+    let records = all.jobs(&JobsFilter { is_brief: true, ..list::filter_of(&of_all)? })?;
     let asked = list::filter_of(&filter)?;
     let is_wanted = |record: &Record| match (&asked.user, asked.uid) {
         (None, None) => true,
@@ -57,9 +57,12 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         interval: setting.config.sampling.shortest(),
         now_ns,
     };
-    let (mut findings, followed) = check::of_jobs(&look, &records, &mut |record, table, part| {
-        export::series(&mut all, record, table, part)
-    })?;
+    let readers = all.readers().iter_mut();
+    let mut readers: Vec<_> = readers
+        .map(|all| move |record: &Record, table, part: &str| export::series(all, record, table, part))
+        .collect();
+    let mut readers: Vec<&mut ReadSeries<'_, _>> = readers.iter_mut().map(|read| read as _).collect();
+    let (mut findings, followed) = check::of_jobs(&look, &records, &mut readers)?;
     let wanted: HashSet<String> =
         records.iter().filter(|record| is_wanted(record)).filter_map(user::owner).collect();
     for sum in user::sums(&records, now_ns).iter().filter(|sum| wanted.contains(&sum.user)) {
@@ -69,7 +72,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let is_cluster = records.iter().any(|record| managers::spans_nodes(&record.key.manager));
     let _sending = (args.send && !args.dry_run).then(|| messages::lock(setting)).transpose()?;
     // What must not be sent again has to be known.
-    let reactions = all.reactions(args.send)?;
+    let reactions = all.first().reactions(args.send)?;
     let handled = Handled::of(&reactions);
     let (hidden, mut findings): (Vec<_>, Vec<_>) = check::worthwhile(findings, is_cluster)
         .into_iter()
@@ -81,33 +84,32 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let impact = args.dry_run.then(|| impact::impact(&findings));
     if args.send {
         let summary = impact.map(|impact| impact::words(&impact, count));
-        return messages::send(setting, &mut all, &records, findings, summary.as_deref());
+        return messages::send(setting, all.first(), &records, findings, summary.as_deref());
     }
     let hidden: Vec<(Finding, &Reaction)> = hidden
         .into_iter()
         .filter_map(|finding| handled.hides(&finding, now_ns).map(|reaction| (finding, reaction)))
         .collect();
     let checked = Checked { jobs: count, findings, hidden, followed, with_hidden: args.all };
-    print(&checked, impact.as_ref(), args.json)
+    print(&checked, impact.as_ref(), args.json)?;
+    // The process ends: to free each of many takes longer than that.
+    std::mem::forget(records);
+    Ok(0)
 }
 
 /// With what a dry run says, where it is one.
-fn print(checked: &Checked<'_>, impact: Option<&Impact>, is_json: bool) -> Result<i32> {
+fn print(checked: &Checked<'_>, impact: Option<&Impact>, is_json: bool) -> Result<()> {
     let mut stdout = output::stdout();
     if is_json {
         let mut object = check::checked_object(checked);
-        if let Some(impact) = impact {
-            object["dry_run"] = impact::object(impact);
-        }
-        writeln!(stdout, "{object}")?;
-        return Ok(0);
+        object.dry_run = impact.map(impact::object);
+        return Ok(check::write_checked(&object, &mut stdout)?);
     }
     let text = match impact {
         Some(impact) => impact::words(impact, checked.jobs),
         None => view::findings::checked(checked, &stdout.style()),
     };
-    stdout.write_all(text.as_bytes())?;
-    Ok(0)
+    Ok(stdout.write_all(text.as_bytes())?)
 }
 
 /// The length of the shortest job that a rule would speak of.
