@@ -13,7 +13,12 @@ use met_config::Failure;
 use met_core::job::Record;
 use met_core::managers;
 use met_core::reaction::Reaction;
+<<<<<<< HEAD
 use met_insight::check::{self, Checked, Look, ReadSeries, SHORTEST_NS};
+=======
+use met_insight::answers::FollowUp;
+use met_insight::check::{self, Checked, Look, ReadSeries};
+>>>>>>> w-answers
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
 use met_insight::impact::{self, Impact};
@@ -57,12 +62,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         interval: setting.config.sampling.shortest(),
         now_ns,
     };
-    let readers = all.readers().iter_mut();
-    let mut readers: Vec<_> = readers
-        .map(|all| move |record: &Record, table, part: &str| export::series(all, record, table, part))
-        .collect();
-    let mut readers: Vec<&mut ReadSeries<'_, _>> = readers.iter_mut().map(|read| read as _).collect();
-    let (mut findings, followed) = check::of_jobs(&look, &records, &mut readers)?;
+    let (mut findings, followed) = of_jobs(&look, &records, &mut all)?;
     let wanted: HashSet<String> =
         records.iter().filter(|record| is_wanted(record)).filter_map(user::owner).collect();
     for sum in user::sums(&records, now_ns).iter().filter(|sum| wanted.contains(&sum.user)) {
@@ -97,6 +97,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     Ok(0)
 }
 
+<<<<<<< HEAD
 /// With what a dry run says, where it is one.
 fn print(checked: &Checked<'_>, impact: Option<&Impact>, is_json: bool) -> Result<()> {
     let mut stdout = output::stdout();
@@ -110,6 +111,15 @@ fn print(checked: &Checked<'_>, impact: Option<&Impact>, is_json: bool) -> Resul
         None => view::findings::checked(checked, &stdout.style()),
     };
     Ok(stdout.write_all(text.as_bytes())?)
+=======
+fn of_jobs(look: &Look<'_>, records: &[Record], all: &mut Together) -> Result<(Vec<Finding>, Vec<FollowUp>)> {
+    let readers = all.readers().iter_mut();
+    let mut readers: Vec<_> = readers
+        .map(|all| move |record: &Record, table, part: &str| export::series(all, record, table, part))
+        .collect();
+    let mut readers: Vec<&mut ReadSeries<'_, _>> = readers.iter_mut().map(|read| read as _).collect();
+    check::of_jobs(look, records, &mut readers)
+>>>>>>> w-answers
 }
 
 /// The length of the shortest job that a rule would speak of.
