@@ -13,12 +13,8 @@ use met_config::Failure;
 use met_core::job::Record;
 use met_core::managers;
 use met_core::reaction::Reaction;
-<<<<<<< HEAD
-use met_insight::check::{self, Checked, Look, ReadSeries, SHORTEST_NS};
-=======
 use met_insight::answers::FollowUp;
-use met_insight::check::{self, Checked, Look, ReadSeries};
->>>>>>> w-answers
+use met_insight::check::{self, Checked, Look, ReadSeries, SHORTEST_NS};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
 use met_insight::impact::{self, Impact};
@@ -97,7 +93,6 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     Ok(0)
 }
 
-<<<<<<< HEAD
 /// With what a dry run says, where it is one.
 fn print(checked: &Checked<'_>, impact: Option<&Impact>, is_json: bool) -> Result<()> {
     let mut stdout = output::stdout();
@@ -111,7 +106,8 @@ fn print(checked: &Checked<'_>, impact: Option<&Impact>, is_json: bool) -> Resul
         None => view::findings::checked(checked, &stdout.style()),
     };
     Ok(stdout.write_all(text.as_bytes())?)
-=======
+}
+
 fn of_jobs(look: &Look<'_>, records: &[Record], all: &mut Together) -> Result<(Vec<Finding>, Vec<FollowUp>)> {
     let readers = all.readers().iter_mut();
     let mut readers: Vec<_> = readers
@@ -119,7 +115,6 @@ fn of_jobs(look: &Look<'_>, records: &[Record], all: &mut Together) -> Result<(V
         .collect();
     let mut readers: Vec<&mut ReadSeries<'_, _>> = readers.iter_mut().map(|read| read as _).collect();
     check::of_jobs(look, records, &mut readers)
->>>>>>> w-answers
 }
 
 /// The length of the shortest job that a rule would speak of.
