@@ -115,7 +115,7 @@ fn routes(site: Site) -> Router {
         annotates: Arc::new(Operator),
         output: None,
         host: None,
-        systems: Vec::new(),
+        systems: Arc::default(),
     };
     let api = Arc::new(api);
     let pages = Pages { api: Arc::clone(&api), base: "/".to_owned(), has_logout: false };

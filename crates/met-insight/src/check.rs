@@ -219,7 +219,6 @@ pub fn object(group: &Group) -> Value {
 
 /// What was found, for a program.
 #[derive(Serialize)]
-/// The same for a program.
 pub struct CheckedObject<'a> {
     jobs: usize,
     groups: Vec<Value>,

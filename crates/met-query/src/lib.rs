@@ -8,6 +8,7 @@ pub mod hidden_io;
 pub mod jobs;
 pub mod live;
 pub mod machine_now;
+pub mod machines;
 pub mod protocol;
 pub mod query;
 pub mod react;

@@ -18,6 +18,9 @@ pub struct MachineNow {
     pub memory_used_bytes: Option<f64>,
 }
 
+/// Samples further apart than this say nothing of the present.
+const RECENT_MS: i64 = 300_000;
+
 /// CPU time of a machine at a sample. How busy it is follows from two of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuAt {
@@ -51,9 +54,9 @@ impl MachineNow {
                 (earlier, last) = (last, Some(CpuAt { time_ms, busy_ns }));
             }
         });
-        let grown = earlier
-            .zip(last)
-            .filter(|(one, other)| other.time_ms > one.time_ms && other.busy_ns >= one.busy_ns);
+        let is_recent = |one: &CpuAt, other: &CpuAt| (1..=RECENT_MS).contains(&(other.time_ms - one.time_ms));
+        let grown =
+            earlier.zip(last).filter(|(one, other)| is_recent(one, other) && other.busy_ns >= one.busy_ns);
         now.busy_cores = grown.map(|(one, other)| {
             TABLE.columns[CPU_BUSY[0]].scaled(other.busy_ns - one.busy_ns) * 1e3
                 / (other.time_ms - one.time_ms) as f64
@@ -90,5 +93,6 @@ mod tests {
         assert_eq!(unknown(&[(1_000, 5)], None), None, "one sample says nothing");
         assert_eq!(unknown(&[(6_000, 5)], last), None, "it has been restarted");
         assert_eq!(unknown(&[], last), None);
+        assert_eq!(unknown(&[(4_000_000, 900 * second_ns)], last), None, "a pause says nothing of now");
     }
 }

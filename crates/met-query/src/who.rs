@@ -31,7 +31,7 @@ pub struct UserUse {
     pub name: Option<String>,
     pub processes: u64,
     pub cores: f64,
-    /// Resident; what processes share is counted in each.
+    /// Resident, as far as it can be read; what processes share is counted in each.
     pub memory_bytes: u64,
     pub jobs: BTreeSet<String>,
     #[serde(rename = "outside_jobs")]
@@ -51,8 +51,12 @@ pub struct ProcessUse {
     pub user: Option<String>,
     pub job: Option<String>,
     pub cores: f64,
-    pub memory_bytes: u64,
+    pub memory_bytes: Option<u64>,
     pub command: Vec<String>,
+    #[serde(skip)]
+    start_ticks: u64,
+    #[serde(skip)]
+    uid: Option<u32>,
 }
 
 /// The jobs whose processes are told apart.
@@ -67,17 +71,21 @@ pub fn look(host: &Host, viewer: &Viewer, jobs: &[Record]) -> InUse {
     let (after, elapsed_s) = (scan(host), begin.elapsed().as_secs_f64());
     let labels = labels(host, jobs);
     let mut found: Vec<ProcessUse> = Vec::new();
+    // A name may come from a directory far away: each user is looked up once.
+    let mut names: BTreeMap<u32, Option<String>> = BTreeMap::new();
     for (id, seen) in &after {
-        let uid = host.owner(ProcessId { pid: id.0, start_ticks: id.1 });
-        let user = uid.map(|uid| users::name_of(uid).unwrap_or_else(|| uid.to_string()));
-        if !viewer.sees_owner(uid, user.as_deref()) {
+        let uid = host.owner(process_id(*id));
+        let name = uid.and_then(|uid| names.entry(uid).or_insert_with(|| users::name_of(uid)).clone());
+        if !viewer.sees_owner(uid, name.as_deref()) {
             continue;
         }
         // One that began meanwhile used what it has used.
         let cpu_before = before.get(id).map_or(0, |seen| seen.cpu_ns);
         found.push(ProcessUse {
             pid: id.0,
-            user,
+            user: name.or_else(|| uid.map(|uid| uid.to_string())),
+            start_ticks: id.1,
+            uid,
             job: labels.get(id).cloned(),
             cores: (seen.cpu_ns - cpu_before).max(0) as f64 / 1e9 / elapsed_s,
             memory_bytes: seen.memory_bytes,
@@ -90,7 +98,10 @@ pub fn look(host: &Host, viewer: &Viewer, jobs: &[Record]) -> InUse {
     });
     found.truncate(SHOWN);
     for process in &mut found {
-        process.command = processes::command_of(host, process.pid);
+        let command = processes::command_of(host, process.pid);
+        // The number may be another process's by now, of another user.
+        let is_same = host.owner(process_id((process.pid, process.start_ticks))) == process.uid;
+        process.command = if is_same { command } else { Vec::new() };
     }
     InUse { users, processes: found }
 }
@@ -98,10 +109,14 @@ pub fn look(host: &Host, viewer: &Viewer, jobs: &[Record]) -> InUse {
 #[derive(Clone, Copy)]
 struct Seen {
     cpu_ns: i64,
-    memory_bytes: u64,
+    memory_bytes: Option<u64>,
 }
 
 type Id = (u32, u64);
+
+fn process_id((pid, start_ticks): Id) -> ProcessId {
+    ProcessId { pid, start_ticks }
+}
 
 /// Every process but the kernel's own threads.
 fn scan(host: &Host) -> BTreeMap<Id, Seen> {
@@ -121,11 +136,9 @@ fn scan(host: &Host) -> BTreeMap<Id, Seen> {
         if is_kernels || cpu_ns == MISSING || matches!(stat.state, b'Z' | b'X') {
             continue;
         }
-        let mut pages = 0;
-        if host.read_small(format!("/proc/{pid}/statm"), &mut buffer).is_ok() {
-            pages = parse::fields(&buffer).nth(1).and_then(parse::u64).unwrap_or(0);
-        }
-        let memory_bytes = pages.saturating_mul(rustix::param::page_size() as u64);
+        let is_read = host.read_small(format!("/proc/{pid}/statm"), &mut buffer).is_ok();
+        let pages = parse::fields(&buffer).nth(1).and_then(parse::u64).filter(|_| is_read);
+        let memory_bytes = pages.map(|pages| pages.saturating_mul(rustix::param::page_size() as u64));
         found.insert((pid, start_ticks), Seen { cpu_ns, memory_bytes });
     }
     found
@@ -159,12 +172,13 @@ fn by_user(found: &[ProcessUse]) -> Vec<UserUse> {
         user.name.clone_from(&process.user);
         user.processes += 1;
         user.cores += process.cores;
-        user.memory_bytes += process.memory_bytes;
+        let memory_bytes = process.memory_bytes.unwrap_or(0);
+        user.memory_bytes += memory_bytes;
         match &process.job {
             Some(job) => drop(user.jobs.insert(job.clone())),
             None => {
                 user.outside.cores += process.cores;
-                user.outside.memory_bytes += process.memory_bytes;
+                user.outside.memory_bytes += memory_bytes;
             }
         }
     }
@@ -196,7 +210,7 @@ mod tests {
             user: Some("ada".to_owned()),
             job: job.map(str::to_owned),
             cores,
-            memory_bytes: 10,
+            memory_bytes: Some(10),
             ..ProcessUse::default()
         };
         let [ada] = &by_user(&[process(Some("1"), 2.0), process(None, 0.5), process(Some("1"), 1.0)])[..]

@@ -102,7 +102,8 @@ impl Answers {
         work: impl FnOnce() -> Response + Send + 'static,
     ) -> Option<Response> {
         let making = self.soon(Arc::clone(&self.making).acquire_owned()).await?;
-        let response = in_background(work).await?;
+        // A client that gives up does not make room for another answer while its own is still made.
+        let (response, making) = in_background(move || (work(), making)).await?;
         let (head, body) = response.into_parts();
         let bytes = to_bytes(body, usize::MAX).await.ok()?;
         // What follows waits for clients to read, and others make theirs meanwhile.

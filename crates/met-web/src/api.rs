@@ -33,6 +33,7 @@ pub use met_insight::scale::System;
 use met_jobs::cgroup_layouts::Layout;
 use met_query::annotate::Annotates;
 use met_query::jobs::{self, JobRef, JobsFilter, Meant};
+use met_query::machines::Machines;
 use met_query::protocol::NodeStatus;
 use met_query::query::{Query, every_job};
 use met_query::viewer::Viewer;
@@ -95,7 +96,7 @@ pub struct Api {
     /// The machine whose processes are shown; a server has none.
     pub host: Option<Host>,
     /// Where jobs could run.
-    pub systems: Vec<System>,
+    pub systems: Arc<[System]>,
 }
 
 /// What a job wrote. Paths in a record are those that its owner named: a process with more rights than the owner reads
@@ -121,7 +122,7 @@ pub(crate) struct Visible<'a> {
     layouts: &'a [Layout],
     pub(crate) output: Option<&'a dyn Output>,
     pub(crate) host: Option<&'a Host>,
-    pub(crate) systems: &'a [System],
+    pub(crate) systems: &'a Arc<[System]>,
 }
 
 impl<'a> Visible<'a> {
@@ -160,6 +161,11 @@ impl<'a> Visible<'a> {
         let host = self.host.ok_or_else(none)?;
         let running = every_job(self.query, self.viewer, &who::running());
         Ok(who::look(host, self.viewer, &running.map_err(|error| Problem::failed(&error))?))
+    }
+
+    /// What jobs are compared with.
+    pub(crate) fn machines(&self) -> Result<Machines, Problem> {
+        self.nodes().map(Machines::of_nodes)
     }
 
     pub(crate) fn nodes(&self) -> Result<Vec<NodeStatus>, Problem> {

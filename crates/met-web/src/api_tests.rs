@@ -123,7 +123,7 @@ fn api(jobs: &Arc<Jobs>, hub: &Arc<Hub>) -> Api {
         annotates,
         output: None,
         host: met_host::Host::real().ok(),
-        systems: Vec::new(),
+        systems: Arc::default(),
     }
 }
 

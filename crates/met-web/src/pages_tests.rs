@@ -154,7 +154,7 @@ fn get_from(jobs: Vec<Record>, from: Option<&str>, path: &str) -> (StatusCode, H
         annotates: Arc::new(Unwritable),
         output: Some(Arc::new(Unwritable)),
         host: Host::real().ok(),
-        systems: Vec::new(),
+        systems: Arc::default(),
     };
     let pages = Pages { api: Arc::new(api), base: "/".to_owned(), has_logout: true };
     let mut request = Request::builder().uri(path);

@@ -54,7 +54,7 @@ fn listener() -> (Arc<Personal>, Router) {
         annotates: Arc::new(Nothing),
         output: None,
         host: None,
-        systems: Vec::new(),
+        systems: Arc::default(),
     };
     let router = router(&personal, api);
     (personal, router)

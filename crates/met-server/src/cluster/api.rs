@@ -147,7 +147,7 @@ pub fn router(api: Arc<Api>, layouts: Vec<Layout>, systems: Vec<System>) -> Rout
         annotates,
         output: None,
         host: None,
-        systems,
+        systems: systems.into(),
     });
     let questions = met_web::api::router(Arc::clone(&asked));
     let pages = Arc::new(Pages { api: asked, base: "/".to_owned(), has_logout: true });

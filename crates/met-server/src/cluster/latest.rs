@@ -42,6 +42,17 @@ pub struct Latest {
     inner: Arc<Mutex<Inner>>,
 }
 
+/// Older samples of a machine are not shown as what it does.
+const MACHINE_MS: i64 = 300_000;
+
+/// What a machine did at its last sample, and its CPU time then.
+#[derive(Clone, Copy)]
+struct MachineAt {
+    time_ms: i64,
+    now: MachineNow,
+    cpu: Option<CpuAt>,
+}
+
 #[derive(Default)]
 struct Inner {
     jobs: FastMap<JobKey, Sample>,
@@ -50,7 +61,7 @@ struct Inner {
     /// Of each node that has something to say.
     health: HashMap<String, NodeHealth>,
     /// What each machine did last, and its CPU time then.
-    machines: HashMap<String, (MachineNow, Option<CpuAt>)>,
+    machines: HashMap<String, MachineAt>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -132,15 +143,20 @@ impl Latest {
     /// Takes the newest samples of a machine.
     pub fn learn_machine(&self, node: &str, course: &Course) {
         let known = &mut self.lock().machines;
-        if known.len() < NODES_MAX || known.contains_key(node) {
-            let before = known.get(node).and_then(|(_, last)| *last);
-            known.insert(node.to_owned(), MachineNow::of(course, before));
+        let before = known.get(node);
+        let Some(&time_ms) = course.times_ms.last() else { return };
+        // What waited on the node comes after what is newer, too.
+        let is_new = before.is_none_or(|before| before.time_ms < time_ms);
+        if is_new && (known.len() < NODES_MAX || before.is_some()) {
+            let (now, cpu) = MachineNow::of(course, before.and_then(|before| before.cpu));
+            known.insert(node.to_owned(), MachineAt { time_ms, now, cpu });
         }
     }
 
-    /// What a machine did last, as far as it has said so since this server began.
-    pub fn machine(&self, node: &str) -> MachineNow {
-        self.lock().machines.get(node).map(|(now, _)| *now).unwrap_or_default()
+    /// What a machine did last, as far as it has said so since this server began and that is not long ago.
+    pub fn machine(&self, node: &str, now_ms: i64) -> MachineNow {
+        let known = self.lock().machines.get(node).copied();
+        known.filter(|known| now_ms - known.time_ms <= MACHINE_MS).map(|known| known.now).unwrap_or_default()
     }
 
     /// The same; nothing of a node that has sent nothing since this server began.
@@ -318,6 +334,31 @@ mod tests {
             course.push(time_ms, &cells);
         }
         course
+    }
+
+    #[test]
+    fn what_a_machine_does_is_known_from_its_newest_samples_for_a_while() {
+        use met_sources::node::{LOAD_1, TABLE};
+        let latest = Latest::default();
+        let loads = |loads: &[(i64, i64)]| {
+            let mut course = Course::new(&TABLE);
+            for &(time_ms, load) in loads {
+                let mut cells = vec![MISSING; TABLE.columns.len()];
+                cells[LOAD_1] = load;
+                course.push(time_ms, &cells);
+            }
+            course
+        };
+        let shown = |now_ms: i64| latest.machine("n1", now_ms).load.is_some();
+        assert!(!shown(0), "unknown is not 0");
+        latest.learn_machine("n1", &loads(&[(10_000_000, 5), (10_060_000, 7)]));
+        let newest = latest.machine("n1", 10_060_000).load;
+        assert!(newest.is_some());
+        // Its spool is sent later.
+        latest.learn_machine("n1", &loads(&[(1_000_000, 900)]));
+        latest.learn_machine("n1", &loads(&[]));
+        assert_eq!(latest.machine("n1", 10_060_000).load, newest);
+        assert!(shown(10_300_000) && !shown(20_000_000), "long ago is not now");
     }
 
     #[test]

@@ -119,7 +119,11 @@ impl Query for ClusterView {
         let status = |node: Node| NodeStatus {
             jobs: on_node(&running, &node.name),
             late: is_late(&node),
-            now: if is_late(&node) { MachineNow::default() } else { self.latest.machine(&node.name) },
+            now: if is_late(&node) {
+                MachineNow::default()
+            } else {
+                self.latest.machine(&node.name, now_ns / 1_000_000)
+            },
             problem: self.incompatible.of(&node.name),
             health: self.latest.health(&node.name),
             name: node.name,

@@ -1,4 +1,4 @@
-//! what happened with a job, and why rules report it or not, as `met show` and `met explain` have them.
+//! What happened with a job, and why rules report it or not, as `met show` and `met explain` have them.
 
 use met_core::job::Record;
 use met_host::clock;
@@ -19,31 +19,20 @@ use crate::samples::{self, SAMPLED_EVERY};
 
 pub const RULE: Parameter = parameter("rule", Kind::Text, "only this rule");
 
-/// The machine that a job is compared with: its node, where it was given no part of it.
-pub(crate) fn machine_of(visible: &Visible<'_>, record: &Record) -> Result<Machine, Problem> {
-    let [node] = record.nodes.as_slice() else { return Ok(Machine { cpus: None }) };
-    if record.allocated.cpus.is_some() {
-        return Ok(Machine { cpus: None });
-    }
-    let known = visible.nodes()?.into_iter().find(|known| known.name == *node);
-    let cpus = known.and_then(|known| known.cpus).and_then(|cpus| u32::try_from(cpus).ok());
-    Ok(Machine { cpus })
-}
-
 /// The samples that answers are made of.
-pub(crate) fn known(visible: &Visible<'_>, record: &Record) -> Result<Known, Problem> {
-    let machine = machine_of(visible, record)?;
+pub(crate) fn known(visible: &Visible<'_>, record: &Record, machine: Machine) -> Result<Known, Problem> {
     let all_ms = (i64::MIN, i64::MAX);
     Known::read(SAMPLED_EVERY, record, machine, &mut |table, part| {
         samples::of_job(visible, record, table, part, all_ms)
     })
+    .map(|known| known.among(visible.systems))
     .map_err(|error| Problem::failed(&error))
 }
 
 pub(super) fn answers(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let record = whole_job(visible, asked.path("job"), "answers")?;
-    let answers =
-        known(visible, &record)?.answers(&record, &earlier(visible, &record)?, clock::realtime_ns());
+    let known = known(visible, &record, visible.machines()?.of_job(&record))?;
+    let answers = known.answers(&record, &earlier(visible, &record)?, clock::realtime_ns());
     let mut object = answers::object(&answers);
     object["job"] = json!(record.label());
     object["lineage"] = json!(lineage(&record).to_string());
@@ -61,10 +50,10 @@ pub(super) fn explain(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
     let record = whole_job(visible, asked.path("job"), "explanations")?;
     let runs = earlier(visible, &record)?;
     let runs = lineage::earlier(&record, &runs);
-    let explained: Vec<Value> =
-        known(visible, &record)?.with_job(&record, &runs, clock::realtime_ns(), |job| {
-            chosen.iter().map(|rule| rules::explanation_object(rule, &rules::explain(rule, job))).collect()
-        });
+    let known = known(visible, &record, visible.machines()?.of_job(&record))?;
+    let explained: Vec<Value> = known.with_job(&record, &runs, clock::realtime_ns(), |job| {
+        chosen.iter().map(|rule| rules::explanation_object(rule, &rules::explain(rule, job))).collect()
+    });
     Ok(json!({ "job": record.label(), "lineage": lineage(&record).to_string(), "rules": explained }))
 }
 

@@ -443,7 +443,7 @@ pub(super) fn who_schema() -> Schema {
         ("user", optional(Type::String)),
         ("job", optional(Type::String)),
         ("cores", of(Type::Number)),
-        ("memory_bytes", of(Type::Integer)),
+        ("memory_bytes", optional(Type::Integer)),
         ("command", list(of(Type::String))),
     ]);
     with_keys([("users", list(user.into())), ("processes", list(process.into()))]).into()

@@ -1,6 +1,7 @@
 //! Findings of many jobs, by user and rule, as `met check` has them.
 
-use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use met_core::Table;
 use met_core::job::Record;
@@ -10,7 +11,6 @@ use met_host::clock;
 use met_insight::check::{self, Checked, Look, SHORTEST_NS};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
-use met_insight::report::Machine;
 use met_insight::rules::{self, Rules, user};
 use met_query::jobs::JobsFilter;
 use met_query::query::first_jobs;
@@ -31,7 +31,9 @@ pub(crate) const FINDINGS: &[Parameter] = &[
 pub(super) const GROUP: [&str; 6] = ["user", "rule", "severity", "count", "what", "how"];
 const USUAL_NS: i64 = 30 * 86_400 * 1_000_000_000;
 /// The newest are looked at.
-const JOBS_MAX: usize = 100_000;
+const JOBS_MAX: usize = 50_000;
+/// Longer nobody waits, and others wait too: a later `since` is asked for then.
+const LONGEST: Duration = Duration::from_secs(20);
 const PAGE_JOBS: usize = 1_000;
 
 /// What the rules find in the jobs that the viewer sees, and whether there are more jobs.
@@ -40,27 +42,30 @@ pub(crate) fn found<T>(
     given: &Given,
     with: impl FnOnce(&Checked<'_>, bool) -> T,
 ) -> Result<T, Problem> {
-    let failed = |error: anyhow::Error| Problem::failed(&error);
+    // One at a time: it reads many jobs, and lists and pages are made by the same few threads.
+    static LOOKING: Mutex<()> = Mutex::new(());
+    let _looking = LOOKING.try_lock().map_err(|_| Problem::busy())?;
+    let begin = Instant::now();
+    let failed = |error: anyhow::Error| match begin.elapsed() < LONGEST {
+        true => Problem::failed(&error),
+        false => Problem::field("since", "these are too many jobs to look at; choose a later time"),
+    };
     let now_ns = clock::realtime_ns();
     let since_ns = Some(given.ns("since").unwrap_or(now_ns - USUAL_NS));
     // The sums of a user are compared with those of others.
-    let filter = JobsFilter { since_ns, limit: Some(PAGE_JOBS), ..JobsFilter::default() };
+    let filter = JobsFilter { since_ns, limit: Some(PAGE_JOBS), is_brief: true, ..JobsFilter::default() };
     let (records, is_cut) = first_jobs(visible.query, visible.viewer, &filter, JOBS_MAX).map_err(failed)?;
     let user = given.text("user");
     let is_wanted = |record: &Record| user.is_none() || user::owner(record) == user;
-    let cpus: HashMap<String, Option<i64>> =
-        visible.nodes()?.into_iter().map(|node| (node.name, node.cpus)).collect();
-    let machine = |record: &Record| {
-        let [node] = record.nodes.as_slice() else { return Machine { cpus: None } };
-        let known = cpus.get(node).copied().flatten().filter(|_| record.allocated.cpus.is_none());
-        Machine { cpus: known.and_then(|cpus| u32::try_from(cpus).ok()) }
-    };
-    let rules = &Rules { systems: visible.systems.into(), ..Rules::built_in().clone() };
+    let machines = visible.machines()?;
+    let machine = |record: &Record| machines.of_job(record);
+    let rules = &Rules { systems: Arc::clone(visible.systems), ..Rules::built_in().clone() };
     let (is_wanted, shortest_ns, interval): (&(dyn Fn(&Record) -> bool + Sync), _, _) =
         (&is_wanted, SHORTEST_NS, SAMPLED_EVERY);
     let look = Look { rules, is_wanted, machine: &machine, shortest_ns, interval, now_ns };
     let all_ms = (i64::MIN, i64::MAX);
     let mut series = |record: &Record, table: &'static Table, part: &str| {
+        anyhow::ensure!(begin.elapsed() < LONGEST, "it takes too long");
         samples::of_job(visible, record, table, part, all_ms)
     };
     let (mut findings, followed) = check::of_jobs(&look, &records, &mut [&mut series]).map_err(failed)?;

@@ -11,7 +11,6 @@ use met_query::query::first_jobs;
 use serde_json::Value;
 use utoipa::openapi::{Schema, Type};
 
-use super::answers::machine_of;
 use super::endpoints::whole_job;
 use super::parameters::{Given, Kind, Parameter, parameter};
 use super::schemas::{list, of, optional, with_keys};
@@ -24,7 +23,8 @@ pub(crate) const SCALE: &[Parameter] = &[
     parameter("target", Kind::Duration, "the time that is to be reached"),
 ];
 /// Jobs on its node that are looked at for the highest rates.
-const JOBS_BESIDE: usize = 1_000;
+const JOBS_BESIDE: usize = 10_000;
+const PAGE_JOBS: usize = 1_000;
 const SIZES_MAX: usize = 32;
 
 /// The plan for a job from the runs of its lineage that the viewer sees, and the jobs that say nothing.
@@ -39,18 +39,17 @@ pub(crate) fn planned(
     let now_ns = clock::realtime_ns();
     let beside = match record.nodes.as_slice() {
         [node] => {
-            let mut filter = JobsFilter { limit: Some(JOBS_BESIDE), paged: true, ..JobsFilter::default() };
+            let mut filter = JobsFilter { limit: Some(PAGE_JOBS), is_brief: true, ..JobsFilter::default() };
             filter.conditions.node = Some(node.clone());
-            visible.jobs(&filter)?.0.jobs
+            first_jobs(visible.query, visible.viewer, &filter, JOBS_BESIDE).map_err(failed)?.0
         }
         _ => Vec::new(),
     };
     let ceilings = Ceilings::of(&record, visible.systems, &beside, now_ns);
-    let mut learned = Learned::default();
+    let (mut learned, machines) = (Learned::default(), visible.machines()?);
     let all_ms = (i64::MIN, i64::MAX);
     for (index, run) in runs(visible, &record)?.iter().enumerate() {
-        let machine = machine_of(visible, run)?;
-        let known = Known::read(SAMPLED_EVERY, run, machine, &mut |table, part| {
+        let known = Known::read(SAMPLED_EVERY, run, machines.of_job(run), &mut |table, part| {
             // Only the job itself is looked at more closely.
             match index == 0 && part.is_empty() {
                 true => samples::of_job(visible, run, table, part, all_ms),

@@ -21,7 +21,7 @@ use super::job_answers;
 use super::layout::{self, Site, Tab, amount};
 use super::{Asked, Made, annotation, job_tables, plot};
 use crate::api::Visible;
-use crate::api::answers::{known, machine_of};
+use crate::api::answers::known;
 use crate::api::compare::earlier;
 use crate::problem::Problem;
 use crate::samples::{self, SAMPLED_EVERY};
@@ -157,11 +157,11 @@ fn shown<'a>(
     bins: usize,
     now_ns: i64,
 ) -> Result<Shown<'a>, Problem> {
-    let machine = machine_of(visible, record)?;
+    let machine = visible.machines()?.of_job(record);
     if !is_whole {
         return Ok(Shown { record, machine, charts: Vec::new(), span: None, answers: None });
     }
-    let mut known = known(visible, record)?;
+    let mut known = known(visible, record, machine)?;
     let earlier = earlier(visible, record)?;
     let answers = known.answers(record, &earlier, now_ns);
     let window_ms = window.read_ms(now_ns / 1_000_000);

@@ -56,7 +56,7 @@ fn bounds(plan: &Plan) -> Markup {
 fn predictions(plan: &Plan) -> Markup {
     match &plan.scaling {
         Err(cannot) => html! {
-            p.verdict { "Cannot say: " (escape(&cannot.why)) }
+            p.verdict { "Cannot say: " (escape(cannot.why)) }
             @if !cannot.run_next.is_empty() {
                 p { "Run it next with " (cannot.run_next.iter().map(|size| units::cores(*size)).collect::<Vec<_>>().join(" and ")) " workers." }
             }

@@ -84,7 +84,7 @@ fn process(site: &Site, process: &ProcessUse) -> Markup {
         tr {
             th scope="row" { (process.pid) }
             td.n { (units::cores(process.cores)) }
-            td.n { (units::bytes(process.memory_bytes as f64)) }
+            td.n { @if let Some(bytes) = process.memory_bytes { (units::bytes(bytes as f64)) } @else { span.unknown { "–" } } }
             td { (name(process.user.as_deref())) }
             td { @if let Some(job) = &process.job { a href=(site.job_path(job)) { (escape(job)) } } @else { span.unknown { "–" } } }
             td { code.cmd title=(words) { (words) } }

@@ -46,8 +46,8 @@ use met_core::job::{Record, State};
 use met_insight::report::Machine;
 
 use met_config::Failure;
-use met_query::jobs::{AllJobs, Answers};
-use met_query::protocol::{NodeStatus, Reply, Request};
+use met_query::jobs::AllJobs;
+use met_query::machines::Machines;
 use met_query::setting::Setting;
 
 /// What a shell would return for a job: its exit code, or 128 and the signal that ended it.
@@ -97,41 +97,6 @@ fn machine(setting: &Setting, record: &Record) -> Machine {
     Machines::of(setting).of_job(record)
 }
 
-/// The machines that are known here.
-enum Machines {
-    Here { name: String, cpus: u32 },
-    OfServer(Vec<NodeStatus>),
-}
-
-impl Machines {
-    fn of(setting: &Setting) -> Machines {
-        if let Ok(Some(mut server)) = setting.server_client() {
-            let Ok(Reply::Nodes(nodes)) = server.call(&Request::Nodes) else {
-                return Machines::OfServer(Vec::new());
-            };
-            return Machines::OfServer(nodes);
-        }
-        let facts = setting.host.facts();
-        Machines::Here { name: facts.hostname.clone(), cpus: facts.cpu_count }
-    }
-
-    fn of_job(&self, record: &Record) -> Machine {
-        match self {
-            Machines::OfServer(nodes) => Machine { cpus: cpus_of(nodes, record) },
-            Machines::Here { name, cpus } => {
-                Machine { cpus: (record.nodes == [name.clone()]).then_some(*cpus) }
-            }
-        }
-    }
-}
-
-/// Of all nodes of a job together; of some of them it would be too few.
-fn cpus_of(nodes: &[NodeStatus], record: &Record) -> Option<u32> {
-    let cpus = |name: &String| nodes.iter().find(|node| node.name == *name)?.cpus;
-    let all: i64 = record.nodes.iter().map(cpus).sum::<Option<i64>>()?;
-    u32::try_from(all).ok().filter(|&all| all > 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,17 +119,5 @@ mod tests {
         assert_eq!(elsewhere("logs", &record), "job 7@n1 ran on n1; run there: met logs 7");
         record.nodes.push("n2".to_owned());
         assert_eq!(elsewhere("ps", &record), "job 7@n1 ran on n1 and 1 more; run there: met ps 7");
-    }
-
-    #[test]
-    fn a_job_has_the_cpus_of_its_nodes_if_all_are_known() {
-        let node = |name: &str, cpus| NodeStatus { name: name.to_owned(), cpus, ..NodeStatus::default() };
-        let nodes = [node("n1", Some(2)), node("n2", Some(4)), node("n3", None)];
-        let on = |names: &[&str]| {
-            let nodes_of = names.iter().map(|&name| name.to_owned()).collect();
-            cpus_of(&nodes, &Record { nodes: nodes_of, ..met_core::sample::bare(1, "job") })
-        };
-        assert_eq!((on(&["n1"]), on(&["n1", "n2"])), (Some(2), Some(6)));
-        assert_eq!((on(&["n1", "n3"]), on(&["gone"]), on(&[])), (None, None, None));
     }
 }

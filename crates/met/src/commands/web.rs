@@ -115,7 +115,7 @@ fn start(setting: Setting, personal: &Arc<Personal>, options: Options) -> Result
     let layouts = setting.config.jobs.layouts.clone();
     let admission: Arc<dyn Admission> = Arc::<Personal>::clone(personal);
     let host = Some(setting.host.clone()).filter(|_| setting.server.is_none());
-    let systems = systems::of(&setting.config);
+    let systems = systems::of(&setting.config).into();
     let own = Arc::new(OwnJobs::new(setting));
     let query = Arc::<OwnJobs>::clone(&own);
     let (answers, live) = (Arc::default(), Arc::default());

@@ -34,7 +34,7 @@ pub fn text(InUse { users, processes }: &InUse, cpus: u32, style: &Style) -> Str
                 process.pid.to_string(),
                 name(&process.user),
                 units::cores(process.cores),
-                units::bytes(process.memory_bytes as f64),
+                process.memory_bytes.map_or("-".to_owned(), |bytes| units::bytes(bytes as f64)),
                 process.job.as_deref().map_or("-".to_owned(), text::escape),
                 text::command_line(&process.command),
             ]
@@ -96,13 +96,13 @@ mod tests {
             },
             UserUse { name: None, processes: 1, ..UserUse::default() },
         ];
-        let process = |pid, cores, job: Option<&str>| ProcessUse {
-            pid,
-            user: Some("ada".to_owned()),
-            job: job.map(str::to_owned),
-            cores,
-            memory_bytes: 1 << 30,
-            command: vec!["python".to_owned(), "a very long name of a script that is cut off.py".to_owned()],
+        let process = |pid, cores, job: Option<&str>| {
+            let mut process = ProcessUse::default();
+            (process.pid, process.cores, process.user) = (pid, cores, Some("ada".to_owned()));
+            (process.job, process.memory_bytes) = (job.map(str::to_owned), Some(1 << 30));
+            process.command =
+                vec!["python".to_owned(), "a very long name of a script that is cut off.py".to_owned()];
+            process
         };
         let processes = vec![process(4711, 1.25, Some("12")), process(5, 0.25, None), process(6, 0.0, None)];
         let drawn = text(&InUse { users, processes }, 8, &Style { width: Some(60), ..Style::plain() });
