@@ -436,7 +436,7 @@ impl Month {
             };
             Ok::<_, std::convert::Infallible>(course.cloned().unwrap_or_else(|| Course::new(table)))
         };
-        let Ok((mut found, _)) = crate::check::of_jobs(&look, &self.records, &mut series);
+        let Ok((mut found, _)) = crate::check::of_jobs(&look, &self.records, &mut [&mut series]);
         for sum in user::sums(&self.records, now_ns) {
             found.extend(findings_of_user(Rules::built_in(), &sum));
         }
