@@ -42,6 +42,9 @@ const PAIRS: &[Pair] = &[
     ("gpu_too_large", gpu_compute_units, 0.17, 0.19, 0.01),
     ("gpu_small_kernels", gpu_power, 0.29, 0.31, 0.01),
     ("cores_per_gpu", cores_beside_a_gpu, 25.0, 23.0, 60.0),
+    ("cores_per_gpu", loading_on_32_cores, 0.03, 0.2, 0.0),
+    ("cores_per_gpu", quota_beside_a_gpu, 0.19, 0.21, 0.0),
+    ("cores_per_gpu", waiting_beside_a_gpu, 1.9, 2.1, 0.0),
     ("serial_on_many", busy_of_16, 1.05, 1.15, 0.5),
     ("cpu_low", busy_of_16, 6.3, 6.5, 0.1),
     ("oversubscribed", waiting_threads, 2.1, 1.9, 100.0),
@@ -189,10 +192,29 @@ fn kernel_share(share: f64) -> Case {
 }
 
 /// One of four GPUs of a node with 64 cores.
-fn cores_beside_a_gpu(cpus: f64) -> Case {
-    let mut made = given(made(2 * HOUR).cores(|_| 4.0), cpus as i64);
+fn beside_a_gpu(made: Made, cpus: i64) -> Case {
+    let mut made = given(made, cpus);
     (made.record.allocated.gpus, made.record.gpus) = (Some(1), vec![gpu(Some(0.9), 2 * HOUR)]);
     Case::Job(Box::new(made), Around { node_gpus: Some(4), ..Around::default() })
+}
+
+fn cores_beside_a_gpu(cpus: f64) -> Case {
+    beside_a_gpu(made(2 * HOUR).cores(|_| 4.0), cpus as i64)
+}
+
+/// A data loader that needs all its cores for this share of every 100 seconds.
+fn loading_on_32_cores(share: f64) -> Case {
+    let loads = move |second: i32| f64::from(second % 100) < 100.0 * share;
+    beside_a_gpu(made(2 * HOUR).cores(move |second| if loads(second) { 32.0 } else { 2.0 }), 32)
+}
+
+fn quota_beside_a_gpu(share: f64) -> Case {
+    let taken = 4.0 * share / (1.0 - share);
+    beside_a_gpu(made(2 * HOUR).cores(|_| 4.0).rate(column::THROTTLED, move |_| taken), 32)
+}
+
+fn waiting_beside_a_gpu(waiting: f64) -> Case {
+    beside_a_gpu(made(2 * HOUR).cores(|_| 4.0).rate(column::RUN_QUEUE_WAIT, move |_| waiting), 32)
 }
 
 fn cores_of_a_shared_machine(cores: f64) -> Case {
