@@ -40,6 +40,9 @@ const PAIRS: &[Pair] = &[
     ("gpu_waits_for_cpu", gpu_use_beside_busy_cores, 0.59, 0.61, 0.05),
     ("gpu_low", gpu_use, 0.24, 0.26, 0.05),
     ("gpu_too_large", gpu_compute_units, 0.17, 0.19, 0.01),
+    ("gpu_too_large", small_use_of_gpus, 1.0, 2.0, 1.0),
+    ("gpus_too_many", units_of_two_gpus, 0.17, 0.19, 0.01),
+    ("gpus_too_many", small_use_of_gpus, 2.0, 1.0, 8.0),
     ("gpu_small_kernels", gpu_power, 0.29, 0.31, 0.01),
     ("cores_per_gpu", cores_beside_a_gpu, 25.0, 23.0, 60.0),
     ("cores_per_gpu", loading_on_32_cores, 0.03, 0.2, 0.0),
@@ -96,6 +99,24 @@ fn gpu_use_beside_busy_cores(used: f64) -> Case {
 
 fn gpu_compute_units(share: f64) -> Case {
     job(with_gpus(2 * HOUR, vec![GpuUse { sm_activity: Some(share), ..gpu(Some(0.5), 2 * HOUR) }]))
+}
+
+fn of_gpus(count: usize, units: f64) -> Case {
+    let gpu = |index: usize| GpuUse {
+        uuid: format!("GPU-{index}"),
+        sm_activity: Some(units),
+        ..gpu(Some(0.5), 2 * HOUR)
+    };
+    job(with_gpus(2 * HOUR, (0..count).map(gpu).collect()))
+}
+
+fn units_of_two_gpus(share: f64) -> Case {
+    of_gpus(2, share)
+}
+
+/// A part of one GPU is advised where there is one.
+fn small_use_of_gpus(count: f64) -> Case {
+    of_gpus(count as usize, 0.05)
 }
 
 fn gpu_power(share: f64) -> Case {
