@@ -142,12 +142,23 @@ fn slices(gpu: &GpuUse) -> Option<u32> {
 }
 
 /// That part by the name of its profile, with its memory; `None` where a GPU cannot be divided, or that would be all.
+/// None of several GPUs either: a process uses one MIG instance, and none sends data to another.
 pub fn part_words(record: &Record) -> Option<String> {
-    let part = smallest_part(record).filter(|part| part.slices < part.of)?;
+    let part = smallest_part(record).filter(|part| part.slices < part.of && count(record) == 1)?;
     let total = record.gpus.iter().filter_map(|gpu| gpu.memory_total_bytes).min()? as f64;
     let divisible = record.gpus.iter().all(|gpu| slices(gpu) == Some(part.of));
     let memory = met_core::units::bytes(part.memory_share * total);
     divisible.then(|| format!("{}g ({} of {} slices, {memory})", part.slices, part.slices, part.of))
+}
+
+/// What a job can do that needs less than the GPUs that it has; nothing where it has a part of one already.
+pub fn less_words(record: &Record) -> Option<&'static str> {
+    match record.gpus.as_slice() {
+        gpus if gpus.iter().any(|gpu| gpu.parent.is_some()) => None,
+        _ if count(record) > 1 => Some("ask for fewer GPUs"),
+        [gpu] if slices(gpu).is_some() => Some("use a part of the GPU (a MIG instance)"),
+        _ => Some("use a smaller GPU"),
+    }
 }
 
 /// Cards computing on average over the time of the one held longest, as the cards' own means say: 1 is one card fully
@@ -238,7 +249,10 @@ mod tests {
                 memory_total_bytes: Some(total_gib << 30),
                 ..sample::gpu()
             }];
-            part_words(&record)
+            let of_one = part_words(&record);
+            record.gpus.push(record.gpus[0].clone());
+            assert_eq!(part_words(&record), None, "a program on two GPUs does not run on MIG instances");
+            of_one
         };
         let a100 = |units: f64, gib: i64| of("NVIDIA A100-SXM4-80GB", units, gib, 80);
         assert_eq!(a100(0.1, 8).unwrap(), "1g (1 of 7 slices, 10.0 GiB)");
@@ -250,6 +264,16 @@ mod tests {
         assert_eq!(a100(0.1, 40), None, "all of its memory");
         assert_eq!(of("NVIDIA A30", 0.1, 2, 24).unwrap(), "1g (1 of 4 slices, 6.00 GiB)");
         assert_eq!(of("NVIDIA L40S", 0.1, 2, 48), None, "it cannot be divided");
+    }
+
+    #[test]
+    fn less_of_several_gpus_is_fewer_of_them() {
+        let of = |gpus: Vec<GpuUse>| less_words(&Record { gpus, ..sample::finished() });
+        let gpu = |name: &str| GpuUse { name: name.to_owned(), ..sample::gpu() };
+        assert_eq!(of(vec![gpu("NVIDIA H100")]), Some("use a part of the GPU (a MIG instance)"));
+        assert_eq!(of(vec![gpu("NVIDIA L40S")]), Some("use a smaller GPU"));
+        assert_eq!(of(vec![gpu("NVIDIA H100"), gpu("NVIDIA H100")]), Some("ask for fewer GPUs"));
+        assert_eq!(of(vec![GpuUse { parent: Some("GPU-whole".to_owned()), ..gpu("NVIDIA H100") }]), None);
     }
 
     #[test]

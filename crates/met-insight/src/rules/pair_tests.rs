@@ -1,4 +1,5 @@
-//! Every built-in rule speaks of one case, and is silent about the nearest one: the two differ in one number.
+//! Every built-in rule speaks of one case, and is silent about the nearest one: the two differ in one number. What rules
+//! ask for besides has a pair of its own.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -39,8 +40,14 @@ const PAIRS: &[Pair] = &[
     ("gpu_waits_for_cpu", gpu_use_beside_busy_cores, 0.59, 0.61, 0.05),
     ("gpu_low", gpu_use, 0.24, 0.26, 0.05),
     ("gpu_too_large", gpu_compute_units, 0.17, 0.19, 0.01),
+    ("gpu_too_large", small_use_of_gpus, 1.0, 2.0, 1.0),
+    ("gpus_too_many", units_of_two_gpus, 0.17, 0.19, 0.01),
+    ("gpus_too_many", small_use_of_gpus, 2.0, 1.0, 8.0),
     ("gpu_small_kernels", gpu_power, 0.29, 0.31, 0.01),
     ("cores_per_gpu", cores_beside_a_gpu, 25.0, 23.0, 60.0),
+    ("cores_per_gpu", loading_on_32_cores, 0.03, 0.2, 0.0),
+    ("cores_per_gpu", quota_beside_a_gpu, 0.19, 0.21, 0.0),
+    ("cores_per_gpu", waiting_beside_a_gpu, 1.9, 2.1, 0.0),
     ("serial_on_many", busy_of_16, 1.05, 1.15, 0.5),
     ("cpu_low", busy_of_16, 6.3, 6.5, 0.1),
     ("oversubscribed", waiting_threads, 2.1, 1.9, 100.0),
@@ -51,7 +58,8 @@ const PAIRS: &[Pair] = &[
     ("time_limit_excess", limit_in_runs, 4.1, 3.9, 100.0),
     ("idle_tail", idle_share_at_the_end, 0.22, 0.17, 0.8),
     ("deadweight", idle_hours_while_running, 2.1, 1.9, 4.9),
-    ("zombies", processes_left, 3.0, 5.0, 1.0),
+    ("left_processes", processes_left, 3.0, 5.0, 1.0),
+    ("left_processes", few_processes_idle_hours, 2.1, 1.9, 4.9),
     ("small_io", calls, 5100.0, 4900.0, 1e6),
     ("kernel_calls", kernel_share, 0.51, 0.49, 1.0),
     ("many_children", children, 51.0, 49.0, 5000.0),
@@ -91,6 +99,24 @@ fn gpu_use_beside_busy_cores(used: f64) -> Case {
 
 fn gpu_compute_units(share: f64) -> Case {
     job(with_gpus(2 * HOUR, vec![GpuUse { sm_activity: Some(share), ..gpu(Some(0.5), 2 * HOUR) }]))
+}
+
+fn of_gpus(count: usize, units: f64) -> Case {
+    let gpu = |index: usize| GpuUse {
+        uuid: format!("GPU-{index}"),
+        sm_activity: Some(units),
+        ..gpu(Some(0.5), 2 * HOUR)
+    };
+    job(with_gpus(2 * HOUR, (0..count).map(gpu).collect()))
+}
+
+fn units_of_two_gpus(share: f64) -> Case {
+    of_gpus(2, share)
+}
+
+/// A part of one GPU is advised where there is one.
+fn small_use_of_gpus(count: f64) -> Case {
+    of_gpus(count as usize, 0.05)
 }
 
 fn gpu_power(share: f64) -> Case {
@@ -156,13 +182,23 @@ fn idle_hours_while_running(hours: f64) -> Case {
     job(made)
 }
 
-fn processes_left(count: f64) -> Case {
-    let begin = 2 * HOUR;
-    let made = made(3 * HOUR).cores(move |second| if second < begin { 8.0 } else { 0.0 });
+/// Of nine processes some are left, and nothing runs in the last hours.
+fn left_behind(hours: f64, count: f64) -> Case {
+    let begin = 5 * HOUR - (hours * f64::from(HOUR)) as i32;
+    let made = made(5 * HOUR).cores(move |second| if second < begin { 8.0 } else { 0.0 });
     let running = move |second: i32| if second < begin { 9.0 } else { count };
     let mut made = given(made.level(column::PROCESSES_RUNNING, running), 8);
     made.record.state = State::Running;
     job(made)
+}
+
+fn processes_left(count: f64) -> Case {
+    left_behind(2.5, count)
+}
+
+/// A shell after `make`, a notebook, a manager of a workflow: for a while they wait for their user or for other jobs.
+fn few_processes_idle_hours(hours: f64) -> Case {
+    left_behind(hours, 1.0)
 }
 
 fn kernel_share(share: f64) -> Case {
@@ -177,10 +213,29 @@ fn kernel_share(share: f64) -> Case {
 }
 
 /// One of four GPUs of a node with 64 cores.
-fn cores_beside_a_gpu(cpus: f64) -> Case {
-    let mut made = given(made(2 * HOUR).cores(|_| 4.0), cpus as i64);
+fn beside_a_gpu(made: Made, cpus: i64) -> Case {
+    let mut made = given(made, cpus);
     (made.record.allocated.gpus, made.record.gpus) = (Some(1), vec![gpu(Some(0.9), 2 * HOUR)]);
     Case::Job(Box::new(made), Around { node_gpus: Some(4), ..Around::default() })
+}
+
+fn cores_beside_a_gpu(cpus: f64) -> Case {
+    beside_a_gpu(made(2 * HOUR).cores(|_| 4.0), cpus as i64)
+}
+
+/// A data loader that needs all its cores for this share of every 100 seconds.
+fn loading_on_32_cores(share: f64) -> Case {
+    let loads = move |second: i32| f64::from(second % 100) < 100.0 * share;
+    beside_a_gpu(made(2 * HOUR).cores(move |second| if loads(second) { 32.0 } else { 2.0 }), 32)
+}
+
+fn quota_beside_a_gpu(share: f64) -> Case {
+    let taken = 4.0 * share / (1.0 - share);
+    beside_a_gpu(made(2 * HOUR).cores(|_| 4.0).rate(column::THROTTLED, move |_| taken), 32)
+}
+
+fn waiting_beside_a_gpu(waiting: f64) -> Case {
+    beside_a_gpu(made(2 * HOUR).cores(|_| 4.0).rate(column::RUN_QUEUE_WAIT, move |_| waiting), 32)
 }
 
 fn cores_of_a_shared_machine(cores: f64) -> Case {
@@ -295,9 +350,10 @@ fn every_built_in_rule_speaks_of_its_case_and_not_of_the_nearest_one() {
 
 #[test]
 fn no_built_in_rule_is_without_a_pair() {
-    let with_pair: Vec<&str> = PAIRS.iter().map(|(rule, ..)| *rule).collect();
+    let mut with_pair: Vec<&str> = PAIRS.iter().map(|(rule, ..)| *rule).collect();
+    with_pair.dedup();
     let built_in: Vec<&str> = Rules::built_in().rules.iter().map(|rule| rule.name.as_str()).collect();
-    assert_eq!(with_pair, built_in, "each rule has one pair, in the order of the rules");
+    assert_eq!(with_pair, built_in, "each rule has its pairs, in the order of the rules");
 }
 
 #[test]
@@ -436,7 +492,7 @@ impl Month {
             };
             Ok::<_, std::convert::Infallible>(course.cloned().unwrap_or_else(|| Course::new(table)))
         };
-        let Ok((mut found, _)) = crate::check::of_jobs(&look, &self.records, &mut series);
+        let Ok((mut found, _)) = crate::check::of_jobs(&look, &self.records, &mut [&mut series]);
         for sum in user::sums(&self.records, now_ns) {
             found.extend(findings_of_user(Rules::built_in(), &sum));
         }
@@ -450,9 +506,9 @@ impl Month {
 fn month() -> (Month, BTreeMap<String, Vec<String>>) {
     let (mut month, mut expected) = (Month::default(), BTreeMap::new());
     let mut weeks = 0;
-    for (rule, case, speaks, silent, _) in PAIRS {
+    for (place, (rule, case, speaks, silent, _)) in PAIRS.iter().enumerate() {
         for (kind, number) in [("bad", speaks), ("good", silent)] {
-            let user = format!("{kind}-{rule}");
+            let user = format!("{kind}{place}-{rule}");
             let case = case(*number);
             let of_user = case.findings().into_iter().filter(|found| found.user.as_deref() == Some("alice"));
             let mut told: Vec<String> = of_user.map(|found| found.rule).collect();

@@ -24,8 +24,9 @@ enum Part {
 
 const DIRECTIVE: &str = "directive_";
 /// `one_core` is that of CPUs where it is for one; `smaller_gpu` and `without_gpus` say where it would fit: in a MIG
-/// instance or on one of the configured systems.
-const DIRECTIVES: [&str; 7] = ["memory", "cpus", "one_core", "time", "gpus", "smaller_gpu", "without_gpus"];
+/// instance or on one of the configured systems; `less_gpu` says what less there is, of one GPU and of several.
+const DIRECTIVES: [&str; 8] =
+    ["memory", "cpus", "one_core", "time", "gpus", "smaller_gpu", "less_gpu", "without_gpus"];
 const MEASURES: [(&str, Measure); 7] = [
     ("share", Measure::Share),
     ("bytes", Measure::Bytes),
@@ -85,6 +86,7 @@ fn directive(job: &Job<'_>, resource: &str) -> Option<String> {
             let places: Vec<String> = part.into_iter().chain(system).collect();
             return (!places.is_empty()).then(|| places.join(", or "));
         }
+        "less_gpu" => return gpu::less_words(job.record).map(str::to_owned),
         "without_gpus" => return Some(scale::without_gpus(job.record, job.systems)?.name.clone()),
         _ => {}
     }
