@@ -38,6 +38,7 @@ const PAIRS: &[Pair] = &[
     ("gpu_idle", gpu_use, 0.04, 0.06, 0.0),
     ("gpus_unused", second_gpu_use, 0.0, 0.01, 0.0),
     ("gpu_waits_for_cpu", gpu_use_beside_busy_cores, 0.59, 0.61, 0.05),
+    ("gpu_waits_for_cpu", busy_cores_beside_a_gpu, 7.3, 7.1, 8.0),
     ("gpu_low", gpu_use, 0.24, 0.26, 0.05),
     ("gpu_too_large", gpu_compute_units, 0.17, 0.19, 0.01),
     ("gpu_too_large", small_use_of_gpus, 1.0, 2.0, 1.0),
@@ -91,10 +92,19 @@ fn second_gpu_use(used: f64) -> Case {
     job(with_gpus(2 * HOUR, vec![gpu(Some(0.9), 2 * HOUR), second]))
 }
 
-fn gpu_use_beside_busy_cores(used: f64) -> Case {
-    let mut made = given(made(2 * HOUR).cores(|_| 7.9), 8);
+/// A GPU beside eight cores.
+fn cores_and_gpu_use(cores: f64, used: f64) -> Case {
+    let mut made = given(made(2 * HOUR).cores(move |_| cores), 8);
     (made.record.allocated.gpus, made.record.gpus) = (Some(1), vec![gpu(Some(used), 2 * HOUR)]);
     job(made)
+}
+
+fn gpu_use_beside_busy_cores(used: f64) -> Case {
+    cores_and_gpu_use(7.9, used)
+}
+
+fn busy_cores_beside_a_gpu(cores: f64) -> Case {
+    cores_and_gpu_use(cores, 0.5)
 }
 
 fn gpu_compute_units(share: f64) -> Case {
