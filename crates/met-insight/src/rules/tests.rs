@@ -446,8 +446,7 @@ fn a_remedy_names_a_configured_system_that_fits() {
             ..crate::scale::System::default()
         };
         let systems = [fox];
-        let job =
-            Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).beside(near(Some(0.5)));
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).beside(near(Some(0.5)));
         findings(Rules::built_in(), &job.among(&systems).sampled(made.samples()))[0].how.clone()
     };
     assert_eq!(how(128), "move it to fox");
