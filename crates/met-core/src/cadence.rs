@@ -16,7 +16,7 @@ pub const WATCHED_FOR_NS: i64 = 15_000_000_000;
 const STEPS_MAX: usize = 8;
 const SHORTEST_NS: i64 = 10_000_000;
 /// An hour has at least 60 samples.
-const LONGEST_NS: i64 = 60_000_000_000;
+pub(crate) const LONGEST_NS: i64 = 60_000_000_000;
 
 /// Intervals by the age of a job: the first holds from its start, each other one from a later age, and none is
 /// shorter than the one before.

@@ -43,14 +43,22 @@ pub struct Samples<'a> {
     pub gpus: &'a [(String, Course)],
 }
 
+/// What other jobs on the machine of a job say of it, where that is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Beside {
+    /// GPUs of the machine.
+    pub gpus: Option<u32>,
+    /// The share of the time in which jobs of others waited for a CPU that they did not have.
+    pub pressure: Option<f64>,
+    /// Cores that all other jobs used.
+    pub cores: Option<f64>,
+}
+
 /// A job with all that is known around it.
 pub struct Job<'a> {
     pub record: &'a Record,
     pub machine: Machine,
-    /// GPUs of its machine, where that is known.
-    pub node_gpus: Option<u32>,
-    /// The share of the time in which jobs of others on its machine waited for a CPU.
-    pub others_pressure: Option<f64>,
+    pub beside: Beside,
     /// Earlier runs of its lineage, newest first.
     pub earlier: &'a [&'a Record],
     /// Machines that it could move to.
@@ -68,8 +76,7 @@ impl<'a> Job<'a> {
         Job {
             record,
             machine,
-            node_gpus: None,
-            others_pressure: None,
+            beside: Beside::default(),
             earlier: &[],
             systems: &[],
             now_ns,
@@ -84,9 +91,8 @@ impl<'a> Job<'a> {
         Job { earlier, ..self }
     }
 
-    /// Beside other jobs: the GPUs of its machine, and the pressure that others feel.
-    pub fn beside(self, node_gpus: Option<u32>, others_pressure: Option<f64>) -> Job<'a> {
-        Job { node_gpus, others_pressure, ..self }
+    pub fn beside(self, beside: Beside) -> Job<'a> {
+        Job { beside, ..self }
     }
 
     pub fn among(self, systems: &'a [System]) -> Job<'a> {
@@ -110,7 +116,7 @@ impl<'a> Job<'a> {
     pub fn unread(&self) -> Job<'a> {
         Job::new(self.record, self.machine, self.now_ns)
             .after(self.earlier)
-            .beside(self.node_gpus, self.others_pressure)
+            .beside(self.beside)
             .among(self.systems)
     }
 

@@ -13,7 +13,7 @@ use met_core::{Table, job_table};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::answers::{FollowUp, Job, Known, follow_ups};
+use crate::answers::{Beside, FollowUp, Job, Known, follow_ups};
 use crate::finding::{self, Finding, Saving, Severity};
 use crate::lineage::Lineages;
 use crate::neighbours::Neighbours;
@@ -122,9 +122,9 @@ impl Around<'_> {
                 continue;
             }
             let earlier = lineages.before(index, EARLIER);
-            let node_gpus = neighbours.gpus(record);
+            let gpus = Beside { gpus: neighbours.gpus(record), ..Beside::default() };
             let machine = (look.machine)(record);
-            let unread = Job::new(record, machine, look.now_ns).after(&earlier).beside(node_gpus, None);
+            let unread = Job::new(record, machine, look.now_ns).after(&earlier).beside(gpus);
             followed.extend(follow_ups(&unread));
             let (candidates, needs) = rules::candidates(look.rules, &unread);
             if candidates.is_empty() {
@@ -132,8 +132,8 @@ impl Around<'_> {
             }
             let mut of_job = |table: &'static Table, part: &str| series(record, table, part);
             let known = Known::read_needed(needs, look.interval, record, machine, &mut of_job)?;
-            let pressure = if needs.neighbours { neighbours.pressure(record, look.now_ns) } else { None };
-            let known = known.beside(node_gpus, pressure).among(&look.rules.systems);
+            let beside = if needs.neighbours { neighbours.beside(record, look.now_ns) } else { gpus };
+            let known = known.beside(beside).among(&look.rules.systems);
             known.with_job(record, &earlier, look.now_ns, |job| {
                 findings.extend(rules::judge_all(candidates, job));
             });

@@ -1,7 +1,7 @@
 //! Which times between two samples are gaps, and which are how often a job was sampled.
 
 use super::Course;
-use crate::cadence::{self, TOGETHER_NS};
+use crate::cadence::{self, LONGEST_NS, TOGETHER_NS};
 
 /// Decides which times between neighbouring samples are gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +66,24 @@ impl Gaps {
                 && is_clearly_longer(usual_ms(course, (1..index).rev()))
                 && is_clearly_longer(usual_ms(course, index + 1..course.len()))
         };
-        here_ms > self.least_ms && self.pace.is_none_or(|pace| is_long_for_its_age(pace) && is_long_here())
+        here_ms > self.least_ms
+            && self
+                .pace
+                .is_none_or(|pace| is_long_for_its_age(pace) && is_long_here() && !are_few_alike(course))
     }
+}
+
+/// Whether there are two or three samples at what can be their own pace, which has no neighbours to be compared with:
+/// two equal times, or one that a ladder may have, since a longer one may as well be an absence. A tick may be late by
+/// a quarter.
+fn are_few_alike(course: &Course) -> bool {
+    let longest_ms = LONGEST_NS / 1_000_000;
+    let (one_ms, other_ms) = match course.len() {
+        2 => (span_ms(course, 1), longest_ms.min(span_ms(course, 1))),
+        3 => (span_ms(course, 1).max(span_ms(course, 2)), span_ms(course, 1).min(span_ms(course, 2))),
+        _ => return false,
+    };
+    one_ms <= other_ms.saturating_mul(5) / 4
 }
 
 fn span_ms(course: &Course, index: usize) -> i64 {
@@ -128,7 +144,20 @@ mod tests {
         let expected = [false, false, true, true, false, false];
         assert_eq!(gaps(&[1, 1, 120, 120, 1, 1], by_second), expected);
         assert_eq!(gaps(&[120, 1, 1, 1, 120], by_second), [true, false, false, false, true], "at the ends");
-        assert_eq!(gaps(&[120, 120], by_second), [true; 2], "too few to say");
+        assert_eq!(gaps(&[120, 120, 1, 1], by_second), [true, true, false, false]);
+    }
+
+    #[test]
+    fn few_samples_at_one_distance_have_no_gap() {
+        let by_second = Gaps::paced(5000, None);
+        assert_eq!(gaps(&[60], by_second), [false], "an interval that a ladder may have");
+        assert_eq!(gaps(&[60, 61], by_second), [false; 2]);
+        assert_eq!(gaps(&[300, 300], by_second), [false; 2], "of another program, say");
+        assert_eq!(gaps(&[60, 60, 60], by_second), [false; 3]);
+        assert_eq!(gaps(&[120], by_second), [true], "it may be an absence");
+        assert_eq!(gaps(&[1, 60], by_second), [false, true], "it was sampled more often");
+        assert_eq!(gaps(&[60, 120], by_second), [true; 2], "too few to say");
+        assert_eq!(gaps(&[60, 60], 5000.into()), [true; 2], "a fixed length is compared with nothing");
     }
 
     #[test]

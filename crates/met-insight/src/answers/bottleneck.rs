@@ -10,8 +10,10 @@ use crate::{allocation, average, gpu};
 const SHARE: f64 = 0.3;
 const MEMORY_SHARE: f64 = 0.2;
 const QUOTA_SHARE: f64 = 0.1;
-/// Of one core, or of all: busy.
+/// Of a core: busy.
 const BUSY: f64 = 0.8;
+/// Of all its cores: full, as `gpu_waits_for_cpu` has it.
+const FULL: f64 = 0.9;
 /// Of the time with at most one core busy, from which a job is serial.
 const SERIAL_SHARE: f64 = 0.8;
 /// Below this many cores and this share of waiting nothing kept the job busy.
@@ -140,7 +142,7 @@ impl Figures {
 
     /// `None` where what is not known could be the limit.
     fn limit(&self) -> Option<Limit> {
-        let is_full = self.of_cores.is_some_and(|of| self.cores >= BUSY * of);
+        let is_full = self.of_cores.is_some_and(|of| self.cores >= FULL * of);
         let reads = self.storage_bytes.is_some_and(|bytes| bytes >= STORAGE_BYTES_PER_SECOND);
         // Where the time that tasks waited is not known, bytes and an idle CPU are the evidence.
         let waits = self.io.map_or(reads && self.runnable < 0.7, |share| share >= SHARE);
@@ -298,6 +300,18 @@ mod tests {
         let busy = GpuUse { utilization: Some(1.0), ..sample::gpu() };
         spins.record.gpus = vec![busy, GpuUse { utilization: None, ..sample::gpu() }];
         assert_eq!(limit(&spins), None, "one of two GPUs is not known");
+    }
+
+    #[test]
+    fn all_cores_are_full_from_nine_tenths_on() {
+        let limit = |cores: f64| {
+            let mut made = made(100).cores(move |_| cores);
+            made.record.allocated.gpus = Some(1);
+            let job = Job::new(&made.record, Machine { cpus: Some(8) }, made.now_ns());
+            bottleneck(&job).map(|found| found.limit)
+        };
+        assert_eq!(limit(7.3), Some(Limit::Cpu));
+        assert_eq!(limit(7.1), None, "its GPU was not read, and it may have waited for it");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use met_core::job::Record;
 use met_core::series::{Course, Interval};
 use met_core::{JOB, Table};
 
-use super::{Answers, Job, Samples, answers};
+use super::{Answers, Beside, Job, Samples, answers};
 use crate::report::Machine;
 use crate::rules::{Needs, Rules};
 use crate::scale::System;
@@ -22,8 +22,7 @@ pub struct Known {
     pub gpus: Vec<(String, Course)>,
     gap_ms: i64,
     machine: Machine,
-    /// GPUs of its machine, and the pressure that others felt there.
-    beside: (Option<u32>, Option<f64>),
+    beside: Beside,
     systems: Arc<[System]>,
 }
 
@@ -52,12 +51,11 @@ impl Known {
             gpus.push((gpu.uuid.clone(), series(&card::TABLE, &gpu.uuid)?));
         }
         let gap_ms = resample::gap_ms_of(&course, interval);
-        Ok(Known { course, gpus, gap_ms, machine, beside: (None, None), systems: Arc::default() })
+        Ok(Known { course, gpus, gap_ms, machine, beside: Beside::default(), systems: Arc::default() })
     }
 
-    /// Beside other jobs: the GPUs of its machine, and the pressure that others felt there.
-    pub fn beside(self, node_gpus: Option<u32>, pressure: Option<f64>) -> Known {
-        Known { beside: (node_gpus, pressure), ..self }
+    pub fn beside(self, beside: Beside) -> Known {
+        Known { beside, ..self }
     }
 
     /// Among machines that it could move to.
@@ -102,8 +100,7 @@ impl Known {
         with: impl FnOnce(&Job<'_>) -> T,
     ) -> T {
         let samples = Samples { course: &self.course, gap_ms: self.gap_ms, gpus: &self.gpus };
-        let (node_gpus, pressure) = self.beside;
-        let job = Job::new(record, self.machine, now_ns).after(earlier).beside(node_gpus, pressure);
+        let job = Job::new(record, self.machine, now_ns).after(earlier).beside(self.beside);
         with(&job.among(&self.systems).sampled(samples))
     }
 

@@ -177,14 +177,21 @@ pub static FIELDS: &[Field] = &[
         "node_gpus",
         Measure::Cards,
         "GPUs of its node that some job was seen with; `met check` only",
-        |job| Some(Fact::of_request(f64::from(job.node_gpus?))),
+        |job| Some(Fact::of_request(f64::from(job.beside.gpus?))),
     ),
     later(
         "neighbours_pressure",
         Measure::Share,
-        "time in which jobs of others on its node waited for a CPU; `met check` only",
+        "time in which jobs of others on its node waited for a CPU that others had; `met check` only",
         (Needs::NEIGHBOURS, |_, _| Possible::within(0.0, 1.0)),
-        |job| Some(Fact::of_request(job.others_pressure?)),
+        |job| Some(Fact::of_request(job.beside.pressure?)),
+    ),
+    later(
+        "neighbours_cores",
+        Measure::Cores,
+        "cores that all other jobs on its node used while it ran; `met check` only",
+        (Needs::NEIGHBOURS, |_, _| Possible::within(0.0, f64::INFINITY)),
+        |job| Some(Fact::of_request(job.beside.cores?)),
     ),
     job("node_memory", Measure::Bytes, "memory of its node", |job| {
         Some(Fact::of_request(job.record.node_memory_bytes? as f64))

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 
 use super::tests::{GIB, HOUR, given, gpu, plain, with_gpus};
 use super::*;
+use crate::answers::Beside;
 use crate::report::Machine;
 use crate::sample;
 use crate::series_tests::{Made, made};
@@ -28,6 +29,14 @@ struct Around {
     earlier: Vec<Record>,
     node_gpus: Option<u32>,
     pressure: Option<f64>,
+    /// Cores that the neighbour used.
+    cores: Option<f64>,
+}
+
+impl Around {
+    fn beside(&self) -> Beside {
+        Beside { gpus: self.node_gpus, pressure: self.pressure, cores: self.cores }
+    }
 }
 
 /// A rule, the case by its number, the numbers of which it speaks and does not speak, and the most waste of this kind.
@@ -38,6 +47,7 @@ const PAIRS: &[Pair] = &[
     ("gpu_idle", gpu_use, 0.04, 0.06, 0.0),
     ("gpus_unused", second_gpu_use, 0.0, 0.01, 0.0),
     ("gpu_waits_for_cpu", gpu_use_beside_busy_cores, 0.59, 0.61, 0.05),
+    ("gpu_waits_for_cpu", busy_cores_beside_a_gpu, 7.3, 7.1, 8.0),
     ("gpu_low", gpu_use, 0.24, 0.26, 0.05),
     ("gpu_too_large", gpu_compute_units, 0.17, 0.19, 0.01),
     ("gpu_too_large", small_use_of_gpus, 1.0, 2.0, 1.0),
@@ -66,6 +76,8 @@ const PAIRS: &[Pair] = &[
     ("node_imbalance", second_node, 0.39, 0.41, 0.0),
     ("cpu_hog_on_gpu_node", pressure_of_others, 0.11, 0.09, 1.0),
     ("crowds_others", cores_of_a_shared_machine, 40.0, 38.0, 64.0),
+    ("crowds_others", times_its_share, 2.1, 1.9, 2.6),
+    ("crowds_others", cores_of_the_others, 23.0, 21.0, 38.0),
     ("many_tiny_jobs", tiny_jobs, 500.0, 499.0, 900.0),
     ("cores_unused", use_of_a_week, 0.29, 0.31, 0.01),
     ("gpus_idle", gpu_use_of_a_week, 0.14, 0.16, 0.0),
@@ -91,10 +103,19 @@ fn second_gpu_use(used: f64) -> Case {
     job(with_gpus(2 * HOUR, vec![gpu(Some(0.9), 2 * HOUR), second]))
 }
 
-fn gpu_use_beside_busy_cores(used: f64) -> Case {
-    let mut made = given(made(2 * HOUR).cores(|_| 7.9), 8);
+/// A GPU beside eight cores.
+fn cores_and_gpu_use(cores: f64, used: f64) -> Case {
+    let mut made = given(made(2 * HOUR).cores(move |_| cores), 8);
     (made.record.allocated.gpus, made.record.gpus) = (Some(1), vec![gpu(Some(used), 2 * HOUR)]);
     job(made)
+}
+
+fn gpu_use_beside_busy_cores(used: f64) -> Case {
+    cores_and_gpu_use(7.9, used)
+}
+
+fn busy_cores_beside_a_gpu(cores: f64) -> Case {
+    cores_and_gpu_use(cores, 0.5)
 }
 
 fn gpu_compute_units(share: f64) -> Case {
@@ -238,9 +259,24 @@ fn waiting_beside_a_gpu(waiting: f64) -> Case {
     beside_a_gpu(made(2 * HOUR).cores(|_| 4.0).rate(column::RUN_QUEUE_WAIT, move |_| waiting), 32)
 }
 
+/// Beside a job that waited for a CPU.
+fn beside_another(made: Made, others: f64) -> Case {
+    let around = Around { pressure: Some(0.3), cores: Some(others), ..Around::default() };
+    Case::Job(Box::new(made), around)
+}
+
 fn cores_of_a_shared_machine(cores: f64) -> Case {
-    let made = made(2 * HOUR).cores(move |_| cores);
-    Case::Job(Box::new(made), Around { pressure: Some(0.3), ..Around::default() })
+    beside_another(made(2 * HOUR).cores(move |_| cores), 24.0)
+}
+
+/// Both threads of each core that it was given are not more than it was given.
+fn times_its_share(times: f64) -> Case {
+    beside_another(given(made(2 * HOUR).cores(move |_| 20.0 * times), 20), 24.0)
+}
+
+/// What others used of 64 cores, of which it used 36 instead of 16: CPUs were idle, or not.
+fn cores_of_the_others(others: f64) -> Case {
+    beside_another(given(made(2 * HOUR).cores(|_| 36.0), 16), others)
 }
 
 fn calls(per_second: f64) -> Case {
@@ -321,9 +357,9 @@ impl Case {
             Case::Job(made, around) => {
                 let earlier: Vec<&Record> = around.earlier.iter().collect();
                 let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).after(&earlier);
-                let unread = job.beside(around.node_gpus, None);
+                let unread = job.beside(Beside { gpus: around.node_gpus, ..Beside::default() });
                 let (candidates, _) = candidates(rules, &unread);
-                let job = unread.beside(around.node_gpus, around.pressure).sampled(made.samples());
+                let job = unread.beside(around.beside()).sampled(made.samples());
                 let all = judge_all(rules.about(Scope::Job), &job);
                 assert_eq!(judge_all(candidates, &job), all, "a rule was left out that speaks");
                 all
@@ -394,7 +430,7 @@ proptest! {
             let Case::Job(made, around) = case(*speaks) else { continue };
             let earlier: Vec<&Record> = around.earlier.iter().collect();
             let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).after(&earlier);
-            let job = job.beside(around.node_gpus, around.pressure).sampled(made.samples());
+            let job = job.beside(around.beside()).sampled(made.samples());
             let rule = Rules::built_in().get(name).unwrap();
             let gates = rule.gates;
             let says = |gates: Gates| judged(&Rule { gates, ..rule.clone() }, Subject::Job(&job), false).finding;
@@ -463,6 +499,11 @@ impl Month {
             if let Some(share) = around.pressure {
                 let waited_ns = (share * wall_ns as f64) as i64;
                 other.totals.set(column::PRESSURE_CPU, waited_ns, QualityKind::Measured, "cgroup");
+                other.allocated.cpus = None;
+            }
+            if let Some(cores) = around.cores {
+                let cpu_ns = (cores * wall_ns as f64) as i64;
+                other.totals.set(column::CPU, cpu_ns, QualityKind::Measured, "cgroup");
             }
             self.add(other);
         }

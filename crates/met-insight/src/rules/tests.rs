@@ -4,6 +4,7 @@ use met_core::job_table as column;
 use proptest::prelude::*;
 
 use super::*;
+use crate::answers::Beside;
 use crate::report::Machine;
 use crate::sample;
 use crate::series_tests::{Made, made};
@@ -29,6 +30,11 @@ fn found_of(made: &Made) -> Vec<Finding> {
     assert!(needs.samples || all.is_empty() || !job.is_whole());
     assert_eq!(findings(Rules::built_in(), &job), all);
     all
+}
+
+/// On a machine with four GPUs.
+fn near(pressure: Option<f64>) -> Beside {
+    Beside { gpus: Some(4), pressure, cores: None }
 }
 
 /// What is read before the rules are judged.
@@ -419,7 +425,7 @@ fn a_job_on_an_idle_machine_does_not_hog_it() {
         made
     };
     let hogs = |made: &Made, pressure: Option<f64>| {
-        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).beside(Some(4), pressure);
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).beside(near(pressure));
         let job = job.sampled(made.samples());
         findings(Rules::built_in(), &job).into_iter().any(|finding| finding.rule == "cpu_hog_on_gpu_node")
     };
@@ -440,8 +446,7 @@ fn a_remedy_names_a_configured_system_that_fits() {
             ..crate::scale::System::default()
         };
         let systems = [fox];
-        let job =
-            Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).beside(Some(4), Some(0.5));
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).beside(near(Some(0.5)));
         findings(Rules::built_in(), &job.among(&systems).sampled(made.samples()))[0].how.clone()
     };
     assert_eq!(how(128), "move it to fox");
