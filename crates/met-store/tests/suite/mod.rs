@@ -109,6 +109,7 @@ claims! {
         lists_of_any_order_and_condition_lose_and_repeat_no_job,
         a_list_by_a_growing_figure_ends_and_shows_each_job_once,
         lists_from_rows_in_memory_are_those_of_the_records,
+        rows_of_too_many_running_jobs_answer_nothing_until_all_of_them_fit,
         a_list_from_rows_in_memory_shows_each_job_once_while_jobs_change,
         a_sorted_list_shows_inbox_and_store_as_one,
         tags_and_a_note_outlive_every_later_statement,
