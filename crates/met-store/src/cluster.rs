@@ -12,6 +12,7 @@ use rusqlite::{Connection, OptionalExtension, Params, Result as Answer, Row, par
 
 use crate::days::in_transaction;
 use crate::error::StoreError;
+use crate::file_id::{FileId, file_at};
 use crate::schema::{CLUSTER, open_for_reading, open_for_writing, open_frozen};
 
 const FILE: &str = "cluster.db";
@@ -154,6 +155,8 @@ const SPOOLS_MAX: i64 = 1000;
 pub struct Log {
     path: PathBuf,
     connection: Connection,
+    /// The file that is read; of one that is written nobody asks.
+    file: Option<FileId>,
     /// It shows the file as it was when this was opened.
     is_frozen: bool,
 }
@@ -169,7 +172,7 @@ impl Log {
         crate::inbox::private_dir(state).map_err(StoreError::io(state))?;
         let path = state.join(FILE);
         let connection = open_for_writing(&path, &CLUSTER, false)?;
-        Ok(Log { path, connection, is_frozen: false })
+        Ok(Log { path, connection, file: None, is_frozen: false })
     }
 
     /// To look things up in a file that is there. It needs no space on the disk, not even for the shared memory that
@@ -179,20 +182,24 @@ impl Log {
     }
 
     fn open_at(path: PathBuf) -> Result<Log, StoreError> {
+        // Before it is opened: one that is replaced in between is then opened once too often.
+        let file = file_at(&path)?;
         match open_for_reading(&path, &CLUSTER) {
-            Ok(Some(connection)) => Ok(Log { path, connection, is_frozen: false }),
+            Ok(Some(connection)) => Ok(Log { path, connection, file, is_frozen: false }),
             Ok(None) => Err(StoreError::Io { path, error: io::ErrorKind::NotFound.into() }),
             Err(error) if error.is_no_space() => {
                 let connection = open_frozen(&path)?;
-                Ok(Log { path, connection, is_frozen: true })
+                Ok(Log { path, connection, file, is_frozen: true })
             }
             Err(error) => Err(error),
         }
     }
 
-    /// For one that stays open: where it was opened without space, what was written since is seen after this.
+    /// For one that stays open for reading: where it was opened without space, what was written since is seen after
+    /// this, and where another file has taken the place of its own, that one.
     pub fn refresh(&mut self) -> Result<(), StoreError> {
-        if self.is_frozen {
+        let is_replaced = self.file.is_some() && file_at(&self.path)? != self.file;
+        if self.is_frozen || is_replaced {
             *self = Log::open_at(self.path.clone())?;
         }
         Ok(())

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -14,12 +13,12 @@ use rusqlite::{Connection, ErrorCode};
 
 use crate::day;
 use crate::error::StoreError;
-use crate::file_id::{FileId, file_at};
 use crate::query::keep_writers_away;
 use crate::read_days::ReadDays;
 use crate::schema::{SERIES, Sharing, give_back, move_aside, open_for_writing, open_shared_or_alone};
 use crate::series::{self, Series, Usage};
 use crate::thinning::{self, Position};
+use crate::written_day::WrittenDay;
 use met_wire::block::Unpacker;
 
 /// Jobs run over midnight, and the day before may still get samples.
@@ -35,12 +34,6 @@ pub(crate) struct DayFiles {
     read_days: RefCell<ReadDays>,
     /// Days whose file cannot be read and for which that was reported.
     reported: RefCell<BTreeSet<i64>>,
-}
-
-struct WrittenDay {
-    day: i64,
-    file: FileId,
-    connection: Connection,
 }
 
 /// The files of samples that cannot be read, each with the reason.
@@ -69,20 +62,19 @@ impl DayFiles {
         durable: bool,
     ) -> Result<(), StoreError> {
         let path = series::path_of(&self.state, day);
-        self.close_if_replaced(day, &path)?;
+        self.close_if_replaced(day)?;
         let open_days = self.open_days.get_mut();
         let at = match open_days.iter().position(|open| open.day == day) {
             Some(at) => at,
             None => {
                 self.read_days.get_mut().close(day);
-                let connection = open_for_writing(&path, &SERIES, self.is_network)?;
-                keep_plans(&connection).map_err(StoreError::database(&path))?;
+                let opened =
+                    WrittenDay::open(day, &path, |path| open_for_writing(path, &SERIES, self.is_network))?;
+                keep_plans(&opened.connection).map_err(StoreError::database(&path))?;
                 if open_days.len() == OPEN_DAYS_MAX {
                     open_days.remove(0);
                 }
-                let file =
-                    file_at(&path)?.ok_or_else(|| StoreError::io(&path)(io::ErrorKind::NotFound.into()))?;
-                open_days.push(WrittenDay { day, file, connection });
+                open_days.push(opened);
                 open_days.len() - 1
             }
         };
@@ -94,9 +86,13 @@ impl DayFiles {
     }
 
     /// What is written to a file that was removed or replaced meanwhile is lost.
-    fn close_if_replaced(&self, day: i64, path: &Path) -> Result<(), StoreError> {
-        let file = file_at(path)?;
-        self.open_days.borrow_mut().retain(|open| open.day != day || Some(open.file) == file);
+    fn close_if_replaced(&self, day: i64) -> Result<(), StoreError> {
+        let mut open_days = self.open_days.borrow_mut();
+        if let Some(at) = open_days.iter().position(|open| open.day == day)
+            && !open_days[at].is_there()?
+        {
+            open_days.remove(at);
+        }
         Ok(())
     }
 
@@ -108,12 +104,14 @@ impl DayFiles {
     ) -> Result<Option<T>, StoreError> {
         let path = series::path_of(&self.state, day);
         self.read_days.get_mut().close(day);
-        self.close_if_replaced(day, &path)?;
+        self.close_if_replaced(day)?;
+        let is_network = self.is_network;
+        let open = |path: &Path| open_for_writing(path, &SERIES, is_network);
         let mut opened = None;
         let connection = match self.open_days.get_mut().iter_mut().find(|open| open.day == day) {
             Some(open) => &mut open.connection,
-            None => match open_for_writing(&path, &SERIES, self.is_network) {
-                Ok(connection) => opened.insert(connection),
+            None => match WrittenDay::open(day, &path, open) {
+                Ok(day) => &mut opened.insert(day).connection,
                 Err(StoreError::Damaged { .. }) => return Ok(None),
                 Err(error) => return Err(error),
             },
@@ -170,7 +168,7 @@ impl DayFiles {
         ask: impl FnOnce(&Connection) -> rusqlite::Result<()>,
     ) -> Result<(), StoreError> {
         let path = series::path_of(&self.state, day);
-        self.close_if_replaced(day, &path)?;
+        self.close_if_replaced(day)?;
         if let Some(open) = self.open_days.borrow().iter().find(|open| open.day == day) {
             return ask(&open.connection).map_err(StoreError::database(&path));
         }

@@ -29,7 +29,8 @@ pub struct Filter {
     pub member: Option<Member>,
     pub limit: Option<usize>,
     pub with_summaries: bool,
-    /// Records as [`met_core::job::BriefRecord`] has them.
+    /// Records as [`met_core::job::BriefRecord`] has them. To be read: one that is put over its whole record takes nothing
+    /// from it, but one that is put in the place of another has no processes and no marked work.
     pub is_brief: bool,
     /// Only jobs that had a card, or that live and may have got one since they were last written.
     pub with_cards: bool,

@@ -49,6 +49,7 @@ mod store;
 mod sums;
 mod thinning;
 mod usage;
+mod written_day;
 
 pub use backends::{Backends, Credentials, Engine, PostgresServer, Secret};
 pub use check::{Checked, check};

@@ -225,6 +225,7 @@ impl Listed for Row {
 pub struct RunningJobs {
     rows: Mutex<Rows>,
     figures_age: Duration,
+    rows_max: usize,
 }
 
 impl Default for RunningJobs {
@@ -236,7 +237,12 @@ impl Default for RunningJobs {
 impl RunningJobs {
     /// With figures that are no older than this.
     pub fn with_age(figures_age: Duration) -> RunningJobs {
-        RunningJobs { rows: Mutex::default(), figures_age }
+        RunningJobs { rows: Mutex::default(), figures_age, rows_max: ROWS_MAX }
+    }
+
+    /// With rows of no more jobs than these.
+    pub fn with_rows_max(self, rows_max: usize) -> RunningJobs {
+        RunningJobs { rows_max, ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, Rows> {
@@ -249,7 +255,7 @@ impl RunningJobs {
     }
 
     /// The first of them in the order of a list, as many as fit its page and one more. `None` if there are too many to
-    /// hold. The first query of a snapshot must be this one: what others made of the rows is not later then.
+    /// hold, or some that cannot be read. The first query of a snapshot must be this one: what others made of the rows is not later then.
     pub(crate) fn first(
         &self,
         sql: &dyn Sql,
@@ -258,12 +264,10 @@ impl RunningJobs {
         live: &dyn LiveJobs,
     ) -> Result<Option<Vec<Row>>> {
         let mut rows = self.lock();
-        if let Err(error) = rows.follow(sql, file, live) {
+        let followed = rows.follow(sql, file, live, self.rows_max);
+        if !matches!(followed, Ok(true)) {
             *rows = Rows::default();
-            return Err(error);
-        }
-        if rows.jobs.len() > ROWS_MAX {
-            return Ok(None);
+            return followed.map(|_| None);
         }
         if rows.refreshed.is_none_or(|refreshed| refreshed.elapsed() >= self.figures_age) {
             rows.jobs.values_mut().for_each(|row| row.refresh(live));
@@ -292,9 +296,20 @@ fn running() -> Filter {
 }
 
 impl Rows {
-    /// Brings them up to date with the catalogue.
-    fn follow(&mut self, sql: &dyn Sql, file: Option<FileId>, live: &dyn LiveJobs) -> Result<()> {
+    /// Brings them up to date with the catalogue. False if they are not all jobs that run there.
+    fn follow(
+        &mut self,
+        sql: &dyn Sql,
+        file: Option<FileId>,
+        live: &dyn LiveJobs,
+        rows_max: usize,
+    ) -> Result<bool> {
         let newest = newest_change(sql)?;
+        let count = count(sql)?;
+        // Some of them would be taken for all when others have ended.
+        if count > rows_max {
+            return Ok(false);
+        }
         match self.mark.filter(|&mark| self.file == file && mark <= newest) {
             None => {
                 *self = Rows { file, ..Rows::default() };
@@ -304,11 +319,13 @@ impl Rows {
                 if mark < newest {
                     self.read_changed(sql, mark, live)?;
                 }
-                self.drop_deleted(sql)?;
+                if self.jobs.len() != count {
+                    self.drop_deleted(sql)?;
+                }
             }
         }
         self.mark = Some(newest);
-        Ok(())
+        Ok(self.jobs.len() == count)
     }
 
     fn read_all(&mut self, sql: &dyn Sql, live: &dyn LiveJobs) -> Result<()> {
@@ -319,7 +336,7 @@ impl Rows {
             for stored in &selected.found {
                 self.jobs.insert(stored.key, Row::new(stored, live)?);
             }
-            if selected.rows < PIECE || self.jobs.len() > ROWS_MAX {
+            if selected.rows < PIECE {
                 return Ok(());
             }
             let unordered = || sql.damaged("row has unreadable sort keys");
@@ -344,15 +361,10 @@ impl Rows {
         }
     }
 
-    /// A removed job takes its number with it, so its row is known by there being one too many. An index counts them.
+    /// A removed job takes its number with it, so its row is known by there being one too many.
     fn drop_deleted(&mut self, sql: &dyn Sql) -> Result<()> {
         let all = running();
         let (condition, values) = all.sql(sql.dialect(), None);
-        let count = format!("SELECT count(*) FROM job WHERE {condition}");
-        let count = sql::first(sql, &count, &values, |row| row.get(0).integer())?;
-        if count.is_some_and(|count| usize::try_from(count) == Ok(self.jobs.len())) {
-            return Ok(());
-        }
         let keys = format!("SELECT key FROM job WHERE {condition}");
         let keys = sql::all(sql, &keys, &values, |row| row.get(0).integer())?;
         let keys: FastMap<i64, ()> = keys.into_iter().map(|key| (key, ())).collect();
@@ -360,3 +372,16 @@ impl Rows {
         Ok(())
     }
 }
+
+/// How many jobs run, those included that cannot be read. An index counts them.
+fn count(sql: &dyn Sql) -> Result<usize> {
+    let all = running();
+    let (condition, values) = all.sql(sql.dialect(), None);
+    let count = format!("SELECT count(*) FROM job WHERE {condition}");
+    let count = sql::first(sql, &count, &values, |row| row.get(0).integer())?;
+    count.and_then(|count| usize::try_from(count).ok()).ok_or_else(|| sql.damaged("jobs cannot be counted"))
+}
+
+#[cfg(test)]
+#[path = "running_tests.rs"]
+mod tests;

@@ -81,9 +81,16 @@ impl Queries {
                 running.forget();
             }
             Ok(page)
-        })?;
+        });
+        // It is noted when rows are read, and so they are read again for the next list, which is to name it, too.
+        if !catalogue.noted().borrow().is_empty() {
+            running.forget();
+        }
         // What is damaged is read in another way.
-        Ok(page.filter(|_| !self.met_damage()))
+        match page {
+            Err(StoreError::Damaged { .. }) => Ok(None),
+            page => Ok(page?.filter(|_| !self.met_damage())),
+        }
     }
 
     /// The jobs of a page and perhaps more, in their order, and where those go on that are not in memory.

@@ -316,7 +316,7 @@ pub(crate) fn version_of(connection: &Connection, path: &Path) -> Result<i64, St
 
 /// SQLite gives its log and shared memory the mode of the database. An existing file is not opened here:
 /// closing it would drop the locks that a connection of this process holds on it.
-fn create_private(path: &Path) -> io::Result<()> {
+pub(crate) fn create_private(path: &Path) -> io::Result<()> {
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(file) => file.set_permissions(Permissions::from_mode(0o600)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {

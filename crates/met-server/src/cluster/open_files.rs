@@ -89,3 +89,46 @@ impl OpenFiles {
         Ok(answer)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use met_store::Backends;
+    use met_store::cluster::Bearer;
+
+    use super::*;
+
+    fn enroll(state: &Path, node: &str) {
+        let mut log = Log::open(state).unwrap();
+        log.enroll(&Bearer::Node(node.to_owned()), node.as_bytes(), 1, false).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_is_not_asked_any_more() {
+        let (state, backup) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let view = ClusterView {
+            state: state.path().to_owned(),
+            backends: Backends::default(),
+            latest: Default::default(),
+            incompatible: Default::default(),
+            gap_ms: 1000,
+            lists: Default::default(),
+        };
+        enroll(state.path(), "n1");
+        enroll(backup.path(), "n2");
+        let files = OpenFiles::default();
+        let nodes = || {
+            let nodes = files.with_log(&view, Log::nodes).unwrap();
+            nodes.into_iter().map(|node| node.name).collect::<Vec<_>>()
+        };
+        assert_eq!((nodes(), nodes()), (vec!["n1".to_owned()], vec!["n1".to_owned()]));
+        fs::rename(backup.path().join("cluster.db"), state.path().join("cluster.db")).unwrap();
+        assert_eq!((nodes(), nodes()), (vec!["n2".to_owned()], vec!["n2".to_owned()]));
+        fs::remove_file(state.path().join("cluster.db")).unwrap();
+        assert!(files.with_log(&view, Log::nodes).is_err());
+        enroll(state.path(), "n3");
+        assert_eq!(nodes(), ["n3"]);
+    }
+}

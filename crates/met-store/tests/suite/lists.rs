@@ -358,6 +358,38 @@ pub fn lists_from_rows_in_memory_are_those_of_the_records(place: &Place) {
     check_rows(place, 3, 60, 130);
 }
 
+/// Their rows are read in pieces of 500: some were read when there were too many.
+pub fn rows_of_too_many_running_jobs_answer_nothing_until_all_of_them_fit(place: &Place) {
+    let mut writer = place.writer();
+    let mut jobs: Vec<Record> = (1..=520).map(|id| running(id, place.start_s)).collect();
+    writer.put_all(&jobs).unwrap();
+    let samples = Samples::default();
+    let rows = RunningJobs::with_age(Duration::ZERO).with_rows_max(499);
+    let filter = Filter { sort: Some("cpu:desc".parse().unwrap()), limit: Some(1_000), ..Filter::default() };
+    let page = |writer: &Writer| {
+        let page = writer.page_of_running(&filter, &rows, &samples).unwrap();
+        let expected = writer.page_with(&filter, |running| samples.refresh(running)).unwrap();
+        let page = page.map(|page| keys(&page.jobs));
+        page.inspect(|page| assert!(*page == keys(&expected.jobs), "{} jobs", page.len())).is_some()
+    };
+    let mut end = |writer: &mut Writer, last: usize| {
+        let mut ended = jobs.split_off(jobs.len() - last);
+        for job in &mut ended {
+            (job.state, job.end_ns) = (State::Finished, Some((place.start_s + 5) * SECOND_NS));
+        }
+        writer.put_all(&ended).unwrap();
+    };
+    assert!(!page(&writer));
+    end(&mut writer, 20);
+    assert!(!page(&writer));
+    end(&mut writer, 1);
+    assert!(page(&writer), "499 jobs run");
+    writer.put(&running(600, place.start_s)).unwrap();
+    assert!(!page(&writer));
+    end(&mut writer, 9);
+    assert!(page(&writer));
+}
+
 /// With figures of a second ago, and pages that end by their bytes.
 pub fn a_list_from_rows_in_memory_shows_each_job_once_while_jobs_change(place: &Place) {
     let mut dice = Dice(9);

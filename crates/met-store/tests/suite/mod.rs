@@ -12,6 +12,7 @@ use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, READ};
 use met_core::member::Member;
 use met_core::series::Course;
 use met_core::table::{MILLI, ONE};
+use met_core::work::{Mark, Work};
 use met_core::{Column, JOB, MISSING, Table, Unit};
 use met_store::inbox::JobDir;
 use met_store::{
@@ -92,6 +93,7 @@ macro_rules! claims {
 claims! {
     CATALOGUE:
         a_job_comes_back_whole,
+        a_brief_record_that_is_written_takes_nothing_from_the_whole_one,
         an_end_is_not_overwritten_by_a_late_live_record,
         a_job_that_was_only_believed_lost_lives_again,
         a_node_and_a_scheduler_tell_of_one_job_in_any_order,
@@ -109,6 +111,7 @@ claims! {
         lists_of_any_order_and_condition_lose_and_repeat_no_job,
         a_list_by_a_growing_figure_ends_and_shows_each_job_once,
         lists_from_rows_in_memory_are_those_of_the_records,
+        rows_of_too_many_running_jobs_answer_nothing_until_all_of_them_fit,
         a_list_from_rows_in_memory_shows_each_job_once_while_jobs_change,
         a_sorted_list_shows_inbox_and_store_as_one,
         tags_and_a_note_outlive_every_later_statement,
@@ -182,6 +185,36 @@ pub fn a_job_comes_back_whole(place: &Place) {
     assert_eq!(writer.next_local_id().unwrap(), 2, "the ids that a user gives himself are not followed");
     assert_eq!(writer.local_ids(1..100).unwrap(), [1].into());
     assert_eq!(writer.local_ids(2..u64::MAX).unwrap(), [1_001_000_000_001].into());
+}
+
+pub fn a_brief_record_that_is_written_takes_nothing_from_the_whole_one(place: &Place) {
+    let mut writer = place.writer();
+    for (id, state) in (1..).zip(State::ALL) {
+        let mut whole = Record { state, ..met_core::sample::full(id, "train") };
+        whole.processes =
+            vec![JobProcess { pid: 12, command: "python3".to_owned(), ..JobProcess::default() }];
+        let [first, last] = [1.0, 9.0].map(|value| Mark { value, time_ns: None });
+        let work = Work {
+            name: "step".to_owned(),
+            marks: 9,
+            first,
+            last,
+            counts: true,
+            points: Vec::new(),
+            others_left_out: false,
+        };
+        whole.work = vec![work];
+        writer.put(&whole).unwrap();
+        let whole = writer.get(&whole.key).unwrap().unwrap();
+        let brief = Filter { is_brief: true, with_summaries: true, ..Filter::default() };
+        let briefs = writer.jobs(&brief).unwrap();
+        let mut brief = briefs.into_iter().find(|job| job.key == whole.key).unwrap();
+        assert!(brief.processes.is_empty() && brief.work.is_empty());
+        brief.name = "renamed".to_owned();
+        writer.put(&brief).unwrap();
+        let expected = Record { name: "renamed".to_owned(), ..whole };
+        assert_eq!(writer.get(&expected.key).unwrap(), Some(expected), "{state:?}");
+    }
 }
 
 pub fn an_end_is_not_overwritten_by_a_late_live_record(place: &Place) {
