@@ -362,6 +362,7 @@ fn sink(path: &Path) -> Hdf5 {
         flush_every: Duration::from_secs(3600),
         flush_at: Instant::now() + Duration::from_secs(3600),
         requests: reopen::requests(),
+        rotates: false,
         failed: None,
     }
 }
@@ -410,6 +411,47 @@ fn a_file_that_was_not_moved_away_goes_on_after_a_request_for_another_one() {
     });
     let bytes = std::fs::read(&path).unwrap();
     assert_eq!(read_superblock(&bytes).unwrap().1, bytes.len() as u64);
+}
+
+#[test]
+fn another_file_that_cannot_be_opened_is_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut sink, blocked) = (sink(&folder.path().join("x")), folder.path().join("blocked"));
+    let first = sink.file.path.clone();
+    let mut second = 0;
+    let mut take = |sink: &mut Hdf5| {
+        sink.take(&Event::Colmet(std::sync::Arc::new(vec![taskstats(7, second)]))).unwrap();
+        second += 1;
+    };
+    take(&mut sink);
+    // No folder can be created there.
+    std::fs::write(&blocked, "").unwrap();
+    sink.naming.path = blocked.join("x");
+    // As after a SIGHUP.
+    sink.requests = sink.requests.wrapping_sub(1);
+    for pause_s in [1, 2, 4] {
+        take(&mut sink);
+        let report = sink.report().unwrap();
+        let failure = report.failure.unwrap();
+        assert!(report.is_retrying && failure.contains("blocked"), "{failure}");
+        let failed = sink.failed.as_mut().unwrap();
+        assert_eq!(failed.pause, Duration::from_secs(pause_s));
+        // Not before the pause is over.
+        failed.at = Instant::now() + Duration::from_secs(3600);
+        take(&mut sink);
+        assert!(sink.report().unwrap().failure.is_none());
+        sink.failed.as_mut().unwrap().at = Instant::now();
+    }
+    // What waited was written to the old file at each attempt.
+    assert_eq!(times(&first, "job_7/taskstats_default"), (0..5).collect::<Vec<_>>());
+    std::fs::remove_file(&blocked).unwrap();
+    take(&mut sink);
+    assert!(!sink.report().unwrap().is_retrying && sink.file.path.starts_with(&blocked));
+    let next = sink.file.path.clone();
+    take(&mut sink);
+    Box::new(sink).close();
+    assert_eq!(times(&first, "job_7/taskstats_default"), (0..7).collect::<Vec<_>>());
+    assert_eq!(times(&next, "job_7/taskstats_default"), [7, 8]);
 }
 
 #[test]
