@@ -1,4 +1,6 @@
-"""Colmet: its real collector stores what a daemon pushes, its real node is taken by a server, and its files are written."""
+"""Colmet: its real collector stores what a daemon pushes, its real node is taken by a server, and its files are written.
+
+MET_COLMET_S sets how long both go on at once (default 60 s; `scripts/soak` makes it minutes)."""
 
 import contextlib
 import functools
@@ -15,6 +17,9 @@ from cards import played
 from discovery import Manager
 from harness import Skip, check, equal, eventually, need_root, test
 from prometheus import HERE, free_port
+
+#: How long a daemon feeds a collector and a node feeds a server.
+PAIRS_S = float(os.environ.get("MET_COLMET_S", "60"))
 
 #: All tables of an HDF5 file as JSON: rows by table.
 READ = """
@@ -245,6 +250,53 @@ def a_server_stores_the_same_of_a_real_node_as_a_real_collector(world):
     finally:
         burner.kill()
         burner.wait()
+
+
+def taken(server):
+    """How many records of colmet-node a server took."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.http}/metrics", timeout=60) as answer:
+        return int(re.search(r'met_colmet_taken_total\{peer="colmet-node"\} (\d+)', answer.read().decode())[1])
+
+
+@test
+def a_daemon_feeds_a_collector_and_a_node_a_server_meanwhile(world):
+    need_root()
+    python()
+    port, path, jobs = free_port(), world.me.path("theirs.hdf5"), {}
+    world.configure(SINK.format(port=port, backends=BACKENDS))
+    burn = "import time\nwhile time.process_time() < 0.2: pass"
+    stopped = subprocess.Popen(["sleep", "100000"])
+    try:
+        with Server(world, os.uname().nodename, apart=True) as server, collector(world, port, path, "--buffer-size", "100") as theirs:
+            world.start_system_daemon()
+            with node(world, server.port, 4711, stopped.pid) as sender:
+                end = time.monotonic() + PAIRS_S
+                while time.monotonic() < end:
+                    job = world.run("sh", "-c", f"python3 -c '{burn}'; sleep 1; python3 -c '{burn}'")
+                    world.met("wait", job).ok()
+                    jobs[job] = round(world.show(job)["totals"]["cpu_seconds"] * 1e9)
+                    for process in (theirs, sender, server.process, world.system):
+                        equal(process.poll(), None, f"{process.args} runs: {server.log()}")
+
+            def last(found, job):
+                return found.get(f"job_{job}/taskstats_default", [{}])[-1].get("cpu_run_real_total")
+
+            eventually(lambda: last(tables(path), job) == jobs[job], "the last job is stored", pause_s=0.5)
+            (sink,) = world.met("daemon", "--status", "--json").ok().json()["sinks"]
+            equal((sink["state"], sink["dropped"]), ("running", 0), f"the sink: {sink}")
+            count = lambda: sum(len(rows) for rows in tables(server.file).values())
+            eventually(lambda: count() == taken(server), lambda: f"{taken(server)} records were taken, {count()} are stored", pause_s=0.5)
+        found, ours = tables(path), tables(server.file)
+        equal({job: last(found, job) for job in jobs}, jobs, "totals of all jobs")
+        for name, rows in (("of the daemon", found), ("of the node", ours)):
+            times = [row["timestamp"] for row in rows["job_0/procstats_default"]]
+            check(times == sorted(times) and len(times) > PAIRS_S / 4, f"rounds {name}: {times}")
+        check(len(ours["job_4711/taskstats_default"]) > PAIRS_S / 4, "rows of the node's job")
+        check("dropped" not in server.log() and " records taken, 0 skipped" in server.log(), server.log())
+        print(f"{len(jobs)} jobs, {sum(map(len, found.values()))} rows of the daemon, {sum(map(len, ours.values()))} of the node", flush=True)
+    finally:
+        stopped.kill()
+        stopped.wait()
 
 
 @test

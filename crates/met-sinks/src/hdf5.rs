@@ -92,6 +92,7 @@ fn open(options: &Options) -> Opened {
         flush_every,
         flush_at: Instant::now() + flush_every,
         requests: reopen::requests(),
+        rotates: false,
         failed: None,
     }))
 }
@@ -151,6 +152,8 @@ struct Hdf5 {
     flush_every: Duration,
     flush_at: Instant,
     requests: u64,
+    /// Another file was asked for and is not open yet.
+    rotates: bool,
     /// While the file cannot be written.
     failed: Option<Failed>,
 }
@@ -192,34 +195,46 @@ impl Hdf5 {
 
     /// After an error, as one of a full disk, rows wait in memory, and the file is opened again after a pause.
     fn note(&mut self, done: anyhow::Result<()>) {
-        let Err(error) = done else { return };
+        if let Err(error) = done {
+            let pause = self.failed.as_ref().map(|failed| failed.pause);
+            self.fail(&error, pause);
+        }
+    }
+
+    /// `pause`: that of the attempt before, if it failed.
+    fn fail(&mut self, error: &anyhow::Error, pause: Option<Duration>) {
         self.file.break_off();
         let error = format!("{error:#} ({} rows wait)", self.file.waiting_rows());
         let error = failed(&self.file.path, &anyhow::anyhow!(error)).to_string();
-        let pause = self.failed.as_ref().map_or(PAUSE_MIN, |failed| (2 * failed.pause).min(PAUSE_MAX));
+        let pause = pause.map_or(PAUSE_MIN, |pause| (2 * pause).min(PAUSE_MAX));
         self.failed = Some(Failed { error: Some(error), pause, at: Instant::now() + pause });
     }
 
-    /// A new file after a SIGHUP; the same one is opened again if it was moved away.
+    /// A new file after a SIGHUP; the same one is opened again if it was moved away. While that fails, rows go to the old one,
+    /// and it is tried again after a pause.
     fn rotate(&mut self) {
         let requests = reopen::requests();
-        if requests == self.requests {
+        let is_asked = std::mem::replace(&mut self.requests, requests) != requests;
+        self.rotates |= is_asked;
+        let is_due = is_asked || self.failed.as_ref().is_none_or(|failed| Instant::now() >= failed.at);
+        if !self.rotates || !is_due {
             return;
         }
-        self.requests = requests;
+        let pause = self.failed.as_ref().map(|failed| failed.pause);
         self.flush();
         // Within one second the name is the same, and so is the file.
         if !self.naming.is_one_file() && self.naming.file(now_ns() / 1_000_000_000) == self.file.path {
+            self.rotates = false;
             return;
         }
         self.file.release();
         match self.naming.open() {
             Ok(mut file) => {
                 let taken = file.take_over(&mut self.file);
-                (self.file, self.failed) = (file, None);
+                (self.file, self.failed, self.rotates) = (file, None, false);
                 self.note(taken);
             }
-            Err(error) => self.note(Err(error.into())),
+            Err(error) => self.fail(&error.into(), pause),
         }
     }
 }

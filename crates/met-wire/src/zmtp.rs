@@ -127,6 +127,11 @@ impl Decoder {
         self.filled - self.read
     }
 
+    /// The memory that it takes: what is held, and room.
+    pub fn buffer_bytes(&self) -> usize {
+        self.buffer.capacity()
+    }
+
     pub fn push(&mut self, bytes: &[u8]) {
         self.room(bytes.len())[..bytes.len()].copy_from_slice(bytes);
         self.fill(bytes.len());

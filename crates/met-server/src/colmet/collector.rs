@@ -21,8 +21,9 @@ const CROWDED_FOR: Duration = Duration::from_millis(2);
 const CLOSED_WITHIN: Duration = Duration::from_secs(60);
 /// Some megabytes.
 const RECORDS_OF_EVENT: usize = 1000;
-/// Events whose records are used again when sinks are done with them, and such records.
+/// Events whose records are used again when sinks are done with them.
 const EVENTS_KEPT: usize = 256;
+/// Records of such events together, and those that wait for use. Sinks bound what waits for them; this is beside it.
 const RECORDS_KEPT: usize = 4000;
 /// A record with more jobs is not kept.
 const JOBS_KEPT: usize = 64;
@@ -122,15 +123,26 @@ struct Recycled {
 impl Recycled {
     fn event(&mut self, records: Vec<Record>) -> Event {
         let records = Arc::new(records);
-        if self.published.len() < EVENTS_KEPT {
-            self.published.push_back(Arc::clone(&records));
+        // The last one gives way, not the first: that is done first, unless a sink is stuck. Then a new one shows it.
+        while self.published.len() >= EVENTS_KEPT || self.published_records() + records.len() > RECORDS_KEPT {
+            if self.published.pop_back().is_none() {
+                return Event::Colmet(records);
+            }
         }
+        self.published.push_back(Arc::clone(&records));
         Event::Colmet(records)
     }
 
+    fn published_records(&self) -> usize {
+        self.published.iter().map(|records| records.len()).sum()
+    }
+
+    /// Takes the records of events that sinks are done with. They take events in order: one that is held while a later one is
+    /// done belongs to a sink that is stuck, and is left to it.
     fn collect(&mut self) {
-        while self.published.front().is_some_and(|records| Arc::strong_count(records) == 1) {
-            let Some(Ok(records)) = self.published.pop_front().map(Arc::try_unwrap) else { continue };
+        let is_done = |records: &Arc<Vec<Record>>| Arc::strong_count(records) == 1;
+        let Some(last) = self.published.iter().rposition(is_done) else { return };
+        for records in self.published.drain(..=last).filter_map(|records| Arc::try_unwrap(records).ok()) {
             let room = RECORDS_KEPT.saturating_sub(self.spare.len());
             let is_small = |record: &Record| record.involved_jobs.capacity() <= JOBS_KEPT;
             self.spare.extend(records.into_iter().filter(is_small).take(room));
@@ -157,5 +169,55 @@ impl Round {
             "hosts in this round: {hosts}; records since the start: {taken} taken, {skipped} skipped"
         );
         self.hosts.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use met_wire::colmet::Backend;
+
+    use super::*;
+
+    fn records(count: usize) -> Vec<Record> {
+        (0..count as u64).map(|second| Record::new(Backend::Taskstats, "n1", 7, second)).collect()
+    }
+
+    #[test]
+    fn records_of_events_that_sinks_are_done_with_are_used_again() {
+        let mut recycled = Recycled::default();
+        let mut queue: VecDeque<Event> = (0..10).map(|_| recycled.event(records(100))).collect();
+        recycled.collect();
+        assert!(recycled.spare.is_empty());
+        queue.drain(..3);
+        recycled.collect();
+        assert_eq!((recycled.spare.len(), recycled.published.len()), (300, 7));
+        // A sink that is always behind: what is at the front is done some time.
+        recycled.spare.clear();
+        for _ in 0..100 {
+            queue.push_back(recycled.event(records(RECORDS_OF_EVENT)));
+            queue.drain(..queue.len().saturating_sub(20));
+            recycled.collect();
+        }
+        assert_eq!(recycled.spare.len(), RECORDS_KEPT);
+    }
+
+    #[test]
+    fn a_sink_that_is_stuck_holds_no_more_records_than_its_queue() {
+        let mut recycled = Recycled::default();
+        let mut of_stuck = Vec::new();
+        for round in 0..2 * EVENTS_KEPT {
+            let event = recycled.event(records(RECORDS_OF_EVENT));
+            // Then its queue is full, and only others get events.
+            match round < 10 {
+                true => of_stuck.push(event),
+                false => drop(event),
+            }
+            let kept = recycled.published_records();
+            assert!(kept <= RECORDS_KEPT, "{kept} records of {} events", recycled.published.len());
+            recycled.collect();
+        }
+        // The others' are used again meanwhile.
+        assert_eq!((recycled.spare.len(), recycled.published.len()), (RECORDS_KEPT, 0));
+        drop(of_stuck);
     }
 }

@@ -42,6 +42,8 @@ pub(super) struct Disk {
     recorded: Option<Vec<Recorded>>,
     #[cfg(test)]
     refused: Option<(std::path::PathBuf, usize)>,
+    #[cfg(test)]
+    past_cache_bytes: usize,
 }
 
 /// What is used of a file, and its length.
@@ -67,6 +69,11 @@ impl Disk {
         self.refused = Some((path.to_owned(), writes));
     }
 
+    /// How many bytes went past the page cache; nothing where that cannot be done.
+    pub fn past_cache_bytes(&self) -> Option<usize> {
+        self.direct.as_ref().map(|_| self.past_cache_bytes)
+    }
+
     pub fn recorded(&mut self) -> Vec<Recorded> {
         self.recorded.take().unwrap_or_default()
     }
@@ -86,6 +93,8 @@ impl Disk {
             recorded: None,
             #[cfg(test)]
             refused: None,
+            #[cfg(test)]
+            past_cache_bytes: 0,
         }
     }
 
@@ -165,6 +174,10 @@ impl Disk {
             tracing::debug!("sink hdf5: no writes past the page cache: {error}");
             self.direct = None;
             return self.write_at(at, rows);
+        }
+        #[cfg(test)]
+        {
+            self.past_cache_bytes += pages.len();
         }
         self.write_at(at, first)?;
         self.write_at(pages_at + pages.len() as u64, last)

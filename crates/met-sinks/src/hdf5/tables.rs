@@ -134,20 +134,21 @@ impl Tables {
             self.add_unsaved(record);
             return Ok(());
         }
-        let shape = &self.shapes[record.backend as usize];
-        let Some(table) = self.tables.get_mut(&key) else {
-            return match self.open_table(key) {
-                Ok(()) => self.add(record),
+        let table = match self.tables.get_mut(&key) {
+            Some(table) => table,
+            None => match self.open_table(key) {
+                Ok(table) => self.tables.entry(key).or_insert(table),
                 Err(error) if is_of_table(&error) => {
                     self.refuse(key, 1, &error);
-                    Ok(())
+                    return Ok(());
                 }
                 Err(error) => {
                     self.add_unsaved(record);
-                    Err(error)
+                    return Err(error);
                 }
-            };
+            },
         };
+        let shape = &self.shapes[record.backend as usize];
         table.add(|row, is_used| shape.put_row(record, row, is_used));
         self.added += 1;
         table.used = self.added;
@@ -213,20 +214,20 @@ impl Tables {
     fn restore(&mut self) -> Result<()> {
         self.unsaved.takes_all = false;
         while let Some(key) = self.unsaved.next() {
-            let opened = self.open_table(key);
-            if opened.as_ref().is_err_and(|error| !is_of_table(error)) {
-                return opened;
-            }
+            let opened = match self.open_table(key) {
+                Err(error) if !is_of_table(&error) => return Err(error),
+                opened => opened,
+            };
             let Some(rows) = self.unsaved.take(key) else { continue };
             let row_bytes = self.shapes[key.1 as usize].row_bytes;
-            match (opened, self.tables.get_mut(&key)) {
-                (Ok(()), Some(table)) => {
+            match opened {
+                Ok(mut table) => {
                     let waiting = rows.behind(table.rows(), row_bytes);
                     table.extend(waiting);
                     self.waiting_bytes += waiting.len();
+                    self.tables.insert(key, table);
                 }
-                (Err(error), _) => self.refuse(key, (rows.bytes.len() / row_bytes) as u64, &error),
-                (Ok(()), None) => {}
+                Err(error) => self.refuse(key, (rows.bytes.len() / row_bytes) as u64, &error),
             }
         }
         Ok(())
@@ -254,7 +255,8 @@ impl Tables {
         Ok(())
     }
 
-    fn open_table(&mut self, (job, backend): Key) -> Result<()> {
+    /// Opens a table, or begins one. It is not among the open ones yet.
+    fn open_table(&mut self, (job, backend): Key) -> Result<Table> {
         let shape = &self.shapes[backend as usize];
         let group_name = format!("job_{job}");
         let (disk, known) = (&mut self.disk, self.root.find(&group_name));
@@ -280,8 +282,7 @@ impl Tables {
         }
         let mut table = Table::open(disk, header, shape)?;
         table.used = self.added;
-        self.tables.insert((job, backend), table);
-        Ok(())
+        Ok(table)
     }
 }
 

@@ -362,6 +362,7 @@ fn sink(path: &Path) -> Hdf5 {
         flush_every: Duration::from_secs(3600),
         flush_at: Instant::now() + Duration::from_secs(3600),
         requests: reopen::requests(),
+        rotates: false,
         failed: None,
     }
 }
@@ -413,12 +414,53 @@ fn a_file_that_was_not_moved_away_goes_on_after_a_request_for_another_one() {
 }
 
 #[test]
+fn another_file_that_cannot_be_opened_is_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut sink, blocked) = (sink(&folder.path().join("x")), folder.path().join("blocked"));
+    let first = sink.file.path.clone();
+    let mut second = 0;
+    let mut take = |sink: &mut Hdf5| {
+        sink.take(&Event::Colmet(std::sync::Arc::new(vec![taskstats(7, second)]))).unwrap();
+        second += 1;
+    };
+    take(&mut sink);
+    // No folder can be created there.
+    std::fs::write(&blocked, "").unwrap();
+    sink.naming.path = blocked.join("x");
+    // As after a SIGHUP.
+    sink.requests = sink.requests.wrapping_sub(1);
+    for pause_s in [1, 2, 4] {
+        take(&mut sink);
+        let report = sink.report().unwrap();
+        let failure = report.failure.unwrap();
+        assert!(report.is_retrying && failure.contains("blocked"), "{failure}");
+        let failed = sink.failed.as_mut().unwrap();
+        assert_eq!(failed.pause, Duration::from_secs(pause_s));
+        // Not before the pause is over.
+        failed.at = Instant::now() + Duration::from_secs(3600);
+        take(&mut sink);
+        assert!(sink.report().unwrap().failure.is_none());
+        sink.failed.as_mut().unwrap().at = Instant::now();
+    }
+    // What waited was written to the old file at each attempt.
+    assert_eq!(times(&first, "job_7/taskstats_default"), (0..5).collect::<Vec<_>>());
+    std::fs::remove_file(&blocked).unwrap();
+    take(&mut sink);
+    assert!(!sink.report().unwrap().is_retrying && sink.file.path.starts_with(&blocked));
+    let next = sink.file.path.clone();
+    take(&mut sink);
+    Box::new(sink).close();
+    assert_eq!(times(&first, "job_7/taskstats_default"), (0..7).collect::<Vec<_>>());
+    assert_eq!(times(&next, "job_7/taskstats_default"), [7, 8]);
+}
+
+#[test]
 fn rows_past_the_page_cache_are_the_same() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let paths = ["cached.hdf5", "direct.hdf5"].map(|name| folder.path().join(name));
-    for (index, path) in paths.iter().enumerate() {
+    let past_cache = paths.each_ref().map(|path| {
         let mut tables = Tables::open(path, 0).unwrap();
-        if index == 1 {
+        if path.ends_with("direct.hdf5") {
             tables.write_past_cache();
         }
         for second in 0..700 {
@@ -432,6 +474,12 @@ fn rows_past_the_page_cache_are_the_same() {
             }
         }
         tables.flush(true).unwrap();
+        tables.disk.past_cache_bytes()
+    });
+    match past_cache {
+        [None, Some(bytes)] => assert!(bytes > 1 << 20, "{bytes} bytes went past the page cache"),
+        [None, None] => return met_core::skipped::skipped("/var/tmp has no writes past the page cache"),
+        [Some(_), _] => panic!("past the page cache without a request"),
     }
     let found = |name: &str| paths.each_ref().map(|path| rows(path, name));
     let [cached, direct] = found("job_0/procstats_default");

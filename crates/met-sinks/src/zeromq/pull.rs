@@ -20,7 +20,7 @@ const PEERS_MAX: usize = 4096;
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// Of one address: a broken peer that connects again and again takes no place of others.
 const PEERS_OF_ADDRESS_MAX: usize = 64;
-/// Unfinished messages of all peers together.
+/// Buffers with unfinished messages, of all peers together.
 const HELD_BYTES_MAX: usize = 64 << 20;
 /// What one peer may hand over before others have their turn.
 const TURN_BYTES: usize = 256 << 10;
@@ -192,16 +192,16 @@ impl Pull {
     }
 
     fn receive(&mut self, is_ready: &[bool], take: &mut impl FnMut(IpAddr, Received<'_>)) {
-        let mut held: usize = self.peers.iter().map(|peer| peer.decoder.held()).sum();
+        let mut held: usize = self.peers.iter().map(|peer| peer.decoder.buffer_bytes()).sum();
         let (mut flags, shared) = (is_ready.iter(), &mut self.shared);
         self.peers.retain_mut(|peer| {
-            let (is_ready, before) = (flags.next().is_some_and(|flag| *flag), peer.decoder.held());
+            let (is_ready, before) = (flags.next().is_some_and(|flag| *flag), peer.decoder.buffer_bytes());
             let done = if is_ready { peer.turn(shared, take) } else { Ok(true) };
-            held = held - before + peer.decoder.held();
+            held = held - before + peer.decoder.buffer_bytes();
             let late = !peer.decoder.is_ready() && peer.since.elapsed() > HANDSHAKE_WITHIN;
             let why = match done {
                 Ok(true) if held > HELD_BYTES_MAX => {
-                    held -= peer.decoder.held();
+                    held -= peer.decoder.buffer_bytes();
                     Some("too many unfinished messages".to_owned())
                 }
                 Ok(true) if late => Some("no handshake of ZeroMQ".to_owned()),
@@ -272,9 +272,17 @@ impl Peer {
         let done = self.read(take);
         if shares {
             *shared = self.decoder.move_into(Vec::new());
+        } else if self.decoder.held() <= SHARED_HELD_MAX || self.has_mostly_room() {
+            // A long message is complete. The peer may send nothing more, and would keep its buffer.
+            drop(self.decoder.move_into(Vec::new()));
         }
         // A peer that only sends and goes is no error.
         done.map(|is_open| self.write().is_ok() && is_open)
+    }
+
+    /// More than a buffer has that grows with what comes.
+    fn has_mostly_room(&self) -> bool {
+        self.decoder.buffer_bytes() > 4 * self.decoder.held()
     }
 
     fn read(&mut self, take: &mut impl FnMut(IpAddr, Received<'_>)) -> Result<bool, String> {
@@ -360,6 +368,62 @@ mod tests {
         });
         assert_eq!((good, bad), (3, vec!["the peer does not use ZeroMQ (ZMTP 3)".to_owned()]));
         assert_eq!(pull.peers.len(), 4);
+    }
+
+    #[test]
+    fn a_buffer_goes_when_its_long_message_is_complete() {
+        let mut pull = Pull::bind(&["127.0.0.1:0".parse().unwrap()], 4 << 20).unwrap();
+        let address = pull.addresses().unwrap()[0];
+        // What has come of the next message: nothing, little, and more than fits into the buffer that peers share.
+        for next in [0, 1000, SHARED_HELD_MAX + 1000] {
+            let mut bytes = zmtp::opening(Socket::Push);
+            zmtp::put_message(&mut bytes, &vec![7; 3 << 20]);
+            let mut unfinished = Vec::new();
+            zmtp::put_message(&mut unfinished, &vec![8; 1 << 20]);
+            bytes.extend_from_slice(&unfinished[..next]);
+            let sender = std::thread::spawn(move || {
+                let mut stream = TcpStream::connect(address).unwrap();
+                stream.write_all(&bytes).unwrap();
+                stream
+            });
+            let message = until(&mut pull, |messages| messages.pop());
+            assert_eq!(message.received.map(|message| message.len()), Ok(3 << 20));
+            let end = Instant::now() + Duration::from_secs(60);
+            while pull.peers[0].decoder.held() < next {
+                assert!(Instant::now() < end);
+                pull.wait(Some(Duration::from_millis(20)), |_| true);
+            }
+            let buffer = pull.peers[0].decoder.buffer_bytes();
+            assert!((next..=4 * next).contains(&buffer), "{buffer} bytes for {next}");
+            drop(sender.join().unwrap());
+            pull.peers.clear();
+        }
+    }
+
+    #[test]
+    fn buffers_of_unfinished_messages_are_bounded_for_all_peers_together() {
+        let mut pull = Pull::bind(&["127.0.0.1:0".parse().unwrap()], 8 << 20).unwrap();
+        let address = pull.addresses().unwrap()[0];
+        let mut bytes = zmtp::opening(Socket::Push);
+        zmtp::put_message(&mut bytes, &vec![7; 8 << 20]);
+        bytes.pop();
+        let bytes = std::sync::Arc::new(bytes);
+        let send = |_| {
+            let bytes = std::sync::Arc::clone(&bytes);
+            std::thread::spawn(move || {
+                let mut stream = TcpStream::connect(address).unwrap();
+                // It may be left.
+                let _ = stream.write_all(&bytes);
+                stream
+            })
+        };
+        let senders: Vec<_> = (0..8).map(send).collect();
+        let why = until(&mut pull, |messages| messages.pop());
+        assert_eq!(why.received, Err("too many unfinished messages".to_owned()));
+        let buffers: usize = pull.peers.iter().map(|peer| peer.decoder.buffer_bytes()).sum();
+        assert!((HELD_BYTES_MAX / 2..=HELD_BYTES_MAX).contains(&buffers), "{buffers} bytes");
+        drop(pull);
+        senders.into_iter().for_each(|sender| drop(sender.join().unwrap()));
     }
 
     #[test]
