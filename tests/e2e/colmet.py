@@ -60,7 +60,7 @@ def tables(path):
 def collector(world, port, path, *options):
     """A real colmet-collector that writes a file; it must still run at the end."""
     with open(world.me.path("collector.log"), "wb") as log:
-        command = [program("colmet-collector"), "-s", "1", "--buffer-size", "1", "--zeromq-bind-uri", f"tcp://127.0.0.1:{port}",
+        command = [program("colmet-collector"), "-s", "1", "--zeromq-bind-uri", f"tcp://127.0.0.1:{port}",
                    "--hdf5-filepath", path, *options]
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=world.me.path(""))
     try:
@@ -267,7 +267,7 @@ def a_daemon_feeds_a_collector_and_a_node_a_server_meanwhile(world):
     burn = "import time\nwhile time.process_time() < 0.2: pass"
     stopped = subprocess.Popen(["sleep", "100000"])
     try:
-        with Server(world, os.uname().nodename, apart=True) as server, collector(world, port, path, "--buffer-size", "100") as theirs:
+        with Server(world, os.uname().nodename, apart=True) as server, collector(world, port, path) as theirs:
             world.start_system_daemon()
             with node(world, server.port, 4711, stopped.pid) as sender:
                 end = time.monotonic() + PAIRS_S
