@@ -114,12 +114,17 @@ def every_page_works(world, scheme, width, script):
     sampled = jobs(world)
     node = os.uname().nodename
     paths = ["", "jobs", "jobs?columns=job,name,user,state,command,nodes,exit_code", f"jobs/{sampled}", "jobs?since=never", "nodes", f"nodes/{node}", "jobs/@last",
-             "usage", "usage?by=command&every=day", "compare?jobs=fails", f"compare?jobs={sampled},@last"]
+             "usage", "usage?by=command&every=day", "compare?jobs=fails", f"compare?jobs={sampled},@last",
+             "who", "findings", "findings?since=never", f"jobs/{sampled}/scale?at=2,4"]
     world.met("note", "@last", "first try with small batches").ok()
     with Web(world) as web:
-        found = Browser(world, "look", scheme, width, script, link=web.link, paths=paths).found()
+        refused = ["jobs?since=never", "findings?since=never"]
+        found = Browser(world, "look", scheme, width, script, link=web.link, paths=paths, refused=refused).found()
     well(found, f"{scheme} {width}")
     pages = found["pages"]
+    check("cores busy" in pages["who"]["text"] and sampled in pages["who"]["text"], "who uses the machine", pages["who"]["text"])
+    check("findings in" in pages["findings"]["text"], "findings", pages["findings"]["text"])
+    check("From this run alone" in pages[f"jobs/{sampled}/scale?at=2,4"]["text"], "scaling", pages[f"jobs/{sampled}/scale?at=2,4"]["text"])
     one = pages[f"jobs/{sampled}"]
     check(one["figures"] >= 2, "charts of the job", one["figures"])
     equal(one["canvas" if script else "svg"], one["figures"], "charts that are drawn")

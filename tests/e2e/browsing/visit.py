@@ -41,8 +41,14 @@ class Visit:
         self.page.on("request", lambda request: self.requests.append(request.url))
 
     def facts(self, address):
+        before = len(self.problems)
         answer = self.page.goto(address, wait_until="load")
-        if answer is not None and answer.status >= 400:
+        if any(address.endswith(path) for path in self.asked.get("refused", [])):
+            # A browser reports the refusal that is asked for.
+            self.problems[before:] = [one for one in self.problems[before:] if "status of 400" not in one]
+            if answer is None or answer.status != 400:
+                self.problems.append(f"{address} is not refused")
+        elif answer is not None and answer.status >= 400:
             self.problems.append(f"status {answer.status} of {address}")
         found = self.page.evaluate(FACTS)
         found["barriers"] = self.barriers()

@@ -19,7 +19,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     let title = format!("How {} would scale", record.name);
     let content = html! {
         div.head {
-            div { p.over { "Job " a href=(site.job_path(&label)) { (escape(&label)) } } h1 { "How " (escape(&record.name)) " would scale" } }
+            div { p.over { a href=(site.job_path(&label)) { "Job " (escape(&label)) } } h1 { "How " (escape(&record.name)) " would scale" } }
         }
         (bounds(&plan))
         (predictions(&plan))
