@@ -440,6 +440,7 @@ def a_name_of_several_jobs_ends_and_removes_none_of_them(world):
         refused = world.met(command, "dup").expect(2)
         if command == "cancel":
             check(f"2 jobs are named \"dup\": {second} (running), {first} (running)" in refused.err, refused.err)
+            world.met(command, f"dup@{os.uname().nodename}").expect(2)
     equal([world.state_of(job) for job in (first, second)], ["running", "running"], "after a name that means both")
     world.met("cancel", second).ok()
     world.wait_for_state(second, "cancelled")

@@ -219,6 +219,11 @@ impl AllJobs {
             let of_name = JobsFilter { name: Some(name.to_owned()), ..JobsFilter::default() };
             named = self.jobs(&of_name.of_user(Some(user)))?;
         }
+        if let Some((name, node)) = name.rsplit_once('@').filter(|_| named.is_empty()) {
+            let mut of_name = JobsFilter { name: Some(name.to_owned()), ..JobsFilter::default() };
+            of_name.conditions.node = Some(node.to_owned());
+            named = self.jobs(&of_name)?;
+        }
         named.retain(is_meant);
         match &named[..] {
             [] => self.find(text),

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use met_core::MISSING;
 use met_core::job::{ProcessId, Record, State};
+use met_core::text::prefix;
 use met_host::{Host, parse, users};
 use met_jobs::{Members, processes};
 use serde::Serialize;
@@ -16,6 +17,8 @@ use crate::viewer::Viewer;
 const LOOK_FOR: Duration = Duration::from_millis(500);
 /// Processes that are shown, the busiest.
 const SHOWN: usize = 10;
+/// Of a command line.
+const COMMAND_BYTES_MAX: usize = 1_000;
 
 /// Those who use most CPU first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -101,9 +104,28 @@ pub fn look(host: &Host, viewer: &Viewer, jobs: &[Record]) -> InUse {
         let command = processes::command_of(host, process.pid);
         // The number may be another process's by now, of another user.
         let is_same = host.owner(process_id((process.pid, process.start_ticks))) == process.uid;
-        process.command = if is_same { command } else { Vec::new() };
+        process.command = if is_same { shortened(command) } else { Vec::new() };
     }
     InUse { users, processes: found }
+}
+
+/// As much of a command as anybody reads; arguments may have megabytes.
+fn shortened(mut command: Vec<String>) -> Vec<String> {
+    let mut room = COMMAND_BYTES_MAX;
+    for word in &mut command {
+        if word.len() > room {
+            *word = format!("{}…", prefix(word, room));
+        }
+        room = room.saturating_sub(word.len());
+    }
+    let count = command.iter().scan(0, |bytes, word| {
+        let is_shown = *bytes <= COMMAND_BYTES_MAX;
+        *bytes += word.len();
+        is_shown.then_some(())
+    });
+    let count = count.count();
+    command.truncate(count);
+    command
 }
 
 #[derive(Clone, Copy)]
@@ -202,6 +224,16 @@ mod tests {
         assert_eq!(look(&host, &Viewer::Uid(4_000_000_000), &[]), InUse::default());
         assert_eq!(look(&host, &Viewer::user("nobody-of-that-name"), &[]), InUse::default());
         assert!(is_there(&look(&host, &Viewer::Everything, &[])));
+    }
+
+    #[test]
+    fn a_long_command_is_cut() {
+        let short: Vec<String> = ["python3", "train.py"].map(str::to_owned).into();
+        assert_eq!(shortened(short.clone()), short);
+        let long = shortened(vec!["x".repeat(5_000_000), "y".repeat(10), "z".to_owned()]);
+        assert!(long.iter().map(String::len).sum::<usize>() < 1_100 && long[0].ends_with('…'), "{long:?}");
+        let many = shortened(vec!["word".to_owned(); 100_000]);
+        assert!(many.len() <= 252, "{}", many.len());
     }
 
     #[test]

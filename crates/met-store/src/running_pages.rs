@@ -57,49 +57,50 @@ impl Listed for Entry {
     }
 }
 
-impl Queries {
-    /// As [`Queries::page_with`], where many jobs run: only the records that the page shows are read, and `live` brings
-    /// them up to date if the list depends on figures. `None` where the rows do not suffice: ask with that then.
-    pub fn page_of_running(
+impl RunningJobs {
+    /// As [`Queries::page_with`] of the store, where many jobs run: only the records that the page shows are read, and
+    /// `live` brings them up to date if the list depends on figures. `None` where the rows do not suffice: ask with that
+    /// then.
+    pub fn page(
         &self,
+        store: &Queries,
         filter: &Filter,
-        running: &RunningJobs,
         live: &dyn LiveJobs,
     ) -> Result<Option<Page>, StoreError> {
-        if !filter.changes() || filter.limit.is_none() || filter.needs_records() || !self.inbox()?.is_empty()
+        if !filter.changes() || filter.limit.is_none() || filter.needs_records() || !store.inbox()?.is_empty()
         {
             return Ok(None);
         }
-        let file = self.file();
-        let Some(catalogue) = self.listed()? else { return Ok(None) };
+        let file = store.file();
+        let Some(catalogue) = store.listed()? else { return Ok(None) };
         let page = in_snapshot(catalogue, || {
-            let Some(entries) = self.entries(catalogue, file, filter, running, live)? else {
+            let Some(entries) = self.entries(store, catalogue, file, filter, live)? else {
                 return Ok(None);
             };
             let page = loaded(catalogue, filter, live, entries)?;
             if page.is_none() {
-                running.forget();
+                self.forget();
             }
             Ok(page)
         });
         // It is noted when rows are read, and so they are read again for the next list, which is to name it, too.
         if !catalogue.noted().borrow().is_empty() {
-            running.forget();
+            self.forget();
         }
         // What is damaged is read in another way.
         match page {
             Err(StoreError::Damaged { .. }) => Ok(None),
-            page => Ok(page?.filter(|_| !self.met_damage())),
+            page => Ok(page?.filter(|_| !store.met_damage())),
         }
     }
 
     /// The jobs of a page and perhaps more, in their order, and where those go on that are not in memory.
     fn entries(
         &self,
+        store: &Queries,
         catalogue: &dyn Sql,
         file: Option<crate::file_id::FileId>,
         filter: &Filter,
-        running: &RunningJobs,
         live: &dyn LiveJobs,
     ) -> Result<Option<Entries>, StoreError> {
         let order = filter.order();
@@ -109,21 +110,21 @@ impl Queries {
         let mut entries = Vec::new();
         let has_unsettled = filter.after.as_ref().is_none_or(|after| order.has_unsettled(after));
         if has_unsettled && !run.is_empty() {
-            let Some(first) = running.first(catalogue, file, filter, live)? else { return Ok(None) };
+            let Some(first) = self.first(catalogue, file, filter, live)? else { return Ok(None) };
             entries.extend(first.into_iter().map(|row| Entry::Runs(Box::new(row))));
         }
         // Only behind the first page of a list by such a value, jobs that have just ended have another order than those
         // that are settled, which come last.
         let is_continued = order.is_continued();
         if has_unsettled && is_continued && !others.is_empty() {
-            let mut ended = self.unsettled(filter, Vec::new(), &others)?;
+            let mut ended = store.unsettled(filter, Vec::new(), &others)?;
             ended.retain(|record| filter.accepts(record));
             entries.extend(ended.into_iter().map(|record| Entry::Other(Box::new(record))));
         }
         let is_full = is_continued && filter.limit.is_some_and(|limit| entries.len() > limit);
         let rest = match others.is_empty() || is_full {
             true => Page::default(),
-            false => self.page_as_stored(&Filter {
+            false => store.page_as_stored(&Filter {
                 states: others,
                 after: filter.after.as_ref().map(Cursor::settled),
                 settled_ns: is_continued.then(|| order.settled_ns()),

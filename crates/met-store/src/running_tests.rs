@@ -40,7 +40,7 @@ fn check_damage(damage: &str, is_read_before: bool) {
     let rows = RunningJobs::default();
     let is_from_rows = || {
         let reader = Reader::open(state.path()).unwrap();
-        reader.page_of_running(&filter, &rows, &Nothing).unwrap().is_some()
+        rows.page(&reader, &filter, &Nothing).unwrap().is_some()
     };
     if is_read_before {
         assert!(is_from_rows());

@@ -613,7 +613,7 @@ pub struct WaitArgs {
 
 #[derive(Debug, Args)]
 pub struct CancelArgs {
-    /// Jobs: 12, slurm:1234_7, a name (its newest), or @last
+    /// Jobs: 12, slurm:1234_7, a name (if one job that runs has it), or @last
     #[arg(value_name = "JOB", required = true)]
     pub jobs: Vec<String>,
     /// Signal to send first, by name or number
@@ -633,7 +633,7 @@ pub struct DetachArgs {
 
 #[derive(Debug, Args)]
 pub struct RmArgs {
-    /// Jobs: 12, slurm:1234_7, a name (its newest), @last, or imported:1
+    /// Jobs: 12, slurm:1234_7, a name (if one job has it), @last, or imported:1
     #[arg(value_name = "JOB", required = true)]
     pub jobs: Vec<String>,
 }

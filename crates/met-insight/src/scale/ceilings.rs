@@ -154,8 +154,10 @@ pub(super) fn headroom(job: &Job<'_>, cores: f64, size: f64, ceilings: &Ceilings
     });
     let (gpu_used, gpu_of) = fullest.unzip();
     let of = |resource, used: Option<f64>, of: Option<(f64, CeilingFrom)>, measure| {
-        let ((used, (ceiling, from)), resource) = (used.zip(of)?, resource);
-        Some(Headroom { resource, used, ceiling, from, measure })
+        let (used, (ceiling, from)) = used.zip(of)?;
+        // The most that was seen of others is no ceiling for a job that had as much.
+        let is_ceiling = used < ceiling || !matches!(from, CeilingFrom::Seen { is_limit: false, .. });
+        is_ceiling.then_some(Headroom { resource, used, ceiling, from, measure })
     };
     let machine = |value: Option<f64>| value.map(|value| (value, CeilingFrom::Machine));
     [

@@ -95,7 +95,7 @@ impl ClusterView {
             return Ok(None);
         }
         self.lists.files.with_log(self, |log| {
-            reader.page_of_running(filter, &self.lists.running, &LiveView { log, latest: &self.latest })
+            self.lists.running.page(reader, filter, &LiveView { log, latest: &self.latest })
         })
     }
 

@@ -333,7 +333,7 @@ fn check_rows(place: &Place, seed: u64, count: u64, lists: usize) {
                     samples.learn(&mut dice, &samples.parts(&job.key).unwrap()[0]);
                 }
             }
-            let Some(page) = writer.page_of_running(&filter, &rows, &samples).unwrap() else {
+            let Some(page) = rows.page(&writer, &filter, &samples).unwrap() else {
                 let conditions = &filter.conditions;
                 let needs_record =
                     conditions.command.is_some() || conditions.node.is_some() || conditions.tag.is_some();
@@ -367,7 +367,7 @@ pub fn rows_of_too_many_running_jobs_answer_nothing_until_all_of_them_fit(place:
     let rows = RunningJobs::with_age(Duration::ZERO).with_rows_max(499);
     let filter = Filter { sort: Some("cpu:desc".parse().unwrap()), limit: Some(1_000), ..Filter::default() };
     let page = |writer: &Writer| {
-        let page = writer.page_of_running(&filter, &rows, &samples).unwrap();
+        let page = rows.page(&writer, &filter, &samples).unwrap();
         let expected = writer.page_with(&filter, |running| samples.refresh(running)).unwrap();
         let page = page.map(|page| keys(&page.jobs));
         page.inspect(|page| assert!(*page == keys(&expected.jobs), "{} jobs", page.len())).is_some()
@@ -412,7 +412,7 @@ pub fn a_list_from_rows_in_memory_shows_each_job_once_while_jobs_change(place: &
         };
         let mut found = Vec::new();
         loop {
-            let page = writer.page_of_running(&filter, &rows, &samples).unwrap().unwrap();
+            let page = rows.page(&writer, &filter, &samples).unwrap().unwrap();
             assert!(!page.jobs.is_empty() && page.jobs.len() <= 4);
             found.extend(keys(&page.jobs));
             jobs.iter().for_each(|job| samples.learn(&mut dice, &samples.parts(&job.key).unwrap()[0]));

@@ -1,6 +1,6 @@
 //! Findings of many jobs, by user and rule, as `met check` has them.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use met_core::Table;
@@ -44,7 +44,11 @@ pub(crate) fn found<T>(
 ) -> Result<T, Problem> {
     // One at a time: it reads many jobs, and lists and pages are made by the same few threads.
     static LOOKING: Mutex<()> = Mutex::new(());
-    let _looking = LOOKING.try_lock().map_err(|_| Problem::busy())?;
+    let _looking = match LOOKING.try_lock() {
+        Err(TryLockError::WouldBlock) => return Err(Problem::busy()),
+        Err(TryLockError::Poisoned(looking)) => looking.into_inner(),
+        Ok(looking) => looking,
+    };
     let begin = Instant::now();
     let failed = |error: anyhow::Error| match begin.elapsed() < LONGEST {
         true => Problem::failed(&error),
