@@ -367,7 +367,7 @@ pub fn rows_of_too_many_running_jobs_answer_nothing_until_all_of_them_fit(place:
     let rows = RunningJobs::with_age(Duration::ZERO).with_rows_max(499);
     let filter = Filter { sort: Some("cpu:desc".parse().unwrap()), limit: Some(1_000), ..Filter::default() };
     let page = |writer: &Writer| {
-        let page = rows.page(&writer, &filter, &samples).unwrap();
+        let page = rows.page(writer, &filter, &samples).unwrap();
         let expected = writer.page_with(&filter, |running| samples.refresh(running)).unwrap();
         let page = page.map(|page| keys(&page.jobs));
         page.inspect(|page| assert!(*page == keys(&expected.jobs), "{} jobs", page.len())).is_some()
