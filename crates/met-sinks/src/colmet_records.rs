@@ -4,6 +4,7 @@
 //! that its nodes sent, and passes on those that Colmet's own nodes sent, as they came.
 
 mod node_state;
+mod text;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
@@ -21,6 +22,7 @@ use met_wire::colmet::{THERMAL, UPTIME, ZONE_ENERGY};
 use crate::event::{Event, Kind, Samples, Sampling, Tick};
 use crate::sink::{Interest, Options, SinkOption, one_of};
 use node_state::NodeState;
+pub use text::write_text;
 
 /// Jobs and nodes that are remembered; beyond, those not seen for the longest time are forgotten.
 const JOBS_MAX: usize = 50_000;

@@ -8,6 +8,7 @@ pub mod colmet_records;
 mod decimal;
 mod elasticsearch;
 pub mod event;
+mod event_csv;
 pub mod event_json;
 pub mod forward;
 mod hdf5;

@@ -5,14 +5,12 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use met_insight::csv::{self, Cell};
-use met_wire::colmet::{self, Record};
-use serde_json::Value;
+use met_wire::colmet::Record;
 
-use crate::colmet_records::{Chosen, Gatherer};
+use crate::colmet_records::{Chosen, Gatherer, write_text};
 use crate::event::{Event, Kind};
-use crate::event_json;
 use crate::sink::{Interest, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
+use crate::{event_csv, event_json};
 
 const EVENTS: [(&str, Kind); 4] = [
     ("started", Kind::Started),
@@ -23,7 +21,6 @@ const EVENTS: [(&str, Kind); 4] = [
 /// How often the rest of a line is tried again, on a full disk for instance.
 const FINISH_EVERY: Duration = Duration::from_millis(100);
 const COLMET: &str = "colmet";
-const CSV_HEAD: &str = "time,event,table,node,manager,job,part,name,value\n";
 
 pub static SPEC: SinkSpec = SinkSpec {
     name: "stdout",
@@ -63,11 +60,9 @@ fn interest(options: &Options) -> Interest {
     if options.word("format") == Some(COLMET) {
         return Chosen::of(options, "all").interest();
     }
-    let is_wanted = |name: &str| match options.list("events") {
-        Some(chosen) => chosen.iter().any(|word| word == name),
-        None => name != "interim",
-    };
-    let kinds = EVENTS.iter().filter(|(name, _)| is_wanted(name)).map(|(_, kind)| *kind).collect();
+    let chosen = options.list("events");
+    let has = |word: &str| chosen.map_or(word != "interim", |chosen| chosen.iter().any(|one| one == word));
+    let kinds = EVENTS.iter().filter(|(name, _)| has(name)).map(|(_, kind)| *kind).collect();
     Interest { kinds, tables: options.list("tables").unwrap_or_default().to_vec(), within: None }
 }
 
@@ -82,13 +77,13 @@ pub(crate) struct Stdout<W> {
 impl<W: Write + Send> Stdout<W> {
     pub(crate) fn new(to: W, options: &Options) -> Stdout<W> {
         let csv = options.word("format") == Some("csv");
-        let is_colmet = options.word("format") == Some(COLMET);
-        let colmet = is_colmet.then(|| Gatherer::new(Chosen::of(options, "all")));
-        Stdout { to, csv, colmet, lines: if csv { CSV_HEAD.as_bytes().to_vec() } else { Vec::new() } }
+        let colmet =
+            (options.word("format") == Some(COLMET)).then(|| Gatherer::new(Chosen::of(options, "all")));
+        Stdout { to, csv, colmet, lines: if csv { event_csv::HEAD.as_bytes().to_vec() } else { Vec::new() } }
     }
 
     fn print(&mut self, records: &[Record]) -> Result<(), SinkError> {
-        records.iter().for_each(|record| write_record(record, &mut self.lines));
+        records.iter().for_each(|record| write_text(record, &mut self.lines));
         self.write_out()
     }
 
@@ -128,10 +123,10 @@ impl<W: Write + Send> Sink for Stdout<W> {
             colmet.take(event, &mut records);
             return self.print(&records);
         }
-        let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
         let (csv, lines) = (self.csv, &mut self.lines);
+        let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
         event_json::objects(event, now_ns, |object| match csv {
-            true => write_csv(&object, lines),
+            true => event_csv::write_lines(&object, lines),
             false => lines.extend(format!("{object}\n").bytes()),
         });
         self.write_out()
@@ -145,49 +140,8 @@ impl<W: Write + Send> Sink for Stdout<W> {
     }
 
     fn report(&mut self) -> Option<Report> {
-        let colmet = self.colmet.as_ref()?;
-        Some(Report { wake: colmet.due(), ..Report::default() })
+        self.colmet.as_ref().map(|colmet| Report { wake: colmet.due(), ..Report::default() })
     }
-}
-
-/// As Colmet prints a record, but for its rounding.
-fn write_record(record: &Record, lines: &mut Vec<u8>) {
-    let Record { timestamp, job_id, hostname, .. } = record;
-    let mut text =
-        format!("{timestamp}  Job({job_id})/ {} -> Host({hostname}) -> {{\n", record.backend.name());
-    let layout = record.backend.layout();
-    let jobs = layout.has_involved_jobs.then_some("involved_jobs");
-    let width = layout.counters.iter().map(|counter| counter.name.len()).chain(jobs.map(str::len)).max();
-    let width = width.unwrap_or(0);
-    for (name, value) in record.counters() {
-        text.push_str(&match value {
-            colmet::Value::Int(value) => format!("\t{name:>width$} : {value}\n"),
-            colmet::Value::Float(value) => format!("\t{name:>width$} : {value}\n"),
-        });
-    }
-    if let Some(name) = jobs {
-        text.push_str(&format!("\t{name:>width$} : {}\n", record.involved_jobs_json()));
-    }
-    text.push_str("}\n");
-    lines.extend(text.into_bytes());
-}
-
-/// A line for each value.
-fn write_csv(object: &Value, lines: &mut Vec<u8>) {
-    let job = &object["job"];
-    let labels = object["labels"].as_object().into_iter().flat_map(|labels| labels.values());
-    let part = object["part"].as_str().into_iter().chain(labels.filter_map(Value::as_str));
-    let part = Value::from(part.collect::<Vec<_>>().join(" "));
-    let head = ["time", "event", "table", "node"].map(|key| &object[key]);
-    let head: Vec<&Value> = head.into_iter().chain([&job["manager"], &job["raw_id"], &part]).collect();
-    let state = [("state", &job["state"])].into_iter().filter(|(_, value)| !value.is_null());
-    let figures = [&object["values"], &object["totals"]].into_iter().filter_map(Value::as_object).flatten();
-    let mut text = String::new();
-    for (name, value) in state.chain(figures.map(|(name, value)| (name.as_str(), value))) {
-        let cells = head.iter().map(|value| Cell::from(*value));
-        csv::write_line(&mut text, cells.chain([Cell::Plain(name), Cell::from(value)]), "\n");
-    }
-    lines.extend(text.into_bytes());
 }
 
 #[cfg(test)]

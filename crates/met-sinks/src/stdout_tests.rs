@@ -6,6 +6,7 @@ use met_core::job_table::{CPU, MEMORY_NEEDED};
 use met_core::series::Course;
 use met_core::{JOB, MISSING, sample};
 use met_wire::batch::Subject;
+use serde_json::Value;
 
 use super::*;
 use crate::event::{Samples, Tick, TickRow};
