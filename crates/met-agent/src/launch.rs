@@ -22,7 +22,7 @@ use crate::supervise::{self, Assignment, Channel, Command, Preparation, look_up}
 use met_config::Failure;
 use met_jobs::processes;
 use met_query::client::{Client, Knock, Unreachable};
-use met_query::jobs::JobRef;
+use met_query::jobs::is_free_as_name;
 use met_query::protocol::{self, Reply, Request};
 use met_query::setting::Setting;
 
@@ -228,11 +228,10 @@ fn job_name(given: Option<&str>, command: &[String], own: &[Layout]) -> Result<S
         return Err(Failure::usage("--name is empty; give the job a name, or leave the option out"));
     }
     if let Some(name) = given
-        && !matches!(JobRef::parse(name, own), Ok(JobRef::Name(_)))
+        && !is_free_as_name(name, own)
     {
         return Err(Failure::usage(format!(
-            "--name {name}: this is the form of a job id; choose another \
-            name"
+            "--name {name}: this is the form of a job id; choose another name"
         )));
     }
     let base =

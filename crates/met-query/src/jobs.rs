@@ -51,7 +51,7 @@ pub use housekeeping::{
 pub use leftovers::{leave_cgroup, remove_left_cgroups};
 pub use liveness::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
 pub use own::OwnJobs;
-pub use reference::{JobRef, Meant, find, one_of, step};
+pub use reference::{JobRef, Meant, find, is_free_as_name, one_of, step};
 pub use remote::{Answers, Remote};
 pub use summing::{sum_jobs, sum_machine};
 pub use together::Together;

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -15,7 +16,7 @@ use crate::day;
 use crate::error::StoreError;
 use crate::query::keep_writers_away;
 use crate::read_days::ReadDays;
-use crate::schema::{SERIES, Sharing, give_back, move_aside, open_for_writing, open_shared_or_alone};
+use crate::schema::{ASIDE, SERIES, Sharing, give_back, move_aside, open_for_writing, open_shared_or_alone};
 use crate::series::{self, Series, Usage};
 use crate::thinning::{self, Position};
 use crate::written_day::WrittenDay;
@@ -46,6 +47,19 @@ pub fn unreadable_days(state: &Path) -> Vec<String> {
         Some(format!("{}: {why}", path.display()))
     };
     series::days(state).unwrap_or_default().into_iter().filter_map(unreadable).collect()
+}
+
+/// Files of samples that were damaged and renamed, oldest first.
+pub fn damaged_days(state: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(state.join(series::FOLDER)).into_iter().flatten();
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let is_damaged = |path: &PathBuf| {
+        let name = path.to_string_lossy();
+        name.contains(ASIDE) && !["-wal", "-shm"].iter().any(|log| name.ends_with(log))
+    };
+    let mut damaged: Vec<PathBuf> = paths.filter(is_damaged).collect();
+    damaged.sort_unstable();
+    damaged
 }
 
 impl DayFiles {

@@ -53,7 +53,7 @@ mod written_day;
 
 pub use backends::{Backends, Credentials, Engine, PostgresServer, Secret};
 pub use check::{Checked, check};
-pub use days::unreadable_days;
+pub use days::{damaged_days, unreadable_days};
 pub use device::{Allocation, Device, device_on};
 pub use error::StoreError;
 pub use filter::Filter;

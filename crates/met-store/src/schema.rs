@@ -343,13 +343,16 @@ pub(crate) fn move_aside(path: &Path) -> io::Result<PathBuf> {
     Ok(aside)
 }
 
+/// In the names of damaged databases, before the time at which they were renamed.
+pub(crate) const ASIDE: &str = ".damaged-";
+
 /// A name for a damaged database that no other one has.
 pub(crate) fn name_aside(path: &Path) -> PathBuf {
     let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let mut aside = beside(path, &format!(".damaged-{now_s}"));
+    let mut aside = beside(path, &format!("{ASIDE}{now_s}"));
     let mut number = 1;
     while aside.exists() {
-        aside = beside(path, &format!(".damaged-{now_s}.{number}"));
+        aside = beside(path, &format!("{ASIDE}{now_s}.{number}"));
         number += 1;
     }
     aside

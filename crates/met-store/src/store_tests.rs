@@ -560,8 +560,9 @@ fn a_damaged_day_costs_that_day_only() {
     fs::write(&path, b"this is no database, and it is longer than a header needs to be").unwrap();
     assert_eq!(Reader::open(state.path()).unwrap().course(&record.key).unwrap().len(), 100);
     let mut writer = Writer::open(state.path()).unwrap();
+    assert!(crate::damaged_days(state.path()).is_empty());
     writer.append_course(&record.key, &course(MIDNIGHT_S * 1000 + 500_000, 1000, 7)).unwrap();
-    assert!(writer.moved_aside.is_some());
+    assert_eq!(crate::damaged_days(state.path()), [writer.moved_aside.clone().unwrap()]);
     assert_eq!(writer.course(&record.key).unwrap().len(), 107);
 }
 

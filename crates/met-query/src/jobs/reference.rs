@@ -73,6 +73,12 @@ impl JobRef {
     }
 }
 
+/// Whether a job can be given this name: references of this form mean something else.
+pub fn is_free_as_name(text: &str, own: &[Layout]) -> bool {
+    let is_imported = text.strip_prefix("imported:").is_some_and(is_number);
+    matches!(JobRef::parse(text, own), Ok(JobRef::Name(_))) && !is_imported && process_in(text).is_none()
+}
+
 /// The process that a text names, and its node: `pid:4711`, `pid:4711@n1`.
 pub fn process_in(text: &str) -> Option<(u32, Option<&str>)> {
     let rest = text.strip_prefix("pid:")?;
@@ -372,6 +378,16 @@ mod tests {
         assert_eq!(process_in("pid:4711"), Some((4711, None)));
         assert_eq!(process_in("pid:4711@n1"), Some((4711, Some("n1"))));
         assert_eq!(["4711", "pid:", "pid:x", "pid:-1"].map(process_in), [None; 4]);
+    }
+
+    #[test]
+    fn a_name_that_means_another_job_or_a_process_is_not_free() {
+        for taken in ["12", "slurm:7", "@last", "pid:4711", "pid:1@n1", "imported:1", "alice/12", "12@n1"] {
+            assert!(!is_free_as_name(taken, &[]), "{taken}");
+        }
+        for free in ["train", "pid:", "pid:x", "imported:", "imported:x", "a/b", "train@n1"] {
+            assert!(is_free_as_name(free, &[]), "{free}");
+        }
     }
 
     #[test]

@@ -21,7 +21,10 @@ pub(super) fn store(setting: &Setting) -> Finding {
     let readable = if root { system.as_deref().unwrap_or(&setting.user.state) } else { &setting.user.state };
     match finding.health {
         Health::Broken => finding,
-        _ => damaged(readable).or_else(|| unreadable_days(readable)).unwrap_or(finding),
+        _ => damaged(readable)
+            .or_else(|| unreadable_days(readable))
+            .or_else(|| renamed_days(readable))
+            .unwrap_or(finding),
     }
 }
 
@@ -34,6 +37,18 @@ fn unreadable_days(state: &Path) -> Option<Finding> {
         _ => format!("samples of {} days cannot be read: {}; and {more} more", more + 1, unreadable[0]),
     };
     let remedy = "move the file away, or chown it to the user of the daemon";
+    Some(of_store(Health::Less, detail).remedied_by(remedy))
+}
+
+/// Files of samples that were damaged; days have gaps where they had samples.
+fn renamed_days(state: &Path) -> Option<Finding> {
+    let renamed = met_store::damaged_days(state);
+    let (first, more) = (renamed.first()?.display(), renamed.len() - 1);
+    let detail = match more {
+        0 => format!("samples of one day were damaged and are not shown: {first}"),
+        _ => format!("samples of {} days were damaged and are not shown: {first} and {more} more", more + 1),
+    };
+    let remedy = format!("rm {first}*    (when it is no longer needed)");
     Some(of_store(Health::Less, detail).remedied_by(remedy))
 }
 
@@ -218,6 +233,22 @@ mod tests {
         drop(met_store::Writer::open(folder.path()).unwrap());
         let finding = damaged(folder.path()).unwrap();
         assert!(finding.health == Health::Less && finding.detail.contains("2 jobs recovered, 1 job lost: "));
+    }
+
+    #[test]
+    fn a_file_of_samples_that_was_damaged_and_renamed_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let series = folder.path().join("series");
+        std::fs::create_dir(&series).unwrap();
+        std::fs::write(series.join("2026-11-16.db"), "").unwrap();
+        assert!(renamed_days(folder.path()).is_none());
+        for name in ["2026-11-15.db.damaged-1", "2026-11-15.db.damaged-1-wal"] {
+            std::fs::write(series.join(name), "").unwrap();
+        }
+        let finding = renamed_days(folder.path()).unwrap();
+        assert!(finding.health == Health::Less, "{}", finding.detail);
+        assert!(finding.detail.contains("of one day") && finding.detail.ends_with("2026-11-15.db.damaged-1"));
+        assert!(finding.remedy.unwrap().starts_with("rm "));
     }
 
     #[test]
