@@ -9,6 +9,7 @@ use met_host::{Host, Targets, clock};
 
 use crate::background::Background;
 use crate::cgroup;
+use crate::node;
 use crate::{
     DriverCalls, Options, Pace, Pulse, ReadError, SOURCES, Shortfall, Source, SourceSpec, TickInfo,
     Unavailable, Unread,
@@ -206,8 +207,8 @@ impl Runner {
         self.finish(&reading);
     }
 
-    /// The same, with a look at what was read of cgroups before anything else is: it may change what is read of their
-    /// processes.
+    /// The same, with a look at what was read of cgroups and of the machine as a whole before anything else is: it may
+    /// change what is read of processes.
     pub fn read_cgroups_first(
         &mut self,
         targets: &mut Targets,
@@ -215,9 +216,11 @@ impl Runner {
         between: impl FnOnce(&[Batch], &mut Targets),
     ) {
         let mut reading = self.begin(tick);
-        self.read_due(|spec| std::ptr::eq(spec, &cgroup::SPEC), targets, tick, &mut reading);
+        let is_first =
+            |spec: &SourceSpec| [&cgroup::SPEC, &node::SPEC].iter().any(|first| std::ptr::eq(*first, spec));
+        self.read_due(is_first, targets, tick, &mut reading);
         between(&self.batches, targets);
-        self.read_due(|spec| !std::ptr::eq(spec, &cgroup::SPEC), targets, tick, &mut reading);
+        self.read_due(|spec| !is_first(spec), targets, tick, &mut reading);
         self.finish(&reading);
     }
 

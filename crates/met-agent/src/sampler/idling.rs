@@ -9,6 +9,9 @@ use super::tracked::{Jobs, Tracked};
 
 /// So often in a row the processes of such a job are not read, then they are in any case.
 const SKIPPED_MAX: u32 = 10;
+/// In this much CPU time between two looks a job writes some tens of megabytes at most. If it read no more from disks
+/// either, because all of them together moved little, its I/O has not changed sharply.
+const LITTLE_NS: i64 = 10_000_000;
 
 /// A job as it was last read in full.
 #[derive(Default)]
@@ -16,6 +19,8 @@ pub(super) struct Idle {
     /// CPU time of its cgroups then, and now.
     then_ns: Option<i64>,
     now_ns: Option<i64>,
+    /// The same at the look before this one, whatever was read by it.
+    before_ns: Option<i64>,
     /// Its row as it was read then.
     cells: Vec<i64>,
     skipped: u32,
@@ -25,6 +30,11 @@ impl Idle {
     fn is_same(&self) -> bool {
         let is_quiet = |(then_ns, now_ns)| cgroup::is_quiet(then_ns, now_ns);
         self.then_ns.zip(self.now_ns).is_some_and(is_quiet) && self.skipped <= SKIPPED_MAX
+    }
+
+    /// Whether it ran for a moment only since the look before.
+    fn ran_little(&self) -> bool {
+        self.before_ns.zip(self.now_ns).is_some_and(|(before_ns, now_ns)| now_ns - before_ns <= LITTLE_NS)
     }
 
     /// Completes the row of a job that did nothing, and keeps that of one that was read in full.
@@ -52,7 +62,9 @@ impl Idle {
 
 /// Takes in what was read of cgroups.
 pub(super) fn find(batches: &[Batch], map: &JobMap, jobs: &mut Jobs) {
-    jobs.values_mut().for_each(|job| job.counts.idle.now_ns = None);
+    for idle in jobs.values_mut().map(|job| &mut job.counts.idle) {
+        idle.before_ns = idle.now_ns.take().or(idle.before_ns);
+    }
     for (slot, cpu_ns) in cpu_of_cgroups(batches, map) {
         let Some(job) = jobs.get_mut(&slot).filter(|job| job.profile.counts_cpu) else { continue };
         let sum_ns = job.counts.idle.now_ns.unwrap_or(0);
@@ -84,9 +96,16 @@ pub(super) fn leave_out_now(targets: &mut Targets, batches: &[Batch], map: &JobM
     leave_out_processes(targets, map, jobs, is_quiet);
 }
 
-/// Leaves out the processes of jobs that did nothing. The sums of a job around others are over their processes, too.
-pub(super) fn leave_out(targets: &mut Targets, map: &JobMap, jobs: &Jobs) {
-    let is_idle = |_, job: &Tracked| job.age.pacing.look != Look::Usual && job.counts.idle.is_same();
+/// Leaves out the processes of jobs that did nothing, and those whose I/O alone would be read and did not change
+/// sharply. The sums of a job around others are over their processes, too.
+pub(super) fn leave_out(targets: &mut Targets, map: &JobMap, jobs: &Jobs, disks_moved_little: bool) {
+    let is_for_io = |job: &Tracked| {
+        job.age.pacing.look == Look::Cheap && job.profile.counts_cpu && job.profile.counts_memory
+    };
+    let is_idle = |_, job: &Tracked| {
+        job.age.pacing.look != Look::Usual && job.counts.idle.is_same()
+            || disks_moved_little && is_for_io(job) && job.counts.idle.ran_little()
+    };
     leave_out_processes(targets, map, jobs, is_idle);
 }
 
@@ -105,5 +124,48 @@ fn leave_out_processes(
         if job.is_some_and(|(slot, job)| is_idle(slot, job)) {
             target.look = Look::No;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::attribute::JobMap;
+    use met_host::{TaskRole, TaskTarget};
+
+    use super::*;
+    use crate::sampler::tracked::tests::tracked;
+
+    const TASK: Subject = Subject::Task { pid: 7, start_ticks: 1 };
+
+    /// How the process of a job is read that used so much CPU time since the look before.
+    fn look_after(look: Look, used_ns: i64, disks_moved_little: bool, has_cgroup: bool) -> Look {
+        let mut job = tracked();
+        (job.profile.counts_cpu, job.profile.counts_memory) = (has_cgroup, has_cgroup);
+        job.age.pacing.look = look;
+        job.counts.idle.before_ns = Some(5);
+        job.counts.idle.now_ns = Some(5 + used_ns);
+        let mut map = JobMap::default();
+        map.add_job(1, None);
+        map.assign(TASK, 1);
+        let mut jobs = Jobs::default();
+        jobs.insert(1, Box::new(job));
+        let mut targets = Targets::default();
+        targets.tasks.push(TaskTarget { look, ..TaskTarget::new(7, 1, TaskRole::Member, false) });
+        leave_out(&mut targets, &map, &jobs, disks_moved_little);
+        targets.tasks[0].look
+    }
+
+    #[test]
+    fn io_is_not_read_where_it_can_have_changed_little() {
+        assert_eq!(look_after(Look::Cheap, LITTLE_NS, true, true), Look::No);
+        assert_eq!(look_after(Look::Cheap, LITTLE_NS + 1, true, true), Look::Cheap, "it may have written");
+        assert_eq!(look_after(Look::Cheap, LITTLE_NS, false, true), Look::Cheap, "it may have read");
+        assert_eq!(
+            look_after(Look::Cheap, 0, true, false),
+            Look::Cheap,
+            "its processes are all there is of it"
+        );
+        assert_eq!(look_after(Look::Whole, 0, true, true), Look::Whole);
+        assert_eq!(look_after(Look::Usual, 0, true, true), Look::Usual);
     }
 }

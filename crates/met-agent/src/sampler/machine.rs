@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use met_core::node::{Freshness, NodeRow, NodeRows};
 use met_core::series::Course;
+use met_core::{Batch, MISSING};
 use met_host::clock;
 use met_query::machine_now::MachineNow;
-use met_sources::Runner;
+use met_sources::{Runner, node};
 
 use crate::node_series::{NodeCourse, NodeSeries};
 use met_config::Node;
@@ -18,7 +19,12 @@ pub struct Machine {
     series: Option<NodeSeries>,
     /// How often a sample is stored.
     pub(super) intervals: Node,
+    /// What all disks had moved when they were last asked for it.
+    moved_bytes: Option<i64>,
 }
+
+/// For all disks together, between two looks at jobs.
+const LITTLE_BYTES: i64 = 40 << 20;
 
 impl Machine {
     pub(super) fn new(intervals: Node) -> Machine {
@@ -66,6 +72,19 @@ impl Machine {
         self.rows.forget_old(now_ns);
     }
 
+    /// Whether all disks together moved little since the last call. Not known is not little.
+    pub(super) fn disks_moved_little(&mut self, batches: &[Batch]) -> bool {
+        let mut of_node = batches.iter().filter(|batch| std::ptr::eq(batch.table, &node::TABLE));
+        let row = of_node.find_map(|batch| batch.rows().next());
+        let known = row.map(|(_, cells)| [cells[node::PAGED_IN], cells[node::PAGED_OUT]]);
+        let Some([paged_in, paged_out]) = known.filter(|cells| !cells.contains(&MISSING)) else {
+            return false;
+        };
+        let moved_bytes = paged_in.saturating_add(paged_out);
+        let before_bytes = self.moved_bytes.replace(moved_bytes);
+        before_bytes.is_some_and(|before_bytes| moved_bytes - before_bytes <= LITTLE_BYTES)
+    }
+
     /// Takes what a source has just read, without a sample of it.
     pub(super) fn look(&mut self, runner: &Runner, name: &str, interval_ns: i64) {
         for source in runner.node().filter(|source| source.name == name) {
@@ -77,12 +96,36 @@ impl Machine {
 
     /// Its levels at the last reading.
     pub fn now(&self) -> MachineNow {
-        let row = self.rows().find(|(row, _)| std::ptr::eq(row.table, &met_sources::node::TABLE));
+        let row = self.rows().find(|(row, _)| std::ptr::eq(row.table, &node::TABLE));
         row.map(|(row, _)| MachineNow::of_row(&row.cells)).unwrap_or_default()
     }
 
     /// What is known of the machine at this moment, and how fresh it is.
     pub fn rows(&self) -> impl Iterator<Item = (&NodeRow, Freshness)> {
         self.rows.known(clock::boottime_ns())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::Subject;
+
+    use super::*;
+
+    #[test]
+    fn what_disks_moved_is_little_only_if_it_is_known() {
+        let mut machine = Machine::default();
+        let mut little = |paged_in: i64, paged_out: i64| {
+            let mut batch = Batch::new(&node::TABLE);
+            let cells = batch.push(Subject::Node);
+            (cells[node::PAGED_IN], cells[node::PAGED_OUT]) = (paged_in, paged_out);
+            machine.disks_moved_little(&[batch])
+        };
+        assert!(!little(0, 0), "the first time");
+        assert!(little(LITTLE_BYTES / 2, LITTLE_BYTES / 2));
+        assert!(!little(LITTLE_BYTES, LITTLE_BYTES + 1));
+        assert!(!little(MISSING, 0));
+        assert!(!little(2 * LITTLE_BYTES, LITTLE_BYTES + 2), "since it was last known");
+        assert!(!machine.disks_moved_little(&[]));
     }
 }

@@ -109,9 +109,10 @@ impl Pacing {
             return;
         }
         let known = |column: usize| Some(cells[column]).filter(|&cell| cell != MISSING);
-        let io_bytes =
-            known(READ).zip(known(WRITTEN)).map_or(MISSING, |(read, written)| read.saturating_add(written));
         let before = self.compared;
+        let io_bytes = known(READ).zip(known(WRITTEN)).map(|(read, written)| read.saturating_add(written));
+        // Where it was not read it can have changed little.
+        let io_bytes = io_bytes.or(before.map(|before| before.io_bytes)).unwrap_or(MISSING);
         let per_s = |before_cell: i64, cell: i64, elapsed_ns: i64| {
             let is_known = before_cell != MISSING && cell != MISSING;
             let grown = i128::from(cell.saturating_sub(before_cell).max(0)) * 1_000_000_000;
@@ -205,6 +206,23 @@ mod tests {
                 assert!(whole < 250, "and not for ever: {whole} at {age_s} s");
             }
         }
+    }
+
+    #[test]
+    fn io_that_was_not_read_while_it_was_little_is_seen_to_grow() {
+        let mut pacing = Pacing::new(0);
+        let mut compare = |second: i64, bytes: i64| {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[CPU], cells[MEMORY_NEEDED], cells[READ], cells[WRITTEN]) =
+                (0, 1 << 30, bytes, bytes.min(0));
+            pacing.compare(second * SECOND_NS, &cells);
+            pacing.changed_ns
+        };
+        for second in [0, 10, 30] {
+            assert_eq!(compare(second, 0), None);
+            assert_eq!(compare(second + 5, MISSING), None);
+        }
+        assert_eq!(compare(50, 500 << 20), Some(50 * SECOND_NS));
     }
 
     #[test]

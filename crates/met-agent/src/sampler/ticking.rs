@@ -202,11 +202,11 @@ impl Sampler {
             self.runner.read(&self.membership.targets, tick);
             return;
         }
-        let Sampler { runner, membership, jobs, .. } = self;
+        let Sampler { runner, membership, jobs, machine, .. } = self;
         let Membership { targets, map, .. } = membership;
         runner.read_cgroups_first(targets, tick, |batches, targets| {
             idling::find(batches, map, jobs);
-            idling::leave_out(targets, map, jobs);
+            idling::leave_out(targets, map, jobs, machine.disks_moved_little(batches));
         });
     }
 

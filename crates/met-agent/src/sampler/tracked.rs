@@ -325,10 +325,10 @@ impl Earlier {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn tracked() -> Tracked {
+    pub(in crate::sampler) fn tracked() -> Tracked {
         let record = met_core::sample::bare(1, "x");
         let local = record.local.as_ref().unwrap();
         let mut departures = crate::exits::Departures::default();
