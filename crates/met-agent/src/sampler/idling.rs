@@ -12,6 +12,8 @@ const SKIPPED_MAX: u32 = 10;
 /// In this much CPU time between two looks a job writes some tens of megabytes at most. If it read no more from disks
 /// either, because all of them together moved little, its I/O has not changed sharply.
 const LITTLE_NS: i64 = 10_000_000;
+/// The processes of a job that runs so little are read once a minute, less a moment for ticks that are early.
+const READ_WITHIN_NS: i64 = 55_000_000_000;
 
 /// A job as it was last read in full.
 #[derive(Default)]
@@ -24,6 +26,17 @@ pub(super) struct Idle {
     /// Its row as it was read then.
     cells: Vec<i64>,
     skipped: u32,
+    /// Boot time when its processes were last read in full.
+    read_ns: Option<i64>,
+    /// Whether its processes are left out by this tick.
+    left_out: bool,
+}
+
+/// What decides, beside the job itself, whether processes are left out.
+pub(super) struct Around {
+    pub now_ns: i64,
+    /// Whether disks moved little, and nobody asks for the jobs.
+    pub may_wait: bool,
 }
 
 impl Idle {
@@ -37,8 +50,19 @@ impl Idle {
         self.before_ns.zip(self.now_ns).is_some_and(|(before_ns, now_ns)| now_ns - before_ns <= LITTLE_NS)
     }
 
+    /// Whether what would be read can have changed little: I/O alone, or all of its processes soon after they were read.
+    fn changed_little(&self, look: Look, around: &Around) -> bool {
+        let is_recent = || self.read_ns.is_some_and(|read_ns| around.now_ns - read_ns < READ_WITHIN_NS);
+        let can_wait = match look {
+            Look::Cheap => true,
+            Look::Whole => is_recent(),
+            Look::No | Look::Usual => false,
+        };
+        can_wait && around.may_wait && self.ran_little()
+    }
+
     /// Completes the row of a job that did nothing, and keeps that of one that was read in full.
-    pub(super) fn complete(&mut self, look: Look, cells: &mut [i64]) {
+    pub(super) fn complete(&mut self, look: Look, cells: &mut [i64], now_ns: i64) {
         match look {
             Look::Cheap | Look::Whole if self.is_same() => {
                 // Levels are what they were; counters that were not read are not known.
@@ -48,7 +72,9 @@ impl Idle {
                     }
                 }
             }
+            Look::Whole if self.left_out => {}
             Look::Whole => {
+                self.read_ns = Some(now_ns);
                 self.cells.clear();
                 self.cells.extend_from_slice(cells);
                 (self.then_ns, self.skipped) = (self.now_ns, 0);
@@ -60,8 +86,9 @@ impl Idle {
     }
 }
 
-/// Takes in what was read of cgroups.
-pub(super) fn find(batches: &[Batch], map: &JobMap, jobs: &mut Jobs) {
+/// Takes in what was read of cgroups, and finds the jobs whose processes are left out: those that did nothing, and those
+/// in which little can have changed.
+pub(super) fn find(batches: &[Batch], map: &JobMap, jobs: &mut Jobs, around: &Around) {
     for idle in jobs.values_mut().map(|job| &mut job.counts.idle) {
         idle.before_ns = idle.now_ns.take().or(idle.before_ns);
     }
@@ -71,8 +98,11 @@ pub(super) fn find(batches: &[Batch], map: &JobMap, jobs: &mut Jobs) {
         job.counts.idle.now_ns = Some(sum_ns.saturating_add(cpu_ns));
     }
     for job in jobs.values_mut() {
-        let idle = &mut job.counts.idle;
+        let (idle, look) = (&mut job.counts.idle, job.age.pacing.look);
+        let is_counted = job.profile.counts_cpu && job.profile.counts_memory;
         idle.skipped = if idle.is_same() { idle.skipped + 1 } else { idle.skipped };
+        idle.left_out =
+            look != Look::Usual && idle.is_same() || is_counted && idle.changed_little(look, around);
     }
 }
 
@@ -96,17 +126,9 @@ pub(super) fn leave_out_now(targets: &mut Targets, batches: &[Batch], map: &JobM
     leave_out_processes(targets, map, jobs, is_quiet);
 }
 
-/// Leaves out the processes of jobs that did nothing, and those whose I/O alone would be read and did not change
-/// sharply. The sums of a job around others are over their processes, too.
-pub(super) fn leave_out(targets: &mut Targets, map: &JobMap, jobs: &Jobs, disks_moved_little: bool) {
-    let is_for_io = |job: &Tracked| {
-        job.age.pacing.look == Look::Cheap && job.profile.counts_cpu && job.profile.counts_memory
-    };
-    let is_idle = |_, job: &Tracked| {
-        job.age.pacing.look != Look::Usual && job.counts.idle.is_same()
-            || disks_moved_little && is_for_io(job) && job.counts.idle.ran_little()
-    };
-    leave_out_processes(targets, map, jobs, is_idle);
+/// Leaves out the processes of these jobs.
+pub(super) fn leave_out(targets: &mut Targets, map: &JobMap, jobs: &Jobs) {
+    leave_out_processes(targets, map, jobs, |_, job| job.counts.idle.left_out);
 }
 
 fn leave_out_processes(
@@ -137,35 +159,45 @@ mod tests {
 
     const TASK: Subject = Subject::Task { pid: 7, start_ticks: 1 };
 
-    /// How the process of a job is read that used so much CPU time since the look before.
-    fn look_after(look: Look, used_ns: i64, disks_moved_little: bool, has_cgroup: bool) -> Look {
+    /// How the process of a job is read that used so much CPU time since the look before, 30 s after it was read in full.
+    fn look_after(look: Look, used_ns: i64, may_wait: bool, has_cgroup: bool) -> Look {
+        look_at(30_000_000_000, look, used_ns, may_wait, has_cgroup)
+    }
+
+    fn look_at(now_ns: i64, look: Look, used_ns: i64, may_wait: bool, has_cgroup: bool) -> Look {
         let mut job = tracked();
-        (job.profile.counts_cpu, job.profile.counts_memory) = (has_cgroup, has_cgroup);
+        (job.profile.counts_cpu, job.profile.counts_memory) = (true, has_cgroup);
         job.age.pacing.look = look;
-        job.counts.idle.before_ns = Some(5);
-        job.counts.idle.now_ns = Some(5 + used_ns);
+        job.counts.idle.read_ns = Some(0);
+        job.counts.idle.now_ns = Some(5);
         let mut map = JobMap::default();
         map.add_job(1, None);
         map.assign(TASK, 1);
+        map.assign(Subject::Cgroup(3), 1);
         let mut jobs = Jobs::default();
         jobs.insert(1, Box::new(job));
         let mut targets = Targets::default();
         targets.tasks.push(TaskTarget { look, ..TaskTarget::new(7, 1, TaskRole::Member, false) });
-        leave_out(&mut targets, &map, &jobs, disks_moved_little);
+        let mut batch = Batch::new(&cgroup::TABLE);
+        batch.push(Subject::Cgroup(3))[cgroup::CPU] = 5 + used_ns;
+        find(&[batch], &map, &mut jobs, &Around { now_ns, may_wait });
+        leave_out(&mut targets, &map, &jobs);
         targets.tasks[0].look
     }
 
     #[test]
-    fn io_is_not_read_where_it_can_have_changed_little() {
+    fn processes_are_not_read_where_little_can_have_changed() {
         assert_eq!(look_after(Look::Cheap, LITTLE_NS, true, true), Look::No);
         assert_eq!(look_after(Look::Cheap, LITTLE_NS + 1, true, true), Look::Cheap, "it may have written");
         assert_eq!(look_after(Look::Cheap, LITTLE_NS, false, true), Look::Cheap, "it may have read");
-        assert_eq!(
-            look_after(Look::Cheap, 0, true, false),
-            Look::Cheap,
-            "its processes are all there is of it"
-        );
-        assert_eq!(look_after(Look::Whole, 0, true, true), Look::Whole);
+        assert_eq!(look_after(Look::Cheap, LITTLE_NS, true, false), Look::Cheap, "only they show its memory");
+        assert_eq!(look_after(Look::Whole, LITTLE_NS, true, true), Look::No);
+        assert_eq!(look_after(Look::Whole, LITTLE_NS + 1, true, true), Look::Whole);
         assert_eq!(look_after(Look::Usual, 0, true, true), Look::Usual);
+    }
+
+    #[test]
+    fn processes_are_read_once_a_minute_in_any_case() {
+        assert_eq!(look_at(READ_WITHIN_NS, Look::Whole, LITTLE_NS, true, true), Look::Whole);
     }
 }
