@@ -224,3 +224,5 @@ def a_job_that_is_watched_at_a_server_is_sampled_and_sent_more_often(world):
         watched = made.ask("check", "--rules", rules, "--json").ok().json()["watched"]
         equal([one["rule"] for one in watched], ["near"], "what rules want")
         eventually(lambda: grown() >= 4, "it is sampled more often because a rule wants it", deadline_s=20)
+        node.met("cancel", "1").ok()
+        eventually(lambda: node.met("show", "1", "--json").ok().json()["job"]["state"] != "running", "it ends")
