@@ -40,6 +40,19 @@ def inexact(jobs):
     return found
 
 
+#: What ended processes waited is in exit records alone. These are all of a job's only if no process of which the daemon
+#: knows no job ended between the start of the job and its announcement. On a busy machine one did for more than half of
+#: the jobs, such as the command that started the job before: chance, and not the cadence, decides how many.
+CHANCE = {"run_queue_wait_seconds": JOBS // 6}
+
+
+def worse(steep, fixed):
+    """Figures that are inexact in more jobs on the ladder, in the best burst of each: a few jobs by chance."""
+    least = lambda bursts, figure: min(found.get(figure, 0) for found in bursts)
+    figures = {figure for found in steep for figure in found}
+    return {figure for figure in figures if least(steep, figure) > least(fixed, figure) + CHANCE.get(figure[0], JOBS // 30)}
+
+
 @test
 def jobs_that_end_in_bursts_have_totals_as_good_as_at_a_fixed_interval(world):
     fixed, steep = [], []
@@ -55,12 +68,9 @@ def jobs_that_end_in_bursts_have_totals_as_good_as_at_a_fixed_interval(world):
         equal(sum("cpu_seconds" in job["totals"] for job in jobs), JOBS, "jobs with CPU time")
         processes = [job["totals"]["processes"] for job in jobs]
         check(min(processes) >= 1, processes)
-        least = lambda bursts: min(sum(found.values()) for found in bursts)
-        # Whether the last process of a job is read in time is chance at any cadence. A figure that the ladder made worse
-        # would be worse of every job.
-        if least(steep) <= least(fixed) + JOBS // 6:
+        if not worse(steep, fixed):
             return
-    check(False, f"fixed: {fixed}; on the ladder: {steep}")
+    check(False, f"worse: {worse(steep, fixed)}; fixed: {fixed}; on the ladder: {steep}")
 
 
 @test
