@@ -1,8 +1,14 @@
 """How often jobs are sampled: by their age and the interest in them, without a loss of what is exact."""
 
+import contextlib
+import csv
+import datetime
+import io
 import os
 import time
 
+from api import Stream, bearer
+from cluster import cluster
 from harness import check, equal, eventually, test
 from prometheus import Page, of_job
 
@@ -34,6 +40,19 @@ def inexact(jobs):
     return found
 
 
+#: What ended processes waited is in exit records alone. These are all of a job's only if no process of which the daemon
+#: knows no job ended between the start of the job and its announcement. On a busy machine one did for more than half of
+#: the jobs, such as the command that started the job before: chance, and not the cadence, decides how many.
+CHANCE = {"run_queue_wait_seconds": JOBS // 6}
+
+
+def worse(steep, fixed):
+    """Figures that are inexact in more jobs on the ladder, in the best burst of each: a few jobs by chance."""
+    least = lambda bursts, figure: min(found.get(figure, 0) for found in bursts)
+    figures = {figure for found in steep for figure in found}
+    return {figure for figure in figures if least(steep, figure) > least(fixed, figure) + CHANCE.get(figure[0], JOBS // 30)}
+
+
 @test
 def jobs_that_end_in_bursts_have_totals_as_good_as_at_a_fixed_interval(world):
     fixed, steep = [], []
@@ -49,12 +68,9 @@ def jobs_that_end_in_bursts_have_totals_as_good_as_at_a_fixed_interval(world):
         equal(sum("cpu_seconds" in job["totals"] for job in jobs), JOBS, "jobs with CPU time")
         processes = [job["totals"]["processes"] for job in jobs]
         check(min(processes) >= 1, processes)
-        least = lambda bursts: min(sum(found.values()) for found in bursts)
-        # Whether the last process of a job is read in time is chance at any cadence. A figure that the ladder made worse
-        # would be worse of every job.
-        if least(steep) <= least(fixed) + JOBS // 6:
+        if not worse(steep, fixed):
             return
-    check(False, f"fixed: {fixed}; on the ladder: {steep}")
+    check(False, f"worse: {worse(steep, fixed)}; fixed: {fixed}; on the ladder: {steep}")
 
 
 @test
@@ -123,3 +139,100 @@ def a_job_that_is_watched_is_sampled_more_often(world):
     for words in (["show", job], ["list"]):
         eventually(lambda: while_asked(*words) > 3, f"more ticks while somebody looks at met {' '.join(words)}")
     world.met("cancel", job).ok()
+
+
+#: Once a second is not often, and every five seconds hardly ever.
+QUIET = 5
+#: A job is near what this rule is about as soon as it runs; it never speaks.
+NEAR = """gates: {length: 0s, samples: 0, coverage: 0%}
+rules:
+  - name: near
+    severity: low
+    when: wall < 0s
+    watch: {when: wall > 1s, for: 20s}
+    what: "never"
+    how: "nothing"
+"""
+
+
+def sampled(exported, begin, end):
+    """How often an exported job was sampled between two times."""
+    times = [datetime.datetime.fromisoformat(row["time"]).timestamp() for row in csv.DictReader(io.StringIO(exported))]
+    return sum(begin <= at < end for at in times)
+
+
+@test
+def a_rule_has_jobs_sampled_more_often_that_are_near_what_it_is_about(world):
+    page = Page(world, more=f"sampling:\n  ladder: [200ms, {QUIET}s after 1s]\n")
+    rules = os.path.join(world.root, "near.yaml")
+    with open(rules, "w") as file:
+        file.write(NEAR)
+    job = world.run("sleep", "600")
+    eventually(lambda: page.value(of_job("cpu_seconds_total", job)) is not None, "the job")
+
+    def grown():
+        before = page.value("met_daemon_ticks_total")
+        time.sleep(2)
+        return page.value("met_daemon_ticks_total") - before
+
+    eventually(lambda: grown() <= 1, "nothing is due")
+    dry = world.met("check", "--rules", rules, "--dry-run", "--json").ok().json()
+    check("watched" not in dry, dry)
+    explained = world.met("explain", job, "near", "--rules", rules, "--json").ok().json()["rules"][0]
+    equal((explained["watch"]["passed"], explained["finding"]), (True, None), "what the rule wants")
+    eventually(lambda: grown() <= 1, "neither a dry run nor an explanation has a job sampled")
+    checked = world.met("check", "--rules", rules, "--json").ok().json()
+    equal((checked["findings"], checked["watched"]), ([], [{"job": job, "rule": "near", "seconds": 20}]), "what was found")
+    # Nobody asks again.
+    eventually(lambda: grown() >= 4, "it is sampled more often", deadline_s=15)
+    eventually(lambda: grown() <= 1, "and goes back", deadline_s=90)
+    check("sampled more often: 1 job" in world.met("check", "--rules", rules).ok().out, "a line")
+    world.met("cancel", job).ok()
+
+
+@test
+def a_job_that_is_watched_at_a_server_is_sampled_and_sent_more_often(world):
+    with cluster(world, 1, node_config="http:\n  listen: 127.0.0.1:9318\n") as made:
+        node = made.nodes[0]
+        text = "forward:\n  interval: 1s\njobs:\n  discover: false\nhttp:\n  listen: 127.0.0.1:9318\n"
+        node.configure(f"sampling:\n  ladder: [200ms, {QUIET}s after 1s]\n{text}")
+        eventually(lambda: f"{QUIET}s after 1s" in node.met("configure").ok().out, "the ladder")
+        node.met("run", "-n", "still", "--", "sleep", "600").ok()
+
+        def ticks():
+            lines = node.fetch("http://127.0.0.1:9318/metrics").splitlines()
+            return next((float(line.split()[1]) for line in lines if line.startswith("met_daemon_ticks_total ")), 0)
+
+        def grown(seconds=2):
+            before = ticks()
+            time.sleep(seconds)
+            return ticks() - before
+
+        eventually(lambda: ("1", "running") in [(job["job"]["id"], job["job"]["state"]) for job in made.jobs().values()], "the job", pause_s=1)
+        eventually(lambda: grown() <= 1, "nothing is due", deadline_s=120)
+        quiet = time.time()
+        time.sleep(2 * QUIET)
+        begin = time.time()
+        with contextlib.closing(Stream(made.forwarded, bearer(made.token), "/api/v1/stream?job=1@n1")) as stream:
+            equal(stream.answer.status, 200, "the stream")
+            eventually(lambda: grown() >= 4, "it is sampled more often while a stream is open", deadline_s=90)
+            time.sleep(2 * QUIET)
+            end = time.time()
+        eventually(lambda: grown() <= 1, "and goes back", deadline_s=120)
+        back = time.time()
+        time.sleep(2 * QUIET)
+        # One look is not watching.
+        for where, command in (("node", node.met), ("server", made.ask)):
+            exported = command("export", "1@n1" if where == "server" else "1", "-o", "-", "--format", "csv", "--table", "job").ok().out
+            found = [sampled(exported, *span) for span in ((quiet, begin), (end - 2 * QUIET, end), (back, back + 2 * QUIET))]
+            check(found[0] <= 4 and found[2] <= 4 and found[1] >= 10, f"samples before, while and after it is watched, on the {where}: {found}")
+        # A rule asks by the same way.
+        rules = os.path.join(made.server.folder, "near.yaml")
+        with open(rules, "w") as file:
+            file.write(NEAR)
+        eventually(lambda: grown() <= 1, "nobody watches", deadline_s=120)
+        watched = made.ask("check", "--rules", rules, "--json").ok().json()["watched"]
+        equal([one["rule"] for one in watched], ["near"], "what rules want")
+        eventually(lambda: grown() >= 4, "it is sampled more often because a rule wants it", deadline_s=20)
+        node.met("cancel", "1").ok()
+        eventually(lambda: node.met("show", "1", "--json").ok().json()["job"]["state"] != "running", "it ends")

@@ -205,6 +205,15 @@ impl Sampler {
         }
     }
 
+    /// A job is watched elsewhere, or a rule wants more samples of it, for this long.
+    pub fn watch(&mut self, slot: u32, for_ns: i64) {
+        let now_ns = clock::boottime_ns();
+        let is_new = self.jobs.get_mut(&slot).is_some_and(|job| job.age.pacing.watch(now_ns, for_ns));
+        if is_new {
+            self.hurry(slot);
+        }
+    }
+
     /// Counts the events of a job in a directory that was made for that.
     pub fn count_in(&mut self, slot: u32, path: &Path) {
         self.hurry(slot);

@@ -12,6 +12,36 @@ pub const TOGETHER_NS: i64 = 10_000_000_000;
 pub const CHANGED_FOR_NS: i64 = 30_000_000_000;
 /// So is a watched one after the last request for it.
 pub const WATCHED_FOR_NS: i64 = 15_000_000_000;
+/// A rule may want a job to be sampled like that for this long at most, and so many jobs at once.
+pub const WANTED_FOR_MAX: Duration = Duration::from_secs(3600);
+pub const WANTED_JOBS_MAX: usize = 100;
+
+/// Requests this close together come from somebody who watches,
+pub const WATCHED_WITHIN: Duration = Duration::from_secs(10);
+/// and requests this close together are one: a page or a command asks for several things of a job.
+pub const ASKED_ONCE_WITHIN: Duration = Duration::from_millis(500);
+
+/// What another request for a job means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// It belongs to the one before.
+    Same,
+    /// Nobody watches the job because of it.
+    Once,
+    /// Its client watches the job.
+    Again,
+}
+
+impl Asked {
+    /// After the time that has passed since the request before, if there was one.
+    pub fn after(past: Option<Duration>) -> Asked {
+        match past {
+            Some(past) if past < ASKED_ONCE_WITHIN => Asked::Same,
+            Some(past) if past < WATCHED_WITHIN => Asked::Again,
+            _ => Asked::Once,
+        }
+    }
+}
 
 const STEPS_MAX: usize = 8;
 const SHORTEST_NS: i64 = 10_000_000;

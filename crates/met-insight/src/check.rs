@@ -1,5 +1,7 @@
 //! Findings of many jobs together: by user and rule, with the gates of a cluster.
 
+mod watch;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
@@ -21,6 +23,7 @@ use crate::report::Machine;
 use crate::rules::user::WEEK_NS;
 use crate::rules::{self, Rules};
 use crate::{average, handled};
+pub use watch::{Wanted, wanted};
 
 /// Runs before a job that are looked at.
 const EARLIER: usize = 20;
@@ -227,6 +230,9 @@ pub struct CheckedObject<'a> {
     followed: FollowedObject,
     #[serde(skip_serializing_if = "Option::is_none")]
     muted: Option<Vec<finding::Object<'a>>>,
+    /// Running jobs that are sampled more often because rules want it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub watched: Vec<Value>,
     /// Whom a policy would hit, where that is asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Value>,
@@ -258,6 +264,7 @@ pub fn checked_object<'a>(checked: &'a Checked<'_>) -> CheckedObject<'a> {
             saving: finding::SavingObject::of(&saved),
         },
         muted: checked.with_hidden.then(|| checked.hidden.iter().map(muted_object).collect()),
+        watched: Vec::new(),
         dry_run: None,
     }
 }

@@ -9,6 +9,7 @@ mod file;
 mod outlook;
 mod template;
 pub mod user;
+mod watch;
 
 use std::sync::{Arc, OnceLock};
 
@@ -25,9 +26,10 @@ use condition::Expr;
 pub(crate) use evaluate::Memo;
 use evaluate::{Evaluation, Subject};
 pub use file::{Mistake, parse};
-pub use outlook::{Needs, candidates};
+pub use outlook::{Needs, candidates, watchers};
 use template::Template;
 use user::UserSum;
+pub use watch::{Watch, wanted_for};
 
 const BUILT_IN: &str = include_str!("rules/built_in.yaml");
 
@@ -56,6 +58,8 @@ pub struct Rule {
     /// Rules that say less about the same: they are silent where this one is not.
     pub replaces: Vec<String>,
     pub gates: Gates,
+    /// When more samples of a job that runs are wanted.
+    pub watch: Option<Watch>,
     what: Template,
     how: Template,
     /// Where a part of `how` is not known.
@@ -134,6 +138,8 @@ pub struct Explanation {
     /// Names that are not known of this subject.
     pub unknown: Vec<String>,
     pub steps: Vec<Step>,
+    /// Whether it wants more samples of a job that runs, where it may.
+    pub watch: Option<Step>,
     pub finding: Option<Finding>,
 }
 
@@ -186,13 +192,17 @@ pub fn explain_user(rule: &Rule, user: &UserSum) -> Explanation {
 pub fn explanation_object(rule: &Rule, explanation: &Explanation) -> Value {
     let steps = explanation.steps.iter().map(|step| json!({ "asked": step.asked, "passed": step.passed }));
     let evidence = explanation.evidence.iter().map(crate::finding::evidence_object);
-    json!({
+    let mut object = json!({
         "rule": rule.name,
         "steps": steps.collect::<Vec<_>>(),
         "why": evidence.collect::<Vec<_>>(),
         "unknown": explanation.unknown,
         "finding": explanation.finding.as_ref().map(finding::object),
-    })
+    });
+    if let Some(step) = &explanation.watch {
+        object["watch"] = json!({ "asked": step.asked, "passed": step.passed });
+    }
+    object
 }
 
 /// `with_all` looks at numbers of a condition that is false already, for an explanation.
@@ -224,7 +234,8 @@ fn judged(rule: &Rule, subject: Subject<'_>, with_all: bool) -> Explanation {
             finding = told(rule, subject, &mut evaluation, saving);
         }
     }
-    Explanation { evidence: evaluation.evidence, unknown: evaluation.unknown, steps, finding }
+    let watch = with_all.then(|| watch::step(rule, subject)).flatten();
+    Explanation { evidence: evaluation.evidence, unknown: evaluation.unknown, steps, watch, finding }
 }
 
 fn gates(rule: &Rule, subject: Subject<'_>, coverage: f64) -> Vec<Step> {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::Request;
 
 /// Raised when an older peer would misunderstand a message.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL: u32 = 9;
 /// The version from which on supervisors pass their counters to a daemon.
 pub const COUNTERS: u32 = 5;
 /// The version from which on jobs are listed by [`met_core::conditions::Conditions`] and sorted by columns.
@@ -18,6 +18,8 @@ pub const CONDITIONS: u32 = 6;
 pub const USAGE: u32 = 7;
 /// The version from which on findings are acknowledged and muted.
 pub const REACTIONS: u32 = 8;
+/// The version from which on rules have jobs sampled more often.
+pub const WATCH: u32 = 9;
 /// The oldest version that is still spoken.
 pub const PROTOCOL_OLDEST: u32 = 1;
 /// The version that introduced `Reply::Unlinked`.
@@ -104,6 +106,7 @@ pub fn introduced(request: &Request) -> u32 {
         Request::Annotate { .. } | Request::Memberships { .. } | Request::Sums { .. } => CONDITIONS,
         Request::FindOf { .. } | Request::Usage(_) => USAGE,
         Request::Reactions { .. } => REACTIONS,
+        Request::Watch { .. } => WATCH,
     }
 }
 

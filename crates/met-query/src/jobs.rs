@@ -16,6 +16,7 @@ mod summing;
 mod together;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use met_core::annotation::{Annotation, AnnotationChange};
@@ -410,6 +411,19 @@ impl AllJobs {
         let key = |one: &Reaction| (one.user.clone(), one.lineage.clone(), one.rule.clone(), one.kind);
         all.dedup_by(|one, other| key(one) == key(other));
         Ok(all)
+    }
+
+    /// Has running jobs sampled more often for a while, wherever they are sampled, and says which. A daemon that is too old
+    /// for that samples as before.
+    pub fn sample_more(&mut self, keys: &[JobKey], wanted_for: Duration) -> Vec<JobKey> {
+        let mut watched = Vec::new();
+        for source in &self.sources {
+            match source.sample_more(CALLER, keys, wanted_for) {
+                Ok(jobs) => watched.extend(jobs),
+                Err(error) => tracing::warn!("jobs are not sampled more often: {error:#}"),
+            }
+        }
+        watched
     }
 
     /// Keeps what is done about findings of a job, wherever that is kept, or about a user, everywhere: who sends

@@ -126,6 +126,11 @@ pub enum Request {
     Reactions {
         change: Option<ReactionChange>,
     },
+    /// Rules want running jobs to be sampled at the shortest interval for this long.
+    Watch {
+        jobs: Vec<JobKey>,
+        seconds: u64,
+    },
     /// The factors of emissions that were told, in the order of time.
     Factors,
     Correct(Correction),
@@ -175,6 +180,8 @@ pub enum Reply {
     Sums(Vec<Sum>),
     Usage(Usage),
     Reactions(Vec<Reaction>),
+    /// Those of the jobs that run are sampled like that.
+    Watched(Vec<JobKey>),
     Course(WireCourse),
     /// By table and label.
     NodeParts(Vec<(String, String)>),

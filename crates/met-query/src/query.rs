@@ -1,5 +1,7 @@
 //! The one way to ask: what a daemon, a server and the web answer from.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use met_config::Failure;
 use met_core::Table;
@@ -72,6 +74,11 @@ pub trait Query {
     fn reactions(&self, _: &Viewer) -> Result<Vec<Reaction>> {
         Ok(Vec::new())
     }
+    /// Has running jobs that the viewer sees sampled at the shortest interval for a while, and says which. Nothing is written
+    /// for it. Rules ask for it, where `met check` applies them.
+    fn sample_more(&self, _: &Viewer, _: &[JobKey], _wanted_for: Duration) -> Result<Vec<JobKey>> {
+        Ok(Vec::new())
+    }
     /// The machines. Everybody may see them; their number of jobs is that of jobs which the viewer sees.
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>>;
     /// The parts of this machine with samples from a time on; `None` from a server, which is no node.
@@ -115,6 +122,9 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         Request::Sums { filter, span } => Reply::Sums(query.sums(viewer, filter, span)?),
         Request::Usage(ask) => Reply::Usage(query.usage(viewer, ask)?),
         Request::Reactions { change: None } => Reply::Reactions(query.reactions(viewer)?),
+        Request::Watch { jobs, seconds } => {
+            Reply::Watched(query.sample_more(viewer, jobs, Duration::from_secs(*seconds))?)
+        }
         Request::Nodes => Reply::Nodes(nodes(query, viewer)?),
         Request::NodeParts { since_ms } => {
             let Some(parts) = query.node_parts(*since_ms)? else { return Ok(None) };

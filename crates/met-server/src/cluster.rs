@@ -15,8 +15,10 @@ pub mod people;
 mod query;
 mod receive_memory;
 mod view;
+mod watching;
 
 pub use incompatible::Incompatible;
 pub use keeper::{Busy, Denied, Keeper, Plan, Refusal, SinksFile};
 pub use latest::Latest;
 pub use view::{ClusterView, Lists};
+pub use watching::Watching;

@@ -8,6 +8,7 @@ mod held;
 mod interims;
 pub mod link;
 pub(crate) mod sender;
+pub mod server_watch;
 pub mod spool;
 
 use std::io;
@@ -29,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use held::{Held, Packed};
 use interims::Interims;
 use link::{Address, BadAddress, Link};
+use server_watch::ServerWatch;
 use spool::{Limits, Spool};
 
 use crate::bus::{self, State};
@@ -151,6 +153,8 @@ struct Shared {
     inner: Mutex<Inner>,
     /// Rung when there is something to send, or nothing more to do.
     changed: Condvar,
+    /// What the server says of jobs that are watched.
+    watch: ServerWatch,
 }
 
 struct Inner {
@@ -217,7 +221,8 @@ impl Forward {
             Status { url: link.url().to_owned(), spool: Some(plan.folder.clone()), ..Status::default() };
         let own = Header { run: spool.id().to_owned(), ..plan.header.clone() };
         let inner = Inner { spool, status, lost_in_queue: 0, health: NodeHealth::default(), stopping: false };
-        let shared = Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new() });
+        let (inner, watch) = (Mutex::new(inner), ServerWatch::default());
+        let shared = Arc::new(Shared { inner, changed: Condvar::new(), watch });
         let (queue, offered) = mpsc::sync_channel(QUEUE);
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             let builder = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
@@ -245,6 +250,11 @@ impl Forward {
     pub fn interest(&self) -> Interest {
         let kinds = vec![Kind::Started, Kind::Ended, Kind::Interim, Kind::Samples, Kind::Health];
         Interest { kinds, tables: Vec::new(), within: Some(self.every) }
+    }
+
+    /// Jobs that are watched at the server.
+    pub fn server_watch(&self) -> ServerWatch {
+        self.shared.watch.clone()
     }
 
     /// Queues samples. Samples not taken in time are dropped, and counted.
@@ -383,10 +393,13 @@ struct Maker {
 
 impl Maker {
     fn work(&mut self, offered: &Receiver<Message>) {
-        let mut due = Instant::now();
+        let (mut due, mut made) = (Instant::now(), Instant::now());
         loop {
             match offered.recv_timeout(due.saturating_duration_since(Instant::now())) {
-                Ok(Message::Samples(samples)) => self.held.add(&samples),
+                Ok(Message::Samples(samples)) => {
+                    self.held.add(&samples);
+                    due = self.shared.watch.pace.next(due, made, Instant::now(), END_WITHIN);
+                }
                 Ok(Message::Interim(interim)) => {
                     self.interims.hold(Arc::unwrap_or_clone(interim), Instant::now());
                 }
@@ -398,13 +411,15 @@ impl Maker {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     self.make_all();
-                    due = Instant::now() + self.every;
+                    made = Instant::now();
+                    due = made + self.every;
                 }
             }
             if self.held.is_full() {
                 self.held.hurry_node(Instant::now());
                 self.make_all();
-                due = Instant::now() + self.every;
+                made = Instant::now();
+                due = made + self.every;
             }
         }
     }

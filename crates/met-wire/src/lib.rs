@@ -1,5 +1,6 @@
 //! Bytes that other programs read or write. Everything here is pure, and reads foreign bytes within bounds.
 
+pub mod acknowledgement;
 pub mod batch;
 mod bits;
 pub mod block;

@@ -102,6 +102,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
         incompatible: incompatible.clone(),
         gap_ms: GAP_MS,
         lists: Arc::default(),
+        watching: keeper.watching().clone(),
     };
     let lists = Arc::clone(&view.lists);
     let before =

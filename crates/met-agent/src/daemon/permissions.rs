@@ -129,6 +129,8 @@ table! {
     // What operators say of a job changes no figure of it.
     Annotate    b"x-xx" b"x--x",
     Reactions   b"x-xx" b"x--x",
+    // More samples of a job are as good as a look at it.
+    Watch       b"x-xx" b"x--x",
     // The machine as a whole is no secret.
     NodeParts   b"xxxx" b"x--x",
     NodeCourse  b"xxxx" b"x--x",
@@ -234,6 +236,7 @@ mod tests {
             }),
             Request::Annotate { key: key(), change: Default::default() },
             Request::Reactions { change: None },
+            Request::Watch { jobs: Vec::new(), seconds: 1 },
             Request::NodeParts { since_ms: 0 },
             Request::NodeCourse { table: String::new(), part: String::new(), after_ms: 0 },
             Request::Nodes,
@@ -297,6 +300,7 @@ mod tests {
             Usage       own all all  | all - - all
             Annotate    own all all  | all - - all
             Reactions   own all all  | all - - all
+            Watch       own all all  | all - - all
             NodeParts   all all all  | all - - all
             NodeCourse  all all all  | all - - all
             Nodes       all all all  | all - - all

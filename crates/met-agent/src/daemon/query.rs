@@ -1,8 +1,11 @@
 //! The daemon as a [`Query`]: what is stored, what is not written yet, and the last known figures of running jobs. A
 //! reply waits for no tick and for no disk that is written to.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use met_core::annotation::Annotation;
+use met_core::cadence::WANTED_JOBS_MAX;
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State, Totals};
 use met_core::job_table::{CPU, PROCESSES};
@@ -112,6 +115,14 @@ impl Query for Service {
 
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
         Ok(react::seen(viewer, met_store::reactions(&self.recorder.writer)?))
+    }
+
+    fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
+        let is_meant =
+            |key: &&JobKey| self.registry.jobs.get(*key).is_some_and(|kept| viewer.sees(&kept.record));
+        let meant: Vec<JobKey> = keys.iter().take(WANTED_JOBS_MAX).filter(is_meant).cloned().collect();
+        self.sampling.watch(meant.clone(), wanted_for);
+        Ok(meant)
     }
 
     /// This machine, as a server would list it.
@@ -288,5 +299,43 @@ fn raise(record: &mut Record, counted: &Totals) {
             // A look is at most two seconds old, and a sample may be older.
             record.as_of_ns = record.as_of_ns.filter(|_| column != CPU);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::job::Origin;
+
+    use super::super::write_retries::tests::service;
+    use super::*;
+
+    #[test]
+    fn rules_may_want_more_samples_of_running_jobs_that_their_viewer_sees() {
+        let root = tempfile::tempdir().unwrap();
+        let mut service = service(root.path());
+        let keys: Vec<JobKey> = [(1, 7), (2, 8)]
+            .map(|(id, uid)| {
+                let mut record = met_core::sample::full(id, "x");
+                (record.state, record.end_ns, record.inside) = (State::Running, None, None);
+                record.uid = Some(uid);
+                if let Some(local) = &mut record.local {
+                    (local.origin, local.supervisor) = (Origin::Found, None);
+                }
+                service.recorder.writer.put(&record).unwrap();
+                service.watch(record.clone());
+                record.key
+            })
+            .into();
+        let watched = |viewer: &Viewer, keys: &[JobKey]| {
+            service.sample_more(viewer, keys, Duration::from_secs(60)).unwrap()
+        };
+        assert_eq!(watched(&Viewer::Everything, &keys), keys);
+        assert_eq!(watched(&Viewer::Uid(8), &keys), keys[1..]);
+        assert!(watched(&Viewer::Uid(9), &keys).is_empty());
+        let unknown = JobKey { id: "77".to_owned(), ..keys[0].clone() };
+        assert!(watched(&Viewer::Everything, &[unknown]).is_empty());
+        let many = vec![keys[0].clone(); 1000];
+        assert_eq!(watched(&Viewer::Everything, &many).len(), WANTED_JOBS_MAX);
+        service.close();
     }
 }

@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use met_core::cadence::Cadence;
+use met_core::cadence::{Cadence, WANTED_FOR_MAX, WATCHED_FOR_NS};
 use met_core::energy::Balance;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
@@ -268,6 +268,34 @@ impl Sampling {
                 worker.sampler.note_interest(*slot);
             }
         });
+    }
+
+    /// Samples jobs at the shortest interval for this long, within bounds.
+    pub(super) fn watch(&self, keys: Vec<JobKey>, wanted_for: Duration) {
+        let for_ns = wanted_for.min(WANTED_FOR_MAX).as_nanos() as i64;
+        self.order(move |worker| {
+            worker.watch(&keys, for_ns);
+        });
+    }
+
+    /// The same for a thread that hears of watched jobs, as long as this one takes orders. Calls `known` if any of them is
+    /// sampled here.
+    pub(super) fn watcher<F: Fn() + Send + Sync + 'static>(
+        &self,
+        known: F,
+    ) -> impl Fn(Vec<JobKey>) + Send + use<F> {
+        let (orders, known) = (Arc::downgrade(&self.orders), Arc::new(known));
+        move |keys| {
+            let known = Arc::clone(&known);
+            let order: Order = Box::new(move |worker| {
+                if worker.watch(&keys, WATCHED_FOR_NS) {
+                    known();
+                }
+            });
+            if let Some(orders) = orders.upgrade() {
+                let _ = orders.send(order);
+            }
+        }
     }
 
     /// Counts other events from now on; says what cannot be counted.
@@ -548,6 +576,18 @@ mod tests {
         record.requested.cpus = Some(2);
         sampling.allocate(&record);
         assert!(received.try_recv().is_ok());
+    }
+
+    #[test]
+    fn watched_jobs_are_passed_on_as_long_as_there_is_who_takes_orders() {
+        let (orders, received) = mpsc::channel();
+        let sampling = without_thread(orders);
+        let watcher = sampling.watcher(|| panic!("nobody has looked which jobs are known"));
+        watcher(vec![met_core::sample::bare(1, "x").key]);
+        assert_eq!(received.try_iter().count(), 1);
+        sampling.stop();
+        watcher(vec![met_core::sample::bare(1, "x").key]);
+        assert!(received.try_recv().is_err());
     }
 
     #[test]

@@ -115,6 +115,13 @@ impl Worker {
         Worker { sampler, slots, last_errors, undelivered, rest: None, next_node_ns: None }
     }
 
+    /// Samples jobs more often for a while. Whether any of them is sampled here: others are ignored.
+    pub(super) fn watch(&mut self, keys: &[JobKey], for_ns: i64) -> bool {
+        let known: Vec<u32> = keys.iter().filter_map(|key| self.slots.get(key).copied()).collect();
+        known.iter().for_each(|&slot| self.sampler.watch(slot, for_ns));
+        !known.is_empty()
+    }
+
     pub fn work(
         &mut self,
         orders: &Receiver<Order>,

@@ -556,7 +556,7 @@ impl Service {
     }
 
     pub fn flush_every(&self) -> Duration {
-        let within = self.outputs.bus.within();
+        let within = self.outputs.within();
         let every = self.settings.flush_every(within);
         match self.registry.jobs.is_empty() && self.recorder.unwritten.is_empty() {
             // Nothing comes in between that others wait for.
@@ -714,6 +714,7 @@ impl Service {
     fn brief_sampling(&mut self) {
         let keeps_node = self.settings.keeps_node(self.place.system);
         self.recorder.brief(&self.sampling, &self.settings.config, keeps_node);
+        self.outputs.tell_watched(&self.sampling);
     }
 
     /// Changes what it is asked to, or nothing.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use met_core::job::{JobKey, Record, Summaries};
 use met_core::node_health::NodeHealth;
@@ -12,31 +12,34 @@ use met_core::{JOB, Kind};
 use met_jobs::identity::{NAMED_WITHIN, is_unnamed};
 use met_sinks::bus::{self, Bus};
 use met_sinks::event::{self, Event, Samples};
-use met_sinks::forward;
+use met_sinks::forward::{self, server_watch::ServerWatch};
 use met_wire::batch::{Interim, Subject};
 
 use super::forwarding;
 use super::last_tick::Board;
 use super::live_messages::LiveMessages;
+use super::sampler_thread::Sampling;
 use met_config::Place;
 use met_query::live::Live;
 use met_query::protocol::HttpStatus;
 use met_query::setting::Setting;
 use met_store::Queries;
 
-/// Opens all that are configured. One that cannot be opened keeps nothing from being measured; its status says why.
-fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
+/// Opens all that are configured, and what a server says of watched jobs if one is sent to. One that cannot be opened keeps
+/// nothing from being measured; its status says why.
+fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> (Bus, Option<ServerWatch>) {
     // As with `http`, the machine's file is meant for the machine's daemon.
     let is_machines = setting.config_path.as_deref() == Some(Path::new(met_config::MACHINE_FILE));
     let configured: &[_] = if place.system || !is_machines { &setting.config.sinks } else { &[] };
     let mut bus = Bus::open(configured, Some(&setting.host.facts().hostname), &place.state);
-    let name = forward::SPEC.name;
+    let (name, mut watch) = (forward::SPEC.name, None);
     match forwarding::start(&setting.host, &setting.config, place, board.is_some()) {
         Ok(None) => {}
         Ok(Some(forward)) => {
             if let Some(board) = board {
                 board.watch(forward.watch());
             }
+            watch = Some(forward.server_watch());
             let (interest, details) = (forward.interest(), forward.details());
             bus.add_direct(name, interest, Box::new(forward), details);
         }
@@ -53,7 +56,7 @@ fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> Bus {
     if let Some(board) = board.filter(|_| !bus.is_empty()) {
         board.watch(bus.watch());
     }
-    bus
+    (bus, watch)
 }
 
 /// Where jobs and samples go beside the store: to sinks, and to the page that others read.
@@ -69,18 +72,36 @@ pub(super) struct Outputs {
     withheld: HashMap<JobKey, Instant>,
     /// As it was last published.
     health: NodeHealth,
+    /// Jobs that clients of the server watch, if one is sent to.
+    server_watch: Option<ServerWatch>,
 }
 
 impl Outputs {
     pub(super) fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Outputs {
+        let (bus, server_watch) = open(setting, place, board.as_deref());
         Outputs {
-            bus: open(setting, place, board.as_deref()),
+            bus,
+            server_watch,
             board,
             http: None,
             configure: None,
             withheld: HashMap::new(),
             health: NodeHealth::default(),
         }
+    }
+
+    /// Tells the sampling thread of jobs that are watched at the server, from now on.
+    pub(super) fn tell_watched(&self, sampling: &Sampling) {
+        if let Some(watch) = &self.server_watch {
+            let pace = Arc::clone(&watch.pace);
+            watch.tell_with(sampling.watcher(move || pace.hold(Instant::now())));
+        }
+    }
+
+    /// How long samples wait at most, where somebody waits for them.
+    pub(super) fn within(&self) -> Option<Duration> {
+        let watched = self.server_watch.as_ref().and_then(|watch| watch.pace.within(Instant::now()));
+        self.bus.within().into_iter().chain(watched).min()
     }
 
     /// How the machine is, if that has changed.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use met_core::cadence::Ladder;
+use met_core::cadence::{ASKED_ONCE_WITHIN, Ladder};
 use met_core::job_table::*;
 use met_core::{MISSING, sample};
 
@@ -125,8 +125,23 @@ fn a_job_that_somebody_watches_is_sampled_at_the_shortest_interval() {
     machine.tick_until(&mut sampler, |sampler| sampler.jobs[&old].age.early_ns().is_none());
     let is_planned_soon = |sampler: &Sampler| sampler.until_next_tick() <= Duration::from_millis(20);
     sampler.note_interest(old);
+    // Requests at once are one.
+    std::thread::sleep(ASKED_ONCE_WITHIN);
     sampler.note_interest(old);
     assert!(is_planned_soon(&sampler));
+    let before = known(&sampler, old, THREADS_RUNNING);
+    machine.tick_until(&mut sampler, |sampler| known(sampler, old, CPU) > before + 20);
+}
+
+#[test]
+fn a_job_that_is_watched_elsewhere_is_sampled_at_the_shortest_interval() {
+    let machine = Machine::new();
+    let mut sampler = machine.sampler("20ms, 10s after 1h");
+    let old = machine.add(&mut sampler, 1, "old", 7200);
+    machine.tick_until(&mut sampler, |sampler| sampler.jobs[&old].age.early_ns().is_none());
+    sampler.watch(old + 1, 60_000_000_000);
+    sampler.watch(old, 60_000_000_000);
+    assert!(sampler.until_next_tick() <= Duration::from_millis(20));
     let before = known(&sampler, old, THREADS_RUNNING);
     machine.tick_until(&mut sampler, |sampler| known(sampler, old, CPU) > before + 20);
 }

@@ -1,7 +1,9 @@
 //! When a job is read, and how much of it.
 
+use std::time::Duration;
+
 use met_core::MISSING;
-use met_core::cadence::{CHANGED_FOR_NS, Interest, Ladder};
+use met_core::cadence::{Asked, CHANGED_FOR_NS, Interest, Ladder, WATCHED_FOR_NS};
 use met_core::job_table::{CPU, MEMORY_NEEDED, READ, WRITTEN};
 use met_host::Look;
 
@@ -10,8 +12,6 @@ const COMPARED_NS: i64 = 5_000_000_000;
 /// A job that changes all the time is sampled at the shortest interval for this part of its time.
 const CHANGING_SHARE: i64 = 10;
 const CHANGING_MAX_NS: i64 = 10 * CHANGED_FOR_NS;
-/// Requests this close together come from somebody who watches.
-const WATCHED_WITHIN_NS: i64 = 10_000_000_000;
 
 /// Changes below this, or below a third of the figure, are not sharp: thousandths of a core, bytes, bytes per second.
 const CORES_MILLI_MIN: i64 = 50;
@@ -28,6 +28,7 @@ pub(super) struct Pacing {
     pub(super) look: Look,
     changed_ns: Option<i64>,
     asked_ns: Option<i64>,
+    /// The last request of somebody who watches it; later than now where it is to be sampled like that for longer.
     watched_ns: Option<i64>,
     compared: Option<Compared>,
     /// For so long it may still be sampled at the shortest interval because of changes.
@@ -94,12 +95,23 @@ impl Pacing {
 
     /// Somebody asked for it. Whether it is watched since then.
     pub(super) fn ask(&mut self, now_ns: i64) -> bool {
-        let before_ns = self.asked_ns.replace(now_ns);
-        let is_watched = before_ns.is_some_and(|before_ns| now_ns - before_ns < WATCHED_WITHIN_NS);
-        if is_watched {
-            self.watched_ns = Some(now_ns);
+        let past_ns = self.asked_ns.map(|before_ns| now_ns.saturating_sub(before_ns).max(0));
+        let asked = Asked::after(past_ns.map(|past_ns| Duration::from_nanos(past_ns as u64)));
+        if asked != Asked::Same {
+            self.asked_ns = Some(now_ns);
         }
-        is_watched
+        if asked == Asked::Again {
+            self.watched_ns = self.watched_ns.max(Some(now_ns));
+        }
+        asked == Asked::Again
+    }
+
+    /// Somebody else knows that it is watched, for this long. Whether it was not before.
+    pub(super) fn watch(&mut self, now_ns: i64, for_ns: i64) -> bool {
+        let is_new = self.watched_ns.is_none_or(|at_ns| now_ns - at_ns >= WATCHED_FOR_NS);
+        let at_ns = now_ns.saturating_add(for_ns.max(0)).saturating_sub(WATCHED_FOR_NS);
+        self.watched_ns = self.watched_ns.max(Some(at_ns));
+        is_new
     }
 
     /// Compares what was just read with what was read before.
@@ -252,5 +264,38 @@ mod tests {
         assert!(pacing.ask(now_ns + 2 * SECOND_NS));
         assert_eq!(pacing.interval_ns(&ladder, now_ns + 3 * SECOND_NS), SECOND_NS);
         assert_eq!(pacing.interval_ns(&ladder, now_ns + 60 * SECOND_NS), 60 * SECOND_NS);
+    }
+
+    #[test]
+    fn what_a_command_asks_for_at_once_is_one_request() {
+        let mut pacing = Pacing::new(0);
+        let now_ns = 2 * DAY_S * SECOND_NS;
+        let again_ns: Vec<i64> =
+            (0..20).map(|number| now_ns + number * 100_000_000).filter(|&at_ns| pacing.ask(at_ns)).collect();
+        let since_ns = |at_ns: &i64| at_ns - now_ns;
+        assert_eq!(again_ns.iter().map(since_ns).collect::<Vec<_>>(), [5, 10, 15].map(|at| at * 100_000_000));
+        assert!(!pacing.ask(now_ns + 60 * SECOND_NS), "long ago");
+    }
+
+    #[test]
+    fn a_job_that_is_watched_elsewhere_is_sampled_more_often_for_as_long_as_was_said() {
+        let mut pacing = Pacing::new(0);
+        let (ladder, now_ns) = (Ladder::default(), 2 * DAY_S * SECOND_NS);
+        let interval_s = |pacing: &Pacing, after_s: i64| {
+            pacing.interval_ns(&ladder, now_ns + after_s * SECOND_NS) / SECOND_NS
+        };
+        assert!(pacing.watch(now_ns, 300 * SECOND_NS));
+        assert_eq!([0, 299, 300].map(|after_s| interval_s(&pacing, after_s)), [1, 1, 60]);
+        assert!(!pacing.watch(now_ns + SECOND_NS, 15 * SECOND_NS), "it is read at once only the first time");
+        assert_eq!(interval_s(&pacing, 299), 1, "a shorter time does not end a longer one");
+        pacing.ask(now_ns + 2 * SECOND_NS);
+        pacing.ask(now_ns + 4 * SECOND_NS);
+        assert_eq!(interval_s(&pacing, 299), 1, "nor does a client");
+        assert!(pacing.watch(now_ns + 400 * SECOND_NS, 0));
+        assert_eq!(interval_s(&pacing, 400), 60);
+        assert!(pacing.watch(now_ns + 400 * SECOND_NS, i64::MIN));
+        assert_eq!(interval_s(&pacing, 400), 60);
+        pacing.watch(now_ns, i64::MAX);
+        assert_eq!(interval_s(&pacing, 400), 1);
     }
 }

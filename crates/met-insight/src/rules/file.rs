@@ -1,7 +1,9 @@
 //! The YAML of rules. What is wrong is named with its line and key.
 
 use std::fmt;
+use std::time::Duration;
 
+use met_core::cadence::WANTED_FOR_MAX;
 use met_core::reaction::RULE_BYTES_MAX;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
@@ -9,7 +11,7 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 
 use super::condition::{self, Dim, Expr};
 use super::template::Template;
-use super::{Counter, Gates, Rule, Rules, Scope};
+use super::{Counter, Gates, Rule, Rules, Scope, Watch};
 use crate::finding::Severity;
 
 const BYTES_MAX: usize = 1 << 20;
@@ -50,6 +52,7 @@ struct RuleOf {
     replaces: Vec<Spanned<String>>,
     #[serde(default)]
     gates: GatesOf,
+    watch: Option<WatchOf>,
     what: Spanned<String>,
     how: Spanned<String>,
     otherwise: Option<Spanned<String>>,
@@ -72,6 +75,14 @@ struct GatesOf {
     samples: Option<usize>,
     core_hours: Option<f64>,
     gpu_hours: Option<f64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WatchOf {
+    when: Option<Spanned<String>>,
+    #[serde(rename = "for")]
+    wanted_for: Spanned<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -180,6 +191,7 @@ fn rule(of: &RuleOf, defaults: Gates) -> Result<Rule, Mistake> {
         unless: of.unless.iter().map(counter).collect::<Result<_, _>>()?,
         replaces: of.replaces.iter().map(|name| name.value.clone()).collect(),
         gates: gates(&of.gates, defaults)?,
+        watch: of.watch.as_ref().map(|watch| self::watch(watch, of)).transpose()?,
         what: template(&of.what, "what")?,
         how: template(&of.how, "how")?,
         otherwise: of.otherwise.as_ref().map(|text| template(text, "otherwise")).transpose()?,
@@ -189,6 +201,23 @@ fn rule(of: &RuleOf, defaults: Gates) -> Result<Rule, Mistake> {
     })
 }
 
+/// As bounded as what daemons and servers grant.
+fn watch(of: &WatchOf, rule: &RuleOf) -> Result<Watch, Mistake> {
+    if matches!(rule.about, ScopeOf::User) {
+        return Err(at(&of.wanted_for, "watch: only rules about jobs may have one".to_owned()));
+    }
+    let text = &of.wanted_for;
+    let seconds = literal(text, "watch.for", Dim::SECONDS)?;
+    if !(1.0..=WANTED_FOR_MAX.as_secs_f64()).contains(&seconds) {
+        return Err(at(text, format!("watch.for: {:?} is not between 1s and 1h", text.value)));
+    }
+    let when = of.when.as_ref().map(|when| -> Result<_, Mistake> {
+        let written = when.value.split_whitespace().collect::<Vec<_>>().join(" ");
+        Ok((read(when, "watch.when", condition::condition)?, written))
+    });
+    Ok(Watch { when: when.transpose()?, wanted_for: Duration::from_secs_f64(seconds) })
+}
+
 impl Default for Gates {
     fn default() -> Gates {
         Gates { coverage: 0.95, length_s: 600.0, samples: 20, core_hours: 1.0, gpu_hours: 0.1 }
@@ -196,18 +225,22 @@ impl Default for Gates {
 }
 
 fn gates(of: &GatesOf, defaults: Gates) -> Result<Gates, Mistake> {
-    let literal = |text: &Option<Spanned<String>>, key: &str, dim: Dim, default: f64| match text {
-        None => Ok(default),
-        Some(text) => match read(text, key, |text| condition::number(text, dim))? {
-            Expr::Number(value) => Ok(value),
-            _ => Err(at(text, format!("{key}: {:?} is not a number", text.value))),
-        },
+    let given = |text: &Option<Spanned<String>>, key: &str, dim: Dim, default: f64| {
+        text.as_ref().map_or(Ok(default), |text| literal(text, key, dim))
     };
     Ok(Gates {
-        coverage: literal(&of.coverage, "gates.coverage", Dim::ONE, defaults.coverage)?,
-        length_s: literal(&of.length, "gates.length", Dim::SECONDS, defaults.length_s)?,
+        coverage: given(&of.coverage, "gates.coverage", Dim::ONE, defaults.coverage)?,
+        length_s: given(&of.length, "gates.length", Dim::SECONDS, defaults.length_s)?,
         samples: of.samples.unwrap_or(defaults.samples),
         core_hours: of.core_hours.unwrap_or(defaults.core_hours),
         gpu_hours: of.gpu_hours.unwrap_or(defaults.gpu_hours),
     })
+}
+
+/// A number that is written as one.
+fn literal(text: &Spanned<String>, key: &str, dim: Dim) -> Result<f64, Mistake> {
+    match read(text, key, |text| condition::number(text, dim))? {
+        Expr::Number(value) => Ok(value),
+        _ => Err(at(text, format!("{key}: {:?} is not a number", text.value))),
+    }
 }

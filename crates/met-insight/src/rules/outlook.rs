@@ -68,6 +68,12 @@ impl Needs {
             neighbours: self.neighbours || other.neighbours,
         }
     }
+
+    /// Samples of one node of several say nothing of the job.
+    fn of_whole(self, job: &Job<'_>) -> Needs {
+        let is_whole = job.is_whole();
+        Needs { samples: self.samples && is_whole, gpu_samples: self.gpu_samples && is_whole, ..self }
+    }
 }
 
 /// The rules that may speak of a job of which nothing but records was read, whatever its samples are.
@@ -84,11 +90,23 @@ pub fn candidates<'r>(rules: &'r Rules, job: &Job<'_>) -> (Vec<&'r Rule>, Needs)
     let first = if found.is_empty() { Needs::default() } else { Needs::SAMPLES };
     let needs =
         found.iter().fold(first, |needs, rule| rule.exprs().fold(needs, |needs, expr| needs.and(of(expr))));
-    // Samples of one node of several say nothing of the job.
-    let is_whole = job.is_whole();
-    let needs =
-        Needs { samples: needs.samples && is_whole, gpu_samples: needs.gpu_samples && is_whole, ..needs };
-    (found, needs)
+    (found, needs.of_whole(job))
+}
+
+/// The rules that may want more samples of a job that runs, and what to read to find out.
+pub fn watchers<'r>(rules: &'r Rules, job: &Job<'_>) -> (Vec<&'r Rule>, Needs) {
+    let is_asked = |rule: &&Rule| {
+        let truth = rule.watched_when().map(|when| Outlook { job, rule, coverage: 0.0 }.truth(when));
+        truth.is_some_and(|truth| truth.may_hold || truth.may_be_unknown)
+    };
+    let found: Vec<&Rule> = rules.about(Scope::Job).filter(is_asked).collect();
+    if found.is_empty() {
+        return (found, Needs::default());
+    }
+    // How many samples there are matters in any case.
+    let conditions = found.iter().filter_map(|rule| rule.watched_when());
+    let needs = conditions.map(of).fold(Needs::SAMPLES, Needs::and);
+    (found, needs.of_whole(job))
 }
 
 fn of(expr: &Expr) -> Needs {

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use met_core::annotation::{Annotation, AnnotationChange};
+use met_core::cadence::WANTED_JOBS_MAX;
 use met_core::conditions::Conditions;
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record};
@@ -244,6 +246,17 @@ impl Query for Remote {
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
         match self.ask(&Request::Reactions { change: None })? {
             Reply::Reactions(reactions) => Ok(react::seen(viewer, reactions)),
+            reply => self.unexpected(&reply),
+        }
+    }
+
+    fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
+        let mut jobs = keys[..keys.len().min(WANTED_JOBS_MAX)].to_vec();
+        if !viewer.sees_all() {
+            jobs.retain(|key| self.sees(viewer, key).unwrap_or(false));
+        }
+        match self.ask(&Request::Watch { jobs, seconds: wanted_for.as_secs() })? {
+            Reply::Watched(jobs) => Ok(jobs),
             reply => self.unexpected(&reply),
         }
     }

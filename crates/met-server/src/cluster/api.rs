@@ -8,7 +8,7 @@
 //! and what [`met_web::api`] has, for daemon and server alike.
 
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -30,6 +30,7 @@ use met_query::viewer::Viewer;
 use met_store::Writer;
 use met_store::cluster::Bearer;
 use met_web::api::System;
+use met_wire::acknowledgement::Acknowledgement;
 use met_wire::batch::{BadBatch, NodeBatch, PACKED_BYTES_MAX, SAMPLES_MAX};
 use serde_json::json;
 
@@ -221,7 +222,10 @@ async fn batches(
     let kept = api.keeper.keep(batch, packed, received_ns, offset).map_err(|_| Problem::busy())?;
     match kept.await {
         Ok(Err(Refusal::Denied(why))) => Err(api.denied(&node, &peer, &why)),
-        Ok(Ok(())) => Ok(Json(json!({ "sequence": sequence, "now_ns": now_ns() })).into_response()),
+        Ok(Ok(())) => {
+            let watched = api.keeper.watching().of(&node, Instant::now());
+            Ok(Json(Acknowledgement { sequence, now_ns: now_ns(), watched }).into_response())
+        }
         Ok(Err(refusal @ Refusal::Stranger(_))) => Err(Problem::new(StatusCode::FORBIDDEN, refusal)),
         Ok(Err(refusal)) => Err(Problem::later(StatusCode::SERVICE_UNAVAILABLE, refusal)),
         Err(_) => Err(Problem {
@@ -422,6 +426,7 @@ mod tests {
             incompatible: Incompatible::default(),
             gap_ms: 60_000,
             lists: Default::default(),
+            watching: Default::default(),
         };
         (folder, Arc::new(view))
     }
@@ -558,6 +563,26 @@ mod tests {
         let body = served.asked(&request).unwrap().into_body();
         let body = served.runtime.block_on(to_bytes(body, 1 << 20)).unwrap();
         assert!(String::from_utf8_lossy(&body).contains("no such job"), "{body:?}");
+    }
+
+    #[test]
+    fn a_reply_names_watched_jobs_and_nothing_else_of_them() {
+        let served = Served::new();
+        let reply = |sequence| {
+            let batch = NodeBatch { header: numbered(sequence, "one"), ..NodeBatch::default() };
+            let body = served.send(batch.pack().unwrap().bytes).unwrap().into_body();
+            let body = served.runtime.block_on(to_bytes(body, 1 << 20)).unwrap();
+            serde_json::from_slice::<serde_json::Value>(&body).unwrap()
+        };
+        let fields = |reply: &serde_json::Value| {
+            reply.as_object().unwrap().keys().map(String::as_str).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(fields(&reply(1)), "sequence now_ns", "as earlier nodes know it");
+        let key = record("slurm", "7", 1_794_700_800, JobState::Running, 1).key;
+        let on_node = |node: &str| JobKey { cluster: Some(node.to_owned()), ..key.clone() };
+        served.api.keeper.watching().watch(&[on_node("n1"), on_node("n2")], Instant::now());
+        let told = reply(2);
+        assert_eq!((fields(&told), &told["watched"]), ("sequence now_ns watched".to_owned(), &json!([key])));
     }
 
     #[test]

@@ -38,6 +38,7 @@ use wholes::Wholes;
 pub(super) use wholes::{part_keys, part_series, series_key};
 
 use super::latest::Latest;
+use super::watching::Watching;
 
 /// Batches that wait for the disk; more are refused with a time to retry.
 const QUEUE: usize = 512;
@@ -119,6 +120,7 @@ pub struct Keeper {
     thread: Option<JoinHandle<()>>,
     latest: Latest,
     hub: Arc<Hub>,
+    watching: Watching,
 }
 
 impl Keeper {
@@ -138,11 +140,16 @@ impl Keeper {
         };
         let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(run);
         let thread = thread.map_err(|error| StoreError::Io { path: PathBuf::from("thread"), error })?;
-        Ok(Keeper { orders, thread: Some(thread), latest, hub })
+        Ok(Keeper { orders, thread: Some(thread), latest, hub, watching: Watching::default() })
     }
 
     pub fn latest(&self) -> &Latest {
         &self.latest
+    }
+
+    /// Which jobs clients watch.
+    pub fn watching(&self) -> &Watching {
+        &self.watching
     }
 
     /// Where starts and ends of jobs are published.

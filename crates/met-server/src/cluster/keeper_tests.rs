@@ -42,6 +42,7 @@ pub(in crate::cluster) fn start(state: &std::path::Path, nodes: &[&str]) -> (Kee
         incompatible: Default::default(),
         gap_ms: 60_000,
         lists: Default::default(),
+        watching: keeper.watching().clone(),
     };
     (keeper, view)
 }

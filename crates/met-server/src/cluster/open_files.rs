@@ -115,6 +115,7 @@ mod tests {
             incompatible: Default::default(),
             gap_ms: 1000,
             lists: Default::default(),
+            watching: Default::default(),
         };
         enroll(state.path(), "n1");
         enroll(backup.path(), "n2");

@@ -1,6 +1,9 @@
 //! Questions to a server, answered from the store, from what waits, and from how running jobs stand.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
+use met_core::cadence::WANTED_JOBS_MAX;
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
@@ -27,6 +30,8 @@ use super::view::ClusterView;
 const LATE_NS: i64 = 180_000_000_000;
 /// Of all parts of a node together, which have fewer columns than a job.
 const NODE_PAGE_SAMPLES: usize = 100_000;
+/// A list of so many jobs fits a screen that somebody watches. A longer one is read by a program, or counted.
+const WATCHED_JOBS_MAX: usize = 100;
 /// By how much the clock of a node may be ahead of this one.
 const AHEAD_MS: i64 = 6 * 3_600_000;
 
@@ -41,17 +46,22 @@ impl Query for ClusterView {
         let Some(filter) = viewer.restrict(filter) else { return Ok(nothing()) };
         let (mut page, unreadable) = self.page(&filter.to_store_for_reply())?;
         filter.retain_states(&mut page.jobs);
+        if filter.limit.is_some_and(|limit| limit <= WATCHED_JOBS_MAX) {
+            self.note_interest(viewer, &page.jobs);
+        }
         Ok((page, warn_unreadable(viewer, &unreadable)))
     }
 
     fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page> {
         let found = self.ask(|store| find_in(store, viewer, job))?;
         let (found, next) = jobs::page_of(found, after);
+        self.note_interest(viewer, &found);
         Ok(Page { jobs: self.with_figures(found)?, next })
     }
 
     fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
-        let Some(_) = self.visible(viewer, key)? else { return Ok(Course::new(&JOB)) };
+        let Some(record) = self.visible(viewer, key)? else { return Ok(Course::new(&JOB)) };
+        self.note_interest(viewer, [&record]);
         let mut course = self.course_after(key, after_ms)?;
         course.truncate(PAGE_SAMPLES);
         Ok(course)
@@ -65,7 +75,8 @@ impl Query for ClusterView {
         part: &str,
         after_ms: i64,
     ) -> Result<Course> {
-        let Some(_) = self.visible(viewer, key)? else { return Ok(Course::new(table)) };
+        let Some(record) = self.visible(viewer, key)? else { return Ok(Course::new(table)) };
+        self.note_interest(viewer, [&record]);
         let mut course = match table.name == JOB.name {
             true => self.course_on_node(key, part, after_ms)?,
             false => self.series_after(key, table, part, after_ms)?,
@@ -106,6 +117,17 @@ impl Query for ClusterView {
 
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
         Ok(react::seen(viewer, self.ask(|store| met_store::reactions(store))?))
+    }
+
+    fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
+        let mut watched = Vec::new();
+        for key in keys.iter().take(WANTED_JOBS_MAX) {
+            if self.visible(viewer, key)?.is_some_and(|record| record.state.is_live()) {
+                self.watching.watch_for(&self.parts_of(key)?, wanted_for, Instant::now());
+                watched.push(key.clone());
+            }
+        }
+        Ok(watched)
     }
 
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {

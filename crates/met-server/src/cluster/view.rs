@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use met_core::cluster_job::together;
 use met_core::job::{JobKey, Record};
 use met_core::series::Course;
 use met_core::{JOB, Table, event, gpu};
+use met_query::viewer::Viewer;
 use met_store::cluster::{Log, Node};
 use met_store::{Backends, Filter, LiveFigures, LiveJobs, Page, Reader, RunningJobs, StoreError, device_on};
 use met_wire::batch::Subject;
@@ -15,6 +17,7 @@ use super::incompatible::Incompatible;
 use super::keeper::{add_waiting, part_keys, part_series, series_key};
 use super::latest::Latest;
 use super::open_files::OpenFiles;
+use super::watching::Watching;
 
 #[derive(Clone)]
 pub struct ClusterView {
@@ -24,6 +27,7 @@ pub struct ClusterView {
     pub incompatible: Incompatible,
     pub gap_ms: i64,
     pub lists: Arc<Lists>,
+    pub watching: Watching,
 }
 
 /// What lists share.
@@ -127,6 +131,23 @@ impl ClusterView {
             })?;
         }
         Ok(jobs)
+    }
+
+    /// A viewer asks for these jobs, which it sees: nodes are told of those that it watches.
+    pub(super) fn note_interest<'r>(&self, viewer: &Viewer, jobs: impl IntoIterator<Item = &'r Record>) {
+        let now = Instant::now();
+        let live = jobs.into_iter().filter(|record| record.state.is_live()).map(|record| &record.key);
+        for key in live.filter(|key| self.watching.ask(viewer, key, now)) {
+            // Where they cannot be read, the next request looks them up again.
+            if let Ok(parts) = self.parts_of(key) {
+                self.watching.watch(&parts, now);
+            }
+        }
+    }
+
+    /// The keys of the series of a job, which have the names of its nodes.
+    pub(super) fn parts_of(&self, key: &JobKey) -> Result<Vec<JobKey>, StoreError> {
+        self.lists.files.with_log(self, |log| part_series(log, key))
     }
 
     /// The course of a job, of all its nodes together, after a time.

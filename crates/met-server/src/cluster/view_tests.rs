@@ -2,7 +2,8 @@ use std::time::Duration;
 
 use met_core::job::{LOCAL, State};
 use met_core::listing::{Sort, SortColumn};
-use met_query::jobs::JobsFilter;
+use met_query::jobs::{JobRef, JobsFilter};
+use met_query::query::Query;
 use met_query::viewer::Viewer;
 
 use super::*;
@@ -108,5 +109,69 @@ fn what_a_job_has_become_is_in_the_next_list() {
     let end = Record { user: Some("eve".to_owned()), ..job(State::Finished) };
     send(&keeper, "n1", 3, vec![end], Vec::new()).unwrap();
     assert_eq!(by_cpu(&eve), [("1".to_owned(), State::Finished)]);
+    keeper.stop();
+}
+
+#[test]
+fn nodes_are_told_of_the_jobs_that_viewers_watch_who_see_them() {
+    let state = tempfile::tempdir().unwrap();
+    let (keeper, view) = start(state.path(), &NODES);
+    let running = |manager: &str, id: &str| record(manager, id, START_S, State::Running, 0);
+    for (sequence, node) in [(1, "n1"), (2, "n2")] {
+        send(&keeper, node, sequence, vec![running("slurm", "7"), running(LOCAL, "1")], Vec::new()).unwrap();
+    }
+    send(&keeper, "n1", 3, vec![record("slurm", "8", START_S, State::Finished, 1)], Vec::new()).unwrap();
+    let watched = |node: &str| {
+        let mut keys = keeper.watching().of(node, Instant::now());
+        keys.sort();
+        keys.into_iter().map(|key| format!("{}:{}", key.manager, key.id)).collect::<Vec<_>>()
+    };
+    let ask = |viewer: &Viewer, id: &str| {
+        let job = JobRef::Id { manager: Some("slurm".to_owned()), id: id.to_owned(), node: None, user: None };
+        let found = view.find(viewer, &job, None).unwrap().jobs;
+        found.iter().for_each(|job| drop(view.course(viewer, &job.key, 0).unwrap()));
+    };
+    let list = |limit: usize| {
+        let filter = JobsFilter { limit: Some(limit), ..JobsFilter::default() };
+        view.jobs(&Viewer::Everything, &filter).unwrap()
+    };
+    let (ada, eve) = (Viewer::user("ada"), Viewer::user("eve"));
+    let look = || {
+        ask(&eve, "7");
+        ask(&ada, "8");
+        list(1000);
+    };
+    look();
+    // Requests at once are one; those of a moment later are others.
+    std::thread::sleep(Duration::from_millis(600));
+    look();
+    ask(&ada, "7");
+    assert_eq!([watched("n1"), watched("n2")], [Vec::<String>::new(), Vec::new()], "nobody watches a job");
+    std::thread::sleep(Duration::from_millis(600));
+    ask(&ada, "7");
+    assert_eq!([watched("n1"), watched("n2"), watched("n3")], [vec!["slurm:7"], vec!["slurm:7"], vec![]]);
+    list(20);
+    std::thread::sleep(Duration::from_millis(600));
+    list(20);
+    assert_eq!(watched("n2"), ["local:1", "slurm:7"], "a screen full of jobs");
+    keeper.stop();
+}
+
+#[test]
+fn rules_may_want_more_samples_of_jobs_that_their_viewer_sees() {
+    let state = tempfile::tempdir().unwrap();
+    let (keeper, view) = start(state.path(), &NODES);
+    let on_node = |id: &str, state: State| record(LOCAL, id, START_S, state, 1);
+    send(&keeper, "n1", 1, vec![on_node("1", State::Running), on_node("2", State::Finished)], Vec::new())
+        .unwrap();
+    let keys: Vec<JobKey> =
+        view.all_jobs(&Filter::default()).unwrap().into_iter().map(|job| job.key).collect();
+    assert_eq!(keys.len(), 2);
+    let watch = |viewer: &Viewer| view.sample_more(viewer, &keys, Duration::from_secs(600)).unwrap().len();
+    assert_eq!(watch(&Viewer::user("eve")), 0);
+    assert!(keeper.watching().of("n1", Instant::now()).is_empty());
+    assert_eq!(watch(&Viewer::user("ada")), 1, "one of them is over");
+    let told = |after_s: u64| keeper.watching().of("n1", Instant::now() + Duration::from_secs(after_s)).len();
+    assert_eq!((told(0), told(500)), (1, 1));
     keeper.stop();
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use met_core::backoff::jittered;
+use met_wire::acknowledgement::Acknowledgement;
 use met_wire::batch::{self, Header, NodeBatch, PACKED_BYTES_MAX};
 use serde::Deserialize;
 
@@ -17,14 +18,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const REFUSED_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
-
-/// What a server says when it has a batch.
-#[derive(Debug, Deserialize)]
-struct Acknowledged {
-    sequence: u64,
-    /// Unix time by its clock.
-    now_ns: i64,
-}
 
 /// What it says when it has read a batch and will never take it.
 #[derive(Debug, Deserialize)]
@@ -148,7 +141,7 @@ fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8]) -> Outcome
     };
     let outcome = judge(&answer, sequence);
     if let (Outcome::Sent, Ok(acknowledged)) =
-        (&outcome, serde_json::from_slice::<Acknowledged>(&answer.body))
+        (&outcome, serde_json::from_slice::<Acknowledgement>(&answer.body))
     {
         let end_ns = now_ns();
         let mut inner = shared.lock();
@@ -156,11 +149,14 @@ fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8]) -> Outcome
         status.acknowledged_ns = Some(end_ns);
         status.last_error = None;
         // The server read its clock between the two.
-        status.clock_offset_ns = Some(acknowledged.now_ns - (begin_ns + (end_ns - begin_ns) / 2));
+        let middle_ns = begin_ns + (end_ns - begin_ns) / 2;
+        status.clock_offset_ns = Some(acknowledged.now_ns.saturating_sub(middle_ns));
         if let Err(error) = spool.acknowledge(sequence) {
             // It is sent once more, and recognised.
             status.last_error = Some(format!("a sent batch cannot be removed: {error}"));
         }
+        drop(inner);
+        shared.watch.heard(acknowledged.watched);
     }
     outcome
 }
@@ -168,7 +164,7 @@ fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8]) -> Outcome
 fn judge(answer: &Answer, sequence: u64) -> Outcome {
     let reason = || format!("the server answers {}: {}", answer.status, answer.reason());
     match answer.status {
-        200 => match serde_json::from_slice::<Acknowledged>(&answer.body) {
+        200 => match serde_json::from_slice::<Acknowledgement>(&answer.body) {
             Ok(acknowledged) if acknowledged.sequence == sequence => Outcome::Sent,
             _ => Outcome::Later(format!("not a met server: {}", answer.reason()), None),
         },
@@ -239,6 +235,9 @@ fn after_refusal(pause: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use met_wire::acknowledgement::WATCHED_MAX;
+    use proptest::prelude::*;
+
     use super::*;
 
     fn answer(status: u16, body: &str) -> Answer {
@@ -261,6 +260,32 @@ mod tests {
             assert!(matches!(judge(&answer(status, never), 7), Outcome::Refused(_)), "{status}");
         }
         assert!(matches!(judge(&answer(503, never), 7), Outcome::Later(..)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_reply_is_survived(status in 100..600u16, body in reply(), sequence in 0..3u64) {
+            let answer = Answer { status, retry_after: None, body };
+            if let Outcome::Sent = judge(&answer, sequence) {
+                let acknowledged: Acknowledgement = serde_json::from_slice(&answer.body).unwrap();
+                prop_assert_eq!((status, acknowledged.sequence), (200, sequence));
+                prop_assert!(acknowledged.watched.len() <= WATCHED_MAX);
+            }
+        }
+    }
+
+    /// Any bytes, and what is almost a reply.
+    fn reply() -> impl Strategy<Value = Vec<u8>> {
+        let key = r#"{"cluster":null,"manager":"slurm","id":"1","incarnation":0}"#;
+        let watched = prop_oneof![
+            Just("null".to_owned()),
+            ".{0,20}",
+            (0..200usize).prop_map(move |count| { format!("[{}]", vec![key; count].join(",")) })
+        ];
+        let almost = (0..3u64, any::<i64>(), watched).prop_map(|(sequence, now_ns, watched)| {
+            format!(r#"{{"sequence":{sequence},"now_ns":{now_ns},"watched":{watched}}}"#).into_bytes()
+        });
+        prop_oneof![prop::collection::vec(any::<u8>(), 0..200), almost]
     }
 
     #[test]

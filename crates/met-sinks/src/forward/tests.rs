@@ -574,3 +574,41 @@ fn a_change_of_the_machines_health_is_sent_though_nothing_else_is() {
     assert!(arrived[0].health.is_empty(), "nothing was known at first");
     assert_eq!(arrived.iter().filter(|header| header.health == health).count(), 1, "once");
 }
+
+#[test]
+fn a_job_that_is_watched_at_the_server_is_told_of_and_sent_sooner() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plan = Plan { every: Duration::from_secs(3600), ..plan(folder.path(), &listener) };
+    let arrived: Arc<Mutex<Vec<NodeBatch>>> = Arc::default();
+    let kept = Arc::clone(&arrived);
+    // What else a server says of its clock and of jobs does no harm.
+    let replies = [r#"[null, 7, {"id": []}, KEY]"#, r#"{"no": "list"}"#, "KEY", "[[[[1]]]]"];
+    let watched = serde_json::to_string(&key("1")).unwrap();
+    serve(listener, move |batch| {
+        let sequence = batch.header.sequence;
+        let watched = replies[kept.lock().unwrap().len() % replies.len()].replace("KEY", &watched);
+        kept.lock().unwrap().push(batch);
+        (200, format!(r#"{{"sequence": {sequence}, "now_ns": {}, "watched": {watched}}}"#, i64::MIN))
+    });
+    let forward = Forward::start(plan, Box::new(Records::default())).unwrap();
+    let (watch, told) = (forward.server_watch(), Arc::<Mutex<Vec<JobKey>>>::default());
+    let (pace, hears) = (Arc::clone(&watch.pace), Arc::clone(&told));
+    watch.tell_with(move |keys| {
+        hears.lock().unwrap().extend(keys);
+        pace.hold(Instant::now());
+    });
+    until("the first batch is there", || {
+        forward.status().batches_waiting == 0 && !arrived.lock().unwrap().is_empty()
+    });
+    // It was answered before anybody listened.
+    watch.heard(vec![key("1")]);
+    forward.offer(&offered(Subject::Job(key("1")), course(0, 5))).unwrap();
+    until("samples do not wait for an hour", || {
+        arrived.lock().unwrap().iter().any(|batch| !batch.pieces.is_empty())
+    });
+    until("nothing waits", || forward.status().batches_waiting == 0);
+    assert!(forward.status().last_error.is_none() && !told.lock().unwrap().is_empty());
+    assert!(told.lock().unwrap().iter().all(|told| *told == key("1")));
+    forward.stop();
+}

@@ -1,4 +1,5 @@
-//! `met check`: findings of many jobs, by user and rule. It reads, and writes nothing unless it sends messages.
+//! `met check`: findings of many jobs, by user and rule. It reads, and writes nothing unless it sends messages; jobs of
+//! which rules want more samples are sampled more often for a while.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -10,16 +11,16 @@ use crate::output;
 use crate::view;
 use anyhow::Result;
 use met_config::Failure;
-use met_core::job::Record;
+use met_core::job::{JobKey, Record};
 use met_core::managers;
 use met_core::reaction::Reaction;
 use met_insight::answers::FollowUp;
-use met_insight::check::{self, Checked, Look, ReadSeries, SHORTEST_NS};
+use met_insight::check::{self, Checked, Look, ReadSeries, SHORTEST_NS, Wanted};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
 use met_insight::impact::{self, Impact};
 use met_insight::rules::{self, Rules, user};
-use met_query::jobs::{self, JobsFilter, Together};
+use met_query::jobs::{self, AllJobs, JobsFilter, Together};
 use met_query::setting::Setting;
 use met_query::systems;
 
@@ -59,6 +60,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         now_ns,
     };
     let (mut findings, followed) = of_jobs(&look, &records, &mut all)?;
+    let watched = if args.dry_run { Vec::new() } else { watch(&look, &records, all.first())? };
     let wanted: HashSet<String> =
         records.iter().filter(|record| is_wanted(record)).filter_map(user::owner).collect();
     for sum in user::sums(&records, now_ns).iter().filter(|sum| wanted.contains(&sum.user)) {
@@ -87,25 +89,50 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         .filter_map(|finding| handled.hides(&finding, now_ns).map(|reaction| (finding, reaction)))
         .collect();
     let checked = Checked { jobs: count, findings, hidden, followed, with_hidden: args.all };
-    print(&checked, impact.as_ref(), args.json)?;
+    print(&checked, impact.as_ref(), &watched, args.json)?;
     // The process ends: to free each of many takes longer than that.
     std::mem::forget(records);
     Ok(0)
 }
 
 /// With what a dry run says, where it is one.
-fn print(checked: &Checked<'_>, impact: Option<&Impact>, is_json: bool) -> Result<()> {
+fn print(
+    checked: &Checked<'_>,
+    impact: Option<&Impact>,
+    watched: &[Wanted<'_>],
+    is_json: bool,
+) -> Result<()> {
     let mut stdout = output::stdout();
     if is_json {
         let mut object = check::checked_object(checked);
+        object.watched = watched.iter().map(Wanted::object).collect();
         object.dry_run = impact.map(impact::object);
         return Ok(check::write_checked(&object, &mut stdout)?);
     }
     let text = match impact {
         Some(impact) => impact::words(impact, checked.jobs),
-        None => view::findings::checked(checked, &stdout.style()),
+        None => {
+            view::findings::checked(checked, &stdout.style())
+                + &view::findings::watched(watched, &stdout.style())
+        }
     };
     Ok(stdout.write_all(text.as_bytes())?)
+}
+
+/// Has running jobs sampled more often of which rules want more samples, and returns those that are.
+fn watch<'r>(look: &Look<'r>, records: &'r [Record], all: &mut AllJobs) -> Result<Vec<Wanted<'r>>> {
+    let series = &mut |record: &Record, table, part: &str| export::series(all, record, table, part);
+    let mut wanted = check::wanted(look, records, series)?;
+    wanted.sort_by_key(|one| one.wanted_for);
+    let of_one_time = wanted.chunk_by(|one, other| one.wanted_for == other.wanted_for);
+    let watched: HashSet<JobKey> = of_one_time
+        .flat_map(|some| {
+            let keys: Vec<JobKey> = some.iter().map(|one| one.record.key.clone()).collect();
+            all.sample_more(&keys, some[0].wanted_for)
+        })
+        .collect();
+    wanted.retain(|one| watched.contains(&one.record.key));
+    Ok(wanted)
 }
 
 fn of_jobs(look: &Look<'_>, records: &[Record], all: &mut Together) -> Result<(Vec<Finding>, Vec<FollowUp>)> {

@@ -3,7 +3,7 @@
 use met_core::reaction::Reaction;
 use met_insight::answers::FollowUp;
 use met_insight::answers::words::{amounts, saving};
-use met_insight::check::{self, Checked, Group};
+use met_insight::check::{self, Checked, Group, Wanted};
 use met_insight::finding::{Evidence, Saving};
 use met_insight::lineage::Lineage;
 use met_insight::report::Amount;
@@ -14,6 +14,8 @@ use met_core::units;
 use met_insight::report::words::amount;
 
 const COLUMNS: usize = 80;
+/// Jobs that a line names.
+const NAMED_MAX: usize = 5;
 
 fn room(style: &Style) -> usize {
     style.width.unwrap_or(COLUMNS).clamp(40, COLUMNS)
@@ -51,6 +53,22 @@ pub fn checked(checked: &Checked<'_>, style: &Style) -> String {
         );
         drawn += &(text::wrap(&line, room(style)).join("\n  ") + "\n");
     }
+    if style.ascii { text::to_ascii(&drawn) } else { drawn }
+}
+
+/// Jobs that are sampled more often because rules want it.
+pub fn watched(watched: &[Wanted<'_>], style: &Style) -> String {
+    if watched.is_empty() {
+        return String::new();
+    }
+    let one = |wanted: &Wanted<'_>| {
+        let lasting = units::duration_long(wanted.wanted_for.as_secs_f64());
+        format!("{} ({}, for {lasting})", text::escape(&wanted.record.label()), wanted.rule)
+    };
+    let named = watched.iter().take(NAMED_MAX).map(one).collect::<Vec<_>>().join(", ");
+    let more = if watched.len() > NAMED_MAX { ", …" } else { "" };
+    let line = format!("sampled more often: {}: {named}{more}", units::counted(watched.len(), "job"));
+    let drawn = text::wrap(&line, room(style)).join("\n") + "\n";
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
 }
 
@@ -134,7 +152,7 @@ pub fn explanations(explained: &[(&Rule, Explanation)], is_one: bool, style: &St
 
 fn explained(rule: &Rule, explanation: &Explanation, style: &Style) -> String {
     let mut lines = vec![String::new(), style.paint(Paint::Bold, &rule.name)];
-    for step in &explanation.steps {
+    for step in explanation.steps.iter().chain(&explanation.watch) {
         let answer = match step.passed {
             Some(true) => "yes",
             Some(false) => "no",

@@ -1,0 +1,246 @@
+//! Which jobs clients watch, by node: nodes are told with the reply to their batches. In memory only, and for a while.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use met_core::cadence::{Asked, WANTED_FOR_MAX};
+use met_core::job::JobKey;
+use met_query::viewer::Viewer;
+use met_wire::acknowledgement::WATCHED_MAX;
+
+/// A job that is no longer asked for is watched for this long: nodes with a long interval hear of it, too.
+const WATCHED_FOR: Duration = Duration::from_secs(30);
+/// The nodes of a watched job are looked up this often.
+const LOOKED_UP_EVERY: Duration = Duration::from_secs(10);
+/// Jobs that one viewer asks for at a time, some screens full; all operators are one viewer.
+const JOBS_PER_VIEWER: usize = 256;
+const VIEWERS_MAX: usize = 256;
+/// Of a job on more nodes, as many are told: the others send what they always send.
+const NODES_PER_JOB: usize = 256;
+/// Parts of jobs on nodes that are watched at a time.
+const PARTS_MAX: usize = 4096;
+
+#[derive(Clone, Default)]
+pub struct Watching {
+    inner: Arc<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// A batch costs one load while nothing is watched.
+    any: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// What each viewer asks for.
+    asked: HashMap<String, HashMap<JobKey, Request>>,
+    /// Until when jobs of a node are watched, as the node names them.
+    nodes: HashMap<String, HashMap<JobKey, Instant>>,
+    /// Nothing is watched for longer.
+    last: Option<Instant>,
+}
+
+struct Request {
+    at: Instant,
+    looked_up: Option<Instant>,
+}
+
+impl Watching {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A viewer asks for a job that runs and that it sees. True if it watches the job, and its nodes are to be looked up and
+    /// passed to [`Watching::watch`].
+    pub fn ask(&self, viewer: &Viewer, job: &JobKey, now: Instant) -> bool {
+        let state = &mut *self.lock();
+        let name = name(viewer);
+        if !state.asked.contains_key(&name) && state.asked.len() >= VIEWERS_MAX {
+            state.asked.values_mut().for_each(|jobs| forget_old(jobs, now));
+            state.asked.retain(|_, jobs| !jobs.is_empty());
+            if state.asked.len() >= VIEWERS_MAX {
+                return false;
+            }
+        }
+        let jobs = state.asked.entry(name).or_default();
+        let Some(request) = jobs.get_mut(job) else {
+            if jobs.len() >= JOBS_PER_VIEWER {
+                forget_old(jobs, now);
+            }
+            if jobs.len() < JOBS_PER_VIEWER {
+                jobs.insert(job.clone(), Request { at: now, looked_up: None });
+            }
+            return false;
+        };
+        let asked = Asked::after(Some(now.saturating_duration_since(request.at)));
+        if asked != Asked::Same {
+            request.at = now;
+        }
+        let is_due = |at: Instant| now.saturating_duration_since(at) >= LOOKED_UP_EVERY;
+        let is_watched = asked == Asked::Again && request.looked_up.is_none_or(is_due);
+        if is_watched {
+            request.looked_up = Some(now);
+        }
+        is_watched
+    }
+
+    /// A job is watched for a while. `parts`: the keys of its series, which have the names of nodes.
+    pub fn watch(&self, parts: &[JobKey], now: Instant) {
+        self.watch_for(parts, WATCHED_FOR, now);
+    }
+
+    /// The same for as long as a rule wants, within bounds.
+    pub fn watch_for(&self, parts: &[JobKey], wanted_for: Duration, now: Instant) {
+        let state = &mut *self.lock();
+        state.expire(now);
+        let mut count: usize = state.nodes.values().map(HashMap::len).sum();
+        let until = now + wanted_for.min(WANTED_FOR_MAX);
+        for part in parts.iter().take(NODES_PER_JOB) {
+            let Some(node) = &part.cluster else { continue };
+            let key = JobKey { cluster: None, ..part.clone() };
+            let jobs = state.nodes.entry(node.clone()).or_default();
+            if let Some(known) = jobs.get_mut(&key) {
+                *known = (*known).max(until);
+            } else if jobs.len() < WATCHED_MAX && count < PARTS_MAX {
+                jobs.insert(key, until);
+                count += 1;
+            }
+        }
+        state.nodes.retain(|_, jobs| !jobs.is_empty());
+        state.last = state.last.max(Some(until)).filter(|_| count > 0);
+        self.inner.any.store(count > 0, Ordering::Relaxed);
+    }
+
+    /// The watched jobs of a node, for the reply to its batch.
+    pub fn of(&self, node: &str, now: Instant) -> Vec<JobKey> {
+        if !self.inner.any.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let state = &mut *self.lock();
+        if state.last.is_none_or(|last| now >= last) {
+            *state = State { asked: std::mem::take(&mut state.asked), ..State::default() };
+            self.inner.any.store(false, Ordering::Relaxed);
+        }
+        let jobs = state.nodes.get(node).into_iter().flatten();
+        jobs.filter(|&(_, &until)| now < until).map(|(key, _)| key.clone()).collect()
+    }
+}
+
+impl State {
+    fn expire(&mut self, now: Instant) {
+        for jobs in self.nodes.values_mut() {
+            jobs.retain(|_, until| now < *until);
+        }
+        self.nodes.retain(|_, jobs| !jobs.is_empty());
+    }
+}
+
+fn forget_old(jobs: &mut HashMap<JobKey, Request>, now: Instant) {
+    jobs.retain(|_, request| Asked::after(Some(now.saturating_duration_since(request.at))) != Asked::Once);
+}
+
+fn name(viewer: &Viewer) -> String {
+    match viewer {
+        Viewer::Everything => String::new(),
+        Viewer::Uid(uid) => format!("uid {uid}"),
+        Viewer::User { name, .. } => format!("user {name}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn part(node: &str, id: usize) -> JobKey {
+        let (manager, id) = ("slurm".to_owned(), id.to_string());
+        JobKey { cluster: Some(node.to_owned()), manager, id, incarnation: 0 }
+    }
+
+    fn ids(watching: &Watching, node: &str, now: Instant) -> Vec<usize> {
+        let mut ids: Vec<usize> = watching.of(node, now).iter().map(|key| key.id.parse().unwrap()).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
+    #[test]
+    fn who_asks_again_and_again_watches_and_nodes_are_looked_up_now_and_then() {
+        let (watching, begin) = (Watching::default(), Instant::now());
+        let (ada, job) = (Viewer::user("ada"), part("n1", 1));
+        let asked = |at_s: u64| watching.ask(&ada, &job, begin + seconds(at_s));
+        assert!(!asked(0), "one look is not watching");
+        assert!(!watching.ask(&ada, &job, begin + Duration::from_millis(100)), "nor are the parts of a page");
+        assert!(!watching.ask(&Viewer::user("bob"), &job, begin + seconds(1)), "nor is another's look");
+        let looked_up: Vec<u64> = (1..30).step_by(3).filter(|&at_s| asked(at_s)).collect();
+        assert_eq!(looked_up, [1, 13, 25]);
+        assert!(!asked(60), "long ago");
+    }
+
+    #[test]
+    fn nodes_are_told_of_their_own_jobs_for_a_while() {
+        let (watching, begin) = (Watching::default(), Instant::now());
+        assert!(watching.of("n1", begin).is_empty());
+        watching.watch(&[part("n1", 1), part("n2", 1)], begin);
+        watching.watch(&[part("n2", 2)], begin + seconds(20));
+        assert_eq!(watching.of("n1", begin), [JobKey { cluster: None, ..part("n1", 1) }], "as it names them");
+        assert_eq!(ids(&watching, "n2", begin + seconds(29)), [1, 2]);
+        assert_eq!(ids(&watching, "n2", begin + seconds(31)), [2]);
+        assert!(watching.of("n3", begin + seconds(31)).is_empty());
+        assert!(watching.inner.any.load(Ordering::Relaxed));
+        assert!(watching.of("n1", begin + seconds(51)).is_empty());
+        assert!(!watching.inner.any.load(Ordering::Relaxed) && watching.lock().nodes.is_empty());
+        watching.watch_for(&[part("n1", 3)], seconds(600), begin);
+        watching.watch(&[part("n1", 3)], begin + seconds(60));
+        assert_eq!(ids(&watching, "n1", begin + seconds(599)), [3], "a look does not end what a rule wants");
+        watching.watch_for(&[part("n1", 4)], Duration::MAX, begin);
+        assert!(watching.of("n1", begin + WANTED_FOR_MAX).is_empty());
+    }
+
+    #[test]
+    fn a_viewer_with_thousands_of_jobs_leaves_room_for_others() {
+        let (watching, begin) = (Watching::default(), Instant::now());
+        let (mallory, ada) = (Viewer::user("mallory"), Viewer::user("ada"));
+        let ask = |viewer: &Viewer, jobs: usize, at: Instant| {
+            (0..jobs).filter(|&id| watching.ask(viewer, &part("n1", id), at)).count()
+        };
+        ask(&mallory, 5000, begin);
+        assert_eq!(ask(&mallory, 5000, begin + seconds(2)), JOBS_PER_VIEWER);
+        ask(&ada, 3, begin + seconds(2));
+        assert_eq!(ask(&ada, 3, begin + seconds(4)), 3);
+        for number in 0..1000 {
+            ask(&Viewer::Uid(number), 1, begin + seconds(4));
+        }
+        assert_eq!(watching.lock().asked.len(), VIEWERS_MAX);
+        ask(&Viewer::user("bob"), 1, begin + seconds(60));
+        assert_eq!(ask(&Viewer::user("bob"), 1, begin + seconds(62)), 1, "those who have gone make room");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_watched_there_is_a_bound(
+            asks in prop::collection::vec((0..6000usize, 0..400usize, 0..200u64, 0..100_000u64), 1..40),
+        ) {
+            let (watching, begin) = (Watching::default(), Instant::now());
+            for (id, nodes, at_s, for_s) in asks {
+                let parts: Vec<JobKey> = (0..nodes).map(|node| part(&format!("n{}", node % 300), id + node)).collect();
+                let now = begin + seconds(at_s);
+                watching.watch_for(&parts, seconds(for_s), now);
+                let state = watching.lock();
+                prop_assert!(state.nodes.values().map(HashMap::len).sum::<usize>() <= PARTS_MAX);
+                prop_assert!(state.nodes.values().all(|jobs| (1..=WATCHED_MAX).contains(&jobs.len())));
+                let furthest = begin + seconds(200) + WANTED_FOR_MAX;
+                prop_assert!(state.nodes.values().flatten().all(|(_, until)| *until <= furthest));
+            }
+            prop_assert!(watching.of("n1", begin + seconds(200) + WANTED_FOR_MAX).is_empty());
+        }
+    }
+}
