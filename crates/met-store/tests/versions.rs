@@ -136,7 +136,7 @@ fn jobs_of_every_version_are_sorted_before_and_after_the_upgrade() {
                 }
             }
         };
-        for sort in ["name", "cpu:desc", "end"] {
+        for sort in ["name", "cpu:desc", "end", "queued", "exit", "tags", "command"] {
             assert_eq!(ids(&Reader::open(state.path()).unwrap(), sort), ["1", "2"], "{version}: {sort}");
         }
         drop(Writer::open(state.path()).unwrap());
