@@ -20,6 +20,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::job::JobKey;
+use met_core::node_health::Spool;
 use met_core::reaction::ReactionTarget;
 use met_jobs::cgroup_layouts::Layout;
 use met_query::annotate::{self, Annotates, Failure, no_such_job};
@@ -221,7 +222,11 @@ async fn batches(
     let kept = api.keeper.keep(batch, packed, received_ns, offset).map_err(|_| Problem::busy())?;
     match kept.await {
         Ok(Err(Refusal::Denied(why))) => Err(api.denied(&node, &peer, &why)),
-        Ok(Ok(())) => Ok(Json(json!({ "sequence": sequence, "now_ns": now_ns() })).into_response()),
+        Ok(Ok(())) => {
+            let spool = headers.get(Spool::HEADER).and_then(|spool| spool.to_str().ok()?.parse().ok());
+            api.keeper.latest().note_spool(&node, spool);
+            Ok(Json(json!({ "sequence": sequence, "now_ns": now_ns() })).into_response())
+        }
         Ok(Err(refusal @ Refusal::Stranger(_))) => Err(Problem::new(StatusCode::FORBIDDEN, refusal)),
         Ok(Err(refusal)) => Err(Problem::later(StatusCode::SERVICE_UNAVAILABLE, refusal)),
         Err(_) => Err(Problem {
