@@ -139,7 +139,7 @@ fn list(site: &Site, nodes: &[&NodeStatus]) -> Markup {
         ("Last seen", "n", true),
         ("Clock off by", "n", has_clock),
         ("Not delivered", "n", has_spool),
-        ("Samples dropped", "n", has_dropped),
+        ("Dropped", "n", has_dropped),
         ("Version", "t", true),
     ];
     html! {
@@ -197,8 +197,8 @@ fn row(site: &Site, node: &NodeStatus, columns: Columns) -> Markup {
             @if has_free { td.t.c-free role="cell" data-head="Free" { (free(node)) } }
             td.n role="cell" data-head="Last seen" { (seen(site, node)) }
             @if has_clock { td.n role="cell" data-head="Clock off by" { (clock(node)) } }
-            @if has_spool { td.n role="cell" data-head="Not delivered" { (spool(node)) } }
-            @if has_dropped { td.n role="cell" data-head="Samples dropped" { @if node.dropped_samples > 0 { span.flag { (units::count(node.dropped_samples as f64)) } } } }
+            @if has_spool { td.n role="cell" data-head="Not delivered" { @if node.spool != Some(Spool::default()) { (spool(node)) } } }
+            @if has_dropped { td.n role="cell" data-head="Samples dropped" title="Samples that were given up" { @if node.dropped_samples > 0 { span.flag { (units::count(node.dropped_samples as f64)) } } } }
             td.t role="cell" data-head="Version" { @if let Some(version) = &node.version { (escape(version)) } }
         }
     }
