@@ -7,7 +7,7 @@ use met_core::job::{
 };
 use met_core::job_processes::JobProcess;
 use met_core::job_table as column;
-use met_core::node_health::{FailingSource, NodeHealth};
+use met_core::node_health::{FailingSource, NodeHealth, Spool};
 use met_core::series::Course;
 use met_core::{JOB, MISSING};
 use met_query::protocol::NodeStatus;
@@ -413,6 +413,11 @@ pub fn nodes(now_ns: i64, count: i64) -> Vec<NodeStatus> {
             failing_sources: (number == 44).then(failing).into_iter().collect(),
         },
         now: Default::default(),
+        spool: Some(match number {
+            44 => Spool { batches: 61, bytes: 3_400_000 },
+            _ => Spool::default(),
+        }),
+        free: Default::default(),
     };
     (1..=count).map(node).collect()
 }

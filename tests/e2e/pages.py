@@ -273,6 +273,23 @@ def a_link_works_once_and_a_second_met_web_gives_another(world):
         equal(curl(shown).out.strip(), "200", "a link to the job")
     world.met("web", "--listen", "0.0.0.0:0").refused("loopback")
     world.met("web", "nosuch").refused("nosuch")
+    world.met("--server", "foo", "web", "--no-open").refused('"foo" is not a server address')
+
+
+@test
+def a_second_listener_does_not_hide_the_first(world):
+    world.me.run_to_end("true", options=("--name", "train"))
+    of = lambda link: link.split("/enter/")[0]
+    with Web(world) as first:
+        with Web(world) as second:
+            check(of(first.link) != of(second.link), "two listeners", first.link, second.link)
+            equal(of(first.new_link()), of(first.link), "the first one is found beside the second")
+        equal(of(first.new_link()), of(first.link), "the first one is found after the second")
+    with Web(world) as killed:
+        killed.process.kill()
+        killed.process.wait()
+        with Web(world) as last:
+            equal(of(last.new_link()), of(last.link), "one that was killed is passed over")
 
 
 @test

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::conditions::searched_command;
 use crate::job::{JobKey, Record, State, named};
 use crate::job_table::{
     CPU, EMISSIONS, ENERGY, GPU_UTILIZATION, GPUS, MEMORY_NEEDED_PEAK, MEMORY_PEAK, READ, WALL, WRITTEN,
@@ -42,7 +43,19 @@ pub trait Listed {
     fn gpu_count(&self) -> Option<i64>;
     fn covers_all_nodes(&self) -> bool;
     fn scheduler_cpu_ns(&self) -> Option<i64>;
+    fn submit_ns(&self) -> Option<i64>;
+    /// Of a job that is over: its exit code, or what a shell makes of its signal.
+    fn exit_status(&self) -> Option<i64>;
+    /// Each between spaces; `None` without any. Asked only where [`SortColumn::needs_record`].
+    fn tags(&self) -> Option<String>;
+    /// The begin of its command line. Asked only where [`SortColumn::needs_record`].
+    fn command(&self) -> Option<String>;
 }
+
+/// What a shell adds to the number of a signal.
+const SIGNALLED: i64 = 128;
+/// Letters of a command line that jobs are sorted by: a cursor holds them.
+pub const COMMAND_LETTERS: usize = 60;
 
 /// The totals that lists filter and sort by.
 pub const FIGURES: [usize; 8] =
@@ -100,6 +113,24 @@ impl Listed for Record {
     fn scheduler_cpu_ns(&self) -> Option<i64> {
         self.scheduling.cpu_ns
     }
+    fn submit_ns(&self) -> Option<i64> {
+        self.scheduling.submit_ns
+    }
+    fn exit_status(&self) -> Option<i64> {
+        exit_status(self)
+    }
+    fn tags(&self) -> Option<String> {
+        let tags = &self.annotation.tags;
+        let text = tags.iter().fold(String::from(" "), |text, tag| text + tag + " ");
+        (!tags.is_empty()).then_some(text)
+    }
+    fn command(&self) -> Option<String> {
+        // As SQL has it: a text ends at a NUL there.
+        let command = searched_command(self);
+        let head: String =
+            command.chars().take_while(|&letter| letter != '\0').take(COMMAND_LETTERS).collect();
+        (!head.is_empty()).then_some(head)
+    }
 }
 
 named! {
@@ -128,6 +159,10 @@ named! {
         GpuUtilization = "gpu_utilization",
         Energy = "energy",
         Emissions = "emissions",
+        Queued = "queued",
+        Exit = "exit",
+        Tags = "tags",
+        Command = "command",
     }
 }
 
@@ -153,7 +188,12 @@ impl SortColumn {
     /// Whether the value of a job may be another one on the next page of a list: it grows, or changes when the job ends.
     pub fn changes(self) -> bool {
         use SortColumn::*;
-        self.is_figure() || matches!(self, End | Duration | State | Nodes)
+        self.is_figure() || matches!(self, End | Duration | State | Nodes | Exit)
+    }
+
+    /// Whether the row of a running job in memory does not have it.
+    pub fn needs_record(self) -> bool {
+        matches!(self, SortColumn::Tags | SortColumn::Command)
     }
 }
 
@@ -206,6 +246,10 @@ impl Sort {
             SortColumn::State => return text(job.state().name()),
             SortColumn::Manager => return text(&job.key().manager),
             SortColumn::Partition => return job.partition().and_then(text),
+            SortColumn::Tags => return job.tags().map(SortValue::Text),
+            SortColumn::Command => return job.command().map(SortValue::Text),
+            SortColumn::Queued => queued_ns(job, as_of_ns),
+            SortColumn::Exit => job.exit_status(),
             SortColumn::Start => job.start_ns(),
             SortColumn::End => job.end_ns(),
             SortColumn::Duration => duration_ns(job, as_of_ns),
@@ -245,6 +289,24 @@ pub fn duration_ns(job: &impl Listed, now_ns: i64) -> Option<i64> {
     };
     let counted = job.total(WALL).filter(|_| !job.state().is_live());
     counted.or_else(|| Some(until_ns?.saturating_sub(job.start_ns()?).max(0)))
+}
+
+/// How long a job has waited to begin, by this time: one that began or ended later was still waiting then, so that its
+/// place in a list stays the same on all pages.
+pub fn queued_ns(job: &impl Listed, as_of_ns: i64) -> Option<i64> {
+    let until_ns = match (job.start_ns(), job.state()) {
+        (Some(start_ns), _) => start_ns,
+        (None, State::Pending) => as_of_ns,
+        // Cancelled in the queue.
+        (None, _) => job.end_ns()?,
+    };
+    Some(until_ns.min(as_of_ns).saturating_sub(job.submit_ns()?))
+}
+
+/// The exit code of a job that is over, or what a shell makes of its signal.
+pub fn exit_status(record: &Record) -> Option<i64> {
+    let signalled = || record.signal.map(|signal| SIGNALLED + i64::from(signal));
+    record.exit_code.map(i64::from).or_else(signalled).filter(|_| !record.state.is_live())
 }
 
 /// CPUs that the job was given, or else asked for.

@@ -1,5 +1,8 @@
 //! What a machine says of itself beside its measurements: its GPUs, and the sources that it cannot read.
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::text::prefix;
@@ -49,6 +52,37 @@ impl FailingSource {
     }
 }
 
+/// What a node has not delivered to its server yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spool {
+    #[serde(rename = "spool_batches")]
+    pub batches: u64,
+    #[serde(rename = "spool_bytes")]
+    pub bytes: u64,
+}
+
+impl Spool {
+    /// Says it in a request of a node, which an earlier server overlooks.
+    pub const HEADER: &'static str = "Met-Spool";
+}
+
+impl fmt::Display for Spool {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} {}", self.batches, self.bytes)
+    }
+}
+
+impl FromStr for Spool {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Spool, ()> {
+        let (batches, bytes) = text.split_once(' ').ok_or(())?;
+        // Numbers in JSON are exact up to here.
+        let number = |text: &str| text.parse().ok().filter(|&number: &u64| number < 1 << 53).ok_or(());
+        Ok(Spool { batches: number(batches)?, bytes: number(bytes)? })
+    }
+}
+
 /// As of the last readings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeHealth {
@@ -86,6 +120,15 @@ impl NodeHealth {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_spool_comes_back_and_anything_else_is_unknown() {
+        let spool = Spool { batches: 12, bytes: 34_567 };
+        assert_eq!(spool.to_string().parse(), Ok(spool));
+        for text in ["", "1", "1 -2", "1  2", "1 2 3", "99999999999999999999 1", "9007199254740993 0"] {
+            assert!(text.parse::<Spool>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn failing_sources_are_named_in_bounded_lines_with_how_long_they_fail() {

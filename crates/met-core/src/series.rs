@@ -119,9 +119,11 @@ impl Course {
         let mut step_ms = (last - first) / most.max(1) as i64 + 1;
         let mut course = None;
         while course.as_ref().unwrap_or(&self).len() > most && step_ms < i64::MAX / 2 {
-            let mut thinner = Thinner::new(self.table, step_ms);
-            thinner.push(&self);
-            course = Some(thinner.finish());
+            // Mostly the first step leaves one too many, which need not be tried.
+            let is_last = step_ms >= i64::MAX / 4;
+            if is_last || thinning::least_left(&self, step_ms) <= most {
+                course = Some(thinning::thinned(&self, step_ms));
+            }
             step_ms *= 2;
         }
         course.unwrap_or(self)

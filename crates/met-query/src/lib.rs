@@ -3,6 +3,7 @@
 pub mod annotate;
 pub mod client;
 pub mod counters;
+pub mod free;
 pub mod handshake;
 pub mod hidden_io;
 pub mod jobs;

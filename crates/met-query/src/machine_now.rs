@@ -1,6 +1,7 @@
 //! What a machine does now, by its last samples.
 
 use met_core::MISSING;
+use met_core::node::NodeRow;
 use met_core::series::Course;
 use met_sources::node::{CPU_BUSY, LOAD_1, MEMORY_AVAILABLE, MEMORY_TOTAL, TABLE};
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,8 @@ pub struct MachineNow {
 
 /// Samples further apart than this say nothing of the present.
 const RECENT_MS: i64 = 300_000;
+/// Readings closer together say little of CPU time, which the kernel counts in hundredths of a second.
+const APART_MS: i64 = 400;
 
 /// CPU time of a machine at a sample. How busy it is follows from two of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +39,14 @@ impl MachineNow {
         let used = scaled(MEMORY_TOTAL).zip(scaled(MEMORY_AVAILABLE));
         let memory_used_bytes = used.map(|(total, available)| (total - available).max(0.0));
         MachineNow { busy_cores: None, load: scaled(LOAD_1), memory_used_bytes }
+    }
+
+    /// By the last two readings of the table `node`.
+    pub fn of_readings(row: &NodeRow) -> MachineNow {
+        let elapsed_ms = row.before().map(|(before, _)| (row.window.end_ns - before.end_ns) / 1_000_000);
+        let is_recent = elapsed_ms.is_some_and(|elapsed_ms| (APART_MS..=RECENT_MS).contains(&elapsed_ms));
+        let busy = || CPU_BUSY.iter().map(|&column| row.rate(column)).sum::<Option<f64>>();
+        MachineNow { busy_cores: is_recent.then(busy).flatten(), ..MachineNow::of_row(&row.cells) }
     }
 
     /// By its samples, and the CPU time before these; with the CPU time at the last one.
@@ -67,7 +78,29 @@ impl MachineNow {
 
 #[cfg(test)]
 mod tests {
+    use met_core::node::NodeRows;
+    use met_core::{Batch, Subject, Window};
+
     use super::*;
+
+    #[test]
+    fn how_busy_this_machine_is_follows_from_its_last_two_readings() {
+        let mut rows = NodeRows::default();
+        let mut read = |at_ms: i64, cpu_ns: i64| {
+            let mut batch = Batch::new(&TABLE);
+            let cells = batch.push_part(Subject::Node, 0);
+            CPU_BUSY.iter().for_each(|&index| cells[index] = 0);
+            (cells[CPU_BUSY[0]], cells[MEMORY_TOTAL], cells[MEMORY_AVAILABLE]) = (cpu_ns, 100, 40);
+            batch.window = Window { begin_ns: at_ms * 1_000_000, end_ns: at_ms * 1_000_000 };
+            rows.take("node", &batch, &[], 10_000_000_000);
+            rows.known(at_ms * 1_000_000).map(|(row, _)| MachineNow::of_readings(row)).next().unwrap()
+        };
+        let first = read(1_000, 5_000_000_000);
+        assert_eq!((first.busy_cores, first.memory_used_bytes), (None, Some(60.0)), "unknown is not 0");
+        assert_eq!(read(3_000, 8_000_000_000).busy_cores, Some(1.5));
+        assert_eq!(read(3_005, 8_030_000_000).busy_cores, None, "a moment says nothing");
+        assert_eq!(read(900_000, 8_040_000_000).busy_cores, None, "a pause says nothing of now");
+    }
 
     fn course(rows: &[(i64, i64)]) -> Course {
         let mut course = Course::new(&TABLE);

@@ -13,12 +13,13 @@ use met_core::energy::{Balance, EnergyWindow};
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{CgroupPaths, JobKey, Record};
 use met_core::listing::Cursor;
-use met_core::node_health::{FailingSource, NodeHealth};
+use met_core::node_health::{FailingSource, NodeHealth, Spool};
 use met_core::reaction::{Reaction, ReactionChange};
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{Unparsed, lossless_path};
 use serde::{Deserialize, Serialize};
 
+use crate::free::Free;
 use crate::handshake::Hello;
 use crate::jobs::{JobRef, JobsFilter};
 use crate::machine_now::MachineNow;
@@ -453,6 +454,12 @@ pub struct NodeStatus {
     /// What it does, unless it is late.
     #[serde(flatten)]
     pub now: MachineNow,
+    /// What it has not delivered, as of its last batch, unless it is late or does not say so.
+    #[serde(flatten)]
+    pub spool: Option<Spool>,
+    /// What no job holds, for those who see all jobs.
+    #[serde(flatten)]
+    pub free: Free,
 }
 
 impl NodeStatus {
@@ -661,6 +668,11 @@ mod tests {
         assert_eq!((&json["gpus"], &json["failing_sources"][1]["source"]), (&4.into(), &"ipmi".into()));
         let bare = serde_json::to_value(NodeStatus::default()).unwrap();
         assert!(bare.get("gpus").is_none() && bare.get("failing_sources").is_none(), "unknown is absent");
+        assert!(bare.get("spool_batches").is_none() && bare.get("free_cores").is_none(), "unknown is absent");
+        let spool = Some(Spool { batches: 3, bytes: 9 });
+        let said = NodeStatus { spool, ..NodeStatus::default() };
+        let read: NodeStatus = serde_json::from_value(serde_json::to_value(&said).unwrap()).unwrap();
+        assert_eq!((read.spool, serde_json::from_value::<NodeStatus>(bare).unwrap().spool), (spool, None));
     }
 
     #[test]

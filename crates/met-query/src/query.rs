@@ -171,23 +171,38 @@ pub fn on_node(jobs: &[Record], node: &str) -> usize {
 
 /// All pages of a list.
 pub fn every_job<Q: Query + ?Sized>(query: &Q, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Record>> {
-    Ok(first_jobs(query, viewer, filter, usize::MAX)?.0)
+    Ok(first_jobs(query, viewer, filter, usize::MAX)?.jobs)
 }
 
-/// The same, until there are so many jobs, and whether the list goes on.
+/// The first jobs of a list.
+#[derive(Debug, Default)]
+pub struct FirstJobs {
+    pub jobs: Vec<Record>,
+    /// The list goes on.
+    pub is_cut: bool,
+    /// In sentences what is missing from the list.
+    pub warnings: Vec<String>,
+}
+
+/// The same, until there are so many jobs.
 pub fn first_jobs<Q: Query + ?Sized>(
     query: &Q,
     viewer: &Viewer,
     filter: &JobsFilter,
     count: usize,
-) -> Result<(Vec<Record>, bool)> {
-    let (mut filter, mut all) = (JobsFilter { paged: true, ..filter.clone() }, Vec::new());
+) -> Result<FirstJobs> {
+    let (mut filter, mut first) = (JobsFilter { paged: true, ..filter.clone() }, FirstJobs::default());
     loop {
-        let (Page { jobs, next }, _) = query.jobs(viewer, &filter)?;
-        all.extend(jobs);
+        let (Page { jobs, next }, warnings) = query.jobs(viewer, &filter)?;
+        first.jobs.extend(jobs);
+        for warning in warnings {
+            if !first.warnings.contains(&warning) {
+                first.warnings.push(warning);
+            }
+        }
         match next.filter(|next| filter.continues_at(next)) {
-            None => return Ok((all, false)),
-            Some(_) if all.len() >= count => return Ok((all, true)),
+            None => return Ok(first),
+            Some(_) if first.jobs.len() >= count => return Ok(FirstJobs { is_cut: true, ..first }),
             next => filter.after = next,
         }
     }

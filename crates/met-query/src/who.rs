@@ -14,7 +14,7 @@ use crate::jobs::JobsFilter;
 use crate::viewer::Viewer;
 
 /// Over this time the present use of the CPU is measured.
-const LOOK_FOR: Duration = Duration::from_millis(500);
+pub const LOOK_FOR: Duration = Duration::from_millis(500);
 /// Processes that are shown, the busiest.
 const SHOWN: usize = 10;
 /// Of a command line.
@@ -67,46 +67,95 @@ pub fn running() -> JobsFilter {
     JobsFilter { states: vec![State::Running, State::Suspended], ..JobsFilter::default() }
 }
 
-/// Looks at all processes twice. Of others a viewer sees nothing who does not see all jobs.
-pub fn look(host: &Host, viewer: &Viewer, jobs: &[Record]) -> InUse {
-    let (before, begin) = (scan(host), Instant::now());
-    std::thread::sleep(LOOK_FOR);
-    let (after, elapsed_s) = (scan(host), begin.elapsed().as_secs_f64());
-    let labels = labels(host, jobs);
-    let mut found: Vec<ProcessUse> = Vec::new();
-    // A name may come from a directory far away: each user is looked up once.
-    let mut names: BTreeMap<u32, Option<String>> = BTreeMap::new();
-    for (id, seen) in &after {
-        let uid = host.owner(process_id(*id));
-        let name = uid.and_then(|uid| names.entry(uid).or_insert_with(|| users::name_of(uid)).clone());
-        if !viewer.sees_owner(uid, name.as_deref()) {
-            continue;
+/// The first of two looks at all processes.
+pub struct FirstLook {
+    seen: BTreeMap<Id, Seen>,
+    at: Instant,
+}
+
+impl FirstLook {
+    pub fn take(host: &Host) -> FirstLook {
+        FirstLook { seen: scan(host), at: Instant::now() }
+    }
+
+    /// The second one, some time later.
+    pub fn again(self, host: &Host) -> Look {
+        let (after, elapsed_s) = (scan(host), self.at.elapsed().as_secs_f64().max(f64::MIN_POSITIVE));
+        let process = |(id, seen): (Id, Seen)| {
+            // One that began meanwhile used what it has used.
+            let cpu_before = self.seen.get(&id).map_or(0, |seen| seen.cpu_ns);
+            Looked {
+                id,
+                uid: host.owner(process_id(id)),
+                cores: (seen.cpu_ns - cpu_before).max(0) as f64 / 1e9 / elapsed_s,
+                memory_bytes: seen.memory_bytes,
+            }
+        };
+        Look { processes: after.into_iter().map(process).collect() }
+    }
+}
+
+/// What the processes of all users did between two looks. Several viewers may share it: each gets by
+/// [`Look::in_use`] what they may see.
+pub struct Look {
+    processes: Vec<Looked>,
+}
+
+struct Looked {
+    id: Id,
+    uid: Option<u32>,
+    cores: f64,
+    memory_bytes: Option<u64>,
+}
+
+impl Look {
+    /// Of others a viewer sees nothing who does not see all jobs.
+    pub fn in_use(&self, host: &Host, viewer: &Viewer, jobs: &[Record]) -> InUse {
+        let labels = labels(host, jobs);
+        let mut found: Vec<ProcessUse> = Vec::new();
+        // A name may come from a directory far away: each user is looked up once.
+        let mut names: BTreeMap<u32, Option<String>> = BTreeMap::new();
+        for Looked { id, uid, cores, memory_bytes } in &self.processes {
+            let name = uid.and_then(|uid| names.entry(uid).or_insert_with(|| users::name_of(uid)).clone());
+            if !viewer.sees_owner(*uid, name.as_deref()) {
+                continue;
+            }
+            found.push(ProcessUse {
+                pid: id.0,
+                user: name.or_else(|| uid.map(|uid| uid.to_string())),
+                start_ticks: id.1,
+                uid: *uid,
+                job: labels.get(id).cloned(),
+                cores: *cores,
+                memory_bytes: *memory_bytes,
+                command: Vec::new(),
+            });
         }
-        // One that began meanwhile used what it has used.
-        let cpu_before = before.get(id).map_or(0, |seen| seen.cpu_ns);
-        found.push(ProcessUse {
-            pid: id.0,
-            user: name.or_else(|| uid.map(|uid| uid.to_string())),
-            start_ticks: id.1,
-            uid,
-            job: labels.get(id).cloned(),
-            cores: (seen.cpu_ns - cpu_before).max(0) as f64 / 1e9 / elapsed_s,
-            memory_bytes: seen.memory_bytes,
-            command: Vec::new(),
+        let users = by_user(&found);
+        found.sort_by(|one, other| {
+            other.cores.total_cmp(&one.cores).then(other.memory_bytes.cmp(&one.memory_bytes))
         });
+        found.truncate(SHOWN);
+        for process in &mut found {
+            process.command = command_of(host, (process.pid, process.start_ticks), process.uid);
+        }
+        InUse { users, processes: found }
     }
-    let users = by_user(&found);
-    found.sort_by(|one, other| {
-        other.cores.total_cmp(&one.cores).then(other.memory_bytes.cmp(&one.memory_bytes))
-    });
-    found.truncate(SHOWN);
-    for process in &mut found {
-        let command = processes::command_of(host, process.pid);
-        // The number may be another process's by now, of another user.
-        let is_same = host.owner(process_id((process.pid, process.start_ticks))) == process.uid;
-        process.command = if is_same { shortened(command) } else { Vec::new() };
-    }
-    InUse { users, processes: found }
+}
+
+/// Looks at all processes twice, with a pause in between.
+pub fn look(host: &Host, viewer: &Viewer, jobs: &[Record]) -> InUse {
+    let first = FirstLook::take(host);
+    std::thread::sleep(LOOK_FOR);
+    first.again(host).in_use(host, viewer, jobs)
+}
+
+/// The command of a process that was this user's. Its number may be another process's by now, or the process another
+/// user's: whose it is, is asked once more after its command was read, and nothing is known of another one.
+fn command_of(host: &Host, id: Id, uid: Option<u32>) -> Vec<String> {
+    let command = processes::command_of(host, id.0);
+    let is_same = uid.is_some() && host.owner(process_id(id)) == uid;
+    if is_same { shortened(command) } else { Vec::new() }
 }
 
 /// As much of a command as anybody reads; arguments may have megabytes.
@@ -224,6 +273,33 @@ mod tests {
         assert_eq!(look(&host, &Viewer::Uid(4_000_000_000), &[]), InUse::default());
         assert_eq!(look(&host, &Viewer::user("nobody-of-that-name"), &[]), InUse::default());
         assert!(is_there(&look(&host, &Viewer::Everything, &[])));
+    }
+
+    #[test]
+    fn one_look_serves_viewers_each_of_whom_sees_their_own() {
+        let host = Host::real().unwrap();
+        let own = rustix::process::getuid().as_raw();
+        let look = FirstLook::take(&host).again(&host);
+        let pids = |viewer: &Viewer| {
+            look.in_use(&host, viewer, &[]).users.iter().map(|user| user.processes).sum::<u64>()
+        };
+        assert!(pids(&Viewer::Uid(own)) > 0 && pids(&Viewer::Everything) >= pids(&Viewer::Uid(own)));
+        assert_eq!(pids(&Viewer::Uid(4_000_000_000)), 0);
+    }
+
+    #[test]
+    fn a_command_is_read_only_of_the_process_that_was_seen_and_of_its_owner() {
+        let host = Host::real().unwrap();
+        let (pid, own) = (std::process::id(), rustix::process::getuid().as_raw());
+        let (&id, _) = scan(&host).iter().find(|(id, _)| id.0 == pid).map(|(id, seen)| (id, *seen)).unwrap();
+        assert!(!command_of(&host, id, Some(own)).is_empty(), "this process");
+        assert_eq!(command_of(&host, id, Some(own + 1)), [""; 0], "it was another user's");
+        assert_eq!(command_of(&host, (pid, id.1 + 1), None), [""; 0], "whose it was is not known");
+        assert_eq!(
+            command_of(&host, (pid, id.1 + 1), Some(own)),
+            [""; 0],
+            "another process with this number"
+        );
     }
 
     #[test]

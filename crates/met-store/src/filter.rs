@@ -73,9 +73,10 @@ impl Filter {
             && self.after.as_ref().is_none_or(|after| self.order().is_behind(job, after))
     }
 
-    /// Whether a condition needs more than what is [`Listed`] of a job that runs.
+    /// Whether a condition or the order needs more than what is [`Listed`] of a job that runs.
     pub(crate) fn needs_records(&self) -> bool {
-        self.pid.is_some() || self.conditions.need_record()
+        let by_record = self.sort.is_some_and(|sort| sort.column.needs_record());
+        self.pid.is_some() || self.conditions.need_record() || by_record
     }
 
     /// Whether a job is one of the user's or member's.

@@ -15,8 +15,8 @@ use crate::sql::{self, Dialect, Mismatch, Row, Sql, Value, in_transaction};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
-/// The version from which on there are such rows.
-pub(crate) const LISTED_VERSION: i64 = 5;
+/// The version from which on there are such rows, with all that they have now.
+pub(crate) const LISTED_VERSION: i64 = 8;
 /// Says in `meta` that every job has one: an upgrade writes those of earlier jobs piece by piece.
 const COMPLETE: &str = "listed";
 /// Up to which key an upgrade has got.
@@ -27,7 +27,7 @@ const PIECE: usize = 20;
 const COLUMNS: &str = "job, sort_ns, id_number, incarnation, uid, start_ns, end_ns, duration_ns, nodes, cpu, cores, \
                        efficiency, memory, memory_peak, read, written, gpus, gpu_utilization, energy, emissions, \
                        is_inside, has_cards, state, manager, id, cluster, name, \"user\", account, partition, tags, \
-                       pids, node_names, command";
+                       pids, node_names, command, submit_ns, exit_status";
 
 /// Words, each with this on both sides.
 fn between(mark: char, words: impl IntoIterator<Item = impl AsRef<str>>) -> String {
@@ -90,6 +90,8 @@ pub(crate) fn write(sql: &dyn Sql, job: i64, record: &Record) -> Result<()> {
         (&pids).into(),
         (&node_names).into(),
         (&command).into(),
+        record.scheduling.submit_ns.into(),
+        listing::exit_status(record).into(),
     ];
     sql.execute("DELETE FROM listed WHERE job = ?1", &[job.into()])?;
     sql.insert(&format!("listed ({COLUMNS})"), values.len(), &values)?;
@@ -296,6 +298,13 @@ impl<'f> Select<'f> {
         )
     }
 
+    /// As [`listing::queued_ns`].
+    fn queued(&mut self) -> String {
+        let now = self.mark(self.as_of_ns);
+        let until = format!("coalesce(start_ns, CASE WHEN state = 'pending' THEN {now} ELSE end_ns END)");
+        format!("(CASE WHEN {until} > {now} THEN {now} ELSE {until} END - submit_ns)")
+    }
+
     /// What a list is sorted by, as [`Sort::value`] has it.
     fn value(&mut self, sort: Sort) -> String {
         let bytewise = self.dialect.bytewise;
@@ -305,6 +314,12 @@ impl<'f> Select<'f> {
             SortColumn::End => "end_ns".to_owned(),
             SortColumn::Job => "id_number".to_owned(),
             SortColumn::User => format!("\"user\"{bytewise}"),
+            SortColumn::Queued => self.queued(),
+            SortColumn::Exit => "exit_status".to_owned(),
+            SortColumn::Tags => format!("NULLIF(tags, ''){bytewise}"),
+            SortColumn::Command => {
+                format!("NULLIF(substr(command, 1, {}), ''){bytewise}", listing::COMMAND_LETTERS)
+            }
             SortColumn::Name
             | SortColumn::Account
             | SortColumn::State

@@ -103,6 +103,7 @@ struct Given {
     gpus_seen: Option<i64>,
     gpus_allocated: Option<i64>,
     scheduler_cpu_ns: Option<i64>,
+    submit_ns: Option<i64>,
     covers_all_nodes: bool,
     outranks_samples: bool,
 }
@@ -135,6 +136,7 @@ impl Row {
                 gpus_seen,
                 gpus_allocated: record.allocated.gpus,
                 scheduler_cpu_ns: record.scheduling.cpu_ns,
+                submit_ns: record.scheduling.submit_ns,
                 covers_all_nodes: record.covers_all_nodes(),
                 outranks_samples: outranks_samples(record),
             },
@@ -218,6 +220,19 @@ impl Listed for Row {
     }
     fn scheduler_cpu_ns(&self) -> Option<i64> {
         self.given.scheduler_cpu_ns
+    }
+    fn submit_ns(&self) -> Option<i64> {
+        self.given.submit_ns
+    }
+    /// It runs.
+    fn exit_status(&self) -> Option<i64> {
+        None
+    }
+    fn tags(&self) -> Option<String> {
+        None
+    }
+    fn command(&self) -> Option<String> {
+        None
     }
 }
 

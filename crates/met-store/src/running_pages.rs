@@ -47,6 +47,10 @@ impl Listed for Entry {
         gpu_count: Option<i64>,
         covers_all_nodes: bool,
         scheduler_cpu_ns: Option<i64>,
+        submit_ns: Option<i64>,
+        exit_status: Option<i64>,
+        tags: Option<String>,
+        command: Option<String>,
     }
 
     fn total(&self, column: usize) -> Option<i64> {

@@ -12,7 +12,9 @@ use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::in_turn::InTurn;
 use crate::listener::in_background;
+use crate::looks::Looks;
 
 /// Answers to one client that are being made or sent.
 const ANSWERS_PER_CLIENT: usize = 4;
@@ -24,6 +26,10 @@ const UNSENT_BYTES_MAX: usize = 256 << 20;
 const CLIENT_BYTES_MAX: usize = 64 << 20;
 /// How long a client waits for its turn before it is sent away.
 const TURN_WITHIN: Duration = Duration::from_secs(10);
+/// How long somebody waits for findings: for one of each of two others, and less than a listener waits for the answer.
+const FINDINGS_TURN_WITHIN: Duration = Duration::from_secs(35);
+/// How long findings are looked for; a later `since` is asked for then.
+const FINDINGS_WITHIN: Duration = Duration::from_secs(20);
 /// Handed to the connection at a time: what it has is not counted here any more.
 const CHUNK_BYTES: usize = 32 << 10;
 /// Clients that are remembered; those with nothing under way are forgotten beyond it.
@@ -36,6 +42,10 @@ pub struct Answers {
     /// One at a time: what is written waits for one thread, and takes up none of those that make answers.
     writing: Arc<Semaphore>,
     turn_within: Duration,
+    pub(crate) looks: Looks,
+    /// One at a time: they read many jobs, and lists and pages are made by the same few threads.
+    pub(crate) findings: InTurn,
+    pub(crate) findings_within: Duration,
 }
 
 /// What one client may have.
@@ -62,6 +72,9 @@ impl Default for Answers {
             unsent: Arc::new(Semaphore::new(UNSENT_BYTES_MAX)),
             writing: Arc::new(Semaphore::new(1)),
             turn_within: TURN_WITHIN,
+            looks: Looks::default(),
+            findings: InTurn::new(FINDINGS_TURN_WITHIN),
+            findings_within: FINDINGS_WITHIN,
         }
     }
 }
@@ -115,6 +128,25 @@ impl Answers {
         let unsent = Arc::clone(&self.unsent).acquire_many_owned(counted(UNSENT_BYTES_MAX));
         let held = Some([turn, own, self.soon(unsent).await?]);
         Some(Response::from_parts(head, Body::new(Sending { bytes, sent: 0, held })))
+    }
+
+    /// Does a part of an answer in one of the threads that make them, and returns the thread.
+    pub(crate) async fn beside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let making = self.soon(Arc::clone(&self.making).acquire_owned()).await?;
+        in_background(move || (work(), making)).await.map(|(done, _)| done)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_findings_within(self, findings_within: Duration) -> Answers {
+        Answers { findings_within, ..self }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn makes_nothing(&self) -> bool {
+        self.making.available_permits() == MADE_AT_ONCE
     }
 
     /// Changes something, beside the thread that listens; its answer is small. `None` if another change takes too long.
@@ -205,6 +237,41 @@ mod tests {
                 assert_eq!(body.collect().await.unwrap().to_bytes().len(), bytes);
             }
             assert_eq!(answers.unsent.available_permits(), UNSENT_BYTES_MAX);
+        });
+    }
+
+    #[test]
+    fn what_a_client_that_goes_away_in_mid_answer_held_is_given_back() {
+        block_on(async {
+            let answers = Arc::new(Answers::default());
+            // Some of it was read.
+            let mut body = answer(&answers, "eve", 10 * CHUNK_BYTES).await.unwrap().into_body();
+            assert!(body.frame().await.is_some());
+            assert!(answers.unsent.available_permits() < UNSENT_BYTES_MAX);
+            drop(body);
+            // It is being made.
+            let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+            let making = Arc::clone(&answers);
+            let asking = tokio::spawn(async move {
+                let turn = making.turn("eve").await.unwrap();
+                let work =
+                    move || may_go_on.recv().map_or_else(|_| ().into_response(), IntoResponse::into_response);
+                making.make(turn, work).await.is_some()
+            });
+            while answers.makes_nothing() {
+                tokio::task::yield_now().await;
+            }
+            asking.abort();
+            assert!(asking.await.unwrap_err().is_cancelled());
+            assert!(!answers.makes_nothing(), "its thread is still at work");
+            drop(go_on);
+            while !answers.makes_nothing() {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(answers.unsent.available_permits(), UNSENT_BYTES_MAX);
+            let clients = answers.clients.lock().unwrap();
+            assert_eq!(clients["eve"].turns.available_permits(), ANSWERS_PER_CLIENT);
+            assert_eq!(clients["eve"].unsent.available_permits(), CLIENT_BYTES_MAX);
         });
     }
 

@@ -19,6 +19,7 @@ pub(crate) mod usage;
 pub(crate) mod writes;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Extension, RawPathParams};
@@ -32,15 +33,17 @@ use met_host::Host;
 pub use met_insight::scale::System;
 use met_jobs::cgroup_layouts::Layout;
 use met_query::annotate::Annotates;
+use met_query::free;
 use met_query::jobs::{self, JobRef, JobsFilter, Meant};
 use met_query::machines::Machines;
 use met_query::protocol::NodeStatus;
 use met_query::query::{Query, every_job};
 use met_query::viewer::Viewer;
-use met_query::who::{self, InUse};
+use met_query::who::{self, InUse, Look};
 use met_store::Page;
 
 use crate::answers::Answers;
+use crate::in_turn::{NoPlace, Place};
 use crate::listener::Peer;
 use crate::problem::Problem;
 use endpoints::{Action, ENDPOINTS, Endpoint};
@@ -99,6 +102,53 @@ pub struct Api {
     pub systems: Arc<[System]>,
 }
 
+/// What an answer waits for before one of the few threads makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    Nothing,
+    /// A look at the processes of the machine.
+    Processes,
+    /// The client's turn to look for findings.
+    FindingsTurn,
+}
+
+/// What was waited for, while an answer is made.
+#[derive(Default)]
+pub(crate) struct Waited {
+    look: Option<Arc<Look>>,
+    _place: Option<Place>,
+}
+
+impl Api {
+    pub(crate) async fn wait_for(&self, needs: Needs, client: &str) -> Result<Waited, Problem> {
+        let mut waited = Waited::default();
+        match needs {
+            Needs::Nothing => {}
+            Needs::Processes => {
+                if let Some(host) = &self.host {
+                    let look = self.answers.looks.fresh(host, &self.answers).await;
+                    waited.look = Some(look.ok_or_else(Problem::busy)?);
+                }
+            }
+            Needs::FindingsTurn => {
+                let place = self.answers.findings.place(client).await;
+                waited._place = Some(place.map_err(no_place)?);
+            }
+        }
+        Ok(waited)
+    }
+}
+
+fn no_place(why: NoPlace) -> Problem {
+    match why {
+        NoPlace::Busy => Problem::busy(),
+        NoPlace::TooMany => Problem::later(
+            StatusCode::TOO_MANY_REQUESTS,
+            "you are looking for findings already, and once more after that; wait for them",
+        ),
+    }
+}
+
 /// What a job wrote. Paths in a record are those that its owner named: a process with more rights than the owner reads
 /// none of them.
 pub trait Output: Send + Sync {
@@ -123,13 +173,22 @@ pub(crate) struct Visible<'a> {
     pub(crate) output: Option<&'a dyn Output>,
     pub(crate) host: Option<&'a Host>,
     pub(crate) systems: &'a Arc<[System]>,
+    look: Option<Arc<Look>>,
+    /// How long findings are looked for.
+    pub(crate) findings_within: Duration,
 }
 
 impl<'a> Visible<'a> {
     pub(crate) fn new(viewer: &'a Viewer, api: &'a Api) -> Visible<'a> {
         let output = api.output.as_deref();
         let (query, layouts, host) = (api.query.as_ref(), &api.layouts, api.host.as_ref());
-        Visible { viewer, query, layouts, output, host, systems: &api.systems }
+        let (systems, findings_within) = (&api.systems, api.answers.findings_within);
+        Visible { viewer, query, layouts, output, host, systems, look: None, findings_within }
+    }
+
+    /// With what was waited for.
+    pub(crate) fn after(self, waited: &Waited) -> Visible<'a> {
+        Visible { look: waited.look.clone(), ..self }
     }
 
     pub(crate) fn jobs(&self, filter: &JobsFilter) -> Result<(Page, Vec<String>), Problem> {
@@ -158,9 +217,9 @@ impl<'a> Visible<'a> {
     /// Who uses the machine that answers, as far as the viewer may know.
     pub(crate) fn who(&self) -> Result<InUse, Problem> {
         let none = || Problem::new(StatusCode::NOT_FOUND, "only the daemon of a machine knows its processes");
-        let host = self.host.ok_or_else(none)?;
+        let (host, look) = self.host.zip(self.look.as_ref()).ok_or_else(none)?;
         let running = every_job(self.query, self.viewer, &who::running());
-        Ok(who::look(host, self.viewer, &running.map_err(|error| Problem::failed(&error))?))
+        Ok(look.in_use(host, self.viewer, &running.map_err(|error| Problem::failed(&error))?))
     }
 
     /// What jobs are compared with.
@@ -170,6 +229,13 @@ impl<'a> Visible<'a> {
 
     pub(crate) fn nodes(&self) -> Result<Vec<NodeStatus>, Problem> {
         met_query::query::nodes(self.query, self.viewer).map_err(|error| Problem::failed(&error))
+    }
+
+    /// With what is free on each, for who sees all jobs.
+    pub(crate) fn nodes_with_free(&self) -> Result<Vec<NodeStatus>, Problem> {
+        let mut nodes = self.nodes()?;
+        free::add(self.query, self.viewer, &mut nodes).map_err(|error| Problem::failed(&error))?;
+        Ok(nodes)
     }
 
     /// The one job or step that a text means, in the words of the command line.
@@ -259,9 +325,10 @@ async fn answer(api: Arc<Api>, endpoint: &'static Endpoint, request: Request) ->
         return stream::open(api, admitted, asked, request.peer, request.headers).await;
     }
     let turn = api.answers.turn(&admitted.client).await.ok_or_else(Problem::unread)?;
+    let waited = api.wait_for(endpoint.needs(), &admitted.client).await?;
     let made = Arc::clone(&api);
     let work = move || {
-        let visible = Visible::new(&admitted.viewer, &made);
+        let visible = Visible::new(&admitted.viewer, &made).after(&waited);
         let response = endpoint.content(&visible, &asked).and_then(|content| {
             rendering::respond(endpoint, &asked, &request.headers, &request.uri, content)
         });
@@ -270,6 +337,9 @@ async fn answer(api: Arc<Api>, endpoint: &'static Endpoint, request: Request) ->
     api.answers.make(turn, work).await.ok_or_else(Problem::busy)
 }
 
+#[cfg(test)]
+#[path = "findings_tests.rs"]
+mod findings_tests;
 #[cfg(test)]
 #[path = "api_tests.rs"]
 mod tests;

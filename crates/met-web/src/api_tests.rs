@@ -15,7 +15,7 @@ use tower_service::Service;
 use super::*;
 
 /// Jobs of ada and of bob, newest first.
-struct Jobs {
+pub(super) struct Jobs {
     jobs: Vec<Record>,
     asked: AtomicUsize,
     listed: AtomicUsize,
@@ -23,7 +23,7 @@ struct Jobs {
 }
 
 impl Jobs {
-    fn new() -> Arc<Jobs> {
+    pub(super) fn new() -> Arc<Jobs> {
         let job = |id: u32| {
             let mut record = met_core::sample::full(id, "train");
             (record.start_ns, record.state) = (Some(i64::from(id)), State::Finished);
@@ -111,7 +111,7 @@ impl Admission for Named {
     }
 }
 
-fn api(jobs: &Arc<Jobs>, hub: &Arc<Hub>) -> Api {
+pub(super) fn api(jobs: &Arc<Jobs>, hub: &Arc<Hub>) -> Api {
     let (query, live) = (Arc::<Jobs>::clone(jobs), Arc::new(Live::new(Arc::clone(hub))));
     let annotates = Arc::<Jobs>::clone(jobs);
     Api {
@@ -127,7 +127,7 @@ fn api(jobs: &Arc<Jobs>, hub: &Arc<Hub>) -> Api {
     }
 }
 
-fn request(path: &str, headers: &[(&str, &str)]) -> http::Request<Body> {
+pub(super) fn request(path: &str, headers: &[(&str, &str)]) -> http::Request<Body> {
     let mut request = http::Request::builder().uri(path);
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -136,7 +136,7 @@ fn request(path: &str, headers: &[(&str, &str)]) -> http::Request<Body> {
     request.extension(peer).body(Body::empty()).unwrap()
 }
 
-fn block_on<T>(work: impl Future<Output = T>) -> T {
+pub(super) fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
 }
 

@@ -2,8 +2,10 @@
 
 pub mod answers;
 pub mod api;
+mod in_turn;
 pub mod listener;
 pub mod login;
+mod looks;
 pub mod pages;
 pub mod personal;
 pub mod problem;

@@ -72,7 +72,8 @@ impl Options {
             plain: false,
             body_bytes_max: 64 << 10,
             connections_max: 256,
-            answer_within: Duration::from_secs(30),
+            // Findings wait for their turn, and then take their time.
+            answer_within: Duration::from_secs(60),
             own_checks: &[],
             background_threads: 1,
             in_thread: None,

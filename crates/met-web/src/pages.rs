@@ -33,7 +33,7 @@ use jiff::tz::TimeZone;
 use maud::{Markup, html};
 use met_host::clock;
 
-use crate::api::{Admitted, Api, Visible};
+use crate::api::{Admitted, Api, Needs, Visible};
 use crate::listener::Peer;
 use crate::problem::Problem;
 pub use job::{Shown, charts_of, file};
@@ -90,25 +90,26 @@ pub(crate) enum Made {
 
 type Maker = fn(&Site, &Visible<'_>, &Asked) -> Result<Made, Problem>;
 
-const ROUTES: &[(&str, Maker)] = &[
-    ("/", now::page),
-    ("/jobs", jobs::page),
-    ("/jobs/{name}", job::page),
-    ("/jobs/{name}/job.html", job::download),
-    ("/jobs/{name}/scale", scale::page),
-    ("/nodes", nodes::page),
-    ("/nodes/{name}", node::page),
-    ("/usage", usage::page),
-    ("/compare", compare::page),
-    ("/who", who::page),
-    ("/findings", findings::page),
+/// Each with what its page waits for.
+const ROUTES: &[(&str, Needs, Maker)] = &[
+    ("/", Needs::Nothing, now::page),
+    ("/jobs", Needs::Nothing, jobs::page),
+    ("/jobs/{name}", Needs::Nothing, job::page),
+    ("/jobs/{name}/job.html", Needs::Nothing, job::download),
+    ("/jobs/{name}/scale", Needs::Nothing, scale::page),
+    ("/nodes", Needs::Nothing, nodes::page),
+    ("/nodes/{name}", Needs::Nothing, node::page),
+    ("/usage", Needs::Nothing, usage::page),
+    ("/compare", Needs::Nothing, compare::page),
+    ("/who", Needs::Processes, who::page),
+    ("/findings", Needs::FindingsTurn, findings::page),
 ];
 
 /// The routes, without the base: a caller that has one nests them below it.
 pub fn router(pages: Arc<Pages>) -> Router {
     let mut router = Router::new()
         .route("/assets/{name}", get(|Path(name): Path<String>| async move { assets::serve(&name) }));
-    for &(path, maker) in ROUTES {
+    for &(path, needs, maker) in ROUTES {
         let pages = Arc::clone(&pages);
         let handler = get(
             move |Extension(peer): Extension<Peer>,
@@ -116,7 +117,7 @@ pub fn router(pages: Arc<Pages>) -> Router {
                   name: Option<Path<String>>,
                   uri: Uri| {
                 let name = name.map(|Path(name)| name).unwrap_or_default();
-                answer(Arc::clone(&pages), maker, peer, headers, name, uri)
+                answer(Arc::clone(&pages), (needs, maker), peer, headers, name, uri)
             },
         );
         router = router.route(path, handler);
@@ -130,7 +131,8 @@ pub fn router(pages: Arc<Pages>) -> Router {
             if method != Method::GET || path.starts_with("/api/") {
                 return problem.into_response();
             }
-            let page = answer(Arc::clone(&unknown), no_page, peer, headers, path, uri).await;
+            let page =
+                answer(Arc::clone(&unknown), (Needs::Nothing, no_page), peer, headers, path, uri).await;
             // Who may see no page at all needs no login to learn that there is none.
             if page.status() == StatusCode::NOT_FOUND { page } else { problem.into_response() }
         },
@@ -143,7 +145,7 @@ fn no_page(_: &Site, _: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
 
 async fn answer(
     pages: Arc<Pages>,
-    maker: Maker,
+    (needs, maker): (Needs, Maker),
     peer: Peer,
     headers: HeaderMap,
     name: String,
@@ -161,9 +163,13 @@ async fn answer(
         Err(error) => return refused(&site, Problem::asked(error)),
     };
     let Some(turn) = pages.api.answers.turn(&client).await else { return refused(&site, Problem::unread()) };
+    let waited = match pages.api.wait_for(needs, &client).await {
+        Ok(waited) => waited,
+        Err(problem) => return refused(&site, problem),
+    };
     let (asked, busy) = (Arc::clone(&pages), pages.site());
     let work = move || {
-        let visible = Visible::new(&viewer, &asked.api);
+        let visible = Visible::new(&viewer, &asked.api).after(&waited);
         match maker(&site, &visible, &Asked { name, search }) {
             Ok(made) => revalidated(made.into_response()),
             Err(problem) => refused(&site, problem),
@@ -245,7 +251,7 @@ fn revalidated(mut response: Response) -> Response {
 /// The pages, for a test of what is in front of them.
 #[cfg(test)]
 pub(crate) fn paths() -> impl Iterator<Item = &'static str> {
-    ROUTES.iter().map(|(path, _)| *path)
+    ROUTES.iter().map(|(path, ..)| *path)
 }
 
 #[cfg(test)]

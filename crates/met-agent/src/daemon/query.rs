@@ -10,6 +10,7 @@ use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State, Totals};
 use met_core::job_table::{CPU, PROCESSES};
 use met_core::listing::{self, Cursor};
+use met_core::node_health::Spool;
 use met_core::reaction::Reaction;
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
@@ -130,7 +131,15 @@ impl Query for Service {
         let facts = self.host.facts();
         // Also those of `met time`, which it does not sample; not those of other nodes that a scheduler named.
         let running = query::every_job(self, viewer, &query::running())?;
+        let forward = self.outputs.bus.status().into_iter().find_map(|sink| sink.forward);
+        let spool = forward
+            .as_ref()
+            .map(|forward| Spool { batches: forward.batches_waiting, bytes: forward.bytes_waiting });
+        let dropped = forward.as_ref().map_or(0, |forward| forward.dropped_samples);
         Ok(vec![NodeStatus {
+            spool,
+            clock_offset_ns: forward.and_then(|forward| forward.clock_offset_ns),
+            dropped_samples: i64::try_from(dropped).unwrap_or(i64::MAX),
             health: self.sampling.health(),
             now: self.sampling.machine_now(),
             name: facts.hostname.clone(),

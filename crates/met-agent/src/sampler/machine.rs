@@ -94,10 +94,10 @@ impl Machine {
         }
     }
 
-    /// Its levels at the last reading.
+    /// What it did at the last reading.
     pub fn now(&self) -> MachineNow {
         let row = self.rows().find(|(row, _)| std::ptr::eq(row.table, &node::TABLE));
-        row.map(|(row, _)| MachineNow::of_row(&row.cells)).unwrap_or_default()
+        row.map(|(row, _)| MachineNow::of_readings(row)).unwrap_or_default()
     }
 
     /// What is known of the machine at this moment, and how fresh it is.

@@ -271,6 +271,103 @@ impl Thinner {
     }
 }
 
+/// A whole course as [`Thinner`] thins it, several times as fast: column by column, since what stays of one does not
+/// depend on the others.
+pub(super) fn thinned(course: &Course, step_ms: i64) -> Course {
+    let step_ms = step_ms.max(1);
+    if !course.times_ms.is_sorted_by(|before, after| before < after) {
+        let mut thinner = Thinner::new(course.table, step_ms);
+        thinner.push(course);
+        return thinner.finish();
+    }
+    let steps: Vec<i64> = course.times_ms.iter().map(|time_ms| time_ms.div_euclid(step_ms)).collect();
+    let kept: Vec<Vec<(usize, Option<Spread>)>> =
+        (0..course.columns.len()).map(|column| kept_cells(course, column, &steps)).collect();
+    // Which row of the result a sample becomes.
+    let mut rows: Vec<Option<usize>> = vec![None; course.len()];
+    kept.iter().flatten().for_each(|&(index, _)| rows[index] = Some(0));
+    let mut out = Course::new(course.table);
+    for (row, time_ms) in rows.iter_mut().zip(&course.times_ms).filter(|(row, _)| row.is_some()) {
+        *row = Some(out.times_ms.len());
+        out.times_ms.push(*time_ms);
+    }
+    let count = out.len();
+    out.columns.iter_mut().for_each(|cells| cells.resize(count, MISSING));
+    let has_spreads = kept.iter().flatten().any(|(_, spread)| spread.is_some());
+    let mut spreads = has_spreads.then(|| Box::new(Spreads::new(course.table)));
+    spreads.iter_mut().for_each(|spreads| spreads.resize(count));
+    for (column, kept) in kept.iter().enumerate() {
+        for &(index, spread) in kept {
+            let Some(row) = rows[index] else { continue };
+            out.columns[column][row] = course.columns[column][index];
+            if let Some((spreads, spread)) = spreads.as_mut().zip(spread) {
+                spreads.set(column, row, spread);
+            }
+        }
+    }
+    out.spreads = spreads;
+    out
+}
+
+/// The samples of a column that stay, by their place, with the spread of what was removed before each.
+fn kept_cells(course: &Course, column: usize, steps: &[i64]) -> Vec<(usize, Option<Spread>)> {
+    let (kind, cells) = (course.table.columns[column].kind, &course.columns[column]);
+    let mut kept = Vec::new();
+    if cells.iter().all(|&cell| cell == MISSING) {
+        return kept;
+    }
+    let pending = charged::pending(course, column, None);
+    let (gap_ms, least_ms) = usual(course, column, &pending);
+    let least_ms = if kind == Kind::Counter { least_ms } else { 0 };
+    let mut run = Run::default();
+    // The last known sample, while it is not certain that it stays.
+    let (mut last, mut open): (Option<usize>, Option<usize>) = (None, None);
+    for (index, &cell) in cells.iter().enumerate() {
+        if cell == MISSING || pending.get(index).copied().unwrap_or(false) {
+            continue;
+        }
+        if let Some(before) = open.filter(|&before| steps[before] != steps[index]) {
+            kept.push((before, run.take(kind)));
+            open = None;
+        }
+        let now = (course.times_ms[index], cell);
+        let spread = course.spread(column, index);
+        let interval = last
+            .and_then(|before| interval(kind, (course.times_ms[before], cells[before]), now, spread, gap_ms));
+        match interval {
+            Some(interval) => {
+                run.add(&interval, least_ms);
+                open = Some(index);
+            }
+            None => {
+                kept.extend(open.take().map(|before| (before, run.take(kind))));
+                kept.push((index, None));
+            }
+        }
+        last = Some(index);
+    }
+    kept.extend(open.map(|before| (before, run.take(kind))));
+    kept
+}
+
+/// So many samples at least are left of a course: one of each step of a column that was read every time, and its first.
+pub(super) fn least_left(course: &Course, step_ms: i64) -> usize {
+    let is_whole = |column: &usize| {
+        !charged::is_charged(course.table, *column)
+            && !course.columns[*column].is_empty()
+            && course.columns[*column].iter().all(|&cell| cell != MISSING)
+    };
+    if !(0..course.columns.len()).any(|column| is_whole(&column)) {
+        return 0;
+    }
+    let step = |time_ms: &i64| time_ms.div_euclid(step_ms.max(1));
+    let changes = course.times_ms.windows(2).filter(|pair| step(&pair[0]) < step(&pair[1])).count();
+    let is_with_first =
+        |second: &i64| course.times_ms[0] < *second && step(&course.times_ms[0]) == step(second);
+    let has_two = course.times_ms.get(1).is_some_and(is_with_first);
+    changes + 1 + usize::from(has_two)
+}
+
 /// The longest time between two known cells of a column that is no gap, by most of them, and the shortest over which a
 /// counter's growth may be a peak.
 fn usual(course: &Course, column: usize, pending: &[bool]) -> (i64, i64) {
@@ -288,11 +385,11 @@ fn usual(course: &Course, column: usize, pending: &[bool]) -> (i64, i64) {
         }
         before = Some(time_ms);
     }
-    spans.sort_unstable();
-    let usual_ms = spans.get(spans.len() * 9 / 10).copied().unwrap_or(0);
-    let middle_ms = spans.get(spans.len() / 2).copied().unwrap_or(0);
+    let count = spans.len();
+    let mut ranked = |at: usize| if count == 0 { 0 } else { *spans.select_nth_unstable(at).1 };
+    let (usual_ms, middle_ms) = (ranked(count * 9 / 10), ranked(count / 2));
     // Where most are thinned, the others may be the gaps between them.
-    let usual_ms = if thinned > spans.len() { 0 } else { usual_ms };
+    let usual_ms = if thinned > count { 0 } else { usual_ms };
     (GAP_MIN_MS.max(usual_ms.saturating_mul(3)), (middle_ms / 2).min(RATE_MIN_MS))
 }
 
@@ -300,10 +397,15 @@ fn usual(course: &Course, column: usize, pending: &[bool]) -> (i64, i64) {
 mod tests {
     use super::*;
     use crate::JOB;
-    use crate::job_table::{CPU, MEMORY_NEEDED};
+    use crate::job_table::{CPU, ENERGY, MEMORY_NEEDED};
     use proptest::prelude::*;
 
     const GAP_MS: i64 = 25_000;
+
+    /// Growing, starting again, standing still, or missing.
+    fn cell() -> impl Strategy<Value = i64> {
+        prop_oneof![Just(MISSING), 0i64..4, 0i64..1_000_000]
+    }
 
     fn course(samples: &[(i64, i64, i64)]) -> Course {
         let mut course = Course::new(&JOB);
@@ -412,6 +514,37 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_course_is_thinned_at_once_as_it_is_in_order(
+            samples in prop::collection::vec(
+                (prop_oneof![0i64..3, 1i64..3000, 1i64..90_000], cell(), cell(), cell()), 0..200),
+            step_ms in 1i64..200_000,
+            again_ms in 1i64..200_000,
+        ) {
+            let mut course = Course::new(&JOB);
+            let mut time_ms = -5_000;
+            for (elapsed_ms, cpu, memory, energy) in samples {
+                time_ms += elapsed_ms;
+                let mut cells = vec![MISSING; JOB.columns.len()];
+                (cells[CPU], cells[MEMORY_NEEDED], cells[ENERGY]) = (cpu, memory, energy);
+                course.push(time_ms, &cells);
+            }
+            let in_order = |course: &Course, step_ms: i64| {
+                let mut thinner = Thinner::new(&JOB, step_ms);
+                thinner.push(course);
+                thinner.finish()
+            };
+            // Of what is thinned already, too.
+            let once = in_order(&course, step_ms);
+            for (course, step_ms) in [(&course, step_ms), (&once, again_ms)] {
+                let (at_once, expected) = (thinned(course, step_ms), in_order(course, step_ms));
+                prop_assert_eq!(&at_once.times_ms, &expected.times_ms);
+                prop_assert_eq!(&at_once.columns, &expected.columns);
+                prop_assert_eq!(&at_once.spreads, &expected.spreads);
+                prop_assert!(least_left(course, step_ms) <= expected.len());
+            }
+        }
+
         #[test]
         fn no_growth_is_lost_and_no_time_is_gained(
             steps in prop::collection::vec((prop_oneof![1i64..3000, 1i64..90_000], -50i64..1_000_000, 0i64..500), 2..300),

@@ -20,6 +20,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::job::JobKey;
+use met_core::node_health::Spool;
 use met_core::reaction::ReactionTarget;
 use met_jobs::cgroup_layouts::Layout;
 use met_query::annotate::{self, Annotates, Failure, no_such_job};
@@ -223,6 +224,8 @@ async fn batches(
     match kept.await {
         Ok(Err(Refusal::Denied(why))) => Err(api.denied(&node, &peer, &why)),
         Ok(Ok(())) => {
+            let spool = headers.get(Spool::HEADER).and_then(|spool| spool.to_str().ok()?.parse().ok());
+            api.keeper.latest().note_spool(&node, spool);
             let watched = api.keeper.watching().of(&node, Instant::now());
             Ok(Json(Acknowledgement { sequence, now_ns: now_ns(), watched }).into_response())
         }

@@ -11,7 +11,7 @@ use met_core::job_table::{
     PROCESSES_RUNNING, THREADS_PEAK, THREADS_RUNNING,
 };
 use met_core::listing::FIGURES;
-use met_core::node_health::NodeHealth;
+use met_core::node_health::{NodeHealth, Spool};
 use met_core::series::Course;
 use met_core::{Across, FastMap, JOB, Kind, MISSING};
 use met_query::machine_now::{CpuAt, MachineNow};
@@ -60,6 +60,8 @@ struct Inner {
     sources: HashSet<Arc<str>>,
     /// Of each node that has something to say.
     health: HashMap<String, NodeHealth>,
+    /// What nodes have not delivered yet, of those that say so.
+    spools: HashMap<String, Spool>,
     /// What each machine did last, and its CPU time then.
     machines: HashMap<String, MachineAt>,
 }
@@ -133,10 +135,27 @@ impl Latest {
         }
     }
 
+    /// Takes what a node says to wait there besides the batch that has just arrived; an earlier version does not say.
+    pub fn note_spool(&self, node: &str, spool: Option<Spool>) {
+        let known = &mut self.lock().spools;
+        match spool {
+            None => drop(known.remove(node)),
+            Some(spool) if known.len() < NODES_MAX || known.contains_key(node) => {
+                known.insert(node.to_owned(), spool);
+            }
+            Some(_) => {}
+        }
+    }
+
+    pub fn spool(&self, node: &str) -> Option<Spool> {
+        self.lock().spools.get(node).copied()
+    }
+
     /// Forgets what other nodes said of themselves: they were expelled, or have been silent for long.
     pub fn keep_health(&self, nodes: &HashSet<String>) {
         let inner = &mut *self.lock();
         inner.health.retain(|node, _| nodes.contains(node));
+        inner.spools.retain(|node, _| nodes.contains(node));
         inner.machines.retain(|node, _| nodes.contains(node));
     }
 
@@ -371,6 +390,19 @@ mod tests {
         assert_eq!([latest.health("n1"), latest.health("n2")], [gpus(3), gpus(8)]);
         latest.note_health("n1", &NodeHealth::default());
         assert!(latest.health("n1").is_empty() && latest.health("n3").is_empty(), "unknown is not 0");
+    }
+
+    #[test]
+    fn what_a_node_has_not_delivered_is_unknown_unless_it_says_so() {
+        let (latest, spool) = (Latest::default(), Some(Spool { batches: 2, bytes: 700 }));
+        assert_eq!(latest.spool("n1"), None, "unknown is not 0");
+        latest.note_spool("n1", spool);
+        assert_eq!(latest.spool("n1"), spool);
+        latest.note_spool("n1", None);
+        assert_eq!(latest.spool("n1"), None, "another version sends now");
+        latest.note_spool("n1", spool);
+        latest.keep_health(&HashSet::new());
+        assert_eq!(latest.spool("n1"), None);
     }
 
     #[test]

@@ -146,6 +146,7 @@ impl Query for ClusterView {
             } else {
                 self.latest.machine(&node.name, now_ns / 1_000_000)
             },
+            spool: self.latest.spool(&node.name).filter(|_| !is_late(&node)),
             problem: self.incompatible.of(&node.name),
             health: self.latest.health(&node.name),
             name: node.name,
@@ -155,6 +156,7 @@ impl Query for ClusterView {
             memory_bytes: node.memory_bytes,
             clock_offset_ns: node.clock_offset_ns,
             dropped_samples: node.dropped_samples,
+            free: Default::default(),
         };
         Ok(self.known_nodes()?.into_iter().map(status).collect())
     }

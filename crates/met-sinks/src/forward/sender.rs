@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use met_core::backoff::jittered;
+use met_core::node_health::Spool;
 use met_wire::acknowledgement::Acknowledgement;
 use met_wire::batch::{self, Header, NodeBatch, PACKED_BYTES_MAX};
 use serde::Deserialize;
@@ -132,8 +133,12 @@ fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8]) -> Outcome
         ));
     }
     let begin_ns = now_ns();
-    let offset = shared.lock().status.clock_offset_ns.map(|offset_ns| offset_ns.to_string());
-    let mut headers = vec![("Content-Type", "application/x-met-batch")];
+    let (offset, left) = {
+        let inner = shared.lock();
+        (inner.status.clock_offset_ns.map(|offset_ns| offset_ns.to_string()), inner.spool.behind(sequence))
+    };
+    let left = left.to_string();
+    let mut headers = vec![("Content-Type", "application/x-met-batch"), (Spool::HEADER, left.as_str())];
     headers.extend(offset.as_deref().map(|offset| ("Met-Clock-Offset-Ns", offset)));
     let answer = match link.post(PATH, &headers, bytes, ANSWER_BYTES_MAX) {
         Ok(answer) => answer,

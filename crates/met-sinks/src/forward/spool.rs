@@ -227,6 +227,16 @@ impl Spool {
         self.waiting.iter().map(Waiting::disk_bytes).sum()
     }
 
+    /// What waits besides the batch with this number.
+    pub fn behind(&self, sequence: u64) -> met_core::node_health::Spool {
+        let mut left = met_core::node_health::Spool::default();
+        for waiting in self.waiting.iter().filter(|waiting| waiting.sequence != sequence) {
+            left.batches += 1;
+            left.bytes += waiting.disk_bytes();
+        }
+        left
+    }
+
     /// Numbers a batch and keeps it: durable when this returns. After an error only its number is used up:
     /// should its file be there after all, the server recognises it.
     pub fn put(&mut self, batch: &mut NodeBatch, samples: u64) -> io::Result<()> {

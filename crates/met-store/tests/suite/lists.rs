@@ -74,12 +74,27 @@ fn job(dice: &mut Dice, id: u64, start_s: i64) -> Record {
         dice.maybe(cpus)
     };
     record.command = vec!["python3".into(), dice.one(&["a.py", "b.py --x=100%_", "c'.py"]).to_string()];
+    match dice.below(5) {
+        0 => record.command.clear(),
+        1 => record.command.push("ä".repeat(dice.below(90) as usize)),
+        _ => {}
+    }
     record.nodes = (0..dice.below(4)).map(|number| format!("n{}", number + dice.below(3))).collect();
     record.parts = record
         .nodes
         .iter()
         .map(|node| Part { node: node.clone(), totals: record.totals.clone(), ..Part::default() })
         .collect();
+    record.scheduling.submit_ns = {
+        let submit_ns = (start_s - dice.below(4) as i64) * SECOND_NS;
+        dice.maybe(submit_ns)
+    };
+    (record.exit_code, record.signal) = match dice.below(4) {
+        0 => (Some(0), None),
+        1 => (Some(7), None),
+        2 => (None, Some(9)),
+        _ => (None, None),
+    };
     record.inside = (dice.below(6) == 0).then(|| "slurm:1".to_owned());
     if dice.below(3) == 0 {
         record.gpus = vec![GpuUse { uuid: format!("GPU-{id}"), ..GpuUse::default() }];

@@ -128,7 +128,7 @@ fn answer(endpoint: &Endpoint) -> Response {
     let response = ResponseBuilder::new().description(endpoint.help);
     let response = match endpoint.action {
         Action::Stream => response.content("text/event-stream", content(text())),
-        Action::Answer(_) | Action::List(_) => {
+        Action::Answer(_) | Action::After(..) | Action::List(_) => {
             response.content("application/json", content((endpoint.schema)()))
         }
     };

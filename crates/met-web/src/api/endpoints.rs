@@ -12,7 +12,7 @@ use utoipa::openapi::{ObjectBuilder, Schema, Type};
 use super::parameters::{self, COLUMNS, FORMAT, Kind, POINTS, Parameter, SINCE, UNTIL, parameter};
 use super::schemas::{list, of, optional, time, with_keys};
 use super::{
-    Asked, Visible, answers, compare, document, findings, nodes, people, scale, schemas, series, usage,
+    Asked, Needs, Visible, answers, compare, document, findings, nodes, people, scale, schemas, series, usage,
 };
 use crate::problem::Problem;
 
@@ -30,10 +30,14 @@ impl Endpoint {
     /// The answer of one that does not stay open.
     pub(super) fn content(&self, visible: &Visible<'_>, asked: &Asked) -> Result<Content, Problem> {
         match self.action {
-            Action::Answer(make) => make(visible, asked).map(Content::Value),
+            Action::Answer(make) | Action::After(_, make) => make(visible, asked).map(Content::Value),
             Action::List(make) => make(visible, asked),
             Action::Stream => Ok(Content::Value(Value::Null)),
         }
+    }
+
+    pub(super) fn needs(&self) -> Needs {
+        if let Action::After(needs, _) = self.action { needs } else { Needs::Nothing }
     }
 }
 
@@ -41,6 +45,8 @@ impl Endpoint {
 pub enum Action {
     /// Makes the answer, in a background thread.
     Answer(fn(&Visible<'_>, &Asked) -> Result<Value, Problem>),
+    /// The same, after this was waited for.
+    After(Needs, fn(&Visible<'_>, &Asked) -> Result<Value, Problem>),
     /// The same, of one that is so long that it is written at once.
     List(fn(&Visible<'_>, &Asked) -> Result<Content, Problem>),
     /// Stays open and sends events.
@@ -231,7 +237,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
         path: "/api/v1/findings",
         help: "what rules find in many jobs, by user and rule",
         parameters: findings::FINDINGS,
-        action: Action::Answer(findings::findings),
+        action: Action::After(Needs::FindingsTurn, findings::findings),
         table: Table::Rows("groups", || places(&findings::GROUP)),
         schema: findings::schema,
     },
@@ -239,7 +245,9 @@ pub const ENDPOINTS: &[Endpoint] = &[
         path: "/api/v1/who",
         help: "who uses the machine of a daemon now, by user and process",
         parameters: &[FORMAT],
-        action: Action::Answer(|visible, _| serde_json::to_value(visible.who()?).map_err(Problem::asked)),
+        action: Action::After(Needs::Processes, |visible, _| {
+            serde_json::to_value(visible.who()?).map_err(Problem::asked)
+        }),
         table: Table::Rows("users", || places(&USER_NOW)),
         schema: who_schema,
     },

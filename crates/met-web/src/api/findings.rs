@@ -1,7 +1,7 @@
 //! Findings of many jobs, by user and rule, as `met check` has them.
 
-use std::sync::{Arc, Mutex, TryLockError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use met_core::Table;
 use met_core::job::Record;
@@ -13,7 +13,7 @@ use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
 use met_insight::rules::{self, Rules, user};
 use met_query::jobs::JobsFilter;
-use met_query::query::first_jobs;
+use met_query::query::{FirstJobs, first_jobs};
 use serde_json::Value;
 use utoipa::openapi::{Schema, Type};
 
@@ -32,33 +32,37 @@ pub(super) const GROUP: [&str; 6] = ["user", "rule", "severity", "count", "what"
 const USUAL_NS: i64 = 30 * 86_400 * 1_000_000_000;
 /// The newest are looked at.
 const JOBS_MAX: usize = 50_000;
-/// Longer nobody waits, and others wait too: a later `since` is asked for then.
-const LONGEST: Duration = Duration::from_secs(20);
 const PAGE_JOBS: usize = 1_000;
 
-/// What the rules find in the jobs that the viewer sees, and whether there are more jobs.
+/// What is known of the jobs that were looked at.
+pub(crate) struct LookedAt {
+    /// There are more; these are the newest.
+    pub is_cut: bool,
+    /// What cannot be read.
+    pub warnings: Vec<String>,
+    /// Only these were asked for, and none of the jobs is theirs.
+    pub unknown_user: Option<String>,
+}
+
+/// What the rules find in the jobs that the viewer sees. The caller waits for the client's turn.
 pub(crate) fn found<T>(
     visible: &Visible<'_>,
     given: &Given,
-    with: impl FnOnce(&Checked<'_>, bool) -> T,
+    with: impl FnOnce(&Checked<'_>, &LookedAt) -> T,
 ) -> Result<T, Problem> {
-    // One at a time: it reads many jobs, and lists and pages are made by the same few threads.
-    static LOOKING: Mutex<()> = Mutex::new(());
-    let _looking = match LOOKING.try_lock() {
-        Err(TryLockError::WouldBlock) => return Err(Problem::busy()),
-        Err(TryLockError::Poisoned(looking)) => looking.into_inner(),
-        Ok(looking) => looking,
-    };
     let begin = Instant::now();
-    let failed = |error: anyhow::Error| match begin.elapsed() < LONGEST {
-        true => Problem::failed(&error),
-        false => Problem::field("since", "these are too many jobs to look at; choose a later time"),
-    };
+    let is_in_time = || begin.elapsed() < visible.findings_within;
+    let too_long = || Problem::field("since", "these are too many jobs to look at; choose a later time");
+    let failed = |error: anyhow::Error| if is_in_time() { Problem::failed(&error) } else { too_long() };
     let now_ns = clock::realtime_ns();
     let since_ns = Some(given.ns("since").unwrap_or(now_ns - USUAL_NS));
     // The sums of a user are compared with those of others.
     let filter = JobsFilter { since_ns, limit: Some(PAGE_JOBS), is_brief: true, ..JobsFilter::default() };
-    let (records, is_cut) = first_jobs(visible.query, visible.viewer, &filter, JOBS_MAX).map_err(failed)?;
+    let first = first_jobs(visible.query, visible.viewer, &filter, JOBS_MAX).map_err(failed)?;
+    let FirstJobs { jobs: records, is_cut, warnings } = first;
+    if !is_in_time() {
+        return Err(too_long());
+    }
     let user = given.text("user");
     let is_wanted = |record: &Record| user.is_none() || user::owner(record) == user;
     let machines = visible.machines()?;
@@ -69,7 +73,7 @@ pub(crate) fn found<T>(
     let look = Look { rules, is_wanted, machine: &machine, shortest_ns, interval, now_ns };
     let all_ms = (i64::MIN, i64::MAX);
     let mut series = |record: &Record, table: &'static Table, part: &str| {
-        anyhow::ensure!(begin.elapsed() < LONGEST, "it takes too long");
+        anyhow::ensure!(is_in_time(), "it takes too long");
         samples::of_job(visible, record, table, part, all_ms)
     };
     let (mut findings, followed) = check::of_jobs(&look, &records, &mut [&mut series]).map_err(failed)?;
@@ -89,13 +93,17 @@ pub(crate) fn found<T>(
     }
     finding::rank(&mut shown);
     let jobs = records.iter().filter(|record| is_wanted(record)).count();
-    Ok(with(&Checked { jobs, findings: shown, hidden, followed, with_hidden: false }, is_cut))
+    let looked_at = LookedAt { is_cut, warnings, unknown_user: user.filter(|_| jobs == 0) };
+    Ok(with(&Checked { jobs, findings: shown, hidden, followed, with_hidden: false }, &looked_at))
 }
 
 pub(super) fn findings(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
-    let object = |checked: &Checked<'_>, is_cut: bool| {
+    let object = |checked: &Checked<'_>, of: &LookedAt| {
         let mut object = serde_json::to_value(check::checked_object(checked))?;
-        object["more_jobs"] = Value::Bool(is_cut);
+        object["more_jobs"] = Value::Bool(of.is_cut);
+        if !of.warnings.is_empty() {
+            object["warnings"] = of.warnings.clone().into();
+        }
         Ok::<_, serde_json::Error>(object)
     };
     found(visible, &asked.given, object)?.map_err(|error| Problem::failed(&error.into()))
@@ -118,5 +126,6 @@ pub(super) fn schema() -> Schema {
         ("followed", of(Type::Object)),
         ("more_jobs", of(Type::Boolean)),
     ])
+    .property("warnings", list(of(Type::String)))
     .into()
 }

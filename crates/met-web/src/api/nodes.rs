@@ -14,7 +14,7 @@ use super::schemas::{list, of, optional, time, with_keys};
 use super::{Asked, Visible};
 use crate::problem::Problem;
 
-pub(super) const NODE: [&str; 15] = [
+pub(super) const NODE: [&str; 20] = [
     "name",
     "jobs",
     "late",
@@ -30,12 +30,17 @@ pub(super) const NODE: [&str; 15] = [
     "busy_cores",
     "load",
     "memory_used_bytes",
+    "free_cores",
+    "free_memory_bytes",
+    "free_gpus",
+    "spool_batches",
+    "spool_bytes",
 ];
 /// Jobs in the answer about one node.
 const JOBS_MAX: usize = 500;
 
 pub(super) fn nodes(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem> {
-    Ok(json!({ "nodes": visible.nodes()?.iter().map(status).collect::<Vec<_>>() }))
+    Ok(json!({ "nodes": visible.nodes_with_free()?.iter().map(status).collect::<Vec<_>>() }))
 }
 
 fn status(node: &NodeStatus) -> Value {
@@ -50,12 +55,17 @@ fn status(node: &NodeStatus) -> Value {
 
 /// The status of a node; one that does not exist is refused.
 pub(super) fn find(visible: &Visible<'_>, name: &str) -> Result<NodeStatus, Problem> {
-    let found = visible.nodes()?.into_iter().find(|node| node.name == name);
+    named(visible.nodes()?, name)
+}
+
+fn named(nodes: Vec<NodeStatus>, name: &str) -> Result<NodeStatus, Problem> {
+    let found = nodes.into_iter().find(|node| node.name == name);
     found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("no node named {name:?}")))
 }
 
 pub(super) fn node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
-    let found = find(visible, asked.path("node"))?;
+    let nodes = visible.nodes_with_free()?;
+    let found = named(nodes, asked.path("node"))?;
     let mut filter = JobsFilter {
         states: vec![State::Running, State::Suspended],
         limit: Some(JOBS_MAX),
@@ -107,6 +117,14 @@ fn node_status() -> Schema {
         ("memory_bytes", optional(Type::Integer)),
     ])
     .property("gpus", of(Type::Integer))
+    .property("busy_cores", of(Type::Number))
+    .property("load", of(Type::Number))
+    .property("memory_used_bytes", of(Type::Number))
+    .property("free_cores", of(Type::Number))
+    .property("free_memory_bytes", of(Type::Number))
+    .property("free_gpus", of(Type::Integer))
+    .property("spool_batches", of(Type::Integer))
+    .property("spool_bytes", of(Type::Integer))
     .property("problem", of(Type::String))
     .property(
         "failing_sources",

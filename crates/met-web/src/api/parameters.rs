@@ -144,7 +144,7 @@ pub fn jobs_filter(given: &Given) -> Result<JobsFilter, Problem> {
 /// Whether a list is sorted by texts here, and not by numbers.
 fn is_text(column: SortColumn) -> bool {
     use SortColumn::*;
-    matches!(column, Name | User | Account | State | Manager | Partition)
+    matches!(column, Name | User | Account | State | Manager | Partition | Tags | Command)
 }
 
 /// A cursor that is one of a list with this order; another would continue somewhere else.

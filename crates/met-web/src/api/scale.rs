@@ -7,7 +7,7 @@ use met_insight::answers::Known;
 use met_insight::lineage;
 use met_insight::scale::{self, Ceilings, Learned, Plan, Wishes};
 use met_query::jobs::JobsFilter;
-use met_query::query::first_jobs;
+use met_query::query::{FirstJobs, first_jobs};
 use serde_json::Value;
 use utoipa::openapi::{Schema, Type};
 
@@ -27,12 +27,18 @@ const JOBS_BESIDE: usize = 10_000;
 const PAGE_JOBS: usize = 1_000;
 const SIZES_MAX: usize = 32;
 
-/// The plan for a job from the runs of its lineage that the viewer sees, and the jobs that say nothing.
-pub(crate) fn planned(
-    visible: &Visible<'_>,
-    name: &str,
-    given: &Given,
-) -> Result<(Record, Plan, Vec<String>), Problem> {
+/// How a job would run.
+pub(crate) struct Planned {
+    pub record: Record,
+    pub plan: Plan,
+    /// The jobs that say nothing.
+    pub left_out: Vec<String>,
+    /// What cannot be read.
+    pub warnings: Vec<String>,
+}
+
+/// The plan for a job from the runs of its lineage that the viewer sees.
+pub(crate) fn planned(visible: &Visible<'_>, name: &str, given: &Given) -> Result<Planned, Problem> {
     let failed = |error: anyhow::Error| Problem::failed(&error);
     let record = whole_job(visible, name, "prediction")?;
     let wishes = wishes(given)?;
@@ -41,14 +47,19 @@ pub(crate) fn planned(
         [node] => {
             let mut filter = JobsFilter { limit: Some(PAGE_JOBS), is_brief: true, ..JobsFilter::default() };
             filter.conditions.node = Some(node.clone());
-            first_jobs(visible.query, visible.viewer, &filter, JOBS_BESIDE).map_err(failed)?.0
+            first_jobs(visible.query, visible.viewer, &filter, JOBS_BESIDE).map_err(failed)?
         }
-        _ => Vec::new(),
+        _ => FirstJobs::default(),
     };
+    let FirstJobs { jobs: beside, mut warnings, .. } = beside;
     let ceilings = Ceilings::of(&record, visible.systems, &beside, now_ns);
     let (mut learned, machines) = (Learned::default(), visible.machines()?);
     let all_ms = (i64::MIN, i64::MAX);
-    for (index, run) in runs(visible, &record)?.iter().enumerate() {
+    let runs_of_lineage = runs(visible, &record)?;
+    warnings.extend(runs_of_lineage.warnings);
+    // The same store was read twice.
+    warnings.dedup();
+    for (index, run) in runs_of_lineage.jobs.iter().enumerate() {
         let known = Known::read(SAMPLED_EVERY, run, machines.of_job(run), &mut |table, part| {
             // Only the job itself is looked at more closely.
             match index == 0 && part.is_empty() {
@@ -61,19 +72,20 @@ pub(crate) fn planned(
     }
     let Learned { runs, powers, bounds, left_out, .. } = learned;
     let plan = scale::plan(&runs, &powers, bounds, &record, visible.systems, &wishes);
-    Ok((record, plan, left_out))
+    Ok(Planned { record, plan, left_out, warnings })
 }
 
 /// The job, and the runs of its lineage that finished.
-fn runs(visible: &Visible<'_>, record: &Record) -> Result<Vec<Record>, Problem> {
+fn runs(visible: &Visible<'_>, record: &Record) -> Result<FirstJobs, Problem> {
     const RUNS_MAX: usize = 1_000;
-    let mut runs = vec![record.clone()];
+    let mut runs = FirstJobs { jobs: vec![record.clone()], ..FirstJobs::default() };
     let Some(filter) = JobsFilter::perhaps_of_lineage(record, None) else { return Ok(runs) };
     let found = first_jobs(visible.query, visible.viewer, &filter, RUNS_MAX);
-    let (found, _) = found.map_err(|error| Problem::failed(&error))?;
+    let found = found.map_err(|error| Problem::failed(&error))?;
     let own = lineage::lineage(record);
-    runs.extend(
-        found.into_iter().filter(|run| {
+    runs.warnings = found.warnings;
+    runs.jobs.extend(
+        found.jobs.into_iter().filter(|run| {
             run.key != record.key && run.state == State::Finished && lineage::lineage(run) == own
         }),
     );
@@ -94,8 +106,12 @@ fn wishes(given: &Given) -> Result<Wishes, Problem> {
 }
 
 pub(super) fn scale(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
-    let (record, plan, left_out) = planned(visible, asked.path("job"), &asked.given)?;
-    Ok(scale::object(&record, &plan, &left_out))
+    let Planned { record, plan, left_out, warnings } = planned(visible, asked.path("job"), &asked.given)?;
+    let mut object = scale::object(&record, &plan, &left_out);
+    if !warnings.is_empty() {
+        object["warnings"] = warnings.into();
+    }
+    Ok(object)
 }
 
 pub(super) fn schema() -> Schema {
@@ -109,5 +125,6 @@ pub(super) fn schema() -> Schema {
     .property("scaling", optional(Type::Object))
     .property("cannot_tell", optional(Type::Object))
     .property("target", optional(Type::Object))
+    .property("warnings", list(of(Type::String)))
     .into()
 }

@@ -254,7 +254,8 @@ fn running_one(query: &dyn Query, viewer: &Viewer, key: &JobKey) -> Vec<Record> 
 }
 
 fn all_running(query: &dyn Query, viewer: &Viewer) -> Vec<Record> {
-    let (mut found, _) = query::first_jobs(query, viewer, &query::running(), FIGURES_MAX).unwrap_or_default();
+    let first = query::first_jobs(query, viewer, &query::running(), FIGURES_MAX);
+    let mut found = first.unwrap_or_default().jobs;
     found.truncate(FIGURES_MAX);
     found
 }

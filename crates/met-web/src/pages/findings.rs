@@ -10,7 +10,7 @@ use met_insight::finding::Severity;
 use super::layout::{self, Site, Tab};
 use super::{Asked, Made};
 use crate::api::Visible;
-use crate::api::findings::{FINDINGS, found};
+use crate::api::findings::{FINDINGS, LookedAt, found};
 use crate::api::parameters::Given;
 use crate::problem::Problem;
 
@@ -22,7 +22,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
             return Ok(Made::Refused(framed(site, asked, &notice)));
         }
     };
-    let content = found(visible, &given, |checked, is_cut| content(site, checked, is_cut))?;
+    let content = found(visible, &given, |checked, of| content(site, checked, of))?;
     Ok(Made::Page(framed(site, asked, &content)))
 }
 
@@ -51,17 +51,21 @@ fn framed(site: &Site, asked: &Asked, content: &Markup) -> Markup {
     layout::page(site, Some(Tab::Findings), "Findings", None, &page)
 }
 
-fn content(site: &Site, checked: &Checked<'_>, is_cut: bool) -> Markup {
+fn content(site: &Site, checked: &Checked<'_>, of: &LookedAt) -> Markup {
     let groups = check::groups(&checked.findings);
     let taken = checked.followed.iter().filter(|one| one.is_taken).count();
     html! {
+        @for warning in &of.warnings { (layout::notice("warn", warning)) }
+        @if let Some(user) = &of.unknown_user {
+            (layout::notice("warn", &format!("no job of a user named {user:?} in this time that you may see")))
+        }
         p.dim {
             (units::counted(checked.findings.len(), "finding")) " in " (units::counted(checked.jobs, "job"))
-            @if is_cut { ", the newest" }
+            @if of.is_cut { ", the newest" }
             @if !checked.hidden.is_empty() { "; " (checked.hidden.len()) " muted or acknowledged" }
             @if !checked.followed.is_empty() { "; advice was taken in " (taken) " of " (units::counted(checked.followed.len(), "later run")) }
         }
-        @if groups.is_empty() { p.empty { "Nothing to report." } }
+        @if groups.is_empty() && of.unknown_user.is_none() { p.empty { "Nothing to report." } }
         ul.findings aria-label="Findings" { @for group in &groups { (self::group(site, group)) } }
     }
 }

@@ -14,6 +14,8 @@ use crate::api::parameters::{self, Given};
 use crate::problem::Problem;
 
 const COMPARE_FORM: &str = "compare";
+/// Own jobs above those of all.
+const OWN_SHOWN: &str = "5";
 /// How often a list with running jobs is fetched again.
 const EVERY_S: u32 = 10;
 
@@ -75,10 +77,12 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     let live = page.jobs.iter().any(|record| record.state.is_live());
     let has_running_first = filter.after.as_ref().is_some_and(|after| filter.order().has_unsettled(after))
         && filter.sort.is_some_and(|sort| sort.column.changes());
+    let own = own_first(site, visible, asked, &columns)?;
     let content = html! {
         (head(site, visible, asked))
         (form(site, asked, &columns))
         div id="jobs" data-live {
+            @if let Some(own) = &own { (own) h2 { "All jobs" } }
             @if has_running_first {
                 p.dim { "Running jobs that were not on the first page come first here, newest first: their values change." }
             }
@@ -165,6 +169,36 @@ fn head(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Markup {
     }
 }
 
+/// The newest jobs of a viewer who sees those of others, above the list as it is first shown. The list itself stays as
+/// it is: its pages continue, and its CSV has, what it shows.
+fn own_first(
+    site: &Site,
+    visible: &Visible<'_>,
+    asked: &Asked,
+    columns: &[&ListColumn],
+) -> Result<Option<Markup>, Problem> {
+    let is_default = asked.search.iter().all(|(name, value)| name == "columns" || value.is_empty());
+    if !is_default || site.who.is_empty() || !sees_others(visible.viewer) {
+        return Ok(None);
+    }
+    let wanted = [("user", site.who.as_str()), ("limit", OWN_SHOWN)];
+    let wanted = wanted.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let filter = Given::of(&wanted, parameters::JOBS).and_then(|given| parameters::jobs_filter(&given))?;
+    let (page, _) = visible.jobs(&filter)?;
+    let more = with(site, asked, "user", &site.who);
+    Ok((!page.jobs.is_empty()).then(|| {
+        html! {
+            section.own aria-labelledby="own-title" {
+                div.bar-line {
+                    h2 id="own-title" { "Yours" }
+                    @if page.next.is_some() { a href=(more) { "All of yours" } }
+                }
+                (plain_rows(site, columns, &page.jobs, "Your newest jobs", "own"))
+            }
+        }
+    }))
+}
+
 fn sees_others(viewer: &Viewer) -> bool {
     matches!(viewer, Viewer::Everything)
         || matches!(viewer, Viewer::User { accounts, .. } if !accounts.is_empty())
@@ -238,18 +272,24 @@ fn table(site: &Site, asked: &Asked, columns: &[&ListColumn], jobs: &[Record]) -
         th.pick scope="col" role="columnheader" { span.hidden { "Compare" } }
         @for column in columns { (head_cell(site, asked, column)) }
     };
-    framed(site, columns, jobs, "Jobs", &heads, true)
+    framed(site, columns, jobs, &Frame { label: "Jobs", rows: "job", with_boxes: true }, &heads)
+}
+
+struct Frame {
+    label: &'static str,
+    /// What the ids of its rows begin with.
+    rows: &'static str,
+    /// With boxes to choose jobs for the form below the list, which they belong to by its id.
+    with_boxes: bool,
 }
 
 /// Explicit roles: on a small screen the rows are laid out as blocks, which would take the table's own ones away.
-/// With boxes to choose jobs for the form below the list, which they belong to by its id.
 fn framed(
     site: &Site,
     columns: &[&ListColumn],
     jobs: &[Record],
-    label: &str,
+    &Frame { label, rows, with_boxes }: &Frame,
     heads: &Markup,
-    with_boxes: bool,
 ) -> Markup {
     html! {
         div.scroll tabindex="0" role="group" aria-label=(label) {
@@ -257,7 +297,7 @@ fn framed(
                 thead role="rowgroup" { tr role="row" { (heads) } }
                 tbody role="rowgroup" {
                     @for record in jobs {
-                        tr role="row" id={ "job-" (row_id(record)) } {
+                        tr role="row" id={ (rows) "-" (row_id(record)) } {
                             @if with_boxes {
                                 @let label = record.label();
                                 td.pick role="cell" { input type="checkbox" name="jobs" value=(label) form=(COMPARE_FORM) aria-label={ "Compare job " (escape(&label)) }; }
@@ -275,7 +315,22 @@ fn framed(
 }
 
 /// Jobs without links that sort them.
-pub(super) fn plain_table(site: &Site, columns: &[&ListColumn], jobs: &[Record], label: &str) -> Markup {
+pub(super) fn plain_table(
+    site: &Site,
+    columns: &[&ListColumn],
+    jobs: &[Record],
+    label: &'static str,
+) -> Markup {
+    plain_rows(site, columns, jobs, label, "job")
+}
+
+fn plain_rows(
+    site: &Site,
+    columns: &[&ListColumn],
+    jobs: &[Record],
+    label: &'static str,
+    rows: &'static str,
+) -> Markup {
     let has_gpus = jobs.iter().any(|record| !record.gpus.is_empty());
     let is_shown = |column: &&&ListColumn| has_gpus || column.name() != "efficiency_gpu_ratio";
     let columns: Vec<&ListColumn> = columns.iter().filter(is_shown).copied().collect();
@@ -284,7 +339,7 @@ pub(super) fn plain_table(site: &Site, columns: &[&ListColumn], jobs: &[Record],
             th class={ (column.class()) " c-" (column.name()) } scope="col" role="columnheader" { (column.head) }
         }
     };
-    framed(site, &columns, jobs, label, &heads, false)
+    framed(site, &columns, jobs, &Frame { label, rows, with_boxes: false }, &heads)
 }
 
 /// Names a row, for an update that moves none.

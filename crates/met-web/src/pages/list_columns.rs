@@ -169,7 +169,7 @@ pub static COLUMNS: &[ListColumn] = &[
         Some("end"),
         |site, record| html! { @if let Some(end_ns) = record.end_ns { (site.time(end_ns)) } },
     ),
-    number(&["queue_wait_seconds"], "Queued", None, |site, record| {
+    number(&["queue_wait_seconds"], "Queued", Some("queued"), |site, record| {
         let wait_ns = allocation::queue_wait_ns(record, site.now_ns);
         html! { @if let Some(ns) = wait_ns { (units::duration(ns as f64 / 1e9)) } }
     }),
@@ -180,7 +180,7 @@ pub static COLUMNS: &[ListColumn] = &[
     number(&["written_bytes"], "Written", Some("written"), |_, record| {
         total(record, column::WRITTEN, units::bytes)
     }),
-    number(&["exit_code", "signal"], "Exit", None, |_, record| {
+    number(&["exit_code", "signal"], "Exit", Some("exit"), |_, record| {
         html! { @if let Some(code) = record.exit_code { (code) } @else if let Some(signal) = record.signal { "signal " (signal) } }
     }),
     text(&["manager"], "Manager", Some("manager"), |_, record| html! { (escape(&record.key.manager)) }),
@@ -194,10 +194,10 @@ pub static COLUMNS: &[ListColumn] = &[
             @if more > 0 { span.dim title=(escape(&record.nodes.join(", "))) { " and " (more) " more" } }
         }
     }),
-    text(&["tags"], "Tags", None, |site, record| {
+    text(&["tags"], "Tags", Some("tags"), |site, record| {
         html! { @for tag in &record.annotation.tags { a.tag href=(site.to(&format!("jobs?{}", layout::search([("tag", tag.as_str())])))) { (escape(tag)) } " " } }
     }),
-    text(&["command"], "Command", None, |_, record| {
+    text(&["command"], "Command", Some("command"), |_, record| {
         let words = command_line(&record.command);
         html! { code.cmd title=(words) { (words) } }
     }),

@@ -1,8 +1,10 @@
 //! The machines: a map in which those stand out that need a look, and a list.
 
 use maud::{Markup, html};
+use met_core::node_health::Spool;
 use met_core::text::escape;
 use met_core::units;
+use met_query::free::Free;
 use met_query::protocol::NodeStatus;
 
 use super::layout::{self, Site, Tab};
@@ -19,7 +21,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     if let Some((name, _)) = unknown {
         return Err(Problem::asked(format!("unknown parameter {name:?}; known: name, show")));
     }
-    let all = visible.nodes()?;
+    let all = visible.nodes_with_free()?;
     let (wanted, show) = (asked.get("name").unwrap_or(""), asked.get("show").unwrap_or(""));
     let is_wanted = |node: &&NodeStatus| node.name.contains(wanted) && fits(node, show);
     let mut nodes: Vec<&NodeStatus> = all.iter().filter(is_wanted).collect();
@@ -123,6 +125,9 @@ fn list(site: &Site, nodes: &[&NodeStatus]) -> Markup {
     let has_clock = nodes.iter().any(|node| node.clock_offset_ns.is_some());
     let has_dropped = nodes.iter().any(|node| node.dropped_samples > 0);
     let has_gpus = nodes.iter().any(|node| node.health.gpus.is_some());
+    let has_free = nodes.iter().any(|node| node.free.is_known());
+    let has_spool = nodes.iter().any(|node| node.spool.is_some_and(|spool| spool.batches > 0));
+    let shown = Columns { has_gpus, has_free, has_clock, has_spool, has_dropped };
     let heads = [
         ("Node", "t", true),
         ("State", "t", true),
@@ -130,9 +135,11 @@ fn list(site: &Site, nodes: &[&NodeStatus]) -> Markup {
         ("CPUs in use", "n eff", true),
         ("Memory in use", "n eff", true),
         ("GPUs", "n", has_gpus),
+        ("Free", "t", has_free),
         ("Last seen", "n", true),
         ("Clock off by", "n", has_clock),
-        ("Samples dropped", "n", has_dropped),
+        ("Not delivered", "n", has_spool),
+        ("Dropped", "n", has_dropped),
         ("Version", "t", true),
     ];
     html! {
@@ -143,7 +150,7 @@ fn list(site: &Site, nodes: &[&NodeStatus]) -> Markup {
                         @if is_shown { th class=(class) scope="col" role="columnheader" { (head) } }
                     }
                 } }
-                tbody role="rowgroup" { @for node in nodes { (row(site, node, [has_gpus, has_clock, has_dropped])) } }
+                tbody role="rowgroup" { @for node in nodes { (row(site, node, shown)) } }
             }
         }
     }
@@ -161,7 +168,18 @@ pub(super) fn in_use(used: Option<f64>, whole: Option<i64>, write: fn(f64) -> St
     }
 }
 
-fn row(site: &Site, node: &NodeStatus, [has_gpus, has_clock, has_dropped]: [bool; 3]) -> Markup {
+/// Columns that some node needs.
+#[derive(Clone, Copy)]
+struct Columns {
+    has_gpus: bool,
+    has_free: bool,
+    has_clock: bool,
+    has_spool: bool,
+    has_dropped: bool,
+}
+
+fn row(site: &Site, node: &NodeStatus, columns: Columns) -> Markup {
+    let Columns { has_gpus, has_free, has_clock, has_spool, has_dropped } = columns;
     let (word, kind) = condition(node);
     html! {
         tr role="row" {
@@ -176,9 +194,11 @@ fn row(site: &Site, node: &NodeStatus, [has_gpus, has_clock, has_dropped]: [bool
             td.n.eff role="cell" data-head="CPUs in use" { (in_use(node.now.busy_cores, node.cpus, units::cores)) }
             td.n.eff role="cell" data-head="Memory in use" { (in_use(node.now.memory_used_bytes, node.memory_bytes, units::bytes)) }
             @if has_gpus { td.n role="cell" data-head="GPUs" { @if let Some(gpus) = node.health.gpus { (gpus) } } }
+            @if has_free { td.t.c-free role="cell" data-head="Free" { (free(node)) } }
             td.n role="cell" data-head="Last seen" { (seen(site, node)) }
             @if has_clock { td.n role="cell" data-head="Clock off by" { (clock(node)) } }
-            @if has_dropped { td.n role="cell" data-head="Samples dropped" { @if node.dropped_samples > 0 { span.flag { (units::count(node.dropped_samples as f64)) } } } }
+            @if has_spool { td.n role="cell" data-head="Not delivered" { @if node.spool != Some(Spool::default()) { (spool(node)) } } }
+            @if has_dropped { td.n role="cell" data-head="Samples dropped" title="Samples that were given up" { @if node.dropped_samples > 0 { span.flag { (units::count(node.dropped_samples as f64)) } } } }
             td.t role="cell" data-head="Version" { @if let Some(version) = &node.version { (escape(version)) } }
         }
     }
@@ -186,6 +206,34 @@ fn row(site: &Site, node: &NodeStatus, [has_gpus, has_clock, has_dropped]: [bool
 
 pub(super) fn seen(site: &Site, node: &NodeStatus) -> Markup {
     html! { @if let Some(seen_ns) = node.seen_ns { (site.ago(seen_ns)) } @else { "never" } }
+}
+
+/// What no job holds, as far as it is known.
+pub(super) fn free(node: &NodeStatus) -> Markup {
+    let Free { cores, memory_bytes, gpus } = node.free;
+    let words = [
+        cores.map(|cores| format!("{} cores", units::cores(cores))),
+        memory_bytes.map(units::bytes),
+        gpus.filter(|_| node.health.gpus.is_some_and(|gpus| gpus > 0)).map(|gpus| match gpus {
+            1 => "1 GPU".to_owned(),
+            gpus => format!("{gpus} GPUs"),
+        }),
+    ];
+    let words: Vec<String> = words.into_iter().flatten().collect();
+    html! { @if words.is_empty() { span.unknown { "–" } } @else { (words.join(", ")) } }
+}
+
+/// What it has not delivered to the server; a batch or two are on their way.
+pub(super) fn spool(node: &NodeStatus) -> Markup {
+    const ON_THEIR_WAY: u64 = 2;
+    let Some(Spool { batches, bytes }) = node.spool else { return html! { span.unknown { "–" } } };
+    let noun = if batches == 1 { "batch" } else { "batches" };
+    let words = format!("{} {noun}, {}", units::count(batches as f64), units::bytes(bytes as f64));
+    html! {
+        @if batches == 0 { span.dim { "nothing" } }
+        @else if batches > ON_THEIR_WAY { span.flag { (words) } }
+        @else { (words) }
+    }
 }
 
 /// How far its clock is off.

@@ -12,7 +12,7 @@ use met_insight::average;
 use met_query::jobs::JobsFilter;
 use met_query::machine_now::MachineNow;
 use met_query::protocol::NodeStatus;
-use met_query::query::first_jobs;
+use met_query::query::{FirstJobs, first_jobs};
 use met_sources::node as machine_table;
 
 use super::charts::Span;
@@ -54,7 +54,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
         return Err(Problem::asked(format!("unknown parameter {name:?}; this page has none")));
     }
     let nodes = visible.nodes()?;
-    let (live, is_cut) = live_jobs(visible)?;
+    let FirstJobs { jobs: live, is_cut, .. } = live_jobs(visible)?;
     let ended = JobsFilter {
         states: State::ALL.into_iter().filter(|state| !state.is_live()).collect(),
         limit: Some(ENDED_LISTED),
@@ -101,7 +101,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
 }
 
 /// Running and waiting jobs that the viewer sees, the newest first, and whether there are more.
-fn live_jobs(visible: &Visible<'_>) -> Result<(Vec<Record>, bool), Problem> {
+fn live_jobs(visible: &Visible<'_>) -> Result<FirstJobs, Problem> {
     let states = State::ALL.into_iter().filter(|state| state.is_live()).collect();
     let filter = JobsFilter { states, limit: Some(PAGE_JOBS), ..JobsFilter::default() };
     first_jobs(visible.query, visible.viewer, &filter, JOBS_MAX).map_err(|error| Problem::failed(&error))

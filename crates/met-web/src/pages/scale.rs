@@ -1,34 +1,75 @@
 //! How a job would run with more or fewer workers.
 
 use maud::{Markup, html};
+use met_core::job::Record;
 use met_core::text::escape;
 use met_core::units;
 use met_insight::scale::{Fit, Plan, Prediction};
+use met_query::jobs::Meant;
 
 use super::layout::{self, Site, Tab};
 use super::{Asked, Made};
 use crate::api::Visible;
 use crate::api::parameters::Given;
-use crate::api::scale::{SCALE, planned};
+use crate::api::scale::{Planned, SCALE, planned};
 use crate::problem::Problem;
 
 pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
-    let given = Given::of(&asked.search, SCALE)?;
-    let (record, plan, left_out) = planned(visible, &asked.name, &given)?;
+    let planned = Given::of(&asked.search, SCALE).and_then(|given| planned(visible, &asked.name, &given));
+    match planned {
+        Ok(planned) => Ok(Made::Page(framed(site, asked, &planned.record, &content(&planned)))),
+        // The form stays, with what was typed.
+        Err(problem) if problem.field.as_deref().is_some_and(is_own) => {
+            let (Meant::Job(record) | Meant::Step(record)) = visible.find(&asked.name)?;
+            let notice = layout::notice("bad", &problem.reason);
+            Ok(Made::Refused(framed(site, asked, &record, &notice)))
+        }
+        Err(problem) => Err(problem),
+    }
+}
+
+fn is_own(field: &str) -> bool {
+    SCALE.iter().any(|parameter| parameter.name == field)
+}
+
+fn framed(site: &Site, asked: &Asked, record: &Record, content: &Markup) -> Markup {
     let label = record.label();
-    let title = format!("How {} would scale", record.name);
-    let content = html! {
+    let field = |name: &str, label: &str, example: &str| {
+        html! {
+            div.field {
+                label for={ "f-" (name) } { (label) }
+                input id={ "f-" (name) } type="text" name=(name) value=(asked.get(name).unwrap_or("")) placeholder=(example) autocomplete="off" spellcheck="false" autocapitalize="none";
+            }
+        }
+    };
+    let page = html! {
         div.head {
             div { p.over { a href=(site.job_path(&label)) { "Job " (escape(&label)) } } h1 { "How " (escape(&record.name)) " would scale" } }
         }
-        (bounds(&plan))
-        (predictions(&plan))
+        search {
+            form.filter method="get" action={ (site.job_path(&label)) "/scale" } {
+                div.fields {
+                    (field("at", "Workers", "4, 8, 16"))
+                    (field("target", "Time to reach", "30m"))
+                    button type="submit" { "Predict" }
+                }
+            }
+        }
+        (content)
+    };
+    layout::page(site, Some(Tab::Jobs), &format!("How {} would scale", record.name), None, &page)
+}
+
+fn content(Planned { plan, left_out, warnings, .. }: &Planned) -> Markup {
+    html! {
+        @for warning in warnings { (layout::notice("warn", warning)) }
+        (bounds(plan))
+        (predictions(plan))
         (systems(&plan.systems))
         @if !left_out.is_empty() {
-            details { summary { (units::counted(left_out.len(), "job")) " left out" } ul { @for words in &left_out { li { (escape(words)) } } } }
+            details { summary { (units::counted(left_out.len(), "job")) " left out" } ul { @for words in left_out { li { (escape(words)) } } } }
         }
-    };
-    Ok(Made::Page(layout::page(site, Some(Tab::Jobs), &title, None, &content)))
+    }
 }
 
 /// What follows from the run alone.

@@ -45,32 +45,37 @@ fn shown(site: &Site, InUse { users, processes }: &InUse, cpus: Option<u32>) -> 
     }
 }
 
-/// With a column that names the row, then numbers, then words.
+/// With a column that names the row, then numbers, then words. Explicit roles: on a small screen the rows are laid out
+/// as blocks, which would take the table's own ones away.
 fn table(label: &str, name: &str, numbers: &[&str], words: &[&str], rows: Markup) -> Markup {
     html! {
         div.scroll tabindex="0" role="group" aria-label=(label) {
-            table {
-                thead { tr {
-                    th scope="col" { (name) }
-                    @for head in numbers { th.n scope="col" { (head) } }
-                    @for head in words { th scope="col" { (head) } }
+            table.list.who role="table" {
+                thead role="rowgroup" { tr role="row" {
+                    th scope="col" role="columnheader" { (name) }
+                    @for head in numbers { th.n scope="col" role="columnheader" { (head) } }
+                    @for head in words { th scope="col" role="columnheader" { (head) } }
                 } }
-                tbody { (rows) }
+                tbody role="rowgroup" { (rows) }
             }
         }
     }
 }
 
+fn number(head: &str, value: Markup) -> Markup {
+    html! { td.n role="cell" data-head=(head) { (value) } }
+}
+
 fn user(site: &Site, user: &UserUse) -> Markup {
     let more = user.jobs.len().saturating_sub(JOBS_MAX);
     html! {
-        tr {
-            th scope="row" { (name(user.name.as_deref())) }
-            td.n { (user.processes) }
-            td.n { (units::cores(user.cores)) }
-            td.n { (units::bytes(user.memory_bytes as f64)) }
-            td.n { (units::cores(user.outside.cores)) }
-            td {
+        tr role="row" {
+            th scope="row" role="rowheader" { (name(user.name.as_deref())) }
+            (number("Processes", html! { (user.processes) }))
+            (number("Cores", html! { (units::cores(user.cores)) }))
+            (number("Memory", html! { (units::bytes(user.memory_bytes as f64)) }))
+            (number("Cores outside jobs", html! { (units::cores(user.outside.cores)) }))
+            td.t role="cell" data-head="Jobs" {
                 @for job in user.jobs.iter().take(JOBS_MAX) { a href=(site.job_path(job)) { (escape(job)) } " " }
                 @if more > 0 { span.dim { "and " (more) " more" } }
             }
@@ -80,14 +85,15 @@ fn user(site: &Site, user: &UserUse) -> Markup {
 
 fn process(site: &Site, process: &ProcessUse) -> Markup {
     let words = command_line(&process.command);
+    let memory = html! { @if let Some(bytes) = process.memory_bytes { (units::bytes(bytes as f64)) } @else { span.unknown { "–" } } };
     html! {
-        tr {
-            th scope="row" { (process.pid) }
-            td.n { (units::cores(process.cores)) }
-            td.n { @if let Some(bytes) = process.memory_bytes { (units::bytes(bytes as f64)) } @else { span.unknown { "–" } } }
-            td { (name(process.user.as_deref())) }
-            td { @if let Some(job) = &process.job { a href=(site.job_path(job)) { (escape(job)) } } @else { span.unknown { "–" } } }
-            td { code.cmd title=(words) { (words) } }
+        tr role="row" {
+            th scope="row" role="rowheader" { (process.pid) }
+            (number("Cores", html! { (units::cores(process.cores)) }))
+            (number("Memory", memory))
+            td.t role="cell" data-head="User" { (name(process.user.as_deref())) }
+            td.t role="cell" data-head="Job" { @if let Some(job) = &process.job { a href=(site.job_path(job)) { (escape(job)) } } @else { span.unknown { "–" } } }
+            td.t role="cell" data-head="Command" { code.cmd title=(words) { (words) } }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `met web`: the pages of one's own jobs in a browser, on a loopback address.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use met_agent::supervise::Signals;
 use met_query::jobs::{AllJobs, OwnJobs};
+use met_query::server_client::ServerClient;
 use met_query::setting::Setting;
 use met_query::systems;
 use met_web::api::{Admission, Api, Output};
@@ -32,7 +33,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// For an answer of a listener that runs already.
 const PATIENCE: Duration = Duration::from_secs(5);
 const ANSWER_BYTES_MAX: u64 = 4096;
-const FILE: &str = "web.json";
+/// Each listener has a file of its own: one does not hide another.
+const FILES: (&str, &str) = ("web-", ".json");
 
 /// How another command reaches a listener of the same user.
 #[derive(Serialize, Deserialize)]
@@ -45,6 +47,8 @@ struct Running {
 }
 
 pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
+    // What is no address is said here, and not on every page.
+    setting.server.as_ref().map(ServerClient::open).transpose()?;
     let next = match &args.job {
         Some(job) => job_path(&setting, job)?,
         None => String::new(),
@@ -197,7 +201,21 @@ fn start_in_background(setting: &Setting, job: &str) -> Result<String> {
 }
 
 fn file(setting: &Setting) -> PathBuf {
-    setting.user.runtime.join(FILE)
+    setting.user.runtime.join(format!("{}{}{}", FILES.0, std::process::id(), FILES.1))
+}
+
+/// Those of all listeners, the oldest first.
+fn files(setting: &Setting) -> Vec<PathBuf> {
+    let entries = fs::read_dir(&setting.user.runtime).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries
+        .filter(|entry| {
+            let name = entry.file_name();
+            name.to_str().is_some_and(|name| name.starts_with(FILES.0) && name.ends_with(FILES.1))
+        })
+        .map(|entry| (entry.metadata().and_then(|file| file.modified()).ok(), entry.path()))
+        .collect();
+    found.sort();
+    found.into_iter().map(|(_, path)| path).collect()
 }
 
 fn link(running: &Running, ticket: &str, next: &str) -> String {
@@ -208,15 +226,21 @@ fn link(running: &Running, ticket: &str, next: &str) -> String {
 
 /// A new link by a listener of this user that runs and shows the same.
 fn link_of_running(setting: &Setting, next: &str) -> Option<String> {
-    let path = file(setting);
-    met_host::trusted::check_own(&path).ok()?;
-    let running: Running = serde_json::from_str(&fs::read_to_string(&path).ok()?).ok()?;
-    let server = setting.server.as_ref().map(|server| server.url.as_str());
-    if running.server.as_deref() != server || !running.address.ip().is_loopback() {
-        return None;
-    }
-    let ticket = ask_for_ticket(&running).ok()?;
-    Some(link(&running, &ticket, next))
+    files(setting).iter().find_map(|path| {
+        met_host::trusted::check_own(path).ok()?;
+        let running: Running = serde_json::from_str(&fs::read_to_string(path).ok()?).ok()?;
+        let server = setting.server.as_ref().map(|server| server.url.as_str());
+        if running.server.as_deref() != server || !running.address.ip().is_loopback() {
+            return None;
+        }
+        let ticket = ask_for_ticket(&running);
+        // One that was killed left its file.
+        let is_refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        if ticket.as_ref().is_err_and(|error| error.downcast_ref().is_some_and(is_refused)) {
+            let _ = fs::remove_file(path);
+        }
+        Some(link(&running, &ticket.ok()?, next))
+    })
 }
 
 fn ask_for_ticket(running: &Running) -> Result<String> {
