@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import time
 import urllib.request
@@ -133,14 +134,14 @@ class Server:
     """A `met server` on this machine that takes records of Colmet and writes them to a file; `apart`: beside a daemon with
     another configuration."""
 
-    def __init__(self, world, hosts, more="", apart=False):
+    def __init__(self, world, hosts, more="", apart=False, manager="oar"):
         self.world, self.port, self.http = world, free_port(), free_port()
         self.file, self.token = world.me.path("met.hdf5"), world.me.path("token")
         of_daemon = world.config
         world.config = world.me.path("server.yaml") if apart else world.config
         self.config = ("-c", world.config)
         world.configure(f"http:\n  listen: 127.0.0.1:{self.http}\n"
-                        f"colmet:\n  listen: 127.0.0.1:{self.port}\n  allow: 127.0.0.1\n  hosts: [{hosts}]\n"
+                        f"colmet:\n  listen: 127.0.0.1:{self.port}\n  allow: 127.0.0.1\n  hosts: [{hosts}]\n  manager: {manager}\n"
                         f"sinks:\n  - hdf5: {{path: {self.file}, flush: 200ms, level: 1}}\n{more}")
         world.config = of_daemon
         self.enroll("op", "--operator")
@@ -448,6 +449,64 @@ context.destroy(10000)
         equal({row["hostname"] for row in found["job_1234/taskstats_default"]}, {"vm"}, "hosts")
         (job,) = eventually(lambda: server.ask("list", "--json").ok().json(), "the job is in the list")
         equal(job["job"]["nodes"], ["vm"], "its node")
+
+
+def claimed(host, job, cpu_s):
+    """A record of taskstats that a host sends of a job since now."""
+    with open(os.path.join(HERE, "../../fixtures/colmet/message.bin"), "rb") as file:
+        record = bytearray(file.read()[:762])
+    struct.pack_into("<255sQQ", record, 255, host.encode(), job, int(time.time()))
+    struct.pack_into("<QQI", record, 526 + 6 * 8, cpu_s * 1_000_000_000, cpu_s * 1_000_000_000, int(time.time()))
+    return bytes(record)
+
+
+@test
+def what_colmet_says_of_a_job_never_wins_over_a_node_with_a_token(world):
+    need_root()
+    python()
+    host, token, manager = os.uname().nodename, world.me.path("node.token"), Manager(world)
+    try:
+        with Server(world, f"{host}, stranger", apart=True, manager="slurm") as server:
+            def jobs():
+                return [one["job"] for one in server.ask("list", "--json").ok().json()]
+
+            def claim(name, cpu_s):
+                send(f"tcp://127.0.0.1:{server.port}", claimed(name, 7, cpu_s))
+
+            claim(host, 4000)
+            (before,) = eventually(jobs, lambda: f"the job is in the list: {server.log()}")
+            equal((before["state"], before.get("user")), ("running", None), "as Colmet says it")
+            with open(os.open(token, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+                file.write(world.met(*server.config, "server", "enroll", host).ok().out.strip().splitlines()[-1])
+            world.configure(f"sampling:\n  interval: 200ms\njobs:\n  discover: true\n  plain: off\n  below: {manager.below}\n"
+                            f"forward:\n  url: http://127.0.0.1:{server.http}\n  token_file: {token}\n  node: {host}\n  interval: 1s\n")
+            path = manager.job(7)
+            process = manager.start(path, "sh", "-c", "while :; do /bin/true; done")
+            world.start_system_daemon()
+            owned = lambda: [job for job in jobs() if job.get("user") is not None]
+            (known,) = eventually(owned, lambda: f"the node has it: {jobs()} {server.log()} {world.log('system.log')}")
+            equal(len(jobs()), 1, "it is one job")
+            # A host without a token says that it has the job, and goes on saying so.
+            claim("stranger", 5000)
+            eventually(lambda: "stranger" in jobs()[0]["nodes"], lambda: f"its part counts: {jobs()}")
+            process.kill()
+            process.wait()
+            manager.remove_when_empty(path)
+            eventually(lambda: jobs()[0]["state"] not in ("running", "pending"), lambda: f"the end that the node saw: {jobs()}")
+            (ended,) = jobs()
+            claim(host, 9000)
+            claim("stranger", 9000)
+            eventually(lambda: f"a host with a token is not taken here: {host}" in server.log(), lambda: f"refused: {server.log()}")
+            eventually(lambda: taken(server) == 3, lambda: f"{taken(server)} were taken: {server.log()}")
+        # All that was taken is stored when a server has ended.
+        with server:
+            (after,) = jobs()
+            for key in ("state", "user", "start", "end", "name"):
+                equal(after.get(key), ended.get(key), f"{key}: {after}")
+            equal(after["user"], known["user"], "its owner")
+    finally:
+        world.stop_system_daemon()
+        manager.close()
 
 
 @test

@@ -49,7 +49,7 @@ impl Value {
     pub fn of_cell(kind: Type, cell: i64, factor: i64) -> Value {
         match kind {
             Type::F32 => Value::Float((cell as f64 / factor as f64) as f32),
-            Type::U32 | Type::U64 | Type::I64 => Value::Int(cell.div_euclid(factor)),
+            Type::U32 | Type::U64 | Type::I64 => Value::Int(cell / factor),
         }
     }
 }
