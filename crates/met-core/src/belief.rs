@@ -17,8 +17,8 @@
 //!
 //! Where both speakers rank the same, the later statement wins: a speaker may correct itself.
 //!
-//! Below them all are senders who did not have to prove who they are ([`Record::unproven`]). They fill what everybody else
-//! leaves open, and win only over each other.
+//! Below them all are senders who did not have to prove who they are ([`Record::unproven`]). They add figures, and a start and
+//! the memory of the node where nobody else knows them, and win only over each other.
 
 mod figures;
 mod parts;
@@ -27,7 +27,7 @@ use std::cmp::Ordering;
 
 use crate::annotation::Annotation;
 use crate::job::{
-    Emission, EventCount, Figure, GpuUse, JobKey, Part, Record, Resources, State, Summaries, Totals, UncountedEvent,
+    Emission, EventCount, GpuUse, JobKey, Part, Record, Resources, State, Summaries, Totals, UncountedEvent,
 };
 use crate::job_table::{EMISSIONS, WALL};
 use crate::provenance::Account;
@@ -122,14 +122,16 @@ pub fn is_outranked(said: &Record, known: &Record) -> bool {
 pub fn believe(known: &Record, said: &Record) -> Record {
     let by = |order: Ordering| if order == Ordering::Greater { (known, said) } else { (said, known) };
     let asked = |record: &Record| (record.scheduling.asked_ns, !record.unproven);
-    let measured = |record: &Record| (!record.unproven, is_measured(record));
+    let measured = |record: &Record| (!record.unproven, is_measured_with_proof(record));
     let (state, _) = by(state_rank(known).cmp(&state_rank(said)));
     let (word, no_word) = by(asked(known).cmp(&asked(said)));
     let (owner, stranger) = by(measured(known).cmp(&measured(said)));
     let (figures, older) = by(figure_rank(known).cmp(&figure_rank(said)));
+    // Once it was filled, nobody could tell who said it.
+    let may_describe = !no_word.unproven || word.unproven;
     let mut record = Record {
         key: said.key.clone(),
-        name: if word.name.is_empty() { &no_word.name } else { &word.name }.clone(),
+        name: if word.name.is_empty() && may_describe { &no_word.name } else { &word.name }.clone(),
         user: owner.user.clone().or_else(|| stranger.user.clone()),
         uid: owner.uid.or(stranger.uid),
         account: word.account.clone().or_else(|| no_word.account.clone()),
@@ -140,7 +142,7 @@ pub fn believe(known: &Record, said: &Record) -> Record {
         signal: state.signal,
         start_ns: start_ns(word, no_word),
         end_ns: end_ns(state, if std::ptr::eq(state, said) { known } else { said }),
-        nodes: first(&word.nodes, &no_word.nodes),
+        nodes: first(&word.nodes, if may_describe { &no_word.nodes } else { &word.nodes }),
         node_memory_bytes: owner.node_memory_bytes.or(stranger.node_memory_bytes),
         totals: figures.totals.clone(),
         summaries: figures.summaries.clone(),
@@ -265,8 +267,19 @@ fn state_rank(record: &Record) -> (bool, Option<usize>, Option<i64>) {
 
 /// Whether figures are of one who proved who he is. A record of such a one may have none of its own.
 fn are_figures_proven(record: &Record) -> bool {
-    let is_proven = |(_, figure): (usize, &Figure)| figure.source.account != Account::Colmet;
-    !record.unproven && (record.totals.is_empty() || record.totals.iter().any(is_proven))
+    !record.unproven && (record.totals.is_empty() || has_proven(&record.totals))
+}
+
+fn has_proven(totals: &Totals) -> bool {
+    totals.iter().any(|(_, figure)| figure.source.account != Account::Colmet)
+}
+
+/// Whether a node that proved who it is has seen the job.
+fn is_measured_with_proof(record: &Record) -> bool {
+    let is_proven =
+        |part: &Part| part.step.is_empty() && (part.totals.is_empty() || has_proven(&part.totals));
+    let has_figures = || has_proven(&record.totals) || record.parts.iter().any(is_proven);
+    !record.unproven && (record.local.is_some() || has_figures())
 }
 
 fn figure_rank(record: &Record) -> (bool, Option<usize>) {
@@ -293,7 +306,11 @@ fn is_same_second(one_ns: i64, other_ns: i64) -> bool {
 
 /// The start by a scheduler's later answer, unless the other record measured the same second.
 fn start_ns(word: &Record, other: &Record) -> Option<i64> {
-    match is_measured(other) && !other.unproven && is_answer_to(word, other) {
+    // A scheduler records no start of a job that waits; one that is there is a guess.
+    if word.state == State::Pending && !other.unproven {
+        return other.start_ns.or(word.start_ns);
+    }
+    match is_measured_with_proof(other) && is_answer_to(word, other) {
         true => finer(other.start_ns, word.start_ns),
         false => word.start_ns.or(other.start_ns),
     }

@@ -182,10 +182,8 @@ fn check_unmoved(without: &Record, with: &Record) -> Result<(), TestCaseError> {
         summaries: Summaries::default(),
         events: Vec::new(),
         uncounted_events: Vec::new(),
-        // What everybody else leaves open may be filled.
-        name: if without.name.is_empty() { String::new() } else { record.name.clone() },
+        // What everybody else leaves open is filled.
         start_ns: without.start_ns.and(record.start_ns),
-        nodes: if without.nodes.is_empty() { Vec::new() } else { record.nodes.clone() },
         node_memory_bytes: without.node_memory_bytes.and(record.node_memory_bytes),
         ..record.clone()
     };

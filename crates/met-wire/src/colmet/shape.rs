@@ -137,7 +137,9 @@ impl Shape {
                 Field::Timestamp => row[start..start + 8].copy_from_slice(&record.timestamp.to_le_bytes()),
                 Field::Hostname => put_text(&mut row[start..start + NAME_BYTES], &record.hostname),
                 Field::InvolvedJobs => {
-                    put_text(&mut row[start..start + JOBS_BYTES], &record.involved_jobs_json());
+                    let cell = &mut row[start..start + JOBS_BYTES];
+                    let bytes = record.put_involved_jobs(cell);
+                    clear_rest(&mut cell[bytes..]);
                 }
                 Field::Backend | Field::Unmeasured | Field::EmptyJobs => {}
             }
@@ -166,6 +168,11 @@ fn put_text(cell: &mut [u8], text: &str) {
     let bytes = text.len().min(cell.len());
     let (own, behind) = cell.split_at_mut(bytes);
     own.copy_from_slice(&text.as_bytes()[..bytes]);
+    clear_rest(behind);
+}
+
+/// Up to the padding.
+fn clear_rest(behind: &mut [u8]) {
     behind.iter_mut().take_while(|byte| **byte != 0).for_each(|byte| *byte = 0);
 }
 
