@@ -500,6 +500,7 @@ def what_colmet_says_of_a_job_never_wins_over_a_node_with_a_token(world):
             eventually(lambda: taken(server) == 3, lambda: f"{taken(server)} were taken: {server.log()}")
         # All that was taken is stored when a server has ended.
         with server:
+            eventually(lambda: server.ask("list", "--json").code == 0, lambda: f"the next server answers: {server.log()}")
             (after,) = jobs()
             for key in ("state", "user", "start", "end", "name"):
                 equal(after.get(key), ended.get(key), f"{key}: {after}")

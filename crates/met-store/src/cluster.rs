@@ -792,7 +792,12 @@ mod tests {
             NodeJob { node: "n1".to_owned(), whole: 5, record, received_ns: Some(9), given_up: false }
         };
         // An end without a proof gives way to a node that has the job.
-        let all = [(running as fn(u64, i64) -> Record, true), (finished, true), (running, false), (finished, false)];
+        let all = [
+            (running as fn(u64, i64) -> Record, true),
+            (finished, true),
+            (running, false),
+            (finished, false),
+        ];
         for first in all {
             for then in all {
                 let state = tempfile::tempdir().unwrap();

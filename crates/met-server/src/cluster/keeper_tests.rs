@@ -562,24 +562,26 @@ fn a_part_reported_late_revives_a_job_known_only_from_its_scheduler() {
 fn what_colmet_said_of_a_job_never_wins_over_its_node_in_any_order() {
     let colmet = |state| {
         // It sees the first living task, so the start differs, and with it the key.
-        let mut record = Record { unproven: true, user: None, uid: None, ..record("oar", "77", START_S - 9, state, 0) };
+        let mut record =
+            Record { unproven: true, user: None, uid: None, ..record("oar", "77", START_S - 9, state, 0) };
         record.totals.set(CPU, 5000 * SECOND_NS, QualityKind::LowerBound, "colmet");
         record
     };
     let said = [colmet(State::Running), colmet(State::Lost)];
-    let known = [record("oar", "77", START_S, State::Running, 0), record("oar", "77", START_S, State::Finished, 7)];
+    let known =
+        [record("oar", "77", START_S, State::Running, 0), record("oar", "77", START_S, State::Finished, 7)];
     for start_s in [START_S - 9, START_S] {
         // Each way to mix two sequences of two.
         for order in (0_u32..16).filter(|order| order.count_ones() == 2) {
             let state = tempfile::tempdir().unwrap();
             let mut work = enrolled(state.path(), &["n1", "n2"]);
             let mut queues = [said.iter(), known.iter()];
-            for at in 0..4 {
+            for at in 0..4_u64 {
                 let mut next = queues[(order >> at & 1) as usize].next().unwrap().clone();
                 if next.unproven {
                     next.key.incarnation = start_s;
                 }
-                give(&mut work, "n1", 1 + u64::from(at), vec![next], Vec::new());
+                give(&mut work, "n1", 1 + at, vec![next], Vec::new());
             }
             let job = only(&work);
             assert_eq!((job.state, job.user.as_deref()), (State::Finished, Some("ada")), "order {order:b}");
@@ -601,7 +603,8 @@ fn what_colmet_said_never_wins_over_a_scheduler_in_any_order() {
             let folder = tempfile::tempdir().unwrap();
             let mut work = enrolled(folder.path(), &["n1"]);
             let mut scheduled = record("oar", "77", START_S, state, 0);
-            (scheduled.scheduling.asked_ns, scheduled.manager_state) = (Some(now_ns()), Some("word".to_owned()));
+            (scheduled.scheduling.asked_ns, scheduled.manager_state) =
+                (Some(now_ns()), Some("word".to_owned()));
             scheduled.totals = Default::default();
             let colmet = |state| Record {
                 unproven: true,
@@ -622,7 +625,11 @@ fn what_colmet_said_never_wins_over_a_scheduler_in_any_order() {
             }
             let job = only(&work);
             assert_eq!((job.state, job.manager_state.as_deref()), (state, Some("word")), "first: {is_first}");
-            assert_eq!((job.user.as_deref(), job.end_ns), (Some("ada"), scheduled.end_ns), "first: {is_first}");
+            assert_eq!(
+                (job.user.as_deref(), job.end_ns),
+                (Some("ada"), scheduled.end_ns),
+                "first: {is_first}"
+            );
         }
     }
 }

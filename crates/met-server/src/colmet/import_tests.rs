@@ -151,7 +151,11 @@ fn every_counter_of_every_kind_is_a_cell_in_the_unit_of_its_column() {
                 if is_of_both || adds_up && round > 0 {
                     continue;
                 }
-                let found = course(&batch, &subject, table).columns[column][round];
+                // A number that no cell holds may be all that a row would have.
+                let course = course(&batch, &subject, table);
+                let time_ms = record.timestamp as i64 * 1000;
+                let row = course.times_ms.iter().position(|&at_ms| at_ms == time_ms);
+                let found = row.map_or(MISSING, |row| course.columns[column][row]);
                 assert_eq!(found, cell.unwrap_or(MISSING), "{} of round {round}", counter.name);
                 *checked.entry(record.backend).or_insert(0) += 1;
             }

@@ -23,14 +23,14 @@ const PEERS_OF_ADDRESS_MAX: usize = 64;
 /// Buffers with unfinished messages, of all peers together.
 const HELD_BYTES_MAX: usize = 64 << 20;
 /// What one peer may hand over before others have their turn.
-const TURN_BYTES: usize = 256 << 10;
+const TURN_BYTES: usize = 512 << 10;
 /// Peers read into one buffer, in turn. One that holds more of a message than this has a buffer of its own.
 const SHARED_HELD_MAX: usize = 64 << 10;
 const READ_BYTES: usize = 64 << 10;
 /// If so little came in a turn, more is waited for: to wake up for each message, here and in the sinks, took longer than to take
-/// it. Meanwhile messages wait in the buffers of the system.
-const FEW_BYTES: usize = 64 << 10;
-const GATHER_FOR: Duration = Duration::from_millis(1);
+/// it, and so did the system to acknowledge each little reading. Meanwhile messages wait in its buffers, which grow.
+const FEW_BYTES: usize = 256 << 10;
+const GATHER_FOR: Duration = Duration::from_millis(4);
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// Replies to pings that a peer does not read.
 const UNSENT_BYTES_MAX: usize = 4096;

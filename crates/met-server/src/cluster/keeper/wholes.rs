@@ -43,8 +43,9 @@ struct Placed {
 impl Placed {
     fn among(job: NodeJob, known: &[NodeJob]) -> Placed {
         let unproven = job.record.unproven;
-        let is_other =
-            |other: &&NodeJob| (&other.node, other.whole) == (&job.node, job.whole) && other.record.unproven != unproven;
+        let is_other = |other: &&NodeJob| {
+            (&other.node, other.whole) == (&job.node, job.whole) && other.record.unproven != unproven
+        };
         let others: Vec<NodeJobKey> = known.iter().filter(is_other).map(node_job_key).collect();
         match unproven {
             true => Placed { is_overruled: !others.is_empty(), job, overruled: Vec::new() },
