@@ -72,7 +72,13 @@ def a_file_of_several_jobs_is_shown_job_by_job(world):
         shown = lambda *file: world.met("show", *file, "3", "--json").ok().out
         eventually(lambda: export() and shown(f"all.{ending}") == shown(), lambda: f"a job by id: {shown()}")
         world.met("show", f"all.{ending}", "9").refused("no job named \"9\"")
+    def sums():
+        used = world.met("usage", "--json").ok().json()["usage"]
+        return [(one["name"], one["jobs"], one["core_hours"]) for one in used], world.met("check", "--json").ok().json()["jobs"]
+
+    before = sums()
     equal(len(world.met("import", "all.jsonl", "all.h5").ok().out.splitlines()), 6, "imported jobs")
+    equal(sums(), before, "usage and findings, of which imported jobs are no part")
     equal(len(world.met("import").ok().out.splitlines()), 6, "imported jobs that are listed")
     equal(len(world.jobs()), 3, "jobs")
     world.met("rm", "imported:2", "imported:9").refused("no job imported:9")

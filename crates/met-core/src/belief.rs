@@ -16,6 +16,9 @@
 //! | parts | steps and tasks | measured parts, with name, exit code and times of the scheduler |
 //!
 //! Where both speakers rank the same, the later statement wins: a speaker may correct itself.
+//!
+//! Below them all are senders who did not have to prove who they are ([`Record::unproven`]). They add figures, and a start and
+//! the memory of the node where nobody else knows them, and win only over each other.
 
 mod figures;
 mod parts;
@@ -27,6 +30,7 @@ use crate::job::{
     Emission, EventCount, GpuUse, JobKey, Part, Record, Resources, State, Summaries, Totals, UncountedEvent,
 };
 use crate::job_table::{EMISSIONS, WALL};
+use crate::provenance::Account;
 
 pub use figures::{CHARGED, SAMPLED_PEAKS, completes, fit_cpu_parts, fit_memory_peaks, set_gpu_totals};
 
@@ -117,14 +121,17 @@ pub fn is_outranked(said: &Record, known: &Record) -> bool {
 /// One record from two of the same job. Where both speakers rank the same, `said` wins.
 pub fn believe(known: &Record, said: &Record) -> Record {
     let by = |order: Ordering| if order == Ordering::Greater { (known, said) } else { (said, known) };
-    let asked = |record: &Record| record.scheduling.asked_ns;
+    let asked = |record: &Record| (record.scheduling.asked_ns, !record.unproven);
+    let measured = |record: &Record| (!record.unproven, is_measured_with_proof(record));
     let (state, _) = by(state_rank(known).cmp(&state_rank(said)));
     let (word, no_word) = by(asked(known).cmp(&asked(said)));
-    let (owner, stranger) = by(is_measured(known).cmp(&is_measured(said)));
+    let (owner, stranger) = by(measured(known).cmp(&measured(said)));
     let (figures, older) = by(figure_rank(known).cmp(&figure_rank(said)));
+    // Once it was filled, nobody could tell who said it.
+    let may_describe = !no_word.unproven || word.unproven;
     let mut record = Record {
         key: said.key.clone(),
-        name: if word.name.is_empty() { &no_word.name } else { &word.name }.clone(),
+        name: if word.name.is_empty() && may_describe { &no_word.name } else { &word.name }.clone(),
         user: owner.user.clone().or_else(|| stranger.user.clone()),
         uid: owner.uid.or(stranger.uid),
         account: word.account.clone().or_else(|| no_word.account.clone()),
@@ -135,7 +142,7 @@ pub fn believe(known: &Record, said: &Record) -> Record {
         signal: state.signal,
         start_ns: start_ns(word, no_word),
         end_ns: end_ns(state, if std::ptr::eq(state, said) { known } else { said }),
-        nodes: first(&word.nodes, &no_word.nodes),
+        nodes: first(&word.nodes, if may_describe { &no_word.nodes } else { &word.nodes }),
         node_memory_bytes: owner.node_memory_bytes.or(stranger.node_memory_bytes),
         totals: figures.totals.clone(),
         summaries: figures.summaries.clone(),
@@ -156,6 +163,7 @@ pub fn believe(known: &Record, said: &Record) -> Record {
         },
         as_of_ns: figures.as_of_ns,
         annotation: Annotation::later(&known.annotation, &said.annotation).clone(),
+        unproven: known.unproven && said.unproven,
         local: owner.local.clone().or_else(|| stranger.local.clone()),
     };
     record.totals.fill_from(&older.totals);
@@ -201,7 +209,7 @@ pub struct Sample {
 
 /// Whether the figures of a record win over those of a sample.
 pub fn outranks_samples(record: &Record) -> bool {
-    figure_rank(record) > Speaker::Sample.rank(FIGURES)
+    figure_rank(record).1 > Speaker::Sample.rank(FIGURES)
 }
 
 /// Adds a sample to the record of a job: over what was stored of it while it ran, and below the figures of its end.
@@ -225,11 +233,11 @@ pub fn add_sample(record: &mut Record, mut sample: Sample) {
 }
 
 /// The part whose state is that of the whole job. A scheduler speaks for all nodes; without its word the job lives
-/// while a part does, and the worst end is its end.
+/// while a part does, and the worst end is its end. Parts of nodes that proved who they are come before others.
 pub fn deciding(parts: &[(String, Record)]) -> Option<&Record> {
     let rank = |(node, record): &&(String, Record)| {
         let ended_ns = record.scheduling.asked_ns.filter(|_| Speaker::of(record) == Speaker::Accounting);
-        (ended_ns, weight(record.state), record.scheduling.asked_ns, node.clone())
+        (!record.unproven, ended_ns, weight(record.state), record.scheduling.asked_ns, node.clone())
     };
     parts.iter().max_by_key(rank).map(|(_, record)| record)
 }
@@ -253,14 +261,32 @@ fn answered_ns(record: &Record) -> Option<i64> {
     record.scheduling.asked_ns.filter(|_| record.manager_state.is_some())
 }
 
-fn state_rank(record: &Record) -> (Option<usize>, Option<i64>) {
-    (Speaker::of(record).rank(STATE), answered_ns(record))
+fn state_rank(record: &Record) -> (bool, Option<usize>, Option<i64>) {
+    (!record.unproven, Speaker::of(record).rank(STATE), answered_ns(record))
 }
 
-fn figure_rank(record: &Record) -> Option<usize> {
+/// Whether figures are of one who proved who he is. A record of such a one may have none of its own.
+fn are_figures_proven(record: &Record) -> bool {
+    !record.unproven && (record.totals.is_empty() || has_proven(&record.totals))
+}
+
+fn has_proven(totals: &Totals) -> bool {
+    totals.iter().any(|(_, figure)| figure.source.account != Account::Colmet)
+}
+
+/// Whether a node that proved who it is has seen the job.
+fn is_measured_with_proof(record: &Record) -> bool {
+    let is_proven =
+        |part: &Part| part.step.is_empty() && (part.totals.is_empty() || has_proven(&part.totals));
+    let has_figures = || has_proven(&record.totals) || record.parts.iter().any(is_proven);
+    !record.unproven && (record.local.is_some() || has_figures())
+}
+
+fn figure_rank(record: &Record) -> (bool, Option<usize>) {
     // A node sets the wall time at the end: without it the figures in a scheduler's record are from before the end.
     let is_before_end = answered_ns(record).is_some() && record.totals.get(WALL).is_none();
-    if is_before_end { Speaker::Scheduler } else { Speaker::of(record) }.rank(FIGURES)
+    let speaker = if is_before_end { Speaker::Scheduler } else { Speaker::of(record) };
+    (are_figures_proven(record), speaker.rank(FIGURES))
 }
 
 /// The time that was measured, if it is the one that a scheduler recorded: schedulers record whole seconds, and a short
@@ -280,7 +306,11 @@ fn is_same_second(one_ns: i64, other_ns: i64) -> bool {
 
 /// The start by a scheduler's later answer, unless the other record measured the same second.
 fn start_ns(word: &Record, other: &Record) -> Option<i64> {
-    match is_measured(other) && is_answer_to(word, other) {
+    // A scheduler records no start of a job that waits; one that is there is a guess.
+    if word.state == State::Pending && !other.unproven {
+        return other.start_ns.or(word.start_ns);
+    }
+    match is_measured_with_proof(other) && is_answer_to(word, other) {
         true => finer(other.start_ns, word.start_ns),
         false => word.start_ns.or(other.start_ns),
     }

@@ -60,7 +60,7 @@ fn stories() -> impl Strategy<Value = Story> {
     (times, columns, any::<bool>(), 0_usize..4, answers, any::<bool>()).prop_map(
         |((fraction_ns, ran_ns, off_s), columns, ends, steps, mut answers, guesses)| {
             // A scheduler that withdraws an end means another run.
-            answers.sort_by_key(|(state, _)| state_rank(&Record::new(key(), "", State::ALL[*state])).0);
+            answers.sort_by_key(|(state, _)| state_rank(&Record::new(key(), "", State::ALL[*state])).1);
             let start_ns = START_NS + fraction_ns;
             Story { start_ns, ran_ns, off_s, columns, ends, steps, answers, guesses }
         },
@@ -151,9 +151,61 @@ impl Story {
     }
 }
 
+/// What a node of Colmet says of the same job: figures, and that it runs or was lost. It knows neither owner nor end.
+fn unproven(columns: &[BTreeMap<usize, (i64, usize)>], start_ns: i64, is_lost: bool) -> Vec<Record> {
+    let statement = |at: usize| {
+        let state = if is_lost && at + 1 == columns.len() { State::Lost } else { State::Running };
+        let mut record = Record::new(key(), "7", state);
+        (record.unproven, record.nodes, record.node_memory_bytes) = (true, vec!["n9".into()], Some(5));
+        (record.start_ns, record.end_ns) =
+            (Some(start_ns), (!state.is_live()).then_some(start_ns + SECOND_NS));
+        for (&column, &(value, _)) in &columns[at] {
+            let column = [CPU, MEMORY_NEEDED_PEAK, READ, ENERGY][column];
+            record.totals.set(column, 7000 + value, QualityKind::LowerBound, "colmet");
+            record.events.push(EventCount {
+                name: format!("event {column}"),
+                count: 7000 + value,
+                counted: 1.0,
+                kind: QualityKind::LowerBound,
+                source: "colmet".into(),
+            });
+        }
+        record
+    };
+    (0..columns.len()).map(statement).collect()
+}
+
+/// That nothing of what is known without unproven statements is otherwise with them.
+fn check_unmoved(without: &Record, with: &Record) -> Result<(), TestCaseError> {
+    let alone = |record: &Record| Record {
+        totals: Totals::default(),
+        summaries: Summaries::default(),
+        events: Vec::new(),
+        uncounted_events: Vec::new(),
+        // What everybody else leaves open is filled.
+        start_ns: without.start_ns.and(record.start_ns),
+        node_memory_bytes: without.node_memory_bytes.and(record.node_memory_bytes),
+        ..record.clone()
+    };
+    prop_assert_eq!(alone(without), alone(with));
+    for (column, figure) in without.totals.iter() {
+        prop_assert_eq!(Some(figure), with.totals.figure(column));
+    }
+    for (column, summary) in without.summaries.iter() {
+        prop_assert_eq!(Some(summary), with.summaries.get(column));
+    }
+    for event in &without.events {
+        prop_assert!(with.events.contains(event), "{:?} is not {:?}", with.events, event);
+    }
+    Ok(())
+}
+
 /// An order in which the statements arrive: each speaker's own in the order in which it made them.
 fn interleaved(said: &Said, picks: &[usize]) -> Vec<Record> {
-    let mut queues = [&said.node[..], &said.scheduler[..]];
+    in_order([&said.node[..], &said.scheduler[..]], picks)
+}
+
+fn in_order<const SPEAKERS: usize>(mut queues: [&[Record]; SPEAKERS], picks: &[usize]) -> Vec<Record> {
     let mut order = Vec::new();
     for &pick in picks.iter().cycle() {
         if queues.iter().all(|queue| queue.is_empty()) {
@@ -236,6 +288,24 @@ proptest! {
         }
         let again = interleaved(&said, &other);
         prop_assert_eq!(&fold(std::iter::once(&once).chain(&again)).unwrap(), &once);
+    }
+
+    #[test]
+    fn unproven_statements_never_win_in_any_order_of_arrival(
+        story in stories(), other in stories(), picks in prop::collection::vec(0_usize..3, 1..16),
+    ) {
+        let (said, colmet) = (story.statements(), unproven(&other.columns, other.start_ns - SECOND_NS, other.guesses));
+        for queues in [[&said.node[..], &said.scheduler[..]], [&said.node[..], &[]], [&[], &said.scheduler[..]]] {
+            let arrived = in_order([queues[0], queues[1], &colmet[..]], &picks);
+            let proven = arrived.iter().filter(|record| !record.unproven);
+            let with = fold(&arrived).unwrap();
+            let Some(without) = fold(proven) else {
+                prop_assert!(with.unproven);
+                continue;
+            };
+            prop_assert!(!with.unproven);
+            check_unmoved(&without, &with)?;
+        }
     }
 
     #[test]

@@ -33,14 +33,18 @@ pub fn distance_ns(one: &Record, other: &Record) -> Option<u64> {
 pub fn whole(key: JobKey, parts: &[(String, Record)]) -> Option<Record> {
     let mut told: Vec<&(String, Record)> = parts.iter().collect();
     told.sort_by(|one, other| one.0.cmp(&other.0));
-    let (_, first) = *told.iter().min_by_key(|(_, record)| record.start_ns.unwrap_or(i64::MAX))?;
+    let is_proven = told.iter().any(|(_, record)| !record.unproven);
+    let speaking = || told.iter().map(|(_, record)| record).filter(|record| !is_proven || !record.unproven);
+    let first = speaking().min_by_key(|record| record.start_ns.unwrap_or(i64::MAX))?;
     let deciding = belief::deciding(parts)?;
     // A scheduler speaks for all nodes; of two answers the later one is believed.
     let mut words: Vec<&Record> = told.iter().map(|(_, record)| record).collect();
-    words.sort_by_key(|record| (Reverse(record.scheduling.asked_ns), record.start_ns.unwrap_or(i64::MAX)));
+    words.sort_by_key(|record| {
+        (Reverse(record.scheduling.asked_ns), record.unproven, record.start_ns.unwrap_or(i64::MAX))
+    });
     let word = *words.first()?;
     let is_recorded = Speaker::of(deciding) == Speaker::Accounting;
-    let last_ns = told.iter().filter_map(|(_, record)| record.end_ns).max();
+    let last_ns = speaking().filter_map(|record| record.end_ns).max();
     let end_ns = if is_recorded { deciding.end_ns } else { last_ns.filter(|_| !deciding.state.is_live()) };
     let mut whole = Record {
         key,

@@ -105,6 +105,24 @@ fn a_scheduler_speaks_for_all_nodes_and_its_later_answer_counts() {
 }
 
 #[test]
+fn a_node_that_proved_nothing_decides_nothing_of_a_job_that_others_have() {
+    let mut proven = part_on("n2", 101, State::Finished, 5);
+    (proven.1.user, proven.1.name) = (Some("ada".into()), "train".into());
+    for state in [State::Running, State::Lost] {
+        let mut unproven = part_on("n1", 40, state, 7);
+        (unproven.1.unproven, unproven.1.name) = (true, "7".into());
+        for told in [[proven.clone(), unproven.clone()], [unproven, proven.clone()]] {
+            let whole = whole(key(), &told).unwrap();
+            assert_eq!((whole.state, whole.user.as_deref()), (State::Finished, Some("ada")));
+            assert_eq!((whole.start_ns, whole.end_ns), (proven.1.start_ns, proven.1.end_ns));
+            assert_eq!((whole.name.as_str(), whole.unproven), ("train", false));
+            assert_eq!(whole.totals.get(CPU), Some(12 * SECOND_NS), "its own part counts");
+            assert_eq!(whole.nodes, ["n1", "n2"]);
+        }
+    }
+}
+
+#[test]
 fn parts_of_one_run_overlap_or_begin_together() {
     let (_, first) = part_on("n1", 100, State::Finished, 1);
     let far_s = |start_s: i64| {

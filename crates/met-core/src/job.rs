@@ -155,6 +155,9 @@ pub struct Record {
     /// What people said of it: tags and a note.
     #[serde(default, skip_serializing_if = "Annotation::is_empty")]
     pub annotation: Annotation,
+    /// Only senders say so who did not have to prove who they are, such as nodes of Colmet: all others are believed before them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unproven: bool,
     /// How to reach it, for a job of this machine.
     pub local: Option<Local>,
 }
@@ -192,6 +195,7 @@ impl Record {
             emission: None,
             as_of_ns: None,
             annotation: Annotation::default(),
+            unproven: false,
             local: None,
         }
     }

@@ -20,6 +20,8 @@ pub enum Account {
     TaskClock,
     /// The wall time of a job whose end only `met cancel` observed.
     Cancel,
+    /// Records of Colmet's nodes, which nobody has to prove to be.
+    Colmet,
     Other(Cow<'static, str>),
 }
 
@@ -49,13 +51,14 @@ pub enum Caveat {
     MinuteApart,
 }
 
-const ACCOUNTS: [(Account, &str); 6] = [
+const ACCOUNTS: [(Account, &str); 7] = [
     (Account::Cgroup, "cgroup"),
     (Account::Rusage, "rusage"),
     (Account::ProcStat, "/proc/PID/stat"),
     (Account::Statm, "/proc/PID/statm"),
     (Account::TaskClock, "perf task-clock"),
     (Account::Cancel, "met cancel"),
+    (Account::Colmet, "colmet"),
 ];
 
 /// In the order in which they are written.

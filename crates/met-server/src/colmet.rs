@@ -29,6 +29,7 @@ use crate::cluster::api::Api;
 pub use allowed::Allowed;
 use counts::{Complaints, Kind};
 pub use counts::{Counts, RECEIVED, Received};
+pub(crate) use import::IDENTITY;
 use import::{Importer, Refused};
 
 /// How long the thread waits for messages before it looks whether to end.

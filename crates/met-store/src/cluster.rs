@@ -148,6 +148,19 @@ const ENDED: i64 = 0;
 const LIVES: i64 = 1;
 const GIVEN_UP: i64 = 2;
 
+/// Writes a record of a node. `given_up` is reset once the job has been written.
+const NOTE: &str = "
+    INSERT INTO told (manager, id, node, incarnation, whole, record, standing, heard_ns)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+    ON CONFLICT DO UPDATE SET whole = excluded.whole, record = excluded.record, heard_ns = excluded.heard_ns,
+        standing = CASE
+            WHEN excluded.standing = 0 THEN 0
+            WHEN NOT ?9 AND iif(json_valid(told.record), json_extract(told.record, '$.unproven'), 0) THEN excluded.standing
+            ELSE told.standing END
+    WHERE CASE WHEN iif(json_valid(told.record), json_extract(told.record, '$.unproven'), 0)
+        THEN NOT ?9 OR excluded.standing = 0 OR told.standing <> 0
+        ELSE NOT ?9 AND (excluded.standing = 0 OR told.standing <> 0) END";
+
 /// Spools of one node whose numbers are remembered, however young they are.
 const SPOOLS_MAX: i64 = 1000;
 
@@ -422,24 +435,26 @@ impl Log {
     }
 
     /// Stores nodes' records of jobs, and the number of the last batch applied. A job that ended stays ended: a
-    /// later record of it running arrived late.
+    /// later record of it running arrived late. What a node said that proved who it is stays, and replaces all else.
     pub fn note(&mut self, jobs: &[NodeJob], applied: i64) -> Result<(), StoreError> {
         self.write(false, |connection| {
             for job in jobs {
                 let JobKey { manager, id, incarnation, .. } = &job.record.key;
                 let record = serde_json::to_string(&job.record).unwrap_or_default();
                 let standing = if job.record.state.is_live() { LIVES } else { ENDED };
-                // `given_up` is reset once the job has been written.
-                let sql =
-                    "INSERT INTO told (manager, id, node, incarnation, whole, record, standing, heard_ns)
-                           VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
-                           ON CONFLICT DO UPDATE SET whole = excluded.whole, record = excluded.record,
-                               heard_ns = excluded.heard_ns,
-                               standing = CASE WHEN excluded.standing = 0 THEN 0 ELSE standing END
-                           WHERE excluded.standing = 0 OR standing <> 0";
-                let values =
-                    params![manager, id, job.node, incarnation, job.whole, record, standing, job.received_ns];
-                connection.prepare_cached(sql)?.execute(values)?;
+                let unproven = job.record.unproven;
+                let values = params![
+                    manager,
+                    id,
+                    job.node,
+                    incarnation,
+                    job.whole,
+                    record,
+                    standing,
+                    job.received_ns,
+                    unproven
+                ];
+                connection.prepare_cached(NOTE)?.execute(values)?;
             }
             let sql = "INSERT OR REPLACE INTO meta (name, value) VALUES ('applied', ?1)";
             connection.prepare_cached(sql)?.execute([applied]).map(drop)
@@ -768,6 +783,39 @@ mod tests {
         log.forget_node_jobs(&[NodeJobKey { manager, id, node: "n1".into(), incarnation, whole: 5 }])
             .unwrap();
         assert_eq!(log.node_jobs("local", "1").unwrap(), [on_node("n2", "new")]);
+    }
+
+    #[test]
+    fn what_a_node_proved_is_never_replaced_by_what_was_said_without_a_proof() {
+        let said = |state: fn(u64, i64) -> Record, unproven: bool| {
+            let record = Record { unproven, ..state(1, MIDNIGHT_S) };
+            NodeJob { node: "n1".to_owned(), whole: 5, record, received_ns: Some(9), given_up: false }
+        };
+        // An end without a proof gives way to a node that has the job.
+        let all = [
+            (running as fn(u64, i64) -> Record, true),
+            (finished, true),
+            (running, false),
+            (finished, false),
+        ];
+        for first in all {
+            for then in all {
+                let state = tempfile::tempdir().unwrap();
+                let mut log = log(state.path());
+                log.note(&[said(first.0, first.1)], 1).unwrap();
+                log.note(&[said(then.0, then.1)], 2).unwrap();
+                let (one, other) = (said(first.0, first.1), said(then.0, then.1));
+                let stays = match (first.1, then.1) {
+                    (false, true) => true,
+                    (true, false) => false,
+                    _ => !one.record.state.is_live() && other.record.state.is_live(),
+                };
+                let kept = if stays { one } else { other };
+                assert_eq!(log.node_jobs("local", "1").unwrap(), [kept.clone()]);
+                let lives = log.nodes_with_jobs(false).unwrap();
+                assert_eq!(lives.is_empty(), !kept.record.state.is_live());
+            }
+        }
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl Value {
     pub fn of_cell(kind: Type, cell: i64, factor: i64) -> Value {
         match kind {
             Type::F32 => Value::Float((cell as f64 / factor as f64) as f32),
-            Type::U32 | Type::U64 | Type::I64 => Value::Int(cell.div_euclid(factor)),
+            Type::U32 | Type::U64 | Type::I64 => Value::Int(cell / factor),
         }
     }
 }
@@ -116,6 +116,46 @@ static LENGTHS: [usize; LAYOUTS.len()] = {
     lengths
 };
 
+/// The names of all layouts as records have them.
+static NAMES: [[u8; NAME_BYTES]; LAYOUTS.len()] = {
+    let (mut names, mut index) = ([[0; NAME_BYTES]; LAYOUTS.len()], 0);
+    while index < LAYOUTS.len() {
+        let (name, mut at) = (LAYOUTS[index].name.as_bytes(), 0);
+        while at < name.len() {
+            names[index][at] = name[at];
+            at += 1;
+        }
+        index += 1;
+    }
+    names
+};
+
+/// Counters of one type that follow each other: to look at each counter took longer than to read it.
+#[derive(Clone, Copy)]
+struct Run {
+    kind: Type,
+    count: usize,
+}
+
+const RUNS_MAX: usize = 3;
+
+static RUNS: [[Run; RUNS_MAX]; LAYOUTS.len()] = {
+    let (mut runs, mut index) = ([[Run { kind: Type::U64, count: 0 }; RUNS_MAX]; LAYOUTS.len()], 0);
+    while index < LAYOUTS.len() {
+        let (counters, mut at, mut run) = (LAYOUTS[index].counters, 0, 0);
+        while at < counters.len() {
+            if at > 0 && counters[at].kind as u8 != counters[at - 1].kind as u8 {
+                run += 1;
+            }
+            runs[index][run].kind = counters[at].kind;
+            runs[index][run].count += 1;
+            at += 1;
+        }
+        index += 1;
+    }
+    runs
+};
+
 impl Record {
     /// One in which nothing is known yet.
     pub fn new(backend: Backend, hostname: &str, job_id: u64, timestamp: u64) -> Record {
@@ -142,20 +182,31 @@ impl Record {
 
     /// `involved_jobs` as Colmet writes it: as many ids as fit.
     pub fn involved_jobs_json(&self) -> String {
-        let mut text = String::from("[");
-        for id in &self.involved_jobs {
-            let id = id.to_string();
+        let mut text = [0; JOBS_BYTES];
+        let bytes = self.put_involved_jobs(&mut text);
+        String::from_utf8_lossy(&text[..bytes]).into_owned()
+    }
+
+    /// Writes that to a place of `JOBS_BYTES`; how many bytes it has. The rest stays as it is.
+    fn put_involved_jobs(&self, out: &mut [u8]) -> usize {
+        let mut end = 1;
+        out[0] = b'[';
+        for &id in &self.involved_jobs {
+            let mut digits = [0; 20];
+            let digits = decimal(id, &mut digits);
             // One byte stays for the end of the list, and one is NUL.
-            if text.len() + id.len() + 4 > JOBS_BYTES {
+            if end + digits.len() + 4 > JOBS_BYTES {
                 break;
             }
-            if text.len() > 1 {
-                text.push_str(", ");
+            if end > 1 {
+                out[end..end + 2].copy_from_slice(b", ");
+                end += 2;
             }
-            text.push_str(&id);
+            out[end..end + digits.len()].copy_from_slice(digits);
+            end += digits.len();
         }
-        text.push(']');
-        text
+        out[end] = b']';
+        end + 1
     }
 
     /// Appends the record. A name that is too long is cut, so that the record has its length in any case.
@@ -174,7 +225,8 @@ impl Record {
     }
 
     /// Reads a record of exactly its length, into the memory of another one if there is any.
-    fn decode(layout: &'static Layout, bytes: &[u8], spare: Option<Record>) -> Result<Record, Bad> {
+    fn decode(index: usize, bytes: &[u8], spare: Option<Record>) -> Result<Record, Bad> {
+        let layout = &LAYOUTS[index];
         let hostname =
             text(&bytes[NAME_BYTES..JOB_ID]).filter(|name| is_hostname(name)).ok_or(Bad::Hostname)?;
         let mut record = match spare {
@@ -187,11 +239,11 @@ impl Record {
         record.values.clear();
         record.involved_jobs.clear();
         let mut rest = &bytes[COUNTERS..];
-        record.values.extend(layout.counters.iter().map(|counter| {
-            let (own, behind) = rest.split_at(counter.kind.bytes());
+        for &Run { kind, count } in &RUNS[index] {
+            let (own, behind) = rest.split_at(count * kind.bytes());
             rest = behind;
-            decode_value(counter.kind, own)
-        }));
+            decode_values(kind, own, &mut record.values);
+        }
         if layout.has_involved_jobs {
             text(rest).and_then(|text| job_ids(text, &mut record.involved_jobs)).ok_or(Bad::InvolvedJobs)?;
         }
@@ -246,18 +298,43 @@ fn encode_value(out: &mut Vec<u8>, kind: Type, value: Option<Value>) {
     }
 }
 
-fn decode_value(kind: Type, bytes: &[u8]) -> Option<Value> {
+fn decode_values(kind: Type, bytes: &[u8], out: &mut Vec<Option<Value>>) {
+    let (fours, eights) = (bytes.as_chunks::<4>().0, bytes.as_chunks::<8>().0);
     match kind {
-        Type::U32 => Some(Value::Int(i64::from(u32::from_le_bytes(bytes.try_into().ok()?)))),
-        Type::U64 => i64::try_from(u64::from_le_bytes(bytes.try_into().ok()?)).ok().map(Value::Int),
+        Type::U32 => {
+            out.extend(fours.iter().map(|four| Some(Value::Int(i64::from(u32::from_le_bytes(*four))))));
+        }
+        Type::U64 => {
+            out.extend(eights.iter().map(|eight| {
+                let value = i64::from_le_bytes(*eight);
+                (value >= 0).then_some(Value::Int(value))
+            }));
+        }
         Type::I64 => {
-            // The lowest one is the catalogue's own missing value.
-            let value = i64::from_le_bytes(bytes.try_into().ok()?);
-            (value != -1 && value != i64::MIN).then_some(Value::Int(value))
+            out.extend(eights.iter().map(|eight| {
+                let value = i64::from_le_bytes(*eight);
+                // The lowest one is the catalogue's own missing value.
+                (value != -1 && value != i64::MIN).then_some(Value::Int(value))
+            }));
         }
         Type::F32 => {
-            let value = f32::from_le_bytes(bytes.try_into().ok()?);
-            value.is_finite().then_some(Value::Float(value))
+            out.extend(fours.iter().map(|four| {
+                let value = f32::from_le_bytes(*four);
+                value.is_finite().then_some(Value::Float(value))
+            }));
+        }
+    }
+}
+
+/// The digits of a number, at the end of the place for them.
+fn decimal(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let mut start = digits.len();
+    loop {
+        start -= 1;
+        digits[start] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            return &digits[start..];
         }
     }
 }
@@ -306,18 +383,17 @@ pub fn records_with<'a>(
             return Some(Err(Bad::Truncated));
         };
         rest = behind;
-        Some(Record::decode(&LAYOUTS[index], own, spare()))
+        Some(Record::decode(index, own, spare()))
     });
     too_long.into_iter().chain(read)
 }
 
 /// Which layout the record that begins here has.
 fn layout_at(bytes: &[u8]) -> Option<usize> {
-    const PADDING: [u8; NAME_BYTES] = [0; NAME_BYTES];
-    let name = bytes.get(..NAME_BYTES)?;
-    let index = LAYOUTS.iter().position(|layout| name.starts_with(layout.name.as_bytes()))?;
-    let behind = &name[LAYOUTS[index].name.len()..];
-    (behind == &PADDING[..behind.len()]).then_some(index)
+    let name: &[u8; NAME_BYTES] = bytes.first_chunk()?;
+    // No two have the same first letters.
+    let index = NAMES.iter().position(|known| known[..8] == name[..8])?;
+    (NAMES[index] == *name).then_some(index)
 }
 
 /// Where the next record begins behind the first byte; the end if there is none.

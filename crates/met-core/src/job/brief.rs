@@ -66,6 +66,8 @@ struct Brief {
     as_of_ns: Option<i64>,
     #[serde(default)]
     annotation: Annotation,
+    #[serde(default)]
+    unproven: bool,
     local: Option<Local>,
 }
 

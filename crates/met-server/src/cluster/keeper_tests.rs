@@ -560,6 +560,82 @@ fn a_part_reported_late_revives_a_job_known_only_from_its_scheduler() {
 }
 
 #[test]
+fn what_colmet_said_of_a_job_never_wins_over_its_node_in_any_order() {
+    let colmet = |state| {
+        // It sees the first living task, so the start differs, and with it the key.
+        let mut record =
+            Record { unproven: true, user: None, uid: None, ..record("oar", "77", START_S - 9, state, 0) };
+        record.totals.set(CPU, 5000 * SECOND_NS, QualityKind::LowerBound, "colmet");
+        record
+    };
+    let said = [colmet(State::Running), colmet(State::Lost)];
+    let known =
+        [record("oar", "77", START_S, State::Running, 0), record("oar", "77", START_S, State::Finished, 7)];
+    for start_s in [START_S - 9, START_S] {
+        // Each way to mix two sequences of two.
+        for order in (0_u32..16).filter(|order| order.count_ones() == 2) {
+            let state = tempfile::tempdir().unwrap();
+            let mut work = enrolled(state.path(), &["n1", "n2"]);
+            let mut queues = [said.iter(), known.iter()];
+            for at in 0..4_u64 {
+                let mut next = queues[(order >> at & 1) as usize].next().unwrap().clone();
+                if next.unproven {
+                    next.key.incarnation = start_s;
+                }
+                give(&mut work, "n1", 1 + at, vec![next], Vec::new());
+            }
+            let job = only(&work);
+            assert_eq!((job.state, job.user.as_deref()), (State::Finished, Some("ada")), "order {order:b}");
+            assert_eq!((job.start_ns, job.end_ns), (known[1].start_ns, known[1].end_ns), "order {order:b}");
+            assert_eq!(job.totals.get(CPU), Some(7 * SECOND_NS), "order {order:b}");
+            // Another host that claims to have it neither revives it nor changes whose it is.
+            give(&mut work, "n2", 1, vec![colmet(State::Running)], Vec::new());
+            let job = only(&work);
+            assert_eq!((job.state, job.user.as_deref()), (State::Finished, Some("ada")), "order {order:b}");
+            assert_eq!(job.end_ns, known[1].end_ns, "order {order:b}");
+        }
+    }
+}
+
+#[test]
+fn what_colmet_said_never_wins_over_a_scheduler_in_any_order() {
+    for state in [State::Pending, State::Running, State::Suspended, State::Failed] {
+        for is_first in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut work = enrolled(folder.path(), &["n1"]);
+            let mut scheduled = record("oar", "77", START_S, state, 0);
+            (scheduled.scheduling.asked_ns, scheduled.manager_state) =
+                (Some(now_ns()), Some("word".to_owned()));
+            scheduled.totals = Default::default();
+            let colmet = |state| Record {
+                unproven: true,
+                user: None,
+                uid: None,
+                ..record("oar", "77", START_S, state, 0)
+            };
+            let claims = |work: &mut Work| {
+                give(work, "n1", 1, vec![colmet(State::Running)], Vec::new());
+                give(work, "n1", 2, vec![colmet(State::Lost)], Vec::new());
+            };
+            if !is_first {
+                claims(&mut work);
+            }
+            work.wholes.writer.put(&scheduled).unwrap();
+            if is_first {
+                claims(&mut work);
+            }
+            let job = only(&work);
+            assert_eq!((job.state, job.manager_state.as_deref()), (state, Some("word")), "first: {is_first}");
+            assert_eq!(
+                (job.user.as_deref(), job.end_ns),
+                (Some("ada"), scheduled.end_ns),
+                "first: {is_first}"
+            );
+        }
+    }
+}
+
+#[test]
 fn the_records_of_a_job_are_removed_with_the_job_and_not_before() {
     let state = tempfile::tempdir().unwrap();
     let mut work = enrolled(state.path(), &["n1", "n2"]);

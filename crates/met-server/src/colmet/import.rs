@@ -1,7 +1,7 @@
 //! Makes batches of what hosts of Colmet sent, as their daemons would: samples of jobs and of the machine.
 //!
-//! Such data are the least believed: figures are lower bounds, and a job that a host no longer reports is `lost`, which any
-//! node that saw the end and any scheduler overrules. No owner is known; a scheduler's record names it.
+//! Such data are the least believed (`unproven`): nodes with a token and schedulers win over all that they say. Figures are
+//! lower bounds, and a job that a host no longer reports is `lost`. No owner is known; a scheduler's record names it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,7 +18,7 @@ use met_wire::{block, schema};
 
 const SECOND_NS: i64 = 1_000_000_000;
 /// Identifies the sender among those of a node's name.
-const IDENTITY: &str = "colmet";
+pub const IDENTITY: &str = "colmet";
 const SOURCE: &str = "colmet";
 const HOSTS_MAX: usize = 10_000;
 const JOBS_OF_HOST_MAX: usize = 1000;
@@ -387,6 +387,7 @@ impl Job {
         record.node_memory_bytes = memory_bytes;
         record.totals = self.totals();
         record.events = self.events.iter().map(|(name, count)| counted(name, *count)).collect();
+        record.unproven = true;
         record
     }
 

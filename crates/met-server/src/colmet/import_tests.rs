@@ -5,6 +5,8 @@ use met_wire::colmet::{LAYOUTS, records};
 use super::*;
 
 const CAPTURED: &[u8] = include_bytes!("../../../../fixtures/colmet/message.bin");
+/// Two rounds of every kind, packed by Colmet's own classes; the second has numbers at the bounds.
+const KINDS: &[u8] = include_bytes!("../../../../fixtures/colmet/kinds.bin");
 const NOW_NS: i64 = 1_794_703_702 * SECOND_NS;
 
 fn course(batch: &NodeBatch, subject: &Subject, table: &'static Table) -> Course {
@@ -86,6 +88,81 @@ fn counts_and_energy_of_periods_add_up_to_counters() {
     let energy = course(&batch, &Subject::Node("dram package-0".to_owned()), table);
     assert_eq!(energy.columns[table.column("energy").unwrap()], [7, 14, 21]);
     assert_eq!(energy.columns[table.column("energy_range").unwrap()], [99, 99, 99]);
+}
+
+/// Where a counter is stored, and what of it.
+fn stored(
+    meaning: Meaning,
+    value: Value,
+    key: Option<&JobKey>,
+) -> Vec<(Subject, &'static Table, usize, Option<i64>)> {
+    let zone = |zone: Zone, column| {
+        let package = format!("package-{}", zone.package);
+        let name = if zone.zone == 0 { package.as_str() } else { ZONES[zone.zone] };
+        vec![(Subject::Node(format!("{name} {package}")), &rapl::TABLE, column, value.times(1))]
+    };
+    match meaning {
+        Meaning::Cell { into, factor, .. } => into
+            .iter()
+            .map(|at| {
+                let table = met_sources::table(at.table).unwrap();
+                let subject = match at.table {
+                    "job" | "job_detail" => Subject::Job(key.unwrap().clone()),
+                    "lustre" | "infiniband" => Subject::Node("all".to_owned()),
+                    "ipmi" => Subject::Node("node".to_owned()),
+                    _ => Subject::Node(String::new()),
+                };
+                (subject, table, table.column(at.column).unwrap(), value.times(factor))
+            })
+            .collect(),
+        Meaning::ZoneEnergy(of) => zone(of, rapl::ENERGY),
+        Meaning::ZoneRange(of) => zone(of, rapl::RANGE),
+        Meaning::Thermal(number) => {
+            let subject = Subject::Node(number.to_string());
+            vec![(subject, &thermal::TABLE, thermal::TEMPERATURE, value.times(1000))]
+        }
+        Meaning::Event(number) => {
+            let series = event::series_key(key.unwrap(), &format!("counter_{}", number + 1));
+            vec![(Subject::Job(series), &event::TABLE, event::COUNT, value.times(1))]
+        }
+        Meaning::Start | Meaning::None => Vec::new(),
+    }
+}
+
+#[test]
+fn every_counter_of_every_kind_is_a_cell_in_the_unit_of_its_column() {
+    let mut importer = Importer::new("oar".to_owned());
+    let all: Vec<Record> = records(KINDS).map(Result::unwrap).collect();
+    all.iter().for_each(|record| importer.take(record, NOW_NS).unwrap());
+    importer.end_of_message();
+    let batch = importer.batches(NOW_NS).remove(0);
+    assert_eq!(batch.records.len(), 2, "both jobs");
+    let mut checked = std::collections::BTreeMap::new();
+    for record in &all {
+        let round = usize::from(record.timestamp > all[0].timestamp);
+        let is_mine = |job: &&JobRecord| job.key.id == record.job_id.to_string();
+        let key = batch.records.iter().find(is_mine).map(|job| &job.key);
+        for (counter, value) in record.backend.layout().counters.iter().zip(&record.values) {
+            let Some(value) = *value else { continue };
+            for (subject, table, column, cell) in stored(counter.meaning, value, key) {
+                // Counts of a period add up, and taskstats has the same of tasks as jobproc of processes.
+                let adds_up = matches!(counter.meaning, Meaning::ZoneEnergy(_) | Meaning::Event(_));
+                let is_of_both = record.backend == Backend::Jobproc && table.name == JOB.name;
+                if is_of_both || adds_up && round > 0 {
+                    continue;
+                }
+                // A number that no cell holds may be all that a row would have.
+                let course = course(&batch, &subject, table);
+                let time_ms = record.timestamp as i64 * 1000;
+                let row = course.times_ms.iter().position(|&at_ms| at_ms == time_ms);
+                let found = row.map_or(MISSING, |row| course.columns[column][row]);
+                assert_eq!(found, cell.unwrap_or(MISSING), "{} of round {round}", counter.name);
+                *checked.entry(record.backend).or_insert(0) += 1;
+            }
+        }
+    }
+    assert_eq!(checked.len(), LAYOUTS.len(), "{checked:?}");
+    assert!(checked.values().sum::<usize>() > 300, "{checked:?}");
 }
 
 #[test]

@@ -28,8 +28,8 @@ pub fn write(folder: &Path, backends: &[Backend], events: &[String]) -> io::Resu
 }
 
 fn events_text(events: &[String]) -> String {
-    let numbered = events.iter().take(EVENTS).enumerate();
-    numbered.fold(String::new(), |mut text, (index, name)| {
+    (0..EVENTS).fold(String::new(), |mut text, index| {
+        let name = events.get(index).map_or("no_counter", String::as_str);
         let _ = writeln!(text, "counter{},{name}", index + 1);
         text
     })
@@ -86,7 +86,8 @@ mod tests {
     #[test]
     fn numbered_counters_are_named() {
         let events = ["instructions", "page_faults"].map(str::to_owned);
-        assert_eq!(events_text(&events), "counter1,instructions\ncounter2,page_faults\n");
+        let unused = "counter3,no_counter\ncounter4,no_counter\ncounter5,no_counter\n";
+        assert_eq!(events_text(&events), format!("counter1,instructions\ncounter2,page_faults\n{unused}"));
         let root = tempfile::tempdir().unwrap();
         for (path, name) in [("intel-rapl:0", "package-0"), ("intel-rapl:0/intel-rapl:0:1", "dram")] {
             fs::create_dir_all(root.path().join(path)).unwrap();

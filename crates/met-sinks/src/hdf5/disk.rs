@@ -132,9 +132,9 @@ impl Disk {
 
     /// Room at the end for bytes that are at the same distance from a page in memory, if they are many.
     pub fn allocate_for(&mut self, rows: &[u8], bytes: usize) -> u64 {
-        let ahead = (rows.as_ptr() as usize).wrapping_sub(self.end as usize) % PAGE;
-        if self.direct.is_some() && rows.len() >= DIRECT_BYTES_MIN && ahead.is_multiple_of(8) {
-            self.end += ahead as u64;
+        if self.direct.is_some() && rows.len() >= DIRECT_BYTES_MIN {
+            // Rows may begin at any address, unlike headers.
+            self.end += ((rows.as_ptr() as usize).wrapping_sub(self.end as usize) % PAGE) as u64;
         }
         self.allocate(bytes)
     }

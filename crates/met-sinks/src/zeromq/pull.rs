@@ -23,10 +23,14 @@ const PEERS_OF_ADDRESS_MAX: usize = 64;
 /// Buffers with unfinished messages, of all peers together.
 const HELD_BYTES_MAX: usize = 64 << 20;
 /// What one peer may hand over before others have their turn.
-const TURN_BYTES: usize = 256 << 10;
+const TURN_BYTES: usize = 512 << 10;
 /// Peers read into one buffer, in turn. One that holds more of a message than this has a buffer of its own.
 const SHARED_HELD_MAX: usize = 64 << 10;
 const READ_BYTES: usize = 64 << 10;
+/// If so little came in a turn, more is waited for: to wake up for each message, here and in the sinks, took longer than to take
+/// it, and so did the system to acknowledge each little reading. Meanwhile messages wait in its buffers, which grow.
+const FEW_BYTES: usize = 256 << 10;
+const GATHER_FOR: Duration = Duration::from_millis(4);
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// Replies to pings that a peer does not read.
 const UNSENT_BYTES_MAX: usize = 4096;
@@ -116,6 +120,8 @@ pub struct Pull {
     message_bytes_max: usize,
     /// What a peer reads into, in its turn.
     shared: Vec<u8>,
+    /// Bytes of all peers that came in the last turn.
+    received: usize,
 }
 
 impl Pull {
@@ -137,7 +143,14 @@ impl Pull {
     }
 
     fn of(listeners: Vec<Listener>, message_bytes_max: usize) -> Pull {
-        Pull { listeners, peers: Vec::new(), peers_max: PEERS_MAX, message_bytes_max, shared: Vec::new() }
+        Pull {
+            listeners,
+            peers: Vec::new(),
+            peers_max: PEERS_MAX,
+            message_bytes_max,
+            shared: Vec::new(),
+            received: 0,
+        }
     }
 
     /// Takes no more connections than these.
@@ -169,6 +182,9 @@ impl Pull {
         may_connect: impl Fn(IpAddr) -> bool,
         take: &mut impl FnMut(IpAddr, Received<'_>),
     ) {
+        if (1..FEW_BYTES).contains(&std::mem::take(&mut self.received)) {
+            std::thread::sleep(GATHER_FOR);
+        }
         let mut fds: Vec<PollFd<'_>> =
             self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
         fds.extend(self.peers.iter().map(|peer| {
@@ -193,10 +209,10 @@ impl Pull {
 
     fn receive(&mut self, is_ready: &[bool], take: &mut impl FnMut(IpAddr, Received<'_>)) {
         let mut held: usize = self.peers.iter().map(|peer| peer.decoder.buffer_bytes()).sum();
-        let (mut flags, shared) = (is_ready.iter(), &mut self.shared);
+        let (mut flags, shared, received) = (is_ready.iter(), &mut self.shared, &mut self.received);
         self.peers.retain_mut(|peer| {
             let (is_ready, before) = (flags.next().is_some_and(|flag| *flag), peer.decoder.buffer_bytes());
-            let done = if is_ready { peer.turn(shared, take) } else { Ok(true) };
+            let done = if is_ready { peer.turn(shared, received, take) } else { Ok(true) };
             held = held - before + peer.decoder.buffer_bytes();
             let late = !peer.decoder.is_ready() && peer.since.elapsed() > HANDSHAKE_WITHIN;
             let why = match done {
@@ -263,13 +279,14 @@ impl Peer {
     fn turn(
         &mut self,
         shared: &mut Vec<u8>,
+        received: &mut usize,
         take: &mut impl FnMut(IpAddr, Received<'_>),
     ) -> Result<bool, String> {
         let shares = self.decoder.held() <= SHARED_HELD_MAX;
         if shares {
             self.decoder.move_into(std::mem::take(shared));
         }
-        let done = self.read(take);
+        let done = self.read(received, take);
         if shares {
             *shared = self.decoder.move_into(Vec::new());
         } else if self.decoder.held() <= SHARED_HELD_MAX || self.has_mostly_room() {
@@ -285,7 +302,11 @@ impl Peer {
         self.decoder.buffer_bytes() > 4 * self.decoder.held()
     }
 
-    fn read(&mut self, take: &mut impl FnMut(IpAddr, Received<'_>)) -> Result<bool, String> {
+    fn read(
+        &mut self,
+        received: &mut usize,
+        take: &mut impl FnMut(IpAddr, Received<'_>),
+    ) -> Result<bool, String> {
         let mut left = TURN_BYTES;
         let mut is_open = true;
         while left > 0 && is_open {
@@ -295,6 +316,7 @@ impl Peer {
                 Ok(0) => is_open = false,
                 Ok(count) => {
                     self.decoder.fill(count);
+                    *received += count;
                     // Less than there was room for: there is no more.
                     left = if count < asked { 0 } else { left.saturating_sub(count) };
                 }

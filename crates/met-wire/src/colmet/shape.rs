@@ -59,8 +59,8 @@ fn kind(layout: &Layout, field: Field) -> Kind {
 
 pub struct Shape {
     columns: Vec<Column>,
-    /// Where in a row the counters are, and which.
-    counters: Vec<(usize, usize)>,
+    /// Where in a row each counter is; those that are no integers are among the others, and nowhere here.
+    counters: Vec<usize>,
     /// Where the other columns are that records fill.
     others: Vec<(usize, Field)>,
     /// A row without values: the name of the kind, and -1 in columns that no record fills.
@@ -73,12 +73,13 @@ impl Shape {
         let named = fields(layout);
         let columns: Vec<Column> =
             named.iter().map(|&(name, field)| Column { name, kind: kind(layout, field) }).collect();
-        let (mut blank, mut counters, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut blank, mut counters, mut others) =
+            (Vec::new(), vec![usize::MAX; layout.counters.len()], Vec::new());
         for (&(_, field), column) in named.iter().zip(&columns) {
             let start = blank.len();
             blank.resize(start + column.kind.bytes(), 0);
             match field {
-                Field::Counter(index) if column.kind == Kind::Int => counters.push((start, index)),
+                Field::Counter(index) if column.kind == Kind::Int => counters[index] = start,
                 Field::Backend => put_text(&mut blank[start..], layout.name),
                 Field::Unmeasured => blank[start..].fill(0xff),
                 Field::EmptyJobs => {}
@@ -125,8 +126,10 @@ impl Shape {
         if !is_used {
             row.copy_from_slice(&self.blank);
         }
-        for &(start, index) in &self.counters {
-            row[start..start + 8].copy_from_slice(&int(record.values[index]).to_le_bytes());
+        for (value, &start) in record.values.iter().zip(&self.counters) {
+            if let Some(cell) = row.get_mut(start..).and_then(<[u8]>::first_chunk_mut) {
+                *cell = int(*value).to_le_bytes();
+            }
         }
         for &(start, field) in &self.others {
             match field {
@@ -137,7 +140,9 @@ impl Shape {
                 Field::Timestamp => row[start..start + 8].copy_from_slice(&record.timestamp.to_le_bytes()),
                 Field::Hostname => put_text(&mut row[start..start + NAME_BYTES], &record.hostname),
                 Field::InvolvedJobs => {
-                    put_text(&mut row[start..start + JOBS_BYTES], &record.involved_jobs_json());
+                    let cell = &mut row[start..start + JOBS_BYTES];
+                    let bytes = record.put_involved_jobs(cell);
+                    clear_rest(&mut cell[bytes..]);
                 }
                 Field::Backend | Field::Unmeasured | Field::EmptyJobs => {}
             }
@@ -166,6 +171,11 @@ fn put_text(cell: &mut [u8], text: &str) {
     let bytes = text.len().min(cell.len());
     let (own, behind) = cell.split_at_mut(bytes);
     own.copy_from_slice(&text.as_bytes()[..bytes]);
+    clear_rest(behind);
+}
+
+/// Up to the padding.
+fn clear_rest(behind: &mut [u8]) {
     behind.iter_mut().take_while(|byte| **byte != 0).for_each(|byte| *byte = 0);
 }
 

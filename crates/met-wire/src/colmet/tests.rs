@@ -5,6 +5,8 @@ use super::*;
 
 /// A whole message of a real node.
 const CAPTURED: &[u8] = include_bytes!("../../../../fixtures/colmet/message.bin");
+/// Two rounds of every kind, packed by Colmet's own classes; the second has numbers at the bounds.
+const KINDS: &[u8] = include_bytes!("../../../../fixtures/colmet/kinds.bin");
 
 fn int(record: &Record, name: &str) -> Option<i64> {
     match record.value(name)? {
@@ -44,6 +46,23 @@ fn a_real_message_is_read_and_written_again_byte_by_byte() {
     let mut again = Vec::new();
     read.iter().for_each(|record| record.encode(&mut again));
     assert_eq!(again, CAPTURED);
+}
+
+#[test]
+fn every_kind_that_colmet_packs_is_read_and_written_again_byte_by_byte() {
+    let (first, second) = KINDS.split_at(KINDS.len() / 2);
+    let read: Vec<Record> = records(first).map(Result::unwrap).collect();
+    let mut again = Vec::new();
+    read.iter().for_each(|record| record.encode(&mut again));
+    assert_eq!(again, first);
+    let mut kinds: Vec<Backend> = read.iter().map(|record| record.backend).collect();
+    kinds.dedup();
+    assert_eq!(kinds, LAYOUTS.iter().map(|layout| layout.backend).collect::<Vec<_>>());
+    assert!(read.iter().all(|record| record.counters().count() == record.values.len()));
+    let at_bounds: Vec<Record> = records(second).map(Result::unwrap).collect();
+    let tasks = &at_bounds[0];
+    assert_eq!((int(tasks, "cpu_count"), int(tasks, "cpu_delay_total")), (None, Some(i64::MAX)));
+    assert_eq!(int(tasks, "ac_btime"), Some(i64::from(u32::MAX)));
 }
 
 #[test]
@@ -103,6 +122,7 @@ fn as_many_involved_jobs_are_written_as_fit() {
 fn cells_become_counters_and_back() {
     assert_eq!(Value::of_cell(Type::U64, 40_720 * 10_000_000 + 9, 10_000_000), Value::Int(40_720));
     assert_eq!(Value::Int(40_720).times(10_000_000), Some(407_200_000_000));
+    assert_eq!(Value::of_cell(Type::I64, -5500, 1000), Value::Int(-5), "as Colmet rounds degrees");
     assert_eq!(Value::of_cell(Type::F32, 1820, 1000), Value::Float(1.82));
     assert_eq!(Value::Float(1.82).times(1000), Some(1820));
     assert_eq!(Value::Int(i64::MAX).times(1024), None);

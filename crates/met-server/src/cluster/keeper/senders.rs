@@ -9,6 +9,8 @@ use std::time::Duration;
 use met_store::cluster::Bound;
 use met_wire::batch::Header;
 
+use crate::colmet::IDENTITY as UNPROVEN;
+
 /// A node sends something every minute.
 const REBOOTED_AFTER: Duration = Duration::from_secs(90);
 /// The same for another state folder: with `met server enroll --replace` it need not wait.
@@ -65,7 +67,8 @@ impl Senders {
             return Ok(());
         };
         if *bound_id != header.id {
-            if silent < GONE_AFTER {
+            // Whoever has the node's token need not wait for one who has not, as where a daemon takes the place of Colmet.
+            if silent < GONE_AFTER && bound_id != UNPROVEN {
                 return Err(Denied::Conflict(two_nodes(header, bound_id)));
             }
             tracing::warn!(
@@ -230,6 +233,16 @@ mod tests {
         server.now_s += 10_000;
         server.restart();
         assert!(matches!(server.sends(1, TWO), Err(Denied::Conflict(_))));
+        server.sends(1, ONE).unwrap();
+    }
+
+    #[test]
+    fn a_daemon_takes_the_place_of_colmet_at_once_and_keeps_it() {
+        let mut server = Server::new();
+        let colmet = (UNPROVEN, "", "");
+        server.sends(0, colmet).unwrap();
+        server.sends(1, ONE).unwrap();
+        assert!(matches!(server.sends(1, colmet), Err(Denied::Conflict(_))));
         server.sends(1, ONE).unwrap();
     }
 

@@ -31,6 +31,29 @@ pub(super) struct Wholes {
     gap_ms: i64,
 }
 
+/// A node's part of a job. What was said in the name of a node without a proof gives way to what it says itself.
+struct Placed {
+    job: NodeJob,
+    /// What gives way to it.
+    overruled: Vec<NodeJobKey>,
+    /// Whether it gives way.
+    is_overruled: bool,
+}
+
+impl Placed {
+    fn among(job: NodeJob, known: &[NodeJob]) -> Placed {
+        let unproven = job.record.unproven;
+        let is_other = |other: &&NodeJob| {
+            (&other.node, other.whole) == (&job.node, job.whole) && other.record.unproven != unproven
+        };
+        let others: Vec<NodeJobKey> = known.iter().filter(is_other).map(node_job_key).collect();
+        match unproven {
+            true => Placed { is_overruled: !others.is_empty(), job, overruled: Vec::new() },
+            false => Placed { job, overruled: others, is_overruled: false },
+        }
+    }
+}
+
 impl Wholes {
     pub(super) fn open(plan: &Plan, latest: Latest) -> Result<Wholes, StoreError> {
         let mut writer = Writer::open_with(&plan.state, &plan.backends)?;
@@ -62,8 +85,15 @@ impl Wholes {
             for record in &batch.records {
                 let mut record = record.clone();
                 not_ahead(&mut record.annotation, *received_ns);
-                let received_ns = Some(*received_ns);
-                jobs.push(NodeJob { received_ns, ..self.place(node, record, &jobs)? });
+                let Placed { job, overruled, is_overruled } = self.place(node, record, &jobs)?;
+                if is_overruled {
+                    continue;
+                }
+                if !overruled.is_empty() {
+                    jobs.retain(|job| !overruled.contains(&node_job_key(job)));
+                    self.log.forget_node_jobs(&overruled)?;
+                }
+                jobs.push(NodeJob { received_ns: Some(*received_ns), ..job });
             }
         }
         // Noted as applied when it is: what is reported twice changes nothing.
@@ -77,7 +107,7 @@ impl Wholes {
         let (mut write, mut instead_of, mut revived) = (Vec::new(), Vec::new(), Vec::new());
         for key in keys {
             let Some((job, may_have_ended)) = self.whole(key)? else { continue };
-            if may_have_ended && job.state.is_live() {
+            if may_have_ended && job.state.is_live() && !self.is_known_by_others(&job)? {
                 revived.push(job.key.clone());
             }
             if !spans_nodes(&job.key.manager) {
@@ -94,6 +124,12 @@ impl Wholes {
         self.writer.put_revived(&write, &instead_of, &revived)?;
         self.publisher.written(&self.writer, before, &write);
         Ok(())
+    }
+
+    /// Whether only unproven nodes say this of a job that others have told of, too.
+    fn is_known_by_others(&self, job: &Record) -> Result<bool, StoreError> {
+        let is_by_other = |known: &Record| known.key == job.key && !known.unproven;
+        Ok(job.unproven && self.writer.find(Some(&job.key.manager), &job.key.id)?.iter().any(is_by_other))
     }
 
     /// Writes all jobs again, for a new catalogue.
@@ -115,13 +151,13 @@ impl Wholes {
     }
 
     /// Which job a node's part belongs to: the one it was assigned to before, else the nearest candidate.
-    fn place(&self, node: &str, mut record: Record, group: &[NodeJob]) -> Result<NodeJob, StoreError> {
+    fn place(&self, node: &str, mut record: Record, group: &[NodeJob]) -> Result<Placed, StoreError> {
         bounds::bound(&mut record);
         let whole = record.key.incarnation;
         let mut placed = NodeJob { node: node.to_owned(), whole, record, received_ns: None, given_up: false };
         let key = &placed.record.key;
         if !spans_nodes(&key.manager) {
-            return Ok(placed);
+            return Ok(Placed { job: placed, overruled: Vec::new(), is_overruled: false });
         }
         let mut known = self.log.node_jobs(&key.manager, &key.id)?;
         let in_group = |job: &&NodeJob| job.record.key.manager == key.manager && job.record.key.id == key.id;
@@ -129,14 +165,16 @@ impl Wholes {
         let is_mine = |job: &&NodeJob| job.node == node && job.record.key.incarnation == key.incarnation;
         if let Some(before) = known.iter().find(is_mine) {
             placed.whole = before.whole;
-            return Ok(placed);
+            return Ok(Placed::among(placed, &known));
         }
-        // A node has one part in a run: another one of it there means that the run is over.
-        let taken: HashSet<i64> = known.iter().filter(|job| job.node == node).map(|job| job.whole).collect();
+        // A node has one part in a run: another one of it there means that the run is over. What was said in its name without a
+        // proof is not its own.
+        let is_own = |job: &&NodeJob| job.node == node && job.record.unproven == placed.record.unproven;
+        let taken: HashSet<i64> = known.iter().filter(is_own).map(|job| job.whole).collect();
         let free = known.iter().filter(|job| !taken.contains(&job.whole));
         let near = free.filter_map(|job| Some((distance_ns(&job.record, &placed.record)?, job.whole))).min();
         placed.whole = near.map_or(placed.whole, |(_, whole)| whole);
-        Ok(placed)
+        Ok(Placed::among(placed, &known))
     }
 
     /// A job from all records of its nodes, and whether it may have been recorded as ended although it has not: because of a
