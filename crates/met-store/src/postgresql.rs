@@ -25,6 +25,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("schema/postgres-5.sql"),
     include_str!("schema/postgres-6.sql"),
     include_str!("schema/postgres-7.sql"),
+    include_str!("schema/postgres-8.sql"),
 ];
 const VERSION: i64 = FIRST_VERSION + MIGRATIONS.len() as i64 - 1;
 

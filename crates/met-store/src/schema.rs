@@ -36,6 +36,7 @@ pub(crate) static CATALOGUE: Schema = Schema {
         include_str!("schema/catalogue-5.sql"),
         include_str!("schema/catalogue-6.sql"),
         include_str!("schema/catalogue-7.sql"),
+        include_str!("schema/catalogue-8.sql"),
     ],
     cache_kib: 1000,
     has_version_row: true,

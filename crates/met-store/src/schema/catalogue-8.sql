@@ -1,0 +1,8 @@
+-- The records of jobs that are over for those who look at many (`brief.rs`): without processes and marked work, packed
+-- together with their figures. Computed from `job`, `total` and `summary`; a row of another format is not read.
+CREATE TABLE brief (
+    job    INTEGER PRIMARY KEY REFERENCES job (key) ON DELETE CASCADE,
+    format INTEGER NOT NULL,
+    sum    INTEGER NOT NULL,         -- checksum of the rest
+    data   BLOB NOT NULL
+) STRICT;
