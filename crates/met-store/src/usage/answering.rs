@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use met_core::FastMap;
 use met_core::job::{JobKey, Record};
 use met_core::usage::{
-    self, BUCKET_NS, By, Calendar, DayRow, Group, Kind, Table, Usage, UsageAsk, UsageLine, UsageTooLong,
-    day_of,
+    self, BUCKET_NS, By, Calendar, DayRow, Group, GroupRef, Kind, Table, Usage, UsageAsk, UsageLine,
+    UsageTooLong, day_of,
 };
 
 use super::{MARK, Result, USAGE_VERSION, added, course_of, mark};
@@ -25,7 +25,7 @@ const WITH_COURSE_MAX: usize = 200;
 const TRIES: usize = 3;
 
 /// Who may see the sums of a group.
-pub type Sees<'s> = &'s dyn Fn(&Group) -> bool;
+pub type Sees<'s> = &'s dyn Fn(GroupRef<'_>) -> bool;
 
 enum Failed {
     Store(StoreError),
@@ -126,7 +126,7 @@ impl Answering<'_> {
         (day_of(self.calendar.first).0, day_of(last).0)
     }
 
-    fn accepts(&self, group: &Group) -> bool {
+    fn accepts(&self, group: GroupRef<'_>) -> bool {
         self.ask.accepts(group) && (self.sees)(group)
     }
 
@@ -135,8 +135,8 @@ impl Answering<'_> {
         // Groups may be as many as jobs: none is held.
         let (mut places, mut too_long) = (FastMap::<i64, usize>::default(), None);
         each_group(sql, kind, |key, group| {
-            if self.accepts(&group) {
-                match table.place(&group) {
+            if self.accepts(group) {
+                match table.place(group) {
                     Ok(place) => drop(places.insert(key, place)),
                     Err(UsageTooLong) => too_long = Some(Failed::TooLong),
                 }
@@ -177,7 +177,7 @@ impl Answering<'_> {
             let before = if has_sums { added(sql, stored.key)? } else { Vec::new() };
             for usage::Entry { kind, group, day, row } in before {
                 let group = known.get(&group).filter(|_| kind == self.ask.kind().number());
-                if let Some(group) = group.filter(|group| self.accepts(group)) {
+                if let Some(group) = group.filter(|&group| self.accepts(group.into())) {
                     let place = table.place(group)?;
                     table.add(place, day, &DayRow::decode(&row).unwrap_or_default(), -1);
                 }
@@ -227,7 +227,7 @@ impl Answering<'_> {
         }
         let course = if with_course { course_of(self.queries, record).unwrap_or(None) } else { None };
         usage::contribute(record, course.as_ref(), until_ns, &mut |kind, group, day, row| {
-            if kind == self.ask.kind() && self.accepts(group) {
+            if kind == self.ask.kind() && self.accepts(group.into()) {
                 let place = table.place(group)?;
                 table.add(place, day, row, 1);
             }
@@ -282,14 +282,23 @@ fn first_measured_ns(sql: &dyn Sql, group: i64, day: i64) -> Result<i64> {
 
 fn groups(sql: &dyn Sql, kind: Kind) -> Result<HashMap<i64, Group>> {
     let mut groups = HashMap::new();
-    each_group(sql, kind, |key, group| drop(groups.insert(key, group)))?;
+    let find = "SELECT key, text FROM usage_group WHERE kind = ?1";
+    sql.query(find, &[kind.number().into()], &mut |row| {
+        groups.insert(row.get(0).integer()?, serde_json::from_str(row.get(1).text()?).unwrap_or_default());
+        Ok(())
+    })?;
     Ok(groups)
 }
 
-fn each_group(sql: &dyn Sql, kind: Kind, mut each: impl FnMut(i64, Group)) -> Result<()> {
+fn each_group(sql: &dyn Sql, kind: Kind, mut each: impl FnMut(i64, GroupRef<'_>)) -> Result<()> {
     let find = "SELECT key, text FROM usage_group WHERE kind = ?1";
     sql.query(find, &[kind.number().into()], &mut |row| {
-        each(row.get(0).integer()?, serde_json::from_str(row.get(1).text()?).unwrap_or_default());
+        let (key, text) = (row.get(0).integer()?, row.get(1).text()?);
+        match serde_json::from_str::<GroupRef<'_>>(text) {
+            Ok(group) => each(key, group),
+            // A text with an escape in it is not as it is written.
+            Err(_) => each(key, (&serde_json::from_str::<Group>(text).unwrap_or_default()).into()),
+        }
         Ok(())
     })
 }
