@@ -30,6 +30,8 @@ const COMPLETE: &str = "brief";
 const REACHED: &str = "brief_to";
 /// Jobs that get theirs in one transaction: a command that opens an old store waits for one of them.
 const PIECE: usize = 20;
+/// A record with more, as one with a script for its command, is not kept twice.
+const BYTES_MAX: usize = 4096;
 /// A record in a reply has about so many times the bytes of its row.
 const BYTES_IN_REPLY: usize = 5;
 
@@ -39,6 +41,9 @@ pub(crate) fn write(sql: &dyn Sql, job: i64, record: &Record, figures: &Figures)
         return remove(sql, job);
     }
     let data = pack(record, figures);
+    if data.len() > BYTES_MAX {
+        return remove(sql, job);
+    }
     let statement =
         "INSERT INTO brief (job, format, sum, data) VALUES (?1, ?2, ?3, ?4) ON CONFLICT (job) DO UPDATE
                      SET format = excluded.format, sum = excluded.sum, data = excluded.data";
