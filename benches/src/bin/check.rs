@@ -39,6 +39,8 @@ fn main() -> Result<()> {
         fill(&state, jobs, now_ns)?;
         println!("{jobs} jobs with {SAMPLES} samples each written in {:.1} s", begin.elapsed().as_secs_f64());
     }
+    // As housekeeping does with a store of an earlier version.
+    while !Writer::open(&state)?.complete_lists(Duration::from_secs(60))? {}
     whole_command(&root, jobs)?;
     by_stages(&state, now_ns)
 }

@@ -38,9 +38,31 @@ pub fn by_threads<W: Send, R: Send>(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
+/// Does two things, the first in a thread of its own if there is to be one.
+pub fn both<A: Send, B>(with_thread: bool, one: impl Fn() -> A + Sync, other: impl FnOnce() -> B) -> (A, B) {
+    thread::scope(|scope| {
+        let start = || thread::Builder::new().spawn_scoped(scope, &one).ok();
+        let first = with_thread.then(start).flatten();
+        let second = other();
+        match first {
+            Some(first) => (first.join().unwrap_or_else(|panic| panic::resume_unwind(panic)), second),
+            None => (one(), second),
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn both_are_done_with_and_without_a_thread() {
+        for with_thread in [true, false] {
+            let mut seen = Vec::new();
+            let (one, other) = both(with_thread, || 1 + 1, || seen.push(3));
+            assert_eq!((one, other, seen), (2, (), vec![3]));
+        }
+    }
 
     #[test]
     fn results_are_in_order_however_many_work() {

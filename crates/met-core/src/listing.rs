@@ -548,6 +548,10 @@ impl Order {
 
     /// Whether a job comes behind this one.
     pub fn is_behind(&self, job: &impl Listed, after: &Cursor) -> bool {
+        // Most lists are by nothing else, and long: no job's texts are copied.
+        if self.sort.is_none() {
+            return rank(sort_ns(job), job.key()) < rank(after.start_ns, &after.key);
+        }
         let place = Cursor::in_order(job, self);
         match (place.unsettled(), after.unsettled()) {
             (Some(_), Some(begun)) if begun.has_shown(job.key()) => false,
@@ -628,6 +632,13 @@ impl Order {
             fn cmp(&self, other: &Place) -> Ordering {
                 self.0.compare(&self.1, &other.1)
             }
+        }
+        // What was read in this order is not moved.
+        let is_sorted = || {
+            records.is_sorted_by(|one, next| rank(sort_ns(one), one.key()) >= rank(sort_ns(next), next.key()))
+        };
+        if self.sort.is_none() && is_sorted() {
+            return;
         }
         records.sort_by_cached_key(|job| Place(*self, Cursor::in_order(job, self)));
     }

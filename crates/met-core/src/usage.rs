@@ -99,6 +99,37 @@ pub struct Group {
     pub command: Option<String>,
 }
 
+/// The same without a copy of its texts: an answer looks at as many groups as there are jobs, and keeps a few names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct GroupRef<'a> {
+    #[serde(borrow)]
+    pub user: Option<&'a str>,
+    pub uid: Option<u32>,
+    #[serde(borrow)]
+    pub account: Option<&'a str>,
+    #[serde(borrow)]
+    pub partition: Option<&'a str>,
+    #[serde(borrow)]
+    pub node: Option<&'a str>,
+    #[serde(borrow)]
+    pub command: Option<&'a str>,
+}
+
+impl<'a> From<&'a Group> for GroupRef<'a> {
+    fn from(group: &'a Group) -> GroupRef<'a> {
+        let Group { user, uid, account, partition, node, command } = group;
+        GroupRef {
+            user: user.as_deref(),
+            uid: *uid,
+            account: account.as_deref(),
+            partition: partition.as_deref(),
+            node: node.as_deref(),
+            command: command.as_deref(),
+        }
+    }
+}
+
 /// The number of the bucket that a time is in.
 pub fn bucket_of(time_ns: i64) -> i64 {
     time_ns.div_euclid(BUCKET_NS)

@@ -137,6 +137,12 @@ impl<'a> Job<'a> {
     pub fn profile(&self) -> Option<&Profile> {
         self.profile.as_ref()
     }
+
+    /// The share of its window that samples of a column cover; unknown without samples.
+    pub fn coverage(&self, index: usize) -> Option<f64> {
+        let (rates, profile) = (self.rates.as_ref()?, self.profile.as_ref()?);
+        Some(self.memo.coverage(index, || profile.coverage(&rates.of(index))))
+    }
 }
 
 /// What a report says beyond figures.

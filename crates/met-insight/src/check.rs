@@ -7,7 +7,7 @@ use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::time::Duration;
 
-use met_core::by_threads::by_threads;
+use met_core::by_threads::{both, by_threads};
 use met_core::job::{LOCAL, Record, State};
 use met_core::reaction::Reaction;
 use met_core::series::Course;
@@ -89,7 +89,9 @@ pub fn of_jobs<E: Send>(
     records: &[Record],
     readers: &mut [&mut ReadSeries<'_, E>],
 ) -> Result<Found, E> {
-    let around = Around { records, lineages: Lineages::of(records), neighbours: Neighbours::of(records) };
+    let (neighbours, lineages) =
+        both(readers.len() > 1, || Neighbours::of(records, look.now_ns), || Lineages::of(records));
+    let around = Around { records, lineages, neighbours };
     let pieces = by_threads(readers, records.len().div_ceil(PIECE), |series, number| {
         let begin = number * PIECE;
         around.of_piece(look, begin..records.len().min(begin + PIECE), &mut **series)
@@ -135,7 +137,7 @@ impl Around<'_> {
             }
             let mut of_job = |table: &'static Table, part: &str| series(record, table, part);
             let known = Known::read_needed(needs, look.interval, record, machine, &mut of_job)?;
-            let beside = if needs.neighbours { neighbours.beside(record, look.now_ns) } else { gpus };
+            let beside = if needs.neighbours { neighbours.beside(record) } else { gpus };
             let known = known.beside(beside).among(&look.rules.systems);
             known.with_job(record, &earlier, look.now_ns, |job| {
                 findings.extend(rules::judge_all(candidates, job));

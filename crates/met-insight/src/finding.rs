@@ -52,7 +52,7 @@ pub struct Finding {
 /// A number of a finding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evidence {
-    pub name: String,
+    pub name: &'static str,
     pub value: f64,
     pub measure: Measure,
     pub quality: QualityKind,
@@ -124,7 +124,7 @@ struct EvidenceObject<'a> {
 impl<'a> EvidenceObject<'a> {
     fn of(evidence: &'a Evidence) -> EvidenceObject<'a> {
         EvidenceObject {
-            name: &evidence.name,
+            name: evidence.name,
             value: evidence.value,
             quality: evidence.quality.name(),
             coverage_ratio: evidence.coverage,

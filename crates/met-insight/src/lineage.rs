@@ -1,9 +1,9 @@
 //! Which jobs are runs of the same command. Everything that speaks of earlier runs asks here.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fmt;
 
+use met_core::FastMap;
 use met_core::job::Record;
 use met_core::managers;
 
@@ -23,9 +23,29 @@ pub struct Lineage {
 }
 
 pub fn lineage(record: &Record) -> Lineage {
-    let user = record.user.clone().or_else(|| record.uid.map(|uid| uid.to_string()));
-    if let Some(name) = given(record) {
-        return Lineage { user, program: name.to_owned(), argument: None, folder: None };
+    let Words { user, program, argument, folder } = words(record);
+    Lineage {
+        user: user.map(Cow::into_owned),
+        program: program.to_owned(),
+        argument: argument.map(str::to_owned),
+        folder: folder.map(Cow::into_owned),
+    }
+}
+
+/// A lineage in the words of its record: many jobs are compared, and few lineages kept.
+#[derive(PartialEq, Eq, Hash)]
+struct Words<'a> {
+    user: Option<Cow<'a, str>>,
+    program: &'a str,
+    argument: Option<&'a str>,
+    folder: Option<Cow<'a, str>>,
+}
+
+fn words(record: &Record) -> Words<'_> {
+    let by_number = || record.uid.map(|uid| Cow::Owned(uid.to_string()));
+    let user = record.user.as_deref().map(Cow::Borrowed).or_else(by_number);
+    if let Some(program) = given(record) {
+        return Words { user, program, argument: None, folder: None };
     }
     // What a scheduler started runs from a copy of the script, in a place that has the job's number.
     let is_batch = managers::spans_nodes(&record.key.manager);
@@ -34,14 +54,15 @@ pub fn lineage(record: &Record) -> Lineage {
         false => &record.command,
     };
     let program = command.first().map(|word| base_name(word)).filter(|name| !name.is_empty());
-    let arguments = command.iter().skip(1);
+    let mut arguments = command.iter().skip(1).map(String::as_str);
     // The first process of a found job is not asked for its folder.
-    let of_process = || record.local.as_ref().map(|local| local.cwd.to_string_lossy().into_owned());
-    let folder = record.scheduling.folder.clone().or_else(|| of_process().filter(|_| !is_batch));
-    Lineage {
+    let of_process = || record.local.as_ref().map(|local| local.cwd.to_string_lossy());
+    let submitted = record.scheduling.folder.as_deref().map(Cow::Borrowed);
+    let folder = submitted.or_else(|| of_process().filter(|_| !is_batch));
+    Words {
         user,
-        program: program.unwrap_or(&record.name).to_owned(),
-        argument: arguments.map(String::as_str).find(|word| is_subject(word)).map(str::to_owned),
+        program: program.unwrap_or(&record.name),
+        argument: arguments.find(|word| is_subject(word)),
         folder: folder.filter(|folder| !folder.is_empty()),
     }
 }
@@ -128,37 +149,44 @@ impl fmt::Display for Lineage {
 
 /// The runs among `others` that are of the record's lineage, began before it and are over, newest first.
 pub fn earlier<'a>(record: &Record, others: &'a [Record]) -> Vec<&'a Record> {
-    let of = lineage(record);
-    let is_earlier = |other: &&Record| is_before(other, record) && lineage(other) == of;
+    let of = words(record);
+    let is_earlier = |other: &&Record| is_before(other, record) && words(other) == of;
     let mut runs: Vec<&Record> = others.iter().filter(is_earlier).collect();
     runs.sort_by(|one, other| rank(other).cmp(&rank(one)));
     runs
 }
 
-/// The runs of many jobs by lineage: those before each are found without a search.
+/// The runs of many jobs, each of which is there once, by lineage: those before each are found without a search.
 pub struct Lineages<'a> {
     records: &'a [Record],
     /// Newest first.
-    runs: Vec<Vec<usize>>,
+    runs: Vec<Vec<Run>>,
     /// Of each record: its lineage, and its position there.
     places: Vec<(usize, usize)>,
 }
 
+/// What decides whether a run is before another one, without a look at its record.
+struct Run {
+    index: usize,
+    /// Of one that is over.
+    start_ns: Option<i64>,
+}
+
 impl<'a> Lineages<'a> {
     pub fn of(records: &'a [Record]) -> Lineages<'a> {
-        let mut numbers: HashMap<Lineage, usize> = HashMap::new();
-        let mut runs: Vec<Vec<usize>> = Vec::new();
+        let mut numbers: FastMap<Words<'_>, usize> = FastMap::default();
+        let mut runs: Vec<Vec<Run>> = Vec::new();
         let mut places = vec![(0, 0); records.len()];
         let mut order: Vec<usize> = (0..records.len()).collect();
         order.sort_by(|&one, &other| rank(&records[other]).cmp(&rank(&records[one])));
         for index in order {
-            let next = runs.len();
-            let number = *numbers.entry(lineage(&records[index])).or_insert(next);
+            let (next, record) = (runs.len(), &records[index]);
+            let number = *numbers.entry(words(record)).or_insert(next);
             if number == next {
                 runs.push(Vec::new());
             }
             places[index] = (number, runs[number].len());
-            runs[number].push(index);
+            runs[number].push(Run { index, start_ns: record.start_ns.filter(|_| !record.state.is_live()) });
         }
         Lineages { records, runs, places }
     }
@@ -166,8 +194,10 @@ impl<'a> Lineages<'a> {
     /// The same as [`earlier`], of these records: at most so many.
     pub fn before(&self, index: usize, most: usize) -> Vec<&'a Record> {
         let (number, position) = self.places[index];
-        let later = self.runs[number][position + 1..].iter().map(|&other| &self.records[other]);
-        later.filter(|run| is_before(run, &self.records[index])).take(most).collect()
+        let start_ns = self.records[index].start_ns.unwrap_or(i64::MAX);
+        let is_before = |run: &&Run| run.start_ns.is_some_and(|run_ns| run_ns < start_ns);
+        let later = self.runs[number][position + 1..].iter().filter(is_before);
+        later.take(most).map(|run| &self.records[run.index]).collect()
     }
 }
 

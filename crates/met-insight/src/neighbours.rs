@@ -18,26 +18,60 @@ const THROTTLED: f64 = 0.01;
 const LOOKED_AT: usize = 2000;
 
 pub struct Neighbours<'a> {
+    now_ns: i64,
     /// By start.
-    by_node: HashMap<&'a str, Vec<&'a Record>>,
+    by_node: HashMap<&'a str, Vec<Run<'a>>>,
     /// Whole GPUs that some job had.
     gpus: HashMap<&'a str, BTreeSet<&'a str>>,
+    owners: HashMap<Option<String>, usize>,
+}
+
+/// What is asked of a job on a node, again and again: each job is compared with up to [`LOOKED_AT`] others.
+struct Run<'a> {
+    record: &'a Record,
+    begin_ns: i64,
+    end_ns: i64,
+    owner: usize,
+    /// Its work is in that of another job.
+    is_inside: bool,
+    cores: Option<f64>,
+    /// The share of its time in which it waited for a CPU that others had.
+    waited: Option<f64>,
+}
+
+impl<'a> Run<'a> {
+    fn of(record: &'a Record, owner: usize, now_ns: i64) -> Option<Run<'a>> {
+        let share = average::per_second(record, column::PRESSURE_CPU, now_ns);
+        let of_others = |share: f64| if waits_for_itself(record, now_ns) { 0.0 } else { share.min(1.0) };
+        Some(Run {
+            record,
+            begin_ns: record.start_ns?,
+            end_ns: record.end_ns.unwrap_or(now_ns),
+            owner,
+            is_inside: record.inside.is_some(),
+            cores: average::per_second(record, column::CPU, now_ns),
+            waited: share.map(of_others),
+        })
+    }
 }
 
 impl<'a> Neighbours<'a> {
-    pub fn of(records: &'a [Record]) -> Neighbours<'a> {
-        let mut by_node: HashMap<&str, Vec<&Record>> = HashMap::new();
+    pub fn of(records: &'a [Record], now_ns: i64) -> Neighbours<'a> {
+        let mut by_node: HashMap<&str, Vec<Run<'_>>> = HashMap::new();
         let mut gpus: HashMap<&str, BTreeSet<&str>> = HashMap::new();
-        for record in records.iter().filter(|record| record.start_ns.is_some()) {
+        let mut owners = HashMap::new();
+        for record in records {
             // On which of several nodes a GPU is, is not known.
-            if let [node] = record.nodes.as_slice() {
-                let whole = record.gpus.iter().map(|gpu| gpu.parent.as_deref().unwrap_or(&gpu.uuid));
-                gpus.entry(node).or_default().extend(whole);
-                by_node.entry(node).or_default().push(record);
-            }
+            let ([node], Some(_)) = (record.nodes.as_slice(), record.start_ns) else { continue };
+            let whole = record.gpus.iter().map(|gpu| gpu.parent.as_deref().unwrap_or(&gpu.uuid));
+            gpus.entry(node).or_default().extend(whole);
+            let next = owners.len();
+            let owner = *owners.entry(user::owner(record)).or_insert(next);
+            by_node.entry(node).or_default().extend(Run::of(record, owner, now_ns));
         }
-        by_node.values_mut().for_each(|jobs| jobs.sort_by_key(|job| (job.start_ns, &job.key)));
-        Neighbours { by_node, gpus }
+        let start = |run: &Run<'a>| (run.begin_ns, &run.record.key);
+        by_node.values_mut().for_each(|runs| runs.sort_by(|one, other| start(one).cmp(&start(other))));
+        Neighbours { now_ns, by_node, gpus, owners }
     }
 
     /// GPUs of the job's node that some job was seen with; unknown where none was.
@@ -47,32 +81,33 @@ impl<'a> Neighbours<'a> {
     }
 
     /// What other jobs on its node did while it ran.
-    pub fn beside(&self, record: &Record, now_ns: i64) -> Beside {
+    pub fn beside(&self, record: &Record) -> Beside {
         let gpus = self.gpus(record);
-        let (pressure, cores) = self.load(record, now_ns).unwrap_or_default();
+        let (pressure, cores) = self.load(record).unwrap_or_default();
         Beside { gpus, pressure, cores }
     }
 
     /// The share of the time in which jobs of others waited for a CPU that others had, weighted by how long they ran
     /// beside it; and the cores that all other jobs used of its time, on average, each by its own mean.
-    fn load(&self, record: &Record, now_ns: i64) -> Option<(Option<f64>, Option<f64>)> {
+    fn load(&self, record: &Record) -> Option<(Option<f64>, Option<f64>)> {
         let [node] = record.nodes.as_slice() else { return None };
-        let (begin_ns, end_ns) = (record.start_ns?, record.end_ns.unwrap_or(now_ns));
-        let jobs = self.by_node.get(node.as_str())?;
-        let until = jobs.partition_point(|job| job.start_ns < Some(end_ns));
+        let (begin_ns, end_ns) = (record.start_ns?, record.end_ns.unwrap_or(self.now_ns));
+        let owner = self.owners.get(&user::owner(record));
+        let runs = self.by_node.get(node.as_str())?;
+        let until = runs.partition_point(|run| run.begin_ns < end_ns);
         let (mut waited, mut beside, mut used) = (0.0, 0.0, None);
-        for job in jobs[..until].iter().rev().take(LOOKED_AT) {
-            let last_ns = job.end_ns.unwrap_or(now_ns).min(end_ns);
-            let both_ns = (last_ns - job.start_ns.unwrap_or(last_ns).max(begin_ns)).max(0) as f64;
-            if job.inside.is_some() || job.key == record.key {
+        for run in runs[..until].iter().rev().take(LOOKED_AT) {
+            let both_ns = (run.end_ns.min(end_ns) - run.begin_ns.max(begin_ns)).max(0) as f64;
+            // What has nothing to add is not looked at closer.
+            let is_beside = both_ns > 0.0 || run.cores.is_some() && used.is_none();
+            if run.is_inside || !is_beside || run.record.key == record.key {
                 continue;
             }
-            if let Some(cores) = average::per_second(job, column::CPU, now_ns) {
+            if let Some(cores) = run.cores {
                 *used.get_or_insert(0.0) += cores * both_ns;
             }
-            let is_other = user::owner(job) != user::owner(record);
-            if let Some(share) = average::per_second(job, column::PRESSURE_CPU, now_ns).filter(|_| is_other) {
-                waited += if waits_for_itself(job, now_ns) { 0.0 } else { share.min(1.0) * both_ns };
+            if let Some(share) = run.waited.filter(|_| Some(&run.owner) != owner) {
+                waited += share * both_ns;
                 beside += both_ns;
             }
         }
@@ -115,7 +150,7 @@ mod tests {
         elsewhere.nodes = vec!["n2".to_owned()];
         let hog = job("1", "alice", 4);
         let mut jobs = vec![hog.clone(), job("2", "alice", 4), elsewhere];
-        let of = |jobs: &[Record]| Neighbours::of(jobs).beside(&hog, sample::NOW_NS).pressure;
+        let of = |jobs: &[Record]| Neighbours::of(jobs, sample::NOW_NS).beside(&hog).pressure;
         assert_eq!(of(&jobs), None, "nobody else is on its node");
         jobs.push(job("4", "bob", 2));
         assert_eq!(of(&jobs), Some(0.5));
@@ -124,7 +159,7 @@ mod tests {
         later.end_ns = hog.end_ns.map(|end_ns| end_ns + 1_000_000_000);
         jobs.push(later);
         assert_eq!(of(&jobs), Some(0.5), "it came when the job was over");
-        assert_eq!(Neighbours::of(&jobs).gpus(&hog), None);
+        assert_eq!(Neighbours::of(&jobs, sample::NOW_NS).gpus(&hog), None);
         let mut full = jobs[3].clone();
         let wall_ns = full.end_ns.unwrap() - full.start_ns.unwrap();
         full.allocated.cpus = Some(2);
@@ -132,12 +167,12 @@ mod tests {
         assert_eq!(of(&[hog.clone(), full.clone()]), Some(0.0), "it had all of its CPUs");
         full.totals.set(column::CPU, wall_ns, QualityKind::Measured, "cgroup");
         assert_eq!(of(&[hog.clone(), full.clone()]), Some(0.5), "it had half of them");
-        let cores = |jobs: &[Record]| Neighbours::of(jobs).beside(&hog, sample::NOW_NS).cores;
+        let cores = |jobs: &[Record]| Neighbours::of(jobs, sample::NOW_NS).beside(&hog).cores;
         assert_eq!(cores(&[hog.clone(), full.clone()]), Some(1.0), "without its own");
         assert_eq!(cores(std::slice::from_ref(&hog)), None);
         full.totals.set(column::THROTTLED, wall_ns, QualityKind::Measured, "cgroup");
         assert_eq!(of(&[hog.clone(), full]), Some(0.0), "its quota stopped it");
         jobs[3].gpus = vec![sample::gpu()];
-        assert_eq!(Neighbours::of(&jobs).gpus(&hog), Some(1));
+        assert_eq!(Neighbours::of(&jobs, sample::NOW_NS).gpus(&hog), Some(1));
     }
 }

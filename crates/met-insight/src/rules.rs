@@ -136,7 +136,7 @@ impl Rules {
 pub struct Explanation {
     pub evidence: Vec<Evidence>,
     /// Names that are not known of this subject.
-    pub unknown: Vec<String>,
+    pub unknown: Vec<&'static str>,
     pub steps: Vec<Step>,
     /// Whether it wants more samples of a job that runs, where it may.
     pub watch: Option<Step>,
@@ -205,58 +205,82 @@ pub fn explanation_object(rule: &Rule, explanation: &Explanation) -> Value {
     object
 }
 
+/// What was asked of a rule, one after the other. Of many jobs nobody reads it, and nothing is asked after a refusal.
+struct Steps {
+    is_told: bool,
+    told: Vec<Step>,
+    have_passed: bool,
+}
+
+impl Steps {
+    fn push(&mut self, passed: Option<bool>, asked: impl FnOnce() -> String) {
+        self.have_passed &= passed == Some(true);
+        if self.is_told {
+            self.told.push(Step { asked: asked(), passed });
+        }
+    }
+
+    /// Whether what follows changes nothing.
+    fn are_over(&self) -> bool {
+        !self.have_passed && !self.is_told
+    }
+}
+
 /// `with_all` looks at numbers of a condition that is false already, for an explanation.
 fn judged(rule: &Rule, subject: Subject<'_>, with_all: bool) -> Explanation {
     let mut evaluation = Evaluation::of(subject, with_all);
+    let mut steps = Steps { is_told: with_all, told: Vec::new(), have_passed: true };
     let holds = evaluation.truth(&rule.when);
-    let mut steps = vec![Step { asked: rule.when_text.clone(), passed: holds }];
+    steps.push(holds, || rule.when_text.clone());
     if holds == Some(true) {
-        let coverage = evaluation.coverage();
-        steps.extend(gates(rule, subject, coverage));
+        gates(rule, subject, evaluation.coverage(), &mut steps);
         for counter in &rule.unless {
+            if steps.are_over() {
+                break;
+            }
             let mut of_counter = Evaluation::of(subject, false);
             let speaks_against = of_counter.truth(&counter.when);
             // What was not looked at well enough does not speak for the rule either.
             let is_covered = of_counter.coverage() >= rule.gates.coverage;
             let passed = speaks_against.map(|against| !against).filter(|&passed| !passed || is_covered);
-            let asked = format!("not ({}): {}", counter.when_text, counter.because);
-            steps.push(Step { asked, passed });
+            steps.push(passed, || format!("not ({}): {}", counter.when_text, counter.because));
             evaluation.take_in(of_counter);
         }
     }
     let mut finding = None;
-    if steps.iter().all(|step| step.passed == Some(true)) {
+    if steps.have_passed {
         let saving = saving(rule, subject, &mut evaluation);
-        if let Some(step) = saving_gate(rule, &saving) {
-            steps.push(step);
-        }
-        if steps.iter().all(|step| step.passed == Some(true)) {
+        saving_gate(rule, &saving, &mut steps);
+        if steps.have_passed {
             finding = told(rule, subject, &mut evaluation, saving);
         }
     }
     let watch = with_all.then(|| watch::step(rule, subject)).flatten();
-    Explanation { evidence: evaluation.evidence, unknown: evaluation.unknown, steps, watch, finding }
+    Explanation {
+        evidence: evaluation.evidence,
+        unknown: evaluation.unknown,
+        steps: steps.told,
+        watch,
+        finding,
+    }
 }
 
-fn gates(rule: &Rule, subject: Subject<'_>, coverage: f64) -> Vec<Step> {
+fn gates(rule: &Rule, subject: Subject<'_>, coverage: f64, steps: &mut Steps) {
     let gates = &rule.gates;
     let percent = met_core::units::percent;
-    let asked =
-        format!("samples cover {} of its time (needs {})", percent(coverage), percent(gates.coverage));
-    let mut steps = vec![Step { asked, passed: Some(coverage >= gates.coverage) }];
-    let Subject::Job(job) = subject else { return steps };
+    steps.push(Some(coverage >= gates.coverage), || {
+        format!("samples cover {} of its time (needs {})", percent(coverage), percent(gates.coverage))
+    });
+    let Subject::Job(job) = subject else { return };
     let wall_s = average::wall_ns(job.record, job.now_ns).map(|ns| ns as f64 / 1e9);
-    let least = met_core::units::duration_long(gates.length_s);
-    steps.push(Step {
-        asked: format!("it ran for at least {least}"),
-        passed: wall_s.map(|wall_s| wall_s >= gates.length_s),
+    steps.push(wall_s.map(|wall_s| wall_s >= gates.length_s), || {
+        format!("it ran for at least {}", met_core::units::duration_long(gates.length_s))
     });
     // Totals need no samples: only where there are some, there must be enough.
     if let Some(profile) = job.profile().filter(|_| gates.samples > 0) {
-        let asked = format!("at least {} samples", gates.samples);
-        steps.push(Step { asked, passed: Some(profile.count >= gates.samples) });
+        let passed = Some(profile.count >= gates.samples);
+        steps.push(passed, || format!("at least {} samples", gates.samples));
     }
-    steps
 }
 
 fn saving(rule: &Rule, subject: Subject<'_>, evaluation: &mut Evaluation<'_>) -> Saving {
@@ -300,9 +324,9 @@ fn with_energy(saving: Saving, job: &Job<'_>) -> Saving {
     Saving { energy_joules: Some(energy_joules), emissions_grams, money, ..saving }
 }
 
-fn saving_gate(rule: &Rule, saving: &Saving) -> Option<Step> {
+fn saving_gate(rule: &Rule, saving: &Saving, steps: &mut Steps) {
     if rule.save_cores.is_none() && rule.save_gpus.is_none() {
-        return None;
+        return;
     }
     let enough = [(saving.core_hours, rule.gates.core_hours), (saving.gpu_hours, rule.gates.gpu_hours)];
     let passed = enough.into_iter().any(|(saved, least)| saved.is_some_and(|saved| saved >= least));
@@ -310,12 +334,13 @@ fn saving_gate(rule: &Rule, saving: &Saving) -> Option<Step> {
         (&rule.save_cores, saving.core_hours, rule.gates.core_hours, "core-hours"),
         (&rule.save_gpus, saving.gpu_hours, rule.gates.gpu_hours, "GPU-hours"),
     ];
-    let words = kinds.into_iter().filter(|(expr, ..)| expr.is_some()).map(|(_, saved, least, unit)| {
-        let saved = saved.map_or("an unknown number of".to_owned(), |saved| format!("{saved:.2}"));
-        format!("{saved} {unit} (needs {least})")
+    steps.push(Some(passed), || {
+        let words = kinds.into_iter().filter(|(expr, ..)| expr.is_some()).map(|(_, saved, least, unit)| {
+            let saved = saved.map_or("an unknown number of".to_owned(), |saved| format!("{saved:.2}"));
+            format!("{saved} {unit} (needs {least})")
+        });
+        format!("it would save {}", words.collect::<Vec<_>>().join(" or "))
     });
-    let asked = format!("it would save {}", words.collect::<Vec<_>>().join(" or "));
-    Some(Step { asked, passed: Some(passed) })
 }
 
 fn told(
@@ -333,7 +358,6 @@ fn told(
         Subject::User(_) => (None, None),
     };
     let coverage = evaluation.coverage();
-    let why = evaluation.evidence.clone();
     let what = rule.what.text(subject)?;
     let how = rule.how.text(subject).or_else(|| rule.otherwise.as_ref()?.text(subject))?;
     Some(Finding {
@@ -344,7 +368,7 @@ fn told(
         lineage,
         window_ns,
         what,
-        why,
+        why: evaluation.evidence.clone(),
         how,
         saving,
         held_core_hours,

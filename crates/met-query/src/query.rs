@@ -213,7 +213,7 @@ pub fn usage_in(store: &Queries, viewer: &Viewer, ask: &UsageAsk, live: &[Record
     if let Some(problem) = ask.problem() {
         return Err(Failure::usage(problem.to_owned()));
     }
-    let sees = |group: &met_core::usage::Group| viewer.sees_group(group);
+    let sees = |group: met_core::usage::GroupRef<'_>| viewer.sees_group(group);
     let answer = met_store::usage(store, ask, &sees, live, jobs::now_ns())?;
     answer.map_err(|UsageTooLong| {
         Failure::usage(

@@ -2,7 +2,7 @@
 
 use met_core::job::Record;
 use met_core::member::Member;
-use met_core::usage::Group;
+use met_core::usage::GroupRef;
 
 use crate::jobs::JobsFilter;
 
@@ -35,13 +35,13 @@ impl Viewer {
     }
 
     /// Whether the viewer sees the sums of a group: those of own jobs, and of accounts as a member.
-    pub fn sees_group(&self, group: &Group) -> bool {
+    pub fn sees_group<'g>(&self, group: impl Into<GroupRef<'g>>) -> bool {
+        let group: GroupRef<'_> = group.into();
         match self {
             Viewer::Everything => true,
             Viewer::Uid(uid) => group.uid == Some(*uid),
             Viewer::User { .. } => {
-                let (user, account) = (group.user.as_deref(), group.account.as_deref());
-                self.member().is_some_and(|member| member.sees_owner(user, account))
+                self.member().is_some_and(|member| member.sees_owner(group.user, group.account))
             }
         }
     }
@@ -98,6 +98,8 @@ impl Viewer {
 
 #[cfg(test)]
 mod tests {
+    use met_core::usage::Group;
+
     use super::*;
 
     #[test]

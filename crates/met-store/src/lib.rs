@@ -11,6 +11,7 @@
 //! reader shows the database and the inbox as one.
 
 mod backends;
+mod brief;
 mod check;
 pub mod cluster;
 mod day;

@@ -7,6 +7,7 @@ use met_core::grouping::{self, Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
 
+use crate::brief;
 use crate::error::StoreError;
 use crate::filter::Filter;
 use crate::listed;
@@ -150,6 +151,9 @@ impl Queries {
         }
         let parts = parts_of(filter);
         let limit = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending.len()));
+        if let Some(page) = in_snapshot(catalogue, || brief::page(catalogue, filter, limit))? {
+            return Ok(page);
+        }
         let mut page = Page { jobs: Vec::new(), next: filter.after.clone() };
         let (mut bytes, mut examined) = (0, 0);
         loop {

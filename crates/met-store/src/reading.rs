@@ -60,6 +60,8 @@ pub(crate) struct Parts {
 impl Parts {
     pub const ALL: Parts = Parts { totals: true, summaries: true, of_process: None, is_brief: false };
     pub const NONE: Parts = Parts { totals: false, summaries: false, of_process: None, is_brief: false };
+    /// All but processes and marked work.
+    pub const BRIEF: Parts = Parts { is_brief: true, ..Parts::ALL };
 }
 
 /// What a question found.
@@ -361,14 +363,29 @@ fn set_total(record: &mut Record, row: &dyn Row, names: &Names, tally: &mut Tall
 pub(crate) fn put_total(record: &mut Record, total: [i64; 4], names: &Names, tally: &mut Tally) {
     let [metric, value, kind, source] = total;
     tally.totals = tally.totals.wrapping_add(sums::of_total(metric, value, kind, source));
-    let [metric, kind, source] = [metric, kind, source].map(|key| names.get(&key).and_then(Option::as_ref));
-    let (Some(metric), Some(kind), Some(source)) = (metric, kind, source) else {
-        tally.nameless = true;
-        return;
-    };
-    if let (Some(column), Some(kind)) = (metric.column, kind.kind) {
-        record.totals.set(column, value, kind, source.source.clone());
+    match named_total(names, metric, kind, source) {
+        Some(Some((column, kind, source))) => record.totals.set(column, value, kind, source.clone()),
+        Some(None) => {}
+        None => tally.nameless = true,
     }
+}
+
+/// The column, kind and source of a total by their terms: nothing where this version does not know them, `None` where a
+/// term is damaged.
+pub(crate) fn named_total(
+    names: &Names,
+    metric: i64,
+    kind: i64,
+    source: i64,
+) -> Option<Option<(usize, QualityKind, &Provenance)>> {
+    let name = |key: i64| names.get(&key).and_then(Option::as_ref);
+    let (metric, kind, source) = (name(metric)?, name(kind)?, name(source)?);
+    Some(metric.column.zip(kind.kind).map(|(column, kind)| (column, kind, &source.source)))
+}
+
+/// The column of a summary, likewise.
+pub(crate) fn named_summary(names: &Names, metric: i64) -> Option<Option<usize>> {
+    Some(names.get(&metric).and_then(Option::as_ref)?.column)
 }
 
 fn set_summary(record: &mut Record, row: &dyn Row, names: &Names, tally: &mut Tally) {
@@ -390,12 +407,9 @@ pub(crate) fn put_summary(
     tally: &mut Tally,
 ) {
     tally.summaries = tally.summaries.wrapping_add(sums::of_summary(metric, &summary));
-    match names.get(&metric).and_then(Option::as_ref) {
-        Some(metric) => {
-            if let Some(column) = metric.column {
-                record.summaries.set(column, summary);
-            }
-        }
+    match named_summary(names, metric) {
+        Some(Some(column)) => record.summaries.set(column, summary),
+        Some(None) => {}
         None => tally.nameless = true,
     }
 }

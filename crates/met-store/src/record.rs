@@ -8,6 +8,7 @@ use met_core::belief::{believe, is_outranked, may_live_again};
 use met_core::job::{JobKey, Record, State, Summary};
 use met_core::listing::{id_number, sort_ns};
 
+use crate::brief;
 use crate::device;
 use crate::error::StoreError;
 use crate::listed;
@@ -51,13 +52,17 @@ pub(crate) fn write(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result
     }
     let record = merged.as_ref().unwrap_or(record);
     let figures = Figures::of(sql, terms, record)?;
-    let key = write_row(sql, record, Some(&figures))?;
+    let (key, detail) = write_row(sql, record, Some(&figures))?;
     if before.is_some() {
         sql.execute("DELETE FROM total WHERE job = ?1", &[key.into()])?;
         sql.execute("DELETE FROM summary WHERE job = ?1", &[key.into()])?;
     }
     device::allocate(sql, key, record)?;
     listed::write(sql, key, record)?;
+    match brief::as_read(&detail) {
+        Some(as_read) => brief::write(sql, key, &as_read, &figures)?,
+        None => brief::remove(sql, key)?,
+    }
     figures.write(sql, key)
 }
 
@@ -69,7 +74,8 @@ pub(crate) fn revive(sql: &dyn Sql, key: &JobKey) -> Result<()> {
         return Ok(());
     }
     let record = Record { state: State::Running, end_ns: None, ..stored.record };
-    let key = write_row(sql, &record, None)?;
+    let (key, _) = write_row(sql, &record, None)?;
+    brief::remove(sql, key)?;
     listed::write(sql, key, &record)
 }
 
@@ -90,8 +96,9 @@ pub(crate) fn returned(sql: &dyn Sql, statement: &str, values: &[Value<'_>]) -> 
     Ok(key.unwrap_or_default())
 }
 
-/// Writes a job's row. Without figures those that it has stay, and their checksums.
-fn write_row(sql: &dyn Sql, record: &Record, figures: Option<&Figures>) -> Result<i64> {
+/// Writes a job's row, and returns its key and the text of the record. Without figures those that it has stay, and their
+/// checksums.
+fn write_row(sql: &dyn Sql, record: &Record, figures: Option<&Figures>) -> Result<(i64, String)> {
     let bare = Record { totals: Default::default(), summaries: Default::default(), ..record.clone() };
     let detail = serde_json::to_string(&bare)
         .map_err(|error| StoreError::Refused { at: record.key.id.clone(), error: error.to_string() })?;
@@ -122,7 +129,7 @@ fn write_row(sql: &dyn Sql, record: &Record, figures: Option<&Figures>) -> Resul
             .map(Value::from),
     );
     let marks = (1..=values.len()).map(|number| format!("?{number}")).collect::<Vec<_>>().join(", ");
-    returned(
+    let key = returned(
         sql,
         &format!(
             "INSERT INTO job ({SUMMED}, changed, sum, totals_sum, summaries_sum) VALUES ({marks})
@@ -136,7 +143,8 @@ fn write_row(sql: &dyn Sql, record: &Record, figures: Option<&Figures>) -> Resul
              RETURNING key"
         ),
         &values,
-    )
+    )?;
+    Ok((key, detail))
 }
 
 /// The number of the next change. A table that lost its row is damage, and not the number 0 for ever.
@@ -147,15 +155,16 @@ fn next_change(sql: &dyn Sql) -> Result<i64> {
 }
 
 /// The totals and summaries of a record, as they are written.
-struct Figures {
-    totals: Vec<[i64; 4]>,
+pub(crate) struct Figures {
+    /// Metric, value, kind and source.
+    pub totals: Vec<[i64; 4]>,
     totals_sum: i64,
-    summaries: Vec<(i64, Summary)>,
+    pub summaries: Vec<(i64, Summary)>,
     summaries_sum: i64,
 }
 
 impl Figures {
-    fn of(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result<Figures> {
+    pub fn of(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result<Figures> {
         let (mut totals, mut summaries) = (Vec::new(), Vec::new());
         for (column, figure) in record.totals.iter() {
             let metric = term(sql, terms, JOB.columns[column].name)?;

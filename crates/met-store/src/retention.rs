@@ -388,8 +388,8 @@ impl Writer {
     }
 }
 
-/// What a job takes: its record, its figures, its narrow row, and its entries in the indexes.
-const ROW_BYTES: &str = "CAST(length(detail) AS BIGINT) + 1300";
+/// What a job takes: its record, its figures, its narrow row, its packed one, and its entries in the indexes.
+const ROW_BYTES: &str = "CAST(length(detail) AS BIGINT) + 1800";
 
 #[derive(Default)]
 struct Sizes {

@@ -16,6 +16,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::backends::Backends;
+use crate::brief;
 use crate::check;
 use crate::device::{self, Device};
 use crate::error::StoreError;
@@ -96,7 +97,7 @@ impl Writer {
         let catalogue: Box<dyn Sql> = match &backends.catalogue {
             Some(server) => {
                 let sql = Postgres::for_writing(server)?;
-                listed::complete(&sql, Instant::now())?;
+                complete(&sql, Instant::now())?;
                 Box::new(sql)
             }
             None => {
@@ -405,7 +406,7 @@ impl Writer {
     /// Goes on with the upgrade of a store whose jobs an earlier version wrote, for so long. True when it is done; until
     /// then lists are right and slower.
     pub fn complete_lists(&mut self, within: Duration) -> Result<bool, StoreError> {
-        listed::complete(self.queries.opened()?, Instant::now() + within)
+        complete(self.queries.opened()?, Instant::now() + within)
     }
 
     /// Looks through the catalogue where there is a reason to, and saves what can be read of a damaged one.
@@ -501,8 +502,15 @@ fn open_checked(path: &Path, exclusive: bool, check: bool) -> Result<Sqlite, Sto
         look(&sql, path)?;
     }
     // Of a new store this is all; the rest of an old one is for housekeeping.
-    listed::complete(&sql, Instant::now())?;
+    complete(&sql, Instant::now())?;
     Ok(sql)
+}
+
+/// Writes what is computed from jobs that an earlier version wrote: a piece at least, and more until this time. True when
+/// nothing is left.
+fn complete(sql: &dyn Sql, until: Instant) -> Result<bool, StoreError> {
+    let is_listed = listed::complete(sql, until)?;
+    Ok(brief::complete(sql, until)? && is_listed)
 }
 
 /// Looks through all of a catalogue.

@@ -82,7 +82,7 @@ fn old_jobs_and_days_go_and_live_jobs_stay() {
     let removed = |retained: Retained| (retained.jobs_removed, retained.days_removed);
     let retained = writer.retain(&by_age, now_ns).unwrap();
     let [of_user, of_days] = &retained.lines()[..] else { panic!("two lines") };
-    assert_eq!(of_user, "retention: user ada: removed 3 jobs (1 to 3) and 0 daily series, about 5508 bytes");
+    assert_eq!(of_user, "retention: user ada: removed 3 jobs (1 to 3) and 0 daily series, about 7008 bytes");
     let [first, last] = [0, 1].map(|day| day::name(day::of_ms((MIDNIGHT_S + day * DAY_S) * 1000)));
     let expected = format!("retention: removed all samples of 2 days ({first} to {last}), about ");
     let bytes: Option<u64> =

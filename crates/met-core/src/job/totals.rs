@@ -1,6 +1,5 @@
 //! The figures of a job: totals, each with how it came to be, and the course of columns in five numbers.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -35,38 +34,91 @@ pub struct Figure {
     pub source: Provenance,
 }
 
+/// What is known by column of the job table, in its order. A job has some thirty, and there are many jobs: one after the
+/// other they take half of the memory of a tree.
+#[derive(Clone, Debug, PartialEq)]
+struct ByColumn<T>(Vec<(usize, T)>);
+
+impl<T> Default for ByColumn<T> {
+    fn default() -> ByColumn<T> {
+        ByColumn(Vec::new())
+    }
+}
+
+impl<T> ByColumn<T> {
+    fn place(&self, column: usize) -> Result<usize, usize> {
+        match self.0.last() {
+            // They mostly come in order.
+            Some(&(last, _)) if last < column => Err(self.0.len()),
+            _ => self.0.binary_search_by_key(&column, |&(known, _)| known),
+        }
+    }
+
+    fn get(&self, column: usize) -> Option<&T> {
+        self.place(column).ok().map(|at| &self.0[at].1)
+    }
+
+    fn set(&mut self, column: usize, value: T) {
+        match self.place(column) {
+            Ok(at) => self.0[at].1 = value,
+            Err(at) => self.0.insert(at, (column, value)),
+        }
+    }
+
+    fn remove(&mut self, column: usize) {
+        if let Ok(at) = self.place(column) {
+            self.0.remove(at);
+        }
+    }
+
+    fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut().map(|(_, value)| value)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
+        self.0.iter().map(|(column, value)| (*column, value))
+    }
+}
+
 /// The known totals of a job, by column of the job table.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Totals {
-    figures: BTreeMap<usize, Figure>,
+    figures: ByColumn<Figure>,
 }
 
 impl Totals {
     pub fn get(&self, column: usize) -> Option<i64> {
-        self.figures.get(&column).map(|figure| figure.value)
+        self.figures.get(column).map(|figure| figure.value)
     }
 
     pub fn figure(&self, column: usize) -> Option<&Figure> {
-        self.figures.get(&column)
+        self.figures.get(column)
+    }
+
+    /// Before so many are set.
+    pub fn reserve(&mut self, count: usize) {
+        self.figures.0.reserve_exact(count);
     }
 
     pub fn set(&mut self, column: usize, value: i64, kind: QualityKind, source: impl Into<Provenance>) {
-        self.figures.insert(column, Figure { value, kind, source: source.into() });
+        self.figures.set(column, Figure { value, kind, source: source.into() });
     }
 
     /// Takes over what `other` knows and this does not.
     pub fn fill_from(&mut self, other: &Totals) {
-        for (&column, figure) in &other.figures {
-            self.figures.entry(column).or_insert_with(|| figure.clone());
+        for (column, figure) in other.figures.iter() {
+            if self.figures.get(column).is_none() {
+                self.figures.set(column, figure.clone());
+            }
         }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.figures.is_empty()
+        self.figures.0.is_empty()
     }
 
     pub fn remove(&mut self, column: usize) {
-        self.figures.remove(&column);
+        self.figures.remove(column);
     }
 
     /// Of a job that went on: what is known so far is the least it can be.
@@ -81,7 +133,7 @@ impl Totals {
 
     /// In the order of the job table.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Figure)> {
-        self.figures.iter().map(|(&column, figure)| (column, figure))
+        self.figures.iter()
     }
 }
 
@@ -99,39 +151,36 @@ pub struct Summary {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summaries {
-    by_column: BTreeMap<usize, Summary>,
+    by_column: ByColumn<Summary>,
 }
 
 impl Summaries {
     pub fn get(&self, column: usize) -> Option<&Summary> {
-        self.by_column.get(&column)
+        self.by_column.get(column)
     }
 
     pub fn set(&mut self, column: usize, summary: Summary) {
-        self.by_column.insert(column, summary);
+        self.by_column.set(column, summary);
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Summary)> {
-        self.by_column.iter().map(|(&column, summary)| (column, summary))
+        self.by_column.iter()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.by_column.is_empty()
+        self.by_column.0.is_empty()
     }
 }
 
 // On disk and on the socket a column goes by its name: a position would change its meaning with the table.
-fn serialize_by_name<T: Serialize, S: Serializer>(
-    map: &BTreeMap<usize, T>,
-    to: S,
-) -> Result<S::Ok, S::Error> {
-    to.collect_map(map.iter().map(|(&column, value)| (JOB.columns[column].name, value)))
+fn serialize_by_name<T: Serialize, S: Serializer>(map: &ByColumn<T>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(map.iter().map(|(column, value)| (JOB.columns[column].name, value)))
 }
 
 // A name that this version does not know came from a newer one, and is left out.
 fn deserialize_by_name<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     from: D,
-) -> Result<BTreeMap<usize, T>, D::Error> {
+) -> Result<ByColumn<T>, D::Error> {
     from.deserialize_map(ByName(PhantomData))
 }
 
@@ -139,18 +188,18 @@ fn deserialize_by_name<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
 struct ByName<T>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for ByName<T> {
-    type Value = BTreeMap<usize, T>;
+    type Value = ByColumn<T>;
 
     fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.write_str("a map")
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
-        let mut by_column = BTreeMap::new();
+        let mut by_column = ByColumn::default();
         while let Some(Named(column)) = map.next_key()? {
             let value = map.next_value()?;
             if let Some(column) = column {
-                by_column.insert(column, value);
+                by_column.set(column, value);
             }
         }
         Ok(by_column)

@@ -1,11 +1,12 @@
 //! Sums by group and period, added up from the rows of days.
 
-use std::collections::HashMap;
-
 use serde::{Deserialize, Serialize};
 
 use super::row::each_run;
-use super::{BUCKET_NS, BUCKETS_PER_DAY, Calendar, DayRow, Every, FIGURES, Group, Kind, Period, Sums, Zone};
+use super::{
+    BUCKET_NS, BUCKETS_PER_DAY, Calendar, DayRow, Every, FIGURES, GroupRef, Kind, Period, Sums, Zone,
+};
+use crate::FastMap;
 use crate::job::named;
 
 /// Lines of one answer; more help no reader.
@@ -35,14 +36,14 @@ impl By {
         }
     }
 
-    pub fn name_of(self, group: &Group) -> Option<&str> {
+    pub fn name_of(self, group: GroupRef<'_>) -> Option<&str> {
         match self {
             By::System => Some(""),
-            By::User => group.user.as_deref(),
-            By::Account => group.account.as_deref(),
-            By::Partition => group.partition.as_deref(),
-            By::Node => group.node.as_deref(),
-            By::Command => group.command.as_deref(),
+            By::User => group.user,
+            By::Account => group.account,
+            By::Partition => group.partition,
+            By::Node => group.node,
+            By::Command => group.command,
         }
     }
 }
@@ -102,12 +103,13 @@ impl UsageAsk {
         if self.node.is_some() { Kind::Node } else { self.by.kind() }
     }
 
-    pub fn accepts(&self, group: &Group) -> bool {
-        let fits = |wanted: &Option<String>, known: &Option<String>| wanted.is_none() || wanted == known;
-        fits(&self.user, &group.user)
-            && fits(&self.account, &group.account)
-            && fits(&self.partition, &group.partition)
-            && fits(&self.node, &group.node)
+    pub fn accepts(&self, group: GroupRef<'_>) -> bool {
+        let fits =
+            |wanted: &Option<String>, known: Option<&str>| wanted.is_none() || wanted.as_deref() == known;
+        fits(&self.user, group.user)
+            && fits(&self.account, group.account)
+            && fits(&self.partition, group.partition)
+            && fits(&self.node, group.node)
     }
 
     pub fn calendar(&self) -> Calendar {
@@ -155,7 +157,7 @@ pub struct Table<'a> {
     by: By,
     calendar: &'a Calendar,
     /// By name; and the sums of each by period.
-    names: HashMap<String, usize>,
+    names: FastMap<String, usize>,
     nameless: Option<usize>,
     sums: Vec<Sums>,
     /// The last day that was added to: rows come day by day.
@@ -172,12 +174,12 @@ struct Day {
 
 impl<'a> Table<'a> {
     pub fn new(by: By, calendar: &'a Calendar) -> Table<'a> {
-        Table { by, calendar, names: HashMap::new(), nameless: None, sums: Vec::new(), day: None }
+        Table { by, calendar, names: FastMap::default(), nameless: None, sums: Vec::new(), day: None }
     }
 
     /// The place of a group's sums.
-    pub fn place(&mut self, group: &Group) -> Result<usize, UsageTooLong> {
-        let name = self.by.name_of(group);
+    pub fn place<'g>(&mut self, group: impl Into<GroupRef<'g>>) -> Result<usize, UsageTooLong> {
+        let name = self.by.name_of(group.into());
         let known = name.map_or(self.nameless, |name| self.names.get(name).copied());
         if let Some(place) = known {
             return Ok(place);
@@ -195,19 +197,11 @@ impl<'a> Table<'a> {
         Ok(next)
     }
 
-    fn periods_of(&self, day: i64) -> [u32; BUCKETS_PER_DAY] {
-        let first = day.saturating_mul(BUCKETS_PER_DAY as i64).saturating_sub(self.calendar.first);
-        let place = |at: usize| {
-            let at = usize::try_from(first.saturating_add(at as i64)).ok();
-            at.and_then(|at| self.calendar.places.get(at)).copied().unwrap_or(NOWHERE)
-        };
-        std::array::from_fn(place)
-    }
-
     /// Adds the stored row of a day; false if it is damaged.
     pub fn add_encoded(&mut self, place: usize, day: i64, bytes: &[u8]) -> bool {
-        let known = self.day.take().filter(|known| known.day == day);
-        let of_day = known.unwrap_or_else(|| Day::new(day, self.periods_of(day)));
+        // Large, and the same for the rows of a day: it stays where it is.
+        self.day.take_if(|known| known.day != day);
+        let of_day = self.day.get_or_insert_with(|| Day::new(day, periods_of(self.calendar, day)));
         let begin = place * self.calendar.periods.len();
         let sums = &mut self.sums[begin..];
         let is_whole = each_run(bytes, |figure, from, to, value| {
@@ -220,13 +214,12 @@ impl<'a> Table<'a> {
                 at = end;
             }
         });
-        self.day = Some(of_day);
         is_whole.is_some()
     }
 
     /// Adds a row, or takes it back.
     pub fn add(&mut self, place: usize, day: i64, row: &DayRow, sign: i128) {
-        let periods = self.periods_of(day);
+        let periods = periods_of(self.calendar, day);
         let begin = place * self.calendar.periods.len();
         for (amounts, &period) in row.buckets.iter().zip(&periods).filter(|(_, period)| **period != NOWHERE) {
             let sums = &mut self.sums[begin + period as usize];
@@ -252,6 +245,15 @@ impl<'a> Table<'a> {
         }
         lines
     }
+}
+
+fn periods_of(calendar: &Calendar, day: i64) -> [u32; BUCKETS_PER_DAY] {
+    let first = day.saturating_mul(BUCKETS_PER_DAY as i64).saturating_sub(calendar.first);
+    let place = |at: usize| {
+        let at = usize::try_from(first.saturating_add(at as i64)).ok();
+        at.and_then(|at| calendar.places.get(at)).copied().unwrap_or(NOWHERE)
+    };
+    std::array::from_fn(place)
 }
 
 impl Day {

@@ -151,10 +151,7 @@ pub fn peak_bytes(run: &Record) -> Option<f64> {
 /// A peak between samples that were not taken may have been higher.
 fn is_covered(job: &Job<'_>) -> bool {
     let is_used = runs(job).iter().any(|run| run.key == job.record.key && !is_killed(run));
-    let covers = |(samples, profile): (super::Samples<'_>, &super::Profile)| {
-        profile.coverage(samples.course, column::MEMORY_NEEDED, samples.gap_ms) >= COVERAGE
-    };
-    !is_used || job.samples().zip(job.profile()).is_some_and(covers)
+    !is_used || job.coverage(column::MEMORY_NEEDED).is_some_and(|covered| covered >= COVERAGE)
 }
 
 fn memory(job: &Job<'_>) -> Option<Directive> {

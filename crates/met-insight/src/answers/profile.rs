@@ -3,7 +3,7 @@
 use met_core::MISSING;
 use met_core::job::Record;
 use met_core::job_table as column;
-use met_core::series::Course;
+use met_core::series::{Course, Interval};
 
 use super::Samples;
 use crate::gpu;
@@ -127,12 +127,11 @@ impl Profile {
         }
     }
 
-    /// How much of the window after the warm-up, or of all of a short job, is covered by samples of a column.
-    pub fn coverage(&self, course: &Course, column: usize, gap_ms: i64) -> f64 {
+    /// How much of the window after the warm-up, or of all of a short job, these spans of a column cover.
+    pub fn coverage(&self, spans: &[Interval]) -> f64 {
         let begin_ms = self.window_ms().0;
         let inside = |begin: i64, end: i64| (end.min(self.end_ms) - begin.max(begin_ms)).max(0);
-        let covered: i64 =
-            course.intervals(column, gap_ms).map(|span| inside(span.begin_ms, span.end_ms)).sum();
+        let covered: i64 = spans.iter().map(|span| inside(span.begin_ms, span.end_ms)).sum();
         covered as f64 / (self.end_ms - begin_ms).max(1) as f64
     }
 

@@ -51,7 +51,7 @@ fn a_time_without_samples_is_no_idleness() {
     let gap = made(300).cores(|_| 1.0).without(100..200);
     assert_eq!(told(&gap), "compute 100, no samples 100, compute 100");
     let profile = profile_of(&gap).unwrap();
-    let coverage = profile.coverage(&gap.course, column::CPU, 5000);
+    let coverage = profile.coverage(&gap.course.intervals(column::CPU, 5000).collect::<Vec<_>>());
     assert!((0.55..0.65).contains(&coverage), "{coverage}");
 }
 

@@ -38,7 +38,8 @@ pub fn wanted<'a, E>(
     if look.rules.rules.iter().all(|rule| rule.watch.is_none()) {
         return Ok(all);
     }
-    let around = Around { records, lineages: Lineages::of(records), neighbours: Neighbours::of(records) };
+    let around =
+        Around { records, lineages: Lineages::of(records), neighbours: Neighbours::of(records, look.now_ns) };
     for (index, record) in records.iter().enumerate() {
         if record.state == State::Running && (look.is_wanted)(record) && look.is_worth_reading(record) {
             all.extend(around.wanted(look, index, series)?);
@@ -66,7 +67,7 @@ impl<'a> Around<'a> {
         }
         let mut of_job = |table: &'static Table, part: &str| series(record, table, part);
         let known = Known::read_needed(needs, look.interval, record, machine, &mut of_job)?;
-        let beside = if needs.neighbours { self.neighbours.beside(record, look.now_ns) } else { gpus };
+        let beside = if needs.neighbours { self.neighbours.beside(record) } else { gpus };
         let known = known.beside(beside).among(&look.rules.systems);
         Ok(known.with_job(record, &earlier, look.now_ns, |job| {
             let wanted = watchers.into_iter().filter_map(|rule| {

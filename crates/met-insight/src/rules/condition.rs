@@ -83,7 +83,8 @@ pub enum Stat {
 }
 
 impl Stat {
-    const NAMES: [(&'static str, Stat); 5] = [
+    /// In the order of the variants.
+    pub(super) const NAMES: [(&'static str, Stat); 5] = [
         ("total", Stat::Total),
         ("mean", Stat::Mean),
         ("p95", Stat::P95),

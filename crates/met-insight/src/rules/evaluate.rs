@@ -1,7 +1,7 @@
 //! Conditions against jobs and users. What is not known is neither true nor false.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use met_core::job::QualityKind;
 use met_core::job_table as column;
@@ -48,20 +48,35 @@ fn rate(job: &Job<'_>, index: usize) -> Option<Fact> {
     Some(Fact { value, ..total })
 }
 
-/// Statistics that were computed once.
+/// Statistics that were computed once. There are few: they are found faster one after the other than by a hash.
 #[derive(Default)]
 pub struct Memo {
-    of_samples: RefCell<HashMap<(Stat, usize), Option<Fact>>>,
+    of_samples: RefCell<Vec<((Stat, usize), Option<Fact>)>>,
+    coverage: RefCell<Vec<(usize, f64)>>,
+}
+
+impl Memo {
+    pub fn coverage(&self, index: usize, compute: impl FnOnce() -> f64) -> f64 {
+        let known = self.coverage.borrow().iter().find(|(of, _)| *of == index).map(|(_, share)| *share);
+        known.unwrap_or_else(|| {
+            let share = compute();
+            self.coverage.borrow_mut().push((index, share));
+            share
+        })
+    }
 }
 
 /// A statistic of samples after the warm-up.
 pub fn of_samples(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
-    if let Some(&known) = job.memo.of_samples.borrow().get(&(stat, index)) {
-        return known;
-    }
-    let fact = computed(job, stat, index);
-    job.memo.of_samples.borrow_mut().insert((stat, index), fact);
-    fact
+    // Most jobs are judged without samples.
+    job.profile()?;
+    let known =
+        job.memo.of_samples.borrow().iter().find(|(of, _)| *of == (stat, index)).map(|(_, fact)| *fact);
+    known.unwrap_or_else(|| {
+        let fact = computed(job, stat, index);
+        job.memo.of_samples.borrow_mut().push(((stat, index), fact));
+        fact
+    })
 }
 
 fn computed(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
@@ -120,7 +135,7 @@ pub struct Evaluation<'a> {
     with_all: bool,
     pub evidence: Vec<Evidence>,
     /// Names that were looked at and are not known.
-    pub unknown: Vec<String>,
+    pub unknown: Vec<&'static str>,
 }
 
 impl<'a> Evaluation<'a> {
@@ -172,12 +187,11 @@ impl<'a> Evaluation<'a> {
             Expr::Number(value) => *value,
             Expr::Field(field) => {
                 let fact = self.subject.field(field);
-                self.note(field.name.to_owned(), field.shown.0, fact)?
+                self.note(field.name, field.shown.0, fact)?
             }
             Expr::Metric(stat, index) => {
-                let name = format!("{}({})", stat.name(), JOB.columns[*index].json_name());
                 let fact = self.subject.metric(*stat, *index);
-                self.note(name, measure(*stat, *index), fact)?
+                self.note(metric_name(*stat, *index), measure(*stat, *index), fact)?
             }
             Expr::Math(math, left, right) => {
                 let (left, right) = (self.number(left), self.number(right));
@@ -189,7 +203,7 @@ impl<'a> Evaluation<'a> {
         Some(value).filter(|value| value.is_finite())
     }
 
-    fn note(&mut self, name: String, measure: Measure, fact: Option<Fact>) -> Option<f64> {
+    fn note(&mut self, name: &'static str, measure: Measure, fact: Option<Fact>) -> Option<f64> {
         let Some(Fact { value, quality, coverage }) = fact else {
             if !self.unknown.contains(&name) {
                 self.unknown.push(name);
@@ -220,6 +234,16 @@ impl<'a> Evaluation<'a> {
     pub fn coverage(&self) -> f64 {
         self.evidence.iter().filter_map(|evidence| evidence.coverage).fold(1.0, f64::min)
     }
+}
+
+/// As a condition has it: `mean(cpu_seconds)`.
+fn metric_name(stat: Stat, index: usize) -> &'static str {
+    static NAMES: OnceLock<Vec<[String; Stat::NAMES.len()]>> = OnceLock::new();
+    let names = NAMES.get_or_init(|| {
+        let of = |column: String| Stat::NAMES.map(|(stat, _)| format!("{stat}({column})"));
+        JOB.columns.iter().map(|column| of(column.json_name())).collect()
+    });
+    &names[index][stat as usize]
 }
 
 /// How a number of the catalogue is written.

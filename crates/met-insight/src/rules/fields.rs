@@ -205,16 +205,10 @@ pub static FIELDS: &[Field] = &[
         Measure::Share,
         "share of time in which at most one core was busy",
         SAMPLED_SHARE,
-        |job| {
-            let (samples, profile) = (job.samples()?, job.profile()?);
-            let coverage = profile.coverage(samples.course, column::CPU, samples.gap_ms);
-            Some(Fact::sampled(profile.serial_share?, coverage))
-        },
+        |job| Some(Fact::sampled(job.profile()?.serial_share?, job.coverage(column::CPU)?)),
     ),
     later("idle_tail", Measure::Seconds, "time without work at its end, or until now", IDLE_TAIL, |job| {
-        let (samples, profile) = (job.samples()?, job.profile()?);
-        let coverage = profile.coverage(samples.course, column::CPU, samples.gap_ms);
-        Some(Fact::sampled(profile.idle_tail_s()?, coverage))
+        Some(Fact::sampled(job.profile()?.idle_tail_s()?, job.coverage(column::CPU)?))
     }),
     later("processes_left", Measure::Count, "processes alive in its last sample", SAMPLED, |job| {
         let counts = &job.samples()?.course.columns[column::PROCESSES_RUNNING];
@@ -389,8 +383,7 @@ fn sampled_as(index: usize) -> usize {
 
 /// The share of the window that samples of a column cover; unknown without samples.
 fn sampled_coverage(job: &Job<'_>, index: usize) -> Option<f64> {
-    let (samples, profile) = (job.samples()?, job.profile()?);
-    Some(profile.coverage(samples.course, index, samples.gap_ms).min(1.0))
+    Some(job.coverage(index)?.min(1.0))
 }
 
 const CORES: (Needs, Outlook) = (Needs::SAMPLES, |job, coverage| {

@@ -92,7 +92,7 @@ fn a_finding_has_its_numbers_its_remedy_and_its_saving() {
     assert_eq!((found[0].rule.as_str(), found[0].severity), ("serial_on_many", Severity::High));
     assert_eq!(found[0].what, "it computed on one of the 16 cores that it held");
     assert_eq!(found[0].saving.core_hours, Some(30.0));
-    let why: Vec<&str> = found[0].why.iter().map(|evidence| evidence.name.as_str()).collect();
+    let why: Vec<&str> = found[0].why.iter().map(|evidence| evidence.name).collect();
     assert_eq!(why, ["cpus", "nodes", "cores", "cores_p95", "gpus", "wall"]);
     assert!(found[0].coverage > 0.99);
     let json = finding::object(&found[0]);
@@ -229,7 +229,7 @@ fn an_explanation_shows_what_was_asked_and_why_it_is_silent() {
     let failed: Vec<&Step> = explanation.steps.iter().filter(|step| step.passed != Some(true)).collect();
     assert_eq!(failed[0].asked, "it ran for at least 10m0s");
     let gpu = explain(Rules::built_in().get("gpu_idle").unwrap(), &job);
-    assert_eq!((gpu.steps[0].passed, gpu.unknown), (Some(false), vec!["gpu_ratio".to_owned()]));
+    assert_eq!((gpu.steps[0].passed, gpu.unknown), (Some(false), vec!["gpu_ratio"]));
 }
 
 // What users of other systems complain about, one test each.

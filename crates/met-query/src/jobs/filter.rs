@@ -136,12 +136,12 @@ impl JobsFilter {
     }
 
     /// The jobs among which earlier runs of a job are looked for: the newest of its user and manager, those that began
-    /// before a time. `None` of a job without a user: there is no telling whose runs are alike.
+    /// before a time, without their processes. `None` of a job without a user: there is no telling whose runs are alike.
     pub fn perhaps_of_lineage(record: &Record, until_ns: Option<i64>) -> Option<JobsFilter> {
         let user = met_insight::rules::user::owner(record)?;
         let manager = Some(record.key.manager.clone());
-        let filter =
-            JobsFilter { manager, until_ns, limit: Some(LINEAGE_CANDIDATES), ..JobsFilter::default() };
+        let limit = Some(LINEAGE_CANDIDATES);
+        let filter = JobsFilter { manager, until_ns, limit, is_brief: true, ..JobsFilter::default() };
         Some(filter.of_user(Some(&user)))
     }
 

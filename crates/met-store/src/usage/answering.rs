@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use met_core::FastMap;
 use met_core::job::{JobKey, Record};
 use met_core::usage::{
-    self, BUCKET_NS, By, Calendar, DayRow, Group, Kind, Table, Usage, UsageAsk, UsageLine, UsageTooLong,
-    day_of,
+    self, BUCKET_NS, By, Calendar, DayRow, Group, GroupRef, Kind, Table, Usage, UsageAsk, UsageLine,
+    UsageTooLong, day_of,
 };
 
 use super::{MARK, Result, USAGE_VERSION, added, course_of, mark};
@@ -25,7 +25,7 @@ const WITH_COURSE_MAX: usize = 200;
 const TRIES: usize = 3;
 
 /// Who may see the sums of a group.
-pub type Sees<'s> = &'s dyn Fn(&Group) -> bool;
+pub type Sees<'s> = &'s dyn Fn(GroupRef<'_>) -> bool;
 
 enum Failed {
     Store(StoreError),
@@ -126,18 +126,18 @@ impl Answering<'_> {
         (day_of(self.calendar.first).0, day_of(last).0)
     }
 
-    fn accepts(&self, group: &Group) -> bool {
+    fn accepts(&self, group: GroupRef<'_>) -> bool {
         self.ask.accepts(group) && (self.sees)(group)
     }
 
     fn add_rows(&self, sql: &dyn Sql, table: &mut Table<'_>) -> std::result::Result<(), Failed> {
         let kind = self.ask.kind();
         // Groups may be as many as jobs: none is held.
-        let (mut places, mut too_long) = (FastMap::<i64, usize>::default(), None);
+        let (mut places, mut too_long) = (Places::default(), None);
         each_group(sql, kind, |key, group| {
-            if self.accepts(&group) {
-                match table.place(&group) {
-                    Ok(place) => drop(places.insert(key, place)),
+            if self.accepts(group) {
+                match table.place(group) {
+                    Ok(place) => places.insert(key, place),
                     Err(UsageTooLong) => too_long = Some(Failed::TooLong),
                 }
             }
@@ -149,7 +149,7 @@ impl Answering<'_> {
         let values = [kind.number().into(), first.into(), last.into()];
         sql.query(rows, &values, &mut |row| {
             let (day, group) = (row.get(0).integer()?, row.get(1).integer()?);
-            if let Some(&place) = places.get(&group)
+            if let Some(place) = places.get(group)
                 && !table.add_encoded(place, day, row.get(2).bytes()?)
             {
                 sql.note_damage("a sum of use");
@@ -177,7 +177,7 @@ impl Answering<'_> {
             let before = if has_sums { added(sql, stored.key)? } else { Vec::new() };
             for usage::Entry { kind, group, day, row } in before {
                 let group = known.get(&group).filter(|_| kind == self.ask.kind().number());
-                if let Some(group) = group.filter(|group| self.accepts(group)) {
+                if let Some(group) = group.filter(|&group| self.accepts(group.into())) {
                     let place = table.place(group)?;
                     table.add(place, day, &DayRow::decode(&row).unwrap_or_default(), -1);
                 }
@@ -227,7 +227,7 @@ impl Answering<'_> {
         }
         let course = if with_course { course_of(self.queries, record).unwrap_or(None) } else { None };
         usage::contribute(record, course.as_ref(), until_ns, &mut |kind, group, day, row| {
-            if kind == self.ask.kind() && self.accepts(group) {
+            if kind == self.ask.kind() && self.accepts(group.into()) {
                 let place = table.place(group)?;
                 table.add(place, day, row, 1);
             }
@@ -270,6 +270,37 @@ impl Answering<'_> {
     }
 }
 
+/// Where the sums of each group are. Keys are numbers one after the other, and there may be as many as jobs: a map of them
+/// takes longer to fill and to ask than all sums.
+#[derive(Default)]
+struct Places {
+    near: Vec<u32>,
+    far: FastMap<i64, usize>,
+}
+
+impl Places {
+    const NEAR_MAX: usize = 1 << 24;
+    const NONE: u32 = u32::MAX;
+
+    fn insert(&mut self, key: i64, place: usize) {
+        match (usize::try_from(key), u32::try_from(place)) {
+            (Ok(at), Ok(place)) if at < Places::NEAR_MAX && place != Places::NONE => {
+                if at >= self.near.len() {
+                    self.near.resize(at + 1, Places::NONE);
+                }
+                self.near[at] = place;
+            }
+            _ => drop(self.far.insert(key, place)),
+        }
+    }
+
+    fn get(&self, key: i64) -> Option<usize> {
+        let near = usize::try_from(key).ok().and_then(|at| self.near.get(at));
+        let near = near.filter(|&&place| place != Places::NONE).map(|&place| place as usize);
+        near.or_else(|| self.far.get(&key).copied())
+    }
+}
+
 /// When a machine was first measured, on its first day.
 fn first_measured_ns(sql: &dyn Sql, group: i64, day: i64) -> Result<i64> {
     let find = "SELECT data FROM usage_row WHERE kind = ?1 AND day = ?2 AND grp = ?3";
@@ -282,14 +313,23 @@ fn first_measured_ns(sql: &dyn Sql, group: i64, day: i64) -> Result<i64> {
 
 fn groups(sql: &dyn Sql, kind: Kind) -> Result<HashMap<i64, Group>> {
     let mut groups = HashMap::new();
-    each_group(sql, kind, |key, group| drop(groups.insert(key, group)))?;
+    let find = "SELECT key, text FROM usage_group WHERE kind = ?1";
+    sql.query(find, &[kind.number().into()], &mut |row| {
+        groups.insert(row.get(0).integer()?, serde_json::from_str(row.get(1).text()?).unwrap_or_default());
+        Ok(())
+    })?;
     Ok(groups)
 }
 
-fn each_group(sql: &dyn Sql, kind: Kind, mut each: impl FnMut(i64, Group)) -> Result<()> {
+fn each_group(sql: &dyn Sql, kind: Kind, mut each: impl FnMut(i64, GroupRef<'_>)) -> Result<()> {
     let find = "SELECT key, text FROM usage_group WHERE kind = ?1";
     sql.query(find, &[kind.number().into()], &mut |row| {
-        each(row.get(0).integer()?, serde_json::from_str(row.get(1).text()?).unwrap_or_default());
+        let (key, text) = (row.get(0).integer()?, row.get(1).text()?);
+        match serde_json::from_str::<GroupRef<'_>>(text) {
+            Ok(group) => each(key, group),
+            // A text with an escape in it is not as it is written.
+            Err(_) => each(key, (&serde_json::from_str::<Group>(text).unwrap_or_default()).into()),
+        }
         Ok(())
     })
 }
@@ -327,4 +367,20 @@ fn add_lines(lines: &mut Vec<UsageLine>, others: Vec<UsageLine>) {
         }
     }
     lines.extend(known.into_values());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_with_any_key_have_their_place() {
+        let keys = [3, 1, 0, -7, 1 << 23, 1 << 24, i64::MAX, i64::MIN];
+        let mut places = Places::default();
+        keys.iter().enumerate().for_each(|(place, &key)| places.insert(key, place));
+        for (place, key) in keys.into_iter().enumerate() {
+            assert_eq!(places.get(key), Some(place), "{key}");
+        }
+        assert_eq!([2, 4, -1, i64::MAX - 1].map(|key| places.get(key)), [None; 4]);
+    }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use met_core::job::{QualityKind, Record, State};
 use met_core::job_table::{CPU, ENERGY};
-use met_core::usage::{By, Every, Group, Usage, UsageAsk, Zone, figure};
+use met_core::usage::{By, Every, GroupRef, Usage, UsageAsk, Zone, figure};
 use met_store::{Queries, Retention, Writer};
 
 use super::{DAY_S, Place, SECOND_NS, finished, running};
@@ -122,7 +122,7 @@ pub fn viewers_get_sums_of_what_they_see(place: &Place) {
     let mut writer = place.writer();
     writer.put_all(&(1..=6).map(|id| job(place, id)).collect::<Vec<_>>()).unwrap();
     for _ in 0..2 {
-        let sees = |group: &Group| group.user.as_deref() == Some("bob");
+        let sees = |group: GroupRef<'_>| group.user == Some("bob");
         for by in By::ALL {
             let own = met_store::usage(&writer, &ask(place, by), &sees, &[], 0).unwrap().unwrap();
             assert_eq!(total(&own, figure::CPU_NS), 1_000_000_007 * (1 + 4), "{by:?}");

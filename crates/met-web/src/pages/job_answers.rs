@@ -78,7 +78,7 @@ fn evidence(evidence: &Evidence) -> Markup {
     let Evidence { value, measure, quality, coverage, .. } = *evidence;
     html! {
         div {
-            dt { code { (escape(&evidence.name)) } }
+            dt { code { (escape(evidence.name)) } }
             dd {
                 (layout::amount(&Amount { value, measure, quality })) " "
                 span.dim { (quality.name()) @if let Some(share) = coverage { ", covers " (units::percent(share)) } }
@@ -106,7 +106,7 @@ mod tests {
             window_ns: (0, 1),
             what: "64 GiB were requested, <b>8</b> were needed".to_owned(),
             why: vec![Evidence {
-                name: "memory_needed_peak".to_owned(),
+                name: "memory_needed_peak",
                 value: 8.0 * 1024.0 * 1024.0 * 1024.0,
                 measure: Measure::Bytes,
                 quality: QualityKind::Sampled,

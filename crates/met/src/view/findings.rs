@@ -164,15 +164,15 @@ fn explained(rule: &Rule, explanation: &Explanation, style: &Style) -> String {
         }
     }
     lines.push(String::new());
-    let names = explanation.evidence.iter().map(|evidence| &evidence.name).chain(&explanation.unknown);
-    let width = names.map(String::len).max().unwrap_or(0);
+    let evidence = explanation.evidence.iter().map(|evidence| evidence.name);
+    let width = evidence.chain(explanation.unknown.iter().copied()).map(str::len).max().unwrap_or(0);
     for evidence in &explanation.evidence {
         let coverage = evidence.coverage.map(|share| format!(", covers {}", units::percent(share)));
         let how = format!("{}{}", evidence.quality.name(), coverage.unwrap_or_default());
         let value = text::pad(&written(evidence), 12);
         lines.push(format!(
             "  {}  {value}  {}",
-            text::pad(&evidence.name, width),
+            text::pad(evidence.name, width),
             style.paint(Paint::Dim, &how)
         ));
     }
