@@ -390,6 +390,7 @@ def jobs_of_all_nodes_are_on_the_server_with_the_same_totals(world):
         listed = made.ask("nodes", "--json").ok().json()
         equal([(node["name"], node["late"]) for node in listed], [("n1", False), ("n2", False)], "nodes")
         check(abs(listed[0]["clock_offset_ns"]) < 1e9, "one clock", listed)
+        check(listed[0]["spool_batches"] >= 0 and listed[0]["spool_bytes"] >= 0, "what is not delivered", listed)
         made.ask("run", "--", "true").refused("works on this machine only")
         made.ask("cancel", "1@n1").refused("works on this machine only")
         for command in ("logs", "ps"):
@@ -436,7 +437,8 @@ def a_user_sees_his_own_jobs_on_the_server(world):
             equal(len(found), int(job != "true@n2"), f"jobs called {job}")
         equal(made.server.post("/api/v1/ask", ask).status, 401, "without a token")
         (node,) = [node for node in made.ask("nodes", "--json").ok().json() if node["name"] == "n1"]
-        documented = {"name", "jobs", "late", "seen_ns", "version", "cpus", "memory_bytes", "clock_offset_ns", "dropped_samples"}
+        documented = {"name", "jobs", "late", "seen_ns", "version", "cpus", "memory_bytes", "clock_offset_ns", "dropped_samples",
+                      "spool_batches", "spool_bytes"}
         equal(set(node), documented, "fields of a node, as docs/json.md has them")
         equal(made.server.post("/api/v1/ask", ask, "0" * 64).status, 401, "with another token")
         equal(made.server.post("/api/v1/ask", ask, made.server.enroll("n9")).status, 403, "with a node's token")

@@ -143,6 +143,7 @@ mod tests {
             spool: None,
             free: Default::default(),
             health: NodeHealth { gpus: (name == "n3").then_some(4), failing_sources: failing(name) },
+            ..NodeStatus::default()
         };
         let nodes = [node("n1", Some(995), 3), node("gpu-node-17", Some(100), -2500), node("n3", None, 900)];
         expect![[r#"
