@@ -59,7 +59,7 @@ fn servers_are_asked_whether_they_would_do() {
     let series = format!("series: http://127.0.0.1:{}", engine.port);
     assert_eq!(probed(), ["catalogue: postgres://127.0.0.1/asked, empty", &series]);
     drop(Place::new(backends.clone(), 0, true).writer());
-    assert_eq!(probed(), ["catalogue: postgres://127.0.0.1/asked, schema 7", &series]);
+    assert_eq!(probed(), ["catalogue: postgres://127.0.0.1/asked, schema 8", &series]);
     drop((postgresql, engine));
     assert!(backends.probe().iter().all(|(_, result)| matches!(result, Err(StoreError::Unreachable { .. }))));
 }
