@@ -120,8 +120,27 @@ fn version_7_still_opens_with_what_was_muted_and_earlier_ones_can_mute() {
 }
 
 #[test]
+fn version_8_still_opens_with_its_packed_records_and_earlier_ones_get_them() {
+    let brief = Filter { is_brief: true, with_summaries: true, ..Filter::default() };
+    let packed = |state: &Path| -> i64 {
+        let database = rusqlite::Connection::open(state.join("store.db")).unwrap();
+        database.query_row("SELECT count(*) FROM brief", [], |row| row.get(0)).unwrap()
+    };
+    let state = opens("v8");
+    for version in ["v1", "v4", "v7", "v8"] {
+        let state = restore(version);
+        let before = Reader::open(state.path()).unwrap().jobs(&brief).unwrap();
+        assert_eq!(before.len(), 2, "{version}");
+        drop(Writer::open(state.path()).unwrap());
+        assert_eq!(packed(state.path()), 1, "{version}: one of the two is over");
+        assert_eq!(Reader::open(state.path()).unwrap().jobs(&brief).unwrap(), before, "{version}");
+    }
+    assert_eq!(packed(state.path()), 1);
+}
+
+#[test]
 fn jobs_of_every_version_are_sorted_before_and_after_the_upgrade() {
-    for version in ["v1", "v2", "v3", "v4", "v5", "v6", "v7"] {
+    for version in ["v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8"] {
         let state = restore(version);
         let ids = |store: &Queries, sort: &str| -> Vec<String> {
             let filter = Filter { sort: Some(sort.parse().unwrap()), ..Filter::default() };

@@ -48,10 +48,13 @@ fn rate(job: &Job<'_>, index: usize) -> Option<Fact> {
     Some(Fact { value, ..total })
 }
 
+/// A statistic of a column.
+type Of = (Stat, usize);
+
 /// Statistics that were computed once. There are few: they are found faster one after the other than by a hash.
 #[derive(Default)]
 pub struct Memo {
-    of_samples: RefCell<Vec<((Stat, usize), Option<Fact>)>>,
+    of_samples: RefCell<Vec<(Of, Option<Fact>)>>,
     coverage: RefCell<Vec<(usize, f64)>>,
 }
 
