@@ -139,9 +139,6 @@ mod tests {
             clock_offset_ns: Some(offset_ms * 1_000_000),
             dropped_samples: i64::from(name == "n3") * 1200,
             problem: (name == "n3").then(|| "by job.cpu it means something else".to_owned()),
-            now: Default::default(),
-            spool: None,
-            free: Default::default(),
             health: NodeHealth { gpus: (name == "n3").then_some(4), failing_sources: failing(name) },
             ..NodeStatus::default()
         };
