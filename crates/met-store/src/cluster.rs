@@ -811,7 +811,7 @@ mod tests {
                     _ => !one.record.state.is_live() && other.record.state.is_live(),
                 };
                 let kept = if stays { one } else { other };
-                assert_eq!(log.node_jobs("local", "1").unwrap(), [kept.clone()]);
+                assert_eq!(log.node_jobs("local", "1").unwrap(), std::slice::from_ref(&kept));
                 let lives = log.nodes_with_jobs(false).unwrap();
                 assert_eq!(lives.is_empty(), !kept.record.state.is_live());
             }
