@@ -248,7 +248,10 @@ proptest! {
         text in ".{0,20}")
     {
         let mut bytes = Vec::new();
-        (signed.pack(&mut bytes), unsigned.pack(&mut bytes), Some(real).pack(&mut bytes), text.pack(&mut bytes));
+        signed.pack(&mut bytes);
+        unsigned.pack(&mut bytes);
+        Some(real).pack(&mut bytes);
+        text.pack(&mut bytes);
         let mut from = Input(&bytes);
         prop_assert_eq!(i64::unpack(&mut from), Some(signed));
         prop_assert_eq!(u64::unpack(&mut from), Some(unsigned));
