@@ -1,4 +1,4 @@
-//! Many jobs at once, read from files by two threads.
+//! Many jobs at once, read from files by several threads.
 
 use std::thread;
 
@@ -12,6 +12,9 @@ use crate::setting::Setting;
 /// Spans of time into which a list is divided: jobs are not spread evenly, and no thread is to wait for long.
 const SPANS: i64 = 32;
 
+/// More threads wait for each other rather than for jobs.
+const READERS_MAX: usize = 8;
+
 /// Those who read the same jobs, each in a thread of its own.
 pub struct Together {
     readers: Vec<AllJobs>,
@@ -20,9 +23,9 @@ pub struct Together {
 impl Together {
     pub fn open(setting: &Setting) -> Result<Together> {
         let first = AllJobs::open(setting)?;
-        let has_two_cpus = thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
-        let second = if has_two_cpus { first.again() } else { None };
-        Ok(Together { readers: [first].into_iter().chain(second).collect() })
+        let count = thread::available_parallelism().map_or(1, |cpus| cpus.get().min(READERS_MAX));
+        let others: Vec<AllJobs> = (1..count).map_while(|_| first.again()).collect();
+        Ok(Together { readers: [first].into_iter().chain(others).collect() })
     }
 
     /// For everything else.
@@ -83,7 +86,7 @@ mod tests {
     use crate::jobs::files::FromFiles;
 
     #[test]
-    fn two_read_the_same_as_one() {
+    fn several_read_the_same_as_one() {
         let root = tempfile::tempdir().unwrap();
         let (hour_ns, now_ns) = (3_600_000_000_000, now_ns());
         let job = |id: u32| {
@@ -96,8 +99,8 @@ mod tests {
         let place = Place { state: root.path().to_owned(), runtime: root.path().to_owned(), system: false };
         let files = FromFiles::of(Host::real().unwrap(), place).unwrap();
         let first = AllJobs::of(vec![Box::new(files)], Vec::new());
-        let second = first.again().unwrap();
-        let mut together = Together { readers: vec![first, second] };
+        let [second, third] = [first.again().unwrap(), first.again().unwrap()];
+        let mut together = Together { readers: vec![first, second, third] };
         for since_ns in [None, Some(now_ns - 200 * hour_ns), Some(now_ns - 40 * hour_ns), Some(now_ns + 9)] {
             let filter = JobsFilter { since_ns, ..JobsFilter::default() };
             let alone = together.first().jobs(&filter).unwrap();
