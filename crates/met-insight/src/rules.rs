@@ -199,7 +199,10 @@ pub fn explanation_object(rule: &Rule, explanation: &Explanation) -> Value {
 fn judged(rule: &Rule, subject: Subject<'_>, with_all: bool) -> Explanation {
     let mut evaluation = Evaluation::of(subject, with_all);
     let holds = evaluation.truth(&rule.when);
-    let mut steps = vec![Step { asked: rule.when_text.clone(), passed: holds }];
+    let mut steps = match with_all && holds != Some(true) {
+        true => silent_terms(rule, subject),
+        false => vec![Step { asked: rule.when_text.clone(), passed: holds }],
+    };
     if holds == Some(true) {
         let coverage = evaluation.coverage();
         steps.extend(gates(rule, subject, coverage));
@@ -225,6 +228,21 @@ fn judged(rule: &Rule, subject: Subject<'_>, with_all: bool) -> Explanation {
         }
     }
     Explanation { evidence: evaluation.evidence, unknown: evaluation.unknown, steps, finding }
+}
+
+/// The terms of a condition that does not hold: first those that are false, then those that are not known.
+fn silent_terms(rule: &Rule, subject: Subject<'_>) -> Vec<Step> {
+    let step = |(asked, term): (&str, &condition::Expr)| Step {
+        asked: asked.to_owned(),
+        passed: Evaluation::of(subject, false).truth(term),
+    };
+    let mut steps: Vec<Step> = condition::terms(&rule.when, &rule.when_text).into_iter().map(step).collect();
+    steps.sort_by_key(|step| match step.passed {
+        Some(false) => 0,
+        None => 1,
+        Some(true) => 2,
+    });
+    steps
 }
 
 fn gates(rule: &Rule, subject: Subject<'_>, coverage: f64) -> Vec<Step> {
