@@ -113,6 +113,29 @@ def a_slurm_job_is_seen_while_it_runs_and_exact_when_it_has_ended(world):
 
 
 @test
+def a_time_limit_that_is_changed_while_a_slurm_job_runs_is_kept_with_its_time(world):
+    user = watched(world)
+    job = submit(user, "sleep", 1000)
+    limit_of = lambda: (shown(world, job) or {}).get("requested", {}).get("time_limit_seconds")
+    # Its environment has the limit before Slurm is asked.
+    eventually(lambda: shown(world, job) and shown(world, job)["job"]["manager_state"] == "RUNNING" and limit_of() == 420,
+               lambda: f"the limit is known while it runs: {shown(world, job)}")
+    check("earlier" not in shown(world, job)["scheduling"], "nothing has changed yet")
+    for minutes in (11, 9):
+        GROUND.command("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
+        eventually(lambda: limit_of() == minutes * 60, lambda: f"the new limit is known: {shown(world, job)}")
+    page = world.met("show", f"slurm:{job}").ok().out
+    check(re.search(r"time limit 7m0s, raised to 11m0s by \d{4}-", page), f"the page names it:\n{page}")
+    GROUND.command("scancel", job, user=user)
+    record = recorded(world, job, "CANCELLED")
+    equal(record["requested"]["time_limit_seconds"], 540, "what held at the end")
+    earlier = record["scheduling"]["earlier"]
+    equal([one["requested"]["time_limit_seconds"] for one in earlier], [420, 660], "what held before")
+    times = [record["job"]["start"], *(one["until"] for one in earlier), record["job"]["end"]]
+    equal(times, sorted(times), "in the order of time")
+
+
+@test
 def a_slurm_job_holds_the_card_that_it_was_given_and_does_not_use(world):
     if not os.path.exists(GROUND.path("dev/nvidia1")):
         raise Skip("no device file can be made")

@@ -9,6 +9,7 @@
 //! | --- | --- | --- |
 //! | state | state, word of the scheduler, exit code, signal, end | [`STATE`]; of two answers of a scheduler the later |
 //! | description | name, account, nodes, requested, allocated, scheduling | the later answer of a scheduler, then the node |
+//! | earlier requests | what an answer had before the next one changed it | [`requests`]: both |
 //! | owner | user, command, paths, pids, memory of the node | who measured the job, then its scheduler |
 //! | figures | totals, summaries, GPUs, events, emission | [`FIGURES`]; a scheduler has none |
 //! | times | start, end | the scheduler; the node where both mean the same second |
@@ -22,6 +23,7 @@
 
 mod figures;
 mod parts;
+pub mod requests;
 
 use std::cmp::Ordering;
 
@@ -170,6 +172,7 @@ pub fn believe(known: &Record, said: &Record) -> Record {
     fill_summaries(&mut record.summaries, &older.summaries);
     fill_events(&mut record, &older.events, &older.uncounted_events);
     record.scheduling.fill_from(&no_word.scheduling);
+    record.scheduling.earlier = requests::earlier(word, no_word);
     put_in_order(&mut record);
     record
 }

@@ -133,7 +133,8 @@ impl Story {
         record.start_ns = (state != State::Pending).then_some(start_ns);
         record.end_ns = is_known_end(&record).then_some(end_ns);
         record.exit_code = (state == State::Failed).then_some(at as i32);
-        record.scheduling = Scheduling { asked_ns: Some(100 + at as i64), ..Scheduling::default() };
+        let waited = state == State::Pending;
+        record.scheduling = Scheduling { asked_ns: Some(100 + at as i64), waited, ..Scheduling::default() };
         if says_more {
             (record.user, record.uid) = (Some("ada".into()), Some(7));
             record.account = Some(format!("account {at}"));

@@ -4,9 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::annotation::Annotation;
+use crate::belief::requests::EARLIER_MAX;
 use crate::job::{
-    CgroupPaths, EventCount, GpuUse, JobKey, Local, Part, Record, Resources, Scheduling, Totals,
-    UncountedEvent,
+    CgroupPaths, EarlierRequest, EventCount, GpuUse, JobKey, Local, Part, Record, Resources, Scheduling,
+    Totals, UncountedEvent,
 };
 use crate::job_processes::{self, JobProcess, LARGEST_MAX};
 use crate::work;
@@ -105,6 +106,7 @@ pub fn bytes(record: &Record) -> usize {
         + gpus
         + events
         + processes
+        + record.scheduling.earlier.len() * ENTRY_BYTES
         + other(&record.requested)
         + other(&record.allocated)
         + totals_bytes(&record.totals)
@@ -279,6 +281,12 @@ fn bound_scheduling(scheduling: &mut Scheduling) {
     }
     for text in [folder, reason].into_iter().flatten() {
         cut(text, NAME_BYTES_MAX);
+    }
+    let surplus = scheduling.earlier.len().saturating_sub(EARLIER_MAX);
+    scheduling.earlier.drain(..surplus);
+    for EarlierRequest { requested, allocated, .. } in &mut scheduling.earlier {
+        requested.other.clear();
+        allocated.other.clear();
     }
 }
 

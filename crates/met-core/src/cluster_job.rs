@@ -63,11 +63,15 @@ pub fn whole(key: JobKey, parts: &[(String, Record)]) -> Option<Record> {
         local: None,
         ..first.clone()
     };
+    whole.scheduling.waited = word.scheduling.waited;
     for record in words {
         whole.annotation = Annotation::later(&whole.annotation, &record.annotation).clone();
         whole.requested.fill_from(&record.requested);
         whole.allocated.fill_from(&record.allocated);
         whole.scheduling.fill_from(&record.scheduling);
+        if whole.scheduling.earlier.is_empty() {
+            whole.scheduling.earlier.clone_from(&record.scheduling.earlier);
+        }
     }
     if told.len() == 1 {
         // That it was seen is said also of one that has no figures yet: a scheduler's word does not replace it.

@@ -334,6 +334,24 @@ pub struct Scheduling {
     pub memory_peak_bytes: Option<i64>,
     /// Unix time at which the manager was asked; `None` if it never was.
     pub asked_ns: Option<i64>,
+    /// Whether the job waited at that time.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub waited: bool,
+    /// What the job had and asked for before that was changed while it ran, the oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<EarlierRequest>,
+}
+
+/// What held until a change was seen. Only amounts are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EarlierRequest {
+    /// Unix time of the first answer that had something else.
+    pub until_ns: i64,
+    #[serde(skip_serializing_if = "Resources::is_empty")]
+    pub requested: Resources,
+    #[serde(skip_serializing_if = "Resources::is_empty")]
+    pub allocated: Resources,
 }
 
 impl Scheduling {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use met_core::job::{Part, QualityKind, Record, Totals};
+use met_core::belief::requests;
+use met_core::job::{Part, QualityKind, Record, Resources, Totals};
 use met_core::job_table::{CPU, MEMORY_NEEDED_PEAK, MEMORY_PEAK};
 use met_core::{Across, JOB};
 
@@ -45,6 +46,10 @@ pub fn shares(record: &Record, now_ns: i64) -> Vec<Share> {
     let (requested, allocated) = (&record.requested, &record.allocated);
     let number = |value: Option<i64>| value.map(|value| value as f64);
     let seconds = |value: Option<i64>| value.map(|ns| ns as f64 / 1e9);
+    // What is used on average is a share of what was given on average.
+    let given = |amount: fn(&Resources) -> Option<i64>| {
+        amount(allocated).and_then(|_| requests::held(record, record.end_ns.unwrap_or(now_ns), amount))
+    };
     let (cpus, cpu_quality) = used_cpus(record, now_ns);
     let (memory, memory_quality) = used_memory(record);
     let wall = seconds(average::wall_ns(record, now_ns));
@@ -60,7 +65,7 @@ pub fn shares(record: &Record, now_ns: i64) -> Vec<Share> {
     let sampled = QualityKind::Sampled;
     [
         share(Resource::Nodes, number(requested.nodes), number(allocated.nodes), None, sampled),
-        share(Resource::Cpus, number(requested.cpus), number(allocated.cpus), cpus, cpu_quality),
+        share(Resource::Cpus, number(requested.cpus), given(|one| one.cpus), cpus, cpu_quality),
         share(
             Resource::Memory,
             number(requested.memory_bytes),
@@ -68,7 +73,7 @@ pub fn shares(record: &Record, now_ns: i64) -> Vec<Share> {
             memory,
             memory_quality,
         ),
-        share(Resource::Gpus, number(requested.gpus), number(allocated.gpus), gpus, sampled),
+        share(Resource::Gpus, number(requested.gpus), given(|one| one.gpus), gpus, sampled),
         share(Resource::Time, seconds(limit), None, wall, QualityKind::Measured),
     ]
     .into_iter()
@@ -100,10 +105,15 @@ fn used_memory(record: &Record) -> (Option<f64>, QualityKind) {
     }
 }
 
+/// CPUs that a job was given, or else asked for: on average, if that changed while it ran.
+pub fn held_cpus(record: &Record, now_ns: i64) -> Option<f64> {
+    requests::held(record, record.end_ns.unwrap_or(now_ns), |resources| resources.cpus)
+}
+
 /// Cores that a job can use: those that it was given, or else those that it shares with others, which it has not asked
 /// for and cannot leave unused.
-pub fn usable_cpus(record: &Record, machine: Machine) -> Option<f64> {
-    let given = record.allocated.cpus.or(record.requested.cpus).map(|cpus| cpus as f64);
+pub fn usable_cpus(record: &Record, machine: Machine, now_ns: i64) -> Option<f64> {
+    let given = held_cpus(record, now_ns);
     let of_process = || record.local.as_ref()?.cpus_usable.filter(|&cpus| cpus > 0);
     given.or_else(|| of_process().or(machine.cpus).map(f64::from))
 }

@@ -1,7 +1,7 @@
 //! The public object of a job: what `--json` prints. Its keys are a promise, written in docs/json.md.
 
 use jiff::Timestamp;
-use met_core::job::{Emission, Figure, Part, QualityKind, Record, Resources};
+use met_core::job::{EarlierRequest, Emission, Figure, Part, QualityKind, Record, Resources};
 use met_core::job_processes::{JobProcess, is_complete};
 use met_core::series::{Course, SPREAD_NAMES};
 use met_core::{Column, JOB, MISSING, Unit};
@@ -80,6 +80,14 @@ pub(crate) fn efficiency(record: &Record, now_ns: i64) -> Value {
 
 pub(crate) fn scheduling(record: &Record, now_ns: i64) -> Value {
     let scheduling = &record.scheduling;
+    let earlier = |one: &EarlierRequest| {
+        json!({
+            "until": time(one.until_ns),
+            "requested": resources(&one.requested),
+            "allocated": resources(&one.allocated),
+        })
+    };
+    let earlier: Vec<Value> = scheduling.earlier.iter().map(earlier).collect();
     Value::Object(known([
         ("partition", json!(scheduling.partition)),
         ("qos", json!(scheduling.qos)),
@@ -95,6 +103,7 @@ pub(crate) fn scheduling(record: &Record, now_ns: i64) -> Value {
         ("cpu_seconds", seconds(scheduling.cpu_ns)),
         ("memory_peak_bytes", json!(scheduling.memory_peak_bytes)),
         ("asked", json!(scheduling.asked_ns.and_then(time))),
+        ("earlier", json!((!earlier.is_empty()).then_some(earlier))),
     ]))
 }
 
@@ -354,6 +363,7 @@ mod tests {
         scheduled.scheduling.eligible_ns = Some(0);
         (scheduled.scheduling.het_id, scheduled.scheduling.het_offset) = (Some("1".to_owned()), Some(0));
         (scheduled.scheduling.cpu_ns, scheduled.scheduling.memory_peak_bytes) = (Some(1), Some(1));
+        scheduled.scheduling.earlier = vec![Default::default()];
         scheduled.gpus = vec![sample::gpu()];
         scheduled.processes = vec![JobProcess {
             pid: 7,

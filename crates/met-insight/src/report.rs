@@ -63,6 +63,8 @@ pub enum FactValue {
     /// Start and, where the job is over, end.
     Times(i64, Option<i64>),
     Amount(Amount),
+    /// What changed, and the time by which it had.
+    Change(String, i64),
 }
 
 /// How much of a whole was used.

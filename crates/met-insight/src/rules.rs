@@ -231,7 +231,10 @@ fn judged(rule: &Rule, subject: Subject<'_>, with_all: bool) -> Explanation {
     let mut evaluation = Evaluation::of(subject, with_all);
     let mut steps = Steps { is_told: with_all, told: Vec::new(), have_passed: true };
     let holds = evaluation.truth(&rule.when);
-    steps.push(holds, || rule.when_text.clone());
+    match with_all && holds != Some(true) {
+        true => silent_terms(rule, subject, &mut steps),
+        false => steps.push(holds, || rule.when_text.clone()),
+    }
     if holds == Some(true) {
         gates(rule, subject, evaluation.coverage(), &mut steps);
         for counter in &rule.unless {
@@ -263,6 +266,19 @@ fn judged(rule: &Rule, subject: Subject<'_>, with_all: bool) -> Explanation {
         watch,
         finding,
     }
+}
+
+/// The terms of a condition that does not hold: first those that are false, then those that are not known.
+fn silent_terms(rule: &Rule, subject: Subject<'_>, steps: &mut Steps) {
+    let truth = |term: &condition::Expr| Evaluation::of(subject, false).truth(term);
+    let terms = condition::terms(&rule.when, &rule.when_text).into_iter();
+    let mut terms: Vec<_> = terms.map(|(asked, term)| (asked, truth(term))).collect();
+    terms.sort_by_key(|(_, passed)| match passed {
+        Some(false) => 0,
+        None => 1,
+        Some(true) => 2,
+    });
+    terms.into_iter().for_each(|(asked, passed)| steps.push(passed, || asked.to_owned()));
 }
 
 fn gates(rule: &Rule, subject: Subject<'_>, coverage: f64, steps: &mut Steps) {

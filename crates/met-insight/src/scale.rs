@@ -45,6 +45,9 @@ const PLAUSIBLE: f64 = 6.0;
 /// Deviations from which on a difference is none by chance: with few runs their noise is known badly.
 const DEVIATIONS: f64 = 4.0;
 
+/// A serial share below this is none, as far as two sizes can say.
+const SHARE_LEAST: f64 = 0.005;
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scaling {
     pub model: Model,
@@ -127,11 +130,17 @@ pub fn scaling(runs: &[Run]) -> Result<Scaling, CannotTell> {
     let draws: Vec<Vec<fit::Parameters>> =
         plausible.map(|(_, model, fitted)| bootstrap::draws(*model, fitted, &runs, noise)).collect();
     let interval = |read: fn(&fit::Parameters) -> f64| hull(read(&fitted), &draws, read);
+    let serial = interval(|parameters| parameters.serial);
+    // Whatever was predicted from such a share would be a guess.
+    if model == Model::KarpFlatt && serial.low < SHARE_LEAST && serial.high > 1.0 - SHARE_LEAST {
+        let why = "two sizes whose noise leaves every serial share possible";
+        return Err(CannotTell { why, run_next: vec![smallest, largest, next_size(largest)] });
+    }
     let is_judged = fits.iter().all(|(aicc, ..)| aicc.is_finite());
     let reach = if by_size.len() >= 5 && is_judged { 4.0 } else { 2.0 };
     Ok(Scaling {
         model,
-        serial: interval(|parameters| parameters.serial),
+        serial,
         coherency: interval(|parameters| parameters.coherency),
         sizes: by_size.into_iter().map(|(size, times)| (size, median(times.clone()), times.len())).collect(),
         size_min: (smallest / reach).max(1.0),

@@ -38,6 +38,15 @@ fn one_size_or_two_without_repeats_cannot_tell() {
 }
 
 #[test]
+fn two_sizes_in_whose_noise_everything_is_possible_tell_nothing() {
+    let run = |size, seconds| Run { size, seconds };
+    let noisy = [run(1.0, 60.0), run(1.0, 140.0), run(2.0, 40.0), run(2.0, 110.0)];
+    let cannot = scaling(&noisy).unwrap_err();
+    assert_eq!(cannot.why, "two sizes whose noise leaves every serial share possible");
+    assert_eq!(cannot.run_next, [1.0, 2.0, 4.0]);
+}
+
+#[test]
 fn more_sizes_allow_more_of_a_model_and_more_reach() {
     let of = |sizes: &[f64], coherency| scaling(&exact(0.1, coherency, sizes, 2)).unwrap();
     let two = of(&[1.0, 2.0], 0.0);

@@ -100,10 +100,12 @@ pub struct MachineLine {
     pub hours_unknown: f64,
     pub core_hours: f64,
     pub core_hours_busy: f64,
-    /// Held by no job, where jobs hold cores.
+    /// Held by no job, where jobs hold cores and the machine was measured.
     pub core_hours_free: Option<f64>,
     pub memory_gib_hours: f64,
     pub memory_gib_hours_used: f64,
+    /// The same of memory.
+    pub memory_gib_hours_free: Option<f64>,
 }
 
 impl MachineLine {
@@ -142,9 +144,10 @@ pub fn report(ask: &UsageAsk, usage: &Usage, now_ns: i64) -> Report {
         hours_unknown: one.hours_unknown + other.hours_unknown,
         core_hours: one.core_hours + other.core_hours,
         core_hours_busy: one.core_hours_busy + other.core_hours_busy,
-        core_hours_free: one.core_hours_free.zip(other.core_hours_free).map(|(one, other)| one + other),
+        core_hours_free: known_sum(one.core_hours_free, other.core_hours_free),
         memory_gib_hours: one.memory_gib_hours + other.memory_gib_hours,
         memory_gib_hours_used: one.memory_gib_hours_used + other.memory_gib_hours_used,
+        memory_gib_hours_free: known_sum(one.memory_gib_hours_free, other.memory_gib_hours_free),
     });
     Report { lines, machines, total, machine_total, periods: usage.periods.clone(), pending: usage.pending }
 }
@@ -162,12 +165,15 @@ fn machines(ask: &UsageAsk, usage: &Usage, lines: &[Line], now_ns: i64) -> Vec<M
     }
     // Where no job holds anything, all would be free while it is used.
     let is_held = lines.iter().any(|line| line.core_hours_held.is_some());
+    let is_memory_held = lines.iter().any(|line| line.memory_gib_hours_held.is_some());
     let line = |((name, period), sums): ((Option<String>, usize), Sums)| {
         let hours = |at: usize| sums[at] as f64 / HOUR_MS;
         let expected = expected.get(&(name.clone(), period)).copied().unwrap_or(0) as f64 / HOUR_MS;
         let core_hours = sums[machine_figure::CPU_CAPACITY_NS] as f64 / HOUR_NS;
         let of_period = lines.iter().filter(|line| line.period == period && (!by_node || line.name == name));
-        let held: f64 = of_period.filter_map(|line| line.core_hours_held).sum();
+        let held = |amount: fn(&Line) -> Option<f64>| of_period.clone().filter_map(amount).sum::<f64>();
+        let memory = sums[machine_figure::MEMORY_CAPACITY] as f64 / GIB_HOUR;
+        let memory_free = (memory - held(|line| line.memory_gib_hours_held)).max(0.0);
         let (measured, down) = (hours(machine_figure::MEASURED_MS), hours(machine_figure::DOWN_MS));
         MachineLine {
             hours_measured: measured,
@@ -175,9 +181,11 @@ fn machines(ask: &UsageAsk, usage: &Usage, lines: &[Line], now_ns: i64) -> Vec<M
             hours_unknown: (expected - measured - down).max(0.0),
             core_hours,
             core_hours_busy: sums[machine_figure::CPU_BUSY_NS] as f64 / HOUR_NS,
-            core_hours_free: is_held.then(|| (core_hours - held).max(0.0)),
-            memory_gib_hours: sums[machine_figure::MEMORY_CAPACITY] as f64 / GIB_HOUR,
+            core_hours_free: (is_held && core_hours > 0.0)
+                .then(|| (core_hours - held(|line| line.core_hours_held)).max(0.0)),
+            memory_gib_hours: memory,
             memory_gib_hours_used: sums[machine_figure::MEMORY_USED] as f64 / GIB_HOUR,
+            memory_gib_hours_free: (is_memory_held && memory > 0.0).then_some(memory_free),
             name,
             period,
         }
@@ -321,6 +329,7 @@ pub fn machine_object(line: &MachineLine, ask: &UsageAsk, periods: &[Period]) ->
         "core_hours_free": line.core_hours_free,
         "memory_gib_hours": line.memory_gib_hours,
         "memory_gib_hours_used": line.memory_gib_hours_used,
+        "memory_gib_hours_free": line.memory_gib_hours_free,
     })
 }
 
@@ -386,6 +395,11 @@ pub fn heat_map(report: &Report, ask: &UsageAsk) -> HeatMap {
         of_machines,
         most,
     }
+}
+
+/// A time in which nothing was measured adds nothing.
+fn known_sum(one: Option<f64>, other: Option<f64>) -> Option<f64> {
+    one.into_iter().chain(other).reduce(|one, other| one + other)
 }
 
 /// Something of nothing is nothing that is known.
@@ -458,6 +472,38 @@ mod tests {
             assert_eq!(object[unknown], Value::Null, "{unknown}");
         }
         assert!(report.machines.is_empty());
+    }
+
+    #[test]
+    fn what_no_job_held_is_free_where_jobs_hold_something() {
+        let ask = ask(By::System, Every::All, 4);
+        let mut machine = [0; FIGURES];
+        machine[machine_figure::MEASURED_MS] = 4 * 3_600_000;
+        machine[machine_figure::CPU_CAPACITY_NS] = 8 * 3_600_000_000_000;
+        machine[machine_figure::MEMORY_CAPACITY] = 64 * GIB_HOUR as i128;
+        let mut sums = [0; FIGURES];
+        (sums[figure::JOBS], sums[figure::CORES_HELD_NS]) = (1, 6 * 3_600_000_000_000);
+        let line = |sums| UsageLine { name: Some(String::new()), period: 0, sums };
+        let free = |machine: Sums, sums: Sums| {
+            let usage = Usage {
+                periods: ask.calendar().periods,
+                lines: vec![line(sums)],
+                machines: vec![line(machine)],
+                ..Usage::default()
+            };
+            let total = report(&ask, &usage, i64::MAX).machine_total.unwrap();
+            (total.core_hours_free, total.memory_gib_hours_free)
+        };
+        assert_eq!(free(machine, sums), (Some(2.0), None), "no job said how much memory it held");
+        sums[figure::MEMORY_HELD] = 16 * GIB_HOUR as i128;
+        assert_eq!(free(machine, sums), (Some(2.0), Some(48.0)));
+        assert_eq!(
+            free([0; FIGURES], sums),
+            (None, None),
+            "of a machine that was not measured nothing is known"
+        );
+        machine[machine_figure::MEMORY_CAPACITY] = 0;
+        assert_eq!(free(machine, sums), (Some(2.0), None), "the memory of the machine is not known");
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::figure::*;
 use super::{Amounts, BUCKET_NS, BUCKETS_PER_DAY, DayRow, FIGURES, Group, Kind, bucket_of, day_of};
 use crate::apportion::apportion;
-use crate::job::{Part, Record, Totals};
+use crate::belief::requests;
+use crate::job::{Part, Record, Resources, Totals};
 use crate::job_table as column;
 use crate::listing;
 use crate::series::Course;
@@ -89,14 +90,21 @@ fn in_first_bucket(row: &DayRow) -> DayRow {
 fn amounts(record: &Record, wall_ns: i64, shapes: &Shapes) -> Amounts {
     let mut whole = [0; FIGURES];
     let total = |column: usize| record.totals.get(column).filter(|&total| total >= 0);
-    let product = |count: i64, ns: i64| i64::try_from(i128::from(count) * i128::from(ns)).unwrap_or(0);
+    let end_ns = record.start_ns.unwrap_or(0).saturating_add(wall_ns);
+    let over_time = |count: i64, amount: fn(&Resources) -> Option<i64>| {
+        let changed = Some(record).filter(|record| !record.scheduling.earlier.is_empty());
+        match changed.and_then(|record| requests::held(record, end_ns, amount)) {
+            Some(average) => (average * wall_ns as f64) as i64,
+            None => i64::try_from(i128::from(count) * i128::from(wall_ns)).unwrap_or(0),
+        }
+    };
     let kib_ms = |bytes: f64| (bytes / 1024.0 * (wall_ns as f64 / 1e6)) as i64;
     let cpu = total(column::CPU).or(record.scheduling.cpu_ns.filter(|&cpu| cpu >= 0));
     let held_cores = listing::cpus(record);
     whole[JOBS] = 1;
     whole[JOBS_WITH_CPU] = cpu.is_some().into();
     whole[JOBS_WITH_ENERGY] = total(column::ENERGY).is_some().into();
-    whole[CORES_HELD_NS] = held_cores.map_or(0, |cpus| product(cpus, wall_ns));
+    whole[CORES_HELD_NS] = held_cores.map_or(0, |cpus| over_time(cpus, |one| one.cpus));
     whole[CPU_NS] = cpu.unwrap_or(0);
     whole[CPU_OF_HELD_NS] = held_cores.and(cpu).unwrap_or(0);
     whole[CPU_EVEN_NS] = cpu.filter(|_| shapes.is_even(column::CPU)).unwrap_or(0);
@@ -105,7 +113,8 @@ fn amounts(record: &Record, wall_ns: i64, shapes: &Shapes) -> Amounts {
         let of_job = gpu.utilization.filter(|used| used.is_finite() && *used >= 0.0).unwrap_or(0.0);
         (held + gpu.held_ns, used + (of_job * gpu.held_ns as f64) as i64)
     });
-    let given = record.allocated.gpus.filter(|&gpus| gpus > 0).map_or(0, |gpus| product(gpus, wall_ns));
+    let given = record.allocated.gpus.filter(|&gpus| gpus > 0);
+    let given = given.map_or(0, |gpus| over_time(gpus, |one| one.gpus));
     (whole[GPUS_HELD_NS], whole[GPU_NS]) = (held.max(given), used);
     let memory = record.allocated.memory_bytes.filter(|&bytes| bytes > 0);
     whole[MEMORY_HELD] = memory.map_or(0, |bytes| kib_ms(bytes as f64));

@@ -119,7 +119,7 @@ impl Figures {
         let pressure = |some: usize, delay: usize| rate(some).or(rate(delay)).map(|share| share.min(1.0));
         Some(Figures {
             cores,
-            of_cores: allocation::usable_cpus(record, job.machine),
+            of_cores: allocation::usable_cpus(record, job.machine, job.now_ns),
             runnable: cores + queue.max(0.0),
             waited_for_cpu,
             is_serial: is_serial(job, cores),

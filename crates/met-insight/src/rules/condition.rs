@@ -145,6 +145,45 @@ pub enum Expr {
     Math(Math, Box<Expr>, Box<Expr>),
 }
 
+/// The terms that `and` joins at the top of a condition, each with its text; the whole one where there are none.
+pub fn terms<'e>(expr: &'e Expr, text: &'e str) -> Vec<(&'e str, &'e Expr)> {
+    fn flatten<'e>(expr: &'e Expr, into: &mut Vec<&'e Expr>) {
+        match expr {
+            Expr::And(left, right) => {
+                flatten(left, into);
+                flatten(right, into);
+            }
+            other => into.push(other),
+        }
+    }
+    let mut exprs = Vec::new();
+    flatten(expr, &mut exprs);
+    let texts = texts_of_terms(text);
+    match texts.len() == exprs.len() {
+        true => texts.into_iter().zip(exprs).collect(),
+        // Terms within parentheses that need none.
+        false => vec![(text, expr)],
+    }
+}
+
+/// The parts between the words `and` outside of parentheses.
+fn texts_of_terms(text: &str) -> Vec<&str> {
+    let (mut depth, mut begin, mut parts) = (0_i32, 0, Vec::new());
+    for (at, letter) in text.char_indices() {
+        match letter {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            ' ' if depth == 0 && text[at..].starts_with(" and ") => {
+                parts.push(text[begin..at].trim());
+                begin = at + " and ".len();
+            }
+            _ => {}
+        }
+    }
+    parts.push(text.get(begin..).unwrap_or_default().trim());
+    parts
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
     Truth,
@@ -482,6 +521,29 @@ mod tests {
 
     fn complaint(text: &str) -> String {
         condition(text).unwrap_err()
+    }
+
+    #[test]
+    fn the_terms_of_a_condition_have_their_own_text() {
+        let of = |text: &str| {
+            let whole = condition(text).unwrap();
+            let found = terms(&whole, text);
+            // Each text alone is the term.
+            for (text, term) in &found {
+                assert_eq!(condition(text).as_ref(), Ok(*term), "{text}");
+            }
+            found.iter().map(|(text, _)| (*text).to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            of("cpus >= 2 and not cores < 1 and gpus > 0"),
+            ["cpus >= 2", "not cores < 1", "gpus > 0"]
+        );
+        assert_eq!(of("cpus > 2 and (cores < 1 or gpus > 0)"), ["cpus > 2", "(cores < 1 or gpus > 0)"]);
+        for whole in
+            ["cpus > 2", "cpus > 2 and cores < 1 or gpus > 0", "(cpus > 2 and cores < 1) and gpus > 0"]
+        {
+            assert_eq!(of(whole), [whole], "no list of terms");
+        }
     }
 
     #[test]

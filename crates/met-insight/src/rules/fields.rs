@@ -156,15 +156,18 @@ pub static FIELDS: &[Field] = &[
     job("is_running", Measure::Count, "1 while it runs, else 0", |job| {
         Some(Fact::of_request(f64::from(u8::from(job.record.state == State::Running))))
     }),
-    job("cpus", Measure::Cores, "CPUs that the job was given, on all nodes", |job| {
-        Some(Fact::of_request(job.record.allocated.cpus.or(job.record.requested.cpus)? as f64))
-    }),
+    job(
+        "cpus",
+        Measure::Cores,
+        "CPUs that the job was given, on all nodes; their average over time, if that changed",
+        |job| Some(Fact::of_request(allocation::held_cpus(job.record, job.now_ns)?)),
+    ),
     job("cpus_usable", Measure::Cores, "CPUs that it was given, or else shared CPUs it may run on", |job| {
-        Some(Fact::of_request(allocation::usable_cpus(job.record, job.machine)?))
+        Some(Fact::of_request(allocation::usable_cpus(job.record, job.machine, job.now_ns)?))
     }),
     job("threads_per_task", Measure::Count, "threads that each of its tasks has CPUs for", |job| {
         let tasks = job.record.allocated.tasks.or(job.record.requested.tasks).filter(|&tasks| tasks > 0)?;
-        let cpus = allocation::usable_cpus(job.record, job.machine)?;
+        let cpus = allocation::usable_cpus(job.record, job.machine, job.now_ns)?;
         Some(Fact::of_request((cpus / tasks as f64).floor().max(1.0)))
     }),
     job("nodes", Measure::Count, "nodes that it was given", |job| {

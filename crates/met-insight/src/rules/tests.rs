@@ -230,6 +230,8 @@ fn an_explanation_shows_what_was_asked_and_why_it_is_silent() {
     assert_eq!(failed[0].asked, "it ran for at least 10m0s");
     let gpu = explain(Rules::built_in().get("gpu_idle").unwrap(), &job);
     assert_eq!((gpu.steps[0].passed, gpu.unknown), (Some(false), vec!["gpu_ratio"]));
+    let terms: Vec<_> = gpu.steps.iter().map(|step| (step.asked.as_str(), step.passed)).collect();
+    assert_eq!(terms, [("gpus >= 1", Some(false)), ("gpu_ratio < 5%", None)], "what is false comes first");
 }
 
 // What users of other systems complain about, one test each.

@@ -6,6 +6,7 @@ use met_core::job::{Record, State};
 use met_core::job_table as column;
 
 use super::fields;
+use crate::allocation;
 use crate::answers::Job;
 use crate::average;
 use crate::report::Machine;
@@ -151,7 +152,7 @@ fn add(week: &mut Week<'_>, record: &Record, wall_ns: i64, now_ns: i64) {
         fact.coverage.is_none_or(|coverage| coverage >= COVERAGE).then_some(fact.value)
     };
     let cpu_s = known("cores").map(|cores| cores * wall_s);
-    let held = record.allocated.cpus.or(record.requested.cpus).map(|cpus| cpus as f64 * wall_s);
+    let held = allocation::held_cpus(record, now_ns).map(|cpus| cpus * wall_s);
     let held_s = held.or(cpu_s).unwrap_or(0.0);
     sum.core_seconds += held_s;
     load.held_s += held_s;

@@ -46,7 +46,7 @@ impl Bounds {
 /// From the cores that were really used. If all of them work in the parallel part, the mean of busy cores says how long
 /// only one can have been; samples may show more. As a share of the work it bounds the serial fraction from above.
 pub fn bounds(job: &Job<'_>, ceilings: &Ceilings) -> Option<Bounds> {
-    let size = allocation::usable_cpus(job.record, job.machine)?;
+    let size = allocation::usable_cpus(job.record, job.machine, job.now_ns)?;
     if !job.is_whole() {
         return None;
     }

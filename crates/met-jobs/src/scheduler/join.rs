@@ -185,7 +185,7 @@ fn record_of(run: &Recorded, asked_ns: i64) -> Record {
         incarnation: begin_ns.div_euclid(SECOND_NS),
     };
     let mut scheduling = run.scheduling.clone();
-    scheduling.asked_ns = Some(asked_ns);
+    (scheduling.asked_ns, scheduling.waited) = (Some(asked_ns), run.state == State::Pending);
     Record {
         user: run.user.clone(),
         uid: run.uid,

@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use met_core::JOB;
 use met_core::annotation::Annotation;
 use met_core::job::{
-    CgroupPaths, Emission, EventCount, FileId, GpuUse, JobKey, LeftOver, LimitKind, Local, MemoryLimit,
-    Origin, Part, ProcessId, QualityKind, Record, Resources, Scheduling, State, Totals, UncountedEvent,
+    CgroupPaths, EarlierRequest, Emission, EventCount, FileId, GpuUse, JobKey, LeftOver, LimitKind, Local,
+    MemoryLimit, Origin, Part, ProcessId, QualityKind, Record, Resources, Scheduling, State, Totals,
+    UncountedEvent,
 };
 
 /// Bytes not read yet. Those of a row fit its checksum, so what does not fit here was written by another program.
@@ -294,8 +295,9 @@ packed! {
     Resources { nodes, cpus, tasks, memory_bytes, gpus, time_limit_ns, other }
     Scheduling {
         alias, cluster, array_id, array_index, het_id, het_offset, restarts, partition, qos, folder, lineage, reason,
-        submit_ns, eligible_ns, cpu_ns, memory_peak_bytes, asked_ns
+        submit_ns, eligible_ns, cpu_ns, memory_peak_bytes, asked_ns, waited, earlier
     }
+    EarlierRequest { until_ns, requested, allocated }
     Part { node, step, task, name, start_ns, end_ns, exit_code, folded, totals }
     Emission { factor_mg_per_kwh, factor_source, factor_time_ns, pue_millionths }
     Annotation { tags, note, written_ns }

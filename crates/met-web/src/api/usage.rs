@@ -103,6 +103,7 @@ pub(super) fn schema() -> Schema {
         ("core_hours_free", optional(Type::Number)),
         ("memory_gib_hours", of(Type::Number)),
         ("memory_gib_hours_used", of(Type::Number)),
+        ("memory_gib_hours_free", optional(Type::Number)),
     ]);
     with_keys([
         ("by", of(Type::String)),

@@ -322,6 +322,7 @@ fn fact_value(site: &Site, fact: &Fact) -> Markup {
             FactValue::Command(words) => code { (command_line(words)) },
             FactValue::Times(start_ns, end_ns) => (site.time_span(*start_ns, *end_ns)),
             FactValue::Amount(value) => (amount(value)),
+            FactValue::Change(words, by_ns) => { (words) " by " (site.time(*by_ns)) },
         }
     }
 }

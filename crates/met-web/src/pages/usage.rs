@@ -138,6 +138,7 @@ fn totals(report: &Report) -> Markup {
     put("Used of held", total.cpu_efficiency.map(units::percent));
     put("GPU-hours used", total.gpu_hours.map(units::hours));
     put("GPU-hours held", total.gpu_hours_held.map(units::hours));
+    put("GiB-hours held", total.memory_gib_hours_held.map(units::hours));
     put("Energy", total.energy_joules.map(units::watt_hours));
     put("CO\u{2082}e", total.emissions_grams.map(usage::emissions));
     put("Cost", total.cost.map(units::money));
@@ -145,6 +146,7 @@ fn totals(report: &Report) -> Markup {
         let span = |hours: f64| units::duration(hours * 3600.0);
         put("CPUs busy", machine.busy().map(units::percent));
         put("Core-hours free", machine.core_hours_free.map(units::hours));
+        put("GiB-hours free", machine.memory_gib_hours_free.map(units::hours));
         put("Time measured", Some(span(machine.hours_measured)));
         put("Time down", (machine.hours_down > 0.0).then(|| span(machine.hours_down)));
         put("Time unknown", (machine.hours_unknown > 0.02).then(|| span(machine.hours_unknown)));

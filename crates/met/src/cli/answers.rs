@@ -6,9 +6,40 @@ use std::path::PathBuf;
 use clap::Args;
 use met_core::usage::{By, Every};
 
+const WORKERS_MAX: u32 = 10_000_000;
+
 fn number_of_workers(text: &str) -> Result<f64, String> {
-    let count = text.parse().ok().filter(|count| (1..=10_000_000).contains(count));
-    count.map(|count: u32| f64::from(count)).ok_or_else(|| "write a whole number ≥ 1".to_owned())
+    let count = text.parse().ok().filter(|count| (1..=WORKERS_MAX).contains(count));
+    count.map(f64::from).ok_or_else(|| format!("write a whole number from 1 to {WORKERS_MAX}"))
+}
+
+#[cfg(test)]
+#[test]
+fn wishes_of_met_scale_are_refused_with_what_to_write() {
+    for wrong in ["0", "-3", "99999999999", "two", "1.5", ""] {
+        assert_eq!(
+            number_of_workers(wrong),
+            Err("write a whole number from 1 to 10000000".to_owned()),
+            "{wrong}"
+        );
+    }
+    assert_eq!((number_of_workers("8"), target("1m30s")), (Ok(8.0), Ok(90.0)));
+    assert_eq!(target("0s"), Err("write a time > 0, such as 10m".to_owned()));
+    assert_eq!(target("10"), Err("\"10\" has no unit; write 10s, 10ms or 10m".to_owned()));
+    for wrong in ["-5m", "soon", "99999999999999999d", ""] {
+        let said = target(wrong).unwrap_err();
+        assert_eq!(said, format!("{wrong:?} is not a duration; write 1s, 500ms or 2m"));
+    }
+}
+
+/// A time that somebody may want to wait for.
+fn target(text: &str) -> Result<f64, String> {
+    // A sign is no part of a duration, and neither is nothing.
+    let time = met_core::units::parse_duration(text).map_err(|error| error.to_string())?;
+    match time.is_zero() {
+        true => Err("write a time > 0, such as 10m".to_owned()),
+        false => Ok(time.as_secs_f64()),
+    }
 }
 
 #[derive(Debug, Args)]
@@ -185,11 +216,11 @@ pub struct ScaleArgs {
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = number_of_workers)]
     pub sizes: Vec<f64>,
     /// Predict the time on this many workers; may be repeated
-    #[arg(long, value_name = "N", value_parser = number_of_workers)]
+    #[arg(long, value_name = "N", value_parser = number_of_workers, allow_hyphen_values = true)]
     pub at: Vec<f64>,
     /// Find the number of workers for this time, such as 10m
-    #[arg(long, value_name = "TIME")]
-    pub target: Option<String>,
+    #[arg(long, value_name = "TIME", value_parser = target, allow_hyphen_values = true)]
+    pub target: Option<f64>,
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,

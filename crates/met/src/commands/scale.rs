@@ -4,7 +4,6 @@ use std::io::Write;
 
 use anyhow::Result;
 use met_core::job::{Record, State};
-use met_core::units;
 use met_insight::scale::{self, Ceilings, Learned, Plan};
 
 use super::{Machines, export, list};
@@ -27,11 +26,6 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
             "--sizes has {sizes} numbers for {jobs} jobs; give one for each"
         )));
     }
-    let target_s = args.target.as_ref().map(|text| {
-        let target =
-            units::parse_duration(text).map_err(|error| Failure::usage(format!("--target: {error}")))?;
-        Ok::<_, anyhow::Error>(target.as_secs_f64())
-    });
     let mut all = AllJobs::open(setting)?;
     let named: Vec<Record> = args.jobs.iter().map(|job| all.find_to_show(job)).collect::<Result<_>>()?;
     let records = match named.as_slice() {
@@ -56,7 +50,7 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
             learned.add(job, args.sizes.get(index).copied(), &ceilings);
         });
     }
-    let wishes = scale::Wishes { sizes: args.at.clone(), target_s: target_s.transpose()? };
+    let wishes = scale::Wishes { sizes: args.at.clone(), target_s: args.target };
     let Learned { runs, powers, bounds, left_out, .. } = learned;
     let plan = scale::plan(&runs, &powers, bounds, newest, &systems, &wishes);
     print(newest, &plan, &left_out, args.json)

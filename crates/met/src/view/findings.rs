@@ -207,8 +207,10 @@ fn summary(explained: &[(&Rule, Explanation)], style: &Style) -> String {
     let line = |(rule, explanation): &(&Rule, Explanation)| {
         let is_found = explanation.finding.is_some();
         let why = if is_found { "found".to_owned() } else { silence(explanation) };
-        let line = format!("  {}  {}", text::pad(&rule.name, width), text::escape(&why));
-        text::hanging(&line, width + 4, style)
+        let room = style.width.map_or(usize::MAX, |columns| columns.saturating_sub(width + 4).max(20));
+        let names = [rule.name.as_str()].into_iter().chain(std::iter::repeat(""));
+        let lines = names.zip(text::words(&text::escape(&why), room));
+        lines.map(|(name, line)| format!("  {}  {line}\n", text::pad(name, width))).collect::<String>()
     };
     let drawn: String = explained.iter().map(line).collect();
     if style.ascii { text::to_ascii(&drawn) } else { drawn }

@@ -33,7 +33,7 @@ use jiff::tz::TimeZone;
 #[derive(Clone, Debug)]
 pub struct Style {
     pub color: bool,
-    /// Columns of the terminal; `None` where the output is not a terminal and nothing is cut.
+    /// Columns of the terminal, or those that the environment asks for; `None` where the output is not a terminal and nothing is cut.
     pub width: Option<usize>,
     /// Only characters that every terminal has, for a locale that is not UTF-8.
     pub ascii: bool,
@@ -55,8 +55,7 @@ impl Style {
         let columns = rustix::termios::tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col));
         Style {
             color: terminal && !dumb && !no_color,
-            // A terminal that does not know its size (a serial line) says 0.
-            width: terminal.then(|| columns.filter(|&columns| columns > 0).unwrap_or(80)),
+            width: width(terminal, columns, std::env::var("COLUMNS").ok().as_deref()),
             ascii: !utf8_locale(|name| std::env::var(name).ok()),
             zone: local_zone(),
         }
@@ -67,6 +66,16 @@ impl Style {
             return text.to_owned();
         }
         format!("\x1b[{}m{text}\x1b[0m", paint.code())
+    }
+}
+
+/// The columns of a terminal, or those that the environment asks for where the output is none: a pager or a test says so.
+fn width(is_terminal: bool, columns: Option<usize>, asked: Option<&str>) -> Option<usize> {
+    // A terminal that does not know its size (a serial line) says 0.
+    let known = columns.filter(|&columns| columns > 0);
+    match is_terminal {
+        true => Some(known.unwrap_or(80)),
+        false => asked?.parse().ok().filter(|&columns| columns > 0),
     }
 }
 
@@ -127,6 +136,16 @@ mod tests {
         utf8_locale(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         })
+    }
+
+    #[test]
+    fn the_width_is_that_of_the_terminal_or_what_the_environment_says_without_one() {
+        assert_eq!(width(true, Some(132), Some("60")), Some(132));
+        assert_eq!(width(true, Some(0), None), Some(80), "a serial line");
+        assert_eq!(width(false, None, Some("60")), Some(60));
+        for nothing in [None, Some(""), Some("0"), Some("-4"), Some("wide")] {
+            assert_eq!(width(false, None, nothing), None, "nothing is cut: {nothing:?}");
+        }
     }
 
     #[test]

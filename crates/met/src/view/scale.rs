@@ -97,10 +97,13 @@ fn of_model(model: &Scaling, plan: &Plan, style: &Style) -> Vec<String> {
         units::cores(model.size_base())
     ));
     lines.push(String::new());
-    let head =
-        format!("{:>8}  {:>10}  {:<21}{:>8}  {:>9}", "workers", "time", "95 % interval", "speedup", "energy");
-    lines.push(painted(Paint::Dim, head.trim_end(), style));
-    lines.extend(plan.predictions.iter().map(|prediction| row(prediction, model)));
+    // Without any energy, there is no column for it.
+    let has_energy = plan.predictions.iter().any(|prediction| prediction.joules.is_some());
+    let energy = if has_energy { "energy" } else { "" };
+    let is_narrow = style.width.is_some_and(|width| width < TABLE_COLUMNS);
+    let head = cells(is_narrow, ["workers", "time", "95 % interval", "speedup", energy]);
+    lines.push(painted(Paint::Dim, &head, style));
+    lines.extend(plan.predictions.iter().map(|prediction| row(prediction, model, has_energy, is_narrow)));
     if let Some((seconds, size)) = plan.target {
         let time = units::duration(seconds);
         lines.push(match size {
@@ -111,21 +114,30 @@ fn of_model(model: &Scaling, plan: &Plan, style: &Style) -> Vec<String> {
     lines
 }
 
-fn row(prediction: &Prediction, model: &Scaling) -> String {
+/// A wide table; in fewer columns there is less space between.
+const TABLE_COLUMNS: usize = 64;
+
+fn cells(is_narrow: bool, [size, time, range, speedup, energy]: [&str; 5]) -> String {
+    let line = match is_narrow {
+        false => format!("{size:>8}  {time:>10}  {range:<21}{speedup:>8}  {energy:>9}"),
+        true => format!("{size:>7} {time:>7}  {range:<18} {speedup:>7} {energy:>10}"),
+    };
+    line.trim_end().to_owned()
+}
+
+fn row(prediction: &Prediction, model: &Scaling, has_energy: bool, is_narrow: bool) -> String {
     let size = units::cores(prediction.size);
     let (Some(seconds), Some(speedup)) = (prediction.seconds, prediction.speedup) else {
         let [least, most] = [model.size_min, model.size_max].map(units::cores);
         return format!("{size:>8}  cannot say: these runs are about {least} to {most} workers");
     };
     let range = format!("{} to {}", units::duration(seconds.low), units::duration(seconds.high));
-    let energy =
-        prediction.joules.map(|joules| format!("~{}", units::watt_hours(joules))).unwrap_or_default();
-    let line = format!(
-        "{size:>8}  {:>10}  {range:<21}{:>8}  {energy:>9}",
-        units::duration(seconds.value),
-        format!("{:.2}", speedup.value)
-    );
-    line.trim_end().to_owned()
+    let energy = match prediction.joules {
+        Some(joules) => format!("~{}", units::watt_hours(joules)),
+        None => if has_energy { "-" } else { "" }.to_owned(),
+    };
+    let (time, speedup) = (units::duration(seconds.value), format!("{:.2}", speedup.value));
+    cells(is_narrow, [&size, &time, &range, &speedup, &energy])
 }
 
 fn of_systems(systems: &[Fit], style: &Style) -> Vec<String> {
@@ -150,4 +162,35 @@ fn of_systems(systems: &[Fit], style: &Style) -> Vec<String> {
         ));
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use met_insight::scale::{Run, Wishes, plan};
+
+    use super::*;
+
+    fn drawn(width: Option<usize>, powers: &[met_insight::scale::Power]) -> String {
+        let run = |size, seconds| Run { size, seconds };
+        let runs = [run(1.0, 700.0), run(1.0, 702.0), run(2.0, 420.0), run(2.0, 421.0)];
+        let record = met_core::sample::full(42, "train");
+        let plan = plan(&runs, powers, None, &record, &[], &Wishes::default());
+        render(&record, &plan, &[], &Style { width, ..Style::plain() })
+    }
+
+    #[test]
+    fn a_narrow_table_fits_and_unknown_energy_has_no_column() {
+        let without = drawn(None, &[]);
+        assert!(without.contains("speedup\n") && !without.contains("energy"), "{without}");
+        let watts = |size, watts| met_insight::scale::Power {
+            size,
+            watts,
+            grams_per_joule: None,
+            money_per_joule: None,
+        };
+        let narrow = drawn(Some(60), &[watts(1.0, 1000.0), watts(2.0, 1800.0)]);
+        assert!(narrow.lines().all(|line| text::width(line) <= 60), "{narrow}");
+        let rows = narrow.lines().filter(|line| line.contains(" to ") && line.contains("Wh")).count();
+        assert_eq!(rows, 3, "each size is one line:\n{narrow}");
+    }
 }

@@ -53,6 +53,9 @@ fn machine(line: Option<&MachineLine>) -> String {
     if let Some(free) = line.core_hours_free {
         parts.push(format!("{} core-hours free", units::hours(free)));
     }
+    if let Some(free) = line.memory_gib_hours_free {
+        parts.push(format!("{} GiB-hours free", units::hours(free)));
+    }
     let hours = |hours: f64| units::duration(hours * 3600.0);
     parts.push(format!("measured {}", hours(line.hours_measured)));
     if line.hours_down > 0.0 {

@@ -67,6 +67,9 @@ impl Page<'_> {
         match value {
             FactValue::Text(words) => vec![self.cut(&text::escape(words), room)],
             FactValue::Amount(value) => vec![amount(value)],
+            FactValue::Change(words, by_ns) => {
+                text::wrap(&format!("{words} by {}", units::time(*by_ns, &self.style.zone)), room)
+            }
             FactValue::Times(start_ns, end_ns) => vec![self.times(*start_ns, *end_ns)],
             FactValue::Command(words) => {
                 let mut lines = text::wrap(&text::command_line(words), room);
