@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::units::{self, ParseError};
 
-/// CPU time, needed memory and I/O of all jobs are read together at least this often.
+/// CPU time and needed memory of all jobs are read together at least this often, and I/O where it can have changed.
 pub const TOGETHER_NS: i64 = 10_000_000_000;
 /// A job whose figures changed sharply is sampled at the shortest interval for this long.
 pub const CHANGED_FOR_NS: i64 = 30_000_000_000;

@@ -43,11 +43,10 @@ impl JobRows {
 
     /// The rows of the jobs that were read, and the details of those that were read in full.
     pub(super) fn fold(&mut self, batches: &[Batch], map: &JobMap, slow: bool, jobs: &Jobs) {
-        let look = |slot: u32| jobs.get(&slot).map(|job| &job.age.pacing);
-        let is_read = |slot| look(slot).is_some_and(|pacing| pacing.look != Look::No);
+        let is_read = |slot: u32| jobs.get(&slot).is_some_and(|job| job.age.pacing.look != Look::No);
         self.fold.some_jobs(batches, map, is_read, &mut self.jobs);
-        let is_whole = |slot| look(slot).is_some_and(|pacing| pacing.is_whole(slow));
-        match jobs.values().any(|job| job.age.pacing.is_whole(slow)) {
+        let is_whole = |slot: u32| jobs.get(&slot).is_some_and(|job| job.is_read_whole(slow));
+        match jobs.values().any(|job| job.is_read_whole(slow)) {
             true => self.fold_details.some_jobs(batches, map, is_whole, &mut self.details),
             false => self.details.clear(),
         }

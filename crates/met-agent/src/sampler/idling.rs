@@ -47,7 +47,18 @@ impl Idle {
 
     /// Whether it ran for a moment only since the look before.
     fn ran_little(&self) -> bool {
-        self.before_ns.zip(self.now_ns).is_some_and(|(before_ns, now_ns)| now_ns - before_ns <= LITTLE_NS)
+        self.before_ns
+            .zip(self.now_ns)
+            .is_some_and(|(before_ns, now_ns)| (0..=LITTLE_NS).contains(&(now_ns - before_ns)))
+    }
+
+    /// Whether its processes are left out though they may have done a little.
+    pub(super) fn is_unread(&self) -> bool {
+        self.left_out && !self.is_same()
+    }
+
+    pub(super) fn is_left_out(&self) -> bool {
+        self.left_out
     }
 
     /// Whether what would be read can have changed little: I/O alone, or all of its processes soon after they were read.
@@ -194,6 +205,7 @@ mod tests {
         assert_eq!(look_after(Look::Whole, LITTLE_NS, true, true), Look::No);
         assert_eq!(look_after(Look::Whole, LITTLE_NS + 1, true, true), Look::Whole);
         assert_eq!(look_after(Look::Usual, 0, true, true), Look::Usual);
+        assert_eq!(look_after(Look::Whole, -1, true, true), Look::Whole, "one of its cgroups is gone");
     }
 
     #[test]

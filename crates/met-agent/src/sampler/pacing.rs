@@ -41,6 +41,8 @@ struct Compared {
     at_ns: i64,
     cpu_ns: i64,
     io_bytes: i64,
+    /// When that was read: not at every look.
+    io_at_ns: i64,
     cores_milli: Option<i64>,
     io_per_s: Option<i64>,
     memory_bytes: i64,
@@ -122,23 +124,29 @@ impl Pacing {
         }
         let known = |column: usize| Some(cells[column]).filter(|&cell| cell != MISSING);
         let before = self.compared;
-        let io_bytes = known(READ).zip(known(WRITTEN)).map(|(read, written)| read.saturating_add(written));
-        // Where it was not read it can have changed little.
-        let io_bytes = io_bytes.or(before.map(|before| before.io_bytes)).unwrap_or(MISSING);
+        let read_io = known(READ).zip(known(WRITTEN)).map(|(read, written)| read.saturating_add(written));
         let per_s = |before_cell: i64, cell: i64, elapsed_ns: i64| {
             let is_known = before_cell != MISSING && cell != MISSING;
             let grown = i128::from(cell.saturating_sub(before_cell).max(0)) * 1_000_000_000;
             is_known.then(|| i64::try_from(grown / i128::from(elapsed_ns.max(1))).unwrap_or(i64::MAX))
         };
-        let rate = |of: fn(&Compared) -> i64, cell: i64| {
-            before.as_ref().and_then(|before| per_s(of(before), cell, now_ns - before.at_ns))
+        let cpu = before.and_then(|before| per_s(before.cpu_ns, cells[CPU], now_ns - before.at_ns));
+        // Where I/O was not read, it goes on as it was: it can have changed little.
+        let io_per_s = before.and_then(|before| match read_io {
+            Some(bytes) => per_s(before.io_bytes, bytes, now_ns - before.io_at_ns),
+            None => before.io_per_s,
+        });
+        let (io_bytes, io_at_ns) = match (read_io, before) {
+            (None, Some(before)) => (before.io_bytes, before.io_at_ns),
+            _ => (read_io.unwrap_or(MISSING), now_ns),
         };
         let now = Compared {
             at_ns: now_ns,
             cpu_ns: cells[CPU],
             io_bytes,
-            cores_milli: rate(|before| before.cpu_ns, cells[CPU]).map(|ns_per_s| ns_per_s / 1_000_000),
-            io_per_s: rate(|before| before.io_bytes, io_bytes),
+            io_at_ns,
+            cores_milli: cpu.map(|ns_per_s| ns_per_s / 1_000_000),
+            io_per_s,
             memory_bytes: cells[MEMORY_NEEDED],
         };
         self.compared = Some(now);
@@ -235,6 +243,19 @@ mod tests {
             assert_eq!(compare(second + 5, MISSING), None);
         }
         assert_eq!(compare(50, 500 << 20), Some(50 * SECOND_NS));
+    }
+
+    #[test]
+    fn steady_io_that_is_read_once_a_minute_is_no_change() {
+        let mut pacing = Pacing::new(0);
+        for second in (0..600).step_by(10) {
+            let bytes = if second % 60 == 0 { second << 20 } else { MISSING };
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[CPU], cells[MEMORY_NEEDED], cells[READ], cells[WRITTEN]) =
+                (0, 1 << 30, bytes, bytes.min(0));
+            pacing.compare(second * SECOND_NS, &cells);
+        }
+        assert_eq!(pacing.changed_ns, None);
     }
 
     #[test]

@@ -221,7 +221,8 @@ impl Sampler {
             let Subject::Job(slot) = row.owner else { continue };
             let Some(job) = self.jobs.get_mut(&slot) else { continue };
             job.age.pass_early(now_ns);
-            if job.age.pacing.look == Look::Whole {
+            let is_unread = job.counts.idle.is_unread();
+            if job.age.pacing.look == Look::Whole && !is_unread {
                 self.membership.members.was_read_in_full(slot);
             }
             job.counts.idle.complete(job.age.pacing.look, cells, now_ns);
@@ -232,7 +233,7 @@ impl Sampler {
             let row = job.complete_levels(row);
             let row = job.add_shares(row, slot, &self.gpus.cards, &self.energy);
             dropped += u64::from(!job.sample(row, now_ns));
-            if keeps_details && job.age.pacing.look >= Look::Usual {
+            if keeps_details && job.age.pacing.look >= Look::Usual && !is_unread {
                 job.counts.details.sample(job.age.unix_ms(now_ns));
             }
         }
@@ -367,7 +368,7 @@ impl Sampler {
 
     /// Notes which jobs have processes whose I/O cannot be read. Only a slow tick reads that of all.
     fn follow_hidden_io(&mut self, slow: bool) {
-        for job in self.jobs.values_mut().filter(|job| job.age.pacing.is_whole(slow)) {
+        for job in self.jobs.values_mut().filter(|job| job.is_read_whole(slow)) {
             job.profile.hides_io = false;
         }
         for batch in self.runner.batches() {

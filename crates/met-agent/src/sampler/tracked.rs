@@ -99,6 +99,11 @@ impl Tracked {
         }
     }
 
+    /// Whether this tick has read all of it; `slow`: whether it read all of those that are read at every tick.
+    pub(super) fn is_read_whole(&self, slow: bool) -> bool {
+        self.age.pacing.is_whole(slow) && !self.counts.idle.is_unread()
+    }
+
     pub(super) fn add_ended<'r>(&self, row: AsRead<'r>, gone: Option<&Gone>, seen: u64) -> Counted<'r> {
         let AsRead(cells) = row;
         cells[PROCESSES] = seen as i64;
@@ -137,6 +142,9 @@ impl Tracked {
     /// Makes a sample of its row. False if there is no room for it among those that wait.
     pub(super) fn sample(&mut self, row: Shared<'_>, now_ns: i64) -> bool {
         let Shared(cells) = row;
+        if self.counts.idle.is_left_out() && !self.profile.hides_io {
+            self.counts.repeat_io(cells);
+        }
         self.counts.hold(cells);
         let time_ms = self.age.unix_ms(now_ns);
         // They are not taken out: the totals go on, and what cannot be kept is a gap.
@@ -260,6 +268,16 @@ impl Counts {
         cells[MEMORY_NEEDED] = cells[MEMORY_NEEDED].saturating_add(more);
     }
 
+    /// I/O that was not read, because it can have changed little, is what it was: what a job does later is not spread
+    /// over the time before.
+    fn repeat_io(&self, cells: &mut [i64]) {
+        for column in [READ, WRITTEN, WRITE_CANCELLED] {
+            if cells[column] == MISSING {
+                cells[column] = self.floors[column];
+            }
+        }
+    }
+
     /// A child that ends between the listing and the reading is missing from one sum and back, by its
     /// parent, in the next: not a restart, and not a peak.
     pub(super) fn hold(&mut self, cells: &mut [i64]) {
@@ -335,6 +353,20 @@ pub(super) mod tests {
         let host = met_host::Host::real().unwrap();
         let watch = departures.open(&host, 0, crate::exits::Beginning::Unknown, || false);
         Tracked::new(&record, local, 0, 1000, watch)
+    }
+
+    #[test]
+    fn io_that_was_not_read_is_repeated_and_other_counters_are_not() {
+        let mut job = tracked();
+        let mut row = vec![MISSING; JOB.columns.len()];
+        (row[READ], row[WRITTEN], row[READ_CALL]) = (5, 6, 7);
+        job.sample(Shared(&mut row.clone()), 0);
+        let mut unread = vec![MISSING; JOB.columns.len()];
+        job.counts.repeat_io(&mut unread);
+        assert_eq!((unread[READ], unread[WRITTEN], unread[READ_CALL]), (5, 6, MISSING));
+        row[READ] = 9;
+        job.counts.repeat_io(&mut row);
+        assert_eq!(row[READ], 9);
     }
 
     #[test]
