@@ -260,7 +260,7 @@ pub enum Command {
 
 fn number_of_jobs(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|&count| count > 0);
-    count.ok_or_else(|| "write a whole number ≥ 1, such as 100".to_owned())
+    count.ok_or_else(|| format!("write a whole number from 1 to {}, such as 100", usize::MAX))
 }
 
 fn number_of_gpus(text: &str) -> Result<u32, String> {
@@ -565,7 +565,7 @@ pub struct GpusArgs {
     pub json: bool,
     /// Print the indices of N free GPUs (default 1), separated by commas; exit code 1 if fewer are free
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", conflicts_with = "json",
-        value_parser = number_of_gpus)]
+        allow_negative_numbers = true, value_parser = number_of_gpus)]
     pub free: Option<u32>,
     /// Print UUIDs instead of indices
     #[arg(long, requires = "free")]
