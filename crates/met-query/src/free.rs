@@ -60,10 +60,10 @@ struct Held<'a> {
 
 fn put(nodes: &mut [NodeStatus], jobs: &[Record], now_ns: i64) {
     let is_single = nodes.len() == 1;
-    let is_lost =
+    let may_be_anywhere =
         |record: &Record| record.nodes.is_empty() && (record.inside.is_none() || !record.gpus.is_empty());
     // It may hold something of any of them.
-    if !is_single && jobs.iter().any(is_lost) {
+    if !is_single && jobs.iter().any(may_be_anywhere) {
         return;
     }
     let names: HashMap<&str, usize> =
