@@ -260,7 +260,9 @@ pub enum Command {
 
 fn number_of_jobs(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|&count| count > 0);
-    count.ok_or_else(|| format!("write a whole number from 1 to {}, such as 100", usize::MAX))
+    let is_large = text.len() > 19 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let most = if is_large { format!(" and at most {}", usize::MAX) } else { String::new() };
+    count.ok_or_else(|| format!("write a whole number ≥ 1{most}, such as 100"))
 }
 
 fn number_of_gpus(text: &str) -> Result<u32, String> {

@@ -95,7 +95,10 @@ mod tests {
                 "such as 34.5; see met emissions set --help",
             ),
             (&["list", "--limit", "0"], "such as 100; see met list --help"),
-            (&["list", "--limit", "99999999999999999999999"], "such as 100; see met list --help"),
+            (
+                &["list", "--limit", "99999999999999999999999"],
+                "at most 18446744073709551615, such as 100; see met list --help",
+            ),
             (&["gpus", "--free", "-1"], "from 1 to 1024; see met gpus --help"),
             (&["scale", "1", "--at", "-4"], "from 1 to 10000000; see met scale --help"),
             (&["scale", "1", "--sizes", "-4"], "from 1 to 10000000; see met scale --help"),
