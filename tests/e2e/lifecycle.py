@@ -450,6 +450,12 @@ def a_name_of_several_jobs_ends_and_removes_none_of_them(world):
     refused = world.met("rm", "dup").expect(2)
     check(f"{second} (cancelled), {first} (cancelled)" in refused.err, refused.err)
     world.met("rm", first).ok()
+    third = world.run("sleep", "1000", options=["-n", "dup"])
+    refused = world.met("rm", "dup").expect(2)
+    check(f"{third} (running), {second} (cancelled)" in refused.err, refused.err)
+    world.met("cancel", third).ok()
+    world.wait_for_state(third, "cancelled")
+    world.met("rm", third).ok()
     world.met("rm", "dup").ok()
     equal(world.met("list", "--json").ok().out.count('"name":"dup"'), 0, "jobs of that name")
 

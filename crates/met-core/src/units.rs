@@ -338,6 +338,8 @@ fn zoned(unix_ns: i64, zone: &TimeZone) -> Option<Zoned> {
 /// `10s`, `1.5s`, `500ms`, `5m`, `2h`, `1d`, `1h30m`. A number alone is refused: a thousand of what?
 pub fn parse_duration(text: &str) -> Result<Duration, ParseError> {
     let refuse = || ParseError(format!("{text:?} is not a duration; write 1s, 500ms or 2m"));
+    let days_max = u64::MAX / 86_400_000_000_000;
+    let too_long = || ParseError(format!("{text:?} is too long; write at most {days_max}d"));
     let trimmed = text.trim();
     if !trimmed.is_empty() && trimmed.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
         let advice = format!("{text:?} has no unit; write {trimmed}s, {trimmed}ms or {trimmed}m");
@@ -359,14 +361,21 @@ pub fn parse_duration(text: &str) -> Result<Duration, ParseError> {
             "w" => 604_800_000_000_000,
             _ => return Err(refuse()),
         };
-        let part_ns = multiply(number, unit_ns).ok_or_else(refuse)?;
-        total_ns = total_ns.checked_add(part_ns).ok_or_else(refuse)?;
+        let wrong = || {
+            if number.bytes().all(|byte| byte.is_ascii_digit()) && !number.is_empty() {
+                too_long()
+            } else {
+                refuse()
+            }
+        };
+        let part_ns = multiply(number, unit_ns).ok_or_else(wrong)?;
+        total_ns = total_ns.checked_add(part_ns).ok_or_else(too_long)?;
         rest = after[end..].trim_start();
     }
     if trimmed.is_empty() {
         return Err(refuse());
     }
-    u64::try_from(total_ns).map(Duration::from_nanos).map_err(|_| refuse())
+    u64::try_from(total_ns).map(Duration::from_nanos).map_err(|_| too_long())
 }
 
 /// `2GiB`, `500MB`, `64K` (1024 each, as in other tools), or plain bytes.
@@ -582,9 +591,13 @@ mod tests {
         let error = |text| parse_duration(text).unwrap_err().to_string();
         assert_eq!(error("10"), "\"10\" has no unit; write 10s, 10ms or 10m");
         assert_eq!(error("10x"), "\"10x\" is not a duration; write 1s, 500ms or 2m");
-        for text in ["", " ", "s", "-1s", "1s1", "1..5s", ".s", "99999999999999999999d", "1e3s", "1\ns\x1b"] {
+        for text in ["", " ", "s", "-1s", "1s1", "1..5s", ".s", "1e3s", "1\ns\x1b"] {
             assert!(error(text).contains("write 1s, 500ms or 2m"), "{text:?}");
         }
+        for text in ["99999999999999999999d", "213504d", "213503d 99999999999999999999s"] {
+            assert_eq!(error(text), format!("{text:?} is too long; write at most 213503d"));
+        }
+        assert!(parse_duration("213503d").is_ok());
         assert!(!error("\x1b[2J").contains('\x1b'));
     }
 

@@ -1,6 +1,6 @@
 //! What of a machine no job holds.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use anyhow::Result;
 use met_core::job::{Record, State};
@@ -49,34 +49,85 @@ pub fn add(query: &(impl Query + ?Sized), viewer: &Viewer, nodes: &mut [NodeStat
     Ok(())
 }
 
+/// What jobs hold of a node; `None` where that is not known.
+#[derive(Clone)]
+struct Held<'a> {
+    cpus: Option<f64>,
+    memory_bytes: Option<f64>,
+    /// Two jobs may hold the same.
+    gpus: Option<HashSet<&'a str>>,
+}
+
 fn put(nodes: &mut [NodeStatus], jobs: &[Record], now_ns: i64) {
-    let all: Vec<(String, Option<i64>, Option<i64>)> =
-        nodes.iter().map(|node| (node.name.clone(), node.cpus, node.memory_bytes)).collect();
-    let is_single = all.len() == 1;
-    // On a machine of one's own nothing is given to jobs, and others may use it, too.
-    let is_given = !is_single || jobs.iter().any(|record| record.allocated.cpus.is_some());
-    for node in nodes.iter_mut().filter(|node| !node.late) {
-        let is_here =
-            |record: &&Record| record.nodes.contains(&node.name) || is_single && record.nodes.is_empty();
-        let here: Vec<&Record> = jobs.iter().filter(is_here).collect();
-        // What a job inside another one holds is the other's.
-        let outer = || here.iter().copied().filter(|record| record.inside.is_none());
-        let cpus = outer().map(|record| {
-            let used = || average::cores(record, now_ns).unwrap_or(0.0);
-            let whole = |of: &(String, Option<i64>, Option<i64>)| of.1;
-            held(record, &all, whole, node.cpus, record.allocated.cpus, used)
-        });
-        let memory = outer().map(|record| {
-            let used = || average::level(record, column::MEMORY_NEEDED).unwrap_or(0.0);
-            let whole = |of: &(String, Option<i64>, Option<i64>)| of.2;
-            held(record, &all, whole, node.memory_bytes, record.allocated.memory_bytes, used)
-        });
-        let (cpus, memory): (Option<f64>, Option<f64>) = (cpus.sum(), memory.sum());
-        node.free = Free {
-            cores: left(node.cpus, cpus).filter(|_| is_given),
-            gpus: node.health.gpus.zip(gpus(&here)).map(|(gpus, held)| (gpus - held).max(0)),
-            memory_bytes: left(node.memory_bytes, memory).filter(|_| is_given),
+    let is_single = nodes.len() == 1;
+    let may_be_anywhere =
+        |record: &Record| record.nodes.is_empty() && (record.inside.is_none() || !record.gpus.is_empty());
+    // It may hold something of any of them.
+    if !is_single && jobs.iter().any(may_be_anywhere) {
+        return;
+    }
+    let names: HashMap<&str, usize> =
+        nodes.iter().enumerate().map(|(at, node)| (node.name.as_str(), at)).collect();
+    let none = Held { cpus: Some(0.0), memory_bytes: Some(0.0), gpus: Some(HashSet::new()) };
+    let mut held = vec![none; nodes.len()];
+    for record in jobs {
+        let on: Vec<Option<usize>> = match record.nodes.as_slice() {
+            [] => vec![is_single.then_some(0)],
+            named => named.iter().map(|name| names.get(name.as_str()).copied()).collect(),
         };
+        add_job(&mut held, nodes, record, &on, now_ns);
+    }
+    // Without a scheduler nothing is given to jobs, and others may use what they do not.
+    let is_idle = !is_single && jobs.is_empty();
+    let gives_cpus = is_idle || jobs.iter().any(|record| record.allocated.cpus.is_some());
+    let gives_memory = is_idle || jobs.iter().any(|record| record.allocated.memory_bytes.is_some());
+    for (node, held) in nodes.iter_mut().zip(held).filter(|(node, _)| !node.late) {
+        let gpus = held.gpus.and_then(|gpus| i64::try_from(gpus.len()).ok());
+        node.free = Free {
+            cores: left(node.cpus, held.cpus).filter(|_| gives_cpus),
+            gpus: node.health.gpus.zip(gpus).map(|(gpus, held)| (gpus - held).max(0)),
+            memory_bytes: left(node.memory_bytes, held.memory_bytes).filter(|_| gives_memory),
+        };
+    }
+}
+
+/// Adds what a job holds on its nodes; a node that is not known has no place.
+fn add_job<'a>(
+    held: &mut [Held<'a>],
+    nodes: &[NodeStatus],
+    record: &'a Record,
+    on: &[Option<usize>],
+    now_ns: i64,
+) {
+    let is_alone = on.len() == 1;
+    let cpus = held_of(
+        nodes,
+        on,
+        record.allocated.cpus,
+        |node| node.cpus,
+        || average::cores(record, now_ns).unwrap_or(0.0),
+    );
+    let memory_bytes = held_of(
+        nodes,
+        on,
+        record.allocated.memory_bytes,
+        |node| node.memory_bytes,
+        || average::level(record, column::MEMORY_NEEDED).unwrap_or(0.0),
+    );
+    for &at in on.iter().flatten() {
+        let held = &mut held[at];
+        // What a job inside another one holds is the other's.
+        if record.inside.is_none() {
+            held.cpus = held.cpus.zip(cpus.on(nodes[at].cpus)).map(|(sum, one)| sum + one);
+            held.memory_bytes =
+                held.memory_bytes.zip(memory_bytes.on(nodes[at].memory_bytes)).map(|(sum, one)| sum + one);
+        }
+        // Which of its nodes they are of is not known.
+        if !is_alone && !record.gpus.is_empty() {
+            held.gpus = None;
+        } else if let Some(gpus) = &mut held.gpus {
+            gpus.extend(record.gpus.iter().map(|gpu| gpu.uuid.as_str()));
+        }
     }
 }
 
@@ -84,36 +135,38 @@ fn left(whole: Option<i64>, held: Option<f64>) -> Option<f64> {
     whole.zip(held).map(|(whole, held)| (whole as f64 - held).max(0.0))
 }
 
-/// What a job holds on a node: what it was given there, and if nothing was given to it what it uses. `None` if that is
-/// not known: of a job on several nodes only the sum is, which says it where the job has these nodes for itself.
-fn held(
-    record: &Record,
-    nodes: &[(String, Option<i64>, Option<i64>)],
-    whole: impl Fn(&(String, Option<i64>, Option<i64>)) -> Option<i64>,
-    here: Option<i64>,
-    given: Option<i64>,
-    used: impl FnOnce() -> f64,
-) -> Option<f64> {
-    let Some(given) = given else { return (record.nodes.len() <= 1).then(used) };
-    if record.nodes.len() <= 1 {
-        return Some(given as f64);
-    }
-    let of_node = |name: &String| nodes.iter().find(|(known, ..)| known == name).and_then(&whole);
-    let all: Option<i64> = record.nodes.iter().map(of_node).sum();
-    let is_whole = all.is_some_and(|all| given >= all);
-    here.filter(|_| is_whole).map(|here| here as f64)
+/// What a job holds on each of its nodes.
+enum Share {
+    Known(f64),
+    Whole,
+    Unknown,
 }
 
-/// GPUs that jobs on a node hold; two may hold the same. `None` where one on several nodes holds some.
-fn gpus(here: &[&Record]) -> Option<i64> {
-    let mut held: HashSet<&str> = HashSet::new();
-    for record in here {
-        if record.nodes.len() > 1 && !record.gpus.is_empty() {
-            return None;
+impl Share {
+    fn on(&self, whole: Option<i64>) -> Option<f64> {
+        match *self {
+            Share::Known(held) => Some(held),
+            Share::Whole => whole.map(|whole| whole as f64),
+            Share::Unknown => None,
         }
-        held.extend(record.gpus.iter().map(|gpu| gpu.uuid.as_str()));
     }
-    i64::try_from(held.len()).ok()
+}
+
+/// What a job was given, and if nothing was given to it what it uses. Of a job on several nodes only the sum is known,
+/// which says it where the job has these nodes for itself.
+fn held_of(
+    nodes: &[NodeStatus],
+    on: &[Option<usize>],
+    given: Option<i64>,
+    whole: impl Fn(&NodeStatus) -> Option<i64>,
+    used: impl FnOnce() -> f64,
+) -> Share {
+    if on.len() == 1 {
+        return Share::Known(given.map_or_else(used, |given| given as f64));
+    }
+    let Some(given) = given else { return Share::Unknown };
+    let all: Option<i64> = on.iter().map(|at| at.and_then(|at| whole(&nodes[at]))).sum();
+    if all.is_some_and(|all| given >= all) { Share::Whole } else { Share::Unknown }
 }
 
 #[cfg(test)]
@@ -179,5 +232,40 @@ mod tests {
             (nodes[0].free.cores, nodes[0].free.memory_bytes, nodes[0].free.gpus),
             (None, None, Some(4))
         );
+    }
+
+    #[test]
+    fn nothing_is_free_where_no_scheduler_gives_anything() {
+        let mut nodes = [node("n1"), node("n2")];
+        put(&mut nodes, &[job(&["n1"], None, None, &["a"])], 1_000_000_000);
+        assert_eq!(nodes[0].free, Free { gpus: Some(3), ..Free::default() });
+        assert_eq!(nodes[1].free, Free { gpus: Some(4), ..Free::default() });
+        put(&mut nodes, &[], 1_000_000_000);
+        assert_eq!(nodes[1].free, Free { cores: Some(16.0), gpus: Some(4), memory_bytes: Some(1000.0) });
+    }
+
+    #[test]
+    fn nothing_is_said_while_a_job_may_be_anywhere() {
+        let given = || job(&["n1"], Some(4), Some(300), &[]);
+        let mut inside = job(&[], Some(2), None, &[]);
+        inside.inside = Some("slurm:1".to_owned());
+        let mut nodes = [node("n1"), node("n2")];
+        put(&mut nodes, &[given(), job(&[], Some(2), None, &[])], 1);
+        assert!(nodes.iter().all(|node| !node.free.is_known()));
+        put(&mut nodes, &[given(), inside], 1);
+        assert_eq!(nodes[0].free.cores, Some(12.0), "what it holds is the other job's");
+    }
+
+    #[test]
+    fn a_job_on_many_nodes_holds_each() {
+        let names: Vec<String> = (0..2000).map(|number| format!("n{number}")).collect();
+        let mut nodes: Vec<NodeStatus> = names.iter().map(|name| node(name)).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let jobs =
+            [job(&names[..1500], Some(1500 * 16), None, &[]), job(&names[1500..], Some(9), Some(9), &[])];
+        put(&mut nodes, &jobs, 1);
+        assert!(nodes[..1500].iter().all(|node| node.free.cores == Some(0.0)));
+        assert!(nodes.iter().all(|node| node.free.memory_bytes.is_none()));
+        assert!(nodes[1500..].iter().all(|node| node.free.cores.is_none() && node.free.gpus == Some(4)));
     }
 }

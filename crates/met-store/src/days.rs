@@ -54,7 +54,7 @@ pub fn damaged_days(state: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(state.join(series::FOLDER)).into_iter().flatten();
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let is_damaged = |path: &PathBuf| {
-        let name = path.to_string_lossy();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.contains(ASIDE) && !["-wal", "-shm"].iter().any(|log| name.ends_with(log))
     };
     let mut damaged: Vec<PathBuf> = paths.filter(is_damaged).collect();

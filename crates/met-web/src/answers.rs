@@ -11,6 +11,7 @@ use axum::body::{Body, Bytes, to_bytes};
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use crate::in_turn::InTurn;
 use crate::listener::in_background;
@@ -26,8 +27,11 @@ const UNSENT_BYTES_MAX: usize = 256 << 20;
 const CLIENT_BYTES_MAX: usize = 64 << 20;
 /// How long a client waits for its turn before it is sent away.
 const TURN_WITHIN: Duration = Duration::from_secs(10);
-/// How long somebody waits for findings: for one of each of two others, and less than a listener waits for the answer.
-const FINDINGS_TURN_WITHIN: Duration = Duration::from_secs(35);
+/// By when an answer is begun: what it waits for together. With the time that findings take, and with what is left for
+/// other answers to be sent, it is less than a listener waits.
+const BEGUN_WITHIN: Duration = Duration::from_secs(35);
+/// By when there is room for an answer that was made.
+const MADE_WITHIN: Duration = Duration::from_secs(58);
 /// How long findings are looked for; a later `since` is asked for then.
 const FINDINGS_WITHIN: Duration = Duration::from_secs(20);
 /// Handed to the connection at a time: what it has is not counted here any more.
@@ -73,7 +77,7 @@ impl Default for Answers {
             writing: Arc::new(Semaphore::new(1)),
             turn_within: TURN_WITHIN,
             looks: Looks::default(),
-            findings: InTurn::new(FINDINGS_TURN_WITHIN),
+            findings: InTurn::default(),
             findings_within: FINDINGS_WITHIN,
         }
     }
@@ -83,6 +87,14 @@ impl Default for Answers {
 pub struct Turn {
     turn: OwnedSemaphorePermit,
     unsent: Arc<Semaphore>,
+    /// When it was asked for.
+    since: Instant,
+}
+
+impl Turn {
+    pub(crate) fn begin_by(&self) -> Instant {
+        self.since + BEGUN_WITHIN
+    }
 }
 
 /// What an answer holds until its last byte was sent: a turn, and its bytes of the client's and of all.
@@ -96,6 +108,7 @@ impl Answers {
 
     /// Waits until this client may have another answer; `None` if it does not take those it has.
     pub async fn turn(&self, client: &str) -> Option<Turn> {
+        let since = Instant::now();
         let Client { turns, unsent } = {
             let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
             if clients.len() >= CLIENTS {
@@ -103,8 +116,8 @@ impl Answers {
             }
             clients.entry(client.to_owned()).or_insert_with(Client::new).clone()
         };
-        let turn = self.soon(turns.acquire_owned()).await?;
-        Some(Turn { turn, unsent })
+        let turn = self.soon(turns.acquire_owned(), since + BEGUN_WITHIN).await?;
+        Some(Turn { turn, unsent, since })
     }
 
     /// Makes an answer beside the thread that listens. It counts until its last byte was sent. `None` if too many
@@ -114,19 +127,20 @@ impl Answers {
         turn: Turn,
         work: impl FnOnce() -> Response + Send + 'static,
     ) -> Option<Response> {
-        let making = self.soon(Arc::clone(&self.making).acquire_owned()).await?;
+        let making = self.soon(Arc::clone(&self.making).acquire_owned(), turn.begin_by()).await?;
         // A client that gives up does not make room for another answer while its own is still made.
         let (response, making) = in_background(move || (work(), making)).await?;
         let (head, body) = response.into_parts();
         let bytes = to_bytes(body, usize::MAX).await.ok()?;
         // What follows waits for clients to read, and others make theirs meanwhile.
         drop(making);
-        let Turn { turn, unsent: own } = turn;
+        let Turn { turn, unsent: own, since } = turn;
+        let latest = since + MADE_WITHIN;
         let counted = |most: usize| u32::try_from(bytes.len().min(most)).unwrap_or(u32::MAX);
         // Its own first: in the queue for all it would be in the way of others.
-        let own = self.soon(own.acquire_many_owned(counted(CLIENT_BYTES_MAX))).await?;
+        let own = self.soon(own.acquire_many_owned(counted(CLIENT_BYTES_MAX)), latest).await?;
         let unsent = Arc::clone(&self.unsent).acquire_many_owned(counted(UNSENT_BYTES_MAX));
-        let held = Some([turn, own, self.soon(unsent).await?]);
+        let held = Some([turn, own, self.soon(unsent, latest).await?]);
         Some(Response::from_parts(head, Body::new(Sending { bytes, sent: 0, held })))
     }
 
@@ -135,7 +149,8 @@ impl Answers {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        let making = self.soon(Arc::clone(&self.making).acquire_owned()).await?;
+        let latest = Instant::now() + self.turn_within;
+        let making = self.soon(Arc::clone(&self.making).acquire_owned(), latest).await?;
         in_background(move || (work(), making)).await.map(|(done, _)| done)
     }
 
@@ -155,7 +170,7 @@ impl Answers {
         turn: Turn,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        let writing = self.soon(Arc::clone(&self.writing).acquire_owned()).await?;
+        let writing = self.soon(Arc::clone(&self.writing).acquire_owned(), turn.begin_by()).await?;
         // A client that gives up does not make room for another one that waits for the same.
         in_background(move || {
             let done = work();
@@ -168,8 +183,10 @@ impl Answers {
     async fn soon(
         &self,
         acquire: impl Future<Output = Result<OwnedSemaphorePermit, tokio::sync::AcquireError>>,
+        latest: Instant,
     ) -> Option<OwnedSemaphorePermit> {
-        tokio::time::timeout(self.turn_within, acquire).await.ok()?.ok()
+        let until = latest.min(Instant::now() + self.turn_within);
+        tokio::time::timeout_at(until, acquire).await.ok()?.ok()
     }
 }
 
@@ -213,6 +230,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
+    use crate::in_turn::NoPlace;
 
     fn block_on<T>(work: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
@@ -287,6 +305,21 @@ mod tests {
             assert!(answer(&answers, "ada", 1 << 20).await.is_some());
             drop(unread.pop());
             assert!(answers.turn("eve").await.is_some());
+        });
+    }
+
+    #[test]
+    fn what_an_answer_waits_for_has_one_deadline() {
+        assert!(BEGUN_WITHIN + FINDINGS_WITHIN < MADE_WITHIN);
+        assert!(MADE_WITHIN < crate::listener::Options::new(Vec::new()).answer_within);
+        block_on(async {
+            let answers = Answers::within(Duration::from_secs(600));
+            let _at_work = Arc::clone(&answers.making).acquire_many_owned(MADE_AT_ONCE as u32).await.unwrap();
+            let _found = answers.findings.place("eve", Instant::now()).await.unwrap();
+            let mut turn = answers.turn("ada").await.unwrap();
+            turn.since -= BEGUN_WITHIN;
+            assert_eq!(answers.findings.place("ada", turn.begin_by()).await.unwrap_err(), NoPlace::Busy);
+            assert!(answers.make(turn, || ().into_response()).await.is_none());
         });
     }
 

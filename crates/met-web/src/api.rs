@@ -42,7 +42,7 @@ use met_query::viewer::Viewer;
 use met_query::who::{self, InUse, Look};
 use met_store::Page;
 
-use crate::answers::Answers;
+use crate::answers::{Answers, Turn};
 use crate::in_turn::{NoPlace, Place};
 use crate::listener::Peer;
 use crate::problem::Problem;
@@ -120,18 +120,19 @@ pub(crate) struct Waited {
 }
 
 impl Api {
-    pub(crate) async fn wait_for(&self, needs: Needs, client: &str) -> Result<Waited, Problem> {
+    pub(crate) async fn wait_for(&self, needs: Needs, client: &str, turn: &Turn) -> Result<Waited, Problem> {
         let mut waited = Waited::default();
         match needs {
             Needs::Nothing => {}
             Needs::Processes => {
                 if let Some(host) = &self.host {
-                    let look = self.answers.looks.fresh(host, &self.answers).await;
+                    let look = self.answers.looks.fresh(host, &self.answers);
+                    let look = tokio::time::timeout_at(turn.begin_by(), look).await.ok().flatten();
                     waited.look = Some(look.ok_or_else(Problem::busy)?);
                 }
             }
             Needs::FindingsTurn => {
-                let place = self.answers.findings.place(client).await;
+                let place = self.answers.findings.place(client, turn.begin_by()).await;
                 waited._place = Some(place.map_err(no_place)?);
             }
         }
@@ -144,7 +145,7 @@ fn no_place(why: NoPlace) -> Problem {
         NoPlace::Busy => Problem::busy(),
         NoPlace::TooMany => Problem::later(
             StatusCode::TOO_MANY_REQUESTS,
-            "you are looking for findings already, and once more after that; wait for them",
+            "two of your requests for findings are under way; ask again when one is answered",
         ),
     }
 }
@@ -325,7 +326,7 @@ async fn answer(api: Arc<Api>, endpoint: &'static Endpoint, request: Request) ->
         return stream::open(api, admitted, asked, request.peer, request.headers).await;
     }
     let turn = api.answers.turn(&admitted.client).await.ok_or_else(Problem::unread)?;
-    let waited = api.wait_for(endpoint.needs(), &admitted.client).await?;
+    let waited = api.wait_for(endpoint.needs(), &admitted.client, &turn).await?;
     let made = Arc::clone(&api);
     let work = move || {
         let visible = Visible::new(&admitted.viewer, &made).after(&waited);

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 /// Of one client, one is at work or waits for the others, and one waits for that.
 const PLACES_PER_CLIENT: usize = 2;
@@ -15,7 +15,6 @@ pub(crate) struct InTurn {
     clients: Mutex<HashMap<String, Client>>,
     /// Given in the order in which it is asked for.
     one: Arc<Semaphore>,
-    wait_within: Duration,
 }
 
 #[derive(Clone)]
@@ -39,14 +38,16 @@ pub(crate) enum NoPlace {
     Busy,
 }
 
-impl InTurn {
-    pub fn new(wait_within: Duration) -> InTurn {
-        InTurn { clients: Mutex::default(), one: Arc::new(Semaphore::new(1)), wait_within }
+impl Default for InTurn {
+    fn default() -> InTurn {
+        InTurn { clients: Mutex::default(), one: Arc::new(Semaphore::new(1)) }
     }
+}
 
-    /// Waits until it is this client's turn. What a client asks for while its own is done goes behind all who wait
-    /// by then.
-    pub async fn place(&self, client: &str) -> Result<Place, NoPlace> {
+impl InTurn {
+    /// Waits until it is this client's turn, and no longer than `latest`. What a client asks for while its own is done
+    /// goes behind all who wait by then.
+    pub async fn place(&self, client: &str, latest: Instant) -> Result<Place, NoPlace> {
         let Client { places, turn } = {
             let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
             if clients.len() >= CLIENTS {
@@ -62,7 +63,7 @@ impl InTurn {
         let both = async {
             Some((turn.acquire_owned().await.ok()?, Arc::clone(&self.one).acquire_owned().await.ok()?))
         };
-        let waited = tokio::time::timeout(self.wait_within, both).await;
+        let waited = tokio::time::timeout_at(latest, both).await;
         let (turn, one) = waited.ok().flatten().ok_or(NoPlace::Busy)?;
         Ok(Place { _held: [place, turn, one] })
     }
@@ -70,7 +71,13 @@ impl InTurn {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(600)
+    }
 
     fn block_on<T>(work: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
@@ -86,21 +93,21 @@ mod tests {
     #[test]
     fn who_asks_again_and_again_comes_behind_those_who_wait() {
         block_on(async {
-            let turns = Arc::new(InTurn::new(Duration::from_secs(600)));
+            let turns = Arc::new(InTurn::default());
             let served = Arc::new(Mutex::new(Vec::new()));
-            let first = turns.place("eve").await.unwrap();
+            let first = turns.place("eve", later()).await.unwrap();
             let mut tasks = Vec::new();
             for client in ["eve", "ada", "bob"] {
                 let (turns, served) = (Arc::clone(&turns), Arc::clone(&served));
                 tasks.push(tokio::spawn(async move {
-                    let _place = turns.place(client).await.unwrap();
+                    let _place = turns.place(client, later()).await.unwrap();
                     served.lock().unwrap().push(client);
                     settle().await;
                 }));
                 settle().await;
             }
             assert_eq!(
-                turns.place("eve").await.unwrap_err(),
+                turns.place("eve", later()).await.unwrap_err(),
                 NoPlace::TooMany,
                 "one at work, one that waits"
             );
@@ -110,35 +117,35 @@ mod tests {
                 task.await.unwrap();
             }
             assert_eq!(*served.lock().unwrap(), ["ada", "bob", "eve"]);
-            assert!(turns.place("eve").await.is_ok());
+            assert!(turns.place("eve", later()).await.is_ok());
         });
     }
 
     #[test]
     fn a_client_that_goes_away_while_it_waits_leaves_its_place() {
         block_on(async {
-            let turns = Arc::new(InTurn::new(Duration::from_secs(600)));
-            let first = turns.place("eve").await.unwrap();
+            let turns = Arc::new(InTurn::default());
+            let first = turns.place("eve", later()).await.unwrap();
             for _ in 0..3 {
                 let turns = Arc::clone(&turns);
-                let waiting = tokio::spawn(async move { turns.place("ada").await.is_ok() });
+                let waiting = tokio::spawn(async move { turns.place("ada", later()).await.is_ok() });
                 settle().await;
                 waiting.abort();
                 assert!(waiting.await.unwrap_err().is_cancelled());
             }
             drop(first);
-            assert!(turns.place("ada").await.is_ok());
+            assert!(turns.place("ada", later()).await.is_ok());
         });
     }
 
     #[test]
     fn nobody_waits_for_ever() {
         block_on(async {
-            let turns = InTurn::new(Duration::ZERO);
-            let first = turns.place("eve").await.unwrap();
-            assert_eq!(turns.place("ada").await.unwrap_err(), NoPlace::Busy);
+            let turns = InTurn::default();
+            let first = turns.place("eve", later()).await.unwrap();
+            assert_eq!(turns.place("ada", Instant::now()).await.unwrap_err(), NoPlace::Busy);
             drop(first);
-            assert!(turns.place("ada").await.is_ok());
+            assert!(turns.place("ada", later()).await.is_ok());
         });
     }
 }

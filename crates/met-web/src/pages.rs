@@ -163,7 +163,7 @@ async fn answer(
         Err(error) => return refused(&site, Problem::asked(error)),
     };
     let Some(turn) = pages.api.answers.turn(&client).await else { return refused(&site, Problem::unread()) };
-    let waited = match pages.api.wait_for(needs, &client).await {
+    let waited = match pages.api.wait_for(needs, &client, &turn).await {
         Ok(waited) => waited,
         Err(problem) => return refused(&site, problem),
     };

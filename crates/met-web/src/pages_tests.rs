@@ -294,6 +294,33 @@ fn strangers_see_no_page_and_users_their_own_jobs() {
     assert_eq!(get_from(jobs, Some("operator"), "/jobs/2").0, StatusCode::OK);
 }
 
+#[test]
+fn own_jobs_come_first_where_jobs_of_others_are_listed() {
+    let mut jobs: Vec<Record> = (1..=3).map(|id| sample::full(id, &format!("job{id}"))).collect();
+    jobs.iter_mut().for_each(|record| record.user = Some("operator".to_owned()));
+    let page = |jobs: &[Record]| get_from(jobs.to_vec(), Some("operator"), "/jobs").2;
+    assert!(!page(&jobs).contains("All jobs"), "each row once");
+    jobs[1].user = Some("bob".to_owned());
+    assert!(page(&jobs).contains("Yours") && page(&jobs).contains("All jobs"));
+}
+
+#[test]
+fn no_class_of_the_header_is_one_of_a_table() {
+    let header = get_from(vec![sample::full(1, "job")], Some("operator"), "/nodes").2;
+    let header = &header[header.find("<header").unwrap()..header.find("</header>").unwrap()];
+    let classes = |page: &str| -> Vec<String> {
+        let values = page.split("class=\"").skip(1).filter_map(|rest| rest.split('"').next());
+        values.flat_map(str::split_whitespace).map(str::to_owned).collect()
+    };
+    for path in ["/who", "/nodes", "/jobs"] {
+        let page = get_from(vec![sample::full(1, "job")], Some("operator"), path).2;
+        assert!(page.contains("<table"), "{path}");
+        for table in page.split("<table").skip(1).filter_map(|rest| rest.split('>').next()) {
+            assert!(!classes(table).iter().any(|class| classes(header).contains(class)), "{path}: {table}");
+        }
+    }
+}
+
 /// Each route with a job or node that is not the viewer's, and addresses that would show others by a filter.
 fn every_page(job: &str) -> Vec<String> {
     let mut paths: Vec<String> = paths().map(|path| path.replace("{name}", job)).collect();

@@ -260,7 +260,9 @@ pub enum Command {
 
 fn number_of_jobs(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|&count| count > 0);
-    count.ok_or_else(|| "write a whole number ≥ 1, such as 100".to_owned())
+    let is_large = text.len() > 19 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let most = if is_large { format!(" and at most {}", usize::MAX) } else { String::new() };
+    count.ok_or_else(|| format!("write a whole number ≥ 1{most}, such as 100"))
 }
 
 fn number_of_gpus(text: &str) -> Result<u32, String> {
@@ -565,7 +567,7 @@ pub struct GpusArgs {
     pub json: bool,
     /// Print the indices of N free GPUs (default 1), separated by commas; exit code 1 if fewer are free
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", conflicts_with = "json",
-        value_parser = number_of_gpus)]
+        allow_negative_numbers = true, value_parser = number_of_gpus)]
     pub free: Option<u32>,
     /// Print UUIDs instead of indices
     #[arg(long, requires = "free")]

@@ -24,6 +24,13 @@ pub fn one_line(text: &str, arguments: &[OsString]) -> String {
     if let Some(meant) = meant_after(&command, typed).filter(|_| is_unknown) {
         return meant;
     }
+    let is_number =
+        typed.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    if is_unknown && is_number {
+        return format!(
+            "{typed} is neither an option nor a job; jobs are numbered from 1; see {command} --help"
+        );
+    }
     if let Some(meant) = unrecognized(text).and_then(meant) {
         return meant;
     }
@@ -88,6 +95,15 @@ mod tests {
                 "such as 34.5; see met emissions set --help",
             ),
             (&["list", "--limit", "0"], "such as 100; see met list --help"),
+            (
+                &["list", "--limit", "99999999999999999999999"],
+                "at most 18446744073709551615, such as 100; see met list --help",
+            ),
+            (&["gpus", "--free", "-1"], "from 1 to 1024; see met gpus --help"),
+            (&["scale", "1", "--at", "-4"], "from 1 to 10000000; see met scale --help"),
+            (&["scale", "1", "--sizes", "-4"], "from 1 to 10000000; see met scale --help"),
+            (&["scale", "1", "--target", "-5m"], "write 1s, 500ms or 2m; see met scale --help"),
+            (&["show", "-1"], "jobs are numbered from 1; see met show --help"),
             (&["attach", "abc"], "see met attach --help"),
             (&["-c", "x", "list", "foo"], "see met list --help"),
         ] {

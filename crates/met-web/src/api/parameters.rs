@@ -364,7 +364,7 @@ fn duration_ns(text: &str) -> Result<i64, String> {
         return Ok((seconds * 1e9) as i64);
     }
     let duration = units::parse_duration(text).map_err(|error| error.to_string())?;
-    i64::try_from(duration.as_nanos()).map_err(|_| format!("{text:?} is too long"))
+    i64::try_from(duration.as_nanos()).map_err(|_| format!("{text:?} is too long; write at most 106751d"))
 }
 
 /// Where a list continues, as a client hands it back.

@@ -95,14 +95,20 @@ fn runs(visible: &Visible<'_>, record: &Record) -> Result<FirstJobs, Problem> {
 fn wishes(given: &Given) -> Result<Wishes, Problem> {
     let size = |text: &String| {
         let size = text.trim().parse::<f64>().ok().filter(|size| (0.001..=1e9).contains(size));
-        size.ok_or_else(|| Problem::field("at", format!("{text:?} is not a number of workers")))
+        size.ok_or_else(|| {
+            Problem::field("at", format!("{text:?} is not a number of workers from 0.001 to 1000000000"))
+        })
     };
     let sizes = given.list("at").unwrap_or_default();
     if sizes.len() > SIZES_MAX {
         return Err(Problem::field("at", format!("at most {SIZES_MAX} sizes")));
     }
     let sizes = sizes.iter().map(size).collect::<Result<_, _>>()?;
-    Ok(Wishes { sizes, target_s: given.ns("target").map(|ns| ns as f64 / 1e9) })
+    let target_s = given.ns("target").map(|ns| ns as f64 / 1e9);
+    if target_s == Some(0.0) {
+        return Err(Problem::field("target", "write a time > 0, such as 10m"));
+    }
+    Ok(Wishes { sizes, target_s })
 }
 
 pub(super) fn scale(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
@@ -127,4 +133,23 @@ pub(super) fn schema() -> Schema {
     .property("target", optional(Type::Object))
     .property("warnings", list(of(Type::String)))
     .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wishes_that_nothing_can_fulfil_are_refused() {
+        let asked = |name: &str, value: &str| {
+            let given = Given::of(&[(name.to_owned(), value.to_owned())], SCALE)?;
+            wishes(&given).map(|wishes| wishes.target_s)
+        };
+        assert_eq!(asked("target", "10m").ok(), Some(Some(600.0)));
+        for value in ["0", "0s"] {
+            assert_eq!(asked("target", value).unwrap_err().reason, "target: write a time > 0, such as 10m");
+        }
+        let reason = asked("at", "1e300").unwrap_err().reason;
+        assert!(reason.ends_with("from 0.001 to 1000000000"), "{reason}");
+    }
 }

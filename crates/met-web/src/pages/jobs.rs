@@ -77,7 +77,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     let live = page.jobs.iter().any(|record| record.state.is_live());
     let has_running_first = filter.after.as_ref().is_some_and(|after| filter.order().has_unsettled(after))
         && filter.sort.is_some_and(|sort| sort.column.changes());
-    let own = own_first(site, visible, asked, &columns)?;
+    let own = own_first(site, visible, asked, &columns, &page.jobs)?;
     let content = html! {
         (head(site, visible, asked))
         (form(site, asked, &columns))
@@ -176,9 +176,12 @@ fn own_first(
     visible: &Visible<'_>,
     asked: &Asked,
     columns: &[&ListColumn],
+    shown: &[Record],
 ) -> Result<Option<Markup>, Problem> {
+    // Without jobs of others between them, the list below begins with the same rows.
+    let has_others = shown.iter().any(|record| record.user.as_deref() != Some(&site.who));
     let is_default = asked.search.iter().all(|(name, value)| name == "columns" || value.is_empty());
-    if !is_default || site.who.is_empty() || !sees_others(visible.viewer) {
+    if !is_default || !has_others || site.who.is_empty() || !sees_others(visible.viewer) {
         return Ok(None);
     }
     let wanted = [("user", site.who.as_str()), ("limit", OWN_SHOWN)];

@@ -158,7 +158,7 @@ fn head(site: &Site, tab: Option<Tab>) -> Markup {
                     a href=(site.to(path)) aria-current=[(tab == Some(one)).then_some("page")] { (name) }
                 }
             }
-            div.who {
+            div.session {
                 span.live id="live" hidden { "live" }
                 @if !site.who.is_empty() { span.user title="logged in" { (escape(&site.who)) } }
                 @if let Some(csrf) = site.csrf.as_ref().filter(|_| site.has_logout) {

@@ -100,7 +100,7 @@ fn facts(site: &Site, node: &NodeStatus, running: usize) -> Markup {
             @if node.memory_bytes.is_some() { (fact("memory in use", nodes::in_use(node.now.memory_used_bytes, node.memory_bytes, units::bytes))) }
             @if let Some(load) = node.now.load { (fact("load", html! { (units::cores(load)) span.dim { ", average of the last minute" } })) }
             @if let Some(gpus) = node.health.gpus { (fact("GPUs", html! { (gpus) })) }
-            @if node.free.is_known() { (fact("free", nodes::free(node))) }
+            @if node.free.is_known() { (fact("not given to jobs", nodes::free(node))) }
             @if node.clock_offset_ns.is_some() { (fact("clock off by", nodes::clock(node))) }
             @if node.spool.is_some() { (fact("not delivered yet", nodes::spool(node))) }
             @if node.dropped_samples > 0 { (fact("dropped samples", html! { span.flag { (units::count(node.dropped_samples as f64)) } })) }

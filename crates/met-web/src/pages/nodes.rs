@@ -135,7 +135,7 @@ fn list(site: &Site, nodes: &[&NodeStatus]) -> Markup {
         ("CPUs in use", "n eff", true),
         ("Memory in use", "n eff", true),
         ("GPUs", "n", has_gpus),
-        ("Free", "t", has_free),
+        (NOT_GIVEN, "t", has_free),
         ("Last seen", "n", true),
         ("Clock off by", "n", has_clock),
         ("Not delivered", "n", has_spool),
@@ -194,7 +194,7 @@ fn row(site: &Site, node: &NodeStatus, columns: Columns) -> Markup {
             td.n.eff role="cell" data-head="CPUs in use" { (in_use(node.now.busy_cores, node.cpus, units::cores)) }
             td.n.eff role="cell" data-head="Memory in use" { (in_use(node.now.memory_used_bytes, node.memory_bytes, units::bytes)) }
             @if has_gpus { td.n role="cell" data-head="GPUs" { @if let Some(gpus) = node.health.gpus { (gpus) } } }
-            @if has_free { td.t.c-free role="cell" data-head="Free" { (free(node)) } }
+            @if has_free { td.t.c-free role="cell" data-head=(NOT_GIVEN) { (free(node)) } }
             td.n role="cell" data-head="Last seen" { (seen(site, node)) }
             @if has_clock { td.n role="cell" data-head="Clock off by" { (clock(node)) } }
             @if has_spool { td.n role="cell" data-head="Not delivered" { @if node.spool != Some(Spool::default()) { (spool(node)) } } }
@@ -207,6 +207,9 @@ fn row(site: &Site, node: &NodeStatus, columns: Columns) -> Markup {
 pub(super) fn seen(site: &Site, node: &NodeStatus) -> Markup {
     html! { @if let Some(seen_ns) = node.seen_ns { (site.ago(seen_ns)) } @else { "never" } }
 }
+
+/// What no job holds may be in use all the same.
+const NOT_GIVEN: &str = "Not given to jobs";
 
 /// What no job holds, as far as it is known.
 pub(super) fn free(node: &NodeStatus) -> Markup {

@@ -197,7 +197,8 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
     let late = nodes.iter().filter(|node| node.late).count();
     // What is free follows from all jobs only.
     let sees_all = visible.viewer.sees_all();
-    let is_allocated = sees_all && (held.allocated > 0 || nodes.len() > 1);
+    let is_idle = nodes.len() > 1 && held.running == 0;
+    let is_allocated = sees_all && (held.allocated > 0 || is_idle);
     let machine = machines_now(nodes, parts);
     let free_gpus = FreeGpus::of(nodes, live).filter(|_| sees_all);
     html! {
@@ -213,7 +214,7 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
             @if is_allocated && cpus > 0 {
                 // What jobs without an allocation use is no whole CPU.
                 @let free = (cpus as f64 - held.cpus).max(0.0).round();
-                (tile("Free CPUs", &format!("{free:.0}"), &format!("of {cpus}; jobs use {}", units::cores(held.cores_used)), Some((held.cpus / cpus as f64, "plain"))))
+                (tile("CPUs not given to jobs", &format!("{free:.0}"), &format!("of {cpus}; jobs use {}", units::cores(held.cores_used)), Some((held.cpus / cpus as f64, "plain"))))
             }
             @if let Some(used) = machine.memory_used_bytes.filter(|_| memory > 0) {
                 (tile("Memory in use", &units::bytes(used), &format!("of {}", units::bytes(memory as f64)), Some((used / memory as f64, "plain"))))
@@ -239,7 +240,9 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
 fn job_memory(held: &Held, memory_bytes: f64, is_allocated: bool, of_user: bool) -> (&'static str, f64, f64) {
     let used = held.memory_used_bytes;
     match (is_allocated, of_user) {
-        (true, _) => ("Free memory", (memory_bytes - held.memory_bytes).max(0.0), held.memory_bytes),
+        (true, _) => {
+            ("Memory not given to jobs", (memory_bytes - held.memory_bytes).max(0.0), held.memory_bytes)
+        }
         (false, true) => ("Memory of your jobs", used, used),
         (false, false) => ("Memory of jobs", used, used),
     }
@@ -413,7 +416,7 @@ mod tests {
     #[test]
     fn memory_is_free_only_where_it_is_given_to_jobs() {
         let held = Held { memory_bytes: 300.0, memory_used_bytes: 100.0, ..Held::default() };
-        assert_eq!(job_memory(&held, 1000.0, true, false), ("Free memory", 700.0, 300.0));
+        assert_eq!(job_memory(&held, 1000.0, true, false), ("Memory not given to jobs", 700.0, 300.0));
         assert_eq!(job_memory(&held, 1000.0, false, true), ("Memory of your jobs", 100.0, 100.0));
         assert_eq!(job_memory(&held, 1000.0, false, false), ("Memory of jobs", 100.0, 100.0));
     }

@@ -26,10 +26,14 @@ fn wishes_of_met_scale_are_refused_with_what_to_write() {
     assert_eq!((number_of_workers("8"), target("1m30s")), (Ok(8.0), Ok(90.0)));
     assert_eq!(target("0s"), Err("write a time > 0, such as 10m".to_owned()));
     assert_eq!(target("10"), Err("\"10\" has no unit; write 10s, 10ms or 10m".to_owned()));
-    for wrong in ["-5m", "soon", "99999999999999999d", ""] {
+    for wrong in ["-5m", "soon", ""] {
         let said = target(wrong).unwrap_err();
         assert_eq!(said, format!("{wrong:?} is not a duration; write 1s, 500ms or 2m"));
     }
+    assert_eq!(
+        target("99999999999999999d"),
+        Err("\"99999999999999999d\" is too long; write at most 213503d".to_owned())
+    );
 }
 
 /// A time that somebody may want to wait for.
@@ -107,7 +111,7 @@ pub struct MuteArgs {
     #[command(flatten)]
     pub about: ReactArgs,
     /// For this long, such as 30d (default: until `met unmute`)
-    #[arg(long = "for", value_name = "TIME", requires = "words")]
+    #[arg(long = "for", value_name = "TIME", requires = "words", allow_hyphen_values = true)]
     pub time: Option<String>,
     /// Print the list as a JSON object
     #[arg(long, conflicts_with_all = ["words", "user"])]
@@ -213,7 +217,7 @@ pub struct ScaleArgs {
     #[arg(value_name = "JOB", required = true)]
     pub jobs: Vec<String>,
     /// Workers of each job, in their order, where allocations do not say it
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = number_of_workers)]
+    #[arg(long, value_name = "N,N,…", allow_hyphen_values = true, value_delimiter = ',', value_parser = number_of_workers)]
     pub sizes: Vec<f64>,
     /// Predict the time on this many workers; may be repeated
     #[arg(long, value_name = "N", value_parser = number_of_workers, allow_hyphen_values = true)]

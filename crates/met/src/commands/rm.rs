@@ -20,9 +20,9 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
         args.jobs.iter().partition(|job| import::is_imported(job));
     let mut all = AllJobs::open(setting)?;
     // All or none: a mistyped job must not cost the others their record.
-    let is_over = |record: &Record| !record.state.is_live();
+    // A name that a running job has as well may mean that one.
     let records =
-        others.into_iter().map(|job| all.find_to_change(job, is_over)).collect::<Result<Vec<_>>>()?;
+        others.into_iter().map(|job| all.find_to_change(job, |_| true)).collect::<Result<Vec<_>>>()?;
     refuse_live(setting, &records)?;
     if !imported.is_empty() {
         import::remove(setting, &imported)?;

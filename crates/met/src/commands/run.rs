@@ -148,6 +148,9 @@ fn announce(
 /// A lineage is a tag, so that it can be given and taken later, too.
 fn annotation(lineage: Option<&str>) -> Result<Annotation> {
     let Some(name) = lineage else { return Ok(Annotation::default()) };
+    if name.trim().is_empty() {
+        return Err(Failure::usage("--lineage is empty; give the runs a name, or leave the option out"));
+    }
     let change = AnnotationChange { add: vec![format!("{TAG}{name}")], ..AnnotationChange::default() };
     let applied = change.apply(&Annotation::default(), jobs::now_ns());
     applied.map_err(|error| Failure::usage(format!("--lineage: {error}")))
@@ -168,6 +171,9 @@ fn base_name(command: &OsStr) -> String {
         .file_name()
         .map_or_else(|| "job".to_owned(), |name| name.to_string_lossy().into_owned())
 }
+
+/// Files are named by it, with a number and a suffix; a file system allows 255 bytes.
+const STEM_BYTES_MAX: usize = 240;
 
 /// The files a job writes to.
 struct Outputs {
@@ -226,6 +232,9 @@ impl Outputs {
         let err = args.err.as_ref().map(|path| here.join(path));
         if let (Some(out), Some(err)) = (&out, &err) {
             return Outputs::named(out, err);
+        }
+        if stem.len() > STEM_BYTES_MAX {
+            return Err(Failure::usage(format!("the name is too long; at most {STEM_BYTES_MAX} bytes")));
         }
         let first = [(&out, "out"), (&err, "err")].into_iter().filter(|(given, _)| given.is_none());
         let first: Vec<PathBuf> = first.map(|(_, suffix)| cwd.join(format!("{stem}.{suffix}"))).collect();

@@ -21,10 +21,9 @@ const JOBS_BESIDE: usize = 10_000;
 
 pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
     if !args.sizes.is_empty() && args.sizes.len() != args.jobs.len() {
-        let (sizes, jobs) = (args.sizes.len(), args.jobs.len());
-        return Err(Failure::usage(format!(
-            "--sizes has {sizes} numbers for {jobs} jobs; give one for each"
-        )));
+        let counted = met_core::units::counted;
+        let (sizes, jobs) = (counted(args.sizes.len(), "number"), counted(args.jobs.len(), "job"));
+        return Err(Failure::usage(format!("--sizes has {sizes} for {jobs}; give one for each")));
     }
     let mut all = AllJobs::open(setting)?;
     let named: Vec<Record> = args.jobs.iter().map(|job| all.find_to_show(job)).collect::<Result<_>>()?;

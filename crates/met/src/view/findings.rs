@@ -196,7 +196,7 @@ fn explained(rule: &Rule, explanation: &Explanation, style: &Style) -> String {
 fn silence(explanation: &Explanation) -> String {
     match explanation.steps.iter().find(|step| step.passed != Some(true)) {
         Some(step) if step.passed.is_none() => format!("unknown: {}", explanation.unknown.join(", ")),
-        Some(step) => format!("no: {}", step.asked),
+        Some(step) => format!("does not hold: {}", step.asked),
         None => "a number of its message is unknown".to_owned(),
     }
 }

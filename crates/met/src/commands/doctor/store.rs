@@ -48,8 +48,15 @@ fn renamed_days(state: &Path) -> Option<Finding> {
         0 => format!("samples of one day were damaged and are not shown: {first}"),
         _ => format!("samples of {} days were damaged and are not shown: {first} and {more} more", more + 1),
     };
-    let remedy = format!("rm {first}*    (when it is no longer needed)");
-    Some(of_store(Health::Less, detail).remedied_by(remedy))
+    Some(of_store(Health::Less, detail).remedied_by(removal(&renamed[0])))
+}
+
+/// How a damaged file is removed with its logs, and no other one whose name begins like it.
+fn removal(damaged: &Path) -> String {
+    let own = ["", "-wal", "-shm"].map(|log| format!("{}{log}", damaged.display()));
+    let there = own.into_iter().enumerate().filter(|(at, path)| *at == 0 || Path::new(path).exists());
+    let words: Vec<String> = ["rm".to_owned()].into_iter().chain(there.map(|(_, path)| path)).collect();
+    format!("{}    (when it is no longer needed)", met_core::text::command_line(&words))
 }
 
 fn of_store(health: Health, detail: String) -> Finding {
@@ -76,8 +83,7 @@ fn damaged(state: &Path) -> Option<Finding> {
         ));
     }
     let salvage = Reader::open_checked(state).ok()?.last_salvage()?;
-    let remedy = format!("rm {}*    (when it is no longer needed)", salvage.aside.display());
-    Some(of_store(Health::Less, salvage.sentence()).remedied_by(remedy))
+    Some(of_store(Health::Less, salvage.sentence()).remedied_by(removal(&salvage.aside)))
 }
 
 /// `system`: the store of the system daemon, which also has the caller's jobs. The caller's own folder only holds those not imported yet.
@@ -259,5 +265,24 @@ mod tests {
         std::fs::write(folder.path().join("file"), "").unwrap();
         assert!(unwritable(&folder.path().join("file/met")).is_some());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left behind");
+    }
+
+    #[test]
+    fn a_damaged_file_is_removed_with_its_logs_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("my.damaged-1 store");
+        let series = state.join("series");
+        std::fs::create_dir_all(&series).unwrap();
+        for name in ["1.db", "1.db.damaged-7", "1.db.damaged-7-wal", "1.db.damaged-7.1"] {
+            std::fs::write(series.join(name), "").unwrap();
+        }
+        let damaged = met_store::damaged_days(&state);
+        assert_eq!(damaged, ["1.db.damaged-7", "1.db.damaged-7.1"].map(|name| series.join(name)));
+        let file = series.join("1.db.damaged-7");
+        let file = file.display();
+        assert_eq!(
+            removal(&damaged[0]),
+            format!("rm '{file}' '{file}-wal'    (when it is no longer needed)")
+        );
     }
 }
