@@ -122,8 +122,7 @@ impl Query for Service {
         let is_meant =
             |key: &&JobKey| self.registry.jobs.get(*key).is_some_and(|kept| viewer.sees(&kept.record));
         let meant: Vec<JobKey> = keys.iter().take(WANTED_JOBS_MAX).filter(is_meant).cloned().collect();
-        self.sampling.watch(meant.clone(), wanted_for);
-        Ok(meant)
+        Ok(self.sampling.watch(meant, wanted_for))
     }
 
     /// This machine, as a server would list it.
