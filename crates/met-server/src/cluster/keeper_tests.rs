@@ -613,7 +613,7 @@ fn a_job_of_colmet_that_runs_during_the_upgrade_ends() {
     for (node, record) in [("n1", said(State::Running, false)), ("n2", other)] {
         let whole = record.key.incarnation;
         let job = NodeJob { node: node.to_owned(), whole, record, received_ns: None, given_up: false };
-        Log::open(folder.path()).unwrap().note(&[job.clone()], 0).unwrap();
+        Log::open(folder.path()).unwrap().note(std::slice::from_ref(&job), 0).unwrap();
         Writer::open(folder.path()).unwrap().put(&job.record).unwrap();
     }
     let mut work = enrolled(folder.path(), &["n1", "n2"]);
