@@ -205,13 +205,14 @@ impl Sampler {
         }
     }
 
-    /// A job is watched elsewhere, or a rule wants more samples of it, for this long.
-    pub fn watch(&mut self, slot: u32, for_ns: i64) {
+    /// A job is watched elsewhere, or a rule wants more samples of it, for this long. False if it is not sampled.
+    pub fn watch(&mut self, slot: u32, for_ns: i64) -> bool {
         let now_ns = clock::boottime_ns();
-        let is_new = self.jobs.get_mut(&slot).is_some_and(|job| job.age.pacing.watch(now_ns, for_ns));
-        if is_new {
+        let Some(job) = self.jobs.get_mut(&slot) else { return false };
+        if job.age.pacing.watch(now_ns, for_ns) {
             self.hurry(slot);
         }
+        true
     }
 
     /// Counts the events of a job in a directory that was made for that.

@@ -12,7 +12,7 @@ use met_core::listing::{Cursor, Order, id_number, sort_ns};
 use crate::error::StoreError;
 use crate::filter::{Filter, live_states};
 use crate::paging::{PAGE_ROWS, Page};
-use crate::reading::{self, Names, Parts, named_summary, named_total, names};
+use crate::reading::{self, Names, Parts, Stored, named_summary, named_total, names};
 use crate::record::{Figures, Terms};
 use crate::sql::{self, Row, Sql, Value, in_transaction};
 use crate::sums;
@@ -150,7 +150,8 @@ fn write_piece(sql: &dyn Sql, terms: &mut Terms) -> Result<bool> {
         live_states()
     );
     let selected = reading::rows(sql, &behind, &[reached.into()], Some(PIECE), Parts::BRIEF)?;
-    for stored in &selected.found {
+    // A row has a checksum of its own, which would vouch for figures that are missing.
+    for stored in selected.found.iter().filter(|stored| !stored.is_damaged) {
         let figures = Figures::of(sql, terms, &stored.record)?;
         let bare =
             Record { totals: Default::default(), summaries: Default::default(), ..stored.record.clone() };
@@ -190,6 +191,9 @@ pub(crate) fn page(sql: &dyn Sql, filter: &Filter, limit: usize) -> Result<Optio
     }
     let (names, order) = (names(sql)?, filter.order());
     let is_asked = |record: &Record| filter.after.as_ref().is_none_or(|after| order.is_behind(record, after));
+    let from_anywhere = Filter { after: None, ..filter.clone() };
+    // An index may be damaged: by the record it is decided who sees it.
+    let fits = |record: &Record| from_anywhere.accepts(record);
     let mut found = Found::default();
     let (statement, values, most) = statement(filter, limit);
     sql.query(&statement, &values, &mut |row| {
@@ -203,9 +207,10 @@ pub(crate) fn page(sql: &dyn Sql, filter: &Filter, limit: usize) -> Result<Optio
         }
         found.last = Some(place);
         match read(row, &names) {
-            Some(record) if is_asked(&record) => found.jobs.push(record),
-            Some(_) => {}
-            None => found.without.push((place, row.get(0).integer()?)),
+            Some(record) if fits(&record) && place_of(&record) == place => {
+                found.jobs.extend(Some(record).filter(is_asked));
+            }
+            _ => found.without.push((place, row.get(0).integer()?)),
         }
         found.bytes += row.get(5).bytes().map_or(0, <[u8]>::len) * BYTES_IN_REPLY;
         Ok(())
@@ -213,7 +218,7 @@ pub(crate) fn page(sql: &dyn Sql, filter: &Filter, limit: usize) -> Result<Optio
     if found.rows == most {
         found.left = found.left.or(found.last);
     }
-    found.page(sql, &order, is_asked)
+    found.page(sql, &order, fits, is_asked)
 }
 
 /// What was found of a page.
@@ -232,16 +237,21 @@ struct Found {
 /// Start and number of a job, by which the index has them.
 type Place = (i64, i64);
 
+fn place_of(record: &Record) -> Place {
+    (sort_ns(record), id_number(&record.key.id))
+}
+
 impl Found {
     fn page(
         mut self,
         sql: &dyn Sql,
         order: &Order,
+        fits: impl Fn(&Record) -> bool,
         is_asked: impl Fn(&Record) -> bool,
     ) -> Result<Option<Page>> {
         // Jobs of one place have an order that the index does not have: they come together.
         if let Some(left) = self.left {
-            self.jobs.retain(|record| (sort_ns(record), id_number(&record.key.id)) != left);
+            self.jobs.retain(|record| place_of(record) != left);
             self.without.retain(|&(place, _)| place != left);
         }
         if self.without.len() > PAGE_ROWS {
@@ -252,7 +262,12 @@ impl Found {
             let behind = format!("WHERE key IN ({})", sql.dialect().numbers);
             let keys = format!("[{}]", keys.join(","));
             let read = reading::rows(sql, &behind, &[Value::Text(&keys)], None, Parts::BRIEF)?;
-            self.jobs.extend(read.found.into_iter().map(|stored| stored.record).filter(is_asked));
+            for Stored { record, .. } in read.found {
+                match fits(&record) {
+                    true => self.jobs.extend(Some(record).filter(&is_asked)),
+                    false => sql.note_damage("an index that lists a job among others"),
+                }
+            }
         }
         order.sort(&mut self.jobs);
         let next = self.jobs.last().filter(|_| self.left.is_some()).map(Cursor::of);

@@ -166,6 +166,69 @@ fn a_damaged_row_is_read_from_the_record() {
 }
 
 #[test]
+fn an_emptied_record_is_not_packed() {
+    let state = tempfile::tempdir().unwrap();
+    let mut writer = Writer::open(state.path()).unwrap();
+    writer.put_all(&[job(1, MIDNIGHT_S), job(2, MIDNIGHT_S)]).unwrap();
+    let damage =
+        "DELETE FROM brief; DELETE FROM meta WHERE name = 'brief'; UPDATE total SET value = 9 WHERE job = 1";
+    database(state.path()).execute_batch(damage).unwrap();
+    assert!(complete(writer.catalogue().unwrap().unwrap(), Instant::now()).unwrap());
+    let packed = "SELECT group_concat(job) FROM brief";
+    let packed: String = database(state.path()).query_row(packed, [], |row| row.get(0)).unwrap();
+    assert_eq!(packed, "2");
+    let reader = Reader::open(state.path()).unwrap();
+    reader.jobs(&brief()).unwrap();
+    assert_eq!(reader.take_unreadable().len(), 1, "it is still reported");
+}
+
+/// The columns say that the job is of another user than it is.
+#[test]
+fn who_sees_a_job_is_said_by_its_record() {
+    let state = tempfile::tempdir().unwrap();
+    let (own, other) = (job(1, MIDNIGHT_S), job(2, MIDNIGHT_S));
+    let jobs = [Record { uid: Some(7), ..own }, Record { uid: Some(8), ..other }];
+    Writer::open(state.path()).unwrap().put_all(&jobs).unwrap();
+    let ids = |filter: &Filter| -> Vec<String> {
+        let reader = Reader::open(state.path()).unwrap();
+        reader.jobs(filter).unwrap().into_iter().map(|job| job.key.id).collect()
+    };
+    let of_user = Filter { uid: Some(7), ..brief() };
+    assert_eq!(ids(&of_user), ["1"]);
+    database(state.path()).execute("UPDATE job SET uid = 7 WHERE id = '2'", []).unwrap();
+    assert_eq!(ids(&of_user), ["1"]);
+    // Also where the row has no checksum.
+    database(state.path()).execute("UPDATE job SET sum = NULL WHERE id = '2'", []).unwrap();
+    assert_eq!(ids(&of_user), ["1"]);
+}
+
+#[test]
+fn a_table_that_cannot_be_read_costs_nothing() {
+    let state = tempfile::tempdir().unwrap();
+    let jobs: Vec<Record> = (1..=50).map(|id| job(id, MIDNIGHT_S + id as i64)).collect();
+    Writer::open(state.path()).unwrap().put_all(&jobs).unwrap();
+    let all = Reader::open(state.path()).unwrap().jobs(&brief()).unwrap();
+    let (page, bytes): (i64, i64) = {
+        let database = database(state.path());
+        database.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+        let root = "SELECT rootpage FROM sqlite_master WHERE name = 'brief'";
+        let bytes = database.query_row("PRAGMA page_size", [], |row| row.get(0)).unwrap();
+        (database.query_row(root, [], |row| row.get(0)).unwrap(), bytes)
+    };
+    let file = std::fs::OpenOptions::new().write(true).open(state.path().join(CATALOGUE_FILE)).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0xff; 100], ((page - 1) * bytes) as u64).unwrap();
+    let reader = Reader::open(state.path()).unwrap();
+    let sql = reader.catalogue().unwrap().unwrap();
+    assert!(page_of(sql).is_err(), "it is damaged");
+    assert_eq!(reader.jobs(&brief()).unwrap(), all);
+    assert!(reader.take_unreadable().is_empty());
+}
+
+fn page_of(sql: &dyn Sql) -> Result<Option<Page>> {
+    page(sql, &brief(), usize::MAX)
+}
+
+#[test]
 fn a_row_follows_its_job() {
     let state = tempfile::tempdir().unwrap();
     let mut writer = Writer::open(state.path()).unwrap();
@@ -184,6 +247,8 @@ fn a_row_follows_its_job() {
     assert_eq!(rows(), 2);
     writer.put_revived(&[], &[], &[lost.key.clone()]).unwrap();
     assert_eq!(rows(), 1, "it lives");
+    writer.put(&Record { state: State::Running, ..lost.clone() }).unwrap();
+    assert_eq!(rows(), 1, "and goes on");
     assert_eq!(found(&writer).iter().filter(|job| job.state == State::Running).count(), 1);
     writer.remove(&first.key).unwrap();
     assert_eq!((rows(), found(&writer).len()), (0, 1));

@@ -426,6 +426,33 @@ impl Log {
         })
     }
 
+    /// Jobs of which an earlier version kept records without a note of who sent them without a proof: manager and id. None
+    /// after [`Log::end_marking`].
+    pub fn unmarked(&self) -> Result<Vec<(String, String)>, StoreError> {
+        let sql = "SELECT DISTINCT manager, id FROM told WHERE record LIKE '%\"colmet\"%'
+                   AND NOT EXISTS (SELECT 1 FROM meta WHERE name = 'proofs')";
+        self.rows(sql, [], |row| row.try_into())
+    }
+
+    /// Notes of records that their senders did not have to prove who they are.
+    pub fn mark_unproven(&mut self, jobs: &[NodeJob]) -> Result<(), StoreError> {
+        self.write(false, |connection| {
+            for job in jobs {
+                let JobKey { manager, id, incarnation, .. } = &job.record.key;
+                let record = Record { unproven: true, ..job.record.clone() };
+                let record = serde_json::to_string(&record).unwrap_or_default();
+                let sql = "UPDATE told SET record = ?5
+                           WHERE manager = ?1 AND id = ?2 AND node = ?3 AND incarnation = ?4";
+                connection.execute(sql, params![manager, id, job.node, incarnation, record])?;
+            }
+            Ok(())
+        })
+    }
+
+    pub fn end_marking(&mut self) -> Result<(), StoreError> {
+        self.execute(false, "INSERT OR IGNORE INTO meta (name, value) VALUES ('proofs', 1)", []).map(drop)
+    }
+
     /// Up to which batch records were applied.
     pub fn applied(&self) -> Result<i64, StoreError> {
         self.ask(|connection| {

@@ -151,8 +151,11 @@ impl Queries {
         }
         let parts = parts_of(filter);
         let limit = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending.len()));
-        if let Some(page) = in_snapshot(catalogue, || brief::page(catalogue, filter, limit))? {
-            return Ok(page);
+        match in_snapshot(catalogue, || brief::page(catalogue, filter, limit)) {
+            Ok(Some(page)) => return Ok(page),
+            // All that is packed is in the records, too.
+            Ok(None) | Err(StoreError::Damaged { .. }) => {}
+            Err(error) => return Err(error),
         }
         let mut page = Page { jobs: Vec::new(), next: filter.after.clone() };
         let (mut bytes, mut examined) = (0, 0);

@@ -44,6 +44,8 @@ pub(crate) struct Stored {
     pub changed: i64,
     pub totals_sum: Option<i64>,
     pub summaries_sum: Option<i64>,
+    /// Some of its figures are damaged, and those left out.
+    pub is_damaged: bool,
 }
 
 /// What to read of jobs besides their rows.
@@ -161,6 +163,7 @@ fn read(row: &dyn Row, is_brief: bool) -> Option<Stored> {
         changed: row.get(CHANGED).integer().unwrap_or(0),
         totals_sum: row.get(TOTALS_SUM).integer().ok(),
         summaries_sum: row.get(SUMMARIES_SUM).integer().ok(),
+        is_damaged: false,
     })
 }
 
@@ -344,6 +347,7 @@ impl Stored {
             });
             self.record.summaries = Default::default();
         }
+        self.is_damaged = damaged.is_some();
         damaged
     }
 }

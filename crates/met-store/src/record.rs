@@ -59,8 +59,12 @@ pub(crate) fn write(sql: &dyn Sql, terms: &mut Terms, record: &Record) -> Result
     }
     device::allocate(sql, key, record)?;
     listed::write(sql, key, record)?;
-    match brief::as_read(&detail) {
+    let lived = before.as_ref().is_some_and(|before| before.record.state.is_live());
+    let over = Some(&detail).filter(|_| !record.state.is_live());
+    match over.and_then(|detail| brief::as_read(detail)) {
         Some(as_read) => brief::write(sql, key, &as_read, &figures)?,
+        // One that lived has none.
+        None if lived => {}
         None => brief::remove(sql, key)?,
     }
     figures.write(sql, key)

@@ -202,7 +202,7 @@ impl Raw {
             return;
         };
         let (totals_sum, summaries_sum) = (integer(SUM + 1), integer(SUM + 2));
-        let stored = Stored { key: rowid, record, changed, totals_sum, summaries_sum };
+        let stored = Stored { key: rowid, record, changed, totals_sum, summaries_sum, is_damaged: false };
         // Of two images of one job the later is the job.
         let before = self.jobs.get(&stored.record.key).map(|before| before.changed);
         if before.is_none_or(|before| before < changed) {

@@ -136,6 +136,30 @@ fn version_8_still_opens_with_its_packed_records_and_earlier_ones_get_them() {
         assert_eq!(Reader::open(state.path()).unwrap().jobs(&brief).unwrap(), before, "{version}");
     }
     assert_eq!(packed(state.path()), 1);
+    // Without its record a job is listed only by its packed one.
+    let state = restore("v8");
+    let whole = Reader::open(state.path()).unwrap().jobs(&brief).unwrap();
+    let database = rusqlite::Connection::open(state.path().join("store.db")).unwrap();
+    assert_eq!(database.execute("UPDATE job SET detail = '{' WHERE id = '1'", []).unwrap(), 1);
+    assert_eq!(Reader::open(state.path()).unwrap().jobs(&brief).unwrap(), whole);
+    assert_eq!(database.execute("DELETE FROM brief", []).unwrap(), 1);
+    assert_eq!(Reader::open(state.path()).unwrap().jobs(&brief).unwrap().len(), 1);
+}
+
+#[test]
+fn an_upgrade_makes_the_tables_of_the_newest_version() {
+    let tables = |state: &Path| -> Vec<(String, Option<String>)> {
+        let database = rusqlite::Connection::open(state.join("store.db")).unwrap();
+        let mut statement = database.prepare("SELECT name, sql FROM sqlite_master ORDER BY name").unwrap();
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+        rows.map(Result::unwrap).collect()
+    };
+    let newest = tables(restore("v8").path());
+    for version in ["v1", "v5", "v7"] {
+        let state = restore(version);
+        drop(Writer::open(state.path()).unwrap());
+        assert_eq!(tables(state.path()), newest, "{version}");
+    }
 }
 
 #[test]

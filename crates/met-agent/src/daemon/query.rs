@@ -122,8 +122,7 @@ impl Query for Service {
         let is_meant =
             |key: &&JobKey| self.registry.jobs.get(*key).is_some_and(|kept| viewer.sees(&kept.record));
         let meant: Vec<JobKey> = keys.iter().take(WANTED_JOBS_MAX).filter(is_meant).cloned().collect();
-        self.sampling.watch(meant.clone(), wanted_for);
-        Ok(meant)
+        Ok(self.sampling.watch(meant, wanted_for))
     }
 
     /// This machine, as a server would list it.
@@ -322,25 +321,32 @@ mod tests {
     fn rules_may_want_more_samples_of_running_jobs_that_their_viewer_sees() {
         let root = tempfile::tempdir().unwrap();
         let mut service = service(root.path());
-        let keys: Vec<JobKey> = [(1, 7), (2, 8)]
-            .map(|(id, uid)| {
+        let boot_id = service.host.facts().boot_id.clone();
+        let mut keys: Vec<JobKey> = [(1, 7, boot_id.as_str()), (2, 8, &boot_id), (3, 8, "of another boot")]
+            .map(|(id, uid, boot_id)| {
                 let mut record = met_core::sample::full(id, "x");
                 (record.state, record.end_ns, record.inside) = (State::Running, None, None);
                 record.uid = Some(uid);
                 if let Some(local) = &mut record.local {
                     (local.origin, local.supervisor) = (Origin::Found, None);
+                    local.boot_id = boot_id.to_owned();
                 }
                 service.recorder.writer.put(&record).unwrap();
                 service.watch(record.clone());
                 record.key
             })
             .into();
+        let unsampled = keys.pop();
         let watched = |viewer: &Viewer, keys: &[JobKey]| {
             service.sample_more(viewer, keys, Duration::from_secs(60)).unwrap()
         };
         assert_eq!(watched(&Viewer::Everything, &keys), keys);
         assert_eq!(watched(&Viewer::Uid(8), &keys), keys[1..]);
         assert!(watched(&Viewer::Uid(9), &keys).is_empty());
+        assert!(
+            watched(&Viewer::Everything, unsampled.as_slice()).is_empty(),
+            "it is known, but not sampled"
+        );
         let unknown = JobKey { id: "77".to_owned(), ..keys[0].clone() };
         assert!(watched(&Viewer::Everything, &[unknown]).is_empty());
         let many = vec![keys[0].clone(); 1000];

@@ -270,12 +270,10 @@ impl Sampling {
         });
     }
 
-    /// Samples jobs at the shortest interval for this long, within bounds.
-    pub(super) fn watch(&self, keys: Vec<JobKey>, wanted_for: Duration) {
+    /// Samples jobs at the shortest interval for this long, within bounds. Returns those that are.
+    pub(super) fn watch(&self, keys: Vec<JobKey>, wanted_for: Duration) -> Vec<JobKey> {
         let for_ns = wanted_for.min(WANTED_FOR_MAX).as_nanos() as i64;
-        self.order(move |worker| {
-            worker.watch(&keys, for_ns);
-        });
+        self.ask(move |worker| worker.watch(keys, for_ns)).unwrap_or_default()
     }
 
     /// The same for a thread that hears of watched jobs, as long as this one takes orders. Calls `known` if any of them is
@@ -288,7 +286,7 @@ impl Sampling {
         move |keys| {
             let known = Arc::clone(&known);
             let order: Order = Box::new(move |worker| {
-                if worker.watch(&keys, WATCHED_FOR_NS) {
+                if !worker.watch(keys, WATCHED_FOR_NS).is_empty() {
                     known();
                 }
             });

@@ -115,11 +115,13 @@ impl Worker {
         Worker { sampler, slots, last_errors, undelivered, rest: None, next_node_ns: None }
     }
 
-    /// Samples jobs more often for a while. Whether any of them is sampled here: others are ignored.
-    pub(super) fn watch(&mut self, keys: &[JobKey], for_ns: i64) -> bool {
-        let known: Vec<u32> = keys.iter().filter_map(|key| self.slots.get(key).copied()).collect();
-        known.iter().for_each(|&slot| self.sampler.watch(slot, for_ns));
-        !known.is_empty()
+    /// Samples jobs more often for a while. Returns those that are sampled here: others are ignored.
+    pub(super) fn watch(&mut self, mut keys: Vec<JobKey>, for_ns: i64) -> Vec<JobKey> {
+        keys.retain(|key| {
+            let slot = self.slots.get(key).copied();
+            slot.is_some_and(|slot| self.sampler.watch(slot, for_ns))
+        });
+        keys
     }
 
     pub fn work(

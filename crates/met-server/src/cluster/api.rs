@@ -219,6 +219,8 @@ async fn batches(
     }
     api.incompatible.note(&node, trouble.as_ref());
     let sequence = batch.header.sequence;
+    let over = batch.records.iter().filter(|record| !record.state.is_live());
+    let over: Vec<JobKey> = over.map(|record| record.key.clone()).collect();
     let offset = headers.get("Met-Clock-Offset-Ns").and_then(|offset| offset.to_str().ok()?.parse().ok());
     let kept = api.keeper.keep(batch, packed, received_ns, offset).map_err(|_| Problem::busy())?;
     match kept.await {
@@ -226,6 +228,7 @@ async fn batches(
         Ok(Ok(())) => {
             let spool = headers.get(Spool::HEADER).and_then(|spool| spool.to_str().ok()?.parse().ok());
             api.keeper.latest().note_spool(&node, spool);
+            api.keeper.watching().ended(&node, &over);
             let watched = api.keeper.watching().of(&node, Instant::now());
             Ok(Json(Acknowledgement { sequence, now_ns: now_ns(), watched }).into_response())
         }

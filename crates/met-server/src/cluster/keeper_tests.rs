@@ -3,7 +3,7 @@ use met_core::job::{JobKey, LOCAL, QualityKind, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
 use met_core::series::Course;
 use met_sources::rapl::TABLE as METER;
-use met_store::cluster::{Bearer, Log};
+use met_store::cluster::{Bearer, Log, NodeJob};
 use met_store::{Filter, NodePart};
 use met_wire::batch::{Header, Piece};
 use met_wire::block;
@@ -595,6 +595,34 @@ fn what_colmet_said_of_a_job_never_wins_over_its_node_in_any_order() {
             assert_eq!(job.end_ns, known[1].end_ns, "order {order:b}");
         }
     }
+}
+
+/// An earlier version did not keep that Colmet proves nothing.
+#[test]
+fn a_job_of_colmet_that_runs_during_the_upgrade_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |state, unproven| {
+        let mut record = Record { unproven, user: None, uid: None, ..record("oar", "77", START_S, state, 0) };
+        record.totals = Default::default();
+        record.totals.set(CPU, 5 * SECOND_NS, QualityKind::LowerBound, "colmet");
+        record
+    };
+    // A job that a daemon told of stays as it is.
+    let mut other = record("oar", "78", START_S, State::Running, 0);
+    other.totals.set(CPU, 5 * SECOND_NS, QualityKind::LowerBound, "colmet");
+    for (node, record) in [("n1", said(State::Running, false)), ("n2", other)] {
+        let whole = record.key.incarnation;
+        let job = NodeJob { node: node.to_owned(), whole, record, received_ns: None, given_up: false };
+        Log::open(folder.path()).unwrap().note(std::slice::from_ref(&job), 0).unwrap();
+        Writer::open(folder.path()).unwrap().put(&job.record).unwrap();
+    }
+    let mut work = enrolled(folder.path(), &["n1", "n2"]);
+    let of = |work: &Work, id: &str| work.wholes.writer.find(Some("oar"), id).unwrap().remove(0);
+    assert_eq!((of(&work, "77").unproven, of(&work, "78").unproven), (true, false));
+    assert_eq!(of(&work, "77").totals.get(CPU), Some(5 * SECOND_NS));
+    give(&mut work, "n1", 2, vec![said(State::Lost, true)], Vec::new());
+    assert_eq!((of(&work, "77").state, of(&work, "78").state), (State::Lost, State::Running));
+    assert!(work.wholes.log.unmarked().unwrap().is_empty(), "once is enough");
 }
 
 #[test]

@@ -123,8 +123,9 @@ impl Query for ClusterView {
         let mut watched = Vec::new();
         for key in keys.iter().take(WANTED_JOBS_MAX) {
             if self.visible(viewer, key)?.is_some_and(|record| record.state.is_live()) {
-                self.watching.watch_for(&self.parts_of(key)?, wanted_for, Instant::now());
-                watched.push(key.clone());
+                let parts = self.parts_of(key)?;
+                let is_taken = self.watching.watch_for(viewer, &parts, wanted_for, Instant::now());
+                watched.extend(is_taken.then(|| key.clone()));
             }
         }
         Ok(watched)

@@ -19,8 +19,11 @@ const JOBS_PER_VIEWER: usize = 256;
 const VIEWERS_MAX: usize = 256;
 /// Of a job on more nodes, as many are told: the others send what they always send.
 const NODES_PER_JOB: usize = 256;
-/// Parts of jobs on nodes that are watched at a time.
+/// Parts of jobs on nodes that are watched at a time; rules may want as many.
 const PARTS_MAX: usize = 4096;
+/// Of these and of the jobs of a node, what the rules of one viewer may want: they want it for up to an hour.
+const WANTED_PARTS_PER_VIEWER: usize = PARTS_MAX / 4;
+const WANTED_ON_NODE_PER_VIEWER: usize = WATCHED_MAX / 4;
 
 #[derive(Clone, Default)]
 pub struct Watching {
@@ -40,8 +43,16 @@ struct State {
     asked: HashMap<String, HashMap<JobKey, Request>>,
     /// Until when jobs of a node are watched, as the node names them.
     nodes: HashMap<String, HashMap<JobKey, Instant>>,
+    /// What rules want of them. A node is told of these where those that somebody looks at leave room.
+    wanted: HashMap<String, HashMap<JobKey, Wanted>>,
     /// Nothing is watched for longer.
     last: Option<Instant>,
+}
+
+struct Wanted {
+    /// Whose rules want it for the longest.
+    viewer: String,
+    until: Instant,
 }
 
 struct Request {
@@ -90,19 +101,12 @@ impl Watching {
 
     /// A job is watched for a while. `parts`: the keys of its series, which have the names of nodes.
     pub fn watch(&self, parts: &[JobKey], now: Instant) {
-        self.watch_for(parts, WATCHED_FOR, now);
-    }
-
-    /// The same for as long as a rule wants, within bounds.
-    pub fn watch_for(&self, parts: &[JobKey], wanted_for: Duration, now: Instant) {
         let state = &mut *self.lock();
         state.expire(now);
         let mut count: usize = state.nodes.values().map(HashMap::len).sum();
-        let until = now + wanted_for.min(WANTED_FOR_MAX);
-        for part in parts.iter().take(NODES_PER_JOB) {
-            let Some(node) = &part.cluster else { continue };
-            let key = JobKey { cluster: None, ..part.clone() };
-            let jobs = state.nodes.entry(node.clone()).or_default();
+        let until = now + WATCHED_FOR;
+        for (node, key) in on_nodes(parts) {
+            let jobs = state.nodes.entry(node.to_owned()).or_default();
             if let Some(known) = jobs.get_mut(&key) {
                 *known = (*known).max(until);
             } else if jobs.len() < WATCHED_MAX && count < PARTS_MAX {
@@ -110,9 +114,64 @@ impl Watching {
                 count += 1;
             }
         }
-        state.nodes.retain(|_, jobs| !jobs.is_empty());
-        state.last = state.last.max(Some(until)).filter(|_| count > 0);
-        self.inner.any.store(count > 0, Ordering::Relaxed);
+        self.watched_until(state, until);
+    }
+
+    /// The rules of a viewer want a job to be watched for so long, within bounds. Whether they get that on any node.
+    pub fn watch_for(&self, viewer: &Viewer, parts: &[JobKey], wanted_for: Duration, now: Instant) -> bool {
+        let state = &mut *self.lock();
+        state.expire(now);
+        let viewer = name(viewer);
+        let is_own = |wanted: &&Wanted| wanted.viewer == viewer;
+        let all = || state.wanted.values().flat_map(HashMap::values);
+        let (mut count, mut own) = (all().count(), all().filter(is_own).count());
+        let until = now + wanted_for.min(WANTED_FOR_MAX);
+        let mut is_taken = false;
+        for (node, key) in on_nodes(parts) {
+            let jobs = state.wanted.entry(node.to_owned()).or_default();
+            let has_share = own < WANTED_PARTS_PER_VIEWER
+                && jobs.values().filter(is_own).count() < WANTED_ON_NODE_PER_VIEWER;
+            let has_room = jobs.len() < WATCHED_MAX && count < PARTS_MAX;
+            let wanted = Wanted { viewer: viewer.clone(), until };
+            match jobs.get_mut(&key) {
+                Some(known) if known.viewer == viewer => known.until = known.until.max(until),
+                // It counts for who wants it for longer.
+                Some(known) if known.until < until && has_share => {
+                    *known = wanted;
+                    own += 1;
+                }
+                Some(_) => {}
+                None if has_share && has_room => {
+                    jobs.insert(key, wanted);
+                    (count, own) = (count + 1, own + 1);
+                }
+                None => continue,
+            }
+            is_taken = true;
+        }
+        self.watched_until(state, until);
+        is_taken
+    }
+
+    fn watched_until(&self, state: &mut State, until: Instant) {
+        state.remove_empty();
+        let is_any = !state.nodes.is_empty() || !state.wanted.is_empty();
+        state.last = state.last.max(Some(until)).filter(|_| is_any);
+        self.inner.any.store(is_any, Ordering::Relaxed);
+    }
+
+    /// A node said that these jobs are over: others have their room.
+    pub fn ended<'k>(&self, node: &str, jobs: impl IntoIterator<Item = &'k JobKey>) {
+        if !self.inner.any.load(Ordering::Relaxed) {
+            return;
+        }
+        let state = &mut *self.lock();
+        for job in jobs {
+            let key = JobKey { cluster: None, ..job.clone() };
+            state.nodes.get_mut(node).and_then(|jobs| jobs.remove(&key));
+            state.wanted.get_mut(node).and_then(|jobs| jobs.remove(&key));
+        }
+        state.remove_empty();
     }
 
     /// The watched jobs of a node, for the reply to its batch.
@@ -125,8 +184,16 @@ impl Watching {
             *state = State { asked: std::mem::take(&mut state.asked), ..State::default() };
             self.inner.any.store(false, Ordering::Relaxed);
         }
-        let jobs = state.nodes.get(node).into_iter().flatten();
-        jobs.filter(|&(_, &until)| now < until).map(|(key, _)| key.clone()).collect()
+        let looked_at = state.nodes.get(node);
+        let jobs = looked_at.into_iter().flatten().filter(|&(_, &until)| now < until);
+        let mut jobs: Vec<JobKey> = jobs.map(|(key, _)| key.clone()).collect();
+        let wanted = state.wanted.get(node).into_iter().flatten();
+        for (key, _) in wanted.filter(|(_, wanted)| now < wanted.until) {
+            if jobs.len() < WATCHED_MAX && !jobs.contains(key) {
+                jobs.push(key.clone());
+            }
+        }
+        jobs
     }
 }
 
@@ -135,8 +202,22 @@ impl State {
         for jobs in self.nodes.values_mut() {
             jobs.retain(|_, until| now < *until);
         }
-        self.nodes.retain(|_, jobs| !jobs.is_empty());
+        for jobs in self.wanted.values_mut() {
+            jobs.retain(|_, wanted| now < wanted.until);
+        }
+        self.remove_empty();
     }
+
+    fn remove_empty(&mut self) {
+        self.nodes.retain(|_, jobs| !jobs.is_empty());
+        self.wanted.retain(|_, jobs| !jobs.is_empty());
+    }
+}
+
+/// The nodes of a job that are told of it, and its key as they name it.
+fn on_nodes(parts: &[JobKey]) -> impl Iterator<Item = (&str, JobKey)> {
+    let named = |part: &JobKey| JobKey { cluster: None, ..part.clone() };
+    parts.iter().take(NODES_PER_JOB).filter_map(move |part| Some((part.cluster.as_deref()?, named(part))))
 }
 
 fn forget_old(jobs: &mut HashMap<JobKey, Request>, now: Instant) {
@@ -198,10 +279,10 @@ mod tests {
         assert!(watching.inner.any.load(Ordering::Relaxed));
         assert!(watching.of("n1", begin + seconds(51)).is_empty());
         assert!(!watching.inner.any.load(Ordering::Relaxed) && watching.lock().nodes.is_empty());
-        watching.watch_for(&[part("n1", 3)], seconds(600), begin);
+        watching.watch_for(&Viewer::Uid(1), &[part("n1", 3)], seconds(600), begin);
         watching.watch(&[part("n1", 3)], begin + seconds(60));
         assert_eq!(ids(&watching, "n1", begin + seconds(599)), [3], "a look does not end what a rule wants");
-        watching.watch_for(&[part("n1", 4)], Duration::MAX, begin);
+        watching.watch_for(&Viewer::Uid(1), &[part("n1", 4)], Duration::MAX, begin);
         assert!(watching.of("n1", begin + WANTED_FOR_MAX).is_empty());
     }
 
@@ -224,21 +305,75 @@ mod tests {
         assert_eq!(ask(&Viewer::user("bob"), 1, begin + seconds(62)), 1, "those who have gone make room");
     }
 
+    #[test]
+    fn rules_of_a_viewer_have_a_share_and_leave_the_rest_to_others() {
+        let (watching, begin) = (Watching::default(), Instant::now());
+        let (mallory, ada) = (Viewer::user("mallory"), Viewer::user("ada"));
+        let want = |viewer: &Viewer, node: &str, id: usize| {
+            watching.watch_for(viewer, &[part(node, id)], seconds(3600), begin)
+        };
+        let taken: Vec<usize> = (0..500).filter(|&id| want(&mallory, "n1", id)).collect();
+        assert_eq!(taken, (0..WANTED_ON_NODE_PER_VIEWER).collect::<Vec<_>>());
+        assert_eq!(ids(&watching, "n1", begin), taken, "what is said to be taken is");
+        let elsewhere = (0..PARTS_MAX).filter(|id| want(&mallory, &format!("m{id}"), *id)).count();
+        assert_eq!(elsewhere, WANTED_PARTS_PER_VIEWER - taken.len());
+        assert!(want(&ada, "n1", 1000) && want(&ada, "n1", 3), "also what is wanted already");
+        assert!(!watching.watch_for(&ada, &[], seconds(60), begin), "it is nowhere");
+    }
+
+    #[test]
+    fn what_somebody_looks_at_comes_before_what_rules_want() {
+        let (watching, begin) = (Watching::default(), Instant::now());
+        for id in 0..WATCHED_MAX {
+            watching.watch_for(&Viewer::Uid(id as u32 / 16), &[part("n1", id)], seconds(3600), begin);
+        }
+        assert_eq!(ids(&watching, "n1", begin).len(), WATCHED_MAX);
+        watching.watch(&[part("n1", 1000)], begin);
+        watching.watch(&[part("n1", 0)], begin);
+        let told = ids(&watching, "n1", begin);
+        assert_eq!(told.len(), WATCHED_MAX);
+        assert!(told.contains(&1000) && told.contains(&0), "{told:?}");
+        assert_eq!(ids(&watching, "n1", begin + WATCHED_FOR), (0..WATCHED_MAX).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn jobs_that_are_over_give_their_room_back() {
+        let (watching, begin) = (Watching::default(), Instant::now());
+        let want = |id: usize| watching.watch_for(&Viewer::Uid(1), &[part("n1", id)], seconds(3600), begin);
+        assert_eq!((0..100).filter(|&id| want(id)).count(), WANTED_ON_NODE_PER_VIEWER);
+        watching.watch(&[part("n1", 1), part("n2", 1)], begin);
+        watching.ended("n1", &[JobKey { cluster: None, ..part("n1", 1) }]);
+        assert!(!ids(&watching, "n1", begin).contains(&1));
+        assert_eq!(ids(&watching, "n2", begin), [1], "it goes on there");
+        assert!(want(99) && !want(98));
+    }
+
     proptest! {
         #[test]
         fn whatever_is_watched_there_is_a_bound(
-            asks in prop::collection::vec((0..6000usize, 0..400usize, 0..200u64, 0..100_000u64), 1..40),
+            asks in prop::collection::vec((0..6000usize, 0..400usize, 0..200u64, 0..100_000u64, 0..20u32), 1..40),
         ) {
             let (watching, begin) = (Watching::default(), Instant::now());
-            for (id, nodes, at_s, for_s) in asks {
+            for (id, nodes, at_s, for_s, uid) in asks {
                 let parts: Vec<JobKey> = (0..nodes).map(|node| part(&format!("n{}", node % 300), id + node)).collect();
                 let now = begin + seconds(at_s);
-                watching.watch_for(&parts, seconds(for_s), now);
+                match uid {
+                    0 => watching.watch(&parts, now),
+                    _ => drop(watching.watch_for(&Viewer::Uid(uid), &parts, seconds(for_s), now)),
+                }
+                prop_assert!(watching.of("n1", now).len() <= WATCHED_MAX);
                 let state = watching.lock();
                 prop_assert!(state.nodes.values().map(HashMap::len).sum::<usize>() <= PARTS_MAX);
                 prop_assert!(state.nodes.values().all(|jobs| (1..=WATCHED_MAX).contains(&jobs.len())));
+                prop_assert!(state.wanted.values().map(HashMap::len).sum::<usize>() <= PARTS_MAX);
+                prop_assert!(state.wanted.values().all(|jobs| (1..=WATCHED_MAX).contains(&jobs.len())));
+                let own = name(&Viewer::Uid(uid));
+                let of_viewer = |jobs: &HashMap<JobKey, Wanted>| jobs.values().filter(|one| one.viewer == own).count();
+                prop_assert!(state.wanted.values().map(of_viewer).sum::<usize>() <= WANTED_PARTS_PER_VIEWER);
+                prop_assert!(state.wanted.values().all(|jobs| of_viewer(jobs) <= WANTED_ON_NODE_PER_VIEWER));
                 let furthest = begin + seconds(200) + WANTED_FOR_MAX;
                 prop_assert!(state.nodes.values().flatten().all(|(_, until)| *until <= furthest));
+                prop_assert!(state.wanted.values().flatten().all(|(_, one)| one.until <= furthest));
             }
             prop_assert!(watching.of("n1", begin + seconds(200) + WANTED_FOR_MAX).is_empty());
         }

@@ -16,6 +16,7 @@
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::ops::Deref;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -47,7 +48,7 @@ pub struct Spool {
     mark: i64,
     /// Records after this one are to be sent again, because what held them is gone.
     again_after: Option<i64>,
-    waiting: VecDeque<Waiting>,
+    waiting: Queue,
     /// Laid aside, the oldest first.
     refused: VecDeque<Waiting>,
     /// Of these, how many are no longer there.
@@ -82,6 +83,50 @@ struct Waiting {
     /// Whether there is more in it than a header and series, once read.
     has_records: Option<bool>,
     path: PathBuf,
+}
+
+/// Batches by their numbers, with the sum of what they take on disk: an attempt to send walks none of them.
+#[derive(Default)]
+struct Queue {
+    batches: VecDeque<Waiting>,
+    disk_bytes: u64,
+}
+
+impl Deref for Queue {
+    type Target = VecDeque<Waiting>;
+
+    fn deref(&self) -> &VecDeque<Waiting> {
+        &self.batches
+    }
+}
+
+impl Queue {
+    fn push_back(&mut self, waiting: Waiting) {
+        self.disk_bytes += waiting.disk_bytes();
+        self.batches.push_back(waiting);
+    }
+
+    fn pop_front(&mut self) -> Option<Waiting> {
+        let oldest = self.batches.pop_front()?;
+        self.disk_bytes -= oldest.disk_bytes();
+        Some(oldest)
+    }
+
+    /// The newest, unless there are only so many.
+    fn pop_back_beyond(&mut self, count: usize) -> Option<Waiting> {
+        if self.batches.len() <= count {
+            return None;
+        }
+        let newest = self.batches.pop_back()?;
+        self.disk_bytes -= newest.disk_bytes();
+        Some(newest)
+    }
+
+    /// After batches were shrunk.
+    fn settle(&mut self) {
+        self.batches.retain(|waiting| waiting.bytes > 0);
+        self.disk_bytes = self.batches.iter().map(Waiting::disk_bytes).sum();
+    }
 }
 
 impl Waiting {
@@ -136,7 +181,7 @@ impl Spool {
             sequence: 0,
             mark: 0,
             again_after: None,
-            waiting: VecDeque::new(),
+            waiting: Queue::default(),
             refused: VecDeque::new(),
             refused_removed: 0,
             sent: None,
@@ -224,17 +269,17 @@ impl Spool {
 
     /// What waits, as it is on disk.
     pub fn bytes(&self) -> u64 {
-        self.waiting.iter().map(Waiting::disk_bytes).sum()
+        self.waiting.disk_bytes
     }
 
     /// What waits besides the batch with this number.
     pub fn behind(&self, sequence: u64) -> met_core::node_health::Spool {
-        let mut left = met_core::node_health::Spool::default();
-        for waiting in self.waiting.iter().filter(|waiting| waiting.sequence != sequence) {
-            left.batches += 1;
-            left.bytes += waiting.disk_bytes();
+        let at = self.waiting.binary_search_by_key(&sequence, |waiting| waiting.sequence);
+        let besides = at.ok().map(|at| &self.waiting[at]);
+        met_core::node_health::Spool {
+            batches: self.waiting.len() as u64 - u64::from(besides.is_some()),
+            bytes: self.waiting.disk_bytes - besides.map_or(0, Waiting::disk_bytes),
         }
-        left
     }
 
     /// Numbers a batch and keeps it: durable when this returns. After an error only its number is used up:
@@ -363,7 +408,7 @@ impl Spool {
             let samples = if part.pieces.is_empty() { 0 } else { oldest.samples };
             part.header.mark = self.mark;
             if let Err(error) = self.put(&mut part, samples) {
-                for part in self.waiting.drain(before..) {
+                while let Some(part) = self.waiting.pop_back_beyond(before) {
                     let _ = remove(&part.path);
                 }
                 return Err(error);
@@ -379,7 +424,7 @@ impl Spool {
     pub fn make_room(&mut self, limits: &Limits, now: SystemTime) -> io::Result<()> {
         let mut result = self.remove_refused();
         let mut bytes = self.bytes() + self.refused.iter().map(Waiting::disk_bytes).sum::<u64>();
-        for waiting in self.refused.iter_mut().chain(&mut self.waiting) {
+        for waiting in self.refused.iter_mut().chain(&mut self.waiting.batches) {
             let too_old = waiting.is_too_old(limits, now);
             if bytes <= limits.bytes_max && !too_old {
                 continue;
@@ -395,7 +440,7 @@ impl Spool {
             bytes -= before - waiting.disk_bytes();
         }
         self.refused.retain(|refused| refused.bytes > 0);
-        self.waiting.retain(|waiting| waiting.bytes > 0);
+        self.waiting.settle();
         result
     }
 

@@ -312,8 +312,45 @@ fn the_quarantine_is_bounded_too() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), REFUSED_MAX + 1);
 }
 
+/// The sums by a walk over all that waits.
+fn walked(spool: &Spool, besides: u64) -> met_core::node_health::Spool {
+    let left = || spool.waiting.iter().filter(|waiting| waiting.sequence != besides);
+    met_core::node_health::Spool {
+        batches: left().count() as u64,
+        bytes: left().map(Waiting::disk_bytes).sum(),
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// 0 and 1: make one, 2: acknowledge, 3: refuse, 4: divide, 5: restart, 6: no room, 7: one is gone.
+    #[test]
+    fn what_waits_is_counted_whatever_happens(steps in proptest::collection::vec(0..8_u8, 1..40)) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(folder.path()).unwrap();
+        for (mark, step) in (1..).zip(steps) {
+            let first = spool.waiting.front().map_or(0, |oldest| oldest.sequence);
+            match step {
+                0 | 1 => put(&mut spool, mark),
+                2 => spool.acknowledge(first).unwrap(),
+                3 => drop(spool.refuse(first).unwrap()),
+                4 => drop(spool.divide(first, vec![batch(mark, true), batch(mark, false)]).unwrap()),
+                5 => spool = Spool::open(folder.path()).unwrap(),
+                6 => spool.make_room(&Limits { bytes_max: 9000, ..PLENTY }, SystemTime::now()).unwrap(),
+                _ => {
+                    if let Some(oldest) = spool.waiting.front() {
+                        fs::remove_file(&oldest.path).unwrap();
+                    }
+                    oldest(&mut spool);
+                }
+            }
+            prop_assert_eq!(spool.bytes(), walked(&spool, 0).bytes);
+            for besides in 0..=spool.sequence + 1 {
+                prop_assert_eq!(spool.behind(besides), walked(&spool, besides));
+            }
+        }
+    }
 
     /// 0: make one, 1: acknowledge, 2: restart, 3: no room.
     #[test]

@@ -1,7 +1,7 @@
 -- As schema/catalogue-8.sql.
 ALTER TABLE listed ADD COLUMN submit_ns BIGINT;
 ALTER TABLE listed ADD COLUMN exit_status BIGINT;
-DELETE FROM listed;
+TRUNCATE listed;
 DELETE FROM meta WHERE name IN ('listed', 'listed_to');
 
 CREATE TABLE brief (

@@ -62,7 +62,32 @@ impl Wholes {
         let mut log = Log::open(&plan.state)?;
         log.settle_standings()?;
         let presence = Presence::open(&log, now_ns(), plan.lost_after)?;
-        Ok(Wholes { writer, log, latest, presence, publisher: Publisher::open(plan), gap_ms: plan.gap_ms })
+        let publisher = Publisher::open(plan);
+        let mut wholes = Wholes { writer, log, latest, presence, publisher, gap_ms: plan.gap_ms };
+        wholes.mark_unproven()?;
+        Ok(wholes)
+    }
+
+    /// Earlier versions did not keep who had to prove nothing: Colmet's records would pass for those of a node, and win
+    /// over what Colmet says next.
+    fn mark_unproven(&mut self) -> Result<(), StoreError> {
+        for (manager, id) in self.log.unmarked()? {
+            let told = self.log.node_jobs(&manager, &id)?;
+            let (claims, proven): (Vec<NodeJob>, Vec<NodeJob>) =
+                told.into_iter().partition(|job| is_of_colmet(&job.record));
+            let proven: HashSet<JobKey> = proven.iter().map(whole_key).collect();
+            let is_claimed =
+                |key: &JobKey| claims.iter().any(|job| whole_key(job) == *key) && !proven.contains(key);
+            // The records of nodes last: after an interruption all is done again.
+            for known in self.writer.find(Some(&manager), &id)? {
+                if !known.unproven && is_claimed(&known.key) && has_no_other(&known) {
+                    let key = known.key.clone();
+                    self.writer.put_instead(&[Record { unproven: true, ..known }], &[key])?;
+                }
+            }
+            self.log.mark_unproven(&claims)?;
+        }
+        self.log.end_marking()
     }
 
     /// Computes again what a damaged catalogue lost.
@@ -226,6 +251,19 @@ pub(in crate::cluster) fn series_key(node: &str, key: &JobKey) -> JobKey {
 /// The job that a part belongs to; a job of one node is kept under that node's name.
 pub(super) fn whole_key(job: &NodeJob) -> JobKey {
     key_of_whole(&node_job_key(job))
+}
+
+/// Whether all of it is measured by Colmet.
+fn is_of_colmet(record: &Record) -> bool {
+    let of_totals = record.totals.iter().map(|(_, figure)| figure.source == "colmet");
+    let mut sources = of_totals.chain(record.events.iter().map(|event| event.source == "colmet")).peekable();
+    has_no_other(record) && sources.peek().is_some() && sources.all(|is_colmet| is_colmet)
+}
+
+/// Whether nothing in it is from a scheduler or a daemon: these know the owner.
+fn has_no_other(record: &Record) -> bool {
+    let has_owner = record.user.is_some() || record.uid.is_some();
+    !has_owner && record.local.is_none() && record.scheduling.asked_ns.is_none()
 }
 
 /// What names a part.
