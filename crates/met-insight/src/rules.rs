@@ -205,31 +205,31 @@ pub fn explanation_object(rule: &Rule, explanation: &Explanation) -> Value {
     object
 }
 
-/// What was asked of a rule, one after the other. Of many jobs nobody reads it, and nothing is asked after a refusal.
+/// What was asked of a rule, one after the other. They are kept for an explanation only; without one nothing is asked after a refusal.
 struct Steps {
-    is_told: bool,
-    told: Vec<Step>,
+    is_explained: bool,
+    shown: Vec<Step>,
     have_passed: bool,
 }
 
 impl Steps {
     fn push(&mut self, passed: Option<bool>, asked: impl FnOnce() -> String) {
         self.have_passed &= passed == Some(true);
-        if self.is_told {
-            self.told.push(Step { asked: asked(), passed });
+        if self.is_explained {
+            self.shown.push(Step { asked: asked(), passed });
         }
     }
 
     /// Whether what follows changes nothing.
     fn are_over(&self) -> bool {
-        !self.have_passed && !self.is_told
+        !self.have_passed && !self.is_explained
     }
 }
 
 /// `with_all` looks at numbers of a condition that is false already, for an explanation.
 fn judged(rule: &Rule, subject: Subject<'_>, with_all: bool) -> Explanation {
     let mut evaluation = Evaluation::of(subject, with_all);
-    let mut steps = Steps { is_told: with_all, told: Vec::new(), have_passed: true };
+    let mut steps = Steps { is_explained: with_all, shown: Vec::new(), have_passed: true };
     let holds = evaluation.truth(&rule.when);
     match with_all && holds != Some(true) {
         true => silent_terms(rule, subject, &mut steps),
@@ -262,7 +262,7 @@ fn judged(rule: &Rule, subject: Subject<'_>, with_all: bool) -> Explanation {
     Explanation {
         evidence: evaluation.evidence,
         unknown: evaluation.unknown,
-        steps: steps.told,
+        steps: steps.shown,
         watch,
         finding,
     }

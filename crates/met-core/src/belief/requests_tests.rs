@@ -21,14 +21,14 @@ fn limits(record: &Record) -> Vec<(i64, i64)> {
     record.scheduling.earlier.iter().map(hours).collect()
 }
 
-fn told(answers: &[Record]) -> Record {
+fn believed(answers: &[Record]) -> Record {
     answers[1..].iter().fold(answers[0].clone(), |known, said| believe(&known, said))
 }
 
 #[test]
 fn an_earlier_limit_is_kept_until_the_answer_that_has_another() {
     let answers = [(1, 1), (2, 1), (3, 2), (4, 2), (5, 1)].map(|(at, hours)| answer(at, hours, Some(4)));
-    let known = told(&answers);
+    let known = believed(&answers);
     assert_eq!(limits(&known), [(3, 1), (5, 2)]);
     assert_eq!(known.requested.time_limit_ns, Some(HOUR_NS), "what held at last");
 }
@@ -37,25 +37,25 @@ fn an_earlier_limit_is_kept_until_the_answer_that_has_another() {
 fn what_a_job_asked_for_while_it_waited_is_no_change() {
     let mut waiting = answer(1, 9, Some(64));
     (waiting.state, waiting.scheduling.waited, waiting.start_ns) = (State::Pending, true, None);
-    let known = told(&[waiting.clone(), answer(2, 1, Some(4))]);
+    let known = believed(&[waiting.clone(), answer(2, 1, Some(4))]);
     assert!(known.scheduling.earlier.is_empty(), "{known:?}");
     // A node saw it run before its scheduler said so.
     let mut seen = bare(7, "train");
     seen.start_ns = Some(START_NS);
-    let known = told(&[waiting, seen, answer(2, 1, Some(4))]);
+    let known = believed(&[waiting, seen, answer(2, 1, Some(4))]);
     assert!(known.scheduling.earlier.is_empty(), "{known:?}");
 }
 
 #[test]
 fn what_an_answer_leaves_out_is_no_change() {
-    let known = told(&[answer(1, 1, Some(4)), answer(2, 1, None), answer(3, 1, Some(4))]);
+    let known = believed(&[answer(1, 1, Some(4)), answer(2, 1, None), answer(3, 1, Some(4))]);
     assert!(known.scheduling.earlier.is_empty(), "{known:?}");
 }
 
 #[test]
 fn of_many_changes_the_last_ones_are_kept() {
     let answers: Vec<Record> = (1..=40).map(|at| answer(at, at, None)).collect();
-    let known = told(&answers);
+    let known = believed(&answers);
     assert_eq!(limits(&known), (24..40).map(|at| (at + 1, at)).collect::<Vec<_>>());
     assert_eq!(believe(&known, &answers[0]), known, "an answer that comes again is no news");
 }
@@ -64,7 +64,7 @@ fn of_many_changes_the_last_ones_are_kept() {
 fn a_record_without_changes_has_no_field_for_them() {
     let text = serde_json::to_string(&answer(1, 1, None)).unwrap();
     assert!(!text.contains("earlier") && !text.contains("waited"), "{text}");
-    let changed = told(&[answer(1, 1, None), answer(2, 2, None)]);
+    let changed = believed(&[answer(1, 1, None), answer(2, 2, None)]);
     let again: Record = serde_json::from_str(&serde_json::to_string(&changed).unwrap()).unwrap();
     assert_eq!(again, changed);
 }
@@ -92,7 +92,7 @@ proptest! {
     ) {
         let answers: Vec<Record> =
             hours.iter().enumerate().map(|(at, &(hours, cpus))| answer(at as i64, hours, cpus.map(|_| 4))).collect();
-        let once = told(&answers);
+        let once = believed(&answers);
         prop_assert!(once.scheduling.earlier.len() <= EARLIER_MAX);
         // As a restarted daemon is told them: in order, each one or not.
         let mut again: Vec<usize> = again.into_iter().filter(|&at| at < answers.len()).collect();

@@ -125,12 +125,12 @@ fn changes(record: &Record) -> Vec<(String, i64)> {
     for (one, (requested, allocated)) in earlier.iter().zip(next) {
         // An answer that came after the end tells of a change before it.
         let by_ns = record.end_ns.map_or(one.until_ns, |end_ns| one.until_ns.min(end_ns));
-        let mut told = changed(&one.requested, requested, "");
+        let mut words = changed(&one.requested, requested, "");
         // Most managers change both at once.
-        if told.is_empty() {
-            told = changed(&one.allocated, allocated, "allocated ");
+        if words.is_empty() {
+            words = changed(&one.allocated, allocated, "allocated ");
         }
-        changes.extend(told.into_iter().map(|words| (words, by_ns)));
+        changes.extend(words.into_iter().map(|words| (words, by_ns)));
     }
     changes.drain(..changes.len().saturating_sub(CHANGES_MAX));
     changes
