@@ -7,13 +7,14 @@ use met_sources::cgroup;
 
 use super::tracked::{Jobs, Tracked};
 
-/// So often in a row the processes of such a job are not read, then they are in any case.
-const SKIPPED_MAX: u32 = 10;
+/// So many looks in a row at which such a job would be read in full its processes are not read, then they are in any
+/// case.
+const SKIPPED_MAX: u32 = 9;
 /// In this much CPU time between two looks a job writes some tens of megabytes at most. If it read no more from disks
 /// either, because all of them together moved little, its I/O has not changed sharply.
 const LITTLE_NS: i64 = 10_000_000;
-/// The processes of a job that runs so little are read once a minute, less a moment for ticks that are early.
-const READ_WITHIN_NS: i64 = 55_000_000_000;
+/// In all, since its processes were last read, it may have run for so long.
+const LITTLE_IN_ALL_NS: i64 = 100_000_000;
 
 /// A job as it was last read in full.
 #[derive(Default)]
@@ -26,30 +27,32 @@ pub(super) struct Idle {
     /// Its row as it was read then.
     cells: Vec<i64>,
     skipped: u32,
-    /// Boot time when its processes were last read in full.
-    read_ns: Option<i64>,
     /// Whether its processes are left out by this tick.
     left_out: bool,
 }
 
 /// What decides, beside the job itself, whether processes are left out.
 pub(super) struct Around {
-    pub now_ns: i64,
     /// Whether disks moved little, and nobody asks for the jobs.
     pub may_wait: bool,
+    /// Whether what a process did until its end is told at its end. Otherwise it is lost if it was not read before.
+    pub hears_ends: bool,
 }
 
 impl Idle {
     fn is_same(&self) -> bool {
         let is_quiet = |(then_ns, now_ns)| cgroup::is_quiet(then_ns, now_ns);
-        self.then_ns.zip(self.now_ns).is_some_and(is_quiet) && self.skipped <= SKIPPED_MAX
+        self.then_ns.zip(self.now_ns).is_some_and(is_quiet) && self.skipped < SKIPPED_MAX
     }
 
     /// Whether it ran for a moment only since the look before.
     fn ran_little(&self) -> bool {
-        self.before_ns
-            .zip(self.now_ns)
-            .is_some_and(|(before_ns, now_ns)| (0..=LITTLE_NS).contains(&(now_ns - before_ns)))
+        is_within(self.before_ns, self.now_ns, LITTLE_NS)
+    }
+
+    /// Whether it ran for moments only since its processes were last read, which was some looks ago at most.
+    fn ran_little_in_all(&self) -> bool {
+        self.skipped < SKIPPED_MAX && is_within(self.then_ns, self.now_ns, LITTLE_IN_ALL_NS)
     }
 
     /// Whether its processes are left out though they may have done a little.
@@ -63,29 +66,23 @@ impl Idle {
 
     /// Whether what would be read can have changed little: I/O alone, or all of its processes soon after they were read.
     fn changed_little(&self, look: Look, around: &Around) -> bool {
-        let is_recent = || self.read_ns.is_some_and(|read_ns| around.now_ns - read_ns < READ_WITHIN_NS);
         let can_wait = match look {
             Look::Cheap => true,
-            Look::Whole => is_recent(),
+            Look::Whole => around.hears_ends && self.ran_little_in_all(),
             Look::No | Look::Usual => false,
         };
         can_wait && around.may_wait && self.ran_little()
     }
 
-    /// Completes the row of a job that did nothing, and keeps that of one that was read in full.
-    pub(super) fn complete(&mut self, look: Look, cells: &mut [i64], now_ns: i64) {
+    /// Completes the row of a job that did next to nothing, and keeps that of one that was read in full.
+    pub(super) fn complete(&mut self, look: Look, cells: &mut [i64]) {
         match look {
-            Look::Cheap | Look::Whole if self.is_same() => {
-                // Levels are what they were; counters that were not read are not known.
-                for ((cell, then), column) in cells.iter_mut().zip(&self.cells).zip(JOB.columns) {
-                    if *cell == MISSING && column.kind == Kind::Gauge {
-                        *cell = *then;
-                    }
-                }
+            Look::Cheap if self.is_same() => self.repeat_levels(cells),
+            Look::Whole if self.left_out => {
+                self.repeat_levels(cells);
+                self.skipped += 1;
             }
-            Look::Whole if self.left_out => {}
             Look::Whole => {
-                self.read_ns = Some(now_ns);
                 self.cells.clear();
                 self.cells.extend_from_slice(cells);
                 (self.then_ns, self.skipped) = (self.now_ns, 0);
@@ -95,6 +92,20 @@ impl Idle {
             Look::Usual => self.then_ns = None,
         }
     }
+
+    /// Levels are what they were; counters that were not read are not known.
+    fn repeat_levels(&self, cells: &mut [i64]) {
+        for ((cell, then), column) in cells.iter_mut().zip(&self.cells).zip(JOB.columns) {
+            if *cell == MISSING && column.kind == Kind::Gauge {
+                *cell = *then;
+            }
+        }
+    }
+}
+
+/// Whether it ran for so long at most. CPU time that falls is of a cgroup that is gone.
+fn is_within(then_ns: Option<i64>, now_ns: Option<i64>, most_ns: i64) -> bool {
+    then_ns.zip(now_ns).is_some_and(|(then_ns, now_ns)| (0..=most_ns).contains(&(now_ns - then_ns)))
 }
 
 /// Takes in what was read of cgroups, and finds the jobs whose processes are left out: those that did nothing, and those
@@ -111,7 +122,6 @@ pub(super) fn find(batches: &[Batch], map: &JobMap, jobs: &mut Jobs, around: &Ar
     for job in jobs.values_mut() {
         let (idle, look) = (&mut job.counts.idle, job.age.pacing.look);
         let is_counted = job.profile.counts_cpu && job.profile.counts_memory;
-        idle.skipped = if idle.is_same() { idle.skipped + 1 } else { idle.skipped };
         idle.left_out =
             look != Look::Usual && idle.is_same() || is_counted && idle.changed_little(look, around);
     }
@@ -163,6 +173,7 @@ fn leave_out_processes(
 #[cfg(test)]
 mod tests {
     use met_core::attribute::JobMap;
+    use met_core::job_table::{READ_CALL, THREADS_RUNNING};
     use met_host::{TaskRole, TaskTarget};
 
     use super::*;
@@ -170,17 +181,21 @@ mod tests {
 
     const TASK: Subject = Subject::Task { pid: 7, start_ticks: 1 };
 
-    /// How the process of a job is read that used so much CPU time since the look before, 30 s after it was read in full.
-    fn look_after(look: Look, used_ns: i64, may_wait: bool, has_cgroup: bool) -> Look {
-        look_at(30_000_000_000, look, used_ns, may_wait, has_cgroup)
-    }
+    const ONE_MAY_WAIT: Around = Around { may_wait: true, hears_ends: true };
 
-    fn look_at(now_ns: i64, look: Look, used_ns: i64, may_wait: bool, has_cgroup: bool) -> Look {
+    /// A job with a cgroup that was read in full when it had used 5 ns of CPU time.
+    fn read_job(has_cgroup: bool) -> Tracked {
         let mut job = tracked();
         (job.profile.counts_cpu, job.profile.counts_memory) = (true, has_cgroup);
-        job.age.pacing.look = look;
-        job.counts.idle.read_ns = Some(0);
         job.counts.idle.now_ns = Some(5);
+        job.counts.idle.complete(Look::Whole, &mut vec![MISSING; JOB.columns.len()]);
+        job
+    }
+
+    /// How its process is read by such a look when it has used so much.
+    fn look_at(job: Tracked, look: Look, used_ns: i64, around: &Around) -> (Look, Tracked) {
+        let mut job = job;
+        job.age.pacing.look = look;
         let mut map = JobMap::default();
         map.add_job(1, None);
         map.assign(TASK, 1);
@@ -191,25 +206,67 @@ mod tests {
         targets.tasks.push(TaskTarget { look, ..TaskTarget::new(7, 1, TaskRole::Member, false) });
         let mut batch = Batch::new(&cgroup::TABLE);
         batch.push(Subject::Cgroup(3))[cgroup::CPU] = 5 + used_ns;
-        find(&[batch], &map, &mut jobs, &Around { now_ns, may_wait });
+        find(&[batch], &map, &mut jobs, around);
         leave_out(&mut targets, &map, &jobs);
-        targets.tasks[0].look
+        (targets.tasks[0].look, *jobs.remove(&1).unwrap())
+    }
+
+    fn look_after(look: Look, used_ns: i64, around: &Around) -> Look {
+        look_at(read_job(true), look, used_ns, around).0
     }
 
     #[test]
     fn processes_are_not_read_where_little_can_have_changed() {
-        assert_eq!(look_after(Look::Cheap, LITTLE_NS, true, true), Look::No);
-        assert_eq!(look_after(Look::Cheap, LITTLE_NS + 1, true, true), Look::Cheap, "it may have written");
-        assert_eq!(look_after(Look::Cheap, LITTLE_NS, false, true), Look::Cheap, "it may have read");
-        assert_eq!(look_after(Look::Cheap, LITTLE_NS, true, false), Look::Cheap, "only they show its memory");
-        assert_eq!(look_after(Look::Whole, LITTLE_NS, true, true), Look::No);
-        assert_eq!(look_after(Look::Whole, LITTLE_NS + 1, true, true), Look::Whole);
-        assert_eq!(look_after(Look::Usual, 0, true, true), Look::Usual);
-        assert_eq!(look_after(Look::Whole, -1, true, true), Look::Whole, "one of its cgroups is gone");
+        let may_wait = &ONE_MAY_WAIT;
+        assert_eq!(look_after(Look::Cheap, LITTLE_NS, may_wait), Look::No);
+        assert_eq!(look_after(Look::Cheap, LITTLE_NS + 1, may_wait), Look::Cheap, "it may have written");
+        let moved = &Around { may_wait: false, hears_ends: true };
+        assert_eq!(look_after(Look::Cheap, LITTLE_NS, moved), Look::Cheap, "it may have read");
+        let by_processes = look_at(read_job(false), Look::Cheap, LITTLE_NS, may_wait).0;
+        assert_eq!(by_processes, Look::Cheap, "only they show its memory");
+        assert_eq!(look_after(Look::Whole, LITTLE_NS, may_wait), Look::No);
+        assert_eq!(look_after(Look::Whole, LITTLE_NS + 1, may_wait), Look::Whole);
+        assert_eq!(look_after(Look::Usual, 0, may_wait), Look::Usual);
+        assert_eq!(look_after(Look::Whole, -1, may_wait), Look::Whole, "one of its cgroups is gone");
+        let deaf = &Around { may_wait: true, hears_ends: false };
+        assert_eq!(look_after(Look::Whole, LITTLE_NS, deaf), Look::Whole, "what it did may end with it");
+    }
+
+    /// Which of the looks after the first, each to read all, does so, if it ran for so long between two of them.
+    fn first_read(each_ns: i64) -> Option<i64> {
+        let mut job = read_job(true);
+        for number in 1..20 {
+            let (look, mut after) = look_at(job, Look::Whole, number * each_ns, &ONE_MAY_WAIT);
+            if look == Look::Whole {
+                return Some(number);
+            }
+            after.counts.idle.complete(Look::Whole, &mut vec![MISSING; JOB.columns.len()]);
+            job = after;
+        }
+        None
     }
 
     #[test]
-    fn processes_are_read_once_a_minute_in_any_case() {
-        assert_eq!(look_at(READ_WITHIN_NS, Look::Whole, LITTLE_NS, true, true), Look::Whole);
+    fn processes_are_read_at_every_tenth_look_and_after_some_time_that_they_ran() {
+        assert_eq!(first_read(0), Some(10));
+        assert_eq!(first_read(LITTLE_NS / 2), Some(10));
+        assert_eq!(first_read(LITTLE_IN_ALL_NS / 4), Some(1), "too much at once");
+        assert_eq!(first_read(LITTLE_NS), Some(10));
+        let mut job = read_job(true);
+        job.counts.idle.before_ns = Some(LITTLE_IN_ALL_NS);
+        let (look, _) = look_at(job, Look::Whole, LITTLE_IN_ALL_NS + 1, &ONE_MAY_WAIT);
+        assert_eq!(look, Look::Whole, "little since the look before, but not since it was read");
+    }
+
+    #[test]
+    fn levels_that_were_not_read_are_repeated_and_counters_are_not() {
+        let mut job = read_job(true);
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        (cells[THREADS_RUNNING], cells[READ_CALL]) = (3, 8);
+        job.counts.idle.complete(Look::Whole, &mut cells);
+        let (_, mut job) = look_at(job, Look::Whole, LITTLE_NS, &ONE_MAY_WAIT);
+        let mut unread = vec![MISSING; JOB.columns.len()];
+        job.counts.idle.complete(Look::Whole, &mut unread);
+        assert_eq!((unread[THREADS_RUNNING], unread[READ_CALL]), (3, MISSING));
     }
 }

@@ -125,7 +125,7 @@ impl Sampler {
         self.schedule.ticks += u64::from(regular);
         let gpus_are_due = self.gpus.pace.is_due(now_ns);
         self.runner.hold((!gpus_are_due).then_some(&card::TABLE));
-        self.read(&TickInfo { slow, cgroups_only, partial: !reads_all }, now_ns, occasion);
+        self.read(&TickInfo { slow, cgroups_only, partial: !reads_all }, occasion);
         logging::round(self.runner.batches().iter());
         let meets_strangers = self.gpus.meets_strangers(self.runner.batches(), &self.membership.map);
         if meets_strangers && self.membership.listed_ns < now_ns {
@@ -197,18 +197,19 @@ impl Sampler {
 
     /// Reads what the looks of the jobs ask for. A job in whose cgroups nothing ran since it was last read in full shows
     /// what it showed then, and its processes are not read.
-    fn read(&mut self, tick: &TickInfo, now_ns: i64, occasion: Occasion) {
+    fn read(&mut self, tick: &TickInfo, occasion: Occasion) {
         self.membership.mark(&self.jobs);
         if self.jobs.values().all(|job| job.age.pacing.look == Look::Usual) {
             self.runner.read(&self.membership.targets, tick);
             return;
         }
+        let hears_ends = self.departures.is_listening();
         let Sampler { runner, membership, jobs, machine, .. } = self;
         let Membership { targets, map, .. } = membership;
         runner.read_cgroups_first(targets, tick, |batches, targets| {
             // Who asks gets what is there now.
             let may_wait = machine.disks_moved_little(batches) && occasion != Occasion::Asked;
-            idling::find(batches, map, jobs, &Around { now_ns, may_wait });
+            idling::find(batches, map, jobs, &Around { may_wait, hears_ends });
             idling::leave_out(targets, map, jobs);
         });
     }
@@ -225,7 +226,7 @@ impl Sampler {
             if job.age.pacing.look == Look::Whole && !is_unread {
                 self.membership.members.was_read_in_full(slot);
             }
-            job.counts.idle.complete(job.age.pacing.look, cells, now_ns);
+            job.counts.idle.complete(job.age.pacing.look, cells);
             job.age.pacing.compare(now_ns, cells);
             job.age.pacing.plan(cadence.of(&job.key.manager), now_ns);
             let seen = self.membership.members.processes_seen(slot);

@@ -102,7 +102,7 @@ pub static SECTIONS: &[Section] = &[
         name: "sampling",
         help: "How often jobs are sampled. Totals do not depend on it: they are exact at any interval.",
         keys: &[
-            key!("ladder": Ladder(sampling.ladder) = cadence::DEFAULT, "time between two samples of a job, by its age: at first, and after each of some ages; at most `60s`. The first interval holds again for a while if a job's CPU use changes sharply, a user watches it (here, or at the server that this node sends to), or a rule asks for it (`met check`). CPU time and needed memory of all jobs are read at least every 10 s at any age; so is I/O, but only once a minute where a job ran for a moment only and disks moved little"),
+            key!("ladder": Ladder(sampling.ladder) = cadence::DEFAULT, "time between two samples of a job, by its age: at first, and after each of some ages; at most `60s`. The first interval holds again for a while if a job's CPU use changes sharply, a user watches it (here, or at the server that this node sends to), or a rule asks for it (`met check`). CPU time and needed memory of all jobs are read at least every 10 s at any age; so is I/O, but only at every tenth sample where a job ran for a moment only and disks moved little"),
             key!("interval": Interval(sampling.interval?), "the time between two samples of all jobs, instead of `ladder`"),
             Key {
                 name: "managers",

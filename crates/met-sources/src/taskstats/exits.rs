@@ -24,6 +24,9 @@ const REGISTER_CPUS: u16 = 3;
 const ROOM_BYTES: i32 = 16 << 20;
 /// While records come it is looked so often whether they need room: waking up costs as much as reading some.
 const GATHER: Duration = Duration::from_millis(200);
+/// The same while they take next to none of it: 20,000 that come within such a time find room.
+const GATHER_FEW: Duration = Duration::from_millis(500);
+const FEW_SHARE: u32 = 64;
 /// Until they take this part of their room they wait for a tick, which reads them together.
 const WAITING_SHARE: u32 = 8;
 /// The pause while so many come that they might not find room.
@@ -168,15 +171,17 @@ fn listen(ears: &Mutex<Ears>, end: &AtomicBool) {
         // While messages come, the thread looks at them now and then instead of waking up for the first of each.
         if busy {
             let waiting = [Some(&ends), births.as_ref()].into_iter().flatten().map(Waiting::of).max();
-            let heard = match waiting {
+            let pause = match waiting {
                 Some(Waiting::Nothing) | None => {
                     busy = false;
                     continue;
                 }
-                Some(Waiting::Some) => 0,
-                Some(Waiting::Many) => hear(ears),
+                Some(Waiting::Few) => GATHER_FEW,
+                Some(Waiting::Some) => GATHER,
+                Some(Waiting::Many) if hear(ears) > MANY => GATHER_MANY,
+                Some(Waiting::Many) => GATHER,
             };
-            std::thread::park_timeout(if heard > MANY { GATHER_MANY } else { GATHER });
+            std::thread::park_timeout(pause);
             continue;
         }
         let mut fds = vec![PollFd::new(&ends, PollFlags::IN)];
@@ -200,6 +205,8 @@ fn hear(ears: &Mutex<Ears>) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Waiting {
     Nothing,
+    /// They take next to none of its room.
+    Few,
     /// It has room for much more.
     Some,
     Many,
@@ -209,6 +216,7 @@ impl Waiting {
     fn of(socket: &Socket) -> Waiting {
         match socket.waiting_bytes() {
             Some((0, _)) => Waiting::Nothing,
+            Some((bytes, room)) if bytes < room / FEW_SHARE => Waiting::Few,
             Some((bytes, room)) if bytes < room / WAITING_SHARE => Waiting::Some,
             // A kernel that does not say it has to be asked for all.
             Some(_) | None => Waiting::Many,
