@@ -82,8 +82,9 @@ const SETTLE_EVERY: Duration = Duration::from_millis(500);
 /// While the sampling thread is blocked, what needs it is tried again this often.
 const RETRY_EVERY: Duration = Duration::from_millis(50);
 const RETENTION_EVERY: Duration = Duration::from_secs(3600);
-/// Ticks need half of the code that starting, opening sources and answering does.
-const GIVE_BACK_EVERY: Duration = Duration::from_secs(15);
+/// Ticks need half of the code that starting, opening sources and answering does. More often would cost more than it
+/// gives: every thread has to get its pages again.
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
 /// So long after the last job and question nothing is expected soon.
 const REST_AFTER: Duration = Duration::from_secs(5);
 
