@@ -209,6 +209,35 @@ fn nothing_is_said_below_a_gate() {
 }
 
 #[test]
+fn without_exit_records_the_rate_of_processes_is_a_lower_bound() {
+    let told = |rate: f64, kind: QualityKind, when: &str| {
+        let mut made = made(HOUR).cores(|_| 1.0).rate(column::PROCESSES, move |_| rate);
+        let seen = made.record.totals.get(column::PROCESSES).unwrap();
+        made.record.totals.set(column::PROCESSES, seen, kind, "/proc");
+        let yaml = format!(
+            "rules: [{{name: children, severity: low, when: {when:?}, what: \"{{rate(processes)}} a second\", how: x}}]"
+        );
+        let rules = parse(&yaml).unwrap();
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).sampled(made.samples());
+        let explanation = explain(&rules.rules[0], &job);
+        let [evidence] = &explanation.evidence[..] else { panic!("{explanation:?}") };
+        (explanation.steps[0].passed, evidence.quality, explanation.finding.map(|finding| finding.what))
+    };
+    let (counted, bound) = (QualityKind::Measured, QualityKind::LowerBound);
+    let many = "rate(processes) > 50 / 1s";
+    assert_eq!(told(51.0, counted, many), (Some(true), QualityKind::Sampled, Some("51 a second".to_owned())));
+    assert_eq!(told(49.0, counted, many), (Some(false), QualityKind::Sampled, None));
+    // It started so many at least, and may have started any number.
+    assert_eq!(told(51.0, bound, many), (Some(true), bound, Some("≥51 a second".to_owned())));
+    assert_eq!(told(49.0, bound, many), (None, bound, None));
+    let few = "10 / 1s > rate(processes) * 2";
+    assert_eq!(told(4.0, counted, few).0, Some(true));
+    assert_eq!(told(4.0, bound, few), (None, bound, None), "nothing is said of what was not counted");
+    assert_eq!(told(6.0, bound, few), (Some(false), bound, None));
+    assert_eq!(told(4.0, bound, "not rate(processes) > 5 / 1s"), (None, bound, None));
+}
+
+#[test]
 fn a_warm_up_is_left_out() {
     // Loading for nine minutes on one core, then busy on all.
     let slow_start = given(made(3 * HOUR).cores(|second| if second < 500 { 0.5 } else { 8.0 }), 8);
