@@ -274,7 +274,7 @@ impl<'a> Evaluation<'a> {
 }
 
 /// As a condition has it: `mean(cpu_seconds)`.
-fn metric_name(stat: Stat, index: usize) -> &'static str {
+pub(super) fn metric_name(stat: Stat, index: usize) -> &'static str {
     static NAMES: OnceLock<Vec<[String; Stat::NAMES.len()]>> = OnceLock::new();
     let names = NAMES.get_or_init(|| {
         let of = |column: String| Stat::NAMES.map(|(stat, _)| format!("{stat}({column})"));

@@ -24,7 +24,7 @@ pub struct Possible {
 
 impl Possible {
     const UNKNOWN: Possible = Possible { range: None, may_be_unknown: true };
-    const ANY: Possible = Possible::within(f64::NEG_INFINITY, f64::INFINITY);
+    pub(super) const ANY: Possible = Possible::within(f64::NEG_INFINITY, f64::INFINITY);
 
     /// A number that no sample changes.
     pub fn exactly(value: Option<f64>) -> Possible {
@@ -34,6 +34,10 @@ impl Possible {
     /// Unknown, or in this range.
     pub const fn within(low: f64, high: f64) -> Possible {
         Possible { range: Some((low, high)), may_be_unknown: true }
+    }
+
+    pub fn range(self) -> Option<(f64, f64)> {
+        self.range
     }
 
     pub const fn at_least(low: f64) -> Possible {
@@ -134,6 +138,10 @@ pub(super) struct Truth {
 }
 
 impl Truth {
+    pub(super) fn may_hold(self) -> bool {
+        self.may_hold
+    }
+
     /// What it is whatever the numbers are.
     pub(super) fn proven(self) -> Option<bool> {
         match self {

@@ -519,6 +519,36 @@ fn mistakes_in_a_file_have_their_line_and_key() {
 }
 
 #[test]
+fn a_rule_that_could_never_speak_is_refused_with_its_line() {
+    let rule = "rules:\n  - name: x\n    severity: low\n    when: cpus > 1\n    what: a\n    how: b\n";
+    let complaint = |from: &str, to: &str| parse(&rule.replace(from, to)).unwrap_err().to_string();
+    assert_eq!(
+        complaint("cpus > 1", "cpus > 8 and cpus < 4"),
+        "line 4: when: never holds: cpus cannot be below 4 where it is above 8; correct or remove it"
+    );
+    assert!(
+        complaint("how: b", "how: b\n    watch: {when: cpus < 0, for: 1min}").contains("line 7: watch.when")
+    );
+    let gate = |gates: &str| complaint("what: a", &format!("gates: {{{gates}}}\n    what: a"));
+    assert_eq!(
+        gate("coverage: 150%"),
+        "line 5: gates.coverage: \"150%\" is more than all of its time; at most 100%"
+    );
+    assert_eq!(
+        gate("length: 9999d"),
+        "line 5: gates.length: \"9999d\" is longer than any job; at most 3650d"
+    );
+    assert_eq!(gate("samples: 5000000"), "line 5: gates.samples: 5000000 is above 1000000");
+    for hours in ["-1", ".nan", ".inf", "1e300"] {
+        let refused = gate(&format!("core_hours: {hours}"));
+        assert!(refused.starts_with("line 5: gates.core_hours: "), "{refused}");
+        assert!(refused.ends_with(" is not between 0 and 1000000000"), "{refused}");
+    }
+    assert!(gate("gpu_hours: -0.5").contains("gates.gpu_hours: -0.5 is not between"));
+    assert!(complaint("cpus > 1", &format!("cpus > {}", "9".repeat(300))).contains("larger than anything"));
+}
+
+#[test]
 fn a_sum_of_small_jobs_is_seen() {
     let tiny = |index: usize| -> Record {
         let mut record = given(made(30).cores(|_| 0.1), 4).record;
