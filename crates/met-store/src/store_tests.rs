@@ -617,6 +617,27 @@ fn a_day_whose_file_cannot_be_read_hides_no_other_day_and_is_named() {
 }
 
 #[test]
+fn a_day_that_is_damaged_in_the_middle_is_named_before_anybody_writes_to_it() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    for id in 1..=40 {
+        let record = running(id, MIDNIGHT_S);
+        writer.put(&record).unwrap();
+        writer.append_course(&record.key, &course(MIDNIGHT_S * 1000, 1000, 300)).unwrap();
+    }
+    drop(writer);
+    let path = series::path_of(state.path(), day::of_ms(MIDNIGHT_S * 1000));
+    let folder = || fs::read_dir(path.parent().unwrap()).unwrap().count();
+    assert!(crate::unreadable_days(state.path()).is_empty());
+    inbox::create(&path).unwrap().write_all_at(&[0xa5; 4096], 4 * 4096).unwrap();
+    let (bytes, files) = (fs::read(&path).unwrap(), folder());
+    let [unreadable] = &crate::unreadable_days(state.path())[..] else { panic!("one file") };
+    assert!(unreadable.contains(": damaged, some of its samples are missing: "), "{unreadable}");
+    assert_eq!((fs::read(&path).unwrap(), folder()), (bytes, files), "it is only read");
+    assert!(crate::damaged_days(state.path()).is_empty());
+}
+
+#[test]
 fn a_store_of_a_newer_version_is_left_untouched() {
     let state = state();
     drop(Writer::open(state.path()).unwrap());

@@ -36,7 +36,7 @@ fn unreadable_days(state: &Path) -> Option<Finding> {
         0 => format!("samples of one day cannot be read: {}", unreadable[0]),
         _ => format!("samples of {} days cannot be read: {}; and {more} more", more + 1, unreadable[0]),
     };
-    let remedy = "move the file away, or chown it to the user of the daemon";
+    let remedy = "move the file away with its -wal and -shm, or chown it to the user of the daemon";
     Some(of_store(Health::Less, detail).remedied_by(remedy))
 }
 
