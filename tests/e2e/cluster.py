@@ -855,6 +855,64 @@ def a_server_keeps_series_in_victoria_metrics_and_jobs_in_postgresql(world):
         all_the_same(made)
 
 
+#: What version 8 of a catalogue in PostgreSQL added, taken back: rows of lists stay, as version 7 had them.
+BACK_TO_7 = """DROP TABLE brief;
+ALTER TABLE listed DROP COLUMN submit_ns, DROP COLUMN exit_status;
+DELETE FROM meta WHERE name IN ('brief', 'brief_to');
+UPDATE store_version SET version = 7;"""
+
+
+@test
+def a_catalogue_of_version_7_in_postgresql_is_upgraded_with_its_jobs(world):
+    def prepare(server):
+        postgresql(server)
+        with open(server.config, "a") as file:
+            file.write(LARGE.format(folder=server.folder).replace('  series: "http://127.0.0.1:8428"\n', ""))
+
+    def sql(server, statements):
+        psql = ["psql", "-h", "127.0.0.1", "-U", "met", "-d", "postgres", "-v", "ON_ERROR_STOP=1", "-At", "-c", statements]
+        done = server.run_here("env", "PGPASSWORD=secret", *psql)
+        check(done.returncode == 0, "psql:", done.stderr)
+        return done.stdout.strip()
+
+    if shutil.which("psql") is None:
+        raise Skip("psql is not installed")
+    with cluster(world, 1, prepare=prepare) as made:
+        node, server = made.nodes[0], made.server
+        for number in range(25):
+            node.met("run", "--wait", "-n", f"job{number % 3}", "--", "sh", "-c", f"exit {number % 2}")
+        node.met("run", "-n", "lasting", "--", "sleep", "600").ok()
+        eventually(lambda: len(made.jobs()) == 26, "all jobs are there", 60)
+        eventually(made.settled, "nothing waits")
+        listed = lambda *options: [one["job"]["id"] for one in made.ask("list", "--json", *options).ok().json()]
+        # Energy is charged after the end, and may still change.
+        of = lambda job: {**job["job"], **{name: value for name, value in job["totals"].items() if name[:6] not in ("energy", "emissi")}}
+        finished = lambda: {one["id"]: one for one in map(of, made.ask("list", "--json").ok().json()) if one["state"] != "running"}
+        sorts = ["name", "exit", "queued", "cpu"]
+        before, orders = finished(), {sort: sorted(listed("--sort", sort)) for sort in sorts}
+        checked = lambda: made.ask("check", "--json").ok().json()["findings"]
+        found = checked()
+        server.stop(" server")
+        equal(sql(server, "SELECT version FROM store_version"), "8", "version")
+        sql(server, BACK_TO_7)
+        check(int(sql(server, "SELECT count(*) FROM listed")) == 26, "rows of lists of version 7")
+        server.up()
+        equal(sql(server, "SELECT version FROM store_version"), "8", "version")
+        now = finished()
+        equal([id for id in before if now.get(id) != before[id]], [], "jobs that are not as they were")
+        for sort in sorts:
+            equal(sorted(listed("--sort", sort)), orders[sort], f"all jobs by {sort}")
+        by_exit = [one["job"]["exit_code"] for one in made.ask("list", "--json", "--sort", "exit:desc").ok().json() if one["job"]["state"] != "running"]
+        equal(by_exit, sorted(by_exit, reverse=True), "by a column that version 7 did not have")
+        equal(checked(), found, "findings")
+        # The rows that version 8 has are written while it serves.
+        rows = lambda: (sql(server, "SELECT count(*) FROM brief"), sql(server, "SELECT count(*) FROM listed"))
+        eventually(lambda: rows() == ("25", "26"), lambda: f"packed and listed: {rows()}", 120, 1)
+        check(finished() == before and checked() == found, "and all is the same")
+        node.met("cancel", "lasting").ok()
+        eventually(lambda: rows()[0] == "26", "jobs end as before", 60, 1)
+
+
 @test
 def nodes_with_certificates_need_no_token(world):
     if shutil.which("openssl") is None:

@@ -71,7 +71,9 @@ pub fn totals(running: &Running, profile: Profile) -> Totals {
             _ if INHERITED.contains(&column) || OWN.contains(&column) => "/proc",
             _ => counters,
         };
-        totals.set(column, value, if is_hidden { LowerBound } else { SampledKind }, source);
+        // A process may come and go between two samples.
+        let is_bound = is_hidden || column == PROCESSES;
+        totals.set(column, value, if is_bound { LowerBound } else { SampledKind }, source);
     }
     set_charged(&mut totals, running, of_peaks);
     // A network may be older than the job: what it did since it was first looked at is the job's at least.
@@ -166,6 +168,28 @@ mod tests {
         };
         assert_eq!(sources(1), ["cgroup", "/proc"]);
         assert_eq!(sources(60), ["cgroup, samples up to 10 s apart", "/proc, samples up to 60 s apart"]);
+    }
+
+    #[test]
+    fn processes_that_samples_saw_are_at_least_those() {
+        let mut cells = vec![MISSING; JOB.columns.len()];
+        (cells[CPU], cells[PROCESSES]) = (1_000_000, 40);
+        let mut running = Running::new(1_000, 500);
+        running.push(0, &cells);
+        let profile = Profile {
+            attached: false,
+            counts_cpu: true,
+            counts_memory: true,
+            kept: true,
+            hides_io: false,
+            entered_late: false,
+            missed: false,
+        };
+        let totals = totals(&running, profile);
+        assert_eq!(
+            [CPU, PROCESSES].map(|column| totals.figure(column).unwrap().kind),
+            [SampledKind, LowerBound]
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! A rule has a condition, counter-evidence, gates, and what to say. The built-in set has the form of a site's own.
 
 pub mod condition;
+mod contradiction;
 mod evaluate;
 pub mod fields;
 mod file;

@@ -21,7 +21,7 @@ use anyhow::Context;
 use met_query::jobs::now_ns;
 use met_sinks::zeromq::{Message, Pull};
 use met_store::StoreError;
-use met_store::cluster::Log;
+use met_store::cluster::{Log, NodeJob};
 use met_wire::batch::NodeBatch;
 use met_wire::colmet::{Bad, MESSAGE_BYTES_MAX, Record, records, variant};
 
@@ -63,7 +63,8 @@ impl Receiver {
         let (addresses, end) = (pull.addresses()?, Arc::new(AtomicBool::new(false)));
         let mut work = Work {
             hosts: Hosts::open(&plan.state)?,
-            importer: Importer::new(plan.manager),
+            importer: Importer::new(plan.manager.clone()),
+            manager: plan.manager,
             allowed: plan.allowed,
             complaints: Complaints::new(plan.counts),
             waiting: Vec::new(),
@@ -96,6 +97,24 @@ impl Hosts {
         Ok(Hosts { log: Log::open(state)?, known: HashMap::new() })
     }
 
+    fn is_known(&self, host: &str) -> bool {
+        self.known.contains_key(host)
+    }
+
+    /// The jobs of a host that run as far as it said itself: their ids and the seconds in which they began.
+    fn running(&self, host: &str, manager: &str) -> Result<Vec<(u64, i64)>, StoreError> {
+        let mut found = Vec::new();
+        for key in self.log.unfinished(host, false)?.into_iter().chain(self.log.unfinished(host, true)?) {
+            let Some(id) = key.id.parse().ok().filter(|_| key.manager == manager) else { continue };
+            let told = self.log.jobs_on_node(manager, &key.id, host)?;
+            let is_it = |job: &NodeJob| job.record.key.incarnation == key.incarnation && job.record.unproven;
+            found.extend(told.iter().any(is_it).then_some((id, key.incarnation)));
+        }
+        // Of two the later one is the job that runs.
+        found.sort_unstable();
+        Ok(found)
+    }
+
     /// Registers a host; `false` if only its token may speak for it.
     fn may_speak(&mut self, host: &str) -> Result<bool, StoreError> {
         let now = Instant::now();
@@ -113,6 +132,7 @@ impl Hosts {
 struct Work {
     hosts: Hosts,
     importer: Importer,
+    manager: String,
     allowed: Allowed,
     complaints: Complaints,
     /// Batches that the writer had no room for.
@@ -200,14 +220,27 @@ impl Work {
         let (what, about) = if !self.allowed.has_host(host) {
             ("a host that colmet.hosts does not name", format!(": {host}"))
         } else {
+            let is_new = !self.hosts.is_known(host);
             match self.hosts.may_speak(host) {
-                Ok(true) => return true,
+                Ok(true) => {
+                    if is_new {
+                        self.resume(host);
+                    }
+                    return true;
+                }
                 Ok(false) => ("a host with a token is not taken here", format!(": {host}")),
                 Err(error) => ("cannot register a host", format!(": {host}: {error}")),
             }
         };
         self.complaints.refuse(kind, peer, what, &about);
         false
+    }
+
+    fn resume(&mut self, host: &str) {
+        match self.hosts.running(host, &self.manager) {
+            Ok(running) => self.importer.resume(host, running),
+            Err(error) => tracing::warn!("colmet: running jobs of {host} may be listed twice: {error}"),
+        }
     }
 
     fn note(&mut self, kind: Kind, peer: IpAddr, host: &str, taken: Result<(), Refused>) -> bool {

@@ -6,13 +6,14 @@ mod packing;
 
 use std::time::Instant;
 
+use met_core::FastMap;
 use met_core::job::{BriefRecord, Record, Summary};
 use met_core::listing::{Cursor, Order, id_number, sort_ns};
 
 use crate::error::StoreError;
 use crate::filter::{Filter, live_states};
 use crate::paging::{PAGE_ROWS, Page};
-use crate::reading::{self, Names, Parts, Stored, named_summary, named_total, names};
+use crate::reading::{self, Names, Parts, Stored, label, named_summary, named_total, names};
 use crate::record::{Figures, Terms};
 use crate::sql::{self, Row, Sql, Value, in_transaction};
 use crate::sums;
@@ -172,6 +173,60 @@ fn write_piece(sql: &dyn Sql, terms: &mut Terms) -> Result<bool> {
     Ok(is_last)
 }
 
+/// Jobs whose row is not what their record says: damaged, of an earlier write, or of a job that is gone. Each with its key
+/// and name. Rows of another format are not read, and written again anyway.
+pub(crate) fn differing(sql: &dyn Sql) -> Result<Vec<(i64, String)>> {
+    if sql.version()? < BRIEF_VERSION {
+        return Ok(Vec::new());
+    }
+    let (names, mut differing, mut after) = (names(sql)?, Vec::new(), i64::MIN);
+    loop {
+        let behind = "WHERE key > ?1 ORDER BY key";
+        let selected = reading::rows(sql, behind, &[after.into()], Some(PAGE_ROWS), Parts::BRIEF)?;
+        let is_last = selected.rows < PAGE_ROWS;
+        let last = if is_last { i64::MAX } else { selected.last_key };
+        let records: FastMap<i64, Stored> =
+            selected.found.into_iter().map(|stored| (stored.key, stored)).collect();
+        let find = format!(
+            "SELECT job, NULL, NULL, format, sum, data FROM brief
+             WHERE job > ?1 AND job <= ?2 AND format = {FORMAT}"
+        );
+        sql.query(&find, &[after.into(), last.into()], &mut |row| {
+            let key = row.get(0).integer()?;
+            let stored = records.get(&key);
+            let is_same = match (stored, read(row, &names)) {
+                (Some(stored), _) if stored.is_damaged => true,
+                (Some(stored), Some(packed)) => !packed.state.is_live() && stored.record == packed,
+                _ => false,
+            };
+            if !is_same {
+                let name = |stored: &Stored| label(&stored.record.key.manager, &stored.record.key.id);
+                differing.push((key, stored.map_or_else(|| format!("row {key}"), name)));
+            }
+            Ok(())
+        })?;
+        if is_last {
+            return Ok(differing);
+        }
+        after = last;
+    }
+}
+
+/// Removes the rows of these jobs, so that [`complete`] writes them from their records.
+pub(crate) fn renew(sql: &dyn Sql, differing: &[(i64, String)]) -> Result<()> {
+    in_transaction(sql, false, || {
+        differing.iter().try_for_each(|&(key, _)| remove(sql, key))?;
+        let statement = "DELETE FROM meta WHERE name IN (?1, ?2)";
+        sql.execute(statement, &[COMPLETE.into(), REACHED.into()]).map(drop)
+    })
+}
+
+/// The record of a row that is as it was written.
+pub(crate) fn unpacked(job: i64, format: i64, written: i64, data: &[u8], names: &Names) -> Option<Record> {
+    let is_as_written = format == FORMAT && written == sum(job, data);
+    is_as_written.then(|| unpack(data, names)).flatten()
+}
+
 /// Whether packed records have what a list needs, and the wide index of jobs says which it needs: newest first, of a
 /// time, an owner or a manager.
 fn is_enough_for(filter: &Filter) -> bool {
@@ -294,12 +349,10 @@ fn statement<'f>(filter: &'f Filter, limit: usize) -> (String, Vec<Value<'f>>, u
     (statement, values, most)
 }
 
-/// The record of a row that is as it was written.
+/// Likewise of an answer.
 fn read(row: &dyn Row, names: &Names) -> Option<Record> {
     let [job, format, written] = [0, 3, 4].map(|at| row.get(at).integer().ok());
-    let data = row.get(5).bytes().ok()?;
-    let is_as_written = format? == FORMAT && written? == sum(job?, data);
-    is_as_written.then(|| unpack(data, names)).flatten()
+    unpacked(job?, format?, written?, row.get(5).bytes().ok()?, names)
 }
 
 #[cfg(test)]

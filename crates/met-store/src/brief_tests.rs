@@ -166,6 +166,48 @@ fn a_damaged_row_is_read_from_the_record() {
 }
 
 #[test]
+fn a_row_that_is_not_what_its_record_says_is_found_and_written_again() {
+    for (damage, named) in [
+        // As a write that was lost leaves it: whole, and of another time.
+        ("UPDATE brief SET (data, sum) = (SELECT data, sum FROM earlier) WHERE job = 1", &["1"][..]),
+        ("UPDATE brief SET data = zeroblob(300) WHERE job = 2", &["2"]),
+        (
+            "PRAGMA foreign_keys = OFF; INSERT INTO brief SELECT 999, format, sum, data FROM brief WHERE job = 1",
+            &["row 999"],
+        ),
+    ] {
+        let state = tempfile::tempdir().unwrap();
+        let mut writer = Writer::open(state.path()).unwrap();
+        writer.put_all(&[job(1, MIDNIGHT_S), job(2, MIDNIGHT_S)]).unwrap();
+        database(state.path())
+            .execute_batch("CREATE TABLE earlier AS SELECT data, sum FROM brief WHERE job = 1")
+            .unwrap();
+        let mut later = job(1, MIDNIGHT_S);
+        later.end_ns = later.end_ns.map(|end_ns| end_ns + 5_000_000_000);
+        later.totals.set(CPU, 77, QualityKind::Measured, "cgroup");
+        writer.put(&later).unwrap();
+        drop(writer);
+        let checked = || crate::check(state.path()).unwrap().unwrap();
+        assert_eq!((checked().problems.len(), checked().unlike_packed.len()), (0, 0));
+        let whole = Reader::open(state.path()).unwrap().jobs(&brief()).unwrap();
+        database(state.path()).execute_batch(damage).unwrap();
+        assert_eq!(
+            (checked().problems, checked().unlike_packed),
+            (Vec::<String>::new(), named.to_vec().into_iter().map(str::to_owned).collect()),
+            "{damage}"
+        );
+        let mut writer = Writer::open(state.path()).unwrap();
+        assert!(writer.salvaged.take().is_none(), "records are whole");
+        assert_eq!(writer.jobs(&brief()).unwrap(), whole, "{damage}");
+        drop(writer);
+        assert_eq!(checked().unlike_packed, Vec::<String>::new(), "{damage}");
+        let rows = "SELECT count(*) FROM brief";
+        let rows: i64 = database(state.path()).query_row(rows, [], |row| row.get(0)).unwrap();
+        assert_eq!(rows, 2, "{damage}");
+    }
+}
+
+#[test]
 fn an_emptied_record_is_not_packed() {
     let state = tempfile::tempdir().unwrap();
     let mut writer = Writer::open(state.path()).unwrap();

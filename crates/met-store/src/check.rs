@@ -5,6 +5,7 @@ use std::path::Path;
 
 use met_core::job::Summary;
 
+use crate::brief;
 use crate::error::StoreError;
 use crate::query::{CATALOGUE_FILE, keep_writers_away};
 use crate::reading::{self, SUM_VERSION, Tally};
@@ -25,6 +26,8 @@ pub struct Checked {
     /// Written by an earlier version, and without a checksum as yet.
     pub unsummed: u64,
     pub problems: Vec<String>,
+    /// Jobs whose packed record is not what their record says.
+    pub unlike_packed: Vec<String>,
 }
 
 /// Checks the catalogue in a state directory, also while it is written. `None` where there is none.
@@ -34,7 +37,15 @@ pub fn check(state: &Path) -> Result<Option<Checked>, StoreError> {
     let guard = keep_writers_away(state);
     let sharing = if guard.is_some() { Sharing::Alone } else { Sharing::Shared };
     match open_shared_or_alone(&path, &CATALOGUE, sharing) {
-        Ok(Some(connection)) => look(&Sqlite::new(connection, &path)).map(Some),
+        Ok(Some(connection)) => {
+            let sql = Sqlite::new(connection, &path);
+            let mut checked = look(&sql)?;
+            if checked.problems.is_empty() {
+                let differing = differing(&sql)?;
+                checked.unlike_packed = differing.into_iter().map(|(_, name)| name).collect();
+            }
+            Ok(Some(checked))
+        }
         Ok(None) => Ok(None),
         Err(StoreError::Damaged { what, .. }) => {
             Ok(Some(Checked { problems: vec![what], ..Checked::default() }))
@@ -59,6 +70,14 @@ pub(crate) fn look(sql: &dyn Sql) -> Result<Checked, StoreError> {
     checked.problems.dedup();
     checked.problems.truncate(PROBLEMS_MAX);
     Ok(checked)
+}
+
+/// Jobs whose packed record differs, each with its key. What cannot be read is found by [`look`].
+pub(crate) fn differing(sql: &dyn Sql) -> Result<Vec<(i64, String)>, StoreError> {
+    match sql::in_snapshot(sql, || brief::differing(sql)) {
+        Err(StoreError::Damaged { .. }) => Ok(Vec::new()),
+        result => result,
+    }
 }
 
 fn integrity(sql: &dyn Sql, checked: &mut Checked) -> Result<(), StoreError> {

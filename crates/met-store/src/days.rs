@@ -25,6 +25,8 @@ use met_wire::block::Unpacker;
 /// Jobs run over midnight, and the day before may still get samples.
 const OPEN_DAYS_MAX: usize = 2;
 const FEW_DAYS: i64 = 12;
+/// Of the files of samples, for a report that somebody waits for: about a second.
+const BYTES_LOOKED_THROUGH: u64 = 512 << 20;
 
 pub(crate) struct DayFiles {
     state: PathBuf,
@@ -37,16 +39,43 @@ pub(crate) struct DayFiles {
     reported: RefCell<BTreeSet<i64>>,
 }
 
-/// The files of samples that cannot be read, each with the reason.
+/// The files of samples that cannot be read, all or in part, each with the reason, oldest first. The latest ones are looked
+/// through.
 pub fn unreadable_days(state: &Path) -> Vec<String> {
     let guard = keep_writers_away(state);
     let sharing = if guard.is_some() { Sharing::Alone } else { Sharing::Shared };
-    let unreadable = |day: i64| {
+    let mut left = BYTES_LOOKED_THROUGH;
+    let mut unreadable = |day: i64| {
         let path = series::path_of(state, day);
-        let why = open_shared_or_alone(&path, &SERIES, sharing).err()?.unusable_file()?;
+        let why = match open_shared_or_alone(&path, &SERIES, sharing) {
+            Ok(opened) => {
+                let is_near = Some(series::bytes_of(&path)).filter(|&bytes| bytes <= left);
+                left = left.saturating_sub(is_near?);
+                let damage = damage_of(&opened?)?;
+                format!("damaged, some of its samples are missing: {damage}")
+            }
+            Err(error) => error.unusable_file()?,
+        };
         Some(format!("{}: {why}", path.display()))
     };
-    series::days(state).unwrap_or_default().into_iter().filter_map(unreadable).collect()
+    let days = series::days(state).unwrap_or_default();
+    let mut found: Vec<String> = days.into_iter().rev().filter_map(&mut unreadable).collect();
+    found.reverse();
+    found
+}
+
+/// What SQLite first finds wrong with a file.
+fn damage_of(connection: &Connection) -> Option<String> {
+    let checked = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get::<_, String>(0));
+    match checked {
+        Ok(found) if found == "ok" => None,
+        // There is a heading above it.
+        Ok(found) => found.lines().find(|line| !line.starts_with("***")).map(str::to_owned),
+        Err(error) => {
+            matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+                .then(|| error.to_string())
+        }
+    }
 }
 
 /// Files of samples that were damaged and renamed, oldest first.

@@ -10,6 +10,7 @@ use met_core::job::{JobKey, Record, Summary};
 use rusqlite::{Connection, OpenFlags};
 use serde::{Deserialize, Serialize};
 
+use crate::brief;
 use crate::error::StoreError;
 use crate::reading::{Names, Parts, Stored, Tally, Term, label, put_summary, put_total};
 use crate::record::{self, Terms};
@@ -134,9 +135,16 @@ struct Raw {
 
 /// Reads every job that is whole, from the pages of the file.
 pub(crate) fn scan(path: &Path) -> io::Result<Found> {
-    let mut raw = Raw::default();
-    Pages::open(path)?.rows(&mut |kind, cells| raw.take(kind, &cells));
-    Ok(raw.finish())
+    let (mut raw, pages) = (Raw::default(), Pages::open(path)?);
+    pages.rows(&mut |kind, cells| raw.take(kind, &cells));
+    let lost = raw.lost_rows();
+    let mut packed = HashMap::new();
+    if !lost.is_empty() {
+        pages.rows(&mut |kind, cells| {
+            packed.extend(raw.packed(kind, &cells, &lost).map(|record| (record.key.clone(), record)));
+        });
+    }
+    Ok(raw.finish(packed))
 }
 
 impl Raw {
@@ -210,21 +218,40 @@ impl Raw {
         }
     }
 
-    fn finish(mut self) -> Found {
+    /// Jobs there should be whose record cannot be read, by their rows. The index knows the key of a damaged row better than
+    /// the row.
+    fn lost_rows(&self) -> HashMap<i64, JobKey> {
+        let keys: HashSet<&JobKey> = self.jobs.keys().collect();
+        let rows: HashSet<i64> = self.jobs.values().map(|stored| stored.key).collect();
+        let damaged = self.damaged.iter().filter(|(row, _)| !rows.contains(row));
+        let named = damaged.chain(&self.known).filter(|(_, key)| !keys.contains(key));
+        named.map(|(row, key)| (*row, key.clone())).collect()
+    }
+
+    /// The record of a lost job in its packed row. One that outlived its job is of no use: the job was removed.
+    fn packed(&self, kind: Kind, cells: &[Cell], lost: &HashMap<i64, JobKey>) -> Option<Record> {
+        let (
+            Kind::Table(rowid),
+            [Cell::Null, Cell::Integer(format), Cell::Integer(written), Cell::Bytes(data)],
+        ) = (kind, cells)
+        else {
+            return None;
+        };
+        let key = lost.get(&rowid)?;
+        brief::unpacked(rowid, *format, *written, data, &self.names).filter(|record| record.key == *key)
+    }
+
+    /// `packed`: of jobs whose record cannot be read.
+    fn finish(mut self, packed: HashMap<JobKey, Record>) -> Found {
+        let lost = self.lost_rows();
         let mut found = Found { meta: std::mem::take(&mut self.meta), ..Found::default() };
         // One that is behind the jobs is damaged as well.
         let counter = self.counter.filter(|&last| last >= self.highest);
         found.last_change = counter.unwrap_or(self.highest + CHANGES_UNKNOWN);
         let mut jobs: Vec<Stored> = std::mem::take(&mut self.jobs).into_values().collect();
         jobs.sort_by_key(|stored| (stored.changed, stored.key));
-        let keys: HashSet<&JobKey> = jobs.iter().map(|stored| &stored.record.key).collect();
-        let rows: HashSet<i64> = jobs.iter().map(|stored| stored.key).collect();
-        // The index knows the key of a damaged row better than the row.
-        let unknown = |row: &i64| !rows.contains(row) && !self.known.contains_key(row);
-        let damaged = self.damaged.iter().filter(|(row, _)| unknown(row)).map(|(_, key)| key);
-        let lost: HashSet<&JobKey> =
-            self.known.values().chain(damaged).filter(|key| !keys.contains(key)).collect();
-        found.lost = lost.into_iter().cloned().collect();
+        let lost: HashSet<JobKey> = lost.into_values().filter(|key| !packed.contains_key(key)).collect();
+        found.lost = lost.into_iter().collect();
         // Numbers in their order, before names.
         found.lost.sort_by_cached_key(|key| {
             let name = label(&key.manager, &key.id);
@@ -240,6 +267,15 @@ impl Raw {
             }
             found.incomplete.extend(stored.settle(&tally, Parts::ALL));
             found.records.push(stored.record);
+        }
+        let mut packed: Vec<Record> = packed.into_values().collect();
+        packed.sort_by(|one, other| one.key.cmp(&other.key));
+        for record in packed {
+            let name = label(&record.key.manager, &record.key.id);
+            found
+                .incomplete
+                .push(format!("processes and marked work of {name} (taken from its packed record)"));
+            found.records.push(record);
         }
         found
     }
@@ -257,7 +293,7 @@ fn key_in(cells: &[Cell]) -> Option<JobKey> {
 
 fn value(cell: &Cell) -> Value<'_> {
     match cell {
-        Cell::Null | Cell::Bytes => Value::Null,
+        Cell::Null | Cell::Bytes(_) => Value::Null,
         Cell::Integer(value) => Value::Integer(*value),
         Cell::Real(value) => Value::Real(*value),
         Cell::Text(text) => Value::Text(text),

@@ -26,7 +26,7 @@ pub(crate) enum Cell {
     Real(f64),
     Text(String),
     /// A blob, or text that is not UTF-8.
-    Bytes,
+    Bytes(Vec<u8>),
 }
 
 /// What kind of page a row was on.
@@ -223,9 +223,10 @@ fn decode(payload: &[u8]) -> Option<Vec<Cell>> {
             1..=6 => Cell::Integer(integer(bytes)),
             7 => Cell::Real(f64::from_be_bytes(bytes.try_into().ok()?)),
             _ if kind % 2 == 1 => {
-                std::str::from_utf8(bytes).map_or(Cell::Bytes, |text| Cell::Text(text.to_owned()))
+                let text = std::str::from_utf8(bytes).ok().map(|text| Cell::Text(text.to_owned()));
+                text.unwrap_or_else(|| Cell::Bytes(bytes.to_vec()))
             }
-            _ => Cell::Bytes,
+            _ => Cell::Bytes(bytes.to_vec()),
         });
     }
     Some(cells)

@@ -43,6 +43,8 @@ const SMALL_BYTES: u64 = 4 << 20;
 const CHECK_EVERY: Duration = Duration::from_secs(86_400);
 /// Beside a database: when it was last found to be whole.
 const CHECKED: &str = ".checked";
+/// Jobs that a warning names.
+const NAMES_LOGGED: usize = 10;
 
 /// Writes a store. There is one at a time for each state directory.
 pub struct Writer {
@@ -415,7 +417,11 @@ impl Writer {
             return Ok(());
         }
         let opened = self.reopen().and_then(|()| self.queries.opened());
-        match opened.and_then(|sql| look(sql, &self.queries.catalogue_path())) {
+        let looked = opened.and_then(|sql| {
+            look(sql, &self.queries.catalogue_path())?;
+            renew_packed(sql)
+        });
+        match looked {
             Err(StoreError::Damaged { what, .. }) => self.repair(&what),
             result => result,
         }
@@ -500,6 +506,10 @@ fn open_checked(path: &Path, exclusive: bool, check: bool) -> Result<Sqlite, Sto
     let sql = Sqlite::new(connection, path);
     if check {
         look(&sql, path)?;
+        // Of a large one this is left to housekeeping: every record is read for it.
+        if is_small(path) {
+            renew_packed(&sql)?;
+        }
     }
     // Of a new store this is all; the rest of an old one is for housekeeping.
     complete(&sql, Instant::now())?;
@@ -511,6 +521,18 @@ fn open_checked(path: &Path, exclusive: bool, check: bool) -> Result<Sqlite, Sto
 fn complete(sql: &dyn Sql, until: Instant) -> Result<bool, StoreError> {
     let is_listed = listed::complete(sql, until)?;
     Ok(brief::complete(sql, until)? && is_listed)
+}
+
+/// Packed records that are not what their records say are removed; the next call of [`complete`] writes them.
+fn renew_packed(sql: &dyn Sql) -> Result<(), StoreError> {
+    let differing = check::differing(sql)?;
+    if differing.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = differing.iter().take(NAMES_LOGGED).map(|(_, name)| name.as_str()).collect();
+    let count = differing.len();
+    tracing::warn!("{count} packed records are written again from their records: {}", names.join(", "));
+    brief::renew(sql, &differing)
 }
 
 /// Looks through all of a catalogue.

@@ -183,7 +183,7 @@ fn what_is_whole_of_a_damaged_database_is_in_a_new_one_and_the_old_one_is_kept()
     assert_eq!(writer.jobs(&Filter::default()).unwrap().len(), 200);
 }
 
-/// A store of 60 jobs, the first `count` of which are damaged, opened again.
+/// A store of 60 jobs, the first `count` of which are damaged, packed records included, opened again.
 fn after_damage_of_records(count: usize) -> (tempfile::TempDir, Writer) {
     let state = state();
     let mut writer = Writer::open(state.path()).unwrap();
@@ -192,6 +192,8 @@ fn after_damage_of_records(count: usize) -> (tempfile::TempDir, Writer) {
     let database = Connection::open(state.path().join(CATALOGUE_FILE)).unwrap();
     let sql = "UPDATE job SET detail = replace(detail, 'incarnation', 'incarnatioN') WHERE key <= ?1";
     assert_eq!(database.execute(sql, [count as i64]).unwrap(), count);
+    let packed = "UPDATE brief SET data = zeroblob(200) WHERE job <= ?1";
+    assert_eq!(database.execute(packed, [count as i64]).unwrap(), count);
     drop(database);
     let mut writer = Writer::open(state.path()).unwrap();
     assert!(!writer.jobs(&Filter::default()).unwrap().is_empty());
@@ -218,6 +220,31 @@ fn a_job_that_is_known_again_is_not_counted_as_lost() {
     writer.put(&finished(2, MIDNIGHT_S)).unwrap();
     let sentence = writer.last_salvage().unwrap().sentence();
     assert!(sentence.contains("no job is known to be lost"), "{sentence}");
+}
+
+#[test]
+fn a_job_whose_record_is_damaged_is_taken_from_its_packed_row() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    writer.put_all(&(1..=5).map(|id| finished(id, MIDNIGHT_S)).collect::<Vec<_>>()).unwrap();
+    drop(writer);
+    let database = Connection::open(state.path().join(CATALOGUE_FILE)).unwrap();
+    let damage =
+        "UPDATE job SET detail = replace(detail, 'incarnation', 'incarnatioN') WHERE id IN ('2', '4');
+                  UPDATE brief SET data = zeroblob(9) WHERE job = (SELECT key FROM job WHERE id = '4');
+                  INSERT INTO brief SELECT 999, format, sum, data FROM brief LIMIT 1;";
+    database.execute_batch(&format!("PRAGMA foreign_keys = OFF; {damage}")).unwrap();
+    drop(database);
+    let mut writer = Writer::open(state.path()).unwrap();
+    let salvage = writer.salvaged.take().unwrap();
+    let sentence = salvage.sentence();
+    assert!(sentence.contains("4 jobs recovered, 1 job lost: 4;"), "{sentence}");
+    let parts = "unreadable parts: processes and marked work of 2 (taken from its packed record)";
+    assert!(sentence.contains(parts), "{sentence}");
+    for id in [1, 2, 3, 5] {
+        let whole = finished(id, MIDNIGHT_S);
+        assert_eq!(writer.get(&whole.key).unwrap(), Some(whole));
+    }
 }
 
 #[test]
@@ -587,6 +614,27 @@ fn a_day_whose_file_cannot_be_read_hides_no_other_day_and_is_named() {
     drop(crate::schema::open_for_writing(&path, &crate::schema::SERIES, false).unwrap());
     Connection::open(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
     assert_eq!(reader.course(&record.key).unwrap().len(), 100);
+}
+
+#[test]
+fn a_day_that_is_damaged_in_the_middle_is_named_before_anybody_writes_to_it() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    for id in 1..=40 {
+        let record = running(id, MIDNIGHT_S);
+        writer.put(&record).unwrap();
+        writer.append_course(&record.key, &course(MIDNIGHT_S * 1000, 1000, 300)).unwrap();
+    }
+    drop(writer);
+    let path = series::path_of(state.path(), day::of_ms(MIDNIGHT_S * 1000));
+    let folder = || fs::read_dir(path.parent().unwrap()).unwrap().count();
+    assert!(crate::unreadable_days(state.path()).is_empty());
+    inbox::create(&path).unwrap().write_all_at(&[0xa5; 4096], 4 * 4096).unwrap();
+    let (bytes, files) = (fs::read(&path).unwrap(), folder());
+    let [unreadable] = &crate::unreadable_days(state.path())[..] else { panic!("one file") };
+    assert!(unreadable.contains(": damaged, some of its samples are missing: "), "{unreadable}");
+    assert_eq!((fs::read(&path).unwrap(), folder()), (bytes, files), "it is only read");
+    assert!(crate::damaged_days(state.path()).is_empty());
 }
 
 #[test]

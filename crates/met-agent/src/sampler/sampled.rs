@@ -299,7 +299,11 @@ impl Sampled {
         }
         record.emission = record.emission.take().or_else(|| self.live.emission.clone());
         if let Some(seen) = seen {
-            record.totals.set(PROCESSES, seen, LowerBound, "/proc");
+            // Those that came and went between two samples are known by their ends alone.
+            match self.ends.complete {
+                true => record.totals.set(PROCESSES, seen, Measured, "taskstats"),
+                false => record.totals.set(PROCESSES, seen, LowerBound, "/proc"),
+            }
         }
         doubt_needed_memory(&mut record.totals, course);
         bound_by_cgroup(&mut record.totals);
@@ -414,6 +418,21 @@ mod tests {
             let [before, end] = course.columns[column][..] else { panic!("two samples") };
             assert!(before <= end, "{column}: {before} {end}");
         }
+    }
+
+    #[test]
+    fn processes_are_counted_where_every_end_was_heard() {
+        let figure = |complete: bool| {
+            let mut sampled = Sampled { ends: Ends { complete, ..Ends::default() }, ..Sampled::default() };
+            sampled.live.totals.set(PROCESSES, 40, LowerBound, "/proc");
+            let mut record = met_core::sample::full(1, "train");
+            record.totals.set(PROCESSES, 38, LowerBound, "wait");
+            sampled.complete(&mut record, &Course::new(&JOB), Duration::from_secs(1));
+            let figure = record.totals.figure(PROCESSES).unwrap();
+            (figure.value, figure.kind, figure.source.to_string())
+        };
+        assert_eq!(figure(true), (40, Measured, "taskstats".to_owned()));
+        assert_eq!(figure(false), (40, LowerBound, "/proc".to_owned()));
     }
 
     #[test]

@@ -15,6 +15,8 @@ use super::fields::{self, Field};
 /// Expressions nest no deeper, and are no longer.
 const DEPTH_MAX: usize = 32;
 const LENGTH_MAX: usize = 2000;
+/// In base units: 870 PiB, or the age of the universe in seconds.
+const NUMBER_MAX: f64 = 1e18;
 
 /// The dimension of a number: exponents of its base units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -295,6 +297,12 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
 
 fn literal(digits: &str, unit: &str) -> Result<Token, String> {
     let value: f64 = digits.parse().map_err(|_| format!("{digits:?} is not a number"))?;
+    let factor = UNITS.into_iter().find(|(name, ..)| *name == unit).map_or(1.0, |(_, factor, _)| factor);
+    if value * factor > NUMBER_MAX {
+        let shown: String = digits.chars().take(20).collect();
+        let dots = if digits.len() > shown.len() { "…" } else { "" };
+        return Err(format!("{shown}{dots}{unit} is larger than anything that is measured"));
+    }
     match UNITS.into_iter().find(|(name, ..)| *name == unit) {
         Some((_, factor, dim)) => Ok(Token::Number(value * factor, dim)),
         None => {
@@ -577,6 +585,12 @@ mod tests {
         assert_eq!(complaint("cpus > 2 and"), "a name or a number is missing at the end");
         assert_eq!(complaint("(cpus > 2"), "\")\" is missing at the end");
         assert!(complaint("cpus > 2x").starts_with("unknown unit \"x\" in 2x; known: %, s"));
+        let large = "99999999999999999999… is larger than anything that is measured";
+        assert_eq!(complaint(&format!("cpus > {}", "9".repeat(400))), large);
+        assert_eq!(
+            complaint("memory_held > 1000000000GiB"),
+            "1000000000GiB is larger than anything that is measured"
+        );
         assert_eq!(complaint("cpus $ 2"), "unexpected character '$' in \"cpus $ 2\"");
         assert_eq!(complaint(&"(".repeat(100)), "nested deeper than 32");
         assert_eq!(complaint(&"a".repeat(9000)), "longer than 2000 bytes");

@@ -10,6 +10,7 @@ use met_core::{JOB, Kind, Unit};
 
 use super::condition::{Compare, Expr, Stat};
 use super::fields::{self, Fact, Field};
+use super::outlook::{self, Possible};
 use super::user::UserSum;
 use crate::answers::Job;
 use crate::average;
@@ -33,11 +34,27 @@ impl Subject<'_> {
 
     pub(super) fn metric(&self, stat: Stat, index: usize) -> Option<Fact> {
         let Subject::Job(job) = self else { return None };
-        match stat {
-            Stat::Total => fields::total(job, index),
+        let fact = match stat {
+            Stat::Total => return fields::total(job, index),
             Stat::Rate => of_samples(job, Stat::Mean, index).or_else(|| rate(job, index)),
             stat => of_samples(job, stat, index),
-        }
+        };
+        let is_bound = index == column::PROCESSES && !counts_all_processes(job);
+        fact.map(|fact| if is_bound { Fact { quality: QualityKind::LowerBound, ..fact } } else { fact })
+    }
+}
+
+/// Whether those that came and went between two samples were counted, which exit records tell.
+fn counts_all_processes(job: &Job<'_>) -> bool {
+    job.record.totals.figure(column::PROCESSES).is_some_and(|figure| figure.kind == QualityKind::Measured)
+}
+
+/// Whether a number may be a lower bound that has samples: one without does not pass the gates.
+fn may_be_bound(expr: &Expr) -> bool {
+    match expr {
+        Expr::Metric(stat, index) => *stat != Stat::Total && *index == column::PROCESSES,
+        Expr::Math(_, left, right) => may_be_bound(left) || may_be_bound(right),
+        _ => false,
     }
 }
 
@@ -170,8 +187,11 @@ impl<'a> Evaluation<'a> {
                 Some(is_known)
             }
             Expr::Compare(compare, left, right) => {
-                let (left, right) = (self.number(left), self.number(right));
-                let (left, right) = (left?, right?);
+                let known = (self.number(left), self.number(right));
+                if may_be_bound(left) || may_be_bound(right) {
+                    return outlook::compared(*compare, self.possible(left), self.possible(right)).proven();
+                }
+                let (left, right) = (known.0?, known.1?);
                 Some(match compare {
                     Compare::Less => left < right,
                     Compare::LessOrEqual => left <= right,
@@ -204,6 +224,20 @@ impl<'a> Evaluation<'a> {
             _ => return None,
         };
         Some(value).filter(|value| value.is_finite())
+    }
+
+    /// What a number is, where a lower bound may be any larger one.
+    fn possible(&mut self, expr: &Expr) -> Possible {
+        match expr {
+            Expr::Metric(stat, index) => match self.subject.metric(*stat, *index) {
+                Some(fact) if fact.quality == QualityKind::LowerBound => Possible::at_least(fact.value),
+                fact => Possible::exactly(fact.map(|fact| fact.value)),
+            },
+            Expr::Math(math, left, right) => {
+                outlook::calculated(*math, self.possible(left), self.possible(right))
+            }
+            other => Possible::exactly(self.number(other)),
+        }
     }
 
     fn note(&mut self, name: &'static str, measure: Measure, fact: Option<Fact>) -> Option<f64> {
@@ -240,7 +274,7 @@ impl<'a> Evaluation<'a> {
 }
 
 /// As a condition has it: `mean(cpu_seconds)`.
-fn metric_name(stat: Stat, index: usize) -> &'static str {
+pub(super) fn metric_name(stat: Stat, index: usize) -> &'static str {
     static NAMES: OnceLock<Vec<[String; Stat::NAMES.len()]>> = OnceLock::new();
     let names = NAMES.get_or_init(|| {
         let of = |column: String| Stat::NAMES.map(|(stat, _)| format!("{stat}({column})"));

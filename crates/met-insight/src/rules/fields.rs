@@ -107,6 +107,11 @@ impl Field {
         }
     }
 
+    /// A share of a whole; power may be above its limit for a moment.
+    pub fn is_at_most_one(&self) -> bool {
+        self.name == "is_running" || self.shown.0 == Measure::Share && self.name != "gpu_power_ratio"
+    }
+
     pub fn is_of_users(&self) -> bool {
         matches!(self.read, Read::User(_))
     }

@@ -11,11 +11,15 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 
 use super::condition::{self, Dim, Expr};
 use super::template::Template;
-use super::{Counter, Gates, Rule, Rules, Scope, Watch};
+use super::{Counter, Gates, Rule, Rules, Scope, Watch, contradiction};
 use crate::finding::Severity;
 
 const BYTES_MAX: usize = 1 << 20;
 const RULES_MAX: usize = 500;
+/// No job has as many: a rule with such a gate would never speak.
+const LENGTH_MAX_S: f64 = 3650.0 * 86_400.0;
+const SAMPLES_MAX: usize = 1_000_000;
+const HOURS_MAX: f64 = 1e9;
 
 /// What is wrong with a file of rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,9 +76,9 @@ struct CounterOf {
 struct GatesOf {
     coverage: Option<Spanned<String>>,
     length: Option<Spanned<String>>,
-    samples: Option<usize>,
-    core_hours: Option<f64>,
-    gpu_hours: Option<f64>,
+    samples: Option<Spanned<usize>>,
+    core_hours: Option<Spanned<f64>>,
+    gpu_hours: Option<Spanned<f64>>,
 }
 
 #[derive(Deserialize)]
@@ -142,7 +146,7 @@ pub fn parse(yaml: &str) -> Result<Rules, Mistake> {
     Ok(Rules { rules, ..Rules::default() })
 }
 
-fn at(text: &Spanned<String>, message: String) -> Mistake {
+fn at<T>(text: &Spanned<T>, message: String) -> Mistake {
     Mistake { line: text.referenced.line(), message }
 }
 
@@ -175,23 +179,26 @@ fn rule(of: &RuleOf, defaults: Gates) -> Result<Rule, Mistake> {
         })
     };
     let template = |text: &Spanned<String>, key: &str| read(text, key, Template::parse);
+    let scope = match of.about {
+        ScopeOf::Job => Scope::Job,
+        ScopeOf::User => Scope::User,
+    };
+    let gates = gates(&of.gates, defaults)?;
+    let watch = of.watch.as_ref().map(|watch| watch_of(watch, of)).transpose()?;
     Ok(Rule {
-        scope: match of.about {
-            ScopeOf::Job => Scope::Job,
-            ScopeOf::User => Scope::User,
-        },
+        scope,
         severity: match of.severity {
             SeverityOf::Info => Severity::Info,
             SeverityOf::Low => Severity::Low,
             SeverityOf::Medium => Severity::Medium,
             SeverityOf::High => Severity::High,
         },
-        when: read(&of.when, "when", condition::condition)?,
+        when: read(&of.when, "when", |text| possible(text, scope, Some(&gates)))?,
         when_text: of.when.value.split_whitespace().collect::<Vec<_>>().join(" "),
         unless: of.unless.iter().map(counter).collect::<Result<_, _>>()?,
         replaces: of.replaces.iter().map(|name| name.value.clone()).collect(),
-        gates: gates(&of.gates, defaults)?,
-        watch: of.watch.as_ref().map(|watch| self::watch(watch, of)).transpose()?,
+        gates,
+        watch,
         what: template(&of.what, "what")?,
         how: template(&of.how, "how")?,
         otherwise: of.otherwise.as_ref().map(|text| template(text, "otherwise")).transpose()?,
@@ -201,8 +208,17 @@ fn rule(of: &RuleOf, defaults: Gates) -> Result<Rule, Mistake> {
     })
 }
 
+/// A condition that something can meet; `gates`: that must be passed as well.
+fn possible(text: &str, scope: Scope, gates: Option<&Gates>) -> Result<Expr, String> {
+    let when = condition::condition(text)?;
+    match contradiction::reason(&when, scope, gates) {
+        None => Ok(when),
+        Some(reason) => Err(format!("never holds: {reason}; correct or remove it")),
+    }
+}
+
 /// As bounded as what daemons and servers grant.
-fn watch(of: &WatchOf, rule: &RuleOf) -> Result<Watch, Mistake> {
+fn watch_of(of: &WatchOf, rule: &RuleOf) -> Result<Watch, Mistake> {
     if matches!(rule.about, ScopeOf::User) {
         return Err(at(&of.wanted_for, "watch: only rules about jobs may have one".to_owned()));
     }
@@ -213,7 +229,7 @@ fn watch(of: &WatchOf, rule: &RuleOf) -> Result<Watch, Mistake> {
     }
     let when = of.when.as_ref().map(|when| -> Result<_, Mistake> {
         let written = when.value.split_whitespace().collect::<Vec<_>>().join(" ");
-        Ok((read(when, "watch.when", condition::condition)?, written))
+        Ok((read(when, "watch.when", |text| possible(text, Scope::Job, None))?, written))
     });
     Ok(Watch { when: when.transpose()?, wanted_for: Duration::from_secs_f64(seconds) })
 }
@@ -228,12 +244,34 @@ fn gates(of: &GatesOf, defaults: Gates) -> Result<Gates, Mistake> {
     let given = |text: &Option<Spanned<String>>, key: &str, dim: Dim, default: f64| {
         text.as_ref().map_or(Ok(default), |text| literal(text, key, dim))
     };
+    let coverage = given(&of.coverage, "gates.coverage", Dim::ONE, defaults.coverage)?;
+    if let Some(text) = of.coverage.as_ref().filter(|_| coverage > 1.0) {
+        let message = format!("gates.coverage: {:?} is more than all of its time; at most 100%", text.value);
+        return Err(at(text, message));
+    }
+    let length_s = given(&of.length, "gates.length", Dim::SECONDS, defaults.length_s)?;
+    if let Some(text) = of.length.as_ref().filter(|_| length_s > LENGTH_MAX_S) {
+        return Err(at(
+            text,
+            format!("gates.length: {:?} is longer than any job; at most 3650d", text.value),
+        ));
+    }
+    let hours = |given: &Option<Spanned<f64>>, key: &str, default: f64| match given {
+        Some(hours) if !(0.0..=HOURS_MAX).contains(&hours.value) => {
+            Err(at(hours, format!("gates.{key}: {} is not between 0 and {HOURS_MAX}", hours.value)))
+        }
+        given => Ok(given.as_ref().map_or(default, |hours| hours.value)),
+    };
+    let samples = of.samples.as_ref();
+    if let Some(samples) = samples.filter(|samples| samples.value > SAMPLES_MAX) {
+        return Err(at(samples, format!("gates.samples: {} is above {SAMPLES_MAX}", samples.value)));
+    }
     Ok(Gates {
-        coverage: given(&of.coverage, "gates.coverage", Dim::ONE, defaults.coverage)?,
-        length_s: given(&of.length, "gates.length", Dim::SECONDS, defaults.length_s)?,
-        samples: of.samples.unwrap_or(defaults.samples),
-        core_hours: of.core_hours.unwrap_or(defaults.core_hours),
-        gpu_hours: of.gpu_hours.unwrap_or(defaults.gpu_hours),
+        coverage,
+        length_s,
+        samples: samples.map_or(defaults.samples, |samples| samples.value),
+        core_hours: hours(&of.core_hours, "core_hours", defaults.core_hours)?,
+        gpu_hours: hours(&of.gpu_hours, "gpu_hours", defaults.gpu_hours)?,
     })
 }
 

@@ -24,7 +24,7 @@ pub struct Possible {
 
 impl Possible {
     const UNKNOWN: Possible = Possible { range: None, may_be_unknown: true };
-    const ANY: Possible = Possible::within(f64::NEG_INFINITY, f64::INFINITY);
+    pub(super) const ANY: Possible = Possible::within(f64::NEG_INFINITY, f64::INFINITY);
 
     /// A number that no sample changes.
     pub fn exactly(value: Option<f64>) -> Possible {
@@ -34,6 +34,14 @@ impl Possible {
     /// Unknown, or in this range.
     pub const fn within(low: f64, high: f64) -> Possible {
         Possible { range: Some((low, high)), may_be_unknown: true }
+    }
+
+    pub fn range(self) -> Option<(f64, f64)> {
+        self.range
+    }
+
+    pub const fn at_least(low: f64) -> Possible {
+        Possible { range: Some((low, f64::INFINITY)), may_be_unknown: false }
     }
 
     pub fn or(self, value: Option<f64>) -> Possible {
@@ -123,10 +131,25 @@ fn of(expr: &Expr) -> Needs {
 
 /// What a condition may turn out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Truth {
+pub(super) struct Truth {
     may_hold: bool,
     may_fail: bool,
     may_be_unknown: bool,
+}
+
+impl Truth {
+    pub(super) fn may_hold(self) -> bool {
+        self.may_hold
+    }
+
+    /// What it is whatever the numbers are.
+    pub(super) fn proven(self) -> Option<bool> {
+        match self {
+            Truth { may_hold: true, may_fail: false, may_be_unknown: false } => Some(true),
+            Truth { may_hold: false, may_fail: true, may_be_unknown: false } => Some(false),
+            _ => None,
+        }
+    }
 }
 
 struct Outlook<'a> {
@@ -246,7 +269,7 @@ pub fn growth(job: &Job<'_>, index: usize, coverage: f64) -> Possible {
     }
 }
 
-fn compared(how: Compare, left: Possible, right: Possible) -> Truth {
+pub(super) fn compared(how: Compare, left: Possible, right: Possible) -> Truth {
     let may_be_unknown = left.may_be_unknown || right.may_be_unknown;
     let (Some(left), Some(right)) = (left.range, right.range) else {
         return Truth { may_hold: false, may_fail: false, may_be_unknown };
@@ -269,7 +292,7 @@ fn compared(how: Compare, left: Possible, right: Possible) -> Truth {
 }
 
 /// The range of all results: that of a sum, product or quotient is between those of the ends.
-fn calculated(math: Math, left: Possible, right: Possible) -> Possible {
+pub(super) fn calculated(math: Math, left: Possible, right: Possible) -> Possible {
     let (Some(one), Some(other)) = (left.range, right.range) else { return Possible::UNKNOWN };
     let of = |left: f64, right: f64| math.of(left, right);
     let may_be_unknown = left.may_be_unknown || right.may_be_unknown;

@@ -1,12 +1,14 @@
 //! Sentences with numbers in them: `{cores} of {cpus} cores`, `{wall * 2:seconds}`, `{directive_memory}`.
 
+use met_core::job::QualityKind;
 use met_core::units;
 
-use super::condition::{self, Expr, Type};
+use super::condition::{self, Expr, Stat, Type};
 use super::evaluate::{Evaluation, Subject};
 use super::fields::Shown;
 use crate::answers::{Job, directives};
 use crate::report::Measure;
+use crate::report::words::mark;
 use crate::{gpu, scale};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +69,10 @@ impl Template {
         for part in &self.parts {
             match part {
                 Part::Words(words) => text.push_str(words),
-                Part::Number(expr, measure) => text.push_str(&written(evaluation.number(expr)?, *measure)),
+                Part::Number(expr, measure) => {
+                    let number = written(evaluation.number(expr)?, *measure);
+                    text.push_str(&units::marked(sign(expr, subject), &number));
+                }
                 Part::Directive(resource) => {
                     let Subject::Job(job) = subject else { return None };
                     text.push_str(&directive(job, resource)?);
@@ -75,6 +80,18 @@ impl Template {
             }
         }
         Some(text)
+    }
+}
+
+/// Samples may count less than there was.
+fn sign(expr: &Expr, subject: Subject<'_>) -> &'static str {
+    match expr {
+        Expr::Metric(stat, index) if *stat != Stat::Total => {
+            let quality = subject.metric(*stat, *index).map(|fact| fact.quality);
+            let bound = quality.filter(|&quality| quality == QualityKind::LowerBound);
+            bound.and_then(mark).map_or("", |(sign, _)| sign)
+        }
+        _ => "",
     }
 }
 

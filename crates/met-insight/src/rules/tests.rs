@@ -209,6 +209,35 @@ fn nothing_is_said_below_a_gate() {
 }
 
 #[test]
+fn without_exit_records_the_rate_of_processes_is_a_lower_bound() {
+    let told = |rate: f64, kind: QualityKind, when: &str| {
+        let mut made = made(HOUR).cores(|_| 1.0).rate(column::PROCESSES, move |_| rate);
+        let seen = made.record.totals.get(column::PROCESSES).unwrap();
+        made.record.totals.set(column::PROCESSES, seen, kind, "/proc");
+        let yaml = format!(
+            "rules: [{{name: children, severity: low, when: {when:?}, what: \"{{rate(processes)}} a second\", how: x}}]"
+        );
+        let rules = parse(&yaml).unwrap();
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).sampled(made.samples());
+        let explanation = explain(&rules.rules[0], &job);
+        let [evidence] = &explanation.evidence[..] else { panic!("{explanation:?}") };
+        (explanation.steps[0].passed, evidence.quality, explanation.finding.map(|finding| finding.what))
+    };
+    let (counted, bound) = (QualityKind::Measured, QualityKind::LowerBound);
+    let many = "rate(processes) > 50 / 1s";
+    assert_eq!(told(51.0, counted, many), (Some(true), QualityKind::Sampled, Some("51 a second".to_owned())));
+    assert_eq!(told(49.0, counted, many), (Some(false), QualityKind::Sampled, None));
+    // It started so many at least, and may have started any number.
+    assert_eq!(told(51.0, bound, many), (Some(true), bound, Some("≥51 a second".to_owned())));
+    assert_eq!(told(49.0, bound, many), (None, bound, None));
+    let few = "10 / 1s > rate(processes) * 2";
+    assert_eq!(told(4.0, counted, few).0, Some(true));
+    assert_eq!(told(4.0, bound, few), (None, bound, None), "nothing is said of what was not counted");
+    assert_eq!(told(6.0, bound, few), (Some(false), bound, None));
+    assert_eq!(told(4.0, bound, "not rate(processes) > 5 / 1s"), (None, bound, None));
+}
+
+#[test]
 fn a_warm_up_is_left_out() {
     // Loading for nine minutes on one core, then busy on all.
     let slow_start = given(made(3 * HOUR).cores(|second| if second < 500 { 0.5 } else { 8.0 }), 8);
@@ -487,6 +516,36 @@ fn mistakes_in_a_file_have_their_line_and_key() {
     );
     let gated = rule.replace("what: a", "gates: {coverage: 2min}\n    what: a");
     assert_eq!(complaint(&gated), "line 5: gates.coverage: \"2min\" is seconds, not a plain number");
+}
+
+#[test]
+fn a_rule_that_could_never_speak_is_refused_with_its_line() {
+    let rule = "rules:\n  - name: x\n    severity: low\n    when: cpus > 1\n    what: a\n    how: b\n";
+    let complaint = |from: &str, to: &str| parse(&rule.replace(from, to)).unwrap_err().to_string();
+    assert_eq!(
+        complaint("cpus > 1", "cpus > 8 and cpus < 4"),
+        "line 4: when: never holds: cpus cannot be below 4 where it is above 8; correct or remove it"
+    );
+    assert!(
+        complaint("how: b", "how: b\n    watch: {when: cpus < 0, for: 1min}").contains("line 7: watch.when")
+    );
+    let gate = |gates: &str| complaint("what: a", &format!("gates: {{{gates}}}\n    what: a"));
+    assert_eq!(
+        gate("coverage: 150%"),
+        "line 5: gates.coverage: \"150%\" is more than all of its time; at most 100%"
+    );
+    assert_eq!(
+        gate("length: 9999d"),
+        "line 5: gates.length: \"9999d\" is longer than any job; at most 3650d"
+    );
+    assert_eq!(gate("samples: 5000000"), "line 5: gates.samples: 5000000 is above 1000000");
+    for hours in ["-1", ".nan", ".inf", "1e300"] {
+        let refused = gate(&format!("core_hours: {hours}"));
+        assert!(refused.starts_with("line 5: gates.core_hours: "), "{refused}");
+        assert!(refused.ends_with(" is not between 0 and 1000000000"), "{refused}");
+    }
+    assert!(gate("gpu_hours: -0.5").contains("gates.gpu_hours: -0.5 is not between"));
+    assert!(complaint("cpus > 1", &format!("cpus > {}", "9".repeat(300))).contains("larger than anything"));
 }
 
 #[test]

@@ -73,7 +73,10 @@ pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
             && may_own(measured, record.uid)
     });
     let near = |record: &&Record| match (record.start_ns, measured.start_ns?) {
-        (Some(reported_ns), start_ns) => Some((reported_ns - start_ns).abs()).filter(|far| *far <= SLACK_NS),
+        (Some(reported_ns), start_ns) => {
+            let far_ns = reported_ns.saturating_sub(start_ns).saturating_abs();
+            (far_ns <= SLACK_NS || both_run_on_a_node(measured, record)).then_some(far_ns)
+        }
         (None, start_ns) => is_behind(record.state, &record.scheduling, start_ns).then_some(SLACK_NS),
     };
     let Some(record) = scheduled.filter(|record| near(record).is_some()).min_by_key(near) else {
@@ -81,6 +84,16 @@ pub fn adopt(measured: &Record, known: &[Record]) -> Joined {
     };
     let whole = believe(&under(&measured.key, record.clone()), measured);
     Joined { write: vec![whole], remove: vec![record.key.clone()] }
+}
+
+/// Whether both say that the job runs now, on one node at least. Who saw it first through a sender without a proof, as Colmet
+/// is, does not know when it began: its first task may be over, and the sender may have come later.
+fn both_run_on_a_node(measured: &Record, reported: &Record) -> bool {
+    let is_shared = |node: &String| reported.nodes.contains(node);
+    measured.unproven
+        && measured.state.is_live()
+        && reported.state.is_live()
+        && measured.nodes.iter().any(is_shared)
 }
 
 fn is_same_job(record: &Record, runs: &[Recorded]) -> bool {

@@ -586,7 +586,8 @@ mod tests {
         assert_eq!(fields(&reply(1)), "sequence now_ns", "as earlier nodes know it");
         let key = record("slurm", "7", 1_794_700_800, JobState::Running, 1).key;
         let on_node = |node: &str| JobKey { cluster: Some(node.to_owned()), ..key.clone() };
-        served.api.keeper.watching().watch(&[on_node("n1"), on_node("n2")], Instant::now());
+        let parts = [on_node("n1"), on_node("n2")];
+        served.api.keeper.watching().watch(&Viewer::Everything, &parts, Instant::now());
         let told = reply(2);
         assert_eq!((fields(&told), &told["watched"]), ("sequence now_ns watched".to_owned(), &json!([key])));
     }

@@ -663,6 +663,37 @@ fn what_colmet_said_never_wins_over_a_scheduler_in_any_order() {
     }
 }
 
+/// Colmet sees a job that began long ago, by a task that began an hour later.
+#[test]
+fn a_job_that_colmet_and_a_scheduler_see_running_on_a_node_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut work = enrolled(folder.path(), &["n1", "n9"]);
+    let mut scheduled = record("oar", "77", START_S, State::Running, 0);
+    (scheduled.scheduling.asked_ns, scheduled.nodes) = (Some(now_ns()), vec!["n1".to_owned()]);
+    work.wholes.writer.put(&scheduled).unwrap();
+    let colmet = |node: &str, state| {
+        let plain = record("oar", "77", START_S + 3600, state, 0);
+        let mut record =
+            Record { unproven: true, user: None, uid: None, nodes: vec![node.to_owned()], ..plain };
+        record.totals = Default::default();
+        record.totals.set(CPU, 5 * SECOND_NS, QualityKind::LowerBound, "colmet");
+        record
+    };
+    give(&mut work, "n1", 1, vec![colmet("n1", State::Running)], Vec::new());
+    let job = only(&work);
+    assert_eq!((job.state, job.user.as_deref()), (State::Running, Some("ada")));
+    assert_eq!((job.start_ns, job.totals.get(CPU)), (scheduled.start_ns, Some(5 * SECOND_NS)));
+    give(&mut work, "n1", 2, vec![colmet("n1", State::Lost)], Vec::new());
+    assert_eq!(only(&work).state, State::Running, "its scheduler says so");
+    // What a host says that the job does not run on is not of this job.
+    let other = Record { key: JobKey { id: "78".to_owned(), ..scheduled.key.clone() }, ..scheduled };
+    work.wholes.writer.put(&other).unwrap();
+    let mut elsewhere = colmet("n9", State::Running);
+    elsewhere.key.id = "78".to_owned();
+    give(&mut work, "n9", 1, vec![elsewhere], Vec::new());
+    assert_eq!(work.wholes.writer.find(Some("oar"), "78").unwrap().len(), 2);
+}
+
 #[test]
 fn the_records_of_a_job_are_removed_with_the_job_and_not_before() {
     let state = tempfile::tempdir().unwrap();

@@ -140,7 +140,7 @@ impl ClusterView {
         for key in live.filter(|key| self.watching.ask(viewer, key, now)) {
             // Where they cannot be read, the next request looks them up again.
             if let Ok(parts) = self.parts_of(key) {
-                self.watching.watch(&parts, now);
+                self.watching.watch(viewer, &parts, now);
             }
         }
     }

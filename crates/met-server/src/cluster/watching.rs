@@ -21,6 +21,8 @@ const VIEWERS_MAX: usize = 256;
 const NODES_PER_JOB: usize = 256;
 /// Parts of jobs on nodes that are watched at a time; rules may want as many.
 const PARTS_MAX: usize = 4096;
+/// Of the jobs of a node, what one viewer may look at: the rest is for others.
+const LOOKED_AT_ON_NODE_PER_VIEWER: usize = WATCHED_MAX / 2;
 /// Of these and of the jobs of a node, what the rules of one viewer may want: they want it for up to an hour.
 const WANTED_PARTS_PER_VIEWER: usize = PARTS_MAX / 4;
 const WANTED_ON_NODE_PER_VIEWER: usize = WATCHED_MAX / 4;
@@ -42,7 +44,7 @@ struct State {
     /// What each viewer asks for.
     asked: HashMap<String, HashMap<JobKey, Request>>,
     /// Until when jobs of a node are watched, as the node names them.
-    nodes: HashMap<String, HashMap<JobKey, Instant>>,
+    nodes: HashMap<String, HashMap<JobKey, Wanted>>,
     /// What rules want of them. A node is told of these where those that somebody looks at leave room.
     wanted: HashMap<String, HashMap<JobKey, Wanted>>,
     /// Nothing is watched for longer.
@@ -50,7 +52,7 @@ struct State {
 }
 
 struct Wanted {
-    /// Whose rules want it for the longest.
+    /// Who looked at it first, or whose rules want it for the longest.
     viewer: String,
     until: Instant,
 }
@@ -99,18 +101,22 @@ impl Watching {
         is_watched
     }
 
-    /// A job is watched for a while. `parts`: the keys of its series, which have the names of nodes.
-    pub fn watch(&self, parts: &[JobKey], now: Instant) {
+    /// A viewer watches a job, for a while. `parts`: the keys of its series, which have the names of nodes.
+    pub fn watch(&self, viewer: &Viewer, parts: &[JobKey], now: Instant) {
         let state = &mut *self.lock();
         state.expire(now);
+        let viewer = name(viewer);
         let mut count: usize = state.nodes.values().map(HashMap::len).sum();
         let until = now + WATCHED_FOR;
         for (node, key) in on_nodes(parts) {
             let jobs = state.nodes.entry(node.to_owned()).or_default();
+            let own = jobs.values().filter(|look| look.viewer == viewer).count();
+            let has_room = own < LOOKED_AT_ON_NODE_PER_VIEWER && jobs.len() < WATCHED_MAX && count < PARTS_MAX;
             if let Some(known) = jobs.get_mut(&key) {
-                *known = (*known).max(until);
-            } else if jobs.len() < WATCHED_MAX && count < PARTS_MAX {
-                jobs.insert(key, until);
+                // It stays with who has it: another's share is not spent by looking at the same.
+                known.until = known.until.max(until);
+            } else if has_room {
+                jobs.insert(key, Wanted { viewer: viewer.clone(), until });
                 count += 1;
             }
         }
@@ -185,7 +191,7 @@ impl Watching {
             self.inner.any.store(false, Ordering::Relaxed);
         }
         let looked_at = state.nodes.get(node);
-        let jobs = looked_at.into_iter().flatten().filter(|&(_, &until)| now < until);
+        let jobs = looked_at.into_iter().flatten().filter(|(_, look)| now < look.until);
         let mut jobs: Vec<JobKey> = jobs.map(|(key, _)| key.clone()).collect();
         let wanted = state.wanted.get(node).into_iter().flatten();
         for (key, _) in wanted.filter(|(_, wanted)| now < wanted.until) {
@@ -200,7 +206,7 @@ impl Watching {
 impl State {
     fn expire(&mut self, now: Instant) {
         for jobs in self.nodes.values_mut() {
-            jobs.retain(|_, until| now < *until);
+            jobs.retain(|_, look| now < look.until);
         }
         for jobs in self.wanted.values_mut() {
             jobs.retain(|_, wanted| now < wanted.until);
@@ -270,8 +276,8 @@ mod tests {
     fn nodes_are_told_of_their_own_jobs_for_a_while() {
         let (watching, begin) = (Watching::default(), Instant::now());
         assert!(watching.of("n1", begin).is_empty());
-        watching.watch(&[part("n1", 1), part("n2", 1)], begin);
-        watching.watch(&[part("n2", 2)], begin + seconds(20));
+        watching.watch(&Viewer::Everything, &[part("n1", 1), part("n2", 1)], begin);
+        watching.watch(&Viewer::Everything, &[part("n2", 2)], begin + seconds(20));
         assert_eq!(watching.of("n1", begin), [JobKey { cluster: None, ..part("n1", 1) }], "as it names them");
         assert_eq!(ids(&watching, "n2", begin + seconds(29)), [1, 2]);
         assert_eq!(ids(&watching, "n2", begin + seconds(31)), [2]);
@@ -280,7 +286,7 @@ mod tests {
         assert!(watching.of("n1", begin + seconds(51)).is_empty());
         assert!(!watching.inner.any.load(Ordering::Relaxed) && watching.lock().nodes.is_empty());
         watching.watch_for(&Viewer::Uid(1), &[part("n1", 3)], seconds(600), begin);
-        watching.watch(&[part("n1", 3)], begin + seconds(60));
+        watching.watch(&Viewer::Everything, &[part("n1", 3)], begin + seconds(60));
         assert_eq!(ids(&watching, "n1", begin + seconds(599)), [3], "a look does not end what a rule wants");
         watching.watch_for(&Viewer::Uid(1), &[part("n1", 4)], Duration::MAX, begin);
         assert!(watching.of("n1", begin + WANTED_FOR_MAX).is_empty());
@@ -306,6 +312,21 @@ mod tests {
     }
 
     #[test]
+    fn looks_of_one_viewer_leave_room_on_a_node_for_those_of_others() {
+        let (watching, begin) = (Watching::default(), Instant::now());
+        let (mallory, ada) = (Viewer::user("mallory"), Viewer::user("ada"));
+        for id in 0..WATCHED_MAX {
+            watching.watch(&mallory, &[part("n1", id)], begin);
+        }
+        watching.watch(&ada, &[part("n1", 1000)], begin);
+        watching.watch(&ada, &[part("n1", 0)], begin + seconds(20));
+        let told = ids(&watching, "n1", begin);
+        assert_eq!(told.len(), LOOKED_AT_ON_NODE_PER_VIEWER + 1);
+        assert!(told.contains(&1000), "{told:?}");
+        assert_eq!(ids(&watching, "n1", begin + seconds(40)), [0], "a look at the same lasts");
+    }
+
+    #[test]
     fn rules_of_a_viewer_have_a_share_and_leave_the_rest_to_others() {
         let (watching, begin) = (Watching::default(), Instant::now());
         let (mallory, ada) = (Viewer::user("mallory"), Viewer::user("ada"));
@@ -328,8 +349,8 @@ mod tests {
             watching.watch_for(&Viewer::Uid(id as u32 / 16), &[part("n1", id)], seconds(3600), begin);
         }
         assert_eq!(ids(&watching, "n1", begin).len(), WATCHED_MAX);
-        watching.watch(&[part("n1", 1000)], begin);
-        watching.watch(&[part("n1", 0)], begin);
+        watching.watch(&Viewer::Everything, &[part("n1", 1000)], begin);
+        watching.watch(&Viewer::Everything, &[part("n1", 0)], begin);
         let told = ids(&watching, "n1", begin);
         assert_eq!(told.len(), WATCHED_MAX);
         assert!(told.contains(&1000) && told.contains(&0), "{told:?}");
@@ -341,7 +362,7 @@ mod tests {
         let (watching, begin) = (Watching::default(), Instant::now());
         let want = |id: usize| watching.watch_for(&Viewer::Uid(1), &[part("n1", id)], seconds(3600), begin);
         assert_eq!((0..100).filter(|&id| want(id)).count(), WANTED_ON_NODE_PER_VIEWER);
-        watching.watch(&[part("n1", 1), part("n2", 1)], begin);
+        watching.watch(&Viewer::Everything, &[part("n1", 1), part("n2", 1)], begin);
         watching.ended("n1", &[JobKey { cluster: None, ..part("n1", 1) }]);
         assert!(!ids(&watching, "n1", begin).contains(&1));
         assert_eq!(ids(&watching, "n2", begin), [1], "it goes on there");
@@ -358,7 +379,7 @@ mod tests {
                 let parts: Vec<JobKey> = (0..nodes).map(|node| part(&format!("n{}", node % 300), id + node)).collect();
                 let now = begin + seconds(at_s);
                 match uid {
-                    0 => watching.watch(&parts, now),
+                    0 => watching.watch(&Viewer::Uid(id as u32 % 3), &parts, now),
                     _ => drop(watching.watch_for(&Viewer::Uid(uid), &parts, seconds(for_s), now)),
                 }
                 prop_assert!(watching.of("n1", now).len() <= WATCHED_MAX);
@@ -372,7 +393,7 @@ mod tests {
                 prop_assert!(state.wanted.values().map(of_viewer).sum::<usize>() <= WANTED_PARTS_PER_VIEWER);
                 prop_assert!(state.wanted.values().all(|jobs| of_viewer(jobs) <= WANTED_ON_NODE_PER_VIEWER));
                 let furthest = begin + seconds(200) + WANTED_FOR_MAX;
-                prop_assert!(state.nodes.values().flatten().all(|(_, until)| *until <= furthest));
+                prop_assert!(state.nodes.values().flatten().all(|(_, look)| look.until <= furthest));
                 prop_assert!(state.wanted.values().flatten().all(|(_, one)| one.until <= furthest));
             }
             prop_assert!(watching.of("n1", begin + seconds(200) + WANTED_FOR_MAX).is_empty());

@@ -74,6 +74,8 @@ struct Job {
 struct Host {
     sequence: u64,
     jobs: BTreeMap<u64, Job>,
+    /// Jobs that ran here when an earlier server ended, by their ids: when they began for it, in unix seconds.
+    earlier: HashMap<u64, i64>,
     rows: HashMap<(Subject, &'static str), Row>,
     series: BTreeMap<(Subject, &'static str), Course>,
     samples: usize,
@@ -95,6 +97,15 @@ impl Importer {
         // Numbers of batches start again with each server.
         let spool = format!("colmet-{}", met_query::jobs::now_ns());
         Importer { manager, spool, hosts: BTreeMap::new() }
+    }
+
+    /// Goes on with jobs that a host had when an earlier server ended, by their ids and the seconds in which they began: each
+    /// is one job, though its first living task may be another one now.
+    pub fn resume(&mut self, host: &str, jobs: impl IntoIterator<Item = (u64, i64)>) {
+        let jobs: HashMap<u64, i64> = jobs.into_iter().take(JOBS_OF_HOST_MAX).collect();
+        if !jobs.is_empty() && (self.hosts.len() < HOSTS_MAX || self.hosts.contains_key(host)) {
+            self.hosts.entry(host.to_owned()).or_default().earlier = jobs;
+        }
     }
 
     /// Whether there is so much that it should be written.
@@ -228,6 +239,7 @@ impl Host {
         }
         // A start after the record is none.
         let start_ns = start_ns.filter(|&start_ns| start_ns <= time_ns).unwrap_or(time_ns);
+        let start_ns = self.earlier.remove(&id).map_or(start_ns, |start_s| start_s.saturating_mul(SECOND_NS));
         let job = self.jobs.entry(id).or_insert_with(|| Job {
             key: JobKey {
                 cluster: None,

@@ -230,3 +230,22 @@ fn a_message_of_the_variant_becomes_samples_of_its_job() {
     let counted = &batch.records[0].events;
     assert_eq!((counted.len(), counted[0].name.as_str(), counted[0].count), (1, "instructions", 70));
 }
+
+#[test]
+fn a_job_that_ran_when_the_server_was_restarted_keeps_its_key() {
+    let start = ("ac_btime", 1_794_702_000);
+    let mut importer = Importer::new("oar".to_owned());
+    importer.resume("n1", [(5, 1_794_700_000)]);
+    for second in 0..2 {
+        for id in [5, 6] {
+            let taken = record(Backend::Taskstats, id, second, &[start, ("cpu_run_real_total", 7)]);
+            importer.take(&taken, NOW_NS).unwrap();
+        }
+    }
+    let batches = importer.batches(NOW_NS);
+    let begun = |id: &str| {
+        let record = batches[0].records.iter().find(|record| record.key.id == id).unwrap();
+        (record.key.incarnation, record.start_ns.unwrap() / SECOND_NS)
+    };
+    assert_eq!((begun("5"), begun("6")), ((1_794_700_000, 1_794_700_000), (1_794_702_000, 1_794_702_000)));
+}

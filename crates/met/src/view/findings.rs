@@ -11,7 +11,7 @@ use met_insight::rules::{Explanation, Rule, fields};
 
 use super::{Paint, Style, text};
 use met_core::units;
-use met_insight::report::words::amount;
+use met_insight::report::words::marked;
 
 const COLUMNS: usize = 80;
 /// Jobs that a line names.
@@ -139,7 +139,7 @@ pub fn fields(style: &Style) -> String {
 
 fn written(evidence: &Evidence) -> String {
     let Evidence { value, measure, quality, .. } = *evidence;
-    amount(&Amount { value, measure, quality })
+    marked(&Amount { value, measure, quality })
 }
 
 /// All of one rule, or a line for each.

@@ -36,7 +36,7 @@ fn unreadable_days(state: &Path) -> Option<Finding> {
         0 => format!("samples of one day cannot be read: {}", unreadable[0]),
         _ => format!("samples of {} days cannot be read: {}; and {more} more", more + 1, unreadable[0]),
     };
-    let remedy = "move the file away, or chown it to the user of the daemon";
+    let remedy = "move the file away with its -wal and -shm, or chown it to the user of the daemon";
     Some(of_store(Health::Less, detail).remedied_by(remedy))
 }
 
@@ -81,6 +81,14 @@ fn damaged(state: &Path) -> Option<Finding> {
             "restart the daemon, or run `met daemon --user` if none is running: readable jobs are copied to a new \
              store, and the damaged file is kept",
         ));
+    }
+    if let Some(count) = Some(checked.unlike_packed.len()).filter(|&count| count > 0) {
+        let shown = checked.unlike_packed.iter().take(PROBLEMS_SHOWN).cloned().collect::<Vec<_>>().join(", ");
+        let of = units::counted(count, "job");
+        let detail =
+            format!("packed records of {of} differ from their records ({shown}): `met check` may be wrong");
+        let remedy = "nothing: a daemon writes them again within a day";
+        return Some(of_store(Health::Less, detail).remedied_by(remedy));
     }
     let salvage = Reader::open_checked(state).ok()?.last_salvage()?;
     Some(of_store(Health::Less, salvage.sentence()).remedied_by(removal(&salvage.aside)))
@@ -204,6 +212,8 @@ fn unwritable(state: &Path) -> Option<std::io::Error> {
 
 #[cfg(test)]
 mod tests {
+    use met_core::job::Record;
+
     use super::*;
 
     #[test]
@@ -224,8 +234,10 @@ mod tests {
     fn a_damaged_store_is_found_out_and_what_became_of_it_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = met_store::Writer::open(folder.path()).unwrap();
-        let records: Vec<_> = (1..=3).map(|id| met_core::sample::full(id, "train")).collect();
-        writer.put_all(&records).unwrap();
+        // Too long to be packed: else it would be taken from there.
+        let command = vec![format!("cat {}", "x".repeat(5000))];
+        let record = |id| Record { command: command.clone(), ..met_core::sample::full(id, "train") };
+        writer.put_all(&[1, 2, 3].map(record)).unwrap();
         drop(writer);
         assert!(damaged(folder.path()).is_none());
         let path = folder.path().join("store.db");
