@@ -120,16 +120,16 @@ fn agent(timeout: Duration) -> ureq::Agent {
 
 fn read(agent: &ureq::Agent, address: &str, pages: &'static QueuePages) -> Result<Counted, String> {
     let by_partition = page(agent, address, &pages.by_partition, pages.remedy)?;
-    let by_user = page(agent, address, &pages.by_user, pages.remedy)?;
-    let unparsed = by_partition.unparsed + by_user.unparsed;
-    let (path, lines) = (pages.by_partition.path, by_partition.lines);
+    let (path, lines, unread) = (pages.by_partition.path, by_partition.lines, by_partition.unparsed);
     let partitions = by_partition.by_partition();
     if partitions.is_empty() && lines == 0 {
         return Err(format!("{path} is empty; {}", pages.remedy));
     }
     if partitions.is_empty() {
-        return Err(format!("{path} counts no jobs: {unparsed} of {lines} lines could not be read"));
+        return Err(format!("{path} counts no jobs: {unread} of {lines} lines could not be read"));
     }
+    let by_user = page(agent, address, &pages.by_user, pages.remedy)?;
+    let unparsed = unread + by_user.unparsed;
     let path = pages.by_user.path;
     let users = by_user.by_user().ok_or_else(|| format!("{path} has lines that could not be read"))?;
     if users.is_empty() && partitions.values().any(|&waiting| waiting > 0) {
@@ -201,8 +201,11 @@ fn words(error: ureq::Error) -> String {
 }
 
 fn io_words(error: io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "no answer in time".to_owned(),
+    let of_library = error.get_ref().and_then(|inner| inner.downcast_ref::<ureq::Error>());
+    let is_late = matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock);
+    match of_library {
+        Some(ureq::Error::Timeout(_)) => "no answer in time".to_owned(),
+        _ if is_late => "no answer in time".to_owned(),
         _ => error.to_string(),
     }
 }
@@ -211,6 +214,7 @@ fn io_words(error: io::Error) -> String {
 mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
 
     use met_jobs::scheduler;
@@ -363,61 +367,51 @@ mod tests {
     #[test]
     fn a_page_that_fails_takes_back_what_was_counted_and_comes_again() {
         let (sender, news) = mpsc::sync_channel(4);
-        let status = Arc::new(Mutex::new(SchedulerStatus::default()));
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
-        let (switch, switched) = mpsc::channel::<bool>();
-        let switched = Mutex::new((switched, true));
-        let address = controller(move |path| {
-            let mut works = lock(&switched);
-            if path.ends_with("/partitions") {
-                works.1 = works.0.recv().unwrap_or(false);
-            }
-            Some(if works.1 { plain(&of_slurm(path)) } else { reply("404 Not Found", "text/plain", b"") })
-        });
+        let works = Arc::new(AtomicBool::new(true));
+        let is_working = Arc::clone(&works);
         let reader = QueueReader {
-            scheduler: Scheduler::Slurm,
-            pages: pages(),
-            address,
-            timeout: TIMEOUT,
-            interval: Duration::from_millis(10),
-            measured: None,
-            sender,
-            bell,
-            status: Arc::clone(&status),
+            address: controller(move |path| match is_working.load(Ordering::SeqCst) {
+                true => Some(plain(&of_slurm(path))),
+                false => Some(reply("404 Not Found", "text/plain", b"")),
+            }),
+            ..reader(sender, None)
         };
-        let (stop, stopped) = mpsc::sync_channel(0);
-        let thread = std::thread::spawn(move || reader.work(&stopped));
-        let next = |works: bool| {
-            switch.send(works).unwrap();
-            news.recv().unwrap().queue.unwrap()
+        let next = |is_up: bool, failures: u32| {
+            works.store(is_up, Ordering::SeqCst);
+            reader.report(read_within(&reader.address, TIMEOUT), failures, Duration::ZERO);
+            news.try_recv().ok().map(|update| update.queue.unwrap())
         };
-        let first = next(true);
+        let first = next(true, 0).unwrap();
         assert_eq!((first.manager.as_str(), first.partitions.len()), ("slurm", 4));
         assert!(first.is_valid(first.read_ns + VALID_MIN.as_nanos() as i64));
-        assert!(next(false).partitions.is_empty(), "nothing is known any more");
-        assert!(lock(&status).last_error.as_ref().unwrap().contains("404"));
-        assert_eq!(next(true).partitions.len(), 4);
-        assert_eq!((lock(&status).last_error.clone(), lock(&status).told), (None, 4));
-        drop(stop);
-        drop(switch);
-        thread.join().unwrap();
+        assert!(next(false, 1).unwrap().partitions.is_empty(), "nothing is known any more");
+        assert_eq!(next(false, 2), None, "once");
+        assert!(lock(&reader.status).last_error.as_ref().unwrap().contains("404"));
+        assert_eq!(next(true, 0).unwrap().partitions.len(), 4);
+        let status = lock(&reader.status);
+        assert_eq!((status.last_error.clone(), status.told, status.answered_ns.is_some()), (None, 4, true));
+    }
+
+    fn reader(sender: SyncSender<Update>, measured: Option<Arc<Mutex<Measured>>>) -> QueueReader {
+        QueueReader {
+            scheduler: Scheduler::Slurm,
+            pages: pages(),
+            address: String::new(),
+            timeout: TIMEOUT,
+            interval: Duration::from_millis(1),
+            measured,
+            sender,
+            bell: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()),
+            status: Arc::default(),
+        }
     }
 
     #[test]
     fn a_daemon_without_jobs_reads_no_page() {
         let (sender, news) = mpsc::sync_channel(4);
         let measured = Arc::new(Mutex::new(Measured::default()));
-        let reader = QueueReader {
-            scheduler: Scheduler::Slurm,
-            pages: pages(),
-            address: controller(|path| Some(plain(&of_slurm(path)))),
-            timeout: TIMEOUT,
-            interval: Duration::from_millis(1),
-            measured: Some(Arc::clone(&measured)),
-            sender,
-            bell: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()),
-            status: Arc::default(),
-        };
+        let address = controller(|path| Some(plain(&of_slurm(path))));
+        let reader = QueueReader { address, ..reader(sender, Some(Arc::clone(&measured))) };
         let (stop, stopped) = mpsc::sync_channel(0);
         let thread = std::thread::spawn(move || reader.work(&stopped));
         std::thread::sleep(Duration::from_millis(50));
