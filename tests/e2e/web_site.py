@@ -43,6 +43,7 @@ class Site:
 
     def __init__(self, world, http="", login="", server="", members="", jobs=JOBS):
         self.world, self.port, self.process = world, free_port(), None
+        self.listed = len(JOBS)
         self.programs = os.path.join(world.root, "programs")
         os.makedirs(self.programs, exist_ok=True)
         script(os.path.join(self.programs, "sacct"), SACCT.replace("JOBS", repr(jobs), 1).replace("BEGIN", str(int(time.time()) - 60)))
@@ -78,7 +79,7 @@ class Site:
         eventually(answers, "the server listens")
         self.operator = self.enroll("chief", "--operator")
         # Every round of the scheduler may bring some.
-        eventually(lambda: len(Browser(self).names(self.operator)) == len(JOBS), "the jobs are there")
+        eventually(lambda: len(Browser(self).names(self.operator)) == self.listed, "the jobs are there")
         return self
 
     def refuses(self, *words):

@@ -206,6 +206,8 @@ pub struct Schedulers {
     pub scope: Option<Scope>,
     /// Folders of the commands, divided by colons.
     pub path: Option<String>,
+    /// Where each counts its queue, in the order of `Scheduler::ALL`.
+    pub metrics: [Option<String>; Scheduler::COUNT],
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -40,6 +40,7 @@ pub mod node;
 pub mod node_health;
 pub mod process_exits;
 pub mod provenance;
+pub mod queue;
 pub mod rate;
 pub mod reaction;
 pub mod running;

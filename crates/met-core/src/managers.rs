@@ -56,6 +56,8 @@ pub struct Query {
     pub program: &'static str,
     /// About its key in the configuration.
     pub help: &'static str,
+    /// The key for the address at which it counts its queue, and about it.
+    pub metrics: Option<(&'static str, &'static str)>,
 }
 
 pub struct Pattern {
@@ -160,7 +162,11 @@ const fn named(name: &'static str) -> Manager {
 
 macro_rules! query {
     ($scheduler:ident, $title:literal, $program:literal) => {
+        query!($scheduler, $title, $program, None)
+    };
+    ($scheduler:ident, $title:literal, $program:literal, $metrics:expr) => {
         Some(Query {
+            metrics: $metrics,
             scheduler: Scheduler::$scheduler,
             program: $program,
             help: concat!(
@@ -198,7 +204,10 @@ const GIB: i64 = 1 << 30;
 #[rustfmt::skip]
 pub const MANAGERS: &[Manager] = &[
     Manager {
-        query: query!(Slurm, "SLURM", "sacct"),
+        query: query!(Slurm, "SLURM", "sacct", Some((
+            "slurm_metrics",
+            "where slurmctld serves its metrics, for example `http://ctl:6817` (Slurm 25.11 or newer with `MetricsType=metrics/openmetrics`): how many jobs wait is then taken from there, and from `squeue` while it does not answer; read by the server, or by a system daemon that sends to none",
+        ))),
         spans_nodes: true,
         watchers: &["slurmstepd"],
         user: Some("slurm"),

@@ -86,7 +86,7 @@ fn findings(jobs: &[Record]) -> Vec<Finding> {
     let machine = Machine { cpus: Some(64) };
     let mut found: Vec<Finding> =
         jobs.iter().flat_map(|record| rules::findings(rules, &Job::new(record, machine, now_ns))).collect();
-    for sum in user::sums(jobs, now_ns) {
+    for sum in user::sums(jobs, &[], now_ns) {
         found.extend(rules::findings_of_user(rules, &sum));
     }
     found

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::Request;
 
 /// Raised when an older peer would misunderstand a message.
-pub const PROTOCOL: u32 = 9;
+pub const PROTOCOL: u32 = 10;
 /// The version from which on supervisors pass their counters to a daemon.
 pub const COUNTERS: u32 = 5;
 /// The version from which on jobs are listed by [`met_core::conditions::Conditions`] and sorted by columns.
@@ -20,6 +20,8 @@ pub const USAGE: u32 = 7;
 pub const REACTIONS: u32 = 8;
 /// The version from which on rules have jobs sampled more often.
 pub const WATCH: u32 = 9;
+/// The version from which on the queues of schedulers are asked for.
+pub const QUEUES: u32 = 10;
 /// The oldest version that is still spoken.
 pub const PROTOCOL_OLDEST: u32 = 1;
 /// The version that introduced `Reply::Unlinked`.
@@ -107,6 +109,7 @@ pub fn introduced(request: &Request) -> u32 {
         Request::FindOf { .. } | Request::Usage(_) => USAGE,
         Request::Reactions { .. } => REACTIONS,
         Request::Watch { .. } => WATCH,
+        Request::Queues => QUEUES,
     }
 }
 

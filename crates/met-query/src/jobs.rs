@@ -23,6 +23,7 @@ use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::belief;
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::{self, sort_ns};
+use met_core::queue::Queue;
 use met_core::reaction::{Reaction, ReactionChange, ReactionStep, ReactionTarget};
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
@@ -36,6 +37,7 @@ use met_store::{NodePart, PROCESS_ROWS, Page, Queries, StoreError};
 use crate::annotate::no_such_job;
 use crate::client::Unreachable;
 use crate::query::{PAGE_SAMPLES, Query};
+use crate::queues;
 use crate::setting::Setting;
 use crate::viewer::Viewer;
 use by_process::{Running, Wanted};
@@ -390,6 +392,18 @@ impl AllJobs {
             }
         }
         said.ok_or_else(no_such_job)
+    }
+
+    /// How many jobs wait, as schedulers count them. Where that is unknown, the jobs that are known to wait are enough; an
+    /// earlier version does not know it.
+    pub fn queues(&mut self) -> Vec<Queue> {
+        let of = |source: &Box<dyn Source>| {
+            source.queues(CALLER).unwrap_or_else(|error| {
+                tracing::debug!("cannot read the queues of schedulers: {error:#}");
+                Vec::new()
+            })
+        };
+        queues::newest(self.sources.iter().flat_map(of).collect())
     }
 
     /// What was done about findings. Unless all of it is needed, what cannot be read is left out: an older daemon keeps

@@ -12,6 +12,7 @@ pub mod machine_now;
 pub mod machines;
 pub mod protocol;
 pub mod query;
+pub mod queues;
 pub mod react;
 pub mod server_client;
 pub mod setting;

@@ -14,6 +14,7 @@ use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{CgroupPaths, JobKey, Record};
 use met_core::listing::Cursor;
 use met_core::node_health::{FailingSource, NodeHealth, Spool};
+use met_core::queue::Queue;
 use met_core::reaction::{Reaction, ReactionChange};
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{Unparsed, lossless_path};
@@ -127,6 +128,8 @@ pub enum Request {
     Reactions {
         change: Option<ReactionChange>,
     },
+    /// How many jobs wait, as schedulers count them.
+    Queues,
     /// Rules want running jobs to be sampled at the shortest interval for this long.
     Watch {
         jobs: Vec<JobKey>,
@@ -181,6 +184,7 @@ pub enum Reply {
     Sums(Vec<Sum>),
     Usage(Usage),
     Reactions(Vec<Reaction>),
+    Queues(Vec<Queue>),
     /// Those of the jobs that run are sampled like that.
     Watched(Vec<JobKey>),
     Course(WireCourse),
@@ -488,6 +492,34 @@ pub struct SchedulerStatus {
     /// A query is in progress.
     #[serde(default)]
     pub asking: bool,
+    /// It is the page at this address, on which the manager counts its queue; `told` are partitions then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page: Option<String>,
+    /// Lines of it that could not be read.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unparsed: u64,
+}
+
+impl SchedulerStatus {
+    /// What is known of the page on which the manager counts its queue, if this is one.
+    pub fn page_words(&self, now_ns: i64) -> Option<String> {
+        let (manager, page) = (&self.manager, self.page.as_ref()?);
+        if let Some(error) = &self.last_error {
+            let instead = "how many jobs wait is taken from commands";
+            return Some(format!("{manager}: cannot read the queue from {page}: {error}; {instead}"));
+        }
+        let Some(answered_ns) = self.answered_ns else {
+            return Some(format!("{manager}: the queue has not been read from {page} yet"));
+        };
+        let ago = (now_ns - answered_ns).max(0) / 1_000_000_000;
+        let count = |count: u64, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let mut text =
+            format!("{manager}: queue of {} read from {page} {ago} s ago", count(self.told, "partition"));
+        if self.unparsed > 0 {
+            text.push_str(&format!("; {} could not be read", count(self.unparsed, "line")));
+        }
+        Some(text)
+    }
 }
 
 /// How the search for jobs of others goes.

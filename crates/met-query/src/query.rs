@@ -8,6 +8,7 @@ use met_core::Table;
 use met_core::grouping::{self, Group, Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
+use met_core::queue::Queue;
 use met_core::reaction::Reaction;
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk, UsageTooLong};
@@ -74,6 +75,10 @@ pub trait Query {
     fn reactions(&self, _: &Viewer) -> Result<Vec<Reaction>> {
         Ok(Vec::new())
     }
+    /// How many jobs wait, as schedulers count them; only for those who see the jobs of everybody.
+    fn queues(&self, _: &Viewer) -> Result<Vec<Queue>> {
+        Ok(Vec::new())
+    }
     /// Has running jobs that the viewer sees sampled at the shortest interval for a while, and says which. Nothing is written
     /// for it. Rules ask for it, where `met check` applies them.
     fn sample_more(&self, _: &Viewer, _: &[JobKey], _wanted_for: Duration) -> Result<Vec<JobKey>> {
@@ -122,6 +127,7 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         Request::Sums { filter, span } => Reply::Sums(query.sums(viewer, filter, span)?),
         Request::Usage(ask) => Reply::Usage(query.usage(viewer, ask)?),
         Request::Reactions { change: None } => Reply::Reactions(query.reactions(viewer)?),
+        Request::Queues => Reply::Queues(query.queues(viewer)?),
         Request::Watch { jobs, seconds } => {
             Reply::Watched(query.sample_more(viewer, jobs, Duration::from_secs(*seconds))?)
         }

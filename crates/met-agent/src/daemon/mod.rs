@@ -27,6 +27,7 @@ mod permissions;
 mod privilege;
 mod process_groups;
 mod query;
+mod queue_reader;
 mod quotas;
 mod recorder;
 mod registry;

@@ -129,6 +129,7 @@ table! {
     // What operators say of a job changes no figure of it.
     Annotate    b"x-xx" b"x--x",
     Reactions   b"x-xx" b"x--x",
+    Queues      b"x-xx" b"x--x",
     // More samples of a job are as good as a look at it.
     Watch       b"x-xx" b"x--x",
     // The machine as a whole is no secret.
@@ -236,6 +237,7 @@ mod tests {
             }),
             Request::Annotate { key: key(), change: Default::default() },
             Request::Reactions { change: None },
+            Request::Queues,
             Request::Watch { jobs: Vec::new(), seconds: 1 },
             Request::NodeParts { since_ms: 0 },
             Request::NodeCourse { table: String::new(), part: String::new(), after_ms: 0 },
@@ -300,6 +302,7 @@ mod tests {
             Usage       own all all  | all - - all
             Annotate    own all all  | all - - all
             Reactions   own all all  | all - - all
+            Queues      own all all  | all - - all
             Watch       own all all  | all - - all
             NodeParts   all all all  | all - - all
             NodeCourse  all all all  | all - - all

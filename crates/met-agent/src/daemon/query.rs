@@ -11,6 +11,7 @@ use met_core::job::{JobKey, Record, State, Totals};
 use met_core::job_table::{CPU, PROCESSES};
 use met_core::listing::{self, Cursor};
 use met_core::node_health::Spool;
+use met_core::queue::Queue;
 use met_core::reaction::Reaction;
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
@@ -25,6 +26,7 @@ use met_query::jobs::{self, JobRef, JobsFilter};
 use met_query::live::Live;
 use met_query::protocol::NodeStatus;
 use met_query::query::{self, PAGE_SAMPLES, Query};
+use met_query::queues;
 use met_query::react;
 use met_query::viewer::Viewer;
 
@@ -116,6 +118,10 @@ impl Query for Service {
 
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
         Ok(react::seen(viewer, met_store::reactions(&self.recorder.writer)?))
+    }
+
+    fn queues(&self, viewer: &Viewer) -> Result<Vec<Queue>> {
+        Ok(queues::seen(viewer, &self.recorder.writer)?)
     }
 
     fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {

@@ -8,7 +8,7 @@ use met_store::{Filter, Queries, Writer};
 
 use super::schedulers::Before;
 use super::write_retries;
-use met_query::jobs;
+use met_query::{jobs, queues};
 
 /// The same again will not do.
 pub fn is_hopeless(error: &anyhow::Error) -> bool {
@@ -33,6 +33,9 @@ pub fn keep(writer: &mut Writer, update: &Update) -> Result<Vec<Record>> {
     writer.put_instead(&write, &instead_of)?;
     if let Some(cursor) = update.cursor {
         writer.set_meta(&cursor_name(update.manager), &cursor.to_string())?;
+    }
+    if let Some(queue) = &update.queue {
+        queues::put(writer, queue)?;
     }
     Ok(write)
 }

@@ -18,6 +18,7 @@ use met_host::{Host, clock};
 use met_jobs::scheduler::{self, Programs, Recorded, Sync, Update};
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::queue_reader::QueueReader;
 use met_config::{Presence, Schedulers as Configured, Scope};
 use met_host::users;
 use met_query::jobs;
@@ -50,6 +51,7 @@ const COST_SHARE: u32 = 20;
 /// The other threads' end.
 pub struct Schedulers {
     workers: Vec<Worker>,
+    queue_readers: Vec<ReaderEnd>,
     news: Receiver<Update>,
     bell: Option<Arc<OwnedFd>>,
 }
@@ -60,6 +62,12 @@ struct Worker {
     status: Arc<Mutex<SchedulerStatus>>,
     /// Where only these are asked about.
     measured: Option<Arc<Mutex<Measured>>>,
+}
+
+/// A thread that reads a queue: it ends when this is dropped.
+struct ReaderEnd {
+    _stop: SyncSender<()>,
+    status: Arc<Mutex<SchedulerStatus>>,
 }
 
 /// Why a scheduler is to be asked sooner.
@@ -84,6 +92,15 @@ impl Asker {
         match self {
             Asker::Server { root } => root,
             Asker::Daemon { system, forwards } => system && !forwards,
+        }
+    }
+
+    /// Whether it reads the page on which a scheduler counts its queue. It takes no rights to read it.
+    fn reads_queue(self, presence: Presence) -> bool {
+        match presence {
+            Presence::Auto => matches!(self, Asker::Server { .. }) || self.asks_by_default(),
+            Presence::Yes => true,
+            Presence::No => false,
         }
     }
 
@@ -139,18 +156,14 @@ impl Schedulers {
         before: impl Fn(&str) -> Before,
     ) -> io::Result<Schedulers> {
         let (sender, news) = mpsc::sync_channel(QUEUE);
-        let mut schedulers = Schedulers { workers: Vec::new(), news, bell: None };
+        let mut schedulers = Schedulers { workers: Vec::new(), queue_readers: Vec::new(), news, bell: None };
         let scope = config.scope.unwrap_or(asker.scope());
         let node = Some(host.facts().hostname.clone()).filter(|_| scope == Scope::Node);
         let by_id = scope == Scope::Node && matches!(asker, Asker::Daemon { .. });
         let usual = if by_id { DAEMON_INTERVAL } else { SERVER_INTERVAL };
         for (scheduler, _) in wanted(config, asker) {
             let manager = scheduler.row().0.name;
-            let bell = match &schedulers.bell {
-                Some(bell) => bell.clone(),
-                None => Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
-            };
-            schedulers.bell = Some(bell.clone());
+            let bell = schedulers.own_bell()?;
             let Before { cursor, live } = before(manager);
             let (nudges, nudged) = mpsc::sync_channel(1);
             let status = SchedulerStatus { manager: manager.to_owned(), ..Default::default() };
@@ -170,7 +183,59 @@ impl Schedulers {
             std::thread::Builder::new().name(manager.to_owned()).spawn(move || asking.work(&nudged))?;
             schedulers.workers.push(Worker { manager, nudges, status, measured });
         }
+        for &scheduler in Scheduler::ALL {
+            schedulers.read_queue(scheduler, config, asker, &sender)?;
+        }
         Ok(schedulers)
+    }
+
+    fn own_bell(&mut self) -> io::Result<Arc<OwnedFd>> {
+        if let Some(bell) = &self.bell {
+            return Ok(Arc::clone(bell));
+        }
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        Ok(Arc::clone(self.bell.insert(bell)))
+    }
+
+    /// Starts the thread that reads its queue, where it is configured.
+    fn read_queue(
+        &mut self,
+        scheduler: Scheduler,
+        config: &Configured,
+        asker: Asker,
+        sender: &SyncSender<Update>,
+    ) -> io::Result<()> {
+        let (index, manager) = (scheduler as usize, scheduler.name());
+        let (Some(pages), Some(address)) = (scheduler::queue_pages(scheduler), &config.metrics[index]) else {
+            return Ok(());
+        };
+        if !asker.reads_queue(config.asked[index]) {
+            return Ok(());
+        }
+        let page = Some(address.clone());
+        let status = SchedulerStatus { manager: manager.to_owned(), page, ..Default::default() };
+        let status = Arc::new(Mutex::new(status));
+        let worker = self.workers.iter().find(|worker| worker.manager == manager);
+        let usual = match asker {
+            Asker::Server { .. } => SERVER_INTERVAL,
+            Asker::Daemon { .. } => DAEMON_INTERVAL,
+        };
+        let reader = QueueReader {
+            scheduler,
+            pages,
+            address: address.clone(),
+            timeout: config.timeout,
+            interval: config.interval.unwrap_or(usual),
+            measured: worker.and_then(|worker| worker.measured.clone()),
+            sender: sender.clone(),
+            bell: self.own_bell()?,
+            status: Arc::clone(&status),
+        };
+        let (stop, stopped) = mpsc::sync_channel(0);
+        let thread = std::thread::Builder::new().name(format!("{manager}-queue"));
+        thread.spawn(move || reader.work(&stopped))?;
+        self.queue_readers.push(ReaderEnd { _stop: stop, status });
+        Ok(())
     }
 
     /// Readable when there is news.
@@ -229,21 +294,22 @@ impl Schedulers {
             jobs: worker.measured.as_ref().map(|measured| lock(measured).jobs.len()),
             ..lock(&worker.status).clone()
         };
-        self.workers.iter().map(of).collect()
+        let of_readers = self.queue_readers.iter().map(|reader| lock(&reader.status).clone());
+        self.workers.iter().map(of).chain(of_readers).collect()
     }
 }
 
-fn ring(bell: &OwnedFd) {
+pub(super) fn ring(bell: &OwnedFd) {
     let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
 }
 
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The jobs about which a daemon asks.
 #[derive(Default)]
-struct Measured {
+pub(super) struct Measured {
     /// With how often their scheduler did not know them.
     jobs: BTreeMap<String, u32>,
     /// Those that users have looked at.
@@ -251,11 +317,15 @@ struct Measured {
 }
 
 impl Measured {
+    pub(super) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
     fn of(ids: Vec<String>) -> Measured {
         Measured { jobs: ids.into_iter().map(|id| (id, 0)).collect(), shown: BTreeSet::new() }
     }
 
-    fn add(&mut self, id: &str) {
+    pub(super) fn add(&mut self, id: &str) {
         if self.jobs.len() < MEASURED_MAX {
             self.jobs.entry(id.to_owned()).or_default();
         }
@@ -395,7 +465,7 @@ fn name_owner(recorded: &mut Recorded, uids: &mut HashMap<String, Option<u32>>) 
 }
 
 /// From 0 to 1.
-fn random_share() -> f64 {
+pub(super) fn random_share() -> f64 {
     // The standard library's hash maps are seeded from the system's random numbers.
     let random = RandomState::new().build_hasher().finish();
     (random >> 11) as f64 / (1_u64 << 53) as f64
@@ -426,7 +496,7 @@ impl Schedule {
 }
 
 /// Until the next query. `spread`: by which share of the jitter those of many daemons are apart.
-fn pause(interval: Duration, failures: u32, took: Duration, spread: Option<f64>) -> Duration {
+pub(super) fn pause(interval: Duration, failures: u32, took: Duration, spread: Option<f64>) -> Duration {
     let backoff = interval.saturating_mul(1 << failures.min(12));
     let pause = backoff.min(BACKOFF_MAX).max(interval).max(took * COST_SHARE);
     spread.map_or(pause, |share| pause.mul_f64(1.0 + JITTER * share))

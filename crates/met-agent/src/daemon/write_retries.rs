@@ -172,7 +172,7 @@ pub(super) mod tests {
         let mut run = Recorded::new("slurm", "8".to_owned());
         run.scheduling.submit_ns = Some(1_000_000_000);
         service.recorder.unwritten.told =
-            Some(Update { manager: "slurm", recorded: vec![run], gone: Vec::new(), cursor: Some(5) });
+            Some(Update { manager: "slurm", recorded: vec![run], cursor: Some(5), ..Update::default() });
         service.flush();
         assert!(
             service.recorder.unwritten.told.is_some()

@@ -158,7 +158,7 @@ fn example(key: &Key) -> &'static str {
         Form::Ladder(_) => "[1s, 10s after 5m]",
         Form::Managers(_) => "{slurm: 1s}",
         Form::Text(_) | Form::Path(_) => "a name",
-        Form::Address(..) => "an address",
+        Form::Address(..) | Form::Metrics(_) => "an address",
         Form::Storage(_)
         | Form::Word(..)
         | Form::Presence(_)

@@ -37,6 +37,8 @@ pub enum Form {
     Presence(fn(&mut Config, Presence)),
     /// Whether it is queried.
     Scheduler(Scheduler),
+    /// Where it counts its queue.
+    Metrics(Scheduler),
     Scope(fn(&mut Config, Scope)),
     Accounts(fn(&mut Config, Accounts)),
     Layouts(fn(&mut Config, Vec<Layout>)),
@@ -73,7 +75,7 @@ impl Form {
             Form::Size(_) => "size",
             Form::Text(_) => "text",
             Form::Path(_) => "path",
-            Form::Address(..) => "address",
+            Form::Address(..) | Form::Metrics(_) => "address",
             Form::Storage(_) => "`sqlite` or `memory`",
             Form::Number(_) => "number",
             Form::Ratio(_) => "number ≥ 1",
@@ -111,6 +113,7 @@ impl Form {
             Form::Power(set) => set(config, None, power_mw(text)?),
             Form::Presence(set) => set(config, presence(text)?),
             Form::Scheduler(which) => config.schedulers.asked[*which as usize] = presence(text)?,
+            Form::Metrics(which) => config.schedulers.metrics[*which as usize] = Some(web_address(text)?),
             Form::Scope(set) => set(config, scope(text)?),
             Form::Accounts(set) => set(config, accounts(text)?),
             Form::Plain(set) => set(config, plain(text)?),
@@ -243,6 +246,24 @@ fn storage(text: &str) -> Result<StorageName, ParseError> {
         "memory" => Ok(StorageName::Memory),
         _ => Err(ParseError(format!("{text:?} is not a storage; write sqlite or memory"))),
     }
+}
+
+/// A host and a port, without a path: that is the program's.
+fn web_address(text: &str) -> Result<String, ParseError> {
+    let refuse = || ParseError(format!("{text:?} is not an address; write for example http://ctl:6817"));
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")).ok_or_else(refuse)?;
+    let host = rest.strip_suffix('/').unwrap_or(rest);
+    // Where another port is meant than that of the web, none would be a mistake.
+    let (name, port) = host.rsplit_once(':').ok_or_else(refuse)?;
+    let is_name = if let Some(address) = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+        address.parse::<std::net::Ipv6Addr>().is_ok()
+    } else {
+        let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        !name.is_empty() && name.bytes().all(is_letter)
+    };
+    let is_port =
+        port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0);
+    if is_name && is_port { Ok(text.trim_end_matches('/').to_owned()) } else { Err(refuse()) }
 }
 
 fn presence(text: &str) -> Result<Presence, ParseError> {

@@ -78,20 +78,40 @@ const QUERY_KEYS: &[Key] = &[
     key!("path": Text(schedulers.path?), "folders searched first for the commands, separated by colons"),
 ];
 
-const SCHEDULER_KEYS_COUNT: usize = Scheduler::COUNT + QUERY_KEYS.len();
+const SCHEDULER_KEYS_COUNT: usize = Scheduler::COUNT + QUERY_KEYS.len() + metrics_keys();
+
+/// Of schedulers that count their queue.
+const fn metrics_keys() -> usize {
+    let (mut count, mut index) = (0, 0);
+    while index < Scheduler::COUNT {
+        count += Scheduler::ALL[index].row().1.metrics.is_some() as usize;
+        index += 1;
+    }
+    count
+}
 
 /// A key for each scheduler, then the others.
 static SCHEDULER_KEYS: [Key; SCHEDULER_KEYS_COUNT] = {
     let mut keys = [QUERY_KEYS[0]; SCHEDULER_KEYS_COUNT];
+    let mut at = 0;
+    while at < Scheduler::COUNT {
+        let (manager, query) = Scheduler::ALL[at].row();
+        let form = Form::Scheduler(Scheduler::ALL[at]);
+        keys[at] = Key { name: manager.name, form, default: "auto", help: query.help };
+        at += 1;
+    }
     let mut index = 0;
-    while index < SCHEDULER_KEYS_COUNT {
-        keys[index] = if index < Scheduler::COUNT {
-            let (manager, query) = Scheduler::ALL[index].row();
-            let form = Form::Scheduler(Scheduler::ALL[index]);
-            Key { name: manager.name, form, default: "auto", help: query.help }
-        } else {
-            QUERY_KEYS[index - Scheduler::COUNT]
-        };
+    while index < QUERY_KEYS.len() {
+        keys[at] = QUERY_KEYS[index];
+        (at, index) = (at + 1, index + 1);
+    }
+    let mut index = 0;
+    while index < Scheduler::COUNT {
+        let scheduler = Scheduler::ALL[index];
+        if let Some((name, help)) = scheduler.row().1.metrics {
+            keys[at] = Key { name, form: Form::Metrics(scheduler), default: "", help };
+            at += 1;
+        }
         index += 1;
     }
     keys

@@ -77,7 +77,7 @@ fn every_key_is_read() {
              storage: {name: sqlite, keep: 7d, max_size: 500MB}\n\
              gpu: {nvml: /opt/libnvidia-ml.so.1, idle_power: 60W}\n\
              schedulers: {slurm: true, oar: false, pbs: auto, lsf: no, interval: 5m, lookback: 7d,\n\
-             \x20 timeout: 10s, scope: node, path: /opt/lsf/bin}\n\
+             \x20 timeout: 10s, scope: node, path: /opt/lsf/bin, slurm_metrics: \"http://ctl:6817/\"}\n\
              jobs:\n  discover: true\n  below: /slice/a\n  plain: unit\n  plain_after: 1m\n  plain_cpu: 2s\n  start_before_cgroup: yes\n  layouts:\n  - {manager: mine, path: \"m/job-{id}\"}\n\
              \x20 - manager: other\n    path: o/{id}\n    parts: part-{step}\n\
              system: {runtime: /run/other, state: /srv/met}\n",
@@ -97,6 +97,7 @@ fn every_key_is_read() {
         timeout: Duration::from_secs(10),
         scope: Some(Scope::Node),
         path: Some("/opt/lsf/bin".to_owned()),
+        metrics: [Some("http://ctl:6817".to_owned()), None, None, None],
     };
     assert_eq!(config.schedulers, expected);
     let layouts = [("mine", "m/job-{id}", ""), ("other", "o/{id}", "part-{step}")];
@@ -632,4 +633,33 @@ fn jobs_are_sampled_by_their_age_unless_an_interval_is_fixed() {
         "sampling:\n  managers: slurm\n",
         expect![[r#"met.yaml:2: sampling.managers: "slurm" names no manager; write {slurm: 1s}"#]],
     );
+}
+
+#[test]
+fn an_address_of_metrics_is_a_host_and_a_port() {
+    let read = |text: &str| {
+        let yaml = format!("schedulers: {{slurm_metrics: \"{text}\"}}\n");
+        Config::parse(&yaml, Path::new("met.yaml"))
+    };
+    for right in ["http://ctl:6817", "https://a-b.c_d:1", "http://10.0.0.1:80/", "http://[::1]:6817"] {
+        assert!(read(right).is_ok(), "{right}");
+    }
+    for wrong in [
+        "ctl:6817",
+        "ftp://ctl:6817",
+        "http://ctl",
+        "http://ctl:0",
+        "http://ctl:+1",
+        "http://ctl:65536",
+        "http://ctl:",
+        "http://:6817",
+        "http://user:secret@ctl:6817",
+        "http://ctl:6817/metrics",
+        "http://ctl:6817?a",
+        "http://[ctl]:6817",
+        "http://c tl:6817",
+        "",
+    ] {
+        assert!(read(wrong).is_err(), "{wrong}");
+    }
 }

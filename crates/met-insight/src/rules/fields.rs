@@ -360,7 +360,10 @@ pub static FIELDS: &[Field] = &[
         "others_queued",
         Measure::Count,
         "jobs of others that wait for resources in a partition of the user",
-        |user| Some(Fact::measured(user.others_queued? as f64)),
+        |user| {
+            let quality = if user.is_queue_a_bound { QualityKind::LowerBound } else { QualityKind::Measured };
+            Some(Fact { quality, ..Fact::measured(user.others_queued? as f64) })
+        },
     ),
 ];
 

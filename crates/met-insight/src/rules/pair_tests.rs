@@ -365,7 +365,7 @@ impl Case {
                 all
             }
             Case::Users(records) => {
-                let sums = user::sums(records, sample::NOW_NS + 40 * 3_600_000_000_000);
+                let sums = user::sums(records, &[], sample::NOW_NS + 40 * 3_600_000_000_000);
                 sums.iter().flat_map(|sum| findings_of_user(rules, sum)).collect()
             }
         }
@@ -534,7 +534,7 @@ impl Month {
             Ok::<_, std::convert::Infallible>(course.cloned().unwrap_or_else(|| Course::new(table)))
         };
         let Ok((mut found, _)) = crate::check::of_jobs(&look, &self.records, &mut [&mut series]);
-        for sum in user::sums(&self.records, now_ns) {
+        for sum in user::sums(&self.records, &[], now_ns) {
             found.extend(findings_of_user(Rules::built_in(), &sum));
         }
         finding::rank(&mut found);

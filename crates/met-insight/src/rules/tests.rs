@@ -1,5 +1,6 @@
 use met_core::job::{GpuUse, Part, QualityKind, Record, State};
 use met_core::job_table as column;
+use met_core::queue::Queue;
 
 use proptest::prelude::*;
 
@@ -557,19 +558,19 @@ fn a_sum_of_small_jobs_is_seen() {
     };
     let jobs: Vec<Record> = (0..600).map(tiny).collect();
     let told = |jobs: &[Record]| {
-        let sums = user::sums(jobs, sample::NOW_NS);
+        let sums = user::sums(jobs, &[], sample::NOW_NS);
         findings_of_user(Rules::built_in(), &sums[0]).into_iter().map(|it| it.rule).collect::<Vec<_>>()
     };
     assert_eq!(told(&jobs), ["many_tiny_jobs"]);
     assert_eq!(told(&jobs[..400]), none());
     let mut reversed = jobs.clone();
     reversed.reverse();
-    assert_eq!(user::sums(&jobs, sample::NOW_NS), user::sums(&reversed, sample::NOW_NS));
+    assert_eq!(user::sums(&jobs, &[], sample::NOW_NS), user::sums(&reversed, &[], sample::NOW_NS));
 }
 
 /// The rules that speak of the sums of these jobs, with their users.
 fn of_sums(jobs: &[Record]) -> Vec<String> {
-    let sums = user::sums(jobs, sample::NOW_NS);
+    let sums = user::sums(jobs, &[], sample::NOW_NS);
     let of = |sum: &user::UserSum| findings_of_user(Rules::built_in(), sum);
     sums.iter().flat_map(of).map(|found| format!("{} {}", found.subject, found.rule)).collect()
 }
@@ -618,7 +619,7 @@ fn who_sees_one_user_alone_knows_no_share_of_all() {
         record
     };
     let of_alice = |jobs: &[Record]| {
-        let sums = user::sums(jobs, sample::NOW_NS);
+        let sums = user::sums(jobs, &[], sample::NOW_NS);
         (sums[0].share_of_all, sums[0].others_queued)
     };
     assert_eq!(of_alice(&[job("alice")]), (None, None));
@@ -633,7 +634,7 @@ fn who_uses_all_alone_does_not_hog() {
         record
     };
     let hogs = |jobs: &[Record]| {
-        let sums = user::sums(jobs, sample::NOW_NS);
+        let sums = user::sums(jobs, &[], sample::NOW_NS);
         let of = |user| findings_of_user(Rules::built_in(), user).into_iter().any(|it| it.rule == "hog");
         sums.iter().filter(|user| of(user)).map(|user| user.user.clone()).collect::<Vec<_>>()
     };
@@ -654,4 +655,97 @@ fn who_uses_all_alone_does_not_hog() {
     unknown.allocated.nodes = Some(2);
     jobs.push(unknown);
     assert_eq!(hogs(&jobs), none(), "what a third of the core time was used for is not known");
+}
+
+/// What a scheduler counts at the time of the tests.
+fn counted(partitions: &[(&str, u64)], users: &[(&str, u64)]) -> Queue {
+    let counts =
+        |counts: &[(&str, u64)]| counts.iter().map(|&(name, count)| (name.to_owned(), count)).collect();
+    Queue {
+        manager: "slurm".to_owned(),
+        read_ns: sample::NOW_NS,
+        valid_until_ns: sample::NOW_NS + 180_000_000_000,
+        partitions: counts(partitions),
+        users: counts(users),
+    }
+}
+
+/// A job of alice, who runs until now, and one of bob.
+fn two_users() -> Vec<Record> {
+    let job = |user: &str, cores: f64| {
+        let mut record = given(made(10 * HOUR).cores(move |_| cores), 64).record;
+        (record.key.id, record.user) = (user.to_owned(), Some(user.to_owned()));
+        record.key.manager = "slurm".to_owned();
+        record.scheduling.partition = Some("batch".to_owned());
+        let lived_ns = record.end_ns.unwrap() - record.start_ns.unwrap();
+        (record.start_ns, record.end_ns) = (Some(sample::NOW_NS - lived_ns), Some(sample::NOW_NS));
+        record
+    };
+    vec![job("alice", 60.0), job("bob", 1.0)]
+}
+
+fn pending_of(user: &str, id: usize, reason: &str) -> Record {
+    let mut record = two_users().remove(1);
+    (record.key.id, record.user) = (format!("p{id}"), Some(user.to_owned()));
+    (record.state, record.start_ns, record.end_ns) = (State::Pending, None, None);
+    record.scheduling.reason = Some(reason.to_owned());
+    record.scheduling.eligible_ns = Some(sample::NOW_NS - 3_600_000_000_000);
+    record
+}
+
+#[test]
+fn a_scheduler_that_counts_its_queue_knows_who_waits() {
+    let of_alice = |jobs: &[Record], queue: &Queue| {
+        let sums = user::sums(jobs, std::slice::from_ref(queue), sample::NOW_NS);
+        let alice = sums.into_iter().find(|sum| sum.user == "alice").unwrap();
+        let hogs = findings_of_user(Rules::built_in(), &alice).iter().any(|found| found.rule == "hog");
+        assert_eq!(hogs, alice.others_queued.unwrap() > 0);
+        (alice.others_queued.unwrap(), alice.is_queue_a_bound)
+    };
+    let jobs = two_users();
+    assert_eq!(of_alice(&jobs, &counted(&[("batch", 5)], &[("bob", 5)])), (5, true));
+    assert_eq!(of_alice(&jobs, &counted(&[("batch", 5)], &[("alice", 3), ("bob", 2)])), (2, true));
+    assert_eq!(of_alice(&jobs, &counted(&[("batch", 5)], &[("alice", 5)])), (0, true), "all her own");
+    assert_eq!(
+        of_alice(&jobs, &counted(&[("batch", 0), ("gpu", 9)], &[])),
+        (0, true),
+        "in another partition"
+    );
+    assert_eq!(
+        of_alice(&jobs, &counted(&[("gpu", 9)], &[])),
+        (0, false),
+        "of her partition nothing is counted"
+    );
+    let other = Queue { manager: "oar".to_owned(), ..counted(&[("batch", 5)], &[]) };
+    assert_eq!(of_alice(&jobs, &other), (0, false), "a queue of the same name");
+    let old = Queue { valid_until_ns: sample::NOW_NS - 1, ..counted(&[("batch", 5)], &[]) };
+    assert_eq!(of_alice(&jobs, &old), (0, false), "it was like that once");
+    let mut earlier = two_users();
+    let alice = &mut earlier[0];
+    for time in [&mut alice.start_ns, &mut alice.end_ns] {
+        *time = time.map(|ns| ns - 3_600_000_000_000);
+    }
+    assert_eq!(of_alice(&earlier, &counted(&[("batch", 5)], &[])), (0, false), "her jobs are over");
+}
+
+#[test]
+fn why_jobs_wait_is_known_from_their_records_only() {
+    let of_alice = |pending: &[Record], queue: &[Queue]| {
+        let jobs: Vec<Record> = two_users().into_iter().chain(pending.iter().cloned()).collect();
+        let sums = user::sums(&jobs, queue, sample::NOW_NS);
+        sums.iter().find(|sum| sum.user == "alice").unwrap().others_queued.unwrap()
+    };
+    let many = || [counted(&[("batch", 8)], &[("bob", 8)])];
+    let dependent = pending_of("bob", 1, "Dependency");
+    assert_eq!(of_alice(std::slice::from_ref(&dependent), &many()), 0, "it waits for another job");
+    let waiting = pending_of("bob", 2, "Priority");
+    assert_eq!(of_alice(&[dependent.clone(), waiting.clone()], &many()), 8);
+    // Her own jobs wait elsewhere, and bob's is known to wait here.
+    let own = [counted(&[("batch", 2)], &[("alice", 100), ("bob", 1)])];
+    assert_eq!(of_alice(std::slice::from_ref(&waiting), &own), 1);
+    let mine = pending_of("alice", 3, "Dependency");
+    assert_eq!(of_alice(&[mine], &many()), 8, "why her own wait says nothing of others");
+    let empty = [counted(&[("batch", 0)], &[])];
+    assert_eq!(of_alice(std::slice::from_ref(&waiting), &empty), 0, "it has begun since");
+    assert_eq!(of_alice(&[waiting], &[counted(&[], &[])]), 1, "the scheduler did not answer: as recorded");
 }

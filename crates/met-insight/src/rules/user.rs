@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use met_core::job::{Record, State};
 use met_core::job_table as column;
+use met_core::queue::Queue;
 
 use super::fields;
 use crate::allocation;
@@ -41,6 +42,8 @@ pub struct UserSum {
     pub all_known: f64,
     pub others_pressure: Option<f64>,
     pub others_queued: Option<usize>,
+    /// It may be more: the scheduler counted jobs and did not say whose they are.
+    pub is_queue_a_bound: bool,
     /// From the first start to the last end.
     pub window_ns: (i64, i64),
 }
@@ -69,13 +72,18 @@ impl Load {
 struct Week<'a> {
     sum: UserSum,
     load: Load,
-    partitions: BTreeSet<Option<&'a str>>,
+    places: BTreeSet<Place<'a>>,
 }
 
-/// A job that waits because others have what it needs.
-struct Waiting<'a> {
+/// A manager and a partition of it.
+type Place<'a> = (&'a str, Option<&'a str>);
+
+/// A job that has not begun, of which is known why.
+struct Pending<'a> {
     user: String,
-    partition: Option<&'a str>,
+    place: Place<'a>,
+    /// It waits because others have what it needs.
+    is_waiting: bool,
     since_ns: i64,
 }
 
@@ -85,60 +93,90 @@ pub fn owner(record: &Record) -> Option<String> {
 }
 
 /// One sum per user and week, by name and time; a job counts in the week of its end. The order of the jobs does not
-/// matter.
-pub fn sums<'a>(jobs: impl IntoIterator<Item = &'a Record>, now_ns: i64) -> Vec<UserSum> {
+/// matter. `queues`: what schedulers counted, which is more than the jobs that are known here.
+pub fn sums<'a>(jobs: impl IntoIterator<Item = &'a Record>, queues: &[Queue], now_ns: i64) -> Vec<UserSum> {
     let mut jobs: Vec<&Record> = jobs.into_iter().collect();
     // A sum of floats depends on its order.
     jobs.sort_unstable_by(|one, other| one.key.cmp(&other.key));
     let mut weeks: BTreeMap<(String, i64), Week<'_>> = BTreeMap::new();
-    let mut queue = Vec::new();
+    let mut queued = Vec::new();
     for record in jobs {
         // What ran inside another job is in its figures.
         let Some(user) = owner(record).filter(|_| record.inside.is_none()) else { continue };
         if record.state == State::Pending {
-            queue.extend(waiting(record, user));
+            queued.extend(pending(record, user));
             continue;
         }
         let Some(wall_ns) = average::wall_ns(record, now_ns) else { continue };
         let end_ns = record.end_ns.unwrap_or(now_ns);
         let week = weeks.entry((user.clone(), end_ns.div_euclid(WEEK_NS))).or_default();
         week.sum.user = user;
-        week.partitions.insert(record.scheduling.partition.as_deref());
+        week.places.insert(place(record));
         add(week, record, wall_ns, now_ns);
     }
     // Who sees the jobs of one user alone, as most do, knows nothing of others.
-    let users = weeks.keys().map(|(user, _)| user).chain(queue.iter().map(|waiting| &waiting.user));
+    let waiting = queued.iter().filter(|pending| pending.is_waiting).map(|pending| &pending.user);
+    let users = weeks.keys().map(|(user, _)| user).chain(waiting);
     let knows_others = users.collect::<BTreeSet<_>>().len() > 1;
+    let queues: Vec<&Queue> = queues.iter().filter(|queue| queue.is_valid(now_ns)).collect();
     let mut all: BTreeMap<i64, Load> = BTreeMap::new();
     for ((_, number), week) in &weeks {
         all.entry(*number).or_default().add(&week.load);
     }
     let finish = |((_, number), week): ((String, i64), Week<'_>)| {
-        let Week { mut sum, load, partitions } = week;
+        let Week { mut sum, load, places } = week;
         let all = all.get(&number).copied().unwrap_or_default();
         sum.share_of_all = (all.cpu_s > 0.0 && knows_others).then(|| load.cpu_s / all.cpu_s);
         sum.all_known = if all.held_s > 0.0 { all.known_s / all.held_s } else { 0.0 };
         let others_ns = all.of_ns - load.of_ns;
         sum.others_pressure = (others_ns > 0.0).then(|| (all.waited_ns - load.waited_ns) / others_ns);
-        let waits = |waiting: &&Waiting<'_>| {
-            waiting.user != sum.user
-                && partitions.contains(&waiting.partition)
-                && waiting.since_ns < sum.window_ns.1
-        };
-        sum.others_queued = knows_others.then(|| queue.iter().filter(waits).count());
+        if knows_others {
+            let (count, is_bound) = others_queued(&sum, &places, &queued, &queues);
+            (sum.others_queued, sum.is_queue_a_bound) = (Some(count), is_bound);
+        }
         sum
     };
     weeks.into_iter().map(finish).collect()
 }
 
-/// Jobs that wait for their turn or for resources; one that is held, or waits for another job or a time, does not
-/// wait for others.
-fn waiting(record: &Record, user: String) -> Option<Waiting<'_>> {
+/// How many jobs of others wait for what the user's jobs have, and whether it may be more. A scheduler that counts its
+/// queue knows more jobs than are recorded here, but not why they wait.
+fn others_queued(
+    sum: &UserSum,
+    places: &BTreeSet<Place<'_>>,
+    queued: &[Pending<'_>],
+    queues: &[&Queue],
+) -> (usize, bool) {
+    let is_others = |pending: &&Pending<'_>| pending.user != sum.user && places.contains(&pending.place);
+    let waits = |pending: &&Pending<'_>| pending.is_waiting && pending.since_ns < sum.window_ns.1;
+    let (mut count, mut counted_by) = (0_usize, Vec::new());
+    for queue in queues.iter().filter(|queue| queue.is_about(sum.window_ns.1)) {
+        let names = places.iter().filter(|place| place.0 == queue.manager).filter_map(|place| place.1);
+        let Some((all, of_others)) = queue.waiting(names, &sum.user) else { continue };
+        counted_by.push(queue.manager.as_str());
+        let here = || queued.iter().filter(is_others).filter(|pending| pending.place.0 == queue.manager);
+        let known = here().filter(waits).count();
+        // Who is known to wait for another job, a time or a limit waits for none of the user's jobs.
+        let is_elsewhere = known == 0 && here().next().is_some();
+        let of_others = usize::try_from(of_others).unwrap_or(usize::MAX);
+        let known = known.min(usize::try_from(all).unwrap_or(usize::MAX));
+        count = count.saturating_add(if is_elsewhere { 0 } else { of_others.max(known) });
+    }
+    let is_uncounted = |pending: &&Pending<'_>| !counted_by.contains(&pending.place.0);
+    let others = queued.iter().filter(is_others).filter(waits).filter(is_uncounted).count();
+    (count.saturating_add(others), !counted_by.is_empty())
+}
+
+/// One that is held, or waits for another job or a time, does not wait for others.
+fn pending(record: &Record, user: String) -> Option<Pending<'_>> {
     let reason = record.scheduling.reason.as_deref()?.to_ascii_lowercase();
-    let waits = ["resource", "priority"].iter().any(|word| reason.contains(word));
+    let is_waiting = ["resource", "priority"].iter().any(|word| reason.contains(word));
     let since_ns = record.scheduling.eligible_ns.or(record.scheduling.submit_ns)?;
-    let partition = record.scheduling.partition.as_deref();
-    waits.then_some(Waiting { user, partition, since_ns })
+    Some(Pending { user, place: place(record), is_waiting, since_ns })
+}
+
+fn place(record: &Record) -> Place<'_> {
+    (&record.key.manager, record.scheduling.partition.as_deref())
 }
 
 fn add(week: &mut Week<'_>, record: &Record, wall_ns: i64, now_ns: i64) {

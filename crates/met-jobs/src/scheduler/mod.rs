@@ -8,6 +8,7 @@ mod command;
 pub mod fuzz;
 pub mod join;
 mod json;
+pub mod queue_page;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use crate::identity::variables::Variables;
 use crate::identity::{Identity, Question};
 
 pub use command::{Programs, Trouble};
+pub use queue_page::{PageOf, PageReader, QueuePages};
 pub use sync::{Cursor, Sync, Update};
 
 /// One run of a job, as its scheduler records it. A requeued job has several.
@@ -115,6 +117,8 @@ pub struct Kind {
     pub(crate) node_file: Option<fn(Variables<'_>, &Question<'_>) -> Option<PathBuf>>,
     /// Lists the members of accounts: pairs of a user and an account.
     members: Option<Members>,
+    /// Where it counts its queue.
+    queue_pages: Option<QueuePages>,
     /// All that read its answers, for tests with any bytes.
     #[cfg(any(test, feature = "fuzzing"))]
     parsers: &'static [Parser],
@@ -147,6 +151,7 @@ impl Kind {
             other_name: None,
             node_file: None,
             members: None,
+            queue_pages: None,
             #[cfg(any(test, feature = "fuzzing"))]
             parsers: &[],
         }
@@ -203,6 +208,11 @@ pub fn members(
     programs: &mut Programs,
 ) -> Result<Vec<(String, String)>, Trouble> {
     kind(scheduler).members.map_or(Ok(Vec::new()), |members| members(programs))
+}
+
+/// Where it counts its queue, if it does.
+pub fn queue_pages(scheduler: managers::Scheduler) -> Option<&'static QueuePages> {
+    kind(scheduler).queue_pages.as_ref()
 }
 
 /// What was read of a command's output.

@@ -8,7 +8,7 @@ use met_core::managers;
 
 use super::command::{Programs, Trouble};
 use super::text::{SECOND_NS, exit_of_status, filled, hosts, size, span_ns, time_ns, word};
-use super::{Kind, OtherName, Recorded, Scheduler, Window};
+use super::{Kind, OtherName, PageOf, QueuePages, Recorded, Scheduler, Window};
 use crate::identity::variables::Variables;
 use crate::identity::{Identity, Question};
 
@@ -17,6 +17,22 @@ const MANAGER: &str = managers::Scheduler::Slurm.name();
 pub(super) static KIND: Kind = Kind {
     other_name: Some(OtherName { is_one: is_sluid, variable: JOB_ID }),
     members: Some(members),
+    // From 25.11 on, at the port of slurmctld. A job of several partitions counts in the first that is tried.
+    queue_pages: Some(QueuePages {
+        by_partition: PageOf {
+            path: "/metrics/partitions",
+            label: "partition",
+            pending: "slurm_partition_jobs_pending",
+            held: "slurm_partition_jobs_hold",
+        },
+        by_user: PageOf {
+            path: "/metrics/jobs-users-accts",
+            label: "username",
+            pending: "slurm_user_jobs_pending",
+            held: "slurm_user_jobs_hold",
+        },
+        remedy: "it needs Slurm 25.11 or newer and MetricsType=metrics/openmetrics in slurm.conf",
+    }),
     folders: &["/opt/slurm/bin", "/opt/slurm/current/bin"],
     // Unix seconds: a time without its zone is ambiguous for an hour each autumn.
     environment: &[("SLURM_TIME_FORMAT", "%s")],
@@ -25,6 +41,7 @@ pub(super) static KIND: Kind = Kind {
     parsers: &[
         |answer| parse_sacct(answer, super::fuzz::DELIMITER),
         |answer| parse_squeue(answer, super::fuzz::DELIMITER),
+        super::queue_page::fuzzed,
     ],
     ..Kind::new(|node| Box::new(Slurm::new(node)), job_id, read_variables)
 };

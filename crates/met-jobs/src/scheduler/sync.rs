@@ -5,6 +5,8 @@ use std::fmt::{self, Write};
 use std::hash::{DefaultHasher, Hasher};
 use std::time::Duration;
 
+use met_core::queue::Queue;
+
 use super::command::{Programs, Trouble};
 use super::{Recorded, Scheduler, Window};
 
@@ -23,7 +25,7 @@ const VANISHED_MAX: usize = 1000;
 pub type Cursor = i64;
 
 /// New records. All runs of one job are in one piece.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Update {
     pub manager: &'static str,
     pub recorded: Vec<Recorded>,
@@ -31,6 +33,8 @@ pub struct Update {
     pub gone: Vec<String>,
     /// To be stored after the rest.
     pub cursor: Option<Cursor>,
+    /// How many jobs wait, as the scheduler counts them.
+    pub queue: Option<Queue>,
 }
 
 pub struct Sync {
@@ -152,7 +156,7 @@ impl Sync {
         self.pass_on(found, before, Some(self.cursor.unwrap_or_default()), report);
         if !gone.is_empty() {
             self.live.retain(|id| !gone.contains(id));
-            report(Update { manager: self.scheduler.manager(), recorded: Vec::new(), gone, cursor: None });
+            report(Update { manager: self.scheduler.manager(), gone, ..Update::default() });
         }
         Ok(())
     }
@@ -201,11 +205,11 @@ impl Sync {
             }
             if batch.len() >= BATCH {
                 let recorded = std::mem::take(&mut batch);
-                report(Update { manager, recorded, gone: Vec::new(), cursor: None });
+                report(Update { manager, recorded, ..Update::default() });
             }
         }
         self.cursor = cursor.or(self.cursor);
-        report(Update { manager, recorded: batch, gone: Vec::new(), cursor });
+        report(Update { manager, recorded: batch, cursor, ..Update::default() });
     }
 }
 

@@ -34,6 +34,23 @@ fn every_scheduler_has_a_parser() {
     );
 }
 
+#[test]
+fn slurm_counts_its_queue_on_two_pages() {
+    let pages = queue_pages(managers::Scheduler::Slurm).unwrap();
+    let read = |of: &'static PageOf, name: &str| {
+        let mut reader = PageReader::new(of);
+        let page = fixture(&format!("../queue-pages/slurm-25.11/{name}"));
+        page.split(|&byte| byte == b'\n').for_each(|line| reader.line(line));
+        assert!(reader.lines > 100 && reader.unparsed == 0, "{} {}", reader.lines, reader.unparsed);
+        reader
+    };
+    let partitions = read(&pages.by_partition, "partitions.txt").by_partition();
+    expect![[r#"{"debug": 0, "gpu": 9, "long": 0, "main": 7}"#]].assert_eq(&format!("{partitions:?}"));
+    let users = read(&pages.by_user, "jobs-users-accts.txt").by_user().unwrap();
+    expect![[r#"{"DOM\\eve": 4, "ada": 3, "bob": 9}"#]].assert_eq(&format!("{users:?}"));
+    assert!(queue_pages(managers::Scheduler::Oar).is_none());
+}
+
 /// One line for each run, and one for each of its parts; what is not known is left out.
 fn shown(recorded: &[Recorded]) -> String {
     let mut text = String::new();

@@ -9,6 +9,7 @@ use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
+use met_core::queue::Queue;
 use met_core::reaction::{Reaction, ReactionChange, ReactionTarget};
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
@@ -23,6 +24,7 @@ use crate::client::{Client, Unreachable};
 use crate::live::Live;
 use crate::protocol::NodeStatus;
 use crate::query::{Query, every_job, find_in, nothing, running, sees, usage_in};
+use crate::queues;
 use crate::react::{self, Actor};
 use crate::setting::Setting;
 use crate::viewer::Viewer;
@@ -184,6 +186,10 @@ impl Query for FromFiles {
 
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
         self.ask(|store| Ok(react::seen(viewer, met_store::reactions(store)?)))
+    }
+
+    fn queues(&self, viewer: &Viewer) -> Result<Vec<Queue>> {
+        self.ask(|store| Ok(queues::seen(viewer, store)?))
     }
 
     fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use anyhow::Result;
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::listing::{Cursor, Order};
+use met_core::queue::Queue;
 use met_core::reaction::Reaction;
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
@@ -15,6 +16,7 @@ use super::{AllJobs, JobKey, JobRef, JobsFilter, Source, every_found, merge, now
 use crate::annotate::{self, Annotates};
 use crate::protocol::NodeStatus;
 use crate::query::{NodeSpan, Query};
+use crate::queues;
 use crate::setting::Setting;
 use crate::viewer::Viewer;
 
@@ -102,6 +104,15 @@ impl Query for OwnJobs {
             all.extend(source.reactions(viewer)?);
         }
         Ok(all)
+    }
+
+    fn queues(&self, viewer: &Viewer) -> Result<Vec<Queue>> {
+        let mut all = Vec::new();
+        for source in self.sources()? {
+            // An earlier version has none.
+            all.extend(source.queues(viewer).unwrap_or_default());
+        }
+        Ok(queues::newest(all))
     }
 
     /// The nodes of a server, or this machine.

@@ -11,6 +11,7 @@ use met_core::conditions::Conditions;
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record};
 use met_core::listing::sort_ns;
+use met_core::queue::Queue;
 use met_core::reaction::{Reaction, ReactionChange};
 use met_core::series::{Course, SPREAD_NAMES, Spreads};
 use met_core::usage::{Usage, UsageAsk};
@@ -246,6 +247,14 @@ impl Query for Remote {
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
         match self.ask(&Request::Reactions { change: None })? {
             Reply::Reactions(reactions) => Ok(react::seen(viewer, reactions)),
+            reply => self.unexpected(&reply),
+        }
+    }
+
+    fn queues(&self, viewer: &Viewer) -> Result<Vec<Queue>> {
+        match self.ask(&Request::Queues)? {
+            Reply::Queues(queues) if viewer.sees_all() => Ok(queues),
+            Reply::Queues(_) => Ok(Vec::new()),
             reply => self.unexpected(&reply),
         }
     }

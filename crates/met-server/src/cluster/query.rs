@@ -7,6 +7,7 @@ use met_core::cadence::WANTED_JOBS_MAX;
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
+use met_core::queue::Queue;
 use met_core::reaction::Reaction;
 use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk};
@@ -17,6 +18,7 @@ use met_query::protocol::NodeStatus;
 use met_query::query::{
     NodeSpan, PAGE_SAMPLES, Query, every_job, find_in, nothing, on_node, running, usage_in, warn_unreadable,
 };
+use met_query::queues;
 use met_query::react;
 use met_query::viewer::Viewer;
 use met_store::cluster::Node;
@@ -117,6 +119,10 @@ impl Query for ClusterView {
 
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
         Ok(react::seen(viewer, self.ask(|store| met_store::reactions(store))?))
+    }
+
+    fn queues(&self, viewer: &Viewer) -> Result<Vec<Queue>> {
+        Ok(self.ask(|store| queues::seen(viewer, store))?)
     }
 
     fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {

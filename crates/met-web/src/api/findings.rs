@@ -77,8 +77,9 @@ pub(crate) fn found<T>(
         samples::of_job(visible, record, table, part, all_ms)
     };
     let (mut findings, followed) = check::of_jobs(&look, &records, &mut [&mut series]).map_err(failed)?;
+    let queues = visible.query.queues(visible.viewer).map_err(failed)?;
     let is_about = |sum: &&user::UserSum| user.as_ref().is_none_or(|user| sum.user == *user);
-    for sum in user::sums(&records, now_ns).iter().filter(is_about) {
+    for sum in user::sums(&records, &queues, now_ns).iter().filter(is_about) {
         findings.extend(rules::findings_of_user(rules, sum));
     }
     let is_cluster = records.iter().any(|record| managers::spans_nodes(&record.key.manager));

@@ -168,6 +168,7 @@ fn changes_something(asked: &Asked) -> bool {
             | Asked::Sums { .. }
             | Asked::Usage(_)
             | Asked::Reactions { change: None }
+            | Asked::Queues
             | Asked::Nodes
             | Asked::NodeParts { .. }
             | Asked::NodeCourse { .. }

@@ -63,7 +63,9 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let watched = if args.dry_run { Vec::new() } else { watch(&look, &records, all.first())? };
     let wanted: HashSet<String> =
         records.iter().filter(|record| is_wanted(record)).filter_map(user::owner).collect();
-    for sum in user::sums(&records, now_ns).iter().filter(|sum| wanted.contains(&sum.user)) {
+    for sum in
+        user::sums(&records, &all.first().queues(), now_ns).iter().filter(|sum| wanted.contains(&sum.user))
+    {
         findings.extend(rules::findings_of_user(&rules, sum));
     }
     let count = records.iter().filter(|record| is_wanted(record)).count();

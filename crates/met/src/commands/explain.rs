@@ -71,8 +71,9 @@ fn of_user(setting: &Setting, args: &ExplainArgs, rules: &[&Rule], user: &str) -
     let user = met_host::users::named(user).unwrap_or_else(|| user.to_owned());
     let filter = FilterArgs { since: Some(check::SINCE.to_owned()), ..FilterArgs::default() };
     // Those of others as well: the share of a user is one of all.
-    let records = AllJobs::open(setting)?.jobs(&list::filter_of(&filter)?)?;
-    let mut weeks = user::sums(&records, jobs::now_ns());
+    let mut all = AllJobs::open(setting)?;
+    let records = all.jobs(&list::filter_of(&filter)?)?;
+    let mut weeks = user::sums(&records, &all.queues(), jobs::now_ns());
     weeks.retain(|sum| sum.user == user);
     weeks.sort_by_key(|sum| std::cmp::Reverse(sum.window_ns));
     if weeks.is_empty() {

@@ -158,7 +158,7 @@ mod tests {
     fn update(id: &str, cursor: i64) -> Update {
         let mut recorded = Recorded::new("slurm", id.to_owned());
         recorded.scheduling.submit_ns = Some(1_000_000_000);
-        Update { manager: "slurm", recorded: vec![recorded], gone: Vec::new(), cursor: Some(cursor) }
+        Update { manager: "slurm", recorded: vec![recorded], cursor: Some(cursor), ..Update::default() }
     }
 
     #[test]

@@ -232,14 +232,17 @@ pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
 
 fn health_of(status: &SchedulerStatus) -> Health {
     match (&status.last_error, status.answered_ns) {
-        (Some(_), None) => Health::Broken,
-        (Some(_), Some(_)) => Health::Less,
+        (Some(_), None) if status.page.is_none() => Health::Broken,
+        (Some(_), _) => Health::Less,
         _ => Health::Good,
     }
 }
 
 /// When it last answered, and what went wrong since.
 pub fn scheduler_words(status: &SchedulerStatus) -> String {
+    if let Some(words) = status.page_words(jobs::now_ns()) {
+        return words;
+    }
     let ago = status.answered_ns.map(|answered_ns| (jobs::now_ns() - answered_ns).max(0) / 1_000_000_000);
     let plural = |count: u64, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     let mut text = match (ago, status.jobs) {
