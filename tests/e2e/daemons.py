@@ -13,7 +13,7 @@ from harness import alive, check, each, equal, eventually, test
 from users import FOREVER, ask, ids, two_users
 
 #: What the daemon under test speaks.
-OLDEST, NEWEST = 1, 9
+OLDEST, NEWEST = 1, 10
 #: Below this daemons give out ids; above it every user has his own.
 SHARED_IDS_END = 10**9
 
