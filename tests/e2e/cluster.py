@@ -396,6 +396,13 @@ def jobs_of_all_nodes_are_on_the_server_with_the_same_totals(world):
         made.ask("cancel", "1@n1").refused("works on this machine only")
         for command in ("logs", "ps"):
             made.ask(command, "1@n1").refused("job 1@n1 ran on n1", f"run there: met {command} 1")
+        # The same where the environment names the server, also for what else is done on the node of a job.
+        client = os.path.join(made.server.folder, "client.yaml")
+        environment = {**made.server.env, "MET_CONFIG": client, "MET_SERVER": f"http://127.0.0.1:{PORT}"}
+        for command in ("logs", "ps", "cancel"):
+            asked = ["nsenter", f"--net=/run/netns/{made.server.space}", world.met_path, command, "1@n1"]
+            done = world.me.finish(world.me.start(*asked, env=environment, cwd=made.server.work), asked, None)
+            done.refused("job 1@n1 ran on n1", f"run there: met {command} 1")
 
 
 @test

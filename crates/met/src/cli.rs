@@ -310,6 +310,14 @@ impl Command {
         }
     }
 
+    /// The job that it is about, as a server may name it.
+    pub fn job(&self) -> Option<&str> {
+        match self {
+            Command::Cancel(args) => args.jobs.first().map(String::as_str),
+            other => other.job_on_its_node(),
+        }
+    }
+
     /// As it is written.
     pub fn name(&self) -> String {
         let word = format!("{self:?}");
