@@ -111,7 +111,8 @@ impl Watching {
         for (node, key) in on_nodes(parts) {
             let jobs = state.nodes.entry(node.to_owned()).or_default();
             let own = jobs.values().filter(|look| look.viewer == viewer).count();
-            let has_room = own < LOOKED_AT_ON_NODE_PER_VIEWER && jobs.len() < WATCHED_MAX && count < PARTS_MAX;
+            let has_room =
+                own < LOOKED_AT_ON_NODE_PER_VIEWER && jobs.len() < WATCHED_MAX && count < PARTS_MAX;
             if let Some(known) = jobs.get_mut(&key) {
                 // It stays with who has it: another's share is not spent by looking at the same.
                 known.until = known.until.max(until);
