@@ -29,7 +29,7 @@ pub enum View {
     Mem,
     /// GPUs
     Gpu,
-    /// Energy, CO2 and cost
+    /// Energy, CO2e and cost
     Energy,
     /// Everything
     All,
