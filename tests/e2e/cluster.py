@@ -396,6 +396,13 @@ def jobs_of_all_nodes_are_on_the_server_with_the_same_totals(world):
         made.ask("cancel", "1@n1").refused("works on this machine only")
         for command in ("logs", "ps"):
             made.ask(command, "1@n1").refused("job 1@n1 ran on n1", f"run there: met {command} 1")
+        # The same where the environment names the server, also for what else is done on the node of a job.
+        client = os.path.join(made.server.folder, "client.yaml")
+        environment = {**made.server.env, "MET_CONFIG": client, "MET_SERVER": f"http://127.0.0.1:{PORT}"}
+        for command in ("logs", "ps", "cancel"):
+            asked = ["nsenter", f"--net=/run/netns/{made.server.space}", world.met_path, command, "1@n1"]
+            done = world.me.finish(world.me.start(*asked, env=environment, cwd=made.server.work), asked, None)
+            done.refused("job 1@n1 ran on n1", f"run there: met {command} 1")
 
 
 @test
@@ -712,6 +719,39 @@ def hostile_batches_are_refused_with_a_reason(world):
         equal(set(made.jobs()), set(before), "jobs")
         node.met("run", "--wait", "--", "true").ok()
         equal(len(all_the_same(made)), 2, "it works on")
+
+
+@test
+def what_waits_on_a_node_is_in_the_list_of_nodes(world):
+    with cluster(world, 1) as made:
+        node = made.nodes[0]
+        node.met("run", "--wait", "--", "true").ok()
+        all_the_same(made)
+        request = urllib.request.Request(f"http://127.0.0.1:{made.forwarded}/api/v1/nodes",
+                                         headers={"Authorization": f"Bearer {made.token}"})
+
+        def waiting():
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return json.load(answer)["nodes"][0].get("spool_batches")
+
+        eventually(lambda: waiting() == 0, "all is delivered")
+
+        def caught():
+            """Whether the list has what waits before all of it is delivered: then the link is cut again."""
+            node.cut()
+            for _ in range(12):
+                node.met("run", "--wait", "--", "true").ok()
+                time.sleep(1)
+            node.repair()
+            eventually(lambda: waiting() != 0 or made.settled(), "it sends again", 90, 0.001)
+            return (waiting() or 0) > 0
+
+        eventually(caught, "batches wait besides one that arrived", 300, 0)
+        node.cut()
+        check((waiting() or 0) > 0, "while the link is cut")
+        node.repair()
+        eventually(lambda: waiting() == 0, lambda: f"all is delivered: {waiting()}", 120)
+        all_the_same(made)
 
 
 def with_header(batch, change, version=2):

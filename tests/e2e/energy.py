@@ -1,4 +1,4 @@
-"""Energy, CO2 and cost: who is charged what, by a meter and without one."""
+"""Energy, CO2e and cost: who is charged what, by a meter and without one."""
 
 import contextlib
 import http.server

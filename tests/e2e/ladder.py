@@ -7,6 +7,7 @@ import io
 import os
 import time
 
+from accounting import series
 from api import Stream, bearer
 from cluster import cluster
 from harness import check, equal, eventually, test
@@ -108,6 +109,35 @@ def a_scrape_has_old_figures_read_again_and_no_series_has_them(world):
     # A job whose CPU use changes because others use the machine is sampled more often for half a minute.
     eventually(is_quiet, "a scrape is no tick")
     world.met("cancel", job).ok()
+
+
+#: Waits for a file, then writes this much in a moment, and sleeps on.
+BURST_BYTES = 6 << 20
+SLEEPER = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.5)
+with open(sys.argv[2], "wb", buffering=0) as file:
+    file.write(bytes(int(sys.argv[3])))
+time.sleep(600)
+"""
+
+
+@test
+def a_burst_of_io_of_a_sleeping_job_is_in_its_samples(world):
+    world.configure("sampling:\n  ladder: [200ms, 2s after 1s]\n")
+    begin, written = (os.path.join(world.me.home, name) for name in ("begin", "written"))
+    job = world.run("python3", "-c", SLEEPER, begin, written, str(BURST_BYTES))
+    # It has slept for so long that only its CPU time is read.
+    time.sleep(15)
+    open(begin, "w").close()
+    eventually(lambda: os.path.exists(written) and os.path.getsize(written) == BURST_BYTES, "the burst")
+    # Looks that are further apart than those of who watches a job, which would have it read more often.
+    most = lambda: max(series(world.me, job)["write_call"], default=0)
+    eventually(lambda: most() >= BURST_BYTES, lambda: f"{most()} bytes are in its samples while it sleeps on", 240, 20)
+    world.met("cancel", job).ok()
+    world.wait_for_state(job, "cancelled")
+    check(world.show(job)["totals"]["write_call_bytes"] >= BURST_BYTES, "its total")
 
 
 @test

@@ -239,7 +239,7 @@ pub fn emissions(grams: f64) -> String {
 }
 
 /// Sums have no quality of their own.
-pub const ENERGY_NOTE: &str = "energy and CO2 include estimates; `met list energy` marks each";
+pub const ENERGY_NOTE: &str = "energy and CO2e include estimates; `met list energy` marks each";
 
 /// How a period is called.
 pub fn period_name(period: &Period, every: Every, zone: &Zone) -> String {

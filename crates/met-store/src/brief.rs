@@ -59,6 +59,8 @@ pub(crate) fn remove(sql: &dyn Sql, job: i64) -> Result<()> {
 
 /// The record as it is read back from the text that is written of it.
 pub(crate) fn as_read(detail: &str) -> Option<Record> {
+    #[cfg(test)]
+    tests::PARSED.with(|parsed| parsed.set(parsed.get() + 1));
     serde_json::from_str::<BriefRecord>(detail).ok().map(|BriefRecord(record)| record)
 }
 

@@ -12,6 +12,31 @@ use crate::query::CATALOGUE_FILE;
 use crate::samples::{MIDNIGHT_S, SECOND_NS, finished, running};
 use crate::{Queries, Reader, Writer};
 
+thread_local! {
+    /// How often this thread has read back what it wrote of a job.
+    pub(super) static PARSED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+#[test]
+fn a_write_of_a_live_job_does_not_parse_its_record() {
+    let state = tempfile::tempdir().unwrap();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let parsed = |work: &mut dyn FnMut()| {
+        let before = PARSED.get();
+        work();
+        PARSED.get() - before
+    };
+    let mut live = running(1, MIDNIGHT_S);
+    assert_eq!(parsed(&mut || writer.put(&live).unwrap()), 0);
+    for cpu in 1..10 {
+        live.totals.set(CPU, cpu, QualityKind::Sampled, "cgroup");
+        assert_eq!(parsed(&mut || writer.put(&live).unwrap()), 0, "an update");
+    }
+    assert_eq!(rows(state.path()), 0);
+    assert_eq!(parsed(&mut || writer.put(&finished(1, MIDNIGHT_S)).unwrap()), 1, "its end is packed");
+    assert_eq!(rows(state.path()), 1);
+}
+
 /// A job with something in every part of it, over or alive.
 fn job(id: u64, start_s: i64) -> Record {
     let mut record = met_core::sample::full(id as u32, "train");
@@ -193,7 +218,7 @@ fn a_row_that_is_not_what_its_record_says_is_found_and_written_again() {
         database(state.path()).execute_batch(damage).unwrap();
         assert_eq!(
             (checked().problems, checked().unlike_packed),
-            (Vec::<String>::new(), named.to_vec().into_iter().map(str::to_owned).collect()),
+            (Vec::<String>::new(), named.iter().map(|name| (*name).to_owned()).collect()),
             "{damage}"
         );
         let mut writer = Writer::open(state.path()).unwrap();

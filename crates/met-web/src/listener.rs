@@ -192,11 +192,23 @@ fn listen(options: &Options) -> Result<Vec<TcpListener>, Error> {
     for address in &options.listen {
         let fail = |error| Error::Listen { address: address.clone(), error };
         let found = address.resolve().map_err(fail)?;
-        let listener = TcpListener::bind(found.as_slice()).map_err(fail)?;
+        let bound = TcpListener::bind(found.as_slice());
+        let listener =
+            bound.map_err(|error| fail(with_holder(error, found.first().map(SocketAddr::port))))?;
         listener.set_nonblocking(true).map_err(fail)?;
         listeners.push(listener);
     }
     Ok(listeners)
+}
+
+/// Says who has the address, where somebody has.
+fn with_holder(error: io::Error, port: Option<u16>) -> io::Error {
+    let Some(port) = port.filter(|_| error.kind() == io::ErrorKind::AddrInUse) else { return error };
+    let holder = match met_host::listener_of(port) {
+        Some((pid, name)) => format!("{name} (pid {pid}) listens there; stop it, or choose another address"),
+        None => format!("another program listens there; as root, see: ss -ltnp 'sport = :{port}'"),
+    };
+    io::Error::new(error.kind(), format!("{error}; {holder}"))
 }
 
 async fn serve(

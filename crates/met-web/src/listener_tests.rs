@@ -102,6 +102,15 @@ const OK: &str = "HTTP/1.1 200 OK";
 const NOBODY: &str = "user None, name None []\n";
 
 #[test]
+fn who_holds_an_address_is_said() {
+    let held = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = held.local_addr().unwrap().to_string();
+    let error = listen(&Options::new(vec![address.parse().unwrap()])).unwrap_err().to_string();
+    let holder = format!("(pid {}) listens there; stop it, or choose another address", std::process::id());
+    assert!(error.starts_with(&address) && error.ends_with(&holder), "{error}");
+}
+
+#[test]
 fn a_listener_without_a_file_answers_every_local_user() {
     let server = start(None);
     assert_eq!(ask(&server, "/", ""), (OK.to_owned(), NOBODY.to_owned()));

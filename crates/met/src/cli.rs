@@ -138,7 +138,7 @@ pub enum Command {
     /// Show who uses this machine now, by user and process, inside jobs and outside
     #[command(after_help = "Example:\n  met who")]
     Who(WhoArgs),
-    /// Write down a unit of work from inside a job, for time, energy and CO2 per unit
+    /// Write down a unit of work from inside a job, for time, energy and CO2e per unit
     #[command(after_help = "Examples:\n  met mark step=100\n  \
                             met mark epoch=3 loss=0.12\n  \
                             python train.py | met mark --regex 'step (?P<step>\\d+)'\n\n\
@@ -307,6 +307,14 @@ impl Command {
             Command::Logs(args) => Some(&args.job),
             Command::Ps(args) => Some(&args.job),
             _ => None,
+        }
+    }
+
+    /// The job that it is about, as a server may name it.
+    pub fn job(&self) -> Option<&str> {
+        match self {
+            Command::Cancel(args) => args.jobs.first().map(String::as_str),
+            other => other.job_on_its_node(),
         }
     }
 

@@ -46,22 +46,35 @@ pub fn main() {
     std::process::exit(code);
 }
 
+/// What is about this machine is not asked of a server: says on which node it is to be done.
+fn refuse_elsewhere(cli: &Cli, server: Option<&str>) -> Result<Option<i32>> {
+    let command = cli.command.as_ref().filter(|command| !command.asks_a_server());
+    let (Some(command), Some(server)) = (command, server) else { return Ok(None) };
+    let setting = || Setting::find(cli.config.as_deref());
+    let on_its_node = |setting: Setting, job: &str| {
+        commands::on_its_node(&setting.with_server(Some(server.to_owned())), &command.name(), job).map(Some)
+    };
+    match (cli.server.is_some(), command.job_on_its_node(), command.job()) {
+        (true, Some(job), _) => on_its_node(setting()?, job),
+        (true, None, _) => Err(Failure::usage(format!(
+            "`met {}` works on this machine only; --server is for list, show, explain, check, ack, mute, \
+             unmute, usage, scale, compare, web, export, tag, note, nodes and node NODE",
+            command.name()
+        ))),
+        (false, _, Some(job)) if job.contains('@') => {
+            let setting = setting()?;
+            if commands::is_elsewhere(&setting, job) { on_its_node(setting, job) } else { Ok(None) }
+        }
+        (false, ..) => Ok(None),
+    }
+}
+
 fn run(cli: Cli, standby: Option<Standby>) -> Result<i32> {
     let config = cli.config.as_deref();
     let server =
         cli.server.clone().or_else(|| std::env::var("MET_SERVER").ok().filter(|url| !url.is_empty()));
-    if let (Some(_), Some(command)) =
-        (&cli.server, cli.command.as_ref().filter(|command| !command.asks_a_server()))
-    {
-        if let Some(job) = command.job_on_its_node() {
-            let setting = Setting::find(config)?.with_server(server);
-            return commands::on_its_node(&setting, &command.name(), job);
-        }
-        return Err(Failure::usage(format!(
-            "`met {}` works on this machine only; --server is for list, show, explain, check, ack, mute, \
-             unmute, usage, scale, compare, web, export, tag, note, nodes and node NODE",
-            command.name()
-        )));
+    if let Some(code) = refuse_elsewhere(&cli, server.as_deref())? {
+        return Ok(code);
     }
     let setting = || Setting::find(config);
     let asking = || Ok::<_, anyhow::Error>(setting()?.with_server(server.clone()));

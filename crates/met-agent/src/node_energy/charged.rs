@@ -1,4 +1,4 @@
-//! What a job was charged, and what that means in CO2 and money.
+//! What a job was charged, and what that means in CO2e and money.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

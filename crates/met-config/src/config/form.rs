@@ -81,7 +81,7 @@ impl Form {
             Form::Ratio(_) => "number ≥ 1",
             Form::Word(..) | Form::Accounts(_) => "word",
             Form::Power(_) => "power, or one for each",
-            Form::Presence(_) | Form::Scheduler(_) => "`auto`, `true` or `false`",
+            Form::Presence(_) | Form::Scheduler(_) => "`auto`, `yes` or `no`",
             Form::Scope(_) => "`cluster` or `node`",
             Form::Layouts(_) => "list",
             Form::Plain(_) => "`auto`, `off`, `session`, `unit` or `group`",
@@ -271,7 +271,7 @@ fn presence(text: &str) -> Result<Presence, ParseError> {
         "auto" => Ok(Presence::Auto),
         "true" | "yes" => Ok(Presence::Yes),
         "false" | "no" => Ok(Presence::No),
-        _ => Err(ParseError(format!("{text:?} is neither auto, true nor false"))),
+        _ => Err(ParseError(format!("{text:?} is neither auto, yes nor no"))),
     }
 }
 
@@ -287,7 +287,7 @@ fn plain(text: &str) -> Result<Plain, ParseError> {
     match text {
         "auto" => Ok(Plain::Auto),
         // How YAML reads the word `off` is handled by its reader.
-        "off" | "false" => Ok(Plain::Off),
+        "off" | "no" | "false" => Ok(Plain::Off),
         "session" => Ok(Plain::Session),
         "unit" => Ok(Plain::Unit),
         "group" => Ok(Plain::Group),

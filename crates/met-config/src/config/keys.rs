@@ -253,7 +253,7 @@ pub static SECTIONS: &[Section] = &[
                 help: "how the processors' energy is divided: by CPU time, or, among jobs in whose cgroups the processor counts them, instructions or cycles; jobs and the rest of the system are always separated by CPU time",
             },
             key!("idle_power": Number(energy.idle_watts?), "idle power of the machine without its GPUs, in watts; by default learned while the machine is idle"),
-            key!("pue": Ratio(energy.pue) = "1", "power usage effectiveness of the building: energy of the building per energy of its machines; applied to CO2 and cost, not to energy"),
+            key!("pue": Ratio(energy.pue) = "1", "power usage effectiveness of the building: energy of the building per energy of its machines; applied to CO2e and cost, not to energy"),
             key!("price": Number(energy.price_per_kwh?), "price of a kilowatt hour"),
             key!("currency": Text(energy.currency) = "EUR", "currency of the price"),
         ],

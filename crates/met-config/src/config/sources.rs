@@ -135,14 +135,15 @@ static EXTRAS: &[Extra] = &[
     Extra {
         source: "redfish",
         key: "verify",
-        default: "true",
-        help: "`false`: accept any certificate; the password can be intercepted",
-        set: |sources, text| match text {
-            "true" | "false" => {
-                sources.redfish_verify = text == "true";
-                Ok(())
-            }
-            _ => Err(format!("{text:?} is not true or false")),
+        default: "yes",
+        help: "`no`: accept any certificate; the password can be intercepted",
+        set: |sources, text| {
+            sources.redfish_verify = match text {
+                "yes" | "true" => true,
+                "no" | "false" => false,
+                _ => return Err(format!("{text:?} is not yes or no")),
+            };
+            Ok(())
         },
     },
 ];
@@ -192,7 +193,7 @@ fn apply_source(spec: &'static SourceSpec, entry: &Entry, sources: &mut Sources)
     match &entry.value {
         Node::Scalar(text) if text == "auto" => Ok(()),
         // YAML 1.1 reads a plain `off` as false.
-        Node::Scalar(text) if text == "off" || text == "false" => {
+        Node::Scalar(text) if matches!(text.as_str(), "off" | "no" | "false") => {
             if NEEDED.contains(&spec.name) {
                 let message = "no job can be measured without it".to_owned();
                 return Err(complain(entry.value_line, "", message));
@@ -270,7 +271,7 @@ pub fn reference() -> String {
             };
             let what = match extra.key {
                 "credentials" | "certificate" => "path",
-                "verify" => "`true` or `false`",
+                "verify" => "`yes` or `no`",
                 _ => "text",
             };
             let (source, key, help) = (extra.source, extra.key, extra.help);

@@ -267,8 +267,29 @@ fn the_printed_defaults_as_a_file_are_the_default_configuration() {
             _ => format!("  {key}: {default}\n"),
         };
     }
-    assert!(printed.len() > 50 && yaml.contains("  redfish: {verify: true}\n"), "{yaml}");
+    assert!(printed.len() > 50 && yaml.contains("  redfish: {verify: yes}\n"), "{yaml}");
     assert_eq!(parse(&yaml), Config::default());
+}
+
+#[test]
+fn yes_and_true_are_the_same_everywhere() {
+    for (one, other) in [("yes", "true"), ("no", "false")] {
+        for yaml in [
+            "http:\n  plain: WORD\n",
+            "jobs:\n  discover: WORD\n",
+            "schedulers:\n  slurm: WORD\n",
+            "sources:\n  redfish: {verify: WORD}\n",
+            "sinks:\n  - otlp: {users: WORD}\n",
+        ] {
+            let read = |word: &str| parse(&yaml.replace("WORD", word));
+            assert_eq!(read(one), read(other), "{yaml}");
+            assert_eq!(read(one), read(&format!("\"{one}\"")), "{yaml}");
+        }
+    }
+    for yaml in ["jobs:\n  plain: WORD\n", "sources:\n  perf: WORD\n"] {
+        let read = |word: &str| parse(&yaml.replace("WORD", word));
+        assert_eq!(read("\"no\""), read("off"), "{yaml}");
+    }
 }
 
 #[test]
@@ -446,7 +467,7 @@ fn files_of_secrets_are_read_when_the_store_is_opened() {
 fn a_layout_that_cannot_be_used_is_told_why() {
     check_error(
         "jobs: {discover: often}\n",
-        expect![[r#"met.yaml:1: jobs.discover: "often" is neither auto, true nor false"#]],
+        expect![[r#"met.yaml:1: jobs.discover: "often" is neither auto, yes nor no"#]],
     );
     check_error(
         "jobs: {layouts: mine}\n",

@@ -5,9 +5,11 @@ use std::ops::Range;
 
 use serde::Deserialize;
 
+use crate::forward::link::{LINE_CHARS_MAX, one_line};
+
 pub const PATH: &str = "/_bulk?filter_path=errors,items.*.status,items.*.error.type,items.*.error.reason";
 pub const CONTENT_TYPE: &str = "application/x-ndjson";
-const REASON_CHARS_MAX: usize = 300;
+const REASON_CHARS_MAX: usize = LINE_CHARS_MAX;
 /// What a server gives to documents that it cannot take now, but can later.
 const TOO_MANY_REQUESTS: u16 = 429;
 const UNAVAILABLE: u16 = 503;
@@ -167,7 +169,7 @@ pub fn kind(body: &[u8]) -> Option<String> {
 pub fn reason(body: &[u8]) -> String {
     match serde_json::from_slice::<Refusal<'_>>(body) {
         Ok(refusal) => words(&refusal.error),
-        Err(_) => printable(&String::from_utf8_lossy(&body[..body.len().min(4 * REASON_CHARS_MAX)])),
+        Err(_) => one_line(body),
     }
 }
 

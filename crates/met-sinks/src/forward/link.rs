@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::net::Ipv6Addr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,6 +14,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 const FILE_BYTES_MAX: u64 = 1 << 20;
 const TOKEN_BYTES_MAX: usize = 512;
 const REASON_BYTES_MAX: usize = 600;
+/// Of a reply that is not ours.
+pub const LINE_CHARS_MAX: usize = 200;
 
 /// The address of a server, and the credentials for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,9 +50,24 @@ impl Answer {
     pub fn reason(&self) -> String {
         let body: Option<serde_json::Value> = serde_json::from_slice(&self.body).ok();
         let error = body.as_ref().and_then(|body| body["error"].as_str()).map(str::as_bytes);
-        let bytes = error.unwrap_or(&self.body);
-        let text = String::from_utf8_lossy(&bytes[..bytes.len().min(REASON_BYTES_MAX)]);
-        text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+        match error {
+            Some(reason) => {
+                let text = String::from_utf8_lossy(&reason[..reason.len().min(REASON_BYTES_MAX)]);
+                text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+            }
+            None => one_line(&self.body),
+        }
+    }
+}
+
+/// The beginning of what a stranger sent, for a log: a page of HTML has many lines.
+pub fn one_line(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(8 * LINE_CHARS_MAX)]);
+    let printable = text.split(|letter: char| letter.is_whitespace() || letter.is_control());
+    let line = printable.filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(LINE_CHARS_MAX - 1) {
+        Some((at, letter)) if at + letter.len_utf8() < line.len() => format!("{}…", &line[..at]),
+        _ => line,
     }
 }
 
@@ -193,8 +211,17 @@ fn check(url: &str, plain: bool) -> Result<(), BadAddress> {
     let (scheme, rest) = url.split_once("://").ok_or_else(bad)?;
     let host = rest.split('/').next().filter(|host| !host.is_empty()).ok_or_else(bad)?;
     // A port that is none would be taken for the usual one of the web.
-    let after_name =
-        if host.starts_with('[') { host.rsplit_once(']').map_or("", |(_, rest)| rest) } else { host };
+    let after_name = match host.strip_prefix('[') {
+        Some(inner) => {
+            let (name, after) = inner.split_once(']').ok_or_else(bad)?;
+            let is_port = after.is_empty() || after.starts_with(':');
+            // One of a link has its interface behind a percent sign.
+            let name = name.split('%').next().unwrap_or(name);
+            name.parse::<Ipv6Addr>().ok().filter(|_| is_port).ok_or_else(bad)?;
+            after
+        }
+        None => host,
+    };
     if after_name.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_err()) {
         return Err(bad());
     }
@@ -278,6 +305,7 @@ mod tests {
             "http://[::1]:9317",
             "https://a.example",
             "https://[::1]",
+            "https://[fe80::1%eth0]:9317",
         ] {
             assert!(check(here, false).is_ok(), "{here}");
         }
@@ -296,9 +324,29 @@ mod tests {
             "https://a:",
             "http://127.0.0.1:9x",
             "http://[::1]:70000",
+            "http://[::1",
+            "http://[::1]9317",
+            "http://[]:9317",
+            "https://[a.example]",
         ] {
             assert!(matches!(check(bad, true), Err(BadAddress::Url(_))), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_reply_of_a_stranger_is_one_short_line() {
+        let page = format!("<html>\r\n  <h1>502\u{7}</h1>\n{}", "é".repeat(5000));
+        let answer = Answer { status: 502, retry_after: None, body: page.into_bytes() };
+        let reason = answer.reason();
+        assert!(reason.starts_with("<html> <h1>502 </h1> éé") && reason.ends_with('…'), "{reason}");
+        assert_eq!((reason.chars().count(), reason.lines().count()), (LINE_CHARS_MAX, 1));
+        assert_eq!(one_line(b"all of it\n"), "all of it");
+        assert_eq!(one_line(&[0xff; 4000]).chars().count(), LINE_CHARS_MAX);
+        assert_eq!(one_line("x".repeat(LINE_CHARS_MAX).as_bytes()), "x".repeat(LINE_CHARS_MAX));
+        // What our own servers say is whole.
+        let long = "x".repeat(400);
+        let body = format!("{{\"error\": \"{long}\"}}").into_bytes();
+        assert_eq!(Answer { status: 409, retry_after: None, body }.reason(), long);
     }
 
     /// The error for a server that answers with these bytes.

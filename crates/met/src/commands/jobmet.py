@@ -1,7 +1,7 @@
 """Marks of work for met: `jobmet.mark(step=100)`.
 
 Save this file as jobmet.py beside your program (`met python > jobmet.py`). Inside a job of met each call appends one
-line; `met show` then has time, energy and CO2 per step. Elsewhere it does nothing. It never raises and never waits.
+line; `met show` then has time, energy and CO2e per step. Elsewhere it does nothing. It never raises and never waits.
 """
 
 import os

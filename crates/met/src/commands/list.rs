@@ -61,7 +61,8 @@ fn text(setting: &Setting, args: &ListArgs, filter: &JobsFilter, style: &Style) 
             true => MORE,
             false => "",
         };
-        job_list::list(&records, args.view, now_ns, style) + more
+        let sort = args.sort.map(|sort| sort.column);
+        job_list::list(&records, args.view, sort, now_ns, style) + more
     })
 }
 

@@ -71,6 +71,11 @@ fn not_announced(record: &Record, error: &io::Error, print_id: bool, what: &str,
     1
 }
 
+/// Whether this machine knows no such job: `7@n1` is how a server names one of a node.
+pub fn is_elsewhere(setting: &Setting, job: &str) -> bool {
+    AllJobs::open(setting).and_then(|mut jobs| jobs.find(job)).is_err()
+}
+
 /// What is only on the node of a job is read there: says which node that is, and the command.
 pub fn on_its_node(setting: &Setting, command: &str, job: &str) -> Result<i32> {
     let record = AllJobs::open(setting)?.find(job)?;

@@ -102,7 +102,8 @@ fn jobs() -> Vec<Record> {
 }
 
 fn check_list(width: usize, expected: Expect) {
-    let drawn = job_list::list(&jobs(), View::Gpu, NOW_NS, &Style { width: Some(width), ..Style::plain() });
+    let drawn =
+        job_list::list(&jobs(), View::Gpu, None, NOW_NS, &Style { width: Some(width), ..Style::plain() });
     assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
     expected.assert_eq(&drawn);
 }
@@ -135,7 +136,7 @@ fn the_header_of_names_is_whole_where_there_is_room() {
     let records = [short(jobs().remove(0))];
     let header = |width: usize| {
         let style = Style { width: Some(width), ..Style::plain() };
-        let drawn = job_list::list(&records, View::Gpu, NOW_NS, &style);
+        let drawn = job_list::list(&records, View::Gpu, None, NOW_NS, &style);
         assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
         let header = drawn.lines().nth(1).unwrap().split('│').map(|cell| cell.trim().to_owned());
         header.filter(|cell| !cell.is_empty()).collect::<Vec<_>>()

@@ -5,6 +5,7 @@ use comfy_table::{ContentLineStyle, LineStyle, TableStyle};
 use met_core::JOB;
 use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
+use met_core::listing::{self, SortColumn};
 use met_insight::csv::{self, CRLF, Cell as CsvCell};
 use met_insight::report::cause;
 use met_insight::{allocation, average, gpu, json};
@@ -28,7 +29,7 @@ pub enum View {
     Mem,
     /// GPUs
     Gpu,
-    /// Energy, CO2 and cost
+    /// Energy, CO2e and cost
     Energy,
     /// Everything
     All,
@@ -54,6 +55,7 @@ const UNKNOWN: &str = "-";
 pub const NO_JOBS: &str = "no jobs yet; try: met run -- CMD\n";
 
 /// One column of a list: what it is called and where its cells come from.
+#[derive(Clone, Copy)]
 struct ListColumn {
     header: &'static str,
     /// For a narrow terminal.
@@ -341,7 +343,59 @@ static EVERYTHING: &[ListColumn] = &[
     INSIDE,
 ];
 
+/// What lists can be sorted by and no view has.
+static SORTED: &[ListColumn] = &[
+    number_column("ENDED", "end", |job| Value::Time(job.record.end_ns)),
+    number_column("NODES", "nodes", |job| job.count(listing::nodes(job.record))),
+    number_column("EFFICIENCY", "efficiency", |job| {
+        let share = listing::efficiency_millionths(job.record, job.now_ns).map(|share| share as f64 / 1e6);
+        Value::amount(share, job.kind_of(column::CPU), Format::Alone(units::percent))
+    }),
+    number_column("GPUS", "gpus", |job| job.count(listing::gpus(job.record))),
+    text_column("TAGS", "tags", |job| {
+        let tags: Vec<&str> = job.record.annotation.tags.iter().map(String::as_str).collect();
+        Value::Text((!tags.is_empty()).then(|| tags.join(" ")))
+    })
+    .side(Side::Flexible),
+];
+
+/// The column that shows what a list is sorted by, by its name for programs.
+fn sorted_by(sort: SortColumn) -> &'static str {
+    match sort {
+        SortColumn::Duration => "wall_seconds",
+        SortColumn::Cpu => "cpu_seconds",
+        SortColumn::Memory => "memory_needed_peak_bytes",
+        SortColumn::MemoryPeak => "memory_peak_bytes",
+        SortColumn::Read => "read_bytes",
+        SortColumn::Written => "written_bytes",
+        SortColumn::GpuUtilization => "gpu_ratio",
+        SortColumn::Energy => "energy_joules",
+        SortColumn::Emissions => "emissions_grams",
+        SortColumn::Queued => "queue_wait_seconds",
+        same => same.name(),
+    }
+}
+
+/// The columns of a view. Without a choice of columns what the list is sorted by is among them, whatever the width.
+fn columns(view: View, sort: Option<SortColumn>) -> Vec<ListColumn> {
+    let mut columns = view.columns().to_vec();
+    let Some(name) = sort.filter(|_| view == View::Jobs).map(sorted_by) else { return columns };
+    if columns.iter().all(|column| column.csv != name) {
+        let all = EVERYTHING.iter().chain(ENERGY).chain(GPU).chain(SORTED);
+        let behind = columns.iter().position(|column| column.csv == STATE.csv).map_or(0, |state| state + 1);
+        let sorted = all.copied().find(|column| column.csv == name);
+        columns.splice(behind..behind, sorted.map(|column| column.short(column.header)));
+    }
+    let shown = columns.iter_mut().filter(|column| column.csv == name);
+    shown.for_each(|column| *column = column.rank(0).show(Show::Always));
+    columns
+}
+
 impl Job<'_> {
+    fn count(&self, count: Option<i64>) -> Value {
+        Value::plain(count.map(|count| count as f64), units::count)
+    }
+
     fn user(&self) -> Option<String> {
         // A user who is no longer in the password file is shown as a number.
         self.record.user.clone().or_else(|| self.record.uid.map(|uid| uid.to_string()))
@@ -503,12 +557,13 @@ impl Value {
 }
 
 /// A list for people. Without a terminal's width nothing is cut and no column is dropped.
-pub fn list(records: &[Record], view: View, now_ns: i64, style: &Style) -> String {
+pub fn list(records: &[Record], view: View, sort: Option<SortColumn>, now_ns: i64, style: &Style) -> String {
     if records.is_empty() {
         return NO_JOBS.to_owned();
     }
     let jobs: Vec<Job> = records.iter().map(|record| Job { record, now_ns }).collect();
-    let columns: Vec<(&ListColumn, Vec<Value>)> = (view.columns().iter())
+    let columns = columns(view, sort);
+    let columns: Vec<(&ListColumn, Vec<Value>)> = (columns.iter())
         .map(|column| (column, jobs.iter().map(|job| (column.value)(job)).collect()))
         .collect();
     let all = || columns.iter().flat_map(|(_, values)| values);

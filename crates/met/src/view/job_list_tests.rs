@@ -5,7 +5,7 @@ use met_core::sample;
 
 fn check(view: View, width: usize, expected: Expect) {
     let style = Style { width: Some(width), ..Style::plain() };
-    let drawn = list(&sample::several(), view, sample::NOW_NS, &style);
+    let drawn = list(&sample::several(), view, None, sample::NOW_NS, &style);
     for line in drawn.lines() {
         assert!(text::width(line) <= width, "{line}");
     }
@@ -42,7 +42,7 @@ fn energy_has_units_and_estimates_are_marked() {
         ),
     ] {
         let style = Style { width: Some(width), ..Style::plain() };
-        expected.assert_eq(&list(&records, View::Energy, sample::NOW_NS, &style));
+        expected.assert_eq(&list(&records, View::Energy, None, sample::NOW_NS, &style));
     }
     expect![[r#"
             job,manager,name,user,state,energy_joules,energy_cpu_joules,energy_memory_joules,gpu_energy_joules,energy_rest_joules,energy_idle_joules,emissions_grams,cost_money,energy_quality,wall_seconds
@@ -69,7 +69,7 @@ fn doubtful() -> Vec<Record> {
 fn lower_bounds_and_estimates_are_marked_in_every_list() {
     let drawn = |view| {
         let style = Style { width: Some(120), ..Style::plain() };
-        list(&doubtful(), view, sample::NOW_NS, &style)
+        list(&doubtful(), view, None, sample::NOW_NS, &style)
     };
     expect![[r#"
         JOB  NAME      STATE     CORES     MEMORY       READ   WRITTEN  DURATION   STARTED
@@ -111,7 +111,7 @@ fn lower_bounds_and_estimates_are_marked_in_every_list() {
     // A program gets numbers, and a pipe lines of jobs alone.
     let csv = csv(&doubtful(), View::All, sample::NOW_NS);
     assert!(!csv.contains(['~', '≥']), "{csv}");
-    assert_eq!(list(&doubtful(), View::Jobs, sample::NOW_NS, &Style::plain()).lines().count(), 3);
+    assert_eq!(list(&doubtful(), View::Jobs, None, sample::NOW_NS, &Style::plain()).lines().count(), 3);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn energy_has_one_unit_in_a_column() {
         3    train  finished    7.50 Wh    6.00 Wh    1.50 Wh   0.255 g      0.00158 EUR      1m8s
         4    train  finished  12,500 Wh  10,000 Wh   2,500 Wh     425 g         2.62 EUR      1m8s
     "#]]
-    .assert_eq(&list(&records, View::Energy, sample::NOW_NS, &style));
+    .assert_eq(&list(&records, View::Energy, None, sample::NOW_NS, &style));
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn no_line_is_wrapped_and_no_job_is_lost_at_any_width() {
     for width in 20..130 {
         let style = Style { width: Some(width), ..Style::plain() };
         for view in <View as clap::ValueEnum>::value_variants().iter().copied() {
-            let drawn = list(&sample::several(), view, sample::NOW_NS, &style);
+            let drawn = list(&sample::several(), view, None, sample::NOW_NS, &style);
             assert_eq!(drawn.lines().filter(|line| line.contains("4")).count(), 5, "{drawn}");
             // Below that the job, its name and its state alone are wider.
             if width >= 50 {
@@ -330,7 +330,7 @@ fn no_line_is_wrapped_and_no_job_is_lost_at_any_width() {
 
 #[test]
 fn the_columns_of_the_older_tool_are_all_there_in_a_pipe() {
-    let drawn = list(&sample::several()[..1], View::Cpu, sample::NOW_NS, &Style::plain());
+    let drawn = list(&sample::several()[..1], View::Cpu, None, sample::NOW_NS, &Style::plain());
     expect![[r#"
             ┌─────┬──────┬──────────────┬─────────────┬─────────────┬────────┬──────────┐
             │ JOB │ PPID │ PROCESS NAME │ CPU % (AVG) │ MEM % (AVG) │ STATUS │ DURATION │
@@ -345,7 +345,7 @@ fn the_columns_of_the_older_tool_are_all_there_in_a_pipe() {
 fn nothing_is_cut_in_a_pipe() {
     let mut record = sample::full(1, &"long".repeat(60));
     record.command = vec!["x".repeat(300)];
-    let drawn = list(&[record], View::All, sample::NOW_NS, &Style::plain());
+    let drawn = list(&[record], View::All, None, sample::NOW_NS, &Style::plain());
     assert!(drawn.contains(&"long".repeat(60)) && drawn.contains(&"x".repeat(300)), "{drawn}");
     assert!(!drawn.contains('…'));
 }
@@ -353,7 +353,7 @@ fn nothing_is_cut_in_a_pipe() {
 #[test]
 fn why_a_job_failed_is_said_in_a_pipe_too() {
     for view in [View::Jobs, View::Io, View::Mem, View::All] {
-        let drawn = list(&sample::several(), view, sample::NOW_NS, &Style::plain());
+        let drawn = list(&sample::several(), view, None, sample::NOW_NS, &Style::plain());
         assert!(drawn.contains("failed (3)"), "{drawn}");
     }
 }
@@ -365,7 +365,7 @@ fn room_that_a_column_leaves_is_given_to_names() {
     records[0].name = "short processes".to_owned();
     for width in [60, 80] {
         let style = Style { width: Some(width), ..Style::plain() };
-        let drawn = list(&records[..2], View::Jobs, sample::NOW_NS, &style);
+        let drawn = list(&records[..2], View::Jobs, None, sample::NOW_NS, &style);
         let used = drawn.lines().map(text::width).max().unwrap_or(0);
         assert!(!drawn.contains('…') || used + 1 >= width, "cut with room left: {used} of {width}\n{drawn}");
     }
@@ -376,7 +376,7 @@ fn users_are_named_where_there_are_several() {
     let mut records = sample::several();
     records[1].user = Some("bob".to_owned());
     let style = Style { width: Some(120), ..Style::plain() };
-    let drawn = list(&records[..2], View::Jobs, sample::NOW_NS, &style);
+    let drawn = list(&records[..2], View::Jobs, None, sample::NOW_NS, &style);
     expect![[r#"
             JOB  NAME      USER   STATE     CORES    MEMORY      READ  WRITTEN  DURATION   STARTED
             41   some_job  alice  running    3.76         -         -        -      1m8s  17:39:36
@@ -394,7 +394,7 @@ fn jobs_of_managers_are_named_with_their_manager() {
     pending.key.id = "1250".to_owned();
     pending.scheduling.alias = Some("1250+1".to_owned());
     let records = [pending, sample::scheduled(), sample::full(42, "train")];
-    let draw = |view, width| list(&records, view, sample::NOW_NS, &Style { width, ..Style::plain() });
+    let draw = |view, width| list(&records, view, None, sample::NOW_NS, &Style { width, ..Style::plain() });
     expect![[r#"
             JOB           NAME   STATE     CORES    MEMORY      READ  WRITTEN  DURATION
             slurm:1250+1  train  pending       -         -         -        -         -
@@ -421,7 +421,7 @@ fn jobs_of_managers_are_named_with_their_manager() {
 #[test]
 fn states_have_colours_where_colours_are_wanted() {
     let style = Style { width: Some(60), color: true, ..Style::plain() };
-    let drawn = list(&sample::several(), View::Jobs, sample::NOW_NS, &style);
+    let drawn = list(&sample::several(), View::Jobs, None, sample::NOW_NS, &style);
     expect![[r#"
         ESC[1mJOBESC[0mESC[1m  NAME                   ESC[0mESC[1m  STATE        ESC[0mESC[1m  CORESESC[0mESC[1m  DURATIONESC[0m
         41   some_job               ESC[38;5;10m  running      ESC[39m   3.76      1m8s
@@ -435,7 +435,7 @@ fn states_have_colours_where_colours_are_wanted() {
 #[test]
 fn an_old_terminal_gets_plain_characters() {
     let style = Style { width: Some(80), ascii: true, ..Style::plain() };
-    let drawn = list(&sample::several(), View::Cpu, sample::NOW_NS, &style);
+    let drawn = list(&sample::several(), View::Cpu, None, sample::NOW_NS, &style);
     assert!(drawn.is_ascii(), "{drawn}");
     expect![[r#"
         +-----+------+------------------+-----------+-------+---------------+----------+
@@ -452,8 +452,35 @@ fn an_old_terminal_gets_plain_characters() {
 }
 
 #[test]
+fn what_a_list_is_sorted_by_is_one_of_its_columns_at_any_width() {
+    for sort in SortColumn::ALL {
+        for width in [None, Some(100), Some(60)] {
+            let style = Style { width, ..Style::plain() };
+            let sorted = list(&sample::several(), View::Jobs, Some(sort), sample::NOW_NS, &style);
+            let header =
+                columns(View::Jobs, Some(sort)).into_iter().find(|column| column.csv == sorted_by(sort));
+            let header = header.unwrap_or_else(|| panic!("no column shows {}", sort.name())).header;
+            assert!(sorted.lines().next().unwrap().contains(header), "{}:\n{sorted}", sort.name());
+        }
+    }
+    // Who chose the columns gets those.
+    let plain = |sort| list(&sample::several(), View::Io, sort, sample::NOW_NS, &Style::plain());
+    assert_eq!(plain(Some(SortColumn::Energy)), plain(None));
+    let style = Style { width: Some(60), ..Style::plain() };
+    expect![[r#"
+        JOB  NAME                     STATE          CPU TIME  CORES
+        41   some_job                 running           4m16s   3.76
+        42   train                    finished          4m17s   3.76
+        43   convert-the-whole-arch…  failed (3)        4m17s   3.76
+        44   evil\n\x1b[2J\u202ename  out of memory     4m17s    734
+        45   größe 大きい             lost                  -      -
+    "#]]
+    .assert_eq(&list(&sample::several(), View::Jobs, Some(SortColumn::Cpu), sample::NOW_NS, &style));
+}
+
+#[test]
 fn an_empty_list_says_what_to_do() {
-    assert_eq!(list(&[], View::Jobs, 0, &Style::plain()), "no jobs yet; try: met run -- CMD\n");
+    assert_eq!(list(&[], View::Jobs, None, 0, &Style::plain()), "no jobs yet; try: met run -- CMD\n");
 }
 
 #[test]

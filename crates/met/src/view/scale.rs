@@ -99,11 +99,7 @@ fn of_model(model: &Scaling, plan: &Plan, style: &Style) -> Vec<String> {
     lines.push(String::new());
     // Without any energy, there is no column for it.
     let has_energy = plan.predictions.iter().any(|prediction| prediction.joules.is_some());
-    let energy = if has_energy { "energy" } else { "" };
-    let is_narrow = style.width.is_some_and(|width| width < TABLE_COLUMNS);
-    let head = cells(is_narrow, ["workers", "time", "95 % interval", "speedup", energy]);
-    lines.push(painted(Paint::Dim, &head, style));
-    lines.extend(plan.predictions.iter().map(|prediction| row(prediction, model, has_energy, is_narrow)));
+    lines.extend(table(plan, model, has_energy, style));
     if let Some((seconds, size)) = plan.target {
         let time = units::duration(seconds);
         lines.push(match size {
@@ -114,30 +110,49 @@ fn of_model(model: &Scaling, plan: &Plan, style: &Style) -> Vec<String> {
     lines
 }
 
-/// A wide table; in fewer columns there is less space between.
+/// Widths of the columns, and the columns of the whole table; in fewer, each is as wide as it must be.
+const WIDTHS: [usize; 5] = [8, 10, 20, 7, 9];
 const TABLE_COLUMNS: usize = 64;
+const NARROW: &str = " ";
+const WIDE: &str = "  ";
 
-fn cells(is_narrow: bool, [size, time, range, speedup, energy]: [&str; 5]) -> String {
-    let line = match is_narrow {
-        false => format!("{size:>8}  {time:>10}  {range:<21}{speedup:>8}  {energy:>9}"),
-        true => format!("{size:>7} {time:>7}  {range:<18} {speedup:>7} {energy:>10}"),
+/// Energy leaves a table that is too wide for its terminal.
+fn table(plan: &Plan, model: &Scaling, has_energy: bool, style: &Style) -> Vec<String> {
+    let head = ["workers", "time", "95 % interval", "speedup", "energy"].map(str::to_owned);
+    let rows: Vec<Row> = plan.predictions.iter().map(|prediction| row(prediction, model)).collect();
+    let known = || std::iter::once(&head).chain(rows.iter().filter_map(|row| row.as_ref().ok()));
+    let widest = |column: usize| known().map(|cells| text::width(&cells[column])).max().unwrap_or(0);
+    let is_narrow = style.width.is_some_and(|width| width < TABLE_COLUMNS);
+    let (least, gap) = if is_narrow { ([0; 5], NARROW) } else { (WIDTHS, WIDE) };
+    let widths: [usize; 5] = std::array::from_fn(|column| widest(column).max(least[column]));
+    let needs = widths.iter().sum::<usize>() + 4 * gap.len();
+    let shown = if has_energy && style.width.is_none_or(|width| needs <= width) { 5 } else { 4 };
+    let line = |cells: &[String; 5]| {
+        let padded = (0..shown).map(|column| match column {
+            2 => text::pad(&cells[column], widths[column]),
+            _ => text::pad_left(&cells[column], widths[column]),
+        });
+        padded.collect::<Vec<_>>().join(gap).trim_end().to_owned()
     };
-    line.trim_end().to_owned()
+    let of_row = |row: &Row| match row {
+        Ok(cells) => line(cells),
+        Err((size, why)) => format!("{}{gap}{why}", text::pad_left(size, widths[0])),
+    };
+    std::iter::once(painted(Paint::Dim, &line(&head), style)).chain(rows.iter().map(of_row)).collect()
 }
 
-fn row(prediction: &Prediction, model: &Scaling, has_energy: bool, is_narrow: bool) -> String {
+/// The cells of a line, or its size and why there are none.
+type Row = Result<[String; 5], (String, String)>;
+
+fn row(prediction: &Prediction, model: &Scaling) -> Row {
     let size = units::cores(prediction.size);
     let (Some(seconds), Some(speedup)) = (prediction.seconds, prediction.speedup) else {
         let [least, most] = [model.size_min, model.size_max].map(units::cores);
-        return format!("{size:>8}  cannot say: these runs are about {least} to {most} workers");
+        return Err((size, format!("cannot say: these runs are about {least} to {most} workers")));
     };
     let range = format!("{} to {}", units::duration(seconds.low), units::duration(seconds.high));
-    let energy = match prediction.joules {
-        Some(joules) => format!("~{}", units::watt_hours(joules)),
-        None => if has_energy { "-" } else { "" }.to_owned(),
-    };
-    let (time, speedup) = (units::duration(seconds.value), format!("{:.2}", speedup.value));
-    cells(is_narrow, [&size, &time, &range, &speedup, &energy])
+    let energy = prediction.joules.map_or("-".to_owned(), |joules| format!("~{}", units::watt_hours(joules)));
+    Ok([size, units::duration(seconds.value), range, format!("{:.2}", speedup.value), energy])
 }
 
 fn of_systems(systems: &[Fit], style: &Style) -> Vec<String> {
@@ -171,7 +186,11 @@ mod tests {
     use super::*;
 
     fn drawn(width: Option<usize>, powers: &[met_insight::scale::Power]) -> String {
-        let run = |size, seconds| Run { size, seconds };
+        drawn_of(1.0, width, powers)
+    }
+
+    fn drawn_of(times: f64, width: Option<usize>, powers: &[met_insight::scale::Power]) -> String {
+        let run = |size, seconds| Run { size, seconds: seconds * times };
         let runs = [run(1.0, 700.0), run(1.0, 702.0), run(2.0, 420.0), run(2.0, 421.0)];
         let record = met_core::sample::full(42, "train");
         let plan = plan(&runs, powers, None, &record, &[], &Wishes::default());
@@ -192,5 +211,21 @@ mod tests {
         assert!(narrow.lines().all(|line| text::width(line) <= 60), "{narrow}");
         let rows = narrow.lines().filter(|line| line.contains(" to ") && line.contains("Wh")).count();
         assert_eq!(rows, 3, "each size is one line:\n{narrow}");
+        // Of hours, too, each line is one row, and its columns are below their heads.
+        for width in [50, 60, 63, 64, 80] {
+            let long = drawn_of(21.3, Some(width), &[watts(1.0, 1000.0), watts(2.0, 1800.0)]);
+            assert!(long.lines().all(|line| text::width(line) <= width), "{width}:\n{long}");
+            let head = long.lines().find(|line| line.contains("95 % interval")).unwrap();
+            let end = |line: &str, word: &str| text::width(&line[..line.find(word).unwrap() + word.len()]);
+            let rows: Vec<&str> = long.lines().filter(|line| line.contains("m to ")).collect();
+            assert_eq!(rows.len(), 3, "{width}:\n{long}");
+            for row in rows {
+                let speedup = row
+                    .split_whitespace()
+                    .find(|word| word.contains('.') && word.parse::<f64>().is_ok())
+                    .unwrap();
+                assert_eq!(end(row, speedup), end(head, "speedup"), "{width}:\n{long}");
+            }
+        }
     }
 }

@@ -105,7 +105,7 @@ fn table(report: &Report, ask: &UsageAsk, style: &Style) -> String {
         }),
         column("GIB HELD", 7, &|line| line.memory_gib_hours_held.map(units::hours)),
         column("ENERGY", 2, &|line| line.energy_joules.map(units::watt_hours)),
-        column("CO2", 5, &|line| line.emissions_grams.map(usage::emissions)),
+        column("CO2E", 5, &|line| line.emissions_grams.map(usage::emissions)),
         column("COST", 4, &|line| line.cost.map(units::money)),
     ];
     // What is known of nothing is not a column.
@@ -298,7 +298,7 @@ mod tests {
             ada         120    5000   20,000   25%    1000      1250  69.4 kWh   50.00
             (unknown)     1    3.00     12.0   25%    0.60      0.75   41.7 Wh  0.0300
 
-            energy and CO2 include estimates; `met list energy` marks each
+            energy and CO2e include estimates; `met list energy` marks each
             energy is known of 125 of 128 jobs
             3 jobs will be added by the daemon
         "#]]
