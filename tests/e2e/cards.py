@@ -115,3 +115,20 @@ def a_driver_that_hangs_keeps_nothing_else_of_the_machine(world):
     write_script(world, "")
     check("gpu_errors" not in world.met("node", "--json").ok().json(), "a driver that answers")
     check("GPU 0 Fake" in world.met("node").ok().out, "the cards of a driver that answers")
+
+
+@test
+def how_many_gpus_there_were_is_in_the_sums_of_the_machine(world):
+    world.configure(f"gpu:\n  nvml: {played(world)}\nstorage:\n  node_series: true\nnode:\n  interval: 500ms\nsampling:\n  interval: 500ms\n")
+    world.met("run", "--wait", "--out", "/dev/null", "--err", "/dev/null", "--", "sleep", "5").ok()
+    # A daemon adds up what is there when it starts.
+    world.met("daemon", "--stop").ok()
+    world.met("run", "--out", "/dev/null", "--err", "/dev/null", "--", "sleep", "1000").ok()
+    machines = lambda: world.met("usage", "--by", "node", "--since", "1h", "--json").ok().json()["machines"]
+    summed = lambda: [one for one in machines() if one["hours_measured"] > 0]
+    (machine,) = eventually(summed, "the machine is summed")
+    check(machine["gpu_hours"] is not None, machine)
+    share = machine["gpu_hours"] / machine["hours_measured"]
+    check(1.9 <= share <= 2.001, f"two GPUs, as long as the machine was measured: {machine}")
+    equal(machine["gpu_hours_free"], None, "what is free, where no scheduler gives anything")
+    world.met("cancel", "2").ok()

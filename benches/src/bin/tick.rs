@@ -78,7 +78,7 @@ impl Sampler {
             self.members.refresh(&self.host)?;
             self.members.fill(&mut self.targets, &mut self.map);
         }
-        self.runner.read(&self.targets, &TickInfo { slow, cgroups_only, partial: false });
+        self.runner.read(&self.targets, &TickInfo { cgroups_only, ..TickInfo::of(slow) });
         self.fold.jobs(self.runner.batches(), &self.map, &mut self.jobs);
         Ok(())
     }

@@ -502,9 +502,15 @@ impl Sampler {
             self.gpus.cards.pause();
         }
         let interval = self.machine.intervals.idle();
-        self.runner.read_node(&self.membership.targets, &TickInfo::default());
+        let tick = TickInfo { gpus: self.gpu_count(), ..TickInfo::default() };
+        self.runner.read_node(&self.membership.targets, &tick);
         let interval_ns = i64::try_from(interval.as_nanos()).unwrap_or(i64::MAX);
         self.machine.follow(&self.runner, interval_ns, clock::boottime_ns(), interval);
+    }
+
+    /// How many GPUs jobs can be given; `None` where drivers are there and have not said.
+    pub(super) fn gpu_count(&self) -> Option<i64> {
+        self.gpus.count().or_else(|| self.runner.lacks(&card::TABLE).then_some(0))
     }
 
     /// The time between two such readings; `None` where no series of the machine are stored.

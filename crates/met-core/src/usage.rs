@@ -62,6 +62,10 @@ pub mod machine_figure {
     /// KiB × ms.
     pub const MEMORY_CAPACITY: usize = 4;
     pub const MEMORY_USED: usize = 5;
+    /// Measured time in which it was known how many GPUs there were, and the time of all these. Sums of earlier versions
+    /// have neither.
+    pub const GPUS_KNOWN_MS: usize = 6;
+    pub const GPU_CAPACITY_NS: usize = 7;
 }
 
 named! {

@@ -225,6 +225,7 @@ fn unknown_is_not_idle_and_down_is_neither() {
         busy_ns: Some(busy_minutes * 60_000_000_000),
         memory_bytes: Some(4 << 20),
         memory_available_bytes: Some(1 << 20),
+        gpus: None,
     };
     let mut machine = Machine::default();
     // Measured for 30 minutes, not for 4 hours, measured again; then it was off, and booted 5 minutes before the last.
@@ -245,6 +246,32 @@ fn unknown_is_not_idle_and_down_is_neither() {
     assert_eq!(minutes(machine_figure::CPU_CAPACITY_NS, 60_000_000_000), 100);
     assert_eq!(minutes(machine_figure::CPU_BUSY_NS, 60_000_000_000), 32);
     assert_eq!(sums[machine_figure::MEMORY_USED] * 4, sums[machine_figure::MEMORY_CAPACITY] * 3);
+    assert_eq!(sums[machine_figure::GPUS_KNOWN_MS], 0, "how many GPUs it had is unknown");
+}
+
+#[test]
+fn gpus_of_a_machine_may_come_and_go_and_be_unknown() {
+    let mut machine = Machine::default();
+    // Unknown at first, as all samples of earlier versions; four, then one falls off the bus, then the driver fails.
+    for (minute, gpus) in
+        [None, None, Some(4), Some(4), Some(3), None, Some(0), Some(-1)].into_iter().enumerate()
+    {
+        let minute = minute as i64;
+        machine.take(MachineSample {
+            time_ms: minute * 60_000,
+            uptime_ms: None,
+            cpu_ns: Some(minute * 60_000_000_000),
+            busy_ns: None,
+            memory_bytes: None,
+            memory_available_bytes: None,
+            gpus,
+        });
+    }
+    let mut sums = [0; FIGURES];
+    machine.days.values().flat_map(|row| row.buckets.iter()).for_each(|amounts| add(&mut sums, amounts));
+    assert_eq!(sums[machine_figure::MEASURED_MS], 7 * 60_000);
+    assert_eq!(sums[machine_figure::GPUS_KNOWN_MS], 6 * 60_000, "also while there were none");
+    assert_eq!(sums[machine_figure::GPU_CAPACITY_NS], (4 + 4 + 3 + 3) * 60_000_000_000);
 }
 
 #[test]

@@ -15,6 +15,8 @@ const HOUR_MS: f64 = 3.6e6;
 /// GiB × hours in KiB × ms.
 const GIB_HOUR: f64 = 1_048_576.0 * HOUR_MS;
 const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
+/// Drivers take a moment after a boot until they count their GPUs.
+const GPUS_KNOWN_SHARE: f64 = 0.95;
 /// Changes of a zone within ten years: two each.
 const CHANGES_MAX: usize = 64;
 
@@ -52,6 +54,8 @@ pub struct Line {
     pub gpu_hours_held: Option<f64>,
     pub memory_gib_hours: f64,
     pub memory_gib_hours_held: Option<f64>,
+    /// What no job held of the system or the node that the line is of.
+    pub free: Free,
     pub energy_joules: Option<f64>,
     pub emissions_grams: Option<f64>,
     pub cost: Option<f64>,
@@ -77,6 +81,7 @@ impl Line {
             gpu_hours_held: gpus,
             memory_gib_hours: sums[figure::MEMORY] as f64 / GIB_HOUR,
             memory_gib_hours_held: positive(sums[figure::MEMORY_HELD], GIB_HOUR),
+            free: Free::default(),
             energy_joules: positive(sums[figure::ENERGY_UJ], 1e6),
             emissions_grams: positive(sums[figure::EMISSIONS_UG], 1e6),
             cost: positive(sums[figure::COST_NANO], 1e9),
@@ -100,12 +105,29 @@ pub struct MachineLine {
     pub hours_unknown: f64,
     pub core_hours: f64,
     pub core_hours_busy: f64,
-    /// Held by no job, where jobs hold cores and the machine was measured.
-    pub core_hours_free: Option<f64>,
     pub memory_gib_hours: f64,
     pub memory_gib_hours_used: f64,
-    /// The same of memory.
-    pub memory_gib_hours_free: Option<f64>,
+    /// Absent where there are none, and where their number is unknown for a while, as in sums of earlier versions.
+    pub gpu_hours: Option<f64>,
+    pub free: Free,
+}
+
+/// What no job held, where jobs hold such things and the machine was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Free {
+    pub core_hours: Option<f64>,
+    pub memory_gib_hours: Option<f64>,
+    pub gpu_hours: Option<f64>,
+}
+
+impl Free {
+    fn add(self, other: Free) -> Free {
+        Free {
+            core_hours: known_sum(self.core_hours, other.core_hours),
+            memory_gib_hours: known_sum(self.memory_gib_hours, other.memory_gib_hours),
+            gpu_hours: known_sum(self.gpu_hours, other.gpu_hours),
+        }
+    }
 }
 
 impl MachineLine {
@@ -128,7 +150,7 @@ pub struct Report {
 }
 
 pub fn report(ask: &UsageAsk, usage: &Usage, now_ns: i64) -> Report {
-    let lines: Vec<Line> = usage.lines.iter().map(|line| Line::new(line, &usage.periods)).collect();
+    let mut lines: Vec<Line> = usage.lines.iter().map(|line| Line::new(line, &usage.periods)).collect();
     let mut all: Sums = Default::default();
     for line in &usage.lines {
         all.iter_mut().zip(line.sums).for_each(|(sum, more)| *sum += more);
@@ -144,11 +166,17 @@ pub fn report(ask: &UsageAsk, usage: &Usage, now_ns: i64) -> Report {
         hours_unknown: one.hours_unknown + other.hours_unknown,
         core_hours: one.core_hours + other.core_hours,
         core_hours_busy: one.core_hours_busy + other.core_hours_busy,
-        core_hours_free: known_sum(one.core_hours_free, other.core_hours_free),
         memory_gib_hours: one.memory_gib_hours + other.memory_gib_hours,
         memory_gib_hours_used: one.memory_gib_hours_used + other.memory_gib_hours_used,
-        memory_gib_hours_free: known_sum(one.memory_gib_hours_free, other.memory_gib_hours_free),
+        gpu_hours: known_sum(one.gpu_hours, other.gpu_hours),
+        free: one.free.add(other.free),
     });
+    if matches!(ask.by, By::System | By::Node) {
+        for line in &mut lines {
+            let is_its = |machine: &&MachineLine| machine.period == line.period && machine.name == line.name;
+            line.free = machines.iter().find(is_its).map(|machine| machine.free).unwrap_or_default();
+        }
+    }
     Report { lines, machines, total, machine_total, periods: usage.periods.clone(), pending: usage.pending }
 }
 
@@ -163,9 +191,14 @@ fn machines(ask: &UsageAsk, usage: &Usage, lines: &[Line], now_ns: i64) -> Vec<M
     for key in expected.keys() {
         known.entry(key.clone()).or_default();
     }
-    // Where no job holds anything, all would be free while it is used.
+    // What the jobs hold that are left out is not free. Where no job holds anything, all would be free while it is used.
+    let is_whole =
+        !usage.is_partial && ask.user.is_none() && ask.account.is_none() && ask.partition.is_none();
+    let lines = if is_whole { lines } else { &[] };
     let is_held = lines.iter().any(|line| line.core_hours_held.is_some());
     let is_memory_held = lines.iter().any(|line| line.memory_gib_hours_held.is_some());
+    // A scheduler gives GPUs as it gives cores; without one, jobs hold those that they use.
+    let is_gpu_held = is_held || lines.iter().any(|line| line.gpu_hours_held.is_some());
     let line = |((name, period), sums): ((Option<String>, usize), Sums)| {
         let hours = |at: usize| sums[at] as f64 / HOUR_MS;
         let expected = expected.get(&(name.clone(), period)).copied().unwrap_or(0) as f64 / HOUR_MS;
@@ -173,7 +206,14 @@ fn machines(ask: &UsageAsk, usage: &Usage, lines: &[Line], now_ns: i64) -> Vec<M
         let of_period = lines.iter().filter(|line| line.period == period && (!by_node || line.name == name));
         let held = |amount: fn(&Line) -> Option<f64>| of_period.clone().filter_map(amount).sum::<f64>();
         let memory = sums[machine_figure::MEMORY_CAPACITY] as f64 / GIB_HOUR;
-        let memory_free = (memory - held(|line| line.memory_gib_hours_held)).max(0.0);
+        let gpus = gpu_hours(&sums);
+        let left = |amount: f64, of: fn(&Line) -> Option<f64>| (amount - held(of)).max(0.0);
+        let free = Free {
+            core_hours: (is_held && core_hours > 0.0).then(|| left(core_hours, |line| line.core_hours_held)),
+            memory_gib_hours: (is_memory_held && memory > 0.0)
+                .then(|| left(memory, |line| line.memory_gib_hours_held)),
+            gpu_hours: gpus.filter(|_| is_gpu_held).map(|gpus| left(gpus, |line| line.gpu_hours_held)),
+        };
         let (measured, down) = (hours(machine_figure::MEASURED_MS), hours(machine_figure::DOWN_MS));
         MachineLine {
             hours_measured: measured,
@@ -181,16 +221,23 @@ fn machines(ask: &UsageAsk, usage: &Usage, lines: &[Line], now_ns: i64) -> Vec<M
             hours_unknown: (expected - measured - down).max(0.0),
             core_hours,
             core_hours_busy: sums[machine_figure::CPU_BUSY_NS] as f64 / HOUR_NS,
-            core_hours_free: (is_held && core_hours > 0.0)
-                .then(|| (core_hours - held(|line| line.core_hours_held)).max(0.0)),
             memory_gib_hours: memory,
             memory_gib_hours_used: sums[machine_figure::MEMORY_USED] as f64 / GIB_HOUR,
-            memory_gib_hours_free: (is_memory_held && memory > 0.0).then_some(memory_free),
+            gpu_hours: gpus,
+            free,
             name,
             period,
         }
     };
     known.into_iter().map(line).collect()
+}
+
+/// The time of all GPUs; `None` without any, and where their number is unknown for more than a little of the time:
+/// what jobs held in it would be counted against nothing.
+fn gpu_hours(sums: &Sums) -> Option<f64> {
+    let (known, measured) = (sums[machine_figure::GPUS_KNOWN_MS], sums[machine_figure::MEASURED_MS]);
+    let is_known = known > 0 && known as f64 >= GPUS_KNOWN_SHARE * measured as f64;
+    positive(sums[machine_figure::GPU_CAPACITY_NS], HOUR_NS).filter(|_| is_known)
 }
 
 /// How long each machine was there to be measured, by name and period: since it was first measured, and until now.
@@ -268,7 +315,7 @@ pub fn period_name(period: &Period, every: Every, zone: &Zone) -> String {
 }
 
 /// The columns of a line, as JSON and CSV have them.
-pub const COLUMNS: [&str; 17] = [
+pub const COLUMNS: [&str; 20] = [
     "name",
     "period",
     "begin",
@@ -286,6 +333,9 @@ pub const COLUMNS: [&str; 17] = [
     "energy_joules",
     "emissions_grams",
     "cost",
+    "core_hours_free",
+    "memory_gib_hours_free",
+    "gpu_hours_free",
 ];
 
 pub fn line_object(line: &Line, ask: &UsageAsk, periods: &[Period]) -> Value {
@@ -309,6 +359,9 @@ pub fn line_object(line: &Line, ask: &UsageAsk, periods: &[Period]) -> Value {
         json!(line.energy_joules),
         json!(line.emissions_grams),
         json!(line.cost),
+        json!(line.free.core_hours),
+        json!(line.free.memory_gib_hours),
+        json!(line.free.gpu_hours),
     ];
     let named = COLUMNS.iter().map(|name| (*name).to_owned()).zip(values);
     Value::Object(named.collect::<Map<_, _>>())
@@ -326,10 +379,12 @@ pub fn machine_object(line: &MachineLine, ask: &UsageAsk, periods: &[Period]) ->
         "core_hours": line.core_hours,
         "core_hours_busy": line.core_hours_busy,
         "core_hours_idle": (line.core_hours - line.core_hours_busy).max(0.0),
-        "core_hours_free": line.core_hours_free,
+        "core_hours_free": line.free.core_hours,
         "memory_gib_hours": line.memory_gib_hours,
         "memory_gib_hours_used": line.memory_gib_hours_used,
-        "memory_gib_hours_free": line.memory_gib_hours_free,
+        "memory_gib_hours_free": line.free.memory_gib_hours,
+        "gpu_hours": line.gpu_hours,
+        "gpu_hours_free": line.free.gpu_hours,
     })
 }
 
@@ -492,7 +547,7 @@ mod tests {
                 ..Usage::default()
             };
             let total = report(&ask, &usage, i64::MAX).machine_total.unwrap();
-            (total.core_hours_free, total.memory_gib_hours_free)
+            (total.free.core_hours, total.free.memory_gib_hours)
         };
         assert_eq!(free(machine, sums), (Some(2.0), None), "no job said how much memory it held");
         sums[figure::MEMORY_HELD] = 16 * GIB_HOUR as i128;
@@ -504,6 +559,63 @@ mod tests {
         );
         machine[machine_figure::MEMORY_CAPACITY] = 0;
         assert_eq!(free(machine, sums), (Some(2.0), None), "the memory of the machine is not known");
+    }
+
+    #[test]
+    fn gpus_that_no_job_held_are_free_where_their_number_is_known() {
+        let ask = ask(By::Node, Every::Day, 48);
+        let hour_ns = 3_600_000_000_000i128;
+        let machine = |name: &str, period, known_hours: i128, gpus: i128| {
+            let mut sums = [0; FIGURES];
+            sums[machine_figure::MEASURED_MS] = 24 * 3_600_000;
+            sums[machine_figure::GPUS_KNOWN_MS] = known_hours * 3_600_000;
+            sums[machine_figure::GPU_CAPACITY_NS] = known_hours * gpus * hour_ns;
+            UsageLine { name: Some(name.to_owned()), period, sums }
+        };
+        let job = |name: &str, period, gpu_hours: i128| {
+            let mut sums = [0; FIGURES];
+            (sums[figure::JOBS], sums[figure::GPUS_HELD_NS]) = (1, gpu_hours * hour_ns);
+            UsageLine { name: Some(name.to_owned()), period, sums }
+        };
+        let usage = Usage {
+            periods: ask.calendar().periods,
+            lines: vec![job("n1", 0, 30), job("n1", 1, 30), job("n2", 1, 0)],
+            // The first day was summed by an earlier version, and its last hours by this one; n2 has no GPU.
+            machines: vec![
+                machine("n1", 0, 3, 4),
+                machine("n1", 1, 24, 4),
+                machine("n2", 0, 0, 0),
+                machine("n2", 1, 24, 0),
+                machine("n3", 1, 23, 8),
+            ],
+            ..Usage::default()
+        };
+        let report = report(&ask, &usage, i64::MAX);
+        let free: Vec<_> = report
+            .machines
+            .iter()
+            .map(|line| (line.name.as_deref().unwrap(), line.period, line.gpu_hours, line.free.gpu_hours))
+            .collect();
+        assert_eq!(
+            free,
+            [
+                ("n1", 0, None, None),
+                ("n1", 1, Some(96.0), Some(66.0)),
+                ("n2", 0, None, None),
+                ("n2", 1, None, None),
+                ("n3", 1, Some(184.0), Some(184.0)),
+            ],
+            "unknown and none are absent, never 0"
+        );
+        let total = report.machine_total.as_ref().unwrap();
+        assert_eq!((total.gpu_hours, total.free.gpu_hours), (Some(280.0), Some(250.0)));
+        let of_lines: Vec<_> = report.lines.iter().map(|line| line.free.gpu_hours).collect();
+        assert_eq!(of_lines, [None, Some(66.0), None]);
+        let object = line_object(&report.lines[1], &ask, &report.periods);
+        assert_eq!(object["gpu_hours_free"], 66.0);
+        let none = Usage { lines: Vec::new(), ..usage };
+        let total = super::report(&ask, &none, i64::MAX).machine_total.unwrap();
+        assert_eq!(total.free.gpu_hours, None, "no job holds anything: others may use them");
     }
 
     #[test]

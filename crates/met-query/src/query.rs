@@ -221,6 +221,7 @@ pub fn usage_in(store: &Queries, viewer: &Viewer, ask: &UsageAsk, live: &[Record
     }
     let sees = |group: met_core::usage::GroupRef<'_>| viewer.sees_group(group);
     let answer = met_store::usage(store, ask, &sees, live, jobs::now_ns())?;
+    let answer = answer.map(|usage| Usage { is_partial: !viewer.sees_all(), ..usage });
     answer.map_err(|UsageTooLong| {
         Failure::usage(
             "that is too many lines; ask for a shorter time, longer periods or one user".to_owned(),

@@ -280,12 +280,14 @@ pub struct TickInfo {
     pub cgroups_only: bool,
     /// Some targets are not read, and what is known of those stays.
     pub partial: bool,
+    /// How many GPUs the other sources have counted, if they know.
+    pub gpus: Option<i64>,
 }
 
 impl TickInfo {
     /// Of all targets, with what is expensive or without.
     pub const fn of(slow: bool) -> TickInfo {
-        TickInfo { slow, cgroups_only: false, partial: false }
+        TickInfo { slow, cgroups_only: false, partial: false, gpus: None }
     }
 }
 

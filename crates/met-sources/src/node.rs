@@ -84,6 +84,7 @@ columns! { COLUMNS:
     PRESSURE_IO = Column::counter("pressure_io", Unit::Seconds, NANO, "time in which some thread waited for I/O").usual(),
     PRESSURE_IO_FULL = Column::counter("pressure_io_full", Unit::Seconds, NANO, "time in which all threads waited for I/O"),
     PRESSURE_INTERRUPT_FULL = Column::counter("pressure_interrupt_full", Unit::Seconds, NANO, "time in which all threads waited for interrupts"),
+    GPUS = Column::gauge("gpus", Unit::Count, ONE, "GPUs that jobs can be given, as last counted; one that is cut into MIG instances counts by these; 0 only where there is certainly none"),
 }
 
 pub static TABLE: Table =
@@ -182,7 +183,7 @@ fn open(host: &Host, _: &Options) -> Opened {
 }
 
 impl Source for Node {
-    fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
+    fn read(&mut self, _: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         let mut unparsed = std::mem::take(&mut batch.unparsed);
         let cells = batch.push(Subject::Node);
@@ -198,6 +199,7 @@ impl Source for Node {
                 }
             }
         }
+        cells[GPUS] = tick.gpus.unwrap_or(MISSING);
         batch.unparsed = unparsed;
         first_error.map_or(Ok(()), Err)
     }
@@ -491,6 +493,17 @@ mod tests {
             memory_direct_map_1g 4294967296
         "#]]
         .assert_eq(&read_lines(true));
+    }
+
+    #[test]
+    fn gpus_are_those_that_others_counted_and_unknown_otherwise() {
+        let machine = Machine::new(include_str!("../../../fixtures/hosts/node.txt"));
+        let read = |gpus: Option<i64>| {
+            let text = machine.read(&SPEC, TickInfo { gpus, ..SLOW });
+            text.lines().find_map(|line| line.trim().strip_prefix("gpus ").map(str::to_owned))
+        };
+        assert_eq!(read(None), None);
+        assert_eq!((read(Some(0)).as_deref(), read(Some(4)).as_deref()), (Some("0"), Some("4")));
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub struct Runner {
     /// As it was opened with: sources that are opened later are opened the same way.
     driver_calls: DriverCalls,
     left_out: Vec<&'static str>,
+    /// By the configuration: what these would read may be there.
+    switched_off: Vec<&'static str>,
     /// Sources that fill this table are not read by a tick, and what they read last stays.
     held: Option<&'static Table>,
     pulse: Arc<Pulse>,
@@ -73,6 +75,10 @@ pub struct NodeSource<'a> {
     pub period_ns: i64,
     pub batches: &'a [Batch],
     pub labels: &'a [Vec<String>],
+}
+
+fn switched_off(options: &Options) -> Vec<&'static str> {
+    options.choices.iter().filter(|(_, choice)| choice.off).map(|(name, _)| *name).collect()
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,6 +116,7 @@ impl Runner {
             new_errors: Vec::new(),
             driver_calls: options.driver_calls,
             left_out: options.left_out.clone(),
+            switched_off: switched_off(options),
             held: None,
             pulse: Arc::clone(&options.pulse),
         };
@@ -127,6 +134,8 @@ impl Runner {
             ..options.clone()
         };
         self.unavailable.retain(|(known, _)| known.name != name);
+        self.switched_off.retain(|known| *known != name);
+        self.switched_off.extend(switched_off(options).into_iter().filter(|known| *known == name));
         let at = self.sources.partition_point(|running| running.part < part);
         let first: usize = self.sources[..at].iter().map(|running| running.spec.tables.len()).sum();
         if self.sources.get(at).is_some_and(|running| running.part == part) {
@@ -149,6 +158,17 @@ impl Runner {
 
     pub fn is_open(&self, name: &str) -> bool {
         self.sources.iter().any(|running| running.spec.name == name && running.source.is_some())
+    }
+
+    /// Whether the machine certainly has nothing that would fill a table: all sources of it say so.
+    pub fn lacks(&self, table: &'static Table) -> bool {
+        let fills = |spec: &&&SourceSpec| spec.tables.iter().any(|own| std::ptr::eq(*own, table));
+        let is_absent = |spec: &&SourceSpec| {
+            let mut reasons = self.unavailable.iter().filter(|(known, _)| known.name == spec.name);
+            reasons.any(|(_, reason)| matches!(reason, Unavailable::Absent(_)))
+                && !self.switched_off.contains(&spec.name)
+        };
+        SOURCES.iter().filter(fills).all(is_absent)
     }
 
     /// What is there and could not be read last time, of the sources that fill a table.
@@ -638,6 +658,20 @@ mod tests {
         runner.reopen("node", &host, &Options { node: true, ..Options::default() });
         assert_eq!((open(&runner), tables(&runner)), (before, tables_before));
         assert!(!runner.unavailable().iter().any(|(spec, _)| spec.name == "node"));
+    }
+
+    #[test]
+    fn only_a_machine_whose_sources_all_say_so_has_no_gpu() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("proc")).unwrap();
+        let host = Host::at(root.path()).unwrap();
+        let gpus = &met_core::gpu::card::TABLE;
+        let opened = |options: &Options| Runner::open(&host, options);
+        assert!(opened(&Options::default()).lacks(gpus));
+        let off = HashMap::from([("nvidia", Choice { off: true, ..Choice::default() })]);
+        assert!(!opened(&Options { choices: off, ..Options::default() }).lacks(gpus), "nobody looked");
+        assert!(!opened(&Options { only: Some(&["drm"]), ..Options::default() }).lacks(gpus));
+        assert!(!opened(&Options { left_out: vec!["nvidia"], ..Options::default() }).lacks(gpus));
     }
 
     #[test]

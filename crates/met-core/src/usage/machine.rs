@@ -9,6 +9,9 @@ use crate::rate::{Step, step};
 /// A longer time between two samples is unknown, although counters went on: nothing says when in it the machine worked.
 const GAP_MAX_MS: i64 = 2 * BUCKET_NS / 1_000_000;
 
+/// No machine has more: its sums stay far from overflow.
+const GPUS_MAX: i64 = 4096;
+
 /// Counters of a machine at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MachineSample {
@@ -19,6 +22,8 @@ pub struct MachineSample {
     pub busy_ns: Option<i64>,
     pub memory_bytes: Option<i64>,
     pub memory_available_bytes: Option<i64>,
+    /// GPUs that jobs could be given. 0: it certainly had none.
+    pub gpus: Option<i64>,
 }
 
 /// Sums of a machine, by day.
@@ -65,6 +70,12 @@ impl Machine {
         if let Some((whole, available)) = sample.memory_bytes.zip(sample.memory_available_bytes) {
             self.spread(MEMORY_CAPACITY, span, kib_ms(whole));
             self.spread(MEMORY_USED, span, kib_ms((whole - available).max(0)));
+        }
+        let possible = |gpus: &i64| (0..=GPUS_MAX).contains(gpus);
+        // A daemon that has just started has not counted them yet.
+        if let Some(gpus) = sample.gpus.filter(possible).or(last.gpus.filter(possible)) {
+            self.spread(GPUS_KNOWN_MS, span, length_ms);
+            self.spread(GPU_CAPACITY_NS, span, gpus * length_ms * 1_000_000);
         }
     }
 

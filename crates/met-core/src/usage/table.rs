@@ -150,6 +150,9 @@ pub struct Usage {
     pub machine_since: Vec<(String, i64)>,
     /// Jobs that are stored and not added up yet.
     pub pending: u64,
+    /// Who asked does not see the jobs of all: what is in no line may be held all the same.
+    #[serde(default)]
+    pub is_partial: bool,
 }
 
 /// Adds up rows.

@@ -72,6 +72,7 @@ fn samples(course: &Course) -> impl Iterator<Item = MachineSample> + '_ {
             busy_ns: busy,
             memory_bytes: cell(node::MEMORY_TOTAL),
             memory_available_bytes: cell(node::MEMORY_AVAILABLE),
+            gpus: cell(node::GPUS),
         }
     })
 }
@@ -97,6 +98,8 @@ mod tests {
                 cells[node::UPTIME] = (1_000_000 + minutes) * 60_000_000_000;
                 cells[node::CPU_USER] = minutes * 30_000_000_000;
                 cells[node::CPU_IDLE] = minutes * 90_000_000_000;
+                // An earlier version did not count GPUs; later one is added.
+                cells[node::GPUS] = [MISSING, 2, 3][(hour / 20) as usize];
                 course.push(begin_ms + minutes * 60_000, &cells);
             }
             writer.append_node("", &course).unwrap();
@@ -126,6 +129,9 @@ mod tests {
         assert_eq!(sums[machine_figure::MEASURED_MS], expected[0]);
         assert_eq!(sums[machine_figure::CPU_BUSY_NS], expected[1]);
         assert_eq!(sums[machine_figure::CPU_CAPACITY_NS], 4 * expected[1]);
+        let gpu_minutes = (2 + 3) * 20 * 60;
+        assert_eq!(sums[machine_figure::GPUS_KNOWN_MS], 40 * 60 * 60_000);
+        assert_eq!(sums[machine_figure::GPU_CAPACITY_NS], gpu_minutes * 60_000_000_000i128);
         assert_eq!(usage.machine_since, [("n1".to_owned(), begin_ms * 1_000_000)]);
     }
 }

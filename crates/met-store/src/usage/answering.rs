@@ -345,6 +345,7 @@ pub fn joined(answers: Vec<Usage>) -> Usage {
             (whole.machines, whole.machine_since) = (other.machines, other.machine_since);
         }
         whole.pending += other.pending;
+        whole.is_partial |= other.is_partial;
     }
     whole
 }

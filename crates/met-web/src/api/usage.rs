@@ -104,6 +104,8 @@ pub(super) fn schema() -> Schema {
         ("memory_gib_hours", of(Type::Number)),
         ("memory_gib_hours_used", of(Type::Number)),
         ("memory_gib_hours_free", optional(Type::Number)),
+        ("gpu_hours", optional(Type::Number)),
+        ("gpu_hours_free", optional(Type::Number)),
     ]);
     with_keys([
         ("by", of(Type::String)),

@@ -145,8 +145,9 @@ fn totals(report: &Report) -> Markup {
     if let Some(machine) = &report.machine_total {
         let span = |hours: f64| units::duration(hours * 3600.0);
         put("CPUs busy", machine.busy().map(units::percent));
-        put("Core-hours free", machine.core_hours_free.map(units::hours));
-        put("GiB-hours free", machine.memory_gib_hours_free.map(units::hours));
+        put("Core-hours free", machine.free.core_hours.map(units::hours));
+        put("GiB-hours free", machine.free.memory_gib_hours.map(units::hours));
+        put("GPU-hours free", machine.free.gpu_hours.map(units::hours));
         put("Time measured", Some(span(machine.hours_measured)));
         put("Time down", (machine.hours_down > 0.0).then(|| span(machine.hours_down)));
         put("Time unknown", (machine.hours_unknown > 0.02).then(|| span(machine.hours_unknown)));

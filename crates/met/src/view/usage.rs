@@ -50,11 +50,9 @@ fn machine(line: Option<&MachineLine>) -> String {
     if let Some(busy) = line.busy() {
         parts.push(format!("CPUs {} busy, {} idle", units::percent(busy), units::percent(1.0 - busy)));
     }
-    if let Some(free) = line.core_hours_free {
-        parts.push(format!("{} core-hours free", units::hours(free)));
-    }
-    if let Some(free) = line.memory_gib_hours_free {
-        parts.push(format!("{} GiB-hours free", units::hours(free)));
+    let free = line.free;
+    for (free, what) in [(free.core_hours, "core"), (free.memory_gib_hours, "GiB"), (free.gpu_hours, "GPU")] {
+        parts.extend(free.map(|free| format!("{} {what}-hours free", units::hours(free))));
     }
     let hours = |hours: f64| units::duration(hours * 3600.0);
     parts.push(format!("measured {}", hours(line.hours_measured)));
@@ -100,6 +98,7 @@ fn table(report: &Report, ask: &UsageAsk, style: &Style) -> String {
         column("USED", 2, &|line| line.cpu_efficiency.map(units::percent)),
         column("GPU-H", 2, &|line| line.gpu_hours.map(units::hours)),
         column("GPU HELD", 4, &|line| line.gpu_hours_held.map(units::hours)),
+        column("GPU FREE", 5, &|line| line.free.gpu_hours.map(units::hours)),
         column("GIB-H", 6, &|line| {
             (line.memory_gib_hours > 0.0).then(|| units::hours(line.memory_gib_hours))
         }),
