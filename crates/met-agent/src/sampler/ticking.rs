@@ -125,12 +125,8 @@ impl Sampler {
         self.schedule.ticks += u64::from(regular);
         let gpus_are_due = self.gpus.pace.is_due(now_ns);
         self.runner.hold((!gpus_are_due).then_some(&card::TABLE));
-<<<<<<< HEAD
-        self.read(&TickInfo { slow, cgroups_only, partial: !reads_all }, occasion);
-=======
         let gpus = self.gpu_count();
-        self.read(&TickInfo { slow, cgroups_only, partial: !reads_all, gpus }, now_ns, occasion);
->>>>>>> w4-slurm
+        self.read(&TickInfo { slow, cgroups_only, partial: !reads_all, gpus }, occasion);
         logging::round(self.runner.batches().iter());
         let meets_strangers = self.gpus.meets_strangers(self.runner.batches(), &self.membership.map);
         if meets_strangers && self.membership.listed_ns < now_ns {
