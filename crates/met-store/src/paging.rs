@@ -196,6 +196,7 @@ impl Queries {
         let mut plain = Filter {
             sort: None,
             conditions: Conditions::default(),
+            on_nodes: None,
             after: None,
             ended_after_ns: None,
             settled_ns: None,
