@@ -37,6 +37,20 @@ pub struct Conditions {
     pub max_efficiency: Option<f64>,
 }
 
+/// Jobs on any of some nodes that run, or ended after a time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OnNodes {
+    pub nodes: Vec<String>,
+    pub since_ns: i64,
+}
+
+impl OnNodes {
+    pub fn accept(&self, record: &Record) -> bool {
+        record.end_ns.is_none_or(|end_ns| end_ns > self.since_ns)
+            && self.nodes.iter().any(|node| record.nodes.contains(node))
+    }
+}
+
 impl Conditions {
     pub fn is_empty(&self) -> bool {
         *self == Conditions::default()

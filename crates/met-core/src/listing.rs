@@ -522,7 +522,8 @@ impl Order {
         !self.is_continued || after.unsettled().is_some()
     }
 
-    fn is_unsettled(&self, job: &impl Listed) -> bool {
+    /// Whether the values of a job may be others on the next page.
+    pub fn is_unsettled(&self, job: &impl Listed) -> bool {
         matches!(job.state(), State::Running | State::Suspended)
             || job.end_ns().is_some_and(|end_ns| end_ns > self.settled_ns())
     }

@@ -159,9 +159,13 @@ impl Course {
         let kind = self.table.columns[column].kind;
         let cells = self.times_ms.iter().zip(&self.columns[column]).enumerate();
         let pending = charged::pending(self, column, None);
-        let is_pending = move |index: usize| pending.get(index).copied().unwrap_or(false);
-        let known = cells.filter(move |&(index, (_, &cell))| cell != MISSING && !is_pending(index));
-        known.clone().zip(known.skip(1)).filter_map(move |((first, before), (index, now))| {
+        let mut last: Option<(usize, (i64, i64))> = None;
+        cells.filter_map(move |(index, (&time_ms, &cell))| {
+            if cell == MISSING || pending.get(index).copied().unwrap_or(false) {
+                return None;
+            }
+            let now = (time_ms, cell);
+            let (first, before) = last.replace((index, now))?;
             let spread = self.spread(column, index);
             let is_bridged = match index == first + 1 {
                 _ if spread.is_some() => true,
@@ -170,7 +174,6 @@ impl Course {
                     now.0 - before.0 <= gaps.least_ms().max(SPARSE_MS) && !self.has_gap(first, index, gaps)
                 }
             };
-            let (before, now) = ((*before.0, *before.1), (*now.0, *now.1));
             is_bridged.then(|| interval(kind, before, now, spread, i64::MAX))?
         })
     }
@@ -260,6 +263,8 @@ fn interval(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::JOB;
     use crate::job_table::{CPU, MEMORY_NEEDED};
@@ -340,5 +345,33 @@ mod tests {
         (1..40).for_each(|index| old.append(&course(&[(index * 10_000, 0, MISSING)])));
         old.append(&course(&[(400_000, 0, 10)]));
         assert_eq!(bridged_ms(&old), 0, "too long ago");
+    }
+
+    proptest! {
+        #[test]
+        fn intervals_are_between_neighbouring_known_cells(
+            samples in prop::collection::vec((1_i64..40_000, prop::option::of(0_i64..9), prop::option::of(0_i64..9)), 0..60),
+        ) {
+            let mut time_ms = 0;
+            let mut course = Course::new(&JOB);
+            for (span_ms, cpu, memory) in samples {
+                time_ms += span_ms;
+                let mut cells = vec![MISSING; JOB.columns.len()];
+                (cells[CPU], cells[MEMORY_NEEDED]) = (cpu.unwrap_or(MISSING), memory.unwrap_or(MISSING));
+                course.push(time_ms, &cells);
+            }
+            for (column, kind) in [(CPU, Kind::Counter), (MEMORY_NEEDED, Kind::Gauge)] {
+                let cells = &course.columns[column];
+                let known: Vec<usize> = (0..cells.len()).filter(|&index| cells[index] != MISSING).collect();
+                let is_long = |index: usize| course.times_ms[index] - course.times_ms[index - 1] > 25_000;
+                let between = |pair: &[usize]| {
+                    let [before, now] = [pair[0], pair[1]].map(|index| (course.times_ms[index], cells[index]));
+                    let is_gap = now.0 - before.0 > SPARSE_MS || (pair[0] + 1..=pair[1]).any(is_long);
+                    interval(kind, before, now, None, i64::MAX).filter(|_| !is_gap)
+                };
+                let expected: Vec<Interval> = known.windows(2).filter_map(between).collect();
+                prop_assert_eq!(course.intervals(column, 25_000).collect::<Vec<_>>(), expected);
+            }
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use met_core::conditions::searched_command;
+use met_core::conditions::{OnNodes, searched_command};
 use met_core::grouping::{self, Membership, Sum, SumBy, SumSpan};
 use met_core::job::Record;
 use met_core::job_table::{CPU, EMISSIONS, ENERGY, MEMORY_NEEDED_PEAK, MEMORY_PEAK, READ, WRITTEN};
@@ -259,6 +259,9 @@ impl<'f> Select<'f> {
             let node = self.mark(node);
             self.conditions.push(format!("{position}(node_names, '\n' || {node} || '\n') > 0"));
         }
+        if let Some(on_nodes) = &filter.on_nodes {
+            self.add_nodes(on_nodes);
+        }
         if let Some(tag) = &wanted.tag {
             let tag = self.mark(tag);
             self.conditions.push(format!("{position}(tags, ' ' || {tag} || ' ') > 0"));
@@ -272,7 +275,8 @@ impl<'f> Select<'f> {
         }
         if let Some(ended_ns) = filter.ended_after_ns {
             let ended = self.mark(ended_ns);
-            self.conditions.push(format!("end_ns > {ended}"));
+            // First: it decides for most jobs, and nothing else of them is looked at.
+            self.conditions.insert(0, format!("end_ns > {ended}"));
         }
         if let Some(ended_ns) = filter.settled_ns {
             let ended = self.mark(ended_ns);
@@ -286,6 +290,18 @@ impl<'f> Select<'f> {
             let most = self.mark(most);
             self.conditions.push(format!("efficiency <= {most}"));
         }
+    }
+
+    /// As [`OnNodes::accept`]. The time comes first: it decides for most jobs, and their names are not looked at.
+    fn add_nodes(&mut self, on_nodes: &'f OnNodes) {
+        let since = self.mark(on_nodes.since_ns);
+        self.conditions.push(format!("(end_ns IS NULL OR end_ns > {since})"));
+        let mut any = vec!["1 = 0".to_owned()];
+        for node in on_nodes.nodes.iter().filter(|node| !node.is_empty() && !node.contains('\n')) {
+            let (position, node) = (self.dialect.position, self.mark(node));
+            any.push(format!("{position}(node_names, '\n' || {node} || '\n') > 0"));
+        }
+        self.conditions.push(format!("({})", any.join(" OR ")));
     }
 
     /// As [`listing::duration_ns`].

@@ -50,24 +50,29 @@ impl Queries {
         let is_asked = |state: &State| filter.states.is_empty() || filter.states.contains(state);
         let (running, others): (Vec<State>, Vec<State>) =
             State::ALL.into_iter().filter(is_asked).partition(|&state| is_running(state));
-        let mut jobs = Vec::new();
-        if filter.after.as_ref().is_none_or(|after| order.has_unsettled(after)) {
-            jobs = self.unsettled(filter, running, &others)?;
-            if filter.needs_figures() {
-                refresh(&mut jobs);
-            }
-            jobs.retain(|record| filter.accepts(record));
-        }
-        let settled = Filter {
+        // Only behind the first page do jobs that have just ended have another order than those that are settled: before
+        // that, both are found by reading the narrow rows once.
+        let is_apart = order.is_continued();
+        let has_unsettled = filter.after.as_ref().is_none_or(|after| order.has_unsettled(after));
+        let mut jobs = match has_unsettled {
+            true => self.unsettled(filter, running, if is_apart { &others } else { &[] })?,
+            false => Vec::new(),
+        };
+        let ended = Filter {
             states: others,
             after: filter.after.as_ref().map(Cursor::settled),
-            settled_ns: Some(order.settled_ns()),
+            settled_ns: is_apart.then(|| order.settled_ns()),
             ..filter.clone()
         };
-        let rest = match settled.states.is_empty() {
+        let mut rest = match ended.states.is_empty() {
             true => Page::default(),
-            false => self.page_as_stored(&settled)?,
+            false => self.page_as_stored(&ended)?,
         };
+        if has_unsettled && filter.needs_figures() {
+            jobs.extend(rest.jobs.extract_if(.., |record| order.is_unsettled(record)));
+            refresh(&mut jobs);
+        }
+        jobs.retain(|record| filter.accepts(record));
         let is_here = |record: &Record| rest.next.as_ref().is_none_or(|next| !order.is_behind(record, next));
         jobs.retain(is_here);
         jobs.extend(rest.jobs);
@@ -196,6 +201,7 @@ impl Queries {
         let mut plain = Filter {
             sort: None,
             conditions: Conditions::default(),
+            on_nodes: None,
             after: None,
             ended_after_ns: None,
             settled_ns: None,

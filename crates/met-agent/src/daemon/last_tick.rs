@@ -269,8 +269,7 @@ impl Board {
         pages.shown.fill(&mut snapshot.jobs, self.contents.metrics);
         prometheus::page(&snapshot, wanted.format, &self.contents, wanted.people, &mut page);
         let page: Arc<[u8]> = match wanted.gzip {
-            // Nothing that is written to memory fails.
-            true => prometheus::gzip(&page).unwrap_or_default().into(),
+            true => prometheus::gzip(&page).into(),
             false => page.into(),
         };
         pages.written.push((wanted, Arc::clone(&page)));

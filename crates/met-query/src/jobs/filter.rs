@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use met_core::bounds;
-use met_core::conditions::Conditions;
+use met_core::conditions::{Conditions, OnNodes};
 use met_core::job::{Record, State};
 use met_core::listing::{Cursor, Order, Sort};
 use met_core::member::Member;
@@ -60,6 +60,9 @@ pub struct JobsFilter {
     /// Daemons and servers before [`crate::handshake::CONDITIONS`] overlook these and the order.
     #[serde(flatten)]
     pub conditions: Conditions,
+    /// Asked of whoever has the jobs; over a connection it becomes one question for each node.
+    #[serde(skip)]
+    pub on_nodes: Option<OnNodes>,
 }
 
 /// Records in one reply: a reader may be slow, and the reply is held until it is read.
@@ -103,6 +106,7 @@ impl JobsFilter {
             pid: self.pid,
             sort: self.sort,
             conditions: self.conditions.clone(),
+            on_nodes: self.on_nodes.clone(),
             now_ns: now_ns(),
             ..Filter::default()
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::cadence::WANTED_JOBS_MAX;
-use met_core::conditions::Conditions;
+use met_core::conditions::{Conditions, OnNodes};
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record};
 use met_core::listing::sort_ns;
@@ -124,6 +124,29 @@ impl Remote {
         Ok((Page { jobs: kept, next }, warnings))
     }
 
+    /// The newest jobs of each of some nodes, of those that ran at the time: a daemon or server of an earlier version can
+    /// be asked for one node at a time.
+    fn on_each_node(
+        &self,
+        viewer: &Viewer,
+        filter: &JobsFilter,
+        on_nodes: &OnNodes,
+    ) -> Result<(Page, Vec<String>)> {
+        let limit = filter.limit.map(|limit| limit.div_ceil(on_nodes.nodes.len().max(1)));
+        let (mut jobs, mut warnings) = (Vec::new(), Vec::new());
+        for node in &on_nodes.nodes {
+            let conditions = Conditions { node: Some(node.clone()), ..filter.conditions.clone() };
+            let asked = JobsFilter { on_nodes: None, conditions, limit, ..filter.clone() };
+            let (page, said) = self.jobs(viewer, &asked)?;
+            jobs.extend(page.jobs);
+            warnings.extend(said);
+        }
+        jobs.retain(|record| on_nodes.accept(record));
+        warnings.sort_unstable();
+        warnings.dedup();
+        Ok((Page { jobs: merge(jobs), next: None }, warnings))
+    }
+
     fn page_of_course(&self, table: &'static Table, request: &Request) -> Result<Course> {
         match self.ask(request)? {
             Reply::Course(course) => Ok(course.into_course(table)),
@@ -150,6 +173,9 @@ impl Remote {
 impl Query for Remote {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(nothing()) };
+        if let Some(on_nodes) = &filter.on_nodes {
+            return self.on_each_node(viewer, &filter, on_nodes);
+        }
         let paged = JobsFilter { paged: true, ..filter.clone() };
         let (mut page, warnings) = match self.ask(&Request::Jobs(paged))? {
             Reply::JobsPage { protocol, .. } if filter.is_extended() && protocol < CONDITIONS => {

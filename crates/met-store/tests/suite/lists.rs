@@ -6,7 +6,7 @@ use std::time::Duration;
 use met_core::MISSING;
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::belief::{Sample, add_sample};
-use met_core::conditions::Conditions;
+use met_core::conditions::{Conditions, OnNodes};
 use met_core::grouping::{self, SumBy, SumSpan};
 use met_core::job::{GpuUse, JobKey, Part, QualityKind, Record, State, Summary};
 use met_core::job_table::{CPU, EMISSIONS, ENERGY, GPU_UTILIZATION, MEMORY_NEEDED_PEAK, WALL};
@@ -109,7 +109,7 @@ fn conditions(dice: &mut Dice, start_s: i64) -> Filter {
     let text = |text: &str| Some(text.to_owned());
     let mut filter = Filter { now_ns: (start_s + 3) * SECOND_NS, ..Filter::default() };
     let wanted = &mut filter.conditions;
-    match dice.below(14) {
+    match dice.below(15) {
         0 => wanted.command = text(dice.one::<&str>(&["b.py --x=100%_", "a", "%", "_", "'", "PYTHON", ""])),
         1 => wanted.partition = text("gpu"),
         2 => wanted.node = text("n1"),
@@ -125,6 +125,11 @@ fn conditions(dice: &mut Dice, start_s: i64) -> Filter {
         12 => {
             (wanted.node, wanted.command) = (text("n2"), text("python3 "));
             filter.account = text("physics");
+        }
+        13 => {
+            let nodes = vec![dice.one(&["n1", "n4", "", "n1\nn2"]).to_string(), "n3".to_owned()];
+            let since_ns = (start_s + dice.below(4) as i64) * SECOND_NS;
+            filter.on_nodes = Some(OnNodes { nodes, since_ns });
         }
         _ => {}
     }
@@ -350,8 +355,9 @@ fn check_rows(place: &Place, seed: u64, count: u64, lists: usize) {
             }
             let Some(page) = rows.page(&writer, &filter, &samples).unwrap() else {
                 let conditions = &filter.conditions;
-                let needs_record =
-                    conditions.command.is_some() || conditions.node.is_some() || conditions.tag.is_some();
+                let needs_record = conditions.need_record()
+                    || filter.on_nodes.is_some()
+                    || filter.sort.is_some_and(|sort| sort.column.needs_record());
                 let changes = filter.needs_figures() || filter.sort.is_some_and(|sort| sort.column.changes());
                 assert!(needs_record || !changes, "{filter:?}");
                 break;

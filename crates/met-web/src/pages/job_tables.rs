@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 use met_core::JOB;
-use met_core::conditions::Conditions;
+use met_core::conditions::{Conditions, OnNodes};
 use met_core::job::{QualityKind, Record};
 use met_core::job_processes::is_complete;
 use met_core::job_table as column;
@@ -22,7 +22,7 @@ const PARTS_MAX: usize = 200;
 const NODES_MAX: usize = 64;
 const PROCESSES_MAX: usize = 12;
 const NEIGHBOURS_MAX: usize = 10;
-/// Nodes of the job on which others are looked for, and on each of them the newest jobs before its end.
+/// Nodes of the job on which others are looked for, and how many are looked at for each.
 const NEIGHBOUR_NODES_MAX: usize = 4;
 const SCANNED: usize = 100;
 const NEIGHBOUR_COLUMNS: &[&str] = &[
@@ -180,25 +180,23 @@ pub(super) fn neighbours(
 ) -> Result<Option<Markup>, Problem> {
     let (Some(start_ns), Some(node)) = (record.start_ns, record.nodes.first()) else { return Ok(None) };
     let end_ns = record.end_ns.unwrap_or(i64::MAX);
-    let mut jobs = Vec::new();
-    for node in record.nodes.iter().take(NEIGHBOUR_NODES_MAX) {
-        let conditions = Conditions { node: Some(node.clone()), ..Conditions::default() };
-        let filter = JobsFilter {
-            conditions,
-            until_ns: Some(end_ns),
-            limit: Some(SCANNED),
-            paged: true,
-            ..JobsFilter::default()
-        };
-        jobs.extend(visible.jobs(&filter)?.0.jobs);
-    }
-    let mut known = std::collections::HashSet::new();
-    jobs.retain(|other| known.insert(other.key.clone()));
+    let nodes: Vec<String> = record.nodes.iter().take(NEIGHBOUR_NODES_MAX).cloned().collect();
+    let filter = JobsFilter {
+        until_ns: Some(end_ns),
+        limit: Some(SCANNED * nodes.len()),
+        paged: true,
+        on_nodes: Some(OnNodes { nodes: nodes.clone(), since_ns: start_ns }),
+        ..JobsFilter::default()
+    };
+    let mut jobs = visible.jobs(&filter)?.0.jobs;
+    let mut known = std::collections::HashSet::from([record.key.clone()]);
     jobs.retain(|other| {
-        other.key != record.key
-            && other.start_ns.is_some_and(|start_ns| start_ns < end_ns)
+        other.start_ns.is_some_and(|start_ns| start_ns < end_ns)
             && other.end_ns.is_none_or(|end_ns| end_ns > start_ns)
+            && known.insert(other.key.clone())
     });
+    // Those of its first node come first, the newest of each.
+    jobs.sort_by_key(|other| nodes.iter().position(|node| other.nodes.contains(node)));
     if jobs.is_empty() {
         return Ok(None);
     }
