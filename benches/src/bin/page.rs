@@ -60,7 +60,7 @@ fn pages(snapshot: &Snapshot, contents: &Contents, gpus: bool) -> Result<f64> {
             let begin_ns = clock::thread_cpu_ns();
             let mut page = Vec::new();
             prometheus::page(snapshot, format, contents, false, &mut page);
-            let page = if gzip { prometheus::gzip(&page) } else { page };
+            let page = if gzip { prometheus::gzip(&page)? } else { page };
             times_ms.push((clock::thread_cpu_ns() - begin_ns) as f64 / 1e6);
             bytes = page.len();
         }

@@ -36,60 +36,36 @@ fn places(scale: f64) -> Option<usize> {
     }
 }
 
-/// Room for the digits of a cell, a point and zeros around it.
-const ROOM: usize = 44;
-
-/// Two digits each.
-static PAIRS: [[u8; 2]; 100] = pairs();
-
-const fn pairs() -> [[u8; 2]; 100] {
-    let mut pairs = [[0; 2]; 100];
-    let mut number = 0;
-    while number < 100 {
-        pairs[number] = [b'0' + number as u8 / 10, b'0' + number as u8 % 10];
-        number += 1;
-    }
-    pairs
-}
-
-fn write_integer(number: u64, out: &mut Vec<u8>) {
-    let mut text = [0; ROOM];
-    let begin = put_digits(number, &mut text, ROOM);
-    out.extend_from_slice(&text[begin..]);
-}
-
-/// Puts the digits of a number before `end`, and returns where they begin.
-fn put_digits(mut rest: u64, text: &mut [u8; ROOM], end: usize) -> usize {
-    let mut at = end;
-    while rest >= 10 {
-        at -= 2;
-        text[at..at + 2].copy_from_slice(&PAIRS[(rest % 100) as usize]);
-        rest /= 100;
-    }
-    if rest > 0 || at == end {
+fn write_integer(mut rest: u64, out: &mut Vec<u8>) {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    loop {
         at -= 1;
-        text[at] = b'0' + rest as u8;
+        digits[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
     }
-    at
+    out.extend_from_slice(&digits[at..]);
 }
 
 /// The cell with its point `places` digits from the right, and no zeros behind that say nothing.
-fn write_fraction(cell: u64, mut places: usize, out: &mut Vec<u8>) {
+fn write_fraction(cell: u64, places: usize, out: &mut Vec<u8>) {
     let unit = 10u64.pow(places as u32);
-    let (whole, mut rest) = (cell / unit, cell % unit);
+    let mut rest = cell % unit;
+    write_integer(cell / unit, out);
     if rest == 0 {
-        return write_integer(whole, out);
+        return;
     }
-    while rest.is_multiple_of(10) {
+    let mut digits = [b'0'; 20];
+    for digit in digits[..places].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
         rest /= 10;
-        places -= 1;
     }
-    let mut text = [b'0'; ROOM];
-    let point = ROOM - places - 1;
-    put_digits(rest, &mut text, ROOM);
-    text[point] = b'.';
-    let begin = put_digits(whole, &mut text, point);
-    out.extend_from_slice(&text[begin..]);
+    let used = digits[..places].iter().rposition(|&digit| digit != b'0').map_or(0, |last| last + 1);
+    out.push(b'.');
+    out.extend_from_slice(&digits[..used]);
 }
 
 #[cfg(test)]

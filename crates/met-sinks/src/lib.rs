@@ -14,7 +14,6 @@ pub mod forward;
 mod hdf5;
 pub mod live;
 mod otlp;
-mod page_gzip;
 pub mod prometheus;
 pub mod reopen;
 pub mod service_discovery;

@@ -9,13 +9,10 @@ mod outgoing;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use met_core::job::{JobKey, Record};
 use met_core::job_table::WALL;
 use met_core::{Column, JOB, MISSING, Selection, Table, Unit};
@@ -25,6 +22,7 @@ use met_wire::otlp::{Attribute, Attributes, Metric, Number, PATH, Point, Request
 use crate::event::{Event, Kind, Samples, Tick, TickRow};
 use crate::forward::link::{Address, Link, private_lines};
 use crate::forward::now_ns;
+use crate::prometheus::gzip;
 use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
 use conventions::CONVENTIONS;
 use known_jobs::{Known, KnownJobs};
@@ -36,10 +34,6 @@ const TIMEOUT: &str = "10s";
 const INTERVAL: &str = "10s";
 /// In one request: about a megabyte, of which collectors take 20.
 const POINTS_MAX: usize = 8000;
-/// Of a long request, its time counts more than its size.
-const GZIP_LEVEL: u32 = 3;
-const GZIP_LEVEL_LONG: u32 = 1;
-const LONG_BYTES: usize = 1 << 20;
 /// Rows that are kept for the next request.
 const ROWS_MAX: usize = 50_000;
 const NODE: &str = "node";
@@ -492,13 +486,6 @@ fn labels<'a>(
         let number = if label == "pid" { text.parse().ok().map(Attribute::Int) } else { None };
         (name(label).into(), number.unwrap_or_else(|| text.as_str().into()))
     })
-}
-
-fn gzip(request: &[u8]) -> io::Result<Vec<u8>> {
-    let level = if request.len() > LONG_BYTES { GZIP_LEVEL_LONG } else { GZIP_LEVEL };
-    let mut encoder = GzEncoder::new(Vec::with_capacity(request.len() / 8), Compression::new(level));
-    encoder.write_all(request)?;
-    encoder.finish()
 }
 
 #[cfg(test)]

@@ -269,7 +269,8 @@ impl Board {
         pages.shown.fill(&mut snapshot.jobs, self.contents.metrics);
         prometheus::page(&snapshot, wanted.format, &self.contents, wanted.people, &mut page);
         let page: Arc<[u8]> = match wanted.gzip {
-            true => prometheus::gzip(&page).into(),
+            // Nothing that is written to memory fails.
+            true => prometheus::gzip(&page).unwrap_or_default().into(),
             false => page.into(),
         };
         pages.written.push((wanted, Arc::clone(&page)));

@@ -90,7 +90,7 @@ impl Pages {
         let snapshot = self.snapshot()?;
         let mut page = Vec::new();
         prometheus::page(&snapshot, format, &self.contents, people, &mut page);
-        Ok(if gzip { prometheus::gzip(&page) } else { page })
+        Ok(if gzip { prometheus::gzip(&page)? } else { page })
     }
 }
 
