@@ -397,13 +397,13 @@ impl AllJobs {
     /// How many jobs wait, as schedulers count them. Where that is unknown, the jobs that are known to wait are enough; an
     /// earlier version does not know it.
     pub fn queues(&mut self) -> Vec<Queue> {
-        let of = |source: &Box<dyn Source>| {
+        let of = |source: &dyn Source| {
             source.queues(CALLER).unwrap_or_else(|error| {
                 tracing::debug!("cannot read the queues of schedulers: {error:#}");
                 Vec::new()
             })
         };
-        queues::newest(self.sources.iter().flat_map(of).collect())
+        queues::newest(self.sources.iter().flat_map(|source| of(source.as_ref())).collect())
     }
 
     /// What was done about findings. Unless all of it is needed, what cannot be read is left out: an older daemon keeps

@@ -50,7 +50,7 @@ mod tests {
         put(&mut writer, &read_at(1)).unwrap();
         let last = Queue { partitions: [("p".to_owned(), 3)].into(), ..read_at(2) };
         put(&mut writer, &last).unwrap();
-        assert_eq!(seen(&Viewer::Everything, &writer).unwrap(), [last.clone()]);
+        assert_eq!(seen(&Viewer::Everything, &writer).unwrap(), std::slice::from_ref(&last));
         assert_eq!(seen(&Viewer::Uid(0), &writer).unwrap(), []);
         assert_eq!(seen(&Viewer::user("ada"), &writer).unwrap(), []);
         writer.set_meta(&meta_name("slurm"), "no queue").unwrap();
