@@ -15,7 +15,7 @@ use crate::filter::{Filter, live_states};
 use crate::paging::{PAGE_ROWS, Page};
 use crate::reading::{self, Names, Parts, Stored, label, named_summary, named_total, names};
 use crate::record::{Figures, Terms};
-use crate::sql::{self, Row, Sql, Value, in_transaction};
+use crate::sql::{self, Row, Sql, Value, in_snapshot, in_transaction};
 use crate::sums;
 use packing::{Input, Packed, put_number};
 
@@ -29,6 +29,8 @@ const FORMAT: i64 = 1;
 const COMPLETE: &str = "brief";
 /// Up to which key rows of earlier jobs are written.
 const REACHED: &str = "brief_to";
+/// Up to which key rows were compared with records.
+const COMPARED: &str = "brief_compared_to";
 /// Jobs that get theirs in one transaction: a command that opens an old store waits for one of them.
 const PIECE: usize = 20;
 /// A record with more, as one with a script for its command, is not kept twice.
@@ -142,6 +144,12 @@ pub(crate) fn complete(sql: &dyn Sql, until: Instant) -> Result<bool> {
     }
 }
 
+fn set_meta(sql: &dyn Sql, name: &str, value: i64) -> Result<()> {
+    let statement = "INSERT INTO meta (name, value) VALUES (?1, ?2)
+                     ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+    sql.execute(statement, &[name.into(), (&value.to_string()).into()]).map(drop)
+}
+
 /// One piece, from where the last one ended. True if it was the last.
 fn write_piece(sql: &dyn Sql, terms: &mut Terms) -> Result<bool> {
     let find = "SELECT value FROM meta WHERE name = ?1";
@@ -165,57 +173,92 @@ fn write_piece(sql: &dyn Sql, terms: &mut Terms) -> Result<bool> {
         true => (COMPLETE, FORMAT),
         false => (REACHED, selected.last_key),
     };
-    let value = value.to_string();
-    let statement = "INSERT INTO meta (name, value) VALUES (?1, ?2)
-                     ON CONFLICT (name) DO UPDATE SET value = excluded.value";
-    sql.execute(statement, &[name.into(), (&value).into()])?;
+    set_meta(sql, name, value)?;
     if is_last {
         sql.execute("DELETE FROM meta WHERE name = ?1", &[REACHED.into()])?;
     }
     Ok(is_last)
 }
 
-/// Jobs whose row is not what their record says: damaged, of an earlier write, or of a job that is gone. Each with its key
-/// and name. Rows of another format are not read, and written again anyway.
-pub(crate) fn differing(sql: &dyn Sql) -> Result<Vec<(i64, String)>> {
+/// What a comparison of rows with their records found.
+#[derive(Default)]
+pub(crate) struct Compared {
+    /// Jobs whose row is not what their record says: damaged, of an earlier write, or of a job that is gone. Each with its
+    /// key and name.
+    pub differing: Vec<(i64, String)>,
+    /// Up to which key it got; `None` at the end.
+    pub reached: Option<i64>,
+}
+
+/// Compares rows with their records, from a key on and until this time, some at least. Rows of another format are not read,
+/// and written again anyway.
+pub(crate) fn compare(sql: &dyn Sql, mut after: i64, until: Option<Instant>) -> Result<Compared> {
+    let mut compared = Compared::default();
     if sql.version()? < BRIEF_VERSION {
-        return Ok(Vec::new());
+        return Ok(compared);
     }
-    let (names, mut differing, mut after) = (names(sql)?, Vec::new(), i64::MIN);
+    let names = names(sql)?;
     loop {
-        let behind = "WHERE key > ?1 ORDER BY key";
-        let selected = reading::rows(sql, behind, &[after.into()], Some(PAGE_ROWS), Parts::BRIEF)?;
-        let is_last = selected.rows < PAGE_ROWS;
-        let last = if is_last { i64::MAX } else { selected.last_key };
-        let records: FastMap<i64, Stored> =
-            selected.found.into_iter().map(|stored| (stored.key, stored)).collect();
-        let find = format!(
-            "SELECT job, NULL, NULL, format, sum, data FROM brief
-             WHERE job > ?1 AND job <= ?2 AND format = {FORMAT}"
-        );
-        sql.query(&find, &[after.into(), last.into()], &mut |row| {
-            let key = row.get(0).integer()?;
-            let stored = records.get(&key);
-            let is_same = match (stored, read(row, &names)) {
-                (Some(stored), _) if stored.is_damaged => true,
-                (Some(stored), Some(packed)) => !packed.state.is_live() && stored.record == packed,
-                _ => false,
-            };
-            if !is_same {
-                let name = |stored: &Stored| label(&stored.record.key.manager, &stored.record.key.id);
-                differing.push((key, stored.map_or_else(|| format!("row {key}"), name)));
-            }
-            Ok(())
-        })?;
-        if is_last {
-            return Ok(differing);
+        let reached = in_snapshot(sql, || compare_piece(sql, &names, after, &mut compared.differing))?;
+        let Some(key) = reached else { return Ok(compared) };
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return Ok(Compared { reached, ..compared });
         }
-        after = last;
+        after = key;
     }
 }
 
+/// The next piece; up to which key it got, if there are more.
+fn compare_piece(
+    sql: &dyn Sql,
+    names: &Names,
+    after: i64,
+    differing: &mut Vec<(i64, String)>,
+) -> Result<Option<i64>> {
+    let behind = "WHERE key > ?1 ORDER BY key";
+    let selected = reading::rows(sql, behind, &[after.into()], Some(PAGE_ROWS), Parts::BRIEF)?;
+    let reached = (selected.rows == PAGE_ROWS).then_some(selected.last_key);
+    let records: FastMap<i64, Stored> =
+        selected.found.into_iter().map(|stored| (stored.key, stored)).collect();
+    let find = format!(
+        "SELECT job, NULL, NULL, format, sum, data FROM brief
+         WHERE job > ?1 AND job <= ?2 AND format = {FORMAT}"
+    );
+    sql.query(&find, &[after.into(), reached.unwrap_or(i64::MAX).into()], &mut |row| {
+        let key = row.get(0).integer()?;
+        let stored = records.get(&key);
+        let is_same = match (stored, read(row, names)) {
+            (Some(stored), _) if stored.is_damaged => true,
+            (Some(stored), Some(packed)) => !packed.state.is_live() && stored.record == packed,
+            _ => false,
+        };
+        if !is_same {
+            let name = |stored: &Stored| label(&stored.record.key.manager, &stored.record.key.id);
+            differing.push((key, stored.map_or_else(|| format!("row {key}"), name)));
+        }
+        Ok(())
+    })?;
+    Ok(reached)
+}
+
+/// Goes on with the comparison where the last one ended, until this time. Rows that differ are removed, and [`complete`]
+/// writes them again from their records.
+pub(crate) fn compare_some(sql: &dyn Sql, until: Instant) -> Result<Vec<(i64, String)>> {
+    let find = "SELECT value FROM meta WHERE name = ?1";
+    let after = sql::first(sql, find, &[COMPARED.into()], |row| Ok(row.get(0).text()?.parse().ok()))?;
+    let Compared { differing, reached } = compare(sql, after.flatten().unwrap_or(i64::MIN), Some(until))?;
+    match reached {
+        Some(reached) => set_meta(sql, COMPARED, reached)?,
+        None => drop(sql.execute("DELETE FROM meta WHERE name = ?1", &[COMPARED.into()])?),
+    }
+    if !differing.is_empty() {
+        renew(sql, &differing)?;
+    }
+    Ok(differing)
+}
+
 /// Removes the rows of these jobs, so that [`complete`] writes them from their records.
-pub(crate) fn renew(sql: &dyn Sql, differing: &[(i64, String)]) -> Result<()> {
+fn renew(sql: &dyn Sql, differing: &[(i64, String)]) -> Result<()> {
     in_transaction(sql, false, || {
         differing.iter().try_for_each(|&(key, _)| remove(sql, key))?;
         let statement = "DELETE FROM meta WHERE name IN (?1, ?2)";

@@ -233,6 +233,25 @@ fn a_row_that_is_not_what_its_record_says_is_found_and_written_again() {
 }
 
 #[test]
+fn a_large_store_is_compared_piece_by_piece() {
+    let state = tempfile::tempdir().unwrap();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let jobs: Vec<Record> = (1..=PAGE_ROWS as u64 + 20).map(|id| finished(id, MIDNIGHT_S)).collect();
+    writer.put_all(&jobs).unwrap();
+    let last = jobs.len() as i64;
+    let damage = format!("UPDATE brief SET sum = 9 WHERE job IN (1, {last})");
+    database(state.path()).execute(&damage, []).unwrap();
+    let sql = writer.catalogue().unwrap().unwrap();
+    let some = || -> Vec<i64> {
+        compare_some(sql, Instant::now()).unwrap().into_iter().map(|(key, _)| key).collect()
+    };
+    assert_eq!((some(), some(), some()), (vec![1], vec![last], vec![]), "and from the beginning again");
+    assert_eq!(rows(state.path()), last - 2);
+    assert!(complete(sql, Instant::now()).unwrap());
+    assert_eq!((rows(state.path()), some(), some()), (last, vec![], vec![]));
+}
+
+#[test]
 fn an_emptied_record_is_not_packed() {
     let state = tempfile::tempdir().unwrap();
     let mut writer = Writer::open(state.path()).unwrap();

@@ -41,8 +41,8 @@ pub fn check(state: &Path) -> Result<Option<Checked>, StoreError> {
             let sql = Sqlite::new(connection, &path);
             let mut checked = look(&sql)?;
             if checked.problems.is_empty() {
-                let differing = differing(&sql)?;
-                checked.unlike_packed = differing.into_iter().map(|(_, name)| name).collect();
+                let compared = brief::compare(&sql, i64::MIN, None)?;
+                checked.unlike_packed = compared.differing.into_iter().map(|(_, name)| name).collect();
             }
             Ok(Some(checked))
         }
@@ -70,14 +70,6 @@ pub(crate) fn look(sql: &dyn Sql) -> Result<Checked, StoreError> {
     checked.problems.dedup();
     checked.problems.truncate(PROBLEMS_MAX);
     Ok(checked)
-}
-
-/// Jobs whose packed record differs, each with its key. What cannot be read is found by [`look`].
-pub(crate) fn differing(sql: &dyn Sql) -> Result<Vec<(i64, String)>, StoreError> {
-    match sql::in_snapshot(sql, || brief::differing(sql)) {
-        Err(StoreError::Damaged { .. }) => Ok(Vec::new()),
-        result => result,
-    }
 }
 
 fn integrity(sql: &dyn Sql, checked: &mut Checked) -> Result<(), StoreError> {

@@ -43,6 +43,8 @@ const SMALL_BYTES: u64 = 4 << 20;
 const CHECK_EVERY: Duration = Duration::from_secs(86_400);
 /// Beside a database: when it was last found to be whole.
 const CHECKED: &str = ".checked";
+/// How long packed records are compared in one go: all of a small store, a part of a large one.
+const COMPARE_FOR: Duration = Duration::from_millis(500);
 /// Jobs that a warning names.
 const NAMES_LOGGED: usize = 10;
 
@@ -413,13 +415,16 @@ impl Writer {
 
     /// Looks through the catalogue where there is a reason to, and saves what can be read of a damaged one.
     pub fn look_after(&mut self) -> Result<(), StoreError> {
-        if self.queries.is_elsewhere() || !is_check_due(&self.queries.catalogue_path()) {
+        if self.queries.is_elsewhere() {
             return Ok(());
+        }
+        if !is_check_due(&self.queries.catalogue_path()) {
+            return self.queries.opened().map_or(Ok(()), |sql| compare_packed(sql, COMPARE_FOR));
         }
         let opened = self.reopen().and_then(|()| self.queries.opened());
         let looked = opened.and_then(|sql| {
             look(sql, &self.queries.catalogue_path())?;
-            renew_packed(sql)
+            compare_packed(sql, COMPARE_FOR)
         });
         match looked {
             Err(StoreError::Damaged { what, .. }) => self.repair(&what),
@@ -508,7 +513,7 @@ fn open_checked(path: &Path, exclusive: bool, check: bool) -> Result<Sqlite, Sto
         look(&sql, path)?;
         // Of a large one this is left to housekeeping: every record is read for it.
         if is_small(path) {
-            renew_packed(&sql)?;
+            compare_packed(&sql, COMPARE_FOR)?;
         }
     }
     // Of a new store this is all; the rest of an old one is for housekeeping.
@@ -523,16 +528,20 @@ fn complete(sql: &dyn Sql, until: Instant) -> Result<bool, StoreError> {
     Ok(brief::complete(sql, until)? && is_listed)
 }
 
-/// Packed records that are not what their records say are removed; the next call of [`complete`] writes them.
-fn renew_packed(sql: &dyn Sql) -> Result<(), StoreError> {
-    let differing = check::differing(sql)?;
+/// Compares packed records with their records, from where this ended last time, and writes those again that differ.
+fn compare_packed(sql: &dyn Sql, within: Duration) -> Result<(), StoreError> {
+    let differing = match brief::compare_some(sql, Instant::now() + within) {
+        // What cannot be read is found by others.
+        Err(StoreError::Damaged { .. }) => return Ok(()),
+        differing => differing?,
+    };
     if differing.is_empty() {
         return Ok(());
     }
     let names: Vec<&str> = differing.iter().take(NAMES_LOGGED).map(|(_, name)| name.as_str()).collect();
     let count = differing.len();
     tracing::warn!("{count} packed records are written again from their records: {}", names.join(", "));
-    brief::renew(sql, &differing)
+    brief::complete(sql, Instant::now() + within).map(drop)
 }
 
 /// Looks through all of a catalogue.

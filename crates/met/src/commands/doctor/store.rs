@@ -87,7 +87,7 @@ fn damaged(state: &Path) -> Option<Finding> {
         let of = units::counted(count, "job");
         let detail =
             format!("packed records of {of} differ from their records ({shown}): `met check` may be wrong");
-        let remedy = "nothing: a daemon writes them again within a day";
+        let remedy = "nothing: a daemon finds and writes them again, some every hour";
         return Some(of_store(Health::Less, detail).remedied_by(remedy));
     }
     let salvage = Reader::open_checked(state).ok()?.last_salvage()?;
