@@ -460,6 +460,43 @@ mod tests {
         assert!(annotate(&Viewer::user("ada")).is_ok() && annotate(&Viewer::Everything).is_ok());
     }
 
+    /// Has some jobs, and knows conditions on one node, as in the message.
+    struct OfNodes(Vec<Record>);
+
+    impl Answers for OfNodes {
+        fn call(&mut self, request: &Request) -> Result<Reply> {
+            let sent = serde_json::to_string(request)?;
+            let Request::Jobs(filter) = serde_json::from_str(&sent)? else { bail!("{sent}") };
+            let mut jobs = self.0.clone();
+            jobs.retain(|record| filter.conditions.accept_record(record));
+            jobs.truncate(filter.limit.unwrap_or(usize::MAX));
+            Ok(Reply::JobsPage { jobs, next: None, warnings: vec!["old".to_owned()], protocol: CONDITIONS })
+        }
+
+        fn what(&self) -> &'static str {
+            "the daemon"
+        }
+    }
+
+    #[test]
+    fn over_a_connection_jobs_on_some_nodes_are_asked_for_by_node() {
+        let job = |id: u32, nodes: &[&str], end_ns: Option<i64>| {
+            let nodes = nodes.iter().map(|node| (*node).to_owned()).collect();
+            Record { nodes, end_ns, start_ns: Some(-i64::from(id)), ..met_core::sample::full(id, "train") }
+        };
+        let jobs = vec![
+            job(1, &["n1", "n2"], None),
+            job(2, &["n3"], None),
+            job(3, &["n2"], Some(100)),
+            job(4, &["n2"], Some(101)),
+        ];
+        let on_nodes = OnNodes { nodes: vec!["n1".to_owned(), "n2".to_owned()], since_ns: 100 };
+        let filter = JobsFilter { on_nodes: Some(on_nodes), limit: Some(10), ..JobsFilter::default() };
+        let (page, warnings) = Remote::new(OfNodes(jobs)).jobs(&Viewer::Everything, &filter).unwrap();
+        let ids: Vec<&str> = page.jobs.iter().map(|record| record.key.id.as_str()).collect();
+        assert_eq!((ids, warnings), (vec!["1", "4"], vec!["old".to_owned()]), "each once, the newest first");
+    }
+
     #[test]
     fn a_course_arrives_as_it_was_sent_thinned_or_not() {
         let mut course = Course::new(&JOB);
