@@ -2,6 +2,7 @@
 
 mod charged;
 mod gaps;
+mod intervals;
 mod packed;
 mod thinning;
 
@@ -10,6 +11,7 @@ use crate::rate;
 use crate::{Kind, MISSING, Table};
 pub(crate) use charged::is_charged;
 pub use gaps::Gaps;
+pub use intervals::Intervals;
 pub use packed::PackedSamples;
 pub use thinning::{SPREAD_NAMES, Spread, Spreads, Thinner};
 
@@ -154,25 +156,8 @@ impl Course {
     /// The intervals between neighbouring known cells of a column: a level, or a growth per second, that
     /// held from one time to another. A gap is not bridged, unless samples were removed from it; other columns may have
     /// been read in between. Energy that was not charged yet is not known.
-    pub fn intervals(&self, column: usize, gaps: impl Into<Gaps>) -> impl Iterator<Item = Interval> + '_ {
-        let gaps = gaps.into();
-        let kind = self.table.columns[column].kind;
-        let cells = self.times_ms.iter().zip(&self.columns[column]).enumerate();
-        let pending = charged::pending(self, column, None);
-        let is_pending = move |index: usize| pending.get(index).copied().unwrap_or(false);
-        let known = cells.filter(move |&(index, (_, &cell))| cell != MISSING && !is_pending(index));
-        known.clone().zip(known.skip(1)).filter_map(move |((first, before), (index, now))| {
-            let spread = self.spread(column, index);
-            let is_bridged = match index == first + 1 {
-                _ if spread.is_some() => true,
-                true => !gaps.has_before(self, index),
-                false => {
-                    now.0 - before.0 <= gaps.least_ms().max(SPARSE_MS) && !self.has_gap(first, index, gaps)
-                }
-            };
-            let (before, now) = ((*before.0, *before.1), (*now.0, *now.1));
-            is_bridged.then(|| interval(kind, before, now, spread, i64::MAX))?
-        })
+    pub fn intervals(&self, column: usize, gaps: impl Into<Gaps>) -> Intervals<'_> {
+        Intervals::of(self, column, gaps.into())
     }
 
     pub fn maximum(&self, column: usize) -> Option<i64> {
@@ -191,6 +176,25 @@ impl Course {
             }
         }
         summaries
+    }
+
+    /// The mean of [`Course::summary`] alone. Sums of levels are exact, so that they need no order, unless they are very
+    /// large.
+    pub fn mean(&self, column: usize, gaps: impl Into<Gaps>) -> Option<f64> {
+        const EXACT_MAX: f64 = (1_u64 << 51) as f64;
+        let gaps = gaps.into();
+        let (mut sum, mut most, mut covered_ms) = (0.0, 0.0, 0);
+        for span in self.intervals(column, gaps) {
+            let length_ms = span.end_ms - span.begin_ms;
+            sum += span.value * length_ms as f64;
+            most += span.low.abs().max(span.peak.abs()) * length_ms as f64;
+            covered_ms += length_ms;
+        }
+        let is_level = self.table.columns[column].kind == Kind::Gauge && self.spreads.is_none();
+        match is_level && most < EXACT_MAX && covered_ms > 0 {
+            true => Some(sum / covered_ms as f64),
+            false => self.summary(column, gaps).map(|summary| summary.mean),
+        }
     }
 
     pub fn summary(&self, column: usize, gaps: impl Into<Gaps>) -> Option<Summary> {

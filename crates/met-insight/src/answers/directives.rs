@@ -79,7 +79,7 @@ fn runs<'a>(job: &'a Job<'_>) -> Vec<&'a Record> {
 fn is_evidence(job: &Job<'_>, run: &Record) -> bool {
     // How often an earlier run was sampled is not at hand.
     let is_sampled =
-        || run.key == job.record.key && job.profile().is_some_and(|profile| profile.count >= SAMPLES);
+        || run.key == job.record.key && job.profile().is_some_and(|profile| profile.count() >= SAMPLES);
     let has_worked = matches!(run.state, State::Finished | State::Timeout);
     is_killed(run) || has_worked && (is_long(run, job.now_ns) || is_sampled())
 }

@@ -6,7 +6,7 @@ use met_core::job_table as column;
 use super::condition::Dim;
 use super::outlook::{self, Needs, Possible};
 use super::user::UserSum;
-use crate::answers::{Job, Profile, directives, imbalance};
+use crate::answers::{self, Job, directives, imbalance};
 use crate::report::Measure;
 use crate::{allocation, average, gpu};
 
@@ -208,7 +208,7 @@ pub static FIELDS: &[Field] = &[
         Measure::Share,
         "share of time in which at most one core was busy",
         SAMPLED_SHARE,
-        |job| Some(Fact::sampled(job.profile()?.serial_share?, job.coverage(column::CPU)?)),
+        |job| Some(Fact::sampled(job.profile()?.serial_share()?, job.coverage(column::CPU)?)),
     ),
     later("idle_tail", Measure::Seconds, "time without work at its end, or until now", IDLE_TAIL, |job| {
         Some(Fact::sampled(job.profile()?.idle_tail_s()?, job.coverage(column::CPU)?))
@@ -244,7 +244,7 @@ pub static FIELDS: &[Field] = &[
         "growth of needed memory to the end; unknown unless steady",
         SAMPLED,
         |job| {
-            let growth = job.profile()?.memory_growth?;
+            let growth = job.profile()?.memory_growth()?;
             Some(Fact::sampled(growth, sampled_coverage(job, column::MEMORY_NEEDED)?))
         },
     ),
@@ -393,7 +393,7 @@ const CORES: (Needs, Outlook) = (Needs::SAMPLES, |job, coverage| {
     outlook::growth(job, column::CPU, coverage).or(cores(job).map(|fact| fact.value))
 });
 const IDLE_TAIL: (Needs, Outlook) = (Needs::SAMPLES, |job, _| {
-    let span_ms = Profile::span_of(job.record, job.now_ns);
+    let span_ms = answers::span_of(job.record, job.now_ns);
     Possible::within(0.0, span_ms.map_or(0.0, |(begin_ms, end_ms)| (end_ms - begin_ms) as f64 / 1e3))
 });
 /// Samples say only whether a short run counts.
@@ -454,7 +454,7 @@ fn gpu_power_ratio(job: &Job<'_>) -> Option<Fact> {
     let mut shares = Vec::new();
     for gpu in &job.record.gpus {
         let (_, course) = samples.gpus.iter().find(|(uuid, _)| *uuid == gpu.uuid)?;
-        let mean = |index: usize| Some(course.summary(index, samples.gap_ms)?.mean);
+        let mean = |index: usize| course.mean(index, samples.gap_ms);
         shares.push(mean(card::POWER)? / mean(card::POWER_LIMIT).filter(|&limit| limit > 0.0)?);
     }
     let count = shares.len() as f64;

@@ -9,7 +9,7 @@ use met_core::{JOB, Kind};
 use super::condition::{Compare, Expr, Math, Stat};
 use super::evaluate::Subject;
 use super::{Rule, Rules, Scope};
-use crate::answers::{Job, Profile};
+use crate::answers::{self, Job};
 use crate::average;
 
 /// Samples may see more of a counter than its total says, where the two were read from different accounts.
@@ -227,7 +227,7 @@ pub fn growth(job: &Job<'_>, index: usize, coverage: f64) -> Possible {
     if JOB.columns[index].kind != Kind::Counter {
         return Possible::ANY;
     }
-    let Some((begin_ms, end_ms)) = Profile::window_of(record, job.now_ns) else { return Possible::UNKNOWN };
+    let Some((begin_ms, end_ms)) = answers::window_of(record, job.now_ns) else { return Possible::UNKNOWN };
     // The totals of a job that runs may be older than its samples; those of a damaged record are all missing. An end
     // without means was not completed by its samples.
     let is_settled = !record.state.is_live()

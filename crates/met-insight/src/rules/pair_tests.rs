@@ -69,7 +69,7 @@ const PAIRS: &[Pair] = &[
     ("idle_tail", idle_share_at_the_end, 0.22, 0.17, 0.8),
     ("deadweight", idle_hours_while_running, 2.1, 1.9, 4.9),
     ("left_processes", processes_left, 3.0, 5.0, 1.0),
-    ("left_processes", few_processes_idle_hours, 2.1, 1.9, 4.9),
+    ("left_processes", few_processes_idle_hours, 2.1, 1.9, 4.8),
     ("small_io", calls, 5100.0, 4900.0, 1e6),
     ("kernel_calls", kernel_share, 0.51, 0.49, 1.0),
     ("many_children", children, 51.0, 49.0, 5000.0),
