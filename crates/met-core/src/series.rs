@@ -5,6 +5,7 @@ mod gaps;
 mod intervals;
 mod packed;
 mod thinning;
+mod wanted;
 
 use crate::job::{Summaries, Summary};
 use crate::rate;
@@ -14,6 +15,7 @@ pub use gaps::Gaps;
 pub use intervals::Intervals;
 pub use packed::PackedSamples;
 pub use thinning::{SPREAD_NAMES, Spread, Spreads, Thinner};
+pub use wanted::Columns;
 
 /// Samples of an old job have most columns once a minute: a column that was not read for so long is sparse, while a time
 /// without any sample is a gap.
@@ -26,7 +28,7 @@ pub const RATE_MIN_MS: i64 = 500;
 pub struct Course {
     pub table: &'static Table,
     pub times_ms: Vec<i64>,
-    /// One per column of the table, each as long as `times_ms`.
+    /// One per column of the table, each as long as `times_ms`; empty if it was not to be read.
     pub columns: Vec<Vec<i64>>,
     /// What happened between the samples that thinning left; `None` while none were removed.
     pub spreads: Option<Box<Spreads>>,
@@ -238,6 +240,7 @@ pub struct Interval {
 }
 
 /// What is known of the time between two samples; nothing across a gap or where a counter began again.
+#[inline]
 fn interval(
     kind: Kind,
     (begin_ms, before): (i64, i64),

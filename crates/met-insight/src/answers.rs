@@ -21,7 +21,7 @@ pub use follow_up::{FollowUp, follow_ups};
 pub use known::{GPUS_MAX, Known};
 pub use object::{difference as difference_object, object};
 pub(crate) use profile::median as median_of;
-pub use profile::{Moments, Phase, PhaseKind, Profile, span_of, window_of};
+pub use profile::{Moments, PHASE_COLUMNS, Phase, PhaseKind, Profile, span_of, window_of};
 
 use crate::finding::Finding;
 use crate::report::Machine;
@@ -63,7 +63,7 @@ pub struct Job<'a> {
     pub now_ns: i64,
     samples: Option<Samples<'a>>,
     profile: Option<Profile<'a>>,
-    /// Statistics of samples that were computed: rules ask for the same ones.
+    /// Rules ask for the same things.
     pub(crate) memo: Memo,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Job<'a> {
     }
 
     pub fn after(self, earlier: &'a [&'a Record]) -> Job<'a> {
-        Job { earlier, ..self }
+        Job { earlier, memo: Memo::default(), ..self }
     }
 
     pub fn beside(self, beside: Beside) -> Job<'a> {

@@ -178,6 +178,7 @@ impl<'a> Rates<'a> {
 
     /// Calls `each` with those of a column. They are not kept: of a long series they take megabytes.
     pub fn each(&self, column: usize, mut each: impl FnMut(&Interval)) {
+        debug_assert_eq!(self.course.columns[column].len(), self.course.len(), "column {column} was not read");
         match self.kept(column) {
             None if self.is_even => {
                 self.course.intervals(column, self.gap_ms).for_each(|interval| each(&interval));
@@ -493,7 +494,55 @@ mod tests {
         assert_eq!(bins(&course(&[(5, 1, 1), (9, 2, 2)]), CPU, 0, 1000), []);
     }
 
+    /// As they are defined: each interval in every bin that it touches.
+    fn in_all_bins(rates: &[Interval], begin_ms: i64, end_ms: i64, count: usize) -> Vec<Option<Bin>> {
+        let mut sums = vec![Sum::default(); count];
+        let bin_ms = (end_ms - begin_ms) as f64 / count as f64;
+        for interval in rates {
+            let from = (interval.begin_ms.max(begin_ms) - begin_ms) as f64;
+            let to = (interval.end_ms.min(end_ms) - begin_ms) as f64;
+            for (index, sum) in sums.iter_mut().enumerate().filter(|_| to > from) {
+                let covered_ms = to.min((index + 1) as f64 * bin_ms) - from.max(index as f64 * bin_ms);
+                sum.add(interval, covered_ms);
+            }
+        }
+        sums.into_iter().map(Sum::bin).collect()
+    }
+
     proptest! {
+        #[test]
+        fn bins_are_the_same_whether_intervals_are_kept_or_not(
+            steps in prop::collection::vec((prop_oneof![1i64..2000, 1i64..40_000], 0i64..9), 2..200),
+            is_even in any::<bool>(), count in 1usize..130, cut_ms in -9999i64..9999)
+        {
+            let (mut samples, mut time_ms, mut cpu) = (Vec::new(), 1_700_000_000_000, 0);
+            for (elapsed_ms, value) in steps {
+                time_ms += if is_even { elapsed_ms.max(RATE_MIN_MS) } else { elapsed_ms };
+                cpu += value * 1_000_000;
+                samples.push((time_ms, if value == 7 { MISSING } else { cpu }, if value == 3 { MISSING } else { value }));
+            }
+            let course = course(&samples);
+            let (begin_ms, end_ms) = (samples[0].0 + cut_ms, (time_ms - cut_ms).max(samples[0].0 + cut_ms));
+            for column in [CPU, MEMORY_NEEDED] {
+                let drawn = rates(&course, column, 25_000);
+                let expected = match end_ms > begin_ms {
+                    true => in_all_bins(&drawn, begin_ms, end_ms, count),
+                    false => vec![None; count],
+                };
+                let all = Rates::new(&course, 25_000);
+                for _ in 0..2 {
+                    let (mut bins, mut seen) = (Bins::new(begin_ms, end_ms, count), Vec::new());
+                    all.each(column, |interval| {
+                        bins.add(interval);
+                        seen.push(*interval);
+                    });
+                    prop_assert_eq!(&bins.finish(), &expected);
+                    prop_assert_eq!(&seen, &drawn);
+                    prop_assert_eq!(&*all.of(column), &drawn);
+                }
+            }
+        }
+
         #[test]
         fn growth_is_neither_lost_nor_made(
             steps in prop::collection::vec((1i64..5000, 0i64..1_000_000), 1..60),

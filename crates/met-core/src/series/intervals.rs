@@ -10,6 +10,9 @@ pub struct Intervals<'a> {
     column: usize,
     kind: Kind,
     gaps: Gaps,
+    /// Every longer time is a gap, and no samples were removed: most series are so.
+    longest_ms: Option<i64>,
+    cells: &'a [i64],
     /// Cells that only repeat the one before; empty where there are none.
     pending: Vec<bool>,
     /// The known cell before the next one.
@@ -20,14 +23,17 @@ pub struct Intervals<'a> {
 impl<'a> Intervals<'a> {
     pub(super) fn of(course: &'a Course, column: usize, gaps: Gaps) -> Intervals<'a> {
         let kind = course.table.columns[column].kind;
+        let longest_ms = gaps.longest_ms().filter(|_| course.spreads.is_none());
         let pending = charged::pending(course, column, None);
-        Intervals { course, column, kind, gaps, pending, before: None, next: 0 }
+        let cells = &course.columns[column];
+        // One that was not read has none.
+        let cells = &cells[..cells.len().min(course.len())];
+        Intervals { course, column, kind, gaps, longest_ms, cells, pending, before: None, next: 0 }
     }
 
     /// The interval between two known cells, unless there is a gap.
-    #[inline]
     fn between(&self, first: usize, last: usize) -> Option<Interval> {
-        let (course, cells) = (self.course, &self.course.columns[self.column]);
+        let course = self.course;
         let (begin_ms, end_ms) = (course.times_ms[first], course.times_ms[last]);
         let spread = course.spread(self.column, last);
         let is_bridged = match last == first + 1 {
@@ -38,7 +44,7 @@ impl<'a> Intervals<'a> {
                     && !course.has_gap(first, last, self.gaps)
             }
         };
-        let ends = ((begin_ms, cells[first]), (end_ms, cells[last]));
+        let ends = ((begin_ms, self.cells[first]), (end_ms, self.cells[last]));
         is_bridged.then(|| interval(self.kind, ends.0, ends.1, spread, i64::MAX))?
     }
 }
@@ -48,18 +54,24 @@ impl Iterator for Intervals<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<Interval> {
-        let cells = &self.course.columns[self.column];
-        let count = cells.len().min(self.course.len());
-        while self.next < count {
+        let (cells, times_ms) = (self.cells, &self.course.times_ms[..self.cells.len()]);
+        while self.next < cells.len() {
             let index = self.next;
             self.next += 1;
             let is_pending = self.pending.get(index).copied().unwrap_or(false);
             if cells[index] == MISSING || is_pending {
                 continue;
             }
-            let before = self.before.replace(index);
-            if let Some(found) = before.and_then(|before| self.between(before, index)) {
-                return Some(found);
+            let found = match (self.before.replace(index), self.longest_ms) {
+                (None, _) => None,
+                (Some(before), Some(longest_ms)) if before + 1 == index => {
+                    let ends = ((times_ms[before], cells[before]), (times_ms[index], cells[index]));
+                    interval(self.kind, ends.0, ends.1, None, longest_ms)
+                }
+                (Some(before), _) => self.between(before, index),
+            };
+            if found.is_some() {
+                return found;
             }
         }
         None

@@ -220,6 +220,16 @@ struct Step {
     gpus: Option<f64>,
 }
 
+/// What phases are made of.
+pub const PHASE_COLUMNS: &[usize; 6] = &[
+    column::PRESSURE_IO,
+    column::DELAY_IO,
+    column::CPU,
+    column::READ,
+    column::WRITTEN,
+    column::GPU_UTILIZATION,
+];
+
 fn steps(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
     let course = rates.course();
     let count = course.len().clamp(2, STEPS_MAX);
@@ -228,12 +238,10 @@ fn steps(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
         let scale = course.table.columns[index].scale;
         bins.into_iter().map(|bin| bin.map(|bin| bin.mean * scale)).collect::<Vec<_>>()
     };
-    let wait = [column::PRESSURE_IO, column::DELAY_IO].map(of);
-    let [cores, read, written, gpus] =
-        [column::CPU, column::READ, column::WRITTEN, column::GPU_UTILIZATION].map(of);
+    let [pressure, delay, cores, read, written, gpus] = std::array::from_fn(|at| of(PHASE_COLUMNS[at]));
     let step = |at: usize| Step {
         cores: cores[at],
-        io_wait: wait[0][at].or(wait[1][at]).map(|share| share.min(1.0)),
+        io_wait: pressure[at].or(delay[at]).map(|share| share.min(1.0)),
         io_bytes: read[at].zip(written[at]).map(|(read, written)| read + written),
         gpus: gpus[at],
     };

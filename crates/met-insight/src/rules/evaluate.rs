@@ -1,6 +1,6 @@
 //! Conditions against jobs and users. What is not known is neither true nor false.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::sync::OnceLock;
 
 use met_core::job::QualityKind;
@@ -50,10 +50,12 @@ fn rate(job: &Job<'_>, index: usize) -> Option<Fact> {
 /// A statistic of a column.
 type Of = (Stat, usize);
 
-/// Statistics that were computed once. There are few: they are found faster one after the other than by a hash.
+/// What was worked out once of a job. There are few statistics: they are found faster one after the other than by a hash.
 #[derive(Default)]
 pub struct Memo {
     of_samples: RefCell<Vec<(Of, Option<Fact>)>>,
+    /// The runs that requests are made from: 0 is the job, 1 the run before.
+    pub runs: OnceCell<Vec<usize>>,
 }
 
 /// A statistic of samples after the warm-up.
