@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use met_benches::{made_up, met_command, met_path, state_folder};
 use met_core::job::{JobKey, Record, State};
-use met_core::series::Course;
+use met_core::series::{Columns, Course};
 use met_core::{JOB, Table};
 use met_host::clock;
 use met_insight::check::{self, Look};
@@ -111,9 +111,9 @@ fn by_stages(state: &Path, now_ns: i64) -> Result<()> {
     let (mut sampled, mut series) = (Duration::ZERO, 0);
     let begin = Instant::now();
     let reader = &mut reader;
-    let mut read_series = |record: &Record, table: &'static Table, part: &str| {
+    let mut read_series = |record: &Record, table: &'static Table, part: &str, wanted: Columns| {
         let begin = Instant::now();
-        let course = course(reader, record, table, part);
+        let course = course(reader, record, table, part, wanted);
         sampled += begin.elapsed();
         series += 1;
         course
@@ -137,10 +137,11 @@ fn course(
     record: &Record,
     table: &'static Table,
     part: &str,
+    wanted: Columns,
 ) -> Result<Course, StoreError> {
     let [from_ms, to_ms] = [record.start_ns, record.end_ns].map(|time_ns| time_ns.unwrap_or(0) / 1_000_000);
     match table.name == JOB.name {
-        true => reader.course_of(record),
+        true => reader.course_of(record, wanted),
         false => reader.device_course(part, from_ms, to_ms),
     }
 }

@@ -27,6 +27,7 @@ pub mod requests;
 
 use std::cmp::Ordering;
 
+use crate::FastMap;
 use crate::annotation::Annotation;
 use crate::job::{
     Emission, EventCount, GpuUse, JobKey, Part, Record, Resources, State, Summaries, Totals, UncountedEvent,
@@ -180,11 +181,12 @@ pub fn believe(known: &Record, said: &Record) -> Record {
 /// Each job once, in any order, from what several sources know of it. Of two that rank the same, the one with more figures wins.
 pub fn believe_all(mut records: Vec<Record>) -> Vec<Record> {
     // Records are large: to find that none comes twice moves none.
-    let mut keys: Vec<&JobKey> = records.iter().map(|record| &record.key).collect();
-    keys.sort_unstable();
-    if keys.windows(2).all(|pair| pair[0] != pair[1]) {
+    let mut keys: FastMap<&JobKey, ()> = FastMap::default();
+    keys.reserve(records.len());
+    if records.iter().all(|record| keys.insert(&record.key, ()).is_none()) {
         return records;
     }
+    drop(keys);
     let fullness =
         |record: &Record| (!record.summaries.is_empty(), record.totals.iter().count() + record.events.len());
     records

@@ -12,6 +12,7 @@ pub enum Step {
     Gap,
 }
 
+#[inline]
 pub fn step(before: i64, now: i64) -> Step {
     if before == MISSING || now == MISSING {
         Step::Gap
@@ -23,6 +24,7 @@ pub fn step(before: i64, now: i64) -> Step {
 }
 
 /// Growth per second, or nothing where it is unknown.
+#[inline]
 pub fn per_second(before: i64, now: i64, elapsed_ns: i64) -> Option<f64> {
     match step(before, now) {
         Step::Delta(delta) if elapsed_ns > 0 => Some(delta as f64 * 1e9 / elapsed_ns as f64),

@@ -2,16 +2,20 @@
 
 mod charged;
 mod gaps;
+mod intervals;
 mod packed;
 mod thinning;
+mod wanted;
 
 use crate::job::{Summaries, Summary};
 use crate::rate;
 use crate::{Kind, MISSING, Table};
 pub(crate) use charged::is_charged;
 pub use gaps::Gaps;
+pub use intervals::Intervals;
 pub use packed::PackedSamples;
 pub use thinning::{SPREAD_NAMES, Spread, Spreads, Thinner};
+pub use wanted::Columns;
 
 /// Samples of an old job have most columns once a minute: a column that was not read for so long is sparse, while a time
 /// without any sample is a gap.
@@ -24,7 +28,7 @@ pub const RATE_MIN_MS: i64 = 500;
 pub struct Course {
     pub table: &'static Table,
     pub times_ms: Vec<i64>,
-    /// One per column of the table, each as long as `times_ms`.
+    /// One per column of the table, each as long as `times_ms`; empty if it was not to be read.
     pub columns: Vec<Vec<i64>>,
     /// What happened between the samples that thinning left; `None` while none were removed.
     pub spreads: Option<Box<Spreads>>,
@@ -154,28 +158,8 @@ impl Course {
     /// The intervals between neighbouring known cells of a column: a level, or a growth per second, that
     /// held from one time to another. A gap is not bridged, unless samples were removed from it; other columns may have
     /// been read in between. Energy that was not charged yet is not known.
-    pub fn intervals(&self, column: usize, gaps: impl Into<Gaps>) -> impl Iterator<Item = Interval> + '_ {
-        let gaps = gaps.into();
-        let kind = self.table.columns[column].kind;
-        let cells = self.times_ms.iter().zip(&self.columns[column]).enumerate();
-        let pending = charged::pending(self, column, None);
-        let mut last: Option<(usize, (i64, i64))> = None;
-        cells.filter_map(move |(index, (&time_ms, &cell))| {
-            if cell == MISSING || pending.get(index).copied().unwrap_or(false) {
-                return None;
-            }
-            let now = (time_ms, cell);
-            let (first, before) = last.replace((index, now))?;
-            let spread = self.spread(column, index);
-            let is_bridged = match index == first + 1 {
-                _ if spread.is_some() => true,
-                true => !gaps.has_before(self, index),
-                false => {
-                    now.0 - before.0 <= gaps.least_ms().max(SPARSE_MS) && !self.has_gap(first, index, gaps)
-                }
-            };
-            is_bridged.then(|| interval(kind, before, now, spread, i64::MAX))?
-        })
+    pub fn intervals(&self, column: usize, gaps: impl Into<Gaps>) -> Intervals<'_> {
+        Intervals::of(self, column, gaps.into())
     }
 
     pub fn maximum(&self, column: usize) -> Option<i64> {
@@ -194,6 +178,25 @@ impl Course {
             }
         }
         summaries
+    }
+
+    /// The mean of [`Course::summary`] alone. Sums of levels are exact, so that they need no order, unless they are very
+    /// large.
+    pub fn mean(&self, column: usize, gaps: impl Into<Gaps>) -> Option<f64> {
+        const EXACT_MAX: f64 = (1_u64 << 51) as f64;
+        let gaps = gaps.into();
+        let (mut sum, mut most, mut covered_ms) = (0.0, 0.0, 0);
+        for span in self.intervals(column, gaps) {
+            let length_ms = span.end_ms - span.begin_ms;
+            sum += span.value * length_ms as f64;
+            most += span.low.abs().max(span.peak.abs()) * length_ms as f64;
+            covered_ms += length_ms;
+        }
+        let is_level = self.table.columns[column].kind == Kind::Gauge && self.spreads.is_none();
+        match is_level && most < EXACT_MAX && covered_ms > 0 {
+            true => Some(sum / covered_ms as f64),
+            false => self.summary(column, gaps).map(|summary| summary.mean),
+        }
     }
 
     pub fn summary(&self, column: usize, gaps: impl Into<Gaps>) -> Option<Summary> {
@@ -237,6 +240,7 @@ pub struct Interval {
 }
 
 /// What is known of the time between two samples; nothing across a gap or where a counter began again.
+#[inline]
 fn interval(
     kind: Kind,
     (begin_ms, before): (i64, i64),

@@ -11,10 +11,8 @@ mod profile;
 mod verdict;
 pub mod words;
 
-use std::rc::Rc;
-
 use met_core::job::Record;
-use met_core::series::{Course, Interval};
+use met_core::series::Course;
 
 pub use bottleneck::{Bottleneck, Limit};
 pub use compared::Difference;
@@ -23,11 +21,10 @@ pub use follow_up::{FollowUp, follow_ups};
 pub use known::{GPUS_MAX, Known};
 pub use object::{difference as difference_object, object};
 pub(crate) use profile::median as median_of;
-pub use profile::{Phase, PhaseKind, Profile};
+pub use profile::{Moments, PHASE_COLUMNS, Phase, PhaseKind, Profile, span_of, window_of};
 
 use crate::finding::Finding;
 use crate::report::Machine;
-use crate::resample::Rates;
 use crate::rules::{self, Memo, Rules};
 use crate::scale::System;
 
@@ -65,9 +62,8 @@ pub struct Job<'a> {
     pub systems: &'a [System],
     pub now_ns: i64,
     samples: Option<Samples<'a>>,
-    rates: Option<Rates<'a>>,
-    profile: Option<Profile>,
-    /// Statistics of samples that were computed: rules ask for the same ones.
+    profile: Option<Profile<'a>>,
+    /// Rules ask for the same things.
     pub(crate) memo: Memo,
 }
 
@@ -81,14 +77,13 @@ impl<'a> Job<'a> {
             systems: &[],
             now_ns,
             samples: None,
-            rates: None,
             profile: None,
             memo: Memo::default(),
         }
     }
 
     pub fn after(self, earlier: &'a [&'a Record]) -> Job<'a> {
-        Job { earlier, ..self }
+        Job { earlier, memo: Memo::default(), ..self }
     }
 
     pub fn beside(self, beside: Beside) -> Job<'a> {
@@ -104,9 +99,8 @@ impl<'a> Job<'a> {
         if !self.is_whole() {
             return self;
         }
-        let rates = Rates::new(samples.course, samples.gap_ms);
-        self.profile = Profile::of(self.record, samples, &rates, self.now_ns);
-        (self.samples, self.rates) = (Some(samples), Some(rates));
+        self.profile = Profile::of(self.record, samples, self.now_ns);
+        self.samples = Some(samples);
         // What was asked before there were samples had no answer.
         self.memo = Memo::default();
         self
@@ -129,19 +123,13 @@ impl<'a> Job<'a> {
         self.samples
     }
 
-    /// What its samples say of a column.
-    pub fn rates(&self, index: usize) -> Option<Rc<Vec<Interval>>> {
-        Some(self.rates.as_ref()?.of(index))
-    }
-
-    pub fn profile(&self) -> Option<&Profile> {
+    pub fn profile(&self) -> Option<&Profile<'a>> {
         self.profile.as_ref()
     }
 
     /// The share of its window that samples of a column cover; unknown without samples.
     pub fn coverage(&self, index: usize) -> Option<f64> {
-        let (rates, profile) = (self.rates.as_ref()?, self.profile.as_ref()?);
-        Some(self.memo.coverage(index, || profile.coverage(&rates.of(index))))
+        Some(self.profile.as_ref()?.coverage(index))
     }
 }
 
@@ -169,7 +157,7 @@ pub fn answers(job: &Job<'_>, rules: &Rules) -> Answers {
     findings.truncate(FINDINGS_MAX);
     Answers {
         verdict: verdict::verdict(job, bottleneck.as_ref()),
-        phases: job.profile().map(|profile| profile.phases.clone()).unwrap_or_default(),
+        phases: job.profile().map(|profile| profile.phases().to_vec()).unwrap_or_default(),
         bottleneck,
         imbalance: imbalance::words(job.record),
         findings,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use met_core::by_threads::{both, by_threads};
 use met_core::job::{LOCAL, Record, State};
 use met_core::reaction::Reaction;
-use met_core::series::Course;
+use met_core::series::{Columns, Course};
 use met_core::{Table, job_table};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -77,8 +77,9 @@ pub struct Look<'a> {
     pub now_ns: i64,
 }
 
-/// Gives the samples of a job, a table and a part.
-pub type ReadSeries<'s, E> = dyn FnMut(&Record, &'static Table, &str) -> Result<Course, E> + Send + 's;
+/// Gives the samples of a job, a table and a part. Columns that are not wanted may be empty.
+pub type ReadSeries<'s, E> =
+    dyn FnMut(&Record, &'static Table, &str, Columns) -> Result<Course, E> + Send + 's;
 
 type Found = (Vec<Finding>, Vec<FollowUp>);
 
@@ -135,7 +136,8 @@ impl Around<'_> {
             if candidates.is_empty() {
                 continue;
             }
-            let mut of_job = |table: &'static Table, part: &str| series(record, table, part);
+            let mut of_job =
+                |table: &'static Table, part: &str, wanted: Columns| series(record, table, part, wanted);
             let known = Known::read_needed(needs, look.interval, record, machine, &mut of_job)?;
             let beside = if needs.neighbours { neighbours.beside(record) } else { gpus };
             let known = known.beside(beside).among(&look.rules.systems);
@@ -272,7 +274,7 @@ pub fn checked_object<'a>(checked: &'a Checked<'_>) -> CheckedObject<'a> {
 }
 
 /// Writes it as JSON, in one line.
-pub fn write_checked(object: &CheckedObject<'_>, to: impl Write) -> io::Result<()> {
+pub fn write_checked(object: &CheckedObject<'_>, to: &mut dyn Write) -> io::Result<()> {
     // A buffer: it is written number by number.
     let mut to = BufWriter::with_capacity(1 << 16, to);
     serde_json::to_writer(&mut to, object)?;

@@ -43,31 +43,74 @@ pub fn between(
     count: usize,
     gaps: impl Into<Gaps>,
 ) -> Vec<Option<Bin>> {
-    binned(&rates(course, column, gaps), begin_ms, end_ms, count)
+    let mut bins = Bins::new(begin_ms, end_ms, count);
+    rates(course, column, gaps).iter().for_each(|interval| bins.add(interval));
+    bins.finish()
 }
 
-/// The same of [`rates`] that are known already.
-pub fn binned(rates: &[Interval], begin_ms: i64, end_ms: i64, count: usize) -> Vec<Option<Bin>> {
-    let mut sums = vec![Sum::default(); count];
-    let span_ms = end_ms.saturating_sub(begin_ms);
-    if count == 0 || span_ms <= 0 {
-        return vec![None; count];
+/// The bins of a span, filled with one interval after the other.
+pub struct Bins {
+    begin_ms: i64,
+    end_ms: i64,
+    bin_ms: f64,
+    sums: Vec<Sum>,
+    /// Where the last one ended: most are in the same bin.
+    within: Within,
+}
+
+impl Bins {
+    pub fn new(begin_ms: i64, end_ms: i64, count: usize) -> Bins {
+        let bin_ms = end_ms.saturating_sub(begin_ms) as f64 / count as f64;
+        Bins { begin_ms, end_ms, bin_ms, sums: vec![Sum::default(); count], within: Within::default() }
     }
-    let bin_ms = span_ms as f64 / count as f64;
-    for interval in rates {
+
+    #[inline]
+    pub fn add(&mut self, interval: &Interval) {
+        let Bins { begin_ms, end_ms, bin_ms, .. } = *self;
         let from = (interval.begin_ms.max(begin_ms) - begin_ms) as f64;
         let to = (interval.end_ms.min(end_ms) - begin_ms) as f64;
-        if to <= from {
-            continue;
+        if to <= from || self.sums.is_empty() {
+            return;
         }
+        if from >= self.within.from && to <= self.within.to {
+            self.sums[self.within.index].add(interval, to - from);
+            return;
+        }
+        let count = self.sums.len();
         let first = ((from / bin_ms) as usize).min(count - 1);
         let last = ((to / bin_ms).ceil() as usize).clamp(first + 1, count);
-        for (index, sum) in sums.iter_mut().enumerate().take(last).skip(first) {
+        for (index, sum) in self.sums.iter_mut().enumerate().take(last).skip(first) {
             let covered_ms = to.min((index + 1) as f64 * bin_ms) - from.max(index as f64 * bin_ms);
             sum.add(interval, covered_ms);
         }
+        self.within = Within::of(last - 1, bin_ms);
     }
-    sums.into_iter().map(Sum::bin).collect()
+
+    pub fn finish(self) -> Vec<Option<Bin>> {
+        self.sums.into_iter().map(Sum::bin).collect()
+    }
+}
+
+/// What is in one bin for certain, however its ends are rounded.
+#[derive(Default)]
+struct Within {
+    index: usize,
+    from: f64,
+    to: f64,
+}
+
+impl Within {
+    /// More than rounding takes of shorter times.
+    const MARGIN_MS: f64 = 0.5;
+    const LONGEST_MS: f64 = (1_i64 << 49) as f64;
+
+    fn of(index: usize, bin_ms: f64) -> Within {
+        let (from, to) = (index as f64 * bin_ms, (index + 1) as f64 * bin_ms);
+        match to < Within::LONGEST_MS {
+            true => Within { index, from: from + Within::MARGIN_MS, to: to - Within::MARGIN_MS },
+            false => Within::default(),
+        }
+    }
 }
 
 /// The intervals that are drawn. A counter that was read twice in a moment grew by what was counted late: such an
@@ -75,8 +118,13 @@ pub fn binned(rates: &[Interval], begin_ms: i64, end_ms: i64, count: usize) -> V
 pub fn rates(course: &Course, column: usize, gaps: impl Into<Gaps>) -> Vec<Interval> {
     let mut all = Vec::with_capacity(course.len());
     all.extend(course.intervals(column, gaps.into()));
+    let is_shorter = |one: &Interval, than_ms: i64| !one.is_thinned && one.end_ms - one.begin_ms < than_ms;
+    // No median is needed for that.
+    if !all.iter().any(|one| is_shorter(one, RATE_MIN_MS)) {
+        return all;
+    }
     let least_ms = shortest_of_rates(course, column, &all);
-    let is_short = |one: &Interval| !one.is_thinned && one.end_ms - one.begin_ms < least_ms;
+    let is_short = |one: &Interval| is_shorter(one, least_ms);
     // Mostly the samples are as far apart as usual.
     if !all.iter().any(is_short) {
         return all;
@@ -99,21 +147,54 @@ pub fn rates(course: &Course, column: usize, gaps: impl Into<Gaps>) -> Vec<Inter
     merged
 }
 
-/// The [`rates`] of the columns of a course, each worked out once.
+/// The [`rates`] of the columns of a course.
 pub struct Rates<'a> {
     course: &'a Course,
     gap_ms: i64,
-    known: RefCell<HashMap<usize, Rc<Vec<Interval>>>>,
+    /// No two samples are so near each other that rates may be joined.
+    is_even: bool,
+    /// Those that were kept.
+    known: RefCell<Vec<(usize, Rc<Vec<Interval>>)>>,
 }
 
 impl<'a> Rates<'a> {
     pub fn new(course: &'a Course, gap_ms: i64) -> Rates<'a> {
-        Rates { course, gap_ms, known: RefCell::default() }
+        let is_even = course.times_ms.windows(2).all(|pair| pair[1].saturating_sub(pair[0]) >= RATE_MIN_MS);
+        Rates { course, gap_ms, is_even, known: RefCell::default() }
     }
 
+    pub fn course(&self) -> &'a Course {
+        self.course
+    }
+
+    /// Those of a column, kept for the next time.
     pub fn of(&self, column: usize) -> Rc<Vec<Interval>> {
-        let work_out = || Rc::new(rates(self.course, column, self.gap_ms));
-        Rc::clone(self.known.borrow_mut().entry(column).or_insert_with(work_out))
+        self.kept(column).unwrap_or_else(|| {
+            let found = Rc::new(rates(self.course, column, self.gap_ms));
+            self.known.borrow_mut().push((column, Rc::clone(&found)));
+            found
+        })
+    }
+
+    /// Calls `each` with those of a column. They are not kept: of a long series they take megabytes.
+    pub fn each(&self, column: usize, mut each: impl FnMut(&Interval)) {
+        debug_assert_eq!(
+            self.course.columns[column].len(),
+            self.course.len(),
+            "column {column} was not read"
+        );
+        match self.kept(column) {
+            None if self.is_even => {
+                self.course.intervals(column, self.gap_ms).for_each(|interval| each(&interval));
+            }
+            None => self.of(column).iter().for_each(each),
+            Some(known) => known.iter().for_each(each),
+        }
+    }
+
+    fn kept(&self, column: usize) -> Option<Rc<Vec<Interval>>> {
+        let known = self.known.borrow();
+        known.iter().find(|(of, _)| *of == column).map(|(_, rates)| Rc::clone(rates))
     }
 }
 
@@ -417,7 +498,55 @@ mod tests {
         assert_eq!(bins(&course(&[(5, 1, 1), (9, 2, 2)]), CPU, 0, 1000), []);
     }
 
+    /// As they are defined: each interval in every bin that it touches.
+    fn in_all_bins(rates: &[Interval], begin_ms: i64, end_ms: i64, count: usize) -> Vec<Option<Bin>> {
+        let mut sums = vec![Sum::default(); count];
+        let bin_ms = (end_ms - begin_ms) as f64 / count as f64;
+        for interval in rates {
+            let from = (interval.begin_ms.max(begin_ms) - begin_ms) as f64;
+            let to = (interval.end_ms.min(end_ms) - begin_ms) as f64;
+            for (index, sum) in sums.iter_mut().enumerate().filter(|_| to > from) {
+                let covered_ms = to.min((index + 1) as f64 * bin_ms) - from.max(index as f64 * bin_ms);
+                sum.add(interval, covered_ms);
+            }
+        }
+        sums.into_iter().map(Sum::bin).collect()
+    }
+
     proptest! {
+        #[test]
+        fn bins_are_the_same_whether_intervals_are_kept_or_not(
+            steps in prop::collection::vec((prop_oneof![1i64..2000, 1i64..40_000], 0i64..9), 2..200),
+            is_even in any::<bool>(), count in 1usize..130, cut_ms in -9999i64..9999)
+        {
+            let (mut samples, mut time_ms, mut cpu) = (Vec::new(), 1_700_000_000_000, 0);
+            for (elapsed_ms, value) in steps {
+                time_ms += if is_even { elapsed_ms.max(RATE_MIN_MS) } else { elapsed_ms };
+                cpu += value * 1_000_000;
+                samples.push((time_ms, if value == 7 { MISSING } else { cpu }, if value == 3 { MISSING } else { value }));
+            }
+            let course = course(&samples);
+            let (begin_ms, end_ms) = (samples[0].0 + cut_ms, (time_ms - cut_ms).max(samples[0].0 + cut_ms));
+            for column in [CPU, MEMORY_NEEDED] {
+                let drawn = rates(&course, column, 25_000);
+                let expected = match end_ms > begin_ms {
+                    true => in_all_bins(&drawn, begin_ms, end_ms, count),
+                    false => vec![None; count],
+                };
+                let all = Rates::new(&course, 25_000);
+                for _ in 0..2 {
+                    let (mut bins, mut seen) = (Bins::new(begin_ms, end_ms, count), Vec::new());
+                    all.each(column, |interval| {
+                        bins.add(interval);
+                        seen.push(*interval);
+                    });
+                    prop_assert_eq!(&bins.finish(), &expected);
+                    prop_assert_eq!(&seen, &drawn);
+                    prop_assert_eq!(&*all.of(column), &drawn);
+                }
+            }
+        }
+
         #[test]
         fn growth_is_neither_lost_nor_made(
             steps in prop::collection::vec((1i64..5000, 0i64..1_000_000), 1..60),

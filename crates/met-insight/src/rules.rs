@@ -295,7 +295,7 @@ fn gates(rule: &Rule, subject: Subject<'_>, coverage: f64, steps: &mut Steps) {
     });
     // Totals need no samples: only where there are some, there must be enough.
     if let Some(profile) = job.profile().filter(|_| gates.samples > 0) {
-        let passed = Some(profile.count >= gates.samples);
+        let passed = Some(profile.count() >= gates.samples);
         steps.push(passed, || format!("at least {} samples", gates.samples));
     }
 }

@@ -25,7 +25,7 @@ use met_core::job::{JobKey, Record, State};
 use met_core::listing::{self, sort_ns};
 use met_core::queue::Queue;
 use met_core::reaction::{Reaction, ReactionChange, ReactionStep, ReactionTarget};
-use met_core::series::Course;
+use met_core::series::{Columns, Course};
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{DETAIL, JOB, Table, event, gpu};
 use met_host::{Host, clock};
@@ -65,8 +65,8 @@ trait Source: Query + Send {
     fn has_whole_series(&self) -> bool {
         false
     }
-    /// All samples of a job; `None` where they are asked for page by page.
-    fn whole_course(&self, _: &Record) -> Result<Option<Course>> {
+    /// All samples of a job; `None` where they are asked for page by page. Columns that are not wanted may be empty.
+    fn whole_course(&self, _: &Record, _: Columns) -> Result<Option<Course>> {
         Ok(None)
     }
     /// The same for another thread; `None` where one is asked who answers one after the other.
@@ -180,13 +180,13 @@ impl AllJobs {
     }
 
     /// Asks all sources. One that stops answering is left out, as long as there is another.
-    fn gather(&mut self, mut ask: impl FnMut(&dyn Source) -> Result<Vec<Record>>) -> Result<Vec<Record>> {
+    fn gather<T>(&mut self, mut ask: impl FnMut(&dyn Source) -> Result<Vec<T>>) -> Result<Vec<T>> {
         let mut found = Vec::new();
         let mut index = 0;
         while index < self.sources.len() {
             match ask(self.sources[index].as_ref()) {
                 Ok(records) => {
-                    found.extend(records);
+                    found = joined(found, records);
                     index += 1;
                 }
                 Err(error) if error.is::<Unreachable>() && self.sources.len() > 1 => {
@@ -305,7 +305,12 @@ impl AllJobs {
     }
 
     pub fn course(&mut self, record: &Record) -> Result<Course> {
-        self.first_course(&JOB, |source, after_ms| match source.whole_course(record)? {
+        self.columns(record, Columns::ALL)
+    }
+
+    /// The same, where columns that are not wanted may be empty.
+    pub fn columns(&mut self, record: &Record, wanted: Columns) -> Result<Course> {
+        self.first_course(&JOB, |source, after_ms| match source.whole_course(record, wanted)? {
             Some(whole) => Ok(whole),
             None => source.course(CALLER, &record.key, after_ms),
         })
@@ -480,20 +485,35 @@ pub fn further_table(name: &str) -> Option<&'static Table> {
 
 /// All jobs that fit, page by page.
 fn every_page(source: &dyn Source, filter: &JobsFilter, warnings: &mut Vec<String>) -> Result<Vec<Record>> {
+    Ok(pages(source, filter, warnings)?.into_iter().reduce(joined).unwrap_or_default())
+}
+
+/// The same page by page.
+fn pages(source: &dyn Source, filter: &JobsFilter, warnings: &mut Vec<String>) -> Result<Vec<Vec<Record>>> {
     let wanted = filter.limit.unwrap_or(usize::MAX);
     let mut page = JobsFilter { paged: true, ..filter.clone() };
-    let mut jobs: Vec<Record> = Vec::new();
+    let (mut pages, mut count) = (Vec::new(), 0);
     loop {
-        page.limit = filter.limit.map(|limit| limit - jobs.len());
-        let (Page { jobs: more, next }, said) = source.jobs(CALLER, &page)?;
-        jobs.extend(more);
+        page.limit = filter.limit.map(|limit| limit - count);
+        let (Page { jobs, next }, said) = source.jobs(CALLER, &page)?;
+        count += jobs.len();
+        pages.push(jobs);
         warnings.extend(said);
         match next {
             // One that does not get on is not asked for ever.
-            Some(next) if jobs.len() < wanted && page.continues_at(&next) => page.after = Some(next),
-            _ => return Ok(jobs),
+            Some(next) if count < wanted && page.continues_at(&next) => page.after = Some(next),
+            _ => return Ok(pages),
         }
     }
+}
+
+/// Records are large: where there is one list, none is moved.
+fn joined<T>(mut jobs: Vec<T>, more: Vec<T>) -> Vec<T> {
+    if jobs.is_empty() {
+        return more;
+    }
+    jobs.extend(more);
+    jobs
 }
 
 /// The newest job of a process that is meant, if one of [`PROCESS_JOBS`] is.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use met_core::Table;
 use met_core::job::JobKey;
-use met_core::series::Course;
+use met_core::series::{Columns, Course};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode};
 
@@ -210,6 +210,13 @@ impl DayFiles {
         day: i64,
         ask: impl FnOnce(&Connection) -> rusqlite::Result<()>,
     ) -> Result<(), StoreError> {
+        // While nobody may write, a file that is open is the one that is there.
+        if self.sharing == Sharing::Alone
+            && let Some(connection) = self.read_days.borrow_mut().opened(day)
+        {
+            let path = || series::path_of(&self.state, day);
+            return ask(connection).map_err(|error| StoreError::database(&path())(error));
+        }
         let path = series::path_of(&self.state, day);
         self.close_if_replaced(day)?;
         if let Some(open) = self.open_days.borrow().iter().find(|open| open.day == day) {
@@ -272,14 +279,15 @@ impl Series for DayFiles {
     }
 
     /// Every block that overlaps the span, from the files of these days.
-    fn between(
+    fn columns_between(
         &self,
         key: &JobKey,
         table: &'static Table,
+        wanted: Columns,
         span_ms: (i64, i64),
         days: (i64, i64),
     ) -> Result<Course, StoreError> {
-        let mut unpacker = Unpacker::new(table);
+        let mut unpacker = Unpacker::only(table, wanted);
         for day in self.days_between(days)? {
             self.read_day(day, |connection| {
                 series::each_block(connection, key, table, span_ms, |data| {

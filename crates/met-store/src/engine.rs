@@ -16,7 +16,7 @@ use base64::engine::general_purpose::STANDARD;
 use met_core::backoff::jittered;
 use met_core::event;
 use met_core::job::JobKey;
-use met_core::series::Course;
+use met_core::series::{Columns, Course};
 use met_core::{MISSING, Table};
 use met_wire::remote_write::{self, Request};
 use ureq::http::{Response, StatusCode};
@@ -244,10 +244,11 @@ impl Series for Remote {
         Ok(None)
     }
 
-    fn between(
+    fn columns_between(
         &self,
         key: &JobKey,
         table: &'static Table,
+        _: Columns,
         span_ms: (i64, i64),
         (first_day, last_day): (i64, i64),
     ) -> Result<Course, StoreError> {

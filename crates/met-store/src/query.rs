@@ -11,7 +11,7 @@ use met_core::belief::believe;
 use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record};
 use met_core::listing::{self, id_number};
-use met_core::series::Course;
+use met_core::series::{Columns, Course};
 use met_core::{JOB, Table, event, gpu};
 use rustix::fs::{FlockOperation, OFlags};
 
@@ -477,10 +477,14 @@ impl Queries {
     }
 
     /// The same of a job whose record is known.
-    pub fn course_of(&self, record: &Record) -> Result<Course, StoreError> {
-        let is_pending = self.inbox_of(&record.key.id).contains_key(&record.key);
-        let days = days_between(record.start_ns, record.end_ns);
-        self.course_on(&record.key, is_pending, (i64::MIN, i64::MAX), days)
+    pub fn course_of(&self, record: &Record, wanted: Columns) -> Result<Course, StoreError> {
+        let (key, days) = (&record.key, days_between(record.start_ns, record.end_ns));
+        // Samples of other jobs are never there.
+        let is_pending = key.manager == LOCAL && self.inbox_of(&key.id).contains_key(key);
+        match is_pending {
+            true => self.course_on(key, is_pending, (i64::MIN, i64::MAX), days),
+            false => self.series.columns_between(key, &JOB, wanted, (i64::MIN, i64::MAX), days),
+        }
     }
 
     /// The samples from `begin_ms` to `end_ms`, both included. A damaged block or day is a gap.

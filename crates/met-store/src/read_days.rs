@@ -56,6 +56,16 @@ impl ReadDays {
         Ok(self.days.back().map(|open| &open.connection))
     }
 
+    /// The connection to the file of a day that is open, however it is now; for who knows that nobody writes.
+    pub fn opened(&mut self, day: i64) -> Option<&Connection> {
+        // Who looks at many jobs asks for the same few days.
+        let at = self.days.iter().rposition(|open| open.day == day)?;
+        let mut open = self.days.remove(at)?;
+        open.used = Instant::now();
+        self.days.push_back(open);
+        self.days.back().map(|open| &open.connection)
+    }
+
     /// Before the file of a day is written or removed.
     pub fn close(&mut self, day: i64) {
         self.days.retain(|open| open.day != day);

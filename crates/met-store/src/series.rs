@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use met_core::job::JobKey;
-use met_core::series::Course;
+use met_core::series::{Columns, Course};
 use met_core::{Table, event};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Result, params};
@@ -44,6 +44,18 @@ pub(crate) trait Series: Send {
         &self,
         key: &JobKey,
         table: &'static Table,
+        span_ms: (i64, i64),
+        days: (i64, i64),
+    ) -> std::result::Result<Course, StoreError> {
+        self.columns_between(key, table, Columns::ALL, span_ms, days)
+    }
+
+    /// The same, where other columns than these may be left empty.
+    fn columns_between(
+        &self,
+        key: &JobKey,
+        table: &'static Table,
+        wanted: Columns,
         span_ms: (i64, i64),
         days: (i64, i64),
     ) -> std::result::Result<Course, StoreError>;

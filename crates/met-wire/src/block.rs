@@ -14,7 +14,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use met_core::series::{Course, SPREAD_NAMES, Spreads};
+use met_core::series::{Columns, Course, SPREAD_NAMES, Spreads};
 use met_core::{MISSING, Table};
 
 use crate::bits::{Input, put_varint};
@@ -81,14 +81,19 @@ fn each_column<'c>(course: &'c Course, mut each: impl FnMut(Cow<'static, str>, &
     }
 }
 
-/// The cells of a course that a name in a block means.
-fn cells_of<'c>(course: &'c mut Course, name: &[u8]) -> Option<&'c mut Vec<i64>> {
+/// What a name in a block means: a column, or what of its spread.
+fn meant(table: &Table, name: &[u8]) -> Option<(usize, Option<usize>)> {
     let name = std::str::from_utf8(name).ok()?;
     let (name, which) =
         name.split_once(SPREAD_SIGN).map_or((name, None), |(name, which)| (name, Some(which)));
-    let column = course.table.column(name)?;
+    let column = table.column(name)?;
+    let Some(which) = which else { return Some((column, None)) };
+    Some((column, Some(SPREAD_NAMES.iter().position(|known| *known == which)?)))
+}
+
+/// The cells of that.
+fn cells_of(course: &mut Course, column: usize, which: Option<usize>) -> Option<&mut Vec<i64>> {
     let Some(which) = which else { return course.columns.get_mut(column) };
-    let which = SPREAD_NAMES.iter().position(|known| *known == which)?;
     let table = course.table;
     let spreads = course.spreads.get_or_insert_with(|| Box::new(Spreads::new(table)));
     spreads.cells[which].get_mut(column)
@@ -137,6 +142,7 @@ pub fn decode_known(bytes: &[u8], table: &'static Table) -> Result<Option<Course
 pub struct Unpacker {
     /// Its columns may be shorter than its times: what follows is missing.
     course: Course,
+    wanted: Columns,
     times_ms: Vec<i64>,
     known: Vec<i64>,
     cells: Vec<i64>,
@@ -144,8 +150,13 @@ pub struct Unpacker {
 
 impl Unpacker {
     pub fn new(table: &'static Table) -> Unpacker {
+        Unpacker::only(table, Columns::ALL)
+    }
+
+    /// Only these columns become more than empty. Which times samples were removed from is known from all.
+    pub fn only(table: &'static Table, wanted: Columns) -> Unpacker {
         let (times_ms, known, cells) = Default::default();
-        Unpacker { course: Course::new(table), times_ms, known, cells }
+        Unpacker { course: Course::new(table), wanted, times_ms, known, cells }
     }
 
     /// Adds the samples of a block that are later than those before. Returns whether the table has all its columns.
@@ -183,10 +194,14 @@ impl Unpacker {
             let number = bounded(input.varint()?, mask_count as u64)?;
             let length = bounded(input.varint()?, body.len() as u64)?;
             let mut values = Input::new(input.take(length)?);
-            let Some(column) = cells_of(&mut self.course, name) else {
+            let Some((column, which)) = meant(self.course.table, name) else {
                 is_all = false;
                 continue;
             };
+            if which.is_none() && !self.wanted.has(column) {
+                continue;
+            }
+            let Some(column) = cells_of(&mut self.course, column, which) else { continue };
             self.cells.clear();
             match number.checked_sub(1).and_then(|index| masks.get(index)) {
                 None => decode_values(&mut values, count, &mut self.cells)?,
@@ -206,8 +221,10 @@ impl Unpacker {
     pub fn finish(self) -> Course {
         let mut course = self.course;
         let count = course.len();
-        for cells in &mut course.columns {
-            cells.resize(count, MISSING);
+        for (column, cells) in course.columns.iter_mut().enumerate() {
+            if self.wanted.has(column) {
+                cells.resize(count, MISSING);
+            }
         }
         if let Some(spreads) = &mut course.spreads {
             spreads.resize(count);
@@ -315,6 +332,24 @@ mod tests {
         assert!(same(&whole, &expected));
         assert_eq!(whole.spreads, expected.spreads);
         assert!(whole.columns.iter().all(|cells| cells.len() == whole.len()));
+    }
+
+    #[test]
+    fn columns_that_are_not_wanted_stay_empty_and_the_others_are_the_same() {
+        let samples: Vec<_> = (1..300).map(|second| (second * 1000, second * 7, second % 9)).collect();
+        let mut thinner = met_core::series::Thinner::new(&JOB, 60_000);
+        thinner.push(&course(&samples));
+        let later = course(&[(400_000, 5000, MISSING), (401_000, MISSING, 4)]);
+        let (mut all, mut some) = (Unpacker::new(&JOB), Unpacker::only(&JOB, Columns::of(&[CPU])));
+        for piece in [&thinner.finish(), &later] {
+            let mut bytes = Vec::new();
+            encode(piece, 0..piece.len(), &mut bytes);
+            assert!(all.push(&bytes).unwrap() && some.push(&bytes).unwrap());
+        }
+        let (all, some) = (all.finish(), some.finish());
+        assert_eq!((&some.times_ms, &some.spreads), (&all.times_ms, &all.spreads));
+        assert_eq!(some.columns[CPU], all.columns[CPU]);
+        assert!(some.columns.iter().enumerate().all(|(column, cells)| column == CPU || cells.is_empty()));
     }
 
     #[test]

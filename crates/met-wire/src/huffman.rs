@@ -125,14 +125,14 @@ impl Decoder {
         }
         // Every bit string must be the beginning of exactly one code word: then the table has no holes.
         let filled: usize =
-            lengths.iter().filter(|&&length| length > 0).map(|&length| TABLE_SIZE >> length).sum();
+            lengths[..listed].iter().filter(|&&length| length > 0).map(|&length| TABLE_SIZE >> length).sum();
         if filled != TABLE_SIZE {
             return Err(Damaged("code lengths do not make a code"));
         }
         let mut occurring = Occurring::default();
         (0..listed).filter(|&token| lengths[token] > 0).for_each(|token| occurring.insert(token as u8));
         let words = canonical_words(&lengths, &occurring);
-        let used = 1 << lengths.iter().copied().max().unwrap_or(0);
+        let used = 1 << lengths[..listed].iter().copied().max().unwrap_or(0);
         let mut table = vec![0; used];
         for token in occurring.iter().map(usize::from) {
             let entry = entry(token as u8, lengths[token], extra_bits(token as u8));

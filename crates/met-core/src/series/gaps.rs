@@ -46,6 +46,11 @@ impl Gaps {
         Gaps { least_ms: least_ms.min(self.least_ms), ..self }
     }
 
+    /// Every longer time is a gap, whatever is beside it; `None` where that depends on more.
+    pub(super) fn longest_ms(self) -> Option<i64> {
+        self.pace.is_none().then_some(self.least_ms)
+    }
+
     pub fn least_ms(self) -> i64 {
         self.least_ms
     }

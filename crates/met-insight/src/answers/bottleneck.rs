@@ -230,7 +230,7 @@ impl Figures {
 /// By samples, where there are some; else by the highest rate that was seen.
 fn is_serial(job: &Job<'_>, cores: f64) -> bool {
     let peak = job.record.totals.get(column::CORES_PEAK).map(|thousandths| thousandths as f64 / 1e3);
-    match job.profile().and_then(|profile| profile.serial_share) {
+    match job.profile().and_then(|profile| profile.serial_share()) {
         Some(share) => share >= SERIAL_SHARE,
         None => cores < 1.2 && peak.is_none_or(|peak| peak < 1.4),
     }

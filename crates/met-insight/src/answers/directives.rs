@@ -66,20 +66,22 @@ fn differs(directive: &Directive) -> bool {
 
 /// The runs that a request may be made from: they did their work, or ended at a limit that was too low. None unless
 /// one of them says what is enough.
-fn runs<'a>(job: &'a Job<'_>) -> Vec<&'a Record> {
-    let all = [job.record].into_iter().chain(job.earlier.iter().copied());
-    let runs: Vec<&Record> = all.filter(|run| is_evidence(job, run)).take(RUNS).collect();
-    match runs.iter().any(|run| run.state == State::Finished || is_killed(run)) {
-        true => runs,
-        false => Vec::new(),
-    }
+fn runs<'a>(job: &'a Job<'_>) -> impl Iterator<Item = &'a Record> {
+    let run = |at: usize| if at == 0 { job.record } else { job.earlier[at - 1] };
+    let found = job.memo.runs.get_or_init(|| {
+        let runs = (0..=job.earlier.len()).filter(|&at| is_evidence(job, run(at))).take(RUNS);
+        let runs: Vec<usize> = runs.collect();
+        let is_enough = |&at: &usize| run(at).state == State::Finished || is_killed(run(at));
+        if runs.iter().any(is_enough) { runs } else { Vec::new() }
+    });
+    found.iter().map(move |&at| run(at))
 }
 
 /// A run that failed at once says nothing of what the next one needs.
 fn is_evidence(job: &Job<'_>, run: &Record) -> bool {
     // How often an earlier run was sampled is not at hand.
     let is_sampled =
-        || run.key == job.record.key && job.profile().is_some_and(|profile| profile.count >= SAMPLES);
+        || run.key == job.record.key && job.profile().is_some_and(|profile| profile.count() >= SAMPLES);
     let has_worked = matches!(run.state, State::Finished | State::Timeout);
     is_killed(run) || has_worked && (is_long(run, job.now_ns) || is_sampled())
 }
@@ -150,7 +152,7 @@ pub fn peak_bytes(run: &Record) -> Option<f64> {
 
 /// A peak between samples that were not taken may have been higher.
 fn is_covered(job: &Job<'_>) -> bool {
-    let is_used = runs(job).iter().any(|run| run.key == job.record.key && !is_killed(run));
+    let is_used = runs(job).any(|run| run.key == job.record.key && !is_killed(run));
     !is_used || job.coverage(column::MEMORY_NEEDED).is_some_and(|covered| covered >= COVERAGE)
 }
 
@@ -202,12 +204,11 @@ fn exact(run: &Record, index: usize) -> Option<i64> {
 
 fn time(job: &Job<'_>) -> Option<Directive> {
     let limit_ns = job.record.requested.time_limit_ns.or(job.record.allocated.time_limit_ns)?;
-    let runs = runs(job);
-    let finished = runs.iter().filter(|run| run.state == State::Finished);
+    let finished = runs(job).filter(|run| run.state == State::Finished);
     let walls: Vec<f64> =
         finished.filter_map(|run| average::wall_ns(run, job.now_ns)).map(|ns| ns as f64 / 1e9).collect();
     // One that did not get to its end needs more, and fewer runs say too little of how long the next one takes.
-    if walls.len() < 3 || runs.iter().any(|run| run.state == State::Timeout) {
+    if walls.len() < 3 || runs(job).any(|run| run.state == State::Timeout) {
         return None;
     }
     let minutes = (walls.iter().copied().fold(0.0, f64::max) * TIME_ROOM / 60.0).ceil();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use met_core::gpu::card;
 use met_core::job::Record;
-use met_core::series::{Course, Interval};
+use met_core::series::{Columns, Course, Interval};
 use met_core::{JOB, Table};
 
 use super::{Answers, Beside, Job, Samples, answers};
@@ -34,7 +34,7 @@ impl Known {
         machine: Machine,
         series: &mut dyn FnMut(&'static Table, &str) -> Result<Course, E>,
     ) -> Result<Known, E> {
-        Known::read_needed(Needs::ALL, interval, record, machine, series)
+        Known::read_needed(Needs::ALL, interval, record, machine, &mut |table, part, _| series(table, part))
     }
 
     /// The same of what rules need.
@@ -43,12 +43,12 @@ impl Known {
         interval: Duration,
         record: &Record,
         machine: Machine,
-        series: &mut dyn FnMut(&'static Table, &str) -> Result<Course, E>,
+        series: &mut dyn FnMut(&'static Table, &str, Columns) -> Result<Course, E>,
     ) -> Result<Known, E> {
-        let course = if needs.samples { series(&JOB, "")? } else { Course::new(&JOB) };
+        let course = if needs.samples { series(&JOB, "", needs.columns)? } else { Course::new(&JOB) };
         let mut gpus = Vec::new();
         for gpu in record.gpus.iter().take(if needs.gpu_samples { GPUS_MAX } else { 0 }) {
-            gpus.push((gpu.uuid.clone(), series(&card::TABLE, &gpu.uuid)?));
+            gpus.push((gpu.uuid.clone(), series(&card::TABLE, &gpu.uuid, Columns::ALL)?));
         }
         let gap_ms = resample::gap_ms_of(&course, interval);
         Ok(Known { course, gpus, gap_ms, machine, beside: Beside::default(), systems: Arc::default() })

@@ -1,5 +1,7 @@
 //! The course of a job in phases, by change points.
 
+use std::cell::{OnceCell, RefCell};
+
 use met_core::MISSING;
 use met_core::job::Record;
 use met_core::job_table as column;
@@ -7,7 +9,7 @@ use met_core::series::{Course, Interval};
 
 use super::Samples;
 use crate::gpu;
-use crate::resample::{self, Rates};
+use crate::resample::{Bin, Bins, Rates};
 
 /// Steps in which phases are looked for: enough for a page, few enough for all partitions.
 const STEPS_MAX: usize = 120;
@@ -65,21 +67,28 @@ impl Phase {
     }
 }
 
-/// What samples say of a job as a whole.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Profile {
-    pub phases: Vec<Phase>,
+/// What samples say of a job as a whole. It is worked out when it is asked for: most rules ask for little of it.
+pub struct Profile<'a> {
+    rates: Rates<'a>,
+    has_gpus: bool,
     /// The span that samples may cover, in unix milliseconds: from the start to the end or now.
-    pub begin_ms: i64,
-    pub end_ms: i64,
+    begin_ms: i64,
+    end_ms: i64,
     /// Where a warm-up is over.
-    pub warm_ms: i64,
-    /// Samples of the job.
-    pub count: usize,
-    /// The share of covered time in which at most one core was busy.
-    pub serial_share: Option<f64>,
-    /// Growth of needed memory over the second half, in bytes per second; `None` unless it grew steadily.
-    pub memory_growth: Option<f64>,
+    warm_ms: i64,
+    phases: OnceCell<Vec<Phase>>,
+    serial_share: OnceCell<Option<f64>>,
+    memory_growth: OnceCell<Option<f64>>,
+    moments: RefCell<Vec<(usize, Moments)>>,
+}
+
+/// What a column came to in the window, in its unit.
+#[derive(Clone, Copy, Debug)]
+pub struct Moments {
+    /// How much of the window its spans cover.
+    pub covered_ms: i64,
+    pub mean: f64,
+    pub most: f64,
 }
 
 /// How long a job warms up: 5 % of its time, at least a minute, at most ten.
@@ -87,39 +96,48 @@ pub fn warm_up_s(wall_s: f64) -> f64 {
     (wall_s * 0.05).clamp(60.0, 600.0)
 }
 
-impl Profile {
-    pub fn of(record: &Record, samples: Samples<'_>, rates: &Rates<'_>, now_ns: i64) -> Option<Profile> {
-        let course = samples.course;
-        let (begin_ms, end_ms) = Profile::span_of(record, now_ns).filter(|_| course.len() >= 2)?;
-        let wall_s = (end_ms - begin_ms) as f64 / 1e3;
-        let steps = steps(course, rates, begin_ms, end_ms);
+impl<'a> Profile<'a> {
+    pub fn of(record: &Record, samples: Samples<'a>, now_ns: i64) -> Option<Profile<'a>> {
+        let (begin_ms, end_ms) = span_of(record, now_ns).filter(|_| samples.course.len() >= 2)?;
+        let (phases, serial_share, memory_growth, moments) = Default::default();
         Some(Profile {
-            phases: phases(&steps, wall_s, gpu::count(record) > 0),
+            rates: Rates::new(samples.course, samples.gap_ms),
+            has_gpus: gpu::count(record) > 0,
             begin_ms,
             end_ms,
             warm_ms: warm_ms(begin_ms, end_ms),
-            count: course.len(),
-            serial_share: serial_share(course, rates, begin_ms, end_ms),
-            memory_growth: memory_growth(course, rates, begin_ms, end_ms),
+            phases,
+            serial_share,
+            memory_growth,
+            moments,
         })
     }
 
-    /// The span that samples may cover, in unix milliseconds.
-    pub fn span_of(record: &Record, now_ns: i64) -> Option<(i64, i64)> {
-        let begin_ms = record.start_ns?.div_euclid(1_000_000);
-        let until_ns = record.end_ns.or(record.as_of_ns).unwrap_or(now_ns);
-        Some((begin_ms, until_ns.div_euclid(1_000_000))).filter(|(begin_ms, end_ms)| begin_ms < end_ms)
+    /// Samples of the job.
+    pub fn count(&self) -> usize {
+        self.rates.course().len()
     }
 
-    /// The window of a job, before anything is known of its samples.
-    pub fn window_of(record: &Record, now_ns: i64) -> Option<(i64, i64)> {
-        let (begin_ms, end_ms) = Profile::span_of(record, now_ns)?;
-        Some((window_begin_ms(begin_ms, warm_ms(begin_ms, end_ms), end_ms), end_ms))
+    pub fn phases(&self) -> &[Phase] {
+        self.phases.get_or_init(|| {
+            let wall_s = (self.end_ms - self.begin_ms) as f64 / 1e3;
+            phases(&steps(&self.rates, self.begin_ms, self.end_ms), wall_s, self.has_gpus)
+        })
+    }
+
+    /// The share of covered time in which at most one core was busy.
+    pub fn serial_share(&self) -> Option<f64> {
+        *self.serial_share.get_or_init(|| serial_share(&self.rates, self.begin_ms, self.end_ms))
+    }
+
+    /// Growth of needed memory over the second half, in bytes per second; `None` unless it grew steadily.
+    pub fn memory_growth(&self) -> Option<f64> {
+        *self.memory_growth.get_or_init(|| memory_growth(&self.rates, self.begin_ms, self.end_ms))
     }
 
     /// The time at the end in which the job did nothing.
     pub fn idle_tail_s(&self) -> Option<f64> {
-        let last = self.phases.last()?;
+        let last = self.phases().last()?;
         match last.kind {
             PhaseKind::IdleTail => Some(last.seconds()),
             PhaseKind::Unknown => None,
@@ -127,18 +145,61 @@ impl Profile {
         }
     }
 
-    /// How much of the window after the warm-up, or of all of a short job, these spans of a column cover.
-    pub fn coverage(&self, spans: &[Interval]) -> f64 {
-        let begin_ms = self.window_ms().0;
-        let inside = |begin: i64, end: i64| (end.min(self.end_ms) - begin.max(begin_ms)).max(0);
-        let covered: i64 = spans.iter().map(|span| inside(span.begin_ms, span.end_ms)).sum();
-        covered as f64 / (self.end_ms - begin_ms).max(1) as f64
+    /// How much of the window after the warm-up, or of all of a short job, samples of a column cover.
+    pub fn coverage(&self, column: usize) -> f64 {
+        let (begin_ms, end_ms) = self.window_ms();
+        self.moments(column).covered_ms as f64 / (end_ms - begin_ms).max(1) as f64
+    }
+
+    /// Calls `each` with the spans of a column that are in the window, and how much of each is.
+    pub fn each_inside(&self, column: usize, mut each: impl FnMut(&Interval, i64)) {
+        let (begin_ms, end_ms) = self.window_ms();
+        self.rates.each(column, |span| {
+            let inside_ms = span.end_ms.min(end_ms) - span.begin_ms.max(begin_ms);
+            if inside_ms > 0 {
+                each(span, inside_ms);
+            }
+        });
+    }
+
+    /// Worked out once: rules ask for the same ones.
+    pub fn moments(&self, column: usize) -> Moments {
+        let known = self.moments.borrow().iter().find(|(of, _)| *of == column).map(|(_, known)| *known);
+        known.unwrap_or_else(|| {
+            let found = self.moments_of(column);
+            self.moments.borrow_mut().push((column, found));
+            found
+        })
+    }
+
+    fn moments_of(&self, column: usize) -> Moments {
+        let scale = self.rates.course().table.columns[column].scale;
+        let (mut covered_ms, mut weighted, mut most) = (0, 0.0, f64::MIN);
+        self.each_inside(column, |span, inside_ms| {
+            covered_ms += inside_ms;
+            weighted += span.value * scale * inside_ms as f64;
+            most = most.max(span.peak * scale);
+        });
+        Moments { covered_ms, mean: weighted / covered_ms as f64, most }
     }
 
     /// The window without the warm-up; all of a job that was too short for one.
     pub fn window_ms(&self) -> (i64, i64) {
         (window_begin_ms(self.begin_ms, self.warm_ms, self.end_ms), self.end_ms)
     }
+}
+
+/// The span that samples of a job may cover, in unix milliseconds.
+pub fn span_of(record: &Record, now_ns: i64) -> Option<(i64, i64)> {
+    let begin_ms = record.start_ns?.div_euclid(1_000_000);
+    let until_ns = record.end_ns.or(record.as_of_ns).unwrap_or(now_ns);
+    Some((begin_ms, until_ns.div_euclid(1_000_000))).filter(|(begin_ms, end_ms)| begin_ms < end_ms)
+}
+
+/// The window of a job, before anything is known of its samples.
+pub fn window_of(record: &Record, now_ns: i64) -> Option<(i64, i64)> {
+    let (begin_ms, end_ms) = span_of(record, now_ns)?;
+    Some((window_begin_ms(begin_ms, warm_ms(begin_ms, end_ms), end_ms), end_ms))
 }
 
 fn warm_ms(begin_ms: i64, end_ms: i64) -> i64 {
@@ -159,23 +220,38 @@ struct Step {
     gpus: Option<f64>,
 }
 
-fn steps(course: &Course, rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
+/// What phases are made of.
+pub const PHASE_COLUMNS: &[usize; 6] = &[
+    column::PRESSURE_IO,
+    column::DELAY_IO,
+    column::CPU,
+    column::READ,
+    column::WRITTEN,
+    column::GPU_UTILIZATION,
+];
+
+fn steps(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
+    let course = rates.course();
     let count = course.len().clamp(2, STEPS_MAX);
     let of = |index: usize| {
-        let bins = resample::binned(&rates.of(index), begin_ms, end_ms, count);
+        let bins = binned(rates, index, begin_ms, end_ms, count);
         let scale = course.table.columns[index].scale;
         bins.into_iter().map(|bin| bin.map(|bin| bin.mean * scale)).collect::<Vec<_>>()
     };
-    let wait = [column::PRESSURE_IO, column::DELAY_IO].map(of);
-    let [cores, read, written, gpus] =
-        [column::CPU, column::READ, column::WRITTEN, column::GPU_UTILIZATION].map(of);
+    let [pressure, delay, cores, read, written, gpus] = std::array::from_fn(|at| of(PHASE_COLUMNS[at]));
     let step = |at: usize| Step {
         cores: cores[at],
-        io_wait: wait[0][at].or(wait[1][at]).map(|share| share.min(1.0)),
+        io_wait: pressure[at].or(delay[at]).map(|share| share.min(1.0)),
         io_bytes: read[at].zip(written[at]).map(|(read, written)| read + written),
         gpus: gpus[at],
     };
     (0..count).map(step).collect()
+}
+
+fn binned(rates: &Rates<'_>, column: usize, begin_ms: i64, end_ms: i64, count: usize) -> Vec<Option<Bin>> {
+    let mut bins = Bins::new(begin_ms, end_ms, count);
+    rates.each(column, |interval| bins.add(interval));
+    bins.finish()
 }
 
 /// The best partition into phases of equal level, each named by what it did.
@@ -358,25 +434,25 @@ pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
     }
 }
 
-fn serial_share(course: &Course, rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
+fn serial_share(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
     /// A thread that never waits uses a little more than a core by the clock of the samples.
     const ONE_CORE: f64 = 1.15;
-    let scale = course.table.columns[column::CPU].scale;
+    let scale = rates.course().table.columns[column::CPU].scale;
     let (mut serial_ms, mut covered_ms) = (0, 0);
-    for span in rates.of(column::CPU).iter() {
+    rates.each(column::CPU, |span| {
         let length_ms = (span.end_ms.min(end_ms) - span.begin_ms.max(begin_ms)).max(0);
         covered_ms += length_ms;
         serial_ms += if span.value * scale <= ONE_CORE { length_ms } else { 0 };
-    }
+    });
     (covered_ms > 0).then(|| serial_ms as f64 / covered_ms as f64)
 }
 
 /// Memory that grows in every eighth of the second half. Growth that stops is a program that fills its tables.
-fn memory_growth(course: &Course, rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
+fn memory_growth(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
     const PARTS: usize = 8;
-    let end_ms = before_teardown_ms(course).unwrap_or(end_ms);
+    let end_ms = before_teardown_ms(rates.course()).unwrap_or(end_ms);
     let half_ms = begin_ms + (end_ms - begin_ms) / 2;
-    let bins = resample::binned(&rates.of(column::MEMORY_NEEDED), half_ms, end_ms, PARTS);
+    let bins = binned(rates, column::MEMORY_NEEDED, half_ms, end_ms, PARTS);
     let means: Vec<f64> = bins.into_iter().map(|bin| bin.map(|bin| bin.mean)).collect::<Option<_>>()?;
     let steps: Vec<f64> = means.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let growth = means[PARTS - 1] - means[0];

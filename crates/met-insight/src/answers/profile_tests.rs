@@ -1,15 +1,14 @@
 use super::*;
 use crate::series_tests::{Made, made};
 
-fn profile_of(made: &Made) -> Option<Profile> {
-    let samples = made.samples();
-    Profile::of(&made.record, samples, &Rates::new(samples.course, samples.gap_ms), made.now_ns())
+fn profile_of(made: &Made) -> Option<Profile<'_>> {
+    Profile::of(&made.record, made.samples(), made.now_ns())
 }
 
 fn told(made: &Made) -> String {
     let profile = profile_of(made).unwrap();
     let words = |phase: &Phase| format!("{} {:.0}", phase.kind.name(), phase.seconds());
-    profile.phases.iter().map(words).collect::<Vec<_>>().join(", ")
+    profile.phases().iter().map(words).collect::<Vec<_>>().join(", ")
 }
 
 #[test]
@@ -51,7 +50,7 @@ fn a_time_without_samples_is_no_idleness() {
     let gap = made(300).cores(|_| 1.0).without(100..200);
     assert_eq!(told(&gap), "compute 100, no samples 100, compute 100");
     let profile = profile_of(&gap).unwrap();
-    let coverage = profile.coverage(&gap.course.intervals(column::CPU, 5000).collect::<Vec<_>>());
+    let coverage = profile.coverage(column::CPU);
     assert!((0.55..0.65).contains(&coverage), "{coverage}");
 }
 
@@ -59,7 +58,7 @@ fn a_time_without_samples_is_no_idleness() {
 fn a_leak_grows_to_the_end_and_a_table_fills() {
     let growth = |memory: fn(i32) -> f64| {
         let made = made(400).cores(|_| 1.0).level(column::MEMORY_NEEDED, memory);
-        profile_of(&made).unwrap().memory_growth
+        profile_of(&made).unwrap().memory_growth()
     };
     let leak = growth(|second| 1e8 + 1e6 * f64::from(second)).unwrap();
     assert!((leak - 1e6).abs() < 2e4, "{leak}");
@@ -73,7 +72,7 @@ fn a_sample_of_processes_that_end_hides_no_leak() {
     let memory = |second: i32| if second >= 40 { 1e6 } else { 1e8 + 1e7 * f64::from(second) };
     let made = made(40).cores(|_| 1.0).level(column::MEMORY_NEEDED, memory);
     let profile = profile_of(&made).unwrap();
-    let leak = profile.memory_growth.unwrap();
+    let leak = profile.memory_growth().unwrap();
     assert!((leak - 1e7).abs() < 5e5, "{leak}");
 }
 
@@ -81,5 +80,5 @@ fn a_sample_of_processes_that_end_hides_no_leak() {
 fn the_serial_part_is_the_time_with_one_core_busy() {
     let made = made(100).cores(|second| if second < 30 { 1.0 } else { 4.0 });
     let profile = profile_of(&made).unwrap();
-    assert!((profile.serial_share.unwrap() - 0.3).abs() < 0.02);
+    assert!((profile.serial_share().unwrap() - 0.3).abs() < 0.02);
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use met_core::Table;
 use met_core::job::{Record, State};
+use met_core::series::Columns;
 use serde_json::{Value, json};
 
 use super::{Around, EARLIER, Look, ReadSeries};
@@ -65,7 +66,8 @@ impl<'a> Around<'a> {
         if watchers.is_empty() {
             return Ok(None);
         }
-        let mut of_job = |table: &'static Table, part: &str| series(record, table, part);
+        let mut of_job =
+            |table: &'static Table, part: &str, wanted: Columns| series(record, table, part, wanted);
         let known = Known::read_needed(needs, look.interval, record, machine, &mut of_job)?;
         let beside = if needs.neighbours { self.neighbours.beside(record) } else { gpus };
         let known = known.beside(beside).among(&look.rules.systems);

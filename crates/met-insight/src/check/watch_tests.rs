@@ -35,7 +35,7 @@ fn wanted_of(rules: &Rules, made: &Made, is_wanted: bool) -> (Option<u64>, usize
         now_ns: sample::START_NS + 600_000_000_000,
     };
     let (course, count) = (made.course.clone(), AtomicUsize::new(0));
-    let mut series = |_: &Record, _: &'static Table, _: &str| {
+    let mut series = |_: &Record, _: &'static Table, _: &str, _: met_core::series::Columns| {
         count.fetch_add(1, Ordering::Relaxed);
         Ok::<_, Infallible>(course.clone())
     };

@@ -1,18 +1,17 @@
 //! Conditions against jobs and users. What is not known is neither true nor false.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::sync::OnceLock;
 
 use met_core::job::QualityKind;
 use met_core::job_table as column;
-use met_core::series::Interval;
 use met_core::{JOB, Kind, Unit};
 
 use super::condition::{Compare, Expr, Stat};
 use super::fields::{self, Fact, Field};
 use super::outlook::{self, Possible};
 use super::user::UserSum;
-use crate::answers::Job;
+use crate::answers::{Job, Moments};
 use crate::average;
 use crate::finding::Evidence;
 use crate::report::Measure;
@@ -68,22 +67,12 @@ fn rate(job: &Job<'_>, index: usize) -> Option<Fact> {
 /// A statistic of a column.
 type Of = (Stat, usize);
 
-/// Statistics that were computed once. There are few: they are found faster one after the other than by a hash.
+/// What was worked out once of a job. There are few statistics: they are found faster one after the other than by a hash.
 #[derive(Default)]
 pub struct Memo {
     of_samples: RefCell<Vec<(Of, Option<Fact>)>>,
-    coverage: RefCell<Vec<(usize, f64)>>,
-}
-
-impl Memo {
-    pub fn coverage(&self, index: usize, compute: impl FnOnce() -> f64) -> f64 {
-        let known = self.coverage.borrow().iter().find(|(of, _)| *of == index).map(|(_, share)| *share);
-        known.unwrap_or_else(|| {
-            let share = compute();
-            self.coverage.borrow_mut().push((index, share));
-            share
-        })
-    }
+    /// The runs that requests are made from: 0 is the job, 1 the run before.
+    pub runs: OnceCell<Vec<usize>>,
 }
 
 /// A statistic of samples after the warm-up.
@@ -100,52 +89,46 @@ pub fn of_samples(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
 }
 
 fn computed(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
-    let (begin_ms, end_ms) = job.profile()?.window_ms();
-    let scale = JOB.columns[index].scale;
-    let inside = |span: &Interval| (span.end_ms.min(end_ms) - span.begin_ms.max(begin_ms)).max(0) as f64;
-    let mut spans: Vec<(f64, f64, f64)> = job
-        .rates(index)?
-        .iter()
-        .map(|span| (span.value * scale, inside(span), span.peak * scale))
-        .filter(|&(_, length, _)| length > 0.0)
-        .collect();
-    let covered_ms: f64 = spans.iter().map(|&(_, length, _)| length).sum();
-    if covered_ms <= 0.0 {
+    let profile = job.profile()?;
+    let Moments { covered_ms, mean, most } = profile.moments(index);
+    if covered_ms <= 0 {
         return None;
     }
     let value = match stat {
-        Stat::Mean | Stat::Rate | Stat::Total => {
-            spans.iter().map(|&(value, length, _)| value * length).sum::<f64>() / covered_ms
-        }
+        Stat::Mean | Stat::Rate | Stat::Total => mean,
         Stat::Max => {
-            let most = spans.iter().map(|&(.., peak)| peak).fold(f64::MIN, f64::max);
             // The peak that reports show is of at least half a second.
             let peak =
                 job.record.totals.get(column::CORES_PEAK).filter(|&peak| index == column::CPU && peak > 0);
             peak.map_or(most, |thousandths| most.min(thousandths as f64 / 1e3))
         }
-        Stat::P95 => quantile(&mut spans, 0.95 * covered_ms)?,
+        Stat::P95 => {
+            let scale = JOB.columns[index].scale;
+            let mut spans = Vec::with_capacity(profile.count());
+            profile.each_inside(index, |span, inside_ms| spans.push((span.value * scale, inside_ms as f64)));
+            quantile(&mut spans, 0.95 * covered_ms as f64)?
+        }
     };
-    let coverage = covered_ms / (end_ms - begin_ms).max(1) as f64;
-    Some(Fact { value, quality: QualityKind::Sampled, coverage: Some(coverage.min(1.0)) })
+    let coverage = Some(profile.coverage(index).min(1.0));
+    Some(Fact { value, quality: QualityKind::Sampled, coverage })
 }
 
 /// The value of the span in which the lengths of all, from the lowest value on, come to so much: each step halves what is
 /// left, where to sort all of them would take several times as long. Lengths are whole, so that their sums are exact in
 /// any order.
-fn quantile(spans: &mut [(f64, f64, f64)], mut left: f64) -> Option<f64> {
+fn quantile(spans: &mut [(f64, f64)], mut left: f64) -> Option<f64> {
     let (mut begin, mut end) = (0, spans.len());
     while end - begin > 1 {
         let middle = (end - begin) / 2;
         spans[begin..end].select_nth_unstable_by(middle, |one, other| one.0.total_cmp(&other.0));
-        let below: f64 = spans[begin..begin + middle].iter().map(|&(_, length, _)| length).sum();
+        let below: f64 = spans[begin..begin + middle].iter().map(|&(_, length)| length).sum();
         if left - below <= 0.0 {
             end = begin + middle;
         } else {
             (left, begin) = (left - below, begin + middle);
         }
     }
-    spans.get(begin).map(|&(value, ..)| value)
+    spans.get(begin).map(|&(value, _)| value)
 }
 
 /// Evaluates, and keeps each number that was looked at.
@@ -313,17 +296,17 @@ mod tests {
         fn a_quantile_is_the_one_of_sorted_spans(
             spans in proptest::collection::vec((0i32..40, 1i64..50_000), 1..60), share in 0.0f64..=1.0)
         {
-            let mut spans: Vec<(f64, f64, f64)> =
-                spans.into_iter().map(|(value, length)| (f64::from(value), length as f64, 0.0)).collect();
-            let covered: f64 = spans.iter().map(|&(_, length, _)| length).sum();
+            let mut spans: Vec<(f64, f64)> =
+                spans.into_iter().map(|(value, length)| (f64::from(value), length as f64)).collect();
+            let covered: f64 = spans.iter().map(|&(_, length)| length).sum();
             let mut sorted = spans.clone();
             sorted.sort_by(|one, other| one.0.total_cmp(&other.0));
             let mut left = share * covered;
-            let found = sorted.iter().find(|&&(_, length, _)| {
+            let found = sorted.iter().find(|&&(_, length)| {
                 left -= length;
                 left <= 0.0
             });
-            let expected = found.or(sorted.last()).map(|&(value, ..)| value);
+            let expected = found.or(sorted.last()).map(|&(value, _)| value);
             prop_assert_eq!(quantile(&mut spans, share * covered), expected);
         }
     }

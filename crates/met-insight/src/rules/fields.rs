@@ -6,7 +6,7 @@ use met_core::job_table as column;
 use super::condition::Dim;
 use super::outlook::{self, Needs, Possible};
 use super::user::UserSum;
-use crate::answers::{Job, Profile, directives, imbalance};
+use crate::answers::{self, Job, directives, imbalance};
 use crate::report::Measure;
 use crate::{allocation, average, gpu};
 
@@ -61,7 +61,8 @@ pub struct Field {
 
 #[derive(Debug)]
 enum Read {
-    Job(fn(&Job<'_>) -> Option<Fact>),
+    /// Samples say at most how much of its time that covers.
+    Job(fn(&Job<'_>) -> Option<Fact>, Needs),
     /// From more than the record.
     Later(fn(&Job<'_>) -> Option<Fact>, Needs, Outlook),
     User(fn(&UserSum) -> Option<Fact>),
@@ -79,7 +80,7 @@ impl PartialEq for Field {
 impl Field {
     pub fn of_job(&self, job: &Job<'_>) -> Option<Fact> {
         match self.read {
-            Read::Job(read) | Read::Later(read, ..) => read(job).filter(|fact| fact.value.is_finite()),
+            Read::Job(read, _) | Read::Later(read, ..) => read(job).filter(|fact| fact.value.is_finite()),
             Read::User(_) => None,
         }
     }
@@ -95,14 +96,14 @@ impl Field {
 
     pub fn needs(&self) -> Needs {
         match self.read {
-            Read::Later(_, needs, _) => needs,
-            Read::Job(_) | Read::User(_) => Needs::default(),
+            Read::Job(_, needs) | Read::Later(_, needs, _) => needs,
+            Read::User(_) => Needs::NONE,
         }
     }
 
     pub fn of_user(&self, user: &UserSum) -> Option<Fact> {
         match self.read {
-            Read::Job(_) | Read::Later(..) => None,
+            Read::Job(..) | Read::Later(..) => None,
             Read::User(read) => read(user).filter(|fact| fact.value.is_finite()),
         }
     }
@@ -127,7 +128,18 @@ const fn job(
     help: &'static str,
     read: fn(&Job<'_>) -> Option<Fact>,
 ) -> Field {
-    Field { name, shown: Shown(measure), help, read: Read::Job(read) }
+    covered_by(name, measure, help, &[], read)
+}
+
+/// Of the record, as far as samples of these columns cover its time.
+const fn covered_by(
+    name: &'static str,
+    measure: Measure,
+    help: &'static str,
+    columns: &[usize],
+    read: fn(&Job<'_>) -> Option<Fact>,
+) -> Field {
+    Field { name, shown: Shown(measure), help, read: Read::Job(read, Needs::if_sampled(columns)) }
 }
 
 const fn later(
@@ -140,9 +152,12 @@ const fn later(
     Field { name, shown: Shown(measure), help, read: Read::Later(read, needs, outlook) }
 }
 
-/// Of samples, and not below 0.
-const SAMPLED: (Needs, Outlook) = (Needs::SAMPLES, |_, _| Possible::within(0.0, f64::INFINITY));
-const SAMPLED_SHARE: (Needs, Outlook) = (Needs::SAMPLES, |_, _| Possible::within(0.0, 1.0));
+/// Of samples of a column, and not below 0.
+const fn sampled(column: usize) -> (Needs, Outlook) {
+    (Needs::samples(&[column]), |_, _| Possible::within(0.0, f64::INFINITY))
+}
+
+const SERIAL_SHARE: (Needs, Outlook) = (Needs::samples(&[column::CPU]), |_, _| Possible::within(0.0, 1.0));
 
 const fn user(
     name: &'static str,
@@ -205,24 +220,34 @@ pub static FIELDS: &[Field] = &[
         Some(Fact::of_request(job.record.node_memory_bytes? as f64))
     }),
     later("cores", Measure::Cores, "cores busy on average, after the warm-up", CORES, cores),
-    later("cores_p95", Measure::Cores, "cores busy, exceeded for 5 % of the time", SAMPLED, |job| {
-        super::evaluate::of_samples(job, super::condition::Stat::P95, column::CPU)
-    }),
+    later(
+        "cores_p95",
+        Measure::Cores,
+        "cores busy, exceeded for 5 % of the time",
+        sampled(column::CPU),
+        |job| super::evaluate::of_samples(job, super::condition::Stat::P95, column::CPU),
+    ),
     later(
         "serial_share",
         Measure::Share,
         "share of time in which at most one core was busy",
-        SAMPLED_SHARE,
-        |job| Some(Fact::sampled(job.profile()?.serial_share?, job.coverage(column::CPU)?)),
+        SERIAL_SHARE,
+        |job| Some(Fact::sampled(job.profile()?.serial_share()?, job.coverage(column::CPU)?)),
     ),
     later("idle_tail", Measure::Seconds, "time without work at its end, or until now", IDLE_TAIL, |job| {
         Some(Fact::sampled(job.profile()?.idle_tail_s()?, job.coverage(column::CPU)?))
     }),
-    later("processes_left", Measure::Count, "processes alive in its last sample", SAMPLED, |job| {
-        let counts = &job.samples()?.course.columns[column::PROCESSES_RUNNING];
-        let last = counts.iter().rev().find(|&&count| count != met_core::MISSING)?;
-        Some(Fact::sampled(*last as f64, sampled_coverage(job, column::PROCESSES_RUNNING)?))
-    }),
+    later(
+        "processes_left",
+        Measure::Count,
+        "processes alive in its last sample",
+        sampled(column::PROCESSES_RUNNING),
+        |job| {
+            let counts = &job.samples()?.course.columns[column::PROCESSES_RUNNING];
+            let last = counts.iter().rev().find(|&&count| count != met_core::MISSING)?;
+            Some(Fact::sampled(*last as f64, sampled_coverage(job, column::PROCESSES_RUNNING)?))
+        },
+    ),
     job("memory_held", Measure::Bytes, "memory that it was given, on each node", |job| {
         let bytes = job.record.allocated.memory_bytes.or(job.record.requested.memory_bytes)?;
         Some(Fact::of_request(bytes as f64 / job.record.allocated.nodes.unwrap_or(1).max(1) as f64))
@@ -234,22 +259,20 @@ pub static FIELDS: &[Field] = &[
         MEMORY_NEEDED,
         memory_needed,
     ),
-    job("memory_peak", Measure::Bytes, "most that this run needed so far, on one node", |job| {
-        let value = directives::peak_bytes(job.record)?;
-        let kind = job.record.totals.figure(column::MEMORY_NEEDED_PEAK)?.kind;
-        let coverage = match kind {
-            QualityKind::LowerBound => 0.0,
-            _ => sampled_coverage(job, column::MEMORY_NEEDED).unwrap_or(0.0),
-        };
-        Some(Fact { value, quality: kind, coverage: Some(coverage) })
-    }),
+    covered_by(
+        "memory_peak",
+        Measure::Bytes,
+        "most that this run needed so far, on one node",
+        &[column::MEMORY_NEEDED],
+        memory_peak,
+    ),
     later(
         "memory_growth",
         Measure::BytesPerSecond,
         "growth of needed memory to the end; unknown unless steady",
-        SAMPLED,
+        sampled(column::MEMORY_NEEDED),
         |job| {
-            let growth = job.profile()?.memory_growth?;
+            let growth = job.profile()?.memory_growth()?;
             Some(Fact::sampled(growth, sampled_coverage(job, column::MEMORY_NEEDED)?))
         },
     ),
@@ -307,10 +330,16 @@ pub static FIELDS: &[Field] = &[
     job("gpu_parts", Measure::Count, "how many of its GPUs are parts of one (MIG)", |job| {
         Some(Fact::of_request(job.record.gpus.iter().filter(|gpu| gpu.parent.is_some()).count() as f64))
     }),
-    job("quota_ratio", Measure::Share, "CPU time that a quota took, of what it could have used", |job| {
-        let (throttled, cpu) = (total(job, column::THROTTLED)?, total(job, column::CPU)?);
-        Some(Fact { value: throttled.value / (throttled.value + cpu.value), ..throttled })
-    }),
+    covered_by(
+        "quota_ratio",
+        Measure::Share,
+        "CPU time that a quota took, of what it could have used",
+        &[column::THROTTLED, column::CPU],
+        |job| {
+            let (throttled, cpu) = (total(job, column::THROTTLED)?, total(job, column::CPU)?);
+            Some(Fact { value: throttled.value / (throttled.value + cpu.value), ..throttled })
+        },
+    ),
     job("node_imbalance", Measure::Share, "idle share of the mean node while the busiest worked", |job| {
         let imbalance = imbalance::nodes(job.record).filter(|_| job.is_whole())?;
         Some(Fact::measured(imbalance.ratio()))
@@ -381,7 +410,7 @@ pub fn total(job: &Job<'_>, index: usize) -> Option<Fact> {
 }
 
 /// The column whose samples a peak is of.
-fn sampled_as(index: usize) -> usize {
+pub fn sampled_as(index: usize) -> usize {
     match index {
         column::MEMORY_NEEDED_PEAK => column::MEMORY_NEEDED,
         column::GPU_MEMORY_PEAK => column::GPU_MEMORY,
@@ -397,15 +426,15 @@ fn sampled_coverage(job: &Job<'_>, index: usize) -> Option<f64> {
     Some(job.coverage(index)?.min(1.0))
 }
 
-const CORES: (Needs, Outlook) = (Needs::SAMPLES, |job, coverage| {
+const CORES: (Needs, Outlook) = (Needs::samples(&[column::CPU]), |job, coverage| {
     outlook::growth(job, column::CPU, coverage).or(cores(job).map(|fact| fact.value))
 });
-const IDLE_TAIL: (Needs, Outlook) = (Needs::SAMPLES, |job, _| {
-    let span_ms = Profile::span_of(job.record, job.now_ns);
+const IDLE_TAIL: (Needs, Outlook) = (Needs::samples(answers::PHASE_COLUMNS), |job, _| {
+    let span_ms = answers::span_of(job.record, job.now_ns);
     Possible::within(0.0, span_ms.map_or(0.0, |(begin_ms, end_ms)| (end_ms - begin_ms) as f64 / 1e3))
 });
 /// Samples say only whether a short run counts.
-const MEMORY_NEEDED: (Needs, Outlook) = (Needs::SAMPLES, |job, _| {
+const MEMORY_NEEDED: (Needs, Outlook) = (Needs::samples(&[column::MEMORY_NEEDED]), |job, _| {
     let needed = memory_needed(job).map(|fact| fact.value);
     match directives::is_long(job.record, job.now_ns) {
         true => Possible::exactly(needed),
@@ -438,6 +467,16 @@ fn memory_needed(job: &Job<'_>) -> Option<Fact> {
     Some(Fact { value: bytes, quality: figure.kind, coverage: Some(coverage) })
 }
 
+fn memory_peak(job: &Job<'_>) -> Option<Fact> {
+    let value = directives::peak_bytes(job.record)?;
+    let kind = job.record.totals.figure(column::MEMORY_NEEDED_PEAK)?.kind;
+    let coverage = match kind {
+        QualityKind::LowerBound => 0.0,
+        _ => sampled_coverage(job, column::MEMORY_NEEDED).unwrap_or(0.0),
+    };
+    Some(Fact { value, quality: kind, coverage: Some(coverage) })
+}
+
 fn longest_run(job: &Job<'_>) -> Option<Fact> {
     let runs = [job.record].into_iter().chain(job.earlier.iter().copied()).take(directives::RUNS);
     let finished = runs.filter(|run| run.state == State::Finished);
@@ -462,7 +501,7 @@ fn gpu_power_ratio(job: &Job<'_>) -> Option<Fact> {
     let mut shares = Vec::new();
     for gpu in &job.record.gpus {
         let (_, course) = samples.gpus.iter().find(|(uuid, _)| *uuid == gpu.uuid)?;
-        let mean = |index: usize| Some(course.summary(index, samples.gap_ms)?.mean);
+        let mean = |index: usize| course.mean(index, samples.gap_ms);
         shares.push(mean(card::POWER)? / mean(card::POWER_LIMIT).filter(|&limit| limit > 0.0)?);
     }
     let count = shares.len() as f64;

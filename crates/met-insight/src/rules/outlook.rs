@@ -4,12 +4,15 @@
 //! these ranges would let it speak.
 
 use met_core::belief::CHARGED;
+use met_core::job_table as column;
+use met_core::series::Columns;
 use met_core::{JOB, Kind};
 
 use super::condition::{Compare, Expr, Math, Stat};
 use super::evaluate::Subject;
+use super::fields;
 use super::{Rule, Rules, Scope};
-use crate::answers::{Job, Profile};
+use crate::answers::{self, Job};
 use crate::average;
 
 /// Samples may see more of a counter than its total says, where the two were read from different accounts.
@@ -61,19 +64,34 @@ pub struct Needs {
     pub gpu_samples: bool,
     /// What other jobs on its node felt.
     pub neighbours: bool,
+    /// Of the samples of the job.
+    pub columns: Columns,
 }
 
 impl Needs {
-    pub const SAMPLES: Needs = Needs { samples: true, gpu_samples: false, neighbours: false };
-    pub const GPU_SAMPLES: Needs = Needs { samples: true, gpu_samples: true, neighbours: false };
-    pub const NEIGHBOURS: Needs = Needs { samples: false, gpu_samples: false, neighbours: true };
-    pub const ALL: Needs = Needs { samples: true, gpu_samples: true, neighbours: true };
+    pub const NONE: Needs =
+        Needs { samples: false, gpu_samples: false, neighbours: false, columns: Columns::NONE };
+    pub const GPU_SAMPLES: Needs = Needs { samples: true, gpu_samples: true, ..Needs::NONE };
+    pub const NEIGHBOURS: Needs = Needs { neighbours: true, ..Needs::NONE };
+    pub const ALL: Needs =
+        Needs { samples: true, gpu_samples: true, neighbours: true, columns: Columns::ALL };
+
+    /// Samples with these columns; how many there are is known without one.
+    pub const fn samples(columns: &[usize]) -> Needs {
+        Needs { samples: true, columns: Columns::of(columns), ..Needs::NONE }
+    }
+
+    /// Nothing by itself; where there are samples, these columns of them.
+    pub const fn if_sampled(columns: &[usize]) -> Needs {
+        Needs { columns: Columns::of(columns), ..Needs::NONE }
+    }
 
     fn and(self, other: Needs) -> Needs {
         Needs {
             samples: self.samples || other.samples,
             gpu_samples: self.gpu_samples || other.gpu_samples,
             neighbours: self.neighbours || other.neighbours,
+            columns: self.columns.and(other.columns),
         }
     }
 
@@ -95,7 +113,8 @@ pub fn candidates<'r>(rules: &'r Rules, job: &Job<'_>) -> (Vec<&'r Rule>, Needs)
     let may_speak = |rule: &&Rule| Outlook { job, rule, coverage: rule.gates.coverage }.may_speak();
     let found: Vec<&Rule> = rules.about(Scope::Job).filter(may_speak).collect();
     // Sentences have requests in them that depend on samples.
-    let first = if found.is_empty() { Needs::default() } else { Needs::SAMPLES };
+    let of_sentences = Needs::samples(&[column::MEMORY_NEEDED]);
+    let first = if found.is_empty() { Needs::NONE } else { of_sentences };
     let needs =
         found.iter().fold(first, |needs, rule| rule.exprs().fold(needs, |needs, expr| needs.and(of(expr))));
     (found, needs.of_whole(job))
@@ -109,17 +128,19 @@ pub fn watchers<'r>(rules: &'r Rules, job: &Job<'_>) -> (Vec<&'r Rule>, Needs) {
     };
     let found: Vec<&Rule> = rules.about(Scope::Job).filter(is_asked).collect();
     if found.is_empty() {
-        return (found, Needs::default());
+        return (found, Needs::NONE);
     }
     // How many samples there are matters in any case.
     let conditions = found.iter().filter_map(|rule| rule.watched_when());
-    let needs = conditions.map(of).fold(Needs::SAMPLES, Needs::and);
+    let needs = conditions.map(of).fold(Needs::samples(&[]), Needs::and);
     (found, needs.of_whole(job))
 }
 
 fn of(expr: &Expr) -> Needs {
     match expr {
-        Expr::Number(_) | Expr::Metric(..) => Needs::default(),
+        Expr::Number(_) => Needs::NONE,
+        // How much of its time a total covers is known from samples.
+        Expr::Metric(_, index) => Needs::if_sampled(&[*index, fields::sampled_as(*index)]),
         Expr::Field(field) => field.needs(),
         Expr::Known(inner) | Expr::Not(inner) => of(inner),
         Expr::And(left, right)
@@ -164,8 +185,8 @@ impl Outlook<'_> {
         let (gates, job) = (&self.rule.gates, self.job);
         let wall_ns = average::wall_ns(job.record, job.now_ns);
         wall_ns.is_some_and(|ns| ns as f64 / 1e9 >= gates.length_s)
-            && self.truth(&self.rule.when).may_hold
-            && self.rule.unless.iter().all(|counter| self.truth(&counter.when).may_fail)
+            && self.may_hold(&self.rule.when)
+            && self.rule.unless.iter().all(|counter| self.may_fail(&counter.when))
             && self.may_save()
     }
 
@@ -178,6 +199,25 @@ impl Outlook<'_> {
             seconds.is_some_and(|(_, most)| (most / 3600.0).max(0.0) >= least)
         };
         kinds.iter().all(|(expr, _)| expr.is_none()) || kinds.into_iter().any(is_enough)
+    }
+
+    /// As [`Outlook::truth`] says, which looks at every term.
+    fn may_hold(&self, expr: &Expr) -> bool {
+        match expr {
+            Expr::Not(inner) => self.may_fail(inner),
+            Expr::And(left, right) => self.may_hold(left) && self.may_hold(right),
+            Expr::Or(left, right) => self.may_hold(left) || self.may_hold(right),
+            _ => self.truth(expr).may_hold,
+        }
+    }
+
+    fn may_fail(&self, expr: &Expr) -> bool {
+        match expr {
+            Expr::Not(inner) => self.may_hold(inner),
+            Expr::And(left, right) => self.may_fail(left) || self.may_fail(right),
+            Expr::Or(left, right) => self.may_fail(left) && self.may_fail(right),
+            _ => self.truth(expr).may_fail,
+        }
     }
 
     fn truth(&self, expr: &Expr) -> Truth {
@@ -250,7 +290,7 @@ pub fn growth(job: &Job<'_>, index: usize, coverage: f64) -> Possible {
     if JOB.columns[index].kind != Kind::Counter {
         return Possible::ANY;
     }
-    let Some((begin_ms, end_ms)) = Profile::window_of(record, job.now_ns) else { return Possible::UNKNOWN };
+    let Some((begin_ms, end_ms)) = answers::window_of(record, job.now_ns) else { return Possible::UNKNOWN };
     // The totals of a job that runs may be older than its samples; those of a damaged record are all missing. An end
     // without means was not completed by its samples.
     let is_settled = !record.state.is_live()

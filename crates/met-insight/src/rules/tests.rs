@@ -1,6 +1,7 @@
 use met_core::job::{GpuUse, Part, QualityKind, Record, State};
 use met_core::job_table as column;
 use met_core::queue::Queue;
+use met_core::series::Columns;
 
 use proptest::prelude::*;
 
@@ -136,21 +137,22 @@ fn who_was_given_no_cpus_can_have_too_many_threads_and_leaves_none_unused() {
 #[test]
 fn samples_are_read_of_jobs_that_a_rule_may_speak_of() {
     let nothing = Needs::default();
+    let needs_of = |made: &Made| Needs { columns: Columns::NONE, ..needs_of(made) };
     let busy = |seconds: i32, cpus: i64| given(made(seconds).cores(move |_| cpus as f64), cpus);
     assert_eq!(needs_of(&busy(599, 64)), nothing, "too short for every rule");
     assert_eq!(needs_of(&busy(700, 4)), nothing, "nothing to save");
-    assert_eq!(needs_of(&busy(2 * HOUR, 16)), Needs::SAMPLES, "its cores may have been idle in the end");
+    assert_eq!(needs_of(&busy(2 * HOUR, 16)), Needs::samples(&[]), "its cores may have been idle in the end");
     let mut running = busy(700, 1);
     assert_eq!(needs_of(&running), nothing, "no total says that it waited or read");
     running.record.state = State::Running;
-    assert_eq!(needs_of(&running), Needs::SAMPLES, "its totals may be older than its samples");
+    assert_eq!(needs_of(&running), Needs::samples(&[]), "its totals may be older than its samples");
     let swapping = |share: f64| busy(700, 1).rate(column::PRESSURE_MEMORY, move |_| share);
     assert_eq!(needs_of(&swapping(0.01)), nothing);
-    assert_eq!(needs_of(&swapping(0.3)), Needs::SAMPLES);
+    assert_eq!(needs_of(&swapping(0.3)), Needs::samples(&[]));
     let mut unread = swapping(0.3);
     unread.record.totals = Default::default();
     (unread.record.end_ns, unread.record.start_ns) = (Some(700_000_000_000), Some(0));
-    assert_eq!(needs_of(&unread), Needs::SAMPLES, "totals that cannot be read bound nothing");
+    assert_eq!(needs_of(&unread), Needs::samples(&[]), "totals that cannot be read bound nothing");
     let mut in_part = busy(2 * HOUR, 16);
     in_part.record.allocated.nodes = Some(2);
     assert!(!needs_of(&in_part).samples, "samples of one node of two are not used");

@@ -95,9 +95,8 @@ pub fn owner(record: &Record) -> Option<String> {
 /// One sum per user and week, by name and time; a job counts in the week of its end. The order of the jobs does not
 /// matter. `queues`: what schedulers counted, which is more than the jobs that are known here.
 pub fn sums<'a>(jobs: impl IntoIterator<Item = &'a Record>, queues: &[Queue], now_ns: i64) -> Vec<UserSum> {
-    let mut jobs: Vec<&Record> = jobs.into_iter().collect();
     // A sum of floats depends on its order.
-    jobs.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+    let jobs = by_key(jobs.into_iter().collect());
     let mut weeks: BTreeMap<(String, i64), Week<'_>> = BTreeMap::new();
     let mut queued = Vec::new();
     for record in jobs {
@@ -137,6 +136,26 @@ pub fn sums<'a>(jobs: impl IntoIterator<Item = &'a Record>, queues: &[Queue], no
         sum
     };
     weeks.into_iter().map(finish).collect()
+}
+
+/// By their keys. What most of them differ in is compared without a look at each record.
+fn by_key(jobs: Vec<&Record>) -> impl Iterator<Item = &Record> {
+    fn place(record: &Record) -> (Option<&str>, &str) {
+        (record.key.cluster.as_deref(), &record.key.manager)
+    }
+    let places: BTreeSet<_> = jobs.iter().map(|record| place(record)).collect();
+    let places: Vec<_> = places.into_iter().collect();
+    let begin = |id: &str| {
+        let mut bytes = [0; 16];
+        bytes.iter_mut().zip(id.bytes()).for_each(|(byte, of_id)| *byte = of_id);
+        u128::from_be_bytes(bytes)
+    };
+    let short = |record: &Record| (places.binary_search(&place(record)), begin(&record.key.id));
+    let mut jobs: Vec<_> = jobs.into_iter().map(|record| (short(record), record)).collect();
+    jobs.sort_unstable_by(|(short, one), (other_short, other)| {
+        short.cmp(other_short).then_with(|| one.key.cmp(&other.key))
+    });
+    jobs.into_iter().map(|(_, record)| record)
 }
 
 /// How many jobs of others wait for what the user's jobs have, and whether it may be more. A scheduler that counts its
@@ -226,4 +245,29 @@ fn fills_memory(record: &Record) -> bool {
     let held = record.allocated.memory_bytes.or(record.requested.memory_bytes);
     let needed = record.totals.get(column::MEMORY_NEEDED_PEAK).or(record.scheduling.memory_peak_bytes);
     held.zip(needed).is_some_and(|(held, needed)| needed as f64 > MEMORY_FULL * held as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::job::JobKey;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sample;
+
+    proptest! {
+        #[test]
+        fn jobs_are_in_the_order_of_their_keys(
+            keys in proptest::collection::vec(
+                (proptest::option::of("[ab]{0,2}"), "[ab]{1,2}", "[a\0é]{0,3}(0000000000000000)?[01]{0,2}", 0i64..3), 0..40)
+        ) {
+            let jobs: Vec<Record> = keys.into_iter().map(|(cluster, manager, id, incarnation)| Record {
+                key: JobKey { cluster, manager, id, incarnation }, ..sample::finished()
+            }).collect();
+            let mut expected: Vec<&JobKey> = jobs.iter().map(|job| &job.key).collect();
+            expected.sort();
+            let found: Vec<&JobKey> = by_key(jobs.iter().collect()).map(|job| &job.key).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
 }

@@ -39,7 +39,7 @@ fn truth(rule: &Rule, job: &Job<'_>) -> Option<Option<bool>> {
         return None;
     }
     let truth = Evaluation::of(Subject::Job(job), false).truth(when);
-    let has_few = || job.profile().is_none_or(|profile| profile.count < rule.gates.samples);
+    let has_few = || job.profile().is_none_or(|profile| profile.count() < rule.gates.samples);
     Some(truth.or_else(|| (job.is_whole() && has_few()).then_some(true)))
 }
 

@@ -11,7 +11,7 @@ use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
 use met_core::queue::Queue;
 use met_core::reaction::{Reaction, ReactionChange, ReactionTarget};
-use met_core::series::Course;
+use met_core::series::{Columns, Course};
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, gpu};
 use met_host::{Host, users};
@@ -222,8 +222,8 @@ impl Source for FromFiles {
         Some(Box::new(FromFiles { host, place, store: Mutex::new(Some(store)), unread: Mutex::default() }))
     }
 
-    fn whole_course(&self, record: &Record) -> Result<Option<Course>> {
-        self.ask(|store| Ok(Some(store.course_of(record)?)))
+    fn whole_course(&self, record: &Record, wanted: Columns) -> Result<Option<Course>> {
+        self.ask(|store| Ok(Some(store.course_of(record, wanted)?)))
     }
 
     fn unread(&self) -> Option<String> {

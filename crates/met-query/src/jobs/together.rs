@@ -6,7 +6,7 @@ use anyhow::Result;
 use met_core::by_threads::by_threads;
 use met_core::job::Record;
 
-use super::{AllJobs, JobsFilter, every_page, now_ns};
+use super::{AllJobs, JobsFilter, now_ns, pages};
 use crate::setting::Setting;
 
 /// Spans of time into which a list is divided: jobs are not spread evenly, and no thread is to wait for long.
@@ -45,14 +45,16 @@ impl Together {
         }
         let pieces = by_threads(&mut self.readers, spans.len(), |reader, number| {
             let mut warnings = Vec::new();
-            let jobs = reader.gather(|source| every_page(source, &spans[number], &mut warnings));
-            jobs.map(|jobs| (jobs, warnings))
+            let found = reader.gather(|source| pages(source, &spans[number], &mut warnings));
+            found.map(|found| (found, warnings))
         });
         let pieces = pieces.into_iter().collect::<Result<Vec<_>>>()?;
-        let mut jobs = Vec::with_capacity(pieces.iter().map(|(jobs, _)| jobs.len()).sum());
+        let counts = pieces.iter().flat_map(|(pages, _)| pages).map(Vec::len);
+        // Records are large: each is moved once.
+        let mut jobs = Vec::with_capacity(counts.sum());
         let mut warnings = Vec::new();
-        for (of_span, said) in pieces {
-            jobs.extend(of_span);
+        for (pages, said) in pieces {
+            pages.into_iter().for_each(|page| jobs.extend(page));
             warnings.extend(said);
         }
         self.first().listed(filter, jobs, warnings)

@@ -7,6 +7,7 @@ use met_core::Table;
 use met_core::job::Record;
 use met_core::managers;
 use met_core::reaction::Reaction;
+use met_core::series::Columns;
 use met_host::clock;
 use met_insight::check::{self, Checked, Look, SHORTEST_NS};
 use met_insight::finding::{self, Finding};
@@ -72,7 +73,7 @@ pub(crate) fn found<T>(
         (&is_wanted, SHORTEST_NS, SAMPLED_EVERY);
     let look = Look { rules, is_wanted, machine: &machine, shortest_ns, interval, now_ns };
     let all_ms = (i64::MIN, i64::MAX);
-    let mut series = |record: &Record, table: &'static Table, part: &str| {
+    let mut series = |record: &Record, table: &'static Table, part: &str, _: Columns| {
         anyhow::ensure!(is_in_time(), "it takes too long");
         samples::of_job(visible, record, table, part, all_ms)
     };

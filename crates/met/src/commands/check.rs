@@ -11,15 +11,18 @@ use crate::output;
 use crate::view;
 use anyhow::Result;
 use met_config::Failure;
+use met_core::by_threads::both;
 use met_core::job::{JobKey, Record};
 use met_core::managers;
 use met_core::reaction::Reaction;
+use met_core::{JOB, Table};
 use met_insight::answers::FollowUp;
 use met_insight::check::{self, Checked, Look, ReadSeries, SHORTEST_NS, Wanted};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
 use met_insight::impact::{self, Impact};
-use met_insight::rules::{self, Rules, user};
+use met_insight::rules::user;
+use met_insight::rules::{self, Rules};
 use met_query::jobs::{self, AllJobs, JobsFilter, Together};
 use met_query::setting::Setting;
 use met_query::systems;
@@ -59,13 +62,15 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         interval: setting.config.sampling.shortest(),
         now_ns,
     };
-    let (mut findings, followed) = of_jobs(&look, &records, &mut all)?;
+    let several = all.readers().len() > 1;
+    let queues = all.first().queues();
+    let (sums, found) =
+        both(several, || user::sums(&records, &queues, now_ns), || of_jobs(&look, &records, &mut all));
+    let (mut findings, followed) = found?;
     let watched = if args.dry_run { Vec::new() } else { watch(&look, &records, all.first())? };
-    let wanted: HashSet<String> =
-        records.iter().filter(|record| is_wanted(record)).filter_map(user::owner).collect();
-    for sum in
-        user::sums(&records, &all.first().queues(), now_ns).iter().filter(|sum| wanted.contains(&sum.user))
-    {
+    let wanted: Option<HashSet<String>> = (asked.user.is_some() || asked.uid.is_some())
+        .then(|| records.iter().filter(|record| is_wanted(record)).filter_map(user::owner).collect());
+    for sum in sums.iter().filter(|sum| wanted.as_ref().is_none_or(|wanted| wanted.contains(&sum.user))) {
         findings.extend(rules::findings_of_user(&rules, sum));
     }
     let count = records.iter().filter(|record| is_wanted(record)).count();
@@ -93,6 +98,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let checked = Checked { jobs: count, findings, hidden, followed, with_hidden: args.all };
     print(&checked, impact.as_ref(), &watched, args.json)?;
     // The process ends: to free each of many takes longer than that.
+    std::mem::forget((checked, sums));
     std::mem::forget(records);
     Ok(0)
 }
@@ -123,7 +129,7 @@ fn print(
 
 /// Has running jobs sampled more often of which rules want more samples, and returns those that are.
 fn watch<'r>(look: &Look<'r>, records: &'r [Record], all: &mut AllJobs) -> Result<Vec<Wanted<'r>>> {
-    let series = &mut |record: &Record, table, part: &str| export::series(all, record, table, part);
+    let series = &mut |record: &Record, table, part: &str, _| export::series(all, record, table, part);
     let mut wanted = check::wanted(look, records, series)?;
     wanted.sort_by_key(|one| one.wanted_for);
     let of_one_time = wanted.chunk_by(|one, other| one.wanted_for == other.wanted_for);
@@ -140,7 +146,12 @@ fn watch<'r>(look: &Look<'r>, records: &'r [Record], all: &mut AllJobs) -> Resul
 fn of_jobs(look: &Look<'_>, records: &[Record], all: &mut Together) -> Result<(Vec<Finding>, Vec<FollowUp>)> {
     let readers = all.readers().iter_mut();
     let mut readers: Vec<_> = readers
-        .map(|all| move |record: &Record, table, part: &str| export::series(all, record, table, part))
+        .map(|all| {
+            move |record: &Record, table: &'static Table, part: &str, wanted| match table.name == JOB.name {
+                true => all.columns(record, wanted),
+                false => export::series(all, record, table, part),
+            }
+        })
         .collect();
     let mut readers: Vec<&mut ReadSeries<'_, _>> = readers.iter_mut().map(|read| read as _).collect();
     check::of_jobs(look, records, &mut readers)
