@@ -31,8 +31,10 @@ pub(super) struct QueueReader {
     pub address: String,
     pub timeout: Duration,
     pub interval: Duration,
-    /// A daemon reads it only if it measured jobs, and not at the same time as all others.
+    /// Read only if there are some of these.
     pub measured: Option<Arc<Mutex<Measured>>>,
+    /// Daemons of a cluster do not all read at the same time.
+    pub is_one_of_many: bool,
     pub sender: SyncSender<Update>,
     pub bell: Arc<OwnedFd>,
     pub status: Arc<Mutex<SchedulerStatus>>,
@@ -43,7 +45,7 @@ impl QueueReader {
     pub(super) fn work(&self, stop: &Receiver<()>) {
         let agent = agent(self.timeout);
         let mut failures = 0_u32;
-        let spread = || self.measured.as_ref().map(|_| random_share());
+        let spread = || self.is_one_of_many.then(random_share);
         let mut wait = spread().map_or(Duration::ZERO, |share| self.interval.mul_f64(share));
         loop {
             if stop.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
@@ -399,6 +401,7 @@ mod tests {
             address: String::new(),
             timeout: TIMEOUT,
             interval: Duration::from_millis(1),
+            is_one_of_many: measured.is_some(),
             measured,
             sender,
             bell: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()),

@@ -216,10 +216,12 @@ impl Schedulers {
         let status = SchedulerStatus { manager: manager.to_owned(), page, ..Default::default() };
         let status = Arc::new(Mutex::new(status));
         let worker = self.workers.iter().find(|worker| worker.manager == manager);
-        let usual = match asker {
-            Asker::Server { .. } => SERVER_INTERVAL,
-            Asker::Daemon { .. } => DAEMON_INTERVAL,
+        // As its commands are queried; a daemon without these is one of many, too.
+        let is_one_of_many = match worker {
+            Some(worker) => worker.measured.is_some(),
+            None => matches!(asker, Asker::Daemon { .. }),
         };
+        let usual = if is_one_of_many { DAEMON_INTERVAL } else { SERVER_INTERVAL };
         let reader = QueueReader {
             scheduler,
             pages,
@@ -227,6 +229,7 @@ impl Schedulers {
             timeout: config.timeout,
             interval: config.interval.unwrap_or(usual),
             measured: worker.and_then(|worker| worker.measured.clone()),
+            is_one_of_many,
             sender: sender.clone(),
             bell: self.own_bell()?,
             status: Arc::clone(&status),
