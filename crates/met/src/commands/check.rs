@@ -21,8 +21,7 @@ use met_insight::check::{self, Checked, Look, ReadSeries, SHORTEST_NS, Wanted};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
 use met_insight::impact::{self, Impact};
-use met_insight::rules::user;
-use met_insight::rules::{self, Rules};
+use met_insight::rules::{self, Rules, user};
 use met_query::jobs::{self, AllJobs, JobsFilter, Together};
 use met_query::setting::Setting;
 use met_query::systems;
@@ -62,10 +61,9 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         interval: setting.config.sampling.shortest(),
         now_ns,
     };
-    let several = all.readers().len() > 1;
     let queues = all.first().queues();
-    let (sums, found) =
-        both(several, || user::sums(&records, &queues, now_ns), || of_jobs(&look, &records, &mut all));
+    let sums = || user::sums(&records, &queues, now_ns);
+    let (sums, found) = both(all.readers().len() > 1, sums, || of_jobs(&look, &records, &mut all));
     let (mut findings, followed) = found?;
     let watched = if args.dry_run { Vec::new() } else { watch(&look, &records, all.first())? };
     let wanted: Option<HashSet<String>> = (asked.user.is_some() || asked.uid.is_some())
@@ -98,8 +96,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let checked = Checked { jobs: count, findings, hidden, followed, with_hidden: args.all };
     print(&checked, impact.as_ref(), &watched, args.json)?;
     // The process ends: to free each of many takes longer than that.
-    std::mem::forget((checked, sums));
-    std::mem::forget(records);
+    std::mem::forget((checked, records));
     Ok(0)
 }
 
