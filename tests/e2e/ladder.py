@@ -178,7 +178,7 @@ NEAR = """gates: {length: 0s, samples: 0, coverage: 0%}
 rules:
   - name: near
     severity: low
-    when: wall < 0s
+    when: wall > 1000h
     watch: {when: wall > 1s, for: 20s}
     what: "never"
     how: "nothing"

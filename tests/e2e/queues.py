@@ -155,10 +155,10 @@ class Cluster:
 def jobs_that_wait_are_counted_by_slurms_own_page(world):
     with Controller() as controller, Cluster(world, controller) as cluster:
         # Of the 27 that are pending 20 are held, and 3 of the others may be ada's own.
-        cluster.comes_to("ada", (4, "lower_bound"))
-        # All 7 may be bob's own; that a job of ada waits is known from squeue.
-        cluster.comes_to("bob", (1, "lower_bound"))
-        equal(cluster.others_queued("eve"), (7, "lower_bound"), "eve has none")
+        cluster.comes_to("ada", (4, "estimated"))
+        # For bob and eve a job of ada waits, as squeue says.
+        cluster.comes_to("bob", (1, "measured"))
+        equal(cluster.others_queued("eve"), (1, "measured"), "eve has none")
         found = cluster.met("check", "--rules", cluster.rules, "--json").ok().json()["findings"]
         equal(sorted(one["subject"] for one in found), ["ada", "bob", "eve"], "who is told")
         paths = {path for path, _ in controller.asked}

@@ -150,8 +150,17 @@ def a_user_who_fills_the_store_loses_their_own_jobs(world):
         daemon.wait()
 
 
+#: From which a repair would take a job whose record is damaged.
+FORGET_PACKED = "DELETE FROM brief WHERE job IN (SELECT key FROM job WHERE id = ?)"
+
+
 def damage(store, job):
-    """Changes one byte of the record of a job, in whatever is left of it in the file."""
+    """Changes one byte of the record of a job, in whatever is left of it in the file; it has no packed record either."""
+    database = sqlite3.connect(store, timeout=30)
+    with database:
+        database.execute(FORGET_PACKED, (job,))
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
     with open(store, "rb") as file:
         data = file.read()
     before = f'"id":"{job}","incarnation"'.encode()
@@ -245,6 +254,7 @@ def doctor_finds_damage_in_a_store_that_is_in_use(world):
         check("is damaged" not in world.met("doctor").out, "nothing is wrong yet")
         database = sqlite3.connect(store, timeout=30)
         with database:
+            database.execute(FORGET_PACKED, ("1",))
             database.execute("UPDATE job SET detail = replace(detail, 'true', 'TRUE') WHERE id = '1'")
         database.close()
         said = world.met("doctor").out

@@ -10,6 +10,9 @@ pub fn listener_of(port: u16) -> Option<(u32, String)> {
         let text = fs::read_to_string(table).unwrap_or_default();
         sockets.extend(listening(&text, port).map(|inode| format!("socket:[{inode}]")));
     }
+    if sockets.is_empty() {
+        return None;
+    }
     let pids = fs::read_dir("/proc").ok()?.flatten();
     let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let pid = pids.find(|pid| {

@@ -1,6 +1,6 @@
 //! Use over time in hours, joules and shares: the figures of `met usage`, the page and the API.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
@@ -15,8 +15,10 @@ const HOUR_MS: f64 = 3.6e6;
 /// GiB × hours in KiB × ms.
 const GIB_HOUR: f64 = 1_048_576.0 * HOUR_MS;
 const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
-/// Drivers take a moment after a boot until they count their GPUs.
-const GPUS_KNOWN_SHARE: f64 = 0.95;
+/// Drivers take a moment after a boot until they count their GPUs. Of several nodes few may have any, and those of which
+/// it is unknown could have all.
+const GPUS_KNOWN_ON_NODE: f64 = 0.95;
+const GPUS_KNOWN_ON_ALL: f64 = 0.995;
 /// Changes of a zone within ten years: two each.
 const CHANGES_MAX: usize = 64;
 
@@ -172,9 +174,10 @@ pub fn report(ask: &UsageAsk, usage: &Usage, now_ns: i64) -> Report {
         free: one.free.add(other.free),
     });
     if matches!(ask.by, By::System | By::Node) {
+        let free: HashMap<_, _> =
+            machines.iter().map(|machine| ((&machine.name, machine.period), machine.free)).collect();
         for line in &mut lines {
-            let is_its = |machine: &&MachineLine| machine.period == line.period && machine.name == line.name;
-            line.free = machines.iter().find(is_its).map(|machine| machine.free).unwrap_or_default();
+            line.free = free.get(&(&line.name, line.period)).copied().unwrap_or_default();
         }
     }
     Report { lines, machines, total, machine_total, periods: usage.periods.clone(), pending: usage.pending }
@@ -199,20 +202,19 @@ fn machines(ask: &UsageAsk, usage: &Usage, lines: &[Line], now_ns: i64) -> Vec<M
     let is_memory_held = lines.iter().any(|line| line.memory_gib_hours_held.is_some());
     // A scheduler gives GPUs as it gives cores; without one, jobs hold those that they use.
     let is_gpu_held = is_held || lines.iter().any(|line| line.gpu_hours_held.is_some());
+    let held = held(lines, by_node);
     let line = |((name, period), sums): ((Option<String>, usize), Sums)| {
         let hours = |at: usize| sums[at] as f64 / HOUR_MS;
         let expected = expected.get(&(name.clone(), period)).copied().unwrap_or(0) as f64 / HOUR_MS;
         let core_hours = sums[machine_figure::CPU_CAPACITY_NS] as f64 / HOUR_NS;
-        let of_period = lines.iter().filter(|line| line.period == period && (!by_node || line.name == name));
-        let held = |amount: fn(&Line) -> Option<f64>| of_period.clone().filter_map(amount).sum::<f64>();
+        let of_node = name.as_deref().filter(|_| by_node);
+        let [cores_held, memory_held, gpus_held] = held.get(&(of_node, period)).copied().unwrap_or_default();
         let memory = sums[machine_figure::MEMORY_CAPACITY] as f64 / GIB_HOUR;
-        let gpus = gpu_hours(&sums);
-        let left = |amount: f64, of: fn(&Line) -> Option<f64>| (amount - held(of)).max(0.0);
+        let gpus = gpu_hours(&sums, by_node);
         let free = Free {
-            core_hours: (is_held && core_hours > 0.0).then(|| left(core_hours, |line| line.core_hours_held)),
-            memory_gib_hours: (is_memory_held && memory > 0.0)
-                .then(|| left(memory, |line| line.memory_gib_hours_held)),
-            gpu_hours: gpus.filter(|_| is_gpu_held).map(|gpus| left(gpus, |line| line.gpu_hours_held)),
+            core_hours: (is_held && core_hours > 0.0).then(|| (core_hours - cores_held).max(0.0)),
+            memory_gib_hours: (is_memory_held && memory > 0.0).then(|| (memory - memory_held).max(0.0)),
+            gpu_hours: gpus.filter(|_| is_gpu_held).map(|gpus| (gpus - gpus_held).max(0.0)),
         };
         let (measured, down) = (hours(machine_figure::MEASURED_MS), hours(machine_figure::DOWN_MS));
         MachineLine {
@@ -232,11 +234,23 @@ fn machines(ask: &UsageAsk, usage: &Usage, lines: &[Line], now_ns: i64) -> Vec<M
     known.into_iter().map(line).collect()
 }
 
+/// What jobs held in each period, of each node or of all: core-hours, hours of a GiB, GPU-hours.
+fn held(lines: &[Line], by_node: bool) -> HashMap<(Option<&str>, usize), [f64; 3]> {
+    let mut held: HashMap<_, [f64; 3]> = HashMap::new();
+    for line in lines {
+        let sums = held.entry((line.name.as_deref().filter(|_| by_node), line.period)).or_default();
+        let amounts = [line.core_hours_held, line.memory_gib_hours_held, line.gpu_hours_held];
+        sums.iter_mut().zip(amounts).for_each(|(sum, amount)| *sum += amount.unwrap_or(0.0));
+    }
+    held
+}
+
 /// The time of all GPUs; `None` without any, and where their number is unknown for more than a little of the time:
 /// what jobs held in it would be counted against nothing.
-fn gpu_hours(sums: &Sums) -> Option<f64> {
+fn gpu_hours(sums: &Sums, by_node: bool) -> Option<f64> {
+    let least = if by_node { GPUS_KNOWN_ON_NODE } else { GPUS_KNOWN_ON_ALL };
     let (known, measured) = (sums[machine_figure::GPUS_KNOWN_MS], sums[machine_figure::MEASURED_MS]);
-    let is_known = known > 0 && known as f64 >= GPUS_KNOWN_SHARE * measured as f64;
+    let is_known = known > 0 && known as f64 >= least * measured as f64;
     positive(sums[machine_figure::GPU_CAPACITY_NS], HOUR_NS).filter(|_| is_known)
 }
 

@@ -197,9 +197,8 @@ pub(crate) fn compare(sql: &dyn Sql, mut after: i64, until: Option<Instant>) -> 
     if sql.version()? < BRIEF_VERSION {
         return Ok(compared);
     }
-    let names = names(sql)?;
     loop {
-        let reached = in_snapshot(sql, || compare_piece(sql, &names, after, &mut compared.differing))?;
+        let reached = in_snapshot(sql, || compare_piece(sql, after, &mut compared.differing))?;
         let Some(key) = reached else { return Ok(compared) };
         if until.is_some_and(|until| Instant::now() >= until) {
             return Ok(Compared { reached, ..compared });
@@ -209,26 +208,25 @@ pub(crate) fn compare(sql: &dyn Sql, mut after: i64, until: Option<Instant>) -> 
 }
 
 /// The next piece; up to which key it got, if there are more.
-fn compare_piece(
-    sql: &dyn Sql,
-    names: &Names,
-    after: i64,
-    differing: &mut Vec<(i64, String)>,
-) -> Result<Option<i64>> {
+fn compare_piece(sql: &dyn Sql, after: i64, differing: &mut Vec<(i64, String)>) -> Result<Option<i64>> {
+    let names = names(sql)?;
     let behind = "WHERE key > ?1 ORDER BY key";
     let selected = reading::rows(sql, behind, &[after.into()], Some(PAGE_ROWS), Parts::BRIEF)?;
     let reached = (selected.rows == PAGE_ROWS).then_some(selected.last_key);
     let records: FastMap<i64, Stored> =
         selected.found.into_iter().map(|stored| (stored.key, stored)).collect();
     let find = format!(
-        "SELECT job, NULL, NULL, format, sum, data FROM brief
+        "SELECT job, NULL, NULL, format, sum, data, (SELECT 1 FROM job WHERE job.key = brief.job) FROM brief
          WHERE job > ?1 AND job <= ?2 AND format = {FORMAT}"
     );
     sql.query(&find, &[after.into(), reached.unwrap_or(i64::MAX).into()], &mut |row| {
         let key = row.get(0).integer()?;
         let stored = records.get(&key);
-        let is_same = match (stored, read(row, names)) {
+        let has_record = row.get(6).integer().is_ok();
+        let is_same = match (stored, read(row, &names)) {
             (Some(stored), _) if stored.is_damaged => true,
+            // A record that cannot be read: a repair needs this row.
+            (None, _) if has_record => true,
             (Some(stored), Some(packed)) => !packed.state.is_live() && stored.record == packed,
             _ => false,
         };
@@ -247,23 +245,23 @@ pub(crate) fn compare_some(sql: &dyn Sql, until: Instant) -> Result<Vec<(i64, St
     let find = "SELECT value FROM meta WHERE name = ?1";
     let after = sql::first(sql, find, &[COMPARED.into()], |row| Ok(row.get(0).text()?.parse().ok()))?;
     let Compared { differing, reached } = compare(sql, after.flatten().unwrap_or(i64::MIN), Some(until))?;
-    match reached {
-        Some(reached) => set_meta(sql, COMPARED, reached)?,
-        None => drop(sql.execute("DELETE FROM meta WHERE name = ?1", &[COMPARED.into()])?),
-    }
-    if !differing.is_empty() {
-        renew(sql, &differing)?;
-    }
+    in_transaction(sql, false, || {
+        if !differing.is_empty() {
+            renew(sql, &differing)?;
+        }
+        match reached {
+            Some(reached) => set_meta(sql, COMPARED, reached),
+            None => sql.execute("DELETE FROM meta WHERE name = ?1", &[COMPARED.into()]).map(drop),
+        }
+    })?;
     Ok(differing)
 }
 
 /// Removes the rows of these jobs, so that [`complete`] writes them from their records.
 fn renew(sql: &dyn Sql, differing: &[(i64, String)]) -> Result<()> {
-    in_transaction(sql, false, || {
-        differing.iter().try_for_each(|&(key, _)| remove(sql, key))?;
-        let statement = "DELETE FROM meta WHERE name IN (?1, ?2)";
-        sql.execute(statement, &[COMPLETE.into(), REACHED.into()]).map(drop)
-    })
+    differing.iter().try_for_each(|&(key, _)| remove(sql, key))?;
+    let statement = "DELETE FROM meta WHERE name IN (?1, ?2)";
+    sql.execute(statement, &[COMPLETE.into(), REACHED.into()]).map(drop)
 }
 
 /// The record of a row that is as it was written.

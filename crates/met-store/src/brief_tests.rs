@@ -412,3 +412,15 @@ proptest! {
         prop_assert!(from.0.is_empty());
     }
 }
+
+#[test]
+fn the_row_of_a_record_that_cannot_be_read_stays_for_a_repair() {
+    let state = tempfile::tempdir().unwrap();
+    let mut writer = Writer::open(state.path()).unwrap();
+    writer.put_all(&[job(1, MIDNIGHT_S), job(2, MIDNIGHT_S)]).unwrap();
+    let damage = "UPDATE job SET detail = replace(detail, 'incarnation', 'incarnatioN') WHERE key = 1";
+    assert_eq!(database(state.path()).execute(damage, []).unwrap(), 1);
+    let sql = writer.catalogue().unwrap().unwrap();
+    assert_eq!(compare_some(sql, Instant::now()).unwrap(), []);
+    assert_eq!(rows(state.path()), 2);
+}

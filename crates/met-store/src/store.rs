@@ -45,6 +45,8 @@ const CHECK_EVERY: Duration = Duration::from_secs(86_400);
 const CHECKED: &str = ".checked";
 /// How long packed records are compared in one go: all of a small store, a part of a large one.
 const COMPARE_FOR: Duration = Duration::from_millis(500);
+/// The same where somebody waits for the store.
+const COMPARE_AT_START_FOR: Duration = Duration::from_millis(20);
 /// Jobs that a warning names.
 const NAMES_LOGGED: usize = 10;
 
@@ -513,7 +515,7 @@ fn open_checked(path: &Path, exclusive: bool, check: bool) -> Result<Sqlite, Sto
         look(&sql, path)?;
         // Of a large one this is left to housekeeping: every record is read for it.
         if is_small(path) {
-            compare_packed(&sql, COMPARE_FOR)?;
+            compare_packed(&sql, COMPARE_AT_START_FOR)?;
         }
     }
     // Of a new store this is all; the rest of an old one is for housekeeping.
@@ -531,9 +533,13 @@ fn complete(sql: &dyn Sql, until: Instant) -> Result<bool, StoreError> {
 /// Compares packed records with their records, from where this ended last time, and writes those again that differ.
 fn compare_packed(sql: &dyn Sql, within: Duration) -> Result<(), StoreError> {
     let differing = match brief::compare_some(sql, Instant::now() + within) {
-        // What cannot be read is found by others.
+        // What cannot be read is found by others. A disk that is full is no reason to leave out the rest.
         Err(StoreError::Damaged { .. }) => return Ok(()),
-        differing => differing?,
+        Err(error) => {
+            tracing::warn!("packed records are compared later: {error}");
+            return Ok(());
+        }
+        Ok(differing) => differing,
     };
     if differing.is_empty() {
         return Ok(());

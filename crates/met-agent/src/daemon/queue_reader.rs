@@ -22,6 +22,8 @@ const LINE_BYTES_MAX: u64 = 4 << 10;
 /// A reading holds for so many times the interval, but not less than a minute: the next one may be late.
 const VALID_INTERVALS: u32 = 3;
 const VALID_MIN: Duration = Duration::from_secs(60);
+/// After one that took long, the next one comes after 20 times that.
+const VALID_TIMES_TAKEN: u32 = 60;
 const TYPES: [&str; 2] = ["text/plain", "application/openmetrics-text"];
 
 /// What it works with.
@@ -94,7 +96,7 @@ impl QueueReader {
             Err(_) => return,
         };
         let read_ns = clock::realtime_ns();
-        let valid = (self.interval * VALID_INTERVALS).max(VALID_MIN);
+        let valid = (self.interval * VALID_INTERVALS).max(VALID_MIN).max(took * VALID_TIMES_TAKEN);
         let valid_until_ns = read_ns.saturating_add(i64::try_from(valid.as_nanos()).unwrap_or(i64::MAX));
         let queue = Queue { manager: manager.to_owned(), read_ns, valid_until_ns, ..queue };
         // The receiver is gone when the daemon stops.

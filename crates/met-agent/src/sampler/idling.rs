@@ -60,6 +60,11 @@ impl Idle {
         self.left_out && !self.is_same()
     }
 
+    /// One of its processes has ended: levels are not what they were.
+    pub(super) fn read_next_time(&mut self) {
+        self.then_ns = None;
+    }
+
     pub(super) fn is_left_out(&self) -> bool {
         self.left_out
     }
@@ -119,11 +124,13 @@ pub(super) fn find(batches: &[Batch], map: &JobMap, jobs: &mut Jobs, around: &Ar
         let sum_ns = job.counts.idle.now_ns.unwrap_or(0);
         job.counts.idle.now_ns = Some(sum_ns.saturating_add(cpu_ns));
     }
+    let has_nested = map.has_nested();
     for job in jobs.values_mut() {
         let (idle, look) = (&mut job.counts.idle, job.age.pacing.look);
         let is_counted = job.profile.counts_cpu && job.profile.counts_memory;
-        idle.left_out =
-            look != Look::Usual && idle.is_same() || is_counted && idle.changed_little(look, around);
+        let may_be_left_out = look != Look::Usual && idle.is_same();
+        // Sums of the outer one of nested jobs are over the processes of all.
+        idle.left_out = !has_nested && (may_be_left_out || is_counted && idle.changed_little(look, around));
     }
 }
 
@@ -268,5 +275,7 @@ mod tests {
         let mut unread = vec![MISSING; JOB.columns.len()];
         job.counts.idle.complete(Look::Whole, &mut unread);
         assert_eq!((unread[THREADS_RUNNING], unread[READ_CALL]), (3, MISSING));
+        job.counts.idle.read_next_time();
+        assert_eq!(look_at(job, Look::Whole, LITTLE_NS, &ONE_MAY_WAIT).0, Look::Whole, "a process has ended");
     }
 }

@@ -391,6 +391,7 @@ impl Sampler {
                     job.counts.own.end(exit.pid);
                     job.counts.processes.end(exit);
                     job.counts.details.own.end(exit.pid);
+                    job.counts.idle.read_next_time();
                 }
             }
         });

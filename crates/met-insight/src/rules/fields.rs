@@ -390,7 +390,8 @@ pub static FIELDS: &[Field] = &[
         Measure::Count,
         "jobs of others that wait for resources in a partition of the user",
         |user| {
-            let quality = if user.is_queue_a_bound { QualityKind::LowerBound } else { QualityKind::Measured };
+            let quality =
+                if user.is_queue_estimated { QualityKind::Estimated } else { QualityKind::Measured };
             Some(Fact { quality, ..Fact::measured(user.others_queued? as f64) })
         },
     ),

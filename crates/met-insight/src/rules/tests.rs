@@ -702,15 +702,15 @@ fn a_scheduler_that_counts_its_queue_knows_who_waits() {
         let alice = sums.into_iter().find(|sum| sum.user == "alice").unwrap();
         let hogs = findings_of_user(Rules::built_in(), &alice).iter().any(|found| found.rule == "hog");
         assert_eq!(hogs, alice.others_queued.unwrap() > 0);
-        (alice.others_queued.unwrap(), alice.is_queue_a_bound)
+        (alice.others_queued.unwrap(), alice.is_queue_estimated)
     };
     let jobs = two_users();
     assert_eq!(of_alice(&jobs, &counted(&[("batch", 5)], &[("bob", 5)])), (5, true));
     assert_eq!(of_alice(&jobs, &counted(&[("batch", 5)], &[("alice", 3), ("bob", 2)])), (2, true));
-    assert_eq!(of_alice(&jobs, &counted(&[("batch", 5)], &[("alice", 5)])), (0, true), "all her own");
+    assert_eq!(of_alice(&jobs, &counted(&[("batch", 5)], &[("alice", 5)])), (0, false), "all her own");
     assert_eq!(
         of_alice(&jobs, &counted(&[("batch", 0), ("gpu", 9)], &[])),
-        (0, true),
+        (0, false),
         "in another partition"
     );
     assert_eq!(
@@ -741,7 +741,11 @@ fn why_jobs_wait_is_known_from_their_records_only() {
     let dependent = pending_of("bob", 1, "Dependency");
     assert_eq!(of_alice(std::slice::from_ref(&dependent), &many()), 0, "it waits for another job");
     let waiting = pending_of("bob", 2, "Priority");
-    assert_eq!(of_alice(&[dependent.clone(), waiting.clone()], &many()), 8);
+    assert_eq!(
+        of_alice(&[dependent.clone(), waiting.clone()], &many()),
+        1,
+        "why the others wait is known, too"
+    );
     // Her own jobs wait elsewhere, and bob's is known to wait here.
     let own = [counted(&[("batch", 2)], &[("alice", 100), ("bob", 1)])];
     assert_eq!(of_alice(std::slice::from_ref(&waiting), &own), 1);

@@ -42,8 +42,8 @@ pub struct UserSum {
     pub all_known: f64,
     pub others_pressure: Option<f64>,
     pub others_queued: Option<usize>,
-    /// It may be more: the scheduler counted jobs and did not say whose they are.
-    pub is_queue_a_bound: bool,
+    /// The scheduler counted jobs and did not say why they wait.
+    pub is_queue_estimated: bool,
     /// From the first start to the last end.
     pub window_ns: (i64, i64),
 }
@@ -130,8 +130,8 @@ pub fn sums<'a>(jobs: impl IntoIterator<Item = &'a Record>, queues: &[Queue], no
         let others_ns = all.of_ns - load.of_ns;
         sum.others_pressure = (others_ns > 0.0).then(|| (all.waited_ns - load.waited_ns) / others_ns);
         if knows_others {
-            let (count, is_bound) = others_queued(&sum, &places, &queued, &queues);
-            (sum.others_queued, sum.is_queue_a_bound) = (Some(count), is_bound);
+            let (count, is_estimated) = others_queued(&sum, &places, &queued, &queues);
+            (sum.others_queued, sum.is_queue_estimated) = (Some(count), is_estimated);
         }
         sum
     };
@@ -158,8 +158,9 @@ fn by_key(jobs: Vec<&Record>) -> impl Iterator<Item = &Record> {
     jobs.into_iter().map(|(_, record)| record)
 }
 
-/// How many jobs of others wait for what the user's jobs have, and whether it may be more. A scheduler that counts its
-/// queue knows more jobs than are recorded here, but not why they wait.
+/// How many jobs of others wait for what the user's jobs have, and whether that is an estimate. Where jobs of others are
+/// recorded as pending, these say why they wait, and no more of them wait than the scheduler counts; without any, its count
+/// is all there is.
 fn others_queued(
     sum: &UserSum,
     places: &BTreeSet<Place<'_>>,
@@ -168,22 +169,24 @@ fn others_queued(
 ) -> (usize, bool) {
     let is_others = |pending: &&Pending<'_>| pending.user != sum.user && places.contains(&pending.place);
     let waits = |pending: &&Pending<'_>| pending.is_waiting && pending.since_ns < sum.window_ns.1;
-    let (mut count, mut counted_by) = (0_usize, Vec::new());
+    let (mut count, mut is_estimated, mut counted_by) = (0_usize, false, Vec::new());
     for queue in queues.iter().filter(|queue| queue.is_about(sum.window_ns.1)) {
         let names = places.iter().filter(|place| place.0 == queue.manager).filter_map(|place| place.1);
         let Some((all, of_others)) = queue.waiting(names, &sum.user) else { continue };
         counted_by.push(queue.manager.as_str());
         let here = || queued.iter().filter(is_others).filter(|pending| pending.place.0 == queue.manager);
-        let known = here().filter(waits).count();
-        // Who is known to wait for another job, a time or a limit waits for none of the user's jobs.
-        let is_elsewhere = known == 0 && here().next().is_some();
-        let of_others = usize::try_from(of_others).unwrap_or(usize::MAX);
-        let known = known.min(usize::try_from(all).unwrap_or(usize::MAX));
-        count = count.saturating_add(if is_elsewhere { 0 } else { of_others.max(known) });
+        let counted = match here().next() {
+            Some(_) => all.min(here().filter(waits).count() as u64),
+            None => {
+                is_estimated |= of_others > 0;
+                of_others
+            }
+        };
+        count = count.saturating_add(usize::try_from(counted).unwrap_or(usize::MAX));
     }
     let is_uncounted = |pending: &&Pending<'_>| !counted_by.contains(&pending.place.0);
     let others = queued.iter().filter(is_others).filter(waits).filter(is_uncounted).count();
-    (count.saturating_add(others), !counted_by.is_empty())
+    (count.saturating_add(others), is_estimated)
 }
 
 /// One that is held, or waits for another job or a time, does not wait for others.

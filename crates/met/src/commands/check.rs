@@ -50,8 +50,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
         list::unknown_name(setting, &filter)?;
     }
     let now_ns = jobs::now_ns();
-    let is_own_rules = args.rules.is_some();
-    let shortest_ns = if is_own_rules { shortest_ns(&rules) } else { SHORTEST_NS };
+    let shortest_ns = if args.rules.is_some() { shortest_ns(&rules) } else { SHORTEST_NS };
     let machines = Machines::of(setting);
     let look = Look {
         rules: &rules,
