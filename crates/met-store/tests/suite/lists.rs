@@ -307,6 +307,9 @@ impl Samples {
 
 /// Jobs end, begin, get another owner or go away.
 fn change(dice: &mut Dice, writer: &mut Writer, jobs: &mut Vec<Record>, now_ns: i64) {
+    if jobs.is_empty() {
+        return;
+    }
     let at = dice.below(jobs.len() as u64) as usize;
     let state = *dice.one(&[State::Running, State::Running, State::Failed, State::Finished]);
     match dice.below(6) {
