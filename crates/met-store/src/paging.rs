@@ -123,6 +123,12 @@ impl Queries {
             stored => stored?,
         };
         let Page { mut jobs, mut next } = stored;
+        // An index may be damaged: by the record it is decided who sees it.
+        let count = jobs.len();
+        jobs.retain(|record| filter.is_owned(record));
+        if jobs.len() < count {
+            self.noted.borrow_mut().note("an index that names another owner");
+        }
         jobs.retain(|record| !pending.contains_key(&record.key));
         let order = filter.order();
         let is_here = |record: &Record| next.as_ref().is_none_or(|next| !order.is_behind(record, next));

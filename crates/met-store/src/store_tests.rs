@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use met_core::job::{GpuUse, QualityKind, Summary};
 use met_core::job_table::CPU;
+use met_core::listing::{Sort, SortColumn};
 use met_core::{MISSING, gpu};
 use rusqlite::Connection;
 use tempfile::TempDir;
@@ -805,4 +806,19 @@ fn an_old_store_is_upgraded_in_pieces_and_its_lists_are_right_meanwhile() {
     assert_eq!((rows(), listed(&writer).len()), (51, 51));
     drop(writer);
     assert_eq!(listed(&Reader::open(state.path()).unwrap()).len(), 51);
+}
+
+#[test]
+fn a_damaged_index_shows_no_job_of_another_owner() {
+    let state = state();
+    let mut writer = Writer::open(state.path()).unwrap();
+    let of = |id: u64, uid: u32| Record { uid: Some(uid), ..finished(id, MIDNIGHT_S) };
+    writer.put_all(&[of(1, 7), of(2, 8)]).unwrap();
+    let database = Connection::open(state.path().join(CATALOGUE_FILE)).unwrap();
+    assert_eq!(database.execute("UPDATE listed SET uid = 8", []).unwrap(), 2);
+    let sort = Some(Sort { column: SortColumn::Name, descending: false });
+    let filter = Filter { uid: Some(8), sort, ..Filter::default() };
+    let ids: Vec<String> =
+        writer.page(&filter).unwrap().jobs.into_iter().map(|record| record.key.id).collect();
+    assert_eq!(ids, ["2"]);
 }
