@@ -1,4 +1,4 @@
-//! Which process listens on a port, for whoever wants to and cannot.
+//! Which process listens on a port, for a program that wants to and cannot.
 
 use std::collections::HashSet;
 use std::fs;

@@ -35,7 +35,7 @@ pub(super) struct Idle {
 pub(super) struct Around {
     /// Whether disks moved little, and nobody asks for the jobs.
     pub may_wait: bool,
-    /// Whether what a process did until its end is told at its end. Otherwise it is lost if it was not read before.
+    /// Whether exit records are received. Otherwise what a process did since it was last read is lost with it.
     pub hears_ends: bool,
 }
 

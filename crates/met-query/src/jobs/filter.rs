@@ -60,7 +60,7 @@ pub struct JobsFilter {
     /// Daemons and servers before [`crate::handshake::CONDITIONS`] overlook these and the order.
     #[serde(flatten)]
     pub conditions: Conditions,
-    /// Asked of whoever has the jobs; over a connection it becomes one question for each node.
+    /// For a store; over a connection it becomes one question for each node.
     #[serde(skip)]
     pub on_nodes: Option<OnNodes>,
 }
