@@ -13,7 +13,7 @@ pub use calendar::{Calendar, Every, Period, Zone};
 pub use contribution::{contribute, needs_course};
 pub use machine::{Machine, MachineSample};
 pub use row::{DayRow, Entry, decode_entries, encode_entries};
-pub use table::{By, Table, Usage, UsageAsk, UsageLine, UsageTooLong};
+pub use table::{By, EXCEPT_MAX, Table, Usage, UsageAsk, UsageLine, UsageTooLong};
 
 use crate::job::named;
 

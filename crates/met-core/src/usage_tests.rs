@@ -286,6 +286,7 @@ fn sums_are_added_by_name_and_period() {
         account: None,
         partition: None,
         node: None,
+        except: Vec::new(),
     };
     let calendar = ask.calendar();
     let mut table = Table::new(By::User, &calendar);

@@ -497,6 +497,7 @@ mod tests {
             account: None,
             partition: None,
             node: None,
+            except: Vec::new(),
         }
     }
 

@@ -6,6 +6,7 @@ mod files;
 mod filter;
 mod forgetting;
 mod housekeeping;
+mod joint_usage;
 mod leftovers;
 mod lineage_runs;
 mod liveness;
@@ -359,16 +360,7 @@ impl AllJobs {
 
     /// Use over time, of everything that the caller may see.
     pub fn usage(&mut self, ask: &UsageAsk) -> Result<Usage> {
-        let mut answers = Vec::new();
-        for source in &self.sources {
-            match source.usage(CALLER, ask) {
-                Err(error) if error.is::<Unreachable>() && self.sources.len() > 1 => {
-                    tracing::warn!("{error}; continuing without it");
-                }
-                answer => answers.push(answer?),
-            }
-        }
-        Ok(met_store::joined_usage(answers))
+        joint_usage::of(&self.sources, CALLER, ask)
     }
 
     pub fn remove(&mut self, key: &JobKey) -> Result<()> {

@@ -80,6 +80,7 @@ fn version_6_still_opens_with_its_sums_and_earlier_ones_get_them() {
             account: None,
             partition: None,
             node: None,
+            except: Vec::new(),
         };
         let ask = UsageAsk { from_ns: ask.to_ns - 300_000_000_000_000_000, ..ask };
         let usage = met_store::usage(store, &ask, &|_| true, &[], 0).unwrap().unwrap();

@@ -234,6 +234,7 @@ mod tests {
                 account: None,
                 partition: None,
                 node: None,
+                except: Vec::new(),
             }),
             Request::Annotate { key: key(), change: Default::default() },
             Request::Reactions { change: None },

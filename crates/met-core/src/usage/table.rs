@@ -7,7 +7,7 @@ use super::{
     BUCKET_NS, BUCKETS_PER_DAY, Calendar, DayRow, Every, FIGURES, GroupRef, Kind, Period, Sums, Zone,
 };
 use crate::FastMap;
-use crate::job::named;
+use crate::job::{JobKey, named};
 
 /// Lines of one answer; more help no reader.
 const LINES_MAX: usize = 100_000;
@@ -66,8 +66,13 @@ pub struct UsageAsk {
     pub partition: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// Jobs that another source counts. Daemons of earlier versions count them all the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub except: Vec<JobKey>,
 }
 
+/// Jobs of [`UsageAsk::except`]: each is looked up.
+pub const EXCEPT_MAX: usize = 2_000;
 /// As long as sums of 15 minutes can be asked for: ten years.
 const SPAN_MAX_NS: i64 = 3_660 * 86_400_000_000_000;
 
@@ -83,6 +88,9 @@ impl UsageAsk {
         }
         if length.is_some_and(|length| length > SPAN_MAX_NS) {
             return Some("at most ten years can be summed");
+        }
+        if self.except.len() > EXCEPT_MAX {
+            return Some("at most 2000 jobs can be left out");
         }
         let other = [&self.partition, &self.node].into_iter().any(Option::is_some);
         if other && self.by == By::Command {

@@ -12,7 +12,7 @@ use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, belief, gpu};
 use met_store::{NodePart, Page};
 
-use super::{AllJobs, JobKey, JobRef, JobsFilter, Source, every_found, merge, now_ns};
+use super::{AllJobs, JobKey, JobRef, JobsFilter, Source, every_found, joint_usage, merge, now_ns};
 use crate::annotate::{self, Annotates};
 use crate::protocol::NodeStatus;
 use crate::query::{NodeSpan, Query};
@@ -93,9 +93,7 @@ impl Query for OwnJobs {
     }
 
     fn usage(&self, viewer: &Viewer, ask: &UsageAsk) -> Result<Usage> {
-        let answers: Result<Vec<Usage>> =
-            self.sources()?.iter().map(|source| source.usage(viewer, ask)).collect();
-        Ok(met_store::joined_usage(answers?))
+        joint_usage::of(&self.sources()?, viewer, ask)
     }
 
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {

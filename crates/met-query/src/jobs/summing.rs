@@ -121,6 +121,7 @@ mod tests {
             account: None,
             partition: None,
             node: None,
+            except: Vec::new(),
         };
         let usage = met_store::usage(&writer, &ask, &|_| true, &[], now_ms * 1_000_000).unwrap().unwrap();
         let sums = usage.machines[0].sums;

@@ -1,7 +1,7 @@
 //! Answers from the sums, with what is not in them yet: jobs that run, wait in the inbox or changed a moment ago.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use met_core::FastMap;
 use met_core::job::{JobKey, Record};
@@ -53,7 +53,8 @@ pub fn usage(
     now_ns: i64,
 ) -> Result<std::result::Result<Usage, UsageTooLong>> {
     let calendar = ask.calendar();
-    let answering = Answering { queries, ask, sees, live, now_ns, calendar: &calendar };
+    let except = ask.except.iter().collect();
+    let answering = Answering { queries, ask, sees, live, now_ns, calendar: &calendar, except };
     match answering.answer() {
         Ok(usage) => Ok(Ok(usage)),
         Err(Failed::TooLong) => Ok(Err(UsageTooLong)),
@@ -68,6 +69,8 @@ struct Answering<'a> {
     live: &'a [Record],
     now_ns: i64,
     calendar: &'a Calendar,
+    /// Jobs that another source counts.
+    except: HashSet<&'a JobKey>,
 }
 
 impl Answering<'_> {
@@ -83,6 +86,7 @@ impl Answering<'_> {
                 usage.pending = self.in_snapshot(sql, || {
                     if has_sums {
                         self.add_rows(sql, &mut table)?;
+                        self.take_back_excepted(sql, &mut table)?;
                     }
                     self.add_changed(sql, since, has_sums, &mut table)
                 })?;
@@ -99,7 +103,7 @@ impl Answering<'_> {
         } else {
             self.add_inbox(None, &inbox, &mut table)?;
         }
-        for record in self.live {
+        for record in self.live.iter().filter(|record| !self.except.contains(&record.key)) {
             let until_ns = record.as_of_ns.unwrap_or(self.now_ns);
             self.add_record(record, false, until_ns, &mut table)?;
         }
@@ -173,15 +177,10 @@ impl Answering<'_> {
         let behind = "WHERE changed > ?1 ORDER BY changed";
         let selected = reading::rows(sql, behind, &[since.into()], Some(PENDING_MAX), Parts::ALL)?;
         let known = if has_sums { groups(sql, self.ask.kind())? } else { HashMap::new() };
-        for (number, stored) in selected.found.iter().enumerate() {
+        let found = selected.found.iter().filter(|stored| !self.except.contains(&stored.record.key));
+        for (number, stored) in found.enumerate() {
             let before = if has_sums { added(sql, stored.key)? } else { Vec::new() };
-            for usage::Entry { kind, group, day, row } in before {
-                let group = known.get(&group).filter(|_| kind == self.ask.kind().number());
-                if let Some(group) = group.filter(|&group| self.accepts(group.into())) {
-                    let place = table.place(group)?;
-                    table.add(place, day, &DayRow::decode(&row).unwrap_or_default(), -1);
-                }
-            }
+            self.take_back(&before, &known, table)?;
             if !stored.record.state.is_live() && stored.record.end_ns.is_some() {
                 self.add_record(&stored.record, number < WITH_COURSE_MAX, self.now_ns, table)?;
             }
@@ -194,6 +193,37 @@ impl Answering<'_> {
         Ok(left.unwrap_or(0).max(0) as u64)
     }
 
+    /// What the sums have of jobs that another source counts.
+    fn take_back_excepted(&self, sql: &dyn Sql, table: &mut Table<'_>) -> std::result::Result<(), Failed> {
+        if self.except.is_empty() {
+            return Ok(());
+        }
+        let known = groups(sql, self.ask.kind())?;
+        for key in &self.except {
+            if let Some(stored) = exact(sql, key, Parts::NONE)? {
+                self.take_back(&added(sql, stored.key)?, &known, table)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back what a job added to the sums.
+    fn take_back(
+        &self,
+        before: &[usage::Entry],
+        known: &HashMap<i64, Group>,
+        table: &mut Table<'_>,
+    ) -> std::result::Result<(), Failed> {
+        for usage::Entry { kind, group, day, row } in before {
+            let group = known.get(group).filter(|_| *kind == self.ask.kind().number());
+            if let Some(group) = group.filter(|&group| self.accepts(group.into())) {
+                let place = table.place(group)?;
+                table.add(place, *day, &DayRow::decode(row).unwrap_or_default(), -1);
+            }
+        }
+        Ok(())
+    }
+
     /// Ends that wait to be imported.
     fn add_inbox(
         &self,
@@ -201,7 +231,8 @@ impl Answering<'_> {
         inbox: &HashMap<JobKey, Record>,
         table: &mut Table<'_>,
     ) -> std::result::Result<(), Failed> {
-        for record in inbox.values().filter(|record| !record.state.is_live()) {
+        let is_counted = |record: &&Record| !record.state.is_live() && !self.except.contains(&record.key);
+        for record in inbox.values().filter(is_counted) {
             let stored = match sql {
                 Some(sql) => exact(sql, &record.key, Parts::NONE)?,
                 None => None,

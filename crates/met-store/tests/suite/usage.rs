@@ -20,6 +20,7 @@ fn ask(place: &Place, by: By) -> UsageAsk {
         account: None,
         partition: None,
         node: None,
+        except: Vec::new(),
     }
 }
 

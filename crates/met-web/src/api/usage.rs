@@ -60,6 +60,7 @@ pub fn ask(given: &Given, usual_zone: &TimeZone) -> Result<UsageAsk, Problem> {
         account: given.text("account"),
         partition: given.text("partition"),
         node: given.text("node"),
+        except: Vec::new(),
     };
     match ask.problem() {
         Some(problem) => Err(Problem::asked(problem)),

@@ -70,6 +70,7 @@ fn ask(args: &UsageArgs, now_ns: i64) -> Result<UsageAsk> {
         account: args.account.clone(),
         partition: args.partition.clone(),
         node: args.node.clone(),
+        except: Vec::new(),
     })
 }
 

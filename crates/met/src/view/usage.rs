@@ -249,6 +249,7 @@ mod tests {
             account: None,
             partition: None,
             node: None,
+            except: Vec::new(),
         }
     }
 
