@@ -63,6 +63,60 @@ def a_running_job_is_in_the_sums(world):
     world.met("cancel", "1").ok()
 
 
+def counted(user):
+    """Jobs and seconds of CPU time in the sums."""
+    lines = usage(user)["usage"]
+    return sum(line["jobs"] for line in lines), sum(line["core_hours"] for line in lines) * 3600
+
+
+@test
+def a_running_job_of_a_user_is_counted_once_beside_a_system_daemon(world):
+    alice = world.named_user("daemon")
+    world.start_system_daemon()
+    script = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; echo done > done; sleep 1000"
+    job = alice.run("sh", "-c", script, options=("--out", "/dev/null", "--err", "/dev/null"))
+    alice.appears("done")
+
+    def is_equal():
+        (jobs, seconds), known = counted(alice), alice.show(job)["totals"].get("cpu_seconds", 0)
+        return jobs == 1 and seconds > 0.01 and abs(seconds - known) < 0.02
+
+    eventually(is_equal, lambda: f"{counted(alice)} and not {alice.show(job)['totals']}")
+    alice.met("cancel", job).ok()
+
+
+@test
+def a_job_that_was_handed_over_to_the_system_daemon_is_counted_once(world):
+    alice = world.named_user("daemon")
+    world.start_system_daemon()
+    job = alice.run("sh", "-c", "echo $$ > pid; while [ ! -e go ]; do sleep 0.02; done")
+    alice.appears("pid")
+    eventually(world.jobs, "the daemon knows of its start")
+    world.stop_system_daemon()
+    open(alice.path("go"), "w").close()
+    alice.met("wait", job).ok()
+    # Her next job has a daemon of her own, which takes in both ends.
+    alice.met("run", "--wait", "--", "sleep", "0.2").ok()
+    database = os.path.join(alice.store_folder(), "store.db")
+
+    def is_stored():
+        connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+        try:
+            return connection.execute("SELECT count(*) FROM job WHERE id = ?", (job,)).fetchone()[0] == 1
+        finally:
+            connection.close()
+
+    eventually(lambda: os.path.exists(database) and is_stored(), "she has the end")
+    world.start_system_daemon()
+    states = lambda: [one["job"]["state"] for one in world.jobs() if one["job"]["id"] == job]
+    eventually(lambda: states() == ["finished"], lambda: f"the end for root: {states()}")
+    eventually(lambda: len(alice.jobs()) == 2, "both jobs")
+    total = sum(job["totals"]["cpu_seconds"] for job in alice.jobs())
+    jobs, seconds = counted(alice)
+    equal(jobs, 2, "jobs")
+    check(abs(seconds - total) < 1e-6, (seconds, total))
+
+
 @test
 def csv_json_and_the_table_say_the_same(world):
     runs(world, "true", count=2)

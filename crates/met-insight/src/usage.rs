@@ -1,5 +1,6 @@
 //! Use over time in hours, joules and shares: the figures of `met usage`, the page and the API.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 
 use jiff::tz::TimeZone;
@@ -48,13 +49,13 @@ pub struct Line {
     pub jobs: i64,
     pub jobs_with_cpu: i64,
     pub jobs_with_energy: i64,
-    pub core_hours: f64,
+    pub core_hours: Option<f64>,
     pub core_hours_held: Option<f64>,
     pub cpu_efficiency: Option<f64>,
-    pub core_hours_even: f64,
+    pub core_hours_even: Option<f64>,
     pub gpu_hours: Option<f64>,
     pub gpu_hours_held: Option<f64>,
-    pub memory_gib_hours: f64,
+    pub memory_gib_hours: Option<f64>,
     pub memory_gib_hours_held: Option<f64>,
     /// What no job held of the system or the node that the line is of.
     pub free: Free,
@@ -68,6 +69,12 @@ impl Line {
         let sums = &line.sums;
         let held = positive(sums[figure::CORES_HELD_NS], HOUR_NS);
         let gpus = positive(sums[figure::GPUS_HELD_NS], HOUR_NS);
+        // No jobs used nothing; what jobs used that say nothing of it is unknown.
+        let is_empty = sums.iter().all(|&sum| sum == 0);
+        let is_cpu_known = is_empty || sums[figure::CPU_NS] > 0 || sums[figure::JOBS_WITH_CPU] > 0;
+        let cpu_hours = |at: usize| is_cpu_known.then(|| sums[at] as f64 / HOUR_NS);
+        // Jobs need some memory.
+        let memory = positive(sums[figure::MEMORY], GIB_HOUR).or(is_empty.then_some(0.0));
         Line {
             name: line.name.clone(),
             period: line.period,
@@ -75,13 +82,13 @@ impl Line {
             jobs: whole(sums[figure::JOBS]),
             jobs_with_cpu: whole(sums[figure::JOBS_WITH_CPU]),
             jobs_with_energy: whole(sums[figure::JOBS_WITH_ENERGY]),
-            core_hours: sums[figure::CPU_NS] as f64 / HOUR_NS,
+            core_hours: cpu_hours(figure::CPU_NS),
             core_hours_held: held,
-            cpu_efficiency: held.map(|held| sums[figure::CPU_OF_HELD_NS] as f64 / HOUR_NS / held),
-            core_hours_even: sums[figure::CPU_EVEN_NS] as f64 / HOUR_NS,
+            cpu_efficiency: held.zip(cpu_hours(figure::CPU_OF_HELD_NS)).map(|(held, used)| used / held),
+            core_hours_even: cpu_hours(figure::CPU_EVEN_NS),
             gpu_hours: gpus.map(|_| sums[figure::GPU_NS] as f64 / HOUR_NS),
             gpu_hours_held: gpus,
-            memory_gib_hours: sums[figure::MEMORY] as f64 / GIB_HOUR,
+            memory_gib_hours: memory,
             memory_gib_hours_held: positive(sums[figure::MEMORY_HELD], GIB_HOUR),
             free: Free::default(),
             energy_joules: positive(sums[figure::ENERGY_UJ], 1e6),
@@ -91,8 +98,38 @@ impl Line {
     }
 
     /// Cores that computed, on average over the period.
-    pub fn cores(&self) -> f64 {
-        if self.hours > 0.0 { self.core_hours / self.hours } else { 0.0 }
+    pub fn cores(&self) -> Option<f64> {
+        self.core_hours.map(|used| if self.hours > 0.0 { used / self.hours } else { 0.0 })
+    }
+
+    /// The order of most use first.
+    pub fn by_use(&self, other: &Line) -> Ordering {
+        let amounts =
+            |line: &Line| [line.core_hours, line.core_hours_held].map(|hours| hours.unwrap_or(-1.0));
+        let order = amounts(other).into_iter().zip(amounts(self)).map(|(one, own)| one.total_cmp(&own));
+        order.fold(Ordering::Equal, Ordering::then)
+    }
+
+    /// The part of the CPU time that was spread evenly.
+    pub fn even_share(&self) -> Option<f64> {
+        self.core_hours_even.zip(self.core_hours).filter(|(_, all)| *all > 0.0).map(|(even, all)| even / all)
+    }
+
+    /// Says of how many jobs energy and CPU time are unknown.
+    pub fn unknown(&self) -> Vec<String> {
+        let energy = ("energy", self.jobs_with_energy, self.energy_joules.is_some());
+        let cpu = ("CPU time", self.jobs_with_cpu, true);
+        let unknown =
+            [energy, cpu].into_iter().filter(|(_, known, is_shown)| *is_shown && *known < self.jobs);
+        unknown
+            .map(|(what, known, _)| {
+                format!(
+                    "{what} of {} of {} is unknown",
+                    self.jobs - known,
+                    units::counted(self.jobs as usize, "job")
+                )
+            })
+            .collect()
     }
 }
 
@@ -450,7 +487,7 @@ pub fn heat_map(report: &Report, ask: &UsageAsk) -> HeatMap {
         values = sums.map(|(busy, all)| (all > 0.0).then(|| busy / all));
     } else {
         for line in report.lines.iter().filter(|line| line.period < 168) {
-            *values[line.period].get_or_insert(0.0) += line.cores();
+            values[line.period] = known_sum(values[line.period], line.cores());
         }
     }
     let most = values.iter().flatten().copied().fold(0.0, f64::max);
@@ -536,12 +573,42 @@ mod tests {
         let line = UsageLine { name: Some("ada".to_owned()), period: 0, sums };
         let usage = Usage { periods: ask.calendar().periods, lines: vec![line], ..Usage::default() };
         let report = report(&ask, &usage, 0);
-        assert_eq!((report.total.core_hours, report.total.hours, report.lines[0].cores()), (2.0, 4.0, 0.5));
+        assert_eq!((report.total.core_hours, report.total.hours), (Some(2.0), 4.0));
+        assert_eq!(report.lines[0].cores(), Some(0.5));
         let object = line_object(&report.lines[0], &ask, &report.periods);
         for unknown in ["core_hours_held", "cpu_efficiency_ratio", "energy_joules", "gpu_hours", "cost"] {
             assert_eq!(object[unknown], Value::Null, "{unknown}");
         }
         assert!(report.machines.is_empty());
+    }
+
+    #[test]
+    fn cpu_time_that_no_job_knows_is_unknown_and_not_0() {
+        let ask = ask(By::User, Every::Hour, 4);
+        let line = |period, amounts: &[(usize, i64)]| {
+            let mut sums = [0; FIGURES];
+            amounts.iter().for_each(|&(figure, amount)| sums[figure] = amount.into());
+            UsageLine { name: Some("ada".to_owned()), period, sums }
+        };
+        let of_queue = [(figure::JOBS, 3), (figure::CORES_HELD_NS, 7_200_000_000_000)];
+        let idle =
+            [(figure::JOBS, 1), (figure::JOBS_WITH_CPU, 1), (figure::CORES_HELD_NS, 3_600_000_000_000)];
+        let lines = vec![line(0, &of_queue), line(1, &idle), line(2, &of_queue[1..])];
+        let usage = Usage { periods: ask.calendar().periods, lines, ..Usage::default() };
+        let whole = report(&ask, &usage, 0);
+        let shown: Vec<_> = whole.lines.iter().map(|line| (line.core_hours, line.cpu_efficiency)).collect();
+        assert_eq!(shown, [(None, None), (Some(0.0), Some(0.0)), (None, None)]);
+        assert_eq!(whole.lines[1].memory_gib_hours, None);
+        let object = line_object(&whole.lines[0], &ask, &whole.periods);
+        let unknown = ["core_hours", "core_hours_spread_evenly", "memory_gib_hours", "cpu_efficiency_ratio"];
+        for unknown in unknown {
+            assert_eq!(object[unknown], Value::Null, "{unknown}");
+        }
+        assert_eq!((object["jobs"].as_i64(), object["core_hours_held"].as_f64()), (Some(3), Some(2.0)));
+        assert_eq!(whole.total.unknown(), ["CPU time of 3 of 4 jobs is unknown"]);
+        let none = report(&ask, &Usage { lines: Vec::new(), ..usage }, 0).total;
+        assert_eq!((none.core_hours, none.memory_gib_hours), (Some(0.0), Some(0.0)), "no jobs used nothing");
+        assert!(none.unknown().is_empty());
     }
 
     #[test]

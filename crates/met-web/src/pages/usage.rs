@@ -131,8 +131,8 @@ fn form(site: &Site, asked: &Asked, ask: &UsageAsk) -> Markup {
 /// The amounts of the whole time.
 fn totals(report: &Report) -> Markup {
     let total = &report.total;
-    let mut facts =
-        vec![("Core-hours used", units::hours(total.core_hours)), ("Jobs started", total.jobs.to_string())];
+    let used = total.core_hours.map_or("–".to_owned(), units::hours);
+    let mut facts = vec![("Core-hours used", used), ("Jobs started", total.jobs.to_string())];
     let mut put = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
     put("Core-hours held", total.core_hours_held.map(units::hours));
     put("Used of held", total.cpu_efficiency.map(units::percent));
@@ -225,10 +225,16 @@ fn busiest(map: &HeatMap) -> Option<(usize, usize, Heat)> {
 fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
     let line = |place: usize| report.lines.iter().find(|line| line.period == place);
     let machine = |place: usize| report.machines.iter().find(|line| line.period == place);
-    let height = |line: &Line| line.core_hours.max(line.core_hours_held.unwrap_or(0.0));
-    let most = report.lines.iter().map(height).fold(0.0, f64::max);
+    let heights = report.lines.iter().flat_map(|line| [line.core_hours, line.core_hours_held]);
+    let most = heights.flatten().fold(0.0, f64::max);
     if most <= 0.0 {
-        return html! { p.empty { "No jobs in this time." } };
+        let is_known = report.lines.iter().any(|line| line.core_hours.is_some());
+        let reason = match (report.lines.is_empty(), is_known) {
+            (true, _) => "No jobs in this time.",
+            (_, true) => "No CPU time was used.",
+            (_, false) => "The CPU time of the jobs is unknown.",
+        };
+        return html! { p.empty { (reason) } };
     }
     let count = report.periods.len();
     let named = |period: Option<&Period>| {
@@ -250,7 +256,7 @@ fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
                                 rect.gap x=(place * 10) y="0" width="10" height=(HEIGHT) {}
                                 @if let Some(line) = line(place) {
                                     @if let Some(held) = line.core_hours_held { (bar("held", place, held / most)) }
-                                    (bar("used", place, line.core_hours / most))
+                                    @if let Some(used) = line.core_hours { (bar("used", place, used / most)) }
                                 }
                             }
                         }
@@ -264,8 +270,10 @@ fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
 }
 
 fn period_words(name: &str, line: Option<&Line>, machine: Option<&MachineLine>) -> String {
-    let mut words =
-        format!("{name}: {} core-hours used", units::hours(line.map_or(0.0, |line| line.core_hours)));
+    let mut words = match line.map_or(Some(0.0), |line| line.core_hours) {
+        Some(used) => format!("{name}: {} core-hours used", units::hours(used)),
+        None => format!("{name}: CPU time unknown"),
+    };
     if let Some(held) = line.and_then(|line| line.core_hours_held) {
         words += &format!(", {} held", units::hours(held));
     }
@@ -289,12 +297,12 @@ type CellOf = fn(&Line) -> Option<String>;
 /// Columns of figures with what they show of a line.
 const FIGURES: [(&str, CellOf); 11] = [
     ("Jobs", |line| Some(line.jobs.to_string())),
-    ("Core-hours", |line| Some(units::hours(line.core_hours))),
+    ("Core-hours", |line| line.core_hours.map(units::hours)),
     ("Held", |line| line.core_hours_held.map(units::hours)),
     ("Used of held", |line| line.cpu_efficiency.map(units::percent)),
     ("GPU-hours", |line| line.gpu_hours.map(units::hours)),
     ("GPUs held", |line| line.gpu_hours_held.map(units::hours)),
-    ("GiB-hours", |line| (line.memory_gib_hours > 0.0).then(|| units::hours(line.memory_gib_hours))),
+    ("GiB-hours", |line| line.memory_gib_hours.map(units::hours)),
     ("GiB held", |line| line.memory_gib_hours_held.map(units::hours)),
     ("Energy", |line| line.energy_joules.map(units::watt_hours)),
     ("CO\u{2082}e", |line| line.emissions_grams.map(usage::emissions)),
@@ -307,7 +315,7 @@ fn table(report: &Report, ask: &UsageAsk) -> Markup {
         return html! { p.empty { "No jobs in this time." } };
     }
     if ask.every == Every::All {
-        lines.sort_by(|one, other| other.core_hours.total_cmp(&one.core_hours));
+        lines.sort_by(|one, other| one.by_use(other));
     } else {
         lines.sort_by(|one, other| (one.period, &one.name).cmp(&(other.period, &other.name)));
     }
@@ -329,7 +337,7 @@ fn table(report: &Report, ask: &UsageAsk) -> Markup {
                                 td.t role="cell" data-head="Period" { @if let Some(period) = report.periods.get(line.period) { (period_name(period, ask.every, &ask.zone)) } }
                             }
                             td.t.c-name role="cell" data-head=(heading(ask.by)) { (name(line, ask.by)) }
-                            @for (head, cell) in &known { td.n role="cell" data-head=(head) { @if let Some(text) = cell(line) { (text) } } }
+                            @for (head, cell) in &known { td.n role="cell" data-head=(head) { @if let Some(text) = cell(line) { (text) } @else { span.unknown { "–" } } } }
                         }
                     }
                 }
@@ -361,12 +369,10 @@ fn name(line: &Line, by: By) -> String {
 fn notes(report: &Report) -> Markup {
     let total = &report.total;
     html! {
-        @if total.core_hours_even > 0.0 && total.core_hours > 0.0 {
-            p.dim { (units::percent(total.core_hours_even / total.core_hours)) " of the CPU time has no samples and is spread evenly over the time of its job." }
+        @if let Some(even) = total.even_share().filter(|&even| even > 0.0) {
+            p.dim { (units::percent(even)) " of the CPU time has no samples and is spread evenly over the time of its job." }
         }
-        @if total.energy_joules.is_some() && total.jobs_with_energy < total.jobs {
-            p.dim { "Energy is known for " (total.jobs_with_energy) " of " (total.jobs) " jobs." }
-        }
+        @for unknown in total.unknown() { p.dim { (sentence(&unknown)) "." } }
         @if report.pending > 0 { p.dim { (units::counted(report.pending as usize, "job")) " not summed yet." } }
     }
 }

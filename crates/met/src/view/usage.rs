@@ -31,7 +31,9 @@ fn head(report: &Report, ask: &UsageAsk, zone: &TimeZone) -> String {
     let (from, to) = (units::time(ask.from_ns, zone), units::time(ask.to_ns, zone));
     let total = &report.total;
     let mut parts = vec![
-        format!("{} core-hours used", units::hours(total.core_hours)),
+        total
+            .core_hours
+            .map_or("CPU time unknown".to_owned(), |used| format!("{} core-hours used", units::hours(used))),
         format!("{} started", units::counted(total.jobs as usize, "job")),
     ];
     if let Some(held) = total.core_hours_held {
@@ -75,7 +77,7 @@ struct Column {
 fn table(report: &Report, ask: &UsageAsk, style: &Style) -> String {
     let mut lines: Vec<&Line> = report.lines.iter().collect();
     if ask.every == Every::All {
-        lines.sort_by(|one, other| other.core_hours.total_cmp(&one.core_hours));
+        lines.sort_by(|one, other| one.by_use(other));
     } else {
         lines.sort_by(|one, other| (one.period, &one.name).cmp(&(other.period, &other.name)));
     }
@@ -93,15 +95,13 @@ fn table(report: &Report, ask: &UsageAsk, style: &Style) -> String {
         column("PERIOD", 0, &|line| period(line).filter(|_| ask.every != Every::All)),
         column(heading(ask.by), 0, &|line| name(line).filter(|_| ask.by != By::System)),
         column("JOBS", 3, &|line| Some(line.jobs.to_string())),
-        column("CORE-H", 0, &|line| Some(units::hours(line.core_hours))),
+        column("CORE-H", 0, &|line| line.core_hours.map(units::hours)),
         column("HELD", 1, &|line| line.core_hours_held.map(units::hours)),
         column("USED", 2, &|line| line.cpu_efficiency.map(units::percent)),
         column("GPU-H", 2, &|line| line.gpu_hours.map(units::hours)),
         column("GPU HELD", 4, &|line| line.gpu_hours_held.map(units::hours)),
         column("GPU FREE", 5, &|line| line.free.gpu_hours.map(units::hours)),
-        column("GIB-H", 6, &|line| {
-            (line.memory_gib_hours > 0.0).then(|| units::hours(line.memory_gib_hours))
-        }),
+        column("GIB-H", 6, &|line| line.memory_gib_hours.map(units::hours)),
         column("GIB HELD", 7, &|line| line.memory_gib_hours_held.map(units::hours)),
         column("ENERGY", 2, &|line| line.energy_joules.map(units::watt_hours)),
         column("CO2E", 5, &|line| line.emissions_grams.map(usage::emissions)),
@@ -204,22 +204,16 @@ fn mean(day: &[Heat; 24], of_machines: bool) -> String {
 fn notes(report: &Report, ask: &UsageAsk, style: &Style) -> String {
     let mut notes = Vec::new();
     let total = &report.total;
-    let even = total.core_hours_even / total.core_hours.max(f64::MIN_POSITIVE);
-    if even > 0.005 && ask.every != Every::All {
+    if let Some(even) = total.even_share().filter(|&even| even > 0.005 && ask.every != Every::All) {
+        let share = units::percent(even);
         notes.push(format!(
-            "{} of the CPU time has no samples and is spread evenly over the time of its job",
-            units::percent(even)
+            "{share} of the CPU time has no samples and is spread evenly over the time of its job"
         ));
     }
     if total.energy_joules.is_some() {
         notes.push(usage::ENERGY_NOTE.to_owned());
     }
-    if total.jobs_with_energy < total.jobs && total.energy_joules.is_some() {
-        notes.push(format!("energy is known of {} of {} jobs", total.jobs_with_energy, total.jobs));
-    }
-    if total.jobs_with_cpu < total.jobs {
-        notes.push(format!("CPU time is known of {} of {} jobs", total.jobs_with_cpu, total.jobs));
-    }
+    notes.extend(total.unknown());
     if report.pending > 0 {
         let jobs = units::counted(report.pending as usize, "job");
         notes.push(format!("{jobs} will be added by the daemon"));
@@ -299,7 +293,7 @@ mod tests {
             (unknown)     1    3.00     12.0   25%    0.60      0.75   41.7 Wh  0.0300
 
             energy and CO2e include estimates; `met list energy` marks each
-            energy is known of 125 of 128 jobs
+            energy of 3 of 128 jobs is unknown
             3 jobs will be added by the daemon
         "#]]
         .assert_eq(&drawn(&ask, &usage, 80));
@@ -307,6 +301,36 @@ mod tests {
             let widest = drawn(&ask, &usage, width).lines().skip(4).map(text::width).max().unwrap();
             assert!(widest <= width, "{widest} of {width}");
         }
+    }
+
+    #[test]
+    fn cpu_time_that_no_job_knows_is_not_0() {
+        let ask = ask(By::User, Every::All);
+        let line = |name: &str, amounts: &[(usize, i64)]| UsageLine {
+            name: Some(name.to_owned()),
+            period: 0,
+            sums: sums(amounts),
+        };
+        let of_queue = [(figure::JOBS, 3), (figure::CORES_HELD_NS, 8 * HOUR_NS)];
+        let known = [(figure::JOBS, 1), (figure::JOBS_WITH_CPU, 1), (figure::CPU_NS, HOUR_NS)];
+        let periods = vec![Period { number: 0, begin_ns: Some(0), length_ms: ask.to_ns / 1_000_000 }];
+        let lines = vec![line("ada", &of_queue), line("bob", &known)];
+        let usage = Usage { periods, lines, ..Usage::default() };
+        expect![[r#"
+            1970-01-01 00:00:00 to 1970-01-15 00:00:00 (UTC)
+            1.00 core-hours used · 8.00 held · 4 jobs started
+            machine not measured in this time
+
+            USER  JOBS  CORE-H  HELD
+            bob      1    1.00     -
+            ada      3       -  8.00
+
+            CPU time of 3 of 4 jobs is unknown
+        "#]]
+        .assert_eq(&drawn(&ask, &usage, 80));
+        let usage = Usage { lines: usage.lines[..1].to_vec(), ..usage };
+        let head = drawn(&ask, &usage, 80);
+        assert!(head.contains("\nCPU time unknown · 8.00 held · 3 jobs started\n"), "{head}");
     }
 
     #[test]
