@@ -158,9 +158,28 @@ def what_cannot_be_summed_is_refused(world):
         (("--since", "1990-01-01"), "at most ten years"),
         (("--by", "command", "--every", "hour"), "by day, week, month"),
         (("--since", "gestern"), "is not a time"),
+        (("--account", ""), "--account is empty"),
+        (("--by", "command", "--node", "n1"), "cannot be narrowed to a partition or node"),
+        (("--by", "node", "--partition", "long"), "cannot be narrowed to a partition"),
     ):
         refused = world.met("usage", *words).expect(2)
         check(reason in refused.err and len(refused.err.splitlines()) == 1, (words, refused.err))
+
+
+@test
+def a_user_is_given_by_name_or_number(world):
+    runs(world, "true")
+    shown = world.show("1")["job"]["user"]
+    for user in (shown, str(os.getuid())):
+        equal(sum(line["jobs"] for line in usage(world, "--user", user)["usage"]), 1, f"jobs of {user}")
+
+
+@test
+def time_that_is_still_to_come_is_not_summed(world):
+    runs(world, "true")
+    answer = usage(world, "--until", "2130-01-01")
+    check(answer["until"] < "2130", answer["until"])
+    equal(sum(line["jobs"] for line in answer["usage"]), 1, "jobs")
 
 
 @test

@@ -94,14 +94,14 @@ impl UsageAsk {
         }
         let other = [&self.partition, &self.node].into_iter().any(Option::is_some);
         if other && self.by == By::Command {
-            return Some("commands are summed by user and account only");
+            return Some("sums by command cannot be narrowed to a partition or node");
         }
         if self.by == By::Command && matches!(self.every, Every::Hour | Every::HourOfDay | Every::HourOfWeek)
         {
             return Some("commands are summed by day, week, month or weekday");
         }
         if self.partition.is_some() && self.kind() == Kind::Node {
-            return Some("nodes are summed by user and account only");
+            return Some("sums of nodes cannot be narrowed to a partition");
         }
         None
     }

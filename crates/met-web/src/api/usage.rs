@@ -42,7 +42,9 @@ pub const USAGE: &[Parameter] = &[
 
 /// What a query string with [`USAGE`] means.
 pub fn ask(given: &Given, usual_zone: &TimeZone) -> Result<UsageAsk, Problem> {
-    let to_ns = given.ns("until").unwrap_or_else(clock::realtime_ns);
+    // Nothing was used in the future: hours of it would make averages smaller.
+    let now_ns = clock::realtime_ns();
+    let to_ns = given.ns("until").unwrap_or(now_ns).min(now_ns);
     let from_ns = given.ns("since").unwrap_or(to_ns.saturating_sub(USUAL_NS));
     let zone = match given.text("zone") {
         None => usual_zone.clone(),

@@ -12,6 +12,7 @@ use crate::cli::UsageArgs;
 use crate::output;
 use crate::view;
 use met_config::Failure;
+use met_host::users;
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
@@ -20,7 +21,8 @@ const SINCE: &str = "30d";
 pub fn usage(setting: &Setting, args: &UsageArgs) -> Result<i32> {
     let now_ns = jobs::now_ns();
     super::list::unknown_user(setting, args.user.as_deref())?;
-    let ask = ask(args, now_ns)?;
+    refuse_empty(args)?;
+    let ask = ask(setting, args, now_ns)?;
     if let Some(problem) = ask.problem() {
         return Err(Failure::usage(problem.to_owned()));
     }
@@ -39,7 +41,24 @@ pub fn usage(setting: &Setting, args: &UsageArgs) -> Result<i32> {
     Ok(0)
 }
 
-fn ask(args: &UsageArgs, now_ns: i64) -> Result<UsageAsk> {
+/// An empty name would match no job.
+fn refuse_empty(args: &UsageArgs) -> Result<()> {
+    let names = [("--account", &args.account), ("--partition", &args.partition), ("--node", &args.node)];
+    match names.into_iter().find(|(_, value)| value.as_deref() == Some("")) {
+        Some((option, _)) => {
+            Err(Failure::usage(format!("{option} is empty; give a name, or leave the option out")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Sums are by name; a user may be given by number, as in lists.
+fn user_name(setting: &Setting, user: &str) -> String {
+    let uid = user.parse().ok().filter(|_| setting.server.is_none());
+    uid.and_then(users::name_of).unwrap_or_else(|| user.to_owned())
+}
+
+fn ask(setting: &Setting, args: &UsageArgs, now_ns: i64) -> Result<UsageAsk> {
     let zone = view::local_zone();
     let time = |name: &str, text: &str| {
         units::parse_since(text, now_ns, &zone).map_err(|error| Failure::usage(format!("{name}: {error}")))
@@ -51,7 +70,8 @@ fn ask(args: &UsageArgs, now_ns: i64) -> Result<UsageAsk> {
             args.since.as_deref().unwrap_or(SINCE)
         )));
     }
-    let to_ns = args.until.as_deref().map_or(Ok(now_ns), |until| time("--until", until))?;
+    // Nothing was used in the future: hours of it would make averages smaller.
+    let to_ns = args.until.as_deref().map_or(Ok(now_ns), |until| time("--until", until))?.min(now_ns);
     let (by, every) = match args.heat {
         true => (By::System, Every::HourOfWeek),
         false => {
@@ -66,7 +86,7 @@ fn ask(args: &UsageArgs, now_ns: i64) -> Result<UsageAsk> {
         by,
         every,
         zone: usage::zone(&zone, from_ns, to_ns),
-        user: args.user.clone(),
+        user: args.user.as_deref().map(|user| user_name(setting, user)),
         account: args.account.clone(),
         partition: args.partition.clone(),
         node: args.node.clone(),
