@@ -97,19 +97,23 @@ const SKIPPED_MAX: u32 = 10;
 /// megabytes at most, which is less than what counts as a change of its figures.
 pub const QUIET_NS: i64 = 2_000_000;
 
+/// The same for jobs that are read every second, whose memory is known more exactly: a megabyte or two.
+const QUIET_OFTEN_NS: i64 = 200_000;
+
 /// Whether a job whose CPU time was `then_ns` when it was last read has hardly run since.
 pub fn is_quiet(then_ns: i64, now_ns: i64) -> bool {
-    then_ns != MISSING && (then_ns..=then_ns.saturating_add(QUIET_NS)).contains(&now_ns)
+    ran_at_most(QUIET_NS, then_ns, now_ns)
+}
+
+fn ran_at_most(most_ns: i64, then_ns: i64, now_ns: i64) -> bool {
+    then_ns != MISSING && (then_ns..=then_ns.saturating_add(most_ns)).contains(&now_ns)
 }
 
 impl Last {
-    fn is_quiet(&self, cells: &[i64]) -> bool {
-        self.cells.get(CPU).is_some_and(|&then_ns| is_quiet(then_ns, cells[CPU]))
-    }
-
-    /// Whether a look at `cells`, which have the CPU time, tells what is not in these; then they are completed.
-    fn complete(&mut self, cells: &mut [i64], is_whole: bool) -> bool {
-        if !self.is_quiet(cells) || is_whole && !self.is_whole || self.skipped >= SKIPPED_MAX {
+    /// Whether the CPU time in `cells` has grown by `quiet_ns` at most since it was last read. Then it completes these.
+    fn complete(&mut self, cells: &mut [i64], is_whole: bool, quiet_ns: i64) -> bool {
+        let is_quiet = self.cells.get(CPU).is_some_and(|&then_ns| ran_at_most(quiet_ns, then_ns, cells[CPU]));
+        if !is_quiet || is_whole && !self.is_whole || self.skipped >= SKIPPED_MAX {
             return false;
         }
         self.skipped += 1;
@@ -303,7 +307,9 @@ impl Cgroups {
         let is_whole = target.is_whole(slow);
         let pass = Pass { ns_per_tick: self.ns_per_tick, slow: is_whole };
         let mut first_error = None;
-        let mut may_skip = target.look != Look::Usual;
+        // What is read at every tenth tick only is not left out for longer.
+        let mut may_skip = target.look != Look::Usual || !is_whole;
+        let quiet_ns = if target.look == Look::Usual { QUIET_OFTEN_NS } else { QUIET_NS };
         for (index, File { kept, format }) in entry.files.iter().enumerate() {
             let is_due = match format.pace {
                 FilePace::Quick => true,
@@ -312,7 +318,7 @@ impl Cgroups {
             };
             let Some(dir) = (format.dir)(dirs).filter(|_| is_due) else { continue };
             // The first one has the CPU time.
-            if index > 0 && std::mem::take(&mut may_skip) && entry.last.complete(cells, is_whole) {
+            if index > 0 && std::mem::take(&mut may_skip) && entry.last.complete(cells, is_whole, quiet_ns) {
                 return None;
             }
             let path = || format!("{} of cgroup {}", format.name, dirs.id);
@@ -330,7 +336,7 @@ impl Cgroups {
                 }
             }
         }
-        match first_error.is_none() && target.look != Look::Usual {
+        match first_error.is_none() {
             true => entry.last.keep(cells, is_whole),
             false => entry.last.cells.clear(),
         }
@@ -681,6 +687,30 @@ mod tests {
         let looks = (0..=SKIPPED_MAX).map(|_| read(&mut machine, Look::Cheap).unwrap()[1]);
         assert_eq!(looks.last(), Some(7));
         assert_eq!(read(&mut machine, Look::Usual).unwrap()[1], 7);
+    }
+
+    #[test]
+    fn of_a_cgroup_that_is_read_every_second_the_rest_is_read_after_a_moment_of_cpu_time_and_at_slow_ticks() {
+        let mut machine = v2();
+        machine.targets.cgroups.truncate(1);
+        let folder = machine.path("/sys/fs/cgroup/met/job-1");
+        let mut source =
+            (SPEC.open)(&machine.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
+        let mut batches = [Batch::new(&TABLE)];
+        let mut memory_after = |cpu_us: i64, memory: i64, tick: &TickInfo| {
+            std::fs::write(folder.join("cpu.stat"), format!("usage_usec {cpu_us}\n")).unwrap();
+            std::fs::write(folder.join("memory.stat"), format!("anon {memory}\nfile 0\nshmem 0\n")).unwrap();
+            batches[0].clear();
+            source.read(&machine.targets, tick, &mut batches).unwrap();
+            let (_, cells) = batches[0].rows().next().unwrap();
+            assert_eq!(cells[CPU], cpu_us * 1000, "this is always read");
+            cells[MEMORY_NEEDED]
+        };
+        assert_eq!(memory_after(1_000_000, 1, &FAST), 1);
+        assert_eq!(memory_after(1_000_150, 2, &FAST), 1);
+        assert_eq!(memory_after(1_000_300, 3, &FAST), 3, "small steps add up");
+        assert_eq!(memory_after(1_000_300, 4, &SLOW), 4);
+        assert_eq!(memory_after(1_000_300, 5, &FAST), 4);
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(super) struct Around {
     pub may_wait: bool,
     /// Whether exit records are received. Otherwise what a process did since it was last read is lost with it.
     pub hears_ends: bool,
+    /// Whether the processes of jobs that are read at every tick are read by this one, and are many.
+    pub reads_many: bool,
 }
 
 impl Idle {
@@ -92,9 +94,7 @@ impl Idle {
                 self.cells.extend_from_slice(cells);
                 (self.then_ns, self.skipped) = (self.now_ns, 0);
             }
-            Look::No | Look::Cheap => {}
-            // The next one that is read in full is not compared with one that was read long ago.
-            Look::Usual => self.then_ns = None,
+            Look::No | Look::Cheap | Look::Usual => {}
         }
     }
 
@@ -128,7 +128,7 @@ pub(super) fn find(batches: &[Batch], map: &JobMap, jobs: &mut Jobs, around: &Ar
     for job in jobs.values_mut() {
         let (idle, look) = (&mut job.counts.idle, job.age.pacing.look);
         let is_counted = job.profile.counts_cpu && job.profile.counts_memory;
-        let may_be_left_out = look != Look::Usual && idle.is_same();
+        let may_be_left_out = (look != Look::Usual || around.reads_many) && idle.is_same();
         // Sums of the outer one of nested jobs are over the processes of all.
         idle.left_out = !has_nested && (may_be_left_out || is_counted && idle.changed_little(look, around));
     }
@@ -188,7 +188,7 @@ mod tests {
 
     const TASK: Subject = Subject::Task { pid: 7, start_ticks: 1 };
 
-    const ONE_MAY_WAIT: Around = Around { may_wait: true, hears_ends: true };
+    const ONE_MAY_WAIT: Around = Around { may_wait: true, hears_ends: true, reads_many: false };
 
     /// A job with a cgroup that was read in full when it had used 5 ns of CPU time.
     fn read_job(has_cgroup: bool) -> Tracked {
@@ -227,15 +227,18 @@ mod tests {
         let may_wait = &ONE_MAY_WAIT;
         assert_eq!(look_after(Look::Cheap, LITTLE_NS, may_wait), Look::No);
         assert_eq!(look_after(Look::Cheap, LITTLE_NS + 1, may_wait), Look::Cheap, "it may have written");
-        let moved = &Around { may_wait: false, hears_ends: true };
+        let moved = &Around { may_wait: false, ..ONE_MAY_WAIT };
         assert_eq!(look_after(Look::Cheap, LITTLE_NS, moved), Look::Cheap, "it may have read");
         let by_processes = look_at(read_job(false), Look::Cheap, LITTLE_NS, may_wait).0;
         assert_eq!(by_processes, Look::Cheap, "only they show its memory");
         assert_eq!(look_after(Look::Whole, LITTLE_NS, may_wait), Look::No);
         assert_eq!(look_after(Look::Whole, LITTLE_NS + 1, may_wait), Look::Whole);
         assert_eq!(look_after(Look::Usual, 0, may_wait), Look::Usual);
+        let many = &Around { reads_many: true, ..ONE_MAY_WAIT };
+        assert_eq!(look_after(Look::Usual, cgroup::QUIET_NS, many), Look::No);
+        assert_eq!(look_after(Look::Usual, cgroup::QUIET_NS + 1, many), Look::Usual);
         assert_eq!(look_after(Look::Whole, -1, may_wait), Look::Whole, "one of its cgroups is gone");
-        let deaf = &Around { may_wait: true, hears_ends: false };
+        let deaf = &Around { hears_ends: false, ..ONE_MAY_WAIT };
         assert_eq!(look_after(Look::Whole, LITTLE_NS, deaf), Look::Whole, "what it did may end with it");
     }
 

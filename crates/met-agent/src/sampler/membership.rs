@@ -20,7 +20,7 @@ pub(super) struct Membership {
     /// The time of the last listing; `i64::MIN` if it is out of date.
     pub(super) listed_ns: i64,
     /// Not all members are read as the tick says.
-    is_marked: bool,
+    pub(super) is_marked: bool,
 }
 
 impl Membership {

@@ -126,7 +126,8 @@ impl Sampler {
         let gpus_are_due = self.gpus.pace.is_due(now_ns);
         self.runner.hold((!gpus_are_due).then_some(&card::TABLE));
         let gpus = self.gpu_count();
-        self.read(&TickInfo { slow, cgroups_only, partial: !reads_all, gpus }, occasion);
+        let reads_many = slow && self.membership.target_count() > FEW_TARGETS;
+        self.read(&TickInfo { slow, cgroups_only, partial: !reads_all, gpus }, occasion, reads_many);
         logging::round(self.runner.batches().iter());
         let meets_strangers = self.gpus.meets_strangers(self.runner.batches(), &self.membership.map);
         if meets_strangers && self.membership.listed_ns < now_ns {
@@ -151,7 +152,7 @@ impl Sampler {
         if reads_all && regular {
             self.schedule.plan_together();
         }
-        self.sample_jobs(now_ns);
+        self.sample_jobs(now_ns, reads_many);
         self.schedule.hear_ns = now_ns + HEAR_EVERY_NS;
     }
 
@@ -198,24 +199,26 @@ impl Sampler {
 
     /// Reads what the looks of the jobs ask for. A job in whose cgroups nothing ran since it was last read in full shows
     /// what it showed then, and its processes are not read.
-    fn read(&mut self, tick: &TickInfo, occasion: Occasion) {
+    fn read(&mut self, tick: &TickInfo, occasion: Occasion, reads_many: bool) {
         self.membership.mark(&self.jobs);
-        if self.jobs.values().all(|job| job.age.pacing.look == Look::Usual) {
+        if !reads_many && self.jobs.values().all(|job| job.age.pacing.look == Look::Usual) {
             self.runner.read(&self.membership.targets, tick);
             return;
         }
         let hears_ends = self.departures.is_listening();
         let Sampler { runner, membership, jobs, machine, .. } = self;
-        let Membership { targets, map, .. } = membership;
+        let Membership { targets, map, is_marked, .. } = membership;
+        // Some may be left out: the next tick decides for all of them again.
+        *is_marked = true;
         runner.read_cgroups_first(targets, tick, |batches, targets| {
             // Who asks gets what is there now.
             let may_wait = machine.disks_moved_little(batches) && occasion != Occasion::Asked;
-            idling::find(batches, map, jobs, &Around { may_wait, hears_ends });
+            idling::find(batches, map, jobs, &Around { may_wait, hears_ends, reads_many });
             idling::leave_out(targets, map, jobs);
         });
     }
 
-    fn sample_jobs(&mut self, now_ns: i64) {
+    fn sample_jobs(&mut self, now_ns: i64, reads_many: bool) {
         let keeps_details = self.rows.keep_details && !self.rows.details.is_empty();
         let cadence = &self.schedule.cadence;
         let mut dropped = 0;
@@ -227,7 +230,9 @@ impl Sampler {
             if job.age.pacing.look == Look::Whole && !is_unread {
                 self.membership.members.was_read_in_full(slot);
             }
-            job.counts.idle.complete(job.age.pacing.look, cells);
+            let look = job.age.pacing.look;
+            let is_in_full = look == Look::Usual && reads_many;
+            job.counts.idle.complete(if is_in_full { Look::Whole } else { look }, cells);
             job.age.pacing.compare(now_ns, cells);
             job.age.pacing.plan(cadence.of(&job.key.manager), now_ns);
             let seen = self.membership.members.processes_seen(slot);
