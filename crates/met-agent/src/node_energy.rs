@@ -55,7 +55,8 @@ const RATED_MW: i64 = 10_000_000;
 
 pub struct NodeEnergy {
     ledger: EnergyLedger,
-    jobs: BTreeMap<u32, Job>,
+    /// Large: half of the places in a node of the tree are empty.
+    jobs: BTreeMap<u32, Box<Job>>,
     looks: Looks,
     estimator: Estimator,
     tariff: Tariff,
@@ -197,7 +198,7 @@ impl NodeEnergy {
         if !job.began_in_open_window() {
             job.charged.begin_late(watched);
         }
-        self.jobs.insert(slot, job);
+        self.jobs.insert(slot, Box::new(job));
     }
 
     /// Takes up what a job holds, if that is known now.

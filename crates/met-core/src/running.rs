@@ -25,6 +25,9 @@ pub struct Running {
     peak_cores: Option<f64>,
 }
 
+/// Columns become known a few at a time: with twice the room, many jobs would hold much that stays empty.
+const COLUMNS_MORE: usize = 4;
+
 /// A column that is not known yet.
 const NOWHERE: u8 = u8::MAX;
 
@@ -90,6 +93,9 @@ impl Running {
             match self.columns.get_mut(usize::from(*place)) {
                 Some(column) => column.push(time_ms, cell, self.since_ms, sparse_ms),
                 None => {
+                    if self.columns.len() == self.columns.capacity() {
+                        self.columns.reserve_exact(COLUMNS_MORE);
+                    }
                     *place = self.columns.len() as u8;
                     self.columns.push(Column::new(time_ms, cell));
                 }

@@ -18,7 +18,7 @@ use met_config::Jobs;
 use met_core::text;
 
 /// Batches of events that wait for the daemon. When it is so far behind, looking for more waits for it.
-const QUEUE_BATCHES: usize = 1 << 14;
+const QUEUE_BATCHES: usize = 1 << 12;
 /// Before nearly all other threads; the limit counts from the lowest priority.
 const NICE: i32 = -10;
 const NICE_LIMIT: u64 = 30;

@@ -85,7 +85,7 @@ const RETRY_EVERY: Duration = Duration::from_millis(50);
 const RETENTION_EVERY: Duration = Duration::from_secs(3600);
 /// Ticks need half of the code that starting, opening sources and answering does. More often would cost more than it
 /// gives: every thread has to get its pages again.
-const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(30);
 /// So long after the last job and question nothing is expected soon.
 const REST_AFTER: Duration = Duration::from_secs(5);
 
