@@ -177,6 +177,10 @@ impl Board {
             return;
         }
         let mut since = lock(&self.asking.since);
+        // They may have come since it was found that they are missing.
+        if !self.is_stale() {
+            return;
+        }
         if since.is_none_or(|since| since.elapsed() > ASK_AGAIN_AFTER) {
             *since = Some(Instant::now());
             if let Some(ask) = &*lock(&self.asking.ask) {

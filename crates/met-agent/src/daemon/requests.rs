@@ -148,7 +148,7 @@ impl Service {
         access: Access,
     ) -> Result<Reply> {
         // What could not be written when the job started may be written now.
-        self.recorder.write_records(&mut self.outputs);
+        self.write_records();
         let known = self.recorder.known(key, &self.registry)?;
         annotate::permit(&access.viewer(peer), known.as_ref())?;
         if self.recorder.unwritten.record_of(key).is_some() {
