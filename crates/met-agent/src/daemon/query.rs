@@ -343,6 +343,8 @@ mod tests {
             })
             .into();
         let unsampled = keys.pop();
+        // The thread has opened its sources and knows the jobs.
+        assert_eq!(service.sampling.live().len(), 2);
         let watched = |viewer: &Viewer, keys: &[JobKey]| {
             service.sample_more(viewer, keys, Duration::from_secs(60)).unwrap()
         };

@@ -108,12 +108,7 @@ impl Service {
     pub fn needs_sampler(request: &Request) -> bool {
         matches!(
             request,
-            Request::Ended(_)
-                | Request::Timed { .. }
-                | Request::Energy
-                | Request::Counters { .. }
-                | Request::Configure(_)
-                | Request::Status
+            Request::Ended(_) | Request::Timed { .. } | Request::Counters { .. } | Request::Configure(_)
         )
     }
 
@@ -174,6 +169,7 @@ impl Service {
 
     fn status(&mut self) -> Result<Status> {
         let sources = self.ask_sampling(Sampling::costs)?;
+        let sampler = self.sampling.view();
         let sinks = self.outputs.bus.status();
         Ok(Status {
             pid: std::process::id(),
@@ -186,13 +182,10 @@ impl Service {
                 .map(ToString::to_string),
             state: self.place.state.clone(),
             sources,
-            dropped_samples: self
-                .sampling
-                .dropped_samples()
-                .map(|dropped| dropped + self.recorder.lost_samples),
+            dropped_samples: sampler.dropped_samples.map(|dropped| dropped + self.recorder.lost_samples),
             schedulers: self.schedulers.status(),
-            idle: self.sampling.learned_idle(),
-            ledger: self.sampling.balance(),
+            idle: sampler.idle.clone(),
+            ledger: sampler.balance,
             discovery: self.discovery.finding.as_ref().map(|finding| DiscoveryStatus {
                 shadows: self.discovery.shadows.count(),
                 shadows_refused: self.discovery.shadows.refused().cloned(),
