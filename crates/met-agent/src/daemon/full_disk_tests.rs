@@ -12,8 +12,9 @@ use met_query::protocol::{Reply, Request};
 use met_sinks::prometheus::Format;
 use met_sinks::shown_jobs::Contents;
 use met_store::inbox::{JobDir, own_ids};
+use met_web::scrape::Wanted;
 
-use super::last_tick::{Board, Wanted};
+use super::last_tick::Board;
 use super::permissions::Caller;
 use super::service::Service;
 use super::socket::Peer;

@@ -41,7 +41,7 @@ use super::keeper::{Busy, Denied, Keeper, Refusal, now_ns};
 use super::people::People;
 use super::receive_memory::{NotReceived, Room};
 use met_web::answers::Answers;
-use met_web::api::{Admission, Admitted};
+use met_web::api::{ASK, Admission, Admitted, BATCHES};
 use met_web::listener::{Peer, in_background};
 use met_web::pages::{self, Pages};
 use met_web::problem::Problem;
@@ -172,8 +172,8 @@ pub fn router(api: Arc<Api>, layouts: Vec<Layout>, systems: Vec<System>) -> Rout
     let questions = met_web::api::router(Arc::clone(&asked));
     let pages = Arc::new(Pages { api: asked, base: "/".to_owned(), has_logout: true });
     Router::new()
-        .route("/api/v1/batches", post(batches))
-        .route("/api/v1/ask", post(ask))
+        .route(BATCHES, post(batches))
+        .route(ASK, post(ask))
         .route("/api/v1/whoami", get(whoami).post(whoami))
         .with_state(api)
         .merge(questions)
