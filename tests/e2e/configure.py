@@ -19,15 +19,19 @@ def shown(user, *options):
     return {line.split()[0]: re.sub("  +", "  ", line.split(None, 1)[1]) for line in reversed(lines)}
 
 
-def samples(user, job):
-    """How many there are of a job so far, by the daemon itself."""
+def sample_times(user, job):
+    """When a job was sampled so far, in milliseconds, by the daemon itself."""
     link = socket.socket(socket.AF_UNIX)
     link.connect(user.socket())
     ask(link, {"hello": {"protocol": 3}})
     (record,) = ask(link, {"find": {"id": {"manager": None, "id": job}}})["jobs"]
     course = ask(link, {"course": {"key": record["key"], "after_ms": -(1 << 63)}})["course"]
     link.close()
-    return len(course["times_ms"])
+    return course["times_ms"]
+
+
+def samples(user, job):
+    return len(sample_times(user, job))
 
 
 def is_quiet(user, job):

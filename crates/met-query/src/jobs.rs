@@ -78,6 +78,10 @@ trait Source: Query + Send {
     fn unread(&self) -> Option<String> {
         None
     }
+    /// Has running jobs sampled more often for a while, and says which; none where nothing samples.
+    fn sample_more(&self, _: &[JobKey], _wanted_for: Duration) -> Result<Vec<JobKey>> {
+        Ok(Vec::new())
+    }
     fn remove(&mut self, key: &JobKey) -> Result<()>;
     /// Keeps the end of a job that nobody waited for.
     fn close(&mut self, end: &Record) -> Result<()>;
@@ -429,7 +433,7 @@ impl AllJobs {
     pub fn sample_more(&mut self, keys: &[JobKey], wanted_for: Duration) -> Vec<JobKey> {
         let mut watched = Vec::new();
         for source in &self.sources {
-            match source.sample_more(CALLER, keys, wanted_for) {
+            match source.sample_more(keys, wanted_for) {
                 Ok(jobs) => watched.extend(jobs),
                 Err(error) => tracing::warn!("jobs are not sampled more often: {error:#}"),
             }

@@ -14,6 +14,7 @@ pub mod protocol;
 pub mod query;
 pub mod queues;
 pub mod react;
+pub mod sample_more;
 pub mod server_client;
 pub mod setting;
 pub mod systems;

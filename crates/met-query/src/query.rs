@@ -1,7 +1,5 @@
 //! The one way to ask: what a daemon, a server and the web answer from.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use met_config::Failure;
 use met_core::Table;
@@ -79,11 +77,6 @@ pub trait Query {
     fn queues(&self, _: &Viewer) -> Result<Vec<Queue>> {
         Ok(Vec::new())
     }
-    /// Has running jobs that the viewer sees sampled at the shortest interval for a while, and says which. Nothing is written
-    /// for it. Rules ask for it, where `met check` applies them.
-    fn sample_more(&self, _: &Viewer, _: &[JobKey], _wanted_for: Duration) -> Result<Vec<JobKey>> {
-        Ok(Vec::new())
-    }
     /// The machines. Everybody may see them; their number of jobs is that of jobs which the viewer sees.
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>>;
     /// The parts of this machine with samples from a time on; `None` from a server, which is no node.
@@ -128,9 +121,6 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
         Request::Usage(ask) => Reply::Usage(query.usage(viewer, ask)?),
         Request::Reactions { change: None } => Reply::Reactions(query.reactions(viewer)?),
         Request::Queues => Reply::Queues(query.queues(viewer)?),
-        Request::Watch { jobs, seconds } => {
-            Reply::Watched(query.sample_more(viewer, jobs, Duration::from_secs(*seconds))?)
-        }
         Request::Nodes => Reply::Nodes(nodes(query, viewer)?),
         Request::NodeParts { since_ms } => {
             let Some(parts) = query.node_parts(*since_ms)? else { return Ok(None) };

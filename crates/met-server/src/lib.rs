@@ -2,4 +2,5 @@
 
 pub mod cluster;
 pub mod colmet;
+pub mod metrics_page;
 pub mod status_file;

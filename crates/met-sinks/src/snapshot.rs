@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use met_core::job::{EventCount, JobKey, Resources};
+use met_core::job::{EventCount, JobKey, Record, Resources, Totals};
 use met_core::table::{NANO, ONE};
 use met_core::{Across, Column, JOB, MISSING, Table, Unit, columns};
 
@@ -91,6 +91,37 @@ pub struct About {
     /// A row of `ALLOCATED`.
     pub allocated: [i64; COLUMNS.len()],
     pub person: Person,
+}
+
+impl About {
+    pub fn of(record: &Record) -> About {
+        let mut given = record.allocated.clone();
+        given.fill_from(&record.requested);
+        About {
+            key: record.key.clone(),
+            shown_id: record.shown_id().to_owned(),
+            state: record.state.name(),
+            partition: record.scheduling.partition.clone().unwrap_or_default(),
+            inside: record.inside.clone().unwrap_or_default(),
+            start_ns: record.start_ns,
+            end_ns: record.end_ns,
+            allocated: allocated(&given),
+            person: Person {
+                name: record.name.clone(),
+                user: record.user.clone().unwrap_or_default(),
+                account: record.account.clone().unwrap_or_default(),
+            },
+        }
+    }
+}
+
+/// A row of the job table with what a record says.
+pub fn cells_of(totals: &Totals) -> Vec<i64> {
+    let mut cells = vec![MISSING; JOB.columns.len()];
+    for (column, figure) in totals.iter() {
+        cells[column] = figure.value;
+    }
+    cells
 }
 
 /// What is nobody's business without a login.

@@ -291,13 +291,23 @@ impl Queries {
         Ok(found.records)
     }
 
-    /// What could not be read since this was last asked: jobs by their ids, or parts of the store. They are missing from
+    /// What could not be read since it was last taken: jobs by their ids, or parts of the store. They are missing from
     /// the answers.
-    pub fn take_unreadable(&self) -> Vec<String> {
-        let own = self.noted.borrow_mut().take();
-        let met = self.catalogue.get().map(|catalogue| catalogue.noted().borrow_mut().take());
+    pub fn unreadable(&self) -> Vec<String> {
+        let own = self.noted.borrow().names();
+        let met = self.catalogue.get().map(|catalogue| catalogue.noted().borrow().names());
         let names: BTreeSet<String> = own.into_iter().chain(met.into_iter().flatten()).collect();
         names.into_iter().collect()
+    }
+
+    /// The same, which is forgotten.
+    pub fn take_unreadable(&self) -> Vec<String> {
+        let names = self.unreadable();
+        self.noted.borrow_mut().take();
+        if let Some(catalogue) = self.catalogue.get() {
+            catalogue.noted().borrow_mut().take();
+        }
+        names
     }
 
     /// What became of a damaged store whose file was kept; nothing once that file is removed.

@@ -122,10 +122,13 @@ impl Noted {
         self.names.is_empty()
     }
 
+    pub fn names(&self) -> Vec<String> {
+        let more = (self.more > 0).then(|| format!("{} more", self.more));
+        self.names.iter().cloned().chain(more).collect()
+    }
+
     pub fn take(&mut self) -> Vec<String> {
-        let Noted { names, more } = std::mem::take(self);
-        let more = (more > 0).then(|| format!("{more} more"));
-        names.into_iter().chain(more).collect()
+        std::mem::take(self).names()
     }
 }
 

@@ -52,6 +52,12 @@ pub use stream::Live;
 
 /// Everything under it finds out by itself who asks.
 pub const ROOT: &str = "/api/v1/";
+/// Where a server takes the requests of commands.
+pub const ASK: &str = "/api/v1/ask";
+/// Where a server takes what nodes send.
+pub const BATCHES: &str = "/api/v1/batches";
+/// Where a server lists pages to scrape.
+pub const TARGETS: &str = "/api/v1/targets";
 
 /// Decides who asks.
 pub trait Admission: Send + Sync {

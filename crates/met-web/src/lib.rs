@@ -10,3 +10,4 @@ pub mod pages;
 pub mod personal;
 pub mod problem;
 mod samples;
+pub mod scrape;

@@ -1,7 +1,6 @@
 //! `met server`: the HTTP listener, the writer thread, and threads that query schedulers.
 
 mod accounts;
-pub mod metrics_page;
 mod scheduler_feed;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +13,7 @@ use met_server::cluster::api::{self, Api};
 use met_server::cluster::people::People;
 use met_server::cluster::{ClusterView, Incompatible, Keeper, Plan};
 use met_server::colmet;
+use met_server::metrics_page;
 use met_server::status_file::{ServerStatus, StatusFile};
 use met_store::cluster::Log;
 use met_web::api::Admission;

@@ -16,9 +16,10 @@ use super::permissions::Access;
 use super::quotas::Announced;
 use super::registry::{Registry, is_found};
 use super::reservations::Reservations;
-use super::service::Ended;
+use super::service::{Ended, OnEnd};
 use super::socket::Peer;
 use super::spare_descriptors::Spare;
+use super::write_retries::Unwritten;
 use met_config::Place;
 
 pub(super) struct Admission {
@@ -109,8 +110,31 @@ impl Admission {
         self.reservations.reserved_ns(key.id.parse().ok()?)
     }
 
+    /// Removes what supervisors left that died before they announced their job; those that are not empty are returned.
+    pub(super) fn sweep(
+        &mut self,
+        host: &Host,
+        registry: &Registry,
+        unwritten: &Unwritten,
+    ) -> Vec<CgroupPaths> {
+        let is_of = |record: &Record, paths: &CgroupPaths| {
+            record.local.as_ref().is_some_and(|local| local.cgroup == *paths)
+        };
+        let in_use = |paths: &CgroupPaths| {
+            let mut running = registry.jobs.values().map(|kept| &kept.record);
+            running.any(|record| is_of(record, paths))
+                || unwritten.records.iter().any(|record| is_of(record, paths))
+        };
+        let mut abandoned = self.made.abandoned(|pid| host.process(pid).is_err(), in_use);
+        abandoned.iter().for_each(|paths| self.made.forget(paths));
+        abandoned.retain(|paths| !job_cgroup::remove(paths));
+        abandoned
+    }
+}
+
+impl OnEnd for Admission {
     /// Forgets what was given to a job of ours.
-    pub(super) fn job_ended(&mut self, Ended { record, .. }: &Ended, place: &Place) {
+    fn job_ended(&mut self, Ended { record, place, .. }: &Ended<'_>) {
         let Some(local) = record.local.as_ref().filter(|_| !is_found(record)) else { return };
         self.made.forget(&local.cgroup);
         if place.system
@@ -119,18 +143,6 @@ impl Admission {
             self.reservations.used(id);
             let _ = JobDir::open(&place.state, id).remove();
         }
-    }
-
-    /// Removes what supervisors left that died before they announced their job; those that are not empty are returned.
-    pub(super) fn sweep(&mut self, host: &Host, registry: &Registry) -> Vec<CgroupPaths> {
-        let is_of = |record: &Record, paths: &CgroupPaths| {
-            record.local.as_ref().is_some_and(|local| local.cgroup == *paths)
-        };
-        let in_use = |paths: &CgroupPaths| registry.jobs.values().any(|kept| is_of(&kept.record, paths));
-        let mut abandoned = self.made.abandoned(|pid| host.process(pid).is_err(), in_use);
-        abandoned.iter().for_each(|paths| self.made.forget(paths));
-        abandoned.retain(|paths| !job_cgroup::remove(paths));
-        abandoned
     }
 }
 

@@ -1,14 +1,20 @@
 //! A system daemon whose store cannot be written to: ids stay unique, jobs can be named, and no record is lost.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use met_core::annotation::AnnotationChange;
-use met_core::job::{JobKey, Origin, Record, State};
+use met_core::job::{CgroupPaths, JobKey, Origin, Record, State};
 use met_core::sample;
 use met_query::jobs::JobRef;
 use met_query::protocol::{Reply, Request};
-use met_store::inbox::own_ids;
+use met_sinks::prometheus::Format;
+use met_sinks::shown_jobs::Contents;
+use met_store::inbox::{JobDir, own_ids};
+use met_web::scrape::Wanted;
 
+use super::last_tick::Board;
 use super::permissions::Caller;
 use super::service::Service;
 use super::socket::Peer;
@@ -87,6 +93,48 @@ fn the_id_of_a_job_that_is_not_written_is_not_given_again() {
     assert_eq!(second, 51);
     std::fs::create_dir_all(root.path().join("state/jobs/52")).unwrap();
     assert_eq!(reserve(&mut service, ALICE, 52), 53, "a folder has 52");
+    service.close();
+}
+
+#[test]
+fn parts_react_to_an_end_when_it_is_stored_and_not_before() {
+    let root = tempfile::tempdir().unwrap();
+    let mut service = system(root.path());
+    let board =
+        Arc::new(Board::new(Contents { jobs_max: 10, ..Contents::default() }, Duration::from_secs(300)));
+    service.outputs.board = Some(Arc::clone(&board));
+    let page = || {
+        let wanted = Wanted { format: Format::Text, gzip: false, people: false };
+        String::from_utf8(board.page(wanted).unwrap().to_vec()).unwrap()
+    };
+    let folder = JobDir::claim(&root.path().join("state"), 7).unwrap();
+    // An empty directory, which is removed as an empty cgroup is.
+    let cgroup = root.path().join("cgroup-of-job");
+    std::fs::create_dir(&cgroup).unwrap();
+    let mut end = ended(7, ALICE, "x");
+    let local = end.local.as_mut().unwrap();
+    local.boot_id.clone_from(&service.host.facts().boot_id);
+    local.cgroup = CgroupPaths { unified: Some(cgroup.clone()), ..CgroupPaths::default() };
+    local.supervisor = None;
+    let start = Record { state: State::Running, end_ns: None, ..end.clone() };
+    folder.write_start(&start).unwrap();
+    let start_file = folder.path().join("start");
+    service.recorder.writer.put(&start).unwrap();
+    service.registry.insert(start.clone());
+    board.runs(&start);
+
+    refuse_writes(root.path(), "job", true);
+    assert!(service.close_job(end).is_err());
+    service.flush();
+    service.sweep();
+    assert_eq!(service.job_count(), 0, "it runs no more");
+    assert!(cgroup.exists() && start_file.exists(), "nothing of it is removed");
+    assert!(!page().contains("id=\"7\""), "neither as running nor as finished: {}", page());
+
+    refuse_writes(root.path(), "job", false);
+    service.flush();
+    assert_eq!((cgroup.exists(), start_file.exists()), (false, false));
+    assert!(page().contains("id=\"7\",shown_id=\"7\",state=\"finished\"} 1"), "{}", page());
     service.close();
 }
 

@@ -12,7 +12,7 @@ use met_store::{Filter, Writer, inbox};
 
 use super::memory_release;
 use super::registry::{Registry, is_found};
-use super::service::Ended;
+use super::service::{Ended, OnEnd};
 use met_config::{Place, Storage};
 
 /// Between two looks at the inbox.
@@ -257,9 +257,11 @@ impl Housekeeping {
     pub(super) fn remove_cgroup(&mut self, host: &Host, record: &Record) {
         self.leave(jobs::remove_empty_cgroups(host, std::slice::from_ref(record)));
     }
+}
 
-    /// What is a manager's is his to remove.
-    pub(super) fn job_ended(&mut self, Ended { record, .. }: &Ended, host: &Host) {
+impl OnEnd for Housekeeping {
+    /// A resource manager removes its cgroups itself.
+    fn job_ended(&mut self, Ended { record, host, .. }: &Ended<'_>) {
         if record.local.is_some() && !is_found(record) {
             self.remove_cgroup(host, record);
         }

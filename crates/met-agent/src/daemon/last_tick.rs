@@ -6,15 +6,16 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use met_core::job::{EventCount, JobKey, Record, Totals};
+use met_core::job::{EventCount, JobKey, Record};
 use met_core::job_table::WALL;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, DETAIL, JOB, MISSING, Table, Unit, columns};
 use met_host::clock;
 use met_sinks::live::Hub;
-use met_sinks::prometheus::{self, Format};
+use met_sinks::prometheus;
 use met_sinks::shown_jobs::{Contents, ShownCounters};
-use met_sinks::snapshot::{About, HeldCard, Job, Person, Rows, Snapshot, allocated};
+use met_sinks::snapshot::{About, HeldCard, Job, Rows, Snapshot, cells_of};
+use met_web::scrape::Wanted;
 
 use crate::sampler::{JobNow, NodeNow};
 
@@ -99,15 +100,6 @@ struct Pages {
     written: Vec<(Wanted, Arc<[u8]>)>,
 }
 
-/// What a scraper asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    pub format: Format,
-    pub gzip: bool,
-    /// Who jobs belong to.
-    pub people: bool,
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -177,6 +169,10 @@ impl Board {
             return;
         }
         let mut since = lock(&self.asking.since);
+        // They may have come since it was found that they are missing.
+        if !self.is_stale() {
+            return;
+        }
         if since.is_none_or(|since| since.elapsed() > ASK_AGAIN_AFTER) {
             *since = Some(Instant::now());
             if let Some(ask) = &*lock(&self.asking.ask) {
@@ -205,7 +201,7 @@ impl Board {
     /// A job runs, or more is known of it.
     pub fn runs(&self, record: &Record) {
         let mut jobs = lock(&self.jobs);
-        jobs.running.insert(record.key.clone(), Arc::new(about(record)));
+        jobs.running.insert(record.key.clone(), Arc::new(About::of(record)));
         jobs.version += 1;
     }
 
@@ -213,9 +209,9 @@ impl Board {
     pub fn knows(&self, record: &Record) {
         let mut jobs = lock(&self.jobs);
         if let Some(known) = jobs.running.get_mut(&record.key) {
-            *known = Arc::new(about(record));
+            *known = Arc::new(About::of(record));
         } else if let Some(ended) = jobs.ended.iter_mut().find(|ended| ended.about.key == record.key) {
-            (ended.about, ended.cells) = (Arc::new(about(record)), cells_of(&record.totals));
+            (ended.about, ended.cells) = (Arc::new(About::of(record)), cells_of(&record.totals));
             ended.events.clone_from(&record.events);
         } else {
             return;
@@ -230,7 +226,7 @@ impl Board {
         jobs.ended.retain(|ended| ended.about.key != record.key);
         let ended = Ended {
             at: Instant::now(),
-            about: Arc::new(about(record)),
+            about: Arc::new(About::of(record)),
             cells: cells_of(&record.totals),
             events: record.events.clone(),
         };
@@ -353,38 +349,6 @@ fn resident_bytes() -> Option<i64> {
     let text = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: i64 = text.split_ascii_whitespace().nth(1)?.parse().ok()?;
     Some(pages * i64::try_from(rustix::param::page_size()).ok()?)
-}
-
-pub fn nothing() -> Vec<i64> {
-    vec![MISSING; JOB.columns.len()]
-}
-
-fn cells_of(totals: &Totals) -> Vec<i64> {
-    let mut cells = nothing();
-    for (column, figure) in totals.iter() {
-        cells[column] = figure.value;
-    }
-    cells
-}
-
-pub fn about(record: &Record) -> About {
-    let mut given = record.allocated.clone();
-    given.fill_from(&record.requested);
-    About {
-        key: record.key.clone(),
-        shown_id: record.shown_id().to_owned(),
-        state: record.state.name(),
-        partition: record.scheduling.partition.clone().unwrap_or_default(),
-        inside: record.inside.clone().unwrap_or_default(),
-        start_ns: record.start_ns,
-        end_ns: record.end_ns,
-        allocated: allocated(&given),
-        person: Person {
-            name: record.name.clone(),
-            user: record.user.clone().unwrap_or_default(),
-            account: record.account.clone().unwrap_or_default(),
-        },
-    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 use std::io::Read;
 
-use met_core::job::{QualityKind, State};
+use met_core::job::{QualityKind, State, Totals};
 use met_core::job_table::{self, ENERGY, MEMORY_NEEDED};
 
 use super::*;
 use met_core::sample;
+use met_sinks::prometheus::Format;
 
 const TEXT: Wanted = Wanted { format: Format::Text, gzip: false, people: false };
 const SECOND: i64 = 1_000_000_000;
@@ -23,7 +24,7 @@ fn board(jobs_max: usize) -> Board {
 fn tick(board: &Board, jobs: &[(&Record, i64)]) {
     let now_ns = clock::realtime_ns();
     let row = |cpu_ns: i64| {
-        let mut cells = nothing();
+        let mut cells = cells_of(&Totals::default());
         (cells[job_table::CPU], cells[MEMORY_NEEDED]) = (cpu_ns, 4096);
         JobNow { cells, ..JobNow::default() }
     };

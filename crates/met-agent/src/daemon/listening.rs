@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use axum::Extension;
 use axum::Router;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use met_sinks::prometheus::{self, Format};
 use met_web::api::{self, Admitted, Api, Live};
 use met_web::listener::{Options, PasswordFile, Peer, Server, in_background};
 use met_web::login::{self, Directory, Errand, Logins, Person};
 use met_web::pages::{self, Pages};
 use met_web::problem::Problem;
+use met_web::scrape::{METRICS, Wanted};
 
-use super::last_tick::{Board, Wanted};
+use super::last_tick::Board;
 use super::privilege;
 use met_config::Place;
 use met_query::client::{Client, Unreachable};
@@ -214,36 +214,17 @@ fn router(board: &Arc<Board>) -> Router {
             answer(&board, &peer, &headers)
         }
     });
-    Router::new().route("/metrics", metrics)
+    Router::new().route(METRICS, metrics)
 }
 
 fn answer(board: &Board, peer: &Peer, headers: &HeaderMap) -> Response {
     // Every user of this machine can read the page without a login, so user names are shown only to
     // authenticated clients.
-    let wanted = wanted(headers, peer.is_known());
+    let wanted = Wanted::of(headers, peer.is_known());
     match board.page(wanted) {
-        Ok(page) => respond(wanted, axum::body::Bytes::from_owner(page)),
+        Ok(page) => wanted.respond(axum::body::Bytes::from_owner(page)),
         Err(old) => (StatusCode::SERVICE_UNAVAILABLE, format!("{old}\n")).into_response(),
     }
-}
-
-/// The format that a scraper's headers request.
-pub fn wanted(headers: &HeaderMap, people: bool) -> Wanted {
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let format = Format::accepted(text(header::ACCEPT));
-    Wanted { format, gzip: prometheus::accepts_gzip(text(header::ACCEPT_ENCODING)), people }
-}
-
-/// A page with the headers that say what it is.
-pub fn respond(wanted: Wanted, page: impl IntoResponse) -> Response {
-    let mut response = page.into_response();
-    let own = response.headers_mut();
-    own.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(wanted.format.content_type()));
-    own.insert(header::VARY, header::HeaderValue::from_static("Accept, Accept-Encoding, Authorization"));
-    if wanted.gzip {
-        own.insert(header::CONTENT_ENCODING, header::HeaderValue::from_static("gzip"));
-    }
-    response
 }
 
 #[cfg(test)]

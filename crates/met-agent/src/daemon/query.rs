@@ -28,10 +28,8 @@ use met_query::protocol::NodeStatus;
 use met_query::query::{self, PAGE_SAMPLES, Query};
 use met_query::queues;
 use met_query::react;
+use met_query::sample_more::SamplesMore;
 use met_query::viewer::Viewer;
-
-/// A list of so many jobs fits a screen that somebody watches. A longer one is read by a program, or counted.
-const WATCHED_JOBS_MAX: usize = 100;
 
 impl Query for Service {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
@@ -44,9 +42,6 @@ impl Query for Service {
             add_live(self, &mut page.jobs);
         }
         filter.retain_states(&mut page.jobs);
-        if filter.limit.is_some_and(|limit| limit <= WATCHED_JOBS_MAX) {
-            note_interest(self, &page.jobs);
-        }
         Ok((page, warnings))
     }
 
@@ -55,7 +50,6 @@ impl Query for Service {
         add_unwritten_meant(self, viewer, job, &mut found);
         let (mut jobs, next) = jobs::page_of(found, after);
         add_live(self, &mut jobs);
-        note_interest(self, &jobs);
         Ok(Page { jobs, next })
     }
 
@@ -65,7 +59,6 @@ impl Query for Service {
             return Ok(Course::new(&JOB));
         }
         let window = after(after_ms);
-        self.sampling.note_interest(vec![key.clone()]);
         let unflushed =
             self.registry.jobs.contains_key(key).then(|| Wanted::Job(key.clone(), &JOB, String::new()));
         Ok(page(self, store.course_between(key, window.0, window.1)?, unflushed, window))
@@ -84,9 +77,8 @@ impl Query for Service {
             return Ok(Course::new(table));
         }
         let window = after(after_ms);
-        let is_running = self.registry.jobs.contains_key(key);
-        self.sampling.note_interest(vec![key.clone()]);
-        let unflushed = is_running.then(|| Wanted::Job(key.clone(), table, part.to_owned()));
+        let unflushed = self.registry.jobs.contains_key(key);
+        let unflushed = unflushed.then(|| Wanted::Job(key.clone(), table, part.to_owned()));
         Ok(page(self, store.job_series_between(key, table, part, window.0, window.1)?, unflushed, window))
     }
 
@@ -122,13 +114,6 @@ impl Query for Service {
 
     fn queues(&self, viewer: &Viewer) -> Result<Vec<Queue>> {
         Ok(queues::seen(viewer, &self.recorder.writer)?)
-    }
-
-    fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
-        let is_meant =
-            |key: &&JobKey| self.registry.jobs.get(*key).is_some_and(|kept| viewer.sees(&kept.record));
-        let meant: Vec<JobKey> = keys.iter().take(WANTED_JOBS_MAX).filter(is_meant).cloned().collect();
-        Ok(self.sampling.watch(meant, wanted_for))
     }
 
     /// This machine, as a server would list it.
@@ -173,6 +158,15 @@ impl Query for Service {
     }
 }
 
+impl SamplesMore for Service {
+    fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
+        let is_meant =
+            |key: &&JobKey| self.registry.jobs.get(*key).is_some_and(|kept| viewer.sees(&kept.record));
+        let meant: Vec<JobKey> = keys.iter().take(WANTED_JOBS_MAX).filter(is_meant).cloned().collect();
+        Ok(self.sampling.watch(meant, wanted_for))
+    }
+}
+
 /// Whether the viewer sees a job that is stored or waits to be.
 fn sees(service: &Service, viewer: &Viewer, key: &JobKey) -> Result<bool> {
     match service.recorder.unwritten.record_of(key) {
@@ -212,10 +206,7 @@ fn held(service: &Service, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Op
 /// Warnings about jobs that are missing from lists. Only users who may see all jobs get their ids.
 fn damage(service: &Service, viewer: &Viewer) -> Vec<String> {
     let Service { recorder, registry, .. } = service;
-    let names = recorder.writer.take_unreadable();
-    if !names.is_empty() {
-        recorder.repairs.wanted.set(true);
-    }
+    let names = recorder.writer.unreadable();
     let salvage = recorder.writer.last_salvage().map(|salvage| registry.without_kept(salvage));
     let lost = salvage.map(|salvage| match (viewer.sees_all(), salvage.lost_count()) {
         (true, _) => salvage.sentence(),
@@ -256,12 +247,6 @@ fn add_unwritten(service: &Service, filter: &Filter, page: &mut Page) {
         jobs.extend(missing);
         order.sort(jobs);
     }
-}
-
-/// Jobs that are requested again and again are sampled more often.
-fn note_interest(service: &Service, jobs: &[Record]) {
-    let live = jobs.iter().filter(|job| job.state.is_live());
-    service.sampling.note_interest(live.map(|job| job.key.clone()).collect());
 }
 
 /// Brings jobs up to date with starts and ends that are not written yet and with figures of those that run.
@@ -343,6 +328,8 @@ mod tests {
             })
             .into();
         let unsampled = keys.pop();
+        // The thread has opened its sources and knows the jobs.
+        assert_eq!(service.sampling.live().len(), 2);
         let watched = |viewer: &Viewer, keys: &[JobKey]| {
             service.sample_more(viewer, keys, Duration::from_secs(60)).unwrap()
         };

@@ -194,14 +194,10 @@ impl Recorder {
         Vec::new()
     }
 
-    /// Tries again to write the starts and ends of jobs.
-    pub(super) fn write_records(&mut self, outputs: &mut Outputs) {
+    /// Tries again to write the starts and ends of jobs. Returns those that were.
+    pub(super) fn write_records(&mut self) -> Vec<Record> {
         let writer = &mut self.writer;
-        self.unwritten.write_records(|record| {
-            writer.put(record)?;
-            outputs.publish_stored_end(writer, record);
-            Ok(())
-        });
+        self.unwritten.write_records(|record| writer.put(record))
     }
 
     /// Writes what was sampled since the last time. Returns jobs whose end was completed late.

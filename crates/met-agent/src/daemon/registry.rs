@@ -9,7 +9,6 @@ use met_store::{Salvage, Writer};
 use super::found_jobs::Gone;
 use super::nesting::Nesting;
 use super::recorder::Recorder;
-use super::service::Ended;
 use super::supervisors::Watch;
 
 /// Boxed: a map keeps room for twice as many as there are.
@@ -47,7 +46,8 @@ impl Registry {
         self.jobs.insert(kept.record.key.clone(), Box::new(kept));
     }
 
-    pub(super) fn job_ended(&mut self, Ended { record, .. }: &Ended, recorder: &mut Recorder) {
+    /// A job is over.
+    pub(super) fn remove(&mut self, record: &Record, recorder: &mut Recorder) {
         self.nesting.note(record, &mut self.jobs, recorder);
         self.nesting.forget(&record.key);
         self.jobs.remove(&record.key);

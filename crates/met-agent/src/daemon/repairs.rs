@@ -1,7 +1,6 @@
 //! When a damaged store is repaired: lists of any user meet the damage, and a repair is costly. A list itself repairs
 //! nothing.
 
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Between two attempts.
@@ -9,17 +8,22 @@ const PAUSE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 pub struct Repairs {
-    /// A list met damage.
-    pub wanted: Cell<bool>,
+    /// A reader met damage.
+    is_wanted: bool,
     last: Option<Instant>,
     /// The failure that was logged, until a look at the store succeeds.
     logged: Option<String>,
 }
 
 impl Repairs {
+    /// A reader met damage.
+    pub fn want(&mut self) {
+        self.is_wanted = true;
+    }
+
     /// Whether an attempt that a list wants begins at `now`; it counts as one.
     pub fn begin(&mut self, now: Instant) -> bool {
-        let is_wanted = self.wanted.take();
+        let is_wanted = std::mem::take(&mut self.is_wanted);
         let is_due = is_wanted && self.last.is_none_or(|last| now.saturating_duration_since(last) >= PAUSE);
         if is_due {
             self.last = Some(now);
@@ -46,7 +50,7 @@ mod tests {
         let (mut repairs, now) = (Repairs::default(), Instant::now());
         assert!(!repairs.begin(now), "no list met damage");
         let mut list_at = |now| {
-            repairs.wanted.set(true);
+            repairs.want();
             repairs.begin(now)
         };
         assert!(list_at(now));

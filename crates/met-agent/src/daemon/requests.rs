@@ -1,6 +1,8 @@
 //! Requests to a daemon: their permissions, and those that change something or concern the daemon itself. Jobs
 //! and series are read in `query.rs`.
 
+use std::time::Duration;
+
 use anyhow::{Result, bail};
 use met_core::JOB;
 use met_core::annotation::AnnotationChange;
@@ -19,6 +21,11 @@ use met_query::jobs::JobRef;
 use met_query::protocol::{DiscoveryStatus, InForce, Reply, Request, Status};
 use met_query::query;
 use met_query::react::{self, Actor};
+use met_query::sample_more::SamplesMore;
+use met_query::viewer::Viewer;
+
+/// A list of so many jobs fits a screen that somebody watches. A longer one is read by a program, or counted.
+const WATCHED_JOBS_MAX: usize = 100;
 
 impl Service {
     /// What this caller may do by this request; an error if nothing.
@@ -52,7 +59,15 @@ impl Service {
     pub fn answer(&mut self, request: Request, caller: &Caller) -> Result<Reply> {
         let access = self.access(&request, caller)?;
         let peer = caller.peer;
-        if let Some(reply) = query::answer(self, &access.viewer(peer), &request)? {
+        let read = query::answer(self, &access.viewer(peer), &request);
+        if !self.recorder.writer.take_unreadable().is_empty() {
+            self.recorder.repairs.want();
+        }
+        if let Some(reply) = read? {
+            let keys = self.shown_live(&access.viewer(peer), &request, &reply);
+            if !keys.is_empty() {
+                self.sampling.note_interest(keys);
+            }
             if let (Request::Find(_), Reply::Jobs(shown)) = (&request, &reply) {
                 self.schedulers.jobs_shown(shown);
             }
@@ -73,6 +88,10 @@ impl Service {
             Request::Timed { record, course } => {
                 self.ended(*record, Some(course.into_course(&JOB)), peer, access)
             }
+            Request::Watch { jobs, seconds } => {
+                let wanted_for = Duration::from_secs(seconds);
+                Ok(Reply::Watched(self.sample_more(&access.viewer(peer), &jobs, wanted_for)?))
+            }
             Request::Remove(key) => self.remove(&key, caller, access),
             Request::Annotate { key, change } => self.annotate(&key, &change, peer, access),
             Request::Reactions { change: Some(change) } => self.react(&change, peer, access),
@@ -92,6 +111,24 @@ impl Service {
         }
     }
 
+    /// The running jobs that a reply shows: those that are requested again and again are sampled more often.
+    fn shown_live(&self, viewer: &Viewer, request: &Request, reply: &Reply) -> Vec<JobKey> {
+        let (Reply::Jobs(shown) | Reply::JobsPage { jobs: shown, .. }) = reply else {
+            let sees =
+                |key: &&JobKey| self.registry.jobs.get(*key).is_some_and(|kept| viewer.sees(&kept.record));
+            return match request {
+                Request::Course { key, .. } | Request::JobSeries { key, .. } => {
+                    Some(key).filter(sees).into_iter().cloned().collect()
+                }
+                _ => Vec::new(),
+            };
+        };
+        match request {
+            Request::Jobs(filter) if filter.limit.is_none_or(|limit| limit > WATCHED_JOBS_MAX) => Vec::new(),
+            _ => shown.iter().filter(|job| job.state.is_live()).map(|job| job.key.clone()).collect(),
+        }
+    }
+
     fn in_force(&self, peer: Peer, access: Access) -> InForce {
         let is_trusted = peer.uid == 0 || peer.uid == rustix::process::getuid().as_raw();
         let may_read = is_trusted || self.settings.is_file_public();
@@ -108,12 +145,7 @@ impl Service {
     pub fn needs_sampler(request: &Request) -> bool {
         matches!(
             request,
-            Request::Ended(_)
-                | Request::Timed { .. }
-                | Request::Energy
-                | Request::Counters { .. }
-                | Request::Configure(_)
-                | Request::Status
+            Request::Ended(_) | Request::Timed { .. } | Request::Counters { .. } | Request::Configure(_)
         )
     }
 
@@ -148,7 +180,7 @@ impl Service {
         access: Access,
     ) -> Result<Reply> {
         // What could not be written when the job started may be written now.
-        self.recorder.write_records(&mut self.outputs);
+        self.write_records();
         let known = self.recorder.known(key, &self.registry)?;
         annotate::permit(&access.viewer(peer), known.as_ref())?;
         if self.recorder.unwritten.record_of(key).is_some() {
@@ -174,6 +206,7 @@ impl Service {
 
     fn status(&mut self) -> Result<Status> {
         let sources = self.ask_sampling(Sampling::costs)?;
+        let sampler = self.sampling.view();
         let sinks = self.outputs.bus.status();
         Ok(Status {
             pid: std::process::id(),
@@ -186,13 +219,10 @@ impl Service {
                 .map(ToString::to_string),
             state: self.place.state.clone(),
             sources,
-            dropped_samples: self
-                .sampling
-                .dropped_samples()
-                .map(|dropped| dropped + self.recorder.lost_samples),
+            dropped_samples: sampler.dropped_samples.map(|dropped| dropped + self.recorder.lost_samples),
             schedulers: self.schedulers.status(),
-            idle: self.sampling.learned_idle(),
-            ledger: self.sampling.balance(),
+            idle: sampler.idle.clone(),
+            ledger: sampler.balance,
             discovery: self.discovery.finding.as_ref().map(|finding| DiscoveryStatus {
                 shadows: self.discovery.shadows.count(),
                 shadows_refused: self.discovery.shadows.refused().cloned(),
@@ -204,5 +234,43 @@ impl Service {
             configure: self.outputs.configure.as_ref().map(LiveMessages::status),
             samples_refused: self.recorder.writer.samples_refused(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use met_core::job::State;
+    use met_query::jobs::JobsFilter;
+    use met_query::protocol::WireCourse;
+
+    use super::super::write_retries::tests::service;
+    use super::*;
+
+    #[test]
+    fn jobs_on_a_screen_and_series_that_their_viewer_sees_are_of_interest() {
+        let root = tempfile::tempdir().unwrap();
+        let mut service = service(root.path());
+        let record = |id: u32, state: State| {
+            let mut record = met_core::sample::full(id, "x");
+            (record.state, record.uid) = (state, Some(7));
+            record
+        };
+        let running = record(1, State::Running);
+        service.registry.insert(running.clone());
+        let shown = Reply::Jobs(vec![running.clone(), record(2, State::Finished)]);
+        let list = |limit| Request::Jobs(JobsFilter { limit, ..JobsFilter::default() });
+        let interest = |request: &Request, uid: u32, reply: &Reply| {
+            service.shown_live(&Viewer::Uid(uid), request, reply)
+        };
+        assert_eq!(interest(&list(Some(100)), 7, &shown), [running.key.clone()]);
+        assert_eq!(interest(&Request::Find(JobRef::Last), 7, &shown), [running.key.clone()]);
+        assert!(
+            interest(&list(Some(101)), 7, &shown).is_empty() && interest(&list(None), 7, &shown).is_empty()
+        );
+        let (course, nothing) =
+            (Request::Course { key: running.key.clone(), after_ms: 0 }, Reply::Course(WireCourse::default()));
+        assert_eq!(interest(&course, 7, &nothing), [running.key.clone()], "also without a new sample");
+        assert!(interest(&course, 8, &nothing).is_empty(), "it is another user's");
+        service.close();
     }
 }

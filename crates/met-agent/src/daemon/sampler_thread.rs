@@ -1,16 +1,15 @@
 //! The sampling thread: it ticks, and between ticks does what it is asked to. It never touches a disk.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use met_core::cadence::{Cadence, WANTED_FOR_MAX, WATCHED_FOR_NS};
-use met_core::energy::Balance;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::gpu_holding::Holding;
@@ -23,6 +22,8 @@ use met_sources::Options;
 use met_store::{Device, NodePart};
 
 use super::last_tick::Board;
+use super::orders::{self, Orders};
+use super::sampler_view::{Published, View};
 use super::sampler_worker::{Drained, Order, Worker};
 use super::unflushed_samples::{self, Wanted};
 use super::watchdog::{SURE_AFTER, Watchdog};
@@ -42,8 +43,11 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN_WHEN_STUCK: Duration = Duration::from_millis(20);
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 
-/// So long the main thread waits for a tick to end. A client that starts a job waits for 200 ms.
-const READY_WITHIN: Duration = Duration::from_millis(100);
+/// So long the main thread waits for a tick to end before it writes what needs the sampler. Reads do not.
+const READY_WITHIN: Duration = Duration::from_millis(10);
+/// So long a read waits for a thread that rests, or of which no view is left. A client that starts a job waits for
+/// 200 ms.
+const VIEW_WITHIN: Duration = Duration::from_millis(100);
 
 const READY_LOOK: Duration = Duration::from_micros(500);
 
@@ -61,16 +65,13 @@ pub struct Stuck;
 
 /// The other threads' end of the sampler.
 pub struct Sampling {
-    orders: Arc<Sender<Order>>,
+    orders: Arc<Orders>,
     pub(super) thread: Option<JoinHandle<()>>,
     stuck: Cell<bool>,
     delay: Cell<Option<Delay>>,
     /// Its ticks take longer than the main thread waits.
     is_slow: Cell<bool>,
-    /// The figures of jobs, as it last told them to a reader.
-    live: RefCell<HashMap<JobKey, Live>>,
-    /// Its sources and the number of GPUs, likewise.
-    last_seen: RefCell<(Vec<SourceStatus>, Option<i64>)>,
+    published: Arc<Published>,
     pub(super) watchdog: Watchdog,
     /// Of counters that supervisors pass, also of those that a blocked thread holds.
     pub(super) counter_budget: Budget,
@@ -85,22 +86,12 @@ impl Sampling {
         board: Option<Arc<Board>>,
         ticker: Option<Ticker>,
     ) -> io::Result<Sampling> {
-        let orders = Arc::new(mpsc::channel().0);
+        let (orders, published) = (orders::queue().0, Arc::default());
         let watchdog = Watchdog::new(config.sampling.shortest());
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
-        let (live, last_seen) = (RefCell::default(), RefCell::default());
         let counter_budget = Budget::of_process();
-        let mut sampling = Sampling {
-            orders,
-            thread: None,
-            stuck,
-            delay,
-            is_slow,
-            live,
-            last_seen,
-            watchdog,
-            counter_budget,
-        };
+        let mut sampling =
+            Sampling { orders, thread: None, stuck, delay, is_slow, published, watchdog, counter_budget };
         sampling.begin(host, config, board, ticker)?;
         Ok(sampling)
     }
@@ -114,9 +105,14 @@ impl Sampling {
         board: Option<Arc<Board>>,
         ticker: Option<Ticker>,
     ) -> io::Result<()> {
-        let (orders, receiver) = mpsc::channel();
+        let (orders, taken) = orders::queue();
         let (config, options) = (config.clone(), self.watchdog.options(config));
-        self.orders = Arc::new(orders);
+        if self.orders.dropped() > 0 {
+            tracing::warn!("{} requests to the sampling thread were dropped", self.orders.dropped());
+        }
+        self.orders = orders;
+        self.published = Published::before(self.published.view());
+        let published = Arc::clone(&self.published);
         if let Some(board) = &board {
             ask_for_pages(board, &self.orders);
         }
@@ -130,7 +126,7 @@ impl Sampling {
             if board.is_some() || ticker.is_some() {
                 sampler.watch_node();
             }
-            Worker::new(sampler).work(&receiver, board.as_deref(), ticker.as_ref(), &options.pulse);
+            Worker::new(sampler, published).work(&taken, board.as_deref(), ticker.as_ref(), &options.pulse);
         };
         self.thread = Some(std::thread::Builder::new().name("sampler".to_owned()).spawn(work)?);
         Ok(())
@@ -204,17 +200,11 @@ impl Sampling {
 
     /// Ends a job. What comes too late is in the next [`Sampling::drain`].
     pub fn remove(&self, key: &JobKey, known: Known) -> Result<Option<Sampled>, Stuck> {
-        self.live.borrow_mut().remove(key);
         let key = key.clone();
-        self.ask_for(move |worker, reply| {
+        self.command(move |worker, reply| {
             let sampled = worker.remove(&key, known);
             worker.undelivered.hand_over_end(key, sampled, &reply);
         })
-    }
-
-    /// Samples that were dropped because they were not taken out in time.
-    pub fn dropped_samples(&self) -> Option<u64> {
-        self.ask(|worker| worker.sampler.dropped_samples()).ok()
     }
 
     /// Jobs that are over and whose energy is known since the last call.
@@ -237,17 +227,8 @@ impl Sampling {
 
     /// Whose the node's energy was in the last window.
     pub fn energy_window(&self) -> Option<EnergyWindow> {
-        self.ask(|worker| worker.sampler.energy().now()).ok().flatten()
-    }
-
-    /// What the machine uses when idle, as far as it is known.
-    pub fn learned_idle(&self) -> Vec<LearnedIdle> {
-        self.ask(|worker| worker.sampler.energy().learned_idle()).unwrap_or_default()
-    }
-
-    /// Whether all energy that meters counted is booked.
-    pub fn balance(&self) -> Option<Balance> {
-        self.ask(|worker| worker.sampler.energy().balance()).ok().flatten()
+        self.look();
+        self.view().energy.clone()
     }
 
     /// What a kilowatt hour emits from now on.
@@ -263,17 +244,20 @@ impl Sampling {
 
     /// Somebody asks for the figures of jobs.
     pub(super) fn note_interest(&self, keys: Vec<JobKey>) {
-        self.order(move |worker| {
+        self.orders.offer(Box::new(move |worker| {
             for slot in keys.iter().filter_map(|key| worker.slots.get(key)) {
                 worker.sampler.note_interest(*slot);
             }
-        });
+        }));
     }
 
     /// Samples jobs at the shortest interval for this long, within bounds. Returns those that are.
     pub(super) fn watch(&self, keys: Vec<JobKey>, wanted_for: Duration) -> Vec<JobKey> {
         let for_ns = wanted_for.min(WANTED_FOR_MAX).as_nanos() as i64;
-        self.ask(move |worker| worker.watch(keys, for_ns)).unwrap_or_default()
+        let sampled = self.view();
+        let known = keys.iter().filter(|key| sampled.live.contains_key(key)).cloned().collect();
+        // What it cannot say at once it does all the same.
+        self.glance(move |worker| worker.watch(keys, for_ns)).unwrap_or(known)
     }
 
     /// The same for a thread that hears of watched jobs, as long as this one takes orders. Calls `known` if any of them is
@@ -291,14 +275,17 @@ impl Sampling {
                 }
             });
             if let Some(orders) = orders.upgrade() {
-                let _ = orders.send(order);
+                orders.offer(order);
             }
         }
     }
 
     /// Counts other events from now on; says what cannot be counted.
     pub fn set_events(&self, asked: EventsAsked, options: Options) -> Option<String> {
-        self.ask(move |worker| worker.sampler.set_events(asked, &options)).ok().flatten()
+        let counted = self.command(move |worker, reply| {
+            drop(reply.send(worker.sampler.set_events(asked, &options)));
+        });
+        counted.ok().flatten()
     }
 
     /// The same without waiting for what cannot be counted.
@@ -346,43 +333,62 @@ impl Sampling {
         self.ask(|worker| worker.sampler.live().into_iter().collect()).unwrap_or_default()
     }
 
-    /// For replies: asks for the figures of all jobs. False if the thread is busy, and the last ones have to do.
+    /// Brings the view of readers up to date. False if the thread is blocked, and the last view has to do. A tick that
+    /// has just begun is not waited for: the view is that of the tick before.
+    fn look(&self) -> bool {
+        self.published.want();
+        match self.busy_since_ns() {
+            Some(since_ns) if self.published.is_current() => {
+                clock::monotonic_ns() - since_ns < VIEW_WITHIN.as_nanos() as i64
+            }
+            _ => self.glance(Worker::publish).is_some(),
+        }
+    }
+
+    /// The view as of the last look.
+    pub(super) fn view(&self) -> Arc<View> {
+        self.published.view()
+    }
+
+    /// For replies: the figures of all jobs are up to date after it. False as for [`Sampling::look`].
     pub(super) fn look_at_jobs(&self) -> bool {
-        let live = self.glance(|worker| worker.sampler.live().into_iter().collect());
-        live.map(|live| self.live.replace(live)).is_some()
+        self.look()
     }
 
     /// The figures of a job as of the last look.
     pub(super) fn last_known(&self, key: &JobKey) -> Option<Live> {
-        self.live.borrow().get(key).cloned()
+        self.view().live.get(key).cloned()
     }
 
-    /// What each source costs, also of those that are left out.
+    /// What each source costs, also of those that are left out; an error if the thread has been blocked for long.
     pub fn costs(&self) -> Result<Vec<SourceStatus>, Stuck> {
-        let mut costs = self.ask(|worker| worker.costs())?;
+        let is_long = |since_ns| clock::monotonic_ns() - since_ns >= ANSWER_WITHIN.as_nanos() as i64;
+        if !self.look() && (self.stuck.get() || self.busy_since_ns().is_some_and(is_long)) {
+            return Err(Stuck);
+        }
+        let mut costs = self.view().sources.clone();
         self.watchdog.add_kept_by(&mut costs);
         Ok(costs)
     }
 
-    /// The machine's GPUs and failing sources. No tick is waited for: a busy thread is believed what it said last.
+    /// The machine's GPUs and failing sources, as last known.
     pub fn health(&self) -> NodeHealth {
-        if let Some(seen) = self.glance(|worker| (worker.costs(), worker.sampler.gpus.count())) {
-            self.last_seen.replace(seen);
-        }
-        let (mut sources, gpus) = self.last_seen.borrow().clone();
+        self.look();
+        let view = self.view();
+        let mut sources = view.sources.clone();
         self.watchdog.add_kept_by(&mut sources);
-        NodeHealth { gpus, failing_sources: failing_sources(&sources) }.bounded()
+        NodeHealth { gpus: view.gpus, failing_sources: failing_sources(&sources) }.bounded()
     }
 
-    /// What the machine did at the last tick; unknown while the thread is busy.
+    /// What the machine did at the last tick; unknown while the thread is blocked.
     pub fn machine_now(&self) -> MachineNow {
-        self.glance(|worker| worker.sampler.machine.now()).unwrap_or_default()
+        if self.look() { self.view().machine } else { MachineNow::default() }
     }
 
     /// Whether another thread can and must go on in the place of this one.
     pub(super) fn is_kept(&self) -> bool {
         let has_failed = self.thread.as_ref().is_some_and(JoinHandle::is_finished);
-        has_failed && self.watchdog.may_replace() || self.watchdog.is_kept()
+        (has_failed || self.orders.is_incomplete()) && self.watchdog.may_replace() || self.watchdog.is_kept()
     }
 
     /// Whether the thread takes orders now or in a moment. If not, the main thread postpones what needs it and
@@ -444,22 +450,31 @@ impl Sampling {
         }
     }
 
-    /// An answer to a reader, who does not wait for a tick: `None` if the thread is busy.
+    /// An answer to a reader, for which a tick is waited for once and not for long: `None` if the thread is busy.
     fn glance<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Worker) -> T + Send + 'static,
     ) -> Option<T> {
-        if !self.is_ready() {
-            return None;
-        }
         let (reply, answer) = mpsc::sync_channel(1);
-        self.order(move |worker| drop(reply.send(question(worker))));
-        let patience = if self.stuck.get() { ANSWER_WITHIN_WHEN_STUCK } else { READY_WITHIN };
-        answer.recv_timeout(patience).ok()
+        let is_sent = self.orders.offer(Box::new(move |worker| drop(reply.send(question(worker)))));
+        let patience = match self.busy_since_ns() {
+            _ if !is_sent => return None,
+            _ if self.stuck.get() => ANSWER_WITHIN_WHEN_STUCK,
+            // It was waited for, and is not a second time.
+            Some(_) if self.is_blocked() || self.is_slow.get() => Duration::ZERO,
+            _ => VIEW_WITHIN,
+        };
+        let answer = answer.recv_timeout(patience).ok();
+        if let Some(since_ns) =
+            self.busy_since_ns().filter(|_| answer.is_none() && self.delay.get().is_none())
+        {
+            self.delay.set(Some(Delay { since_ns, noticed: Instant::now() }));
+        }
+        answer
     }
 
     fn order(&self, order: impl FnOnce(&mut Worker) + Send + 'static) {
-        let _ = self.orders.send(Box::new(order));
+        self.orders.order(Box::new(order));
     }
 
     /// Changes what is read of a job, if that is sampled.
@@ -481,12 +496,26 @@ impl Sampling {
 
     fn ask_for<T: Send + 'static>(
         &self,
-        order: impl FnOnce(&mut Worker, SyncSender<T>) + Send + 'static,
+        question: impl FnOnce(&mut Worker, SyncSender<T>) + Send + 'static,
     ) -> Result<T, Stuck> {
         // Without room of its own: an answer that came too late is not lost in it.
         let (reply, answer) = mpsc::sync_channel(0);
-        self.orders.send(Box::new(|worker| order(worker, reply))).map_err(|_| Stuck)?;
-        self.wait_for(&answer)
+        match self.orders.offer(Box::new(|worker| question(worker, reply))) {
+            true => self.wait_for(&answer),
+            false => Err(Stuck),
+        }
+    }
+
+    /// The same for what changes something, and must arrive though the answer may come too late.
+    fn command<T: Send + 'static>(
+        &self,
+        command: impl FnOnce(&mut Worker, SyncSender<T>) + Send + 'static,
+    ) -> Result<T, Stuck> {
+        let (reply, answer) = mpsc::sync_channel(0);
+        match self.orders.order(Box::new(|worker| command(worker, reply))) {
+            true => self.wait_for(&answer),
+            false => Err(Stuck),
+        }
     }
 
     /// Waits for an answer, but not for a thread in whose place another one can continue.
@@ -527,7 +556,7 @@ impl Sampling {
 }
 
 /// Lets scrapes have all jobs read, by the thread that takes these orders, as long as it does.
-fn ask_for_pages(board: &Arc<Board>, orders: &Arc<Sender<Order>>) {
+fn ask_for_pages(board: &Arc<Board>, orders: &Arc<Orders>) {
     let (orders, of) = (Arc::downgrade(orders), Arc::downgrade(board));
     board.ask_with(move || {
         let of = of.clone();
@@ -540,7 +569,7 @@ fn ask_for_pages(board: &Arc<Board>, orders: &Arc<Sender<Order>>) {
             }
         });
         if let Some(orders) = orders.upgrade() {
-            let _ = orders.send(order);
+            orders.offer(order);
         }
     });
 }
@@ -550,15 +579,14 @@ mod tests {
     use super::*;
 
     /// Whose orders the test receives.
-    fn without_thread(orders: Sender<Order>) -> Sampling {
+    fn without_thread(orders: Arc<Orders>) -> Sampling {
         Sampling {
-            orders: Arc::new(orders),
+            orders,
             thread: None,
             stuck: Cell::new(false),
             delay: Cell::new(None),
             is_slow: Cell::new(false),
-            live: RefCell::default(),
-            last_seen: RefCell::default(),
+            published: Arc::default(),
             watchdog: Watchdog::new(Duration::from_secs(1)),
             counter_budget: Budget::of_process(),
         }
@@ -566,31 +594,31 @@ mod tests {
 
     #[test]
     fn an_allocation_that_is_known_is_told_and_none_is_not() {
-        let (orders, received) = mpsc::channel();
+        let (orders, received) = orders::queue();
         let sampling = without_thread(orders);
         let mut record = met_core::sample::bare(1, "x");
         sampling.allocate(&record);
-        assert!(received.try_recv().is_err());
+        assert!(received.next(Some(Duration::ZERO)).is_err());
         record.requested.cpus = Some(2);
         sampling.allocate(&record);
-        assert!(received.try_recv().is_ok());
+        assert!(received.next(Some(Duration::ZERO)).is_ok());
     }
 
     #[test]
     fn watched_jobs_are_passed_on_as_long_as_there_is_who_takes_orders() {
-        let (orders, received) = mpsc::channel();
+        let (orders, received) = orders::queue();
         let sampling = without_thread(orders);
         let watcher = sampling.watcher(|| panic!("nobody has looked which jobs are known"));
         watcher(vec![met_core::sample::bare(1, "x").key]);
-        assert_eq!(received.try_iter().count(), 1);
+        assert!(received.next(Some(Duration::ZERO)).is_ok() && received.next(Some(Duration::ZERO)).is_err());
         sampling.stop();
         watcher(vec![met_core::sample::bare(1, "x").key]);
-        assert!(received.try_recv().is_err());
+        assert!(received.next(Some(Duration::ZERO)).is_err());
     }
 
     #[test]
     fn a_sampler_whose_ticks_are_long_is_slow_and_one_that_stays_in_a_tick_blocked() {
-        let (orders, _never_read) = mpsc::channel();
+        let (orders, _never_read) = orders::queue();
         let sampling = without_thread(orders);
         assert!(sampling.is_ready() && !sampling.is_blocked(), "it rests");
         let pulse = Arc::clone(&sampling.watchdog.pulse);
@@ -612,9 +640,40 @@ mod tests {
     }
 
     #[test]
+    fn readers_of_a_blocked_sampler_get_the_last_view_and_fill_no_queue() {
+        let (orders, never_read) = orders::queue();
+        let sampling = without_thread(orders);
+        let key = met_core::sample::bare(1, "x").key;
+        let view = View { live: HashMap::from([(key.clone(), Live::default())]), ..View::default() };
+        sampling.published.publish(view);
+        sampling.watchdog.pulse.begin();
+        for _ in 0..5_000 {
+            sampling.look_at_jobs();
+            sampling.note_interest(vec![key.clone()]);
+            assert!(sampling.last_known(&key).is_some() && sampling.energy_window().is_none());
+        }
+        assert!(sampling.orders.dropped() > 0);
+        // What must arrive has room, and no more than this waits.
+        sampling.add(&met_core::sample::bare(2, "x"), None);
+        assert!(!sampling.orders.is_incomplete());
+        let waiting = std::iter::from_fn(|| never_read.next(Some(Duration::ZERO)).ok()).count();
+        assert!(waiting < 1_000, "{waiting} orders wait");
+        sampling.stop();
+    }
+
+    #[test]
+    fn a_thread_that_misses_an_order_is_replaced() {
+        let (orders, _never_read) = orders::queue();
+        let sampling = without_thread(orders);
+        assert!(!sampling.is_kept());
+        while sampling.orders.order(Box::new(|_| {})) {}
+        assert!(sampling.is_kept());
+    }
+
+    #[test]
     fn a_sampler_that_does_not_answer_is_given_up() {
         // Nobody takes orders here, and the channel is open: as if a tick did not come to its end.
-        let (orders, _never_read) = mpsc::channel();
+        let (orders, _never_read) = orders::queue();
         let sampling = without_thread(orders);
         sampling.stuck.set(true);
         assert!(sampling.costs().unwrap_err().to_string().contains("has not answered"));

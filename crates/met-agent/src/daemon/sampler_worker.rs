@@ -1,7 +1,8 @@
 //! What the sampling thread does: ticks when they are due, orders between them, looks at a machine without jobs.
 
 use std::collections::HashMap;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::time::Duration;
 
 use met_config::Config;
@@ -19,6 +20,8 @@ use met_store::Device;
 use super::idle_readings::Rest;
 use super::last_tick::Board;
 use super::memory_release;
+use super::orders::Taken;
+use super::sampler_view::{Published, View};
 use crate::node_energy::Charged;
 use crate::node_series::NodeCourse;
 use crate::sampler::{Known, Sampled, Sampler};
@@ -106,13 +109,33 @@ pub(super) struct Worker {
     rest: Option<Rest>,
     /// When the machine without jobs is read for its series.
     next_node_ns: Option<i64>,
+    published: Arc<Published>,
 }
 
 impl Worker {
-    pub fn new(sampler: Sampler) -> Worker {
+    pub fn new(sampler: Sampler, published: Arc<Published>) -> Worker {
         let (slots, last_errors) = (HashMap::new(), HashMap::new());
         let undelivered = Undelivered::default();
-        Worker { sampler, slots, last_errors, undelivered, rest: None, next_node_ns: None }
+        Worker { sampler, slots, last_errors, undelivered, rest: None, next_node_ns: None, published }
+    }
+
+    /// Shows readers the present state.
+    pub fn publish(&mut self) {
+        let view = self.view();
+        self.published.publish(view);
+    }
+
+    fn view(&mut self) -> View {
+        View {
+            live: self.sampler.live().into_iter().collect(),
+            sources: self.costs(),
+            gpus: self.sampler.gpus.count(),
+            machine: self.sampler.machine.now(),
+            energy: self.sampler.energy().now(),
+            idle: self.sampler.energy().learned_idle(),
+            balance: self.sampler.energy().balance(),
+            dropped_samples: Some(self.sampler.dropped_samples()),
+        }
     }
 
     /// Samples jobs more often for a while. Returns those that are sampled here: others are ignored.
@@ -124,22 +147,13 @@ impl Worker {
         keys
     }
 
-    pub fn work(
-        &mut self,
-        orders: &Receiver<Order>,
-        board: Option<&Board>,
-        ticker: Option<&Ticker>,
-        pulse: &Pulse,
-    ) {
+    pub fn work(&mut self, orders: &Taken, board: Option<&Board>, ticker: Option<&Ticker>, pulse: &Pulse) {
         // A thread that was given up does nothing more, whatever is left in its channel.
         while !pulse.is_given_up() {
             // Without jobs there is nothing to wake up for, but for a look at the machine now and then.
             let patience = self.patience();
             pulse.rest();
-            let order = match patience {
-                None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(patience) => orders.recv_timeout(patience.max(Duration::from_micros(1))),
-            };
+            let order = orders.next(patience.map(|patience| patience.max(Duration::from_micros(1))));
             pulse.begin();
             match order {
                 Ok(order) => order(self),
@@ -154,6 +168,8 @@ impl Worker {
                     return;
                 }
                 self.report_errors();
+                let published = Arc::clone(&self.published);
+                published.ticked(|| self.view());
                 if let Some(board) = board {
                     board.ticked();
                 }
@@ -376,7 +392,8 @@ mod tests {
         let off = "sources: {rapl: off, ipmi: off, hwmon: off, cray: off}";
         let (without, with) = (config(off), config(&off.replace("rapl: off", "rapl: auto")));
         let host = Host::at(root.path()).unwrap();
-        let mut worker = Worker::new(Sampler::of_node(host, Duration::from_secs(1), &without));
+        let mut worker =
+            Worker::new(Sampler::of_node(host, Duration::from_secs(1), &without), Arc::default());
         assert_eq!(worker.patience(), None, "there is nothing to look at");
         worker.reconfigure(&without, &with);
         assert!(worker.patience().is_some());
@@ -393,7 +410,7 @@ mod tests {
         let yaml = "node: {interval: 20ms}\nsources: {rapl: off, ipmi: off, hwmon: off, cray: off}";
         let config = Config::parse(yaml, std::path::Path::new("met.yaml")).unwrap();
         let host = Host::at(root.path()).unwrap();
-        let mut worker = Worker::new(Sampler::of_node(host, Duration::from_secs(1), &config));
+        let mut worker = Worker::new(Sampler::of_node(host, Duration::from_secs(1), &config), Arc::default());
         assert_eq!(worker.patience(), None, "nothing is stored");
         worker.sampler.machine.keep_series(true);
         let mut samples = 0;

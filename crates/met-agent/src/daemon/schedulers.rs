@@ -19,6 +19,7 @@ use met_jobs::scheduler::{self, Programs, Recorded, Sync, Update};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::queue_reader::QueueReader;
+use super::service::{Ended, OnEnd};
 use met_config::{Presence, Schedulers as Configured, Scope};
 use met_host::users;
 use met_query::jobs;
@@ -267,8 +268,8 @@ impl Schedulers {
         }
     }
 
-    /// A job has just ended here. A server asks soon, once for many; a daemon at its usual time.
-    pub fn job_ended(&self, key: &JobKey) {
+    /// The end of a job is stored. A server asks soon, once for many; a daemon at its usual time.
+    pub fn end_stored(&self, key: &JobKey) {
         let Some(worker) = self.worker_of(key) else { return };
         match &worker.measured {
             // It may have had another name when it started.
@@ -299,6 +300,12 @@ impl Schedulers {
         };
         let of_readers = self.queue_readers.iter().map(|reader| lock(&reader.status).clone());
         self.workers.iter().map(of).chain(of_readers).collect()
+    }
+}
+
+impl OnEnd for Schedulers {
+    fn job_ended(&mut self, ended: &Ended<'_>) {
+        self.end_stored(&ended.record.key);
     }
 }
 
@@ -624,7 +631,7 @@ mod tests {
         record.key = JobKey { cluster: None, manager: "oar".into(), id: "7".into(), incarnation: 0 };
         (record.state, record.scheduling) = (met_core::job::State::Finished, Default::default());
         schedulers.job_started(&record.key);
-        schedulers.job_ended(&record.key);
+        schedulers.end_stored(&record.key);
         for _ in 0..3 {
             schedulers.jobs_shown(std::slice::from_ref(&record));
         }

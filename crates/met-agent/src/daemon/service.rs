@@ -11,7 +11,7 @@ use met_core::job::{JobKey, Origin, Record, State};
 use met_core::series::Course;
 use met_host::Host;
 use met_jobs::discover::{Event, Found};
-use met_store::inbox;
+use met_store::{Queries, inbox};
 use met_wire::batch::Subject;
 
 use super::admission::Admission;
@@ -66,10 +66,20 @@ pub struct Service {
     pub(super) outputs: Outputs,
 }
 
-/// A job is over: what parts of a daemon react to.
-pub(super) struct Ended {
+/// The end of a job that the store has.
+pub(super) struct Ended<'a> {
     /// Complete, as it was written.
-    pub(super) record: Record,
+    pub(super) record: &'a Record,
+    /// Joins the record with what is known from elsewhere.
+    pub(super) store: &'a Queries,
+    pub(super) host: &'a Host,
+    pub(super) place: &'a Place,
+}
+
+/// A part of a daemon that reacts to the end of a job. It is called once the end is stored, and never for one that
+/// could not be written: what it removes or reports could not be restored.
+pub(super) trait OnEnd {
+    fn job_ended(&mut self, ended: &Ended<'_>);
 }
 
 fn asker(config: &Config, place: &Place) -> Asker {
@@ -280,8 +290,7 @@ impl Service {
 
     /// Ends a job for good. What cannot be written is kept and tried again, and that it is not on disk is said.
     ///
-    /// The order matters: the sampler is asked before the record is completed, sinks learn of the end after the
-    /// commit, and the other parts react to a record that is as good as it gets.
+    /// The order matters: the sampler is asked before the record is completed, and parts react after the commit.
     pub(super) fn close_job(&mut self, mut record: Record) -> Result<()> {
         let known = Known::of(&record);
         let sampled = self.ask_sampling(|sampling| sampling.remove(&record.key, known));
@@ -295,32 +304,39 @@ impl Service {
         }
         let interval = self.settings.config.sampling.shortest();
         self.recorder.complete(&mut record, sampled.unwrap_or_default(), interval, &mut self.outputs);
-        self.outputs.on_board(|board| board.ended(&record));
         let written = self.recorder.commit_end(&record);
         if let Some(kept) =
             self.registry.jobs.get(&record.key).filter(|_| self.outputs.is_withheld(&record.key))
         {
             self.outputs.publish_unnamed(&kept.record, self.recorder.course_before(&record.key));
         }
-        if written.is_ok() {
-            self.outputs.publish_stored_end(&self.recorder.writer, &record);
+        match &written {
+            Ok(()) => self.end_stored(&record),
+            // It does not run any more, and its last figures are shown when the store has them.
+            Err(_) => self.outputs.on_board(|board| board.forget(&record.key)),
         }
-        self.react_to_end(&Ended { record });
+        self.leave_running(&record);
         written?;
         self.recorder.limit_count(&self.settings.config.storage)
     }
 
-    fn react_to_end(&mut self, ended: &Ended) {
-        self.registry.job_ended(ended, &mut self.recorder);
-        self.revert_with(&ended.record.key);
+    /// The store has the end of a job, at once or after retries: the parts react.
+    fn end_stored(&mut self, record: &Record) {
+        let Service { host, place, recorder, outputs, housekeeping, admission, schedulers, .. } = self;
+        let ended = Ended { record, store: &recorder.writer, host, place };
+        let parts: [&mut dyn OnEnd; 4] = [outputs, housekeeping, admission, schedulers];
+        parts.into_iter().for_each(|part| part.job_ended(&ended));
+    }
+
+    /// A job runs no more, whether or not its end could be written.
+    fn leave_running(&mut self, record: &Record) {
+        self.registry.remove(record, &mut self.recorder);
+        self.revert_with(&record.key);
         self.follow_shadows();
-        self.housekeeping.job_ended(ended, &self.host);
-        self.admission.job_ended(ended, &self.place);
         if self.registry.jobs.is_empty() {
-            // Nobody wakes up again to write the last samples of the cards.
+            // Nothing else writes the last samples of the GPUs.
             self.flush();
         }
-        self.schedulers.job_ended(&ended.record.key);
     }
 
     fn close_lost(&mut self, mut record: Record) {
@@ -354,9 +370,6 @@ impl Service {
             // It stays in the inbox, where every reader finds it.
             Err(error) if left.is_end => {
                 tracing::error!("cannot store the end of job {}: {error:#}", key.id);
-                self.registry.jobs.remove(key);
-                self.outputs.on_board(|board| board.forget(key));
-                self.revert_with(key);
             }
             Err(error) => tracing::error!("cannot store a lost job: {error:#}"),
         }
@@ -542,9 +555,15 @@ impl Service {
         }
     }
 
+    /// Tries again to write the starts and ends of jobs.
+    pub(super) fn write_records(&mut self) {
+        let written = self.recorder.write_records();
+        written.iter().filter(|record| !record.state.is_live()).for_each(|record| self.end_stored(record));
+    }
+
     /// Tries again what could not be written.
     fn write_again(&mut self) {
-        self.recorder.write_records(&mut self.outputs);
+        self.write_records();
         if self.recorder.unwritten.told.is_some() {
             self.hear();
         }
@@ -647,7 +666,8 @@ impl Service {
 
     /// Removes what supervisors left that died before they announced their job.
     pub fn sweep(&mut self) {
-        self.housekeeping.leave(self.admission.sweep(&self.host, &self.registry));
+        let Service { host, registry, recorder, .. } = self;
+        self.housekeeping.leave(self.admission.sweep(host, registry, &recorder.unwritten));
     }
 
     /// Whether so much was announced since the last retention that the next one cannot wait.

@@ -19,6 +19,7 @@ use super::forwarding;
 use super::last_tick::Board;
 use super::live_messages::LiveMessages;
 use super::sampler_thread::Sampling;
+use super::service::{Ended, OnEnd};
 use met_config::Place;
 use met_query::live::Live;
 use met_query::protocol::HttpStatus;
@@ -174,6 +175,13 @@ impl Outputs {
         if let Some(board) = &self.board {
             update(board);
         }
+    }
+}
+
+impl OnEnd for Outputs {
+    fn job_ended(&mut self, Ended { record, store, .. }: &Ended<'_>) {
+        self.on_board(|board| board.ended(record));
+        self.publish_stored_end(store, record);
     }
 }
 

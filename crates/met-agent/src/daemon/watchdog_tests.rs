@@ -15,7 +15,7 @@ use super::*;
 use met_core::sample;
 use met_query::handshake::Hello;
 use met_query::jobs::JobsFilter;
-use met_query::protocol::{Reply, Request, write_frame};
+use met_query::protocol::{Change, Reply, Request, write_frame};
 
 const METER: &str = "sys/cray/pm_counters/freshness";
 const CPU_FILE: &str = "sys/fs/cgroup/job/cpu.stat";
@@ -225,19 +225,22 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
         |service: &mut Service| service.sampling.watchdog.pulse.at().and_then(|at| at.source) == Some("cray");
     until(&mut daemon.service, "the thread is kept", kept);
 
-    let status = client_of(&mut daemon, &Request::Status);
-    let gone = client_of(&mut daemon, &Request::Status);
+    let change = Request::Configure(Change { reset: true, ..Change::default() });
+    let changed = client_of(&mut daemon, &change);
+    let gone = client_of(&mut daemon, &change);
     let factors = client_of(&mut daemon, &Request::Factors);
     let reads = [
         client_of(&mut daemon, &Request::Jobs(JobsFilter::default())),
         client_of(&mut daemon, &Request::Course { key: key.clone(), after_ms: i64::MIN }),
         client_of(&mut daemon, &Request::NodeParts { since_ms: 0 }),
+        client_of(&mut daemon, &Request::Energy),
+        client_of(&mut daemon, &Request::Status),
     ];
     // The first round may be spent on waiting for the tick.
     for _ in 0..2 {
-        daemon.serve_connections(&[true; 6]);
+        daemon.serve_connections(&[true; 8]);
     }
-    assert!(is_answered(&factors) && !is_answered(&status) && !is_answered(&gone));
+    assert!(is_answered(&factors) && !is_answered(&changed) && !is_answered(&gone));
     assert!(reads.iter().all(is_answered), "reading waits for no tick");
     let [mut jobs, ..] = reads;
     let Ok(Reply::Jobs(jobs)) = met_query::protocol::read_frame(&mut jobs) else { panic!("no jobs") };
@@ -250,7 +253,7 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     assert_eq!(daemon.service.sampling.watchdog.replaced, 0, "nobody waited so long");
 
     let begin = Instant::now();
-    while !is_answered(&status) {
+    while !is_answered(&changed) {
         assert!(begin.elapsed() < Duration::from_secs(60), "the next thread answers");
         let ready = daemon.poll().connections;
         daemon.serve_connections(&ready);

@@ -41,16 +41,25 @@ impl Unwritten {
         self.records.iter().find(|record| record.key == *key)
     }
 
-    /// Writes the records, oldest first, until it fails again.
-    pub(super) fn write_records(&mut self, mut write: impl FnMut(&Record) -> Result<(), StoreError>) {
-        while let Some(record) = self.records.front() {
-            match write(record) {
-                Err(error) if !is_hopeless(&error) => return,
-                Err(error) => tracing::error!("job {}: its {} is lost: {error}", record.key.id, part(record)),
-                Ok(()) => {}
+    /// Writes the records, oldest first, until it fails again. Returns those that were written.
+    pub(super) fn write_records(
+        &mut self,
+        mut write: impl FnMut(&Record) -> Result<(), StoreError>,
+    ) -> Vec<Record> {
+        let mut written = Vec::new();
+        while let Some(record) = self.records.pop_front() {
+            match write(&record) {
+                Err(error) if !is_hopeless(&error) => {
+                    self.records.push_front(record);
+                    break;
+                }
+                Err(error) => {
+                    tracing::error!("job {}: its {} is lost: {error}", record.key.id, part(&record));
+                }
+                Ok(()) => written.push(record),
             }
-            self.records.pop_front();
         }
+        written
     }
 }
 

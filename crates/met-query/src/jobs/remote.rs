@@ -25,6 +25,7 @@ use crate::handshake::CONDITIONS;
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::query::{NodeSpan, Query, every_job, nothing, on_node, running};
 use crate::react;
+use crate::sample_more::SamplesMore;
 use crate::viewer::Viewer;
 use met_core::listing::Cursor;
 
@@ -285,17 +286,6 @@ impl Query for Remote {
         }
     }
 
-    fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
-        let mut jobs = keys[..keys.len().min(WANTED_JOBS_MAX)].to_vec();
-        if !viewer.sees_all() {
-            jobs.retain(|key| self.sees(viewer, key).unwrap_or(false));
-        }
-        match self.ask(&Request::Watch { jobs, seconds: wanted_for.as_secs() })? {
-            Reply::Watched(jobs) => Ok(jobs),
-            reply => self.unexpected(&reply),
-        }
-    }
-
     fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
         match self.ask(&Request::Sums { filter, span: *span })? {
@@ -358,7 +348,24 @@ impl Annotates for Remote {
     }
 }
 
+impl SamplesMore for Remote {
+    fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
+        let mut jobs = keys[..keys.len().min(WANTED_JOBS_MAX)].to_vec();
+        if !viewer.sees_all() {
+            jobs.retain(|key| self.sees(viewer, key).unwrap_or(false));
+        }
+        match self.ask(&Request::Watch { jobs, seconds: wanted_for.as_secs() })? {
+            Reply::Watched(jobs) => Ok(jobs),
+            reply => self.unexpected(&reply),
+        }
+    }
+}
+
 impl Source for Remote {
+    fn sample_more(&self, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
+        SamplesMore::sample_more(self, CALLER, keys, wanted_for)
+    }
+
     fn remove(&mut self, key: &JobKey) -> Result<()> {
         self.ask(&Request::Remove(key.clone())).map(drop)
     }

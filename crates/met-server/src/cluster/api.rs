@@ -27,6 +27,7 @@ use met_query::annotate::{self, Annotates, Failure, no_such_job};
 use met_query::protocol::{Reply, Request};
 use met_query::query::{self, Query};
 use met_query::react::{self, Actor};
+use met_query::sample_more::SamplesMore;
 use met_query::viewer::Viewer;
 use met_store::Writer;
 use met_store::cluster::Bearer;
@@ -40,7 +41,7 @@ use super::keeper::{Busy, Denied, Keeper, Refusal, now_ns};
 use super::people::People;
 use super::receive_memory::{NotReceived, Room};
 use met_web::answers::Answers;
-use met_web::api::{Admission, Admitted};
+use met_web::api::{ASK, Admission, Admitted, BATCHES};
 use met_web::listener::{Peer, in_background};
 use met_web::pages::{self, Pages};
 use met_web::problem::Problem;
@@ -56,6 +57,7 @@ pub struct Api {
     people: Arc<People>,
     admission: Arc<dyn Admission>,
     query: Arc<dyn Query + Send + Sync>,
+    samples_more: Arc<dyn SamplesMore + Send + Sync>,
     room: Room,
     answers: Arc<Answers>,
     incompatible: Incompatible,
@@ -63,15 +65,16 @@ pub struct Api {
 
 impl Api {
     /// `admission` finds out who asks; nodes are known by `people`.
-    pub fn new(
+    pub fn new<Q: Query + SamplesMore + Send + Sync + 'static>(
         keeper: Keeper,
         people: Arc<People>,
         admission: Arc<dyn Admission>,
         incompatible: Incompatible,
-        query: Arc<dyn Query + Send + Sync>,
+        query: Arc<Q>,
     ) -> Api {
+        let samples_more: Arc<dyn SamplesMore + Send + Sync> = Arc::<Q>::clone(&query);
         let (room, answers) = (Room::default(), Arc::default());
-        Api { keeper, people, admission, query, room, answers, incompatible }
+        Api { keeper, people, admission, query, samples_more, room, answers, incompatible }
     }
 
     /// The authenticated client, if any.
@@ -125,6 +128,21 @@ impl Api {
         self.answers.make(turn, work).await.unwrap_or_else(|| Problem::busy().into_response())
     }
 
+    /// Answers a question as on a daemon's socket, in JSON.
+    fn answer(&self, viewer: &Viewer, question: &[u8]) -> Result<Reply, Problem> {
+        let request = serde_json::from_slice(question)
+            .map_err(|error| Problem::asked(format!("malformed request: {error}")))?;
+        let reply = match &request {
+            Request::Watch { jobs, seconds } => {
+                let watched = self.samples_more.sample_more(viewer, jobs, Duration::from_secs(*seconds));
+                watched.map(|jobs| Some(Reply::Watched(jobs)))
+            }
+            request => query::answer(self.query.as_ref(), viewer, request),
+        };
+        let only_daemons = "a server does not answer this request; send it to the daemon of the node";
+        reply.map_err(|error| Problem::failed(&error))?.ok_or_else(|| Problem::asked(only_daemons))
+    }
+
     /// What would be misread waits on its node, which is here all the same.
     fn misread(&self, node: &str, received_ns: i64, what: String) -> Problem {
         self.incompatible.note(node, Some(&Trouble::Misread(what.clone())));
@@ -154,8 +172,8 @@ pub fn router(api: Arc<Api>, layouts: Vec<Layout>, systems: Vec<System>) -> Rout
     let questions = met_web::api::router(Arc::clone(&asked));
     let pages = Arc::new(Pages { api: asked, base: "/".to_owned(), has_logout: true });
     Router::new()
-        .route("/api/v1/batches", post(batches))
-        .route("/api/v1/ask", post(ask))
+        .route(BATCHES, post(batches))
+        .route(ASK, post(ask))
         .route("/api/v1/whoami", get(whoami).post(whoami))
         .with_state(api)
         .merge(questions)
@@ -294,7 +312,7 @@ async fn ask(
         return api.answers.write(turn, work).await.ok_or_else(Problem::busy);
     }
     let of_api = Arc::clone(&api);
-    let work = move || match answer(of_api.query.as_ref(), &viewer, &question) {
+    let work = move || match of_api.answer(&viewer, &question) {
         Ok(reply) => Json(reply).into_response(),
         Err(problem) => problem.into_response(),
     };
@@ -351,19 +369,6 @@ impl Annotates for Api {
 
 fn cannot_write() -> anyhow::Error {
     anyhow::anyhow!("the server cannot write now; try again later")
-}
-
-/// Answers a question as on a daemon's socket, in JSON.
-pub fn answer(query: &dyn Query, viewer: &Viewer, question: &[u8]) -> Result<Reply, Problem> {
-    let request = serde_json::from_slice(question)
-        .map_err(|error| Problem::asked(format!("malformed request: {error}")))?;
-    let reply = query::answer(query, viewer, &request).map_err(|error| Problem::failed(&error))?;
-    reply.ok_or_else(|| {
-        Problem::asked(
-            "a server does not answer this request; send it to the daemon of the \
-        node",
-        )
-    })
 }
 
 async fn whoami(

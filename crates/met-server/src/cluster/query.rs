@@ -20,6 +20,7 @@ use met_query::query::{
 };
 use met_query::queues;
 use met_query::react;
+use met_query::sample_more::SamplesMore;
 use met_query::viewer::Viewer;
 use met_store::cluster::Node;
 use met_store::{Page, StoreError};
@@ -125,18 +126,6 @@ impl Query for ClusterView {
         Ok(self.ask(|store| queues::seen(viewer, store))?)
     }
 
-    fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
-        let mut watched = Vec::new();
-        for key in keys.iter().take(WANTED_JOBS_MAX) {
-            if self.visible(viewer, key)?.is_some_and(|record| record.state.is_live()) {
-                let parts = self.parts_of(key)?;
-                let is_taken = self.watching.watch_for(viewer, &parts, wanted_for, Instant::now());
-                watched.extend(is_taken.then(|| key.clone()));
-            }
-        }
-        Ok(watched)
-    }
-
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {
         let running = JobsFilter { states: vec![State::Running], ..JobsFilter::default() };
         let running = match viewer.restrict(&running) {
@@ -174,5 +163,19 @@ impl Query for ClusterView {
         }
         let span_ms = (after_ms.saturating_add(1).max(0), (now_ns() / 1_000_000).saturating_add(AHEAD_MS));
         Ok(Some(node_page(self, node, &met_sources::catalogue(), span_ms, NODE_PAGE_SAMPLES)?))
+    }
+}
+
+impl SamplesMore for ClusterView {
+    fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
+        let mut watched = Vec::new();
+        for key in keys.iter().take(WANTED_JOBS_MAX) {
+            if self.visible(viewer, key)?.is_some_and(|record| record.state.is_live()) {
+                let parts = self.parts_of(key)?;
+                let is_taken = self.watching.watch_for(viewer, &parts, wanted_for, Instant::now());
+                watched.extend(is_taken.then(|| key.clone()));
+            }
+        }
+        Ok(watched)
     }
 }

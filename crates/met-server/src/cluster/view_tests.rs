@@ -4,6 +4,7 @@ use met_core::job::{LOCAL, State};
 use met_core::listing::{Sort, SortColumn};
 use met_query::jobs::{JobRef, JobsFilter};
 use met_query::query::Query;
+use met_query::sample_more::SamplesMore;
 use met_query::viewer::Viewer;
 
 use super::*;

@@ -18,14 +18,13 @@ use super::audit::Event;
 use super::cross_site::{CSRF_FIELD, CSRF_HEADER, is_cross_site, is_write};
 use super::random::is_same;
 use super::{form, routes};
-use crate::api::{Admitted, ROOT};
+use crate::api::{ASK, Admitted, BATCHES, ROOT};
 use crate::listener::Peer;
 use crate::problem::Problem;
+use crate::scrape::METRICS;
 
 /// Forms that write; uploads are not among them.
 const FORM_BYTES_MAX: usize = 256 << 10;
-/// Where a server takes the requests of commands.
-const ASK: &str = "/api/v1/ask";
 const ASK_BYTES_MAX: usize = 1 << 20;
 
 /// These routes with `/login` and `/logout`, guarded.
@@ -47,7 +46,7 @@ impl Kind {
     fn of(path: &str) -> Kind {
         match path {
             "/logout" => Kind::Logout,
-            "/metrics" | "/api/v1/batches" => Kind::Other,
+            METRICS | BATCHES => Kind::Other,
             _ if path.starts_with("/api/") => Kind::Api,
             _ if path.starts_with("/login") || path.starts_with("/assets/") => Kind::Other,
             _ => Kind::Page,

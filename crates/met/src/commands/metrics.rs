@@ -13,10 +13,10 @@ use met_sources::perf::EVENTS;
 
 use crate::cli::MetricsArgs;
 use crate::output;
-use crate::server::metrics_page::MEMBER;
 use crate::view::{Style, text};
 use met_agent::daemon::DAEMON;
 use met_agent::node_energy::{EMISSION, ENERGY};
+use met_server::metrics_page::MEMBER;
 
 pub fn metrics(args: &MetricsArgs) -> Result<i32> {
     let mut stdout = output::stdout();

@@ -13,19 +13,19 @@ use met_core::job::{Record, State};
 use met_core::job_table::WALL;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, MISSING, Table, Unit, columns};
-use met_server::cluster::api::Api;
-use met_server::cluster::{ClusterView, SinksFile};
-use met_server::colmet::Counts;
+use met_query::jobs::{self, JobsFilter};
 use met_sinks::bus;
 use met_sinks::prometheus;
 use met_sinks::service_discovery::{self, Target};
 use met_sinks::shown_jobs::{Contents, ShownCounters};
-use met_sinks::snapshot::{Job, Rows, Snapshot};
+use met_sinks::snapshot::{About, Job, Rows, Snapshot, cells_of};
+use met_web::api::TARGETS;
 use met_web::listener::Peer;
+use met_web::scrape::{METRICS, Wanted};
 
-use met_agent::daemon::last_tick::{Wanted, about, nothing};
-use met_agent::daemon::listening::{respond, wanted};
-use met_query::jobs::{self, JobsFilter};
+use crate::cluster::api::Api;
+use crate::cluster::{ClusterView, SinksFile};
+use crate::colmet::Counts;
 
 columns! { COLUMNS:
     HEARD = Column::gauge("heard_time", Unit::Seconds, NANO, "when the node last sent data to the server, in unix time").minimal(),
@@ -110,13 +110,10 @@ fn members(view: &ClusterView, running: &[Record]) -> Result<Rows> {
 }
 
 fn job(record: &Record) -> Job {
-    let mut cells = nothing();
-    for (column, figure) in record.totals.iter() {
-        cells[column] = figure.value;
-    }
+    let mut cells = cells_of(&record.totals);
     cells[WALL] = record.wall_ns(jobs::now_ns()).unwrap_or(MISSING);
     Job {
-        about: Arc::new(about(record)),
+        about: Arc::new(About::of(record)),
         cells,
         details: Vec::new(),
         events: record.events.clone(),
@@ -145,7 +142,7 @@ pub fn router(pages: Pages, api: &Arc<Api>) -> Router {
             }
         }
     });
-    Router::new().route("/metrics", metrics).route("/api/v1/targets", targets)
+    Router::new().route(METRICS, metrics).route(TARGETS, targets)
 }
 
 fn respond_to(made: Result<Response>) -> Response {
@@ -154,8 +151,8 @@ fn respond_to(made: Result<Response>) -> Response {
 
 fn metrics(pages: &Pages, peer: &Peer, headers: &HeaderMap) -> Result<Response> {
     // A node that shows its certificate is known, and no person.
-    let wanted = wanted(headers, peer.user.is_some());
-    Ok(respond(wanted, pages.page(wanted)?))
+    let wanted = Wanted::of(headers, peer.user.is_some());
+    Ok(wanted.respond(pages.page(wanted)?))
 }
 
 fn targets(view: &ClusterView) -> Result<Response> {
