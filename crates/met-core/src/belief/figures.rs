@@ -2,7 +2,7 @@
 
 use crate::energy;
 use crate::job::QualityKind::{Estimated, LowerBound, Measured, Sampled};
-use crate::job::{Figure, GpuUse, QualityKind, Totals};
+use crate::job::{GpuUse, QualityKind, Totals};
 use crate::job_table::*;
 
 /// What a ledger charges a job. It is written while the job runs, too, in case its end is not observed.
@@ -14,16 +14,6 @@ pub const CHARGED: [usize; 9] = {
 /// What only samples know of a job at its highest. A daemon that leaves writes it for the next one.
 pub const SAMPLED_PEAKS: [usize; 5] =
     [MEMORY_NEEDED_PEAK, CORES_PEAK, PROCESSES_PEAK, THREADS_PEAK, GPU_MEMORY_PEAK];
-
-/// Whether the last sample of a job that has ended takes the place of what is known: counters at the end are exact,
-/// but what was charged so far, and peaks so far, are only what an earlier daemon wrote.
-pub fn completes(column: usize, known: Option<&Figure>, sampled: &Figure) -> bool {
-    let is_so_far = |known: &Figure| {
-        let is_of_samples = CHARGED.contains(&column) || SAMPLED_PEAKS.contains(&column);
-        is_of_samples && known.kind == LowerBound && known.value <= sampled.value
-    };
-    known.is_none_or(is_so_far)
-}
 
 /// User and system time are never more than both together. A clock that counts the sum, and the ticks of which the
 /// parts are made, do not begin and end at the same instant, and ticks are 10 ms long.
@@ -120,15 +110,6 @@ mod tests {
         totals.set(CPU_SYSTEM, system, LowerBound, "/proc");
         fit_cpu_parts(&mut totals);
         totals
-    }
-
-    #[test]
-    fn a_peak_that_an_earlier_daemon_wrote_gives_way_to_a_higher_one() {
-        let figure = |value, kind| Figure { value, kind, source: "cgroup".into() };
-        let (before, higher, lower) = (figure(10, LowerBound), figure(30, Sampled), figure(5, Sampled));
-        assert!(completes(MEMORY_NEEDED_PEAK, Some(&before), &higher));
-        assert!(!completes(MEMORY_NEEDED_PEAK, Some(&before), &lower));
-        assert!(!completes(CPU, Some(&before), &higher), "counters at the end are better");
     }
 
     #[test]
