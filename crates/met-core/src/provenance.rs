@@ -172,6 +172,8 @@ impl From<String> for Provenance {
     }
 }
 
+/// Code outside tests compares accounts and caveats.
+#[cfg(any(test, feature = "tests"))]
 impl PartialEq<&str> for Provenance {
     fn eq(&self, text: &&str) -> bool {
         self.text() == *text

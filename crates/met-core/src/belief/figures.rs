@@ -2,7 +2,7 @@
 
 use crate::energy;
 use crate::job::QualityKind::{Estimated, LowerBound, Measured, Sampled};
-use crate::job::{GpuUse, QualityKind, Totals};
+use crate::job::{EnergySource, GpuUse, QualityKind, Totals};
 use crate::job_table::*;
 
 /// What a ledger charges a job. It is written while the job runs, too, in case its end is not observed.
@@ -80,16 +80,17 @@ fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
         return;
     };
     // Few texts: which part each GPU's counter measures is shown with the GPU.
-    let says =
-        |words: &str| gpus.iter().filter_map(|gpu| gpu.energy_source.as_deref()).any(|s| s.contains(words));
-    let source = match (says("counter"), says("integral")) {
-        (true, true) => "energy counter, integral of power",
-        (true, false) => "energy counter",
-        (false, _) => "integral of power",
+    let sources = || gpus.iter().filter_map(|gpu| gpu.energy_source.as_ref());
+    let has_power = sources().any(EnergySource::has_power);
+    let source = match sources().any(EnergySource::has_counter) {
+        true if has_power => EnergySource::Both { counted_percent: None },
+        true => EnergySource::Counter,
+        false => EnergySource::Power,
     };
+    let source = source.text().into_owned();
     let energy_uj: i64 = gpus.iter().map(GpuUse::energy_uj).sum();
     let idle_uj: i64 = gpus.iter().map(|gpu| gpu.energy_idle_uj).sum();
-    totals.set(GPU_ENERGY, before_uj.0 + energy_uj, worst, source);
+    totals.set(GPU_ENERGY, before_uj.0 + energy_uj, worst, source.clone());
     totals.set(GPU_ENERGY_IDLE, before_uj.1 + idle_uj, worst, source);
 }
 
