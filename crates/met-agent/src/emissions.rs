@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use jiff::Timestamp;
 use met_core::MISSING;
-use met_core::energy::emission::{self, Factor, Factors};
+use met_core::energy::emission::{self, Factor, FactorSource, Factors};
 use met_core::job::Record;
 use met_core::job_table::{EMISSIONS, ENERGY};
 use met_core::series::Course;
@@ -40,15 +40,13 @@ const OUTAGE_NS: i64 = 3 * 3600 * 1_000_000_000;
 const JOBS_AT_ONCE: usize = 200;
 /// An answer is a few hundred bytes.
 const ANSWER_MAX: u64 = 1 << 20;
-/// The source of a factor that a person gave.
-pub const BY_HAND: &str = "set by hand";
 /// More than burning lignite in an old plant: not a factor, a fault.
 pub const GRAMS_MAX: f64 = 5000.0;
 
 /// The factor that applies without a provider.
 pub fn fixed(config: &Emissions) -> Factor {
     if let (Provider::Constant, Some(grams)) = (config.provider, config.grams_per_kwh) {
-        return Factor { mg_per_kwh: mg(grams), source: emission::CONFIGURED.into(), since_ns: i64::MIN };
+        return Factor { mg_per_kwh: mg(grams), source: FactorSource::Configured, since_ns: i64::MIN };
     }
     let country = match config.provider {
         Provider::Rte => Some("FRA"),
@@ -80,10 +78,10 @@ impl Base {
     fn of(record: &Record, config: &Emissions) -> Base {
         let used = record.emission.as_ref().map(|used| Factor {
             mg_per_kwh: used.factor_mg_per_kwh,
-            source: used.factor_source.clone(),
+            source: used.factor_source.as_str().into(),
             since_ns: i64::MIN,
         });
-        let by_provider = |used: &Factor| !used.is_fixed() && used.source != BY_HAND;
+        let by_provider = |used: &Factor| !used.is_fixed() && used.source != FactorSource::ByHand;
         Base {
             believes_providers: asks_a_provider(config) || used.as_ref().is_some_and(by_provider),
             fixed: used.filter(Factor::is_fixed).unwrap_or_else(|| fixed(config)),
@@ -95,7 +93,7 @@ impl Base {
         let mut factors = Factors::default();
         factors.put(self.fixed.clone());
         for (index, factor) in known.iter().enumerate() {
-            let by_hand = factor.source == BY_HAND;
+            let by_hand = factor.source == FactorSource::ByHand;
             // A fixed one among them is what held at the end of a correction, by another configuration.
             if factor.is_fixed() || !by_hand && !self.believes_providers {
                 factors.put(Factor { since_ns: factor.since_ns, ..self.fixed.clone() });
@@ -121,7 +119,7 @@ pub fn correct(correction: &Correction, writer: &mut Writer, config: &Config) ->
             Ok(Corrected::default())
         }
         Correction::Set { mg_per_kwh, from_ns, to_ns } => {
-            let mut new = vec![Factor { mg_per_kwh, source: BY_HAND.to_owned(), since_ns: from_ns }];
+            let mut new = vec![Factor { mg_per_kwh, source: FactorSource::ByHand, since_ns: from_ns }];
             // What held at its end goes on to hold from there.
             let after = to_ns.and_then(|to_ns| Some((to_ns, factors.at(to_ns)?)));
             new.extend(after.map(|(to_ns, factor)| Factor { since_ns: to_ns, ..factor.clone() }));
@@ -140,7 +138,7 @@ pub fn correct(correction: &Correction, writer: &mut Writer, config: &Config) ->
 
 /// What remains between two times, and holds from the second one on, once values set by hand are removed.
 fn without_corrections(known: &[Factor], from_ns: i64, to_ns: i64, fixed: &Factor) -> Vec<Factor> {
-    let is_by_hand = |factor: &Factor| factor.source == BY_HAND;
+    let is_by_hand = |factor: &Factor| factor.source == FactorSource::ByHand;
     let last_before = |time_ns: i64| known.iter().rfind(|factor| factor.since_ns < time_ns);
     // What was set before would go on to hold for ever.
     let ended = last_before(from_ns).filter(|last| is_by_hand(last));
@@ -239,7 +237,7 @@ fn recompute(record: &mut Record, course: &Course, factors: &Factors, pue: f64) 
     if same_figure && record.emission == emission {
         return Recomputed::Same;
     }
-    record.totals.set(EMISSIONS, emitted_ug, energy.kind, factor.source.clone());
+    record.totals.set(EMISSIONS, emitted_ug, energy.kind, factor.source.to_string());
     record.emission = emission;
     if same_figure { Recomputed::OtherSource } else { Recomputed::OtherFigure }
 }
@@ -435,7 +433,7 @@ fn factor(grams: &Value, time: &Value, source: String) -> Result<Factor> {
     let time: Timestamp =
         time.as_str().and_then(|text| text.parse().ok()).context("the reply has no time")?;
     let since_ns = i64::try_from(time.as_nanosecond()).context("the reply has no time")?;
-    Ok(Factor { mg_per_kwh: mg(grams), source, since_ns })
+    Ok(Factor { mg_per_kwh: mg(grams), source: FactorSource::Provider(source), since_ns })
 }
 
 pub fn mg(grams: f64) -> i64 {

@@ -3,6 +3,8 @@ use std::net::TcpListener;
 
 use super::*;
 
+const BY_HAND: &str = "set by hand";
+
 fn config(provider: Provider) -> Emissions {
     Emissions { provider, ..met_config::Config::default().emissions }
 }
@@ -84,7 +86,7 @@ fn electricity_maps_has_its_history_elsewhere() {
         "DE",
     );
     let known = known.unwrap();
-    assert_eq!((known.len(), known[0].source.as_str()), (1, "electricity maps DE"));
+    assert_eq!((known.len(), known[0].source.to_string().as_str()), (1, "electricity maps DE"));
     assert!(parse_electricity_maps_history(b"{}", "DE").is_err());
 }
 
@@ -93,7 +95,7 @@ fn rte_is_asked_for_its_newest_value() {
     let (url, thread) =
         serve(r#"{"total_count":1,"results":[{"date_heure":"2026-03-01T10:15:00+00:00","taux_co2":34}]}"#);
     let answer = ask(&Emissions { url: Some(url), ..config(Provider::Rte) }).unwrap();
-    assert_eq!((answer.mg_per_kwh, answer.source.as_str()), (34_000, "rte eco2mix"));
+    assert_eq!((answer.mg_per_kwh, answer.source.to_string().as_str()), (34_000, "rte eco2mix"));
     assert_eq!(answer.since_ns, 1_772_360_100_000_000_000);
     assert!(thread.join().unwrap().contains("order_by=date_heure%20desc"));
 }
@@ -133,7 +135,7 @@ const HOUR_NS: i64 = 3600 * 1_000_000_000;
 fn a_provider_that_is_away_is_believed_for_a_while() {
     let config = config(Provider::Rte);
     let factors = course(&config, &[factor(0, 20, "rte eco2mix"), factor(30 * HOUR_NS, 25, "rte eco2mix")]);
-    let source = |at_ns: i64| factors.at(at_ns).unwrap().source.clone();
+    let source = |at_ns: i64| factors.at(at_ns).unwrap().source.to_string();
     assert_eq!(source(HOUR_NS), "rte eco2mix");
     assert!(source(7 * HOUR_NS).starts_with("average of France"), "its word is too old");
     assert!(source(-1).starts_with("average of France"), "before it was asked");
@@ -175,7 +177,7 @@ fn corrected_factors_are_applied_to_the_course_of_the_energy() {
     assert_eq!(recompute(&mut record, &samples, &course(&rte, &known_then), 1.0), Recomputed::Same);
     // The same factors under another name: the record gets the name, the figure stays.
     let renamed: Vec<Factor> =
-        known_then.iter().map(|factor| Factor { source: BY_HAND.to_owned(), ..factor.clone() }).collect();
+        known_then.iter().map(|factor| Factor { source: FactorSource::ByHand, ..factor.clone() }).collect();
     assert_eq!(recompute(&mut record, &samples, &course(&rte, &renamed), 1.0), Recomputed::OtherSource);
     assert_eq!(record.emission.as_ref().unwrap().factor_source, BY_HAND);
     let corrected = [factor(0, 20, "rte eco2mix"), factor(HOUR_NS, 50, "rte eco2mix")];
@@ -228,7 +230,7 @@ fn store_of(count: u32, used: Option<&Factor>, pue: f64) -> (tempfile::TempDir, 
 
 #[test]
 fn what_is_configured_today_does_not_change_the_past() {
-    let then = Factor { since_ns: i64::MIN, ..factor(0, 100, emission::CONFIGURED) };
+    let then = Factor { since_ns: i64::MIN, ..factor(0, 100, "configured") };
     let (_state, mut writer, records) = store_of(1, Some(&then), 1.5);
     assert_eq!(records[0].totals.get(EMISSIONS), Some(600_000_000));
     let mut today = Config {
@@ -249,7 +251,7 @@ fn what_is_configured_today_does_not_change_the_past() {
 
 #[test]
 fn jobs_without_a_stored_pue_are_unchanged_and_counted() {
-    let then = Factor { since_ns: i64::MIN, ..factor(0, 100, emission::CONFIGURED) };
+    let then = Factor { since_ns: i64::MIN, ..factor(0, 100, "configured") };
     let (_state, mut writer, records) = store_of(4, Some(&then), 1.5);
     // As older versions wrote them: without the building, and without where the factor came from.
     let mut older = records[0].clone();

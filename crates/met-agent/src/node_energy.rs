@@ -19,7 +19,8 @@ use met_core::cards::Cards;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::energy::{
-    Balance, COLUMNS, Closed, EnergyLedger, EnergyWindow, IdleTo, Line, Policy, Scope, Weights, Who,
+    Balance, COLUMNS, Closed, EnergyLedger, EnergyWindow, IdleTo, Line, MeteredBy, Policy, Scope, Weights,
+    Who,
 };
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
@@ -541,12 +542,14 @@ impl NodeEnergy {
     fn take(&mut self, closed: Option<Closed>) {
         let is_measured = closed.as_ref().is_some_and(Closed::is_measured);
         if let Some(closed) = closed {
-            let meter = match closed.source.as_str() {
-                "processors" | "memory" if closed.kind == QualityKind::Estimated => {
+            let is_estimated = closed.kind == QualityKind::Estimated;
+            let meter = match &closed.source {
+                MeteredBy::None => String::new(),
+                MeteredBy::Processors | MeteredBy::Memory if is_estimated => {
                     self.estimator.get().source.clone()
                 }
-                "processors" | "memory" => "RAPL".to_owned(),
-                named => named.to_owned(),
+                MeteredBy::Processors | MeteredBy::Memory => "RAPL".to_owned(),
+                MeteredBy::Node(name) => name.clone(),
             };
             let booked_uj = self.book(&closed);
             // A job that did nothing in a window used nothing in it: that is known, and not missing.

@@ -29,6 +29,7 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use met_core::belief::at_end::Ends;
 use met_core::cadence::Cadence;
 use met_core::cards::CardNow;
 use met_core::gpu::card;
@@ -58,7 +59,6 @@ use membership::Membership;
 use met_config::Config;
 pub use met_insight::resample::{gap_ms, gap_ms_of, look_gap_ms};
 pub use now::{JobNow, NodeNow};
-use sampled::Ends;
 pub use sampled::{Known, Sampled};
 use schedule::Schedule;
 use tick_rows::TickRows;

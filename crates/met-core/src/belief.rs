@@ -16,12 +16,18 @@
 //! | annotation | tags, note | the one that was written later |
 //! | parts | steps and tasks | measured parts, with name, exit code and times of the scheduler |
 //!
+//! [`at_end`] decides between single figures of a job that has ended, [`live`] between those of one that runs, and
+//! [`of_nodes`] which node speaks for the whole job.
+//!
 //! Where both speakers rank the same, the later statement wins: a speaker may correct itself.
 //!
 //! Below them all are senders who did not have to prove who they are ([`Record::unproven`]). They add figures, and a start and
 //! the memory of the node where nobody else knows them, and win only over each other.
 
+pub mod at_end;
 mod figures;
+pub mod live;
+mod nodes;
 mod parts;
 pub mod requests;
 
@@ -29,13 +35,13 @@ use std::cmp::Ordering;
 
 use crate::FastMap;
 use crate::annotation::Annotation;
-use crate::job::{
-    Emission, EventCount, GpuUse, JobKey, Part, Record, Resources, State, Summaries, Totals, UncountedEvent,
-};
+use crate::job::{EventCount, JobKey, Part, Record, Resources, State, Summaries, Totals, UncountedEvent};
 use crate::job_table::{EMISSIONS, WALL};
 use crate::provenance::Account;
 
-pub use figures::{CHARGED, SAMPLED_PEAKS, completes, fit_cpu_parts, fit_memory_peaks, set_gpu_totals};
+pub use figures::{CHARGED, SAMPLED_PEAKS, fit_cpu_parts, fit_memory_peaks, set_gpu_totals};
+pub use live::{First, Sample, add_sample};
+pub use nodes::of_nodes;
 
 const SECOND_NS: i64 = 1_000_000_000;
 
@@ -199,66 +205,6 @@ pub fn believe_all(mut records: Vec<Record>) -> Vec<Record> {
         is_same
     });
     records
-}
-
-/// What was read of a running job at one moment.
-#[derive(Clone, Debug, Default)]
-pub struct Sample {
-    pub totals: Totals,
-    pub summaries: Summaries,
-    pub gpus: Vec<GpuUse>,
-    pub events: Vec<EventCount>,
-    pub uncounted_events: Vec<UncountedEvent>,
-    pub emission: Option<Emission>,
-}
-
-/// Whether the figures of a record win over those of a sample.
-pub fn outranks_samples(record: &Record) -> bool {
-    figure_rank(record).1 > Speaker::Sample.rank(FIGURES)
-}
-
-/// Adds a sample to the record of a job: over what was stored of it while it ran, and below the figures of its end.
-pub fn add_sample(record: &mut Record, mut sample: Sample) {
-    if outranks_samples(record) {
-        record.totals.fill_from(&sample.totals);
-        return;
-    }
-    sample.totals.fill_from(&record.totals);
-    record.totals = sample.totals;
-    fill_summaries(&mut sample.summaries, &record.summaries);
-    record.summaries = sample.summaries;
-    if !sample.events.is_empty() {
-        record.events = sample.events;
-    }
-    fill_events(record, &[], &sample.uncounted_events);
-    if !sample.gpus.is_empty() {
-        record.gpus = sample.gpus;
-    }
-    record.emission = sample.emission.or(record.emission.take());
-}
-
-/// The part whose state is that of the whole job. A scheduler speaks for all nodes; without its word the job lives
-/// while a part does, and the worst end is its end. Parts of nodes that proved who they are come before others.
-pub fn deciding(parts: &[(String, Record)]) -> Option<&Record> {
-    let rank = |(node, record): &&(String, Record)| {
-        let ended_ns = record.scheduling.asked_ns.filter(|_| Speaker::of(record) == Speaker::Accounting);
-        (!record.unproven, ended_ns, weight(record.state), record.scheduling.asked_ns, node.clone())
-    };
-    parts.iter().max_by_key(rank).map(|(_, record)| record)
-}
-
-fn weight(state: State) -> u8 {
-    match state {
-        State::Running => 9,
-        State::Suspended => 8,
-        State::Pending => 7,
-        State::OutOfMemory => 6,
-        State::Timeout => 5,
-        State::Failed => 4,
-        State::Cancelled => 3,
-        State::Lost => 2,
-        State::Finished => 1,
-    }
 }
 
 /// When a scheduler gave its word for the state, if the state is its word. A node's end drops a word from before it.

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use proptest::sample::subsequence;
 
 use super::*;
+use crate::job::GpuUse;
 use crate::job::{JobKey, QualityKind, Scheduling, Summary};
 use crate::job_table::{CPU, ENERGY, MEMORY_NEEDED_PEAK, READ, WALL};
 use crate::sample::{START_NS, bare};

@@ -9,6 +9,7 @@ use crate::job::{
     CgroupPaths, EarlierRequest, EventCount, GpuUse, JobKey, Local, Part, Record, Resources, Scheduling,
     Totals, UncountedEvent,
 };
+use crate::job::{EnergySource, HeldBy};
 use crate::job_processes::{self, JobProcess, LARGEST_MAX};
 use crate::work;
 
@@ -213,11 +214,14 @@ fn bound_gpu(gpu: &mut GpuUse) {
     gpu.throttled.truncate(REASONS_MAX);
     gpu.throttled.iter_mut().for_each(|reason| cut(reason, REASON_BYTES_MAX));
     let GpuUse { uuid, index, name, vendor, parent, held_by, energy_source, idle_power_source, .. } = gpu;
-    let options = [parent, energy_source, idle_power_source].into_iter().flatten();
-    [uuid, index, name, vendor, held_by]
-        .into_iter()
-        .chain(options)
-        .for_each(|text| cut(text, WORD_BYTES_MAX));
+    if let HeldBy::Given(by) = held_by {
+        cut(by.to_mut(), WORD_BYTES_MAX);
+    }
+    if let Some(EnergySource::Other(source)) = energy_source {
+        cut(source, WORD_BYTES_MAX);
+    }
+    let options = [parent, idle_power_source].into_iter().flatten();
+    [uuid, index, name, vendor].into_iter().chain(options).for_each(|text| cut(text, WORD_BYTES_MAX));
 }
 
 fn gpu_bytes(gpu: &GpuUse) -> usize {
@@ -233,10 +237,12 @@ fn gpu_bytes(gpu: &GpuUse) -> usize {
         throttled,
         ..
     } = gpu;
-    let options = [parent, energy_source, idle_power_source].into_iter().flatten();
-    let texts = [uuid, index, name, vendor, held_by].into_iter().chain(options).chain(throttled);
+    let options = [parent, idle_power_source].into_iter().flatten();
+    let texts = [uuid, index, name, vendor].into_iter().chain(options).chain(throttled);
+    let sources =
+        escaped(held_by.text()) + energy_source.as_ref().map_or(0, |source| escaped(&source.text()));
     // It has many figures.
-    3 * ENTRY_BYTES + texts.map(|text| escaped(text)).sum::<usize>()
+    3 * ENTRY_BYTES + sources + texts.map(|text| escaped(text)).sum::<usize>()
 }
 
 fn event_bytes(event: &EventCount) -> usize {

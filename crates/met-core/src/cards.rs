@@ -17,7 +17,7 @@ use crate::attribute::JobMap;
 use crate::gpu::{card, process};
 use crate::gpu_holding::Holding;
 use crate::gpu_idle_power::{IdlePower, IdleRules};
-use crate::job::GpuUse;
+use crate::job::{GpuUse, HeldBy};
 use crate::{Batch, MISSING};
 
 /// The rows of one source: its two batches and the labels of its cards.
@@ -181,7 +181,7 @@ impl Cards {
     }
 
     /// What a job, with the jobs inside it, has of a card; nothing if it neither holds nor uses it.
-    fn seen(&self, slot: u32, index: usize, at_ns: i64, unix_offset_ns: i64) -> Option<(&'static str, Seen)> {
+    fn seen(&self, slot: u32, index: usize, at_ns: i64, unix_offset_ns: i64) -> Option<(HeldBy, Seen)> {
         let card = &self.deck[index];
         let held_by = self.holders.held_by(&self.deck, slot, index);
         let own = || card.present.iter().filter(|presence| self.holders.is_within(presence.slot, slot));
@@ -222,7 +222,7 @@ impl Cards {
             },
             processes: own().filter(|presence| presence.cells[process::OPEN] != 0).count() as i64,
         };
-        Some((held_by.unwrap_or("open"), seen))
+        Some((held_by.map_or(HeldBy::Open, |by| HeldBy::Given(by.into())), seen))
     }
 
     /// Ends a job; what it was charged is final.

@@ -3,7 +3,7 @@ use crate::Subject;
 use crate::cards::deck::KNOWN_USUAL;
 use crate::gpu::card::label;
 use crate::gpu_holding;
-use crate::job::QualityKind;
+use crate::job::{EnergySource, QualityKind};
 use crate::job_table::*;
 
 use proptest::prelude::*;
@@ -122,7 +122,7 @@ fn two_jobs_on_one_card_and_one_that_only_holds_it() {
         machine.second(&[(0, 300_000, 900)], &[(100, 0, 1 << 30, 600), (200, 0, 2 << 30, 300)]);
     }
     let uses: Vec<GpuUse> = [1, 2, 3].map(|slot| machine.cards.uses_of(slot).remove(0)).into();
-    assert_eq!([&uses[0].held_by, &uses[2].held_by], ["open", "CUDA_VISIBLE_DEVICES"]);
+    assert_eq!([uses[0].held_by.text(), uses[2].held_by.text()], ["open", "CUDA_VISIBLE_DEVICES"]);
     assert_eq!(uses[0].utilization, Some(0.6));
     assert_eq!(
         (uses[1].memory_mean_bytes, uses[1].memory_peak_bytes),
@@ -153,7 +153,7 @@ fn a_job_that_holds_an_idle_card_pays_for_it_though_no_process_has_it_open() {
     assert_eq!((uses[0].energy_active_uj, uses[0].energy_idle_uj), (0, 1_100_000_000));
     assert_eq!((uses[0].held_ns, uses[0].used_ns), (10 * SECOND_NS, 0));
     assert_eq!(uses[0].energy_kind, Some(QualityKind::Sampled));
-    assert_eq!(uses[0].energy_source.as_deref(), Some("integral of power"));
+    assert_eq!(uses[0].energy_source, Some(EnergySource::Power));
 }
 
 #[test]
@@ -251,8 +251,12 @@ fn a_job_may_hold_cards_of_two_makers() {
     machine.label("0", "GPU-amd", "");
     machine.labels[1][label::VENDOR] = "amd".to_owned();
     machine.second(&[(0, 70_000, 0), (1, 40_000, 0)], &[]);
-    let held: Vec<_> =
-        machine.cards.uses_of(1).into_iter().map(|usage| (usage.uuid, usage.held_by)).collect();
+    let held: Vec<_> = machine
+        .cards
+        .uses_of(1)
+        .into_iter()
+        .map(|usage| (usage.uuid, usage.held_by.text().to_owned()))
+        .collect();
     let [nvidia, amd] = [("GPU-a", "CUDA_VISIBLE_DEVICES"), ("GPU-amd", "ROCR_VISIBLE_DEVICES")];
     assert_eq!(held, [nvidia, amd].map(|(uuid, by)| (uuid.to_owned(), by.to_owned())));
 }
@@ -337,7 +341,7 @@ fn a_card_that_only_counts_its_energy_has_a_power_and_an_idle_part() {
     let [busy, holder] = [1, 2].map(|slot| machine.cards.leave(slot).remove(0));
     assert_eq!(busy.energy_uj() + holder.energy_uj(), 9 * 30_000_000 + 10 * 150_000_000);
     assert_eq!((holder.energy_idle_uj, holder.energy_active_uj), (19 * 15_000_000, 0));
-    assert_eq!((busy.idle_power_mw, busy.energy_source.as_deref()), (Some(30_000), Some("energy counter")));
+    assert_eq!((busy.idle_power_mw, &busy.energy_source), (Some(30_000), &Some(EnergySource::Counter)));
 }
 
 #[test]
@@ -380,7 +384,9 @@ fn where_cards_differ_a_number_of_cudas_means_what_the_job_opens() {
     let cards = [(0, 100_000, 0), (1, 100_000, 0)];
     let held = |machine: &Machine| {
         let uses = machine.cards.uses_of(1).into_iter();
-        uses.filter(|usage| usage.held_ns > 0).map(|usage| (usage.index, usage.held_by)).collect::<Vec<_>>()
+        uses.filter(|usage| usage.held_ns > 0)
+            .map(|usage| (usage.index, usage.held_by.text().to_owned()))
+            .collect::<Vec<_>>()
     };
     machine.second(&cards, &[]);
     machine.second(&cards, &[]);

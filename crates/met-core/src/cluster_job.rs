@@ -2,11 +2,9 @@
 
 mod thinned;
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::annotation::Annotation;
-use crate::belief::{self, Speaker};
+use crate::belief;
 use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, Totals};
 use crate::job_processes;
 use crate::managers::spans_nodes;
@@ -33,46 +31,7 @@ pub fn distance_ns(one: &Record, other: &Record) -> Option<u64> {
 pub fn whole(key: JobKey, parts: &[(String, Record)]) -> Option<Record> {
     let mut told: Vec<&(String, Record)> = parts.iter().collect();
     told.sort_by(|one, other| one.0.cmp(&other.0));
-    let is_proven = told.iter().any(|(_, record)| !record.unproven);
-    let speaking = || told.iter().map(|(_, record)| record).filter(|record| !is_proven || !record.unproven);
-    let first = speaking().min_by_key(|record| record.start_ns.unwrap_or(i64::MAX))?;
-    let deciding = belief::deciding(parts)?;
-    // A scheduler speaks for all nodes; of two answers the later one is believed.
-    let mut words: Vec<&Record> = told.iter().map(|(_, record)| record).collect();
-    words.sort_by_key(|record| {
-        (Reverse(record.scheduling.asked_ns), record.unproven, record.start_ns.unwrap_or(i64::MAX))
-    });
-    let word = *words.first()?;
-    let is_recorded = Speaker::of(deciding) == Speaker::Accounting;
-    let last_ns = speaking().filter_map(|record| record.end_ns).max();
-    let end_ns = if is_recorded { deciding.end_ns } else { last_ns.filter(|_| !deciding.state.is_live()) };
-    let mut whole = Record {
-        key,
-        name: word.name.clone(),
-        account: word.account.clone(),
-        state: deciding.state,
-        manager_state: deciding.manager_state.clone(),
-        exit_code: deciding.exit_code,
-        signal: deciding.signal,
-        end_ns,
-        nodes: told.iter().map(|(node, _)| node.clone()).collect(),
-        requested: Default::default(),
-        allocated: Default::default(),
-        scheduling: Default::default(),
-        // Pids and paths mean something on their node alone.
-        local: None,
-        ..first.clone()
-    };
-    whole.scheduling.waited = word.scheduling.waited;
-    for record in words {
-        whole.annotation = Annotation::later(&whole.annotation, &record.annotation).clone();
-        whole.requested.fill_from(&record.requested);
-        whole.allocated.fill_from(&record.allocated);
-        whole.scheduling.fill_from(&record.scheduling);
-        if whole.scheduling.earlier.is_empty() {
-            whole.scheduling.earlier.clone_from(&record.scheduling.earlier);
-        }
-    }
+    let mut whole = belief::of_nodes(key, &told)?;
     if told.len() == 1 {
         // That it was seen is said also of one that has no figures yet: a scheduler's word does not replace it.
         if spans_nodes(&whole.key.manager) && !whole.parts.iter().any(|part| part.step.is_empty()) {

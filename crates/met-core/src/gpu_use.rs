@@ -1,6 +1,6 @@
 //! Two looks at one job's use of a card, one after the other, as one.
 
-use crate::job::{GpuUse, QualityKind};
+use crate::job::{EnergySource, GpuUse, QualityKind};
 
 impl GpuUse {
     /// Merges `earlier` with this, which began after the earlier one was forgotten. Means are weighted by the time
@@ -97,9 +97,9 @@ fn worst(one: Option<QualityKind>, other: Option<QualityKind>) -> Option<Quality
     one.into_iter().chain(other).max_by_key(rank)
 }
 
-fn both_sources(before: &GpuUse, now: &GpuUse) -> Option<String> {
+fn both_sources(before: &GpuUse, now: &GpuUse) -> Option<EnergySource> {
     match (&before.energy_source, &now.energy_source) {
-        (Some(before), Some(now)) if before != now => Some("energy counter, integral of power".to_owned()),
+        (Some(before), Some(now)) => Some(before.with(now)),
         (before, now) => now.clone().or_else(|| before.clone()),
     }
 }
@@ -128,7 +128,7 @@ mod tests {
             memory_peak_bytes: Some(held_s),
             energy_active_uj: 10,
             energy_kind: Some(QualityKind::Measured),
-            energy_source: Some("energy counter".into()),
+            energy_source: Some(EnergySource::Counter),
             throttled: vec!["power cap".into()],
             throttled_ns: Some(3),
             ecc_corrected: Some(2),
@@ -155,7 +155,7 @@ mod tests {
             held_since_ns: Some(99),
             throttled: vec!["temperature".into()],
             energy_kind: Some(QualityKind::Sampled),
-            energy_source: Some("integral of power".into()),
+            energy_source: Some(EnergySource::Power),
             ..usage(10, 10, 0.4)
         };
         let both = now.after(&before);
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!((both.held_since_ns, both.energy_uj(), both.ecc_corrected), (Some(5), 20, Some(4)));
         assert_eq!((both.throttled_ns, both.throttled.len()), (Some(6), 2));
         assert_eq!(both.energy_kind, Some(QualityKind::Sampled));
-        assert_eq!(both.energy_source.as_deref(), Some("energy counter, integral of power"));
+        assert_eq!(both.energy_source, Some(EnergySource::Both { counted_percent: None }));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A job: who it is, how it lived, and what is known of it.
 
 mod brief;
+mod gpu_texts;
 mod totals;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,7 @@ use crate::lossless_path;
 use crate::work::Work;
 
 pub use brief::BriefRecord;
+pub use gpu_texts::{EnergySource, HeldBy};
 pub use totals::{Figure, QualityKind, Summaries, Summary, Totals};
 
 /// The manager of jobs that `met` itself started or attached to.
@@ -567,8 +569,7 @@ pub struct GpuUse {
     pub vendor: String,
     /// The card that this is a part of.
     pub parent: Option<String>,
-    /// What gave it to the job: a variable, the devices cgroup, or `open` where it just used it.
-    pub held_by: String,
+    pub held_by: HeldBy,
     pub held_since_ns: Option<i64>,
     /// Since when the job has not used it; `None` while it does.
     pub idle_since_ns: Option<i64>,
@@ -596,7 +597,7 @@ pub struct GpuUse {
     pub energy_active_uj: i64,
     pub energy_idle_uj: i64,
     pub energy_kind: Option<QualityKind>,
-    pub energy_source: Option<String>,
+    pub energy_source: Option<EnergySource>,
     /// What the whole card draws while it does nothing, and who says so: `configured`, `learned`, or `bound`
     /// where it was never seen idle.
     pub idle_power_mw: Option<i64>,

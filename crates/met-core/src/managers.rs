@@ -31,6 +31,8 @@ pub struct Manager {
     pub gpu_variables: &'static [&'static str],
     /// Whether a path is that of its copy of a job's script. `has_id`: the job's number is in the path.
     pub is_script_copy: Option<fn(path: &str, has_id: bool) -> bool>,
+    /// Words in its reasons why a job waits for what other jobs have, in lower case.
+    pub waits_for_others: &'static [&'static str],
     /// The line of a script that requests so much; `None` where it has no such line.
     pub directive: Option<fn(Need) -> Option<String>>,
 }
@@ -136,9 +138,19 @@ pub fn find(name: &str) -> Option<&'static Manager> {
     MANAGERS.iter().find(|manager| manager.name == name || manager.alias == Some(name))
 }
 
+/// Whether a job that waits for this reason waits for others. One that is held, or waits for another job or a time, does
+/// not.
+pub fn waits_for_others(manager: &str, reason: &str) -> bool {
+    let reason = reason.to_ascii_lowercase();
+    find(manager).is_some_and(|manager| manager.waits_for_others.iter().any(|word| reason.contains(word)))
+}
+
 pub fn spans_nodes(manager: &str) -> bool {
     find(manager).is_some_and(|manager| manager.spans_nodes)
 }
+
+/// `Resources` and `Priority` of Slurm, `Insufficient amount of resource` of PBS, `Resource limits` of LSF.
+const BUSY: &[&str] = &["resource", "priority"];
 
 /// A manager known only by name.
 const fn named(name: &'static str) -> Manager {
@@ -156,6 +168,7 @@ const fn named(name: &'static str) -> Manager {
         waits_in: None,
         gpu_variables: &[],
         is_script_copy: None,
+        waits_for_others: &[],
         directive: None,
     }
 }
@@ -232,6 +245,7 @@ pub const MANAGERS: &[Manager] = &[
             Need::TimeMinutes(minutes) => format!("#SBATCH --time={}:{:02}:00", minutes / 60, minutes % 60),
             Need::Gpus(gpus) => format!("#SBATCH --gres=gpu:{gpus}"),
         })),
+        waits_for_others: BUSY,
         ..named("slurm")
     },
     Manager {
@@ -243,6 +257,7 @@ pub const MANAGERS: &[Manager] = &[
         output: Some(|job| format!("`oarstat -f -j {0}` names the files, mostly OAR.{0}.stdout and .stderr", job.shown_id())),
         // The last underscore divides: names of users may hold one.
         layouts: &[managed("oar/{user}_{id:#}", "")],
+        waits_for_others: BUSY,
         ..named("oar")
     },
     Manager {
@@ -261,6 +276,7 @@ pub const MANAGERS: &[Manager] = &[
             Need::Memory { bytes_per_node, nodes: 1 } => Some(format!("#PBS -l mem={}mb", bytes_per_node / MIB)),
             _ => None,
         }),
+        waits_for_others: BUSY,
         ..named("pbs")
     },
     Manager {
@@ -284,6 +300,7 @@ pub const MANAGERS: &[Manager] = &[
             Need::Memory { bytes_per_node, nodes: 1 } => Some(format!("#BSUB -M {}MB", bytes_per_node / MIB)),
             _ => None,
         }),
+        waits_for_others: BUSY,
         ..named("lsf")
     },
     Manager {
@@ -349,6 +366,19 @@ pub const MANAGERS: &[Manager] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_job_that_waits_for_what_others_have_waits_for_others() {
+        for (manager, reason, waits) in [
+            ("slurm", "Resources", true),
+            ("slurm", "Priority", true),
+            ("slurm", "JobHeldUser", false),
+            ("pbs", "Not Running: Insufficient amount of resource: ncpus", true),
+            ("local", "Resources", false),
+        ] {
+            assert_eq!(waits_for_others(manager, reason), waits, "{manager} {reason}");
+        }
+    }
 
     #[test]
     fn no_two_managers_share_a_name() {

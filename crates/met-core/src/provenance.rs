@@ -109,6 +109,10 @@ impl Provenance {
         self
     }
 
+    pub fn with_caveats_of(self, other: &Provenance) -> Provenance {
+        Provenance { caveats: self.caveats | other.caveats, ..self }
+    }
+
     /// The same caveats on an account with these words after its own.
     pub fn followed_by(&self, words: &str) -> Provenance {
         let account = Account::Other(format!("{}{words}", self.account.text()).into());
@@ -168,6 +172,8 @@ impl From<String> for Provenance {
     }
 }
 
+/// Code outside tests compares accounts and caveats.
+#[cfg(any(test, feature = "tests"))]
 impl PartialEq<&str> for Provenance {
     fn eq(&self, text: &&str) -> bool {
         self.text() == *text

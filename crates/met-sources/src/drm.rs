@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use met_core::gpu::{card, process};
 use met_core::rate;
-use met_core::{Batch, MISSING, Subject};
+use met_core::{Batch, MISSING, Subject, Unparsed};
 use met_host::{Dir, Host, Targets, TaskRole, TaskTarget, clock, parse};
 
 use self::gpu_metrics::Counters;
@@ -164,7 +164,7 @@ impl Drm {
         let mut is_whole = true;
         for (part, card) in (0..).zip(&mut self.cards) {
             let mut cells = [MISSING; card::TABLE.columns.len()];
-            is_whole &= !card.is_gone && card.fill(now_ns, &mut self.buffer, &mut cells);
+            is_whole &= !card.is_gone && card.fill(now_ns, &mut self.buffer, &mut cells, &mut out.unparsed);
             if !card.is_gone {
                 out.push_part(Subject::Node, part).copy_from_slice(&cells);
             }
@@ -282,7 +282,10 @@ impl Drm {
             if self.host.read_small(path, &mut self.buffer).is_err() {
                 continue;
             }
-            let Some(client) = client_of(&self.buffer) else { continue };
+            let mut is_parsed = true;
+            let client = client_of(&self.buffer, &mut is_parsed);
+            out.unparsed.expect(is_parsed, || format!("/proc/{}/fdinfo/{number}", task.pid));
+            let Some(client) = client else { continue };
             let is_its = |card: &Card| card.pci == client.pci && !card.is_gone;
             let Some(index) = self.cards.iter().position(is_its) else { continue };
             let cells = uses[index].get_or_insert_with(|| vec![MISSING; process::TABLE.columns.len()]);
@@ -306,8 +309,10 @@ impl Drm {
             if self.host.read_small(path, &mut self.buffer).is_ok() {
                 let cells = uses[index].get_or_insert_with(|| vec![MISSING; process::TABLE.columns.len()]);
                 cells[process::OPEN] = 1;
+                let memory = parse::cell(self.buffer.trim_ascii());
+                out.unparsed.expect(memory != MISSING, || format!("{KFD}/proc/{}/vram_{id}", task.pid));
                 // A descriptor may report the same memory, too: the larger is the whole.
-                cells[process::MEMORY] = cells[process::MEMORY].max(parse::cell(self.buffer.trim_ascii()));
+                cells[process::MEMORY] = cells[process::MEMORY].max(memory);
             }
         }
         let owner = Subject::Task { pid: task.pid, start_ticks: task.start_ticks };
@@ -321,18 +326,28 @@ impl Drm {
 
 impl Card {
     /// False: it reports nothing, and its directories may be those of a driver that is gone.
-    fn fill(&mut self, now_ns: i64, buffer: &mut Vec<u8>, cells: &mut [i64]) -> bool {
+    fn fill(
+        &mut self,
+        now_ns: i64,
+        buffer: &mut Vec<u8>,
+        cells: &mut [i64],
+        unparsed: &mut Unparsed,
+    ) -> bool {
         // To read its files would wake it up.
         let has_status = self.device.read("power/runtime_status", buffer).is_ok();
         if has_status && buffer.starts_with(b"suspend") {
             return true;
         }
-        self.fill_counters(now_ns, buffer, cells);
+        self.fill_counters(now_ns, buffer, cells, unparsed);
+        let pci = &self.pci;
         let mut number = |folder: Option<&Dir>, names: &[&str], factor: i64, divisor: i64| {
             let Some(folder) = folder else { return MISSING };
             let read = names.iter().find_map(|name| {
                 folder.read(name, buffer).ok()?;
-                Some(parse::scaled(parse::cell(buffer.trim_ascii()), factor)).filter(|cell| *cell != MISSING)
+                let cell = parse::cell(buffer.trim_ascii());
+                let is_unknown = buffer.trim_ascii().is_empty();
+                unparsed.expect(cell != MISSING || is_unknown, || format!("{name} of the GPU {pci}"));
+                Some(parse::scaled(cell, factor)).filter(|cell| *cell != MISSING)
             });
             read.map_or(MISSING, |cell| cell / divisor)
         };
@@ -365,8 +380,17 @@ impl Card {
 
 impl Card {
     /// What the firmware and the bus count.
-    fn fill_counters(&mut self, now_ns: i64, buffer: &mut Vec<u8>, cells: &mut [i64]) {
-        let read = self.device.read("gpu_metrics", buffer).ok().and_then(|_| gpu_metrics::counters(buffer));
+    fn fill_counters(
+        &mut self,
+        now_ns: i64,
+        buffer: &mut Vec<u8>,
+        cells: &mut [i64],
+        unparsed: &mut Unparsed,
+    ) {
+        let is_read = self.device.read("gpu_metrics", buffer).is_ok();
+        let is_whole = !is_read || gpu_metrics::is_whole(buffer);
+        unparsed.expect(is_whole, || format!("gpu_metrics of the GPU {}", self.pci));
+        let read = if is_read { gpu_metrics::counters(buffer) } else { None };
         let before = std::mem::replace(&mut self.counted, read.map(|counters| (now_ns, counters)));
         if let Some(counters) = read {
             cells[card::ENERGY] = counters.energy_uj.unwrap_or(MISSING);
@@ -464,8 +488,8 @@ fn add_nothing(cells: &mut [i64], engines: &Engines) {
     }
 }
 
-/// What an fdinfo file says; nothing if it is not a card's.
-fn client_of(text: &[u8]) -> Option<Client> {
+/// What an fdinfo file says; nothing if it is not a card's. `is_parsed` becomes false where a number of it is none.
+fn client_of(text: &[u8], is_parsed: &mut bool) -> Option<Client> {
     let mut client = Client::default();
     let (mut total, mut resident) = (None, None);
     let mut has_id = false;
@@ -478,11 +502,15 @@ fn client_of(text: &[u8]) -> Option<Client> {
         match key {
             b"pdev" => client.pci = String::from_utf8_lossy(value).into_owned(),
             b"client-id" => {
-                client.id = number.and_then(|id| u64::try_from(id).ok())?;
+                let id = number.and_then(|id| u64::try_from(id).ok());
+                *is_parsed &= id.is_some();
+                client.id = id?;
                 has_id = true;
             }
             _ => {
                 let bytes = number.and_then(|number| number.checked_mul(unit(fields.next())));
+                let is_number = [&b"engine-"[..], b"cycles-", b"total-cycles-", b"memory-", b"resident-"];
+                *is_parsed &= number.is_some() || !is_number.iter().any(|begin| key.starts_with(begin));
                 if let Some(engine) = key.strip_prefix(b"engine-").or_else(|| key.strip_prefix(b"cycles-")) {
                     client.engines.add(engine, number.map(|worked| worked / capacity(text, engine)));
                 } else if let Some(engine) = key.strip_prefix(b"total-cycles-") {

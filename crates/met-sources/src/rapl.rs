@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::energy::Scope;
 use met_core::table::MICRO;
-use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, labels};
 use met_host::{Budget, Dir, Host, KeptFile, Share, Targets, clock, parse};
 use perf_event_open_sys as perf;
 
@@ -75,6 +75,8 @@ struct Powercap {
     labels: Vec<Vec<String>>,
     buffer: Vec<u8>,
     budget: Arc<Budget>,
+    /// Ranges that could not be parsed.
+    unparsed: Unparsed,
 }
 
 struct Zone {
@@ -148,10 +150,11 @@ pub(crate) fn fuzz(bytes: &[u8]) -> impl Iterator<Item = Option<i64>> {
 fn open(host: &Host, _: &Options) -> Opened {
     let found = powercap_zones(host);
     let (mut zones, mut labels, mut denied) = (Vec::new(), Vec::new(), None);
+    let mut unparsed = Unparsed::default();
     for (path, zone, package) in found {
         let Ok(dir) = host.open_dir(format!("{POWERCAP}/{path}")) else { continue };
         let range = format!("{POWERCAP}/{path}/max_energy_range_uj");
-        let range_uj = sysfs::cell(host, &range, &mut Vec::new()).unwrap_or(MISSING);
+        let range_uj = sysfs::reading(host, &range, &mut Vec::new(), &mut unparsed).unwrap_or(MISSING);
         let opened = dir.open_kept(FILE, host.budget(), Share::First);
         match &opened {
             // A zone that only limits power has no counter.
@@ -167,7 +170,7 @@ fn open(host: &Host, _: &Options) -> Opened {
     }
     if zones.iter().any(|zone| zone.file.is_some()) {
         let budget = Arc::clone(host.budget());
-        return Ok(Box::new(Powercap { zones, labels, buffer: Vec::new(), budget }));
+        return Ok(Box::new(Powercap { zones, labels, buffer: Vec::new(), budget, unparsed }));
     }
     match (Events::open(host), denied) {
         (Some(events), _) if !events.counters.is_empty() => Ok(Box::new(events)),
@@ -203,6 +206,7 @@ fn powercap_zones(host: &Host) -> Vec<(String, String, String)> {
 impl Source for Powercap {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
+        batch.unparsed.take_from(&mut self.unparsed);
         let mut first_error = None;
         for (part, zone) in (0..).zip(&mut self.zones) {
             match zone.read(&self.budget, &mut self.buffer) {
@@ -420,6 +424,21 @@ mod tests {
     }
 
     #[test]
+    fn a_range_that_is_no_number_is_counted() {
+        let machine = Machine::new(
+            "-- proc/stat --\n-- sys/class/powercap/intel-rapl:0/name --\npackage-0\n\
+             -- sys/class/powercap/intel-rapl:0/energy_uj --\n44444\n\
+             -- sys/class/powercap/intel-rapl:0/max_energy_range_uj --\n65x\n",
+        );
+        expect![[r#"
+            Node package-0 package-0 intel-rapl:0
+              energy 44444
+            1 reading could not be parsed (first: /sys/class/powercap/intel-rapl:0/max_energy_range_uj)
+        "#]]
+        .assert_eq(&machine.read(&SPEC, SLOW));
+    }
+
+    #[test]
     fn two_sockets_with_dram_and_the_whole_board() {
         let machine = Machine::new(INTEL);
         expect![[r#"
@@ -536,7 +555,7 @@ mod tests {
             return;
         }
         let machine = Machine::new(
-            "-- sys/class/powercap/intel-rapl:0/name --\npackage-0\n-- sys/class/powercap/intel-rapl:0/energy_uj --\n1\n-- proc/stat --\n",
+            "-- proc/stat --\n-- sys/class/powercap/intel-rapl:0/name --\npackage-0\n-- sys/class/powercap/intel-rapl:0/energy_uj --\n1\n-- proc/stat --\n",
         );
         let path = machine.path("/sys/class/powercap/intel-rapl:0/energy_uj");
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o000)).unwrap();

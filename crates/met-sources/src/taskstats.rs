@@ -11,7 +11,9 @@ use std::io;
 use std::time::Instant;
 
 use met_core::table::{MICRO, NANO, ONE};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, detail_table as detail, job_table};
+use met_core::{
+    Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, detail_table as detail, job_table,
+};
 use met_host::netlink::{self, Datagrams, Socket};
 use met_host::{Host, PidPath, Targets, TaskRole, TaskTarget, parse};
 
@@ -86,13 +88,14 @@ struct Asker {
     family: u16,
     request: Vec<u8>,
     answers: Datagrams,
+    unparsed: Unparsed,
 }
 
 fn open(host: &Host, _: &Options) -> Opened {
     let Connected { socket, family, .. } = connect(host)?;
     let answers = Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX);
     let mut source = TaskStats {
-        asker: Asker { socket, family, request: Vec::new(), answers },
+        asker: Asker { socket, family, request: Vec::new(), answers, unparsed: Unparsed::default() },
         host: host.clone(),
         delays: false,
         asked: Vec::new(),
@@ -160,6 +163,12 @@ fn statistics(body: &[u8], of: u16) -> Option<&[u8]> {
     netlink::attributes(nested).find(|(kind, _)| *kind == STATISTICS).map(|(_, bytes)| bytes)
 }
 
+fn record_in(body: &[u8], of: u16, unparsed: &mut Unparsed) -> Option<Record> {
+    let record = statistics(body, of).and_then(Record::parse);
+    unparsed.expect(record.is_some(), || FAMILY.to_lowercase());
+    record
+}
+
 impl Source for TaskStats {
     fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
@@ -178,6 +187,7 @@ impl Source for TaskStats {
             let TaskStats { asker, host, threads, buffer, .. } = self;
             threads.read(&mut ThreadFiles { asker, host, buffer }, batch).map_err(retry)?;
         }
+        batch.unparsed.take_from(&mut self.asker.unparsed);
         Ok(())
     }
 
@@ -245,8 +255,8 @@ impl Asker {
                 answered += count;
                 for answer in self.answers.iter().flat_map(netlink::messages) {
                     let index = answer.sequence as usize;
-                    let bytes = answer.generic().and_then(|body| statistics(body, of));
-                    if let Some(record) = bytes.and_then(Record::parse).filter(|_| index < chunk.len()) {
+                    let record = answer.generic().and_then(|body| record_in(body, of, &mut self.unparsed));
+                    if let Some(record) = record.filter(|_| index < chunk.len()) {
                         each(begin + index, &record);
                     }
                 }
@@ -279,6 +289,25 @@ fn fill(record: &Record, delays: bool, cells: &mut [i64]) {
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
+
+    fn attribute(kind: u16, bytes: &[u8]) -> Vec<u8> {
+        let mut attribute = Vec::from(((bytes.len() + 4) as u16).to_ne_bytes());
+        attribute.extend(kind.to_ne_bytes());
+        attribute.extend(bytes);
+        attribute
+    }
+
+    #[test]
+    fn a_record_that_is_cut_off_is_counted() {
+        let answer = |bytes: &[u8]| attribute(OF_PROCESS, &attribute(STATISTICS, bytes));
+        let mut whole = vec![0; 512];
+        whole[..2].copy_from_slice(&8_u16.to_ne_bytes());
+        let mut unparsed = Unparsed::default();
+        assert!(record_in(&answer(&whole), OF_PROCESS, &mut unparsed).is_some());
+        assert_eq!(unparsed.count, 0);
+        assert!(record_in(&answer(&whole[..64]), OF_PROCESS, &mut unparsed).is_none());
+        assert_eq!((unparsed.count, unparsed.first.as_deref()), (1, Some("taskstats")));
+    }
 
     fn read_of(pid: u32) -> Option<Vec<i64>> {
         let host = Host::real().unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::table::MILLI;
-use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, labels};
 use met_host::{Host, Targets};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
@@ -44,33 +44,36 @@ struct Thermal {
     /// The file of each zone, and where it is critical.
     zones: Vec<(String, i64)>,
     labels: Vec<Vec<String>>,
+    /// Critical temperatures that could not be parsed.
+    unparsed: Unparsed,
     buffer: Vec<u8>,
 }
 
 fn open(host: &Host, _: &Options) -> Opened {
     let (mut zones, mut labels, mut buffer) = (Vec::new(), Vec::new(), Vec::new());
+    let mut unparsed = Unparsed::default();
     for name in sysfs::names(host, FOLDER) {
         let Some(number) = name.strip_prefix("thermal_zone") else { continue };
         let folder = format!("{FOLDER}/{name}");
         let kind = sysfs::text(host, &format!("{folder}/type"), &mut buffer).unwrap_or_default();
         labels.push(vec![number.to_owned(), kind]);
-        zones.push((format!("{folder}/temp"), critical(host, &folder, &mut buffer)));
+        zones.push((format!("{folder}/temp"), critical(host, &folder, &mut buffer, &mut unparsed)));
         if zones.len() == ZONES_MAX {
             break;
         }
     }
     match zones.is_empty() {
         true => Err(Unavailable::Absent("no thermal zone".to_owned())),
-        false => Ok(Box::new(Thermal { host: host.clone(), zones, labels, buffer })),
+        false => Ok(Box::new(Thermal { host: host.clone(), zones, labels, unparsed, buffer })),
     }
 }
 
-fn critical(host: &Host, folder: &str, buffer: &mut Vec<u8>) -> i64 {
+fn critical(host: &Host, folder: &str, buffer: &mut Vec<u8>, unparsed: &mut Unparsed) -> i64 {
     for trip in 0..TRIPS_MAX {
         match sysfs::text(host, &format!("{folder}/trip_point_{trip}_type"), buffer).as_deref() {
             Some("critical") => {
                 let path = format!("{folder}/trip_point_{trip}_temp");
-                return sysfs::cell(host, &path, buffer).unwrap_or(MISSING);
+                return sysfs::reading(host, &path, buffer, unparsed).unwrap_or(MISSING);
             }
             Some(_) => {}
             None => break,
@@ -82,6 +85,7 @@ fn critical(host: &Host, folder: &str, buffer: &mut Vec<u8>) -> i64 {
 impl Source for Thermal {
     fn read(&mut self, _: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
+        batch.unparsed.take_from(&mut self.unparsed);
         let mut first_error = None;
         for (part, (path, critical)) in (0..).zip(&self.zones) {
             match sysfs::reading(&self.host, path, &mut self.buffer, &mut batch.unparsed) {
@@ -131,6 +135,21 @@ mod tests {
             Node 7 B0D4
               temperature 44000
             1 reading could not be parsed (first: /sys/class/thermal/thermal_zone5/temp)
+        "#]]
+        .assert_eq(&machine.read(&SPEC, SLOW));
+    }
+
+    #[test]
+    fn a_critical_temperature_that_is_no_number_is_counted() {
+        let machine = Machine::new(
+            "-- proc/stat --\n-- sys/class/thermal/thermal_zone0/temp --\n45000\n\
+             -- sys/class/thermal/thermal_zone0/trip_point_0_type --\ncritical\n\
+             -- sys/class/thermal/thermal_zone0/trip_point_0_temp --\n105x00\n",
+        );
+        expect![[r#"
+            Node 0 
+              temperature 45000
+            1 reading could not be parsed (first: /sys/class/thermal/thermal_zone0/trip_point_0_temp)
         "#]]
         .assert_eq(&machine.read(&SPEC, SLOW));
     }

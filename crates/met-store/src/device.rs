@@ -114,7 +114,7 @@ pub(crate) fn allocate(sql: &dyn Sql, job: i64, record: &Record) -> Result<()> {
                  begin_ns = CASE WHEN excluded.begin_ns < allocation.begin_ns THEN excluded.begin_ns
                             ELSE allocation.begin_ns END,
                  end_ns = excluded.end_ns, held_by = excluded.held_by",
-            &[job.into(), device.into(), begin_ns.into(), record.end_ns.into(), (&usage.held_by).into()],
+            &[job.into(), device.into(), begin_ns.into(), record.end_ns.into(), usage.held_by.text().into()],
         )?;
     }
     Ok(())

@@ -12,7 +12,7 @@ pub(crate) fn all(sql: &dyn Sql) -> Result<Vec<Factor>, StoreError> {
         Ok(Factor {
             since_ns: row.get(0).integer()?,
             mg_per_kwh: row.get(1).integer()?,
-            source: row.get(2).text()?.to_owned(),
+            source: row.get(2).text()?.into(),
         })
     })
 }
@@ -25,7 +25,8 @@ pub(crate) fn put(sql: &dyn Sql, from_ns: i64, to_ns: i64, factors: &[Factor]) -
                ON CONFLICT (since_ns) DO UPDATE SET
                    mg_per_kwh = excluded.mg_per_kwh, source = excluded.source";
     for factor in factors {
-        let values = [factor.since_ns.into(), factor.mg_per_kwh.into(), (&factor.source).into()];
+        let source = factor.source.to_string();
+        let values = [factor.since_ns.into(), factor.mg_per_kwh.into(), (&source).into()];
         sql.execute(put, &values)?;
     }
     Ok(())

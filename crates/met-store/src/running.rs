@@ -7,7 +7,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use met_core::belief::outranks_samples;
+use met_core::belief::First;
 use met_core::job::{JobKey, Record, State};
 use met_core::listing::{self, FIGURES, Listed};
 use met_core::{FastMap, MISSING};
@@ -105,7 +105,7 @@ struct Given {
     scheduler_cpu_ns: Option<i64>,
     submit_ns: Option<i64>,
     covers_all_nodes: bool,
-    outranks_samples: bool,
+    first: First,
 }
 
 impl Row {
@@ -138,7 +138,7 @@ impl Row {
                 scheduler_cpu_ns: record.scheduling.cpu_ns,
                 submit_ns: record.scheduling.submit_ns,
                 covers_all_nodes: record.covers_all_nodes(),
-                outranks_samples: outranks_samples(record),
+                first: First::of(record),
             },
             stored: figures,
             now: figures,
@@ -155,15 +155,14 @@ impl Row {
     /// As [`met_core::belief::add_sample`] does it with the record.
     fn refresh(&mut self, live: &dyn LiveJobs) {
         let sample = live.figures(self.parts());
-        self.now = match self.given.outranks_samples {
-            true => LiveFigures { totals: self.stored.totals_or(&sample), ..self.stored },
-            false => LiveFigures {
-                totals: sample.totals_or(&self.stored),
-                gpu_utilization: sample.gpu_utilization.or(self.stored.gpu_utilization),
-                ..sample
-            },
+        let (first, other) = self.given.first.order(self.stored, sample);
+        // A sample adds only totals to a record of the end.
+        let other_utilization = other.gpu_utilization.filter(|_| self.given.first == First::Sample);
+        self.now = LiveFigures {
+            totals: first.totals_or(&other),
+            gpu_utilization: first.gpu_utilization.or(other_utilization),
+            as_of_ns: sample.as_of_ns,
         };
-        self.now.as_of_ns = sample.as_of_ns;
     }
 }
 

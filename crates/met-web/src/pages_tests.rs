@@ -113,7 +113,7 @@ fn hostile_jobs() -> Vec<Record> {
             uuid: text(),
             index: text(),
             name: text(),
-            held_by: text(),
+            held_by: text().into(),
             memory_peak_bytes: Some(1 << 30),
             ..GpuUse::default()
         }];

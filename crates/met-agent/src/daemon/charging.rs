@@ -3,7 +3,7 @@
 use std::slice::from_ref;
 
 use anyhow::Result;
-use met_core::energy::emission::Factor;
+use met_core::energy::emission::{Factor, FactorSource};
 use met_core::job::JobKey;
 use met_store::Writer;
 
@@ -62,7 +62,7 @@ impl Emitting {
 
     /// Starts to query the configured provider, for values newer than its last.
     pub(super) fn ask(&mut self, config: &Config) -> Result<()> {
-        let by_provider = self.told.iter().filter(|factor| factor.source != emissions::BY_HAND);
+        let by_provider = self.told.iter().filter(|factor| factor.source != FactorSource::ByHand);
         let newest_ns = by_provider.map(|factor| factor.since_ns).max();
         self.asking = emissions::Asking::start(&config.emissions, newest_ns)?;
         Ok(())

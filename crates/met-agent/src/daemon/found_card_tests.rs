@@ -106,7 +106,7 @@ fn a_found_job_holds_its_cards_as_soon_as_its_first_process_is_there() {
     machine.put("proc/51/environ", "SLURM_JOB_ID=31\0SLURM_JOB_GPUS=1\0CUDA_VISIBLE_DEVICES=0\0");
     machine.enter(51, 1000, "bash slurm_script", "step_batch/user/task_0");
     let gpu = held(&mut service);
-    assert_eq!((gpu.index.as_str(), gpu.held_by.as_str()), ("1", "SLURM_JOB_GPUS"));
+    assert_eq!((gpu.index.as_str(), gpu.held_by.text()), ("1", "SLURM_JOB_GPUS"));
     assert!(gpu.idle_since_ns.is_some(), "no process has it open");
     let record = record(&service);
     assert_eq!(
@@ -141,7 +141,7 @@ fn a_replaced_sampling_thread_gets_the_gpus_of_running_jobs() {
     service.identify(1);
     std::fs::remove_dir_all(machine.root.path().join("proc/51")).unwrap();
     assert!(service.replace_sampling());
-    assert_eq!(held(&mut service).held_by, "SLURM_JOB_GPUS");
+    assert_eq!(held(&mut service).held_by.text(), "SLURM_JOB_GPUS");
     assert_eq!(record(&service).local.unwrap().main.map(|main| main.pid), Some(52));
     service.close();
 }
@@ -154,7 +154,7 @@ fn where_no_environment_can_be_read_the_devices_of_its_cgroup_say_which_cards_it
     let mut service = machine.service();
     service.identify(1);
     let gpu = held(&mut service);
-    assert_eq!((gpu.uuid.as_str(), gpu.held_by.as_str()), ("GPU-b", "devices cgroup"));
+    assert_eq!((gpu.uuid.as_str(), gpu.held_by.text()), ("GPU-b", "devices cgroup"));
     service.close();
 }
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use met_core::annotation::Annotation;
+use met_core::belief;
 use met_core::cadence::WANTED_JOBS_MAX;
 use met_core::grouping::{Membership, Sum, SumSpan};
-use met_core::job::{JobKey, Record, State, Totals};
-use met_core::job_table::{CPU, PROCESSES};
+use met_core::job::{JobKey, Record};
+use met_core::job_table::CPU;
 use met_core::listing::{self, Cursor};
 use met_core::node_health::Spool;
 use met_core::queue::Queue;
@@ -268,8 +269,7 @@ fn add_live(service: &Service, jobs: &mut [Record]) {
         if let Some(kept) = kept {
             // What the scheduler said of its steps is in the store alone.
             found_jobs::put_parts(&mut record.parts, kept.parts.clone());
-            record.totals = kept.totals.clone();
-            record.state = if record.state == State::Lost { State::Running } else { record.state };
+            belief::live::add_registered(record, &kept.totals);
         }
         if !record.state.is_live() {
             continue;
@@ -283,27 +283,14 @@ fn add_live(service: &Service, jobs: &mut [Record]) {
             None => {}
         }
         if let Some(kept) = kept {
-            raise(record, &kept.totals);
-        }
-    }
-}
-
-/// Of a group of processes its looks count those that came and went between two samples, and a sample what was used
-/// since the last look.
-fn raise(record: &mut Record, counted: &Totals) {
-    for column in [CPU, PROCESSES] {
-        let higher = counted.figure(column).filter(|figure| record.totals.get(column) < Some(figure.value));
-        if let Some(figure) = higher {
-            record.totals.set(column, figure.value, figure.kind, figure.source.clone());
-            // A look is at most two seconds old, and a sample may be older.
-            record.as_of_ns = record.as_of_ns.filter(|_| column != CPU);
+            belief::live::raise_to_registered(record, &kept.totals);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use met_core::job::Origin;
+    use met_core::job::{Origin, State};
 
     use super::super::write_retries::tests::service;
     use super::*;

@@ -331,7 +331,7 @@ impl Charged {
                     (source.with(self.caveat()), kind_of_parts)
                 }
                 (column::ENERGY_CPU | column::ENERGY_REST, _) => (source.clone(), kind_of_parts),
-                (column::EMISSIONS, Some(factor)) => (factor.source.clone().into(), kind),
+                (column::EMISSIONS, Some(factor)) => (factor.source.to_string().into(), kind),
                 (column::COST, _) => (self.tariff.words().unwrap_or_default().into(), kind),
                 _ => (with_cards.clone(), kind),
             };
@@ -348,7 +348,7 @@ impl Charged {
 pub fn emission_of(factor: &Factor, pue: f64) -> Emission {
     Emission {
         factor_mg_per_kwh: factor.mg_per_kwh,
-        factor_source: factor.source.clone(),
+        factor_source: factor.source.to_string(),
         factor_time_ns: (!factor.is_fixed()).then_some(factor.since_ns),
         pue_millionths: Some((pue * 1e6).round() as i64),
     }

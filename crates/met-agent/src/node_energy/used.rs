@@ -107,7 +107,7 @@ impl Used {
 
 pub(super) fn factor_rows(factor: &Factor) -> Rows {
     let mut rows = Rows::new(&EMISSION);
-    rows.push(std::slice::from_ref(&factor.source), &[factor.mg_per_kwh]);
+    rows.push(&[factor.source.to_string()], &[factor.mg_per_kwh]);
     rows
 }
 
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn windows_add_up_by_share_and_by_the_factor_that_held() {
         let window = [3_600_000, 400_000, 1_500_000, 500_000];
-        let factor = |mg_per_kwh| Factor { mg_per_kwh, source: "configured".to_owned(), since_ns: 0 };
+        let factor = |mg_per_kwh| Factor { mg_per_kwh, source: "configured".into(), since_ns: 0 };
         let mut used = Used::default();
         used.add(window, &factor(100_000), 1.5);
         // 3.6 J at 100 g/kWh are 100 µg, and the building has half of it again.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use met_core::belief::{CHARGED, completes, fill_events, fit_cpu_parts, fit_memory_peaks};
-use met_core::job::QualityKind::{LowerBound, Measured};
-use met_core::job::{JobKey, QualityKind, Record, Totals};
+use met_core::belief::at_end::{self, Ends};
+use met_core::belief::{fill_events, fit_cpu_parts, fit_memory_peaks};
+use met_core::job::QualityKind::LowerBound;
+use met_core::job::{JobKey, Record, Totals};
 use met_core::job_processes::JobProcess;
 use met_core::job_table::*;
-use met_core::process_exits::{INHERITED, OWN};
 use met_core::provenance::{Account, Caveat};
 use met_core::series::{Course, PackedSamples};
 use met_core::{JOB, Kind, MISSING};
@@ -19,26 +19,8 @@ use met_core::running::Running;
 use met_core::sampled::Profile;
 use met_jobs::containers;
 
-/// Samples of living processes are rounded to ticks.
-const CPU_DOUBT_SHARE: i64 = 50;
-const CPU_DOUBT_NS: i64 = 20_000_000;
 /// Kernel memory and the code of a process are in the peak and not in what is needed.
 const UNEXPLAINED_BYTES: i64 = 12 << 20;
-
-/// Counters that both the supervisor and the samples have as a sum over processes.
-const OF_PROCESSES: [usize; 11] = [
-    READ,
-    WRITTEN,
-    WRITE_CANCELLED,
-    READ_CALL,
-    WRITE_CALL,
-    READ_CALLS,
-    WRITE_CALLS,
-    PAGE_FAULTS_MINOR,
-    PAGE_FAULTS_MAJOR,
-    SWITCHES_VOLUNTARY,
-    SWITCHES_INVOLUNTARY,
-];
 
 /// What is known of a job at its end, beside its samples.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,77 +51,6 @@ pub struct Sampled {
     pub(super) gap_ms: i64,
     /// The largest of its processes.
     pub(super) processes: Vec<JobProcess>,
-}
-
-/// How well the ends of a job's processes are known.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Ends {
-    /// All of them were heard, from the first process on.
-    pub(super) complete: bool,
-    pub(super) cpu_doubt_ns: i64,
-    pub(super) lacks_delays: bool,
-    /// Of a supervised job: what processes did whom nobody waited for.
-    pub(super) unwaited: Option<[i64; INHERITED.len()]>,
-    /// Of a supervised job: the sum over the exit records of its processes.
-    pub(super) ended: [i64; INHERITED.len()],
-}
-
-impl Ends {
-    /// How good a counter is that samples and exit records make together.
-    fn quality(self, column: usize, value: i64) -> QualityKind {
-        let counted = INHERITED.contains(&column) || OWN.contains(&column);
-        let is_cpu = matches!(column, CPU | CPU_USER | CPU_SYSTEM);
-        // Of each thread up to a kilobyte of calls is not told; storage is written by whole pages.
-        let rounded = matches!(column, READ_CALL | WRITE_CALL);
-        let unknown_wait = self.lacks_delays && matches!(column, DELAY_IO | DELAY_MEMORY);
-        let doubtful = rounded || unknown_wait || is_cpu && self.cpu_doubt_ns > value / 50;
-        if self.complete && counted && !doubtful { Measured } else { LowerBound }
-    }
-
-    /// Where every end was heard and nobody went without being waited for, sums over the reaped lack nobody.
-    fn confirm_reaped(self, totals: &mut Totals) {
-        let Some(unwaited) = self.unwaited.filter(|_| self.complete) else { return };
-        for (&column, _) in INHERITED.iter().zip(unwaited).filter(|&(_, more)| more == 0) {
-            let is_cpu = matches!(column, CPU | CPU_USER | CPU_SYSTEM);
-            let Some(figure) = totals.figure(column).filter(|figure| !is_cpu && figure.kind == LowerBound)
-            else {
-                continue;
-            };
-            let (value, source) = (figure.value, figure.source.followed_by(", taskstats"));
-            totals.set(column, value, Measured, source);
-        }
-    }
-
-    /// A parent that ignores SIGCHLD inherits nothing from its children, and may end before its signals are looked at:
-    /// its supervisor's counters then lack processes of which there are exit records. Returns whether they did.
-    fn raise_to_exit_records(self, totals: &mut Totals) -> bool {
-        let mut is_raised = false;
-        for (&column, ended) in INHERITED.iter().zip(self.ended) {
-            let is_cpu = matches!(column, CPU | CPU_USER | CPU_SYSTEM);
-            if !is_cpu && totals.get(column).is_some_and(|known| known < ended) {
-                totals.set(column, ended, self.quality(column, ended), "taskstats");
-                is_raised = true;
-            }
-        }
-        is_raised
-    }
-
-    /// A supervisor counts whom it and its descendants waited for; the others are in exit records alone.
-    fn add_unwaited(self, totals: &mut Totals) {
-        let Some(unwaited) = self.unwaited else { return };
-        for (&column, more) in INHERITED.iter().zip(unwaited).filter(|&(_, more)| more > 0) {
-            let Some(figure) = totals.figure(column).cloned() else { continue };
-            // A cgroup counts everybody's CPU time, and so does a clock even where it was disturbed.
-            let by_reaping = matches!(figure.source.account, Account::Rusage | Account::ProcStat)
-                && figure.kind == LowerBound;
-            if matches!(column, CPU | CPU_USER | CPU_SYSTEM) && !by_reaping {
-                continue;
-            }
-            let value = figure.value.saturating_add(more);
-            let source = figure.source.followed_by(" and taskstats");
-            totals.set(column, value, self.quality(column, value), source);
-        }
-    }
 }
 
 impl Default for Sampled {
@@ -190,72 +101,15 @@ impl Sampled {
         !self.live.gpus.is_empty()
     }
 
-    /// Adds the totals that are not known otherwise. Of a counter the last sample is not its end.
+    /// Completes the totals by what was sampled last.
     pub fn fill(&self, record: &mut Record) {
-        for (column, figure) in self.live.totals.iter() {
-            // Of cards nothing is left to be counted: what a job was charged when it left is all there is.
-            let final_already = CHARGED.contains(&column);
-            if completes(column, record.totals.figure(column), figure) {
-                let counter = JOB.columns[column].kind == Kind::Counter;
-                // The last sample of a counter is not its end, unless the ends of its processes were heard.
-                let kind = match counter && !final_already {
-                    true => self.ends.quality(column, figure.value),
-                    false => figure.kind,
-                };
-                let source = if kind == Measured { "taskstats".into() } else { figure.source.clone() };
-                record.totals.set(column, figure.value, kind, source);
-            }
-        }
-    }
-
-    /// A sample may be later than the last reading of a job whose end nobody could wait for. What lacked somebody
-    /// still lacks him.
-    fn raise_peaks(&self, record: &mut Record) {
-        for column in [MEMORY_PEAK, OOM_KILLS] {
-            if let (Some(known), Some(seen)) = (record.totals.figure(column), self.live.totals.figure(column))
-                && seen.value > known.value
-            {
-                let kind = if known.kind == LowerBound { LowerBound } else { seen.kind };
-                record.totals.set(column, seen.value, kind, seen.source.clone());
-            }
-        }
-    }
-
-    /// No total is below what a sample saw. The account it is from missed somebody, then, and may have missed more.
-    fn raise_cpu(&self, totals: &mut Totals) {
-        let (Some(known), Some(seen)) = (totals.figure(CPU), self.live.totals.figure(CPU)) else { return };
-        if seen.value > known.value + known.value / CPU_DOUBT_SHARE + CPU_DOUBT_NS {
-            totals.set(CPU, seen.value, LowerBound, seen.source.clone());
-        }
-    }
-
-    /// No counter ends below what a sample saw: what the samples saw and the counters of the end lack is a process for
-    /// which nobody waited.
-    fn raise_counters(&self, totals: &mut Totals) {
-        for column in OF_PROCESSES {
-            let (Some(known), Some(seen)) = (totals.figure(column), self.live.totals.figure(column)) else {
-                continue;
-            };
-            if seen.value > known.value {
-                // Samples of these include every exit record.
-                let kind = match OWN.contains(&column) {
-                    true => self.ends.quality(column, seen.value),
-                    false => LowerBound,
-                };
-                totals.set(column, seen.value, kind, seen.source.clone());
-            }
-        }
+        at_end::complete(&mut record.totals, &self.live.totals, self.ends);
     }
 
     /// Corrects the counters of a job that is over by what samples and exit records know, and ends the course with
     /// them: the last slow tick may be long ago.
     pub fn settle(&mut self, record: &mut Record) {
-        self.ends.add_unwaited(&mut record.totals);
-        if !self.ends.raise_to_exit_records(&mut record.totals) {
-            self.ends.confirm_reaped(&mut record.totals);
-        }
-        self.raise_counters(&mut record.totals);
-        self.raise_cpu(&mut record.totals);
+        self.ends.settle(&mut record.totals, &self.live.totals);
         self.close_course(record);
     }
 
@@ -286,7 +140,6 @@ impl Sampled {
         }
         let seen = self.live.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
         self.fill(record);
-        self.raise_peaks(record);
         fit_cpu_parts(&mut record.totals);
         // What a supervisor counts, it counts from the beginning.
         fill_events(record, &self.live.events, &self.live.uncounted_events);
@@ -299,11 +152,7 @@ impl Sampled {
         }
         record.emission = record.emission.take().or_else(|| self.live.emission.clone());
         if let Some(seen) = seen {
-            // Those that came and went between two samples are known by their ends alone.
-            match self.ends.complete {
-                true => record.totals.set(PROCESSES, seen, Measured, "taskstats"),
-                false => record.totals.set(PROCESSES, seen, LowerBound, "/proc"),
-            }
+            self.ends.set_processes(&mut record.totals, seen);
         }
         doubt_needed_memory(&mut record.totals, course);
         bound_by_cgroup(&mut record.totals);
@@ -372,20 +221,9 @@ fn doubt_needed_memory(totals: &mut Totals, course: &Course) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use met_core::job::QualityKind::{self, Measured};
+    use met_core::process_exits::INHERITED;
     use met_core::provenance::Provenance;
-
-    #[test]
-    fn a_peak_that_a_sample_raises_is_still_without_those_it_lacked() {
-        let mut sampled = Sampled::default();
-        sampled.live.totals.set(MEMORY_PEAK, 200, QualityKind::Sampled, Account::Cgroup);
-        for (known, raised) in [(LowerBound, LowerBound), (Measured, QualityKind::Sampled)] {
-            let mut record = met_core::sample::full(1, "train");
-            record.totals.set(MEMORY_PEAK, 100, known, Account::Cgroup);
-            sampled.raise_peaks(&mut record);
-            let peak = record.totals.figure(MEMORY_PEAK).unwrap();
-            assert_eq!((peak.value, peak.kind), (200, raised));
-        }
-    }
 
     /// A supervised job of which the samples saw this, and whose supervisor counted that.
     fn settled(seen: &[(usize, i64)], counted: &[(usize, i64)], ends: Ends) -> (Record, Course) {

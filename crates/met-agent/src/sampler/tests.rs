@@ -125,7 +125,7 @@ fn what_a_job_did_with_a_card_goes_on_after_a_restart() {
     assert_eq!((now.held_since_ns, now.memory_peak_bytes), (before.held_since_ns, Some(5000)));
     assert!(now.used_ns >= used_ns && now.energy_uj() > before.energy_uj());
     assert!(now.utilization < before.utilization, "a mean over both: {:?}", now.utilization);
-    assert_eq!(now.held_by, "CUDA_VISIBLE_DEVICES");
+    assert_eq!(now.held_by.text(), "CUDA_VISIBLE_DEVICES");
     let told: i64 = after.gpus.iter().map(GpuUse::energy_uj).sum();
     assert!(told <= energy_uj(&after), "the cards add up to no more than the total");
     assert!(energy_uj(&after) - told < 30_000_000, "{told} of {}", energy_uj(&after));

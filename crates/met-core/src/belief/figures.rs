@@ -2,7 +2,7 @@
 
 use crate::energy;
 use crate::job::QualityKind::{Estimated, LowerBound, Measured, Sampled};
-use crate::job::{Figure, GpuUse, QualityKind, Totals};
+use crate::job::{EnergySource, GpuUse, QualityKind, Totals};
 use crate::job_table::*;
 
 /// What a ledger charges a job. It is written while the job runs, too, in case its end is not observed.
@@ -14,16 +14,6 @@ pub const CHARGED: [usize; 9] = {
 /// What only samples know of a job at its highest. A daemon that leaves writes it for the next one.
 pub const SAMPLED_PEAKS: [usize; 5] =
     [MEMORY_NEEDED_PEAK, CORES_PEAK, PROCESSES_PEAK, THREADS_PEAK, GPU_MEMORY_PEAK];
-
-/// Whether the last sample of a job that has ended takes the place of what is known: counters at the end are exact,
-/// but what was charged so far, and peaks so far, are only what an earlier daemon wrote.
-pub fn completes(column: usize, known: Option<&Figure>, sampled: &Figure) -> bool {
-    let is_so_far = |known: &Figure| {
-        let is_of_samples = CHARGED.contains(&column) || SAMPLED_PEAKS.contains(&column);
-        is_of_samples && known.kind == LowerBound && known.value <= sampled.value
-    };
-    known.is_none_or(is_so_far)
-}
 
 /// User and system time are never more than both together. A clock that counts the sum, and the ticks of which the
 /// parts are made, do not begin and end at the same instant, and ticks are 10 ms long.
@@ -90,16 +80,17 @@ fn set_gpu_energy(totals: &mut Totals, gpus: &[GpuUse], before_uj: (i64, i64)) {
         return;
     };
     // Few texts: which part each GPU's counter measures is shown with the GPU.
-    let says =
-        |words: &str| gpus.iter().filter_map(|gpu| gpu.energy_source.as_deref()).any(|s| s.contains(words));
-    let source = match (says("counter"), says("integral")) {
-        (true, true) => "energy counter, integral of power",
-        (true, false) => "energy counter",
-        (false, _) => "integral of power",
+    let sources = || gpus.iter().filter_map(|gpu| gpu.energy_source.as_ref());
+    let has_power = sources().any(EnergySource::has_power);
+    let source = match sources().any(EnergySource::has_counter) {
+        true if has_power => EnergySource::Both { counted_percent: None },
+        true => EnergySource::Counter,
+        false => EnergySource::Power,
     };
+    let source = source.text().into_owned();
     let energy_uj: i64 = gpus.iter().map(GpuUse::energy_uj).sum();
     let idle_uj: i64 = gpus.iter().map(|gpu| gpu.energy_idle_uj).sum();
-    totals.set(GPU_ENERGY, before_uj.0 + energy_uj, worst, source);
+    totals.set(GPU_ENERGY, before_uj.0 + energy_uj, worst, source.clone());
     totals.set(GPU_ENERGY_IDLE, before_uj.1 + idle_uj, worst, source);
 }
 
@@ -120,15 +111,6 @@ mod tests {
         totals.set(CPU_SYSTEM, system, LowerBound, "/proc");
         fit_cpu_parts(&mut totals);
         totals
-    }
-
-    #[test]
-    fn a_peak_that_an_earlier_daemon_wrote_gives_way_to_a_higher_one() {
-        let figure = |value, kind| Figure { value, kind, source: "cgroup".into() };
-        let (before, higher, lower) = (figure(10, LowerBound), figure(30, Sampled), figure(5, Sampled));
-        assert!(completes(MEMORY_NEEDED_PEAK, Some(&before), &higher));
-        assert!(!completes(MEMORY_NEEDED_PEAK, Some(&before), &lower));
-        assert!(!completes(CPU, Some(&before), &higher), "counters at the end are better");
     }
 
     #[test]

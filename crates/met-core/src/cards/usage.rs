@@ -8,6 +8,7 @@ use super::holders::Holders;
 use crate::MISSING;
 use crate::card_ledger::Line;
 use crate::gpu::{self, card};
+use crate::job::HeldBy;
 
 /// A job that has not computed for this long is idle.
 const IDLE_AFTER_NS: i64 = 10_000_000_000;
@@ -85,7 +86,7 @@ impl Uses {
 /// What one job did with one card so far.
 #[derive(Default)]
 pub(super) struct Use {
-    pub held_by: &'static str,
+    pub held_by: HeldBy,
     pub time: Time,
     pub means: Means,
     pub most: Most,

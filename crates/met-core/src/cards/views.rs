@@ -10,7 +10,7 @@ use crate::card_ledger::Line;
 use crate::detail_table::{GPU_MEMORY_FREE, GPU_MEMORY_TOTAL, GPU_UTILIZATION_MEMORY};
 use crate::gpu::{self, card, card::label, process};
 use crate::gpu_idle_power::IdlePower;
-use crate::job::{GpuUse, QualityKind};
+use crate::job::{EnergySource, GpuUse, QualityKind};
 use crate::job_table::*;
 use crate::{MISSING, Subject};
 
@@ -105,7 +105,7 @@ impl Cards {
             name: card.labels[label::NAME].clone(),
             vendor: card.labels[label::VENDOR].clone(),
             parent: Some(card.labels[label::PARENT].clone()).filter(|parent| !parent.is_empty()),
-            held_by: usage.held_by.to_owned(),
+            held_by: usage.held_by.clone(),
             held_since_ns: Some(usage.time.since.held_ns),
             idle_since_ns: usage.time.since.idle_ns,
             lost_since_ns: (card.seen_ns < self.looked_ns).then_some(card.seen_unix_ns),
@@ -230,13 +230,13 @@ impl Cards {
     }
 }
 
-fn energy_source(line: &Line) -> String {
+fn energy_source(line: &Line) -> EnergySource {
     match line.counted_uj {
-        0 => "integral of power".to_owned(),
-        counted if counted == line.total_uj() => "energy counter".to_owned(),
+        0 => EnergySource::Power,
+        counted if counted == line.total_uj() => EnergySource::Counter,
         counted => {
-            let percent = (counted as f64 / line.total_uj() as f64 * 100.0).floor();
-            format!("energy counter ({percent}%), integral of power")
+            let percent = counted as f64 / line.total_uj() as f64 * 100.0;
+            EnergySource::Both { counted_percent: Some(percent as u8) }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Emissions: energy times what a kilowatt hour emits where and when it was used.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,21 +17,70 @@ pub const UJ_PER_KWH: i128 = 3_600_000_000_000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Factor {
     pub mg_per_kwh: i64,
-    /// `rte eco2mix`, `electricity maps FR`, `average of France 2022`, `configured`.
-    pub source: String,
+    pub source: FactorSource,
     /// Unix nanoseconds: the provider's measurement time, where it has one.
     pub since_ns: i64,
 }
 
-/// The source of a constant in the configuration.
-pub const CONFIGURED: &str = "configured";
+/// Where a factor comes from. Files and messages hold its text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum FactorSource {
+    /// A constant in the configuration.
+    Configured,
+    World,
+    /// Of a country in a year: `France 2022`.
+    Average(String),
+    ByHand,
+    /// `rte eco2mix`, `electricity maps FR`.
+    Provider(String),
+}
+
+const CONFIGURED: &str = "configured";
 const AVERAGE: &str = "average of ";
 const WORLD: &str = "world average, 2019";
+const BY_HAND: &str = "set by hand";
+
+impl From<&str> for FactorSource {
+    fn from(text: &str) -> FactorSource {
+        match (text, text.strip_prefix(AVERAGE)) {
+            (CONFIGURED, _) => FactorSource::Configured,
+            (WORLD, _) => FactorSource::World,
+            (BY_HAND, _) => FactorSource::ByHand,
+            (_, Some(of)) => FactorSource::Average(of.to_owned()),
+            (_, None) => FactorSource::Provider(text.to_owned()),
+        }
+    }
+}
+
+impl From<String> for FactorSource {
+    fn from(text: String) -> FactorSource {
+        text.as_str().into()
+    }
+}
+
+impl From<FactorSource> for String {
+    fn from(source: FactorSource) -> String {
+        source.to_string()
+    }
+}
+
+impl fmt::Display for FactorSource {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FactorSource::Configured => to.write_str(CONFIGURED),
+            FactorSource::World => to.write_str(WORLD),
+            FactorSource::Average(of) => write!(to, "{AVERAGE}{of}"),
+            FactorSource::ByHand => to.write_str(BY_HAND),
+            FactorSource::Provider(name) => to.write_str(name),
+        }
+    }
+}
 
 impl Factor {
     /// Whether it is a constant or an average of a year, not measured at its time.
     pub fn is_fixed(&self) -> bool {
-        self.source == CONFIGURED || self.source == WORLD || self.source.starts_with(AVERAGE)
+        matches!(self.source, FactorSource::Configured | FactorSource::World | FactorSource::Average(_))
     }
 }
 
@@ -101,13 +151,13 @@ pub fn of_country(country: &str) -> Option<Factor> {
             return None;
         }
         let grams: f64 = factor.parse().ok()?;
-        let source = format!("{AVERAGE}{name} {year}");
+        let source = FactorSource::Average(format!("{name} {year}"));
         Some(Factor { mg_per_kwh: (grams * 1000.0).round() as i64, source, since_ns: i64::MIN })
     })
 }
 
 pub fn of_the_world() -> Factor {
-    Factor { mg_per_kwh: WORLD_MG_PER_KWH, source: WORLD.to_owned(), since_ns: i64::MIN }
+    Factor { mg_per_kwh: WORLD_MG_PER_KWH, source: FactorSource::World, since_ns: i64::MIN }
 }
 
 #[cfg(test)]
@@ -116,6 +166,19 @@ mod tests {
 
     fn factor(since_ns: i64, grams: i64) -> Factor {
         Factor { mg_per_kwh: grams * 1000, source: "test".into(), since_ns }
+    }
+
+    #[test]
+    fn the_source_of_a_factor_is_read_and_written_unchanged() {
+        let texts =
+            ["configured", "world average, 2019", "average of France 2022", "set by hand", "rte eco2mix", ""];
+        for (text, is_fixed) in texts.into_iter().zip([true, true, true, false, false, false]) {
+            let read = Factor { source: text.into(), ..factor(0, 5) };
+            assert_eq!((read.source.to_string().as_str(), read.is_fixed()), (text, is_fixed));
+            let json = serde_json::to_string(&read.source).unwrap();
+            assert_eq!(json, serde_json::to_string(text).unwrap());
+            assert_eq!(serde_json::from_str::<FactorSource>(&json).unwrap(), read.source);
+        }
     }
 
     #[test]

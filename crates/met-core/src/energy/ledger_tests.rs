@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::energy::Scope;
 use crate::energy::meters::MeterId;
+use crate::energy::{MeteredBy, Scope};
 use crate::job::QualityKind;
 
 const SECOND: i64 = 1_000_000_000;
@@ -156,7 +156,7 @@ fn the_better_meter_is_believed_and_a_lost_one_replaced() {
         ledger.meters.read_counter(package, step * SECOND, step * 100);
         let closed = ledger.close(step * SECOND);
         if step == 1 {
-            assert_eq!(closed.unwrap().source, "bmc");
+            assert_eq!(closed.unwrap().source, MeteredBy::Node("bmc".into()));
         }
     }
     // While the slower meter may still answer it is waited for; then the window goes on without it.
@@ -165,7 +165,10 @@ fn the_better_meter_is_believed_and_a_lost_one_replaced() {
         ledger.meters.read_counter(package, at_ns, at_ns / SECOND * 100);
     }
     let closed = ledger.close(late).unwrap();
-    assert_eq!((closed.source.as_str(), closed.begin_ns, closed.end_ns), ("processors", SECOND, late));
+    assert_eq!(
+        (closed.source.clone(), closed.begin_ns, closed.end_ns),
+        (MeteredBy::Processors, SECOND, late)
+    );
     assert_eq!(
         (closed.whole_uj, closed.kind),
         (6900, QualityKind::LowerBound),
@@ -177,7 +180,7 @@ fn the_better_meter_is_believed_and_a_lost_one_replaced() {
         ledger.meters.read_counter(package, second * SECOND, second * 100);
     }
     let closed = ledger.close(72 * SECOND).unwrap();
-    assert_eq!((closed.source.as_str(), closed.fault), ("bmc", Fault::Lost));
+    assert_eq!((closed.source.clone(), closed.fault), (MeteredBy::Node("bmc".into()), Fault::Lost));
     assert_eq!(closed.whole_uj, 71 * 500 - 6900);
     assert!(closed.lines[&Who::Unassigned].total_uj() >= 69 * 500 - 6900, "{closed:?}");
 }

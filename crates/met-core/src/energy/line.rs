@@ -113,6 +113,18 @@ impl Weights {
     }
 }
 
+/// The meters that a whole was read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MeteredBy {
+    None,
+    /// Those of processors, and of memory where there are such.
+    Processors,
+    /// Those of memory alone.
+    Memory,
+    /// The meter of the node, by name.
+    Node(String),
+}
+
 /// A window that was closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closed {
@@ -123,8 +135,7 @@ pub struct Closed {
     /// The growth of the meter's own counter since the last window that was made of it: the same as the whole, or
     /// something was charged twice or not at all. Where other meters were read in between there is only the whole.
     pub counted_uj: u64,
-    /// The meters that the whole was read from, best first.
-    pub source: String,
+    pub source: MeteredBy,
     /// A lower bound where a meter is missing that the whole is made of.
     pub kind: QualityKind,
     /// By part, whether a meter measured it separately.
@@ -148,7 +159,7 @@ impl Closed {
             end_ns,
             whole_uj: 0,
             counted_uj: 0,
-            source: String::new(),
+            source: MeteredBy::None,
             kind: QualityKind::LowerBound,
             metered: [false; PARTS],
             idle_assumed: false,
@@ -161,7 +172,7 @@ impl Closed {
 
     /// Whether any meter was read in it.
     pub fn is_measured(&self) -> bool {
-        !self.source.is_empty()
+        self.source != MeteredBy::None
     }
 }
 

@@ -1,5 +1,6 @@
 //! All meters of a machine.
 
+use super::line::MeteredBy;
 use super::meter::{BRIDGE_NS, Fault, Meter, Scope};
 use super::whole::{Inner, Outer, Whole};
 use crate::job::QualityKind;
@@ -188,7 +189,7 @@ impl Meters {
         Some(Whole {
             outer: Some(outer),
             caught_up_uj: missed_uj,
-            source: meter.name.clone(),
+            source: MeteredBy::Node(meter.name.clone()),
             kind: if span.fault == Fault::Unknown { QualityKind::LowerBound } else { meter.kind },
             fault: if missed_uj > 0 { fault.max(Fault::Lost) } else { fault },
             metered: [cpu.energy_uj.is_some(), memory.energy_uj.is_some(), true, true],

@@ -16,7 +16,7 @@ mod window;
 
 pub use balance::Balance;
 pub use ledger::EnergyLedger;
-pub use line::{Closed, IdleTo, Line, Policy, Weights, Who};
+pub use line::{Closed, IdleTo, Line, MeteredBy, Policy, Weights, Who};
 pub use meter::{Fault, Scope};
 pub use window::EnergyWindow;
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use super::*;
-use crate::energy::Scope;
+use crate::energy::{MeteredBy, Scope};
 use crate::job::QualityKind;
 
 const SECOND: i64 = 1_000_000_000;
@@ -454,7 +454,7 @@ fn check(plan: &Plan) -> Result<(), TestCaseError> {
     let (booked, trusted, truth) = Machine::new(plan).run();
     let sum_uj: i64 = booked.lines_uj.values().sum();
     // Where several faults make one long gap, the processors' meter covers the unread power.
-    if plan.counts || booked.windows.iter().all(|closed| closed.source == "bmc") {
+    if plan.counts || booked.windows.iter().all(|closed| closed.source == MeteredBy::Node("bmc".into())) {
         prop_assert_eq!(sum_uj, trusted.total_uj());
     }
     check_marks(plan, &booked)?;

@@ -1,6 +1,6 @@
 //! What the meters say of a window together.
 
-use super::line::{CPU, MEMORY, PARTS};
+use super::line::{CPU, MEMORY, MeteredBy, PARTS};
 use super::meter::{Fault, Span};
 use crate::job::QualityKind;
 
@@ -16,7 +16,7 @@ pub(super) struct Whole {
     pub cards_uj: u64,
     /// No meter says more than one that it is a part of.
     pub agrees: bool,
-    pub source: String,
+    pub source: MeteredBy,
     pub kind: QualityKind,
     pub fault: Fault,
     pub metered: [bool; PARTS],
@@ -75,7 +75,7 @@ impl Inner {
 impl Whole {
     /// Of a machine without a meter for all of it. Where one of the others is missing it is more than this.
     pub fn of_inner(cpu: Inner, memory: Inner, is_away: bool) -> Option<Whole> {
-        let source = if cpu.energy_uj.is_some() { "processors" } else { "memory" };
+        let source = if cpu.energy_uj.is_some() { MeteredBy::Processors } else { MeteredBy::Memory };
         cpu.energy_uj.or(memory.energy_uj)?;
         let caught_up_uj = cpu.caught_up_uj + memory.caught_up_uj;
         let fault = cpu.fault.max(memory.fault).max(if caught_up_uj > 0 { Fault::Lost } else { Fault::None });
@@ -93,7 +93,7 @@ impl Whole {
             memory,
             cards_uj: 0,
             agrees: true,
-            source: source.into(),
+            source,
             kind,
             fault,
             meters: String::new(),
@@ -134,7 +134,10 @@ impl Whole {
 
     /// Its meters as a person would name them, if those of these parts were read.
     pub fn set_of_meters(&self, metered: [bool; PARTS]) -> String {
-        let outer = self.outer.as_ref().map(|_| self.source.as_str());
+        let outer = match &self.source {
+            MeteredBy::Node(name) => Some(name.as_str()),
+            MeteredBy::None | MeteredBy::Processors | MeteredBy::Memory => None,
+        };
         // Cards that are not read are in the rest of the node's meter.
         let has_cards = self.has_cards_inside() && self.cards_uj > 0;
         let inner = [("processors", metered[CPU]), ("memory", metered[MEMORY]), ("cards", has_cards)];

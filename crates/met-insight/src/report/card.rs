@@ -1,6 +1,6 @@
 //! A card, and what the job did with it.
 
-use met_core::job::{GpuUse, QualityKind};
+use met_core::job::{GpuUse, HeldBy, QualityKind};
 
 use super::{Amount, Detail, Heading, Measure, Section};
 
@@ -31,7 +31,10 @@ pub(super) fn gpu(gpu: &GpuUse, resolution: Option<Detail>) -> Section {
         let idle_kind = if guessed { QualityKind::Estimated } else { kind };
         let idle_joules = Some(gpu.energy_idle_uj as f64 / 1e6).filter(|&joules| joules > 0.0);
         let idle = some(idle_joules, Measure::Joules, idle_kind);
-        let details = [Detail::before("idle part", idle), Detail::text(gpu.energy_source.clone())];
+        let details = [
+            Detail::before("idle part", idle),
+            Detail::text(gpu.energy_source.as_ref().map(|source| source.text().into_owned())),
+        ];
         section.put("GPU energy", energy(gpu.energy_uj()), details);
     }
     let card = Detail::before("whole GPU", sampled(gpu.card_power_mw.map(|mw| mw / 1e3), Measure::Watts));
@@ -64,9 +67,9 @@ fn heading(gpu: &GpuUse) -> Heading {
         (None, Some(since_ns), _) => ("", Some(("idle since", since_ns))),
         (None, None, _) => ("", None),
     };
-    let by = match gpu.held_by.as_str() {
-        "" | "open" => String::new(),
-        by => format!("given by {by}"),
+    let by = match &gpu.held_by {
+        HeldBy::Unknown | HeldBy::Open => String::new(),
+        HeldBy::Given(by) => format!("given by {by}"),
     };
     let mut words = vec![gpu.name.clone(), by, state.to_owned()];
     words.retain(|part| !part.is_empty());

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use met_core::job::{Record, State};
 use met_core::job_table as column;
+use met_core::managers;
 use met_core::queue::Queue;
 
 use super::fields;
@@ -189,10 +190,9 @@ fn others_queued(
     (count.saturating_add(others), is_estimated)
 }
 
-/// One that is held, or waits for another job or a time, does not wait for others.
 fn pending(record: &Record, user: String) -> Option<Pending<'_>> {
-    let reason = record.scheduling.reason.as_deref()?.to_ascii_lowercase();
-    let is_waiting = ["resource", "priority"].iter().any(|word| reason.contains(word));
+    let reason = record.scheduling.reason.as_deref()?;
+    let is_waiting = managers::waits_for_others(&record.key.manager, reason);
     let since_ns = record.scheduling.eligible_ns.or(record.scheduling.submit_ns)?;
     Some(Pending { user, place: place(record), is_waiting, since_ns })
 }

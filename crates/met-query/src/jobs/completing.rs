@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
+use met_core::belief::at_end::{self, Ends};
 use met_core::belief::{CHARGED, SAMPLED_PEAKS, fit_cpu_parts, fit_memory_peaks};
-use met_core::job::{Figure, QualityKind, Record};
+use met_core::job::{QualityKind, Record};
 use met_core::job_table::{COST, EMISSIONS, MEMORY_PEAK};
 use met_core::provenance::{Account, Caveat};
 use met_core::running::Running;
 use met_core::sampled::Profile;
 use met_core::series::Course;
 use met_core::watched::Watched;
-use met_core::{JOB, Kind};
 use met_insight::resample::gap_ms_of;
 use met_jobs::job_cgroup;
 
@@ -35,15 +35,15 @@ pub fn complete_by_samples(record: &mut Record, course: &Course) {
     course.each_row(|time_ms, cells| running.push(time_ms, cells));
     running.recall_thinned(course);
     let live = Live::of(&running, Profile { counts_memory, missed, ..profile });
-    for (column, figure) in live.totals.iter() {
-        let is_better = |known: &Figure| known.kind == QualityKind::LowerBound && known.value < figure.value;
-        if record.totals.figure(column).is_none_or(is_better) {
-            // The last sample of a counter is not its end.
-            let is_counter = JOB.columns[column].kind == Kind::Counter;
-            let kind = if is_counter { QualityKind::LowerBound } else { figure.kind };
-            record.totals.set(column, figure.value, kind, figure.source.clone());
+    let mut seen = live.totals;
+    for column in CHARGED {
+        // The ledger charged the rest after the last stored sample.
+        if let Some((value, source)) = seen.figure(column).map(|figure| (figure.value, figure.source.clone()))
+        {
+            seen.set(column, value, QualityKind::LowerBound, source);
         }
     }
+    at_end::complete(&mut record.totals, &seen, Ends::default());
     for column in CHARGED.into_iter().chain(SAMPLED_PEAKS).filter(|_| missed) {
         let figure = record.totals.figure(column).filter(|figure| figure.kind == QualityKind::LowerBound);
         let Some((value, source)) = figure.map(|figure| (figure.value, figure.source.clone())) else {
@@ -60,8 +60,8 @@ pub fn complete_by_samples(record: &mut Record, course: &Course) {
 
 #[cfg(test)]
 mod tests {
-    use met_core::MISSING;
     use met_core::job_table::{CPU, ENERGY, MEMORY_NEEDED, MEMORY_NEEDED_PEAK};
+    use met_core::{JOB, MISSING};
 
     use super::*;
 

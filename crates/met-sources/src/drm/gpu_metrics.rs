@@ -29,6 +29,11 @@ pub(super) struct Counters {
 }
 
 /// What a table says, if its revision is known and it is whole.
+/// Whether a table, of whatever format, is as long as it says.
+pub(super) fn is_whole(table: &[u8]) -> bool {
+    matches!(table, &[low, high, ..] if table.len() >= usize::from(u16::from_le_bytes([low, high])))
+}
+
 pub(super) fn counters(table: &[u8]) -> Option<Counters> {
     let &[size_low, size_high, FORMAT, content, ..] = table else { return None };
     let size = usize::from(u16::from_le_bytes([size_low, size_high]));

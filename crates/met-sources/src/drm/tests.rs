@@ -2,6 +2,8 @@ use super::*;
 use crate::fixture::{Machine, SLOW};
 use expect_test::expect;
 
+const AMD: &str = include_str!("../../../../fixtures/hosts/gpu-amd.txt");
+
 fn machine(archive: &str) -> Machine {
     let mut machine = Machine::new(archive);
     let task = |pid| TaskTarget::new(pid, 7, TaskRole::Member, false);
@@ -15,7 +17,8 @@ fn machine(archive: &str) -> Machine {
         files.list(&mut Vec::new(), |name, _, _| numbers.extend(parse::u32(name))).unwrap();
         for number in numbers {
             files.read(number.to_string(), &mut text).unwrap();
-            let target = if client_of(&text).is_some() { "/dev/dri/renderD128" } else { "/dev/null" };
+            let target =
+                if client_of(&text, &mut true).is_some() { "/dev/dri/renderD128" } else { "/dev/null" };
             std::os::unix::fs::symlink(target, links.join(number.to_string())).unwrap();
         }
     }
@@ -24,7 +27,7 @@ fn machine(archive: &str) -> Machine {
 
 #[test]
 fn an_amd_card_with_a_client_that_two_processes_share_and_one_of_kfd() {
-    let machine = machine(include_str!("../../../../fixtures/hosts/gpu-amd.txt"));
+    let machine = machine(AMD);
     expect![[r#"
         Node 0 GPU-b0f26b8a9aa3c5b1 AMD Instinct MI250X amd  226:0
           utilization 730
@@ -89,7 +92,7 @@ fn read_often(machine: &Machine, changes: &[&dyn Fn()]) -> Vec<String> {
 
 #[test]
 fn a_reloaded_driver_is_found_and_a_sleeping_card_is_not_woken() {
-    let mut machine = machine(include_str!("../../../../fixtures/hosts/gpu-amd.txt"));
+    let mut machine = machine(AMD);
     machine.targets.tasks.clear();
     let card = machine.path("/sys/class/drm/card0");
     let aside = machine.path("/sys/class/drm/aside");
@@ -127,7 +130,7 @@ fn a_reloaded_driver_is_found_and_a_sleeping_card_is_not_woken() {
 
 #[test]
 fn firmware_counts_energy_and_links_and_a_thread_reads_the_bus() {
-    let machine = machine(include_str!("../../../../fixtures/hosts/gpu-amd.txt"));
+    let machine = machine(AMD);
     let write = |name: &str, bytes: &[u8]| {
         std::fs::write(machine.path("/sys/class/drm/card0/device").join(name), bytes).unwrap();
     };
@@ -141,7 +144,7 @@ fn firmware_counts_energy_and_links_and_a_thread_reads_the_bus() {
     source.find_cards();
     let mut cells_at = |now_ns: i64| {
         let mut cells = [MISSING; card::TABLE.columns.len()];
-        source.cards[0].fill(now_ns, &mut Vec::new(), &mut cells);
+        source.cards[0].fill(now_ns, &mut Vec::new(), &mut cells, &mut Unparsed::default());
         cells
     };
     let second = 1_000_000_000;
@@ -164,7 +167,7 @@ fn firmware_counts_energy_and_links_and_a_thread_reads_the_bus() {
 
 #[test]
 fn what_a_client_did_before_it_was_first_read_is_not_known() {
-    let machine = machine(include_str!("../../../../fixtures/hosts/gpu-amd.txt"));
+    let machine = machine(AMD);
     let shown = read_often(&machine, &[&|| {}, &|| {}]);
     assert!(shown[0].contains(";100 -;") && shown[1].contains(";100 0;"), "{shown:?}");
 }
@@ -219,13 +222,13 @@ fn intel_s_xe_driver_counts_cycles() {
     "#]]
     .assert_eq(&machine.read(&SPEC, SLOW));
     let text = fixture.split("-- proc/100/fdinfo/8 --\n").nth(1).unwrap().split("-- ").next().unwrap();
-    let before = client_of(text.as_bytes()).unwrap();
+    let before = client_of(text.as_bytes(), &mut true).unwrap();
     // A quarter of the render engine, and all of one of four computing ones; nothing says how long that took.
     let now = text
         .replace("drm-cycles-rcs:\t28257900", "drm-cycles-rcs:\t28507900")
         .replace("drm-cycles-ccs:\t0", "drm-cycles-ccs:\t1000000")
         .replace("7655183225", "7656183225");
-    let now = client_of(now.as_bytes()).unwrap();
+    let now = client_of(now.as_bytes(), &mut true).unwrap();
     let mut cells = vec![MISSING; process::TABLE.columns.len()];
     add_client(&mut cells, &now, Some((0, before.engines)), 77);
     assert_eq!((cells[process::UTILIZATION], cells[process::UTILIZATION_COPY]), (500, 0));
@@ -236,7 +239,7 @@ fn engines_of_amd_by_what_they_do() {
     let text = b"drm-pdev: a\ndrm-client-id: 1\ndrm-engine-gfx: 1 ns\ndrm-engine-compute: 2 ns\n\
         drm-engine-dec: 3 ns\ndrm-engine-jpeg: 4 ns\ndrm-engine-enc: 5 ns\ndrm-engine-enc_1: 6 ns\n\
         drm-engine-vpe: 7 ns\ndrm-engine-dma: 8 ns\n";
-    let Engines { compute, copy, encode, decode } = client_of(text).unwrap().engines;
+    let Engines { compute, copy, encode, decode } = client_of(text, &mut true).unwrap().engines;
     assert_eq!([compute, copy, encode, decode].map(|work| work.busy), [Some(3), Some(8), Some(11), Some(7)]);
 }
 
@@ -250,7 +253,37 @@ fn a_machine_without_such_a_card_is_reported() {
 proptest::proptest! {
     #[test]
     fn no_text_breaks_it(text: Vec<u8>, lines in "(drm-(pdev|client-id|engine-gfx|engine-capacity-gfx|cycles-rcs|total-cycles-rcs|memory-vram):[ 0-9a-zKiB]{0,12}\n){0,8}") {
-        let _ = client_of(&text);
-        let _ = client_of(lines.as_bytes());
+        let _ = client_of(&text, &mut true);
+        let _ = client_of(lines.as_bytes(), &mut true);
     }
+}
+
+#[test]
+fn readings_of_a_gpu_that_are_no_numbers_are_counted() {
+    let archive = AMD
+        .replace("power1_average --\n412000000", "power1_average --\n41x")
+        .replace("device/gpu_busy_percent --\n73", "device/gpu_busy_percent --\n7x");
+    let text = Machine::new(&archive).read(&SPEC, SLOW);
+    let counted = "2 readings could not be parsed (first: gpu_busy_percent of the GPU 0000:c1:00.0)";
+    assert!(text.contains(counted), "{text}");
+    assert!(!Machine::new(AMD).read(&SPEC, SLOW).contains("parsed"));
+}
+
+#[test]
+fn a_table_of_metrics_that_is_cut_off_is_not_whole() {
+    assert!(gpu_metrics::is_whole(&[4, 0, 1, 3]));
+    assert!(!gpu_metrics::is_whole(&[5, 0, 1, 3]) && !gpu_metrics::is_whole(&[]));
+}
+
+#[test]
+fn a_client_with_a_number_that_is_none_is_counted() {
+    let parsed = |text: &str| {
+        let mut is_parsed = true;
+        let _ = client_of(text.as_bytes(), &mut is_parsed);
+        is_parsed
+    };
+    let client = "drm-pdev:\t0000:c1:00.0\ndrm-client-id:\t7\ndrm-engine-gfx:\t12 ns\n";
+    assert!(parsed(client) && parsed("pos:\t0\nflags:\tx\n"));
+    assert!(!parsed(&client.replace("\t7", "\tx")));
+    assert!(!parsed(&client.replace("12 ns", "x ns")));
 }

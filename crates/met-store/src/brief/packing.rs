@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use met_core::JOB;
 use met_core::annotation::Annotation;
 use met_core::job::{
-    CgroupPaths, EarlierRequest, Emission, EventCount, FileId, GpuUse, JobKey, LeftOver, LimitKind, Local,
-    MemoryLimit, Origin, Part, ProcessId, QualityKind, Record, Resources, Scheduling, State, Totals,
-    UncountedEvent,
+    CgroupPaths, EarlierRequest, Emission, EnergySource, EventCount, FileId, GpuUse, HeldBy, JobKey,
+    LeftOver, LimitKind, Local, MemoryLimit, Origin, Part, ProcessId, QualityKind, Record, Resources,
+    Scheduling, State, Totals, UncountedEvent,
 };
 
 /// Bytes not read yet. Those of a row fit its checksum, so what does not fit here was written by another program.
@@ -147,6 +147,23 @@ impl Packed for String {
         std::str::from_utf8(from.bytes()?).ok().map(str::to_owned)
     }
 }
+
+/// What is one text elsewhere, too.
+macro_rules! packed_as_text {
+    ($($kind:ty),*) => {
+        $(impl Packed for $kind {
+            fn pack(&self, out: &mut Vec<u8>) {
+                put_bytes(out, self.text().as_bytes());
+            }
+
+            fn unpack(from: &mut Input<'_>) -> Option<$kind> {
+                String::unpack(from).map(<$kind>::from)
+            }
+        })*
+    };
+}
+
+packed_as_text!(EnergySource, HeldBy);
 
 impl Packed for PathBuf {
     fn pack(&self, out: &mut Vec<u8>) {

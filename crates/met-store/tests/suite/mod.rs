@@ -757,7 +757,8 @@ fn device(idle_mw: Option<i64>) -> Device {
 fn with_card(mut record: Record) -> Record {
     let held_since_ns = record.start_ns.map(|start_ns| start_ns + SECOND_NS);
     let held_by = "CUDA_VISIBLE_DEVICES".to_owned();
-    record.gpus = vec![GpuUse { uuid: "GPU-a".into(), held_since_ns, held_by, ..GpuUse::default() }];
+    record.gpus =
+        vec![GpuUse { uuid: "GPU-a".into(), held_since_ns, held_by: held_by.into(), ..GpuUse::default() }];
     record
 }
 

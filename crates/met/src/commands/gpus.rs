@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use met_core::cards::CardNow;
 use met_core::gpu::{self, card, card::label};
-use met_core::job::{GpuUse, JobKey, Record, State};
+use met_core::job::{GpuUse, HeldBy, JobKey, Record, State};
 use met_core::{MISSING, Subject};
 use met_host::{Host, parse};
 use serde_json::json;
@@ -323,8 +323,10 @@ fn held_elsewhere(
     let mut lines: Vec<UserLine> = Vec::new();
     for record in known.values().filter(|record| !is_seen(&record.key)) {
         // What was only open, and is no more, is not held.
-        let held =
-            record.gpus.iter().find(|gpu| gpu.uuid == card.labels[label::UUID] && gpu.held_by != "open");
+        let held = record
+            .gpus
+            .iter()
+            .find(|gpu| gpu.uuid == card.labels[label::UUID] && gpu.held_by != HeldBy::Open);
         if let Some(gpu) = held {
             lines.push(UserLine {
                 job: Some(record.label()),

@@ -32,7 +32,7 @@ fn used(index: &str, utilization: f64) -> GpuUse {
         energy_active_uj: 20_400_000_000,
         energy_idle_uj: 2_550_000_000,
         energy_kind: Some(QualityKind::Attributed),
-        energy_source: Some("energy counter".to_owned()),
+        energy_source: Some(met_core::job::EnergySource::Counter),
         idle_power_mw: Some(75_000),
         idle_power_source: Some("learned".to_owned()),
         card_power_mw: Some(431_200.0),
@@ -64,7 +64,7 @@ fn held(index: &str) -> GpuUse {
         memory_total_bytes: Some(150_754_820_096),
         energy_idle_uj: 110 * 68 * 1_000_000,
         energy_kind: Some(QualityKind::Measured),
-        energy_source: Some("energy counter".to_owned()),
+        energy_source: Some(met_core::job::EnergySource::Counter),
         card_power_mw: Some(110_000.0),
         temperature_max_mc: Some(34_000),
         ..GpuUse::default()

@@ -7,6 +7,7 @@ use met_core::bounds;
 use met_core::cluster_job::{distance_ns, together, whole};
 use met_core::job::{JobKey, Record, Summaries};
 use met_core::managers::spans_nodes;
+use met_core::provenance::{Account, Provenance};
 use met_jobs::scheduler::join;
 use met_store::cluster::{Log, NodeJob, NodeJobKey};
 use met_store::{StoreError, Writer};
@@ -255,9 +256,10 @@ pub(super) fn whole_key(job: &NodeJob) -> JobKey {
 
 /// Whether all of it is measured by Colmet.
 fn is_of_colmet(record: &Record) -> bool {
-    let of_totals = record.totals.iter().map(|(_, figure)| figure.source == "colmet");
-    let mut sources = of_totals.chain(record.events.iter().map(|event| event.source == "colmet")).peekable();
-    has_no_other(record) && sources.peek().is_some() && sources.all(|is_colmet| is_colmet)
+    let of_totals = record.totals.iter().map(|(_, figure)| figure.source.account.clone());
+    let of_events = record.events.iter().map(|event| Provenance::from(event.source.clone()).account);
+    let mut accounts = of_totals.chain(of_events).peekable();
+    has_no_other(record) && accounts.peek().is_some() && accounts.all(|account| account == Account::Colmet)
 }
 
 /// Whether nothing in it is from a scheduler or a daemon: these know the owner.

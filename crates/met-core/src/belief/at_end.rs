@@ -1,0 +1,300 @@
+//! Which figure of a job that has ended is believed: the one that was counted at its end, or the last sample.
+
+use super::{CHARGED, SAMPLED_PEAKS};
+use crate::job::QualityKind::{LowerBound, Measured};
+use crate::job::{Figure, QualityKind, Totals};
+use crate::job_table::*;
+use crate::process_exits::{INHERITED, OWN};
+use crate::provenance::Account;
+use crate::{JOB, Kind};
+
+/// Samples of living processes are rounded to ticks.
+const CPU_DOUBT_SHARE: i64 = 50;
+const CPU_DOUBT_NS: i64 = 20_000_000;
+
+/// Counters that both the supervisor and the samples have as a sum over processes.
+const OF_PROCESSES: [usize; 11] = [
+    READ,
+    WRITTEN,
+    WRITE_CANCELLED,
+    READ_CALL,
+    WRITE_CALL,
+    READ_CALLS,
+    WRITE_CALLS,
+    PAGE_FAULTS_MINOR,
+    PAGE_FAULTS_MAJOR,
+    SWITCHES_VOLUNTARY,
+    SWITCHES_INVOLUNTARY,
+];
+
+/// How well the ends of a job's processes are known. Stored samples know of none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ends {
+    /// All of them were observed, from the first process on.
+    pub complete: bool,
+    pub cpu_doubt_ns: i64,
+    pub lacks_delays: bool,
+    /// Of a supervised job: what processes did that no parent waited for.
+    pub unwaited: Option<[i64; INHERITED.len()]>,
+    /// Of a supervised job: the sum over the exit records of its processes.
+    pub ended: [i64; INHERITED.len()],
+}
+
+/// What takes the place of a known figure by the last sample of the job; `None` if the known one stays. It is never
+/// lower.
+pub fn at_end(column: usize, known: Option<&Figure>, seen: &Figure, ends: Ends) -> Option<Figure> {
+    let is_counted = JOB.columns[column].kind == Kind::Counter && !CHARGED.contains(&column);
+    let Some(known) = known else {
+        // The last sample of a counter is not its end, unless the ends of its processes were observed.
+        let kind = if is_counted { ends.quality(column, seen.value) } else { seen.kind };
+        let is_of_exits = is_counted && kind == Measured;
+        let source = if is_of_exits { "taskstats".into() } else { seen.source.clone() };
+        return Some(Figure { value: seen.value, kind, source });
+    };
+    if CHARGED.contains(&column) || SAMPLED_PEAKS.contains(&column) {
+        return so_far(known, seen);
+    }
+    let doubt_ns = if is_cpu(column) { known.value / CPU_DOUBT_SHARE + CPU_DOUBT_NS } else { 0 };
+    if seen.value <= known.value.saturating_add(doubt_ns) {
+        return None;
+    }
+    let kind = match column {
+        // A sample may be later than the last reading. A peak that lacked a process still lacks it.
+        MEMORY_PEAK | OOM_KILLS if known.kind != LowerBound => seen.kind,
+        // Samples of these include every exit record.
+        SWITCHES_VOLUNTARY | SWITCHES_INVOLUNTARY => ends.quality(column, seen.value),
+        // The account missed a process, and may have missed more.
+        _ => LowerBound,
+    };
+    let may_miss = matches!(column, CPU | MEMORY_PEAK | OOM_KILLS) || OF_PROCESSES.contains(&column);
+    let gives_way = may_miss || known.kind == LowerBound;
+    gives_way.then(|| Figure { value: seen.value, kind, source: seen.source.clone() })
+}
+
+/// What was charged and the peaks so far, as an earlier daemon wrote them, give way to what includes them.
+fn so_far(known: &Figure, seen: &Figure) -> Option<Figure> {
+    if known.kind != LowerBound || seen.value < known.value {
+        return None;
+    }
+    if seen.value > known.value || seen.kind != LowerBound {
+        return Some(seen.clone());
+    }
+    // Both know the same. Stored samples do not know the account.
+    let source = known.source.clone().with_caveats_of(&seen.source);
+    (source != known.source).then(|| Figure { source, ..known.clone() })
+}
+
+fn is_cpu(column: usize) -> bool {
+    matches!(column, CPU | CPU_USER | CPU_SYSTEM)
+}
+
+/// Completes what is known of a job that has ended by its last sample.
+pub fn complete(totals: &mut Totals, seen: &Totals, ends: Ends) {
+    for (column, figure) in seen.iter() {
+        if let Some(Figure { value, kind, source }) = at_end(column, totals.figure(column), figure, ends) {
+            totals.set(column, value, kind, source);
+        }
+    }
+}
+
+impl Ends {
+    /// Corrects the counters of a job that has ended by exit records and by its last sample.
+    pub fn settle(self, totals: &mut Totals, seen: &Totals) {
+        self.add_unwaited(totals);
+        if !self.raise_to_exit_records(totals) {
+            self.confirm_reaped(totals);
+        }
+        for (column, figure) in seen.iter() {
+            let known = totals.figure(column);
+            let better = known.and_then(|known| at_end(column, Some(known), figure, self));
+            if let Some(Figure { value, kind, source }) = better {
+                totals.set(column, value, kind, source);
+            }
+        }
+    }
+
+    /// The processes that were counted. Those that came and went between two samples are known by their ends alone.
+    pub fn set_processes(self, totals: &mut Totals, seen: i64) {
+        match self.complete {
+            true => totals.set(PROCESSES, seen, Measured, "taskstats"),
+            false => totals.set(PROCESSES, seen, LowerBound, "/proc"),
+        }
+    }
+
+    /// How good a counter is that samples and exit records make together.
+    fn quality(self, column: usize, value: i64) -> QualityKind {
+        let counted = INHERITED.contains(&column) || OWN.contains(&column);
+        // Exit records lack up to a kilobyte of calls of each thread; storage is written by whole pages.
+        let rounded = matches!(column, READ_CALL | WRITE_CALL);
+        let unknown_wait = self.lacks_delays && matches!(column, DELAY_IO | DELAY_MEMORY);
+        let doubtful =
+            rounded || unknown_wait || is_cpu(column) && self.cpu_doubt_ns > value / CPU_DOUBT_SHARE;
+        if self.complete && counted && !doubtful { Measured } else { LowerBound }
+    }
+
+    /// Where every end was observed and every process was waited for, sums over the reaped lack none.
+    fn confirm_reaped(self, totals: &mut Totals) {
+        let Some(unwaited) = self.unwaited.filter(|_| self.complete) else { return };
+        for (&column, _) in INHERITED.iter().zip(unwaited).filter(|&(_, more)| more == 0) {
+            let bound = |figure: &&Figure| !is_cpu(column) && figure.kind == LowerBound;
+            let Some(figure) = totals.figure(column).filter(bound) else { continue };
+            let (value, source) = (figure.value, figure.source.followed_by(", taskstats"));
+            totals.set(column, value, Measured, source);
+        }
+    }
+
+    /// A parent that ignores SIGCHLD inherits nothing from its children, and may end before its signals are read:
+    /// its supervisor's counters then lack processes of which there are exit records. Returns whether they did.
+    fn raise_to_exit_records(self, totals: &mut Totals) -> bool {
+        let mut is_raised = false;
+        for (&column, ended) in INHERITED.iter().zip(self.ended) {
+            if !is_cpu(column) && totals.get(column).is_some_and(|known| known < ended) {
+                totals.set(column, ended, self.quality(column, ended), "taskstats");
+                is_raised = true;
+            }
+        }
+        is_raised
+    }
+
+    /// A supervisor counts the processes that it and its descendants waited for; the others are in exit records alone.
+    fn add_unwaited(self, totals: &mut Totals) {
+        let Some(unwaited) = self.unwaited else { return };
+        for (&column, more) in INHERITED.iter().zip(unwaited).filter(|&(_, more)| more > 0) {
+            let Some(figure) = totals.figure(column).cloned() else { continue };
+            // A cgroup counts the CPU time of all, and so does a clock even where it was disturbed.
+            let by_reaping = matches!(figure.source.account, Account::Rusage | Account::ProcStat)
+                && figure.kind == LowerBound;
+            if is_cpu(column) && !by_reaping {
+                continue;
+            }
+            let value = figure.value.saturating_add(more);
+            let source = figure.source.followed_by(" and taskstats");
+            totals.set(column, value, self.quality(column, value), source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::job::QualityKind::{Attributed, Sampled};
+    use crate::provenance::{Caveat, Provenance};
+
+    fn figure(value: i64, kind: QualityKind, source: &'static str) -> Figure {
+        Figure { value, kind, source: source.into() }
+    }
+
+    fn after(column: usize, known: Option<Figure>, seen: &Figure, ends: Ends) -> Option<Figure> {
+        at_end(column, known.as_ref(), seen, ends).or(known)
+    }
+
+    #[test]
+    fn a_peak_that_an_earlier_daemon_wrote_gives_way_to_a_higher_one() {
+        let before = figure(10, LowerBound, "cgroup");
+        let better = |value| {
+            at_end(MEMORY_NEEDED_PEAK, Some(&before), &figure(value, Sampled, "cgroup"), Ends::default())
+        };
+        assert_eq!(better(30), Some(figure(30, Sampled, "cgroup")));
+        assert_eq!(better(10), Some(figure(10, Sampled, "cgroup")), "it includes what was known");
+        assert_eq!(better(5), None);
+    }
+
+    #[test]
+    fn of_two_lower_bounds_that_are_equal_the_known_account_stays_with_the_caveats_of_both() {
+        let known = figure(410, LowerBound, "RAPL, by CPU time");
+        let seen = Figure {
+            source: Provenance::from("samples").with(Caveat::NotWatched),
+            ..figure(410, LowerBound, "")
+        };
+        let better = at_end(ENERGY, Some(&known), &seen, Ends::default()).unwrap();
+        assert_eq!(better.source, "RAPL, by CPU time, not watched all the time");
+        assert_eq!(at_end(ENERGY, Some(&better), &seen, Ends::default()), None);
+    }
+
+    #[test]
+    fn counters_that_were_measured_stay_and_lower_bounds_are_raised() {
+        let seen = figure(1_000_000_000, Sampled, "/proc");
+        let at_end = |column, value, kind| {
+            at_end(column, Some(&figure(value, kind, "cgroup")), &seen, Ends::default())
+        };
+        let raised = Some(figure(1_000_000_000, LowerBound, "/proc"));
+        assert_eq!(at_end(CPU_USER, 10, Measured), None);
+        assert_eq!(at_end(CPU_USER, 10, LowerBound), raised);
+        assert_eq!(at_end(CPU, 10, Measured), raised, "the cgroup missed a process");
+        assert_eq!(at_end(CPU, 999_000_000, LowerBound), None, "ticks are rounded");
+        assert_eq!(at_end(READ, 10, Measured), raised);
+    }
+
+    #[test]
+    fn a_peak_that_a_sample_raises_is_still_without_those_it_lacked() {
+        for (known, raised) in [(LowerBound, LowerBound), (Measured, Sampled)] {
+            let known = figure(100, known, "cgroup");
+            let seen = figure(200, Sampled, "cgroup");
+            assert_eq!(
+                at_end(MEMORY_PEAK, Some(&known), &seen, Ends::default()),
+                Some(figure(200, raised, "cgroup"))
+            );
+        }
+    }
+
+    #[test]
+    fn energy_that_was_measured_does_not_come_from_exit_records() {
+        let seen = figure(7, Measured, "energy counter");
+        assert_eq!(at_end(GPU_ENERGY, None, &seen, Ends::default()), Some(seen.clone()));
+        let heard = Ends { complete: true, ..Ends::default() };
+        let read = at_end(READ, None, &figure(7, Sampled, "/proc"), heard);
+        assert_eq!(read, Some(figure(7, Measured, "taskstats")));
+    }
+
+    prop_compose! {
+        fn any_figure()(value in 0..200_i64, kind in 0..QualityKind::ALL.len(), is_watched: bool) -> Figure {
+            let source = Provenance::from("cgroup").with((!is_watched).then_some(Caveat::NotWatched));
+            Figure { value: value * 1_000_000, kind: QualityKind::ALL[kind], source }
+        }
+    }
+
+    prop_compose! {
+        fn any_ends()(complete: bool, lacks_delays: bool, cpu_doubt_ns in 0..100_000_000_i64) -> Ends {
+            Ends { complete, lacks_delays, cpu_doubt_ns, ..Ends::default() }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_total_is_lowered_and_a_sample_that_comes_again_changes_nothing(
+            column in 0..JOB.columns.len(), known in prop::option::of(any_figure()), seen in any_figure(),
+            ends in any_ends(),
+        ) {
+            let once = after(column, known.clone(), &seen, ends).unwrap();
+            prop_assert!(known.is_none_or(|known| known.value <= once.value));
+            prop_assert_eq!(after(column, Some(once.clone()), &seen, ends), Some(once));
+        }
+
+        #[test]
+        fn the_order_of_two_samples_does_not_matter(
+            column in 0..JOB.columns.len(), known in any_figure(), one in any_figure(), other in any_figure(),
+            ends in any_ends(),
+        ) {
+            // Ticks are rounded: what differs by less is the same CPU time.
+            prop_assume!(!is_cpu(column));
+            let least = |figure: Figure| Figure { kind: LowerBound, ..figure };
+            let (one, other) = (least(one), least(other));
+            let both = |first: &Figure, then: &Figure| {
+                let believed = after(column, after(column, Some(known.clone()), first, ends), then, ends).unwrap();
+                (believed.value, believed.kind)
+            };
+            prop_assert_eq!(both(&one, &other), both(&other, &one));
+        }
+
+        #[test]
+        fn a_charge_that_includes_the_known_one_decides_its_quality(
+            known in any_figure(), more in 0..9_i64,
+        ) {
+            let known = Figure { kind: LowerBound, ..known };
+            let seen = Figure { value: known.value + more, kind: Attributed, source: "RAPL".into() };
+            prop_assert_eq!(at_end(ENERGY, Some(&known), &seen, Ends::default()), Some(seen));
+        }
+    }
+}
