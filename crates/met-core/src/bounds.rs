@@ -212,8 +212,9 @@ fn totals_bytes(totals: &Totals) -> usize {
 fn bound_gpu(gpu: &mut GpuUse) {
     gpu.throttled.truncate(REASONS_MAX);
     gpu.throttled.iter_mut().for_each(|reason| cut(reason, REASON_BYTES_MAX));
-    let GpuUse { uuid, index, name, vendor, parent, held_by, energy_source, idle_power_source, .. } = gpu;
-    let options = [parent, energy_source, idle_power_source].into_iter().flatten();
+    let GpuUse { uuid, node, index, name, vendor, parent, held_by, energy_source, idle_power_source, .. } =
+        gpu;
+    let options = [node, parent, energy_source, idle_power_source].into_iter().flatten();
     [uuid, index, name, vendor, held_by]
         .into_iter()
         .chain(options)
@@ -223,6 +224,7 @@ fn bound_gpu(gpu: &mut GpuUse) {
 fn gpu_bytes(gpu: &GpuUse) -> usize {
     let GpuUse {
         uuid,
+        node,
         index,
         name,
         vendor,
@@ -233,7 +235,7 @@ fn gpu_bytes(gpu: &GpuUse) -> usize {
         throttled,
         ..
     } = gpu;
-    let options = [parent, energy_source, idle_power_source].into_iter().flatten();
+    let options = [node, parent, energy_source, idle_power_source].into_iter().flatten();
     let texts = [uuid, index, name, vendor, held_by].into_iter().chain(options).chain(throttled);
     // It has many figures.
     3 * ENTRY_BYTES + texts.map(|text| escaped(text)).sum::<usize>()
