@@ -377,6 +377,34 @@ fn a_whole_node_is_not_advised_to_save_memory() {
 }
 
 #[test]
+fn a_job_that_took_its_node_whole_is_not_advised_to_save_memory() {
+    let memory = |exclusive: Option<bool>| {
+        let mut made = given(made(HOUR).cores(|_| 4.0), 4);
+        made = made.level(column::MEMORY_NEEDED, |_| 2.0 * GIB as f64);
+        made.record.allocated.memory_bytes = Some(64 * GIB);
+        made.record.totals.set(column::OOM_KILLS, 0, QualityKind::Measured, "cgroup");
+        made.record.scheduling.exclusive = exclusive;
+        made
+    };
+    let requests = |made: &Made| {
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).sampled(made.samples());
+        crate::answers::directives::directives(&job)
+            .iter()
+            .filter(|request| request.resource == "memory")
+            .count()
+    };
+    let whole = memory(Some(true));
+    assert_eq!((names(&whole), requests(&whole)), (none(), 0), "four of 64 cores, and the node for itself");
+    for shared in [memory(None), memory(Some(false))] {
+        assert_eq!((names(&shared), requests(&shared)), (vec!["memory_excess".to_owned()], 1));
+    }
+    let job = Job::new(&whole.record, Machine { cpus: Some(64) }, whole.now_ns()).sampled(whole.samples());
+    let steps = explain(Rules::built_in().get("memory_excess").unwrap(), &job).steps;
+    let failed = steps.iter().find(|step| step.passed == Some(false)).unwrap();
+    assert!(failed.asked.ends_with("it has its nodes for itself, with their memory"), "{failed:?}");
+}
+
+#[test]
 fn page_cache_is_no_memory_need() {
     let mut made = given(made(HOUR).cores(|_| 4.0), 4);
     made = made.level(column::MEMORY_NEEDED, |_| 30.0 * GIB as f64);
