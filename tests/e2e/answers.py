@@ -4,7 +4,8 @@ import os
 import resource
 import subprocess
 
-from harness import check, equal, need_root, test
+from belief import memory_cgroup, try_rmdir
+from harness import check, equal, eventually, need_root, test
 
 #: Silent rules are many; a condition that every job fulfils makes one speak.
 RULES = """rules:
@@ -110,6 +111,26 @@ def programs_of_known_bottleneck_get_the_right_answers_live(world):
         found = [one["rule"] for one in explained if one["finding"]]
         # A machine that is in use may have more threads than it has cores for.
         equal([rule for rule in found if rule != "oversubscribed"], expected, f"notes of {name}")
+
+
+@test
+def the_next_run_says_whether_a_finding_is_gone(world):
+    need_root()
+    folder = memory_cgroup(f"{world.token}-advice", 64 << 20)
+    hog = os.path.join(world.me.home, "hog.py")
+    with open(hog, "w") as file:
+        file.write("import sys; bytearray(int(sys.argv[1]))")
+    inside = f'echo $$ > {folder}/cgroup.procs && exec "$@"'
+    try:
+        for size in (256 << 20, 256 << 20, 1):
+            world.me.finish(world.me.start("sh", "-c", inside, "sh", world.met_path, "time", "--", world.python, hog, str(size)))
+        followed = [world.met("show", job, "--json").ok().json()["answers"]["followed_findings"] for job in "123"]
+        equal(followed[0], [], "the first run")
+        for again, taken in ((followed[1], False), (followed[2], True)):
+            equal([(one["rule"], one["taken"]) for one in again], [("out_of_memory", taken)], "the kills of the run before")
+        check("taken: out_of_memory of job 2 is gone" in " ".join(world.met("show", "3").ok().out.split()), "the report")
+    finally:
+        eventually(lambda: try_rmdir(folder), "the cgroup is empty")
 
 
 @test

@@ -213,20 +213,22 @@ fn totals_bytes(totals: &Totals) -> usize {
 fn bound_gpu(gpu: &mut GpuUse) {
     gpu.throttled.truncate(REASONS_MAX);
     gpu.throttled.iter_mut().for_each(|reason| cut(reason, REASON_BYTES_MAX));
-    let GpuUse { uuid, index, name, vendor, parent, held_by, energy_source, idle_power_source, .. } = gpu;
+    let GpuUse { uuid, node, index, name, vendor, parent, held_by, energy_source, idle_power_source, .. } =
+        gpu;
     if let HeldBy::Given(by) = held_by {
         cut(by.to_mut(), WORD_BYTES_MAX);
     }
     if let Some(EnergySource::Other(source)) = energy_source {
         cut(source, WORD_BYTES_MAX);
     }
-    let options = [parent, idle_power_source].into_iter().flatten();
+    let options = [node, parent, idle_power_source].into_iter().flatten();
     [uuid, index, name, vendor].into_iter().chain(options).for_each(|text| cut(text, WORD_BYTES_MAX));
 }
 
 fn gpu_bytes(gpu: &GpuUse) -> usize {
     let GpuUse {
         uuid,
+        node,
         index,
         name,
         vendor,
@@ -237,7 +239,7 @@ fn gpu_bytes(gpu: &GpuUse) -> usize {
         throttled,
         ..
     } = gpu;
-    let options = [parent, idle_power_source].into_iter().flatten();
+    let options = [node, parent, idle_power_source].into_iter().flatten();
     let texts = [uuid, index, name, vendor].into_iter().chain(options).chain(throttled);
     let sources =
         escaped(held_by.text()) + energy_source.as_ref().map_or(0, |source| escaped(&source.text()));

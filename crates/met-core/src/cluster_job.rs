@@ -5,7 +5,7 @@ mod thinned;
 use std::collections::BTreeMap;
 
 use crate::belief;
-use crate::job::{EventCount, Figure, JobKey, Part, QualityKind, Record, Totals};
+use crate::job::{EventCount, Figure, GpuUse, JobKey, Part, QualityKind, Record, Totals};
 use crate::job_processes;
 use crate::managers::spans_nodes;
 use crate::series::{Course, SPARSE_MS, is_charged};
@@ -41,7 +41,9 @@ pub fn whole(key: JobKey, parts: &[(String, Record)]) -> Option<Record> {
     }
     whole.summaries = Default::default();
     whole.totals = totals(told.iter().map(|(_, record)| &record.totals));
-    whole.gpus = told.iter().flat_map(|(_, record)| record.gpus.iter().cloned()).collect();
+    let on_node = |node: &str, gpu: &GpuUse| GpuUse { node: Some(node.to_owned()), ..gpu.clone() };
+    whole.gpus =
+        told.iter().flat_map(|(node, record)| record.gpus.iter().map(|gpu| on_node(node, gpu))).collect();
     whole.events = events(told.iter().flat_map(|(_, record)| &record.events));
     whole.uncounted_events = Vec::new();
     for uncounted in told.iter().flat_map(|(_, record)| &record.uncounted_events) {

@@ -62,6 +62,22 @@ fn a_job_on_two_nodes_is_their_sum_and_has_a_part_on_each() {
 }
 
 #[test]
+fn gpus_of_several_nodes_name_theirs_and_those_of_one_do_not() {
+    let gpu = |uuid: &str| GpuUse { uuid: uuid.to_owned(), index: "0".to_owned(), ..GpuUse::default() };
+    let (mut one, mut other) =
+        (part_on("n1", 100, State::Finished, 5), part_on("n2", 100, State::Finished, 5));
+    (one.1.gpus, other.1.gpus) = (vec![gpu("GPU-a")], vec![gpu("GPU-b")]);
+    let labels = |parts: &[(String, Record)]| {
+        let gpus = whole(key(), parts).unwrap().gpus;
+        gpus.iter().map(|gpu| format!("{} {}", gpu.uuid, gpu.label())).collect::<Vec<_>>()
+    };
+    assert_eq!(labels(&[other, one.clone()]), ["GPU-a GPU 0 on n1", "GPU-b GPU 0 on n2"]);
+    assert_eq!(labels(&[one.clone()]), ["GPU-a GPU 0"]);
+    let text = serde_json::to_string(&whole(key(), &[one]).unwrap().gpus[0]).unwrap();
+    assert!(!text.contains("node"), "a job of one node is stored as before: {text}");
+}
+
+#[test]
 fn an_event_that_some_nodes_could_not_count_is_a_lower_bound() {
     let mut one = part_on("n1", 100, State::Finished, 5);
     let mut other = part_on("n2", 100, State::Finished, 5);

@@ -326,6 +326,9 @@ pub struct Scheduling {
     /// What its own environment calls its runs: `MET_LINEAGE`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lineage: Option<String>,
+    /// Whether it had its nodes for itself, whatever it asked for of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exclusive: Option<bool>,
     /// Why it waits, or why it ended as it did.
     pub reason: Option<String>,
     pub submit_ns: Option<i64>,
@@ -364,7 +367,7 @@ impl Scheduling {
     /// Takes over what `other` knows and this does not.
     pub fn fill_from(&mut self, other: &Scheduling) {
         fill!(self, other: alias, cluster, array_id, array_index, het_id, het_offset, restarts, partition, qos);
-        fill!(self, other: folder, lineage, reason, submit_ns, eligible_ns, cpu_ns, memory_peak_bytes, asked_ns);
+        fill!(self, other: folder, lineage, exclusive, reason, submit_ns, eligible_ns, cpu_ns, memory_peak_bytes, asked_ns);
     }
 }
 
@@ -563,6 +566,9 @@ pub struct LeftOver {
 #[serde(default)]
 pub struct GpuUse {
     pub uuid: String,
+    /// The node that has it, in a job of several: each node numbers its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// The driver's number; of a part of a card with the number of the part: `0.1`.
     pub index: String,
     pub name: String,
@@ -630,6 +636,14 @@ pub struct GpuUse {
 }
 
 impl GpuUse {
+    /// As people call it: `GPU 0`, in a job of several nodes `GPU 0 on n2`.
+    pub fn label(&self) -> String {
+        match &self.node {
+            Some(node) => format!("GPU {} on {node}", self.index),
+            None => format!("GPU {}", self.index),
+        }
+    }
+
     pub fn energy_uj(&self) -> i64 {
         self.energy_active_uj + self.energy_idle_uj
     }

@@ -17,7 +17,7 @@ use met_core::series::Course;
 pub use bottleneck::{Bottleneck, Limit};
 pub use compared::Difference;
 pub use directives::Directive;
-pub use follow_up::{FollowUp, follow_ups};
+pub use follow_up::{FollowUp, Revisited, follow_ups};
 pub use known::{GPUS_MAX, Known};
 pub use object::{difference as difference_object, object};
 pub(crate) use profile::median as median_of;
@@ -149,12 +149,15 @@ pub struct Answers {
     pub differences: Vec<Difference>,
     /// Whether the requests that the run before gave were made.
     pub followed: Vec<FollowUp>,
+    /// Whether what was found in the run before is gone.
+    pub revisited: Vec<Revisited>,
 }
 
 pub fn answers(job: &Job<'_>, rules: &Rules) -> Answers {
     let bottleneck = bottleneck::bottleneck(job);
     let mut findings = rules::findings(rules, job);
     findings.truncate(FINDINGS_MAX);
+    let followed = follow_up::follow_ups(job);
     Answers {
         verdict: verdict::verdict(job, bottleneck.as_ref()),
         phases: job.profile().map(|profile| profile.phases().to_vec()).unwrap_or_default(),
@@ -163,6 +166,7 @@ pub fn answers(job: &Job<'_>, rules: &Rules) -> Answers {
         findings,
         directives: directives::directives(job),
         differences: compared::differences(job.record, job.earlier, job.now_ns),
-        followed: follow_up::follow_ups(job),
+        revisited: follow_up::revisited(job, rules, &followed),
+        followed,
     }
 }

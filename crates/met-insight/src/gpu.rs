@@ -5,8 +5,17 @@ use serde_json::{Value, json};
 
 use crate::json::time;
 
-/// One entry of the public object's `gpus`. Every key is always there; what is not known is null.
+/// One entry of the public object's `gpus`. Every key is always there; what is not known is null. Only the node is
+/// absent where the job has one.
 pub fn object(gpu: &GpuUse) -> Value {
+    let mut object = figures(gpu);
+    if let (Some(node), Some(object)) = (&gpu.node, object.as_object_mut()) {
+        object.insert("node".to_owned(), json!(node));
+    }
+    object
+}
+
+fn figures(gpu: &GpuUse) -> Value {
     json!({
         "uuid": gpu.uuid,
         "index": gpu.index,
@@ -207,6 +216,25 @@ pub fn temperature_celsius(record: &Record) -> Option<f64> {
 mod tests {
     use super::*;
     use crate::sample;
+
+    #[test]
+    fn a_gpu_names_its_node_in_a_job_of_several() {
+        let named = GpuUse { node: Some("n2".to_owned()), ..sample::gpu() };
+        let (one, two) = (object(&sample::gpu()), object(&named));
+        assert_eq!((one.get("node"), two["node"].as_str()), (None, Some("n2")));
+        let report = crate::report::report(
+            &Record { gpus: vec![named], ..sample::finished() },
+            Default::default(),
+            sample::NOW_NS,
+        );
+        let labels: Vec<_> = report
+            .sections
+            .iter()
+            .filter_map(|section| section.heading.as_ref())
+            .map(|heading| heading.label.clone())
+            .collect();
+        assert!(labels.contains(&"GPU 0 on n2".to_owned()), "{labels:?}");
+    }
 
     #[test]
     fn one_job_has_one_mean_over_its_cards_by_whatever_name() {

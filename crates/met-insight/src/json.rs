@@ -100,6 +100,7 @@ pub(crate) fn scheduling(record: &Record, now_ns: i64) -> Value {
         ("het_id", json!(scheduling.het_id)),
         ("het_offset", json!(scheduling.het_offset)),
         ("restarts", json!(scheduling.restarts)),
+        ("exclusive", json!(scheduling.exclusive)),
         ("cpu_seconds", seconds(scheduling.cpu_ns)),
         ("memory_peak_bytes", json!(scheduling.memory_peak_bytes)),
         ("asked", json!(scheduling.asked_ns.and_then(time))),
@@ -361,6 +362,7 @@ mod tests {
         }
         let mut scheduled = sample::scheduled();
         scheduled.scheduling.eligible_ns = Some(0);
+        scheduled.scheduling.exclusive = Some(true);
         (scheduled.scheduling.het_id, scheduled.scheduling.het_offset) = (Some("1".to_owned()), Some(0));
         (scheduled.scheduling.cpu_ns, scheduled.scheduling.memory_peak_bytes) = (Some(1), Some(1));
         scheduled.scheduling.earlier = vec![Default::default()];

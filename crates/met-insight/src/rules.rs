@@ -70,6 +70,11 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// Whether its advice is another request for `memory`, `cpus`, `time` or `gpus`.
+    pub fn advises(&self, resource: &str) -> bool {
+        self.how.asks_for(resource)
+    }
+
     /// Everything that it calculates.
     fn exprs(&self) -> impl Iterator<Item = &Expr> {
         let conditions = self.unless.iter().map(|counter| &counter.when).chain([&self.when]);
@@ -177,6 +182,25 @@ fn of_subject<'r>(rules: impl IntoIterator<Item = &'r Rule>, subject: Subject<'_
     found.retain(|finding| !replaced.contains(&finding.rule.as_str()));
     finding::rank(&mut found);
     found
+}
+
+/// What becomes of a finding in another run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    Gone,
+    Remains,
+}
+
+/// `None` where it is not known, or where a gate or counter-evidence keeps the rule silent: that is no advice taken.
+pub fn again(rule: &Rule, job: &Job<'_>) -> Option<Again> {
+    let subject = Subject::Job(job);
+    let mut evaluation = Evaluation::of(subject, false);
+    if evaluation.truth(&rule.when)? {
+        return judged(rule, subject, false).finding.map(|_| Again::Remains);
+    }
+    let mut steps = Steps { is_explained: false, shown: Vec::new(), have_passed: true };
+    gates(rule, subject, evaluation.coverage(), &mut steps);
+    steps.have_passed.then_some(Again::Gone)
 }
 
 /// The numbers, gates and counter-evidence of one rule for a job.

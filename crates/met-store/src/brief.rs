@@ -24,7 +24,7 @@ type Result<T> = std::result::Result<T, StoreError>;
 /// The version from which on there are such rows.
 const BRIEF_VERSION: i64 = 8;
 /// What the bytes mean. Another number makes all rows be written again.
-const FORMAT: i64 = 1;
+const FORMAT: i64 = 2;
 /// Says in `meta` of which format every job that is over has a row.
 const COMPLETE: &str = "brief";
 /// Up to which key rows of earlier jobs are written.

@@ -378,7 +378,7 @@ fn an_old_store_gets_its_rows_in_pieces() {
 fn the_bytes_are_those_of_the_format() {
     let mut bytes = Vec::new();
     job(3, MIDNIGHT_S).pack(&mut bytes);
-    assert_eq!((FORMAT, bytes.len(), checksum(&bytes)), (1, 284, 16_327_280_610_731_428_976));
+    assert_eq!((FORMAT, bytes.len(), checksum(&bytes)), (2, 286, 4_761_905_281_585_479_354));
 }
 
 proptest! {

@@ -101,6 +101,7 @@ impl Cards {
         let counted = line.counted_uj > 0 && line.counted_uj / 9 >= line.total_uj() / 10;
         GpuUse {
             uuid: card.labels[label::UUID].clone(),
+            node: None,
             index: card.labels[label::INDEX].clone(),
             name: card.labels[label::NAME].clone(),
             vendor: card.labels[label::VENDOR].clone(),

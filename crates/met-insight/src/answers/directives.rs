@@ -103,6 +103,9 @@ fn written(job: &Job<'_>, need: Need) -> Option<String> {
 
 /// Whether the job held so much of its node that what it leaves is of no use to others.
 pub fn is_whole_node(job: &Job<'_>) -> Option<bool> {
+    if job.record.scheduling.exclusive == Some(true) {
+        return Some(true);
+    }
     let held = job.record.allocated.cpus? as f64;
     Some(held >= WHOLE_NODE * f64::from(job.machine.cpus?))
 }

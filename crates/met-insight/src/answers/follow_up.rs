@@ -1,4 +1,5 @@
-//! Whether the request for the next run that a job's figures give was made in the next run, and what that saved.
+//! Whether the request for the next run that a job's figures give was made in the next run, and what that saved; and
+//! whether what was found in a run is gone in the next one.
 
 use met_core::job::Record;
 
@@ -6,6 +7,7 @@ use super::{Directive, Job, directives};
 use crate::average;
 use crate::finding::Saving;
 use crate::report::Machine;
+use crate::rules::{self, Again, Rules};
 
 /// From this share of the advised change on the advice was taken: a round number is as good.
 const TAKEN: f64 = 0.5;
@@ -27,21 +29,54 @@ pub struct FollowUp {
     pub saving: Saving,
 }
 
-/// Requests that were changed as advised, or not at all; a run of another size is no follow-up.
-pub fn follow_ups(job: &Job<'_>) -> Vec<FollowUp> {
-    let Some((&before, earlier)) = job.earlier.split_first() else { return Vec::new() };
+/// What a rule found in the run before, judged again in this one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Revisited {
+    pub rule: String,
+    /// The run before, and what was found there.
+    pub job: String,
+    pub what: String,
+    pub is_gone: bool,
+}
+
+/// The run before, if this one is comparable with it.
+fn before<'a>(job: &Job<'a>) -> Option<Job<'a>> {
+    let (&before, earlier) = job.earlier.split_first()?;
     let record = job.record;
     if record.nodes.len() != before.nodes.len() || record.key.manager != before.key.manager {
-        return Vec::new();
+        return None;
     }
     // Machines of one partition are taken to be alike.
     let machine = match record.scheduling.partition == before.scheduling.partition {
         true => job.machine,
         false => Machine { cpus: None },
     };
-    let of_before = Job::new(before, machine, job.now_ns).after(earlier);
-    let advice = directives::by_records(&of_before);
-    advice.iter().filter_map(|directive| follow_up(job, before, directive)).collect()
+    Some(Job::new(before, machine, job.now_ns).after(earlier).among(job.systems))
+}
+
+/// Requests that were changed as advised, or not at all; a run of another size is no follow-up.
+pub fn follow_ups(job: &Job<'_>) -> Vec<FollowUp> {
+    let Some(before) = before(job) else { return Vec::new() };
+    let advice = directives::by_records(&before);
+    advice.iter().filter_map(|directive| follow_up(job, before.record, directive)).collect()
+}
+
+/// Findings of the run before that are gone, or still there. Its samples are not at hand: what only they say is left out,
+/// and so is what is not known of this run, or what a follow-up of a request has said.
+pub fn revisited(job: &Job<'_>, rules: &Rules, followed: &[FollowUp]) -> Vec<Revisited> {
+    let Some(before) = before(job).filter(|_| !job.record.state.is_live()) else { return Vec::new() };
+    let again = |found: crate::finding::Finding| {
+        let rule = rules.get(&found.rule)?;
+        if followed.iter().any(|one| rule.advises(one.resource)) {
+            return None;
+        }
+        let is_gone = match rules::again(rule, job)? {
+            Again::Gone => true,
+            Again::Remains => false,
+        };
+        Some(Revisited { rule: found.rule, job: before.record.label(), what: found.what, is_gone })
+    };
+    rules::findings(rules, &before).into_iter().filter_map(again).collect()
 }
 
 fn follow_up(job: &Job<'_>, earlier: &Record, directive: &Directive) -> Option<FollowUp> {
@@ -133,5 +168,81 @@ mod tests {
         let found = followed(&run(2, 2, 12), &[&killed]);
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].is_taken && found[0].advised > found[0].before);
+    }
+
+    fn judged_again(next: &Record, earlier: &[&Record]) -> Vec<(String, bool)> {
+        let job = Job::new(next, Machine { cpus: Some(64) }, i64::MAX / 2).after(earlier);
+        let found = revisited(&job, Rules::built_in(), &follow_ups(&job));
+        assert!(found.iter().all(|one| one.job == "slurm:1" && !one.what.is_empty()), "{found:?}");
+        found.into_iter().map(|one| (one.rule, one.is_gone)).collect()
+    }
+
+    fn rule(name: &str, is_gone: bool) -> Vec<(String, bool)> {
+        vec![(name.to_owned(), is_gone)]
+    }
+
+    /// A run of four CPUs that it uses, and little memory.
+    fn busy(id: u64) -> Record {
+        let mut record = run(id, 4, 10);
+        record.totals.set(column::CPU, 14_000_000_000_000, QualityKind::Measured, "cgroup");
+        record.totals.set(column::CORES_PEAK, 4_000, QualityKind::Sampled, "cgroup");
+        record
+    }
+
+    fn with_gpus(id: u64, used: &[Option<f64>]) -> Record {
+        let mut record = busy(id);
+        let gpu = |(index, &utilization): (usize, &Option<f64>)| met_core::job::GpuUse {
+            uuid: format!("GPU-{index}"),
+            utilization,
+            used_ns: utilization.map_or(0, |used| (used * 3.6e12) as i64),
+            held_ns: 3_600_000_000_000,
+            known_ns: Some(3_600_000_000_000),
+            ..sample::gpu()
+        };
+        record.gpus = used.iter().enumerate().map(gpu).collect();
+        for resources in [&mut record.requested, &mut record.allocated] {
+            resources.gpus = Some(used.len() as i64).filter(|&gpus| gpus > 0);
+        }
+        record
+    }
+
+    #[test]
+    fn an_idle_gpu_that_is_not_held_or_computes_in_the_next_run_is_advice_taken() {
+        let idle = with_gpus(1, &[Some(0.0)]);
+        assert_eq!(judged_again(&with_gpus(2, &[]), &[&idle]), rule("gpu_idle", true), "from 1 to 0 GPUs");
+        assert_eq!(judged_again(&with_gpus(2, &[Some(0.8)]), &[&idle]), rule("gpu_idle", true));
+        assert_eq!(judged_again(&with_gpus(2, &[Some(0.01)]), &[&idle]), rule("gpu_idle", false));
+        assert_eq!(judged_again(&with_gpus(2, &[None]), &[&idle]), [], "whether it was used is not known");
+        assert_eq!(judged_again(&with_gpus(2, &[]), &[&with_gpus(1, &[Some(0.9)])]), [], "nothing was found");
+        assert_eq!(judged_again(&with_gpus(2, &[]), &[]), [], "the first run");
+    }
+
+    #[test]
+    fn threads_and_quotas_are_judged_again() {
+        let with = |id: u64, column: usize, seconds: i64| {
+            let mut record = busy(id);
+            record.totals.set(column, seconds * 1_000_000_000, QualityKind::Measured, "cgroup");
+            record
+        };
+        for (name, column) in [("oversubscribed", column::RUN_QUEUE_WAIT), ("throttled", column::THROTTLED)] {
+            let found = with(1, column, 60_000);
+            assert_eq!(judged_again(&with(2, column, 0), &[&found]), rule(name, true));
+            assert_eq!(judged_again(&with(2, column, 60_000), &[&found]), rule(name, false));
+            assert_eq!(judged_again(&busy(2), &[&found]), [], "{name} was not measured");
+            let mut short = with(2, column, 0);
+            short.end_ns = short.start_ns.map(|start_ns| start_ns + 30_000_000_000);
+            short.totals.set(column::WALL, 30_000_000_000, QualityKind::Measured, "slurm");
+            assert_eq!(judged_again(&short, &[&found]), [], "{name}: half a minute says nothing");
+            let mut running = with(2, column, 0);
+            running.state = met_core::job::State::Running;
+            assert_eq!(judged_again(&running, &[&found]), [], "{name}: it may come yet");
+        }
+    }
+
+    #[test]
+    fn what_a_request_has_said_is_not_said_again_by_its_rule() {
+        let (first, next) = (run(1, 16, 64), run(2, 4, 16));
+        assert!(!followed(&next, &[&first]).is_empty());
+        assert_eq!(judged_again(&next, &[&first]), []);
     }
 }

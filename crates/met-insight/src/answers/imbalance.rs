@@ -68,7 +68,7 @@ pub fn tasks(record: &Record) -> Option<Imbalance> {
 /// Use by GPU, of those whose use is known.
 pub fn gpus(record: &Record) -> Option<Imbalance> {
     let known = record.gpus.iter().filter(|gpu| gpu.lost_since_ns.is_none());
-    let use_of = |gpu: &met_core::job::GpuUse| Some((format!("GPU {}", gpu.index), gpu.utilization?));
+    let use_of = |gpu: &met_core::job::GpuUse| Some((gpu.label(), gpu.utilization?));
     Imbalance::of(known.map(use_of).collect::<Option<BTreeMap<_, _>>>()?)
 }
 
@@ -141,5 +141,18 @@ mod tests {
         assert_eq!(words(&record), ["GPU 0 was 90% busy, GPU 1 0%"]);
         record.gpus[1].utilization = None;
         assert_eq!(words(&record), [""; 0]);
+    }
+
+    #[test]
+    fn gpus_of_two_nodes_with_one_number_are_two() {
+        let mut record = sample::finished();
+        let gpu = |node: &str, utilization| GpuUse {
+            node: Some(node.to_owned()),
+            index: "0".to_owned(),
+            utilization,
+            ..sample::gpu()
+        };
+        record.gpus = vec![gpu("n1", Some(0.9)), gpu("n2", Some(0.0))];
+        assert_eq!(words(&record), ["GPU 0 on n1 was 90% busy, GPU 0 on n2 0%"]);
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::compared::{Difference, Kind};
-use super::{Answers, Directive, FollowUp, Phase};
+use super::{Answers, Directive, FollowUp, Phase, Revisited};
 use crate::finding;
 use crate::json::time;
 
@@ -22,6 +22,7 @@ pub fn object(answers: &Answers) -> Value {
         ("directives", answers.directives.iter().map(directive).collect()),
         ("differences", answers.differences.iter().map(difference).collect()),
         ("followed", answers.followed.iter().map(followed).collect()),
+        ("followed_findings", answers.revisited.iter().map(revisited).collect()),
     ];
     for (name, list) in lists {
         object[name] = Value::Array(list);
@@ -61,6 +62,10 @@ fn followed(one: &FollowUp) -> Value {
         "taken": one.is_taken,
         "saving": finding::saving(&one.saving),
     })
+}
+
+fn revisited(one: &Revisited) -> Value {
+    json!({ "rule": one.rule, "job": one.job, "what": one.what, "taken": one.is_gone })
 }
 
 pub fn difference(difference: &Difference) -> Value {

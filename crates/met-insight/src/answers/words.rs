@@ -5,7 +5,7 @@ use met_core::text::escape;
 use met_core::units;
 
 use super::compared::Kind;
-use super::{Bottleneck, Difference, Directive, FollowUp, Phase, PhaseKind};
+use super::{Answers, Bottleneck, Difference, Directive, FollowUp, Phase, PhaseKind, Revisited};
 use crate::finding::Saving;
 use crate::report::words::amount;
 use crate::report::{Amount, Measure};
@@ -83,7 +83,7 @@ pub fn directive(directive: &Directive) -> String {
 }
 
 /// Whether the requests that the run before gave were made, and what that saved.
-pub fn followed(followed: &[FollowUp]) -> Vec<String> {
+pub fn followed(answers: &Answers) -> Vec<String> {
     let word = |one: &FollowUp| {
         let written = |value: f64| match one.resource {
             "memory" => format!("{} of memory", plain(value, Measure::Bytes)),
@@ -106,7 +106,11 @@ pub fn followed(followed: &[FollowUp]) -> Vec<String> {
             ),
         }
     };
-    followed.iter().map(word).collect()
+    let again = |one: &Revisited| match one.is_gone {
+        true => format!("taken: {} of job {} is gone", one.rule, escape(&one.job)),
+        false => format!("not taken: {} again, as in job {}", one.rule, escape(&one.job)),
+    };
+    answers.followed.iter().map(word).chain(answers.revisited.iter().map(again)).collect()
 }
 
 /// What following an advice would save.

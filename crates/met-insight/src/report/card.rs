@@ -73,5 +73,5 @@ fn heading(gpu: &GpuUse) -> Heading {
     };
     let mut words = vec![gpu.name.clone(), by, state.to_owned()];
     words.retain(|part| !part.is_empty());
-    Heading { label: format!("GPU {}", gpu.index), words, since }
+    Heading { label: gpu.label(), words, since }
 }

@@ -110,7 +110,8 @@ impl Field {
 
     /// A share of a whole; power may be above its limit for a moment.
     pub fn is_at_most_one(&self) -> bool {
-        self.name == "is_running" || self.shown.0 == Measure::Share && self.name != "gpu_power_ratio"
+        matches!(self.name, "is_running" | "exclusive")
+            || self.shown.0 == Measure::Share && self.name != "gpu_power_ratio"
     }
 
     pub fn is_of_users(&self) -> bool {
@@ -192,6 +193,9 @@ pub static FIELDS: &[Field] = &[
     }),
     job("nodes", Measure::Count, "nodes that it was given", |job| {
         Some(Fact::of_request(job.record.allocated.nodes.unwrap_or(job.record.nodes.len() as i64) as f64))
+    }),
+    job("exclusive", Measure::Count, "1 if its scheduler gave it whole nodes, 0 if it shared them", |job| {
+        Some(Fact::of_request(f64::from(u8::from(job.record.scheduling.exclusive?))))
     }),
     job("node_cpus", Measure::Cores, "CPUs of its nodes", |job| {
         Some(Fact::of_request(f64::from(job.machine.cpus?)))

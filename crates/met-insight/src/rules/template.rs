@@ -54,6 +54,11 @@ impl Template {
         Ok(Template { parts })
     }
 
+    /// Whether it has a request for this resource.
+    pub fn asks_for(&self, resource: &str) -> bool {
+        self.parts.iter().any(|part| matches!(part, Part::Directive(name) if name == resource))
+    }
+
     /// The numbers in it.
     pub fn exprs(&self) -> impl Iterator<Item = &Expr> {
         self.parts.iter().filter_map(|part| match part {

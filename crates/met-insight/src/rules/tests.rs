@@ -161,8 +161,13 @@ fn samples_are_read_of_jobs_that_a_rule_may_speak_of() {
     assert!(!needs_of(&with_gpu(0.5)).gpu_samples, "it was not busy enough to look at its power");
 }
 
+/// A share of the cases that PROPTEST_CASES asks for: each of these takes long.
+pub(super) fn one_case_in(share: u32) -> ProptestConfig {
+    ProptestConfig::with_cases((ProptestConfig::default().cases / share).max(2))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(one_case_in(10))]
 
     #[test]
     fn a_rule_that_is_left_out_without_samples_would_not_have_spoken_with_them(
@@ -377,6 +382,34 @@ fn a_whole_node_is_not_advised_to_save_memory() {
 }
 
 #[test]
+fn a_job_that_took_its_node_whole_is_not_advised_to_save_memory() {
+    let memory = |exclusive: Option<bool>| {
+        let mut made = given(made(HOUR).cores(|_| 4.0), 4);
+        made = made.level(column::MEMORY_NEEDED, |_| 2.0 * GIB as f64);
+        made.record.allocated.memory_bytes = Some(64 * GIB);
+        made.record.totals.set(column::OOM_KILLS, 0, QualityKind::Measured, "cgroup");
+        made.record.scheduling.exclusive = exclusive;
+        made
+    };
+    let requests = |made: &Made| {
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).sampled(made.samples());
+        crate::answers::directives::directives(&job)
+            .iter()
+            .filter(|request| request.resource == "memory")
+            .count()
+    };
+    let whole = memory(Some(true));
+    assert_eq!((names(&whole), requests(&whole)), (none(), 0), "four of 64 cores, and the node for itself");
+    for shared in [memory(None), memory(Some(false))] {
+        assert_eq!((names(&shared), requests(&shared)), (vec!["memory_excess".to_owned()], 1));
+    }
+    let job = Job::new(&whole.record, Machine { cpus: Some(64) }, whole.now_ns()).sampled(whole.samples());
+    let steps = explain(Rules::built_in().get("memory_excess").unwrap(), &job).steps;
+    let failed = steps.iter().find(|step| step.passed == Some(false)).unwrap();
+    assert!(failed.asked.ends_with("it has its nodes for itself, with their memory"), "{failed:?}");
+}
+
+#[test]
 fn page_cache_is_no_memory_need() {
     let mut made = given(made(HOUR).cores(|_| 4.0), 4);
     made = made.level(column::MEMORY_NEEDED, |_| 30.0 * GIB as f64);
@@ -433,14 +466,6 @@ fn steps_with_empty_cpu_time_are_not_idle() {
     assert_eq!(names(&made), none());
     made.record.scheduling.cpu_ns = Some(0);
     assert_eq!(names(&made), none(), "a scheduler that reports nothing reports 0");
-}
-
-#[test]
-fn an_element_of_an_array_is_judged_alone() {
-    let mut made = given(made(2 * HOUR).cores(|_| 1.0), 1);
-    made.record.scheduling.array_id = Some("1234".to_owned());
-    made.record.scheduling.array_index = Some(7);
-    assert_eq!(names(&made), none(), "one core held, one used, however many elements there are");
 }
 
 #[test]

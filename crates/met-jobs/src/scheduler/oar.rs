@@ -127,6 +127,9 @@ fn job(id: &str, reply: &Value) -> Option<Recorded> {
     scheduling.reason = reason(reply);
     let walltime_ns = seconds("walltime");
     job.requested = Resources { time_limit_ns: walltime_ns, ..Resources::default() };
+    let is_shared =
+        reply.list("types").iter().filter_map(Value::text).any(|kind| kind.starts_with("timesharing"));
+    scheduling.exclusive = reply.text_at("wanted_resources").filter(|_| !is_shared).and_then(exclusive);
     if let Some(wanted) = text("wanted_resources") {
         job.requested.other.insert("resources".to_owned(), wanted.trim().to_owned());
     }
@@ -139,6 +142,22 @@ fn job(id: &str, reply: &Value) -> Option<Recorded> {
     }
     job.forget_plans();
     Some(job)
+}
+
+/// `-l "{type = 'default'}/host=2,walltime=1:0:0"`: a request that ends at hosts takes them whole. What is below one,
+/// such as `/host=1/core=4`, may be all of it.
+fn exclusive(wanted: &str) -> Option<bool> {
+    let levels = |group: &str| {
+        let (_, path) = group.rsplit_once('}').unwrap_or(("", group));
+        let (last, _) = path.rsplit('/').next()?.split_once('=')?;
+        Some(matches!(last.trim(), "host" | "nodes" | "network_address"))
+    };
+    let lists = wanted.split("-l ").map(|list| list.trim().trim_matches('"')).filter(|list| !list.is_empty());
+    // Which of several requests was granted is not known: all of them end at hosts.
+    let mut groups =
+        lists.flat_map(|list| list.split(",walltime").next().unwrap_or_default().split('+')).peekable();
+    let is_whole = groups.peek().is_some() && groups.all(|group| levels(group) == Some(true));
+    is_whole.then_some(true)
 }
 
 fn has_event(reply: &Value, kind: &str) -> bool {

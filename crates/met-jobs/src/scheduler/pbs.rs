@@ -176,6 +176,8 @@ fn job(id: &str, reply: &Value) -> Option<Recorded> {
         scheduling.memory_peak_bytes = used.text_at("mem").and_then(|mem| Some(size(mem, 1)?.0));
         scheduling.memory_peak_bytes = scheduling.memory_peak_bytes.filter(|&bytes| bytes > 0);
     }
+    let place = reply.get("Resource_List").and_then(|list| list.text_at("place"));
+    scheduling.exclusive = place.and_then(exclusive);
     job.requested = reply.get("Resource_List").map(resources).unwrap_or_default();
     if !job.nodes.is_empty() {
         // The allocation equals the request: PBS gives whole chunks.
@@ -196,6 +198,11 @@ fn end_ns(reply: &Value, job: &Recorded) -> Option<i64> {
     let wall_ns = reply.get("resources_used").and_then(|used| span_ns(used.text_at("walltime")?, SECOND_NS));
     let computed = job.start_ns.and_then(|start_ns| start_ns.checked_add(wall_ns?));
     written.or(computed).or_else(|| reply.text_at("mtime").and_then(calendar_ns))
+}
+
+/// `scatter:excl`, `exclhost`. Without such a word the node itself may be exclusive.
+fn exclusive(place: &str) -> Option<bool> {
+    place.split(':').any(|word| matches!(word, "excl" | "exclhost")).then_some(true)
 }
 
 fn resources(list: &Value) -> Resources {

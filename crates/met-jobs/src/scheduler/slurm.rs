@@ -100,6 +100,7 @@ const QUEUE_FIELDS: &[(&str, &str, u32)] = &[
     ("MinMemory", "ReqMem", 16),
     ("NumCPUs", "ReqCPUS", 8),
     ("RestartCnt", "Restarts", 6),
+    ("OverSubscribe", "OverSubscribe", 6),
     ("Name", "JobName", 256),
 ];
 /// Steps beyond that have one line together.
@@ -386,6 +387,8 @@ fn job(row: &Row) -> Option<Recorded> {
     job.scheduling.submit_ns = row.time("Submit");
     job.scheduling.eligible_ns = row.time("Eligible");
     job.scheduling.restarts = row.number("Restarts");
+    // Only the queue says it: the job, or its partition, takes whole nodes.
+    job.scheduling.exclusive = (row.raw("OverSubscribe") == "NO").then_some(true);
     asked_for(&mut job, row);
     Some(job)
 }

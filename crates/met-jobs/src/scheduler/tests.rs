@@ -85,6 +85,7 @@ fn shown(recorded: &[Recorded]) -> String {
         say("restarts", scheduling.restarts.map(|restarts| restarts.to_string()));
         say("partition", scheduling.partition.clone());
         say("qos", scheduling.qos.clone());
+        say("exclusive", scheduling.exclusive.map(|exclusive| exclusive.to_string()));
         say("reason", scheduling.reason.as_ref().map(|reason| format!("{reason:?}")));
         say("cpu", scheduling.cpu_ns.map(|cpu_ns| (cpu_ns as f64 / 1e9).to_string()));
         say("peak", scheduling.memory_peak_bytes.map(|bytes| bytes.to_string()));
@@ -293,9 +294,9 @@ echo "2${d}2${d}PENDING${d}100${d}Unknown${d}None${d}two""#;
 const SQUEUE: &str = r#"
 for argument; do case "$argument" in --Format=*) f=${argument#--Format=Cluster:32};; esac; done
 d=${f%%,*}
-case "$*" in *--states=PENDING*) ;; *--states=all*) echo "c${d}9${d}9${d}0${d}root${d}a${d}p${d}q${d}RUNNING${d}0${d}100${d}100${d}200${d}300${d}5:00${d}None${d}1${d}n1${d}cpu=1${d}50M${d}1${d}0${d}nine${d}";; *) exit 1;; esac
-echo "c${d}2${d}2${d}0${d}root${d}a${d}p${d}q${d}PENDING${d}0${d}100${d}100${d}N/A${d}N/A${d}5:00${d}Resources${d}1${d}${d}cpu=1${d}50M${d}1${d}0${d}two${d}"
-echo "c${d}3${d}3_[1-4]${d}0${d}root${d}a${d}p${d}q${d}PENDING${d}0${d}100${d}N/A${d}N/A${d}N/A${d}5:00${d}JobHeldUser${d}1${d}${d}cpu=1${d}50M${d}1${d}0${d}held${d}""#;
+case "$*" in *--states=PENDING*) ;; *--states=all*) echo "c${d}9${d}9${d}0${d}root${d}a${d}p${d}q${d}RUNNING${d}0${d}100${d}100${d}200${d}300${d}5:00${d}None${d}1${d}n1${d}cpu=1${d}50M${d}1${d}0${d}OK${d}nine${d}";; *) exit 1;; esac
+echo "c${d}2${d}2${d}0${d}root${d}a${d}p${d}q${d}PENDING${d}0${d}100${d}100${d}N/A${d}N/A${d}5:00${d}Resources${d}1${d}${d}cpu=1${d}50M${d}1${d}0${d}OK${d}two${d}"
+echo "c${d}3${d}3_[1-4]${d}0${d}root${d}a${d}p${d}q${d}PENDING${d}0${d}100${d}N/A${d}N/A${d}N/A${d}5:00${d}JobHeldUser${d}1${d}${d}cpu=1${d}50M${d}1${d}0${d}OK${d}held${d}""#;
 
 const NOW: Window = Window { since_s: 0, until_s: 1000, now_s: 1000 };
 
@@ -317,6 +318,43 @@ fn slurm_is_queried_without_unknown_fields_and_for_pending_jobs() {
         - slurm:2 pending "two" said=PENDING submit=100
     "#]],
     );
+}
+
+#[test]
+fn whole_nodes_are_known_where_a_scheduler_reports_them() {
+    let queued = |sharing: &str| {
+        let before = "c|9|9|0|root|a|p|q|RUNNING|0|100|100|200|300|5:00|None|1|n1|cpu=1|50M|1|0";
+        slurm::parse_squeue(format!("{before}|{sharing}   |nine|").as_bytes(), "|")[0].scheduling.exclusive
+    };
+    assert_eq!(["NO", "OK", "YES", "USER", ""].map(queued), [Some(true), None, None, None, None]);
+    let placed = |place: &str| {
+        let answer =
+            format!(r#"{{"Jobs":{{"1.pbs":{{"job_state":"R","Resource_List":{{"place":"{place}"}}}}}}}}"#);
+        pbs::parse(answer.as_bytes()).recorded[0].scheduling.exclusive
+    };
+    assert_eq!(["excl", "scatter:exclhost", "pack:excl:group=rack"].map(placed), [Some(true); 3]);
+    assert_eq!(
+        ["scatter", "free:shared", ""].map(placed),
+        [None; 3],
+        "its vnodes may be exclusive themselves"
+    );
+    let wanted = |request: &str, types: &str| {
+        let answer =
+            format!(r#"{{"7":{{"state":"Running","types":[{types}],"wanted_resources":"{request}"}}}}"#);
+        oar::parse(answer.as_bytes()).recorded[0].scheduling.exclusive
+    };
+    let group = "{type = 'default'}/";
+    let whole = format!(r#"-l \"{group}host=2,walltime=1:0:0\" "#);
+    assert_eq!(wanted(&whole, ""), Some(true));
+    assert_eq!(wanted(&whole, r#""timesharing=*,*""#), None);
+    assert_eq!(
+        wanted(&format!(r#"-l \"{group}cluster=1/network_address=2,walltime=1:0:0\" "#), ""),
+        Some(true)
+    );
+    assert_eq!(wanted(&format!(r#"-l \"{group}host=1/core=2,walltime=1:0:0\" "#), ""), None);
+    assert_eq!(wanted(&format!(r#"-l \"{group}host=1+{group}core=2,walltime=1:0:0\" "#), ""), None);
+    assert_eq!(wanted(&format!("{whole}-l \\\"{group}core=2,walltime=1:0:0\\\" "), ""), None, "one of two");
+    assert_eq!(wanted("", ""), None);
 }
 
 #[test]

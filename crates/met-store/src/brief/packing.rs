@@ -311,7 +311,7 @@ packed! {
     UncountedEvent { name, reason }
     Resources { nodes, cpus, tasks, memory_bytes, gpus, time_limit_ns, other }
     Scheduling {
-        alias, cluster, array_id, array_index, het_id, het_offset, restarts, partition, qos, folder, lineage, reason,
+        alias, cluster, array_id, array_index, het_id, het_offset, restarts, partition, qos, folder, lineage, exclusive, reason,
         submit_ns, eligible_ns, cpu_ns, memory_peak_bytes, asked_ns, waited, earlier
     }
     EarlierRequest { until_ns, requested, allocated }
@@ -328,7 +328,7 @@ packed! {
     LeftOver { pid, name }
     MemoryLimit { bytes, kind }
     GpuUse {
-        uuid, index, name, vendor, parent, held_by, held_since_ns, idle_since_ns, lost_since_ns, held_ns, used_ns,
+        uuid, node, index, name, vendor, parent, held_by, held_since_ns, idle_since_ns, lost_since_ns, held_ns, used_ns,
         known_ns, paid_ns, utilization, card_utilization, encoder, decoder, copy, memory_mean_bytes,
         memory_peak_bytes, memory_total_bytes, energy_active_uj, energy_idle_uj, energy_kind, energy_source,
         idle_power_mw, idle_power_source, card_power_mw, temperature_max_mc, clock_mean_mhz, clock_max_mhz,

@@ -70,6 +70,7 @@ pub(super) fn answers_schema() -> Schema {
         ("directives", objects()),
         ("differences", objects()),
         ("followed", objects()),
+        ("followed_findings", objects()),
     ])
     .into()
 }

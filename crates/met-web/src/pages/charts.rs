@@ -305,7 +305,7 @@ pub fn cards<E>(
     for gpu in gpus {
         let course = series(gpu)?;
         for (chart, kind) in charts.iter_mut().zip(card::CHARTS) {
-            chart.add(&format!("GPU {}", gpu.index), bins(&course, kind.plus[0], span, gaps(&course)));
+            chart.add(&gpu.label(), bins(&course, kind.plus[0], span, gaps(&course)));
         }
     }
     Ok(charts.into_iter().map(busiest).filter(|chart| !chart.lines.is_empty()).collect())

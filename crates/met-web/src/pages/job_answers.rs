@@ -19,7 +19,7 @@ pub(super) fn section(answers: &Answers) -> Markup {
     lines.extend(answers.bottleneck.as_ref().map(|limit| ("limited by", words::bottleneck(limit))));
     lines.push(("imbalance", answers.imbalance.clone()));
     lines.push(("earlier runs", words::differences(&answers.differences)));
-    lines.push(("advice", words::followed(&answers.followed)));
+    lines.push(("advice", words::followed(answers)));
     lines.retain(|(_, words)| !words.is_empty());
     html! {
         @if !lines.is_empty() {

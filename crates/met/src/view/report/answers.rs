@@ -22,7 +22,7 @@ pub(super) fn lines(page: &Page<'_>, report: &Report) -> Vec<String> {
     }
     put("imbalance", answers.imbalance.iter().map(|words| text::escape(words)).collect(), SEPARATOR);
     put("earlier runs", words::differences(&answers.differences), SEPARATOR);
-    put("advice", words::followed(&answers.followed), SEPARATOR);
+    put("advice", words::followed(answers), SEPARATOR);
     lines
 }
 
