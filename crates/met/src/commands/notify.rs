@@ -113,15 +113,15 @@ pub(super) fn send_all(setting: &Setting, user: &str, message: &Message) -> Resu
 }
 
 fn configured(setting: &Setting, message: &Message) -> Outcomes {
-    let config = &setting.config.notify;
-    let mut outcomes = Vec::new();
-    if let Some(command) = &config.command {
-        outcomes.push(("command", hook::run(command, &[], Some(&message.object.to_string()), TIMEOUT)));
-    }
-    if let Some(url) = &config.webhook {
-        outcomes.push(("webhook", post(url, &message.object.to_string())));
-    }
-    outcomes
+    let (config, text) = (&setting.config.notify, message.object.to_string());
+    let checked = || setting.check_notify();
+    let by_command = config
+        .command
+        .as_ref()
+        .map(|command| ("command", checked().and_then(|()| hook::run(command, &[], Some(&text), TIMEOUT))));
+    let by_webhook =
+        config.webhook.as_ref().map(|url| ("webhook", checked().and_then(|()| post(url, &text))));
+    by_command.into_iter().chain(by_webhook).collect()
 }
 
 /// Says so at the start of a job whose notification could not be sent.
