@@ -258,10 +258,20 @@ def root_sends_by_no_program_and_configuration_that_another_user_could_replace(w
         check(replaceable in said.err and "another user could change it" in said.err, said.err)
         check(not os.path.exists(hook + ".log"), "it ran")
 
+    def refused_at_the_end(replaceable):
+        log = os.path.join(world.me.store_folder(), "notify.log")
+        before = len(open(log).readlines()) if os.path.exists(log) else 0
+        world.met("run", "--wait", "--notify=end", "--out", "/dev/null", "--err", "/dev/null", "--", "true").ok()
+        last = lambda: os.path.exists(log) and open(log).readlines()[before:]
+        (line,) = eventually(last, "the outcome is noted")
+        check("command failed: " in line and replaceable in line and "another user could change it" in line, line)
+        check(not os.path.exists(hook + ".log"), "it ran")
+
     for changed in (hook, world.config):
         mode = os.stat(changed).st_mode & 0o777
         os.chmod(changed, mode | 0o002)
         refused(changed)
+        refused_at_the_end(changed)
         os.chmod(changed, mode)
         os.chown(changed, 65534, -1)
         refused(changed)

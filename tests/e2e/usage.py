@@ -1,10 +1,12 @@
 """Use over time: sums of jobs by user and hour, what the machine did, who may see what, by the real binary."""
 
 import csv
+import http.server
 import io
 import json
 import os
 import sqlite3
+import threading
 
 from harness import check, equal, eventually, test
 
@@ -258,3 +260,74 @@ def the_end_of_a_job_is_told_to_a_program_without_a_shell(world):
         return [one for one in found if one["what"] == "notifications" and "command ok" in one["detail"]]
 
     eventually(outcome, "the doctor knows the outcome")
+
+
+class Listener:
+    """Takes messages over HTTP."""
+
+    def __enter__(self):
+        taken = self.taken = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                taken.append((self.path, self.headers["Content-Type"], json.loads(body)))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server.server_port}/hook"
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def noted(world):
+    """The last outcome."""
+    path = os.path.join(world.me.store_folder(), "notify.log")
+    return open(path).read().splitlines()[-1] if os.path.exists(path) else ""
+
+
+@test
+def the_end_of_a_job_is_posted_to_an_address(world):
+    with Listener() as listener:
+        world.configure(f"notify:\n  webhook: {listener.url}\n")
+        options = ("--out", "/dev/null", "--err", "/dev/null")
+        world.met("run", "--notify=end", "--wait", *options, "--", "sh", "-c", "exit 3").expect(3)
+        ((path, kind, message),) = eventually(lambda: listener.taken, "the message")
+        equal((path, kind), ("/hook", "application/json"), "where and what")
+        equal((message["event"], message["job"]["job"]["id"]), ("job_ended", "1"), "the message")
+        check("failed" in message["title"], message["title"])
+        eventually(lambda: noted(world).endswith("webhook ok"), "the outcome is noted")
+
+
+@test
+def the_end_of_a_job_is_shown_on_the_desktop_where_there_is_one(world):
+    folder = os.path.join(world.me.home, "bin")
+    said = os.path.join(folder, "said")
+    os.mkdir(folder, 0o755)
+    with open(os.path.join(folder, "notify-send"), "w") as file:
+        file.write(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > '{said}.new' && mv '{said}.new' '{said}'\n")
+    os.chmod(os.path.join(folder, "notify-send"), 0o755)
+    path = {"PATH": folder + ":" + world.me.env["PATH"]}
+    run = ("run", "--notify=end", "--wait", "--name", "train", "--out", "/dev/null", "--err", "/dev/null", "--", "true")
+    without = world.met(*run, env=path).ok()
+    check("nothing to notify by" in without.err, without.err)
+    eventually(lambda: "nothing to notify by" in noted(world), "the outcome is noted")
+    check(not os.path.exists(said), "there is no desktop")
+    shown = world.met(*run, env={**path, "DISPLAY": ":0"}).ok()
+    equal(shown.err, "", "there is one")
+    eventually(lambda: os.path.exists(said), "the message")
+    app, dashes, title, *body = open(said).read().splitlines()
+    equal((app, dashes), ("--app-name=met", "--"), "arguments")
+    check("train" in title and "finished" in title and body, (title, body))
+    eventually(lambda: noted(world).endswith("desktop ok"), "the outcome is noted")

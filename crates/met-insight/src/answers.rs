@@ -55,7 +55,8 @@ pub struct Beside {
 pub struct Job<'a> {
     pub record: &'a Record,
     pub machine: Machine,
-    pub beside: Beside,
+    /// `None`: other jobs have not been looked at.
+    pub beside: Option<Beside>,
     /// Earlier runs of its lineage, newest first.
     pub earlier: &'a [&'a Record],
     /// Machines that it could move to.
@@ -72,7 +73,7 @@ impl<'a> Job<'a> {
         Job {
             record,
             machine,
-            beside: Beside::default(),
+            beside: None,
             earlier: &[],
             systems: &[],
             now_ns,
@@ -87,7 +88,7 @@ impl<'a> Job<'a> {
     }
 
     pub fn beside(self, beside: Beside) -> Job<'a> {
-        Job { beside, ..self }
+        Job { beside: Some(beside), ..self }
     }
 
     pub fn among(self, systems: &'a [System]) -> Job<'a> {
@@ -108,10 +109,8 @@ impl<'a> Job<'a> {
 
     /// The same job before anything was read of it but records.
     pub fn unread(&self) -> Job<'a> {
-        Job::new(self.record, self.machine, self.now_ns)
-            .after(self.earlier)
-            .beside(self.beside)
-            .among(self.systems)
+        let unread = Job::new(self.record, self.machine, self.now_ns).after(self.earlier).among(self.systems);
+        Job { beside: self.beside, ..unread }
     }
 
     /// Whether its figures and samples are of the whole job: everything that judges a job asks here.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use met_core::job::Record;
+use met_core::job::{JobKey, Record};
 use met_core::job_table as column;
 
 use crate::answers::Beside;
@@ -14,16 +14,52 @@ const SHARE_HAD: f64 = 0.9;
 /// Of its time: who was stopped by its quota for longer waited for that.
 const THROTTLED: f64 = 0.01;
 
-/// Jobs on one node that are looked at, the latest before the end of the job.
-const LOOKED_AT: usize = 2000;
+/// Jobs that ran beside a job that are looked at, those that began last.
+pub const LOOKED_AT: usize = 2000;
+/// Runs in a row of which the last end is known: most of many jobs were over when another began.
+const ROW: usize = 64;
 
 pub struct Neighbours<'a> {
     now_ns: i64,
-    /// By start.
-    by_node: HashMap<&'a str, Vec<Run<'a>>>,
+    by_node: HashMap<&'a str, Node<'a>>,
     /// Whole GPUs that some job had.
     gpus: HashMap<&'a str, BTreeSet<&'a str>>,
     owners: HashMap<Option<String>, usize>,
+}
+
+/// The jobs of one node.
+#[derive(Default)]
+struct Node<'a> {
+    /// By start.
+    runs: Vec<Run<'a>>,
+    /// The last end in each [`ROW`] of them.
+    row_ends_ns: Vec<i64>,
+    /// The first two whose CPU time was counted, so that one of them is another than the job.
+    counted: Vec<(i64, &'a JobKey)>,
+}
+
+impl<'a> Node<'a> {
+    fn sort(&mut self) {
+        self.runs.sort_by(|one, other| (one.begin_ns, one.key()).cmp(&(other.begin_ns, other.key())));
+        let last_end_ns = |row: &[Run<'a>]| row.iter().map(|run| run.end_ns).max().unwrap_or(i64::MIN);
+        self.row_ends_ns = self.runs.chunks(ROW).map(last_end_ns).collect();
+        let counted = self.runs.iter().filter(|run| run.cores.is_some() && !run.is_inside);
+        self.counted = counted.map(|run| (run.begin_ns, run.key())).take(2).collect();
+    }
+
+    /// Those that ran in a time, the latest first.
+    fn between(&self, begin_ns: i64, end_ns: i64) -> impl Iterator<Item = &Run<'a>> {
+        let until = self.runs.partition_point(|run| run.begin_ns < end_ns);
+        let rows = self.runs[..until].chunks(ROW).zip(&self.row_ends_ns).rev();
+        let rows = rows.filter(move |(_, last_end_ns)| **last_end_ns > begin_ns);
+        rows.flat_map(|(row, _)| row.iter().rev()).filter(move |run| run.end_ns > begin_ns)
+    }
+
+    /// Whether CPU time of another job than this was ever counted before a time: without one, that nothing else used a
+    /// core is not known.
+    fn counts_others(&self, key: &JobKey, end_ns: i64) -> bool {
+        self.counted.iter().any(|(begin_ns, other)| *begin_ns < end_ns && *other != key)
+    }
 }
 
 /// What is asked of a job on a node, again and again: each job is compared with up to [`LOOKED_AT`] others.
@@ -40,6 +76,10 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
+    fn key(&self) -> &'a JobKey {
+        &self.record.key
+    }
+
     fn of(record: &'a Record, owner: usize, now_ns: i64) -> Option<Run<'a>> {
         let share = average::per_second(record, column::PRESSURE_CPU, now_ns);
         let of_others = |share: f64| if waits_for_itself(record, now_ns) { 0.0 } else { share.min(1.0) };
@@ -57,7 +97,7 @@ impl<'a> Run<'a> {
 
 impl<'a> Neighbours<'a> {
     pub fn of(records: &'a [Record], now_ns: i64) -> Neighbours<'a> {
-        let mut by_node: HashMap<&str, Vec<Run<'_>>> = HashMap::new();
+        let mut by_node: HashMap<&str, Node<'_>> = HashMap::new();
         let mut gpus: HashMap<&str, BTreeSet<&str>> = HashMap::new();
         let mut owners = HashMap::new();
         for record in records {
@@ -67,10 +107,9 @@ impl<'a> Neighbours<'a> {
             gpus.entry(node).or_default().extend(whole);
             let next = owners.len();
             let owner = *owners.entry(user::owner(record)).or_insert(next);
-            by_node.entry(node).or_default().extend(Run::of(record, owner, now_ns));
+            by_node.entry(node).or_default().runs.extend(Run::of(record, owner, now_ns));
         }
-        let start = |run: &Run<'a>| (run.begin_ns, &run.record.key);
-        by_node.values_mut().for_each(|runs| runs.sort_by(|one, other| start(one).cmp(&start(other))));
+        by_node.values_mut().for_each(Node::sort);
         Neighbours { now_ns, by_node, gpus, owners }
     }
 
@@ -93,19 +132,14 @@ impl<'a> Neighbours<'a> {
         let [node] = record.nodes.as_slice() else { return None };
         let (begin_ns, end_ns) = (record.start_ns?, record.end_ns.unwrap_or(self.now_ns));
         let owner = self.owners.get(&user::owner(record));
-        let runs = self.by_node.get(node.as_str())?;
-        let until = runs.partition_point(|run| run.begin_ns < end_ns);
-        let (mut waited, mut beside, mut used) = (0.0, 0.0, None);
-        for run in runs[..until].iter().rev().take(LOOKED_AT) {
-            let both_ns = (run.end_ns.min(end_ns) - run.begin_ns.max(begin_ns)).max(0) as f64;
-            // What has nothing to add is not looked at closer.
-            let is_beside = both_ns > 0.0 || run.cores.is_some() && used.is_none();
-            if run.is_inside || !is_beside || run.record.key == record.key {
+        let node = self.by_node.get(node.as_str())?;
+        let (mut waited, mut beside, mut used) = (0.0, 0.0, 0.0);
+        for run in node.between(begin_ns, end_ns).take(LOOKED_AT) {
+            if run.is_inside || *run.key() == record.key {
                 continue;
             }
-            if let Some(cores) = run.cores {
-                *used.get_or_insert(0.0) += cores * both_ns;
-            }
+            let both_ns = (run.end_ns.min(end_ns) - run.begin_ns.max(begin_ns)).max(0) as f64;
+            used += run.cores.unwrap_or(0.0) * both_ns;
             if let Some(share) = run.waited.filter(|_| Some(&run.owner) != owner) {
                 waited += share * both_ns;
                 beside += both_ns;
@@ -113,8 +147,8 @@ impl<'a> Neighbours<'a> {
         }
         let of_time = |sum: f64| sum / (end_ns - begin_ns).max(1) as f64;
         // The work of a job inside another is in the sum already.
-        let used = used.filter(|_| record.inside.is_none()).map(of_time);
-        Some(((beside > 0.0).then(|| waited / beside), used))
+        let is_known = record.inside.is_none() && node.counts_others(&record.key, end_ns);
+        Some(((beside > 0.0).then(|| waited / beside), is_known.then(|| of_time(used))))
     }
 }
 

@@ -27,7 +27,7 @@ use condition::Expr;
 pub(crate) use evaluate::Memo;
 use evaluate::{Evaluation, Subject};
 pub use file::{Mistake, parse};
-pub use outlook::{Needs, candidates, watchers};
+pub use outlook::{Needs, ask_neighbours, candidates, watchers};
 use template::Template;
 use user::UserSum;
 pub use watch::{Watch, wanted_for};

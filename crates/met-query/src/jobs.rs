@@ -1,5 +1,6 @@
 //! Jobs as commands ask for them: by reference or filter, from a daemon or from the files themselves.
 
+mod around;
 mod by_process;
 mod completing;
 mod files;
@@ -45,6 +46,7 @@ use by_process::{Running, Wanted};
 use files::FromFiles;
 use met_config::Failure;
 
+pub use around::{beside, beside_if_asked};
 pub use files::unreadable;
 pub use filter::{JobsFilter, page_of};
 pub use forgetting::forget_reactions;

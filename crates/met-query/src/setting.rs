@@ -223,6 +223,19 @@ impl Setting {
         }
     }
 
+    /// Before a message is sent by the program or to the address of the configuration: root uses only what no other user
+    /// can replace.
+    pub fn check_notify(&self) -> Result<(), String> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(());
+        }
+        for path in self.config_path.iter().chain(&self.config.notify.command) {
+            trusted::check_own(path)
+                .map_err(|error| format!("{}: {error}; another user could change it", path.display()))?;
+        }
+        Ok(())
+    }
+
     pub fn daemon_place(&self, system: bool) -> DaemonPlace {
         let place = if system { &self.system } else { &self.user };
         DaemonPlace {

@@ -45,6 +45,8 @@ pub struct Filter {
     pub now_ns: i64,
     /// Only jobs that ended after this time.
     pub ended_after_ns: Option<i64>,
+    /// Only jobs that have not ended, or ended after this time.
+    pub ran_after_ns: Option<i64>,
     /// No jobs that ended after this time.
     pub settled_ns: Option<i64>,
 }
@@ -70,6 +72,7 @@ impl Filter {
             && self.name.as_ref().is_none_or(|name| job.name() == name)
             && self.manager.as_ref().is_none_or(|manager| job.key().manager == *manager)
             && self.ended_after_ns.is_none_or(|ended_ns| job.end_ns().is_some_and(|end_ns| end_ns > ended_ns))
+            && self.ran_after_ns.is_none_or(|ran_ns| job.end_ns().is_none_or(|end_ns| end_ns > ran_ns))
             && self.settled_ns.is_none_or(|ended_ns| job.end_ns().is_none_or(|end_ns| end_ns <= ended_ns))
             && self.conditions.accept_listed(job, self.order().as_of_ns)
             && self.after.as_ref().is_none_or(|after| self.order().is_behind(job, after))
@@ -104,6 +107,7 @@ impl Filter {
             && self.conditions.is_empty()
             && self.on_nodes.is_none()
             && self.ended_after_ns.is_none()
+            && self.ran_after_ns.is_none()
             && self.settled_ns.is_none()
     }
 

@@ -278,6 +278,11 @@ impl<'f> Select<'f> {
             // First: it decides for most jobs, and nothing else of them is looked at.
             self.conditions.insert(0, format!("end_ns > {ended}"));
         }
+        if let Some(ran_ns) = filter.ran_after_ns {
+            let ran = self.mark(ran_ns);
+            // First, for the same reason.
+            self.conditions.insert(0, format!("(end_ns IS NULL OR end_ns > {ran})"));
+        }
         if let Some(ended_ns) = filter.settled_ns {
             let ended = self.mark(ended_ns);
             self.conditions.push(format!("(end_ns IS NULL OR end_ns <= {ended})"));

@@ -210,6 +210,7 @@ impl Queries {
             on_nodes: None,
             after: None,
             ended_after_ns: None,
+            ran_after_ns: None,
             settled_ns: None,
             limit: Some(EXAMINED_ROWS),
             ..filter.clone()

@@ -22,7 +22,7 @@ pub struct Known {
     pub gpus: Vec<(String, Course)>,
     gap_ms: i64,
     machine: Machine,
-    beside: Beside,
+    beside: Option<Beside>,
     systems: Arc<[System]>,
 }
 
@@ -51,11 +51,11 @@ impl Known {
             gpus.push((gpu.uuid.clone(), series(&card::TABLE, &gpu.uuid, Columns::ALL)?));
         }
         let gap_ms = resample::gap_ms_of(&course, interval);
-        Ok(Known { course, gpus, gap_ms, machine, beside: Beside::default(), systems: Arc::default() })
+        Ok(Known { course, gpus, gap_ms, machine, beside: None, systems: Arc::default() })
     }
 
-    pub fn beside(self, beside: Beside) -> Known {
-        Known { beside, ..self }
+    pub fn beside(self, beside: impl Into<Option<Beside>>) -> Known {
+        Known { beside: beside.into(), ..self }
     }
 
     /// Among machines that it could move to.
@@ -100,8 +100,8 @@ impl Known {
         with: impl FnOnce(&Job<'_>) -> T,
     ) -> T {
         let samples = Samples { course: &self.course, gap_ms: self.gap_ms, gpus: &self.gpus };
-        let job = Job::new(record, self.machine, now_ns).after(earlier).beside(self.beside);
-        with(&job.among(&self.systems).sampled(samples))
+        let job = Job::new(record, self.machine, now_ns).after(earlier).among(&self.systems);
+        with(&Job { beside: self.beside, ..job }.sampled(samples))
     }
 
     /// Earlier runs may be of other lineages.

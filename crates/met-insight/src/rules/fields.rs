@@ -200,25 +200,20 @@ pub static FIELDS: &[Field] = &[
     job("node_cpus", Measure::Cores, "CPUs of its nodes", |job| {
         Some(Fact::of_request(f64::from(job.machine.cpus?)))
     }),
-    job(
-        "node_gpus",
-        Measure::Cards,
-        "GPUs of its node that some job was seen with; `met check` only",
-        |job| Some(Fact::of_request(f64::from(job.beside.gpus?))),
-    ),
+    later("node_gpus", Measure::Cards, "GPUs of its node that some job was seen with", NODE_GPUS, node_gpus),
     later(
         "neighbours_pressure",
         Measure::Share,
-        "time in which jobs of others on its node waited for a CPU that others had; `met check` only",
+        "time in which jobs of others on its node waited for a CPU that others had",
         (Needs::NEIGHBOURS, |_, _| Possible::within(0.0, 1.0)),
-        |job| Some(Fact::of_request(job.beside.pressure?)),
+        |job| Some(Fact::of_request(job.beside?.pressure?)),
     ),
     later(
         "neighbours_cores",
         Measure::Cores,
-        "cores that all other jobs on its node used while it ran; `met check` only",
+        "cores that all other jobs on its node used while it ran",
         (Needs::NEIGHBOURS, |_, _| Possible::within(0.0, f64::INFINITY)),
-        |job| Some(Fact::of_request(job.beside.cores?)),
+        |job| Some(Fact::of_request(job.beside?.cores?)),
     ),
     job("node_memory", Measure::Bytes, "memory of its node", |job| {
         Some(Fact::of_request(job.record.node_memory_bytes? as f64))
@@ -434,6 +429,11 @@ fn sampled_coverage(job: &Job<'_>, index: usize) -> Option<f64> {
 const CORES: (Needs, Outlook) = (Needs::samples(&[column::CPU]), |job, coverage| {
     outlook::growth(job, column::CPU, coverage).or(cores(job).map(|fact| fact.value))
 });
+/// Known before samples are read, if other jobs are looked at.
+const NODE_GPUS: (Needs, Outlook) = (Needs::NEIGHBOURS, |job, _| match job.beside {
+    Some(_) => Possible::exactly(node_gpus(job).map(|fact| fact.value)),
+    None => Possible::within(0.0, f64::INFINITY),
+});
 const IDLE_TAIL: (Needs, Outlook) = (Needs::samples(answers::PHASE_COLUMNS), |job, _| {
     let span_ms = answers::span_of(job.record, job.now_ns);
     Possible::within(0.0, span_ms.map_or(0.0, |(begin_ms, end_ms)| (end_ms - begin_ms) as f64 / 1e3))
@@ -450,6 +450,10 @@ const GPU_POWER_RATIO: (Needs, Outlook) = (Needs::GPU_SAMPLES, |job, _| match jo
     true => Possible::exactly(None),
     false => Possible::within(0.0, f64::INFINITY),
 });
+
+fn node_gpus(job: &Job<'_>) -> Option<Fact> {
+    Some(Fact::of_request(f64::from(job.beside?.gpus?)))
+}
 
 /// Measured on all nodes, or not known. Samples leave out the warm-up.
 fn cores(job: &Job<'_>) -> Option<Fact> {

@@ -120,6 +120,11 @@ pub fn candidates<'r>(rules: &'r Rules, job: &Job<'_>) -> (Vec<&'r Rule>, Needs)
     (found, needs.of_whole(job))
 }
 
+/// Whether what other jobs on its node did may decide what a rule says of a job.
+pub fn ask_neighbours(rules: &Rules, job: &Job<'_>) -> bool {
+    candidates(rules, job).1.neighbours
+}
+
 /// The rules that may want more samples of a job that runs, and what to read to find out.
 pub fn watchers<'r>(rules: &'r Rules, job: &Job<'_>) -> (Vec<&'r Rule>, Needs) {
     let is_asked = |rule: &&Rule| {

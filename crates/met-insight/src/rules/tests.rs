@@ -41,7 +41,8 @@ fn near(pressure: Option<f64>) -> Beside {
 
 /// What is read before the rules are judged.
 fn needs_of(made: &Made) -> Needs {
-    candidates(Rules::built_in(), &Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns())).1
+    let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns());
+    candidates(Rules::built_in(), &job.beside(Beside::default())).1
 }
 
 fn names(made: &Made) -> Vec<String> {
@@ -164,6 +165,21 @@ fn samples_are_read_of_jobs_that_a_rule_may_speak_of() {
 /// A share of the cases that PROPTEST_CASES asks for: each of these takes long.
 pub(super) fn one_case_in(share: u32) -> ProptestConfig {
     ProptestConfig::with_cases((ProptestConfig::default().cases / share).max(2))
+}
+
+#[test]
+fn other_jobs_on_its_node_are_looked_for_where_a_rule_asks_for_them() {
+    let asks = |made: &Made| {
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns());
+        ask_neighbours(Rules::built_in(), &job)
+    };
+    let used = |cores: f64, cpus: i64| given(made(2 * HOUR).cores(move |_| cores), cpus);
+    assert!(asks(&used(60.0, 60)), "its node may have GPUs");
+    assert!(asks(&used(4.0, 1)), "it used more than it was given");
+    assert!(!asks(&used(2.0, 2)), "it took nothing from others");
+    let mut with_gpu = with_gpus(2 * HOUR, vec![gpu(Some(0.9), 2 * HOUR)]);
+    with_gpu.record.allocated.cpus = Some(32);
+    assert!(asks(&with_gpu), "there may be GPUs that need its cores");
 }
 
 proptest! {

@@ -60,6 +60,9 @@ pub struct JobsFilter {
     /// Daemons and servers before [`crate::handshake::CONDITIONS`] overlook these and the order.
     #[serde(flatten)]
     pub conditions: Conditions,
+    /// Only jobs that have not ended, or ended after this time. Daemons and servers of earlier versions send others, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ran_after_ns: Option<i64>,
     /// For a store; over a connection it becomes one question for each node.
     #[serde(skip)]
     pub on_nodes: Option<OnNodes>,
@@ -106,6 +109,7 @@ impl JobsFilter {
             pid: self.pid,
             sort: self.sort,
             conditions: self.conditions.clone(),
+            ran_after_ns: self.ran_after_ns,
             on_nodes: self.on_nodes.clone(),
             now_ns: now_ns(),
             ..Filter::default()

@@ -109,7 +109,7 @@ fn conditions(dice: &mut Dice, start_s: i64) -> Filter {
     let text = |text: &str| Some(text.to_owned());
     let mut filter = Filter { now_ns: (start_s + 3) * SECOND_NS, ..Filter::default() };
     let wanted = &mut filter.conditions;
-    match dice.below(15) {
+    match dice.below(16) {
         0 => wanted.command = text(dice.one::<&str>(&["b.py --x=100%_", "a", "%", "_", "'", "PYTHON", ""])),
         1 => wanted.partition = text("gpu"),
         2 => wanted.node = text("n1"),
@@ -130,6 +130,10 @@ fn conditions(dice: &mut Dice, start_s: i64) -> Filter {
             let nodes = vec![dice.one(&["n1", "n4", "", "n1\nn2"]).to_string(), "n3".to_owned()];
             let since_ns = (start_s + dice.below(4) as i64) * SECOND_NS;
             filter.on_nodes = Some(OnNodes { nodes, since_ns });
+        }
+        14 => {
+            wanted.node = text("n1");
+            filter.ran_after_ns = Some((start_s + dice.below(4) as i64) * SECOND_NS);
         }
         _ => {}
     }

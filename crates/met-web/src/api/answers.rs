@@ -6,6 +6,8 @@ use met_insight::answers::{self, Known};
 use met_insight::lineage::{self, lineage};
 use met_insight::report::Machine;
 use met_insight::rules::{self, Rules, Scope};
+use met_query::jobs::{self, JobsFilter};
+use met_query::query::first_jobs;
 use serde_json::{Value, json};
 use utoipa::openapi::{Schema, Type};
 
@@ -20,7 +22,7 @@ use crate::samples::{self, SAMPLED_EVERY};
 pub const RULE: Parameter = parameter("rule", Kind::Text, "only this rule");
 
 /// The samples that answers are made of.
-pub(crate) fn known(visible: &Visible<'_>, record: &Record, machine: Machine) -> Result<Known, Problem> {
+fn known(visible: &Visible<'_>, record: &Record, machine: Machine) -> Result<Known, Problem> {
     let all_ms = (i64::MIN, i64::MAX);
     Known::read(SAMPLED_EVERY, record, machine, &mut |table, part| {
         samples::of_job(visible, record, table, part, all_ms)
@@ -29,10 +31,31 @@ pub(crate) fn known(visible: &Visible<'_>, record: &Record, machine: Machine) ->
     .map_err(|error| Problem::failed(&error))
 }
 
+/// The same with what other jobs on its node did, of those that the viewer sees, where a rule asks for it.
+pub(crate) fn known_beside(
+    visible: &Visible<'_>,
+    record: &Record,
+    machine: Machine,
+    earlier: &[Record],
+    now_ns: i64,
+) -> Result<Known, Problem> {
+    let (rules, earlier) = (Rules::built_in(), lineage::earlier(record, earlier));
+    let beside =
+        jobs::beside_if_asked(rules, record, machine, &earlier, now_ns, |filter| newest(visible, filter))?;
+    Ok(known(visible, record, machine)?.beside(beside))
+}
+
+fn newest(visible: &Visible<'_>, filter: &JobsFilter) -> Result<Vec<Record>, Problem> {
+    let count = filter.limit.unwrap_or(usize::MAX);
+    let found = first_jobs(visible.query, visible.viewer, filter, count);
+    Ok(found.map_err(|error| Problem::failed(&error))?.jobs)
+}
+
 pub(super) fn answers(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let record = whole_job(visible, asked.path("job"), "answers")?;
-    let known = known(visible, &record, visible.machines()?.of_job(&record))?;
-    let answers = known.answers(&record, &earlier(visible, &record)?, clock::realtime_ns());
+    let (runs, now_ns) = (earlier(visible, &record)?, clock::realtime_ns());
+    let known = known_beside(visible, &record, visible.machines()?.of_job(&record), &runs, now_ns)?;
+    let answers = known.answers(&record, &runs, now_ns);
     let mut object = answers::object(&answers);
     object["job"] = json!(record.label());
     object["lineage"] = json!(lineage(&record).to_string());
@@ -50,8 +73,10 @@ pub(super) fn explain(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
     let record = whole_job(visible, asked.path("job"), "explanations")?;
     let runs = earlier(visible, &record)?;
     let runs = lineage::earlier(&record, &runs);
-    let known = known(visible, &record, visible.machines()?.of_job(&record))?;
-    let explained: Vec<Value> = known.with_job(&record, &runs, clock::realtime_ns(), |job| {
+    let now_ns = clock::realtime_ns();
+    let beside = jobs::beside(&record, now_ns, |filter| newest(visible, filter))?;
+    let known = known(visible, &record, visible.machines()?.of_job(&record))?.beside(beside);
+    let explained: Vec<Value> = known.with_job(&record, &runs, now_ns, |job| {
         chosen.iter().map(|rule| rules::explanation_object(rule, &rules::explain(rule, job))).collect()
     });
     Ok(json!({ "job": record.label(), "lineage": lineage(&record).to_string(), "rules": explained }))

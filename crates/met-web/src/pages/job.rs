@@ -21,7 +21,7 @@ use super::job_answers;
 use super::layout::{self, Site, Tab, amount};
 use super::{Asked, Made, annotation, job_tables, plot};
 use crate::api::Visible;
-use crate::api::answers::known;
+use crate::api::answers::known_beside;
 use crate::api::compare::earlier;
 use crate::problem::Problem;
 use crate::samples::{self, SAMPLED_EVERY};
@@ -161,8 +161,8 @@ fn shown<'a>(
     if !is_whole {
         return Ok(Shown { record, machine, charts: Vec::new(), span: None, answers: None });
     }
-    let mut known = known(visible, record, machine)?;
     let earlier = earlier(visible, record)?;
+    let mut known = known_beside(visible, record, machine, &earlier, now_ns)?;
     let answers = known.answers(record, &earlier, now_ns);
     let window_ms = window.read_ms(now_ns / 1_000_000);
     let mut drawn = |table: &'static Table, part: &str| match known.take(table, part) {

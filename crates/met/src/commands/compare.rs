@@ -3,14 +3,12 @@
 use std::io::Write;
 
 use anyhow::Result;
-use met_core::JOB;
 use met_core::job::Record;
 use met_insight::answers::{compared, difference_object};
 use met_insight::comparison::{self, EARLIER, JOBS_MAX};
 use met_insight::resample;
 use serde_json::json;
 
-use super::export;
 use crate::cli::CompareArgs;
 use crate::output;
 use crate::view::compare::{self, Compared};
@@ -53,7 +51,7 @@ pub fn compare(setting: &Setting, args: &CompareArgs) -> Result<i32> {
     }
     let mut compared = Vec::new();
     for record in records {
-        let course = export::series(&mut all, &record, &JOB, "")?;
+        let course = all.course(&record)?;
         let start_ms = record.start_ns.map(|start_ns| start_ns / 1_000_000);
         let gaps = resample::gaps(&course, setting.config.sampling.shortest(), start_ms);
         compared.push(Compared { record, course, gaps });

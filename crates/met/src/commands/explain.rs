@@ -9,7 +9,7 @@ use met_insight::lineage::lineage;
 use met_insight::rules::{self, Explanation, Rule, Rules, Scope, user};
 use serde_json::{Value, json};
 
-use super::{check, export, list};
+use super::{check, list};
 use crate::cli::{ExplainArgs, FilterArgs};
 use crate::output;
 use crate::view;
@@ -24,7 +24,7 @@ pub fn explain(setting: &Setting, args: &ExplainArgs) -> Result<i32> {
         (Some(user), rule, None) => of_user(setting, args, &chosen(&rules, Scope::User, rule)?, user),
         (None, job, rule) => {
             let job = job.as_deref().unwrap_or_default();
-            of_job(setting, args, &rules, &chosen(&rules, Scope::Job, rule)?, job)
+            of_job(setting, args, &chosen(&rules, Scope::Job, rule)?, job)
         }
     }
 }
@@ -37,19 +37,13 @@ fn chosen<'r>(rules: &'r Rules, scope: Scope, name: &Option<String>) -> Result<V
     }
 }
 
-fn of_job(
-    setting: &Setting,
-    args: &ExplainArgs,
-    all_rules: &Rules,
-    rules: &[&Rule],
-    job: &str,
-) -> Result<i32> {
+fn of_job(setting: &Setting, args: &ExplainArgs, rules: &[&Rule], job: &str) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
     let record = all.find_to_show(job)?;
     let earlier = all.earlier_runs(&record)?;
     let earlier: Vec<_> = earlier.iter().collect();
     let machine = super::machine(setting, &record);
-    let known = export::known(setting, &mut all, &record, machine)?.among(&all_rules.systems);
+    let known = all.known(setting, &record, machine)?.beside(all.beside(&record)?);
     let explained = known.with_job(&record, &earlier, jobs::now_ns(), |job| {
         rules.iter().map(|rule| (*rule, rules::explain(rule, job))).collect::<Vec<_>>()
     });

@@ -5,17 +5,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use met_core::Table;
 use met_core::job::Record;
-use met_core::series::Course;
-use met_core::{JOB, Table, gpu};
 use met_export::{ExportedJob, Format, JobWriter, OutputFile, Rows};
 
 use super::{Machines, import, list};
 use crate::cli::ExportArgs;
 use crate::output;
 use met_config::Failure;
-use met_insight::answers::Known;
-use met_insight::report::Machine;
 use met_query::jobs::{self, AllJobs, JobsFilter};
 use met_query::setting::Setting;
 
@@ -146,30 +143,13 @@ fn write_all(
             Chosen::Known(record) => {
                 let mut job = ExportedJob::new(&record, machines.of_job(&record).cpus, now_ns);
                 for (table, part) in met_export::parts(&record).filter(|(table, _)| is_wanted(table)) {
-                    job.add(part, series(&mut all, &record, table, part)?);
+                    job.add(part, all.series(&record, table, part)?);
                 }
                 writer.job(&job)?;
             }
         }
     }
     Ok(())
-}
-
-/// The samples of a part of a job.
-pub fn series(all: &mut AllJobs, record: &Record, table: &'static Table, part: &str) -> Result<Course> {
-    if table.name == JOB.name {
-        return all.course(record);
-    }
-    if table.name == gpu::card::TABLE.name {
-        return all.card_course(&record.key, part);
-    }
-    all.job_series(&record.key, table, part)
-}
-
-/// What answers about a job are made of.
-pub fn known(setting: &Setting, all: &mut AllJobs, record: &Record, machine: Machine) -> Result<Known> {
-    let interval = setting.config.sampling.shortest();
-    Known::read(interval, record, machine, &mut |table, part| series(all, record, table, part))
 }
 
 /// A line on a terminal that says how far it is.

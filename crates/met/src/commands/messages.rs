@@ -71,19 +71,10 @@ pub fn lock(setting: &Setting) -> Result<File> {
     locked.with_context(|| format!("cannot lock {}", path.display()))
 }
 
-/// Root runs only a program that no other user can replace.
 fn check_configured(setting: &Setting) -> Result<()> {
     let config = &setting.config.notify;
     if config.command.is_none() && config.webhook.is_none() {
         return Err(Failure::usage("nothing to send by; set notify.command or notify.webhook"));
     }
-    if !rustix::process::geteuid().is_root() {
-        return Ok(());
-    }
-    for path in setting.config_path.iter().chain(&config.command) {
-        met_host::trusted::check_own(path).map_err(|error| {
-            Failure::usage(format!("{}: {error}; another user could change it", path.display()))
-        })?;
-    }
-    Ok(())
+    setting.check_notify().map_err(Failure::usage)
 }

@@ -12,8 +12,9 @@ use met_host::hook;
 use met_insight::answers::Answers;
 use met_insight::handled::Handled;
 use met_insight::messages::{self, Message};
+use met_insight::rules::Rules;
 
-use super::{Machines, export};
+use super::Machines;
 use crate::cli::{NotifyArgs, When};
 use crate::view;
 use met_query::jobs::{self, AllJobs};
@@ -72,8 +73,9 @@ fn note(setting: &Setting, about: &str, outcomes: &Outcomes) {
 fn answers(setting: &Setting, all: &mut AllJobs, record: &Record) -> Option<Answers> {
     let earlier = all.earlier_runs(record).ok()?;
     let machine = Machines::of(setting).of_job(record);
-    let known = export::known(setting, all, record, machine);
-    Some(known.ok()?.answers(record, &earlier, jobs::now_ns()))
+    let beside = all.beside_if_asked(Rules::built_in(), record, machine, &earlier).ok()?;
+    let known = all.known(setting, record, machine).ok()?.beside(beside);
+    Some(known.answers(record, &earlier, jobs::now_ns()))
 }
 
 /// Leaves out what was dealt with, or sent a short while ago.
@@ -111,15 +113,15 @@ pub(super) fn send_all(setting: &Setting, user: &str, message: &Message) -> Resu
 }
 
 fn configured(setting: &Setting, message: &Message) -> Outcomes {
-    let config = &setting.config.notify;
-    let mut outcomes = Vec::new();
-    if let Some(command) = &config.command {
-        outcomes.push(("command", hook::run(command, &[], Some(&message.object.to_string()), TIMEOUT)));
-    }
-    if let Some(url) = &config.webhook {
-        outcomes.push(("webhook", post(url, &message.object.to_string())));
-    }
-    outcomes
+    let (config, text) = (&setting.config.notify, message.object.to_string());
+    let checked = || setting.check_notify();
+    let by_command = config
+        .command
+        .as_ref()
+        .map(|command| ("command", checked().and_then(|()| hook::run(command, &[], Some(&text), TIMEOUT))));
+    let by_webhook =
+        config.webhook.as_ref().map(|url| ("webhook", checked().and_then(|()| post(url, &text))));
+    by_command.into_iter().chain(by_webhook).collect()
 }
 
 /// Says so at the start of a job whose notification could not be sent.

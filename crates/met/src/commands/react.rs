@@ -10,7 +10,7 @@ use met_insight::lineage::lineage;
 use met_insight::rules::{self, Rules, Scope};
 use serde_json::json;
 
-use super::{check, export};
+use super::check;
 use crate::cli::{MuteArgs, ReactArgs};
 use crate::output;
 use crate::view;
@@ -128,9 +128,10 @@ fn keep(
 /// The rules that found something in a job.
 fn found(setting: &Setting, all: &mut AllJobs, record: &Record, rules: &Rules) -> Result<Vec<String>> {
     let earlier = all.earlier_runs(record)?;
-    let earlier: Vec<&Record> = earlier.iter().collect();
     let machine = super::machine(setting, record);
-    let known = export::known(setting, all, record, machine)?;
+    let beside = all.beside_if_asked(rules, record, machine, &earlier)?;
+    let earlier: Vec<&Record> = earlier.iter().collect();
+    let known = all.known(setting, record, machine)?.beside(beside);
     let found = known.with_job(record, &earlier, jobs::now_ns(), |job| rules::findings(rules, job));
     Ok(found.into_iter().map(|finding| finding.rule).collect())
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use met_core::job::{Record, State};
 use met_insight::scale::{self, Ceilings, Learned, Plan};
 
-use super::{Machines, export, list};
+use super::{Machines, list};
 use crate::cli::{FilterArgs, ScaleArgs};
 use crate::output;
 use crate::view;
@@ -41,7 +41,7 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
         let known = Known::read(setting.config.sampling.shortest(), record, machine, &mut |table, part| {
             // Only the newest is looked at more closely: bounds are of one run.
             match index == 0 && part.is_empty() {
-                true => export::series(&mut all, record, table, part),
+                true => all.series(record, table, part),
                 false => Ok(met_core::series::Course::new(table)),
             }
         })?;

@@ -7,20 +7,21 @@ use anyhow::Result;
 use met_core::job::Record;
 use met_core::series::Course;
 use met_core::{Table, event};
-use met_insight::answers;
+use met_insight::answers::{self, Beside, Known};
 use met_insight::report::Machine;
 use met_insight::resample;
+use met_insight::rules::Rules;
 
-use super::{export, import};
+use super::import;
 use crate::cli::ShowArgs;
 use crate::managers;
 use crate::output;
 use crate::view::{self, text};
 use met_config::Failure;
-use met_insight::answers::Known;
 use met_jobs::processes;
 use met_query::jobs::{self, AllJobs, Meant};
 use met_query::setting::Setting;
+use met_query::systems;
 use met_web::pages;
 
 /// More plots than this are for a program.
@@ -36,6 +37,7 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
             whole: true,
             record: job.record.clone(),
             earlier: Vec::new(),
+            beside: None,
         };
         // Processes and files of that machine are not looked for here.
         return print(setting, args, &shown, &mut |table, part| Ok(job.course(table, part)));
@@ -58,9 +60,13 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
     };
     let earlier = if whole { all.earlier_runs(&record)? } else { Vec::new() };
     let machine = super::machine(setting, &record);
-    let shown = Shown { machine, now_ns: jobs::now_ns(), whole, record, earlier };
+    let beside = match whole {
+        true => all.beside_if_asked(Rules::built_in(), &record, machine, &earlier)?,
+        false => None,
+    };
+    let shown = Shown { machine, now_ns: jobs::now_ns(), whole, record, earlier, beside };
     let record = &shown.record;
-    print(setting, args, &shown, &mut |table, part| export::series(&mut all, record, table, part))?;
+    print(setting, args, &shown, &mut |table, part| all.series(record, table, part))?;
     if !args.json && args.html.is_none() && whole {
         print_alive(setting, record)?;
     }
@@ -76,12 +82,14 @@ struct Shown {
     whole: bool,
     /// Runs of its lineage before it, newest first.
     earlier: Vec<Record>,
+    /// What other jobs on its node did, if a rule asks for it.
+    beside: Option<Beside>,
 }
 
 fn print(
     setting: &Setting,
     args: &ShowArgs,
-    Shown { record, machine, now_ns, whole, earlier }: &Shown,
+    Shown { record, machine, now_ns, whole, earlier, beside }: &Shown,
     series: &mut dyn FnMut(&'static Table, &str) -> Result<Course>,
 ) -> Result<i32> {
     // Samples and earlier runs are the whole job's, and say nothing of a step.
@@ -89,6 +97,7 @@ fn print(
         true => Some(Known::read(setting.config.sampling.shortest(), record, *machine, series)?),
         false => None,
     };
+    let known = known.map(|known| known.beside(*beside).among(&systems::of(&setting.config).into()));
     let answers = known.as_ref().map(|known| known.answers(record, earlier, *now_ns));
     if let Some(path) = &args.html {
         let (charts, span) = match &known {
