@@ -35,7 +35,7 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
             now_ns: job.exported_ns,
             whole: true,
             record: job.record.clone(),
-            earlier: Vec::new(),
+            earlier: job.earlier.clone(),
         };
         // Processes and files of that machine are not looked for here.
         return print(setting, args, &shown, &mut |table, part| Ok(job.course(table, part)));
