@@ -65,7 +65,7 @@ def a_job_with_earlier_runs_is_compared_with_them_in_its_file(world, ending):
     world.me.stop_daemon()
     as_json, report = world.met("show", job, "--json").ok(), world.met("show", job).ok()
     differences = as_json.json()["answers"]["differences"]
-    check([one["runs"] for one in differences if one["key"] == "wall_seconds"] == [4], "compared with four runs", differences)
+    check([one["runs"] for one in differences if one["metric"] == "wall_seconds"] == [4], "compared with four runs", differences)
     world.met("export", job, "-o", f"job.{ending}").ok()
     world.met("import", f"job.{ending}").ok()
     for name in (f"job.{ending}", "imported:1"):

@@ -192,7 +192,7 @@ fn what_cannot_be_right_is_refused_with_its_line() {
         "\"type\":\"sample\",\"job\":\"2\"",
         1,
     );
-    assert!(said(&other).contains("line 2: a sample of another job"), "{}", said(&other));
+    assert!(said(&other).contains("line 2: a line of another job"), "{}", said(&other));
     // What a later version adds is passed over.
     let known = format!("{{\"type\":\"note\"}}\n{text}").replacen(
         "\"type\":\"job\"",
