@@ -651,6 +651,226 @@ def live_configuration_governs_period_and_events_until_a_job_ends(world):
     check(not os.path.exists(socket), "the socket is removed")
 
 
+#: Takes a file of a table whose rows are known by their time, while it is written, as any program with h5py does. Prints how often it was
+#: read, how often that failed, and the most failures in a row, between which it waits a twentieth of a second.
+LOOP = """
+import h5py, json, sys, time
+path, last = sys.argv[1], int(sys.argv[2])
+reads = failures = worst = streak = seen = 0
+while seen <= last and streak < 1000:
+    try:
+        with h5py.File(path, "r") as file:
+            rows = file["job_7/taskstats_default"][:]
+    except (OSError, KeyError, RuntimeError):
+        streak += 1
+        failures, worst = failures + 1, max(worst, streak)
+        time.sleep(0.05)
+        continue
+    streak = 0
+    reads += 1
+    assert len(rows) >= seen, f"{len(rows)} rows after {seen}"
+    seen = len(rows)
+    assert list(rows["timestamp"]) == list(range(1_700_000_000, 1_700_000_000 + seen)), rows["timestamp"]
+    for place, name in enumerate(("cpu_count", "cpu_run_real_total", "coremem", "freepages_delay_total")):
+        assert list(rows[name]) == [place * 1_000_000 + row for row in range(seen)], (name, rows[name])
+    assert set(rows["hostname"]) <= {b"node-1"}, set(rows["hostname"])
+print(json.dumps({"reads": reads, "failures": failures, "worst": worst, "rows": seen}))
+"""
+#: Sends records of that table, a few at a time.
+FEED = """
+import struct, sys, time, zmq
+good = open(sys.argv[2], "rb").read()[:762]
+context = zmq.Context()
+socket = context.socket(zmq.PUSH)
+socket.connect(sys.argv[1])
+for row in range(int(sys.argv[3]) + 1):
+    record = bytearray(good)
+    struct.pack_into("<255sQQ", record, 255, b"node-1", 7, 1_700_000_000 + row)
+    # By where the counters are in the record.
+    for place, offset in enumerate((526, 526 + 48, 526 + 68 + 40, 762 - 8)):
+        struct.pack_into("<Q", record, offset, place * 1_000_000 + row)
+    socket.send(bytes(record))
+    time.sleep(0.002)
+context.destroy(60000)
+"""
+
+
+@test
+def plain_h5py_reads_right_rows_all_the_while_a_compressed_file_is_written(world):
+    port, path, last = free_port(), world.me.path("out.hdf5"), 2499
+    # Nothing is set for the library: it locks as it does by itself.
+    env = {name: value for name, value in os.environ.items() if name != "HDF5_USE_FILE_LOCKING"}
+    message = os.path.join(HERE, "../../fixtures/colmet/message.bin")
+    options = ("-s", "0.2", "--zeromq-bind-uri", f"tcp://127.0.0.1:{port}", "--hdf5-filepath", path, "--hdf5-complevel", "6")
+    with front(world, "colmet-collector", *options) as taker:
+        eventually(lambda: "taking records" in taker.log(), lambda: f"it listens: {taker.log()}")
+        feed = subprocess.Popen([python(), "-c", FEED, f"tcp://127.0.0.1:{port}", message, str(last)])
+        try:
+            eventually(lambda: os.path.exists(path), lambda: f"the file: {taker.log()}")
+            read = subprocess.run([python(), "-c", LOOP, path, str(last)], capture_output=True, text=True, env=env, check=False, timeout=600)
+            equal(feed.wait(60), 0, "sent")
+        finally:
+            feed.kill()
+            feed.wait()
+        equal(read.returncode, 0, read.stderr)
+    found = json.loads(read.stdout)
+    equal(found["rows"], last + 1, "rows")
+    check(found["reads"] > 5, f"read while it was written: {found}")
+    # Twenty pauses of a twentieth of a second. The first rows may be a while in coming.
+    check(found["worst"] <= 20 or found["failures"] == found["worst"], f"a read that failed soon succeeds: {found}")
+
+
+#: OAR's reader of the files, as its REST API asks: for a job, a time and metrics. Written for Python 3.
+EXTRACT = """
+import glob, json, sys, tables
+prefix, job, start, stop = sys.argv[1], *map(int, sys.argv[2:5])
+metrics = ["ac_etime", "cpu_run_real_total", "coremem", "read_bytes", "write_bytes"]
+found = []
+for path in sorted(glob.glob(prefix + "." + "[0-9]" * 10 + ".hdf5")):
+    with tables.open_file(path, "r") as file:
+        if f"/job_{job}" not in file:
+            continue
+        table = file.get_node(f"/job_{job}", "taskstats_default")
+        for row in table.where(f"(timestamp >= {start}) & (timestamp <= {stop})"):
+            found.append({"timestamp": int(row["timestamp"]), "hostname": row["hostname"].decode(), **{name: int(row[name]) for name in metrics}})
+print(json.dumps(found))
+"""
+
+
+@test
+def the_reader_of_oar_finds_the_values_of_a_job_in_files_that_rotated(world):
+    port, prefix = free_port(), world.me.path("counters")
+    fixture = os.path.join(HERE, "../../fixtures/colmet/kinds.bin")
+    packed = json.loads(subprocess.run([python(), "-c", UNPACK, fixture], capture_output=True, text=True, check=True).stdout)
+    with open(fixture, "rb") as file:
+        captured = file.read()
+    first, second = captured[:len(captured) // ROUNDS], captured[len(captured) // ROUNDS:]
+    files = lambda: sorted(glob.glob(prefix + "." + "[0-9]" * 10 + ".hdf5"))
+    stored = lambda number: len(files()) > number and "job_12/nvidiastats_default" in tables(files()[number])
+    options = ("-s", "0.2", "--zeromq-bind-uri", f"tcp://127.0.0.1:{port}", "--hdf5-filepath", prefix, "--hdf5-complevel", "6")
+    with front(world, "colmet-collector", *options) as taker:
+        send(f"tcp://127.0.0.1:{port}", first)
+        eventually(lambda: stored(0), lambda: f"the first file: {files()} {taker.log()}")
+        eventually(lambda: time.time() > int(files()[0].split(".")[-2]) + 1, "the next second")
+        taker.send_signal(signal.SIGHUP)
+        # A file is begun when there is a row for it.
+        filler = lambda: send(f"tcp://127.0.0.1:{port}", claimed("other", 99, 1))
+        eventually(lambda: len(files()) == 2 or filler(), lambda: f"another file is begun: {files()} {taker.log()}", pause_s=0.3)
+        send(f"tcp://127.0.0.1:{port}", second)
+        eventually(lambda: stored(1), lambda: f"the second file: {files()} {taker.log()}")
+
+    def extracted(job, start, stop):
+        done = subprocess.run([python(), "-c", EXTRACT, prefix, str(job), str(start), str(stop)], capture_output=True, text=True, check=False)
+        equal(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    columns = ("timestamp", "hostname", "ac_etime", "cpu_run_real_total", "coremem", "read_bytes", "write_bytes")
+    for job in (11, 12):
+        known = [{name: as_stored(record[name]) for name in columns} for record in packed[f"job_{job}/taskstats_default"]]
+        equal(len(known), ROUNDS, "rounds")
+        equal(extracted(job, 1_700_000_000, 1_700_000_005), known, f"job {job}")
+        equal(extracted(job, 1_700_000_001, 1_700_000_005), known[1:], f"job {job}, the end")
+        equal(extracted(job, 1_700_000_000, 1_700_000_004), known[:1], f"job {job}, the beginning")
+    equal(extracted(13, 0, 1_800_000_000), [], "a job that is not there")
+
+
+def printed(text):
+    """Records as text: their head line, and what is printed of each counter."""
+    records = []
+    for line in text.splitlines():
+        if re.match(r"\d+  Job\(", line):
+            records.append((line, {}))
+        elif records and line.startswith("\t"):
+            name, value = line.split(" : ", 1)
+            records[-1][1][name] = value
+    return sorted(records, key=lambda record: record[0])
+
+
+def is_rounded(exact, shown, name):
+    """Whether Colmet shows this number so: it rounds, and some in another unit."""
+    if "/" in shown:
+        return shown == time.strftime("%d/%m/%Y - %H:%M:%S", time.gmtime(int(exact)))
+    number, letter, unit = re.fullmatch(r"(-?\d+)([KMGTm]?)(?: \((.*)\))?", shown).groups(default="")
+    exact = int(exact) * (1024 if name.startswith("meminfo_") and unit == "bytes" else 1)
+    step = 1024 if unit.startswith("bytes") else 1000
+    size = {"": 1, "m": 1e-3, "K": step, "M": step**2, "G": step**3, "T": step**4}[letter]
+    # What our columns have no room for is unknown there.
+    if exact == -1 and int(number) * size > 9.2e18:
+        return True
+    # Times are nanoseconds, microseconds or seconds; memory over time is in MiB and microseconds.
+    parts = {"seconds": (1, 10**6, 10**9), "bytes*seconds": (10**6 / 1024**2,)}.get(unit, (1,))
+    return any(abs(exact / part / size - int(number)) <= 1 for part in parts)
+
+
+@test
+def printed_records_have_the_form_and_the_numbers_of_a_real_collector(world):
+    with open(os.path.join(HERE, "../../fixtures/colmet/kinds.bin"), "rb") as file:
+        captured = file.read()
+    ports, theirs = [free_port(), free_port()], world.me.path("theirs.txt")
+    with open(theirs, "wb") as out:
+        real = subprocess.Popen([program("colmet-collector"), "-s", "1", "--enable-stdout-backend", "--zeromq-bind-uri",
+                                 f"tcp://127.0.0.1:{ports[0]}"], stdout=out, stderr=out, env={**os.environ, "TZ": "UTC", "PYTHONUNBUFFERED": "1"})
+    try:
+        with front(world, "colmet-collector", "--enable-stdout-backend", "--zeromq-bind-uri", f"tcp://127.0.0.1:{ports[1]}") as taker:
+            for port in ports:
+                send(f"tcp://127.0.0.1:{port}", captured[:len(captured) // ROUNDS], captured[len(captured) // ROUNDS:])
+            count = lambda text: len(printed(text))
+            eventually(lambda: count(taker.log()) == 28, lambda: f"ours: {taker.log()}")
+            read = lambda: world.me.read("theirs.txt").decode()
+            eventually(lambda: count(read()) == 28 and read().endswith("}\n"), lambda: f"theirs: {read()}")
+            ours = printed(taker.log())
+    finally:
+        real.kill()
+        real.wait()
+    for (head, mine), (other, shown) in zip(ours, printed(read())):
+        equal(head, other, "head")
+        # With their indent.
+        equal(set(mine), set(shown), f"names of {head}")
+        for name, value in shown.items():
+            if value.startswith("["):
+                same = json.loads(value) == json.loads(mine[name])
+            elif "." in value:
+                # Of 32 bits; Colmet prints them with the digits of 64.
+                same = struct.pack("f", float(value)) == struct.pack("f", float(mine[name]))
+            else:
+                same = is_rounded(mine[name], value, name.strip())
+            check(same, f"{head} {name}: {mine[name]} instead of {value}")
+
+
+@test
+def wrong_options_of_the_fronts_are_refused_before_anything_starts(world):
+    secret = world.me.path("credentials")
+    with open(secret, "w") as file:
+        file.write("met:geheim-7\n")
+    os.chmod(secret, 0o644)
+    elastic = ("colmet-collector", "--zeromq-bind-uri", f"tcp://127.0.0.1:{free_port()}", "--elastic-host", "127.0.0.1:1", "-P", secret)
+    world.met(*elastic).refused("others may read it", f"chmod 600 {secret}")
+    os.chmod(secret, 0o600)
+    for content, why in (("", "nothing is in it"), ("nobody\n", "USER:PASSWORD")):
+        with open(secret, "w") as file:
+            file.write(content)
+        world.met(*elastic).refused(why)
+    os.remove(secret)
+    world.met(*elastic).refused(secret)
+    node = ("colmet-node", "--zeromq-uri", "tcp://127.0.0.1:1", "--enable-perfhw", "--perfhw-list")
+    world.met(*node, "instructions", "nosuch").refused("--perfhw-list", '"nosuch" is not an event', "cpu_cycles", "bpf_output")
+
+
+@test
+def a_node_sends_what_its_options_leave(world):
+    need_root()
+    port, path = free_port(), world.me.path("out.hdf5")
+    six = ("page_faults", "context_switches", "cpu_clock", "task_clock", "dummy", "cpu_migrations")
+    options = ("-s", "0.5", "--disable-procstats", "--enable-ipmipower", "--ipmipower-cmd", "echo Current Power: 321 Watts",
+               "--enable-perfhw", "--perfhw-list", *six, "--zeromq-uri", f"tcp://127.0.0.1:{port}")
+    with front(world, "colmet-collector", "-s", "0.5", "--zeromq-bind-uri", f"tcp://127.0.0.1:{port}", "--hdf5-filepath", path), \
+            front(world, "colmet-node", *options) as node:
+        eventually(lambda: tables(path).get("job_0/ipmipowerstats_default"), lambda: f"rounds: {tables(path)} {node.log()}")
+        check("job_0/procstats_default" not in tables(path), "procstats of a node that sends none")
+        equal(node.log().count("left out, only five events are counted: cpu_migrations"), 1, node.log())
+        equal(mapping(world, "perfhw_mapping"), events_mapping(*six[:5]), "events")
+
+
 #: As a unit file of a site has them, one word changed.
 COLLECTOR = ("-v", "-s", "0.5", "--buffer-size", "100", "--enable-stdout-backend", "--zeromq-hwm", "1000", "--zeromq-linger", "0",
              "--hdf5-complevel", "3", "--hdf5-complib", "blosc")

@@ -15,6 +15,7 @@ import ssl
 import subprocess
 import threading
 
+import colmet
 from cluster import cluster
 from harness import Skip, alive, check, equal, eventually, need_root, test
 from otlp import socket_in
@@ -384,15 +385,15 @@ def an_api_key_is_sent_as_the_documentation_of_elasticsearch_says(world):
         world.stop_system_daemon()
 
 
-def series(engine, target, **values):
+def series(engine, target, interval="1s", **values):
     """Asks as Grafana does for a query of its Elasticsearch data source; values by host, oldest first."""
     text = re.sub(r"\$\{(\w+)\}", lambda match: values[match.group(1)], target["query"])
     by_host, over_time = target["bucketAggs"]
     shown = [metric for metric in target["metrics"] if not metric["hide"]][0]
     metrics = {metric["id"]: {"derivative": {"buckets_path": metric["field"], **metric["settings"]}} if metric["type"] == "derivative"
                else {metric["type"]: {"field": metric["field"]}} for metric in target["metrics"]}
-    histogram = {"field": over_time["field"], "fixed_interval": "1s", "min_doc_count": int(over_time["settings"]["min_doc_count"])}
-    status_code, found = engine.ask("POST", "/colmet_*/_search?size=0", {
+    histogram = {"field": over_time["field"], "fixed_interval": interval, "min_doc_count": int(over_time["settings"]["min_doc_count"])}
+    status_code, found = engine.ask("POST", f"/{values['prefix']}*/_search?size=0", {
         "query": {"bool": {"filter": [{"range": {target["timeField"]: {"gte": 0, "lte": 4102444800000, "format": "epoch_millis"}}},
                                       {"query_string": {"analyze_wildcard": True, "query": text}}]}},
         "aggs": {"2": {"terms": {"field": by_host["field"], "size": 50, "order": {"_key": "desc"}, "min_doc_count": 1},
@@ -466,6 +467,40 @@ def every_query_of_the_colmet_board_returns_the_values_of_its_job(world):
             equal(series(engine, target, job="42", prefix="colmet_"), wanted, f"{title}: {field}")
         equal(series(engine, asked["Memory", "coremem"], job="*", prefix="colmet_")["n1"][0], max(7, known["taskstats", "coremem", "n1", 1700000000]), "all jobs")
         world.stop_system_daemon()
+
+
+@test
+def every_query_of_the_colmet_board_returns_what_a_collector_took(world):
+    fixture, host = os.path.join(ROOT, "fixtures", "colmet", "kinds.bin"), "node-1.site.example"
+    unpacked = subprocess.run([colmet.python(), "-c", colmet.UNPACK, fixture], capture_output=True, text=True, check=True)
+    packed = {name.lower(): records for name, records in json.loads(unpacked.stdout).items()}
+    with open(fixture, "rb") as file:
+        captured = file.read()
+    rounds, ports = (captured[:len(captured) // 2], captured[len(captured) // 2:]), (free_port(), free_port())
+    secret, authorization = os.path.join(world.root, "credentials"), "Basic " + base64.b64encode(b"met:geheim-7").decode()
+    with open(os.open(secret, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+        file.write("met:geheim-7\n")
+    with Engine(world) as engine, Front(engine, authorization, tls=True) as behind:
+        bind = lambda port: ("--zeromq-bind-uri", f"tcp://127.0.0.1:{port}")
+        closed = ("--elastic-host", f"https://localhost:{behind.port}", "--elastic-index-prefix", "site_", "-P", secret, "--no-check-certificates")
+        # As its own command line has it: a host without a scheme, and nothing else.
+        for port, prefix, options in ((ports[0], "colmet_", ("--elastic-host", f"127.0.0.1:{engine.port}")), (ports[1], "site_", closed)):
+            with colmet.front(world, "colmet-collector", *bind(port), *options) as taker:
+                colmet.send(f"tcp://127.0.0.1:{port}", *rounds)
+                eventually(lambda prefix=prefix: len(engine.documents(f"{prefix}*")) == sum(map(len, packed.values())),
+                           lambda taker=taker: f"all documents: {taker.log()}", pause_s=0.3)
+            check("geheim" not in taker.log(), "no secret is shown")
+        check(behind.requests and all(one[2] == authorization for one in behind.requests), "each request says who it is")
+        for (title, field), target in board().items():
+            kind = re.search(r"\}(\w+_default)", target["query"]).group(1)
+            is_of_node = "involved_jobs" in target["query"]
+            records = packed[f"job_{0 if is_of_node else 11}/{kind}"]
+            # At the second time no job is involved; what is not known is in no document.
+            values = [float(record[field]) for record in (records[:1] if is_of_node else records) if record[field] != -1]
+            if "per second" in title:
+                values = [(late - early) / 5 for early, late in zip(values, values[1:])]
+            for prefix in ("colmet_", "site_"):
+                equal(series(engine, target, "5s", job="11", prefix=prefix), {host: values}, f"{prefix}: {title}: {field}")
 
 
 @test

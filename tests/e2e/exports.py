@@ -58,6 +58,23 @@ def a_job_as_a_file_is_shown_as_the_original(world, ending):
         same(other, file, "for somebody else")
 
 
+@each(h5=("h5",), jsonl=("jsonl",))
+def a_job_with_earlier_runs_is_compared_with_them_in_its_file(world, ending):
+    for seconds in ("0.1", "0.1", "0.1", "0.1", "1.6"):
+        job = world.me.run_to_end("sleep", seconds)["job"]["id"]
+    world.me.stop_daemon()
+    as_json, report = world.met("show", job, "--json").ok(), world.met("show", job).ok()
+    differences = as_json.json()["answers"]["differences"]
+    check([one["runs"] for one in differences if one["metric"] == "wall_seconds"] == [4], "compared with four runs", differences)
+    world.met("export", job, "-o", f"job.{ending}").ok()
+    world.met("import", f"job.{ending}").ok()
+    for name in (f"job.{ending}", "imported:1"):
+        equal(world.met("show", name, "--json").ok().out_bytes, as_json.out_bytes, f"JSON of {name}")
+        equal(world.met("show", name).ok().out_bytes, report.out_bytes, f"report of {name}")
+    world.met("export", "imported:1", "-o", f"again.{ending}").ok()
+    check(world.read(f"again.{ending}") == world.read(f"job.{ending}"), "a file made of the imported job differs")
+
+
 @test
 def a_file_of_several_jobs_is_shown_job_by_job(world):
     for name in ("one", "two", "two"):

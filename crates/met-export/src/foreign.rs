@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use met_core::job::Record;
 use met_core::{Column, bounds};
+use met_insight::answers::EVIDENCE_MAX;
 use serde_json::Value;
 
 /// Values of the samples of one job: 512 MiB.
@@ -22,6 +23,13 @@ pub fn record(json: Value) -> Result<Record> {
     bounds::bound(&mut record);
     // Processes, cgroups and paths of another machine are never looked at here.
     Ok(crate::portable(&record))
+}
+
+/// Adds an earlier run of a job.
+pub fn add_earlier(earlier: &mut Vec<Record>, json: Value) -> Result<()> {
+    ensure!(earlier.len() < EVIDENCE_MAX, "more than {EVIDENCE_MAX} earlier runs of one job");
+    earlier.push(record(json)?);
+    Ok(())
 }
 
 fn check_numbers(value: &Value, place: &str) -> Result<()> {

@@ -2,7 +2,7 @@
 //! is NaN, of a time the lowest integer (NumPy's NaT), of a text empty.
 //!
 //! `/jobs` has a row for each job, and its exact record as JSON. `/samples/TABLE` has a row for each sample: `job` is the
-//! row in `/jobs`, `part` the row in `part_names`.
+//! row in `/jobs`, `part` the row in `part_names`. `/earlier` has what answers read of the runs before these jobs.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,6 +14,8 @@ use hdf5_pure::{
 };
 use met_core::series::{Course, SPREAD_NAMES, Spread, Spreads};
 use met_core::{Column, Kind, MISSING, Table};
+use met_insight::answers::EVIDENCE_MAX;
+use serde_json::Value;
 
 use crate::foreign::{self, CELLS_MAX};
 use crate::frame::{self, Cells, FrameColumn};
@@ -34,6 +36,7 @@ const LAYOUT: &str = "met_layout";
 const LAYOUT_VERSION: i64 = 1;
 const JOBS: &str = "jobs";
 const SAMPLES: &str = "samples";
+const EARLIER: &str = "earlier";
 const RECORD: &str = "record";
 const EXPORTED: &str = "exported";
 const CPUS: &str = "cpus";
@@ -94,6 +97,11 @@ impl<W: Write> JobWriter for Hdf5<W> {
         let mut jobs = file.create_group(JOBS);
         write_jobs(&mut jobs, &self.jobs)?;
         file.add_group(jobs.finish());
+        if self.jobs.iter().any(|job| !job.earlier.is_empty()) {
+            let mut earlier = file.create_group(EARLIER);
+            write_earlier(&mut earlier, &self.jobs)?;
+            file.add_group(earlier.finish());
+        }
         let mut all = file.create_group(SAMPLES);
         for samples in self.samples.iter().filter(|samples| !samples.jobs.is_empty()) {
             let mut group = all.create_group(samples.table.name);
@@ -135,6 +143,20 @@ fn write_jobs(group: &mut GroupBuilder, jobs: &[ExportedJob]) -> Result<()> {
     numbers(group, EXPORTED, TIME_UNIT, "time of the export", &exported);
     let cpus: Vec<f64> = jobs.iter().map(|job| job.cpus.map_or(f64::NAN, f64::from)).collect();
     numbers(group, CPUS, "", "CPUs of its nodes", &cpus);
+    Ok(())
+}
+
+fn write_earlier(group: &mut GroupBuilder, jobs: &[ExportedJob]) -> Result<()> {
+    let (mut rows, mut records) = (Vec::new(), Vec::new());
+    for (row, job) in jobs.iter().enumerate() {
+        for run in &job.earlier {
+            rows.push(row as i64);
+            records.push(serde_json::to_string(run)?);
+        }
+    }
+    numbers(group, JOB, "", "row of the job in /jobs", &rows);
+    let records: Vec<&str> = records.iter().map(String::as_str).collect();
+    strings(group, RECORD, "what answers read of a run before the job, for `met import`", &records);
     Ok(())
 }
 
@@ -271,6 +293,9 @@ pub fn read_bytes(bytes: Vec<u8>, each: &mut dyn FnMut(ExportedJob) -> Result<()
         None => bail!("not a file of `met export`: it has no attribute {LAYOUT}"),
     }
     let mut jobs = read_jobs(&tree.group(JOBS)?)?;
+    if tree.root().groups()?.iter().any(|name| name == EARLIER) {
+        read_earlier(&tree.group(EARLIER)?, &mut jobs).with_context(|| format!("/{EARLIER}"))?;
+    }
     let samples = tree.group(SAMPLES)?;
     let names = samples.groups()?;
     let mut cells = 0;
@@ -287,12 +312,26 @@ fn read_jobs(group: &Group) -> Result<Vec<ExportedJob>> {
     let exported = read_integers(&group.dataset(EXPORTED)?, records.len())?;
     let cpus = read_reals(&group.dataset(CPUS)?, records.len())?;
     let job = |((record, exported_ns), cpus): ((&String, i64), f64)| {
-        ensure!(record.len() <= LINE_BYTES_MAX, "a record that is too long");
-        let record = foreign::record(serde_json::from_str(record).context("record")?)?;
+        let record = foreign::record(record_json(record)?)?;
         let cpus = (1.0..f64::from(u32::MAX)).contains(&cpus).then_some(cpus as u32);
-        Ok(ExportedJob { record, cpus, exported_ns: foreign::time_ns(exported_ns)?, series: Vec::new() })
+        Ok(ExportedJob::of(record, cpus, foreign::time_ns(exported_ns)?))
     };
     records.iter().zip(exported).zip(cpus).map(job).collect()
+}
+
+fn record_json(record: &str) -> Result<Value> {
+    ensure!(record.len() <= LINE_BYTES_MAX, "a record that is too long");
+    serde_json::from_str(record).context("record")
+}
+
+fn read_earlier(group: &Group, jobs: &mut [ExportedJob]) -> Result<()> {
+    let records = read_strings(&group.dataset(RECORD)?, jobs.len().saturating_mul(EVIDENCE_MAX))?;
+    let rows = read_integers(&group.dataset(JOB)?, records.len())?;
+    for (record, row) in records.iter().zip(rows) {
+        let job = usize::try_from(row).ok().and_then(|row| jobs.get_mut(row));
+        foreign::add_earlier(&mut job.context("an earlier run of no job")?.earlier, record_json(record)?)?;
+    }
+    Ok(())
 }
 
 fn read_samples(

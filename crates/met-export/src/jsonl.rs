@@ -1,4 +1,4 @@
-//! JSON lines: a line for each job, followed by a line for each of its samples.
+//! JSON lines: a line for each job, followed by a line for each of its samples and of the runs before it.
 
 use std::io::{BufRead, Read, Write};
 
@@ -18,6 +18,7 @@ pub const LINE_BYTES_MAX: usize = 4 << 20;
 const TYPE: &str = "type";
 const JOB_LINE: &str = "job";
 const SAMPLE_LINE: &str = "sample";
+const EARLIER_LINE: &str = "earlier";
 const EXPORTED: &str = "exported";
 const CPUS: &str = "cpus";
 const RECORD: &str = "record";
@@ -61,6 +62,11 @@ impl<W: Write> JobWriter for Jsonl<W> {
                 self.line(&sample(&job.record, series, index))?;
             }
         }
+        for run in &job.earlier {
+            let mut line = named(EARLIER_LINE, &job.record);
+            line.insert(RECORD.to_owned(), serde_json::to_value(run)?);
+            self.line(&line)?;
+        }
         Ok(())
     }
 
@@ -69,18 +75,23 @@ impl<W: Write> JobWriter for Jsonl<W> {
     }
 }
 
-fn sample(record: &Record, Series { part, course }: &Series, index: usize) -> Map<String, Value> {
+/// The beginning of a line that belongs to a job.
+fn named(kind: &str, record: &Record) -> Map<String, Value> {
     let (cluster, label, incarnation) = identity(record);
     let first = [
-        (TYPE, SAMPLE_LINE.into()),
+        (TYPE, kind.into()),
         (CLUSTER, cluster.into()),
         (JOB, label.into()),
         (INCARNATION, incarnation.into()),
-        (TABLE, course.table.name.into()),
-        (PART, part.as_str().into()),
-        (TIME, json::time(course.times_ms[index].saturating_mul(1_000_000)).into()),
     ];
-    let mut line = Map::from_iter(first.map(|(name, value): (&str, Value)| (name.to_owned(), value)));
+    Map::from_iter(first.map(|(name, value): (&str, Value)| (name.to_owned(), value)))
+}
+
+fn sample(record: &Record, Series { part, course }: &Series, index: usize) -> Map<String, Value> {
+    let mut line = named(SAMPLE_LINE, record);
+    line.insert(TABLE.to_owned(), course.table.name.into());
+    line.insert(PART.to_owned(), part.as_str().into());
+    line.insert(TIME.to_owned(), json::time(course.times_ms[index].saturating_mul(1_000_000)).into());
     let mut thinned = Map::new();
     for (at, (column, cells)) in course.table.columns.iter().zip(&course.columns).enumerate() {
         if cells[index] != MISSING {
@@ -143,21 +154,32 @@ impl Reader {
                 let exported_ns = foreign::time_ns(exported.context("the time of the export is missing")?)?;
                 let cpus = line.get(CPUS).and_then(Value::as_u64).and_then(|cpus| u32::try_from(cpus).ok());
                 self.cells = 0;
-                Ok(self.job.replace(ExportedJob { record, cpus, exported_ns, series: Vec::new() }))
+                Ok(self.job.replace(ExportedJob::of(record, cpus, exported_ns)))
             }
             Some(SAMPLE_LINE) => self.add_sample(&line).map(|()| None),
+            Some(EARLIER_LINE) => {
+                let run = line.remove(RECORD).context("the earlier run has no record")?;
+                foreign::add_earlier(&mut self.its_job(&line)?.earlier, run).map(|()| None)
+            }
             // A later version may have more to say.
             Some(_) => Ok(None),
             None => bail!("the line has no \"{TYPE}\""),
         }
     }
 
-    fn add_sample(&mut self, line: &Map<String, Value>) -> Result<()> {
-        let job = self.job.as_mut().context("a sample before the first job")?;
-        let text = |name: &str| line.get(name).and_then(Value::as_str);
+    /// The job that a line belongs to.
+    fn its_job(&mut self, line: &Map<String, Value>) -> Result<&mut ExportedJob> {
+        let job = self.job.as_mut().context("a line of a job before the first job")?;
         let (_, label, incarnation) = identity(&job.record);
-        let is_its = text(JOB) == Some(&label) && line.get(INCARNATION) == Some(&incarnation.into());
-        ensure!(is_its, "a sample of another job than the one above");
+        let is_its = line.get(JOB).and_then(Value::as_str) == Some(&label)
+            && line.get(INCARNATION) == Some(&incarnation.into());
+        ensure!(is_its, "a line of another job than the one above");
+        Ok(job)
+    }
+
+    fn add_sample(&mut self, line: &Map<String, Value>) -> Result<()> {
+        let text = |name: &str| line.get(name).and_then(Value::as_str);
+        let job = self.its_job(line)?;
         let name = text(TABLE).context("the sample has no table")?;
         // What a later version measures has no name here.
         let Some(table) = tables().into_iter().find(|table| table.name == name) else { return Ok(()) };

@@ -19,6 +19,7 @@ use anyhow::{Result, bail};
 use met_core::job::{Local, Record};
 use met_core::series::Course;
 use met_core::{DETAIL, JOB, Table, event, gpu};
+use met_insight::answers;
 
 pub use output::OutputFile;
 pub use read::{Choice, choose, read};
@@ -32,6 +33,8 @@ pub struct ExportedJob {
     /// Unix time of the export: what "now" is for a job that was still running.
     pub exported_ns: i64,
     pub series: Vec<Series>,
+    /// What its answers read of the runs of its lineage before it, newest first.
+    pub earlier: Vec<Record>,
 }
 
 /// The samples of one table; the part is the name of an event or the uuid of a GPU.
@@ -45,7 +48,19 @@ impl ExportedJob {
     pub fn new(record: &Record, cpus: Option<u32>, exported_ns: i64) -> ExportedJob {
         // Files have microseconds.
         let exported_ns = exported_ns / 1000 * 1000;
-        ExportedJob { record: portable(record), cpus, exported_ns, series: Vec::new() }
+        ExportedJob::of(portable(record), cpus, exported_ns)
+    }
+
+    /// One without series and earlier runs.
+    fn of(record: Record, cpus: Option<u32>, exported_ns: i64) -> ExportedJob {
+        ExportedJob { record, cpus, exported_ns, series: Vec::new(), earlier: Vec::new() }
+    }
+
+    /// Adds what answers read of the runs of its lineage before it, newest first.
+    pub fn add_earlier(&mut self, runs: &[Record]) {
+        let runs: Vec<&Record> = runs.iter().collect();
+        let evidence = answers::evidence(&self.record, &runs, self.exported_ns);
+        self.earlier = evidence.iter().map(portable).collect();
     }
 
     /// Adds a series unless it is empty.

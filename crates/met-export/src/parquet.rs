@@ -57,7 +57,8 @@ impl<W: Write + Send> JobWriter for Parquet<W> {
         let is_wanted = |series: &&Series| matches!(self.rows, Rows::Samples(table) if table.name == series.course.table.name);
         let series: Vec<Series> = job.series.iter().filter(is_wanted).cloned().collect();
         self.held_rows += series.iter().map(|series| series.course.len()).sum::<usize>();
-        self.held.push(ExportedJob { record: job.record.clone(), series, ..*job });
+        self.held
+            .push(ExportedJob { series, ..ExportedJob::of(job.record.clone(), job.cpus, job.exported_ns) });
         if self.held_rows >= GROUP_ROWS || self.held.len() >= GROUP_JOBS { self.write_held() } else { Ok(()) }
     }
 

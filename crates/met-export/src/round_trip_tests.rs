@@ -4,6 +4,7 @@ use anyhow::Result;
 use met_core::job::{EventCount, QualityKind, Record, State};
 use met_core::series::{Course, Thinner};
 use met_core::{JOB, MISSING, event, gpu, sample};
+use met_insight::answers::EVIDENCE_MAX;
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -35,6 +36,13 @@ fn jobs() -> Vec<ExportedJob> {
     first.add("GPU-1", card);
     let mut second = ExportedJob::new(&sample::scheduled(), None, sample::NOW_NS);
     second.add("", course);
+    let mut runs: Vec<Record> = (4..50).map(|id| sample::full(id, "train")).collect();
+    second.record.state = State::Finished;
+    for run in &mut runs {
+        (run.state, run.allocated) = (State::Finished, second.record.allocated.clone());
+    }
+    second.add_earlier(&runs);
+    assert!((20..=EVIDENCE_MAX).contains(&second.earlier.len()), "{}", second.earlier.len());
     let mut running = sample::bare(3, "sleep");
     running.state = State::Running;
     vec![first, second, ExportedJob::new(&running, Some(2), sample::NOW_NS)]
@@ -72,8 +80,10 @@ fn text(jobs: &[ExportedJob]) -> Vec<String> {
         };
         job.series.iter().map(one).collect::<Vec<_>>()
     };
-    let one =
-        |job: &ExportedJob| format!("{:?} {:?} {} {:?}", job.record, job.cpus, job.exported_ns, series(job));
+    let one = |job: &ExportedJob| {
+        let ExportedJob { record, cpus, exported_ns, earlier, .. } = job;
+        format!("{record:?} {cpus:?} {exported_ns} {:?} {earlier:?}", series(job))
+    };
     jobs.iter().map(one).collect()
 }
 
@@ -102,11 +112,28 @@ fn nothing_leaves_that_means_something_only_on_the_machine_of_the_job() {
 #[test]
 fn what_a_file_says_about_this_machine_is_dropped() {
     let record = sample::bare(1, "train");
-    let hostile = ExportedJob { record, cpus: None, exported_ns: sample::NOW_NS, series: Vec::new() };
+    let hostile = ExportedJob::of(record, None, sample::NOW_NS);
     for format in [Format::Jsonl, Format::Hdf5] {
         let back = read_back(format, &written(format, Rows::Jobs, std::slice::from_ref(&hostile))).unwrap();
         let local = back[0].record.local.as_ref().unwrap();
         assert_eq!((local.main, local.cwd.as_os_str().is_empty()), (None, true));
+    }
+}
+
+#[test]
+fn a_file_has_no_more_earlier_runs_than_answers_read() {
+    let mut hostile = ExportedJob::of(sample::bare(1, "train"), None, sample::NOW_NS);
+    hostile.earlier = (2..).map(|id| sample::bare(id, "train")).take(EVIDENCE_MAX).collect();
+    for format in [Format::Jsonl, Format::Hdf5] {
+        let back = read_back(format, &written(format, Rows::Jobs, std::slice::from_ref(&hostile))).unwrap();
+        let local = back[0].earlier[0].local.as_ref().unwrap();
+        assert_eq!((local.main, local.cwd.as_os_str().is_empty()), (None, true), "{format:?}");
+    }
+    hostile.earlier.push(sample::bare(99, "train"));
+    for format in [Format::Jsonl, Format::Hdf5] {
+        let bytes = written(format, Rows::Jobs, std::slice::from_ref(&hostile));
+        let refused = format!("{:#}", read_back(format, &bytes).unwrap_err());
+        assert!(refused.contains("more than"), "{format:?}: {refused}");
     }
 }
 
@@ -157,7 +184,7 @@ fn what_cannot_be_right_is_refused_with_its_line() {
         said(&later)
     );
     let sample = text.lines().nth(1).unwrap();
-    assert!(said(sample).contains("line 1: a sample before the first job"));
+    assert!(said(sample).contains("line 1: a line of a job before the first job"));
     let twice = format!("{}\n{sample}\n{sample}\n", text.lines().next().unwrap());
     assert!(said(&twice).contains("line 3: samples are not in the order of time"));
     let other = twice.replacen(
@@ -165,7 +192,7 @@ fn what_cannot_be_right_is_refused_with_its_line() {
         "\"type\":\"sample\",\"job\":\"2\"",
         1,
     );
-    assert!(said(&other).contains("line 2: a sample of another job"), "{}", said(&other));
+    assert!(said(&other).contains("line 2: a line of another job"), "{}", said(&other));
     // What a later version adds is passed over.
     let known = format!("{{\"type\":\"note\"}}\n{text}").replacen(
         "\"type\":\"job\"",
@@ -180,7 +207,7 @@ fn of_a_foreign_record_everything_is_bounded() {
     let mut record: Record = sample::full(1, "train");
     record.name = "x".repeat(1 << 20);
     record.command = vec!["y".repeat(1 << 20)];
-    let job = ExportedJob { record, cpus: None, exported_ns: sample::NOW_NS, series: Vec::new() };
+    let job = ExportedJob::of(record, None, sample::NOW_NS);
     let bytes = written(Format::Hdf5, Rows::Jobs, &[job]);
     let back = read_back(Format::Hdf5, &bytes).unwrap();
     assert!(back[0].record.name.len() < 2000 && back[0].record.command[0].len() < 5000);

@@ -3,6 +3,7 @@
 mod bottleneck;
 pub mod compared;
 pub mod directives;
+mod evidence;
 mod follow_up;
 pub mod imbalance;
 mod known;
@@ -17,6 +18,7 @@ use met_core::series::Course;
 pub use bottleneck::{Bottleneck, Limit};
 pub use compared::Difference;
 pub use directives::Directive;
+pub use evidence::{EVIDENCE_MAX, evidence};
 pub use follow_up::{FollowUp, Revisited, follow_ups};
 pub use known::{GPUS_MAX, Known};
 pub use object::{difference as difference_object, object};

@@ -47,24 +47,34 @@ fn words(record: &Record) -> Words<'_> {
     if let Some(program) = given(record) {
         return Words { user, program, argument: None, folder: None };
     }
-    // What a scheduler started runs from a copy of the script, in a place that has the job's number.
-    let is_batch = managers::spans_nodes(&record.key.manager);
-    let command: &[String] = match is_batch && record.command.iter().any(|word| is_spooled(record, word)) {
-        true => &[],
-        false => &record.command,
-    };
+    let command = own_command(record);
     let program = command.first().map(|word| base_name(word)).filter(|name| !name.is_empty());
-    let mut arguments = command.iter().skip(1).map(String::as_str);
     // The first process of a found job is not asked for its folder.
+    let is_batch = managers::spans_nodes(&record.key.manager);
     let of_process = || record.local.as_ref().map(|local| local.cwd.to_string_lossy());
     let submitted = record.scheduling.folder.as_deref().map(Cow::Borrowed);
     let folder = submitted.or_else(|| of_process().filter(|_| !is_batch));
     Words {
         user,
         program: program.unwrap_or(&record.name),
-        argument: arguments.find(|word| is_subject(word)),
+        argument: subject(command).map(String::as_str),
         folder: folder.filter(|folder| !folder.is_empty()),
     }
+}
+
+/// What a scheduler started runs from a copy of the script, in a place that has the job's number: that is no command.
+fn own_command(record: &Record) -> &[String] {
+    let is_batch = managers::spans_nodes(&record.key.manager);
+    match is_batch && record.command.iter().any(|word| is_spooled(record, word)) {
+        true => &[],
+        false => &record.command,
+    }
+}
+
+/// The words of its command that say of which lineage it is.
+pub(crate) fn telling_words(record: &Record) -> Vec<String> {
+    let command = own_command(record);
+    command.first().into_iter().chain(subject(command)).cloned().collect()
 }
 
 /// The name that a person gave it: by `met run --lineage`, a tag, or `MET_LINEAGE` in a batch job.
@@ -87,6 +97,10 @@ fn is_spooled(record: &Record, word: &str) -> bool {
 
 fn base_name(word: &str) -> &str {
     word.rsplit('/').next().unwrap_or(word)
+}
+
+fn subject(command: &[String]) -> Option<&String> {
+    command.iter().skip(1).find(|word| is_subject(word))
 }
 
 /// Whether a word says what is run, rather than how or how large.

@@ -1,5 +1,7 @@
 //! Recognises who made a cgroup by its name: one table of layouts, which the configuration may extend.
 
+pub mod colmet_options;
+
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::io;
@@ -9,6 +11,7 @@ use std::path::Path;
 
 use met_core::managers::{Class, MANAGERS};
 use met_host::{Host, parse};
+use regex_lite::Regex;
 
 use crate::{environ, scheduler};
 
@@ -16,6 +19,7 @@ use crate::{environ, scheduler};
 const ID_BYTES_MAX: usize = 128;
 /// Each `*` of one name multiplies the work of comparing it.
 const STARS_MAX: usize = 3;
+const EXPRESSION_BYTES_MAX: usize = 1 << 10;
 /// Deeper patterns than any manager's are a mistake.
 const SEGMENTS_MAX: usize = 16;
 
@@ -127,6 +131,16 @@ impl Layout {
         let names_job = |segment: &Segment| segment.tokens.contains(&Token::Begin(Field::Id));
         if !layout.segments.last().is_some_and(names_job) {
             return Err(format!("{path:?} does not end in a name with {{id}}"));
+        }
+        Ok(layout)
+    }
+
+    /// Jobs below a folder whose id is the first group of a regular expression, found anywhere in the name.
+    pub fn searched(manager: &str, folder: &str, regex: &str) -> Result<Layout, String> {
+        let mut layout = Layout::parse(manager, &format!("{folder}/{{id}}"), "")?;
+        let expression = Some(Expression::parse(regex)?);
+        if let Some(last) = layout.segments.last_mut() {
+            *last = Segment { tokens: Vec::new(), expression };
         }
         Ok(layout)
     }
@@ -273,7 +287,42 @@ pub fn resource_manager_of(host: &Host, pid: u32) -> io::Result<Option<String>> 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     tokens: Vec<Token>,
+    /// Instead of tokens.
+    expression: Option<Expression>,
 }
+
+/// A regular expression whose first group is the id of a job.
+#[derive(Clone, Debug)]
+struct Expression {
+    regex: Regex,
+}
+
+impl Expression {
+    fn parse(text: &str) -> Result<Expression, String> {
+        if text.len() > EXPRESSION_BYTES_MAX {
+            return Err(format!("the expression is longer than {EXPRESSION_BYTES_MAX} bytes"));
+        }
+        let regex = Regex::new(text).map_err(|error| format!("{text:?}: {error}"))?;
+        match regex.captures_len() {
+            1 => Err(format!("{text:?} has no group for the id, such as (\\d+)")),
+            _ => Ok(Expression { regex }),
+        }
+    }
+
+    /// The id is a number, as all ids of the tool whose expressions these are.
+    fn id<'a>(&self, name: &'a [u8]) -> Option<&'a [u8]> {
+        let id = self.regex.captures(str::from_utf8(name).ok()?)?.get(1)?.as_str().as_bytes();
+        (!id.is_empty() && id.iter().all(u8::is_ascii_digit)).then_some(id)
+    }
+}
+
+impl PartialEq for Expression {
+    fn eq(&self, other: &Expression) -> bool {
+        self.regex.as_str() == other.regex.as_str()
+    }
+}
+
+impl Eq for Expression {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token {
@@ -318,16 +367,21 @@ impl Segment {
         if tokens.is_empty() || stars > STARS_MAX || text == "." || text == ".." {
             return Err(format!("{text:?} is not a name with at most {STARS_MAX} variable parts"));
         }
-        Ok(Segment { tokens })
+        Ok(Segment { tokens, expression: None })
     }
 
     /// A literal name.
     pub(crate) fn literal(name: &[u8]) -> Segment {
-        Segment { tokens: name.iter().copied().map(Token::Byte).collect() }
+        Segment { tokens: name.iter().copied().map(Token::Byte).collect(), expression: None }
     }
 
     /// Whether the name matches; its fields are then added to `captures`.
     pub(crate) fn capture(&self, name: &[u8], captures: &mut Captures) -> bool {
+        if let Some(expression) = &self.expression {
+            let id = expression.id(name);
+            id.into_iter().for_each(|id| captures.set(Field::Id, id));
+            return id.is_some();
+        }
         let mut found = Vec::new();
         let fits = fit(&self.tokens, name, 0, 0, &mut |field, range| found.push((field, range)));
         for (field, range) in found {

@@ -208,6 +208,13 @@ fn maker(options: &Options) -> (Maker, String) {
     (maker, template)
 }
 
+/// Whether a file can be a `credentials_file`, for a program that must end otherwise.
+pub fn check_credentials(path: &str) -> Result<(), String> {
+    let mut options = Options::default();
+    options.set("credentials_file", vec![path.to_owned()]);
+    authorization(&options).map(drop)
+}
+
 /// The value of the header. Nothing of a file is shown.
 fn authorization(options: &Options) -> Result<Option<String>, String> {
     let first_line = |name: &str| {

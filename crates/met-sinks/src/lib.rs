@@ -6,7 +6,7 @@ pub mod bus;
 mod colmet;
 pub mod colmet_records;
 mod decimal;
-mod elasticsearch;
+pub mod elasticsearch;
 pub mod event;
 mod event_csv;
 pub mod event_json;

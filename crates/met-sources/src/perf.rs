@@ -149,6 +149,11 @@ pub fn is_listed(name: &str) -> bool {
     event::EVENTS.iter().any(|known| known.name == base)
 }
 
+/// The events with a name of their own.
+pub fn listed() -> impl Iterator<Item = &'static str> {
+    event::EVENTS.iter().map(|known| known.name)
+}
+
 pub fn online_cpus(host: &Host) -> Vec<u32> {
     let mut text = Vec::new();
     match host.read_small("/sys/devices/system/cpu/online", &mut text) {

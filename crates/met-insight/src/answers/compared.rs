@@ -8,7 +8,7 @@ use crate::average;
 use crate::report::Measure;
 
 /// Runs that are compared with, the newest.
-const RUNS_MAX: usize = 20;
+pub(super) const RUNS_MAX: usize = 20;
 /// Fewer do not say what is usual.
 const RUNS_MIN: usize = 3;
 /// No difference below this share of the median is one.
@@ -102,14 +102,17 @@ pub fn differences(record: &Record, earlier: &[&Record], now_ns: i64) -> Vec<Dif
     if record.state != State::Finished {
         return Vec::new();
     }
-    let is_alike = |run: &&&Record| {
-        run.state == State::Finished
-            && run.allocated.cpus == record.allocated.cpus
-            && run.allocated.nodes == record.allocated.nodes
-            && run.allocated.gpus == record.allocated.gpus
-    };
-    let runs: Vec<&Record> = earlier.iter().filter(is_alike).take(RUNS_MAX).copied().collect();
+    let alike = earlier.iter().filter(|run| is_alike(run, record));
+    let runs: Vec<&Record> = alike.take(RUNS_MAX).copied().collect();
     METRICS.iter().filter_map(|metric| difference(record, &runs, now_ns, metric)).collect()
+}
+
+/// Whether a run says what is usual for another one.
+pub(super) fn is_alike(run: &Record, record: &Record) -> bool {
+    run.state == State::Finished
+        && run.allocated.cpus == record.allocated.cpus
+        && run.allocated.nodes == record.allocated.nodes
+        && run.allocated.gpus == record.allocated.gpus
 }
 
 fn difference(

@@ -1,6 +1,6 @@
 //! Requests that would have been enough for the last runs of a lineage, as a scheduler reads them.
 
-use met_core::job::{GpuUse, QualityKind, Record, State};
+use met_core::job::{GpuUse, Part, QualityKind, Record, State, Totals};
 use met_core::job_table as column;
 use met_core::managers::{self, Need};
 
@@ -82,8 +82,16 @@ fn is_evidence(job: &Job<'_>, run: &Record) -> bool {
     // How often an earlier run was sampled is not at hand.
     let is_sampled =
         || run.key == job.record.key && job.profile().is_some_and(|profile| profile.count() >= SAMPLES);
-    let has_worked = matches!(run.state, State::Finished | State::Timeout);
-    is_killed(run) || has_worked && (is_long(run, job.now_ns) || is_sampled())
+    is_evidence_by_record(run, job.now_ns) || has_worked(run) && is_sampled()
+}
+
+/// The same of a run whose samples are not at hand.
+pub(super) fn is_evidence_by_record(run: &Record, now_ns: i64) -> bool {
+    is_killed(run) || has_worked(run) && is_long(run, now_ns)
+}
+
+fn has_worked(run: &Record) -> bool {
+    matches!(run.state, State::Finished | State::Timeout)
 }
 
 /// Long enough to say what it needs, however often it was sampled.
@@ -127,12 +135,18 @@ fn need_bytes(run: &Record) -> Option<f64> {
     if is_killed(run) {
         return Some(AFTER_OOM / MEMORY_ROOM * given? / nodes(run) as f64);
     }
-    // The kernel saw more than was sampled: how much of it was needed is not known.
-    let is_bound = |totals: &met_core::job::Totals| {
-        totals.figure(column::MEMORY_NEEDED_PEAK).is_some_and(|peak| peak.kind == QualityKind::LowerBound)
-    };
     let is_exact = !is_bound(&run.totals) && !run.parts.iter().any(|part| is_bound(&part.totals));
     peak_bytes(run).filter(|_| is_exact)
+}
+
+/// The kernel saw more than was sampled: how much of it was needed is not known.
+pub(super) fn is_bound(totals: &Totals) -> bool {
+    totals.figure(column::MEMORY_NEEDED_PEAK).is_some_and(|peak| peak.kind == QualityKind::LowerBound)
+}
+
+/// Whether a part is all of a job on one node.
+pub(super) fn is_of_node(part: &Part) -> bool {
+    part.step.is_empty() && part.task.is_none()
 }
 
 fn nodes(run: &Record) -> i64 {
@@ -141,13 +155,12 @@ fn nodes(run: &Record) -> i64 {
 
 /// The most memory that a run needed on one node: requests are by node, and the largest is what counts.
 pub fn peak_bytes(run: &Record) -> Option<f64> {
-    let peak =
-        |totals: &met_core::job::Totals| totals.get(column::MEMORY_NEEDED_PEAK).map(|bytes| bytes as f64);
+    let peak = |totals: &Totals| totals.get(column::MEMORY_NEEDED_PEAK).map(|bytes| bytes as f64);
     let nodes = nodes(run);
     if nodes == 1 {
         return peak(&run.totals);
     }
-    let by_node = run.parts.iter().filter(|part| part.step.is_empty() && part.task.is_none());
+    let by_node = run.parts.iter().filter(|part| is_of_node(part));
     let peaks: Option<Vec<f64>> = by_node.map(|part| peak(&part.totals)).collect();
     let peaks = peaks.filter(|peaks| peaks.len() as i64 == nodes && run.covers_all_nodes())?;
     Some(peaks.into_iter().fold(0.0, f64::max))

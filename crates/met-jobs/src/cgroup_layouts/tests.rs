@@ -271,6 +271,23 @@ fn a_layout_of_the_configuration_comes_first_and_must_name_its_job() {
 }
 
 #[test]
+fn an_expression_finds_the_number_of_a_job_in_a_name() {
+    let layout = Layout::searched("oar", "a/b", r"(?:job|task)-(\d+)(?:-\w+)?$").unwrap();
+    let layouts = Layouts::with(vec![layout]);
+    let found = |path: &str| captured(&layouts, path);
+    assert_eq!(found("a/b/x.job-12-ada").as_deref(), Some("oar home 1 id=12"));
+    assert_eq!(found("a/b/task-7").as_deref(), Some("oar home 1 id=7"));
+    for other in ["a/b/step-7", "a/b/job-", "a/job-7"] {
+        assert_eq!(found(other), None, "{other}");
+    }
+    let words = Layout::searched("oar", "a", r"_(\w+)$").unwrap();
+    assert_eq!(captured(&Layouts::with(vec![words]), "a/b_c"), None, "an id is a number");
+    for wrong in ["", "(", r"job-\d+", r"(?<!a)(\d+)", &format!("({})", "a".repeat(2000))] {
+        assert!(Layout::searched("oar", "a", wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn a_hostile_name_is_written_in_plain_letters() {
     let segment = Segment::parse("{id}").unwrap();
     let mut captures = Captures::default();

@@ -2,7 +2,7 @@
 
 use met_wire::colmet::{Record, Value};
 
-/// With exact numbers, which Colmet rounds.
+/// With exact numbers, which Colmet rounds. What is not known is -1, as in its tables.
 pub fn write_text(record: &Record, lines: &mut Vec<u8>) {
     let Record { timestamp, job_id, hostname, .. } = record;
     let mut text =
@@ -11,10 +11,12 @@ pub fn write_text(record: &Record, lines: &mut Vec<u8>) {
     let jobs = layout.has_involved_jobs.then_some("involved_jobs");
     let width = layout.counters.iter().map(|counter| counter.name.len()).chain(jobs.map(str::len)).max();
     let width = width.unwrap_or(0);
-    for (name, value) in record.counters() {
+    for (counter, value) in layout.counters.iter().zip(&record.values) {
+        let name = counter.name;
         text.push_str(&match value {
-            Value::Int(value) => format!("\t{name:>width$} : {value}\n"),
-            Value::Float(value) => format!("\t{name:>width$} : {value}\n"),
+            Some(Value::Int(value)) => format!("\t{name:>width$} : {value}\n"),
+            Some(Value::Float(value)) => format!("\t{name:>width$} : {value}\n"),
+            None => format!("\t{name:>width$} : -1\n"),
         });
     }
     if let Some(name) = jobs {

@@ -70,7 +70,7 @@ pub struct ColmetNodeArgs {
     /// Where the cgroups of jobs are, below a hierarchy of cpusets
     #[arg(long = "cpuset_rootpath", value_name = "PATH")]
     pub cpuset_rootpath: Option<PathBuf>,
-    /// How their names end in the id of the job: a fixed text and (\d+)$
+    /// A regular expression that is searched in their names; its first group is the id of the job [default: _(\d+)$]
     #[arg(long = "regex_job_id", value_name = "REGEX")]
     pub regex_job_id: Option<String>,
     /// Where the collector listens

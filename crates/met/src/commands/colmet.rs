@@ -1,20 +1,18 @@
 //! `met colmet-collector` and `met colmet-node`: Colmet's own command lines.
 
-mod job_names;
-
 use std::net::ToSocketAddrs;
 use std::time::Duration;
 
 use anyhow::Result;
 use met_agent::supervise::Signals;
 use met_config::Failure;
-use met_core::managers::Scheduler;
-use met_jobs::cgroup_layouts::Layout;
+use met_jobs::cgroup_layouts::colmet_options;
 use met_query::setting::Setting;
 use met_server::colmet::collector;
 use met_sinks::sink::Options;
 use met_sinks::zeromq::Endpoint;
-use met_sinks::{Configured, SINKS};
+use met_sinks::{Configured, SINKS, elasticsearch};
+use met_sources::perf;
 
 use crate::cli::{ColmetCollectorArgs, ColmetNodeArgs};
 
@@ -66,7 +64,7 @@ pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: u8) -> Result<
     if let Some(Err(why)) = args.configure_uri.as_deref().map(Endpoint::parse_own) {
         return Err(Failure::usage(format!("--configure-uri: {why}")));
     }
-    let backends = backends(args);
+    let (backends, events) = (backends(args), events(&args.perfhw_list)?);
     let sink = sink(
         "colmet",
         &[
@@ -75,7 +73,7 @@ pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: u8) -> Result<
             ("period", vec!["interval".to_owned()]),
             ("mapping", vec![std::env::current_dir()?.to_string_lossy().into_owned()]),
             ("backends", backends.iter().map(|&name| name.to_owned()).collect()),
-            ("events", args.perfhw_list.iter().take(5).cloned().collect()),
+            ("events", events.clone()),
             ("queue", vec![args.zeromq_hwm.clamp(1, 1_000_000).to_string()]),
         ],
     )?;
@@ -91,7 +89,7 @@ pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: u8) -> Result<
         setting.config.sources.set_ipmi_command(command);
     }
     if args.backends.enable_perfhw {
-        setting.config.perf.events = args.perfhw_list.iter().take(5).cloned().collect();
+        setting.config.perf.events = events;
     }
     setting.config.sampling.interval = Some(period);
     setting.config.colmet.configure.clone_from(&args.configure_uri);
@@ -110,6 +108,19 @@ pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: u8) -> Result<
     let place = if is_root { &setting.system } else { &setting.user };
     met_agent::daemon::run(&setting, place, false)?;
     Ok(0)
+}
+
+/// As for `perf.events`; Colmet's records have five counters.
+fn events(names: &[String]) -> Result<Vec<String>> {
+    let mut events = met_config::events_in(&names.join(",")).map_err(|error| {
+        let known = perf::listed().collect::<Vec<_>>().join(", ");
+        Failure::usage(format!("--perfhw-list: {error}; write some of {known}"))
+    })?;
+    let left_out = events.split_off(events.len().min(5));
+    if !left_out.is_empty() {
+        tracing::warn!("--perfhw-list: left out, only five events are counted: {}", left_out.join(", "));
+    }
+    Ok(events)
 }
 
 fn backends(args: &ColmetNodeArgs) -> Vec<&'static str> {
@@ -135,8 +146,7 @@ fn name_jobs(jobs: &mut met_config::Jobs, args: &ColmetNodeArgs) -> Result<(), S
     if root.is_none() && args.regex_job_id.is_none() {
         return Ok(());
     }
-    let path = job_names::layout(root.as_deref(), args.regex_job_id.as_deref());
-    let layout = path.map_err(str::to_owned).and_then(|path| Layout::parse(Scheduler::Oar.name(), &path, ""));
+    let layout = colmet_options::layout(root.as_deref(), args.regex_job_id.as_deref());
     let ignored = |why| format!("--cpuset_rootpath and --regex_job_id are ignored: {why}; see jobs.layouts");
     jobs.layouts.insert(0, layout.map_err(ignored)?);
     Ok(())
@@ -184,6 +194,7 @@ fn sinks(args: &ColmetCollectorArgs) -> Result<Vec<Configured>> {
         ];
         if let Some(path) = &args.http_credentials {
             let path = std::path::absolute(path)?.to_string_lossy().into_owned();
+            elasticsearch::check_credentials(&path).map_err(Failure::usage)?;
             options.push(("credentials_file", vec![path]));
         }
         if args.no_check_certificates {

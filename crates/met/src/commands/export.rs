@@ -142,6 +142,9 @@ fn write_all(
             Chosen::InFile(name) => import::each(setting, &name, &mut |job| writer.job(&job))?,
             Chosen::Known(record) => {
                 let mut job = ExportedJob::new(&record, machines.of_job(&record).cpus, now_ns);
+                if format.is_whole() {
+                    job.add_earlier(&all.earlier_runs(&record)?);
+                }
                 for (table, part) in met_export::parts(&record).filter(|(table, _)| is_wanted(table)) {
                     job.add(part, all.series(&record, table, part)?);
                 }

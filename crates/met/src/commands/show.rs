@@ -36,7 +36,7 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
             now_ns: job.exported_ns,
             whole: true,
             record: job.record.clone(),
-            earlier: Vec::new(),
+            earlier: job.earlier.clone(),
             beside: None,
         };
         // Processes and files of that machine are not looked for here.

@@ -2,22 +2,28 @@
 
 use met_core::managers::Scheduler;
 
+use super::Layout;
+
 /// Colmet's default: a user and a number.
 const REGEX: &str = r"_(\d+)$";
 
-/// The path of a layout, or why there is none.
-pub fn layout(root: Option<&str>, regex: Option<&str>) -> Result<String, &'static str> {
+/// The layout, or why there is none.
+pub fn layout(root: Option<&str>, regex: Option<&str>) -> Result<Layout, String> {
+    let manager = Scheduler::Oar.name();
     let root = match root {
         // A path in the hierarchy of cpusets, whichever mount or link leads there.
         Some(root) => root.rsplit_once("/cpuset/").map(|(_, below)| below.trim_matches('/')),
-        None => Some(Scheduler::Oar.name()),
+        None => Some(manager),
     };
     let root = root.filter(|root| !root.is_empty()).ok_or("it is not a cgroup below /cpuset/")?;
-    let name = name(regex.unwrap_or(REGEX)).ok_or("only a fixed text and (\\d+)$ are understood")?;
-    Ok(format!("{root}/{name}"))
+    let regex = regex.unwrap_or(REGEX);
+    match name(regex) {
+        Some(name) => Layout::parse(manager, &format!("{root}/{name}"), ""),
+        None => Layout::searched(manager, root, regex),
+    }
 }
 
-/// The pattern of a job's directory.
+/// The pattern of a job's directory, of simple expressions: of Colmet's own it knows the user, too.
 fn name(regex: &str) -> Option<String> {
     let (is_whole, rest) = match regex.strip_prefix('^') {
         Some(rest) => (true, rest),
@@ -37,21 +43,20 @@ fn name(regex: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use met_jobs::cgroup_layouts::Layout;
-
     use super::*;
 
     #[test]
     fn a_root_and_a_simple_expression_are_a_layout() {
         let is_layout = |root: Option<&str>, regex: Option<&str>, expected: &str| {
-            let path = layout(root, regex).unwrap();
-            assert_eq!(path, expected);
-            Layout::parse("oar", &path, "").unwrap();
+            assert_eq!(layout(root, regex), Layout::parse("oar", expected, ""));
         };
         is_layout(Some("/dev/oar_cgroups_links/cpuset/oar/"), Some(REGEX), "oar/{user}_{id:#}");
         is_layout(Some("/sys/fs/cgroup/cpuset/a/b"), Some(r"^job-(\d+)$"), "a/b/job-{id:#}");
         is_layout(None, Some(r"-([0-9]+)$"), "oar/*-{id:#}");
-        for regex in [r"_(\d+)", r"(?:a|b)_(\d+)$", r"[a-z]+_(\d+)$", "", r"_(\w+)$"] {
+        for regex in [r"_(\d+)", r"(?:a|b)_(\d+)$", r"[a-z]+_(\d+)$", r"_(\w+)$"] {
+            assert_eq!(layout(None, Some(regex)), Layout::searched("oar", "oar", regex), "{regex}");
+        }
+        for regex in ["", r"_\d+$", "(", r"(?=a)(\d+)"] {
             assert!(layout(None, Some(regex)).is_err(), "{regex}");
         }
         for root in ["/srv/jobs", "/sys/fs/cgroup/cpuset/", ""] {
