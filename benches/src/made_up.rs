@@ -144,7 +144,7 @@ fn gpu(number: u32, index: u32, dice: &mut Dice) -> GpuUse {
         index: index.to_string(),
         name: "NVIDIA H200".to_owned(),
         vendor: "nvidia".to_owned(),
-        held_by: "SLURM_JOB_GPUS".to_owned(),
+        held_by: "SLURM_JOB_GPUS".to_owned().into(),
         idle_since_ns: is_idle.then(|| met_host::clock::realtime_ns() - 5_400 * SECOND_NS),
         held_ns: 3_600 * SECOND_NS,
         used_ns: (use_ * 3.6e12) as i64,

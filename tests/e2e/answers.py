@@ -3,9 +3,12 @@
 import os
 import resource
 import subprocess
+import time
 
 from belief import memory_cgroup, try_rmdir
 from harness import check, equal, eventually, need_root, test
+from harness import check, equal, eventually, need_root, test
+from web_site import Site, script
 
 #: Silent rules are many; a condition that every job fulfils makes one speak.
 RULES = """rules:
@@ -307,3 +310,81 @@ def a_rule_about_users_is_explained_by_week(world):
     ):
         refused = world.met(*words).expect(2)
         check(said in refused.err, f"{words}: {refused.err}")
+
+
+#: Rules about the machine around a job.
+AROUND = """rules:
+  - name: beside
+    severity: low
+    when: neighbours_cores >= 0 and wall >= 0s
+    gates: {coverage: 0%, length: 0s, samples: 0}
+    what: "others used some of {node_cpus} cores"
+    how: "move it to {directive_without_gpus}"
+    otherwise: "move it elsewhere"
+"""
+BUSY = ("timeout", "2", "sh", "-c", "while :; do :; done")
+
+
+@test
+def a_rule_about_the_jobs_beside_one_is_explained_as_it_is_reported(world):
+    path = os.path.join(world.me.home, "around.yaml")
+    with open(path, "w") as file:
+        file.write(AROUND)
+    world.configure("sampling:\n  interval: 100ms\nsystems: [{name: fox, cores: 4096, memory: 64TiB}]\n")
+    runs(world, *BUSY)
+    alone = world.met("explain", "1", "beside", "--rules", path, "--json").ok().json()["rules"][0]
+    equal((alone["finding"], alone["unknown"]), (None, ["neighbours_cores"]), "of the only job of a machine")
+    runs(world, *BUSY, count=2)
+    has_peaks = lambda job: "memory_needed_peak_bytes" in world.show(job)["totals"]
+    eventually(lambda: has_peaks("2") and has_peaks("3"), "what samples know is there")
+    found = world.met("check", "--json", "--rules", path).ok().json()["findings"]
+    equal(sorted(one["subject"] for one in found), ["2", "3"], "jobs that are not the first of their machine")
+    for one in found:
+        equal(one["how"], "move it to fox", "the machine of the configuration")
+    explained = lambda job: world.met("explain", job, "beside", "--rules", path, "--json").ok().json()["rules"][0]["finding"]
+    equal([explained(one["subject"]) for one in found], found, "with a daemon")
+    world.met("daemon", "--user", "--stop").ok()
+    equal([explained(one["subject"]) for one in found], found, "without one")
+
+
+#: Jobs as Slurm would print them: id, name and time limit, of ten hours each, one after the other.
+LONG_JOBS = ((1, "train", "3-00:00:00"), (2, "train", "3-00:00:00"), (3, "train", "3-00:00:00"), (4, "other", "12:00:00"), (5, "train", "3-00:00:00"))
+SACCT = """#!/usr/bin/env python3
+import sys
+fields = next(a for a in sys.argv if a.startswith("--format="))[9:].split(",")
+mark = next(a for a in sys.argv if a.startswith("--delimiter="))[12:]
+print(mark.join(fields))
+for id, name, limit in LONG_JOBS:
+    begin = BEGIN + id * 40000
+    known = dict(Cluster="c", JobIDRaw=str(id), JobID=str(id), UID="5001", User="ada", Account="physics", Partition="p", State="COMPLETED", ExitCode="0:0",
+                 Submit="%d" % (begin - 60), Eligible="%d" % (begin - 60), Start="%d" % begin, End="%d" % (begin + 36000), NNodes="1", NodeList="n1",
+                 JobName=name, ReqCPUS="32", AllocTRES="cpu=32,node=1", Timelimit=limit)
+    print(mark.join(known.get(field, "") for field in fields))
+"""
+
+
+def long_jobs(world):
+    """A server with jobs of which two are known to need a tenth of their time limit."""
+    site = Site(world)
+    site.listed = len(LONG_JOBS)
+    begin = str(int(time.time()) - 260_000)
+    script(os.path.join(site.programs, "sacct"), SACCT.replace("LONG_JOBS", repr(LONG_JOBS), 1).replace("BEGIN", begin))
+    return site
+
+
+@test
+def what_is_reported_of_many_jobs_is_explained_and_shown_of_each(world):
+    with long_jobs(world) as site:
+        token = site.path("token", site.operator)
+        client = site.path("client.yaml", f"client:\n  token_file: {token}\n")
+        ask = lambda *words: world.me.met("-c", client, "--server", f"http://127.0.0.1:{site.port}", *words)
+        found = ask("check", "--json").ok().json()["findings"]
+        of_jobs = [one for one in found if one["lineage"]]
+        equal(sorted((one["subject"], one["rule"]) for one in of_jobs), [("slurm:3", "time_limit_excess"), ("slurm:5", "time_limit_excess")], "findings")
+        for one in of_jobs:
+            (explained,) = ask("explain", one["subject"], one["rule"], "--json").ok().json()["rules"]
+            equal(explained["finding"], one, f"{one['subject']} explained")
+            shown = ask("show", one["subject"], "--json").ok().json()["answers"]["findings"]
+            equal([it for it in shown if it["rule"] == one["rule"]], [one], f"{one['subject']} shown")
+        quiet = ask("show", "slurm:4", "--json").ok().json()["answers"]["findings"]
+        equal(quiet, [], "a job with a limit that fits")

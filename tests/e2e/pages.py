@@ -10,6 +10,7 @@ import subprocess
 import urllib.request
 from http.cookiejar import CookieJar
 
+from answers import long_jobs
 from cluster import cluster
 from discovery import Manager
 from harness import Skip, check, each, equal, eventually, test
@@ -142,6 +143,23 @@ def every_page_works(world, scheme, width, script):
     foreign = [url for url in found["requests"] if not url.startswith(own)]
     equal(foreign, [], "requests to elsewhere")
     world.met("cancel", str(sampled)).ok()
+
+
+@each(with_script=(True,), without_script=(False,))
+def a_finding_is_on_the_page_of_its_job_and_among_all(world, script):
+    packages()
+    with long_jobs(world) as site:
+        paths = ["findings", "jobs/slurm:5", "jobs/slurm:4", "findings?user=nobody"]
+        link = f"http://127.0.0.1:{site.port}/"
+        found = Browser(world, "look", script=script, link=link, token=site.operator, paths=paths).found()
+    well(found, "with findings")
+    what, how = "and the longest of its last runs took 10h00m", "a shorter limit starts sooner"
+    for path in ("findings", "jobs/slurm:5"):
+        text = found["pages"][path]["text"]
+        check(what in text and how in text, f"the finding on {path}", text)
+    check("slurm:5" in found["pages"]["findings"]["text"], "the job of a finding", found["pages"]["findings"]["text"])
+    check(how not in found["pages"]["jobs/slurm:4"]["text"], "a job with a limit that fits", found["pages"]["jobs/slurm:4"]["text"])
+    check("no job of a user named" in found["pages"]["findings?user=nobody"]["text"], "of another user", found["pages"])
 
 
 @test

@@ -171,3 +171,23 @@ pub fn answers(job: &Job<'_>, rules: &Rules) -> Answers {
         followed,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn a_report_has_three_findings_at_most_those_that_save_most() {
+        let rule = |hours: u32| {
+            format!(
+                "  - name: rule_{hours}\n    severity: low\n    when: wall >= 0s\n    gates: {{coverage: 0%, length: 0s, samples: 0, core_hours: 0}}\n    saves: {{core_time: {hours}h}}\n    what: x\n    how: y\n"
+            )
+        };
+        let rules = rules::parse(&format!("rules:\n{}", [2, 5, 3, 1, 4].map(rule).concat())).unwrap();
+        let record = sample::finished();
+        let job = Job::new(&record, Machine::default(), sample::NOW_NS);
+        let names: Vec<String> = answers(&job, &rules).findings.into_iter().map(|found| found.rule).collect();
+        assert_eq!(names, ["rule_5", "rule_4", "rule_3"]);
+    }
+}

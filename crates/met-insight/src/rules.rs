@@ -7,6 +7,7 @@ mod contradiction;
 mod evaluate;
 pub mod fields;
 mod file;
+mod idle;
 mod outlook;
 mod template;
 pub mod user;
@@ -15,7 +16,6 @@ mod watch;
 use std::sync::{Arc, OnceLock};
 
 use met_core::job::Record;
-use met_core::job_table as column;
 use serde_json::{Value, json};
 
 use crate::answers::Job;
@@ -27,6 +27,7 @@ use condition::Expr;
 pub(crate) use evaluate::Memo;
 use evaluate::{Evaluation, Subject};
 pub use file::{Mistake, parse};
+use idle::Idle;
 pub use outlook::{Needs, ask_neighbours, candidates, watchers};
 use template::Template;
 use user::UserSum;
@@ -167,7 +168,7 @@ pub fn judge_all<'r>(rules: impl IntoIterator<Item = &'r Rule>, job: &Job<'_>) -
 }
 
 pub fn findings_of_user(rules: &Rules, user: &UserSum) -> Vec<Finding> {
-    of_subject(rules.about(Scope::User), Subject::User(user))
+    of_subject(rules.about(Scope::User), Subject::User(user, &rules.systems))
 }
 
 fn of_subject<'r>(rules: impl IntoIterator<Item = &'r Rule>, subject: Subject<'_>) -> Vec<Finding> {
@@ -208,9 +209,9 @@ pub fn explain(rule: &Rule, job: &Job<'_>) -> Explanation {
     judged(rule, Subject::Job(job), true)
 }
 
-/// The same for a week of a user.
-pub fn explain_user(rule: &Rule, user: &UserSum) -> Explanation {
-    judged(rule, Subject::User(user), true)
+/// The same for a week of a user, who could move to one of these machines.
+pub fn explain_user(rule: &Rule, user: &UserSum, systems: &[System]) -> Explanation {
+    judged(rule, Subject::User(user, systems), true)
 }
 
 /// The same for a program.
@@ -332,37 +333,9 @@ fn saving(rule: &Rule, subject: Subject<'_>, evaluation: &mut Evaluation<'_>) ->
     let (core_hours, gpu_hours) = (hours(&rule.save_cores), hours(&rule.save_gpus));
     let saving = Saving { core_hours, gpu_hours, ..Saving::default() };
     match subject {
-        Subject::Job(job) => with_energy(saving, job),
-        Subject::User(_) => saving,
+        Subject::Job(job) => Idle::of_job(job).with(saving),
+        Subject::User(user, _) => user.idle.with(saving),
     }
-}
-
-/// What is saved of energy is the idle part of what would not be held: work takes its energy wherever it is done.
-fn with_energy(saving: Saving, job: &Job<'_>) -> Saving {
-    let record = job.record;
-    let hours = average::wall_ns(record, job.now_ns).map_or(0.0, |ns| ns as f64 / 3.6e12);
-    let joules = |index: usize| record.totals.get(index).map(|uj| uj as f64 / 1e6);
-    let share = |saved: Option<f64>, held: Option<i64>| {
-        let held = held? as f64 * hours;
-        (held > 0.0).then_some((saved? / held).min(1.0))
-    };
-    let of_gpus = share(saving.gpu_hours, record.allocated.gpus.or(Some(record.gpus.len() as i64)))
-        .zip(joules(column::GPU_ENERGY_IDLE))
-        .map(|(share, idle)| share * idle);
-    let of_cores = share(saving.core_hours, record.allocated.cpus)
-        .zip(joules(column::ENERGY_IDLE))
-        .map(|(share, idle)| share * (idle - joules(column::GPU_ENERGY_IDLE).unwrap_or(0.0)).max(0.0));
-    let energy_joules = match (of_gpus, of_cores) {
-        (None, None) => return saving,
-        (gpus, cores) => gpus.unwrap_or(0.0) + cores.unwrap_or(0.0),
-    };
-    let per_joule = |index: usize| {
-        let all = joules(column::ENERGY).filter(|&all| all > 0.0)?;
-        Some(met_core::JOB.columns[index].scaled(record.totals.get(index)?) / all)
-    };
-    let emissions_grams = per_joule(column::EMISSIONS).map(|grams| grams * energy_joules);
-    let money = per_joule(column::COST).map(|money| money * energy_joules);
-    Saving { energy_joules: Some(energy_joules), emissions_grams, money, ..saving }
 }
 
 fn saving_gate(rule: &Rule, saving: &Saving, steps: &mut Steps) {
@@ -392,11 +365,11 @@ fn told(
 ) -> Option<Finding> {
     let (name, user, window_ns) = match subject {
         Subject::Job(job) => (job.record.label(), job.record.user.clone(), window_ns(job.record, job.now_ns)),
-        Subject::User(user) => (user.user.clone(), Some(user.user.clone()), user.window_ns),
+        Subject::User(user, _) => (user.user.clone(), Some(user.user.clone()), user.window_ns),
     };
     let (held_core_hours, lineage) = match subject {
         Subject::Job(job) => (Some(held_core_hours(job)), Some(lineage(job.record))),
-        Subject::User(_) => (None, None),
+        Subject::User(..) => (None, None),
     };
     let coverage = evaluation.coverage();
     let what = rule.what.text(subject)?;

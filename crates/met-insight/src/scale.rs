@@ -26,7 +26,8 @@ pub use fit::Model;
 pub use learned::{Learned, UNSIZED};
 pub use object::object;
 pub use plan::{
-    Fit, Plan, Power, Prediction, System, Wishes, plan, power, run, with_smaller_gpus, without_gpus,
+    Fit, Plan, Power, Prediction, System, Wishes, larger_system, plan, power, run, with_smaller_gpus,
+    without_gpus,
 };
 
 /// One run: its size (workers, cores, ranks) and its time.

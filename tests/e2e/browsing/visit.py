@@ -68,10 +68,22 @@ class Visit:
             self.page.screenshot(path=os.path.join(self.asked["folder"], f"{name}.png"), full_page=True)
 
 
+def log_in(page, asked):
+    """With a token."""
+    page.goto(asked["link"] + "login")
+    page.fill("#token", asked["token"])
+    page.locator("form:has(#token) button").click()
+    page.wait_for_selector("h1")
+
+
 def look(visit, asked):
     """Every page, one after the other."""
-    visit.page.goto(asked["link"])
-    base = visit.page.url
+    if "token" in asked:
+        log_in(visit.page, asked)
+        base = asked["link"]
+    else:
+        visit.page.goto(asked["link"])
+        base = visit.page.url
     pages = {}
     for path in asked["paths"]:
         pages[path] = visit.facts(base + path)
@@ -129,10 +141,7 @@ def steady(visit, asked):
 def by_node(visit, asked):
     """Logs in with a token and looks at the charts of a job."""
     page = visit.page
-    page.goto(asked["link"] + "login")
-    page.fill("#token", asked["token"])
-    page.locator("form:has(#token) button").click()
-    page.wait_for_selector("h1")
+    log_in(page, asked)
     found = visit.facts(asked["link"] + asked["path"])
     chart = page.locator("#chart-cpu-by-node")
     found["spoken"] = chart.locator(".plot").get_attribute("aria-label")

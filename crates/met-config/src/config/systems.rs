@@ -105,7 +105,8 @@ fn system(entries: &[Entry], line: u64) -> Result<KnownSystem, Complaint> {
 /// This section of docs/config.md.
 pub fn reference() -> String {
     let mut text = String::from(
-        "\n## `systems`\n\nA list of machines that jobs could move to, for `met scale`: `systems: [{name: fox, cores: 128, \
+        "\n## `systems`\n\nA list of machines that jobs could move to, which `met scale` compares, and `met check`, `met explain` and reports \
+         name where one fits: `systems: [{name: fox, cores: 128, \
          memory: 512GiB}]`.\n\n| key | what | default | meaning |\n| --- | --- | --- | --- |\n",
     );
     for (name, what, help) in KEYS {

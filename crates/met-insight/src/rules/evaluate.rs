@@ -15,19 +15,21 @@ use crate::answers::{Job, Moments};
 use crate::average;
 use crate::finding::Evidence;
 use crate::report::Measure;
+use crate::scale::System;
 
 /// What a rule is about.
 #[derive(Clone, Copy)]
 pub enum Subject<'a> {
     Job(&'a Job<'a>),
-    User(&'a UserSum),
+    /// With the machines that the user could move to.
+    User(&'a UserSum, &'a [System]),
 }
 
 impl Subject<'_> {
     fn field(&self, field: &Field) -> Option<Fact> {
         match self {
             Subject::Job(job) => field.of_job(job),
-            Subject::User(user) => field.of_user(user),
+            Subject::User(user, _) => field.of_user(user),
         }
     }
 

@@ -6,9 +6,11 @@ use met_core::units;
 use super::condition::{self, Expr, Stat, Type};
 use super::evaluate::{Evaluation, Subject};
 use super::fields::Shown;
+use super::user::UserSum;
 use crate::answers::{Job, directives};
 use crate::report::Measure;
 use crate::report::words::mark;
+use crate::scale::System;
 use crate::{gpu, scale};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -26,9 +28,19 @@ enum Part {
 
 const DIRECTIVE: &str = "directive_";
 /// `one_core` is that of CPUs where it is for one; `smaller_gpu` and `without_gpus` say where it would fit: in a MIG
-/// instance or on one of the configured systems; `less_gpu` says what less there is, of one GPU and of several.
-const DIRECTIVES: [&str; 8] =
-    ["memory", "cpus", "one_core", "time", "gpus", "smaller_gpu", "less_gpu", "without_gpus"];
+/// instance or on one of the configured systems, and `larger_system` where the jobs of a user would; `less_gpu` says what
+/// less there is, of one GPU and of several.
+const DIRECTIVES: [&str; 9] = [
+    "memory",
+    "cpus",
+    "one_core",
+    "time",
+    "gpus",
+    "smaller_gpu",
+    "less_gpu",
+    "without_gpus",
+    "larger_system",
+];
 const MEASURES: [(&str, Measure); 7] = [
     ("share", Measure::Share),
     ("bytes", Measure::Bytes),
@@ -78,10 +90,10 @@ impl Template {
                     let number = written(evaluation.number(expr)?, *measure);
                     text.push_str(&units::marked(sign(expr, subject), &number));
                 }
-                Part::Directive(resource) => {
-                    let Subject::Job(job) = subject else { return None };
-                    text.push_str(&directive(job, resource)?);
-                }
+                Part::Directive(resource) => text.push_str(&match subject {
+                    Subject::Job(job) => directive(job, resource)?,
+                    Subject::User(user, systems) => of_user(user, systems, resource)?,
+                }),
             }
         }
         Some(text)
@@ -98,6 +110,11 @@ fn sign(expr: &Expr, subject: Subject<'_>) -> &'static str {
         }
         _ => "",
     }
+}
+
+fn of_user(user: &UserSum, systems: &[System], resource: &str) -> Option<String> {
+    let system = (resource == "larger_system").then(|| scale::larger_system(user, systems))??;
+    Some(system.name.clone())
 }
 
 fn directive(job: &Job<'_>, resource: &str) -> Option<String> {

@@ -694,6 +694,16 @@ fn who_uses_all_alone_does_not_hog() {
     pending.scheduling.partition = Some("batch".to_owned());
     jobs[2] = pending;
     assert_eq!(hogs(&jobs), ["alice"]);
+    let fox = crate::scale::System { name: "fox".to_owned(), cores: 128, ..Default::default() };
+    let fox = crate::scale::System { memory_bytes: Some(256 << 30), ..fox };
+    jobs[0].totals.set(column::MEMORY_NEEDED_PEAK, 4 * GIB, QualityKind::Sampled, "cgroup");
+    let how = |systems: &[crate::scale::System]| {
+        let rules = Rules { systems: systems.into(), ..Rules::built_in().clone() };
+        let found = findings_of_user(&rules, &user::sums(&jobs, &[], sample::NOW_NS)[0]);
+        found.into_iter().find(|found| found.rule == "hog").unwrap().how
+    };
+    assert_eq!(how(&[fox]), "run less at once, or move to fox");
+    assert_eq!(how(&[]), "run less at once, or move to a larger system");
     let mut unknown = job("cyd", "4", State::Finished, 1.0);
     unknown.allocated.nodes = Some(2);
     jobs.push(unknown);

@@ -8,6 +8,7 @@ use met_core::managers;
 use met_core::queue::Queue;
 
 use super::fields;
+use super::idle::Idle;
 use crate::allocation;
 use crate::answers::Job;
 use crate::average;
@@ -45,6 +46,13 @@ pub struct UserSum {
     pub others_queued: Option<usize>,
     /// The scheduler counted jobs and did not say why they wait.
     pub is_queue_estimated: bool,
+    /// What was held and not needed, as far as energy was read.
+    pub idle: Idle,
+    /// On one node, of the jobs of which it is known: most cores and most memory.
+    pub cores_most: f64,
+    pub memory_most_bytes: Option<f64>,
+    /// On which its jobs ran.
+    pub nodes: BTreeSet<String>,
     /// From the first start to the last end.
     pub window_ns: (i64, i64),
 }
@@ -74,6 +82,7 @@ struct Week<'a> {
     sum: UserSum,
     load: Load,
     places: BTreeSet<Place<'a>>,
+    nodes: BTreeSet<&'a str>,
 }
 
 /// A manager and a partition of it.
@@ -112,6 +121,7 @@ pub fn sums<'a>(jobs: impl IntoIterator<Item = &'a Record>, queues: &[Queue], no
         let week = weeks.entry((user.clone(), end_ns.div_euclid(WEEK_NS))).or_default();
         week.sum.user = user;
         week.places.insert(place(record));
+        week.nodes.extend(record.nodes.iter().map(String::as_str));
         add(week, record, wall_ns, now_ns);
     }
     // Who sees the jobs of one user alone, as most do, knows nothing of others.
@@ -124,7 +134,8 @@ pub fn sums<'a>(jobs: impl IntoIterator<Item = &'a Record>, queues: &[Queue], no
         all.entry(*number).or_default().add(&week.load);
     }
     let finish = |((_, number), week): ((String, i64), Week<'_>)| {
-        let Week { mut sum, load, places } = week;
+        let Week { mut sum, load, places, nodes } = week;
+        sum.nodes = nodes.into_iter().map(str::to_owned).collect();
         let all = all.get(&number).copied().unwrap_or_default();
         sum.share_of_all = (all.cpu_s > 0.0 && knows_others).then(|| load.cpu_s / all.cpu_s);
         sum.all_known = if all.held_s > 0.0 { all.known_s / all.held_s } else { 0.0 };
@@ -224,13 +235,17 @@ fn add(week: &mut Week<'_>, record: &Record, wall_ns: i64, now_ns: i64) {
         if gpus == 0.0 && !fills_memory(record) {
             sum.core_seconds_known += held_s;
             sum.core_seconds_used += cpu_s;
+            sum.idle.add_cores(record, held_s);
         }
     }
     sum.gpu_seconds += gpus * wall_s;
     if let Some(ratio) = known("gpu_ratio") {
         sum.gpu_seconds_known += gpus * wall_s;
         sum.gpu_seconds_used += ratio * gpus * wall_s;
+        sum.idle.add_gpus(record, gpus * wall_s);
     }
+    sum.idle.add_prices(record);
+    add_needs(sum, record);
     if let Some((waited, of_ns)) =
         record.totals.get(column::PRESSURE_CPU).zip(average::counted_ns(record, now_ns))
     {
@@ -242,6 +257,14 @@ fn add(week: &mut Week<'_>, record: &Record, wall_ns: i64, now_ns: i64) {
         (0, 0) => (begin_ns, end_ns),
         (begin, end) => (begin.min(begin_ns), end.max(end_ns)),
     };
+}
+
+fn add_needs(sum: &mut UserSum, record: &Record) {
+    let cores = average::cores_peak(record).or(record.allocated.cpus.map(|cpus| cpus as f64));
+    sum.cores_most = sum.cores_most.max(cores.unwrap_or(0.0) / record.nodes.len().max(1) as f64);
+    if let Some(bytes) = average::memory_needed_peak(record) {
+        sum.memory_most_bytes = Some(sum.memory_most_bytes.map_or(bytes, |most| most.max(bytes)));
+    }
 }
 
 fn fills_memory(record: &Record) -> bool {

@@ -6,6 +6,7 @@ use met_core::job_table as column;
 use super::{Bounds, CannotTell, Interval, Run, Scaling, scaling};
 use crate::answers::Job;
 use crate::average;
+use crate::rules::user::UserSum;
 
 /// A machine that jobs could move to.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -275,6 +276,26 @@ pub fn with_smaller_gpus<'s>(record: &Record, systems: &'s [System]) -> Option<&
     cheapest(fitting, |system| (system.gpu_hour, system.gpu_memory_bytes.unwrap_or(u64::MAX)))
 }
 
+/// A machine for the jobs of a user: larger than each of those that they ran on, as far as these are known, with the cores
+/// and the memory that one of them used at most. Which GPUs they need is not known.
+pub fn larger_system<'s>(user: &UserSum, systems: &'s [System]) -> Option<&'s System> {
+    let needed = user.memory_most_bytes.filter(|_| user.gpu_seconds == 0.0)? * MEMORY_ROOM;
+    let is_node = |system: &&System| {
+        user.nodes
+            .iter()
+            .any(|node| [Some(node.as_str()), node.split('.').next()].contains(&Some(&system.name)))
+    };
+    let cores_now = systems.iter().filter(is_node).map(|system| system.cores).max().unwrap_or(0);
+    let fits = |system: &&System| {
+        system.gpus == 0
+            && system.cores > cores_now
+            && system.cores as f64 >= user.cores_most
+            && system.memory_bytes.is_some_and(|has| has as f64 >= needed)
+    };
+    let fitting = systems.iter().filter(|system| !is_node(system)).filter(fits);
+    cheapest(fitting, |system| (system.core_hour, system.cores))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -336,6 +357,36 @@ mod tests {
         assert_eq!(energy(&powers[..1]), None, "of one size there is no line");
         let odd = Power { watts: 200.0, ..powers[0] };
         assert_eq!(energy(&[&powers[..], &[odd]].concat()), None, "what is on no line is left out");
+    }
+
+    #[test]
+    fn a_user_is_moved_to_a_larger_machine_on_which_every_job_fits() {
+        let system = |name: &str, cores, gib: u64, gpus| System {
+            name: name.to_owned(),
+            cores,
+            memory_bytes: Some(gib << 30),
+            gpus,
+            ..System::default()
+        };
+        let systems = [system("n1", 16, 64, 0), system("n2", 16, 512, 0), system("ml", 128, 512, 4)];
+        let larger = [system("fox", 64, 256, 0), system("bear", 128, 512, 0)];
+        let all = [&systems[..], &larger[..]].concat();
+        let mut user = UserSum {
+            cores_most: 12.0,
+            memory_most_bytes: Some(30.0 * (1_u64 << 30) as f64),
+            nodes: ["n1.site.org".to_owned()].into(),
+            ..UserSum::default()
+        };
+        let name =
+            |user: &UserSum, systems: &[System]| larger_system(user, systems).map(|it| it.name.clone());
+        assert_eq!(name(&user, &all), Some("fox".to_owned()));
+        assert_eq!(name(&user, &systems), None, "one is as large, and one has GPUs");
+        user.memory_most_bytes = Some(250.0 * (1_u64 << 30) as f64);
+        assert_eq!(name(&user, &all), Some("bear".to_owned()), "with room for its memory");
+        user.gpu_seconds = 1.0;
+        assert_eq!(name(&user, &all), None, "which GPUs it needs is not known");
+        (user.gpu_seconds, user.memory_most_bytes) = (0.0, None);
+        assert_eq!(name(&user, &all), None, "what it needs is not known");
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub fn explain(setting: &Setting, args: &ExplainArgs) -> Result<i32> {
     let rules = check::rules(setting, args.rules.as_deref())?;
     match (&args.user, &args.job, &args.rule) {
         (Some(_), _, Some(_)) => Err(Failure::usage("name a job or --user, not both")),
-        (Some(user), rule, None) => of_user(setting, args, &chosen(&rules, Scope::User, rule)?, user),
+        (Some(user), rule, None) => of_user(setting, args, &rules, &chosen(&rules, Scope::User, rule)?, user),
         (None, job, rule) => {
             let job = job.as_deref().unwrap_or_default();
             of_job(setting, args, &chosen(&rules, Scope::Job, rule)?, job)
@@ -61,7 +61,13 @@ fn of_job(setting: &Setting, args: &ExplainArgs, rules: &[&Rule], job: &str) -> 
 }
 
 /// Of each week, the newest first.
-fn of_user(setting: &Setting, args: &ExplainArgs, rules: &[&Rule], user: &str) -> Result<i32> {
+fn of_user(
+    setting: &Setting,
+    args: &ExplainArgs,
+    all_rules: &Rules,
+    rules: &[&Rule],
+    user: &str,
+) -> Result<i32> {
     let user = met_host::users::named(user).unwrap_or_else(|| user.to_owned());
     let filter = FilterArgs { since: Some(check::SINCE.to_owned()), ..FilterArgs::default() };
     // Those of others as well: the share of a user is one of all.
@@ -75,7 +81,8 @@ fn of_user(setting: &Setting, args: &ExplainArgs, rules: &[&Rule], user: &str) -
     }
     let mut stdout = output::stdout();
     let explained = |sum: &user::UserSum| {
-        rules.iter().map(|rule| (*rule, rules::explain_user(rule, sum))).collect::<Vec<_>>()
+        let of = |rule| rules::explain_user(rule, sum, &all_rules.systems);
+        rules.iter().map(|rule| (*rule, of(rule))).collect::<Vec<_>>()
     };
     if args.json {
         let week = |sum: &user::UserSum| {
