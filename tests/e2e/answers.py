@@ -7,7 +7,6 @@ import time
 
 from belief import memory_cgroup, try_rmdir
 from harness import check, equal, eventually, need_root, test
-from harness import check, equal, eventually, need_root, test
 from web_site import Site, script
 
 #: Silent rules are many; a condition that every job fulfils makes one speak.
