@@ -8,7 +8,6 @@ mod filter;
 mod forgetting;
 mod housekeeping;
 mod leftovers;
-mod lineage_runs;
 mod liveness;
 mod own;
 mod reference;
