@@ -9,7 +9,6 @@ mod forgetting;
 mod housekeeping;
 mod joint_usage;
 mod leftovers;
-mod lineage_runs;
 mod liveness;
 mod own;
 mod reference;

@@ -1,4 +1,4 @@
-//! What answers about a job are made of: its samples, and what other jobs on its node did.
+//! What answers about a job are made of: its samples, the runs of its lineage, and what other jobs on its node did.
 
 use anyhow::Result;
 use met_core::conditions::Conditions;
@@ -6,6 +6,7 @@ use met_core::job::Record;
 use met_core::series::Course;
 use met_core::{JOB, Table, gpu, job_table};
 use met_insight::answers::{Beside, Job, Known};
+use met_insight::lineage;
 use met_insight::neighbours::{LOOKED_AT, Neighbours};
 use met_insight::report::Machine;
 use met_insight::rules::{self, Rules};
@@ -69,6 +70,22 @@ pub fn beside_if_asked<E>(
 }
 
 impl AllJobs {
+    /// The runs of a job's lineage before it, newest first, as far as they are known here. Later jobs do not change
+    /// them.
+    pub fn earlier_runs(&mut self, record: &Record) -> Result<Vec<Record>> {
+        let candidates = self.runs_of_lineage(record, record.start_ns)?;
+        Ok(lineage::earlier(record, &candidates).into_iter().cloned().collect())
+    }
+
+    /// The runs of a job's lineage, those that began before a time.
+    pub fn runs_of_lineage(&mut self, record: &Record, until_ns: Option<i64>) -> Result<Vec<Record>> {
+        let Some(filter) = JobsFilter::perhaps_of_lineage(record, until_ns) else { return Ok(Vec::new()) };
+        let mut jobs = self.jobs(&filter)?;
+        let of = lineage::lineage(record);
+        jobs.retain(|job| lineage::lineage(job) == of);
+        Ok(jobs)
+    }
+
     /// The samples of a part of a job.
     pub fn series(&mut self, record: &Record, table: &'static Table, part: &str) -> Result<Course> {
         if table.name == JOB.name {
