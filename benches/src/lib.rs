@@ -1,5 +1,6 @@
 //! Shared pieces of the benchmark programs.
 
+pub mod colmet_round;
 pub mod made_up;
 
 use std::io::{self, Write};

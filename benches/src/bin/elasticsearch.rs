@@ -8,17 +8,14 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use met_benches::colmet_round::{HOSTS, cpu_s, round};
 use met_benches::say;
 use met_sinks::sink::Options;
 use met_sinks::{Event, SINKS};
-use met_wire::colmet::{Backend, Record, Type, Value};
-use rustix::time::{ClockId, clock_gettime};
 
-const HOSTS: u64 = 1000;
 const ROUNDS: u64 = 100;
 const RECEIVER: &str = "--receiver";
 /// Ten times what Colmet does.
@@ -46,7 +43,7 @@ fn measure(url: &str, what: &str, rounds: u64) -> Result<f64> {
     options.set("url", vec![url.to_owned()]);
     let spec = SINKS.iter().find(|spec| spec.name == "elasticsearch").context("no such sink")?;
     let mut sink = (spec.open.context("it has a section of its own")?)(&options)?;
-    let events: Vec<Event> = (0..rounds).map(round).collect();
+    let events: Vec<Event> = (0..rounds).map(|number| round(number, |host| 1000 + host)).collect();
     let (begin, cpu_begin_s) = (Instant::now(), cpu_s());
     for event in &events {
         sink.take(event)?;
@@ -76,35 +73,6 @@ fn measure(url: &str, what: &str, rounds: u64) -> Result<f64> {
 fn waiting(folder: &std::path::Path) -> Result<usize> {
     let names = std::fs::read_dir(folder)?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     Ok(names.filter(|name| name.ends_with(".batch") || name.ends_with(".unfinished")).count())
-}
-
-/// The records of all hosts at one time.
-fn round(number: u64) -> Event {
-    let record = |host: u64, backend: Backend| {
-        let job_id = if backend == Backend::Taskstats { 1000 + host } else { 0 };
-        let mut record =
-            Record::new(backend, &format!("node-{host}.site.example"), job_id, 1_700_000_000 + 5 * number);
-        for (index, (counter, value)) in backend.layout().counters.iter().zip(&mut record.values).enumerate()
-        {
-            let grown = (number + 1) * (index as u64 + 1) * 1_000_003 + host;
-            *value = Some(match counter.kind {
-                Type::F32 => Value::Float(grown as f32 / 1e9),
-                _ => Value::Int(grown as i64),
-            });
-        }
-        if backend == Backend::Procstats {
-            record.involved_jobs = vec![1000 + host];
-        }
-        record
-    };
-    let records =
-        (0..HOSTS).flat_map(|host| [record(host, Backend::Taskstats), record(host, Backend::Procstats)]);
-    Event::Colmet(Arc::new(records.collect()))
-}
-
-fn cpu_s() -> f64 {
-    let now = clock_gettime(ClockId::ProcessCPUTime);
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
 struct Receiver {

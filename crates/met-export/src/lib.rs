@@ -14,12 +14,14 @@ mod read;
 
 use std::io::Write;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use met_core::job::{Local, Record};
 use met_core::series::Course;
 use met_core::{DETAIL, JOB, Table, event, gpu};
 use met_insight::answers;
+use met_insight::report::Machine;
 
 pub use output::OutputFile;
 pub use read::{Choice, choose, read};
@@ -196,19 +198,42 @@ fn identity(record: &Record) -> (Option<&str>, String, i64) {
     (record.cluster(), record.label(), record.key.incarnation)
 }
 
-/// For fuzzing: bytes of a JSON lines or HDF5 file, and what was read of them shown as JSON and written again.
+/// For fuzzing: bytes of a JSON lines or HDF5 file. What was read of them is shown as JSON with its answers and by
+/// `more`, and imported: written and read again it is the same.
 #[doc(hidden)]
-pub fn fuzz(bytes: &[u8]) {
+pub fn fuzz(bytes: &[u8], mut more: impl FnMut(&ExportedJob)) {
     let mut show = |job: ExportedJob| {
-        let object = met_insight::json::object(&job.record, job.exported_ns);
-        assert_eq!(object["job"]["name"], job.record.name.as_str());
+        let (record, machine, now_ns) = (&job.record, Machine { cpus: job.cpus }, job.exported_ns);
+        let object = met_insight::json::object(record, now_ns);
+        assert_eq!(object["job"]["name"], record.name.as_str());
+        let known = answers::Known::read(Duration::from_secs(1), record, machine, &mut |table, part| {
+            anyhow::Ok(job.course(table, part))
+        })?;
+        answers::object(&known.answers(record, &job.earlier, now_ns));
+        met_insight::work::object_of(record, &known, now_ns);
+        met_insight::report::report(record, machine, now_ns);
+        more(&job);
         let mut csv = text_writer(Format::Csv, Rows::Samples(&JOB), std::io::sink())?;
-        csv.job(&job)
+        csv.job(&job)?;
+        import_for_fuzzing(&job)
     };
     let _ = match bytes.starts_with(b"\x89HDF") {
         true => hdf5::read_bytes(bytes.to_vec(), &mut show),
         false => jsonl::read(bytes, &mut show),
     };
+}
+
+fn import_for_fuzzing(job: &ExportedJob) -> Result<()> {
+    let written = |job: &ExportedJob| {
+        let mut bytes = Vec::new();
+        text_writer(Format::Jsonl, Rows::Jobs, &mut bytes)?.job(job)?;
+        anyhow::Ok(bytes)
+    };
+    let bytes = written(job)?;
+    jsonl::read(&bytes[..], &mut |again| {
+        assert_eq!(written(&again)?, bytes);
+        Ok(())
+    })
 }
 
 #[cfg(test)]
