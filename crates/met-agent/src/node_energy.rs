@@ -362,7 +362,7 @@ impl NodeEnergy {
 
     /// What was counted for each job's own processes since the last look.
     fn counts(&mut self, weights: &BTreeMap<u32, Weights>) -> BTreeMap<u32, u64> {
-        let grown = |(slot, job): (&u32, &mut Job)| Some((*slot, job.take_grown()?));
+        let grown = |(slot, job): (&u32, &mut Box<Job>)| Some((*slot, job.take_grown()?));
         let mut counts: BTreeMap<u32, u64> = self.jobs.iter_mut().filter_map(grown).collect();
         let all = counts.clone();
         for (slot, own) in weights {
