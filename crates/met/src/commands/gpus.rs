@@ -497,8 +497,11 @@ mod tests {
         let (labels, cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
         let mut record = sample::bare(7, "theirs");
         record.key.manager = "slurm".to_owned();
-        let gpu =
-            GpuUse { uuid: "GPU-a".to_owned(), held_by: "SLURM_JOB_GPUS".to_owned(), ..GpuUse::default() };
+        let gpu = GpuUse {
+            uuid: "GPU-a".to_owned(),
+            held_by: "SLURM_JOB_GPUS".to_owned().into(),
+            ..GpuUse::default()
+        };
         record.gpus = vec![gpu];
         let now = CardNow { labels: &labels, cells: &cells, processes: Vec::new(), holders: Vec::new() };
         let known = HashMap::from([(record.key.clone(), record)]);

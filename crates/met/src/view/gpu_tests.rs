@@ -19,7 +19,7 @@ fn used(index: &str, utilization: f64) -> GpuUse {
         index: index.to_owned(),
         name: "NVIDIA H200".to_owned(),
         vendor: "nvidia".to_owned(),
-        held_by: "CUDA_VISIBLE_DEVICES".to_owned(),
+        held_by: "CUDA_VISIBLE_DEVICES".to_owned().into(),
         held_since_ns: Some(START_NS),
         held_ns: 68 * SECOND_NS,
         used_ns: 60 * SECOND_NS,
@@ -53,7 +53,7 @@ fn held(index: &str) -> GpuUse {
         uuid: format!("GPU-{index}"),
         index: index.to_owned(),
         name: "NVIDIA H200".to_owned(),
-        held_by: "SLURM_JOB_GPUS".to_owned(),
+        held_by: "SLURM_JOB_GPUS".to_owned().into(),
         held_since_ns: Some(START_NS),
         idle_since_ns: Some(START_NS),
         held_ns: 68 * SECOND_NS,
@@ -442,7 +442,7 @@ fn a_whole_card_over_time_with_a_time_in_which_it_was_lost() {
 fn since_when_a_card_idles_is_told_in_the_readers_zone_and_not_cut() {
     let mut card = used("0", 0.4);
     card.idle_since_ns = Some(START_NS + 30 * SECOND_NS);
-    card.held_by = "CUDA_VISIBLE_DEVICES (as opened)".to_owned();
+    card.held_by = "CUDA_VISIBLE_DEVICES (as opened)".to_owned().into();
     let record = with(sample::full(12, "train"), vec![card]);
     let shown = report(&record, Machine::default(), NOW_NS);
     let zone = jiff::tz::TimeZone::fixed(jiff::tz::offset(9));
