@@ -2,6 +2,7 @@
 
 import base64
 import concurrent.futures
+import contextlib
 import gzip
 import json
 import os
@@ -307,7 +308,11 @@ def listening_sockets(pid):
         with open(f"/proc/{pid}/net/{name}") as file:
             fields = [line.split() for line in file.readlines()[1:]]
             inodes |= {f"socket:[{line[9]}]" for line in fields if line[3] == "0A"}
-    held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    held = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        # One that was closed meanwhile does not listen.
+        with contextlib.suppress(FileNotFoundError):
+            held.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
     return held & inodes
 
 

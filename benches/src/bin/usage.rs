@@ -103,6 +103,7 @@ fn ask_for_all(reader: &Reader, jobs: i64, expected: i128) {
             account: None,
             partition: None,
             node: None,
+            except: Vec::new(),
         };
         let begin = cpu_time();
         let Ok(usage) = met_store::usage(reader, &ask, &|_| true, &[], to_ns).unwrap() else {
