@@ -128,19 +128,30 @@ fn what_no_model_describes_is_said() {
     assert_eq!(why(&[(1.0, 100.0), (1.0, 101.0), (2.0, 50.0), (2.0, 50.5)]), None, "all parallel");
 }
 
-/// In how many of so many draws the interval of the time at the end of the promised reach contains the truth.
-fn predicted(truth: (f64, f64), sizes: &[f64], repeats: usize, draws: u64) -> f64 {
+/// How many of so many draws have an answer, and how many of the answers contain the truth.
+#[derive(Debug)]
+struct Coverage {
+    answered: f64,
+    right: f64,
+}
+
+fn coverage(draws: u64, is_right: impl Fn(u64) -> Option<bool>) -> Coverage {
+    let answers: Vec<bool> = (0..draws).filter_map(is_right).collect();
+    let right = answers.iter().filter(|&&right| right).count() as f64 / answers.len().max(1) as f64;
+    Coverage { answered: answers.len() as f64 / draws as f64, right }
+}
+
+/// Of the interval of the time at the end of the promised reach.
+fn predicted(truth: (f64, f64), sizes: &[f64], repeats: usize, draws: u64) -> Coverage {
     let (serial, coherency) = truth;
     let of = fit::Parameters { one_s: 1000.0, serial, coherency };
-    let is_inside = |seed: &u64| {
+    coverage(draws, |seed| {
         let random = &mut Random::new(7_000_003 * (seed + 1));
-        let found = scaling(&simulated(serial, coherency, sizes, repeats, 0.03, random));
-        found.is_ok_and(|found| {
-            let truth = of.seconds(found.size_max);
-            found.seconds(found.size_max).is_some_and(|seconds| seconds.low <= truth && truth <= seconds.high)
-        })
-    };
-    (0..draws).filter(is_inside).count() as f64 / draws as f64
+        let found = scaling(&simulated(serial, coherency, sizes, repeats, 0.03, random)).ok()?;
+        let truth = of.seconds(found.size_max);
+        let seconds = found.seconds(found.size_max)?;
+        Some(seconds.low <= truth && truth <= seconds.high)
+    })
 }
 
 /// Programs that slow down, by the universal law: serial share and coherency.
@@ -151,40 +162,64 @@ const FIVE: [f64; 5] = [1.0, 2.0, 4.0, 8.0, 16.0];
 fn times_of_a_program_that_slows_down_are_within_the_interval_of_most_draws() {
     for (truth, repeats) in [(SLOWING[1], 1), (SLOWING[2], 2)] {
         let share = predicted(truth, &FIVE, repeats, 10);
-        assert!(share >= 0.7, "{truth:?} {repeats}: {share}");
+        assert!(share.right * share.answered >= 0.7, "{truth:?} {repeats}: {share:?}");
+    }
+}
+
+/// All figures are printed before the first one below the promise fails the test. Few draws have no answer: two sizes
+/// may be too noisy, or contradict every model by chance.
+fn assert_all_covered(found: Vec<(String, Coverage)>) {
+    found.iter().for_each(|(what, found)| println!("{what}: {found:?}"));
+    for (what, found) in found {
+        assert!(found.right >= 0.93 && found.answered >= 0.9, "{what}: {found:?}");
     }
 }
 
 #[test]
 #[ignore = "minutes in a release build"]
 fn times_at_the_end_of_the_reach_are_within_the_interval_in_93_of_100_draws() {
+    let mut found = Vec::new();
     for truth in SLOWING {
         for repeats in [1, 2, 3] {
-            let share = predicted(truth, &FIVE, repeats, 1000);
-            println!("serial and coherency {truth:?}, sizes {FIVE:?}, {repeats} runs each: {share}");
-            assert!(share >= 0.93, "{truth:?}, {repeats} runs each: {share}");
+            let what = format!("times, serial and coherency {truth:?}, sizes {FIVE:?}, {repeats} runs each");
+            found.push((what, predicted(truth, &FIVE, repeats, 1000)));
         }
     }
+    for sizes in 2..=4 {
+        for (serial, repeats) in [(0.0, 2), (0.1, 2), (0.5, 2), (0.1, 3), (0.0, 1), (0.1, 1), (0.5, 1)] {
+            // Two sizes without repeats have no answer.
+            if sizes > 2 || repeats > 1 {
+                let what = format!("times, serial {serial}, sizes {:?}, {repeats} runs each", &FIVE[..sizes]);
+                found.push((what, predicted((serial, 0.0), &FIVE[..sizes], repeats, 1000)));
+            }
+        }
+    }
+    assert_all_covered(found);
 }
 
-/// In how many of so many draws the interval of the serial share contains the truth.
-fn contained(serial: f64, sizes: &[f64], repeats: usize, noise: f64, draws: u64) -> f64 {
-    let is_inside = |seed: &u64| {
+/// Of the interval of the serial share.
+fn contained(serial: f64, sizes: &[f64], repeats: usize, noise: f64, draws: u64) -> Coverage {
+    coverage(draws, |seed| {
         let runs = simulated(serial, 0.0, sizes, repeats, noise, &mut Random::new(1_000_003 * (seed + 1)));
-        scaling(&runs).is_ok_and(|found| found.serial.low <= serial && serial <= found.serial.high)
-    };
-    (0..draws).filter(is_inside).count() as f64 / draws as f64
+        let found = scaling(&runs).ok()?;
+        Some(found.serial.low <= serial && serial <= found.serial.high)
+    })
 }
 
-/// The designs that are promised: two sizes with repeats, three, and 1 to 64.
-const DESIGNS: [(&[f64], usize); 3] =
-    [(&[1.0, 2.0], 3), (&[1.0, 2.0, 4.0], 2), (&[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], 2)];
+/// The designs that are promised: two sizes with repeats, three, four, and 1 to 64.
+const DESIGNS: [(&[f64], usize); 5] = [
+    (&[1.0, 2.0], 2),
+    (&[1.0, 2.0], 3),
+    (&[1.0, 2.0, 4.0], 2),
+    (&[1.0, 2.0, 4.0, 8.0], 1),
+    (&[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], 2),
+];
 
 #[test]
 fn the_interval_contains_the_truth_in_most_draws() {
     for (sizes, repeats) in DESIGNS {
         let share = contained(0.1, sizes, repeats, 0.03, 40);
-        assert!(share >= 0.85, "{sizes:?}: {share}");
+        assert!(share.right >= 0.85 && share.answered >= 0.8, "{sizes:?}: {share:?}");
     }
 }
 
@@ -192,11 +227,12 @@ fn the_interval_contains_the_truth_in_most_draws() {
 #[test]
 #[ignore = "a minute in a release build"]
 fn the_interval_contains_the_truth_in_93_of_100_draws() {
+    let mut found = Vec::new();
     for (sizes, repeats) in DESIGNS {
         for serial in [0.0, 0.1, 0.5] {
-            let share = contained(serial, sizes, repeats, 0.03, 1000);
-            println!("serial {serial}, sizes {sizes:?}, {repeats} runs each: {share}");
-            assert!(share >= 0.93, "serial {serial}, sizes {sizes:?}: {share}");
+            let what = format!("serial {serial}, sizes {sizes:?}, {repeats} runs each");
+            found.push((what, contained(serial, sizes, repeats, 0.03, 1000)));
         }
     }
+    assert_all_covered(found);
 }

@@ -54,6 +54,10 @@ pub fn draws(model: Model, fitted: &Parameters, runs: &[Run], pure_noise: Option
     let of_fit = (left.iter().map(|rest| rest * rest).sum::<f64>() / freedom as f64).sqrt();
     // What the model does not explain is uncertainty, too.
     let noise = of_fit.max(pure_noise.unwrap_or(0.0) * 0.5).max(super::NOISE_LEAST);
+    // Noise goes both ways around a program without a serial part: fits that end at 0 would leave out the shorter times.
+    // Half of what would make a time within the reach 0 is enough for that.
+    let largest = runs.iter().map(|run| run.size).fold(1.0, f64::max);
+    let least = -0.5 / (super::REACH_MOST * largest - 1.0).max(1.0);
     let mut random = Random::new(SEED);
     let mut drawn = Vec::with_capacity(DRAWS);
     for _ in 0..DRAWS {
@@ -63,7 +67,7 @@ pub fn draws(model: Model, fitted: &Parameters, runs: &[Run], pure_noise: Option
             Run { seconds, ..*run }
         };
         let again: Vec<Run> = runs.iter().map(again).collect();
-        drawn.push(fit::fit(model, &again));
+        drawn.push(fit::fit_above(least, model, &again));
     }
     drawn
 }

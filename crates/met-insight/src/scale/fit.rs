@@ -50,6 +50,11 @@ fn shape(serial: f64, coherency: f64, size: f64) -> f64 {
 
 /// The least squares of logarithms, within 0 ≤ serial ≤ 1 and coherency ≥ 0.
 pub fn fit(model: Model, runs: &[Run]) -> Parameters {
+    fit_above(0.0, model, runs)
+}
+
+/// The same with another least serial share: below 0 it is what noise makes of a program without a serial part.
+pub fn fit_above(least: f64, model: Model, runs: &[Run]) -> Parameters {
     let at_serial = |serial: f64| match model {
         Model::KarpFlatt | Model::Amdahl => (serial, 0.0),
         Model::Usl => {
@@ -64,8 +69,8 @@ pub fn fit(model: Model, runs: &[Run]) -> Parameters {
         let (serial, coherency) = at_serial(serial);
         squares(serial, coherency, runs).1
     };
-    let inside = minimum(0.0, 1.0, cost);
-    let best = [0.0, 1.0, inside].into_iter().min_by(|&one, &other| cost(one).total_cmp(&cost(other)));
+    let inside = minimum(least, 1.0, cost);
+    let best = [least, 1.0, inside].into_iter().min_by(|&one, &other| cost(one).total_cmp(&cost(other)));
     let (serial, coherency) = at_serial(best.unwrap_or(inside));
     Parameters { one_s: squares(serial, coherency, runs).0, serial, coherency }
 }
