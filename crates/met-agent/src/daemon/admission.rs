@@ -19,7 +19,6 @@ use super::reservations::Reservations;
 use super::service::{Ended, OnEnd};
 use super::socket::Peer;
 use super::spare_descriptors::Spare;
-use super::write_retries::Unwritten;
 use met_config::Place;
 
 pub(super) struct Admission {
@@ -111,20 +110,11 @@ impl Admission {
     }
 
     /// Removes what supervisors left that died before they announced their job; those that are not empty are returned.
-    pub(super) fn sweep(
-        &mut self,
-        host: &Host,
-        registry: &Registry,
-        unwritten: &Unwritten,
-    ) -> Vec<CgroupPaths> {
+    pub(super) fn sweep(&mut self, host: &Host, registry: &Registry) -> Vec<CgroupPaths> {
         let is_of = |record: &Record, paths: &CgroupPaths| {
             record.local.as_ref().is_some_and(|local| local.cgroup == *paths)
         };
-        let in_use = |paths: &CgroupPaths| {
-            let mut running = registry.jobs.values().map(|kept| &kept.record);
-            running.any(|record| is_of(record, paths))
-                || unwritten.records.iter().any(|record| is_of(record, paths))
-        };
+        let in_use = |paths: &CgroupPaths| registry.jobs.values().any(|kept| is_of(&kept.record, paths));
         let mut abandoned = self.made.abandoned(|pid| host.process(pid).is_err(), in_use);
         abandoned.iter().for_each(|paths| self.made.forget(paths));
         abandoned.retain(|paths| !job_cgroup::remove(paths));

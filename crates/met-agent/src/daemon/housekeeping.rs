@@ -12,7 +12,6 @@ use met_store::{Filter, Writer, inbox};
 
 use super::memory_release;
 use super::registry::{Registry, is_found};
-use super::service::{Ended, OnEnd};
 use met_config::{Place, Storage};
 
 /// Between two looks at the inbox.
@@ -257,11 +256,10 @@ impl Housekeeping {
     pub(super) fn remove_cgroup(&mut self, host: &Host, record: &Record) {
         self.leave(jobs::remove_empty_cgroups(host, std::slice::from_ref(record)));
     }
-}
 
-impl OnEnd for Housekeeping {
-    /// A resource manager removes its cgroups itself.
-    fn job_ended(&mut self, Ended { record, host, .. }: &Ended<'_>) {
+    /// A job of ours runs no more. What its cgroup counted has been read: a daemon that is killed before the end is stored
+    /// would leave it for good. A resource manager removes its cgroups itself.
+    pub(super) fn job_left(&mut self, host: &Host, record: &Record) {
         if record.local.is_some() && !is_found(record) {
             self.remove_cgroup(host, record);
         }

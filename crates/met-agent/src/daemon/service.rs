@@ -72,7 +72,6 @@ pub(super) struct Ended<'a> {
     pub(super) record: &'a Record,
     /// Joins the record with what is known from elsewhere.
     pub(super) store: &'a Queries,
-    pub(super) host: &'a Host,
     pub(super) place: &'a Place,
 }
 
@@ -322,9 +321,9 @@ impl Service {
 
     /// The store has the end of a job, at once or after retries: the parts react.
     fn end_stored(&mut self, record: &Record) {
-        let Service { host, place, recorder, outputs, housekeeping, admission, schedulers, .. } = self;
-        let ended = Ended { record, store: &recorder.writer, host, place };
-        let parts: [&mut dyn OnEnd; 4] = [outputs, housekeeping, admission, schedulers];
+        let Service { place, recorder, outputs, admission, schedulers, .. } = self;
+        let ended = Ended { record, store: &recorder.writer, place };
+        let parts: [&mut dyn OnEnd; 3] = [outputs, admission, schedulers];
         parts.into_iter().for_each(|part| part.job_ended(&ended));
     }
 
@@ -333,6 +332,7 @@ impl Service {
         self.registry.remove(record, &mut self.recorder);
         self.revert_with(&record.key);
         self.follow_shadows();
+        self.housekeeping.job_left(&self.host, record);
         if self.registry.jobs.is_empty() {
             // Nothing else writes the last samples of the GPUs.
             self.flush();
@@ -666,8 +666,8 @@ impl Service {
 
     /// Removes what supervisors left that died before they announced their job.
     pub fn sweep(&mut self) {
-        let Service { host, registry, recorder, .. } = self;
-        self.housekeeping.leave(self.admission.sweep(host, registry, &recorder.unwritten));
+        let Service { host, registry, .. } = self;
+        self.housekeeping.leave(self.admission.sweep(host, registry));
     }
 
     /// Whether so much was announced since the last retention that the next one cannot wait.

@@ -107,6 +107,7 @@ mod tests {
                 limit: Limit::OneCore,
                 evidence: vec!["0.99 of 16 cores busy".to_owned()],
             }),
+            revisited: Vec::new(),
             imbalance: vec!["n1 used 1m40s of CPU time, n2 40s".to_owned()],
             findings: vec![Finding {
                 rule: "serial_on_many".to_owned(),
