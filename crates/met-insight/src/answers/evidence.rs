@@ -24,7 +24,8 @@ const TOTALS: [usize; 8] = [
     column::OOM_KILLS,
 ];
 
-/// Of the earlier runs of a job's lineage, newest first, those that its answers read. With these alone they are the same.
+/// Of the earlier runs of a job's lineage, newest first, those that its answers read: the run before as it is, of the others
+/// what is read of them. With these alone the answers are the same.
 pub fn evidence(record: &Record, earlier: &[&Record], now_ns: i64) -> Vec<Record> {
     let (mut alike, mut requests) = (0, 0);
     let mut chosen = Vec::new();
@@ -34,7 +35,10 @@ pub fn evidence(record: &Record, earlier: &[&Record], now_ns: i64) -> Vec<Record
         let is_read = is_alike && alike < compared::RUNS_MAX || is_request && requests < directives::RUNS;
         alike += usize::from(is_alike);
         requests += usize::from(is_request);
-        if is_read || at < directives::RUNS {
+        if at == 0 {
+            // Its findings are judged again.
+            chosen.push(Record { processes: Default::default(), ..run.clone() });
+        } else if is_read || at < directives::RUNS {
             chosen.push(brief(run));
         }
     }
@@ -193,7 +197,7 @@ mod tests {
     fn a_run_of_the_evidence_is_small() {
         let bytes = |record: &Record| serde_json::to_vec(record).unwrap().len();
         let run = run(1, 5);
-        let brief = evidence(&run, &[&run], HOUR_NS).remove(0);
+        let brief = evidence(&run, &[&run, &run], HOUR_NS).remove(1);
         assert_eq!(brief.command, ["/bin/train", "a.yaml"]);
         assert!(bytes(&brief) < 3000 && bytes(&brief) < bytes(&run), "{}", bytes(&brief));
     }
