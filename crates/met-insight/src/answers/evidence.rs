@@ -199,6 +199,6 @@ mod tests {
         let run = run(1, 5);
         let brief = evidence(&run, &[&run, &run], HOUR_NS).remove(1);
         assert_eq!(brief.command, ["/bin/train", "a.yaml"]);
-        assert!(bytes(&brief) < 3000 && bytes(&brief) < bytes(&run), "{}", bytes(&brief));
+        assert!(bytes(&brief) < 5000 && bytes(&brief) < bytes(&run), "{}", bytes(&brief));
     }
 }
