@@ -130,10 +130,12 @@ pub fn scaling(runs: &[Run]) -> Result<Scaling, CannotTell> {
     let Some(&(least, model, fitted)) = fits.first() else {
         return Err(CannotTell { why: "no model fits", run_next: vec![next_size(largest)] });
     };
-    // Which model it is may be uncertain itself: what a plausible one says widens the interval.
-    // Of too few runs for a model it is not known either that it is not.
-    let plausible =
-        fits.iter().filter(|(aicc, ..)| !(*aicc - least).is_finite() || *aicc - least < PLAUSIBLE);
+    // Which model it is may be uncertain itself: what a plausible one says widens the interval. Runs never rule out the
+    // universal law, which is Amdahl's where they show no coherency: few runs only make it costly.
+    let is_plausible = |(aicc, model, _): &&(f64, Model, fit::Parameters)| {
+        *model == Model::Usl || !(*aicc - least).is_finite() || *aicc - least < PLAUSIBLE
+    };
+    let plausible = fits.iter().filter(is_plausible);
     let draws: Vec<Vec<fit::Parameters>> =
         plausible.map(|(_, model, fitted)| bootstrap::draws(*model, fitted, &runs, noise)).collect();
     let interval = |read: fn(&fit::Parameters) -> f64| hull(read(&fitted), &draws, read);
