@@ -51,7 +51,9 @@ const WORKLOADS: &[Workload] = &[
     ("throttled", Limit::Quota, &["throttled"], &[]),
     ("gpu_full", Limit::Gpu, &[], &[]),
     // The core that starts the kernels is busy all the time, and the GPU for 18 % of it, on a thousandth of its units.
-    ("gpu_small_kernels", Limit::OneCore, &["gpu_too_large", "serial_on_many"], &[]),
+    ("gpu_launch_bound", Limit::OneCore, &["gpu_too_large", "serial_on_many"], &[]),
+    // Busy all the time, on a hundredth of its units.
+    ("gpu_small_kernels", Limit::Gpu, &["gpu_too_large"], &[]),
     ("gpu_idle", Limit::Waiting, &["cpu_low", "gpu_idle"], &[]),
     ("gpu_holds_model", Limit::Waiting, &["cpu_low"], &[]),
     ("gpu_low", Limit::Waiting, &["cpu_low", "gpu_low"], &[]),
