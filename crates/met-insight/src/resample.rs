@@ -341,7 +341,9 @@ pub fn nice_above(value: f64, step: f64) -> f64 {
     }
     let in_unit = value / unit;
     let decade = 10f64.powf(in_unit.log10().floor());
-    let round = ROUND.into_iter().find(|&round| round * decade >= in_unit).unwrap_or(10.0);
+    // Means of a share that is always 1 add up to a little more.
+    let least = in_unit * (1.0 - 1e-6);
+    let round = ROUND.into_iter().find(|&round| round * decade >= least).unwrap_or(10.0);
     // A thousand KiB are written as 0.98 MiB: one MiB is rounder.
     unit * if round * decade < 1000.0 { round * decade } else { step }
 }

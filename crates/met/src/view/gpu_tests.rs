@@ -209,7 +209,7 @@ fn the_report_of_a_job_on_two_cards() {
         &jobs()[1],
         expect![[r#"
             80 columns
-                         GPU  ███████████████████░░░░░░   76%  1.52 of 2 cards, average
+                         GPU  ███████████████████░░░░░░   76%  1.52 of 2 GPUs, average
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
@@ -251,7 +251,7 @@ fn the_report_of_a_job_that_holds_and_does_not_use() {
         &jobs()[0],
         expect![[r#"
             80 columns
-                         GPU  ░░░░░░░░░░░░░░░░░░░░░░░░░    0%  0 of 2 cards, average
+                         GPU  ░░░░░░░░░░░░░░░░░░░░░░░░░    0%  0 of 2 GPUs, average
 
                        GPU 0  NVIDIA H200, given by SLURM_JOB_GPUS, never used
                      GPU use  0%           average · whole GPU 0%
@@ -276,7 +276,7 @@ fn the_report_of_a_card_with_errors() {
         &jobs()[3],
         expect![[r#"
             80 columns
-                         GPU  ██░░░░░░░░░░░░░░░░░░░░░░░  7.0%  0.07 of 1 card, average
+                         GPU  ██░░░░░░░░░░░░░░░░░░░░░░░  7.0%  0.07 of 1 GPU, average
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91
@@ -315,7 +315,7 @@ fn the_report_of_a_card_that_was_never_seen_idle() {
         &with(sample::full(54, "train"), vec![gpu]),
         expect![[r#"
             80 columns
-                         GPU  █████████████░░░░░░░░░░░░   50%  0.50 of 1 card, average
+                         GPU  █████████████░░░░░░░░░░░░   50%  0.50 of 1 GPU, average
 
                     CPU time  4m16.9s      user 4m3.8s · system 13.1s
                        cores  3.76         average · peak 7.91

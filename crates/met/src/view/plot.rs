@@ -518,8 +518,8 @@ mod tests {
 
     #[test]
     fn the_axis_ends_at_a_round_number() {
-        let tops = [0.0, 0.02, 0.97, 7.5, 128.0, 999.0].map(|value| nice_above(value, 1000.0));
-        assert_eq!(tops, [1.0, 0.02, 1.0, 8.0, 150.0, 1000.0]);
+        let tops = [0.0, 0.02, 0.97, 1.000_000_1, 7.5, 128.0, 999.0].map(|value| nice_above(value, 1000.0));
+        assert_eq!(tops, [1.0, 0.02, 1.0, 1.0, 8.0, 150.0, 1000.0]);
         let bytes = [5.58e9, 1023.0, 180e6].map(|value| units::bytes(nice_above(value, 1024.0)));
         assert_eq!(bytes, ["6.00 GiB", "1.00 KiB", "200 MiB"]);
     }
