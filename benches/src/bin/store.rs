@@ -14,7 +14,7 @@ use met_core::listing::{Sort, SortColumn};
 use met_core::series::Course;
 use met_core::{JOB, Kind, MISSING};
 use met_store::inbox::JobDir;
-use met_store::{Filter, Reader, Writer};
+use met_store::{Filter, JobOwner, PageBounds, Reader, Writer};
 
 const JOBS: u64 = 100_000;
 const WEEK_SAMPLES: i64 = 7 * 8640;
@@ -88,11 +88,11 @@ fn lists(state: &Path) -> Result<()> {
             Ok(())
         })
     };
-    list("open, newest 20 of 100,000", Filter { limit: Some(20), ..Filter::default() }, 20)?;
-    list("open, newest 50 of 100,000", Filter { limit: Some(50), ..Filter::default() }, 50)?;
-    let user = Filter { user: Some("user7".into()), limit: Some(50), ..Filter::default() };
+    list("open, newest 20 of 100,000", Filter { page: PageBounds::first(20), ..Filter::default() }, 20)?;
+    list("open, newest 50 of 100,000", Filter { page: PageBounds::first(50), ..Filter::default() }, 50)?;
+    let user = Filter { owner: JobOwner::of_user("user7"), page: PageBounds::first(50), ..Filter::default() };
     list("open, newest 50 of one user", user, 50)?;
-    let failed = Filter { states: vec![State::Failed], limit: Some(50), ..Filter::default() };
+    let failed = Filter { states: vec![State::Failed], page: PageBounds::first(50), ..Filter::default() };
     list("open, the 20 that failed of 100,000", failed, 20)?;
     sorted_lists(state)?;
     time("open, find one by id", || {
@@ -101,7 +101,7 @@ fn lists(state: &Path) -> Result<()> {
     })?;
     time("open, newest of a name", || {
         let name = Some("experiment-3".into());
-        let newest = Filter { name, limit: Some(1), with_summaries: true, ..Filter::default() };
+        let newest = Filter { name, with_summaries: true, page: PageBounds::first(1), ..Filter::default() };
         ensure!(Reader::open(state)?.jobs(&newest)?.len() == 1);
         Ok(())
     })
@@ -120,7 +120,11 @@ fn sorted_lists(state: &Path) -> Result<()> {
     };
     for column in SortColumn::ALL {
         let sort = Some(Sort { column, descending: true });
-        let filter = Filter { sort, limit: Some(100), with_summaries: true, now_ns, ..Filter::default() };
+        let filter = Filter {
+            with_summaries: true,
+            page: PageBounds { sort, limit: Some(100), now_ns, ..PageBounds::default() },
+            ..Filter::default()
+        };
         list(&format!("first 100 by {}", column.name()), &filter)?;
     }
     let conditions = [
@@ -138,11 +142,9 @@ fn sorted_lists(state: &Path) -> Result<()> {
         for (order, sort) in [("newest", None), ("first by cpu", sort)] {
             let conditions = conditions.clone();
             let filter = Filter {
-                sort,
                 conditions,
-                limit: Some(100),
                 with_summaries: true,
-                now_ns,
+                page: PageBounds { sort, limit: Some(100), now_ns, ..PageBounds::default() },
                 ..Filter::default()
             };
             list(&format!("{order} 100 by condition: {what}"), &filter)?;

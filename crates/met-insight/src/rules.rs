@@ -62,26 +62,43 @@ pub struct Rule {
     pub gates: Gates,
     /// When more samples of a job that runs are wanted.
     pub watch: Option<Watch>,
+    sentences: Sentences,
+    saves: Saves,
+}
+
+/// What a rule says.
+#[derive(Clone, Debug, PartialEq)]
+struct Sentences {
     what: Template,
     how: Template,
     /// Where a part of `how` is not known.
     otherwise: Option<Template>,
-    save_cores: Option<Expr>,
-    save_gpus: Option<Expr>,
+}
+
+/// The time that would be saved.
+#[derive(Clone, Debug, PartialEq)]
+struct Saves {
+    cores: Option<Expr>,
+    gpus: Option<Expr>,
+}
+
+impl Sentences {
+    fn exprs(&self) -> impl Iterator<Item = &Expr> {
+        [&self.what, &self.how].into_iter().chain(&self.otherwise).flat_map(Template::exprs)
+    }
 }
 
 impl Rule {
     /// Whether its advice is another request for `memory`, `cpus`, `time` or `gpus`.
     pub fn advises(&self, resource: &str) -> bool {
-        self.how.asks_for(resource)
+        self.sentences.how.asks_for(resource)
     }
 
     /// Everything that it calculates.
     fn exprs(&self) -> impl Iterator<Item = &Expr> {
         let conditions = self.unless.iter().map(|counter| &counter.when).chain([&self.when]);
-        let saved = self.save_cores.iter().chain(&self.save_gpus);
-        let sentences = [&self.what, &self.how].into_iter().chain(&self.otherwise);
-        conditions.chain(saved).chain(sentences.flat_map(Template::exprs))
+        let saved = self.saves.cores.iter().chain(&self.saves.gpus);
+        conditions.chain(saved).chain(self.sentences.exprs())
     }
 }
 
@@ -330,7 +347,7 @@ fn saving(rule: &Rule, subject: Subject<'_>, evaluation: &mut Evaluation<'_>) ->
         let seconds = evaluation.number(expr.as_ref()?)?;
         Some((seconds / 3600.0).max(0.0))
     };
-    let (core_hours, gpu_hours) = (hours(&rule.save_cores), hours(&rule.save_gpus));
+    let (core_hours, gpu_hours) = (hours(&rule.saves.cores), hours(&rule.saves.gpus));
     let saving = Saving { core_hours, gpu_hours, ..Saving::default() };
     match subject {
         Subject::Job(job) => Idle::of_job(job).with(saving),
@@ -339,14 +356,14 @@ fn saving(rule: &Rule, subject: Subject<'_>, evaluation: &mut Evaluation<'_>) ->
 }
 
 fn saving_gate(rule: &Rule, saving: &Saving, steps: &mut Steps) {
-    if rule.save_cores.is_none() && rule.save_gpus.is_none() {
+    if rule.saves.cores.is_none() && rule.saves.gpus.is_none() {
         return;
     }
     let enough = [(saving.core_hours, rule.gates.core_hours), (saving.gpu_hours, rule.gates.gpu_hours)];
     let passed = enough.into_iter().any(|(saved, least)| saved.is_some_and(|saved| saved >= least));
     let kinds = [
-        (&rule.save_cores, saving.core_hours, rule.gates.core_hours, "core-hours"),
-        (&rule.save_gpus, saving.gpu_hours, rule.gates.gpu_hours, "GPU-hours"),
+        (&rule.saves.cores, saving.core_hours, rule.gates.core_hours, "core-hours"),
+        (&rule.saves.gpus, saving.gpu_hours, rule.gates.gpu_hours, "GPU-hours"),
     ];
     steps.push(Some(passed), || {
         let words = kinds.into_iter().filter(|(expr, ..)| expr.is_some()).map(|(_, saved, least, unit)| {
@@ -372,8 +389,9 @@ fn told(
         Subject::User(..) => (None, None),
     };
     let coverage = evaluation.coverage();
-    let what = rule.what.text(subject)?;
-    let how = rule.how.text(subject).or_else(|| rule.otherwise.as_ref()?.text(subject))?;
+    let what = rule.sentences.what.text(subject)?;
+    let how =
+        rule.sentences.how.text(subject).or_else(|| rule.sentences.otherwise.as_ref()?.text(subject))?;
     Some(Finding {
         rule: rule.name.clone(),
         severity: rule.severity,

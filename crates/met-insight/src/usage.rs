@@ -46,22 +46,40 @@ pub struct Line {
     pub period: usize,
     /// Hours of the period that were asked for.
     pub hours: f64,
-    pub jobs: i64,
-    pub jobs_with_cpu: i64,
-    pub jobs_with_energy: i64,
-    pub core_hours: Option<f64>,
-    pub core_hours_held: Option<f64>,
-    pub cpu_efficiency: Option<f64>,
-    pub core_hours_even: Option<f64>,
-    pub gpu_hours: Option<f64>,
-    pub gpu_hours_held: Option<f64>,
-    pub memory_gib_hours: Option<f64>,
-    pub memory_gib_hours_held: Option<f64>,
+    pub jobs: JobCounts,
+    pub core_hours: CoreHours,
+    pub gpu_hours: Amount,
+    pub memory_gib_hours: Amount,
     /// What no job held of the system or the node that the line is of.
     pub free: Free,
     pub energy_joules: Option<f64>,
     pub emissions_grams: Option<f64>,
     pub cost: Option<f64>,
+}
+
+/// Jobs that a line counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct JobCounts {
+    pub all: i64,
+    /// Jobs of which the CPU time is known.
+    pub with_cpu: i64,
+    pub with_energy: i64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CoreHours {
+    pub used: Option<f64>,
+    pub held: Option<f64>,
+    /// The used part of what was held, of jobs of which both are known.
+    pub efficiency: Option<f64>,
+    /// CPU time that was spread evenly over the life of its job.
+    pub even: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Amount {
+    pub used: Option<f64>,
+    pub held: Option<f64>,
 }
 
 impl Line {
@@ -79,17 +97,19 @@ impl Line {
             name: line.name.clone(),
             period: line.period,
             hours: periods.get(line.period).map_or(0.0, |period| period.length_ms as f64 / HOUR_MS),
-            jobs: whole(sums[figure::JOBS]),
-            jobs_with_cpu: whole(sums[figure::JOBS_WITH_CPU]),
-            jobs_with_energy: whole(sums[figure::JOBS_WITH_ENERGY]),
-            core_hours: cpu_hours(figure::CPU_NS),
-            core_hours_held: held,
-            cpu_efficiency: held.zip(cpu_hours(figure::CPU_OF_HELD_NS)).map(|(held, used)| used / held),
-            core_hours_even: cpu_hours(figure::CPU_EVEN_NS),
-            gpu_hours: gpus.map(|_| sums[figure::GPU_NS] as f64 / HOUR_NS),
-            gpu_hours_held: gpus,
-            memory_gib_hours: memory,
-            memory_gib_hours_held: positive(sums[figure::MEMORY_HELD], GIB_HOUR),
+            jobs: JobCounts {
+                all: whole(sums[figure::JOBS]),
+                with_cpu: whole(sums[figure::JOBS_WITH_CPU]),
+                with_energy: whole(sums[figure::JOBS_WITH_ENERGY]),
+            },
+            core_hours: CoreHours {
+                used: cpu_hours(figure::CPU_NS),
+                held,
+                efficiency: held.zip(cpu_hours(figure::CPU_OF_HELD_NS)).map(|(held, used)| used / held),
+                even: cpu_hours(figure::CPU_EVEN_NS),
+            },
+            gpu_hours: Amount { used: gpus.map(|_| sums[figure::GPU_NS] as f64 / HOUR_NS), held: gpus },
+            memory_gib_hours: Amount { used: memory, held: positive(sums[figure::MEMORY_HELD], GIB_HOUR) },
             free: Free::default(),
             energy_joules: positive(sums[figure::ENERGY_UJ], 1e6),
             emissions_grams: positive(sums[figure::EMISSIONS_UG], 1e6),
@@ -99,34 +119,38 @@ impl Line {
 
     /// Cores that computed, on average over the period.
     pub fn cores(&self) -> Option<f64> {
-        self.core_hours.map(|used| if self.hours > 0.0 { used / self.hours } else { 0.0 })
+        self.core_hours.used.map(|used| if self.hours > 0.0 { used / self.hours } else { 0.0 })
     }
 
     /// The order of most use first.
     pub fn by_use(&self, other: &Line) -> Ordering {
         let amounts =
-            |line: &Line| [line.core_hours, line.core_hours_held].map(|hours| hours.unwrap_or(-1.0));
+            |line: &Line| [line.core_hours.used, line.core_hours.held].map(|hours| hours.unwrap_or(-1.0));
         let order = amounts(other).into_iter().zip(amounts(self)).map(|(one, own)| one.total_cmp(&own));
         order.fold(Ordering::Equal, Ordering::then)
     }
 
     /// The part of the CPU time that was spread evenly.
     pub fn even_share(&self) -> Option<f64> {
-        self.core_hours_even.zip(self.core_hours).filter(|(_, all)| *all > 0.0).map(|(even, all)| even / all)
+        self.core_hours
+            .even
+            .zip(self.core_hours.used)
+            .filter(|(_, all)| *all > 0.0)
+            .map(|(even, all)| even / all)
     }
 
     /// Says of how many jobs energy and CPU time are unknown.
     pub fn unknown(&self) -> Vec<String> {
-        let energy = ("energy", self.jobs_with_energy, self.energy_joules.is_some());
-        let cpu = ("CPU time", self.jobs_with_cpu, true);
+        let energy = ("energy", self.jobs.with_energy, self.energy_joules.is_some());
+        let cpu = ("CPU time", self.jobs.with_cpu, true);
         let unknown =
-            [energy, cpu].into_iter().filter(|(_, known, is_shown)| *is_shown && *known < self.jobs);
+            [energy, cpu].into_iter().filter(|(_, known, is_shown)| *is_shown && *known < self.jobs.all);
         unknown
             .map(|(what, known, _)| {
                 format!(
                     "{what} of {} of {} is unknown",
-                    self.jobs - known,
-                    units::counted(self.jobs as usize, "job")
+                    self.jobs.all - known,
+                    units::counted(self.jobs.all as usize, "job")
                 )
             })
             .collect()
@@ -235,10 +259,10 @@ fn machines(ask: &UsageAsk, usage: &Usage, lines: &[Line], now_ns: i64) -> Vec<M
     let is_whole =
         !usage.is_partial && ask.user.is_none() && ask.account.is_none() && ask.partition.is_none();
     let lines = if is_whole { lines } else { &[] };
-    let is_held = lines.iter().any(|line| line.core_hours_held.is_some());
-    let is_memory_held = lines.iter().any(|line| line.memory_gib_hours_held.is_some());
+    let is_held = lines.iter().any(|line| line.core_hours.held.is_some());
+    let is_memory_held = lines.iter().any(|line| line.memory_gib_hours.held.is_some());
     // A scheduler gives GPUs as it gives cores; without one, jobs hold those that they use.
-    let is_gpu_held = is_held || lines.iter().any(|line| line.gpu_hours_held.is_some());
+    let is_gpu_held = is_held || lines.iter().any(|line| line.gpu_hours.held.is_some());
     let held = held(lines, by_node);
     let line = |((name, period), sums): ((Option<String>, usize), Sums)| {
         let hours = |at: usize| sums[at] as f64 / HOUR_MS;
@@ -276,7 +300,7 @@ fn held(lines: &[Line], by_node: bool) -> HashMap<(Option<&str>, usize), [f64; 3
     let mut held: HashMap<_, [f64; 3]> = HashMap::new();
     for line in lines {
         let sums = held.entry((line.name.as_deref().filter(|_| by_node), line.period)).or_default();
-        let amounts = [line.core_hours_held, line.memory_gib_hours_held, line.gpu_hours_held];
+        let amounts = [line.core_hours.held, line.memory_gib_hours.held, line.gpu_hours.held];
         sums.iter_mut().zip(amounts).for_each(|(sum, amount)| *sum += amount.unwrap_or(0.0));
     }
     held
@@ -396,17 +420,17 @@ pub fn line_object(line: &Line, ask: &UsageAsk, periods: &[Period]) -> Value {
         json!(name),
         json!(period.map(|period| period_name(period, ask.every, &ask.zone))),
         json!(period.and_then(|period| period.begin_ns).and_then(time)),
-        json!(line.jobs),
-        json!(line.jobs_with_cpu),
-        json!(line.jobs_with_energy),
-        json!(line.core_hours),
-        json!(line.core_hours_held),
-        json!(line.cpu_efficiency),
-        json!(line.core_hours_even),
-        json!(line.gpu_hours),
-        json!(line.gpu_hours_held),
-        json!(line.memory_gib_hours),
-        json!(line.memory_gib_hours_held),
+        json!(line.jobs.all),
+        json!(line.jobs.with_cpu),
+        json!(line.jobs.with_energy),
+        json!(line.core_hours.used),
+        json!(line.core_hours.held),
+        json!(line.core_hours.efficiency),
+        json!(line.core_hours.even),
+        json!(line.gpu_hours.used),
+        json!(line.gpu_hours.held),
+        json!(line.memory_gib_hours.used),
+        json!(line.memory_gib_hours.held),
         json!(line.energy_joules),
         json!(line.emissions_grams),
         json!(line.cost),
@@ -573,7 +597,7 @@ mod tests {
         let line = UsageLine { name: Some("ada".to_owned()), period: 0, sums };
         let usage = Usage { periods: ask.calendar().periods, lines: vec![line], ..Usage::default() };
         let report = report(&ask, &usage, 0);
-        assert_eq!((report.total.core_hours, report.total.hours), (Some(2.0), 4.0));
+        assert_eq!((report.total.core_hours.used, report.total.hours), (Some(2.0), 4.0));
         assert_eq!(report.lines[0].cores(), Some(0.5));
         let object = line_object(&report.lines[0], &ask, &report.periods);
         for unknown in ["core_hours_held", "cpu_efficiency_ratio", "energy_joules", "gpu_hours", "cost"] {
@@ -596,9 +620,10 @@ mod tests {
         let lines = vec![line(0, &of_queue), line(1, &idle), line(2, &of_queue[1..])];
         let usage = Usage { periods: ask.calendar().periods, lines, ..Usage::default() };
         let whole = report(&ask, &usage, 0);
-        let shown: Vec<_> = whole.lines.iter().map(|line| (line.core_hours, line.cpu_efficiency)).collect();
+        let shown: Vec<_> =
+            whole.lines.iter().map(|line| (line.core_hours.used, line.core_hours.efficiency)).collect();
         assert_eq!(shown, [(None, None), (Some(0.0), Some(0.0)), (None, None)]);
-        assert_eq!(whole.lines[1].memory_gib_hours, None);
+        assert_eq!(whole.lines[1].memory_gib_hours.used, None);
         let object = line_object(&whole.lines[0], &ask, &whole.periods);
         let unknown = ["core_hours", "core_hours_spread_evenly", "memory_gib_hours", "cpu_efficiency_ratio"];
         for unknown in unknown {
@@ -607,7 +632,11 @@ mod tests {
         assert_eq!((object["jobs"].as_i64(), object["core_hours_held"].as_f64()), (Some(3), Some(2.0)));
         assert_eq!(whole.total.unknown(), ["CPU time of 3 of 4 jobs is unknown"]);
         let none = report(&ask, &Usage { lines: Vec::new(), ..usage }, 0).total;
-        assert_eq!((none.core_hours, none.memory_gib_hours), (Some(0.0), Some(0.0)), "no jobs used nothing");
+        assert_eq!(
+            (none.core_hours.used, none.memory_gib_hours.used),
+            (Some(0.0), Some(0.0)),
+            "no jobs used nothing"
+        );
         assert!(none.unknown().is_empty());
     }
 

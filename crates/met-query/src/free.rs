@@ -8,7 +8,7 @@ use met_core::job_table as column;
 use met_insight::average;
 use serde::{Deserialize, Serialize};
 
-use crate::jobs::JobsFilter;
+use crate::jobs::{JobsFilter, PageAsk};
 use crate::protocol::NodeStatus;
 use crate::query::{FirstJobs, Query, first_jobs};
 use crate::viewer::Viewer;
@@ -40,7 +40,8 @@ pub fn add(query: &(impl Query + ?Sized), viewer: &Viewer, nodes: &mut [NodeStat
         return Ok(());
     }
     let states = vec![State::Running, State::Suspended];
-    let filter = JobsFilter { states, limit: Some(PAGE_JOBS), is_brief: true, ..JobsFilter::default() };
+    let filter =
+        JobsFilter { states, is_brief: true, page: PageAsk::first(PAGE_JOBS), ..JobsFilter::default() };
     let FirstJobs { jobs, is_cut, warnings } = first_jobs(query, viewer, &filter, JOBS_MAX)?;
     // A job that cannot be read holds something, too.
     if !is_cut && warnings.is_empty() {

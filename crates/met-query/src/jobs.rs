@@ -47,7 +47,7 @@ use met_config::Failure;
 
 pub use around::{beside, beside_if_asked};
 pub use files::unreadable;
-pub use filter::{JobsFilter, page_of};
+pub use filter::{JobsFilter, PageAsk, page_of};
 pub use forgetting::forget_reactions;
 pub use housekeeping::{
     Imported, hand_over_ends, has_lost, import, import_unless_locked, log_moved_aside, log_removed,
@@ -55,6 +55,7 @@ pub use housekeeping::{
 };
 pub use leftovers::{leave_cgroup, remove_left_cgroups};
 pub use liveness::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
+pub use met_store::{JobOwner, JobTimes};
 pub use own::OwnJobs;
 pub use reference::{JobRef, Meant, find, is_free_as_name, one_of, step};
 pub use remote::{Answers, Remote};
@@ -161,13 +162,13 @@ impl AllJobs {
     ) -> Result<Vec<Record>> {
         self.warn(warnings);
         let mut jobs = merge(jobs);
-        if filter.sort.is_some() {
+        if filter.page.sort.is_some() {
             filter.order().sort(&mut jobs);
         }
         if jobs.is_empty() {
             self.check_read()?;
         }
-        jobs.truncate(filter.limit.unwrap_or(usize::MAX));
+        jobs.truncate(filter.page.limit.unwrap_or(usize::MAX));
         Ok(jobs)
     }
 
@@ -251,7 +252,8 @@ impl AllJobs {
         if user.is_empty() || name.is_empty() {
             return Ok(None);
         }
-        let filter = JobsFilter { name: Some(name.to_owned()), limit: Some(1), ..JobsFilter::default() };
+        let filter =
+            JobsFilter { name: Some(name.to_owned()), page: PageAsk::first(1), ..JobsFilter::default() };
         let newest = self.jobs(&filter.of_user(Some(user)))?.into_iter().next();
         let Some(JobKey { manager, id, .. }) = newest.map(|newest| newest.key) else { return Ok(None) };
         let user = Some(user.to_owned());
@@ -487,18 +489,18 @@ fn every_page(source: &dyn Source, filter: &JobsFilter, warnings: &mut Vec<Strin
 
 /// The same page by page.
 fn pages(source: &dyn Source, filter: &JobsFilter, warnings: &mut Vec<String>) -> Result<Vec<Vec<Record>>> {
-    let wanted = filter.limit.unwrap_or(usize::MAX);
-    let mut page = JobsFilter { paged: true, ..filter.clone() };
+    let wanted = filter.page.limit.unwrap_or(usize::MAX);
+    let mut page = JobsFilter { page: PageAsk { paged: true, ..filter.page.clone() }, ..filter.clone() };
     let (mut pages, mut count) = (Vec::new(), 0);
     loop {
-        page.limit = filter.limit.map(|limit| limit - count);
+        page.page.limit = filter.page.limit.map(|limit| limit - count);
         let (Page { jobs, next }, said) = source.jobs(CALLER, &page)?;
         count += jobs.len();
         pages.push(jobs);
         warnings.extend(said);
         match next {
             // One that does not get on is not asked for ever.
-            Some(next) if count < wanted && page.continues_at(&next) => page.after = Some(next),
+            Some(next) if count < wanted && page.continues_at(&next) => page.page.after = Some(next),
             _ => return Ok(pages),
         }
     }
@@ -521,7 +523,11 @@ fn newest_of_process(
     warnings: &mut Vec<String>,
 ) -> Result<Vec<Record>> {
     let limit = Some(filter::PAGE_JOBS);
-    let mut page = JobsFilter { pid: Some(pid), limit, paged: true, ..JobsFilter::default() };
+    let mut page = JobsFilter {
+        pid: Some(pid),
+        page: PageAsk { limit, paged: true, ..PageAsk::default() },
+        ..JobsFilter::default()
+    };
     for _ in 0..PROCESS_JOBS / PROCESS_ROWS {
         let (Page { jobs, next }, said) = source.jobs(CALLER, &page)?;
         warnings.extend(said);
@@ -529,7 +535,7 @@ fn newest_of_process(
         if found.is_some() || next.is_none() {
             return Ok(found.into_iter().collect());
         }
-        page.after = next;
+        page.page.after = next;
     }
     Ok(Vec::new())
 }
@@ -779,17 +785,17 @@ mod tests {
             let Request::Jobs(filter) = request else { bail!("{request:?}") };
             self.asked.fetch_add(1, Ordering::Relaxed);
             let mut jobs = merge(self.jobs.clone());
-            if self.pages && filter.paged {
-                let (mut jobs, mut next) = page_of(jobs, filter.after.as_ref());
-                if filter.limit.is_some_and(|limit| limit < jobs.len()) {
-                    jobs.truncate(filter.limit.unwrap_or_default());
+            if self.pages && filter.page.paged {
+                let (mut jobs, mut next) = page_of(jobs, filter.page.after.as_ref());
+                if filter.page.limit.is_some_and(|limit| limit < jobs.len()) {
+                    jobs.truncate(filter.page.limit.unwrap_or_default());
                     next = jobs.last().map(Cursor::of);
                 }
                 let warnings = vec!["one is missing".to_owned()];
                 // As one that overlooks conditions and orders.
                 return Ok(Reply::JobsPage { jobs, next, warnings, protocol: 0 });
             }
-            jobs.retain(|job| filter.until_ns.is_none_or(|until_ns| sort_ns(job) < until_ns));
+            jobs.retain(|job| filter.times.until_ns.is_none_or(|until_ns| sort_ns(job) < until_ns));
             filter.retain(&mut jobs);
             Ok(Reply::Jobs(jobs))
         }
@@ -812,7 +818,7 @@ mod tests {
         assert_eq!(source.jobs(&JobsFilter::default()).unwrap().len(), 2600);
         assert!(asked.load(Ordering::Relaxed) >= 6, "{asked:?} pages");
         assert_eq!(source.warned.len(), 1, "said once");
-        let some = JobsFilter { limit: Some(1234), ..JobsFilter::default() };
+        let some = JobsFilter { page: PageAsk::first(1234), ..JobsFilter::default() };
         let first = source.jobs(&some).unwrap();
         assert_eq!((first.len(), first[0].key.id.as_str()), (1234, "2600"));
     }
@@ -834,7 +840,9 @@ mod tests {
             let daemon = Daemon { jobs, pages, asked: Arc::default() };
             let mut source = AllJobs::of(vec![Box::new(Remote::new(daemon))], Vec::new());
             let sort = Some("name".parse().unwrap());
-            let sorted = source.jobs(&JobsFilter { sort, ..JobsFilter::default() }).unwrap();
+            let sorted = source
+                .jobs(&JobsFilter { page: PageAsk { sort, ..PageAsk::default() }, ..JobsFilter::default() })
+                .unwrap();
             assert_eq!((sorted.len(), sorted[0].key.id.as_str()), (1300, "1300"), "{pages}");
             assert!(sorted.is_sorted_by(|one, next| one.name < next.name));
             let mut found = JobsFilter::default();
@@ -896,9 +904,11 @@ mod tests {
         let mut jobs = merge(jobs);
         assert_eq!(ids(&jobs)[0], "1");
         let rest = ids(&jobs)[1..].to_vec();
-        JobsFilter { skip: 1, limit: Some(2), ..Default::default() }.retain(&mut jobs);
+        JobsFilter { page: PageAsk { skip: 1, limit: Some(2), ..PageAsk::default() }, ..Default::default() }
+            .retain(&mut jobs);
         assert_eq!(ids(&jobs), rest);
-        JobsFilter { skip: 5, ..Default::default() }.retain(&mut jobs);
+        JobsFilter { page: PageAsk { skip: 5, ..PageAsk::default() }, ..Default::default() }
+            .retain(&mut jobs);
         assert!(jobs.is_empty());
     }
 }

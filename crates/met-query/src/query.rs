@@ -12,7 +12,7 @@ use met_core::series::Course;
 use met_core::usage::{Usage, UsageAsk, UsageTooLong};
 use met_store::{Filter, NodePart, Page, Queries, StoreError};
 
-use crate::jobs::{self, JobRef, JobsFilter};
+use crate::jobs::{self, JobOwner, JobRef, JobsFilter, PageAsk};
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
 use crate::viewer::Viewer;
 
@@ -157,7 +157,11 @@ fn wire(span: NodeSpan) -> NodeCourses {
 
 /// Jobs that run.
 pub fn running() -> JobsFilter {
-    JobsFilter { states: vec![State::Running, State::Suspended], paged: true, ..JobsFilter::default() }
+    JobsFilter {
+        states: vec![State::Running, State::Suspended],
+        page: PageAsk::paged(),
+        ..JobsFilter::default()
+    }
 }
 
 /// How many of these jobs are on a node.
@@ -187,7 +191,10 @@ pub fn first_jobs<Q: Query + ?Sized>(
     filter: &JobsFilter,
     count: usize,
 ) -> Result<FirstJobs> {
-    let (mut filter, mut first) = (JobsFilter { paged: true, ..filter.clone() }, FirstJobs::default());
+    let (mut filter, mut first) = (
+        JobsFilter { page: PageAsk { paged: true, ..filter.page.clone() }, ..filter.clone() },
+        FirstJobs::default(),
+    );
     loop {
         let (Page { jobs, next }, warnings) = query.jobs(viewer, &filter)?;
         first.jobs.extend(jobs);
@@ -199,7 +206,7 @@ pub fn first_jobs<Q: Query + ?Sized>(
         match next.filter(|next| filter.continues_at(next)) {
             None => return Ok(first),
             Some(_) if first.jobs.len() >= count => return Ok(FirstJobs { is_cut: true, ..first }),
-            next => filter.after = next,
+            next => filter.page.after = next,
         }
     }
 }
@@ -238,7 +245,10 @@ fn found(page: Page) -> Reply {
 /// The jobs in a store that a reference may mean, of those that the viewer sees.
 pub fn find_in(store: &Queries, viewer: &Viewer, job: &JobRef) -> Result<Vec<Record>, StoreError> {
     let own = viewer.restrict(&JobsFilter::default()).unwrap_or_default();
-    let whose = Filter { uid: own.uid, member: own.member, ..Filter::default() };
+    let whose = Filter {
+        owner: JobOwner { uid: own.owner.uid, member: own.owner.member, ..JobOwner::default() },
+        ..Filter::default()
+    };
     let mut found = jobs::find(store, job, &whose)?;
     found.retain(|record| viewer.sees(record));
     Ok(found)

@@ -76,10 +76,11 @@ impl Viewer {
         let mut filter = filter.clone();
         let is_own = match self {
             Viewer::Everything => true,
-            Viewer::Uid(uid) => *filter.uid.get_or_insert(*uid) == *uid,
+            Viewer::Uid(uid) => *filter.owner.uid.get_or_insert(*uid) == *uid,
             Viewer::User { name, accounts } => {
-                let is_own = accounts.is_empty() && filter.user.get_or_insert_with(|| name.clone()) == name;
-                filter.member = self.member();
+                let is_own =
+                    accounts.is_empty() && filter.owner.user.get_or_insert_with(|| name.clone()) == name;
+                filter.owner.member = self.member();
                 is_own || !accounts.is_empty()
             }
         };
@@ -101,6 +102,7 @@ mod tests {
     use met_core::usage::Group;
 
     use super::*;
+    use crate::jobs::JobOwner;
 
     #[test]
     fn a_viewer_gets_the_requested_jobs_that_are_visible() {
@@ -109,22 +111,25 @@ mod tests {
         let (ada, eve) = (Viewer::user("ada"), Viewer::user("eve"));
         assert!(Viewer::Everything.sees(&record) && ada.sees(&record) && Viewer::Uid(7).sees(&record));
         assert!(!eve.sees(&record) && !Viewer::Uid(8).sees(&record));
-        let asked = JobsFilter { user: Some("ada".to_owned()), uid: Some(7), ..JobsFilter::default() };
+        let asked = JobsFilter {
+            owner: JobOwner { user: Some("ada".to_owned()), uid: Some(7), ..JobOwner::default() },
+            ..JobsFilter::default()
+        };
         assert!(eve.restrict(&asked).is_none() && Viewer::Uid(8).restrict(&asked).is_none());
         for viewer in [&ada, &Viewer::Uid(7), &Viewer::Everything] {
             let filter = viewer.restrict(&asked).unwrap();
-            assert_eq!((filter.user.as_deref(), filter.uid), (Some("ada"), Some(7)));
+            assert_eq!((filter.owner.user.as_deref(), filter.owner.uid), (Some("ada"), Some(7)));
         }
         let restricted = |viewer: &Viewer| {
             let filter = viewer.restrict(&JobsFilter::default()).unwrap();
-            (filter.user, filter.uid)
+            (filter.owner.user, filter.owner.uid)
         };
         assert_eq!(restricted(&eve), (Some("eve".to_owned()), None));
         assert_eq!(restricted(&Viewer::Uid(8)), (None, Some(8)));
         // The name of a uid is not known here: the store looks for both.
-        let by_name = JobsFilter { user: Some("ada".to_owned()), ..JobsFilter::default() };
+        let by_name = JobsFilter { owner: JobOwner::of_user("ada"), ..JobsFilter::default() };
         let filter = Viewer::Uid(8).restrict(&by_name).unwrap();
-        assert_eq!((filter.user.as_deref(), filter.uid), (Some("ada"), Some(8)));
+        assert_eq!((filter.owner.user.as_deref(), filter.owner.uid), (Some("ada"), Some(8)));
     }
 
     #[test]
@@ -163,17 +168,27 @@ mod tests {
         assert!(Viewer::user("ada").owns(&record) && !Viewer::Everything.owns(&record));
         assert!(Viewer::user("ada").may_annotate(&record) && Viewer::Everything.may_annotate(&record));
         assert!(!bob.may_annotate(&record));
-        let asked = JobsFilter { user: Some("ada".to_owned()), ..JobsFilter::default() };
+        let asked = JobsFilter { owner: JobOwner::of_user("ada"), ..JobsFilter::default() };
         let filter = bob.restrict(&asked).unwrap();
-        assert_eq!(filter.user.as_deref(), Some("ada"));
+        assert_eq!(filter.owner.user.as_deref(), Some("ada"));
         let member = Member { user: "bob".to_owned(), accounts: vec!["physics".to_owned()] };
-        assert_eq!(filter.member.as_ref(), Some(&member));
+        assert_eq!(filter.owner.member.as_ref(), Some(&member));
         // What a client writes there replaces nothing.
-        let forged =
-            JobsFilter { member: Some(Member { user: "ada".to_owned(), ..member.clone() }), ..asked };
-        assert_eq!(bob.restrict(&forged).unwrap().member, Some(member));
-        let eve = Viewer::user("eve").restrict(&JobsFilter { user: None, ..forged.clone() }).unwrap();
-        assert_eq!(eve.member.unwrap().user, "eve");
-        assert_eq!(Viewer::Uid(8).restrict(&forged).unwrap().uid, Some(8));
+        let forged = JobsFilter {
+            owner: JobOwner {
+                member: Some(Member { user: "ada".to_owned(), ..member.clone() }),
+                ..asked.owner
+            },
+            ..asked
+        };
+        assert_eq!(bob.restrict(&forged).unwrap().owner.member, Some(member));
+        let eve = Viewer::user("eve")
+            .restrict(&JobsFilter {
+                owner: JobOwner { user: None, ..forged.owner.clone() },
+                ..forged.clone()
+            })
+            .unwrap();
+        assert_eq!(eve.owner.member.unwrap().user, "eve");
+        assert_eq!(Viewer::Uid(8).restrict(&forged).unwrap().owner.uid, Some(8));
     }
 }

@@ -273,7 +273,8 @@ impl Source for Nvidia {
                 remedy: Some("run the container in the host's pid namespace (--pid=host)".to_owned()),
             });
         }
-        let lists_no_process = !self.figures.is_empty() && self.figures.iter().all(|card| !card.knows_list);
+        let lists_no_process =
+            !self.figures.is_empty() && self.figures.iter().all(|card| !card.list.is_known);
         lists_no_process.then(|| Shortfall {
             detail: "NVIDIA GPUs: use, memory, power and energy; not per process, because this driver does \
                 not report it"
@@ -366,10 +367,10 @@ impl Nvidia {
     /// list is read in its turn. A card that never lists a process is not queried all the time.
     fn hurry_if_unexplained(&mut self, now_ns: i64) {
         let mut cards = self.fresh.now.cards.iter().zip(&self.figures);
-        if self.figures.iter().any(|figures| !figures.lists_no_process()) {
+        if self.figures.iter().any(|figures| !figures.list.is_empty()) {
             self.hurry.explained();
         }
-        let unexplained = cards.any(|(reading, figures)| reading.computes() && figures.lists_no_process());
+        let unexplained = cards.any(|(reading, figures)| reading.computes() && figures.list.is_empty());
         if unexplained && self.hurry.is_due(now_ns) && self.slow.hurry(now_ns) {
             self.hurry.done(now_ns);
         }
@@ -426,9 +427,9 @@ impl Nvidia {
             }
             // One that is lost has no row but for why; the others have theirs.
             if trouble.lost {
-                let faulty = self.figures.get(index).filter(|figures| figures.faults > Some(0));
+                let faulty = self.figures.get(index).filter(|figures| figures.faults.count > Some(0));
                 if let Some(figures) = faulty {
-                    figures.fill_faults(cards.push_part(Subject::Node, part));
+                    figures.faults.fill(cards.push_part(Subject::Node, part));
                 }
                 return Err(trouble.text.clone());
             }
@@ -436,11 +437,11 @@ impl Nvidia {
         if let Some(reading) = reading {
             reading.fill(&mut cells);
         }
-        let figures = self.figures.get(index).filter(|figures| figures.is_fresh(now_ns));
+        let figures = self.figures.get(index).filter(|figures| figures.levels.are_fresh(now_ns));
         if let Some(figures) = figures {
             figures.fill(now_ns, &mut cells);
         }
-        cells[card::PROCESSES] = figures.map_or(MISSING, SlowCard::count);
+        cells[card::PROCESSES] = figures.map_or(MISSING, |figures| figures.list.count());
         cells[card::SLICES] = facts.slices.map_or(MISSING, i64::from);
         cards.push_part(Subject::Node, part).copy_from_slice(&cells);
         for (position, piece) in facts.parts.iter().enumerate() {
@@ -478,7 +479,7 @@ impl Nvidia {
         processes: &mut Batch,
     ) {
         let first_row = processes.len();
-        for info in &figures.processes {
+        for info in &figures.list.computing {
             let piece = facts.parts.iter().find(|piece| {
                 (piece.gpu_instance, piece.compute_instance) == (info.gpu_instance, info.compute_instance)
             });
@@ -486,17 +487,17 @@ impl Nvidia {
             let cells = processes.push_part(self.subject(info.pid, targets), part);
             cells[process::OPEN] = 1;
             cells[process::MEMORY] = info.memory_bytes;
-            figures.fill_process(info.pid, cells);
+            figures.usage.fill_process(info.pid, cells);
         }
-        for &(pid, memory) in &figures.graphics {
-            if !figures.processes.iter().any(|info| info.pid == pid) {
+        for &(pid, memory) in &figures.list.drawing {
+            if !figures.list.computing.iter().any(|info| info.pid == pid) {
                 let cells = processes.push_part(self.subject(pid, targets), whole);
                 (cells[process::OPEN], cells[process::MEMORY]) = (1, memory);
-                figures.fill_process(pid, cells);
+                figures.usage.fill_process(pid, cells);
             }
         }
         // Processes that computed and have ended since: the energy of their time is still to be charged.
-        for sample in &figures.samples {
+        for sample in &figures.usage.samples {
             let listed = processes
                 .rows()
                 .skip(first_row)
@@ -504,7 +505,7 @@ impl Nvidia {
             if !listed {
                 let cells = processes.push_part(self.subject(sample.pid, targets), whole);
                 cells[process::OPEN] = 0;
-                figures.fill_process(sample.pid, cells);
+                figures.usage.fill_process(sample.pid, cells);
             }
         }
     }

@@ -11,7 +11,7 @@ use met_core::job::{BriefRecord, Record, Summary};
 use met_core::listing::{Cursor, Order, id_number, sort_ns};
 
 use crate::error::StoreError;
-use crate::filter::{Filter, live_states};
+use crate::filter::{Filter, PageBounds, live_states};
 use crate::paging::{PAGE_ROWS, Page};
 use crate::reading::{self, Names, Parts, Stored, label, named_summary, named_total, names};
 use crate::record::{Figures, Terms};
@@ -274,8 +274,8 @@ pub(crate) fn unpacked(job: i64, format: i64, written: i64, data: &[u8], names: 
 /// time, an owner or a manager.
 fn is_enough_for(filter: &Filter) -> bool {
     let needs_more = filter.name.is_some()
-        || filter.account.is_some()
-        || filter.member.is_some()
+        || filter.owner.account.is_some()
+        || filter.owner.member.is_some()
         || filter.pid.is_some()
         || filter.with_cards
         || !filter.states.is_empty();
@@ -288,8 +288,9 @@ pub(crate) fn page(sql: &dyn Sql, filter: &Filter, limit: usize) -> Result<Optio
         return Ok(None);
     }
     let (names, order) = (names(sql)?, filter.order());
-    let is_asked = |record: &Record| filter.after.as_ref().is_none_or(|after| order.is_behind(record, after));
-    let from_anywhere = Filter { after: None, ..filter.clone() };
+    let is_asked =
+        |record: &Record| filter.page.after.as_ref().is_none_or(|after| order.is_behind(record, after));
+    let from_anywhere = Filter { page: PageBounds { after: None, ..filter.page.clone() }, ..filter.clone() };
     // An index may be damaged: by the record it is decided who sees it.
     let fits = |record: &Record| from_anywhere.accepts(record);
     let mut found = Found::default();
@@ -298,7 +299,7 @@ pub(crate) fn page(sql: &dyn Sql, filter: &Filter, limit: usize) -> Result<Optio
         let place = (row.get(1).integer()?, row.get(2).integer()?);
         found.rows += 1;
         let count = found.jobs.len() + found.without.len();
-        let is_full = count > 0 && filter.max_bytes.is_some_and(|max_bytes| found.bytes >= max_bytes);
+        let is_full = count > 0 && filter.page.max_bytes.is_some_and(|max_bytes| found.bytes >= max_bytes);
         if found.left.is_some() || is_full || count >= limit {
             found.left.get_or_insert(place);
             return Ok(());
@@ -377,7 +378,7 @@ impl Found {
 /// What finds the rows of a page, and how many at most.
 fn statement<'f>(filter: &'f Filter, limit: usize) -> (String, Vec<Value<'f>>, usize) {
     let (mut condition, mut values) = filter.sql_of_columns("1 = 0");
-    if let Some(after) = &filter.after {
+    if let Some(after) = &filter.page.after {
         values.extend([after.start_ns, id_number(&after.key.id)].map(Value::Integer));
         let (first, second) = (values.len() - 1, values.len());
         // The first condition is for the index alone.

@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use super::*;
 use crate::query::CATALOGUE_FILE;
 use crate::samples::{MIDNIGHT_S, SECOND_NS, finished, running};
-use crate::{Queries, Reader, Writer};
+use crate::{JobOwner, JobTimes, Queries, Reader, Writer};
 
 thread_local! {
     /// How often this thread has read back what it wrote of a job.
@@ -67,7 +67,7 @@ fn brief() -> Filter {
 
 fn packed(store: &Queries, filter: &Filter) -> Option<Vec<Record>> {
     let sql = store.catalogue().unwrap().unwrap();
-    page(sql, filter, filter.limit.unwrap_or(usize::MAX)).unwrap().map(|page| page.jobs)
+    page(sql, filter, filter.page.limit.unwrap_or(usize::MAX)).unwrap().map(|page| page.jobs)
 }
 
 fn rows(state: &std::path::Path) -> i64 {
@@ -81,7 +81,7 @@ fn pages(store: &Queries, filter: &Filter) -> Vec<Record> {
         let found = store.page(&page).unwrap();
         jobs.extend(found.jobs);
         match found.next {
-            Some(next) => page.after = Some(next),
+            Some(next) => page.page.after = Some(next),
             None => return jobs,
         }
     }
@@ -105,17 +105,21 @@ fn packed_records_are_those_that_are_stored_page_by_page() {
     for (since_ns, until_ns) in times.into_iter().flat_map(|since| times.map(|until| (since, until))) {
         for (limit, max_bytes) in [(None, None), (Some(500), Some(40_000)), (Some(50), None), (Some(2), None)]
         {
-            filters.push(Filter { since_ns, until_ns, limit, max_bytes, ..brief() });
+            filters.push(Filter {
+                times: JobTimes { since_ns, until_ns, ..JobTimes::default() },
+                page: PageBounds { limit, max_bytes, ..PageBounds::default() },
+                ..brief()
+            });
         }
     }
     let user = Some("alice".to_owned());
     filters.push(Filter {
-        user: user.clone(),
         manager: Some("local".to_owned()),
-        limit: Some(30),
+        owner: JobOwner { user: user.clone(), ..JobOwner::default() },
+        page: PageBounds { limit: Some(30), ..PageBounds::default() },
         ..brief()
     });
-    filters.push(Filter { uid: Some(7), ..brief() });
+    filters.push(Filter { owner: JobOwner::of_uid(7), ..brief() });
     let reader = Reader::open(state.path()).unwrap();
     let fast: Vec<Vec<Record>> = filters.iter().map(|filter| pages(&reader, filter)).collect();
     assert_eq!(fast[0].len(), 300);
@@ -141,7 +145,10 @@ fn who_asks_for_more_does_not_get_packed_ones() {
         Filter { with_cards: true, ..brief() },
         Filter { is_brief: false, ..brief() },
         Filter { with_summaries: false, ..brief() },
-        Filter { sort: Some("name:desc".parse().unwrap()), ..brief() },
+        Filter {
+            page: PageBounds { sort: Some("name:desc".parse().unwrap()), ..PageBounds::default() },
+            ..brief()
+        },
     ];
     assert!(more.iter().all(|filter| packed(&writer, filter).is_none()));
     assert_eq!(packed(&writer, &brief()).map(|jobs| jobs.len()), Some(1));
@@ -155,7 +162,11 @@ fn the_wide_index_says_which_rows_are_read() {
     let sql = writer.catalogue().unwrap().unwrap();
     let after = Some(Cursor::of(&job(1, MIDNIGHT_S)));
     let user = Some("alice".to_owned());
-    for filter in [brief(), Filter { after, ..brief() }, Filter { user, uid: Some(7), ..brief() }] {
+    for filter in [
+        brief(),
+        Filter { page: PageBounds { after, ..PageBounds::default() }, ..brief() },
+        Filter { owner: JobOwner { user, uid: Some(7), ..JobOwner::default() }, ..brief() },
+    ] {
         let (statement, values, _) = statement(&filter, 100);
         let mut steps = Vec::new();
         sql.query(&format!("EXPLAIN QUERY PLAN {statement}"), &values, &mut |row| {
@@ -279,7 +290,7 @@ fn who_sees_a_job_is_said_by_its_record() {
         let reader = Reader::open(state.path()).unwrap();
         reader.jobs(filter).unwrap().into_iter().map(|job| job.key.id).collect()
     };
-    let of_user = Filter { uid: Some(7), ..brief() };
+    let of_user = Filter { owner: JobOwner::of_uid(7), ..brief() };
     assert_eq!(ids(&of_user), ["1"]);
     database(state.path()).execute("UPDATE job SET uid = 7 WHERE id = '2'", []).unwrap();
     assert_eq!(ids(&of_user), ["1"]);

@@ -57,7 +57,7 @@ pub use check::{Checked, check};
 pub use days::{damaged_days, unreadable_days};
 pub use device::{Allocation, Device, device_on};
 pub use error::StoreError;
-pub use filter::Filter;
+pub use filter::{Filter, JobOwner, JobTimes, PageBounds};
 pub use met_wire::{block, column};
 pub use network::is_network;
 pub use node::{NodePart, node_on};

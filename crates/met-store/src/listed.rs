@@ -195,15 +195,15 @@ fn place(row: &dyn Row, order: &Order) -> std::result::Result<Place, Mismatch> {
 
 pub(crate) fn statement<'f>(dialect: &'f Dialect, filter: &'f Filter) -> (String, Vec<Value<'f>>) {
     let mut select = Select::new(dialect, filter);
-    let (by, direction) = match filter.sort {
+    let (by, direction) = match filter.page.sort {
         None => ("NULL".to_owned(), None),
         Some(sort) => (select.value(sort), Some(if sort.descending { "DESC" } else { "ASC" })),
     };
-    if let Some(after) = &filter.after {
-        select.behind(&by, after, filter.sort.is_some_and(|sort| sort.descending));
+    if let Some(after) = &filter.page.after {
+        select.behind(&by, after, filter.page.sort.is_some_and(|sort| sort.descending));
     }
     let by_value = direction.map_or(String::new(), |direction| format!("{by} IS NULL, {by} {direction}, "));
-    let limit = filter.limit.map_or(String::new(), |limit| {
+    let limit = filter.page.limit.map_or(String::new(), |limit| {
         // One more says that the list goes on.
         format!(" LIMIT {}", limit.saturating_add(1).min(i64::MAX as usize))
     });
@@ -273,17 +273,17 @@ impl<'f> Select<'f> {
             let (duration, least) = (self.duration(), self.mark(least));
             self.conditions.push(format!("{duration} >= {least}"));
         }
-        if let Some(ended_ns) = filter.ended_after_ns {
+        if let Some(ended_ns) = filter.times.ended_after_ns {
             let ended = self.mark(ended_ns);
             // First: it decides for most jobs, and nothing else of them is looked at.
             self.conditions.insert(0, format!("end_ns > {ended}"));
         }
-        if let Some(ran_ns) = filter.ran_after_ns {
+        if let Some(ran_ns) = filter.times.ran_after_ns {
             let ran = self.mark(ran_ns);
             // First, for the same reason.
             self.conditions.insert(0, format!("(end_ns IS NULL OR end_ns > {ran})"));
         }
-        if let Some(ended_ns) = filter.settled_ns {
+        if let Some(ended_ns) = filter.times.settled_ns {
             let ended = self.mark(ended_ns);
             self.conditions.push(format!("(end_ns IS NULL OR end_ns <= {ended})"));
         }

@@ -9,7 +9,7 @@ use met_core::listing::Cursor;
 
 use crate::brief;
 use crate::error::StoreError;
-use crate::filter::Filter;
+use crate::filter::{Filter, JobTimes, PageBounds};
 use crate::listed;
 use crate::query::{Queries, settle};
 use crate::reading::{Parts, exact, rows, select};
@@ -53,15 +53,18 @@ impl Queries {
         // Only behind the first page do jobs that have just ended have another order than those that are settled: before
         // that, both are found by reading the narrow rows once.
         let is_apart = order.is_continued();
-        let has_unsettled = filter.after.as_ref().is_none_or(|after| order.has_unsettled(after));
+        let has_unsettled = filter.page.after.as_ref().is_none_or(|after| order.has_unsettled(after));
         let mut jobs = match has_unsettled {
             true => self.unsettled(filter, running, if is_apart { &others } else { &[] })?,
             false => Vec::new(),
         };
         let ended = Filter {
             states: others,
-            after: filter.after.as_ref().map(Cursor::settled),
-            settled_ns: is_apart.then(|| order.settled_ns()),
+            page: PageBounds {
+                after: filter.page.after.as_ref().map(Cursor::settled),
+                ..filter.page.clone()
+            },
+            times: JobTimes { settled_ns: is_apart.then(|| order.settled_ns()), ..filter.times },
             ..filter.clone()
         };
         let mut rest = match ended.states.is_empty() {
@@ -91,12 +94,8 @@ impl Queries {
     ) -> Result<Vec<Record>, StoreError> {
         let order = filter.order();
         let all = Filter {
-            sort: None,
             conditions: filter.conditions.without_figures(),
-            after: None,
-            limit: None,
-            max_bytes: None,
-            now_ns: order.as_of_ns,
+            page: PageBounds { now_ns: order.as_of_ns, ..PageBounds::default() },
             ..filter.clone()
         };
         let mut jobs = Vec::new();
@@ -104,7 +103,11 @@ impl Queries {
             jobs = self.page_as_stored(&Filter { states: running, ..all.clone() })?.jobs;
         }
         if !others.is_empty() {
-            let ended = Filter { states: others.to_vec(), ended_after_ns: Some(order.settled_ns()), ..all };
+            let ended = Filter {
+                states: others.to_vec(),
+                times: JobTimes { ended_after_ns: Some(order.settled_ns()), ..all.times },
+                ..all
+            };
             jobs.extend(self.page_as_stored(&ended)?.jobs);
         }
         Ok(jobs)
@@ -125,7 +128,7 @@ impl Queries {
         let Page { mut jobs, mut next } = stored;
         // An index may be damaged: by the record it is decided who sees it.
         let count = jobs.len();
-        jobs.retain(|record| filter.is_owned(record));
+        jobs.retain(|record| filter.owner.may_see(record));
         if jobs.len() < count {
             self.noted.borrow_mut().note("an index that names another owner");
         }
@@ -139,9 +142,9 @@ impl Queries {
         if jobs.len() < count {
             self.noted.borrow_mut().note("an index that lists a job twice");
         }
-        if let Some(limit) = filter.limit.filter(|&limit| limit < jobs.len()) {
+        if let Some(limit) = filter.page.limit.filter(|&limit| limit < jobs.len()) {
             jobs.truncate(limit);
-            next = order.next(filter.after.as_ref(), &jobs).or(next);
+            next = order.next(filter.page.after.as_ref(), &jobs).or(next);
         }
         Ok(Page { jobs, next })
     }
@@ -161,17 +164,17 @@ impl Queries {
             };
         }
         let parts = parts_of(filter);
-        let limit = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending.len()));
+        let limit = filter.page.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending.len()));
         match in_snapshot(catalogue, || brief::page(catalogue, filter, limit)) {
             Ok(Some(page)) => return Ok(page),
             // All that is packed is in the records, too.
             Ok(None) | Err(StoreError::Damaged { .. }) => {}
             Err(error) => return Err(error),
         }
-        let mut page = Page { jobs: Vec::new(), next: filter.after.clone() };
+        let mut page = Page { jobs: Vec::new(), next: filter.page.after.clone() };
         let (mut bytes, mut examined) = (0, 0);
         loop {
-            let rows = match (filter.pid, filter.max_bytes) {
+            let rows = match (filter.pid, filter.page.max_bytes) {
                 (None, None) => limit - page.jobs.len(),
                 (None, Some(_)) => (limit - page.jobs.len()).min(PAGE_ROWS),
                 (Some(_), _) => PAGE_ROWS,
@@ -192,9 +195,10 @@ impl Queries {
             }
             let is_enough = match filter.pid {
                 Some(_) => examined >= PROCESS_ROWS,
-                None => filter.max_bytes.is_none(),
+                None => filter.page.max_bytes.is_none(),
             };
-            if is_enough || page.jobs.len() >= limit || filter.max_bytes.is_some_and(|max| bytes >= max) {
+            if is_enough || page.jobs.len() >= limit || filter.page.max_bytes.is_some_and(|max| bytes >= max)
+            {
                 return Ok(page);
             }
         }
@@ -203,16 +207,12 @@ impl Queries {
     /// A page for which all jobs are examined, as many at a time as fit memory.
     fn examined_page(&self, filter: &Filter, pending: usize) -> Result<Page, StoreError> {
         let order = filter.order();
-        let count = filter.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending));
+        let count = filter.page.limit.map_or(usize::MAX, |limit| limit.saturating_add(pending));
         let mut plain = Filter {
-            sort: None,
             conditions: Conditions::default(),
             on_nodes: None,
-            after: None,
-            ended_after_ns: None,
-            ran_after_ns: None,
-            settled_ns: None,
-            limit: Some(EXAMINED_ROWS),
+            page: PageBounds { sort: None, after: None, limit: Some(EXAMINED_ROWS), ..filter.page.clone() },
+            times: JobTimes { ended_after_ns: None, ran_after_ns: None, settled_ns: None, ..filter.times },
             ..filter.clone()
         };
         let mut kept = Vec::new();
@@ -227,7 +227,7 @@ impl Queries {
                 kept.truncate(count.saturating_add(1));
             }
             match next {
-                Some(next) => plain.after = Some(next),
+                Some(next) => plain.page.after = Some(next),
                 None => return Ok(cut(kept, filter)),
             }
         }
@@ -310,12 +310,18 @@ fn parts_of(filter: &Filter) -> Parts {
 
 /// A page by the narrow rows of jobs.
 fn listed_page(sql: &dyn Sql, filter: &Filter, pending: usize) -> Result<Page, StoreError> {
-    let more = Filter { limit: filter.limit.map(|limit| limit.saturating_add(pending)), ..filter.clone() };
+    let more = Filter {
+        page: PageBounds {
+            limit: filter.page.limit.map(|limit| limit.saturating_add(pending)),
+            ..filter.page.clone()
+        },
+        ..filter.clone()
+    };
     let places = listed::places(sql, &more)?;
     let parts = Parts { of_process: None, ..parts_of(filter) };
-    let count = more.limit.unwrap_or(usize::MAX).min(places.len());
+    let count = more.page.limit.unwrap_or(usize::MAX).min(places.len());
     let (mut jobs, mut bytes, mut taken) = (Vec::new(), 0, 0);
-    while taken < count && filter.max_bytes.is_none_or(|max_bytes| taken == 0 || bytes < max_bytes) {
+    while taken < count && filter.page.max_bytes.is_none_or(|max_bytes| taken == 0 || bytes < max_bytes) {
         let piece = &places[taken..count.min(taken + PAGE_ROWS)];
         let keys = piece.iter().map(|place| place.job.to_string()).collect::<Vec<_>>().join(",");
         let behind = format!("WHERE key IN ({})", sql.dialect().numbers);
@@ -337,13 +343,13 @@ pub(crate) fn is_running(state: State) -> bool {
 fn cut(mut jobs: Vec<Record>, filter: &Filter) -> Page {
     let (order, mut bytes) = (filter.order(), 0);
     let fitting = jobs.iter().take_while(|record| {
-        let fits = filter.max_bytes.is_none_or(|max_bytes| bytes < max_bytes);
+        let fits = filter.page.max_bytes.is_none_or(|max_bytes| bytes < max_bytes);
         bytes += met_core::bounds::bytes(record);
         fits
     });
-    let count = fitting.count().min(filter.limit.unwrap_or(usize::MAX));
+    let count = fitting.count().min(filter.page.limit.unwrap_or(usize::MAX));
     let goes_on = count < jobs.len();
-    let next = order.next(filter.after.as_ref(), &jobs[..count]).filter(|_| goes_on);
+    let next = order.next(filter.page.after.as_ref(), &jobs[..count]).filter(|_| goes_on);
     jobs.truncate(count);
     Page { jobs, next }
 }
@@ -354,6 +360,7 @@ mod tests {
     use met_core::listing::{Sort, SortColumn};
 
     use super::*;
+    use crate::filter::JobOwner;
     use crate::query::CATALOGUE_FILE;
     use crate::reading;
     use crate::sql::Row;
@@ -369,15 +376,26 @@ mod tests {
         let key = JobKey { cluster: None, manager: LOCAL.into(), id: "7".into(), incarnation: 1 };
         let filters = [
             Filter::default(),
-            Filter { uid: Some(1000), ..Filter::default() },
-            Filter { user: Some("alice".into()), account: Some("a".into()), ..Filter::default() },
+            Filter { owner: JobOwner::of_uid(1000), ..Filter::default() },
+            Filter {
+                owner: JobOwner {
+                    user: Some("alice".into()),
+                    account: Some("a".into()),
+                    ..JobOwner::default()
+                },
+                ..Filter::default()
+            },
             Filter { name: Some("train".into()), ..Filter::default() },
             Filter { states: vec![State::Failed], ..Filter::default() },
             Filter { with_cards: true, manager: Some("slurm".into()), ..Filter::default() },
-            Filter { after: Some(Cursor::at(5, key)), since_ns: Some(1), ..Filter::default() },
+            Filter {
+                page: PageBounds { after: Some(Cursor::at(5, key)), ..PageBounds::default() },
+                times: JobTimes { since_ns: Some(1), ..JobTimes::default() },
+                ..Filter::default()
+            },
         ];
         for filter in filters {
-            let (condition, values) = filter.sql(catalogue.dialect(), filter.after.as_ref());
+            let (condition, values) = filter.sql(catalogue.dialect(), filter.page.after.as_ref());
             let order = reading::order(catalogue.dialect());
             let columns = reading::columns(reading::SUM_VERSION);
             let plan = format!(
@@ -413,8 +431,12 @@ mod tests {
                 let sort = Some(Sort { column, descending: true });
                 let with_cards = column == SortColumn::Gpus;
                 let limit = Some(100);
-                let filter =
-                    Filter { sort, with_cards, limit, conditions: conditions.clone(), ..Filter::default() };
+                let filter = Filter {
+                    with_cards,
+                    conditions: conditions.clone(),
+                    page: PageBounds { sort, limit, ..PageBounds::default() },
+                    ..Filter::default()
+                };
                 let (statement, values) = listed::statement(catalogue.dialect(), &filter);
                 let mut steps = Vec::new();
                 let plan = format!("EXPLAIN QUERY PLAN {statement}");

@@ -22,7 +22,7 @@ use crate::device::{self, Allocation, Device};
 use crate::error::StoreError;
 use crate::factors;
 use crate::file_id::{FileId, file_at};
-use crate::filter::Filter;
+use crate::filter::{Filter, PageBounds};
 use crate::inbox::{self, JobDir};
 use crate::node::{self, NodePart};
 use crate::postgresql::Postgres;
@@ -353,7 +353,7 @@ impl Queries {
         };
         jobs.retain(|record| is_asked(&record.key) && !pending.contains_key(&record.key));
         jobs.extend(pending.into_values());
-        jobs.retain(|record| whose.is_owned(record));
+        jobs.retain(|record| whose.owner.may_see(record));
         listing::sort(&mut jobs);
         Ok(jobs)
     }
@@ -372,7 +372,7 @@ impl Queries {
             false => "id = ?1",
         };
         let mut values = vec![id.into()];
-        let condition = match whose.owners(&mut values) {
+        let condition = match whose.owner.sql_of_seen(&mut values) {
             None => condition.to_owned(),
             // In a form for which no index is used: that of the id finds the few jobs that it may mean.
             Some(owners) => format!("{condition} AND CASE WHEN {owners} THEN 1 ELSE 0 END = 1"),
@@ -437,7 +437,7 @@ impl Queries {
     }
 
     pub fn newest(&self) -> Result<Option<Record>, StoreError> {
-        let filter = Filter { limit: Some(1), with_summaries: true, ..Filter::default() };
+        let filter = Filter { with_summaries: true, page: PageBounds::first(1), ..Filter::default() };
         Ok(self.jobs(&filter)?.pop())
     }
 

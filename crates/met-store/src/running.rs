@@ -287,7 +287,7 @@ impl RunningJobs {
             rows.jobs.values_mut().for_each(|row| row.refresh(live));
             rows.refreshed = Some(Instant::now());
         }
-        let count = filter.limit.unwrap_or(usize::MAX).saturating_add(1);
+        let count = filter.page.limit.unwrap_or(usize::MAX).saturating_add(1);
         let fitting = rows.jobs.values().filter(|&row| filter.accepts_listed(row));
         Ok(Some(filter.order().first_running(fitting, count).into_iter().cloned().collect()))
     }

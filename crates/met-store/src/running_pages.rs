@@ -5,7 +5,7 @@ use met_core::listing::{Cursor, Listed, Order};
 use met_core::{FastMap, bounds};
 
 use crate::error::StoreError;
-use crate::filter::Filter;
+use crate::filter::{Filter, JobTimes, PageBounds};
 use crate::paging::{PAGE_ROWS, Page, is_running};
 use crate::query::Queries;
 use crate::reading::{Parts, rows};
@@ -71,7 +71,10 @@ impl RunningJobs {
         filter: &Filter,
         live: &dyn LiveJobs,
     ) -> Result<Option<Page>, StoreError> {
-        if !filter.changes() || filter.limit.is_none() || filter.needs_records() || !store.inbox()?.is_empty()
+        if !filter.changes()
+            || filter.page.limit.is_none()
+            || filter.needs_records()
+            || !store.inbox()?.is_empty()
         {
             return Ok(None);
         }
@@ -112,7 +115,7 @@ impl RunningJobs {
         let (run, others): (Vec<State>, Vec<State>) =
             State::ALL.into_iter().filter(is_asked).partition(|&state| is_running(state));
         let mut entries = Vec::new();
-        let has_unsettled = filter.after.as_ref().is_none_or(|after| order.has_unsettled(after));
+        let has_unsettled = filter.page.after.as_ref().is_none_or(|after| order.has_unsettled(after));
         if has_unsettled && !run.is_empty() {
             let Some(first) = self.first(catalogue, file, filter, live)? else { return Ok(None) };
             entries.extend(first.into_iter().map(|row| Entry::Runs(Box::new(row))));
@@ -125,13 +128,16 @@ impl RunningJobs {
             ended.retain(|record| filter.accepts(record));
             entries.extend(ended.into_iter().map(|record| Entry::Other(Box::new(record))));
         }
-        let is_full = is_continued && filter.limit.is_some_and(|limit| entries.len() > limit);
+        let is_full = is_continued && filter.page.limit.is_some_and(|limit| entries.len() > limit);
         let rest = match others.is_empty() || is_full {
             true => Page::default(),
             false => store.page_as_stored(&Filter {
                 states: others,
-                after: filter.after.as_ref().map(Cursor::settled),
-                settled_ns: is_continued.then(|| order.settled_ns()),
+                page: PageBounds {
+                    after: filter.page.after.as_ref().map(Cursor::settled),
+                    ..filter.page.clone()
+                },
+                times: JobTimes { settled_ns: is_continued.then(|| order.settled_ns()), ..filter.times },
                 ..filter.clone()
             })?,
         };
@@ -156,7 +162,7 @@ fn loaded(
     Entries { mut entries, next: rest }: Entries,
 ) -> Result<Option<Page>, StoreError> {
     let order = filter.order();
-    let limit = filter.limit.unwrap_or(usize::MAX);
+    let limit = filter.page.limit.unwrap_or(usize::MAX);
     let mut goes_on = entries.len() > limit;
     entries.truncate(limit);
     let (mut jobs, mut bytes) = (Vec::new(), 0);
@@ -164,7 +170,7 @@ fn loaded(
         let piece = &entries[jobs.len()..entries.len().min(jobs.len() + PAGE_ROWS)];
         let Some(records) = records(sql, filter, live, piece)? else { return Ok(None) };
         let fitting = records.iter().take_while(|record| {
-            let fits = filter.max_bytes.is_none_or(|max_bytes| bytes < max_bytes);
+            let fits = filter.page.max_bytes.is_none_or(|max_bytes| bytes < max_bytes);
             bytes += bounds::bytes(record);
             fits
         });
@@ -187,7 +193,7 @@ fn next(
     goes_on: bool,
     rest: Option<Cursor>,
 ) -> Option<Cursor> {
-    let next = order.next(filter.after.as_ref(), page).filter(|_| goes_on);
+    let next = order.next(filter.page.after.as_ref(), page).filter(|_| goes_on);
     next.or_else(|| Some(order.begun(rest?, page)))
 }
 
@@ -212,7 +218,11 @@ fn records(
         found.extend(selected.found.into_iter().map(|stored| (stored.key, stored.record)));
     }
     // Rights and all else are checked with the record that is shown; figures decided already.
-    let plain = Filter { after: None, conditions: filter.conditions.without_figures(), ..filter.clone() };
+    let plain = Filter {
+        conditions: filter.conditions.without_figures(),
+        page: PageBounds { after: None, ..filter.page.clone() },
+        ..filter.clone()
+    };
     let mut records = Vec::with_capacity(entries.len());
     for entry in entries {
         match entry {

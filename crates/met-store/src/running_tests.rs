@@ -5,7 +5,7 @@ use rusqlite::Connection;
 use super::*;
 use crate::query::CATALOGUE_FILE;
 use crate::samples::{MIDNIGHT_S, SECOND_NS, running};
-use crate::{Reader, Writer};
+use crate::{PageBounds, Reader, Writer};
 
 /// Nothing is known besides the records.
 struct Nothing;
@@ -32,9 +32,12 @@ fn check_damage(damage: &str, is_read_before: bool) {
     }
     writer.put_all(&jobs).unwrap();
     let filter = Filter {
-        sort: Some("cpu:desc".parse().unwrap()),
-        limit: Some(1),
-        now_ns: (MIDNIGHT_S + 1_000) * SECOND_NS,
+        page: PageBounds {
+            sort: Some("cpu:desc".parse().unwrap()),
+            limit: Some(1),
+            now_ns: (MIDNIGHT_S + 1_000) * SECOND_NS,
+            ..PageBounds::default()
+        },
         ..Filter::default()
     };
     let rows = RunningJobs::default();

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::samples::{MIDNIGHT_S, SECOND_NS, course, finished, running};
-use crate::{Filter, PROCESS_ROWS, Reader, Retained, Retention, day};
+use crate::{Filter, JobOwner, PROCESS_ROWS, PageBounds, Reader, Retained, Retention, day};
 
 const DAY_S: i64 = 86_400;
 
@@ -430,7 +430,8 @@ fn a_user_above_the_fair_share_loses_their_own_oldest() {
     let now_ns = (MIDNIGHT_S + DAY_S) * SECOND_NS;
     let retention = Retention { max_age_ns: None, max_bytes: Some(3_000_000) };
     let retained = writer.retain(&retention, now_ns).unwrap();
-    let kept = |user: &str| writer.jobs(&Filter { user: Some(user.into()), ..Filter::default() }).unwrap();
+    let kept =
+        |user: &str| writer.jobs(&Filter { owner: JobOwner::of_user(user), ..Filter::default() }).unwrap();
     assert_eq!(kept("ada").len(), 40, "the oldest of all are not his");
     let his = kept("mallory");
     assert!((40..200).contains(&his.len()), "{}", his.len());
@@ -742,15 +743,20 @@ fn a_process_is_looked_for_in_a_bounded_number_of_jobs_at_a_time() {
     records[20].processes = vec![process];
     writer.put_all(&records).unwrap();
     for max_bytes in [None, Some(4 << 20)] {
-        let filter = Filter { pid: Some(4711), max_bytes, limit: Some(500), ..Filter::default() };
+        let filter = Filter {
+            pid: Some(4711),
+            page: PageBounds { max_bytes, limit: Some(500), ..PageBounds::default() },
+            ..Filter::default()
+        };
         let first = writer.page(&filter).unwrap();
         assert_eq!(ids(&first.jobs), ["21"]);
         assert!(first.next.is_some(), "older jobs were not examined");
-        let rest = writer.page(&Filter { after: first.next, ..filter }).unwrap();
+        let rest =
+            writer.page(&Filter { page: PageBounds { after: first.next, ..filter.page }, ..filter }).unwrap();
         assert_eq!(ids(&rest.jobs), ["1"]);
         assert!(rest.next.is_none());
     }
-    let filter = Filter { pid: Some(4711), limit: Some(1), ..Filter::default() };
+    let filter = Filter { pid: Some(4711), page: PageBounds::first(1), ..Filter::default() };
     assert_eq!(writer.page(&filter).unwrap().jobs.len(), 1);
 }
 
@@ -767,10 +773,10 @@ fn the_records_of_others_are_not_read_to_find_none() {
         let found = reader.find_of(None, "1", whose).unwrap_or_default().len();
         (found, reader.take_unreadable().len())
     };
-    let of_uid = |uid: u32| Filter { uid: Some(uid), ..Filter::default() };
+    let of_uid = |uid: u32| Filter { owner: JobOwner::of_uid(uid), ..Filter::default() };
     let of_user = |user: &str| {
         let member = Some(met_core::member::Member { user: user.to_owned(), accounts: vec!["maths".into()] });
-        Filter { member, ..Filter::default() }
+        Filter { owner: JobOwner { member, ..JobOwner::default() }, ..Filter::default() }
     };
     assert_eq!([find(&of_uid(7)), find(&of_user("ada"))], [(1, 0); 2]);
     let database = Connection::open(state.path().join(CATALOGUE_FILE)).unwrap();
@@ -791,7 +797,10 @@ fn an_old_store_is_upgraded_in_pieces_and_its_lists_are_right_meanwhile() {
     let rows = || database.query_row("SELECT count(*) FROM listed", [], |row| row.get::<_, i64>(0)).unwrap();
     let mut writer = Writer::open(state.path()).unwrap();
     assert_eq!(rows(), 20, "opening writes one piece");
-    let filter = Filter { sort: Some("name:desc".parse().unwrap()), ..Filter::default() };
+    let filter = Filter {
+        page: PageBounds { sort: Some("name:desc".parse().unwrap()), ..PageBounds::default() },
+        ..Filter::default()
+    };
     let listed = |store: &Queries| {
         let mut found: Vec<String> = store.jobs(&filter).unwrap().into_iter().map(|job| job.key.id).collect();
         found.sort();
@@ -817,7 +826,11 @@ fn a_damaged_index_shows_no_job_of_another_owner() {
     let database = Connection::open(state.path().join(CATALOGUE_FILE)).unwrap();
     assert_eq!(database.execute("UPDATE listed SET uid = 8", []).unwrap(), 2);
     let sort = Some(Sort { column: SortColumn::Name, descending: false });
-    let filter = Filter { uid: Some(8), sort, ..Filter::default() };
+    let filter = Filter {
+        owner: JobOwner::of_uid(8),
+        page: PageBounds { sort, ..PageBounds::default() },
+        ..Filter::default()
+    };
     let ids: Vec<String> =
         writer.page(&filter).unwrap().jobs.into_iter().map(|record| record.key.id).collect();
     assert_eq!(ids, ["2"]);

@@ -12,7 +12,7 @@ use met_core::job::State;
 use met_core::job_table::{CPU, MEMORY_NEEDED};
 use met_core::reaction::ReactionKind;
 use met_core::usage::{By, Every, UsageAsk, Zone, figure};
-use met_store::{Filter, Queries, Reader, Writer};
+use met_store::{Filter, PageBounds, Queries, Reader, Writer};
 
 /// Databases as text: a dump can be reviewed, and only its own version's SQL is in it.
 fn restore(version: &str) -> tempfile::TempDir {
@@ -169,14 +169,17 @@ fn jobs_of_every_version_are_sorted_before_and_after_the_upgrade() {
     for version in ["v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8"] {
         let state = restore(version);
         let ids = |store: &Queries, sort: &str| -> Vec<String> {
-            let filter = Filter { sort: Some(sort.parse().unwrap()), ..Filter::default() };
-            let mut page = Filter { limit: Some(1), ..filter };
+            let filter = Filter {
+                page: PageBounds { sort: Some(sort.parse().unwrap()), ..PageBounds::default() },
+                ..Filter::default()
+            };
+            let mut page = Filter { page: PageBounds { limit: Some(1), ..filter.page }, ..filter };
             let mut found = Vec::new();
             loop {
                 let next = store.page(&page).unwrap();
                 found.extend(next.jobs.into_iter().map(|job| job.key.id));
                 match next.next {
-                    Some(next) => page.after = Some(next),
+                    Some(next) => page.page.after = Some(next),
                     None => return found,
                 }
             }

@@ -45,9 +45,9 @@ impl Query for Jobs {
         self.listed.fetch_add(1, Ordering::Relaxed);
         let Some(filter) = viewer.restrict(filter) else { return Ok(met_query::query::nothing()) };
         let mut jobs = self.jobs.clone();
-        jobs.retain(|record| filter.user.is_none() || record.user == filter.user);
-        jobs.retain(|record| filter.after.as_ref().is_none_or(|after| Cursor::of(record) < *after));
-        let limit = filter.limit.unwrap_or(usize::MAX);
+        jobs.retain(|record| filter.owner.user.is_none() || record.user == filter.owner.user);
+        jobs.retain(|record| filter.page.after.as_ref().is_none_or(|after| Cursor::of(record) < *after));
+        let limit = filter.page.limit.unwrap_or(usize::MAX);
         let next = (jobs.len() > limit).then(|| Cursor::of(&jobs[limit - 1]));
         jobs.truncate(limit);
         Ok((Page { jobs, next }, Vec::new()))

@@ -39,7 +39,7 @@ impl Query for Jobs {
         let mut jobs = self.0.clone();
         jobs.retain(|record| viewer.sees(record));
         jobs.retain(|record| filter.states.is_empty() || filter.states.contains(&record.state));
-        let limit = filter.limit.unwrap_or(usize::MAX);
+        let limit = filter.page.limit.unwrap_or(usize::MAX);
         let next = (jobs.len() > limit).then(|| Cursor::of(&jobs[limit - 1]));
         jobs.truncate(limit);
         Ok((Page { jobs, next }, vec![HOSTILE[0].to_owned()]))

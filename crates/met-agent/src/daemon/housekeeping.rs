@@ -8,7 +8,7 @@ use met_core::listing::Cursor;
 use met_host::Host;
 use met_jobs::job_cgroup;
 use met_query::jobs::{self, Imported};
-use met_store::{Filter, Writer, inbox};
+use met_store::{Filter, PageBounds, Writer, inbox};
 
 use super::memory_release;
 use super::registry::{Registry, is_found};
@@ -241,7 +241,10 @@ impl Housekeeping {
     /// Of jobs that ended while there was no daemon, or before it could remove them: some of them at a time.
     pub(super) fn remove_earlier_cgroups(&mut self, host: &Host, writer: &Writer) {
         let Earlier::Before(after) = &self.earlier else { return };
-        let some = Filter { limit: Some(EARLIER_JOBS), after: after.clone(), ..Filter::default() };
+        let some = Filter {
+            page: PageBounds { limit: Some(EARLIER_JOBS), after: after.clone(), ..PageBounds::default() },
+            ..Filter::default()
+        };
         let Ok(page) = writer.page(&some) else { return };
         let boot_id = &host.facts().boot_id;
         let is_of_another_boot =

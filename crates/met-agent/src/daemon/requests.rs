@@ -124,7 +124,9 @@ impl Service {
             };
         };
         match request {
-            Request::Jobs(filter) if filter.limit.is_none_or(|limit| limit > WATCHED_JOBS_MAX) => Vec::new(),
+            Request::Jobs(filter) if filter.page.limit.is_none_or(|limit| limit > WATCHED_JOBS_MAX) => {
+                Vec::new()
+            }
             _ => shown.iter().filter(|job| job.state.is_live()).map(|job| job.key.clone()).collect(),
         }
     }
@@ -240,7 +242,7 @@ impl Service {
 #[cfg(test)]
 mod tests {
     use met_core::job::State;
-    use met_query::jobs::JobsFilter;
+    use met_query::jobs::{JobsFilter, PageAsk};
     use met_query::protocol::WireCourse;
 
     use super::super::write_retries::tests::service;
@@ -259,7 +261,12 @@ mod tests {
         service.registry.insert(running.clone());
         let own = running.key.clone();
         let shown = Reply::Jobs(vec![running.clone(), record(2, State::Finished)]);
-        let list = |limit| Request::Jobs(JobsFilter { limit, ..JobsFilter::default() });
+        let list = |limit| {
+            Request::Jobs(JobsFilter {
+                page: PageAsk { limit, ..PageAsk::default() },
+                ..JobsFilter::default()
+            })
+        };
         let interest = |request: &Request, uid: u32, reply: &Reply| {
             service.shown_live(&Viewer::Uid(uid), request, reply)
         };

@@ -11,7 +11,7 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 
 use super::condition::{self, Dim, Expr};
 use super::template::Template;
-use super::{Counter, Gates, Rule, Rules, Scope, Watch, contradiction};
+use super::{Counter, Gates, Rule, Rules, Saves, Scope, Sentences, Watch, contradiction};
 use crate::finding::Severity;
 
 const BYTES_MAX: usize = 1 << 20;
@@ -199,11 +199,15 @@ fn rule(of: &RuleOf, defaults: Gates) -> Result<Rule, Mistake> {
         replaces: of.replaces.iter().map(|name| name.value.clone()).collect(),
         gates,
         watch,
-        what: template(&of.what, "what")?,
-        how: template(&of.how, "how")?,
-        otherwise: of.otherwise.as_ref().map(|text| template(text, "otherwise")).transpose()?,
-        save_cores: number(&of.saves.core_time, "saves.core_time", Dim::SECONDS)?,
-        save_gpus: number(&of.saves.gpu_time, "saves.gpu_time", Dim::SECONDS)?,
+        sentences: Sentences {
+            what: template(&of.what, "what")?,
+            how: template(&of.how, "how")?,
+            otherwise: of.otherwise.as_ref().map(|text| template(text, "otherwise")).transpose()?,
+        },
+        saves: Saves {
+            cores: number(&of.saves.core_time, "saves.core_time", Dim::SECONDS)?,
+            gpus: number(&of.saves.gpu_time, "saves.gpu_time", Dim::SECONDS)?,
+        },
         name,
     })
 }

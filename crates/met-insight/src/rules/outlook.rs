@@ -197,7 +197,7 @@ impl Outlook<'_> {
 
     fn may_save(&self) -> bool {
         let (rule, gates) = (self.rule, &self.rule.gates);
-        let kinds = [(&rule.save_cores, gates.core_hours), (&rule.save_gpus, gates.gpu_hours)];
+        let kinds = [(&rule.saves.cores, gates.core_hours), (&rule.saves.gpus, gates.gpu_hours)];
         let is_enough = |(expr, least): (&Option<Expr>, f64)| {
             // Nothing is asked of the coverage of what is only in the saving.
             let seconds = expr.as_ref().and_then(|expr| self.number(expr, 0.0).range);

@@ -11,7 +11,7 @@ use met_insight::neighbours::{LOOKED_AT, Neighbours};
 use met_insight::report::Machine;
 use met_insight::rules::{self, Rules};
 
-use super::{AllJobs, JobsFilter, every_page, merge, now_ns};
+use super::{AllJobs, JobTimes, JobsFilter, PageAsk, every_page, merge, now_ns};
 use crate::setting::Setting;
 use crate::systems;
 
@@ -34,20 +34,23 @@ pub fn beside<E>(
     let since_ns = now_ns.saturating_sub(WINDOW_NS);
     let since_ns = if start_ns < since_ns { start_ns.saturating_sub(WINDOW_NS) } else { since_ns };
     let on_node = |limit: usize| JobsFilter {
-        since_ns: Some(since_ns),
-        limit: Some(limit),
         is_brief: true,
         conditions: Conditions { node: Some(node.clone()), ..Conditions::default() },
+        times: JobTimes { since_ns: Some(since_ns), ..JobTimes::default() },
+        page: PageAsk::first(limit),
         ..JobsFilter::default()
     };
-    let before_end = |limit: usize| JobsFilter { until_ns: record.end_ns, ..on_node(limit) };
-    let mut jobs = find(&JobsFilter { ran_after_ns: record.start_ns, ..before_end(LOOKED_AT) })?;
+    let before_end = |limit: usize, ran_after_ns: Option<i64>| {
+        let filter = on_node(limit);
+        JobsFilter { times: JobTimes { until_ns: record.end_ns, ran_after_ns, ..filter.times }, ..filter }
+    };
+    let mut jobs = find(&before_end(LOOKED_AT, record.start_ns))?;
     let is_counted = |other: &Record| {
         other.key != record.key && other.inside.is_none() && other.totals.get(job_table::CPU).is_some()
     };
     // Of a node on which CPU time of others is counted it is known that they used none meanwhile.
     if !jobs.iter().any(is_counted) {
-        jobs.extend(find(&before_end(BEFORE))?);
+        jobs.extend(find(&before_end(BEFORE, None))?);
     }
     jobs.extend(find(&JobsFilter { with_cards: true, ..on_node(WITH_GPUS) })?);
     // As it is known here: a list has it as it was when it was written.

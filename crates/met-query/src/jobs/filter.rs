@@ -6,8 +6,7 @@ use met_core::bounds;
 use met_core::conditions::{Conditions, OnNodes};
 use met_core::job::{Record, State};
 use met_core::listing::{Cursor, Order, Sort};
-use met_core::member::Member;
-use met_store::{Filter, Page};
+use met_store::{Filter, JobOwner, JobTimes, Page, PageBounds};
 use serde::{Deserialize, Serialize};
 
 use super::now_ns;
@@ -20,52 +19,51 @@ const LINEAGE_CANDIDATES: usize = 300;
 /// Which jobs are wanted, and in which order.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct JobsFilter {
-    pub since_ns: Option<i64>,
+    #[serde(flatten)]
+    pub times: JobTimes,
     pub states: Vec<State>,
-    pub uid: Option<u32>,
-    pub user: Option<String>,
+    /// Narrowed for the viewer ([`crate::viewer::Viewer::restrict`]).
+    #[serde(flatten)]
+    pub owner: JobOwner,
     pub name: Option<String>,
-    // A daemon of an earlier version sends neither.
+    // A daemon of an earlier version sends none.
     #[serde(default)]
     pub manager: Option<String>,
-    #[serde(default)]
-    pub account: Option<String>,
-    /// Set for the viewer ([`crate::viewer::Viewer::restrict`]); a client can only narrow its own view with it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub member: Option<Member>,
-    pub limit: Option<usize>,
-    /// Started before this: where the next page begins.
-    pub until_ns: Option<i64>,
+    #[serde(flatten)]
+    pub page: PageAsk,
     /// Only jobs that had a card.
     #[serde(default)]
     pub with_cards: bool,
     /// Only jobs of which a process with this number is stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Or, among jobs that have not started, so many further on.
+    /// Without processes and marked work. Daemons and servers of earlier versions send these all the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_brief: bool,
+    /// Daemons and servers before [`crate::handshake::CONDITIONS`] overlook these and the order.
+    #[serde(flatten)]
+    pub conditions: Conditions,
+    /// For a store; over a connection it becomes one question for each node.
+    #[serde(skip)]
+    pub on_nodes: Option<OnNodes>,
+}
+
+/// Which part of the list is wanted, and in which order.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PageAsk {
+    pub limit: Option<usize>,
+    /// Of a client that pages by the time of the start: so many jobs further on, among those that have not started.
     #[serde(default)]
     pub skip: usize,
-    /// The answer may come in pages, which the older fields above know only by their times.
+    /// The answer may come in pages, which clients of earlier versions know only by their times.
     #[serde(default)]
     pub paged: bool,
     /// Behind which job the page begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Cursor>,
-    /// Without processes and marked work. Daemons and servers of earlier versions send these all the same.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_brief: bool,
     /// `None`: newest first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sort: Option<Sort>,
-    /// Daemons and servers before [`crate::handshake::CONDITIONS`] overlook these and the order.
-    #[serde(flatten)]
-    pub conditions: Conditions,
-    /// Only jobs that have not ended, or ended after this time. Daemons and servers of earlier versions send others, too.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ran_after_ns: Option<i64>,
-    /// For a store; over a connection it becomes one question for each node.
-    #[serde(skip)]
-    pub on_nodes: Option<OnNodes>,
 }
 
 /// Records in one reply: a reader may be slow, and the reply is held until it is read.
@@ -76,6 +74,35 @@ pub const WHOLE_BYTES: usize = 16 << 20;
 /// Jobs in one reply.
 pub const PAGE_JOBS: usize = 500;
 
+impl PageAsk {
+    /// The first jobs of the list.
+    pub fn first(limit: usize) -> PageAsk {
+        PageAsk { limit: Some(limit), ..PageAsk::default() }
+    }
+
+    /// The list in pages.
+    pub fn paged() -> PageAsk {
+        PageAsk { paged: true, ..PageAsk::default() }
+    }
+
+    pub fn order(&self) -> Order {
+        Order::new(self.sort, self.after.as_ref(), now_ns())
+    }
+
+    fn to_store(&self) -> PageBounds {
+        PageBounds {
+            sort: self.sort,
+            now_ns: now_ns(),
+            after: self.after.clone(),
+            limit: match self.paged {
+                true => Some(self.limit.unwrap_or(usize::MAX).min(PAGE_JOBS)),
+                false => self.limit.map(|limit| limit.saturating_add(self.skip)),
+            },
+            max_bytes: self.paged.then_some(PAGE_BYTES),
+        }
+    }
+}
+
 impl JobsFilter {
     pub fn to_store(&self) -> Filter {
         let mut states = self.states.clone();
@@ -83,63 +110,53 @@ impl JobsFilter {
         if states.contains(&State::Suspended) {
             states.push(State::Running);
         }
+        let mut page = self.page.to_store();
+        // Running jobs are checked afterwards, and some of them are dropped; the page stays complete.
+        if !self.page.paged && self.states.iter().any(|state| state.is_live()) {
+            page.limit = None;
+        }
         Filter {
-            since_ns: self.since_ns,
+            times: self.times,
+            owner: self.owner.clone(),
+            page,
             states,
-            uid: self.uid,
-            user: self.user.clone(),
             name: self.name.clone(),
             manager: self.manager.clone(),
-            account: self.account.clone(),
-            member: self.member.clone(),
-            // Running jobs are checked afterwards, and some of them are dropped; the page stays complete.
-            limit: match self.paged {
-                true => Some(self.limit.unwrap_or(usize::MAX).min(PAGE_JOBS)),
-                false => self
-                    .limit
-                    .filter(|_| !self.states.iter().any(|state| state.is_live()))
-                    .map(|limit| limit.saturating_add(self.skip)),
-            },
-            after: self.after.clone(),
-            max_bytes: self.paged.then_some(PAGE_BYTES),
-            until_ns: self.until_ns,
             with_summaries: true,
             is_brief: self.is_brief,
             with_cards: self.with_cards,
             pid: self.pid,
-            sort: self.sort,
             conditions: self.conditions.clone(),
-            ran_after_ns: self.ran_after_ns,
             on_nodes: self.on_nodes.clone(),
-            now_ns: now_ns(),
-            ..Filter::default()
         }
     }
 
     /// For what is counted over all jobs that fit.
     pub fn to_store_whole(&self) -> Filter {
-        Filter { limit: None, after: None, sort: None, max_bytes: None, ..self.to_store() }
+        let store = self.to_store();
+        Filter { page: PageBounds { now_ns: store.page.now_ns, ..PageBounds::default() }, ..store }
     }
 
     /// Whether a daemon or server of an earlier version would misunderstand it.
     pub fn is_extended(&self) -> bool {
-        self.sort.is_some() || !self.conditions.is_empty()
+        self.page.sort.is_some() || !self.conditions.is_empty()
     }
 
     /// Whether a page that begins behind this job is a later one: who does not get on is not asked for ever.
     pub fn continues_at(&self, next: &Cursor) -> bool {
-        self.after.as_ref().is_none_or(|after| self.order().compare(after, next) == Ordering::Less)
+        self.page.after.as_ref().is_none_or(|after| self.order().compare(after, next) == Ordering::Less)
     }
 
     /// The order of the list.
     pub fn order(&self) -> Order {
-        Order::new(self.sort, self.after.as_ref(), now_ns())
+        self.page.order()
     }
 
     /// Narrows to the jobs of a user, by name or by number.
     pub fn of_user(mut self, user: Option<&str>) -> JobsFilter {
         let uid = user.and_then(|user| user.parse().ok());
-        (self.uid, self.user) = (uid.or(self.uid), user.filter(|_| uid.is_none()).map(str::to_owned));
+        self.owner.uid = uid.or(self.owner.uid);
+        self.owner.user = user.filter(|_| uid.is_none()).map(str::to_owned);
         self
     }
 
@@ -148,28 +165,30 @@ impl JobsFilter {
     pub fn perhaps_of_lineage(record: &Record, until_ns: Option<i64>) -> Option<JobsFilter> {
         let user = met_insight::rules::user::owner(record)?;
         let manager = Some(record.key.manager.clone());
-        let limit = Some(LINEAGE_CANDIDATES);
-        let filter = JobsFilter { manager, until_ns, limit, is_brief: true, ..JobsFilter::default() };
+        let times = JobTimes { until_ns, ..JobTimes::default() };
+        let page = PageAsk::first(LINEAGE_CANDIDATES);
+        let filter = JobsFilter { times, manager, page, is_brief: true, ..JobsFilter::default() };
         Some(filter.of_user(Some(&user)))
     }
 
     /// As [`JobsFilter::to_store`], for a reply to another process: its size is bounded in any case.
     pub fn to_store_for_reply(&self) -> Filter {
-        let store = self.to_store();
-        Filter { max_bytes: store.max_bytes.or(Some(WHOLE_BYTES)), ..store }
+        let mut store = self.to_store();
+        store.page.max_bytes.get_or_insert(WHOLE_BYTES);
+        store
     }
 
     /// The answer: a page that was asked for with [`JobsFilter::to_store_for_reply`], its running jobs looked at.
     pub fn reply(&self, page: Page, warnings: Vec<String>) -> Reply {
         let Page { mut jobs, next } = page;
         let is_below = |limit: Option<usize>, count: usize| limit.is_none_or(|limit| count < limit);
-        let is_cut = next.is_some() && is_below(self.to_store().limit, jobs.len());
+        let is_cut = next.is_some() && is_below(self.to_store().page.limit, jobs.len());
         self.retain(&mut jobs);
-        if self.paged {
+        if self.page.paged {
             let protocol = if self.is_extended() { PROTOCOL } else { 0 };
             return Reply::JobsPage { jobs, next, warnings, protocol };
         }
-        if is_cut && is_below(self.limit, jobs.len()) {
+        if is_cut && is_below(self.page.limit, jobs.len()) {
             let most = WHOLE_BYTES >> 20;
             let message = format!(
                 "more than {most} MiB of jobs, too many for one reply: query them in pages, as newer \
@@ -189,8 +208,8 @@ impl JobsFilter {
     /// Keeps what still fits after the running jobs were looked at.
     pub fn retain(&self, jobs: &mut Vec<Record>) {
         self.retain_states(jobs);
-        jobs.drain(..self.skip.min(jobs.len()));
-        jobs.truncate(self.limit.unwrap_or(usize::MAX));
+        jobs.drain(..self.page.skip.min(jobs.len()));
+        jobs.truncate(self.page.limit.unwrap_or(usize::MAX));
     }
 }
 
@@ -242,16 +261,16 @@ mod tests {
         assert!(bytes < WHOLE_BYTES + (10 << 20), "{bytes}");
         let Reply::Error { message, .. } = answer(&reader, &all) else { panic!("more than a reply holds") };
         assert!(message.contains("16 MiB") && message.contains("in pages"), "{message}");
-        let older = JobsFilter { limit: Some(1000), ..JobsFilter::default() };
+        let older = JobsFilter { page: PageAsk::first(1000), ..JobsFilter::default() };
         assert!(
             matches!(answer(&reader, &older), Reply::Error { .. }),
             "a short list would be taken for all"
         );
-        let some = JobsFilter { limit: Some(20), ..JobsFilter::default() };
+        let some = JobsFilter { page: PageAsk::first(20), ..JobsFilter::default() };
         assert!(matches!(answer(&reader, &some), Reply::Jobs(jobs) if jobs.len() == 20));
         let running = JobsFilter { states: vec![State::Running, State::Finished], ..some };
         assert!(matches!(answer(&reader, &running), Reply::Jobs(jobs) if jobs.len() == 20));
-        let paged = JobsFilter { paged: true, ..all };
+        let paged = JobsFilter { page: PageAsk { paged: true, ..all.page }, ..all };
         assert!(matches!(answer(&reader, &paged), Reply::JobsPage { next: Some(_), .. }));
     }
 
@@ -259,19 +278,48 @@ mod tests {
     fn only_an_answer_to_an_extended_filter_says_a_version() {
         let (_state, reader) = store(1, 1);
         let said = |filter: JobsFilter| serde_json::to_string(&answer(&reader, &filter)).unwrap();
-        let plain = JobsFilter { paged: true, ..JobsFilter::default() };
+        let plain = JobsFilter { page: PageAsk::paged(), ..JobsFilter::default() };
         assert!(!said(plain.clone()).contains("protocol"));
-        let sorted = JobsFilter { sort: Some("name".parse().unwrap()), ..plain };
+        let sorted =
+            JobsFilter { page: PageAsk { sort: Some("name".parse().unwrap()), ..plain.page }, ..plain };
         assert!(said(sorted).contains(&format!("\"protocol\":{PROTOCOL}")));
+    }
+
+    #[test]
+    fn the_groups_of_a_filter_are_not_seen_on_the_wire() {
+        // As daemons and servers of every version read it.
+        let text = concat!(
+            r#"{"since_ns":1,"states":["failed"],"uid":7,"user":"ada","name":null,"manager":null,"#,
+            r#""account":"maths","member":{"user":"ada","accounts":["maths"]},"limit":3,"until_ns":9,"#,
+            r#""with_cards":false,"skip":2,"paged":true,"sort":{"column":"name","descending":false},"ran_after_ns":5}"#
+        );
+        let filter: JobsFilter = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            (filter.times.since_ns, filter.times.until_ns, filter.times.ran_after_ns),
+            (Some(1), Some(9), Some(5))
+        );
+        assert_eq!((filter.owner.uid, filter.owner.account.as_deref()), (Some(7), Some("maths")));
+        assert_eq!((filter.page.limit, filter.page.skip, filter.page.paged), (Some(3), 2, true));
+        let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(value(&serde_json::to_string(&filter).unwrap()), value(text));
+        let oldest: JobsFilter = serde_json::from_str(r#"{"states":[]}"#).unwrap();
+        assert!(oldest.page.limit.is_none() && oldest.owner.user.is_none() && !oldest.page.paged);
+        let closed: JobsFilter =
+            serde_json::from_str(r#"{"states":[],"settled_ns":5,"ended_after_ns":5}"#).unwrap();
+        assert_eq!(
+            (closed.times.settled_ns, closed.times.ended_after_ns),
+            (None, None),
+            "for the store alone"
+        );
     }
 
     #[test]
     fn a_client_that_pages_by_time_gets_on_as_before() {
         let (_state, reader) = store(1500, 100);
-        let mut filter = JobsFilter { limit: Some(1000), ..JobsFilter::default() };
+        let mut filter = JobsFilter { page: PageAsk::first(1000), ..JobsFilter::default() };
         let Reply::Jobs(first) = answer(&reader, &filter) else { panic!("it fits") };
         assert_eq!(first.len(), 1000);
-        filter.until_ns = first.last().and_then(|job| job.start_ns);
+        filter.times.until_ns = first.last().and_then(|job| job.start_ns);
         assert!(matches!(answer(&reader, &filter), Reply::Jobs(rest) if rest.len() == 500));
     }
 }

@@ -7,7 +7,7 @@ use met_core::reaction::Reaction;
 use met_insight::lineage::lineage;
 use met_store::{StoreError, Writer};
 
-use super::JobsFilter;
+use super::{JobsFilter, PageAsk};
 
 /// The newest jobs of a user that are looked at. Of one with more jobs nothing is concluded: reactions are few.
 const JOBS_MAX: usize = 200;
@@ -42,7 +42,7 @@ fn forget_until(
             writer.set_meta(LAST_USER, looked_at)?;
             break;
         }
-        let newest = JobsFilter { limit: Some(JOBS_MAX + 1), ..JobsFilter::default() };
+        let newest = JobsFilter { page: PageAsk::first(JOBS_MAX + 1), ..JobsFilter::default() };
         let jobs = writer.jobs(&newest.of_user(Some(&user)).to_store())?;
         let left: HashSet<String> = jobs.iter().map(|job| lineage(job).key()).collect();
         let is_left = |one: &Reaction| match one.lineage.is_empty() {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use met_core::job::{JobKey, Record};
 use met_core::usage::{EXCEPT_MAX, Usage, UsageAsk};
 
-use super::{JobRef, JobsFilter, Source, every_found};
+use super::{JobRef, JobTimes, JobsFilter, Source, every_found};
 use crate::client::Unreachable;
 use crate::query::{every_job, first_jobs, running};
 use crate::viewer::Viewer;
@@ -58,7 +58,11 @@ fn usage_of(source: &dyn Source, others: &[&dyn Source], viewer: &Viewer, ask: &
 /// The jobs of a source that may be in the answer: those that run, and the newest that ended, also in the inbox.
 fn keys_in(source: &dyn Source, viewer: &Viewer, ask: &UsageAsk) -> Result<Vec<JobKey>> {
     let running = JobsFilter { is_brief: true, ..running() };
-    let newest = JobsFilter { until_ns: Some(ask.to_ns), is_brief: true, ..JobsFilter::default() };
+    let newest = JobsFilter {
+        is_brief: true,
+        times: JobTimes { until_ns: Some(ask.to_ns), ..JobTimes::default() },
+        ..JobsFilter::default()
+    };
     let mut jobs = every_job(source, viewer, &running)?;
     let ended = first_jobs(source, viewer, &newest, ENDED_MAX)?.jobs;
     jobs.extend(ended.into_iter().filter(|job| job.end_ns.is_some_and(|end_ns| end_ns >= ask.from_ns)));

@@ -61,7 +61,7 @@ impl Query for OwnJobs {
                 Err(error) => return Err(error),
             }
         }
-        let order = Order::new(filter.sort, filter.after.as_ref(), now_ns());
+        let order = filter.order();
         Ok((joined(pages, order, filter), warnings))
     }
 
@@ -193,10 +193,10 @@ fn joined(pages: Vec<Page>, order: Order, filter: &JobsFilter) -> Page {
     if let Some(next) = &next {
         jobs.retain(|record| !order.is_behind(record, next));
     }
-    let limit = filter.limit.unwrap_or(usize::MAX);
+    let limit = filter.page.limit.unwrap_or(usize::MAX);
     if jobs.len() > limit {
         jobs.truncate(limit);
-        next = order.next(filter.after.as_ref(), &jobs);
+        next = order.next(filter.page.after.as_ref(), &jobs);
     } else {
         next = next.map(|next| order.begun(next, &jobs));
     }
@@ -205,6 +205,7 @@ fn joined(pages: Vec<Page>, order: Order, filter: &JobsFilter) -> Page {
 
 #[cfg(test)]
 mod tests {
+    use super::super::PageAsk;
     use super::*;
 
     fn page(ids: &[u32], has_more: bool) -> Page {
@@ -222,7 +223,7 @@ mod tests {
     }
 
     fn limited(limit: Option<usize>) -> JobsFilter {
-        JobsFilter { limit, ..JobsFilter::default() }
+        JobsFilter { page: PageAsk { limit, ..PageAsk::default() }, ..JobsFilter::default() }
     }
 
     #[test]

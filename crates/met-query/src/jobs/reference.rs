@@ -5,7 +5,7 @@ use met_core::job::{LOCAL, Record};
 use met_core::managers;
 use met_host::users;
 use met_jobs::cgroup_layouts::Layout;
-use met_store::{Filter, Queries, StoreError};
+use met_store::{Filter, PageBounds, Queries, StoreError};
 use serde::{Deserialize, Serialize};
 
 use super::sort_ns;
@@ -189,7 +189,12 @@ fn newest_of(store: &Queries, job: &JobRef, whose: &Filter) -> Result<Vec<Record
         JobRef::Name(name) => Some(name),
         JobRef::Last => None,
     };
-    let newest = Filter { name: name.cloned(), limit: Some(1), with_summaries: true, ..whose.clone() };
+    let newest = Filter {
+        name: name.cloned(),
+        with_summaries: true,
+        page: PageBounds { limit: Some(1), ..whose.page.clone() },
+        ..whose.clone()
+    };
     let found = store.jobs(&newest)?;
     let Some(name) = name.filter(|_| found.is_empty()) else { return Ok(found) };
     match newest_on_node(store, name, whose)? {
@@ -202,18 +207,22 @@ fn newest_of(store: &Queries, job: &JobRef, whose: &Filter) -> Result<Vec<Record
 /// The newest job of a name on a node, where `train@n1` is no name.
 fn newest_on_node(store: &Queries, text: &str, whose: &Filter) -> Result<Option<Record>, StoreError> {
     let Some((name, node)) = text.rsplit_once('@') else { return Ok(None) };
-    let mut page = Filter { name: Some(name.to_owned()), limit: Some(PAGE_JOBS), ..whose.clone() };
+    let mut page = Filter {
+        name: Some(name.to_owned()),
+        page: PageBounds { limit: Some(PAGE_JOBS), ..whose.page.clone() },
+        ..whose.clone()
+    };
     loop {
         let jobs = store.jobs(&page)?;
         if let Some(hit) = jobs.iter().find(|record| record.nodes.iter().any(|known| known == node)) {
             return store.get(&hit.key);
         }
-        let Some(last) = jobs.last().filter(|_| page.limit == Some(jobs.len())) else { return Ok(None) };
+        let Some(last) = jobs.last().filter(|_| page.page.limit == Some(jobs.len())) else { return Ok(None) };
         // Pages overlap in the jobs of one instant. Those that wait have none to go on from.
         let until_ns = sort_ns(last).checked_add(1);
-        match until_ns == page.until_ns {
-            true => page.limit = page.limit.map(|limit| limit * 2),
-            false => page.until_ns = until_ns,
+        match until_ns == page.times.until_ns {
+            true => page.page.limit = page.page.limit.map(|limit| limit * 2),
+            false => page.times.until_ns = until_ns,
         }
     }
 }
@@ -341,6 +350,7 @@ fn one_users(text: &str, found: &[Record]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use met_core::job::State;
+    use met_store::JobOwner;
 
     use super::*;
 
@@ -447,7 +457,10 @@ mod tests {
             find(writer, &job, whose).unwrap().into_iter().map(|record| record.name).collect::<Vec<_>>()
         };
         assert_eq!(found(&writer, &Filter::default()), ["sim"]);
-        assert!(found(&writer, &Filter { uid: Some(7), ..Filter::default() }).is_empty(), "of another user");
+        assert!(
+            found(&writer, &Filter { owner: JobOwner::of_uid(7), ..Filter::default() }).is_empty(),
+            "of another user"
+        );
         writer.put(&met_core::sample::full(999, "f2tZgz5")).unwrap();
         assert_eq!(found(&writer, &Filter::default()), ["f2tZgz5"], "a name comes first");
     }
@@ -457,10 +470,11 @@ mod tests {
         let (_root, writer) = many_jobs();
         let job = JobRef::Name("train@n1".to_owned());
         let id = |whose: Filter| newest_of(&writer, &job, &whose).unwrap().pop().map(|record| record.key.id);
-        assert_eq!(id(Filter { uid: Some(1001), ..Filter::default() }).as_deref(), Some("1"));
-        assert_eq!(id(Filter { user: Some("bob".to_owned()), ..Filter::default() }).as_deref(), Some("1"));
-        assert_eq!(id(Filter { uid: Some(7), ..Filter::default() }), None);
-        let newest = newest_of(&writer, &JobRef::Last, &Filter { uid: Some(1001), ..Filter::default() });
+        assert_eq!(id(Filter { owner: JobOwner::of_uid(1001), ..Filter::default() }).as_deref(), Some("1"));
+        assert_eq!(id(Filter { owner: JobOwner::of_user("bob"), ..Filter::default() }).as_deref(), Some("1"));
+        assert_eq!(id(Filter { owner: JobOwner::of_uid(7), ..Filter::default() }), None);
+        let newest =
+            newest_of(&writer, &JobRef::Last, &Filter { owner: JobOwner::of_uid(1001), ..Filter::default() });
         assert_eq!(newest.unwrap()[0].key.id, "1");
     }
 

@@ -19,7 +19,7 @@ use met_core::{JOB, MISSING, Table, gpu};
 use met_store::{NodePart, Page};
 
 use super::filter::PAGE_JOBS;
-use super::{CALLER, JobRef, JobsFilter, Source, merge};
+use super::{CALLER, JobRef, JobsFilter, PageAsk, Source, merge};
 use crate::annotate::{self, Annotates};
 use crate::handshake::CONDITIONS;
 use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
@@ -62,22 +62,24 @@ impl Remote {
 
     /// The rest of a list of which a daemon of an earlier version told the first jobs: it goes on by their times.
     fn older_jobs(&self, filter: &JobsFilter, first: Vec<Record>) -> Result<Vec<Record>> {
-        let wanted = filter.limit.unwrap_or(usize::MAX);
+        let wanted = filter.page.limit.unwrap_or(usize::MAX);
         let (mut page, mut more, mut jobs) = (filter.clone(), first, Vec::new());
         loop {
             let (before, is_last) = (jobs.len(), more.len() < OLDER_PAGE_JOBS);
             // Pages overlap in the jobs of one instant: `merge` keeps each of them once.
             match more.last().map(sort_ns) {
                 // Those that wait come first and have no time to go on from.
-                Some(i64::MAX) => page.skip += more.len(),
-                begun_ns => (page.until_ns, page.skip) = (begun_ns.map(|begun_ns| begun_ns + 1), 0),
+                Some(i64::MAX) => page.page.skip += more.len(),
+                begun_ns => {
+                    (page.times.until_ns, page.page.skip) = (begun_ns.map(|begun_ns| begun_ns + 1), 0)
+                }
             }
             jobs.extend(more);
             jobs = merge(jobs);
             if is_last || jobs.len() == before || jobs.len() >= wanted {
                 return Ok(jobs);
             }
-            page.limit = Some(OLDER_PAGE_JOBS.min(wanted - jobs.len()));
+            page.page.limit = Some(OLDER_PAGE_JOBS.min(wanted - jobs.len()));
             more = match self.ask(&Request::Jobs(page.clone()))? {
                 Reply::Jobs(jobs) => jobs,
                 reply => return self.unexpected(&reply),
@@ -88,12 +90,10 @@ impl Remote {
     /// A page from a daemon or server that overlooks conditions and order: all its jobs are asked for, page by page,
     /// and as many of those that fit are kept as the page has.
     fn narrowed_here(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
-        let (order, count) = (filter.order(), filter.limit.unwrap_or(PAGE_JOBS).min(PAGE_JOBS));
+        let (order, count) = (filter.order(), filter.page.limit.unwrap_or(PAGE_JOBS).min(PAGE_JOBS));
         let mut asked = JobsFilter {
-            sort: None,
             conditions: Conditions::default(),
-            after: None,
-            limit: None,
+            page: PageAsk { sort: None, after: None, limit: None, ..filter.page.clone() },
             ..filter.clone()
         };
         let (mut kept, mut warnings) = (Vec::new(), Vec::new());
@@ -101,11 +101,11 @@ impl Remote {
             let (Page { mut jobs, next }, said) = self.jobs(viewer, &asked)?;
             jobs.retain(|record| {
                 filter.conditions.accept(record, order.as_of_ns)
-                    && filter.after.as_ref().is_none_or(|after| order.is_behind(record, after))
+                    && filter.page.after.as_ref().is_none_or(|after| order.is_behind(record, after))
             });
             kept.extend(jobs);
             warnings.extend(said);
-            let next = next.filter(|next| asked.after.as_ref().is_none_or(|after| next < after));
+            let next = next.filter(|next| asked.page.after.as_ref().is_none_or(|after| next < after));
             // Not for every page: most of what is kept is sorted already.
             if next.is_none() || kept.len() >= 2 * count {
                 order.sort(&mut kept);
@@ -115,13 +115,13 @@ impl Remote {
             if next.is_none() {
                 break;
             }
-            asked.after = next;
+            asked.page.after = next;
         }
         warnings.sort_unstable();
         warnings.dedup();
         let goes_on = kept.len() > count;
         kept.truncate(count);
-        let next = order.next(filter.after.as_ref(), &kept).filter(|_| goes_on);
+        let next = order.next(filter.page.after.as_ref(), &kept).filter(|_| goes_on);
         Ok((Page { jobs: kept, next }, warnings))
     }
 
@@ -133,11 +133,16 @@ impl Remote {
         filter: &JobsFilter,
         on_nodes: &OnNodes,
     ) -> Result<(Page, Vec<String>)> {
-        let limit = filter.limit.map(|limit| limit.div_ceil(on_nodes.nodes.len().max(1)));
+        let limit = filter.page.limit.map(|limit| limit.div_ceil(on_nodes.nodes.len().max(1)));
         let (mut jobs, mut warnings) = (Vec::new(), Vec::new());
         for node in &on_nodes.nodes {
             let conditions = Conditions { node: Some(node.clone()), ..filter.conditions.clone() };
-            let asked = JobsFilter { on_nodes: None, conditions, limit, ..filter.clone() };
+            let asked = JobsFilter {
+                on_nodes: None,
+                conditions,
+                page: PageAsk { limit, ..filter.page.clone() },
+                ..filter.clone()
+            };
             let (page, said) = self.jobs(viewer, &asked)?;
             jobs.extend(page.jobs);
             warnings.extend(said);
@@ -177,7 +182,7 @@ impl Query for Remote {
         if let Some(on_nodes) = &filter.on_nodes {
             return self.on_each_node(viewer, &filter, on_nodes);
         }
-        let paged = JobsFilter { paged: true, ..filter.clone() };
+        let paged = JobsFilter { page: PageAsk { paged: true, ..filter.page.clone() }, ..filter.clone() };
         let (mut page, warnings) = match self.ask(&Request::Jobs(paged))? {
             Reply::JobsPage { protocol, .. } if filter.is_extended() && protocol < CONDITIONS => {
                 return self.narrowed_here(viewer, &filter);
@@ -213,7 +218,7 @@ impl Query for Remote {
                 JobRef::Name(name) => Some(name.clone()),
                 JobRef::Last => None,
             };
-            let own = JobsFilter { name, limit: Some(1), ..JobsFilter::default() };
+            let own = JobsFilter { name, page: PageAsk::first(1), ..JobsFilter::default() };
             page.jobs = self.jobs(viewer, &own)?.0.jobs;
         }
         Ok(page)
@@ -476,7 +481,7 @@ mod tests {
             let Request::Jobs(filter) = serde_json::from_str(&sent)? else { bail!("{sent}") };
             let mut jobs = self.0.clone();
             jobs.retain(|record| filter.conditions.accept_record(record));
-            jobs.truncate(filter.limit.unwrap_or(usize::MAX));
+            jobs.truncate(filter.page.limit.unwrap_or(usize::MAX));
             Ok(Reply::JobsPage { jobs, next: None, warnings: vec!["old".to_owned()], protocol: CONDITIONS })
         }
 
@@ -498,7 +503,8 @@ mod tests {
             job(4, &["n2"], Some(101)),
         ];
         let on_nodes = OnNodes { nodes: vec!["n1".to_owned(), "n2".to_owned()], since_ns: 100 };
-        let filter = JobsFilter { on_nodes: Some(on_nodes), limit: Some(10), ..JobsFilter::default() };
+        let filter =
+            JobsFilter { on_nodes: Some(on_nodes), page: PageAsk::first(10), ..JobsFilter::default() };
         let (page, warnings) = Remote::new(OfNodes(jobs)).jobs(&Viewer::Everything, &filter).unwrap();
         let ids: Vec<&str> = page.jobs.iter().map(|record| record.key.id.as_str()).collect();
         assert_eq!((ids, warnings), (vec!["1", "4"], vec!["old".to_owned()]), "each once, the newest first");

@@ -6,7 +6,7 @@ use anyhow::Result;
 use met_core::by_threads::by_threads;
 use met_core::job::Record;
 
-use super::{AllJobs, JobsFilter, now_ns, pages};
+use super::{AllJobs, JobTimes, JobsFilter, now_ns, pages};
 use crate::setting::Setting;
 
 /// Spans of time into which a list is divided: jobs are not spread evenly, and no thread is to wait for long.
@@ -64,14 +64,18 @@ impl Together {
 /// The same jobs in parts, the newest first; those that have not started are in the first one. One part where the order,
 /// the number or the begin of the jobs does not let them be divided.
 fn spans(filter: &JobsFilter, now_ns: i64) -> Vec<JobsFilter> {
-    let is_whole = filter.limit.is_none() && filter.sort.is_none() && filter.until_ns.is_none();
-    let Some(since_ns) = filter.since_ns.filter(|&since_ns| is_whole && since_ns < now_ns) else {
+    let is_whole =
+        filter.page.limit.is_none() && filter.page.sort.is_none() && filter.times.until_ns.is_none();
+    let Some(since_ns) = filter.times.since_ns.filter(|&since_ns| is_whole && since_ns < now_ns) else {
         return vec![filter.clone()];
     };
     let begin_ns = |number: i64| since_ns + (now_ns - since_ns) / SPANS * number;
     let span = |number: i64| JobsFilter {
-        since_ns: Some(begin_ns(number)),
-        until_ns: (number + 1 < SPANS).then(|| begin_ns(number + 1)),
+        times: JobTimes {
+            since_ns: Some(begin_ns(number)),
+            until_ns: (number + 1 < SPANS).then(|| begin_ns(number + 1)),
+            ..filter.times
+        },
         ..filter.clone()
     };
     (0..SPANS).rev().map(span).collect()
@@ -104,7 +108,8 @@ mod tests {
         let [second, third] = [first.again().unwrap(), first.again().unwrap()];
         let mut together = Together { readers: vec![first, second, third] };
         for since_ns in [None, Some(now_ns - 200 * hour_ns), Some(now_ns - 40 * hour_ns), Some(now_ns + 9)] {
-            let filter = JobsFilter { since_ns, ..JobsFilter::default() };
+            let filter =
+                JobsFilter { times: JobTimes { since_ns, ..JobTimes::default() }, ..JobsFilter::default() };
             let alone = together.first().jobs(&filter).unwrap();
             assert!(!alone.is_empty());
             assert_eq!(together.jobs(&filter).unwrap(), alone, "{since_ns:?}");

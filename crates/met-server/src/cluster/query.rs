@@ -49,7 +49,7 @@ impl Query for ClusterView {
         let Some(filter) = viewer.restrict(filter) else { return Ok(nothing()) };
         let (mut page, unreadable) = self.page(&filter.to_store_for_reply())?;
         filter.retain_states(&mut page.jobs);
-        if filter.limit.is_some_and(|limit| limit <= WATCHED_JOBS_MAX) {
+        if filter.page.limit.is_some_and(|limit| limit <= WATCHED_JOBS_MAX) {
             self.note_interest(viewer, &page.jobs);
         }
         Ok((page, warn_unreadable(viewer, &unreadable)))

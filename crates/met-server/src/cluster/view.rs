@@ -95,7 +95,7 @@ impl ClusterView {
 
     /// A page by values that change, without the records of jobs that are not on it.
     fn page_of_running(&self, reader: &Reader, filter: &Filter) -> Result<Option<Page>, StoreError> {
-        if filter.sort.is_none() && !filter.needs_figures() {
+        if filter.page.sort.is_none() && !filter.needs_figures() {
             return Ok(None);
         }
         self.lists.files.with_log(self, |log| {

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use met_core::job::{LOCAL, State};
 use met_core::listing::{Sort, SortColumn};
-use met_query::jobs::{JobRef, JobsFilter};
+use met_query::jobs::{JobRef, JobsFilter, PageAsk};
 use met_query::query::Query;
 use met_query::sample_more::SamplesMore;
 use met_query::viewer::Viewer;
@@ -65,7 +65,10 @@ fn lists_from_rows_in_memory_are_those_of_the_records_for_every_viewer() {
             let viewer = &viewers[(number + round) % viewers.len()];
             let sort = Some(Sort { column, descending: dice.below(2) == 0 });
             let limit = Some([2, 5, 500][dice.below(3) as usize]);
-            let mut asked = JobsFilter { sort, limit, paged: true, ..JobsFilter::default() };
+            let mut asked = JobsFilter {
+                page: PageAsk { sort, limit, paged: true, ..PageAsk::default() },
+                ..JobsFilter::default()
+            };
             if dice.below(4) == 0 {
                 asked.conditions.max_efficiency = Some(0.5);
             }
@@ -79,7 +82,7 @@ fn lists_from_rows_in_memory_are_those_of_the_records_for_every_viewer() {
                 assert!(page.jobs.iter().all(|job| viewer.sees(job)) && unreadable.is_empty());
                 shown += page.jobs.len();
                 match page.next {
-                    Some(next) => filter.after = Some(next),
+                    Some(next) => filter.page.after = Some(next),
                     None => break,
                 }
             }
@@ -95,7 +98,10 @@ fn what_a_job_has_become_is_in_the_next_list() {
     let (keeper, view) = start(state.path(), &NODES);
     let by_cpu = |viewer: &Viewer| {
         let sort = Some("cpu:desc".parse().unwrap());
-        let asked = JobsFilter { sort, limit: Some(50), paged: true, ..JobsFilter::default() };
+        let asked = JobsFilter {
+            page: PageAsk { sort, limit: Some(50), paged: true, ..PageAsk::default() },
+            ..JobsFilter::default()
+        };
         let page = view.page(&viewer.restrict(&asked).unwrap().to_store_for_reply()).unwrap().0;
         page.jobs.into_iter().map(|job| (job.key.id, job.state)).collect::<Vec<_>>()
     };
@@ -133,7 +139,7 @@ fn nodes_are_told_of_the_jobs_that_viewers_watch_who_see_them() {
         found.iter().for_each(|job| drop(view.course(viewer, &job.key, 0).unwrap()));
     };
     let list = |limit: usize| {
-        let filter = JobsFilter { limit: Some(limit), ..JobsFilter::default() };
+        let filter = JobsFilter { page: PageAsk::first(limit), ..JobsFilter::default() };
         view.jobs(&Viewer::Everything, &filter).unwrap()
     };
     let (ada, eve) = (Viewer::user("ada"), Viewer::user("eve"));

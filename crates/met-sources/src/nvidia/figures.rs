@@ -30,34 +30,60 @@ const SAMPLES_MAX: u32 = 1 << 16;
 /// A sample covers at most this time; the driver takes one about this often.
 const COVERED_MAX_US: i64 = 1_000_000;
 
-/// The expensive readings of one card, and when they were taken.
+/// What was read of one card, and when.
 #[derive(Clone, Default)]
 pub(super) struct SlowCard {
-    at_ns: i64,
-    /// When the levels and the list of processes were read, and after how long they are old.
-    levels_at_ns: i64,
-    pub levels_age_max_ns: i64,
-    levels: [i64; LEVELS.len()],
-    /// Memory in use of each part, in the order of the parts.
-    parts_used: Vec<i64>,
-    pub processes: Vec<OnCard>,
-    /// The driver listed the processes on the card; otherwise an empty list is meaningless.
-    pub knows_list: bool,
-    energy_uj: Option<i64>,
+    pub levels: Levels,
+    pub list: ProcessList,
+    pub usage: ProcessUse,
+    pass: Pass,
+    activity: UnitActivity,
+    pub faults: Faults,
     /// It blocks its callers.
     pub silent: bool,
-    /// It was out of reach when its levels were read.
+}
+
+/// What changes slowly; read together with the list of processes.
+#[derive(Clone)]
+pub(super) struct Levels {
+    at_ns: i64,
+    /// After how long they and the list are old.
+    pub age_max_ns: i64,
+    of_card: [i64; LEVELS.len()],
+    /// Memory in use of each part, in the order of the parts.
+    parts_used: Vec<i64>,
+    /// The card was out of reach.
     pub is_lost: bool,
-    /// When use by process was read, which covers the time since the previous reading, and whether the card
-    /// reports it.
-    use_at_ns: i64,
-    knows_processes: bool,
+}
+
+/// The processes on the card.
+#[derive(Clone, Default)]
+pub(super) struct ProcessList {
+    pub computing: Vec<OnCard>,
+    /// The driver listed those that compute; otherwise an empty list is meaningless.
+    pub is_known: bool,
+    /// Processes that draw and do not compute, and whether that could not be read.
+    pub drawing: Vec<(u32, i64)>,
+    drawing_failed: bool,
+}
+
+/// Use by process, which covers the time since the previous reading.
+#[derive(Clone, Default)]
+pub(super) struct ProcessUse {
+    at_ns: i64,
+    /// The card reports it.
+    is_known: bool,
     pub samples: Vec<Sample>,
     /// The processes on the card then.
     asked_for: Vec<u32>,
-    /// Processes that draw and do not compute, and whether that could not be read.
-    pub graphics: Vec<(u32, i64)>,
-    graphics_failed: bool,
+    last_seen_us: u64,
+}
+
+/// The expensive readings.
+#[derive(Clone, Default)]
+struct Pass {
+    at_ns: i64,
+    energy_uj: Option<i64>,
     power_limit: Option<i64>,
     ecc_corrected: Option<i64>,
     ecc_uncorrected: Option<i64>,
@@ -65,13 +91,21 @@ pub(super) struct SlowCard {
     decoder: Option<i64>,
     pcie_received: Option<i64>,
     pcie_sent: Option<i64>,
-    /// Of the card and of its parts, as of `activity_at_ns`.
-    activity: Option<Activity>,
-    parts_activity: Vec<Option<Activity>>,
-    activity_at_ns: i64,
-    pub faults: Option<i64>,
-    pub fault_last: Option<i64>,
-    last_seen_us: u64,
+}
+
+/// How busy the units of the card and of its parts were.
+#[derive(Clone, Default)]
+struct UnitActivity {
+    at_ns: i64,
+    of_card: Option<Activity>,
+    of_parts: Vec<Option<Activity>>,
+}
+
+/// What events reported, without a query.
+#[derive(Clone, Default)]
+pub(super) struct Faults {
+    pub count: Option<i64>,
+    pub last: Option<i64>,
 }
 
 /// A process that computes on a card.
@@ -104,49 +138,96 @@ pub(super) struct Sample {
 }
 
 impl SlowCard {
-    pub fn new() -> SlowCard {
-        SlowCard { levels: [MISSING; LEVELS.len()], ..SlowCard::default() }
-    }
-
     /// Every process that is named in it.
     pub fn pids(&self) -> impl Iterator<Item = u32> {
-        let listed = self.processes.iter().map(|info| info.pid);
-        let drawing = self.graphics.iter().map(|&(pid, _)| pid);
-        listed.chain(drawing).chain(self.samples.iter().map(|sample| sample.pid))
+        self.list.pids().chain(self.usage.samples.iter().map(|sample| sample.pid))
     }
 
-    /// Whether it is current. If not, the driver blocks the thread, or no reading was requested.
-    pub fn is_fresh(&self, now_ns: i64) -> bool {
-        now_ns - self.levels_at_ns <= self.levels_age_max_ns
+    pub fn fill(&self, now_ns: i64, cells: &mut [i64]) {
+        self.levels.fill(now_ns, cells);
+        self.usage.fill_age(now_ns, cells);
+        if self.pass.at_ns == 0 || now_ns - self.pass.at_ns > PERIODS_MAX * EVERY_MAX_NS {
+            return;
+        }
+        self.pass.fill(now_ns, cells);
+        self.faults.fill(cells);
+        self.activity.fill(self.activity.of_card, now_ns, cells);
+    }
+
+    /// Of a part, by its position.
+    pub fn fill_part(&self, position: usize, now_ns: i64, cells: &mut [i64]) {
+        cells[card::MEMORY_USED] = self.levels.parts_used.get(position).copied().unwrap_or(MISSING);
+        cells[card::LIST_AGE] = self.levels.age_ns(now_ns);
+        self.activity.fill(self.activity.of_parts.get(position).copied().flatten(), now_ns, cells);
+    }
+}
+
+impl Default for Levels {
+    fn default() -> Levels {
+        let of_card = [MISSING; LEVELS.len()];
+        Levels { at_ns: 0, age_max_ns: 0, of_card, parts_used: Vec::new(), is_lost: false }
+    }
+}
+
+impl Levels {
+    /// Whether they are current. If not, the driver blocks the thread, or no reading was requested.
+    pub fn are_fresh(&self, now_ns: i64) -> bool {
+        now_ns - self.at_ns <= self.age_max_ns
+    }
+
+    /// The age of the levels and of the process list.
+    pub fn age_ns(&self, now_ns: i64) -> i64 {
+        (now_ns - self.at_ns).max(0)
+    }
+
+    fn fill(&self, now_ns: i64, cells: &mut [i64]) {
+        for (column, level) in LEVELS.into_iter().zip(self.of_card) {
+            cells[column] = level;
+        }
+        cells[card::LIST_AGE] = self.age_ns(now_ns);
+    }
+}
+
+impl ProcessList {
+    fn pids(&self) -> impl Iterator<Item = u32> {
+        let drawing = self.drawing.iter().map(|&(pid, _)| pid);
+        self.computing.iter().map(|info| info.pid).chain(drawing)
     }
 
     /// How many processes compute on the card; unknown if any list of it could not be read.
     pub fn count(&self) -> i64 {
-        let knows_all = self.knows_list && !self.graphics_failed;
-        if knows_all { self.processes.len() as i64 } else { MISSING }
-    }
-
-    /// The age of the process list.
-    pub fn list_age_ns(&self, now_ns: i64) -> i64 {
-        (now_ns - self.levels_at_ns).max(0)
+        let knows_all = self.is_known && !self.drawing_failed;
+        if knows_all { self.computing.len() as i64 } else { MISSING }
     }
 
     /// Whether the driver listed no process on the card.
-    pub fn lists_no_process(&self) -> bool {
-        self.count() == 0 && self.graphics.is_empty()
+    pub fn is_empty(&self) -> bool {
+        self.count() == 0 && self.drawing.is_empty()
+    }
+}
+
+impl ProcessUse {
+    fn fill_age(&self, now_ns: i64, cells: &mut [i64]) {
+        if self.is_known && now_ns - self.at_ns <= PERIODS_MAX * USE_EVERY_MAX_NS {
+            cells[card::USE_AGE] = (now_ns - self.at_ns).max(0);
+        }
     }
 
-    pub fn fill(&self, now_ns: i64, cells: &mut [i64]) {
-        for (column, level) in LEVELS.into_iter().zip(self.levels) {
-            cells[column] = level;
+    /// A process that the library does not name did nothing, unless it is newer than the pass.
+    pub fn fill_process(&self, pid: u32, cells: &mut [i64]) {
+        let sample = self.samples.iter().find(|sample| sample.pid == pid);
+        let idle = (self.is_known && self.asked_for.contains(&pid)).then(Sample::default);
+        if let Some(sample) = sample.copied().or(idle) {
+            cells[process::UTILIZATION] = sample.utilization;
+            cells[process::UTILIZATION_MEMORY] = sample.memory;
+            cells[process::UTILIZATION_ENCODER] = sample.encoder;
+            cells[process::UTILIZATION_DECODER] = sample.decoder;
         }
-        cells[card::LIST_AGE] = self.list_age_ns(now_ns);
-        if self.knows_processes && now_ns - self.use_at_ns <= PERIODS_MAX * USE_EVERY_MAX_NS {
-            cells[card::USE_AGE] = (now_ns - self.use_at_ns).max(0);
-        }
-        if self.at_ns == 0 || now_ns - self.at_ns > PERIODS_MAX * EVERY_MAX_NS {
-            return;
-        }
+    }
+}
+
+impl Pass {
+    fn fill(&self, now_ns: i64, cells: &mut [i64]) {
         cells[card::PASS_AGE] = (now_ns - self.at_ns).max(0);
         for (column, value) in [
             (card::ENERGY, self.energy_uj),
@@ -160,42 +241,23 @@ impl SlowCard {
         ] {
             cells[column] = value.unwrap_or(MISSING);
         }
-        self.fill_faults(cells);
-        if let Some(activity) = self.activity.filter(|_| self.knows_activity(now_ns)) {
+    }
+}
+
+impl UnitActivity {
+    /// Fills in the activity of the card or of a part, unless it is old.
+    fn fill(&self, activity: Option<Activity>, now_ns: i64, cells: &mut [i64]) {
+        let is_fresh = now_ns - self.at_ns <= PERIODS_MAX * ACTIVITY_EVERY_MAX_NS;
+        if let Some(activity) = activity.filter(|_| is_fresh) {
             activity.fill(cells);
         }
     }
+}
 
-    /// Of a part, by its position.
-    pub fn fill_part(&self, position: usize, now_ns: i64, cells: &mut [i64]) {
-        cells[card::MEMORY_USED] = self.parts_used.get(position).copied().unwrap_or(MISSING);
-        cells[card::LIST_AGE] = self.list_age_ns(now_ns);
-        let activity = self.parts_activity.get(position).copied().flatten();
-        if let Some(activity) = activity.filter(|_| self.knows_activity(now_ns)) {
-            activity.fill(cells);
-        }
-    }
-
-    fn knows_activity(&self, now_ns: i64) -> bool {
-        now_ns - self.activity_at_ns <= PERIODS_MAX * ACTIVITY_EVERY_MAX_NS
-    }
-
-    /// What events reported of a card, without a query.
-    pub fn fill_faults(&self, cells: &mut [i64]) {
-        cells[card::FAULTS] = self.faults.unwrap_or(MISSING);
-        cells[card::FAULT_LAST] = self.fault_last.unwrap_or(MISSING);
-    }
-
-    /// A process that the library does not name did nothing, unless it is newer than the pass.
-    pub fn fill_process(&self, pid: u32, cells: &mut [i64]) {
-        let sample = self.samples.iter().find(|sample| sample.pid == pid);
-        let idle = (self.knows_processes && self.asked_for.contains(&pid)).then(Sample::default);
-        if let Some(sample) = sample.copied().or(idle) {
-            cells[process::UTILIZATION] = sample.utilization;
-            cells[process::UTILIZATION_MEMORY] = sample.memory;
-            cells[process::UTILIZATION_ENCODER] = sample.encoder;
-            cells[process::UTILIZATION_DECODER] = sample.decoder;
-        }
+impl Faults {
+    pub fn fill(&self, cells: &mut [i64]) {
+        cells[card::FAULTS] = self.count.unwrap_or(MISSING);
+        cells[card::FAULT_LAST] = self.last.unwrap_or(MISSING);
     }
 }
 
@@ -206,8 +268,8 @@ pub(super) fn read_activity<'a>(
     monitor: &mut Monitor<'a>,
     figures: &mut SlowCard,
 ) {
-    monitor.read(facts, nvml, &mut figures.activity, &mut figures.parts_activity);
-    figures.activity_at_ns = clock::boottime_ns();
+    monitor.read(facts, nvml, &mut figures.activity.of_card, &mut figures.activity.of_parts);
+    figures.activity.at_ns = clock::boottime_ns();
 }
 
 /// Slow values, and the processes on the card.
@@ -218,19 +280,19 @@ pub(super) fn read_levels(
     figures: &mut SlowCard,
 ) {
     let number = |found: Result<i64, NvmlError>| found.unwrap_or(MISSING);
-    figures.levels_at_ns = clock::boottime_ns();
+    figures.levels.at_ns = clock::boottime_ns();
     let temperature = device.temperature(TemperatureSensor::Gpu);
     // A lost card keeps every caller waiting: one call is enough to know.
-    figures.is_lost = temperature.as_ref().is_err_and(is_lost);
-    if figures.is_lost {
-        figures.levels = [MISSING; LEVELS.len()];
-        figures.parts_used.clear();
-        figures.processes.clear();
-        figures.knows_list = false;
+    figures.levels.is_lost = temperature.as_ref().is_err_and(is_lost);
+    if figures.levels.is_lost {
+        figures.levels.of_card = [MISSING; LEVELS.len()];
+        figures.levels.parts_used.clear();
+        figures.list.computing.clear();
+        figures.list.is_known = false;
         return;
     }
     let (used, total) = memory_of(device);
-    figures.levels = [
+    figures.levels.of_card = [
         number(temperature.map(|celsius| i64::from(celsius) * 1000)),
         number(device.clock_info(Clock::SM).map(i64::from)),
         number(device.clock_info(Clock::Memory).map(i64::from)),
@@ -239,12 +301,13 @@ pub(super) fn read_levels(
         total,
     ];
     let used = facts.parts.iter().map(|part| memory_of(&part.device(device.nvml())).0);
-    figures.parts_used.clear();
-    figures.parts_used.extend(used);
-    figures.processes.clear();
-    figures.knows_list = list_processes(device, buffer).or_else(|_| list_as_before(device, buffer)).is_ok();
-    if figures.knows_list {
-        figures.processes.extend(buffer.iter().map(|info| OnCard {
+    figures.levels.parts_used.clear();
+    figures.levels.parts_used.extend(used);
+    figures.list.computing.clear();
+    figures.list.is_known =
+        list_processes(device, buffer).or_else(|_| list_as_before(device, buffer)).is_ok();
+    if figures.list.is_known {
+        figures.list.computing.extend(buffer.iter().map(|info| OnCard {
             pid: info.pid,
             memory_bytes: memory_bytes(info.usedGpuMemory),
             gpu_instance: info.gpuInstanceId,
@@ -328,27 +391,27 @@ fn list_by<T>(buffer: &mut Vec<T>, call: impl Fn(*mut u32, *mut T) -> nvmlReturn
 
 /// Use by process since it was last read.
 pub(super) fn read_use(device: &Device<'_>, figures: &mut SlowCard) {
+    let usage = &mut figures.usage;
     let now_us = clock::realtime_ns() / 1000;
     // The driver's samples bear the time of day. If that was set back, those since then seem to be of before
     // the last one: until the next reading the use is unknown, not zero.
-    let was_set_back = i64::try_from(figures.last_seen_us).is_ok_and(|seen_us| seen_us > now_us);
-    if figures.last_seen_us == 0 || was_set_back {
-        figures.last_seen_us = u64::try_from(now_us - COVERED_MAX_US).unwrap_or(0);
+    let was_set_back = i64::try_from(usage.last_seen_us).is_ok_and(|seen_us| seen_us > now_us);
+    if usage.last_seen_us == 0 || was_set_back {
+        usage.last_seen_us = u64::try_from(now_us - COVERED_MAX_US).unwrap_or(0);
     }
-    figures.use_at_ns = clock::boottime_ns();
-    figures.samples.clear();
+    usage.at_ns = clock::boottime_ns();
+    usage.samples.clear();
     // Not known, whatever the reason: nothing is not what they did.
-    figures.knows_processes = false;
-    figures.asked_for.clear();
-    figures.asked_for.extend(figures.processes.iter().map(|info| info.pid));
-    figures.asked_for.extend(figures.graphics.iter().map(|&(pid, _)| pid));
+    usage.is_known = false;
+    usage.asked_for.clear();
+    usage.asked_for.extend(figures.list.pids());
     if was_set_back {
         return;
     }
-    if let Ok(raw) = list_use(device, figures.last_seen_us) {
-        let (samples, last_seen_us) = by_process(&raw, figures.last_seen_us, &figures.asked_for);
-        (figures.samples, figures.knows_processes) = (samples, true);
-        figures.last_seen_us = last_seen_us.max(figures.last_seen_us);
+    if let Ok(raw) = list_use(device, usage.last_seen_us) {
+        let (samples, last_seen_us) = by_process(&raw, usage.last_seen_us, &usage.asked_for);
+        (usage.samples, usage.is_known) = (samples, true);
+        usage.last_seen_us = last_seen_us.max(usage.last_seen_us);
     }
 }
 
@@ -360,24 +423,27 @@ pub(super) fn pass(device: &Device<'_>, figures: &mut SlowCard) {
     if energy.as_ref().is_err_and(is_lost) {
         return;
     }
-    figures.at_ns = begin_ns + (end_ns - begin_ns) / 2;
-    figures.energy_uj = energy.ok().and_then(|mj| i64::try_from(mj).ok()).map(|mj| mj.saturating_mul(1000));
+    figures.pass.at_ns = begin_ns + (end_ns - begin_ns) / 2;
+    figures.pass.energy_uj =
+        energy.ok().and_then(|mj| i64::try_from(mj).ok()).map(|mj| mj.saturating_mul(1000));
     let count = |found: Result<u64, NvmlError>| found.ok().and_then(|count| i64::try_from(count).ok());
-    figures.ecc_corrected = count(device.total_ecc_errors(MemoryError::Corrected, EccCounter::Volatile));
-    figures.ecc_uncorrected = count(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile));
-    figures.encoder = device.encoder_utilization().ok().map(|used| i64::from(used.utilization) * 10);
-    figures.decoder = device.decoder_utilization().ok().map(|used| i64::from(used.utilization) * 10);
+    figures.pass.ecc_corrected = count(device.total_ecc_errors(MemoryError::Corrected, EccCounter::Volatile));
+    figures.pass.ecc_uncorrected =
+        count(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile));
+    figures.pass.encoder = device.encoder_utilization().ok().map(|used| i64::from(used.utilization) * 10);
+    figures.pass.decoder = device.decoder_utilization().ok().map(|used| i64::from(used.utilization) * 10);
     let memory = |used: UsedGpuMemory| match used {
         UsedGpuMemory::Used(bytes) => memory_bytes(bytes),
         UsedGpuMemory::Unavailable => MISSING,
     };
     let limit = device.enforced_power_limit().or_else(|_| device.power_management_limit());
-    figures.power_limit = limit.ok().map(i64::from).filter(|&limit_mw| limit_mw > 0);
+    figures.pass.power_limit = limit.ok().map(i64::from).filter(|&limit_mw| limit_mw > 0);
     let graphics = device.running_graphics_processes();
     // Where there is no such list there are none; one that could not be read is not an empty one.
-    figures.graphics_failed = graphics.as_ref().is_err_and(|error| !is_unsupported(error));
+    figures.list.drawing_failed = graphics.as_ref().is_err_and(|error| !is_unsupported(error));
     let graphics = graphics.unwrap_or_default();
-    figures.graphics = graphics.into_iter().map(|info| (info.pid, memory(info.used_gpu_memory))).collect();
+    figures.list.drawing =
+        graphics.into_iter().map(|info| (info.pid, memory(info.used_gpu_memory))).collect();
 }
 
 /// The samples that the driver kept of what processes did since `since_us`.
@@ -453,13 +519,13 @@ fn by_process(raw: &[nvmlProcessUtilizationSample_t], since_us: u64, living: &[u
 
 pub(super) fn read_pcie(device: &Device<'_>, figures: &mut SlowCard) {
     // The mean is better than what 20 ms show, and costs less.
-    if figures.activity.is_some() {
+    if figures.activity.of_card.is_some() {
         return;
     }
     // In KB.
     let rate = |counter| device.pcie_throughput(counter).ok().map(|kb| i64::from(kb) * 1000);
-    figures.pcie_received = rate(PcieUtilCounter::Receive);
-    figures.pcie_sent = rate(PcieUtilCounter::Send);
+    figures.pass.pcie_received = rate(PcieUtilCounter::Receive);
+    figures.pass.pcie_sent = rate(PcieUtilCounter::Send);
 }
 
 #[cfg(test)]

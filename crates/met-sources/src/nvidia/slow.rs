@@ -361,7 +361,7 @@ impl Worker {
         let known = lock(&self.shared.state).figures.clone();
         let figures = match known.len() == loaded.cards.len() {
             true => known,
-            false => loaded.cards.iter().map(|_| SlowCard::new()).collect(),
+            false => loaded.cards.iter().map(|_| SlowCard::default()).collect(),
         };
         let mut rounds = Rounds::new(figures);
         loop {
@@ -453,10 +453,10 @@ impl Worker {
                 take_faults(faults.get(&facts.index), figures);
             })?;
             passes.end();
-        } else if figures.iter().any(|figures| figures.is_lost) {
+        } else if figures.iter().any(|figures| figures.levels.is_lost) {
             // A job does not outlive the loss of its card for long: the cause is read at once.
             self.each(loaded, figures, |facts, _, figures| {
-                take_faults(faults.get(&facts.index).filter(|_| figures.is_lost), figures);
+                take_faults(faults.get(&facts.index).filter(|_| figures.levels.is_lost), figures);
             })?;
         }
         if activity.is_due() {
@@ -487,7 +487,7 @@ impl Worker {
     fn publish(&self, figures: &mut [SlowCard], levels_every_ns: i64) {
         for card in figures.iter_mut() {
             // A tick takes over what the tick before has asked for.
-            card.levels_age_max_ns = PERIODS_MAX * levels_every_ns.max(self.interval_ns);
+            card.levels.age_max_ns = PERIODS_MAX * levels_every_ns.max(self.interval_ns);
         }
         let mut state = lock(&self.shared.state);
         state.figures.clear();
@@ -515,7 +515,7 @@ impl Worker {
                 let set = loaded.nvml.create_event_set().ok()?;
                 let device = facts.device(&loaded.nvml);
                 let set = device.register_events(EventTypes::CRITICAL_XID_ERROR, set).ok()?;
-                figures.faults.get_or_insert(0);
+                figures.faults.count.get_or_insert(0);
                 Some(set)
             });
         })
@@ -530,9 +530,9 @@ fn take_faults(faults: Option<&Option<EventSet<'_>>>, figures: &mut SlowCard) {
     let Some(Some(faults)) = faults else { return };
     for _ in 0..EVENTS_MAX {
         let Ok(event) = faults.wait(0) else { return };
-        *figures.faults.get_or_insert(0) += 1;
+        *figures.faults.count.get_or_insert(0) += 1;
         if let Some(XidError::Value(number)) = event.event_data {
-            figures.fault_last = i64::try_from(number).ok();
+            figures.faults.last = i64::try_from(number).ok();
         }
     }
 }

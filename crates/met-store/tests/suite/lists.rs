@@ -13,7 +13,9 @@ use met_core::job_table::{CPU, EMISSIONS, ENERGY, GPU_UTILIZATION, MEMORY_NEEDED
 use met_core::listing::{Cursor, FIGURES, Sort, SortColumn};
 use met_core::member::Member;
 use met_store::inbox::JobDir;
-use met_store::{Filter, LiveFigures, LiveJobs, Queries, RunningJobs, StoreError, Writer};
+use met_store::{
+    Filter, JobTimes, LiveFigures, LiveJobs, PageBounds, Queries, RunningJobs, StoreError, Writer,
+};
 
 use super::{MIDNIGHT_S, Place, SECOND_NS, course, finished, running};
 
@@ -107,7 +109,10 @@ fn job(dice: &mut Dice, id: u64, start_s: i64) -> Record {
 
 fn conditions(dice: &mut Dice, start_s: i64) -> Filter {
     let text = |text: &str| Some(text.to_owned());
-    let mut filter = Filter { now_ns: (start_s + 3) * SECOND_NS, ..Filter::default() };
+    let mut filter = Filter {
+        page: PageBounds { now_ns: (start_s + 3) * SECOND_NS, ..PageBounds::default() },
+        ..Filter::default()
+    };
     let wanted = &mut filter.conditions;
     match dice.below(16) {
         0 => wanted.command = text(dice.one::<&str>(&["b.py --x=100%_", "a", "%", "_", "'", "PYTHON", ""])),
@@ -119,12 +124,12 @@ fn conditions(dice: &mut Dice, start_s: i64) -> Filter {
         6 => wanted.max_efficiency = Some(dice.below(5) as f64 / 4.0),
         7 => filter.with_cards = true,
         8 => filter.states = vec![State::Running, State::Failed, State::Lost],
-        9 => filter.user = text("ada"),
-        10 => filter.since_ns = Some((start_s + 2) * SECOND_NS),
-        11 => filter.member = Some(Member { user: "bob".into(), accounts: vec!["maths".into()] }),
+        9 => filter.owner.user = text("ada"),
+        10 => filter.times.since_ns = Some((start_s + 2) * SECOND_NS),
+        11 => filter.owner.member = Some(Member { user: "bob".into(), accounts: vec!["maths".into()] }),
         12 => {
             (wanted.node, wanted.command) = (text("n2"), text("python3 "));
-            filter.account = text("physics");
+            filter.owner.account = text("physics");
         }
         13 => {
             let nodes = vec![dice.one(&["n1", "n4", "", "n1\nn2"]).to_string(), "n3".to_owned()];
@@ -133,7 +138,7 @@ fn conditions(dice: &mut Dice, start_s: i64) -> Filter {
         }
         14 => {
             wanted.node = text("n1");
-            filter.ran_after_ns = Some((start_s + dice.below(4) as i64) * SECOND_NS);
+            filter.times.ran_after_ns = Some((start_s + dice.below(4) as i64) * SECOND_NS);
         }
         _ => {}
     }
@@ -146,16 +151,16 @@ fn keys(jobs: &[Record]) -> Vec<JobKey> {
 
 /// All pages of a list, each of so many jobs.
 fn paged(store: &Queries, filter: &Filter, size: usize) -> Vec<JobKey> {
-    let mut page = Filter { limit: Some(size), ..filter.clone() };
+    let mut page = Filter { page: PageBounds { limit: Some(size), ..filter.page.clone() }, ..filter.clone() };
     let mut found = Vec::new();
     loop {
         let next = store.page(&page).unwrap();
         assert!(next.jobs.len() <= size);
         found.extend(keys(&next.jobs));
         // Time goes on while somebody turns pages.
-        page.now_ns += SECOND_NS;
+        page.page.now_ns += SECOND_NS;
         match next.next {
-            Some(next) => page.after = Some(next),
+            Some(next) => page.page.after = Some(next),
             None => return found,
         }
     }
@@ -176,7 +181,10 @@ pub fn check_lists(place: &Place, seed: u64, count: u64, lists: usize) {
         .collect();
     for number in 0..lists {
         let sort = sorts[number % sorts.len()];
-        let filter = Filter { sort, ..conditions(&mut dice, place.start_s) };
+        let filter = Filter {
+            page: PageBounds { sort, ..conditions(&mut dice, place.start_s).page },
+            ..conditions(&mut dice, place.start_s)
+        };
         let mut expected: Vec<Record> = jobs.iter().filter(|job| filter.accepts(job)).cloned().collect();
         filter.order().sort(&mut expected);
         let size = *dice.one(&[2, 7, 500]);
@@ -214,8 +222,11 @@ pub fn a_list_by_a_growing_figure_ends_and_shows_each_job_once(place: &Place) {
         let since_ns = Some((started_s - 8_000) * SECOND_NS);
         let until_ns = Some((started_s + 2_000) * SECOND_NS);
         let now_ns = (started_s + 1_000) * SECOND_NS;
-        let mut filter =
-            Filter { sort: Some(sort), since_ns, until_ns, now_ns, limit: Some(3), ..Filter::default() };
+        let mut filter = Filter {
+            page: PageBounds { sort: Some(sort), now_ns, limit: Some(3), ..PageBounds::default() },
+            times: JobTimes { since_ns, until_ns, ..JobTimes::default() },
+            ..Filter::default()
+        };
         let mut found = Vec::new();
         for pages in 0.. {
             assert!(pages < 12, "{sort:?} does not end");
@@ -227,12 +238,12 @@ pub fn a_list_by_a_growing_figure_ends_and_shows_each_job_once(place: &Place) {
             let page = page.unwrap();
             found.extend(keys(&page.jobs));
             let Some(next) = page.next else { break };
-            (filter.after, filter.now_ns) = (Some(next), filter.now_ns + SECOND_NS);
+            (filter.page.after, filter.page.now_ns) = (Some(next), filter.page.now_ns + SECOND_NS);
             for job in jobs.iter_mut().filter(|job| job.state == State::Running) {
                 let cpu = job.totals.get(CPU).unwrap() + dice.below(9) as i64 * SECOND_NS;
                 job.totals.set(CPU, cpu, QualityKind::Measured, "cgroup");
                 if dice.below(6) == 0 {
-                    (job.state, job.end_ns) = (State::Failed, Some(filter.now_ns));
+                    (job.state, job.end_ns) = (State::Failed, Some(filter.page.now_ns));
                     writer.put(job).unwrap();
                 }
             }
@@ -243,7 +254,7 @@ pub fn a_list_by_a_growing_figure_ends_and_shows_each_job_once(place: &Place) {
         assert_eq!(found, expected, "{sort:?}");
         let ended: Vec<Record> = jobs
             .into_iter()
-            .map(|job| Record { state: State::Failed, end_ns: Some(filter.now_ns), ..job })
+            .map(|job| Record { state: State::Failed, end_ns: Some(filter.page.now_ns), ..job })
             .collect();
         writer.put_all(&ended).unwrap();
     }
@@ -353,7 +364,11 @@ fn check_rows(place: &Place, seed: u64, count: u64, lists: usize) {
             Sort { column: SortColumn::ALL[number % SortColumn::ALL.len()], descending: dice.below(2) > 0 };
         let sort = Some(sort).filter(|_| dice.below(9) > 0);
         let limit = Some(*dice.one(&[1, 2, 7, 500]));
-        let mut filter = Filter { sort, limit, with_summaries: true, ..conditions(&mut dice, place.start_s) };
+        let mut filter = Filter {
+            with_summaries: true,
+            page: PageBounds { sort, limit, ..conditions(&mut dice, place.start_s).page },
+            ..conditions(&mut dice, place.start_s)
+        };
         loop {
             for job in &jobs {
                 if dice.below(3) == 0 {
@@ -364,8 +379,9 @@ fn check_rows(place: &Place, seed: u64, count: u64, lists: usize) {
                 let conditions = &filter.conditions;
                 let needs_record = conditions.need_record()
                     || filter.on_nodes.is_some()
-                    || filter.sort.is_some_and(|sort| sort.column.needs_record());
-                let changes = filter.needs_figures() || filter.sort.is_some_and(|sort| sort.column.changes());
+                    || filter.page.sort.is_some_and(|sort| sort.column.needs_record());
+                let changes =
+                    filter.needs_figures() || filter.page.sort.is_some_and(|sort| sort.column.changes());
                 assert!(needs_record || !changes, "{filter:?}");
                 break;
             };
@@ -376,7 +392,7 @@ fn check_rows(place: &Place, seed: u64, count: u64, lists: usize) {
             let text = |next: &Option<Cursor>| serde_json::to_string(next).unwrap();
             assert_eq!(text(&page.next), text(&expected.next), "seed {seed}: {filter:?}");
             let Some(next) = page.next else { break };
-            (filter.after, filter.now_ns) = (Some(next), filter.now_ns + SECOND_NS);
+            (filter.page.after, filter.page.now_ns) = (Some(next), filter.page.now_ns + SECOND_NS);
         }
     }
     assert!(compared * 3 > lists || count < 10, "{compared} of {lists}");
@@ -393,7 +409,14 @@ pub fn rows_of_too_many_running_jobs_answer_nothing_until_all_of_them_fit(place:
     writer.put_all(&jobs).unwrap();
     let samples = Samples::default();
     let rows = RunningJobs::with_age(Duration::ZERO).with_rows_max(499);
-    let filter = Filter { sort: Some("cpu:desc".parse().unwrap()), limit: Some(1_000), ..Filter::default() };
+    let filter = Filter {
+        page: PageBounds {
+            sort: Some("cpu:desc".parse().unwrap()),
+            limit: Some(1_000),
+            ..PageBounds::default()
+        },
+        ..Filter::default()
+    };
     let page = |writer: &Writer| {
         let page = rows.page(writer, &filter, &samples).unwrap();
         let expected = writer.page_with(&filter, |running| samples.refresh(running)).unwrap();
@@ -432,10 +455,13 @@ pub fn a_list_from_rows_in_memory_shows_each_job_once_while_jobs_change(place: &
     writer.put_all(&jobs).unwrap();
     for column in SortColumn::ALL.into_iter().filter(|column| column.changes()) {
         let mut filter = Filter {
-            sort: Some(Sort { column, descending: dice.below(2) > 0 }),
-            limit: Some(4),
-            max_bytes: Some(*dice.one(&[1, 3000, usize::MAX])),
-            now_ns: (place.start_s + 1_000) * SECOND_NS,
+            page: PageBounds {
+                sort: Some(Sort { column, descending: dice.below(2) > 0 }),
+                limit: Some(4),
+                max_bytes: Some(*dice.one(&[1, 3000, usize::MAX])),
+                now_ns: (place.start_s + 1_000) * SECOND_NS,
+                ..PageBounds::default()
+            },
             ..Filter::default()
         };
         let mut found = Vec::new();
@@ -445,7 +471,7 @@ pub fn a_list_from_rows_in_memory_shows_each_job_once_while_jobs_change(place: &
             found.extend(keys(&page.jobs));
             jobs.iter().for_each(|job| samples.learn(&mut dice, &samples.parts(&job.key).unwrap()[0]));
             let Some(next) = page.next else { break };
-            (filter.after, filter.now_ns) = (Some(next), filter.now_ns + SECOND_NS);
+            (filter.page.after, filter.page.now_ns) = (Some(next), filter.page.now_ns + SECOND_NS);
         }
         found.sort();
         let mut expected = keys(&jobs);
@@ -472,7 +498,11 @@ pub fn a_sorted_list_shows_inbox_and_store_as_one(place: &Place) {
         dir.write_start(&begun).unwrap();
     }
     let sort = Some("name".parse().unwrap());
-    let listed = paged(&writer, &Filter { sort, ..Filter::default() }, 2);
+    let listed = paged(
+        &writer,
+        &Filter { page: PageBounds { sort, ..PageBounds::default() }, ..Filter::default() },
+        2,
+    );
     assert_eq!(listed.iter().map(|key| key.id.as_str()).collect::<Vec<_>>(), ["1", "2", "3", "4", "5"]);
 }
 

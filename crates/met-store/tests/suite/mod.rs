@@ -16,7 +16,8 @@ use met_core::work::{Mark, Work};
 use met_core::{Column, JOB, MISSING, Table, Unit};
 use met_store::inbox::JobDir;
 use met_store::{
-    Backends, Device, Filter, Reader, Retention, StoreError, Thinning, Writer, device_on, node_on,
+    Backends, Device, Filter, JobOwner, JobTimes, PageBounds, Reader, Retention, StoreError, Thinning,
+    Writer, device_on, node_on,
 };
 use tempfile::TempDir;
 
@@ -350,14 +351,20 @@ pub fn lists_are_newest_first_and_filtered(place: &Place) {
         writer.put(&record).unwrap();
     }
     let list = |filter: Filter| writer.jobs(&filter).unwrap();
-    assert_eq!(ids(&list(Filter { limit: Some(5), ..Default::default() })), ["12", "11", "10", "9", "8"]);
-    let failed = Filter { states: vec![State::Failed], uid: Some(0), ..Default::default() };
+    assert_eq!(
+        ids(&list(Filter { page: PageBounds::first(5), ..Default::default() })),
+        ["12", "11", "10", "9", "8"]
+    );
+    let failed = Filter { states: vec![State::Failed], owner: JobOwner::of_uid(0), ..Default::default() };
     assert_eq!(ids(&list(failed)), ["12", "6"]);
     let span = Filter {
-        since_ns: Some((place.start_s + 2) * SECOND_NS),
-        until_ns: Some((place.start_s + 4) * SECOND_NS),
-        user: Some("ada".into()),
         manager: Some("local".into()),
+        times: JobTimes {
+            since_ns: Some((place.start_s + 2) * SECOND_NS),
+            until_ns: Some((place.start_s + 4) * SECOND_NS),
+            ..JobTimes::default()
+        },
+        owner: JobOwner::of_user("ada"),
         ..Default::default()
     };
     assert_eq!(ids(&list(span)), ["3", "2"]);
@@ -377,16 +384,19 @@ pub fn a_member_sees_own_jobs_and_those_of_accounts_page_by_page(place: &Place) 
     let of = |user: &str, accounts: &[&str]| {
         let accounts = accounts.iter().map(|&account| account.to_owned()).collect();
         let member = Some(Member { user: user.to_owned(), accounts });
-        let whole = Filter { member: member.clone(), ..Default::default() };
+        let whole = Filter {
+            owner: JobOwner { member: member.clone(), ..JobOwner::default() },
+            ..Default::default()
+        };
         let owned = |jobs: &[Record]| ids(jobs).into_iter().map(str::to_owned).collect::<Vec<_>>();
         let all = owned(&writer.jobs(&whole).unwrap());
-        let mut page = Filter { limit: Some(1), ..whole };
+        let mut page = Filter { page: PageBounds { limit: Some(1), ..whole.page }, ..whole };
         let mut paged = Vec::new();
         loop {
             let next = writer.page(&page).unwrap();
             paged.extend(owned(&next.jobs));
             match next.next {
-                Some(after) => page.after = Some(after),
+                Some(after) => page.page.after = Some(after),
                 None => break,
             }
         }
@@ -454,17 +464,17 @@ fn paged(reader: &Reader, filter: &Filter) -> (Vec<Record>, usize) {
     loop {
         let page = reader.page(&filter).unwrap();
         pages += 1;
-        assert!(page.jobs.len() <= filter.limit.unwrap_or(usize::MAX));
+        assert!(page.jobs.len() <= filter.page.limit.unwrap_or(usize::MAX));
         jobs.extend(page.jobs);
         let Some(next) = page.next else { return (jobs, pages) };
-        assert!(filter.after.as_ref().is_none_or(|after| next < *after), "it gets on");
-        filter.after = Some(next);
+        assert!(filter.page.after.as_ref().is_none_or(|after| next < *after), "it gets on");
+        filter.page.after = Some(next);
     }
 }
 
 /// Ids with the same number, of several managers, with letters of other languages, and runs of one id.
 fn of_name(name: &str) -> Filter {
-    Filter { name: Some(name.into()), limit: Some(1), with_summaries: true, ..Filter::default() }
+    Filter { name: Some(name.into()), with_summaries: true, page: PageBounds::first(1), ..Filter::default() }
 }
 
 fn of_one_instant(number: i64, start_s: i64) -> Record {
@@ -486,7 +496,10 @@ pub fn five_thousand_jobs_of_one_instant_are_listed_page_by_page(place: &Place) 
     dir.write_end(&finished(77, place.start_s)).unwrap();
     let reader = place.reader();
     for (limit, max_bytes) in [(Some(1000), None), (Some(333), Some(100_000)), (None, Some(1 << 20))] {
-        let (jobs, pages) = paged(&reader, &Filter { limit, max_bytes, ..Filter::default() });
+        let (jobs, pages) = paged(
+            &reader,
+            &Filter { page: PageBounds { limit, max_bytes, ..PageBounds::default() }, ..Filter::default() },
+        );
         assert!(pages >= 3, "{pages} pages");
         assert_eq!(jobs.len(), 5001, "{limit:?} {max_bytes:?}");
         let keys: std::collections::HashSet<&JobKey> = jobs.iter().map(|job| &job.key).collect();
@@ -503,11 +516,17 @@ pub fn a_page_is_bounded_by_bytes(place: &Place) {
         writer.put(&record).unwrap();
     }
     let reader = place.reader();
-    let filter = Filter { max_bytes: Some(1_000_000), ..Filter::default() };
+    let filter = Filter {
+        page: PageBounds { max_bytes: Some(1_000_000), ..PageBounds::default() },
+        ..Filter::default()
+    };
     let page = reader.page(&filter).unwrap();
     assert!((1..=100).contains(&page.jobs.len()), "{} jobs", page.jobs.len());
     assert_eq!(paged(&reader, &filter).0.len(), 300);
-    let one = Filter { max_bytes: Some(1), limit: Some(1), ..Filter::default() };
+    let one = Filter {
+        page: PageBounds { max_bytes: Some(1), limit: Some(1), ..PageBounds::default() },
+        ..Filter::default()
+    };
     assert_eq!(paged(&reader, &one).0.len(), 300);
 }
 
@@ -655,7 +674,8 @@ pub fn any_text_is_kept(place: &Place) {
     assert_eq!(kept.command, record.command);
     assert_eq!(kept.totals.figure(CPU).unwrap().source, "other");
     assert_eq!(writer.jobs(&of_name(&record.name)).unwrap(), [kept]);
-    let by_user = Filter { user: record.user.clone(), ..Filter::default() };
+    let by_user =
+        Filter { owner: JobOwner { user: record.user.clone(), ..JobOwner::default() }, ..Filter::default() };
     assert_eq!(writer.jobs(&by_user).unwrap().len(), 1);
     let with_cards = Filter { with_cards: true, ..Filter::default() };
     assert_eq!(writer.jobs(&with_cards).unwrap(), [], "a command that looks like one is no card");

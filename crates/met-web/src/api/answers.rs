@@ -46,7 +46,7 @@ pub(crate) fn known_beside(
 }
 
 fn newest(visible: &Visible<'_>, filter: &JobsFilter) -> Result<Vec<Record>, Problem> {
-    let count = filter.limit.unwrap_or(usize::MAX);
+    let count = filter.page.limit.unwrap_or(usize::MAX);
     let found = first_jobs(visible.query, visible.viewer, filter, count);
     Ok(found.map_err(|error| Problem::failed(&error))?.jobs)
 }

@@ -5,7 +5,7 @@ use met_host::clock;
 use met_insight::answers::{compared, difference_object};
 use met_insight::comparison::{self, EARLIER, JOBS_MAX};
 use met_insight::lineage;
-use met_query::jobs::JobsFilter;
+use met_query::jobs::{JobsFilter, PageAsk};
 use serde_json::{Value, json};
 use utoipa::openapi::{Schema, Type};
 
@@ -24,7 +24,7 @@ pub const WITH: Parameter = parameter(
 /// Earlier runs of a job's lineage, of those that the viewer sees, newest first.
 pub(crate) fn earlier(visible: &Visible<'_>, record: &Record) -> Result<Vec<Record>, Problem> {
     let Some(filter) = JobsFilter::perhaps_of_lineage(record, record.start_ns) else { return Ok(Vec::new()) };
-    let (page, _) = visible.jobs(&JobsFilter { paged: true, ..filter })?;
+    let (page, _) = visible.jobs(&JobsFilter { page: PageAsk { paged: true, ..filter.page }, ..filter })?;
     Ok(lineage::earlier(record, &page.jobs).into_iter().cloned().collect())
 }
 

@@ -13,7 +13,7 @@ use met_insight::check::{self, Checked, Look, SHORTEST_NS};
 use met_insight::finding::{self, Finding};
 use met_insight::handled::Handled;
 use met_insight::rules::{self, Rules, user};
-use met_query::jobs::JobsFilter;
+use met_query::jobs::{JobTimes, JobsFilter, PageAsk};
 use met_query::query::{FirstJobs, first_jobs};
 use serde_json::Value;
 use utoipa::openapi::{Schema, Type};
@@ -58,7 +58,12 @@ pub(crate) fn found<T>(
     let now_ns = clock::realtime_ns();
     let since_ns = Some(given.ns("since").unwrap_or(now_ns - USUAL_NS));
     // The sums of a user are compared with those of others.
-    let filter = JobsFilter { since_ns, limit: Some(PAGE_JOBS), is_brief: true, ..JobsFilter::default() };
+    let filter = JobsFilter {
+        is_brief: true,
+        times: JobTimes { since_ns, ..JobTimes::default() },
+        page: PageAsk::first(PAGE_JOBS),
+        ..JobsFilter::default()
+    };
     let first = first_jobs(visible.query, visible.viewer, &filter, JOBS_MAX).map_err(failed)?;
     let FirstJobs { jobs: records, is_cut, warnings } = first;
     if !is_in_time() {

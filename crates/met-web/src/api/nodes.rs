@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use met_core::job::State;
 use met_host::clock;
 use met_insight::json;
-use met_query::jobs::JobsFilter;
+use met_query::jobs::{JobsFilter, PageAsk};
 use met_query::protocol::NodeStatus;
 use serde_json::{Value, json};
 use utoipa::openapi::{ObjectBuilder, Schema, Type};
@@ -68,8 +68,7 @@ pub(super) fn node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Proble
     let found = named(nodes, asked.path("node"))?;
     let mut filter = JobsFilter {
         states: vec![State::Running, State::Suspended],
-        limit: Some(JOBS_MAX),
-        paged: true,
+        page: PageAsk { limit: Some(JOBS_MAX), paged: true, ..PageAsk::default() },
         ..JobsFilter::default()
     };
     filter.conditions.node = Some(found.name.clone());
@@ -84,7 +83,10 @@ const PROBLEMS_MAX: usize = 50;
 
 pub(super) fn health(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem> {
     let nodes = visible.nodes()?;
-    let one = JobsFilter { limit: Some(1), paged: true, ..JobsFilter::default() };
+    let one = JobsFilter {
+        page: PageAsk { limit: Some(1), paged: true, ..PageAsk::default() },
+        ..JobsFilter::default()
+    };
     let (_, mut problems) = visible.jobs(&one)?;
     let late = nodes.iter().filter(|node| node.late).count();
     let now_ns = clock::realtime_ns();

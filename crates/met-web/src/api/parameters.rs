@@ -10,7 +10,7 @@ use met_core::job::State;
 use met_core::listing::{Cursor, Sort, SortColumn, SortValue, Sorted};
 use met_core::units;
 use met_host::clock;
-use met_query::jobs::JobsFilter;
+use met_query::jobs::{JobOwner, JobTimes, JobsFilter, PageAsk};
 
 use crate::problem::Problem;
 
@@ -115,18 +115,10 @@ pub fn jobs_filter(given: &Given) -> Result<JobsFilter, Problem> {
     let after = given.cursor("after").map(|after| in_list(after, sort, clock::realtime_ns())).transpose()?;
     let filter = JobsFilter {
         name: given.text("name"),
-        account: given.text("account"),
         manager: given.text("manager"),
         states: given.states("state"),
-        since_ns: given.ns("since"),
-        until_ns: given.ns("until"),
-        uid: given.whole("uid").and_then(|uid| u32::try_from(uid).ok()),
         pid: given.whole("pid").and_then(|pid| u32::try_from(pid).ok()),
         with_cards: given.flag("gpu"),
-        limit: usize::try_from(given.whole("limit").unwrap_or(JOBS_USUAL)).ok(),
-        after,
-        paged: true,
-        sort,
         conditions: Conditions {
             command: given.text("command"),
             partition: given.text("partition"),
@@ -135,6 +127,19 @@ pub fn jobs_filter(given: &Given) -> Result<JobsFilter, Problem> {
             min_duration_ns: given.ns("min_duration"),
             min_energy_uj: given.amount("min_energy").map(|joules| (joules * 1e6) as i64),
             max_efficiency: given.amount("max_efficiency"),
+        },
+        owner: JobOwner {
+            account: given.text("account"),
+            uid: given.whole("uid").and_then(|uid| u32::try_from(uid).ok()),
+            ..JobOwner::default()
+        },
+        times: JobTimes { since_ns: given.ns("since"), until_ns: given.ns("until"), ..JobTimes::default() },
+        page: PageAsk {
+            limit: usize::try_from(given.whole("limit").unwrap_or(JOBS_USUAL)).ok(),
+            after,
+            paged: true,
+            sort,
+            ..PageAsk::default()
         },
         ..JobsFilter::default()
     };
@@ -394,18 +399,18 @@ mod tests {
     fn a_query_string_becomes_a_filter() {
         let search = "user=ada&state=running,failed&state=lost&since=2026-01-31T12:00:00Z&until=1769860801000&limit=7&gpu=1&pid=12";
         let filter = jobs(search).unwrap();
-        assert_eq!((filter.user.as_deref(), filter.uid), (Some("ada"), None));
+        assert_eq!((filter.owner.user.as_deref(), filter.owner.uid), (Some("ada"), None));
         assert_eq!(filter.states, [State::Running, State::Failed, State::Lost]);
-        assert_eq!(filter.until_ns.unwrap() - filter.since_ns.unwrap(), 1_000_000_000);
-        assert_eq!((filter.limit, filter.with_cards, filter.pid), (Some(7), true, Some(12)));
-        assert_eq!(jobs("user=1000").unwrap().uid, Some(1000));
-        assert_eq!(jobs("").unwrap().limit, Some(100));
+        assert_eq!(filter.times.until_ns.unwrap() - filter.times.since_ns.unwrap(), 1_000_000_000);
+        assert_eq!((filter.page.limit, filter.with_cards, filter.pid), (Some(7), true, Some(12)));
+        assert_eq!(jobs("user=1000").unwrap().owner.uid, Some(1000));
+        assert_eq!(jobs("").unwrap().page.limit, Some(100));
     }
 
     #[test]
     fn an_empty_field_of_a_form_is_not_given() {
         let filter = jobs("user=&limit=&state=&since=&gpu=").unwrap();
-        assert_eq!((filter.user, filter.limit, filter.since_ns), (None, Some(100), None));
+        assert_eq!((filter.owner.user, filter.page.limit, filter.times.since_ns), (None, Some(100), None));
         assert!(filter.states.is_empty() && !filter.with_cards);
     }
 
@@ -447,7 +452,7 @@ mod tests {
         record.name = "ä".repeat(1_000);
         let cursor = cursor_in(Some("name"), &record);
         let filter = jobs(&format!("sort=name&after={}", encode(&cursor).unwrap())).unwrap();
-        assert_eq!(filter.after.unwrap().sorted, cursor.sorted);
+        assert_eq!(filter.page.after.unwrap().sorted, cursor.sorted);
     }
 
     #[test]
@@ -478,7 +483,7 @@ mod tests {
         let mut cursor = cursor_in(Some("duration"), &met_core::sample::full(1, "train"));
         cursor.sorted.as_mut().unwrap().as_of_ns = i64::MAX;
         let filter = jobs(&format!("sort=duration&after={}", encode(&cursor).unwrap())).unwrap();
-        assert!(filter.after.unwrap().sorted.unwrap().as_of_ns <= clock::realtime_ns());
+        assert!(filter.page.after.unwrap().sorted.unwrap().as_of_ns <= clock::realtime_ns());
     }
 
     proptest! {

@@ -6,7 +6,7 @@ use met_host::clock;
 use met_insight::answers::Known;
 use met_insight::lineage;
 use met_insight::scale::{self, Ceilings, Learned, Plan, Wishes};
-use met_query::jobs::JobsFilter;
+use met_query::jobs::{JobsFilter, PageAsk};
 use met_query::query::{FirstJobs, first_jobs};
 use serde_json::Value;
 use utoipa::openapi::{Schema, Type};
@@ -45,7 +45,8 @@ pub(crate) fn planned(visible: &Visible<'_>, name: &str, given: &Given) -> Resul
     let now_ns = clock::realtime_ns();
     let beside = match record.nodes.as_slice() {
         [node] => {
-            let mut filter = JobsFilter { limit: Some(PAGE_JOBS), is_brief: true, ..JobsFilter::default() };
+            let mut filter =
+                JobsFilter { is_brief: true, page: PageAsk::first(PAGE_JOBS), ..JobsFilter::default() };
             filter.conditions.node = Some(node.clone());
             first_jobs(visible.query, visible.viewer, &filter, JOBS_BESIDE).map_err(failed)?
         }

@@ -9,7 +9,7 @@ use met_core::job_table as column;
 use met_core::text::{command_line, escape};
 use met_core::units;
 use met_insight::report::PartLine;
-use met_query::jobs::JobsFilter;
+use met_query::jobs::{JobTimes, JobsFilter, PageAsk};
 
 use super::jobs;
 use super::layout::{self, Site, amount, quality_mark};
@@ -166,7 +166,11 @@ pub(super) fn processes(site: &Site, record: &Record) -> Markup {
 /// The jobs on a node, running ones first, of those that the viewer may see.
 pub(super) fn on_node(visible: &Visible<'_>, node: &str, count: usize) -> Result<Vec<Record>, Problem> {
     let conditions = Conditions { node: Some(node.to_owned()), ..Conditions::default() };
-    let filter = JobsFilter { conditions, limit: Some(count), paged: true, ..JobsFilter::default() };
+    let filter = JobsFilter {
+        conditions,
+        page: PageAsk { limit: Some(count), paged: true, ..PageAsk::default() },
+        ..JobsFilter::default()
+    };
     let mut jobs = visible.jobs(&filter)?.0.jobs;
     jobs.sort_by_key(|record| !record.state.is_live());
     Ok(jobs)
@@ -182,10 +186,9 @@ pub(super) fn neighbours(
     let end_ns = record.end_ns.unwrap_or(i64::MAX);
     let nodes: Vec<String> = record.nodes.iter().take(NEIGHBOUR_NODES_MAX).cloned().collect();
     let filter = JobsFilter {
-        until_ns: Some(end_ns),
-        limit: Some(SCANNED * nodes.len()),
-        paged: true,
         on_nodes: Some(OnNodes { nodes: nodes.clone(), since_ns: start_ns }),
+        times: JobTimes { until_ns: Some(end_ns), ..JobTimes::default() },
+        page: PageAsk { limit: Some(SCANNED * nodes.len()), paged: true, ..PageAsk::default() },
         ..JobsFilter::default()
     };
     let mut jobs = visible.jobs(&filter)?.0.jobs;

@@ -75,8 +75,9 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     }
     let next = page.next.as_ref().and_then(parameters::encode);
     let live = page.jobs.iter().any(|record| record.state.is_live());
-    let has_running_first = filter.after.as_ref().is_some_and(|after| filter.order().has_unsettled(after))
-        && filter.sort.is_some_and(|sort| sort.column.changes());
+    let has_running_first =
+        filter.page.after.as_ref().is_some_and(|after| filter.order().has_unsettled(after))
+            && filter.page.sort.is_some_and(|sort| sort.column.changes());
     let own = own_first(site, visible, asked, &columns, &page.jobs)?;
     let content = html! {
         (head(site, visible, asked))

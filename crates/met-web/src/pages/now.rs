@@ -9,7 +9,7 @@ use met_core::series::Course;
 use met_core::text::escape;
 use met_core::units;
 use met_insight::average;
-use met_query::jobs::JobsFilter;
+use met_query::jobs::{JobsFilter, PageAsk};
 use met_query::machine_now::MachineNow;
 use met_query::protocol::NodeStatus;
 use met_query::query::{FirstJobs, first_jobs};
@@ -57,8 +57,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     let FirstJobs { jobs: live, is_cut, .. } = live_jobs(visible)?;
     let ended = JobsFilter {
         states: State::ALL.into_iter().filter(|state| !state.is_live()).collect(),
-        limit: Some(ENDED_LISTED),
-        paged: true,
+        page: PageAsk { limit: Some(ENDED_LISTED), paged: true, ..PageAsk::default() },
         ..JobsFilter::default()
     };
     let (ended, warnings) = visible.jobs(&ended)?;
@@ -103,7 +102,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
 /// Running and waiting jobs that the viewer sees, the newest first, and whether there are more.
 fn live_jobs(visible: &Visible<'_>) -> Result<FirstJobs, Problem> {
     let states = State::ALL.into_iter().filter(|state| state.is_live()).collect();
-    let filter = JobsFilter { states, limit: Some(PAGE_JOBS), ..JobsFilter::default() };
+    let filter = JobsFilter { states, page: PageAsk::first(PAGE_JOBS), ..JobsFilter::default() };
     first_jobs(visible.query, visible.viewer, &filter, JOBS_MAX).map_err(|error| Problem::failed(&error))
 }
 

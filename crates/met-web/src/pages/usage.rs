@@ -131,14 +131,14 @@ fn form(site: &Site, asked: &Asked, ask: &UsageAsk) -> Markup {
 /// The amounts of the whole time.
 fn totals(report: &Report) -> Markup {
     let total = &report.total;
-    let used = total.core_hours.map_or("–".to_owned(), units::hours);
-    let mut facts = vec![("Core-hours used", used), ("Jobs started", total.jobs.to_string())];
+    let used = total.core_hours.used.map_or("–".to_owned(), units::hours);
+    let mut facts = vec![("Core-hours used", used), ("Jobs started", total.jobs.all.to_string())];
     let mut put = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
-    put("Core-hours held", total.core_hours_held.map(units::hours));
-    put("Used of held", total.cpu_efficiency.map(units::percent));
-    put("GPU-hours used", total.gpu_hours.map(units::hours));
-    put("GPU-hours held", total.gpu_hours_held.map(units::hours));
-    put("GiB-hours held", total.memory_gib_hours_held.map(units::hours));
+    put("Core-hours held", total.core_hours.held.map(units::hours));
+    put("Used of held", total.core_hours.efficiency.map(units::percent));
+    put("GPU-hours used", total.gpu_hours.used.map(units::hours));
+    put("GPU-hours held", total.gpu_hours.held.map(units::hours));
+    put("GiB-hours held", total.memory_gib_hours.held.map(units::hours));
     put("Energy", total.energy_joules.map(units::watt_hours));
     put("CO\u{2082}e", total.emissions_grams.map(usage::emissions));
     put("Cost", total.cost.map(units::money));
@@ -225,10 +225,10 @@ fn busiest(map: &HeatMap) -> Option<(usize, usize, Heat)> {
 fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
     let line = |place: usize| report.lines.iter().find(|line| line.period == place);
     let machine = |place: usize| report.machines.iter().find(|line| line.period == place);
-    let heights = report.lines.iter().flat_map(|line| [line.core_hours, line.core_hours_held]);
+    let heights = report.lines.iter().flat_map(|line| [line.core_hours.used, line.core_hours.held]);
     let most = heights.flatten().fold(0.0, f64::max);
     if most <= 0.0 {
-        let is_known = report.lines.iter().any(|line| line.core_hours.is_some());
+        let is_known = report.lines.iter().any(|line| line.core_hours.used.is_some());
         let reason = match (report.lines.is_empty(), is_known) {
             (true, _) => "No jobs in this time.",
             (_, true) => "No CPU time was used.",
@@ -255,8 +255,8 @@ fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
                                 title { (title) }
                                 rect.gap x=(place * 10) y="0" width="10" height=(HEIGHT) {}
                                 @if let Some(line) = line(place) {
-                                    @if let Some(held) = line.core_hours_held { (bar("held", place, held / most)) }
-                                    @if let Some(used) = line.core_hours { (bar("used", place, used / most)) }
+                                    @if let Some(held) = line.core_hours.held { (bar("held", place, held / most)) }
+                                    @if let Some(used) = line.core_hours.used { (bar("used", place, used / most)) }
                                 }
                             }
                         }
@@ -270,11 +270,11 @@ fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
 }
 
 fn period_words(name: &str, line: Option<&Line>, machine: Option<&MachineLine>) -> String {
-    let mut words = match line.map_or(Some(0.0), |line| line.core_hours) {
+    let mut words = match line.map_or(Some(0.0), |line| line.core_hours.used) {
         Some(used) => format!("{name}: {} core-hours used", units::hours(used)),
         None => format!("{name}: CPU time unknown"),
     };
-    if let Some(held) = line.and_then(|line| line.core_hours_held) {
+    if let Some(held) = line.and_then(|line| line.core_hours.held) {
         words += &format!(", {} held", units::hours(held));
     }
     if let Some(machine) = machine {
@@ -296,14 +296,14 @@ fn bar(kind: &str, place: usize, share: f64) -> Markup {
 type CellOf = fn(&Line) -> Option<String>;
 /// Columns of figures with what they show of a line.
 const FIGURES: [(&str, CellOf); 11] = [
-    ("Jobs", |line| Some(line.jobs.to_string())),
-    ("Core-hours", |line| line.core_hours.map(units::hours)),
-    ("Held", |line| line.core_hours_held.map(units::hours)),
-    ("Used of held", |line| line.cpu_efficiency.map(units::percent)),
-    ("GPU-hours", |line| line.gpu_hours.map(units::hours)),
-    ("GPUs held", |line| line.gpu_hours_held.map(units::hours)),
-    ("GiB-hours", |line| line.memory_gib_hours.map(units::hours)),
-    ("GiB held", |line| line.memory_gib_hours_held.map(units::hours)),
+    ("Jobs", |line| Some(line.jobs.all.to_string())),
+    ("Core-hours", |line| line.core_hours.used.map(units::hours)),
+    ("Held", |line| line.core_hours.held.map(units::hours)),
+    ("Used of held", |line| line.core_hours.efficiency.map(units::percent)),
+    ("GPU-hours", |line| line.gpu_hours.used.map(units::hours)),
+    ("GPUs held", |line| line.gpu_hours.held.map(units::hours)),
+    ("GiB-hours", |line| line.memory_gib_hours.used.map(units::hours)),
+    ("GiB held", |line| line.memory_gib_hours.held.map(units::hours)),
     ("Energy", |line| line.energy_joules.map(units::watt_hours)),
     ("CO\u{2082}e", |line| line.emissions_grams.map(usage::emissions)),
     ("Cost", |line| line.cost.map(units::money)),

@@ -42,7 +42,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let mut all = Together::open(setting)?;
     let records = all.jobs(&JobsFilter { is_brief: true, ..list::filter_of(&of_all)? })?;
     let asked = list::filter_of(&filter)?;
-    let is_wanted = |record: &Record| match (&asked.user, asked.uid) {
+    let is_wanted = |record: &Record| match (&asked.owner.user, asked.owner.uid) {
         (None, None) => true,
         (user, uid) => user.is_some() && record.user == *user || uid.is_some() && record.uid == uid,
     };
@@ -65,7 +65,7 @@ pub fn check(setting: &Setting, args: &CheckArgs) -> Result<i32> {
     let (sums, found) = both(all.readers().len() > 1, sums, || of_jobs(&look, &records, &mut all));
     let (mut findings, followed) = found?;
     let watched = if args.dry_run { Vec::new() } else { watch(&look, &records, all.first())? };
-    let wanted: Option<HashSet<String>> = (asked.user.is_some() || asked.uid.is_some())
+    let wanted: Option<HashSet<String>> = (asked.owner.user.is_some() || asked.owner.uid.is_some())
         .then(|| records.iter().filter(|record| is_wanted(record)).filter_map(user::owner).collect());
     for sum in sums.iter().filter(|sum| wanted.as_ref().is_none_or(|wanted| wanted.contains(&sum.user))) {
         findings.extend(rules::findings_of_user(&rules, sum));

@@ -14,7 +14,7 @@ use met_core::managers;
 
 use crate::cli::{Cli, CompletionsArgs};
 use crate::output;
-use met_query::jobs::{AllJobs, Answers, JobsFilter};
+use met_query::jobs::{AllJobs, Answers, JobsFilter, PageAsk};
 use met_query::protocol::{Reply, Request};
 use met_query::setting::Setting;
 
@@ -169,8 +169,11 @@ fn words(what: &str) -> Result<Vec<String>> {
     match what {
         "jobs" | "live" => {
             let live = State::ALL.into_iter().filter(|state| what == "live" && state.is_live());
-            let filter =
-                JobsFilter { limit: Some(JOBS_MAX), states: live.collect(), ..JobsFilter::default() };
+            let filter = JobsFilter {
+                states: live.collect(),
+                page: PageAsk::first(JOBS_MAX),
+                ..JobsFilter::default()
+            };
             Ok(references(&AllJobs::open(&setting)?.jobs(&filter)?))
         }
         "nodes" => {

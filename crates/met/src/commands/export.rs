@@ -13,7 +13,7 @@ use super::{Machines, import, list};
 use crate::cli::ExportArgs;
 use crate::output;
 use met_config::Failure;
-use met_query::jobs::{self, AllJobs, JobsFilter};
+use met_query::jobs::{self, AllJobs, JobsFilter, PageAsk};
 use met_query::setting::Setting;
 
 /// Who waits longer than this wants to know how far it is.
@@ -108,7 +108,10 @@ fn choose(setting: &Setting, args: &ExportArgs) -> Result<(AllJobs, Vec<Chosen>)
         if let Some(notice) = setting.unread_system_jobs() {
             tracing::warn!("{notice}");
         }
-        let filter = JobsFilter { limit: args.limit, ..list::filter_of(&args.filter)? };
+        let filter = JobsFilter {
+            page: PageAsk { limit: args.limit, ..list::filter_of(&args.filter)?.page },
+            ..list::filter_of(&args.filter)?
+        };
         let jobs: Vec<Chosen> = all.jobs(&filter)?.into_iter().map(known).collect();
         if jobs.is_empty() {
             list::unknown_name(setting, &args.filter)?;

@@ -16,7 +16,7 @@ use crate::view::job_list;
 use crate::view::{self, Style};
 use met_config::Failure;
 use met_core::units;
-use met_query::jobs::{self, AllJobs, JobsFilter};
+use met_query::jobs::{self, AllJobs, JobOwner, JobTimes, JobsFilter, PageAsk};
 use met_query::setting::Setting;
 
 /// A screen holds no more; files and programs get everything.
@@ -121,8 +121,11 @@ fn filter(args: &ListArgs) -> Result<JobsFilter> {
     Ok(JobsFilter {
         // That view is of cards: who never had one is not in it.
         with_cards: args.view == job_list::View::Gpu,
-        limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
-        sort: args.sort,
+        page: PageAsk {
+            limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
+            sort: args.sort,
+            ..filter_of(&args.filter)?.page
+        },
         ..filter_of(&args.filter)?
     })
 }
@@ -136,12 +139,12 @@ pub fn filter_of(args: &FilterArgs) -> Result<JobsFilter> {
     let states =
         args.state.iter().flat_map(|text| text.split(',')).map(parse_state).collect::<Result<_>>()?;
     let filter = JobsFilter {
-        since_ns: since.transpose()?,
         states,
         name: args.name.clone(),
         manager: args.manager.clone(),
-        account: args.account.clone(),
         conditions: conditions(args)?,
+        times: JobTimes { since_ns: since.transpose()?, ..JobTimes::default() },
+        owner: JobOwner { account: args.account.clone(), ..JobOwner::default() },
         ..JobsFilter::default()
     };
     Ok(filter.of_user(args.user.as_deref()))

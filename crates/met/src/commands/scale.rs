@@ -67,7 +67,7 @@ fn of_lineage(all: &mut AllJobs, record: &Record) -> Result<Vec<Record>> {
 fn beside(all: &mut AllJobs, record: &Record) -> Result<Vec<Record>> {
     let [node] = record.nodes.as_slice() else { return Ok(Vec::new()) };
     let mut filter = list::filter_of(&FilterArgs { node: Some(node.clone()), ..FilterArgs::default() })?;
-    filter.limit = Some(JOBS_BESIDE);
+    filter.page.limit = Some(JOBS_BESIDE);
     all.jobs(&filter)
 }
 

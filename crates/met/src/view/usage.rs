@@ -33,10 +33,11 @@ fn head(report: &Report, ask: &UsageAsk, zone: &TimeZone) -> String {
     let mut parts = vec![
         total
             .core_hours
+            .used
             .map_or("CPU time unknown".to_owned(), |used| format!("{} core-hours used", units::hours(used))),
-        format!("{} started", units::counted(total.jobs as usize, "job")),
+        format!("{} started", units::counted(total.jobs.all as usize, "job")),
     ];
-    if let Some(held) = total.core_hours_held {
+    if let Some(held) = total.core_hours.held {
         parts.insert(1, format!("{} held", units::hours(held)));
     }
     if let Some(joules) = total.energy_joules {
@@ -94,15 +95,15 @@ fn table(report: &Report, ask: &UsageAsk, style: &Style) -> String {
     let mut columns = vec![
         column("PERIOD", 0, &|line| period(line).filter(|_| ask.every != Every::All)),
         column(heading(ask.by), 0, &|line| name(line).filter(|_| ask.by != By::System)),
-        column("JOBS", 3, &|line| Some(line.jobs.to_string())),
-        column("CORE-H", 0, &|line| line.core_hours.map(units::hours)),
-        column("HELD", 1, &|line| line.core_hours_held.map(units::hours)),
-        column("USED", 2, &|line| line.cpu_efficiency.map(units::percent)),
-        column("GPU-H", 2, &|line| line.gpu_hours.map(units::hours)),
-        column("GPU HELD", 4, &|line| line.gpu_hours_held.map(units::hours)),
+        column("JOBS", 3, &|line| Some(line.jobs.all.to_string())),
+        column("CORE-H", 0, &|line| line.core_hours.used.map(units::hours)),
+        column("HELD", 1, &|line| line.core_hours.held.map(units::hours)),
+        column("USED", 2, &|line| line.core_hours.efficiency.map(units::percent)),
+        column("GPU-H", 2, &|line| line.gpu_hours.used.map(units::hours)),
+        column("GPU HELD", 4, &|line| line.gpu_hours.held.map(units::hours)),
         column("GPU FREE", 5, &|line| line.free.gpu_hours.map(units::hours)),
-        column("GIB-H", 6, &|line| line.memory_gib_hours.map(units::hours)),
-        column("GIB HELD", 7, &|line| line.memory_gib_hours_held.map(units::hours)),
+        column("GIB-H", 6, &|line| line.memory_gib_hours.used.map(units::hours)),
+        column("GIB HELD", 7, &|line| line.memory_gib_hours.held.map(units::hours)),
         column("ENERGY", 2, &|line| line.energy_joules.map(units::watt_hours)),
         column("CO2E", 5, &|line| line.emissions_grams.map(usage::emissions)),
         column("COST", 4, &|line| line.cost.map(units::money)),
