@@ -50,8 +50,8 @@ pub use files::unreadable;
 pub use filter::{JobsFilter, PageAsk, page_of};
 pub use forgetting::forget_reactions;
 pub use housekeeping::{
-    Imported, hand_over_ends, has_lost, import, import_unless_locked, log_moved_aside, log_removed,
-    open_writer, retention, thin, thinning, tidy,
+    Imported, hand_over_ends, has_lost, import, import_some, import_unless_locked, log_moved_aside,
+    log_removed, open_writer, retention, thin, thinning, tidy,
 };
 pub use leftovers::{leave_cgroup, remove_left_cgroups};
 pub use liveness::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};

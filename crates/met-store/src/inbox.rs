@@ -7,6 +7,7 @@
 //! The space of the end record is reserved when the start is written: a disk that fills up while the
 //! job runs cannot lose its end.
 
+use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read};
 use std::ops::Range;
@@ -352,10 +353,10 @@ impl JobDir {
     }
 }
 
-/// How many jobs have ended and are not imported yet.
-pub fn pending_ends(state: &Path) -> usize {
+/// How many jobs have ended and are not imported yet, without those whose ends come another way.
+pub fn pending_ends(state: &Path, followed: &HashSet<u64>) -> usize {
     let pending = pending(state).unwrap_or_default();
-    pending.iter().filter(|dir| dir.path.join(END).exists()).count()
+    pending.iter().filter(|dir| !followed.contains(&dir.id) && dir.path.join(END).exists()).count()
 }
 
 /// The directories of jobs not imported yet, by id.

@@ -67,7 +67,7 @@ pub use reactions::{REACTIONS_PER_USER, clear_reactions, put_reactions, reaction
 pub use retention::{Goes, Removed, Retained, Retention};
 pub use running::{LiveFigures, LiveJobs, RunningJobs};
 pub use salvage::Salvage;
-pub use store::{Imported, Writer};
+pub use store::{Import, Imported, Writer};
 pub use thinning::{Thinning, thin};
 pub use usage::{
     Sees, answer as usage, is_usage_behind, joined as joined_usage, machine_mark, put_machine, sum_usage,

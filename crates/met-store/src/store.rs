@@ -1,6 +1,7 @@
 //! The one writer of a store.
 
 use std::cell::OnceCell;
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Deref;
@@ -74,6 +75,18 @@ pub struct Imported {
     pub live: Vec<Record>,
     /// Entries that could not be used, and why; they are left as they are.
     pub problems: Vec<String>,
+    /// The time was over before all were looked at.
+    pub has_more: bool,
+}
+
+/// How jobs are taken from the inbox.
+pub struct Import<'a> {
+    /// Completes an end that has samples and no means of them, by these, before it is written.
+    pub complete: &'a dyn Fn(&mut Record, &Course),
+    /// Jobs whose ends come another way, by their numbers.
+    pub followed: &'a HashSet<u64>,
+    /// From then on no further end is taken. Each is a write to the disk that is waited for.
+    pub until: Option<Instant>,
 }
 
 impl Deref for Writer {
@@ -281,15 +294,20 @@ impl Writer {
 
     /// Takes ended jobs from the inbox into the database, each durably before its files go.
     pub fn import(&mut self) -> Result<Imported, StoreError> {
-        self.import_with(&|_, _| {})
+        self.import_with(&Import { complete: &|_, _| {}, followed: &HashSet::new(), until: None })
     }
 
-    /// The same; an end that has samples and no means of them is completed by these before it is written.
-    pub fn import_with(&mut self, complete: &dyn Fn(&mut Record, &Course)) -> Result<Imported, StoreError> {
+    /// The same for some of them: at least one, if there is any.
+    pub fn import_with(&mut self, how: &Import<'_>) -> Result<Imported, StoreError> {
         let state = self.queries.state.clone();
         let mut imported = Imported::default();
-        for dir in inbox::pending(&state).map_err(StoreError::io(&state))? {
-            self.import_one(&dir, complete, &mut imported)?;
+        let pending = inbox::pending(&state).map_err(StoreError::io(&state))?;
+        for dir in pending.iter().filter(|dir| !how.followed.contains(&dir.id())) {
+            let is_taken = self.import_one(dir, how.complete, &mut imported)?;
+            if is_taken && how.until.is_some_and(|until| Instant::now() >= until) {
+                imported.has_more = true;
+                return Ok(imported);
+            }
         }
         if let Err(error) = inbox::clean(&state) {
             imported.problems.push(format!("{}: {error}", state.display()));
@@ -297,12 +315,13 @@ impl Writer {
         Ok(imported)
     }
 
+    /// Whether the end of the job was taken.
     fn import_one(
         &mut self,
         dir: &JobDir,
         complete: &dyn Fn(&mut Record, &Course),
         imported: &mut Imported,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         let entry = dir.read();
         let Some(mut end) = entry.end else {
             // With an end that cannot be read the job is not live, and not to be called lost either.
@@ -310,15 +329,16 @@ impl Writer {
                 imported.live.extend(entry.start);
             }
             imported.problems.extend(entry.problems);
-            return Ok(());
+            return Ok(false);
         };
         if end.state.is_live() {
             let what = format!("{}: its end says that it is {}", dir.path().display(), end.state.name());
             imported.problems.push(what);
-            return Ok(());
+            return Ok(false);
         }
         if self.knows_end(&end.key)? {
-            return self.discard(dir, imported);
+            discard(dir, imported);
+            return Ok(true);
         }
         let (course, problem) = dir.read_course();
         imported.problems.extend(problem);
@@ -327,7 +347,7 @@ impl Writer {
                 // It waits where it is, and readers show it from there.
                 Err(error @ StoreError::Unreachable { .. }) => {
                     imported.problems.push(error.to_string());
-                    return Ok(());
+                    return Ok(false);
                 }
                 result => result?,
             }
@@ -344,7 +364,8 @@ impl Writer {
         }
         self.put(&end)?;
         imported.ended.push(end);
-        self.discard(dir, imported)
+        discard(dir, imported);
+        Ok(true)
     }
 
     /// Whether a job has ended here already, with what was sampled of it: its supervisor, who was told so a moment
@@ -354,13 +375,6 @@ impl Writer {
         let Some(sql) = self.queries.catalogue.get() else { return Ok(false) };
         let known = reading::exact(&**sql, key, Parts::NONE)?;
         Ok(known.is_some_and(|known| is_known_end(&known.record)))
-    }
-
-    fn discard(&self, dir: &JobDir, imported: &mut Imported) -> Result<(), StoreError> {
-        if let Err(error) = dir.remove() {
-            imported.problems.push(format!("{}: {error}", dir.path().display()));
-        }
-        Ok(())
     }
 
     /// Removes a job with its samples, here and in the inbox.
@@ -479,6 +493,13 @@ fn without_end(end: Record) -> Record {
         annotation: end.annotation,
         local: end.local,
         ..Record::new(end.key, end.name, State::Running)
+    }
+}
+
+/// What the database has is not read from the inbox any more.
+fn discard(dir: &JobDir, imported: &mut Imported) {
+    if let Err(error) = dir.remove() {
+        imported.problems.push(format!("{}: {error}", dir.path().display()));
     }
 }
 

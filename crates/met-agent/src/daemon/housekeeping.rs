@@ -20,6 +20,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const PENDING_MAX: usize = 16;
 /// Fewer wait for so long: the server of a cluster has them within ten seconds of their end.
 const IMPORT_EVERY: Duration = Duration::from_secs(5);
+/// In one go: each end is a write that is waited for, and clients wait for a greeting for a second at most.
+pub(super) const IMPORT_FOR: Duration = Duration::from_millis(100);
 /// How long jobs are added to the sums of use in one go, with the pause after it, and how often samples of the machine
 /// are.
 const SUM_FOR: Duration = Duration::from_millis(20);
@@ -39,6 +41,8 @@ pub(super) struct Housekeeping {
     looked: Instant,
     /// Or found that there was nothing to import.
     imported: Instant,
+    /// More is known to be left to import.
+    is_import_left: bool,
     /// Of jobs that are over, with processes that are not.
     cgroups: Vec<CgroupPaths>,
     pause: Duration,
@@ -68,6 +72,7 @@ impl Housekeeping {
         Housekeeping {
             looked: now,
             imported: now,
+            is_import_left: false,
             cgroups: Vec::new(),
             pause: FIRST_PAUSE,
             next_removal: now,
@@ -165,7 +170,10 @@ impl Housekeeping {
 
     /// When the inbox is looked at though nothing else is to do.
     pub(super) fn next_import(&self) -> Instant {
-        self.looked.max(self.imported) + IMPORT_EVERY
+        match self.is_import_left {
+            true => self.imported,
+            false => self.looked.max(self.imported) + IMPORT_EVERY,
+        }
     }
 
     /// When more jobs of earlier daemons are looked at.
@@ -200,6 +208,9 @@ impl Housekeeping {
         writer: &Writer,
         registry: &Registry,
     ) -> bool {
+        if self.is_import_left {
+            return true;
+        }
         if now < self.looked + LOOK_EVERY {
             return false;
         }
@@ -210,7 +221,8 @@ impl Housekeeping {
             return false;
         }
         jobs::remove_left_cgroups(&place.state);
-        let pending = inbox::pending_ends(&place.state);
+        let followed = followed(registry);
+        let pending = inbox::pending_ends(&place.state, &followed);
         if pending >= PENDING_MAX {
             return true;
         }
@@ -218,16 +230,25 @@ impl Housekeeping {
             return false;
         }
         self.imported = now;
-        let own = registry.jobs.keys().filter(|key| key.manager == LOCAL);
-        let followed: HashSet<u64> = own.filter_map(|key| key.id.parse().ok()).collect();
         pending > 0 || jobs::has_lost(&place.state, host, &followed)
     }
 
-    /// The ends that were imported. What cannot be imported, on a full disk, is read where it is.
-    pub(super) fn import(&mut self, host: &Host, place: &Place, writer: &mut Writer) -> Vec<Record> {
+    /// The ends that were imported, of jobs that nothing else here ends. What cannot be imported, on a full disk, is read
+    /// where it is.
+    pub(super) fn import(
+        &mut self,
+        host: &Host,
+        place: &Place,
+        writer: &mut Writer,
+        registry: &Registry,
+        within: Option<Duration>,
+    ) -> Vec<Record> {
         self.imported = Instant::now();
-        match jobs::import(writer, &place.state, host) {
-            Ok(Imported { ended, left }) => {
+        self.is_import_left = false;
+        let until = within.map(|within| self.imported + within);
+        match jobs::import_some(writer, &place.state, host, &followed(registry), until) {
+            Ok(Imported { ended, left, has_more }) => {
+                self.is_import_left = has_more;
                 self.leave(left);
                 ended
             }
@@ -267,6 +288,12 @@ impl Housekeeping {
             self.remove_cgroup(host, record);
         }
     }
+}
+
+/// The numbers of jobs whose ends come another way.
+fn followed(registry: &Registry) -> HashSet<u64> {
+    let own = registry.jobs.keys().filter(|key| key.manager == LOCAL);
+    own.filter_map(|key| key.id.parse().ok()).collect()
 }
 
 #[cfg(test)]

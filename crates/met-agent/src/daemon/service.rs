@@ -19,7 +19,7 @@ use super::claims;
 use super::discovery_thread::Finding;
 use super::forwarding;
 use super::found_jobs::{self, Discovery};
-use super::housekeeping::Housekeeping;
+use super::housekeeping::{Housekeeping, IMPORT_FOR};
 use super::identifying::Asked;
 use super::last_tick::Board;
 use super::live_settings::{LiveSettings, Reach};
@@ -116,7 +116,7 @@ impl Service {
         service.discovery.shadows.remove_old(&mut service.recorder.writer);
         service.recorder.emitting.told = service.recorder.writer.factors().unwrap_or_default();
         service.recorder.emitting.ask(&setting.config)?;
-        service.import();
+        service.import(None);
         service.housekeeping.remove_earlier_cgroups(&service.host, &service.recorder.writer);
         service.brief_sampling();
         service.take_up_running()?;
@@ -651,16 +651,16 @@ impl Service {
             self.recorder.look_after_store(&self.registry);
         }
         if self.housekeeping.look(now, &self.host, &self.place, &self.recorder.writer, &self.registry) {
-            self.import();
+            self.import(Some(IMPORT_FOR));
         }
     }
 
-    pub(super) fn import(&mut self) {
-        for record in self.housekeeping.import(&self.host, &self.place, &mut self.recorder.writer) {
-            // The end of a job that is followed is published when its supervisor or its absence tells of it.
-            if !self.registry.jobs.contains_key(&record.key) {
-                self.outputs.publish_stored_end(&self.recorder.writer, &record);
-            }
+    /// Imports what others left, for so long. The end of a job that is followed comes from its supervisor, or is found when
+    /// that is gone.
+    pub(super) fn import(&mut self, within: Option<Duration>) {
+        let Service { host, place, housekeeping, recorder, registry, .. } = self;
+        for record in housekeeping.import(host, place, &mut recorder.writer, registry, within) {
+            self.outputs.publish_stored_end(&recorder.writer, &record);
         }
     }
 

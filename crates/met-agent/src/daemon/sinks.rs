@@ -357,11 +357,48 @@ mod tests {
         let (id, dir) = met_store::inbox::JobDir::reserve(&root.path().join("state"), 1).unwrap();
         record.key.id = id.to_string();
         dir.write_end(&record).unwrap();
-        service.import();
+        service.import(None);
         assert_eq!(next(&received), format!("Ended {}", record.key.id));
-        service.import();
+        service.import(None);
         service.close();
         assert!(received.try_recv().is_err(), "once");
+    }
+
+    #[test]
+    fn many_ends_are_imported_in_several_goes_without_jobs_that_are_followed() {
+        let root = tempfile::tempdir().unwrap();
+        let mut service = service(root.path());
+        let left = |number: u64| {
+            let dir = met_store::inbox::JobDir::claim(&root.path().join("state"), number).unwrap();
+            let mut record = running(u32::try_from(number).unwrap());
+            (record.key.manager, record.key.id) = (met_core::job::LOCAL.to_owned(), number.to_string());
+            dir.write_start(&record).unwrap();
+            dir.write_end(&Record { state: State::Failed, end_ns: record.start_ns, ..record.clone() })
+                .unwrap();
+            record
+        };
+        let records: Vec<Record> = (1..=4).map(left).collect();
+        service.registry.insert(records[0].clone());
+        let ends = |service: &Service| {
+            let stored = |record: &Record| service.recorder.writer.get(&record.key).unwrap().unwrap();
+            let is_left =
+                |record: &&Record| root.path().join("state/jobs").join(&record.key.id).join("end").exists();
+            assert!(
+                records.iter().all(|record| stored(record).state == State::Failed),
+                "read where they are"
+            );
+            records.iter().filter(is_left).count()
+        };
+        // A go that has no time takes one all the same; the next one follows when others were answered.
+        for left in [3, 2, 1] {
+            service.import(Some(Duration::ZERO));
+            assert_eq!(ends(&service), left);
+            assert!(service.housekeeping.next_import() <= Instant::now());
+        }
+        service.tidy(Instant::now());
+        assert!(service.housekeeping.next_import() > Instant::now(), "nothing is left to import");
+        assert_eq!(ends(&service), 1, "the end of the job that is followed comes from its supervisor");
+        service.close();
     }
 
     #[test]

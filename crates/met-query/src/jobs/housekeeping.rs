@@ -11,7 +11,7 @@ use met_config::Storage;
 use met_core::job::{CgroupPaths, Origin, Record, State};
 use met_host::Host;
 use met_store::inbox::JobDir;
-use met_store::{Retained, Retention, StoreError, Thinning, Writer, inbox};
+use met_store::{Import, Retained, Retention, StoreError, Thinning, Writer, inbox};
 
 use super::completing::complete_by_samples;
 use super::forgetting::forget_reactions;
@@ -41,7 +41,7 @@ pub fn tidy(setting: &Setting, ended: &Record) {
     }
     remove_left_cgroups(state);
     let is_short = ended.wall_ns(now_ns()).is_none_or(|wall_ns| wall_ns < SHORT_NS);
-    let pending = inbox::pending_ends(state);
+    let pending = inbox::pending_ends(state, &HashSet::new());
     // A system daemon has all of them.
     let has_nothing = pending == 0 && !met_store::has_catalogue(state);
     if has_nothing || is_short && pending < PENDING_MAX {
@@ -180,6 +180,8 @@ pub struct Imported {
     pub ended: Vec<Record>,
     /// Cgroups of these in which processes are left.
     pub left: Vec<CgroupPaths>,
+    /// The time was over before all were looked at.
+    pub has_more: bool,
 }
 
 /// Whether the inbox holds a job that is not `followed` and that no process waits for: its supervisor is gone and
@@ -203,17 +205,29 @@ pub fn log_moved_aside(writer: &mut Writer) {
 
 /// Takes what is in the inbox into the store. Jobs whose supervisor is gone are lost.
 pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Imported> {
+    import_some(writer, state, host, &HashSet::new(), None)
+}
+
+/// The same without the jobs that are `followed`, and until this time.
+pub fn import_some(
+    writer: &mut Writer,
+    state: &Path,
+    host: &Host,
+    followed: &HashSet<u64>,
+    until: Option<Instant>,
+) -> Result<Imported> {
     if let Some(salvage) = writer.salvaged.take() {
         writer.moved_aside = None;
         // Every list says so as long as the damaged file is there.
         tracing::error!("{}", salvage.sentence());
     }
     log_moved_aside(writer);
-    let imported = writer.import_with(&complete_by_samples)?;
+    let how = Import { complete: &complete_by_samples, followed, until };
+    let imported = writer.import_with(&how)?;
     for problem in &imported.problems {
         tracing::warn!("{problem}");
     }
-    let (mut ended, mut ended_meanwhile) = (imported.ended, false);
+    let (mut ended, mut ended_meanwhile, mut has_more) = (imported.ended, false, imported.has_more);
     for mut record in imported.live {
         settle(host, &mut record);
         let Some(folder) = record.key.id.parse().ok().map(|id| JobDir::open(state, id)) else {
@@ -233,14 +247,18 @@ pub fn import(writer: &mut Writer, state: &Path, host: &Host) -> Result<Imported
                 writer.put(&record)?;
                 folder.remove()?;
                 ended.push(record);
+                if until.is_some_and(|until| Instant::now() >= until) {
+                    has_more = true;
+                    break;
+                }
             }
             // It stays where it is until it can be read.
             entry => entry.problems.iter().for_each(|problem| tracing::warn!("{problem}")),
         }
     }
     if ended_meanwhile {
-        ended.extend(writer.import_with(&complete_by_samples)?.ended);
+        ended.extend(writer.import_with(&how)?.ended);
     }
     let left = remove_empty_cgroups(host, &ended);
-    Ok(Imported { ended, left })
+    Ok(Imported { ended, left, has_more })
 }
