@@ -37,7 +37,7 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
             whole: true,
             record: job.record.clone(),
             earlier: job.earlier.clone(),
-            beside: None,
+            beside: job.beside,
         };
         // Processes and files of that machine are not looked for here.
         // A file has the samples of its own job.
