@@ -1,9 +1,14 @@
 """Small programs whose bottleneck is known: `work.py NAME [SECONDS]`.
 
 Each does one thing for most of its time. `scripts/workloads` records them with the real binary; those that begin with
-`gpu_` need an NVIDIA GPU and PyTorch, and are recorded when they are named."""
+`gpu_` need an NVIDIA GPU and PyTorch, and are recorded when they are named. Those that begin with `stress_` need
+stress-ng. Limits and links need root."""
 
+import ctypes
+import mmap
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
@@ -227,21 +232,168 @@ def short(seconds):
 
 def throttled(seconds):
     """Two busy processes with a quota of half a core."""
-    enter_quota(0.5)
+    limit_job("cpu", "max", "50000 100000")
     both_cores(seconds)
 
 
-def enter_quota(cores):
-    """Gives the job's own cgroup a quota."""
+def reclaiming(seconds):
+    """Looks up records in a file that does not quite fit into its memory limit: the kernel drops pages that are read
+    again soon."""
+    look_up(seconds, 136 << 20, 128 << 20)
+
+
+def larger_than_limit(seconds):
+    """The same with a file that is half as large again: most records come from storage, whatever is dropped."""
+    look_up(seconds, 192 << 20, 128 << 20)
+
+
+def look_up(seconds, size, limit):
+    with tempfile.NamedTemporaryFile(dir=".") as file:
+        for _ in range(size >> 20):
+            file.write(BLOCK)
+        file.flush()
+        os.fsync(file.fileno())
+        # Pages stay with the cgroup that read them first.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        limit_job("memory", "max", str(limit))
+        with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as records:
+            records.madvise(mmap.MADV_RANDOM)
+            for _ in until(seconds):
+                for _ in range(200):
+                    records[random.randrange(size)]
+
+
+def held_at_limit(seconds):
+    """Needs more than the size from which on the kernel slows its allocations down."""
+    limit_job("memory", "high", str(64 << 20))
+    kept = []
+    for _ in until(seconds):
+        kept.append(bytearray(1 << 20))
+        kept[-1][::4096] = b"x" * len(kept[-1][::4096])
+        if len(kept) > 80:
+            kept.clear()
+
+
+def killed(seconds):
+    """Computes, and at the end one of its processes needs more than the memory limit."""
+    limit_job("memory", "max", str(128 << 20))
+    burn(seconds)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(b"x" * (512 << 20)) >> 30)
+    _, status = os.waitpid(child, 0)
+    sys.exit(1 if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL else 0)
+
+
+def limit_job(controller, name, value):
+    """Gives the job's own cgroup a limit."""
     with open("/proc/self/cgroup") as file:
         own = next(line.rstrip("\n").split("::")[1] for line in file if line.startswith("0::"))
     above = "/sys/fs/cgroup"
-    for name in own.strip("/").split("/"):
+    for folder in own.strip("/").split("/"):
         with open(f"{above}/cgroup.subtree_control", "w") as file:
-            file.write("+cpu")
-        above += f"/{name}"
-    with open(f"{above}/cpu.max", "w") as file:
-        file.write(f"{int(cores * 100_000)} 100000")
+            file.write(f"+{controller}")
+        above += f"/{folder}"
+    with open(f"{above}/{controller}.{name}", "w") as file:
+        file.write(value)
+
+
+def send(address, seconds, bytes_per_second=None):
+    """Sends blocks for some time, paced where a rate is given."""
+    with socket.create_connection(address) as link:
+        begin, sent = time.monotonic(), 0
+        for _ in until(seconds):
+            link.sendall(BLOCK)
+            sent += len(BLOCK)
+            ahead = sent / bytes_per_second - (time.monotonic() - begin) if bytes_per_second else 0
+            time.sleep(max(ahead, 0))
+
+
+def receive(listener):
+    link, _ = listener.accept()
+    into = bytearray(1 << 20)
+    while link.recv_into(into):
+        pass
+
+
+def loopback(seconds):
+    """Two processes, one of which sends to the other as fast as both can copy."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        forked(lambda: receive(listener), lambda: send(listener.getsockname(), seconds))
+
+
+def paced_socket(seconds):
+    """The same at 32 MiB/s, as from a server that does not send faster. Whose bytes cross a network that jobs share is
+    not counted."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        forked(lambda: receive(listener), lambda: send(listener.getsockname(), seconds, 32 << 20))
+
+
+def slow_link(seconds):
+    """Two processes, each in a network namespace of its own, and a link of 200 Mbit/s between them."""
+    leave_network()
+    ready, go = os.pipe(), os.pipe()
+
+    def far():
+        leave_network()
+        os.write(ready[1], b"x")
+        os.read(go[0], 1)
+        link_up("far", "192.0.2.2/30")
+        with socket.create_server(("192.0.2.2", 7000)) as listener:
+            os.write(ready[1], b"x")
+            receive(listener)
+
+    child = os.fork()
+    if child == 0:
+        far()
+        os._exit(0)
+    os.read(ready[0], 1)
+    pair = ["near", "type", "veth", "peer", "name", "far", "netns", str(child)]
+    subprocess.run(["ip", "link", "add", *pair], check=True)
+    link_up("near", "192.0.2.1/30")
+    limit = ["tbf", "rate", "200mbit", "burst", "256kb", "latency", "50ms"]
+    subprocess.run(["tc", "qdisc", "add", "dev", "near", "root", *limit], check=True)
+    os.write(go[1], b"x")
+    os.read(ready[0], 1)
+    send(("192.0.2.2", 7000), seconds)
+    os.waitpid(child, 0)
+
+
+def leave_network():
+    """Into a network namespace without any device but loopback."""
+    new_network = 0x40000000
+    if ctypes.CDLL(None, use_errno=True).unshare(new_network) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+def link_up(device, address):
+    subprocess.run(["ip", "address", "add", address, "dev", device], check=True)
+    subprocess.run(["ip", "link", "set", device, "up"], check=True)
+
+
+def stress(seconds, *options):
+    os.execvp("stress-ng", ["stress-ng", "--quiet", "--timeout", f"{seconds:g}s", *options])
+
+
+def stress_matrix(seconds):
+    """Products of matrices on both cores."""
+    stress(seconds, "--matrix", "2")
+
+
+def stress_vm(seconds):
+    """Both cores write and check 256 MiB of memory."""
+    stress(seconds, "--vm", "2", "--vm-bytes", "128M", "--vm-keep")
+
+
+def stress_switch(seconds):
+    """Two processes that wake one another by a pipe, a byte at a time."""
+    stress(seconds, "--switch", "1")
+
+
+def stress_hdd(seconds):
+    """Writes that wait for storage."""
+    stress(seconds, "--hdd", "1", "--hdd-bytes", "128M", "--hdd-opts", "wr-seq,fsync", "--hdd-write-size", "1M",
+           "--temp-path", ".")
 
 
 def matrix(size):
@@ -324,9 +476,11 @@ def gpu_tail(seconds):
     time.sleep(seconds / 2)
 
 
+#: What workloads are made of.
+PARTS = ("until", "burn", "forked", "look_up", "limit_job", "send", "receive", "leave_network", "link_up", "stress",
+         "matrix", "multiply")
 WORKLOADS = {name: work for name, work in list(globals().items())
-             if callable(work) and getattr(work, "__module__", None) == __name__
-             and name not in ("until", "burn", "forked", "enter_quota", "matrix", "multiply")}
+             if callable(work) and getattr(work, "__module__", None) == __name__ and name not in PARTS}
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--list"]:

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use met_core::job::Record;
 use met_core::{Column, bounds};
-use met_insight::answers::EVIDENCE_MAX;
+use met_insight::answers::{Beside, EVIDENCE_MAX};
 use serde_json::Value;
 
 /// Values of the samples of one job: 512 MiB.
@@ -15,6 +15,9 @@ pub const SERIES_MAX: usize = 4096;
 const NUMBER_MAX: i64 = (1 << 62) - 1;
 /// The names of events and uuids of GPUs in a record are as long at most.
 const PART_BYTES_MAX: usize = 200;
+/// Of one node: more than any has.
+const GPUS_MAX: f64 = 65_535.0;
+const CORES_MAX: f64 = 1e6;
 
 /// A record as it may be shown.
 pub fn record(json: Value) -> Result<Record> {
@@ -30,6 +33,17 @@ pub fn add_earlier(earlier: &mut Vec<Record>, json: Value) -> Result<()> {
     ensure!(earlier.len() < EVIDENCE_MAX, "more than {EVIDENCE_MAX} earlier runs of one job");
     earlier.push(record(json)?);
     Ok(())
+}
+
+/// What other jobs on a node say of a job. What no node can have is not known; `None` where nothing is.
+pub fn beside(gpus: Option<f64>, pressure: Option<f64>, cores: Option<f64>) -> Option<Beside> {
+    let within = |number: Option<f64>, most: f64| number.filter(|number| (0.0..=most).contains(number));
+    let beside = Beside {
+        gpus: within(gpus, GPUS_MAX).filter(|gpus| gpus.fract() == 0.0).map(|gpus| gpus as u32),
+        pressure: within(pressure, 1.0),
+        cores: within(cores, CORES_MAX),
+    };
+    Some(beside).filter(|beside| *beside != Beside::default())
 }
 
 fn check_numbers(value: &Value, place: &str) -> Result<()> {

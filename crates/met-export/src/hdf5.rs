@@ -14,7 +14,7 @@ use hdf5_pure::{
 };
 use met_core::series::{Course, SPREAD_NAMES, Spread, Spreads};
 use met_core::{Column, Kind, MISSING, Table};
-use met_insight::answers::EVIDENCE_MAX;
+use met_insight::answers::{Beside, EVIDENCE_MAX};
 use serde_json::Value;
 
 use crate::foreign::{self, CELLS_MAX};
@@ -37,6 +37,7 @@ const LAYOUT_VERSION: i64 = 1;
 const JOBS: &str = "jobs";
 const SAMPLES: &str = "samples";
 const EARLIER: &str = "earlier";
+const BESIDE: [&str; 3] = ["beside_gpus", "beside_pressure", "beside_cores"];
 const RECORD: &str = "record";
 const EXPORTED: &str = "exported";
 const CPUS: &str = "cpus";
@@ -143,7 +144,23 @@ fn write_jobs(group: &mut GroupBuilder, jobs: &[ExportedJob]) -> Result<()> {
     numbers(group, EXPORTED, TIME_UNIT, "time of the export", &exported);
     let cpus: Vec<f64> = jobs.iter().map(|job| job.cpus.map_or(f64::NAN, f64::from)).collect();
     numbers(group, CPUS, "", "CPUs of its nodes", &cpus);
+    if jobs.iter().any(|job| job.beside.is_some()) {
+        write_beside(group, jobs);
+    }
     Ok(())
+}
+
+/// What other jobs on its node say of a job, for `met import`.
+fn write_beside(group: &mut GroupBuilder, jobs: &[ExportedJob]) {
+    let mut write = |name: &str, help: &str, of: &dyn Fn(&Beside) -> Option<f64>| {
+        let known: Vec<f64> =
+            jobs.iter().map(|job| job.beside.as_ref().and_then(of).unwrap_or(f64::NAN)).collect();
+        numbers(group, name, "", help, &known);
+    };
+    let [gpus, pressure, cores] = BESIDE;
+    write(gpus, "GPUs of its node, as far as jobs had them", &|beside| beside.gpus.map(f64::from));
+    write(pressure, "share of the time in which jobs of others waited for a CPU", &|beside| beside.pressure);
+    write(cores, "cores that other jobs on its node used", &|beside| beside.cores);
 }
 
 fn write_earlier(group: &mut GroupBuilder, jobs: &[ExportedJob]) -> Result<()> {
@@ -311,12 +328,26 @@ fn read_jobs(group: &Group) -> Result<Vec<ExportedJob>> {
     ensure!(!records.is_empty(), "no job in it");
     let exported = read_integers(&group.dataset(EXPORTED)?, records.len())?;
     let cpus = read_reals(&group.dataset(CPUS)?, records.len())?;
-    let job = |((record, exported_ns), cpus): ((&String, i64), f64)| {
+    let beside = read_beside(group, records.len())?;
+    let job = |(((record, exported_ns), cpus), beside): (((&String, i64), f64), Option<Beside>)| {
         let record = foreign::record(record_json(record)?)?;
         let cpus = (1.0..f64::from(u32::MAX)).contains(&cpus).then_some(cpus as u32);
-        Ok(ExportedJob::of(record, cpus, foreign::time_ns(exported_ns)?))
+        Ok(ExportedJob { beside, ..ExportedJob::of(record, cpus, foreign::time_ns(exported_ns)?) })
     };
-    records.iter().zip(exported).zip(cpus).map(job).collect()
+    records.iter().zip(exported).zip(cpus).zip(beside).map(job).collect()
+}
+
+/// Files of earlier versions have none.
+fn read_beside(group: &Group, jobs: usize) -> Result<Vec<Option<Beside>>> {
+    let known = group.datasets()?;
+    let read = |name: &str| match known.iter().any(|known| known == name) {
+        true => read_reals(&group.dataset(name)?, jobs),
+        false => Ok(vec![f64::NAN; jobs]),
+    };
+    let [gpus, pressure, cores] = BESIDE;
+    let (gpus, pressure, cores) = (read(gpus)?, read(pressure)?, read(cores)?);
+    let of = |row: usize| foreign::beside(Some(gpus[row]), Some(pressure[row]), Some(cores[row]));
+    Ok((0..jobs).map(of).collect())
 }
 
 fn record_json(record: &str) -> Result<Value> {

@@ -6,8 +6,9 @@ use anyhow::{Context, Result, bail, ensure};
 use met_core::job::Record;
 use met_core::series::{Course, SPREAD_NAMES, Spread, Spreads};
 use met_core::{Column, Kind, MISSING, Table};
+use met_insight::answers::Beside;
 use met_insight::json;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::foreign::{self, CELLS_MAX, SERIES_MAX};
 use crate::{ExportedJob, JobWriter, Series, identity, tables};
@@ -21,6 +22,7 @@ const SAMPLE_LINE: &str = "sample";
 const EARLIER_LINE: &str = "earlier";
 const EXPORTED: &str = "exported";
 const CPUS: &str = "cpus";
+const BESIDE: &str = "beside";
 const RECORD: &str = "record";
 const CLUSTER: &str = "cluster";
 const JOB: &str = "job";
@@ -52,6 +54,9 @@ impl<W: Write> JobWriter for Jsonl<W> {
         line.insert(TYPE.to_owned(), JOB_LINE.into());
         line.insert(EXPORTED.to_owned(), json::time(job.exported_ns).into());
         line.insert(CPUS.to_owned(), job.cpus.into());
+        if let Some(Beside { gpus, pressure, cores }) = job.beside {
+            line.insert(BESIDE.to_owned(), json!({ "gpus": gpus, "pressure": pressure, "cores": cores }));
+        }
         if let Value::Object(object) = json::object(&job.record, job.exported_ns) {
             line.extend(object);
         }
@@ -153,8 +158,11 @@ impl Reader {
                 let exported = line.get(EXPORTED).and_then(Value::as_str).and_then(json::parse_time);
                 let exported_ns = foreign::time_ns(exported.context("the time of the export is missing")?)?;
                 let cpus = line.get(CPUS).and_then(Value::as_u64).and_then(|cpus| u32::try_from(cpus).ok());
+                let beside = |name: &str| line.get(BESIDE)?.get(name)?.as_f64();
+                let beside = foreign::beside(beside("gpus"), beside("pressure"), beside("cores"));
                 self.cells = 0;
-                Ok(self.job.replace(ExportedJob::of(record, cpus, exported_ns)))
+                let job = ExportedJob { beside, ..ExportedJob::of(record, cpus, exported_ns) };
+                Ok(self.job.replace(job))
             }
             Some(SAMPLE_LINE) => self.add_sample(&line).map(|()| None),
             Some(EARLIER_LINE) => {

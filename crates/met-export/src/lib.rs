@@ -20,7 +20,7 @@ use anyhow::{Result, bail};
 use met_core::job::{Local, Record};
 use met_core::series::Course;
 use met_core::{DETAIL, JOB, Table, event, gpu};
-use met_insight::answers;
+use met_insight::answers::{self, Beside};
 use met_insight::report::Machine;
 
 pub use output::OutputFile;
@@ -37,6 +37,8 @@ pub struct ExportedJob {
     pub series: Vec<Series>,
     /// What its answers read of the runs of its lineage before it, newest first.
     pub earlier: Vec<Record>,
+    /// What its answers read of other jobs on its node: sums, without the names of any.
+    pub beside: Option<Beside>,
 }
 
 /// The samples of one table; the part is the name of an event or the uuid of a GPU.
@@ -53,9 +55,9 @@ impl ExportedJob {
         ExportedJob::of(portable(record), cpus, exported_ns)
     }
 
-    /// One without series and earlier runs.
+    /// One without series, earlier runs and neighbours.
     fn of(record: Record, cpus: Option<u32>, exported_ns: i64) -> ExportedJob {
-        ExportedJob { record, cpus, exported_ns, series: Vec::new(), earlier: Vec::new() }
+        ExportedJob { record, cpus, exported_ns, series: Vec::new(), earlier: Vec::new(), beside: None }
     }
 
     /// Adds what answers read of the runs of its lineage before it, newest first.
@@ -63,6 +65,13 @@ impl ExportedJob {
         let runs: Vec<&Record> = runs.iter().collect();
         let evidence = answers::evidence(&self.record, &runs, self.exported_ns);
         self.earlier = evidence.iter().map(portable).collect();
+    }
+
+    /// Adds what other jobs on its node say of it, unless nothing is known of them.
+    pub fn add_beside(&mut self, beside: Option<Beside>) {
+        self.beside = beside.and_then(|Beside { gpus, pressure, cores }| {
+            foreign::beside(gpus.map(f64::from), pressure.map(|share| share.min(1.0)), cores)
+        });
     }
 
     /// Adds a series unless it is empty.
@@ -209,6 +218,7 @@ pub fn fuzz(bytes: &[u8], mut more: impl FnMut(&ExportedJob)) {
         let known = answers::Known::read(Duration::from_secs(1), record, machine, &mut |table, part| {
             anyhow::Ok(job.course(table, part))
         })?;
+        let known = known.beside(job.beside);
         answers::object(&known.answers(record, &job.earlier, now_ns));
         met_insight::work::object_of(record, &known, now_ns);
         met_insight::report::report(record, machine, now_ns);

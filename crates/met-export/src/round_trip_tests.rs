@@ -3,7 +3,7 @@ use std::io::Cursor;
 use anyhow::Result;
 use met_core::job::{EventCount, QualityKind, Record, State};
 use met_core::series::{Course, Thinner};
-use met_core::{JOB, MISSING, event, gpu, sample};
+use met_core::{JOB, MISSING, event, gpu, job_table, sample};
 use met_insight::answers::EVIDENCE_MAX;
 use proptest::prelude::*;
 use serde_json::Value;
@@ -45,6 +45,8 @@ fn jobs() -> Vec<ExportedJob> {
     assert!((20..=EVIDENCE_MAX).contains(&second.earlier.len()), "{}", second.earlier.len());
     let mut running = sample::bare(3, "sleep");
     running.state = State::Running;
+    second.add_beside(Some(Beside { gpus: Some(8), pressure: Some(1.0 / 3.0), cores: Some(61.7) }));
+    first.add_beside(Some(Beside { cores: Some(0.0), ..Beside::default() }));
     vec![first, second, ExportedJob::new(&running, Some(2), sample::NOW_NS)]
 }
 
@@ -81,8 +83,8 @@ fn text(jobs: &[ExportedJob]) -> Vec<String> {
         job.series.iter().map(one).collect::<Vec<_>>()
     };
     let one = |job: &ExportedJob| {
-        let ExportedJob { record, cpus, exported_ns, earlier, .. } = job;
-        format!("{record:?} {cpus:?} {exported_ns} {:?} {earlier:?}", series(job))
+        let ExportedJob { record, cpus, exported_ns, earlier, beside, .. } = job;
+        format!("{record:?} {cpus:?} {exported_ns} {:?} {earlier:?} {beside:?}", series(job))
     };
     jobs.iter().map(one).collect()
 }
@@ -117,6 +119,51 @@ fn what_a_file_says_about_this_machine_is_dropped() {
         let back = read_back(format, &written(format, Rows::Jobs, std::slice::from_ref(&hostile))).unwrap();
         let local = back[0].record.local.as_ref().unwrap();
         assert_eq!((local.main, local.cwd.as_os_str().is_empty()), (None, true));
+    }
+}
+
+#[test]
+fn a_file_has_the_findings_that_need_neighbours() {
+    let mut record =
+        Record { state: State::Finished, nodes: vec!["n1".to_owned()], ..sample::bare(1, "hog") };
+    let hours_10_ns = 36_000_000_000_000;
+    (record.start_ns, record.end_ns) = (Some(hours_10_ns), Some(2 * hours_10_ns));
+    record.totals.set(job_table::CPU, 13 * hours_10_ns, QualityKind::Measured, "cgroup");
+    let mut job = ExportedJob::new(&record, Some(16), sample::NOW_NS);
+    let found = |job: &ExportedJob| {
+        let machine = Machine { cpus: job.cpus };
+        let known = answers::Known::read(Duration::from_secs(1), &job.record, machine, &mut |table, part| {
+            anyhow::Ok(job.course(table, part))
+        });
+        known.unwrap().beside(job.beside).answers(&job.record, &job.earlier, job.exported_ns).findings
+    };
+    assert_eq!(found(&job), []);
+    job.add_beside(Some(Beside { gpus: None, pressure: Some(0.5), cores: Some(2.5) }));
+    let on_its_machine = found(&job);
+    assert_eq!(on_its_machine.iter().map(|one| one.rule.as_str()).collect::<Vec<_>>(), ["crowds_others"]);
+    for format in [Format::Jsonl, Format::Hdf5] {
+        let back = read_back(format, &written(format, Rows::Jobs, std::slice::from_ref(&job))).unwrap();
+        assert_eq!(found(&back[0]), on_its_machine, "{format:?}");
+    }
+}
+
+#[test]
+fn neighbours_that_no_node_can_have_are_not_known() {
+    let mut hostile = ExportedJob::of(sample::bare(1, "train"), None, sample::NOW_NS);
+    let read = |hostile: &ExportedJob, format: Format| {
+        read_back(format, &written(format, Rows::Jobs, std::slice::from_ref(hostile))).unwrap()[0].beside
+    };
+    for format in [Format::Jsonl, Format::Hdf5] {
+        hostile.beside = Some(Beside { gpus: Some(u32::MAX), pressure: Some(-0.1), cores: Some(1e300) });
+        assert_eq!(read(&hostile, format), None, "{format:?}");
+        hostile.beside = Some(Beside { gpus: Some(4), pressure: Some(f64::INFINITY), cores: Some(f64::NAN) });
+        assert_eq!(read(&hostile, format), Some(Beside { gpus: Some(4), ..Beside::default() }), "{format:?}");
+    }
+    let line = String::from_utf8(written(Format::Jsonl, Rows::Jobs, &[hostile])).unwrap();
+    for other in [r#"[1,2]"#, r#""x""#, r#"{"gpus":1.5,"pressure":"1","cores":[0]}"#, "null"] {
+        let line = line.replace(r#"{"gpus":4,"pressure":null,"cores":null}"#, other);
+        assert!(line.contains(&format!("\"beside\":{other}")), "{line}");
+        assert_eq!(read_back(Format::Jsonl, line.as_bytes()).unwrap()[0].beside, None, "{other}");
     }
 }
 

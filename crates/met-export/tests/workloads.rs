@@ -18,7 +18,8 @@ use met_insight::rules::{Gates, Rules};
 /// have in this order, among others.
 type Workload = (&'static str, Limit, &'static [&'static str], &'static [PhaseKind]);
 
-/// As `scripts/workloads` recorded them, on two cores of a quiet machine with an H200.
+/// As `scripts/workloads` recorded them, on two cores of a quiet machine with an H200; `slow_link`, which needs `ip` and
+/// `tc`, on a machine of two cores.
 const WORKLOADS: &[Workload] = &[
     ("serial", Limit::OneCore, &["serial_on_many"], &[Compute]),
     ("both_cores", Limit::Cpu, &[], &[Compute]),
@@ -49,6 +50,21 @@ const WORKLOADS: &[Workload] = &[
     // Too short for any note.
     ("short", Limit::OneCore, &[], &[]),
     ("throttled", Limit::Quota, &["throttled"], &[]),
+    ("reclaiming", Limit::Memory, &["memory_pressure"], &[]),
+    // It would read most of its file from storage with the pages that are dropped, too.
+    ("larger_than_limit", Limit::Io, &["cpu_low"], &[]),
+    ("held_at_limit", Limit::Memory, &["memory_pressure"], &[]),
+    ("killed", Limit::OneCore, &["out_of_memory", "serial_on_many"], &[Compute]),
+    // The kernel copies what they send and receive, and one of them always waits for the other.
+    ("loopback", Limit::Cpu, &["kernel_calls"], &[Compute]),
+    // Whose bytes cross a network that jobs share is not counted: nothing is said of a network.
+    ("paced_socket", Limit::Waiting, &["cpu_low"], &[Idle]),
+    ("slow_link", Limit::Network, &["cpu_low"], &[]),
+    ("stress_matrix", Limit::Cpu, &[], &[Compute]),
+    ("stress_vm", Limit::Cpu, &[], &[Compute]),
+    // Two processes that wake one another: neither is busy all the time, and one core is enough for both.
+    ("stress_switch", Limit::None, &["serial_on_many", "small_io"], &[Compute]),
+    ("stress_hdd", Limit::Io, &["serial_on_many"], &[]),
     ("gpu_full", Limit::Gpu, &[], &[]),
     // The core that starts the kernels is busy all the time, and the GPU for 18 % of it, on a thousandth of its units.
     ("gpu_launch_bound", Limit::OneCore, &["gpu_too_large", "serial_on_many"], &[]),

@@ -65,6 +65,8 @@ pub struct Job<'a> {
     pub systems: &'a [System],
     pub now_ns: i64,
     samples: Option<Samples<'a>>,
+    /// Of the run before.
+    samples_before: Option<Samples<'a>>,
     profile: Option<Profile<'a>>,
     /// Rules ask for the same things.
     pub(crate) memo: Memo,
@@ -80,6 +82,7 @@ impl<'a> Job<'a> {
             systems: &[],
             now_ns,
             samples: None,
+            samples_before: None,
             profile: None,
             memo: Memo::default(),
         }

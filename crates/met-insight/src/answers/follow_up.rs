@@ -61,10 +61,19 @@ pub fn follow_ups(job: &Job<'_>) -> Vec<FollowUp> {
     advice.iter().filter_map(|directive| follow_up(job, before.record, directive)).collect()
 }
 
-/// Findings of the run before that are gone, or still there. Its samples are not at hand: what only they say is left out,
-/// and so is what is not known of this run, or what a follow-up of a request has said.
+/// The run before a job that ended, whose findings are judged again.
+pub(super) fn judged_again<'a>(job: &Job<'a>) -> Option<Job<'a>> {
+    before(job).filter(|_| !job.record.state.is_live())
+}
+
+/// Findings of the run before that are gone, or still there. Where its samples are not at hand, what only they say is left
+/// out, and so is what is not known of this run, or what a follow-up of a request has said.
 pub fn revisited(job: &Job<'_>, rules: &Rules, followed: &[FollowUp]) -> Vec<Revisited> {
-    let Some(before) = before(job).filter(|_| !job.record.state.is_live()) else { return Vec::new() };
+    let Some(before) = judged_again(job) else { return Vec::new() };
+    let before = match job.samples_before {
+        Some(samples) => before.sampled(samples),
+        None => before,
+    };
     let again = |found: crate::finding::Finding| {
         let rule = rules.get(&found.rule)?;
         if followed.iter().any(|one| rule.advises(one.resource)) {
@@ -104,7 +113,9 @@ mod tests {
     use met_core::job_table as column;
 
     use super::*;
+    use crate::answers::Known;
     use crate::sample;
+    use crate::series_tests::{Made, made};
 
     const GIB: i64 = 1 << 30;
 
@@ -237,6 +248,63 @@ mod tests {
             running.state = met_core::job::State::Running;
             assert_eq!(judged_again(&running, &[&found]), [], "{name}: it may come yet");
         }
+    }
+
+    /// An hour on 16 CPUs, all of them busy until a time.
+    fn busy_until(id: u64, second: i32) -> Made {
+        let mut made = made(3600).cores(|at| if at < second { 15.5 } else { 0.0 });
+        let hour = run(id, 16, 10);
+        let start_ms = hour.start_ns.unwrap() / 1_000_000;
+        for (at, time_ms) in made.course.times_ms.iter_mut().enumerate() {
+            *time_ms = start_ms + at as i64 * 1000;
+        }
+        let totals = std::mem::take(&mut made.record.totals);
+        let summaries = std::mem::take(&mut made.record.summaries);
+        made.record = Record { totals, summaries, ..hour };
+        made
+    }
+
+    #[test]
+    fn what_samples_say_is_judged_again_where_both_runs_have_them() {
+        let judged = |next: &Made, before: &Made, has_samples: bool| {
+            let earlier = [&before.record];
+            let job = Job::new(&next.record, Machine { cpus: Some(64) }, i64::MAX / 2).after(&earlier);
+            let samples_before = has_samples.then(|| before.samples());
+            let job = Job { samples_before, ..job }.sampled(next.samples());
+            let found = revisited(&job, Rules::built_in(), &[]);
+            found.into_iter().map(|one| (one.rule, one.is_gone)).collect::<Vec<_>>()
+        };
+        let (idle, good) = (busy_until(1, 1800), busy_until(2, 3600));
+        assert_eq!(judged(&good, &idle, true), rule("idle_tail", true));
+        assert_eq!(judged(&busy_until(2, 1800), &idle, true), rule("idle_tail", false));
+        assert_eq!(judged(&good, &idle, false), [], "its samples are not there");
+        let gap = busy_until(2, 3600).without(600..3600);
+        assert_eq!(judged(&gap, &idle, true), [], "this run was not seen to its end");
+        assert_eq!(judged(&good, &busy_until(1, 3600), true), [], "nothing was found");
+    }
+
+    #[test]
+    fn samples_of_the_run_before_are_read_if_a_rule_needs_them() {
+        let (idle, good) = (busy_until(1, 1800), busy_until(2, 3600));
+        let interval = std::time::Duration::from_secs(1);
+        let machine = Machine { cpus: Some(64) };
+        let mut asked = Vec::new();
+        let mut known = |next: &Made| {
+            let known =
+                Known::read(interval, &next.record, machine, &mut |_, _| Ok::<_, ()>(next.course.clone()));
+            let earlier = [idle.record.clone()];
+            let known =
+                known.unwrap().after(interval, &next.record, &earlier, i64::MAX / 2, &mut |run, _, _, _| {
+                    asked.push(run.key.id.clone());
+                    Ok::<_, ()>(idle.course.clone())
+                });
+            known.answers(&next.record, &earlier, i64::MAX / 2).revisited
+        };
+        assert_eq!(known(&good).iter().map(|one| one.rule.as_str()).collect::<Vec<_>>(), ["idle_tail"]);
+        let mut running = busy_until(2, 3600);
+        running.record.state = met_core::job::State::Running;
+        assert_eq!(known(&running), [], "it may come yet");
+        assert_eq!(asked, ["1"]);
     }
 
     #[test]

@@ -8,9 +8,9 @@ use met_core::job::Record;
 use met_core::series::{Columns, Course, Interval};
 use met_core::{JOB, Table};
 
-use super::{Answers, Beside, Job, Samples, answers};
+use super::{Answers, Beside, Job, Samples, answers, follow_up};
 use crate::report::Machine;
-use crate::rules::{Needs, Rules};
+use crate::rules::{self, Needs, Rules};
 use crate::scale::System;
 use crate::{lineage, resample};
 
@@ -24,6 +24,8 @@ pub struct Known {
     machine: Machine,
     beside: Option<Beside>,
     systems: Arc<[System]>,
+    /// Samples of the run before, if they were read.
+    before: Option<Box<Known>>,
 }
 
 impl Known {
@@ -51,7 +53,7 @@ impl Known {
             gpus.push((gpu.uuid.clone(), series(&card::TABLE, &gpu.uuid, Columns::ALL)?));
         }
         let gap_ms = resample::gap_ms_of(&course, interval);
-        Ok(Known { course, gpus, gap_ms, machine, beside: None, systems: Arc::default() })
+        Ok(Known { course, gpus, gap_ms, machine, beside: None, systems: Arc::default(), before: None })
     }
 
     pub fn beside(self, beside: impl Into<Option<Beside>>) -> Known {
@@ -61,6 +63,34 @@ impl Known {
     /// Among machines that it could move to.
     pub fn among(self, systems: &Arc<[System]>) -> Known {
         Known { systems: Arc::clone(systems), ..self }
+    }
+
+    /// With the samples of the run before, if rules that need them may have found something there. Without them less is
+    /// said of it: that they cannot be read is no error.
+    pub fn after<E>(
+        self,
+        interval: Duration,
+        record: &Record,
+        earlier: &[Record],
+        now_ns: i64,
+        series: &mut dyn FnMut(&Record, &'static Table, &str, Columns) -> Result<Course, E>,
+    ) -> Known {
+        let earlier = lineage::earlier(record, earlier);
+        let job = Job::new(record, self.machine, now_ns).after(&earlier).among(&self.systems);
+        let read = |before: Job<'_>| {
+            let (_, needs) = rules::candidates(Rules::built_in(), &before);
+            let mut of_run = |table: &'static Table, part: &str, wanted: Columns| {
+                series(before.record, table, part, wanted)
+            };
+            let is_read = needs.samples || needs.gpu_samples;
+            is_read.then(|| Known::read_needed(needs, interval, before.record, before.machine, &mut of_run))
+        };
+        let before = follow_up::judged_again(&job).and_then(read).and_then(Result::ok);
+        Known { before: before.map(Box::new), ..self }
+    }
+
+    fn samples(&self) -> Samples<'_> {
+        Samples { course: &self.course, gap_ms: self.gap_ms, gpus: &self.gpus }
     }
 
     /// What samples say of a column of the job, in its sub-unit.
@@ -99,9 +129,9 @@ impl Known {
         now_ns: i64,
         with: impl FnOnce(&Job<'_>) -> T,
     ) -> T {
-        let samples = Samples { course: &self.course, gap_ms: self.gap_ms, gpus: &self.gpus };
         let job = Job::new(record, self.machine, now_ns).after(earlier).among(&self.systems);
-        with(&Job { beside: self.beside, ..job }.sampled(samples))
+        let before = self.before.as_ref().map(|before| before.samples());
+        with(&Job { beside: self.beside, samples_before: before, ..job }.sampled(self.samples()))
     }
 
     /// Earlier runs may be of other lineages.

@@ -22,6 +22,9 @@ const BUSY_CORES: f64 = 0.5;
 const IO_SHARE: f64 = 0.3;
 const IO_BYTES_PER_SECOND: f64 = 10.0 * 1_048_576.0;
 const GPU_BUSY: f64 = 0.1;
+/// Of the time, or of a network of its own: below both nothing is going on. Heartbeats are less.
+const WAITS_SHARE: f64 = 0.05;
+const NETWORK_BYTES_PER_SECOND: f64 = 100.0 * 1024.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PhaseKind {
@@ -217,17 +220,23 @@ struct Step {
     cores: Option<f64>,
     io_wait: Option<f64>,
     io_bytes: Option<f64>,
+    memory_wait: Option<f64>,
+    network_bytes: Option<f64>,
     gpus: Option<f64>,
 }
 
 /// What phases are made of.
-pub const PHASE_COLUMNS: &[usize; 6] = &[
+pub const PHASE_COLUMNS: &[usize; 10] = &[
     column::PRESSURE_IO,
     column::DELAY_IO,
     column::CPU,
     column::READ,
     column::WRITTEN,
     column::GPU_UTILIZATION,
+    column::PRESSURE_MEMORY,
+    column::DELAY_MEMORY,
+    column::NETWORK_RECEIVED,
+    column::NETWORK_SENT,
 ];
 
 fn steps(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
@@ -238,11 +247,16 @@ fn steps(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
         let scale = course.table.columns[index].scale;
         bins.into_iter().map(|bin| bin.map(|bin| bin.mean * scale)).collect::<Vec<_>>()
     };
-    let [pressure, delay, cores, read, written, gpus] = std::array::from_fn(|at| of(PHASE_COLUMNS[at]));
+    let [pressure, delay, cores, read, written, gpus, memory, memory_delay, received, sent] =
+        std::array::from_fn(|at| of(PHASE_COLUMNS[at]));
+    let share = |pressure: Option<f64>, delay: Option<f64>| pressure.or(delay).map(|share| share.min(1.0));
+    let sum = |one: Option<f64>, other: Option<f64>| one.zip(other).map(|(one, other)| one + other);
     let step = |at: usize| Step {
         cores: cores[at],
-        io_wait: pressure[at].or(delay[at]).map(|share| share.min(1.0)),
-        io_bytes: read[at].zip(written[at]).map(|(read, written)| read + written),
+        io_wait: share(pressure[at], delay[at]),
+        io_bytes: sum(read[at], written[at]),
+        memory_wait: share(memory[at], memory_delay[at]),
+        network_bytes: sum(received[at], sent[at]),
         gpus: gpus[at],
     };
     (0..count).map(step).collect()
@@ -281,6 +295,8 @@ fn phases(steps: &[Step], wall_s: f64, has_gpus: bool) -> Vec<Phase> {
             cores: mean(|step| step.cores),
             io_wait: mean(|step| step.io_wait),
             io_bytes: mean(|step| step.io_bytes),
+            memory_wait: mean(|step| step.memory_wait),
+            network_bytes: mean(|step| step.network_bytes),
             gpus: mean(|step| step.gpus),
         };
         let kind = kind(&of, most_cores, has_gpus);
@@ -319,11 +335,17 @@ fn kind(of: &Step, most_cores: f64, has_gpus: bool) -> PhaseKind {
     } else if cores < IDLE_CORES && has_gpus && of.gpus.is_none() {
         // It may have waited for a GPU that computed.
         PhaseKind::Unknown
-    } else if cores < IDLE_CORES {
+    } else if cores < IDLE_CORES && !is_held_up(of) {
         PhaseKind::Idle
     } else {
         PhaseKind::Light
     }
+}
+
+/// Little CPU time is not idleness while tasks wait for storage or memory, or data cross the job's own network.
+fn is_held_up(of: &Step) -> bool {
+    of.io_wait.into_iter().chain(of.memory_wait).any(|share| share >= WAITS_SHARE)
+        || of.network_bytes.is_some_and(|bytes| bytes >= NETWORK_BYTES_PER_SECOND)
 }
 
 /// Computing on one core and on many are two phases.

@@ -32,6 +32,20 @@ fn a_quiet_cpu_is_not_idle_beside_a_gpu_that_was_not_read() {
 }
 
 #[test]
+fn a_quiet_cpu_is_not_idle_while_the_job_waits_or_transfers_data() {
+    let tail = || made(200).cores(|second| if second < 120 { 2.0 } else { 0.001 });
+    let later = |share: f64| move |second: i32| if second < 120 { 0.0 } else { share };
+    assert_eq!(told(&tail().rate(column::PRESSURE_MEMORY, later(0.9))), "compute 120, light work 80");
+    assert_eq!(told(&tail().rate(column::DELAY_MEMORY, later(0.9))), "compute 120, light work 80");
+    assert_eq!(told(&tail().rate(column::PRESSURE_IO, later(0.15))), "compute 120, light work 80");
+    let network =
+        |bytes: f64| tail().rate(column::NETWORK_RECEIVED, later(bytes)).rate(column::NETWORK_SENT, |_| 0.0);
+    assert_eq!(told(&network(1e6)), "compute 120, light work 80");
+    assert_eq!(told(&network(1e3)), "compute 120, idle tail 80", "heartbeats");
+    assert_eq!(told(&tail().rate(column::PRESSURE_MEMORY, |_| 0.0)), "compute 120, idle tail 80");
+}
+
+#[test]
 fn noise_makes_no_phases() {
     let noisy = made(300).cores(|second| 2.0 + 0.15 * f64::from(second * 7919 % 11 - 5) / 5.0);
     assert_eq!(told(&noisy), "compute 300");

@@ -2,6 +2,10 @@
 //!
 //! `bjobs -a` also lists what ended within the last hour (CLEAN_PERIOD), and single jobs for as
 //! long: asked more often than that, nothing is left for `bhist`, which has no form for programs.
+//!
+//! No field of `bjobs -o` has `bsub -x`. `bhosts -l` says of a host that an exclusive job runs on it.
+
+use std::collections::{HashMap, HashSet};
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
@@ -30,14 +34,47 @@ const FIELDS: &str = "jobid jobindex stat user queue job_name proj_name exec_hos
                       finish_time exit_code exit_reason nalloc_slot nreq_slot effective_resreq memlimit runtimelimit \
                       cpu_used max_mem pend_reason";
 const IDS_MAX: usize = 200;
+/// Hosts that one round asks about; the other jobs' turn comes later.
+const HOSTS_MAX: usize = 200;
+const KNOWN_MAX: usize = 10_000;
+/// "The host is currently running an exclusive job", in the long format.
+const EXCLUSIVE: &str = "closed_Excl";
 
 pub struct Lsf {
     node: Option<String>,
+    /// Of live jobs: whether a host of theirs is in exclusive mode. It is for as long as they run.
+    exclusive: HashMap<String, bool>,
 }
 
 impl Lsf {
     pub fn new(node: Option<String>) -> Lsf {
-        Lsf { node }
+        Lsf { node, exclusive: HashMap::new() }
+    }
+
+    /// Asks about each job once. Without an answer the next round asks again; the jobs are known all the same.
+    fn learn_exclusive(&mut self, programs: &mut Programs, recorded: &[Recorded]) {
+        let mut asked = alone(recorded);
+        asked.retain(|id, _| !self.exclusive.contains_key(*id));
+        let mut asked: Vec<(&str, &str)> = asked.into_iter().take(HOSTS_MAX).collect();
+        asked.sort_unstable();
+        if asked.is_empty() {
+            return;
+        }
+        let hosts = asked.iter().map(|(_, host)| (*host).to_owned());
+        let arguments: Vec<String> = ["-l".to_owned()].into_iter().chain(hosts).collect();
+        let Ok(answer) = programs.ask("bhosts", &arguments) else { return };
+        let states = host_states(&answer);
+        for (id, host) in asked {
+            if let Some(state) = states.get(host) {
+                self.exclusive.insert(id.to_owned(), state == EXCLUSIVE);
+            }
+        }
+    }
+
+    fn add_exclusive(&self, recorded: &mut [Recorded]) {
+        for job in recorded {
+            job.scheduling.exclusive = self.exclusive.get(&job.id).filter(|&&exclusive| exclusive).copied();
+        }
     }
 
     fn answer(&self, programs: &mut Programs, which: &[&str]) -> Result<Vec<Recorded>, Trouble> {
@@ -65,7 +102,14 @@ impl Scheduler for Lsf {
         if window.until_s < window.now_s {
             return Ok(Vec::new());
         }
-        retain_on(self.node.as_deref(), self.answer(programs, &["-a", "-u", "all"]))
+        let mut answer = self.answer(programs, &["-a", "-u", "all"]);
+        if let Ok(recorded) = &mut answer {
+            let live: HashSet<&str> = live(recorded).map(|job| job.id.as_str()).collect();
+            self.exclusive.retain(|id, _| live.contains(id.as_str()));
+            self.learn_exclusive(programs, recorded);
+            self.add_exclusive(recorded);
+        }
+        retain_on(self.node.as_deref(), answer)
     }
 
     fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {
@@ -77,6 +121,12 @@ impl Scheduler for Lsf {
             which.extend_from_slice(ids);
             add(&mut found, self.answer(programs, &which))?;
         }
+        // Which of them have ended is not in the answer.
+        if self.exclusive.len() > KNOWN_MAX {
+            self.exclusive.clear();
+        }
+        self.learn_exclusive(programs, &found);
+        self.add_exclusive(&mut found);
         Ok(found)
     }
 }
@@ -164,6 +214,40 @@ fn state(reply: &Value) -> State {
         Some("ZOMBI" | "UNKWN") => State::Lost,
         _ => State::Pending,
     }
+}
+
+fn live(recorded: &[Recorded]) -> impl Iterator<Item = &Recorded> {
+    recorded.iter().filter(|job| matches!(job.state, State::Running | State::Suspended))
+}
+
+/// Running jobs that no other job shares a host with, by id, and this host: where others are, no job is exclusive, or
+/// an administrator has forced them in.
+fn alone(recorded: &[Recorded]) -> HashMap<&str, &str> {
+    let mut jobs_on: HashMap<&str, usize> = HashMap::new();
+    for node in live(recorded).flat_map(|job| &job.nodes) {
+        *jobs_on.entry(node).or_default() += 1;
+    }
+    let running = live(recorded).filter(|job| job.state == State::Running);
+    let own = |job: &'_ Recorded| job.nodes.iter().position(|node| jobs_on[node.as_str()] == 1);
+    running.filter_map(|job| Some((job.id.as_str(), job.nodes[own(job)?].as_str()))).collect()
+}
+
+/// Of `bhosts -l`: a line `HOST  node1`, a line of headings, and one that begins with the state.
+pub(super) fn host_states(answer: &[u8]) -> HashMap<String, String> {
+    let text = String::from_utf8_lossy(answer);
+    let (mut states, mut host, mut is_next) = (HashMap::new(), None, false);
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next()) {
+            (Some("HOST"), Some(name)) => (host, is_next) = (Some(name.to_owned()), false),
+            (Some("STATUS"), Some("CPUF")) => is_next = true,
+            (Some(state), _) if std::mem::take(&mut is_next) => {
+                states.extend(host.take().map(|host| (host, state.to_owned())));
+            }
+            _ => {}
+        }
+    }
+    states
 }
 
 /// `4*node1:node2`.

@@ -271,8 +271,8 @@ fn lsf_10_1_with_times_without_a_year() {
     );
 }
 
-/// A Slurm whose commands say what is in `folder`.
-fn slurm_saying(scripts: &[(&str, &str)]) -> (tempfile::TempDir, Programs) {
+/// A scheduler whose commands are these scripts.
+fn saying(scripts: &[(&str, &str)]) -> (tempfile::TempDir, Programs) {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     for (name, script) in scripts {
@@ -302,7 +302,7 @@ const NOW: Window = Window { since_s: 0, until_s: 1000, now_s: 1000 };
 
 #[test]
 fn slurm_is_queried_without_unknown_fields_and_for_pending_jobs() {
-    let (_folder, mut programs) = slurm_saying(&[("sacct", SACCT), ("squeue", SQUEUE)]);
+    let (_folder, mut programs) = saying(&[("sacct", SACCT), ("squeue", SQUEUE)]);
     check(
         &slurm::Slurm::new(None).ask(&mut programs, NOW).unwrap(),
         expect![[r#"
@@ -318,6 +318,51 @@ fn slurm_is_queried_without_unknown_fields_and_for_pending_jobs() {
         - slurm:2 pending "two" said=PENDING submit=100
     "#]],
     );
+}
+
+/// The long format as in IBM's "Host status" of LSF 10.1; `closed_Excl` as in its reference of `bhosts` and `bsub -x`.
+const BHOSTS: &str = r#"
+case "$*" in "-l n1 n2") ;; *) echo "$*: No such host" >&2; exit 255;; esac
+for host in n1 n2; do
+echo "HOST  $host"
+echo "STATUS           CPUF  JL/U    MAX  NJOBS    RUN  SSUSP  USUSP    RSV DISPATCH_WINDOW"
+case $host in n1) s=closed_Excl;; *) s=ok;; esac
+echo "$s      23.10     -     55      2      2      0      0      0      -"
+echo
+echo " CURRENT LOAD USED FOR SCHEDULING:"
+echo "              r15s   r1m  r15m    ut    pg    io   ls    it   tmp   swp   mem   slots"
+echo " Total         1.0  -0.0  -0.0    4%   9.4   148    2     3 4231M  698M  233M       8"
+done"#;
+
+#[test]
+fn lsf_hosts_in_exclusive_mode_are_those_of_the_one_job_on_them() {
+    let job = |id: u32, state: &str, hosts: &str| {
+        format!(r#"{{"JOBID":"{id}","JOBINDEX":"0","STAT":"{state}","USER":"ada","EXEC_HOST":"{hosts}"}}"#)
+    };
+    let jobs = [
+        job(1, "RUN", "8*n1:8*n3"),
+        job(2, "RUN", "n2"),
+        job(3, "RUN", "n3"),
+        job(4, "DONE", "n1"),
+        job(5, "PEND", "-"),
+    ];
+    let bjobs = format!("echo '{{\"RECORDS\":[{}]}}'", jobs.join(","));
+    let exclusive = |recorded: Vec<Recorded>| -> Vec<Option<bool>> {
+        recorded.iter().map(|job| job.scheduling.exclusive).collect()
+    };
+    let (_folder, mut programs) = saying(&[("bjobs", &bjobs), ("bhosts", BHOSTS)]);
+    let mut lsf = lsf::Lsf::new(None);
+    let found = [Some(true), None, None, None, None];
+    assert_eq!(exclusive(lsf.ask(&mut programs, NOW).unwrap()), found);
+    let (_folder, mut programs) =
+        saying(&[("bjobs", &bjobs), ("bhosts", "echo asked again > $0.again; exit 1")]);
+    assert_eq!(exclusive(lsf.ask(&mut programs, NOW).unwrap()), found, "each is asked about once");
+    assert_eq!(exclusive(lsf.ask_about(&mut programs, &["1".to_owned()]).unwrap()), found);
+    assert!(!_folder.path().join("bhosts.again").exists());
+    let (_folder, mut programs) = saying(&[("bjobs", &bjobs)]);
+    assert_eq!(exclusive(lsf::Lsf::new(None).ask(&mut programs, NOW).unwrap()), [None; 5], "without bhosts");
+    assert!(lsf::host_states(b"HOST n1\nSTATUS CPUF\n").is_empty());
+    assert!(lsf::host_states(b"STATUS CPUF\nok\nHOST\nclosed_Excl").is_empty());
 }
 
 #[test]
@@ -360,7 +405,7 @@ fn whole_nodes_are_known_where_a_scheduler_reports_them() {
 #[test]
 fn slurm_without_accounting_is_asked_for_its_queue() {
     let disabled = "echo 'Slurm accounting storage is disabled' >&2; exit 1";
-    let (_folder, mut programs) = slurm_saying(&[("sacct", disabled), ("squeue", SQUEUE)]);
+    let (_folder, mut programs) = saying(&[("sacct", disabled), ("squeue", SQUEUE)]);
     let mut slurm = slurm::Slurm::new(None);
     check(
         &slurm.ask(&mut programs, NOW).unwrap(),
@@ -372,7 +417,7 @@ fn slurm_without_accounting_is_asked_for_its_queue() {
     );
     let about = slurm.ask_about(&mut programs, &["9".into(), "10".into(), "1;id".into()]).unwrap();
     assert_eq!(about.iter().map(|run| run.id.as_str()).collect::<Vec<_>>(), ["9"]);
-    let (_folder, mut down) = slurm_saying(&[("sacct", "echo no database >&2; exit 1"), ("squeue", SQUEUE)]);
+    let (_folder, mut down) = saying(&[("sacct", "echo no database >&2; exit 1"), ("squeue", SQUEUE)]);
     assert!(slurm.ask(&mut down, NOW).is_err(), "a database that is down is not one that is not there");
 }
 

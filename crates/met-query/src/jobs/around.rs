@@ -3,7 +3,7 @@
 use anyhow::Result;
 use met_core::conditions::Conditions;
 use met_core::job::Record;
-use met_core::series::Course;
+use met_core::series::{Columns, Course};
 use met_core::{JOB, Table, gpu, job_table};
 use met_insight::answers::{Beside, Job, Known};
 use met_insight::lineage;
@@ -100,6 +100,20 @@ impl AllJobs {
         self.job_series(&record.key, table, part)
     }
 
+    /// The same, where columns that are not wanted may be empty.
+    pub fn some_series(
+        &mut self,
+        record: &Record,
+        table: &'static Table,
+        part: &str,
+        wanted: Columns,
+    ) -> Result<Course> {
+        match table.name == JOB.name {
+            true => self.columns(record, wanted),
+            false => self.series(record, table, part),
+        }
+    }
+
     /// The samples of a job and where it could move to.
     pub fn known(&mut self, setting: &Setting, record: &Record, machine: Machine) -> Result<Known> {
         let interval = setting.config.sampling.shortest();
@@ -141,7 +155,6 @@ mod tests {
 
     use met_config::Place;
     use met_core::job::{GpuUse, QualityKind, State};
-    use met_core::series::Columns;
     use met_host::Host;
     use met_insight::check::{self, Look};
     use met_insight::finding::Finding;

@@ -36,13 +36,17 @@ pub(crate) fn known_beside(
     visible: &Visible<'_>,
     record: &Record,
     machine: Machine,
-    earlier: &[Record],
+    all_runs: &[Record],
     now_ns: i64,
 ) -> Result<Known, Problem> {
-    let (rules, earlier) = (Rules::built_in(), lineage::earlier(record, earlier));
+    let (rules, earlier) = (Rules::built_in(), lineage::earlier(record, all_runs));
     let beside =
         jobs::beside_if_asked(rules, record, machine, &earlier, now_ns, |filter| newest(visible, filter))?;
-    Ok(known(visible, record, machine)?.beside(beside))
+    let known = known(visible, record, machine)?.beside(beside);
+    let all_ms = (i64::MIN, i64::MAX);
+    Ok(known.after(SAMPLED_EVERY, record, all_runs, now_ns, &mut |run, table, part, _| {
+        samples::of_job(visible, run, table, part, all_ms)
+    }))
 }
 
 fn newest(visible: &Visible<'_>, filter: &JobsFilter) -> Result<Vec<Record>, Problem> {

@@ -8,6 +8,7 @@ use anyhow::Result;
 use met_core::Table;
 use met_core::job::Record;
 use met_export::{ExportedJob, Format, JobWriter, OutputFile, Rows};
+use met_insight::rules::Rules;
 
 use super::{Machines, import, list};
 use crate::cli::ExportArgs;
@@ -144,9 +145,12 @@ fn write_all(
         match chosen {
             Chosen::InFile(name) => import::each(setting, &name, &mut |job| writer.job(&job))?,
             Chosen::Known(record) => {
-                let mut job = ExportedJob::new(&record, machines.of_job(&record).cpus, now_ns);
+                let machine = machines.of_job(&record);
+                let mut job = ExportedJob::new(&record, machine.cpus, now_ns);
                 if format.is_whole() {
-                    job.add_earlier(&all.earlier_runs(&record)?);
+                    let earlier = all.earlier_runs(&record)?;
+                    job.add_beside(all.beside_if_asked(Rules::built_in(), &record, machine, &earlier)?);
+                    job.add_earlier(&earlier);
                 }
                 for (table, part) in met_export::parts(&record).filter(|(table, _)| is_wanted(table)) {
                     job.add(part, all.series(&record, table, part)?);

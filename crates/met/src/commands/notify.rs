@@ -75,7 +75,11 @@ fn answers(setting: &Setting, all: &mut AllJobs, record: &Record) -> Option<Answ
     let machine = Machines::of(setting).of_job(record);
     let beside = all.beside_if_asked(Rules::built_in(), record, machine, &earlier).ok()?;
     let known = all.known(setting, record, machine).ok()?.beside(beside);
-    Some(known.answers(record, &earlier, jobs::now_ns()))
+    let (interval, now_ns) = (setting.config.sampling.shortest(), jobs::now_ns());
+    let known = known.after(interval, record, &earlier, now_ns, &mut |run, table, part, wanted| {
+        all.some_series(run, table, part, wanted)
+    });
+    Some(known.answers(record, &earlier, now_ns))
 }
 
 /// Leaves out what was dealt with, or sent a short while ago.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use met_core::job::Record;
-use met_core::series::Course;
+use met_core::series::{Columns, Course};
 use met_core::{Table, event};
 use met_insight::answers::{self, Beside, Known};
 use met_insight::report::Machine;
@@ -37,10 +37,15 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
             whole: true,
             record: job.record.clone(),
             earlier: job.earlier.clone(),
-            beside: None,
+            beside: job.beside,
         };
         // Processes and files of that machine are not looked for here.
-        return print(setting, args, &shown, &mut |table, part| Ok(job.course(table, part)));
+        // A file has the samples of its own job.
+        let of_file = |run: &Record, table: &'static Table, part: &str| match run.key == job.record.key {
+            true => job.course(table, part),
+            false => Course::new(table),
+        };
+        return print(setting, args, &shown, &mut |run, table, part, _| Ok(of_file(run, table, part)));
     }
     if let Some(wanted) = &args.in_file {
         let job = &args.job;
@@ -66,7 +71,10 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
     };
     let shown = Shown { machine, now_ns: jobs::now_ns(), whole, record, earlier, beside };
     let record = &shown.record;
-    print(setting, args, &shown, &mut |table, part| all.series(record, table, part))?;
+    let series = &mut |run: &Record, table: &'static Table, part: &str, wanted: Columns| {
+        all.some_series(run, table, part, wanted)
+    };
+    print(setting, args, &shown, series)?;
     if !args.json && args.html.is_none() && whole {
         print_alive(setting, record)?;
     }
@@ -90,14 +98,20 @@ fn print(
     setting: &Setting,
     args: &ShowArgs,
     Shown { record, machine, now_ns, whole, earlier, beside }: &Shown,
-    series: &mut dyn FnMut(&'static Table, &str) -> Result<Course>,
+    read: &mut dyn FnMut(&Record, &'static Table, &str, Columns) -> Result<Course>,
 ) -> Result<i32> {
+    let interval = setting.config.sampling.shortest();
+    let mut series = |table: &'static Table, part: &str| read(record, table, part, Columns::ALL);
     // Samples and earlier runs are the whole job's, and say nothing of a step.
     let known = match whole {
-        true => Some(Known::read(setting.config.sampling.shortest(), record, *machine, series)?),
+        true => Some(Known::read(interval, record, *machine, &mut series)?),
         false => None,
     };
-    let known = known.map(|known| known.beside(*beside).among(&systems::of(&setting.config).into()));
+    let known = known.map(|known| {
+        let known = known.beside(*beside).among(&systems::of(&setting.config).into());
+        known.after(interval, record, earlier, *now_ns, read)
+    });
+    let mut series = |table: &'static Table, part: &str| read(record, table, part, Columns::ALL);
     let answers = known.as_ref().map(|known| known.answers(record, earlier, *now_ns));
     if let Some(path) = &args.html {
         let (charts, span) = match &known {
