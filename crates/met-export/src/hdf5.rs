@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::foreign::{self, CELLS_MAX};
 use crate::frame::{self, Cells, FrameColumn};
 use crate::jsonl::{LINE_BYTES_MAX, course_of, push};
-use crate::{ExportedJob, JobWriter, Rows, Series, tables};
+use crate::{ExportedJob, JobWriter, Rows, Series, earlier_json, tables};
 
 /// The whole file is read into memory.
 const FILE_BYTES_MAX: u64 = 512 << 20;
@@ -168,7 +168,7 @@ fn write_earlier(group: &mut GroupBuilder, jobs: &[ExportedJob]) -> Result<()> {
     for (row, job) in jobs.iter().enumerate() {
         for run in &job.earlier {
             rows.push(row as i64);
-            records.push(serde_json::to_string(run)?);
+            records.push(earlier_json(run)?.to_string());
         }
     }
     numbers(group, JOB, "", "row of the job in /jobs", &rows);

@@ -11,7 +11,7 @@ use met_insight::json;
 use serde_json::{Map, Value, json};
 
 use crate::foreign::{self, CELLS_MAX, SERIES_MAX};
-use crate::{ExportedJob, JobWriter, Series, identity, tables};
+use crate::{ExportedJob, JobWriter, Series, earlier_json, identity, tables};
 
 /// A record is bounded to half a megabyte, and a job's line has its figures twice.
 pub const LINE_BYTES_MAX: usize = 4 << 20;
@@ -69,7 +69,7 @@ impl<W: Write> JobWriter for Jsonl<W> {
         }
         for run in &job.earlier {
             let mut line = named(EARLIER_LINE, &job.record);
-            line.insert(RECORD.to_owned(), serde_json::to_value(run)?);
+            line.insert(RECORD.to_owned(), earlier_json(run)?);
             self.line(&line)?;
         }
         Ok(())

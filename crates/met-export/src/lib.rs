@@ -22,6 +22,7 @@ use met_core::series::Course;
 use met_core::{DETAIL, JOB, Table, event, gpu};
 use met_insight::answers::{self, Beside};
 use met_insight::report::Machine;
+use serde_json::Value;
 
 pub use output::OutputFile;
 pub use read::{Choice, choose, read};
@@ -109,6 +110,24 @@ fn portable(record: &Record) -> Record {
         ..Local::new("", local.origin, "")
     });
     Record { local, ..record.clone() }
+}
+
+/// An earlier run as JSON, without fields that have no value: most have none.
+fn earlier_json(run: &Record) -> Result<Value> {
+    let mut json = serde_json::to_value(run)?;
+    drop_nulls(&mut json);
+    Ok(json)
+}
+
+fn drop_nulls(json: &mut Value) {
+    match json {
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            fields.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(values) => values.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
 }
 
 /// A format of files.

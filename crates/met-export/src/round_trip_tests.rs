@@ -168,6 +168,17 @@ fn neighbours_that_no_node_can_have_are_not_known() {
 }
 
 #[test]
+fn an_earlier_run_takes_little_of_a_file() {
+    let bytes = written(Format::Jsonl, Rows::Jobs, &jobs());
+    let lines = std::str::from_utf8(&bytes).unwrap().lines();
+    let lines = lines.filter(|line| line.starts_with("{\"type\":\"earlier\""));
+    let lengths: Vec<usize> = lines.map(str::len).collect();
+    let (before, others) = lengths.split_first().unwrap();
+    assert!(*before < 9000, "the run before: {before}");
+    assert!(others.iter().all(|&length| length < 2000), "{others:?}");
+}
+
+#[test]
 fn a_file_has_no_more_earlier_runs_than_answers_read() {
     let mut hostile = ExportedJob::of(sample::bare(1, "train"), None, sample::NOW_NS);
     hostile.earlier = (2..).map(|id| sample::bare(id, "train")).take(EVIDENCE_MAX).collect();

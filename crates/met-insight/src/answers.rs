@@ -20,7 +20,7 @@ pub use compared::Difference;
 pub use directives::Directive;
 pub use evidence::{EVIDENCE_MAX, evidence};
 pub use follow_up::{FollowUp, Revisited, follow_ups};
-pub use known::{GPUS_MAX, Known};
+pub use known::{GPUS_MAX, Known, ReadRun};
 pub use object::{difference as difference_object, object};
 pub(crate) use profile::median as median_of;
 pub use profile::{Moments, PHASE_COLUMNS, Phase, PhaseKind, Profile, span_of, window_of};

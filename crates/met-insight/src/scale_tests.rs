@@ -74,6 +74,17 @@ fn the_known_serial_shares_are_found() {
 }
 
 #[test]
+fn two_sizes_are_fitted_as_by_a_search() {
+    let random = &mut Random::new(11);
+    for (serial, sizes) in [(0.0, [1.0, 2.0]), (0.3, [1.0, 8.0]), (0.7, [4.0, 6.0]), (1.0, [3.0, 48.0])] {
+        let runs = simulated(serial, 0.0, &sizes, 3, 0.05, random);
+        let (one, other) = (fit::fit(Model::KarpFlatt, &runs), fit::fit(Model::Amdahl, &runs));
+        assert!((one.serial - other.serial).abs() < 1e-4, "{serial} {sizes:?}: {one:?} {other:?}");
+        assert!((one.one_s / other.one_s - 1.0).abs() < 1e-3, "{serial} {sizes:?}: {one:?} {other:?}");
+    }
+}
+
+#[test]
 fn nothing_is_predicted_beyond_reach() {
     let found = scaling(&exact(0.1, 0.0, &[1.0, 2.0, 4.0], 2)).unwrap();
     assert!(found.seconds(8.0).is_some());
@@ -171,7 +182,8 @@ fn times_of_a_program_that_slows_down_are_within_the_interval_of_most_draws() {
 fn assert_all_covered(found: Vec<(String, Coverage)>) {
     found.iter().for_each(|(what, found)| println!("{what}: {found:?}"));
     for (what, found) in found {
-        assert!(found.right >= 0.93 && found.answered >= 0.9, "{what}: {found:?}");
+        // A draw without an answer counts as one that misses the truth.
+        assert!(found.right * found.answered >= 0.93 && found.answered >= 0.95, "{what}: {found:?}");
     }
 }
 

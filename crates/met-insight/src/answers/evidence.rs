@@ -36,8 +36,7 @@ pub fn evidence(record: &Record, earlier: &[&Record], now_ns: i64) -> Vec<Record
         alike += usize::from(is_alike);
         requests += usize::from(is_request);
         if at == 0 {
-            // Its findings are judged again.
-            chosen.push(Record { processes: Default::default(), ..run.clone() });
+            chosen.push(judged_again(run));
         } else if is_read || at < directives::RUNS {
             chosen.push(brief(run));
         }
@@ -45,10 +44,27 @@ pub fn evidence(record: &Record, earlier: &[&Record], now_ns: i64) -> Vec<Record
     chosen
 }
 
+/// The run before: rules may ask for any of its figures.
+fn judged_again(run: &Record) -> Record {
+    Record {
+        annotation: lineage_tags(run),
+        emission: None,
+        events: Vec::new(),
+        uncounted_events: Vec::new(),
+        work: Vec::new(),
+        processes: Vec::new(),
+        ..run.clone()
+    }
+}
+
+fn lineage_tags(run: &Record) -> Annotation {
+    let tags = run.annotation.tags.iter().filter(|tag| tag.starts_with(lineage::TAG));
+    Annotation { tags: tags.cloned().collect(), ..Annotation::default() }
+}
+
 /// A run with what answers about a later one read of it.
 fn brief(run: &Record) -> Record {
     let scheduling = &run.scheduling;
-    let tags = run.annotation.tags.iter().filter(|tag| tag.starts_with(lineage::TAG));
     Record {
         user: run.user.clone(),
         uid: run.uid,
@@ -56,7 +72,7 @@ fn brief(run: &Record) -> Record {
         start_ns: run.start_ns,
         end_ns: run.end_ns,
         nodes: run.nodes.clone(),
-        totals: brief_totals(&run.totals),
+        totals: brief_totals(&run.totals, &TOTALS),
         gpus: run.gpus.iter().map(brief_gpu).collect(),
         requested: run.requested.clone(),
         allocated: run.allocated.clone(),
@@ -69,15 +85,15 @@ fn brief(run: &Record) -> Record {
             ..Scheduling::default()
         },
         parts: brief_parts(&run.parts),
-        annotation: Annotation { tags: tags.cloned().collect(), ..Annotation::default() },
+        annotation: lineage_tags(run),
         local: run.local.clone(),
         ..Record::new(run.key.clone(), &*run.name, run.state)
     }
 }
 
-fn brief_totals(totals: &Totals) -> Totals {
+fn brief_totals(totals: &Totals, read: &[usize]) -> Totals {
     let mut brief = Totals::default();
-    for index in TOTALS {
+    for &index in read {
         if let Some(figure) = totals.figure(index) {
             brief.set(index, figure.value, figure.kind, figure.source.clone());
         }
@@ -108,9 +124,12 @@ fn brief_parts(parts: &[Part]) -> Vec<Part> {
         if !directives::is_of_node(part) && !is_first && !is_first_bound {
             continue;
         }
-        let totals = brief_totals(&part.totals);
-        // Whether a node has figures is read, too.
-        let totals = if totals.is_empty() { part.totals.clone() } else { totals };
+        let mut totals = brief_totals(&part.totals, &[column::MEMORY_NEEDED_PEAK]);
+        if totals.is_empty() {
+            // Whether a node has figures is read, too: one of them is enough.
+            let first: Vec<usize> = part.totals.iter().map(|(index, _)| index).take(1).collect();
+            totals = brief_totals(&part.totals, &first);
+        }
         let (node, step, task) = (part.node.clone(), part.step.clone(), part.task.clone());
         chosen.push(Part { node, step, task, totals, ..Part::default() });
     }
@@ -199,6 +218,9 @@ mod tests {
         let run = run(1, 5);
         let brief = evidence(&run, &[&run, &run], HOUR_NS).remove(1);
         assert_eq!(brief.command, ["/bin/train", "a.yaml"]);
-        assert!(bytes(&brief) < 5000 && bytes(&brief) < bytes(&run), "{}", bytes(&brief));
+        let parts: Vec<usize> = brief.parts.iter().map(|part| part.totals.iter().count()).collect();
+        assert_eq!(parts, [1, 1], "of nodes their memory is read");
+        // Most of it are fields of GPUs without a value, which a file leaves out.
+        assert!(bytes(&brief) < 3500 && bytes(&brief) < bytes(&run), "{}", bytes(&brief));
     }
 }

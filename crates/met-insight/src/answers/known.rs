@@ -17,6 +17,9 @@ use crate::{lineage, resample};
 /// GPUs whose samples are read.
 pub const GPUS_MAX: usize = 16;
 
+/// Gives the samples of a run, a table and a part. Columns that are not wanted may be empty.
+pub type ReadRun<'s, E> = dyn FnMut(&Record, &'static Table, &str, Columns) -> Result<Course, E> + 's;
+
 pub struct Known {
     pub course: Course,
     pub gpus: Vec<(String, Course)>,
@@ -73,7 +76,7 @@ impl Known {
         record: &Record,
         earlier: &[Record],
         now_ns: i64,
-        series: &mut dyn FnMut(&Record, &'static Table, &str, Columns) -> Result<Course, E>,
+        series: &mut ReadRun<'_, E>,
     ) -> Known {
         let earlier = lineage::earlier(record, earlier);
         let job = Job::new(record, self.machine, now_ns).after(&earlier).among(&self.systems);

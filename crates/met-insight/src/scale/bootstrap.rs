@@ -4,6 +4,9 @@ use super::Run;
 use super::fit::{self, Model, Parameters};
 
 const DRAWS: usize = 400;
+/// Of two sizes: with two degrees of freedom the ends of an interval are far out, where few of 400 draws are. A fit of
+/// them is no search.
+const DRAWS_OF_TWO: usize = 4000;
 /// An answer must not change from one call to the next.
 const SEED: u64 = 0x6d65_7420_7363_616c;
 
@@ -46,9 +49,10 @@ impl Random {
 /// with few runs, and is drawn, too: otherwise intervals are too narrow.
 pub fn draws(model: Model, fitted: &Parameters, runs: &[Run], pure_noise: Option<f64>) -> Vec<Parameters> {
     let left = fit::residuals(fitted, runs);
-    let free = match model {
-        Model::KarpFlatt | Model::Amdahl => 2,
-        Model::Usl => 3,
+    let (free, count) = match model {
+        Model::KarpFlatt => (2, DRAWS_OF_TWO),
+        Model::Amdahl => (2, DRAWS),
+        Model::Usl => (3, DRAWS),
     };
     let freedom = runs.len().saturating_sub(free).max(1);
     let of_fit = (left.iter().map(|rest| rest * rest).sum::<f64>() / freedom as f64).sqrt();
@@ -59,8 +63,8 @@ pub fn draws(model: Model, fitted: &Parameters, runs: &[Run], pure_noise: Option
     let largest = runs.iter().map(|run| run.size).fold(1.0, f64::max);
     let least = -0.5 / (super::REACH_MOST * largest - 1.0).max(1.0);
     let mut random = Random::new(SEED);
-    let mut drawn = Vec::with_capacity(DRAWS);
-    for _ in 0..DRAWS {
+    let mut drawn = Vec::with_capacity(count);
+    for _ in 0..count {
         let spread = noise * (freedom as f64 / random.chi_squared(freedom).max(1e-3)).sqrt();
         let again = |run: &Run| {
             let seconds = fitted.seconds(run.size) * (spread * random.normal()).exp();

@@ -55,6 +55,10 @@ pub fn fit(model: Model, runs: &[Run]) -> Parameters {
 
 /// The same with another least serial share: below 0 it is what noise makes of a program without a serial part.
 pub fn fit_above(least: f64, model: Model, runs: &[Run]) -> Parameters {
+    if model == Model::KarpFlatt {
+        let serial = karp_flatt(runs).clamp(least, 1.0);
+        return Parameters { one_s: squares(serial, 0.0, runs).0, serial, coherency: 0.0 };
+    }
     let at_serial = |serial: f64| match model {
         Model::KarpFlatt | Model::Amdahl => (serial, 0.0),
         Model::Usl => {
@@ -73,6 +77,20 @@ pub fn fit_above(least: f64, model: Model, runs: &[Run]) -> Parameters {
     let best = [least, 1.0, inside].into_iter().min_by(|&one, &other| cost(one).total_cmp(&cost(other)));
     let (serial, coherency) = at_serial(best.unwrap_or(inside));
     Parameters { one_s: squares(serial, coherency, runs).0, serial, coherency }
+}
+
+/// The serial share that goes through the means of two sizes: no search is needed.
+fn karp_flatt(runs: &[Run]) -> f64 {
+    let small = runs.iter().map(|run| run.size).fold(f64::INFINITY, f64::min);
+    let large = runs.iter().map(|run| run.size).fold(1.0, f64::max);
+    let mean = |size: f64| {
+        let logs: Vec<f64> = runs.iter().filter(|run| run.size == size).map(|run| run.seconds.ln()).collect();
+        logs.iter().sum::<f64>() / logs.len() as f64
+    };
+    let ratio = (mean(large) - mean(small)).exp();
+    let slope = (large - 1.0) / large - ratio * (small - 1.0) / small;
+    // Times that grow by more than any serial share explains.
+    if slope <= 0.0 { 1.0 } else { (ratio / small - 1.0 / large) / slope }
 }
 
 /// The best time on one worker for a shape, and the sum of squares that is left.

@@ -7,7 +7,7 @@ use anyhow::Result;
 use met_core::job::Record;
 use met_core::series::{Columns, Course};
 use met_core::{Table, event};
-use met_insight::answers::{self, Beside, Known};
+use met_insight::answers::{self, Beside, Known, ReadRun};
 use met_insight::report::Machine;
 use met_insight::resample;
 use met_insight::rules::Rules;
@@ -98,7 +98,7 @@ fn print(
     setting: &Setting,
     args: &ShowArgs,
     Shown { record, machine, now_ns, whole, earlier, beside }: &Shown,
-    read: &mut dyn FnMut(&Record, &'static Table, &str, Columns) -> Result<Course>,
+    read: &mut ReadRun<'_, anyhow::Error>,
 ) -> Result<i32> {
     let interval = setting.config.sampling.shortest();
     let mut series = |table: &'static Table, part: &str| read(record, table, part, Columns::ALL);
