@@ -24,7 +24,7 @@ use super::registry::is_found;
 use super::service::Service;
 use super::unflushed_samples::{self, Wanted};
 use met_query::jobs::{self, JobRef, JobsFilter};
-use met_query::live::Live;
+use met_query::live;
 use met_query::protocol::NodeStatus;
 use met_query::query::{self, PAGE_SAMPLES, Query};
 use met_query::queues;
@@ -276,9 +276,9 @@ fn add_live(service: &Service, jobs: &mut [Record]) {
         }
         let sampled = sampling.last_known(&record.key).filter(|live| live.totals.get(CPU).is_some());
         match sampled {
-            Some(live) => jobs::overlay(record, live),
+            Some(live) => belief::overlay(record, live),
             // A job in a terminal is sampled there, and one that has just begun not yet.
-            None if is_current => jobs::overlay(record, Live::now(host, record)),
+            None if is_current => belief::overlay(record, live::now(host, record)),
             // What keeps the sampling thread would keep this one, too.
             None => {}
         }
