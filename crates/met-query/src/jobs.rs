@@ -63,7 +63,7 @@ pub use summing::{sum_jobs, sum_machine};
 pub use together::Together;
 
 /// Where commands find jobs, and change what is kept of them.
-trait Source: Query + Send {
+trait Source: Query {
     /// Whether an answer has all samples there are, however many.
     fn has_whole_series(&self) -> bool {
         false
