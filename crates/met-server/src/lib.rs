@@ -1,4 +1,11 @@
 //! The server of a cluster: what nodes send is kept, and jobs of several nodes are made one.
+//!
+//! | module | purpose |
+//! | --- | --- |
+//! | [`cluster`] | batches of nodes (`cluster/keeper.rs`), tokens and rights (`access.rs`, `people.rs`, `accounts.rs`), HTTP (`api.rs`), the server as a `Query` (`query.rs`, `view.rs`, `latest.rs`) |
+//! | [`colmet`] | records of Colmet's nodes: who may send, import, and a collector for sinks alone |
+//! | [`metrics_page`] | `/metrics` and the targets of Prometheus |
+//! | [`status_file`] | state of a running server, for `met doctor` |
 
 pub mod cluster;
 pub mod colmet;
