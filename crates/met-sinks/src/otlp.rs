@@ -24,7 +24,7 @@ use crate::forward::link::{Address, Link, private_lines};
 use crate::forward::now_ns;
 use crate::prometheus::gzip;
 use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
-use conventions::CONVENTIONS;
+pub use conventions::CONVENTIONS;
 use known_jobs::{Known, KnownJobs};
 use outgoing::{Body, Outgoing};
 
