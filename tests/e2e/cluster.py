@@ -1077,6 +1077,18 @@ def a_node_that_was_expelled_may_not_send(world):
 
 
 @test
+def joining_beside_a_running_daemon_says_to_restart_it(world):
+    with cluster(world, 1) as made:
+        node, token = made.nodes[0], made.server.enroll("n7")
+        joined = node.met("daemon", "--join", made.url, "--node", "n7", "--plain", input=token.encode()).ok()
+        equal(joined.out.splitlines(), [
+            f"Joined {made.url} as n7",
+            "A daemon is running; restart it to start sending: met daemon --stop",
+        ], "what it says")
+        node.met("daemon", "--status").ok()
+
+
+@test
 def joining_with_a_bad_address_or_token_says_what_is_wrong(world):
     with cluster(world, 1) as made:
         node, token = made.nodes[0], made.server.enroll("n7")

@@ -93,18 +93,7 @@ fn ask_for_all(reader: &Reader, jobs: i64, expected: i128) {
         (By::Command, Every::Month),
     ] {
         let (from_ns, to_ns) = (BEGIN_S * SECOND_NS, (BEGIN_S + YEAR_S + 2 * 86_400) * SECOND_NS);
-        let ask = UsageAsk {
-            from_ns,
-            to_ns,
-            by,
-            every,
-            zone: zone.clone(),
-            user: None,
-            account: None,
-            partition: None,
-            node: None,
-            except: Vec::new(),
-        };
+        let ask = UsageAsk { zone: zone.clone(), ..UsageAsk::new(from_ns, to_ns, by, every) };
         let begin = cpu_time();
         let Ok(usage) = met_store::usage(reader, &ask, &|_| true, &[], to_ns).unwrap() else {
             println!("by {} every {}: refused as too long", by.name(), every.name());

@@ -40,7 +40,7 @@ use crate::job_table::{EMISSIONS, WALL};
 use crate::provenance::Account;
 
 pub use figures::{CHARGED, SAMPLED_PEAKS, fit_cpu_parts, fit_memory_peaks, set_gpu_totals};
-pub use live::{First, Sample, add_sample};
+pub use live::{First, Live, add_sample, overlay};
 pub use nodes::of_nodes;
 
 const SECOND_NS: i64 = 1_000_000_000;

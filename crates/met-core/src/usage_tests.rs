@@ -276,18 +276,7 @@ fn gpus_of_a_machine_may_come_and_go_and_be_unknown() {
 
 #[test]
 fn sums_are_added_by_name_and_period() {
-    let ask = UsageAsk {
-        from_ns: 0,
-        to_ns: DAY_NS,
-        by: By::User,
-        every: Every::HourOfDay,
-        zone: Zone::default(),
-        user: None,
-        account: None,
-        partition: None,
-        node: None,
-        except: Vec::new(),
-    };
+    let ask = UsageAsk::new(0, DAY_NS, By::User, Every::HourOfDay);
     let calendar = ask.calendar();
     let mut table = Table::new(By::User, &calendar);
     let mut row = DayRow::default();

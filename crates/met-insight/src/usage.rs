@@ -548,18 +548,7 @@ mod tests {
     use super::*;
 
     fn ask(by: By, every: Every, hours: i64) -> UsageAsk {
-        UsageAsk {
-            from_ns: 0,
-            to_ns: hours * 3_600_000_000_000,
-            by,
-            every,
-            zone: Zone::default(),
-            user: None,
-            account: None,
-            partition: None,
-            node: None,
-            except: Vec::new(),
-        }
+        UsageAsk::new(0, hours * 3_600_000_000_000, by, every)
     }
 
     #[test]

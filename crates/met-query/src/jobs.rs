@@ -54,7 +54,7 @@ pub use housekeeping::{
     log_removed, open_writer, retention, thin, thinning, tidy,
 };
 pub use leftovers::{leave_cgroup, remove_left_cgroups};
-pub use liveness::{overlay, remove_empty_cgroups, settle, settle_or_end, supervision};
+pub use liveness::{remove_empty_cgroups, settle, settle_or_end, supervision};
 pub use met_store::{JobOwner, JobTimes};
 pub use own::OwnJobs;
 pub use reference::{JobRef, Meant, find, is_free_as_name, one_of, step};
@@ -63,7 +63,7 @@ pub use summing::{sum_jobs, sum_machine};
 pub use together::Together;
 
 /// Where commands find jobs, and change what is kept of them.
-trait Source: Query + Send {
+trait Source: Query {
     /// Whether an answer has all samples there are, however many.
     fn has_whole_series(&self) -> bool {
         false

@@ -1,4 +1,20 @@
 //! One way to ask for jobs and their series: from the files of a user, from a daemon, from a server.
+//!
+//! | to ask | |
+//! | --- | --- |
+//! | [`query`] | the trait `Query`, and replies to requests that only read |
+//! | [`viewer`] | which jobs a client may see |
+//! | [`jobs`] | jobs for commands: references, filters, files, daemons and servers together; housekeeping of a user's files |
+//! | [`protocol`], [`handshake`] | requests and replies of the socket and of a server; versions |
+//! | [`client`], [`server_client`], [`unusable`] | connections to a daemon and to a server; daemons that hang |
+//! | [`setting`] | machine, configuration and directories of a command |
+//!
+//! | what is asked for | |
+//! | --- | --- |
+//! | [`live`], [`counters`], [`hidden_io`] | figures of running jobs that no daemon samples; I/O that cannot be read |
+//! | [`who`], [`free`], [`machine_now`] | users and processes now; what no job holds; load of a machine |
+//! | [`machines`], [`systems`], [`queues`] | machines to compare with; other systems of the site; lengths of queues |
+//! | [`annotate`], [`react`], [`sample_more`] | tags and notes; reactions to findings; jobs to sample more often |
 
 pub mod annotate;
 pub mod client;

@@ -28,7 +28,7 @@ pub struct NodeSpan {
 }
 
 /// Jobs and their series, read-only. Viewers get what they may see; the rest does not exist for them.
-pub trait Query {
+pub trait Query: Send + Sync {
     /// Jobs, newest first, as many as fit an answer, and in sentences what is missing from the list.
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)>;
     /// The jobs that a reference may mean, newest first; `after` continues a list that did not fit.

@@ -77,7 +77,7 @@ fn interest(options: &Options) -> Interest {
 fn open(options: &Options) -> Opened {
     let endpoint = options.word("endpoint").unwrap_or(ENDPOINT);
     let endpoint = Endpoint::parse(endpoint).map_err(SinkError::Failed)?;
-    let most = options.word("queue").unwrap_or(QUEUE).parse().unwrap_or(1000);
+    let most = options.value("queue", QUEUE, |text| text.parse().ok());
     let chosen = Chosen::of(options, BACKENDS);
     let mapping = options.word("mapping").map(PathBuf::from);
     let mut sink = Colmet {

@@ -38,6 +38,7 @@ const BACKENDS: &str = "all";
 const TABLES: &str = "job, node, gpu, block, network";
 const TIMEOUT: &str = "30s";
 const INTERVAL: &str = "5s";
+const ROTATE: &str = "never";
 const SPOOL_SIZE: &str = "1GiB";
 const SPOOL_AGE: &str = "14d";
 /// Of one body; servers take 100 MB.
@@ -99,7 +100,7 @@ pub static SPEC: SinkSpec = SinkSpec {
         SinkOption {
             name: "rotate",
             values: "`never`, `daily` or `monthly`",
-            default: "never",
+            default: ROTATE,
             many: false,
             help: "`daily`: names of indices end with the date of their documents (`-2026.01.31`), so that old ones can be removed",
             check: |value, _| one_of(value, Rotation::NAMES),
@@ -179,7 +180,7 @@ fn open(options: &Options) -> Opened {
     let builder = std::thread::Builder::new().name("elastic-send".to_owned()).stack_size(STACK_BYTES);
     builder.spawn(move || sender.work()).map_err(|error| SinkError::Lost(error.to_string()))?;
     let limits = Limits {
-        bytes_max: parse_size(options.word("spool_size").unwrap_or(SPOOL_SIZE)).unwrap_or(1 << 30),
+        bytes_max: options.value("spool_size", SPOOL_SIZE, |text| parse_size(text).ok()),
         age_max: options.duration("spool_age", SPOOL_AGE),
     };
     let interval = options.duration("interval", INTERVAL);
@@ -191,7 +192,7 @@ fn open(options: &Options) -> Opened {
 fn maker(options: &Options) -> (Maker, String) {
     let default = if is_jobmet(options) { PREFIX_JOBMET } else { PREFIX_COLMET };
     let prefix = options.word("index_prefix").unwrap_or(default).to_owned();
-    let rotation = options.word("rotate").map(Rotation::from_name).unwrap_or_default();
+    let rotation = Rotation::from_name(options.word("rotate").unwrap_or(ROTATE));
     let template = format!("met-{}", prefix.trim_end_matches(|last| "_-.".contains(last)));
     let maker = match is_jobmet(options) {
         true => Maker::Catalogue(Catalogue {

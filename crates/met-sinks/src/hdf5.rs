@@ -13,7 +13,6 @@ mod unsaved;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use met_core::units::parse_duration;
 use met_wire::colmet::Record;
 
 use crate::colmet_records::{self, Chosen, Gatherer};
@@ -24,6 +23,8 @@ use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption
 use tables::Tables;
 
 const BACKENDS: &str = "all";
+/// Compression of new tables: none.
+const LEVEL: &str = "0";
 const FLUSH: &str = "60s";
 const ENDING: &str = ".hdf5";
 /// Between attempts to open the file again.
@@ -48,7 +49,7 @@ pub static SPEC: SinkSpec = SinkSpec {
         SinkOption {
             name: "level",
             values: "0 to 9",
-            default: "0",
+            default: LEVEL,
             many: false,
             help: "compression of new tables: shuffle and deflate; 0: none",
             check: |value, _| one_of(value, &["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]),
@@ -82,8 +83,7 @@ fn open(options: &Options) -> Opened {
     let syncs = options.word("sync") != Some("no");
     let naming = Naming { path: PathBuf::from(path), level: level(options), past_cache: syncs };
     let file = naming.open()?;
-    let flush_every =
-        parse_duration(options.word("flush").unwrap_or(FLUSH)).unwrap_or(Duration::from_secs(60));
+    let flush_every = options.duration("flush", FLUSH);
     Ok(Box::new(Hdf5 {
         gatherer: Gatherer::new(Chosen::of(options, BACKENDS)),
         naming,
@@ -98,7 +98,7 @@ fn open(options: &Options) -> Opened {
 }
 
 fn level(options: &Options) -> u32 {
-    options.word("level").and_then(|level| level.parse().ok()).unwrap_or(0)
+    options.value("level", LEVEL, |level| level.parse().ok())
 }
 
 struct Naming {

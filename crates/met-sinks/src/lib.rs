@@ -25,6 +25,7 @@ pub mod zeromq;
 
 pub use bus::Bus;
 pub use event::Event;
+pub use otlp::CONVENTIONS as OTLP_CONVENTIONS;
 pub use sink::{Configured, Sink, SinkSpec};
 
 /// All sinks, in the order of the documentation.

@@ -24,10 +24,11 @@ use crate::forward::link::{Address, Link, private_lines};
 use crate::forward::now_ns;
 use crate::prometheus::gzip;
 use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
-use conventions::CONVENTIONS;
+pub use conventions::CONVENTIONS;
 use known_jobs::{Known, KnownJobs};
 use outgoing::{Body, Outgoing};
 
+const METRICS: &str = "usual";
 const TABLES: &str = "job, node, gpu, block, network";
 const ENDPOINT: &str = "http://127.0.0.1:4318";
 const TIMEOUT: &str = "10s";
@@ -79,7 +80,7 @@ pub static SPEC: SinkSpec = SinkSpec {
         SinkOption {
             name: "metrics",
             values: "`minimal`, `usual` or `all`",
-            default: "usual",
+            default: METRICS,
             many: false,
             help: "which columns, as `http.metrics`; those with a name in the semantic conventions are always sent",
             check: |value, _| one_of(value, Selection::NAMES),
@@ -194,7 +195,7 @@ impl Otlp {
             outgoing,
             interval,
             tables: options.tables(TABLES),
-            metrics: options.word("metrics").and_then(Selection::from_name).unwrap_or_default(),
+            metrics: options.value("metrics", METRICS, Selection::from_name),
             sends_users: options.word("users") != Some("no"),
             node: options.node.clone(),
             attributes,

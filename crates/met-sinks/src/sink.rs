@@ -175,16 +175,24 @@ impl Options {
         self.list(name)?.first().map(String::as_str)
     }
 
-    /// A duration; the default is one.
+    /// The given value, else the default of the option, which has this form.
+    pub(crate) fn value<T>(&self, name: &str, default: &'static str, parse: impl Fn(&str) -> Option<T>) -> T {
+        self.word(name).and_then(&parse).or_else(|| parse(default)).expect("a constant")
+    }
+
     pub(crate) fn duration(&self, name: &str, default: &'static str) -> Duration {
-        let given = self.word(name).and_then(|text| parse_duration(text).ok());
-        given.unwrap_or_else(|| parse_duration(default).expect("a constant"))
+        self.value(name, default, |text| parse_duration(text).ok())
+    }
+
+    /// A list; the default is separated by commas.
+    pub(crate) fn words(&self, name: &str, default: &'static str) -> Vec<String> {
+        let chosen = self.list(name).map(<[String]>::to_vec);
+        chosen.unwrap_or_else(|| default.split(", ").map(str::to_owned).collect())
     }
 
     /// The names of tables.
     pub(crate) fn tables(&self, default: &'static str) -> Vec<String> {
-        let chosen = self.list("tables").map(<[String]>::to_vec);
-        chosen.unwrap_or_else(|| default.split(", ").map(str::to_owned).collect())
+        self.words("tables", default)
     }
 }
 

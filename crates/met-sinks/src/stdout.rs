@@ -12,6 +12,7 @@ use crate::event::{Event, Kind};
 use crate::sink::{Interest, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
 use crate::{event_csv, event_json};
 
+const CHOSEN: &str = "started, ended, samples";
 const EVENTS: [(&str, Kind); 4] = [
     ("started", Kind::Started),
     ("ended", Kind::Ended),
@@ -37,7 +38,7 @@ pub static SPEC: SinkSpec = SinkSpec {
         SinkOption {
             name: "events",
             values: "`started`, `ended`, `interim`, `samples`",
-            default: "started, ended, samples",
+            default: CHOSEN,
             many: true,
             help: "which events to write; `interim` has the figures of running jobs, `samples` come when they are stored",
             check: |value, _| one_of(value, &EVENTS.map(|(name, _)| name)),
@@ -60,9 +61,9 @@ fn interest(options: &Options) -> Interest {
     if options.word("format") == Some(COLMET) {
         return Chosen::of(options, "all").interest();
     }
-    let chosen = options.list("events");
-    let has = |word: &str| chosen.map_or(word != "interim", |chosen| chosen.iter().any(|one| one == word));
-    let kinds = EVENTS.iter().filter(|(name, _)| has(name)).map(|(_, kind)| *kind).collect();
+    let chosen = options.words("events", CHOSEN);
+    let has = |(name, _): &&(&str, Kind)| chosen.iter().any(|one| one == name);
+    let kinds = EVENTS.iter().filter(has).map(|(_, kind)| *kind).collect();
     Interest { kinds, tables: options.list("tables").unwrap_or_default().to_vec(), within: None }
 }
 

@@ -91,6 +91,42 @@ pub fn catalogue() -> Vec<&'static Table> {
     tables
 }
 
+/// Whether a table of this name has this column. A foreign format that names columns by text asks in a constant: a
+/// misspelt name does not compile.
+pub const fn has_column(table: &str, column: &str) -> bool {
+    let mut found = names(&JOB, table, column) || names(&DETAIL, table, column);
+    let mut source = 0;
+    while source < SOURCES.len() {
+        let tables = SOURCES[source].tables;
+        let mut at = 0;
+        while at < tables.len() {
+            found |= names(tables[at], table, column);
+            at += 1;
+        }
+        source += 1;
+    }
+    found
+}
+
+const fn names(known: &Table, table: &str, column: &str) -> bool {
+    let (mut found, mut at) = (false, 0);
+    while is_same(known.name, table) && at < known.columns.len() {
+        found |= is_same(known.columns[at].name, column);
+        at += 1;
+    }
+    found
+}
+
+/// Two texts cannot be compared with `==` in a constant.
+const fn is_same(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
 /// The table that a file or another program means by this name.
 pub fn table(name: &str) -> Option<&'static Table> {
     catalogue().into_iter().find(|table| table.name == name)

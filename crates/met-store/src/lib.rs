@@ -9,6 +9,19 @@
 //! ```
 //! Supervisors write to the [`inbox`] and never open a database. One [`Writer`] imports from there. Every
 //! reader shows the database and the inbox as one.
+//!
+//! | module | purpose |
+//! | --- | --- |
+//! | `store`, `query` | the one writer; what can be read |
+//! | [`inbox`] | jobs that no database has yet |
+//! | `filter`, `paging`, `listed`, `running`, `running_pages`, `brief` | lists of jobs: filters, pages, narrow rows, running jobs in memory, packed records |
+//! | `record`, `reading`, `sums`, `check`, `salvage`, `sqlite_pages` | records as rows; checksums; damaged files |
+//! | `series`, `days`, `day`, `read_days`, `written_day`, `engine`, `promql` | series in files of days, or in a Prometheus-compatible engine |
+//! | `device`, `node`, `factors`, `reactions`, `usage` | GPUs and their jobs; series of the machine; emission factors; reactions to findings; use over time |
+//! | `retention`, `thinning` | what is removed, and what is thinned |
+//! | `sql`, `sqlite`, `postgresql`, `schema`, `backends` | one SQL for two databases; tables and their versions |
+//! | [`cluster`] | nodes, tokens and batches of a server |
+//! | `error`, `file_id`, `network` | errors by reaction; replaced files; network file systems |
 
 mod backends;
 mod brief;

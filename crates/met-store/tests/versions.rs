@@ -11,7 +11,7 @@ use met_core::gpu::card;
 use met_core::job::State;
 use met_core::job_table::{CPU, MEMORY_NEEDED};
 use met_core::reaction::ReactionKind;
-use met_core::usage::{By, Every, UsageAsk, Zone, figure};
+use met_core::usage::{By, Every, UsageAsk, figure};
 use met_store::{Filter, PageBounds, Queries, Reader, Writer};
 
 /// Databases as text: a dump can be reviewed, and only its own version's SQL is in it.
@@ -70,18 +70,7 @@ fn version_5_still_opens_with_its_tags_and_narrow_rows() {
 #[test]
 fn version_6_still_opens_with_its_sums_and_earlier_ones_get_them() {
     let cpu = |store: &Queries| -> i128 {
-        let ask = UsageAsk {
-            from_ns: 0,
-            to_ns: 2_000_000_000_000_000_000,
-            by: By::User,
-            every: Every::All,
-            zone: Zone::default(),
-            user: None,
-            account: None,
-            partition: None,
-            node: None,
-            except: Vec::new(),
-        };
+        let ask = UsageAsk::new(0, 2_000_000_000_000_000_000, By::User, Every::All);
         let ask = UsageAsk { from_ns: ask.to_ns - 300_000_000_000_000_000, ..ask };
         let usage = met_store::usage(store, &ask, &|_| true, &[], 0).unwrap().unwrap();
         usage.lines.iter().map(|line| line.sums[figure::CPU_NS]).sum()

@@ -92,7 +92,7 @@ impl Admitted {
 
 /// What the endpoints answer from.
 pub struct Api {
-    pub query: Arc<dyn Query + Send + Sync>,
+    pub query: Arc<dyn Query>,
     pub admission: Arc<dyn Admission>,
     pub answers: Arc<Answers>,
     /// Managers that the configuration names, whose jobs are asked for by their names.
@@ -175,7 +175,7 @@ pub struct Tail {
 /// The jobs as one viewer sees them.
 pub(crate) struct Visible<'a> {
     pub(crate) viewer: &'a Viewer,
-    pub(crate) query: &'a (dyn Query + Send + Sync),
+    pub(crate) query: &'a dyn Query,
     layouts: &'a [Layout],
     pub(crate) output: Option<&'a dyn Output>,
     pub(crate) host: Option<&'a Host>,

@@ -190,7 +190,7 @@ mod tests {
     use met_core::grouping::{SumBy, SumSpan};
     use met_core::job::{JobKey, LOCAL};
     use met_core::listing::Cursor;
-    use met_core::usage::{By, Every, UsageAsk, Zone};
+    use met_core::usage::{By, Every, UsageAsk};
 
     use super::*;
     use met_core::sample;
@@ -224,18 +224,7 @@ mod tests {
                 filter: JobsFilter::default(),
                 span: SumSpan { by: SumBy::User, from_ns: 0, to_ns: 0 },
             },
-            Request::Usage(UsageAsk {
-                from_ns: 0,
-                to_ns: 1,
-                by: By::User,
-                every: Every::All,
-                zone: Zone::default(),
-                user: None,
-                account: None,
-                partition: None,
-                node: None,
-                except: Vec::new(),
-            }),
+            Request::Usage(UsageAsk::new(0, 1, By::User, Every::All)),
             Request::Annotate { key: key(), change: Default::default() },
             Request::Reactions { change: None },
             Request::Queues,

@@ -353,6 +353,7 @@ fn boot_number(boot_id: &str) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::query::DaemonQuery;
     use super::super::service::Service;
     use super::*;
 
@@ -433,7 +434,8 @@ mod tests {
         counted.set(CPU, cpu, QualityKind::LowerBound, "processes");
         counted.set(PROCESSES, processes, QualityKind::LowerBound, "processes");
         let viewer = met_query::viewer::Viewer::Everything;
-        let (page, _) = met_query::query::Query::jobs(&service, &viewer, &Default::default()).unwrap();
+        let daemon = DaemonQuery::of(&mut service);
+        let (page, _) = met_query::query::Query::jobs(&daemon, &viewer, &Default::default()).unwrap();
         let shown = &page.jobs[0].totals;
         assert_eq!((shown.get(CPU), shown.get(PROCESSES)), (Some(cpu), Some(processes)));
         service.close();

@@ -1,6 +1,7 @@
 //! The daemon as a [`Query`]: what is stored, what is not written yet, and the last known figures of running jobs. A
 //! reply waits for no tick and for no disk that is written to.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -24,7 +25,7 @@ use super::registry::is_found;
 use super::service::Service;
 use super::unflushed_samples::{self, Wanted};
 use met_query::jobs::{self, JobRef, JobsFilter};
-use met_query::live::Live;
+use met_query::live;
 use met_query::protocol::NodeStatus;
 use met_query::query::{self, PAGE_SAMPLES, Query};
 use met_query::queues;
@@ -32,37 +33,54 @@ use met_query::react;
 use met_query::sample_more::SamplesMore;
 use met_query::viewer::Viewer;
 
-impl Query for Service {
+/// The daemon as a [`Query`] for the time of one answer. Its connection to the store is of one thread, so threads that
+/// share a `DaemonQuery` take turns.
+pub(super) struct DaemonQuery<'a>(Mutex<&'a mut Service>);
+
+impl<'a> DaemonQuery<'a> {
+    pub(super) fn of(service: &'a mut Service) -> DaemonQuery<'a> {
+        DaemonQuery(Mutex::new(service))
+    }
+
+    fn service(&self) -> MutexGuard<'_, &'a mut Service> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Query for DaemonQuery<'_> {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(query::nothing()) };
+        let service = self.service();
         let stored = filter.to_store_for_reply();
-        let mut page = self.recorder.writer.page_with(&stored, |running| add_live(self, running))?;
-        let warnings = damage(self, viewer);
-        add_unwritten(self, &stored, &mut page);
+        let mut page = service.recorder.writer.page_with(&stored, |running| add_live(&service, running))?;
+        let warnings = damage(&service, viewer);
+        add_unwritten(&service, &stored, &mut page);
         if !stored.needs_figures() {
-            add_live(self, &mut page.jobs);
+            add_live(&service, &mut page.jobs);
         }
         filter.retain_states(&mut page.jobs);
         Ok((page, warnings))
     }
 
     fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page> {
-        let mut found = query::find_in(&self.recorder.writer, viewer, job)?;
-        add_unwritten_meant(self, viewer, job, &mut found);
+        let service = self.service();
+        let mut found = query::find_in(&service.recorder.writer, viewer, job)?;
+        add_unwritten_meant(&service, viewer, job, &mut found);
         let (mut jobs, next) = jobs::page_of(found, after);
-        add_live(self, &mut jobs);
+        add_live(&service, &mut jobs);
         Ok(Page { jobs, next })
     }
 
     fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
-        let store = &self.recorder.writer;
-        if !sees(self, viewer, key)? {
+        let service = self.service();
+        let store = &service.recorder.writer;
+        if !sees(&service, viewer, key)? {
             return Ok(Course::new(&JOB));
         }
         let window = after(after_ms);
         let unflushed =
-            self.registry.jobs.contains_key(key).then(|| Wanted::Job(key.clone(), &JOB, String::new()));
-        Ok(page(self, store.course_between(key, window.0, window.1)?, unflushed, window))
+            service.registry.jobs.contains_key(key).then(|| Wanted::Job(key.clone(), &JOB, String::new()));
+        Ok(page(&service, store.course_between(key, window.0, window.1)?, unflushed, window))
     }
 
     fn job_series(
@@ -73,56 +91,64 @@ impl Query for Service {
         part: &str,
         after_ms: i64,
     ) -> Result<Course> {
-        let store = &self.recorder.writer;
-        if !sees(self, viewer, key)? {
+        let service = self.service();
+        let store = &service.recorder.writer;
+        if !sees(&service, viewer, key)? {
             return Ok(Course::new(table));
         }
         let window = after(after_ms);
-        let unflushed = self.registry.jobs.contains_key(key);
+        let unflushed = service.registry.jobs.contains_key(key);
         let unflushed = unflushed.then(|| Wanted::Job(key.clone(), table, part.to_owned()));
-        Ok(page(self, store.job_series_between(key, table, part, window.0, window.1)?, unflushed, window))
+        Ok(page(&service, store.job_series_between(key, table, part, window.0, window.1)?, unflushed, window))
     }
 
     fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
-        let store = &self.recorder.writer;
-        let window = match sees(self, viewer, key)? {
-            true => held(self, key, uuid, after_ms)?,
+        let service = self.service();
+        let store = &service.recorder.writer;
+        let window = match sees(&service, viewer, key)? {
+            true => held(&service, key, uuid, after_ms)?,
             false => None,
         };
         let Some(window) = window else { return Ok(Course::new(&gpu::card::TABLE)) };
-        let unflushed = self.registry.jobs.contains_key(key).then(|| Wanted::Card(uuid.to_owned()));
-        Ok(page(self, store.device_course(uuid, window.0, window.1)?, unflushed, window))
+        let unflushed = service.registry.jobs.contains_key(key).then(|| Wanted::Card(uuid.to_owned()));
+        Ok(page(&service, store.device_course(uuid, window.0, window.1)?, unflushed, window))
     }
 
     fn memberships(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Membership>> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
-        Ok(self.recorder.writer.memberships(&filter.to_store_whole())?)
+        let service = self.service();
+        Ok(service.recorder.writer.memberships(&filter.to_store_whole())?)
     }
 
     fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
-        Ok(self.recorder.writer.sums(&filter.to_store_whole(), span)?)
+        let service = self.service();
+        Ok(service.recorder.writer.sums(&filter.to_store_whole(), span)?)
     }
 
     fn usage(&self, viewer: &Viewer, ask: &UsageAsk) -> Result<Usage> {
         let live = query::every_job(self, viewer, &query::running())?;
-        query::usage_in(&self.recorder.writer, viewer, ask, &live)
+        let service = self.service();
+        query::usage_in(&service.recorder.writer, viewer, ask, &live)
     }
 
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
-        Ok(react::seen(viewer, met_store::reactions(&self.recorder.writer)?))
+        let service = self.service();
+        Ok(react::seen(viewer, met_store::reactions(&service.recorder.writer)?))
     }
 
     fn queues(&self, viewer: &Viewer) -> Result<Vec<Queue>> {
-        Ok(queues::seen(viewer, &self.recorder.writer)?)
+        let service = self.service();
+        Ok(queues::seen(viewer, &service.recorder.writer)?)
     }
 
     /// This machine, as a server would list it.
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>> {
-        let facts = self.host.facts();
         // Also those of `met time`, which it does not sample; not those of other nodes that a scheduler named.
         let running = query::every_job(self, viewer, &query::running())?;
-        let forward = self.outputs.bus.status().into_iter().find_map(|sink| sink.forward);
+        let service = self.service();
+        let facts = service.host.facts();
+        let forward = service.outputs.bus.status().into_iter().find_map(|sink| sink.forward);
         let spool = forward
             .as_ref()
             .map(|forward| Spool { batches: forward.batches_waiting, bytes: forward.bytes_waiting });
@@ -131,8 +157,8 @@ impl Query for Service {
             spool,
             clock_offset_ns: forward.and_then(|forward| forward.clock_offset_ns),
             dropped_samples: i64::try_from(dropped).unwrap_or(i64::MAX),
-            health: self.sampling.health(),
-            now: self.sampling.machine_now(),
+            health: service.sampling.health(),
+            now: service.sampling.machine_now(),
             name: facts.hostname.clone(),
             jobs: running.iter().filter(|record| record.local.is_some()).count(),
             seen_ns: Some(jobs::now_ns()),
@@ -144,18 +170,20 @@ impl Query for Service {
     }
 
     fn node_parts(&self, since_ms: i64) -> Result<Option<Vec<NodePart>>> {
-        let mut parts = self.recorder.writer.node_parts_between(since_ms, i64::MAX)?;
-        parts.extend(self.sampling.peek_parts(since_ms));
+        let service = self.service();
+        let mut parts = service.recorder.writer.node_parts_between(since_ms, i64::MAX)?;
+        parts.extend(service.sampling.peek_parts(since_ms));
         parts.sort_unstable();
         parts.dedup();
         Ok(Some(parts))
     }
 
     fn node_course(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Course>> {
+        let service = self.service();
         let window = after(after_ms);
-        let stored = self.recorder.writer.node_course(table, part, window.0, window.1)?;
+        let stored = service.recorder.writer.node_course(table, part, window.0, window.1)?;
         let unflushed = Wanted::Part(NodePart { table: table.name.to_owned(), part: part.to_owned() });
-        Ok(Some(page(self, stored, Some(unflushed), window)))
+        Ok(Some(page(&service, stored, Some(unflushed), window)))
     }
 }
 
@@ -276,9 +304,9 @@ fn add_live(service: &Service, jobs: &mut [Record]) {
         }
         let sampled = sampling.last_known(&record.key).filter(|live| live.totals.get(CPU).is_some());
         match sampled {
-            Some(live) => jobs::overlay(record, live),
+            Some(live) => belief::overlay(record, live),
             // A job in a terminal is sampled there, and one that has just begun not yet.
-            None if is_current => jobs::overlay(record, Live::now(host, record)),
+            None if is_current => belief::overlay(record, live::now(host, record)),
             // What keeps the sampling thread would keep this one, too.
             None => {}
         }

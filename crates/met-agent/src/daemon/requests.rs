@@ -11,6 +11,7 @@ use met_core::reaction::{ReactionChange, ReactionTarget};
 
 use super::live_messages::LiveMessages;
 use super::permissions::{self, Access, Caller, Role};
+use super::query::DaemonQuery;
 use super::sampler_thread::Sampling;
 use super::service::Service;
 use super::socket::Peer;
@@ -59,7 +60,7 @@ impl Service {
     pub fn answer(&mut self, request: Request, caller: &Caller) -> Result<Reply> {
         let access = self.access(&request, caller)?;
         let peer = caller.peer;
-        let read = query::answer(self, &access.viewer(peer), &request);
+        let read = query::answer(&DaemonQuery::of(self), &access.viewer(peer), &request);
         if !self.recorder.writer.take_unreadable().is_empty() {
             self.recorder.repairs.want();
         }

@@ -316,7 +316,11 @@ impl Service {
         }
         self.leave_running(&record);
         written?;
-        self.recorder.limit_count(&self.settings.config.storage)
+        // The end is stored: jobs that could not be removed are tried again at the next end.
+        if let Err(error) = self.recorder.limit_count(&self.settings.config.storage) {
+            tracing::warn!("jobs above storage.size could not be removed: {error:#}");
+        }
+        Ok(())
     }
 
     /// The store has the end of a job, at once or after retries: the parts react.

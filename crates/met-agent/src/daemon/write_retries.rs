@@ -199,6 +199,26 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn an_end_is_stored_though_older_jobs_cannot_be_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.storage.jobs_max = Some(1);
+        let mut service = keeping_by(root.path(), config);
+        service.recorder.writer.put(&sample::full(1, "x")).unwrap();
+        let other = rusqlite::Connection::open(root.path().join("state/store.db")).unwrap();
+        let fails = "CREATE TRIGGER kept BEFORE DELETE ON job BEGIN SELECT RAISE(FAIL, 'broken'); END;";
+        other.execute_batch(fails).unwrap();
+        let end = sample::full(2, "x");
+        service.close_job(end.clone()).unwrap();
+        assert_eq!(service.recorder.writer.get(&end.key).unwrap().unwrap().state, end.state);
+
+        other.execute_batch("DROP TRIGGER kept").unwrap();
+        service.close_job(sample::full(3, "x")).unwrap();
+        assert!(service.recorder.writer.get(&end.key).unwrap().is_none(), "the next end removes them");
+        service.close();
+    }
+
+    #[test]
     fn a_refused_write_does_not_block_others() {
         let mut unwritten = Unwritten::default();
         unwritten.keep(sample::bare(1, "x"));

@@ -3,16 +3,27 @@
 use super::{Speaker, figure_rank, fill_events, fill_summaries};
 use crate::job::{Emission, EventCount, GpuUse, Record, State, Summaries, Totals, UncountedEvent};
 use crate::job_table::{CPU, PROCESSES};
+use crate::running::Running;
+use crate::sampled::{Profile, totals};
 
 /// What was read of a running job at one moment.
 #[derive(Clone, Debug, Default)]
-pub struct Sample {
+pub struct Live {
     pub totals: Totals,
     pub summaries: Summaries,
     pub gpus: Vec<GpuUse>,
     pub events: Vec<EventCount>,
     pub uncounted_events: Vec<UncountedEvent>,
     pub emission: Option<Emission>,
+    /// The time of the sample that these are of, in unix nanoseconds; `None` if they were read just now.
+    pub as_of_ns: Option<i64>,
+}
+
+impl Live {
+    pub fn of(running: &Running, profile: Profile) -> Live {
+        let as_of_ns = running.counted_until_ms().map(|time_ms| time_ms.saturating_mul(1_000_000));
+        Live { totals: totals(running, profile), summaries: running.summaries(), as_of_ns, ..Live::default() }
+    }
 }
 
 /// Who is first where a record and a sample have the same figure.
@@ -40,7 +51,7 @@ impl First {
 }
 
 /// Adds a sample to the record of a job: over what was stored of it while it ran, and below the figures of its end.
-pub fn add_sample(record: &mut Record, mut sample: Sample) {
+pub fn add_sample(record: &mut Record, mut sample: Live) {
     let first = First::of(record);
     let (mut totals, others) = first.order(std::mem::take(&mut record.totals), sample.totals);
     totals.fill_from(&others);
@@ -58,6 +69,12 @@ pub fn add_sample(record: &mut Record, mut sample: Sample) {
         record.gpus = sample.gpus;
     }
     record.emission = sample.emission.or(record.emission.take());
+}
+
+/// The same for a job that is shown: its figures are of the time of the sample.
+pub fn overlay(record: &mut Record, live: Live) {
+    record.as_of_ns = live.as_of_ns;
+    add_sample(record, live);
 }
 
 /// The registry of the job's daemon has it: it is not lost, whatever became of its cgroup, and its figures are newer
@@ -91,7 +108,7 @@ mod tests {
     use crate::job::QualityKind;
     use crate::sample::bare;
 
-    fn totals(cpu: Option<i64>, processes: Option<i64>) -> Totals {
+    fn figures(cpu: Option<i64>, processes: Option<i64>) -> Totals {
         let mut totals = Totals::default();
         for (column, value) in [(CPU, cpu), (PROCESSES, processes)] {
             if let Some(value) = value {
@@ -106,7 +123,7 @@ mod tests {
         for (state, then) in [(State::Lost, State::Running), (State::Suspended, State::Suspended)] {
             let mut record = bare(1, "train");
             record.state = state;
-            add_registered(&mut record, &totals(Some(3), None));
+            add_registered(&mut record, &figures(Some(3), None));
             assert_eq!((record.state, record.totals.get(CPU)), (then, Some(3)));
         }
     }
@@ -114,10 +131,10 @@ mod tests {
     #[test]
     fn cpu_time_of_the_registry_is_of_now() {
         let mut record = bare(1, "train");
-        (record.totals, record.as_of_ns) = (totals(Some(5), Some(2)), Some(7));
-        raise_to_registered(&mut record, &totals(Some(5), Some(3)));
+        (record.totals, record.as_of_ns) = (figures(Some(5), Some(2)), Some(7));
+        raise_to_registered(&mut record, &figures(Some(5), Some(3)));
         assert_eq!((record.totals.get(PROCESSES), record.as_of_ns), (Some(3), Some(7)));
-        raise_to_registered(&mut record, &totals(Some(6), None));
+        raise_to_registered(&mut record, &figures(Some(6), None));
         assert_eq!((record.totals.get(CPU), record.as_of_ns), (Some(6), None));
     }
 
@@ -128,10 +145,10 @@ mod tests {
         ) {
             let raised = |one, other| {
                 let mut record = bare(1, "train");
-                record.totals = totals(one, one);
-                raise_to_registered(&mut record, &totals(other, other));
+                record.totals = figures(one, one);
+                raise_to_registered(&mut record, &figures(other, other));
                 let once = record.totals.clone();
-                raise_to_registered(&mut record, &totals(other, other));
+                raise_to_registered(&mut record, &figures(other, other));
                 (record.totals == once).then_some([once.get(CPU), once.get(PROCESSES)])
             };
             prop_assert_eq!(raised(sampled, registered), Some([sampled.max(registered); 2]));

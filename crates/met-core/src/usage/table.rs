@@ -77,6 +77,22 @@ pub const EXCEPT_MAX: usize = 2_000;
 const SPAN_MAX_NS: i64 = 3_660 * 86_400_000_000_000;
 
 impl UsageAsk {
+    /// Everything of a time, with days of UTC.
+    pub fn new(from_ns: i64, to_ns: i64, by: By, every: Every) -> UsageAsk {
+        UsageAsk {
+            from_ns,
+            to_ns,
+            by,
+            every,
+            zone: Zone::default(),
+            user: None,
+            account: None,
+            partition: None,
+            node: None,
+            except: Vec::new(),
+        }
+    }
+
     /// Why it cannot be answered.
     pub fn problem(&self) -> Option<&'static str> {
         let length = self.to_ns.checked_sub(self.from_ns);

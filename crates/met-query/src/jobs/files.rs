@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use met_core::annotation::{Annotation, AnnotationChange};
+use met_core::belief;
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
@@ -17,11 +18,11 @@ use met_core::{JOB, Table, gpu};
 use met_host::{Host, users};
 use met_store::{NodePart, Page, Reader, StoreError, Writer};
 
-use super::liveness::{overlay, settle_or_end};
+use super::liveness::settle_or_end;
 use super::{JobRef, JobsFilter, Remote, Source, card_course, now_ns, page_of};
 use crate::annotate::no_such_job;
 use crate::client::{Client, Unreachable};
-use crate::live::Live;
+use crate::live;
 use crate::protocol::NodeStatus;
 use crate::query::{Query, every_job, find_in, nothing, running, sees, usage_in};
 use crate::queues;
@@ -106,8 +107,8 @@ impl FromFiles {
         for record in jobs.iter_mut().filter(|record| record.state.is_live()) {
             settle_or_end(&self.host, store, record);
             if record.state.is_live() {
-                let live = Live::now(&self.host, record);
-                overlay(record, live);
+                let live = live::now(&self.host, record);
+                belief::overlay(record, live);
             }
         }
         jobs

@@ -110,7 +110,7 @@ mod tests {
     use met_core::listing::Cursor;
     use met_core::reaction::ReactionChange;
     use met_core::series::Course;
-    use met_core::usage::{By, Every, Zone, figure};
+    use met_core::usage::{By, Every, figure};
     use met_store::inbox::JobDir;
     use met_store::{Page, Reader, Writer};
 
@@ -197,18 +197,7 @@ mod tests {
     }
 
     fn ask(by: By) -> UsageAsk {
-        UsageAsk {
-            from_ns: now_ns() - 24 * HOUR_NS,
-            to_ns: now_ns(),
-            by,
-            every: Every::All,
-            zone: Zone::default(),
-            user: None,
-            account: None,
-            partition: None,
-            node: None,
-            except: Vec::new(),
-        }
+        UsageAsk::new(now_ns() - 24 * HOUR_NS, now_ns(), by, Every::All)
     }
 
     /// Jobs and seconds of CPU time by all ways to sum them.

@@ -1,12 +1,9 @@
 //! What became of a job that its last record calls running.
 
-use met_core::belief::{self, Sample};
 use met_core::job::{CgroupPaths, Local, Origin, ProcessId, Record, State};
 use met_host::{Host, Liveness, parse};
 use met_jobs::job_cgroup;
 use met_store::Queries;
-
-use crate::live::Live;
 
 /// A job without a supervisor is lost, whatever its last record says.
 pub fn settle(host: &Host, record: &mut Record) {
@@ -87,14 +84,6 @@ pub fn remove_empty_cgroups(host: &Host, jobs: &[Record]) -> Vec<CgroupPaths> {
     let over = jobs.iter().filter(|record| !record.state.is_live());
     let cgroups = over.filter_map(|record| record.local.as_ref()).filter(is_ours).map(|local| &local.cgroup);
     cgroups.filter(|cgroup| !job_cgroup::remove(cgroup)).cloned().collect()
-}
-
-/// Adds what is known of a running job to its record.
-pub fn overlay(record: &mut Record, live: Live) {
-    let Live { totals, summaries, gpus, events, uncounted_events, emission, as_of_ns } = live;
-    record.as_of_ns = as_of_ns;
-    let sample = Sample { totals, summaries, gpus, events, uncounted_events, emission };
-    belief::add_sample(record, sample);
 }
 
 #[cfg(test)]

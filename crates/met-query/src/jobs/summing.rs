@@ -79,7 +79,7 @@ fn samples(course: &Course) -> impl Iterator<Item = MachineSample> + '_ {
 
 #[cfg(test)]
 mod tests {
-    use met_core::usage::{By, Every, UsageAsk, Zone, machine_figure};
+    use met_core::usage::{By, Every, UsageAsk, machine_figure};
 
     use super::*;
 
@@ -111,18 +111,7 @@ mod tests {
         let now_ms = begin_ms + 60 * 3_600_000;
         while sum_machine(&mut writer, "n1", "", now_ms).unwrap() {}
         assert!(!sum_machine(&mut writer, "n1", "", now_ms).unwrap());
-        let ask = UsageAsk {
-            from_ns: begin_ms * 1_000_000,
-            to_ns: now_ms * 1_000_000,
-            by: By::Node,
-            every: Every::All,
-            zone: Zone::default(),
-            user: None,
-            account: None,
-            partition: None,
-            node: None,
-            except: Vec::new(),
-        };
+        let ask = UsageAsk::new(begin_ms * 1_000_000, now_ms * 1_000_000, By::Node, Every::All);
         let usage = met_store::usage(&writer, &ask, &|_| true, &[], now_ms * 1_000_000).unwrap().unwrap();
         let sums = usage.machines[0].sums;
         expected[0] = (60 * 60 - 1) * 60_000;

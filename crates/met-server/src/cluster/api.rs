@@ -56,7 +56,7 @@ pub struct Api {
     pub keeper: Keeper,
     people: Arc<People>,
     admission: Arc<dyn Admission>,
-    query: Arc<dyn Query + Send + Sync>,
+    query: Arc<dyn Query>,
     samples_more: Arc<dyn SamplesMore + Send + Sync>,
     room: Room,
     answers: Arc<Answers>,
@@ -65,7 +65,7 @@ pub struct Api {
 
 impl Api {
     /// `admission` finds out who asks; nodes are known by `people`.
-    pub fn new<Q: Query + SamplesMore + Send + Sync + 'static>(
+    pub fn new<Q: Query + SamplesMore + 'static>(
         keeper: Keeper,
         people: Arc<People>,
         admission: Arc<dyn Admission>,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use met_core::belief;
+use met_core::belief::{self, Live};
 use met_core::job::{Emission, JobKey, QualityKind, Record, Summaries, Summary, Totals};
 use met_core::job_table::{
     GPU_MEMORY, GPU_MEMORY_PEAK, GPU_UTILIZATION, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, PROCESSES_PEAK,
@@ -221,8 +221,7 @@ impl Latest {
         let samples: Vec<&Sample> = keys.iter().filter_map(|key| inner.jobs.get(key)).collect();
         let all = 0..JOB.columns.len();
         let totals = totals(&samples, all, |column| known_by_all(&samples, column));
-        record.as_of_ns = mean_time_ns(&samples);
-        let mut last = belief::Sample { totals, ..Default::default() };
+        let mut last = Live { totals, as_of_ns: mean_time_ns(&samples), ..Live::default() };
         let totals: Vec<&LiveTotals> = samples.iter().filter_map(|sample| sample.totals.as_deref()).collect();
         if !totals.is_empty() && totals.len() == keys.len() {
             if let [one] = totals[..] {
@@ -231,7 +230,7 @@ impl Latest {
             last.summaries = summaries_together(&totals);
             last.emission = totals.iter().find_map(|totals| totals.emission.clone());
         }
-        belief::add_sample(record, last);
+        belief::overlay(record, last);
     }
 
     /// The figures of them that lists are filtered and sorted by.
@@ -259,7 +258,7 @@ impl Latest {
         let inner = self.lock();
         let samples: Vec<&Sample> = inner.jobs.get(key).into_iter().collect();
         let totals = totals(&samples, columns, |_| (QualityKind::LowerBound, Cow::Borrowed(LAST_SAMPLE)));
-        belief::add_sample(record, belief::Sample { totals, ..Default::default() });
+        belief::add_sample(record, Live { totals, ..Live::default() });
     }
 }
 

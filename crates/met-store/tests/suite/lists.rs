@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use met_core::MISSING;
 use met_core::annotation::{Annotation, AnnotationChange};
-use met_core::belief::{Sample, add_sample};
+use met_core::belief::{Live, add_sample};
 use met_core::conditions::{Conditions, OnNodes};
 use met_core::grouping::{self, SumBy, SumSpan};
 use met_core::job::{GpuUse, JobKey, Part, QualityKind, Record, State, Summary};
@@ -262,11 +262,11 @@ pub fn a_list_by_a_growing_figure_ends_and_shows_each_job_once(place: &Place) {
 
 /// Figures that samples have of some jobs.
 #[derive(Default)]
-struct Samples(HashMap<JobKey, Sample>);
+struct Samples(HashMap<JobKey, Live>);
 
 impl Samples {
     fn learn(&mut self, dice: &mut Dice, key: &JobKey) {
-        let mut sample = Sample::default();
+        let mut sample = Live::default();
         for column in FIGURES {
             if dice.below(3) > 0 {
                 sample.totals.set(
@@ -308,7 +308,7 @@ impl LiveJobs for Samples {
         let known = self.0.get(&parts[0]);
         let (totals, summaries) =
             known.map(|sample| (sample.totals.clone(), sample.summaries.clone())).unwrap_or_default();
-        add_sample(record, Sample { totals, summaries, ..Sample::default() });
+        add_sample(record, Live { totals, summaries, ..Live::default() });
     }
 }
 

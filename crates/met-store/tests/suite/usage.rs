@@ -4,24 +4,18 @@ use std::time::{Duration, Instant};
 
 use met_core::job::{QualityKind, Record, State};
 use met_core::job_table::{CPU, ENERGY};
-use met_core::usage::{By, Every, GroupRef, Usage, UsageAsk, Zone, figure};
+use met_core::usage::{By, Every, GroupRef, Usage, UsageAsk, figure};
 use met_store::{Queries, Retention, Writer};
 
 use super::{DAY_S, Place, SECOND_NS, finished, running};
 
 fn ask(place: &Place, by: By) -> UsageAsk {
-    UsageAsk {
-        from_ns: (place.start_s - DAY_S) * SECOND_NS,
-        to_ns: (place.start_s + 20 * DAY_S) * SECOND_NS,
+    UsageAsk::new(
+        (place.start_s - DAY_S) * SECOND_NS,
+        (place.start_s + 20 * DAY_S) * SECOND_NS,
         by,
-        every: Every::Day,
-        zone: Zone::default(),
-        user: None,
-        account: None,
-        partition: None,
-        node: None,
-        except: Vec::new(),
-    }
+        Every::Day,
+    )
 }
 
 fn usage(place: &Place, store: &Queries, by: By) -> Usage {

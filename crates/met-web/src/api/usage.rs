@@ -52,17 +52,15 @@ pub fn ask(given: &Given, usual_zone: &TimeZone) -> Result<UsageAsk, Problem> {
             Problem::field("zone", format!("{name:?} is not a known time zone; write Europe/Berlin"))
         })?,
     };
+    let by = given.text("by").and_then(|by| By::parse(&by)).unwrap_or(By::User);
+    let every = given.text("every").and_then(|every| Every::parse(&every)).unwrap_or(Every::All);
     let ask = UsageAsk {
-        from_ns,
-        to_ns,
-        by: given.text("by").and_then(|by| By::parse(&by)).unwrap_or(By::User),
-        every: given.text("every").and_then(|every| Every::parse(&every)).unwrap_or(Every::All),
         zone: usage::zone(&zone, from_ns, to_ns),
         user: given.text("user"),
         account: given.text("account"),
         partition: given.text("partition"),
         node: given.text("node"),
-        except: Vec::new(),
+        ..UsageAsk::new(from_ns, to_ns, by, every)
     };
     match ask.problem() {
         Some(problem) => Err(Problem::asked(problem)),

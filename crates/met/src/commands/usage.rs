@@ -81,16 +81,12 @@ fn ask(setting: &Setting, args: &UsageArgs, now_ns: i64) -> Result<UsageAsk> {
         }
     };
     Ok(UsageAsk {
-        from_ns,
-        to_ns,
-        by,
-        every,
         zone: usage::zone(&zone, from_ns, to_ns),
         user: args.user.as_deref().map(|user| user_name(setting, user)),
         account: args.account.clone(),
         partition: args.partition.clone(),
         node: args.node.clone(),
-        except: Vec::new(),
+        ..UsageAsk::new(from_ns, to_ns, by, every)
     })
 }
 

@@ -226,7 +226,7 @@ fn notes(report: &Report, ask: &UsageAsk, style: &Style) -> String {
 #[cfg(test)]
 mod tests {
     use expect_test::expect;
-    use met_core::usage::{FIGURES, Period, Usage, UsageLine, Zone, figure, machine_figure};
+    use met_core::usage::{FIGURES, Period, Usage, UsageLine, figure, machine_figure};
 
     use super::*;
     use met_insight::usage::report;
@@ -234,18 +234,7 @@ mod tests {
     const HOUR_NS: i64 = 3_600_000_000_000;
 
     fn ask(by: By, every: Every) -> UsageAsk {
-        UsageAsk {
-            from_ns: 0,
-            to_ns: 14 * 24 * HOUR_NS,
-            by,
-            every,
-            zone: Zone::default(),
-            user: None,
-            account: None,
-            partition: None,
-            node: None,
-            except: Vec::new(),
-        }
+        UsageAsk::new(0, 14 * 24 * HOUR_NS, by, every)
     }
 
     fn drawn(ask: &UsageAsk, usage: &Usage, width: usize) -> String {
