@@ -8,7 +8,7 @@ use met_core::{
     job_table,
 };
 use met_host::cgroup::{CgroupDirs, Hierarchies, Kind};
-use met_host::{Budget, CgroupTarget, Dir, Host, KeptFile, Look, Share, Targets, parse};
+use met_host::{Budget, CgroupTarget, Dir, Host, KeptFile, Look, Share, Targets, clock, parse};
 
 use crate::node::pressure_ns;
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, is_gone};
@@ -72,10 +72,14 @@ struct Cgroups {
     known: FastMap<u64, Entry>,
     generation: u64,
     buffer: Vec<u8>,
+    /// When this reading began.
+    now_ns: i64,
 }
 
 struct Entry {
     files: Vec<File>,
+    /// Opened while the job is read more often than its memory in full.
+    charged: Option<Charged>,
     seen: u64,
     last: Last,
 }
@@ -87,6 +91,8 @@ struct Last {
     /// With what is read at slow ticks only.
     is_whole: bool,
     skipped: u32,
+    /// When its memory was last read in full.
+    memory_ns: i64,
 }
 
 /// So often the rest is not read, then once in any case: tasks that wait for a device use no CPU time, and pressure
@@ -99,6 +105,12 @@ pub const QUIET_NS: i64 = 2_000_000;
 
 /// The same for jobs that are read every second, whose memory is known more exactly: a megabyte or two.
 const QUIET_OFTEN_NS: i64 = 200_000;
+
+/// Needed memory is known as exactly as this, or as a 64th of it, between two readings in full.
+const SAME_BYTES: i64 = 2 << 20;
+
+/// After this time the memory of a job is read in full in any case: every ten seconds, with ticks that come early.
+const MEMORY_EVERY_NS: i64 = 9_500_000_000;
 
 /// Whether a job whose CPU time was `then_ns` when it was last read has hardly run since.
 pub fn is_quiet(then_ns: i64, now_ns: i64) -> bool {
@@ -127,6 +139,25 @@ impl Last {
         true
     }
 
+    /// Whether what is charged to it now is the memory that it needed when that was last read. Then that completes `cells`.
+    ///
+    /// It cannot need more than is charged, so growth is never missed: not even where page cache makes room for it and the
+    /// sum stays at a limit.
+    fn repeat_memory(&self, charged_bytes: i64, now_ns: i64, cells: &mut [i64]) -> bool {
+        let needed = self.cells.get(MEMORY_NEEDED).copied().unwrap_or(MISSING);
+        let is_same = |needed: i64| (charged_bytes - needed).abs() <= SAME_BYTES.max(needed / 64);
+        if [needed, charged_bytes].contains(&MISSING)
+            || !is_same(needed)
+            || now_ns - self.memory_ns >= MEMORY_EVERY_NS
+        {
+            return false;
+        }
+        for column in [MEMORY_NEEDED, MEMORY_SHARED, MEMORY_CACHE] {
+            cells[column] = self.cells[column];
+        }
+        true
+    }
+
     fn keep(&mut self, cells: &[i64], is_whole: bool) {
         // Nothing ran at all: what was read with it before is of now, too.
         if !is_whole && self.cells.get(CPU) == Some(&cells[CPU]) {
@@ -147,6 +178,29 @@ struct File {
     format: &'static Format,
 }
 
+/// The file that says how much memory is charged to a cgroup: a short one, where that of its parts has dozens of lines.
+struct Charged {
+    kept: KeptFile,
+    dir: fn(&CgroupDirs) -> Option<&Dir>,
+    name: &'static [u8],
+}
+
+impl Charged {
+    fn open(dirs: &CgroupDirs, budget: &Arc<Budget>) -> Option<Charged> {
+        type Place = (fn(&CgroupDirs) -> Option<&Dir>, &'static [u8]);
+        let places: [Place; 2] = [(unified, b"memory.current"), (memory, b"memory.usage_in_bytes")];
+        places.into_iter().find_map(|(dir, name)| {
+            let kept = dir(dirs)?.open_kept(name, budget, Share::First).ok()?;
+            Some(Charged { kept, dir, name })
+        })
+    }
+
+    fn read(&self, dirs: &CgroupDirs, buffer: &mut Vec<u8>) -> i64 {
+        let is_read = (self.dir)(dirs).is_some_and(|dir| self.kept.read(dir, self.name, buffer).is_ok());
+        if is_read { parse::cell(buffer.trim_ascii()) } else { MISSING }
+    }
+}
+
 /// A file that a cgroup may have: where, how often it is read, and which cells it fills.
 struct Format {
     dir: fn(&CgroupDirs) -> Option<&Dir>,
@@ -161,6 +215,8 @@ struct Format {
 enum FilePace {
     /// Always.
     Quick,
+    /// The same, unless the memory that is charged shows that it would say what it said.
+    Memory,
     /// At slow ticks, and with the little that is read of every job.
     Slowly,
     /// At slow ticks only.
@@ -204,8 +260,8 @@ static ALTERNATIVES: &[&[&[Format]]] = &[
         ],
     ],
     &[
-        &[Format { dir: unified, name: "memory.stat", pace: FilePace::Quick, fill: fill_memory_v2 }],
-        &[Format { dir: memory, name: "memory.stat", pace: FilePace::Quick, fill: fill_memory_v1 }],
+        &[Format { dir: unified, name: "memory.stat", pace: FilePace::Memory, fill: fill_memory_v2 }],
+        &[Format { dir: memory, name: "memory.stat", pace: FilePace::Memory, fill: fill_memory_v1 }],
     ],
     &[
         &[Format { dir: unified, name: "memory.peak", pace: FilePace::Slowly, fill: fill_peak }],
@@ -255,6 +311,7 @@ fn open(host: &Host, _: &Options) -> Opened {
         known: FastMap::default(),
         generation: 0,
         buffer: Vec::new(),
+        now_ns: 0,
     }))
 }
 
@@ -262,6 +319,7 @@ impl Source for Cgroups {
     fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
         let [batch] = out else { return Ok(()) };
         self.generation += 1;
+        self.now_ns = clock::boottime_ns();
         let mut first_error = None;
         let mut unparsed = std::mem::take(&mut batch.unparsed);
         for target in &targets.cgroups {
@@ -310,16 +368,31 @@ impl Cgroups {
         // What is read at every tenth tick only is not left out for longer.
         let mut may_skip = target.look != Look::Usual || !is_whole;
         let quiet_ns = if target.look == Look::Usual { QUIET_OFTEN_NS } else { QUIET_NS };
-        for (index, File { kept, format }) in entry.files.iter().enumerate() {
+        let may_repeat_memory = target.look == Look::Usual && !is_whole;
+        let Entry { files, charged, last, .. } = entry;
+        if target.look != Look::Usual {
+            *charged = None;
+        }
+        for (index, File { kept, format }) in files.iter().enumerate() {
             let is_due = match format.pace {
-                FilePace::Quick => true,
+                FilePace::Quick | FilePace::Memory => true,
                 FilePace::Slowly => is_whole || target.look == Look::Cheap,
                 FilePace::Slow => is_whole,
             };
             let Some(dir) = (format.dir)(dirs).filter(|_| is_due) else { continue };
             // The first one has the CPU time.
-            if index > 0 && std::mem::take(&mut may_skip) && entry.last.complete(cells, is_whole, quiet_ns) {
+            if index > 0 && std::mem::take(&mut may_skip) && last.complete(cells, is_whole, quiet_ns) {
                 return None;
+            }
+            if format.pace == FilePace::Memory {
+                if may_repeat_memory {
+                    *charged = charged.take().or_else(|| Charged::open(dirs, &self.budget));
+                    let now = charged.as_ref().map_or(MISSING, |file| file.read(dirs, &mut self.buffer));
+                    if last.repeat_memory(now, self.now_ns, cells) {
+                        continue;
+                    }
+                }
+                last.memory_ns = self.now_ns;
             }
             let path = || format!("{} of cgroup {}", format.name, dirs.id);
             match kept.read(dir, format.name.as_bytes(), &mut self.buffer) {
@@ -337,8 +410,8 @@ impl Cgroups {
             }
         }
         match first_error.is_none() {
-            true => entry.last.keep(cells, is_whole),
-            false => entry.last.cells.clear(),
+            true => last.keep(cells, is_whole),
+            false => last.cells.clear(),
         }
         first_error
     }
@@ -353,7 +426,7 @@ fn open_files(dirs: &CgroupDirs, budget: &Arc<Budget>) -> Entry {
     let open_group = |group: &'static [Format]| group.iter().map(open_one).collect::<Option<Vec<_>>>();
     let first_of = |groups: &'static [&'static [Format]]| groups.iter().copied().find_map(open_group);
     let files = ALTERNATIVES.iter().copied().filter_map(first_of).flatten().collect();
-    Entry { files, seen: 0, last: Last::default() }
+    Entry { files, charged: None, seen: 0, last: Last::default() }
 }
 
 fn fill_cpu_v2(text: &[u8], _: Pass, cells: &mut [i64]) -> bool {
@@ -711,6 +784,57 @@ mod tests {
         assert_eq!(memory_after(1_000_300, 3, &FAST), 3, "small steps add up");
         assert_eq!(memory_after(1_000_300, 4, &SLOW), 4);
         assert_eq!(memory_after(1_000_300, 5, &FAST), 4);
+    }
+
+    #[test]
+    fn the_memory_of_a_cgroup_that_runs_is_read_in_full_if_what_is_charged_differs_from_what_it_needed() {
+        const MIB: i64 = 1 << 20;
+        let mut machine = v2();
+        machine.targets.cgroups.truncate(1);
+        let folder = machine.path("/sys/fs/cgroup/met/job-1");
+        let mut source =
+            (SPEC.open)(&machine.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
+        let (mut batches, mut cpu_us) = ([Batch::new(&TABLE)], 0);
+        let mut needed_by = |tick: &TickInfo, needed: i64, cache: i64| {
+            cpu_us += 1_000_000;
+            let write = |name: &str, text: String| std::fs::write(folder.join(name), text).unwrap();
+            write("cpu.stat", format!("usage_usec {cpu_us}\n"));
+            write("memory.stat", format!("anon {needed}\nfile {cache}\nshmem 0\npgfault {cpu_us}\n"));
+            write("memory.current", format!("{}\n", needed + cache));
+            batches[0].clear();
+            source.read(&machine.targets, tick, &mut batches).unwrap();
+            let (_, cells) = batches[0].rows().next().unwrap();
+            assert_eq!(cells[CPU], cpu_us * 1000, "this is always read");
+            // A counter is not repeated: it would seem to have stood still.
+            assert!([MISSING, cpu_us].contains(&cells[PAGE_FAULTS]));
+            [cells[MEMORY_NEEDED], cells[MEMORY_CACHE]]
+        };
+        assert_eq!(needed_by(&FAST, 100 * MIB, 0), [100 * MIB, 0]);
+        assert_eq!(needed_by(&FAST, 101 * MIB, 5), [100 * MIB, 0], "hardly any more");
+        assert_eq!(needed_by(&FAST, 103 * MIB, 0), [103 * MIB, 0], "small steps add up");
+        assert_eq!(needed_by(&FAST, 200 * MIB, 0), [200 * MIB, 0], "it grows");
+        assert_eq!(needed_by(&FAST, 20 * MIB, 0), [20 * MIB, 0], "it shrinks");
+        assert_eq!(needed_by(&FAST, 20 * MIB, 60 * MIB), [20 * MIB, 60 * MIB]);
+        let at_its_limit = needed_by(&FAST, 50 * MIB, 30 * MIB);
+        assert_eq!(at_its_limit, [50 * MIB, 30 * MIB], "page cache made room for it");
+        assert_eq!(needed_by(&FAST, 8000 * MIB, 0), [8000 * MIB, 0]);
+        assert_eq!(needed_by(&FAST, 8100 * MIB, 0), [8000 * MIB, 0], "of a large one more is little");
+        assert_eq!(needed_by(&SLOW, 8001 * MIB, 0), [8001 * MIB, 0], "read in any case");
+    }
+
+    #[test]
+    fn memory_is_read_in_full_every_ten_seconds_and_where_nothing_says_what_is_charged() {
+        let mut last = Last::default();
+        let mut cells = vec![MISSING; COLUMNS.len()];
+        assert!(!last.repeat_memory(7, 0, &mut cells), "never read");
+        (cells[MEMORY_NEEDED], cells[MEMORY_CACHE]) = (7, 1);
+        last.keep(&cells, false);
+        assert!(last.repeat_memory(8, MEMORY_EVERY_NS - 1, &mut cells));
+        assert!(!last.repeat_memory(8, MEMORY_EVERY_NS, &mut cells));
+        assert!(!last.repeat_memory(MISSING, 1, &mut cells));
+        (cells[CPU], cells[MEMORY_NEEDED]) = (5, MISSING);
+        last.keep(&cells, false);
+        assert!(!last.repeat_memory(8, 1, &mut cells));
     }
 
     #[test]
