@@ -110,7 +110,8 @@ impl Fold {
             self.slots.insert(slot, index);
             out.push(Subject::Job(slot));
         }
-        for batch in batches {
+        // Most ticks read few of the sources.
+        for batch in batches.iter().filter(|batch| !batch.is_empty()) {
             let feeds = self.feeds_of(batch.table);
             // What is about the machine feeds no job.
             if self.feeds[feeds].1.is_empty() {

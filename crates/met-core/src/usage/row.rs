@@ -2,6 +2,7 @@
 
 use super::{Amounts, BUCKETS_PER_DAY, FIGURES};
 use crate::bounds::checksum;
+use crate::varint::{put, take, unzigzag, zigzag};
 
 /// The buckets of one UTC day of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,33 +128,4 @@ pub fn decode_entries(mut bytes: &[u8]) -> Option<Vec<Entry>> {
         entries.push(Entry { kind, group, day, row: row.to_vec() });
     }
     bytes.is_empty().then_some(entries)
-}
-
-fn zigzag(value: i64) -> u64 {
-    ((value << 1) ^ (value >> 63)) as u64
-}
-
-fn unzigzag(value: u64) -> i64 {
-    (value >> 1) as i64 ^ -((value & 1) as i64)
-}
-
-fn put(bytes: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        bytes.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    bytes.push(value as u8);
-}
-
-fn take(bytes: &mut &[u8]) -> Option<u64> {
-    let mut value = 0u64;
-    for shift in (0..64).step_by(7) {
-        let (&byte, rest) = bytes.split_first()?;
-        *bytes = rest;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
-            return Some(value);
-        }
-    }
-    None
 }
