@@ -243,6 +243,10 @@ def more_jobs_than_descriptors_lose_no_job(world, system):
     eventually(lambda: exits() == {3: MANY_JOBS}, lambda: f"jobs by exit code: {exits()}")
     # A supervisor that found no free connection reports the end a little later.
     eventually(lambda: not cgroups_left(), "the daemon removes their cgroups without any request")
+    if not system:
+        # The end that a supervisor left is there until the daemon has found that it is gone.
+        log = open(os.path.join(user.store_folder(), "daemon.log")).read()
+        check("supervisor was killed" not in log, f"the daemon says: {log[-500:]}")
 
 
 @test
